@@ -1,9 +1,9 @@
 //! The cost of each step, compared with a minimum and with peers, as ratios in one run.
 //!
 //! `cargo bench --bench costs [-- part...]` starts a Redis server of its own. The parts are
-//! `followers`, `hits`, `many`, `rebuild`, `locks` and `wake`. Everything is measured from
-//! spawned tasks. In `block_on` on a multi-threaded runtime, each round trip costs about three
-//! times as much.
+//! `followers`, `local`, `tier`, `hits`, `many`, `batches`, `rebuild`, `locks` and `wake`.
+//! Everything is measured from spawned tasks. In `block_on` on a multi-threaded runtime, each round
+//! trip costs about three times as much.
 //!
 //! The contenders of a row take many short turns, and each figure is the mean of all. On two cores
 //! a round trip takes about 30 us if client and server share a core, and about 130 us if they do
@@ -13,20 +13,24 @@
 
 use std::{
     future::Future,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use bellwether::{
     BoxError, Cache, Locks, MemoryBackend, RedisBackend,
-    backend::{Change, Claim, Claimed, Entry, Leases, Mode, Store},
-    cache::Raw,
+    backend::{Change, Claim, Claimed, Entry, Mode, Store},
+    cache::{Batch, LocalTier, Raw},
     key::{Family, Key, Name, Namespace},
 };
 use bytes::Bytes;
 use cpu_time::ProcessTime;
+use futures_util::future::join_all;
 use redis::{Script, aio::MultiplexedConnection};
-use testkit::RedisServer;
+use testkit::{RedisServer, proxy::Proxy};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -34,6 +38,7 @@ use tokio::{
 };
 
 const ROUNDS: usize = 61;
+const LONG: Duration = Duration::from_secs(3600);
 
 /// Measures the mean time of a block over many runs. It is a macro, because the future of a closure
 /// could not be spawned.
@@ -61,12 +66,21 @@ async fn all() {
     if is_wanted("followers") {
         followers().await;
     }
+    if is_wanted("local") {
+        local_hits().await;
+    }
     let server = RedisServer::start().await;
+    if is_wanted("tier") {
+        tier(&server).await;
+    }
     if is_wanted("hits") {
         hits(&server).await;
     }
     if is_wanted("many") {
         many_hits(&server).await;
+    }
+    if is_wanted("batches") {
+        batches(&server).await;
     }
     if is_wanted("rebuild") {
         rebuild(&server).await;
@@ -77,6 +91,160 @@ async fn all() {
     if is_wanted("wake") {
         wake(&server).await;
     }
+}
+
+/// Measures hits of the local tier, beside caches of one process with the same keys and values.
+async fn local_hits() {
+    const TIMES: u32 = 20_000;
+    let builder = Cache::<Bytes>::builder(MemoryBackend::new()).codec(Raw).ttl(LONG);
+    let tier = LocalTier::default().max_age(LONG);
+    let ours = builder.local(tier).build().unwrap();
+    let moka = moka::future::Cache::new(10_000);
+    let quick = Arc::new(quick_cache::sync::Cache::<String, Bytes>::new(10_000));
+    let keys: Vec<_> = (0..2).map(|at| format!("product:{at:08}")).collect();
+    for key in &keys {
+        let value = Bytes::from(vec![b'v'; 100]);
+        ours.insert(key, &value).await.unwrap();
+        assert!(ours.get(key).await.unwrap().is_some());
+        moka.insert(key.clone(), value.clone()).await;
+        quick.insert(key.clone(), value);
+    }
+    let key = keys[0].as_str();
+    let mut figures = [const { Vec::new() }; 4];
+    for _ in 0..ROUNDS {
+        figures[0].push(timed!(TIMES, { assert!(ours.get_local(key).is_some()) }));
+        figures[1].push(timed!(TIMES, { assert!(ours.get_or_load(key, never).await.is_ok()) }));
+        figures[2].push(timed!(TIMES, {
+            std::hint::black_box(Instant::now());
+            assert!(quick.get(key).is_some());
+        }));
+        figures[3].push(timed!(TIMES, { assert!(moka.get(key).await.is_some()) }));
+    }
+    let [local, load, quick_time, moka_time] = figures.map(median);
+    row("get_local", local, "quick_cache::get and a clock", quick_time);
+    row("get_local", local, "moka::future::Cache::get", moka_time);
+    row("get_or_load of a copy", load, "moka::future::Cache::get", moka_time);
+    for (what, other) in [("one key", &keys[0]), ("two keys", &keys[1])] {
+        let both = [&keys[0], other].map(Clone::clone);
+        let mut figures = [const { Vec::new() }; 4];
+        for _ in 0..ROUNDS {
+            for threads in 1..3 {
+                let (cache, quick) = (ours.clone(), quick.clone());
+                let each =
+                    move |key: &str| timed!(TIMES, { assert!(cache.get_local(key).is_some()) });
+                figures[threads - 1].push(beside(&both[..threads], each));
+                let each = move |key: &str| timed!(TIMES, { assert!(quick.get(key).is_some()) });
+                figures[threads + 1].push(beside(&both[..threads], each));
+            }
+        }
+        let [one, two, quick_one, quick_two] = figures.map(median);
+        let scaling = |one: Duration, two: Duration| 2.0 * one.div_duration_f64(two);
+        println!(
+            "two threads on {what}: {:.2} times the reads of one; quick_cache {:.2}",
+            scaling(one, two),
+            scaling(quick_one, quick_two)
+        );
+    }
+}
+
+/// Opens a cache of a process with a local tier, and waits until it has a copy.
+async fn with_copy(server: &RedisServer, key: &str) -> Cache<Bytes> {
+    let builder = Cache::<Bytes>::builder(RedisBackend::open(&server.url()).unwrap());
+    let builder = builder.codec(Raw).ttl(LONG).namespace("tier");
+    let cache = builder.local(LocalTier::default()).build().unwrap();
+    cache.insert(key, &Bytes::from_static(b"value")).await.unwrap();
+    while cache.get_local(key).is_none() {
+        cache.get(key).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    cache
+}
+
+/// Measures what a local tier costs and saves over Redis.
+async fn tier(server: &RedisServer) {
+    let key = "hot";
+    let (here, there) = (with_copy(server, key).await, with_copy(server, key).await);
+    let mut connection = connection(server).await;
+    let mut figures = [const { Vec::new() }; 3];
+    for _ in 0..1_000 {
+        while here.get_local(key).is_none() {
+            here.get(key).await.unwrap();
+        }
+        figures[2].push(timed!(1, {
+            redis::cmd("PING").exec_async(&mut connection).await.unwrap();
+        }));
+        let watched = here.clone();
+        let dropped = tokio::spawn(async move {
+            while watched.get_local(key).is_some() {
+                tokio::task::yield_now().await;
+            }
+            Instant::now()
+        });
+        let begun = Instant::now();
+        there.insert(key, &Bytes::from_static(b"value")).await.unwrap();
+        figures[1].push(begun.elapsed());
+        figures[0].push(dropped.await.unwrap() - begun);
+    }
+    let [dropped, insert, trip] = figures.map(median);
+    row("an insert, to the drop elsewhere", dropped, "one round trip (PING)", trip);
+    row("an insert", insert, "one round trip (PING)", trip);
+
+    // Four processes read a hot key, and another one writes it each second.
+    let mut readers = Vec::new();
+    for _ in 0..4 {
+        readers.push(with_copy(server, key).await);
+    }
+    let commands = commands(&mut connection).await;
+    let before: u64 = readers.iter().map(|cache| cache.stats().local).sum();
+    let end = Instant::now() + Duration::from_secs(5);
+    let reads = readers.iter().cloned().map(|cache| async move {
+        let mut reads = 0_u64;
+        while Instant::now() < end {
+            cache.get_or_load(key, never).await.unwrap();
+            reads += 1;
+            sleep(Duration::from_millis(1)).await;
+        }
+        reads
+    });
+    let writes = async {
+        while Instant::now() < end {
+            there.insert(key, &Bytes::from_static(b"value")).await.unwrap();
+            sleep(Duration::from_secs(1)).await;
+        }
+    };
+    let (reads, ()) = tokio::join!(join_all(reads), writes);
+    let (all, local) =
+        (reads.iter().sum::<u64>(), readers.iter().map(|it| it.stats().local).sum::<u64>());
+    let commands = self::commands(&mut connection).await - commands;
+    println!(
+        "a hot key in 4 processes, with a write a second: {:.3} of {all} reads are local, and \
+         {:.1} commands are sent for 1,000 of them",
+        (local - before) as f64 / all as f64,
+        commands as f64 * 1e3 / all as f64
+    );
+}
+
+/// Returns how many commands the server has run.
+async fn commands(connection: &mut MultiplexedConnection) -> u64 {
+    let stats: String = redis::cmd("INFO").arg("stats").query_async(connection).await.unwrap();
+    let count = stats.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
+    count.unwrap().parse().unwrap()
+}
+
+/// Returns the mean time of what each thread does with its key.
+fn beside(keys: &[String], each: impl Fn(&str) -> Duration + Clone + Send + 'static) -> Duration {
+    let start = Arc::new(std::sync::Barrier::new(keys.len()));
+    let threads: Vec<_> = keys
+        .iter()
+        .map(|key| {
+            let (key, each, start) = (key.clone(), each.clone(), start.clone());
+            std::thread::spawn(move || {
+                start.wait();
+                each(&key)
+            })
+        })
+        .collect();
+    mean(threads.into_iter().map(|thread| thread.join().unwrap()).collect())
 }
 
 /// Measures the processor time of each of 5,000 callers on one cold key.
@@ -208,6 +376,115 @@ async fn many_hits(server: &RedisServer) {
     row("a hit, 64 tasks", ours, "bare GETs on one connection", bare);
 }
 
+/// Measures calls for 100 keys, hits and cold ones.
+async fn batches(server: &RedisServer) {
+    const KEYS: usize = 100;
+    let keys: Vec<_> = (0..KEYS).map(|n| format!("batch-{n}")).collect();
+    let (_, cache) = stored(server, &keys).await;
+    let mut connection = connection(server).await;
+    let mut reads = redis::pipe();
+    for key in &keys {
+        reads.get(name(key, Family::Cache).entry());
+    }
+    let local = moka::future::Cache::new(10_000);
+    for key in &keys {
+        local.insert(key.clone(), Bytes::from(vec![b'v'; 128])).await;
+    }
+    let copies = Cache::<Bytes>::builder(RedisBackend::open(&server.url()).unwrap());
+    let copies = copies.codec(Raw).local(LocalTier::default().max_age(LONG)).build().unwrap();
+    while keys.iter().any(|key| copies.get_local(key).is_none()) {
+        assert!(copies.get_many(&keys).await.iter().all(Result::is_ok));
+    }
+    let served = server_time(&mut connection).await;
+    let _: Vec<Vec<u8>> = reads.query_async(&mut connection).await.unwrap();
+    let served = server_time(&mut connection).await - served;
+    let mut figures = [const { Vec::new() }; 6];
+    for _ in 0..ROUNDS {
+        for _ in 0..20 {
+            figures[5].push(timed!(1, {
+                let hits = copies.get_or_load_many(keys.clone(), |key| Key::from(key), no_batch);
+                assert!(hits.await.unwrap().iter().all(Result::is_ok));
+            }));
+            figures[0].push(timed!(1, {
+                let hits = cache.get_or_load_many(keys.clone(), |key| Key::from(key), no_batch);
+                assert!(hits.await.unwrap().iter().all(Result::is_ok));
+            }));
+            figures[1].push(timed!(1, {
+                let loads = keys.iter().map(|key| cache.get_or_load(key, never));
+                assert!(join_all(loads).await.iter().all(Result::is_ok));
+            }));
+            figures[2].push(timed!(1, {
+                let values: Vec<Vec<u8>> = reads.query_async(&mut connection).await.unwrap();
+                assert!(values.iter().all(|value| !value.is_empty()));
+            }));
+            figures[3].push(timed!(1, {
+                redis::cmd("PING").exec_async(&mut connection).await.unwrap();
+            }));
+            figures[4].push(timed!(1, {
+                for key in &keys {
+                    assert!(local.get(key).await.is_some());
+                }
+            }));
+        }
+    }
+    let [many, joined, bare, ping, local, copies] = figures.map(mean);
+    row("100 hits in one call", many, "1.5 round trips and the server", ping * 3 / 2 + served);
+    row("100 copies in one call", copies, "100 hits of moka in the process", local);
+    row("100 hits in one call", many, "a bare pipeline of 100 GETs", bare);
+    row("100 hits, joined single calls", joined, "a bare pipeline of 100 GETs", bare);
+    row("100 hits in one call", many, "100 hits of moka in the process", local);
+
+    let mut cold = Vec::new();
+    let served = server_time(&mut connection).await;
+    for round in 0..ROUNDS {
+        let ids: Vec<_> = (0..KEYS).map(|n| format!("cold-{round}-{n}")).collect();
+        cold.push(timed!(1, {
+            let loaded =
+                cache.get_or_load_many(ids.clone(), |key| Key::from(key), ones).await.unwrap();
+            assert!(loaded.iter().all(Result::is_ok));
+        }));
+    }
+    let served = (server_time(&mut connection).await - served) / ROUNDS as u32;
+    let cold = mean(cold);
+    row("100 cold keys in one call", cold, "the time of the server for them", served);
+    println!("a round trip of the same connection takes {:.1} us", ping.as_secs_f64() * 1e6);
+
+    // Over a slow link, only round trips count.
+    let proxy = Proxy::start(server.port());
+    let backend = RedisBackend::builder().server(proxy.url()).command_timeout(TIME_OUT);
+    let cache = Cache::builder(backend.build().unwrap()).codec(Raw).namespace("slow");
+    let cache = cache.build().unwrap();
+    let link = Duration::from_millis(100);
+    proxy.lengthen_round_trip(link);
+    cache.get_or_load("connects", one).await.unwrap();
+    for what in ["cold keys", "hits"] {
+        let calls = Arc::<AtomicUsize>::default();
+        let counted = calls.clone();
+        let load = move |batch| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            ones(batch)
+        };
+        let begun = Instant::now();
+        let loaded =
+            cache.get_or_load_many(keys.clone(), |key| Key::from(key), load).await.unwrap();
+        assert!(loaded.iter().all(Result::is_ok));
+        let trips = begun.elapsed().as_secs_f64() / link.as_secs_f64();
+        let calls = calls.load(Ordering::Relaxed);
+        let what = format!("100 {what} over a link of {link:?}");
+        println!("{what}: {trips:.2} round trips, {calls} loader calls");
+    }
+}
+
+const TIME_OUT: Duration = Duration::from_secs(2);
+
+/// Returns the time that the server has spent on commands.
+async fn server_time(connection: &mut MultiplexedConnection) -> Duration {
+    let stats: String =
+        redis::cmd("INFO").arg("commandstats").query_async(connection).await.unwrap();
+    let times = stats.lines().filter_map(|line| line.split_once(",usec=")?.1.split(',').next());
+    Duration::from_micros(times.map(|time| time.parse::<u64>().unwrap()).sum())
+}
+
 /// Prints the commands of a rebuild.
 async fn rebuild(server: &RedisServer) {
     let (_, cache) = stored(server, &["warm".to_owned()]).await;
@@ -232,13 +509,13 @@ async fn locks(server: &RedisServer) {
     let locks = Locks::new(RedisBackend::open(&server.url()).unwrap());
     let mutex = locks.mutex("cycle");
     let [acquire, release] =
-        ["acquire_queued", "release_queued"].map(|name| Script::new(&testkit::script(name)));
+        ["acquire_lock", "release_lock"].map(|name| Script::new(&testkit::script(name)));
     let delete = Script::new(
         "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
     );
     let name = name("bare", Family::Lock);
-    let [lease, fence, channel, queue, unordered, deadlines] =
-        ["l", "f", "c", "q", "u", "d"].map(|suffix| name.suffixed(suffix));
+    let [lease, shared, fence, queue, deadlines, channel] =
+        ["l", "s", "f", "q", "d", "c"].map(|suffix| name.suffixed(suffix));
     let mut connection = connection(server).await;
     let mut figures = [const { Vec::new() }; 3];
     for _ in 0..TURNS {
@@ -248,31 +525,23 @@ async fn locks(server: &RedisServer) {
         figures[1].push(timed!(CYCLES, {
             let token = uuid::Uuid::new_v4().simple().to_string();
             let _: redis::Value = acquire
-                .key(&lease)
-                .key(&fence)
-                .key(&unordered)
-                .key(&deadlines)
+                .key(&[&lease, &shared, &fence, &queue, &deadlines])
                 .arg(&token)
+                .arg("f")
+                .arg(0)
                 .arg(10_000)
                 .arg(86_400_000)
-                .arg(0)
-                .arg(2_000)
                 .arg(0)
                 .invoke_async(&mut connection)
                 .await
                 .unwrap();
             let ended: i64 = release
-                .key(&lease)
-                .key(&channel)
-                .key(&fence)
-                .key(&queue)
-                .key(&unordered)
-                .key(&deadlines)
+                .key(&[&lease, &shared, &fence, &queue, &deadlines, &channel])
                 .arg(&token)
-                .arg(1)
-                .arg(2_000)
+                .arg("f")
+                .arg(0)
+                .arg(10_000)
                 .arg(86_400_000)
-                .arg(50)
                 .arg(0)
                 .invoke_async(&mut connection)
                 .await
@@ -319,7 +588,7 @@ async fn wake(server: &RedisServer) {
         };
         // As a leader waits that finds the lease held.
         waiter.waits = false;
-        let mut changes = there.changes_for(&waiter).await.unwrap();
+        let mut changes = testkit::changes_for(&there, &waiter).await.unwrap();
         assert!(matches!(there.claim(&waiter, 0).await, Ok(Claimed::Occupied(_))));
         let waiting = tokio::spawn(async move {
             let change = changes.next().await;
@@ -375,6 +644,15 @@ fn name(key: &str, family: Family) -> Name {
 
 async fn never(_: bellwether::cache::Lead<Bytes>) -> Result<Bytes, BoxError> {
     panic!("the value is stored")
+}
+
+async fn no_batch(_: Batch<String, Bytes>) -> Result<Vec<(String, Bytes)>, BoxError> {
+    panic!("the values are stored")
+}
+
+async fn ones(batch: Batch<String, Bytes>) -> Result<Vec<(String, Bytes)>, BoxError> {
+    let value = Bytes::from_static(b"value");
+    Ok(batch.ids().iter().map(|id| (id.clone(), value.clone())).collect())
 }
 
 async fn one(_: bellwether::cache::Lead<Bytes>) -> Result<Bytes, BoxError> {

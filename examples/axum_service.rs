@@ -164,7 +164,7 @@ async fn update(
 ) -> Result<Json<Product>, StatusCode> {
     let product = shop.database.update(id, change).await;
     match shop.products.invalidate(key(id)).await {
-        Ok(()) => Ok(Json(product)),
+        Ok(_) => Ok(Json(product)),
         Err(error) => {
             // The database has the new product, but the old one may be served until it expires.
             // The client may send the request again.

@@ -134,6 +134,13 @@ impl Error {
         Self(Arc::new(Inner { kind: *kind, message, source, retry_after: Some(wait) }))
     }
 
+    /// Returns the same error, which no other caller shares yet.
+    pub(crate) fn copied(&self) -> Self {
+        let Inner { kind, message, source, retry_after } = &*self.0;
+        let (message, source) = (message.clone(), source.clone());
+        Self(Arc::new(Inner { kind: *kind, message, source, retry_after: *retry_after }))
+    }
+
     /// Adds for how long the key backs off, unless the error is shared already.
     pub(crate) fn with_retry_after(mut self, wait: Duration) -> Self {
         if let Some(inner) = Arc::get_mut(&mut self.0) {

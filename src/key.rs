@@ -1,7 +1,11 @@
 //! Keys and names: a [`Key`] is what a user calls an entry or a lock. A [`Name`] is derived from
 //! it, and starts the Redis keys of everything that belongs to that entry or lock.
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{
+    borrow::{Borrow, Cow},
+    fmt,
+    sync::Arc,
+};
 
 use crate::error::{Error, ErrorKind};
 
@@ -54,6 +58,13 @@ impl From<Arc<str>> for Key {
 impl From<&Key> for Key {
     fn from(key: &Key) -> Self {
         key.clone()
+    }
+}
+
+/// Both are equal, ordered and hashed alike.
+impl Borrow<str> for Key {
+    fn borrow(&self) -> &str {
+        &self.0
     }
 }
 
@@ -232,11 +243,7 @@ impl Name {
     pub(crate) fn key(&self) -> Cow<'_, str> {
         // A namespace has no brace.
         let start = self.prefix.find('{').map_or(0, |at| at + 1);
-        let escaped = &self.prefix[start..self.prefix.len() - 2];
-        match escaped.contains('%') {
-            true => escaped.replace("%7B", "{").replace("%7D", "}").replace("%25", "%").into(),
-            false => escaped.into(),
-        }
+        key_of(&self.prefix[start..]).unwrap_or_default()
     }
 
     /// Returns the kind of thing that has this name.
@@ -291,6 +298,15 @@ fn push_escaped(prefix: &mut String, text: &str) {
         rest = &rest[at + 1..];
     }
     prefix.push_str(rest);
+}
+
+/// Returns the key of a name whose prefix ends with this, behind its first brace.
+pub(crate) fn key_of(rest: &str) -> Option<Cow<'_, str>> {
+    let escaped = rest.strip_suffix("}:")?;
+    Some(match escaped.contains('%') {
+        true => escaped.replace("%7B", "{").replace("%7D", "}").replace("%25", "%").into(),
+        false => escaped.into(),
+    })
 }
 
 fn entry_suffix(schema: u16) -> Cow<'static, str> {

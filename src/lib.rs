@@ -30,11 +30,15 @@
 //! | task | type |
 //! |---|---|
 //! | guard an expensive function | [`Cache::get_or_load`], [`Cache::request`] |
+//! | load many keys by one query | [`Cache::get_or_load_many`] |
+//! | serve hot keys without a round trip | [`cache::Builder::local`] |
 //! | wrap a service | `BellwetherLayer` (feature `tower`; `http` for HTTP services) |
 //! | take a lock, or wait for others to finish | [`Locks`] |
 //! | take a lock that outlives any one server | [`Redlock`] |
 //! | run without a server, or test | [`MemoryBackend`] |
 //! | share the work of a fleet | `RedisBackend` (feature `redis`) |
+//!
+//! The [guide] goes from a plain cache to all of this, one step at a time.
 //!
 //! The crate runs on a [tokio](https://docs.rs/tokio) runtime with its time enabled. `RedisBackend`
 //! also needs its IO enabled. Outside of such a runtime, the crate panics as tokio does.
@@ -47,9 +51,10 @@
 //!
 //!    A value from an older fence never replaces one from a newer fence, and never outlives an
 //!    invalidation. Callers that ask after [`Cache::invalidate`] returned, in any process, receive
-//!    nothing older. The one exception is a value marked [`Degraded`](cache::Source::Degraded). It
-//!    may come from a load that was running when its caller asked, because a process cannot know of
-//!    an invalidation in another one.
+//!    nothing older, with two exceptions. A value marked [`Degraded`](cache::Source::Degraded) may
+//!    come from a load that was running when its caller asked, because a process cannot know of
+//!    an invalidation in another one. A copy in the [local tier](cache::Builder::local) of another
+//!    process may be as far behind as its bound allows.
 //! 2. **Isolated callers.** The cancellation, panic or time-out of a caller never affects another
 //!    caller. The flight continues, or another caller leads it. A load without callers
 //!    [finishes or is cancelled](cache::Builder::when_abandoned), as configured.
@@ -67,9 +72,9 @@
 //!    push, at the end of the lease in its way, and every 5 s, but not more often. There are two
 //!    exceptions:
 //!
-//!    - A process keeps the queue entries of its waiters for up to 150 locks by one command every
-//!      0.64 s, whatever their number, or 1.1 s with more than 1,400 locks. The answer wakes a
-//!      waiter that has missed its push.
+//!    - A process keeps the queue entries of its waiters of a lock by one command every 0.64 s,
+//!      whatever their number. With more than 1,280 locks the interval is 0.5 ms for each lock. The
+//!      answer wakes a waiter that has missed its push.
 //!    - Without pushes, a waiter looks at growing intervals up to 100 ms. This is so if Redis
 //!      forbids pushes or if their connection is broken.
 //! 8. **Deadlines.** The deadline of a holder fires before the server grants the lease to another
@@ -127,7 +132,7 @@
 //! | command time-out | 250 ms |
 //! | connect time-out | 4 command time-outs, at least 1 s |
 //! | one attempt to claim, store or lock ([`try_limit`]) | as the command time-out |
-//! | answer of one server of a `Redlock` | 50 ms, or 4 round trips where those are longer |
+//! | answer of one server of a `Redlock` | 50 ms |
 //! | loads at once | 1,024 per cache and process |
 //! | waiting callers | 100,000 per cache and process, 10,000 per key |
 //! | key | 512 bytes |
@@ -149,8 +154,7 @@
 //! - **Load limit, wait limit:** HTTP clients wait about this long. A loader that hangs must not
 //!   block its key.
 //! - **Time-outs:** far above a round trip. Yet a caller is late rather than lost.
-//! - **`Redlock`:** above a round trip, which a majority measures. A server that hangs costs this
-//!   much of each lease.
+//! - **`Redlock`:** above a few round trips. A server that hangs costs this much of each lease.
 //! - **Loads at once:** further loads queue, up to the wait limit. Further HTTP requests pass
 //!   through.
 //! - **Waiting callers:** memory must not grow with the patience of clients.
@@ -163,8 +167,8 @@
 //!
 //! # Features
 //!
-//! All features but `tls` are on by default. The engine and the memory backend need none of them.
-//! Enabling a feature never changes the behaviour of another one.
+//! All features but `tls` and `metrics` are on by default. The engine and the memory backend need
+//! none of them. Enabling a feature never changes the behaviour of another one.
 //!
 //! | feature | adds |
 //! |---|---|
@@ -173,6 +177,7 @@
 //! | `tower` | `BellwetherLayer::new`, for any tower service |
 //! | `http` | `BellwetherLayer::http`, for HTTP services |
 //! | `axum` | keys of the HTTP layer that are safe under axum's `Router::nest` |
+//! | `metrics` | `publish_metrics`, for the recorder of the crate `metrics` |
 //! | `postcard` | the Postcard codec |
 
 #![forbid(unsafe_code)]
@@ -187,11 +192,13 @@ mod flight;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod guide;
 pub mod key;
 #[cfg(feature = "tower")]
 pub mod layer;
 pub mod lease;
 pub mod lock;
+mod meter;
 mod observe;
 mod shards;
 mod signal;

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -16,15 +16,15 @@ use crate::sync::lock;
 macro_rules! counters {
     (
         $(#[$stats_doc:meta])*
-        $counters:ident => $stats:ident {
-            $($(#[$doc:meta])* $name:ident,)*
+        $counters:ident => $stats:ident, $prefix:literal {
+            $($(#[$doc:meta])* $name:ident $(: $kind:ident)?,)*
         }
         $(#[$now_doc:meta])*
         now $now:ident
     ) => {
         #[derive(Default)]
         pub(crate) struct $counters {
-            $(pub(crate) $name: Counter,)*
+            $(pub(crate) $name: counter!($($kind)?),)*
         }
 
         $(#[$stats_doc])*
@@ -36,11 +36,33 @@ macro_rules! counters {
             pub $now: u64,
         }
 
+        #[cfg(feature = "metrics")]
+        impl $stats {
+            /// Returns the counters by the names of their fields, and as metrics.
+            pub(crate) fn each(&self) -> Vec<(&'static str, &'static str, u64)> {
+                let metric = [$((
+                    stringify!($name),
+                    concat!($prefix, stringify!($name), "_total"),
+                    self.$name,
+                ),)*];
+                metric.to_vec()
+            }
+        }
+
         impl $counters {
             pub(crate) fn snapshot(&self, $now: usize) -> $stats {
                 $stats { $($name: self.$name.get(),)* $now: $now as u64 }
             }
         }
+    };
+}
+
+macro_rules! counter {
+    () => {
+        Counter
+    };
+    ($kind:ident) => {
+        $kind
     };
 }
 
@@ -60,9 +82,11 @@ counters! {
     /// assert_eq!((stats.led, stats.stored, stats.hits, stats.flights), (1, 1, 2, 0));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
-    Counters => Stats {
+    Counters => Stats, "bellwether_" {
         /// Callers that were served a stored entry.
         hits,
+        /// Callers that were served a copy of the [local tier](crate::cache::Builder::local).
+        local: StripedCounter,
         /// Callers that were served a stored entry that was no longer fresh.
         stale,
         /// Those of `stale` whose load took longer than they wait.
@@ -97,6 +121,8 @@ counters! {
         refreshes,
         /// Those of `loads` whose value was not stored, because its key was used too rarely.
         rare,
+        /// Values that loaders of many returned for ids that were not asked for, or twice.
+        unasked,
         /// Loads that failed, panicked, or took too long.
         failures,
         /// Flights and refreshes that began no load, because their key backed off.
@@ -140,7 +166,7 @@ counters! {
     /// assert_eq!(locks.stats().held, 0);
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
-    LockCounters => LockStats {
+    LockCounters => LockStats, "bellwether_locks_" {
         /// Leases that were acquired, also by a pass from another caller of this process.
         acquired,
         /// Acquisitions that ended without a lease because of other holders.
@@ -208,5 +234,32 @@ impl Rarely {
             *last = Some(Instant::now());
         }
         is_first
+    }
+}
+
+/// The parts of a striped counter.
+const COUNTED_APART: usize = 16;
+
+/// A counter that threads count apart, so that none waits for the memory of another.
+#[derive(Default)]
+pub(crate) struct StripedCounter([AloneInLine; COUNTED_APART]);
+
+/// Two lines, since a processor fetches them in pairs.
+#[derive(Default)]
+#[repr(align(128))]
+struct AloneInLine(Counter);
+
+impl StripedCounter {
+    pub(crate) fn add(&self) {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static PART: usize = NEXT.fetch_add(1, Ordering::Relaxed) % COUNTED_APART;
+        }
+        // A thread that ends has no part any more.
+        self.0[PART.try_with(|part| *part).unwrap_or_default()].0.add();
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.iter().map(|part| part.0.get()).sum()
     }
 }

@@ -33,4 +33,11 @@ impl<T: Default> Shards<T> {
             others.entry(number).or_default().clone()
         })
     }
+
+    /// Counts the shards that are so.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn count(&self, is_so: impl Fn(&T) -> bool) -> usize {
+        let others = read(&self.others);
+        std::iter::once(&self.first).chain(others.values()).filter(|shard| is_so(shard)).count()
+    }
 }

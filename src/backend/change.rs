@@ -26,10 +26,7 @@ pub enum Change {
     Failed(Failure),
     /// The entry was removed, and this fence burnt.
     Invalidated(u64),
-    /// It is the turn of the waiter in the queue with this owner. The others need not look.
-    Turn(Owner),
-    /// The waiter in the queue with this owner [has the lease
-    /// now](crate::backend::Claim::takes_handover). The others need not look.
+    /// The waiter in the queue with this owner has the lease now. The others need not look.
     Granted(Handover),
 }
 
@@ -54,7 +51,8 @@ pub struct Handover {
     /// the time at the backend, so that it tells an old push all the same.
     pub fence: u64,
     /// When it ends unless it is renewed, counted from the time at which its holder entered the
-    /// queue. The holder and the server have no other time in common.
+    /// queue. The holder and the server have no other time in common. Zero if the holder is to ask
+    /// before it trusts the grant.
     pub ends: Duration,
 }
 
@@ -155,7 +153,7 @@ impl Change {
     /// Returns the owner that the change is for, if it is for one only.
     pub fn addressee(&self) -> Option<Owner> {
         match self {
-            Self::Turn(owner) | Self::Granted(Handover { owner, .. }) => Some(*owner),
+            Self::Granted(Handover { owner, .. }) => Some(*owner),
             _ => None,
         }
     }
@@ -163,8 +161,8 @@ impl Change {
     /// Returns the bytes of a message: a letter, and then its content.
     ///
     /// `w`, `e` and an entry, `a` with a fence, bytes and a turn, `f` with a fence, a kind and a
-    /// text, `F` with a wait and an encoded error before the text, `i` and a fence, `t` and an
-    /// owner, `g` with a fence, an owner and milliseconds.
+    /// text, `F` with a wait and an encoded error before the text, `i` and a fence, `g` with a
+    /// fence, an owner and milliseconds.
     pub fn encode(&self) -> Bytes {
         match self {
             Self::Wake => Bytes::from_static(b"w"),
@@ -195,10 +193,19 @@ impl Change {
                 [header.as_bytes(), encoded, message.as_bytes()].concat().into()
             }
             Self::Invalidated(fence) => format!("i{fence:016}").into(),
-            Self::Turn(owner) => format!("t{owner}").into(),
             Self::Granted(Handover { owner, fence, ends }) => {
                 format!("g{fence:016}{owner}{}", ends.as_millis()).into()
             }
+        }
+    }
+
+    /// Returns the fence under which an entry was changed, if that is what happened.
+    pub(crate) fn of_entry(&self) -> Option<u64> {
+        match self {
+            Self::Entry(entry) => Some(entry.fence),
+            Self::Announced(announced) => Some(announced.fence),
+            Self::Invalidated(fence) => Some(*fence),
+            Self::Wake | Self::Failed(_) | Self::Granted(_) => None,
         }
     }
 
@@ -235,7 +242,6 @@ impl Change {
                     Self::Failed(Failure::decode(bytes, wait, 34..end)?)
                 }
                 b'i' => Self::Invalidated(text(1, 17)?.parse().ok()?),
-                b't' => Self::Turn(text(1, bytes.len())?.parse().ok()?),
                 b'g' => Self::Granted(Handover {
                     fence: text(1, 17)?.parse().ok()?,
                     owner: text(17, 49)?.parse().ok()?,
@@ -264,7 +270,6 @@ mod tests {
             Change::Announced(Announcement { fence: 9, bytes: 1 << 20, turn: Some(99) }),
             Change::Announced(Announcement { fence: 9, bytes: 70_000, turn: None }),
             Change::Invalidated(3),
-            Change::Turn(Owner::fresh()),
             Change::Granted(Handover {
                 owner: Owner::fresh(),
                 fence: 1_790_000_000_000_001,
@@ -286,9 +291,7 @@ mod tests {
         let all = handovers.each_ref().map(text).join(",");
         let message = Bytes::from(format!("g{:016}{all}", handovers[0].fence));
         assert_eq!(Change::decode_all(&message), handovers.map(Change::Granted));
-        for change in [Change::Wake, Change::Turn(Owner::fresh())] {
-            assert_eq!(Change::decode_all(&change.encode()), [change]);
-        }
+        assert_eq!(Change::decode_all(&Change::Wake.encode()), [Change::Wake]);
         assert_eq!(Change::decode_all(&Bytes::from("g,")), [Change::Wake]);
         let broken = Change::decode_all(&Bytes::from("g0000000000000001,"));
         assert_eq!(broken, [Change::Wake, Change::Wake]);

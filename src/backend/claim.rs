@@ -6,29 +6,25 @@ use crate::key::Name;
 /// How a lease is held, and beside which other holders.
 ///
 /// Exclusive and fair claims of one name are for the same lease, and so are read and write claims.
-/// These two and the permits of one name are independent.
+/// These two and the permits of one name are independent. A claim that is not granted enters the
+/// queue, if it [waits](Claim::waits), and is granted when it is at the head and fits beside the
+/// holders. A claim that does not wait is granted if it fits and the queue is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
-    /// By one holder at a time.
+    /// By one holder at a time. The callers of one process that wait share one place in the queue.
     ///
-    /// A claim that is not granted enters a queue, if it [waits](Claim::waits). A release [hands
-    /// the lease over](Claim::takes_handover) to the claim that has waited longest, or tells it
-    /// that it is its turn and keeps the lease for it for a [moment](Claim::turn_life). After that
-    /// any claim is granted.
+    /// A release passes over a claim whose process does not hear of the grant, and the claim loses
+    /// its place.
     Exclusive,
-    /// By one holder at a time, first come, first served.
-    ///
-    /// A claim that is not granted enters the queue, if it [waits](Claim::waits), and is granted
-    /// when it is at the head.
+    /// By one holder at a time, first come, first served. Each caller has a place of its own, and
+    /// keeps it for as long as its process does.
     Fair,
-    /// Beside other readers. Readers and writers wait in one queue: a reader is not granted while a
-    /// writer is before it.
+    /// Beside other readers.
     Read,
     /// By one writer, and no reader beside it.
     Write,
-    /// Beside others, as long as no more than `limit` permits are out; `count` of them at once. A
-    /// claim is not granted while another one is before it in the queue, whatever that wants.
+    /// Beside others, as long as no more than `limit` permits are out; `count` of them at once.
     Permit {
         /// The number of permits. Each claim brings it, so that nothing is left to be changed.
         limit: u32,
@@ -37,10 +33,25 @@ pub enum Mode {
     },
 }
 
+/// What a claim takes of its semaphore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// All of it.
+    Sole,
+    /// So many shared units, of which at most `limit` may be out.
+    Units { count: u32, limit: u32 },
+}
+
+/// The number of readers that may hold a lock together.
+const READERS: u32 = 1 << 31;
+
 impl Mode {
-    /// Returns whether claims are granted in the order of their queue only.
-    pub fn is_ordered(self) -> bool {
-        self != Self::Exclusive
+    pub(crate) fn need(self) -> Need {
+        match self {
+            Self::Exclusive | Self::Fair | Self::Write => Need::Sole,
+            Self::Read => Need::Units { count: 1, limit: READERS },
+            Self::Permit { limit, count } => Need::Units { count, limit },
+        }
     }
 
     /// Returns whether a hold of this mode may pass to one of the other.
@@ -55,19 +66,20 @@ impl Mode {
     /// Returns whether each grant has a fence of its own. It is zero where several holders may hold
     /// together.
     pub fn is_fenced(self) -> bool {
-        matches!(self, Self::Exclusive | Self::Fair | Self::Write)
+        self.need() == Need::Sole
     }
 }
 
-/// The claims of a name that wait for the same. A process keeps its entries among them together.
+/// Which of the three semaphores of a name a claim is for. A semaphore has one sole holder or
+/// counted holders that share it, and one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum QueueKind {
+pub(crate) enum SemaphoreKind {
     Mutex,
     ReadWrite,
     Permits,
 }
 
-impl From<Mode> for QueueKind {
+impl From<Mode> for SemaphoreKind {
     fn from(mode: Mode) -> Self {
         match mode {
             Mode::Exclusive | Mode::Fair => Self::Mutex,
@@ -77,14 +89,8 @@ impl From<Mode> for QueueKind {
     }
 }
 
-/// How many queues one request keeps: a script of about two milliseconds.
-pub(crate) const QUEUES_KEPT_AT_ONCE: usize = 150;
-
-/// How long a lease is kept for an unordered claim whose turn it is: some round trips and a busy
-/// moment.
-pub(crate) const TURN_LIFE: Duration = Duration::from_millis(50);
-
-/// How long a lease that was handed over lasts unless it is renewed.
+/// How long a lease that was handed over lasts unless it is renewed, or its own time if that is
+/// shorter.
 ///
 /// The claim has not asked for it just now: a holder that stands still or is cut off holds up the
 /// others for so long. A holder whose connection is gone is passed over at once. Redis cannot tell
@@ -120,30 +126,13 @@ pub struct Claim {
     /// Whether its process is told of the end of a load that is in the way. Only the claim of an
     /// entry may do without.
     pub listens: bool,
-    /// Whether a release may grant it the lease while it waits, and push that
-    /// ([`Change::Granted`](crate::backend::Change::Granted)). Otherwise the claim is told that it
-    /// is its turn, and asks.
-    ///
-    /// A claim that may have no use for the lease by then, or whose own lease is shorter than
-    /// [`handover_life`](Self::handover_life), must not set it.
-    pub takes_handover: bool,
 }
 
 impl Claim {
-    /// Creates a claim of a fresh [`Owner`] that waits. If the mode grants in order, the lease may
-    /// be handed over to it.
+    /// Creates a claim of a fresh [`Owner`] that waits.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
-        let takes_handover = mode.is_ordered() && lease >= HANDOVER_LIFE;
-        Self {
-            name,
-            owner: Owner::fresh(),
-            mode,
-            lease,
-            fence_life,
-            waits: true,
-            listens: true,
-            takes_handover,
-        }
+        let owner = Owner::fresh();
+        Self { name, owner, mode, lease, fence_life, waits: true, listens: true }
     }
 
     /// Returns what is claimed, for errors.
@@ -164,18 +153,10 @@ impl Claim {
         QUEUE_ENTRY_LIFE
     }
 
-    /// Returns how long a released lease is kept for the claim when it is its turn.
-    ///
-    /// It is 50 ms for an [exclusive](Mode::Exclusive) claim, and otherwise as long as its queue
-    /// entry lasts. A claim that is held to its order must not lose its place by a busy moment.
-    pub fn turn_life(&self) -> Duration {
-        if self.mode.is_ordered() { QUEUE_ENTRY_LIFE } else { TURN_LIFE }
-    }
-
-    /// Returns how long a lease that is [handed over](Self::takes_handover) to the claim lasts at
-    /// most unless it is renewed: 2 s. A backend shortens it to what is left of the queue entry.
+    /// Returns how long a lease that is [handed over](crate::backend::Change::Granted) to the claim
+    /// lasts unless it is renewed: 2 s, or the time of the lease if that is shorter.
     pub fn handover_life(&self) -> Duration {
-        HANDOVER_LIFE
+        self.lease.min(HANDOVER_LIFE)
     }
 }
 
@@ -184,17 +165,29 @@ impl Claim {
 pub struct Grant {
     fence: u64,
     failures: u32,
+    has_no_entry: bool,
 }
 
 impl Grant {
     /// Creates a grant with its fence, as a backend hands it out.
     pub fn new(fence: u64) -> Self {
-        Self { fence, failures: 0 }
+        Self { fence, failures: 0, has_no_entry: false }
     }
 
     /// Returns the same grant after this many failed loads.
     pub fn after_failures(self, failures: u32) -> Self {
         Self { failures, ..self }
+    }
+
+    /// Returns the same grant for a name that had no entry when it was granted. A commit of it
+    /// replaces none, so no [local tier](crate::cache::Builder::local) is told of it.
+    pub fn without_entry(self) -> Self {
+        Self { has_no_entry: true, ..self }
+    }
+
+    /// Returns whether the name [had no entry](Self::without_entry).
+    pub fn has_no_entry(&self) -> bool {
+        self.has_no_entry
     }
 
     /// Returns how many loads of the name have failed in a row before this grant, as far as that is

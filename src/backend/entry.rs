@@ -141,6 +141,11 @@ impl Entry {
         HEADER + self.payload.len()
     }
 
+    /// Returns the entry without its payload, and the size of that.
+    pub(crate) fn without_payload(&self) -> (Self, usize) {
+        (Self { payload: Bytes::new(), ..*self }, self.payload.len())
+    }
+
     /// Returns the bytes that are stored and pushed.
     pub fn encode(&self) -> Bytes {
         let mut bytes = BytesMut::with_capacity(self.weight());

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::sync::watch;
 
-use super::{Acquired, Changes, Claim, Grant, Kept, Leases, Mode, Occupied, Renewal, RoundTrip};
+use super::{Acquired, Changes, Claim, Grant, Kept, Leases, Mode, Occupied, Renewal};
 use crate::{error::BackendError, key::Name};
 
 /// Declares a trait with the methods of a trait of backends, and implements it for all of these.
@@ -44,20 +44,17 @@ erased! {
     trait DynLeases; for Leases;
     async fn acquire(claim: &'a Claim) -> Acquired;
     async fn renew(claims: &'a [Claim]) -> Vec<Renewal>;
-    async fn keep(claims: &'a [Claim]) -> Kept;
-    async fn keep_each(queues: &'a [Vec<Claim>]) -> Vec<Result<Kept, BackendError>>;
+    async fn keep(claims: &'a [Claim], life: Duration) -> Kept;
     async fn release(claim: &'a Claim) -> bool;
     async fn pass(from: &'a Claim, to: &'a Claim) -> Option<Grant>;
+    async fn pass_with_fence(from: &'a Claim, to: &'a Claim, fence: u64) -> Option<Grant>;
     async fn holder(name: &'a Name, mode: Mode) -> Option<Occupied>;
     async fn introduce(name: &'a Name, label: &'a str) -> ();
     async fn holder_label(name: &'a Name, mode: Mode) -> Option<String>;
     async fn clear(name: &'a Name, mode: Mode) -> bool;
     async fn changes(name: &'a Name) -> Changes;
-    async fn changes_for(claim: &'a Claim) -> Changes;
-    fn missed_pushes(claim: &Claim) -> u64;
-    fn changes_since(claim: &Claim, missed: u64) -> Option<Changes>;
+    fn listen(name: &Name, claim: Option<&Claim>) -> Changes;
     fn time_limit() -> Option<Duration>;
-    fn round_trip() -> RoundTrip;
     fn is_shared() -> bool;
     fn shard(name: &Name) -> usize;
     fn new_connections() -> Option<watch::Receiver<()>>;

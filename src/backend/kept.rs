@@ -21,10 +21,4 @@ impl Kept {
         let remaining = Duration::MAX;
         Self { remaining, has_lapsed: false, handed_over: false, stands: Vec::new() }
     }
-
-    /// Returns an answer that keeps nothing: the waiters ask.
-    pub(crate) fn unknown() -> Self {
-        let remaining = Duration::ZERO;
-        Self { remaining, has_lapsed: true, handed_over: false, stands: Vec::new() }
-    }
 }

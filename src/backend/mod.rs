@@ -40,13 +40,12 @@ mod owner;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 mod renewal;
-mod round_trip;
 mod store;
+mod tap;
 mod windows;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
 use tokio::sync::watch;
 
 use crate::{
@@ -69,20 +68,21 @@ pub use self::{
     memory::MemoryBackend,
     owner::Owner,
     renewal::Renewal,
-    round_trip::RoundTrip,
-    store::{Claimed, Committed, Store},
+    store::{Claimed, Committed, EntryAnswers, Store},
     windows::Windows,
 };
 
-#[cfg(feature = "redis")]
-pub(crate) use self::claim::TURN_LIFE;
+#[doc(hidden)]
+pub use self::tap::Tap;
+
 pub(crate) use self::{
     answer::{ANSWER_LIMIT, answered, answered_by, in_time},
-    claim::{HANDOVER_LIFE, QUEUES_KEPT_AT_ONCE, QueueKind},
+    claim::{HANDOVER_LIFE, Need, SemaphoreKind},
     erased::{DynLeases, Erased, ErasedLeases},
     latches::{DynLatches, ErasedLatches},
     renewal::{RENEWAL_BATCH, renewed_together},
     store::{DynStore, ErasedStore},
+    tap::{STRIPES, stripe_of},
 };
 
 /// The right to act on a name for a limited time.
@@ -106,49 +106,38 @@ pub trait Leases: Send + Sync + 'static {
 
     /// Makes each lease last its full time from now, if its owner still has it.
     ///
-    /// Returns one answer for each claim, in their order. A lease that is only kept for the claim
-    /// whose [turn](Claim::turn_life) it is counts as [not held](Renewal::NotHeld).
+    /// Returns one answer for each claim, in their order.
     fn renew(
         &self,
         claims: &[Claim],
     ) -> impl Future<Output = Result<Vec<Renewal>, BackendError>> + Send;
 
-    /// Keeps the queue entries of one process for another [life](Claim::queue_entry_life) from now:
-    /// all that it has in the queue of these claims, which are of one name, one queue and one
-    /// process. If nothing is in the way, hands the lease over as a [release](Self::release) does.
+    /// Keeps the queue entries of one process for another `life` from now: all that it has in the
+    /// queue of these claims, which are of one name, one queue and one process. Grants what is free
+    /// as a [release](Self::release) does.
     ///
     /// The answer is about the given claims only, so a caller need not name all of its claims.
     ///
     /// The default is for a backend without queues: it keeps nothing, and the waiters ask again.
-    fn keep(&self, claims: &[Claim]) -> impl Future<Output = Result<Kept, BackendError>> + Send {
+    fn keep(
+        &self,
+        claims: &[Claim],
+        _life: Duration,
+    ) -> impl Future<Output = Result<Kept, BackendError>> + Send {
         let stands = vec![false; claims.len()];
         async {
             Ok(Kept { remaining: Duration::ZERO, has_lapsed: true, handed_over: false, stands })
         }
     }
 
-    /// Keeps the queue entries of one process in several queues, each as [`keep`](Self::keep) does.
-    /// Each element has the claims of one queue.
-    ///
-    /// Returns one answer for each queue, in their order. The error is for all of them, and nothing
-    /// is known then.
-    ///
-    /// The default keeps each queue by a request of its own, all at once.
-    fn keep_each(
-        &self,
-        queues: &[Vec<Claim>],
-    ) -> impl Future<Output = Result<Vec<Result<Kept, BackendError>>, BackendError>> + Send {
-        async { Ok(keep_each_alone(self, queues).await) }
-    }
-
     /// Ends the lease if the claim has it, and its queue entry. Returns whether the claim had the
     /// lease.
     ///
-    /// The release hands what is free then to the claims at the head of the queue that are likely
-    /// to hear of it. These are one holder alone, all readers, or permits while they fit. A claim
-    /// that [takes it](Claim::takes_handover) is granted the lease ([`Change::Granted`]); for
-    /// another one the lease is kept, and the claim is told that it is its
-    /// [turn](Claim::turn_life). The queue entry ends with that. The other waiters are not told.
+    /// The release grants what is free then to the claims at the head of the queue, in their order
+    /// and while they fit, and pushes that to their processes ([`Change::Granted`]). Such a lease
+    /// lasts for the [time of a handover](Claim::handover_life) unless it is renewed. The queue
+    /// entry ends with that. The other waiters are not told. A claim whose process does not hear of
+    /// it keeps its place, but for an [exclusive](Mode::Exclusive) one, which loses it.
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
     /// Passes a lease from its holder to another claim of the same name in one step, with a new
@@ -163,6 +152,22 @@ pub trait Leases: Send + Sync + 'static {
         from: &Claim,
         to: &Claim,
     ) -> impl Future<Output = Result<Option<Grant>, BackendError>> + Send;
+
+    /// Passes a lease from its holder to another exclusive claim of the same name, or renews it if
+    /// both are the same, and gives it this fence. The last fence of the name becomes this one,
+    /// unless it is greater. Returns `None` if neither of the two has the lease.
+    ///
+    /// Only the locks of a [`Redlock`](crate::Redlock) need it. The default
+    /// [refuses](crate::error::BackendErrorKind::Refused).
+    fn pass_with_fence(
+        &self,
+        _from: &Claim,
+        _to: &Claim,
+        _fence: u64,
+    ) -> impl Future<Output = Result<Option<Grant>, BackendError>> + Send {
+        let why = "the backend cannot be one of the servers of a `Redlock`";
+        async move { Err(BackendError::new(BackendErrorKind::Refused, why)) }
+    }
 
     /// Returns the holder of the lease of a name in a mode, if there is one.
     ///
@@ -206,54 +211,26 @@ pub trait Leases: Send + Sync + 'static {
         mode: Mode,
     ) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
-    /// Subscribes to all changes of a name. Returns when the server has confirmed the subscription.
-    fn changes(&self, name: &Name) -> impl Future<Output = Result<Changes, BackendError>> + Send;
-
-    /// Subscribes to the changes of which a claim must know while it waits: those for all, and
-    /// those for its owner. Returns when the server has confirmed the subscription.
+    /// Registers a waiter for the changes of a name, before the waiter asks. It gets the changes of
+    /// which the claim must know: those for all, and those for its owner. Without a claim, it gets
+    /// all changes of the name.
     ///
-    /// The default subscribes to all changes of the name, with the owner as the
-    /// [address](Changes::address).
-    fn changes_for(
-        &self,
-        claim: &Claim,
-    ) -> impl Future<Output = Result<Changes, BackendError>> + Send {
+    /// Nothing is sent to the server for it, until the waiter [subscribes](Changes::subscribe).
+    fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes;
+
+    /// Subscribes to all changes of a name. Returns when the server has confirmed the subscription.
+    fn changes(&self, name: &Name) -> impl Future<Output = Result<Changes, BackendError>> + Send {
         async move {
-            let mut changes = self.changes(&claim.name).await?;
-            changes.address(claim.owner);
+            let mut changes = self.listen(name, None);
+            changes.confirmed().await?;
             Ok(changes)
         }
-    }
-
-    /// Returns how many pushes a waiter for the claim may have missed until now, since it does not
-    /// listen yet. The backend may get ready to subscribe, without a wait.
-    ///
-    /// The default returns 0.
-    fn missed_pushes(&self, _claim: &Claim) -> u64 {
-        0
-    }
-
-    /// Returns the subscription of [`changes_for`](Self::changes_for), if that needs no request to
-    /// the server, and no push was missed since [`missed_pushes`](Self::missed_pushes) returned
-    /// `missed`. A waiter that asked before its request need not ask again.
-    ///
-    /// The default returns `None`.
-    fn changes_since(&self, _claim: &Claim, _missed: u64) -> Option<Changes> {
-        None
     }
 
     /// Returns how long an operation takes at most, if the backend bounds its operations itself.
     /// The caller then sets no timer for it.
     fn time_limit(&self) -> Option<Duration> {
         None
-    }
-
-    /// Returns the round trip to the server, or to the slowest of several servers. A
-    /// [majority](crate::lock::Majority) gives its servers the time for a few of them.
-    ///
-    /// The default returns [`RoundTrip::Untold`].
-    fn round_trip(&self) -> RoundTrip {
-        RoundTrip::Untold
     }
 
     /// Returns whether other processes may use the same data. Defaults to `true`.
@@ -289,14 +266,6 @@ pub trait Leases: Send + Sync + 'static {
     {
         Erased(self)
     }
-}
-
-/// Keeps each queue by a request of its own, all at once.
-async fn keep_each_alone<B: Leases + ?Sized>(
-    backend: &B,
-    queues: &[Vec<Claim>],
-) -> Vec<Result<Kept, BackendError>> {
-    join_all(queues.iter().map(|claims| backend.keep(claims))).await
 }
 
 /// The answer to [`Leases::acquire`].

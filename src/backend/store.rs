@@ -1,9 +1,16 @@
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, join_all},
+};
 
 use super::{
-    Announcement, BackOff, Claim, DynLeases, Entry, Erased, Failure, Grant, Leases, Occupied,
+    Announcement, BackOff, Claim, DynLeases, Entry, Erased, Failure, Grant, Leases, Occupied, Tap,
     Windows, erased::erased,
 };
 #[cfg(doc)]
@@ -33,6 +40,28 @@ pub trait Store: Leases {
         name: &Name,
     ) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send {
         self.get(name)
+    }
+
+    /// Returns the entries of some names, each as [`get`](Self::get) or, if they are to be `aged`,
+    /// [`get_aged`](Self::get_aged) returns it, in the order of the names.
+    ///
+    /// The default asks for each by itself, at once.
+    ///
+    /// # Errors
+    ///
+    /// If the whole question has no answer. Each answer may be an error of its own.
+    fn get_many(
+        &self,
+        names: &[Name],
+        aged: bool,
+    ) -> impl Future<Output = Result<EntryAnswers, BackendError>> + Send {
+        let each = names.iter().map(move |name| async move {
+            match aged {
+                true => self.get_aged(name).await,
+                false => self.get(name).await,
+            }
+        });
+        join_all(each).map(Ok)
     }
 
     /// Returns the entry that was [announced](Change::Announced), or another one that stands now.
@@ -149,6 +178,22 @@ pub trait Store: Leases {
         fence_life: Duration,
     ) -> impl Future<Output = Result<u64, BackendError>> + Send;
 
+    /// Has a local tier told of the changes of entries, from now on. Returns whether the tier is
+    /// told at these intervals [up to when](Tap::complete_until) it knows all of them.
+    ///
+    /// The default is for a backend that tells nothing.
+    #[doc(hidden)]
+    fn tap(&self, _tier: Weak<dyn Tap>, _every: Duration) -> bool {
+        false
+    }
+
+    /// Returns whether the local tiers of this backend are told of the changes of a name. If
+    /// `begins`, they soon are.
+    #[doc(hidden)]
+    fn hears(&self, _name: &Name, _begins: bool) -> bool {
+        true
+    }
+
     /// Returns the backend without its type.
     ///
     /// The backends of this crate override it. So their code is compiled with this crate, and not
@@ -166,6 +211,7 @@ erased! {
     trait DynStore: DynLeases; for Store;
     async fn get(name: &'a Name) -> Option<Entry>;
     async fn get_aged(name: &'a Name) -> Option<Entry>;
+    async fn get_many(names: &'a [Name], aged: bool) -> EntryAnswers;
     async fn fetch(name: &'a Name, announced: &'a Announcement) -> Option<Entry>;
     async fn claim(claim: &'a Claim, seen: u64) -> Claimed;
     async fn commit(
@@ -190,9 +236,14 @@ erased! {
     async fn expire(name: &'a Name, fence_life: Duration) -> u64;
     async fn supersede(name: &'a Name, fence_life: Duration) -> u64;
     async fn invalidate(name: &'a Name, fence_life: Duration) -> u64;
+    fn tap(tier: Weak<dyn Tap>, every: Duration) -> bool;
+    fn hears(name: &Name, begins: bool) -> bool;
 }
 
 pub(crate) type ErasedStore = Erased<dyn DynStore>;
+
+/// The answer to [`Store::get_many`] for each name.
+pub type EntryAnswers = Vec<Result<Option<Entry>, BackendError>>;
 
 /// The answer to [`Store::claim`].
 #[derive(Debug, PartialEq, Eq)]

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use super::{Cache, Loaded, Source, core::Decision, freshness::Rules};
+use tokio::time::sleep;
+
+use super::{Cache, Loaded, Source, core::Decision, freshness::Rules, local::GREATEST_STALENESS};
 use crate::{error::Error, key::Key};
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Stores a value for as long as the cache keeps values. The value of a load that is under way
-    /// is not stored.
+    /// is not stored. Returns the fence of the value, which
+    /// [`not_older_than`](super::Request::not_older_than) accepts.
     ///
     /// # Errors
     ///
@@ -19,7 +22,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the value may or may not be stored.
-    pub async fn insert(&self, key: impl Into<Key>, value: &V) -> Result<(), Error> {
+    pub async fn insert(&self, key: impl Into<Key>, value: &V) -> Result<u64, Error> {
         self.request(key).insert(value).await
     }
 
@@ -38,12 +41,16 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         key: impl Into<Key>,
         value: &V,
         ttl: Duration,
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
         self.request(key).ttl(ttl).insert(value).await
     }
 
     /// Removes a value. The value of a load that is under way is not stored. A caller that asks
-    /// after this returned is served nothing older.
+    /// after this returned is served nothing older. Returns the fence that each newer value
+    /// exceeds.
+    ///
+    /// Another process with a [local tier](super::Builder::local) may serve its copy for as long as
+    /// its bound allows. [`settled`](Self::settled) waits that out.
     ///
     /// # Errors
     ///
@@ -53,12 +60,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the value may or may not be removed.
-    pub async fn invalidate(&self, key: impl Into<Key>) -> Result<(), Error> {
+    pub async fn invalidate(&self, key: impl Into<Key>) -> Result<u64, Error> {
         let (core, key) = (&self.core, key.into());
         let name = core.name(&key)?;
         core.invalidations.count(&key);
-        core.change(&key, core.store.invalidate(&name, core.settings.fence_life())).await?;
-        Ok(())
+        let burnt = core.store.invalidate(&name, core.settings.fence_life());
+        Ok(core.change(&key, burnt).await?)
     }
 
     /// Makes a value stale. It is kept for the case that its load
@@ -94,12 +101,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// assert_eq!((*loaded.value(), loaded.source()), (17, Source::Stale));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
-    pub async fn expire(&self, key: impl Into<Key>) -> Result<(), Error> {
+    pub async fn expire(&self, key: impl Into<Key>) -> Result<u64, Error> {
         let (core, key) = (&self.core, key.into());
         let name = core.name(&key)?;
         core.invalidations.count(&key);
-        core.change(&key, core.store.expire(&name, core.settings.fence_life())).await?;
-        Ok(())
+        let burnt = core.store.expire(&name, core.settings.fence_life());
+        Ok(core.change(&key, burnt).await?)
     }
 
     /// Starts the windows of a value anew, with the settings of the cache. Returns whether it did.
@@ -134,6 +141,34 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// ```
     pub async fn touch(&self, key: impl Into<Key>) -> Result<bool, Error> {
         self.request(key).touch().await
+    }
+
+    /// Completes when no process of the fleet serves what was stored before this call: after the
+    /// greatest [staleness](super::LocalTier::max_staleness) of a local tier, which is 2 s.
+    ///
+    /// It counts what a [local tier](super::Builder::local) counts, and promises nothing in a
+    /// cluster. No process is asked: a bound that each keeps by itself costs nothing (C. Gray and
+    /// D. Cheriton, "Leases", SOSP 1989).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().start_paused(true).build().unwrap().block_on(async {
+    /// use bellwether::{Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// cache.invalidate("price:42").await?;
+    /// cache.settled().await;
+    /// // Now tell the customers.
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn settled(&self) {
+        sleep(GREATEST_STALENESS).await;
     }
 
     /// Returns the stored value with what is known of it, if there is one that has not ended. It

@@ -7,11 +7,12 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Abandoned, Cache, Codec, Json,
+    Abandoned, Cache, Codec, Json, LocalTier,
     core::Core,
     error_codec::{ErrorCodec, Of},
     failures::{FailurePolicy, Failures},
     invalidations::Invalidations,
+    local::{Tier, Watches},
     lots::Lots,
     negative::Negative,
     outage_memory::OutageMemory,
@@ -245,6 +246,34 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
+    /// Keeps copies of entries in this process, and serves those while they are fresh. Off by
+    /// default.
+    ///
+    /// Over one server that keeps its data, the tier adds at most its
+    /// [staleness](LocalTier::max_staleness): a call returns what that server would have answered
+    /// at some moment after the call began, less that time. This counts the changes by this crate,
+    /// from processes that may publish. All other changes are bounded by the
+    /// [age](LocalTier::max_age) of a copy. In a cluster that is the only bound, and so it is for a
+    /// backend of your own.
+    ///
+    /// After [`insert`](Cache::insert), [`invalidate`](Cache::invalidate),
+    /// [`expire`](Cache::expire) or [`touch`](Cache::touch) has returned, this cache and its clones
+    /// serve nothing older.
+    ///
+    /// The bound does not hold while there are two masters, for writes that a failover loses, and
+    /// for a machine that was suspended and whose monotonic clock stood still. Upgrade all
+    /// processes of the fleet to a version with this method before you call it: an older one tells
+    /// no tier of its changes.
+    ///
+    /// A copy is a clone of the value. So it is fast if `V` is cheap to clone, such as an `Arc`.
+    /// Callers that are served one count as [`Source::Local`](super::Source::Local).
+    ///
+    /// See [`LocalTier`] for an example.
+    pub fn local(mut self, tier: LocalTier) -> Self {
+        self.settings.local = Some(tier);
+        self
+    }
+
     /// Sets how much memory this process may use for values that it serves while the backend is
     /// away, in bytes. Defaults to 4 MiB over a backend that other processes share, else to 0.
     ///
@@ -308,14 +337,14 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         }
         settings.check()?;
         self.negative.iter().try_for_each(Negative::check)?;
-        let limits =
-            Limits { per_flight: settings.max_waiters_per_key, in_all: settings.max_waiters };
+        let limits = settings.limits();
         let tag = u32::from(settings.schema) << 16 | u32::from(self.codec.tag());
         let memory = OutageMemory::new(settings.outage_memory, self.store.is_shared());
         let engine = Engine::new(self.store.clone());
         let core = Core {
             try_limit: try_limit(settings.retry.as_ref(), engine.backend().as_ref()),
             engine,
+            tier: Tier::of(&settings, self.store.as_ref()),
             store: self.store,
             codec: Arc::new(self.codec),
             error_codec: self.error_codec,
@@ -323,8 +352,9 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             flights: Group::new(settings.abandoned, limits),
             reloads: Group::new(settings.abandoned, limits),
             abort: CancellationToken::new(),
-            loads: Semaphore::new(settings.max_loads),
+            loads: Arc::new(Semaphore::new(settings.max_loads)),
             counters: Counters::default(),
+            meter: crate::meter::Meter::default(),
             shards: Shards::default(),
             undecodable: Once::default(),
             unstorable: Once::default(),
@@ -332,6 +362,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             lots: Lots::default(),
             failures: Failures::new(self.failure_policy),
             memory,
+            watches: Watches::default(),
             invalidations: Invalidations::default(),
             negative: self.negative,
             looks: Group::new(Abandoned::Finish, Limits::NONE),

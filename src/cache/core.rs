@@ -3,20 +3,22 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use tokio::{
-    sync::{Semaphore, SemaphorePermit},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Codec, Loaded, Source,
+    Codec, EarlyRefresh, Loaded, Source, batch,
     breaker::Outage,
     error_codec::ErrorCodec,
     failures::Failures,
-    freshness::{self, Rules, Window},
+    freshness::{self, Lot, Rules, Window},
     invalidations::Invalidations,
     known::Known,
+    local::{self, Fill, Tier, Watches},
     lots::Lots,
     negative::Negative,
     outage_memory::{OutageMemory, Question},
@@ -26,14 +28,18 @@ use super::{
     shard::Shard,
 };
 use crate::{
-    backend::{DynStore, Entry, EntryKind, Windows, answered_by},
+    backend::{DynStore, Entry, EntryKind, Tap, Windows, answered_by},
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
     lease::Engine,
+    meter::Meter,
     observe::{Counters, Once},
     shards::Shards,
 };
+
+/// A permit to load, which the keys of one call share.
+pub(super) type Permit = Arc<OwnedSemaphorePermit>;
 
 pub(super) struct Core<V> {
     pub(super) store: Arc<dyn DynStore>,
@@ -51,13 +57,16 @@ pub(super) struct Core<V> {
     /// Cancelled when the loads under way are to end.
     pub(super) abort: CancellationToken,
     /// The permits of loads under way.
-    pub(super) loads: Semaphore,
+    pub(super) loads: Arc<Semaphore>,
     pub(super) counters: Counters,
+    pub(super) meter: Meter,
     pub(super) shards: Shards<Shard>,
     pub(super) refreshes: Refreshes<V>,
     pub(super) lots: Lots,
     pub(super) failures: Failures,
     pub(super) memory: OutageMemory,
+    pub(super) tier: Option<Arc<Tier<V>>>,
+    pub(super) watches: Watches,
     pub(super) invalidations: Invalidations,
     pub(super) negative: Option<Negative<V>>,
     /// Looks for values of callers that wait for a load no longer, by the rules of the first.
@@ -95,6 +104,12 @@ impl<V> Decision<V> {
     }
 }
 
+/// What was noted before a question.
+struct ReadBegun {
+    memory: Option<Question>,
+    fill: Option<Fill>,
+}
+
 /// Lets go of what this process has of a key, when a change of it ends. Also after an error or if
 /// the caller goes away, because the change may have happened.
 struct Changed<'a, V> {
@@ -107,10 +122,11 @@ impl<V> Drop for Changed<'_, V> {
         self.core.flights.detach(self.key);
         self.core.failures.forget(self.key);
         self.core.memory.forget(self.key);
+        self.core.forget_local(self.key);
     }
 }
 
-impl<V: Clone + Send + Sync + 'static> Core<V> {
+impl<V> Core<V> {
     /// Returns the name of a key.
     pub(super) fn name(&self, key: &Key) -> Result<Name, Error> {
         let settings = &self.settings;
@@ -118,6 +134,19 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Ok(name.with_schema(settings.schema))
     }
 
+    /// Lets go of the copies of a value in this process.
+    pub(super) fn forget_local(&self, key: &Key) {
+        if self.tier.is_none() && !local::is_any(&self.watches) {
+            return;
+        }
+        if let Ok(name) = self.name(key) {
+            self.tier.iter().for_each(|tier| tier.forget(key, &name));
+            local::tell_all(&self.watches, key, &name);
+        }
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Returns the part of the backend that keeps a name.
     pub(super) fn shard(&self, name: &Name) -> Arc<Shard> {
         self.shards.of(self.store.shard(name), |shard| !shard.breaker.is_troubled())
@@ -254,7 +283,83 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     ) -> Result<T, BackendError> {
         let (backend, limit) = (self.engine.backend().as_ref(), self.try_limit);
         let _changed = Changed { core: self, key };
+        // Its outcome may stay unknown.
+        self.forget_local(key);
         self.counted(answered_by(backend, limit, change).await)
+    }
+
+    /// Returns the copy of a value in this process.
+    pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
+        let is_taken = options.takes_local && !options.sharing.is_anew;
+        let tier = self.tier.as_ref().filter(|_| is_taken)?;
+        let lot = |fence| match self.name(&key.into()) {
+            Ok(name) => self.lots.draw(&name, fence),
+            Err(_) => Lot { is_first: true, random: 0.0 },
+        };
+        let row = tier.get(key, &options.rules, lot)?;
+        if row.fence() < options.least_fence {
+            return None;
+        }
+        Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
+    }
+
+    /// Lets go of what the copies in this process have from before a commit under this fence.
+    pub(super) fn committed_local(&self, name: &Name, fence: u64) {
+        self.tier.iter().for_each(|tier| tier.changed(name.prefix(), fence));
+        local::tell_all_of_commit(&self.watches, name, fence);
+    }
+
+    /// Asks the backend for an entry, and decides what it is good for. Keeps a copy if it is fresh.
+    pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
+        let asked = self.begin_read(name);
+        let answer = match self.needs_age(rules) {
+            false => self.store.get(name).await,
+            true => self.store.get_aged(name).await,
+        };
+        self.end_read((key, name), rules, asked, answer)
+    }
+
+    /// Reads some entries with one question, as [`read`](Self::read) does.
+    pub(super) async fn read_many(&self, keys: &[(&Key, Name)], rules: &Rules) -> Vec<Decision<V>> {
+        let names: Vec<_> = keys.iter().map(|(_, name)| name.clone()).collect();
+        let asked: Vec<_> = names.iter().map(|name| self.begin_read(name)).collect();
+        let answers = match self.store.get_many(&names, self.needs_age(rules)).await {
+            Ok(answers) => answers,
+            Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
+        };
+        let each = keys.iter().zip(asked).zip(answers);
+        let decide =
+            |((&(key, ref name), asked), answer)| self.end_read((key, name), rules, asked, answer);
+        each.map(decide).collect()
+    }
+
+    /// Returns whether entries are read with their age, if their windows do not ask for it.
+    fn needs_age(&self, rules: &Rules) -> bool {
+        self.tier.is_some() || rules.replaces || !matches!(rules.early, EarlyRefresh::Off)
+    }
+
+    fn begin_read(&self, name: &Name) -> ReadBegun {
+        let fill = self.tier.as_ref().and_then(|tier| tier.begin(self.store.as_ref(), name));
+        ReadBegun { memory: self.memory.ask(), fill }
+    }
+
+    fn end_read(
+        &self,
+        (key, name): (&Key, &Name),
+        rules: &Rules,
+        asked: ReadBegun,
+        answer: Result<Option<Entry>, BackendError>,
+    ) -> Decision<V> {
+        self.note(key, asked.memory, &answer);
+        let Some((tier, fill)) = self.tier.as_ref().zip(asked.fill) else {
+            return self.decide(name, rules, answer);
+        };
+        let entry = answer.as_ref().ok().and_then(Option::as_ref).map(Entry::without_payload);
+        let decision = self.decide(name, rules, answer);
+        if let (Some(entry), Decision::Served(value, Source::Hit, record)) = (entry, &decision) {
+            tier.insert(fill, key, entry, value.clone(), *record);
+        }
+        decision
     }
 
     /// Asks the backend for an entry. Notes the answer for the case that it will be away.
@@ -265,13 +370,22 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     ) -> Result<Option<Entry>, BackendError> {
         let asked = self.memory.ask();
         let answer = question.await;
-        match (&answer, asked) {
+        self.note(key, asked, &answer);
+        answer
+    }
+
+    fn note(
+        &self,
+        key: &Key,
+        asked: Option<Question>,
+        answer: &Result<Option<Entry>, BackendError>,
+    ) {
+        match (answer, asked) {
             (Ok(Some(entry)), Some(asked)) => self.saw(key, asked, entry),
             (Ok(None), _) => self.memory.missed(key),
             (Err(error), _) if error.kind() == BackendErrorKind::Foreign => self.memory.forget(key),
             _ => {}
         }
-        answer
     }
 
     /// Notes an entry for the case that the backend will be away.
@@ -309,16 +423,26 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     }
 
     /// Waits for a permit to load in this process, as long as the options allow it.
-    pub(super) async fn permit(&self, options: &Options) -> Result<SemaphorePermit<'_>, Error> {
-        let permit = match options.sharing.on_full {
-            OnFull::Queue => timeout(options.wait_limit, self.loads.acquire()).await.ok(),
-            OnFull::Pass | OnFull::Refuse => self.loads.try_acquire().ok().map(Ok),
+    pub(super) async fn permit(&self, options: &Options) -> Result<Permit, Error> {
+        let granted = match options.sharing.on_full {
+            OnFull::Queue => {
+                let acquired =
+                    async { Some(Arc::new(self.loads.clone().acquire_owned().await.ok()?)) };
+                let shared = batch::permit(options.batch.as_deref(), acquired);
+                timeout(options.wait_limit, shared).await.ok().flatten()
+            }
+            OnFull::Pass | OnFull::Refuse => self.try_permit(options),
         };
-        if let Some(Ok(permit)) = permit {
-            return Ok(permit);
-        }
-        let loads = self.settings.max_loads;
-        let words = format!("{loads} loads are under way: ask later, or raise `max_loads`");
-        Err(Error::new(ErrorKind::Overloaded, words))
+        granted.ok_or_else(|| {
+            let loads = self.settings.max_loads;
+            let words = format!("{loads} loads are under way: ask later, or raise `max_loads`");
+            Error::new(ErrorKind::Overloaded, words)
+        })
+    }
+
+    /// Returns a permit to load in this process, if there is one at once.
+    pub(super) fn try_permit(&self, options: &Options) -> Option<Permit> {
+        let acquired = async { Some(Arc::new(self.loads.clone().try_acquire_owned().ok()?)) };
+        batch::permit(options.batch.as_deref(), acquired).now_or_never().flatten()
     }
 }

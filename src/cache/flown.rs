@@ -108,6 +108,7 @@ impl Counters {
     pub(crate) fn served(&self, source: Source) {
         let counter = match source {
             Source::Hit => &self.hits,
+            Source::Local => return self.local.add(),
             Source::Stale => &self.stale,
             Source::Led => &self.led,
             Source::Followed => &self.followed,

@@ -91,7 +91,18 @@ pub(super) enum Window {
 /// An entry of unknown age or without windows is fresh, for the backend drops it at its end.
 pub(super) fn decide(entry: &Entry, rules: &Rules, lot: impl FnOnce() -> Lot) -> Window {
     let (Some(age), Some(windows)) = (entry.age, entry.windows) else { return Window::Fresh };
-    let (stale, costs) = (windows.stale.min(rules.stale), Costs::of(entry));
+    decide_at(age, windows, Costs::of(entry), rules, lot)
+}
+
+/// Decides the same for an entry of this age.
+pub(super) fn decide_at(
+    age: Duration,
+    windows: Windows,
+    costs: Costs,
+    rules: &Rules,
+    lot: impl FnOnce() -> Lot,
+) -> Window {
+    let stale = windows.stale.min(rules.stale);
     // Otherwise each read of a short life would refresh.
     let half = windows.fresh / 2;
     if let Some(left) = windows.fresh.checked_sub(age).filter(|left| !left.is_zero()) {

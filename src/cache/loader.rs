@@ -42,10 +42,17 @@ where
     Fut: Future<Output = Result<V, E>>,
     E: Into<BoxError>,
 {
-    let value = loader.await.map_err(Error::load)?;
+    loader.await.map(|value| produced(&core, &lead, value)).map_err(Error::load)
+}
+
+/// Returns the outcome of a loader that returned a value.
+pub(super) fn produced<V>(core: &Core<V>, lead: &Lead<V>, value: V) -> Produced<V>
+where
+    V: Clone + Send + Sync + 'static,
+{
     // An unchanged value was decoded before.
     let is_unchanged = lead.keeping().is_unchanged;
-    Ok(Produced::Value(if is_unchanged { value.into() } else { core.made(value) }))
+    Produced::Value(if is_unchanged { value.into() } else { core.made(value) })
 }
 
 /// Runs a loader, for the flight or load of this number, if there is one. Its time limit ends when

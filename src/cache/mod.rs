@@ -13,6 +13,7 @@
 
 mod acts;
 mod after_failure;
+mod batch;
 mod breaker;
 mod builder;
 mod codec;
@@ -25,11 +26,14 @@ mod invalidations;
 mod known;
 mod lead;
 mod loader;
+mod local;
 mod lots;
+mod many;
 mod negative;
 mod outage_memory;
 mod outcome;
 mod patience;
+mod published;
 mod quiet;
 mod rebuild;
 mod refreshes;
@@ -48,10 +52,12 @@ use tokio::time::timeout;
 pub use self::codec::Postcard;
 pub use self::{
     after_failure::AfterFailure,
+    batch::Batch,
     builder::Builder,
     codec::{Codec, Json, Raw},
     freshness::EarlyRefresh,
     lead::{Lead, StaleValue},
+    local::{EntryWatch, LocalTier, Ticket},
     outcome::{Loaded, Source},
     request::Request,
 };
@@ -155,7 +161,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         Fut: Future<Output = Result<V, E>> + Send + 'static,
         E: Into<BoxError> + 'static,
     {
-        Ok(self.request(key).load(loader).await?.value)
+        let key = key.into();
+        // Before the future of a load is made, which costs as much as a copy.
+        match self.get_local(key.as_str()) {
+            Some(copy) => Ok(copy),
+            None => Ok(self.request(key).load(loader).await?.value),
+        }
     }
 
     /// Returns a request for a key, with options of its own. It also says where its value came
@@ -177,18 +188,58 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Dropping the future changes nothing.
     pub async fn get(&self, key: impl Into<Key>) -> Result<Option<V>, Error> {
         let key = key.into();
+        let options = &self.core.settings.options;
+        if let Some(copy) = self.core.local(key.as_str(), options) {
+            return Ok(Some(copy.value));
+        }
         let name = self.core.name(&key)?;
-        let rules = &self.core.settings.options.rules;
-        let answer = self.core.ask(&key, self.core.store.get(&name)).await;
-        match self.core.decide(&name, rules, answer) {
+        match self.core.read(&key, &name, &options.rules).await {
             Decision::Unanswered(error) => Err(error.into()),
             decision => Ok(decision.value().map(|(value, ..)| value)),
         }
     }
 
+    /// Returns the copy of a value that the [local tier](Builder::local) has, if it may be served.
+    /// Asks no backend, and starts nothing.
+    pub fn get_local(&self, key: &str) -> Option<V> {
+        let copy = self.core.local(key, &self.core.settings.options)?;
+        self.core.counters.served(copy.source);
+        Some(copy.value)
+    }
+
     /// Returns what was counted since the cache was built.
     pub fn stats(&self) -> Stats {
         self.core.counters.snapshot(self.core.flights.len() + self.core.reloads.len())
+    }
+
+    /// Publishes the [counters](Self::stats) of this cache and its clones, and the times of loads
+    /// and waits, to the recorder of the crate [`metrics`]. `name` is their label `cache`.
+    ///
+    /// Spawn the future that this returns. It publishes once a second, and ends with the last
+    /// clone. A second name for the same cache has no effect. docs/metrics.md lists the metrics,
+    /// and what to do when one moves.
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// tokio::spawn(cache.publish_metrics("stock"));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, counters stay as they were published, and times are still
+    /// published. Call this again to go on.
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    pub fn publish_metrics<N: Into<String>>(
+        &self,
+        name: N,
+    ) -> impl Future<Output = ()> + Send + 'static + use<V, N> {
+        crate::meter::publish(&self.core, ("cache", name.into().into()))
     }
 
     /// Shuts this cache and its clones down, so that a deploy costs the fleet no lease.

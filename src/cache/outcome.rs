@@ -85,6 +85,8 @@ impl<V> From<V> for Made<V> {
 pub enum Source {
     /// It was stored.
     Hit,
+    /// It was a copy of the [local tier](super::Builder::local).
+    Local,
     /// It was stored and is no longer fresh. It is refreshed in the background, or its load failed.
     Stale,
     /// The loader of this caller made it, under the lease.

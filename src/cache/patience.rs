@@ -30,6 +30,20 @@ pub(super) struct Patience {
     rules: Rules,
 }
 
+/// Waits for the end of a flight, as long as the patience of its caller lasts.
+pub(super) async fn wait<V: Clone + Send + Sync + 'static>(
+    patience: Option<&Patience>,
+    core: &Arc<Core<V>>,
+    key: &Key,
+    follower: &mut Follower<Outcome<V>>,
+) -> Waited<Outcome<V>> {
+    match patience {
+        None => follower.wait().await,
+        // In a box, which most callers do not need.
+        Some(patience) => Box::pin(patience.wait(core, key, follower)).await,
+    }
+}
+
 impl Patience {
     /// Begins the patience of a caller, if it has a limit.
     pub(super) fn of(options: &Options) -> Option<Box<Self>> {

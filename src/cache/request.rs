@@ -12,7 +12,7 @@ use super::{
     lead::Keeping,
     loader::{self, Produced},
     outcome::{Alone, Outcome},
-    patience::Patience,
+    patience::{self, Patience},
     run::Run,
     settings::{OnFull, Options, Sharing},
 };
@@ -76,7 +76,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// request.stale_if_error(Duration::from_secs(600)).insert(&17).await?;
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
-    pub async fn insert(self, value: &V) -> Result<(), Error> {
+    pub async fn insert(self, value: &V) -> Result<u64, Error> {
         let Self { core, key, own } = self;
         let (value, payload) = core.round_trip(value)?;
         let negative = own.is_none().then(|| core.negative_windows(&value)).flatten();
@@ -86,7 +86,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let entry = Entry::value(core.tag, Duration::ZERO, payload).with_windows(windows);
         let fence = core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
         core.lots.stored(&name, fence);
-        Ok(())
+        Ok(fence)
     }
 
     /// Starts the windows of the stored value anew, with those of this request. Returns whether
@@ -151,6 +151,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             // Only a leader needs the name, but each caller is told if its key has none.
             Name::check(Family::Cache, &key, core.settings.max_key)?;
             let options = core.options(own.as_deref());
+            if let Some(loaded) = core.local(key.as_str(), options) {
+                return Ok(Flown::Loaded(loaded));
+            }
             let (sharing, patience) = (options.sharing, Patience::of(options));
             // How long this caller has waited for an answer that did not come.
             let mut unanswered = None;
@@ -170,13 +173,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                         let run = Run::new(&core, &key, own.take(), leader, unanswered.is_some())?;
                         follower.lead(leader_work(run, &key, &mut work)?);
                     }
-                    None => hurry(&core, &follower, unanswered),
+                    None => hurry(&core, own.as_deref(), &follower, unanswered),
                 }
-                let waited = match &patience {
-                    None => follower.wait().await,
-                    Some(patience) => Box::pin(patience.wait(&core, &key, &mut follower)).await,
-                };
-                match waited {
+                match patience::wait(patience.as_deref(), &core, &key, &mut follower).await {
                     Waited::JoinAgain => unanswered = None,
                     Waited::Outcome(Outcome::Unanswered(waited)) => unanswered = Some(waited),
                     Waited::Outcome(end) => {
@@ -222,8 +221,17 @@ pub(super) fn nest<T>(from: Option<u64>, follower: &Follower<T>) -> Option<Optio
     Some(Some(edge))
 }
 
-/// Tells a flight not to wait for an answer, if the caller has already waited long without one.
-fn hurry<V, T>(core: &Core<V>, follower: &Follower<T>, unanswered: Option<Duration>) {
+/// Notes that a caller waits for a flight. Tells it not to wait for an answer, if the caller has
+/// already waited long without one.
+fn hurry<V, T>(
+    core: &Core<V>,
+    own: Option<&Options>,
+    follower: &Follower<T>,
+    unanswered: Option<Duration>,
+) where
+    V: Clone + Send + Sync + 'static,
+{
+    core.options(own).will_wait();
     let patience = core.try_limit / 2;
     if unanswered.is_some_and(|waited| waited > patience) {
         follower.tell(Notice::Hurry);
@@ -277,6 +285,7 @@ where
 {
     let work = work.ok_or_else(cut_off)?;
     core.counters.loads.add();
+    let begun = core.meter.begin();
     let limit = core.options(own.as_deref()).load_limit;
     let lead = Lead::new(None, None, Source::Degraded, false);
     let produced = tokio::select! {
@@ -288,6 +297,7 @@ where
             return ended(&core, Outcome::Head(head, Source::Degraded), true, None);
         }
     };
+    core.loaded(begun, &produced);
     match produced {
         Ok(Produced::Value(made)) => {
             ended(&core, Outcome::Value(Loaded::degraded(made.value)), true, None)

@@ -5,12 +5,13 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 
 use super::{
-    Abandoned, AfterFailure, Source, after_failure::LONGEST_RETRY_AFTER, freshness::Rules,
-    lead::Keeping, uses::CountedUses,
+    Abandoned, AfterFailure, LocalTier, Source, after_failure::LONGEST_RETRY_AFTER, batch::Member,
+    freshness::Rules, lead::Keeping, uses::CountedUses,
 };
 use crate::{
     backend::Windows,
     error::{Error, ErrorKind},
+    flight::Limits,
     key::Namespace,
     lease::{Retry, RetryStrategy, Upkeep},
 };
@@ -37,9 +38,20 @@ pub(super) struct Options {
     pub(super) sharing: Sharing,
     /// By default, the value of each key is stored.
     pub(super) min_uses: Option<CountedUses>,
+    /// Set if the key is one of many that a call asks for.
+    pub(super) batch: Option<Arc<Member>>,
+    /// Whether a copy of the local tier is good enough.
+    pub(super) takes_local: bool,
+    /// The least fence of a copy that is good enough.
+    pub(super) least_fence: u64,
 }
 
 impl Options {
+    /// Notes that another load is waited for.
+    pub(super) fn will_wait(&self) {
+        self.batch.iter().for_each(|member| member.decided());
+    }
+
     /// Returns the windows of a value.
     pub(super) fn windows(&self) -> Windows {
         self.windows_of(None, &Keeping::default())
@@ -131,6 +143,7 @@ pub(super) struct Settings {
     pub(super) abandoned: Abandoned,
     /// By default, it depends on the backend.
     pub(super) outage_memory: Option<usize>,
+    pub(super) local: Option<LocalTier>,
 }
 
 impl Default for Settings {
@@ -158,6 +171,9 @@ impl Default for Settings {
                     local: None,
                 },
                 min_uses: None,
+                batch: None,
+                takes_local: true,
+                least_fence: 0,
             },
             uncacheable_ttl: Duration::from_secs(10),
             lease: Duration::from_secs(5),
@@ -170,11 +186,17 @@ impl Default for Settings {
             max_value: 8 << 20,
             abandoned: Abandoned::Finish,
             outage_memory: None,
+            local: None,
         }
     }
 }
 
 impl Settings {
+    /// Returns the limits on callers that wait.
+    pub(super) fn limits(&self) -> Limits {
+        Limits { per_flight: self.max_waiters_per_key, in_all: self.max_waiters }
+    }
+
     /// Returns how long a fence is kept. It outlives the lease by a grace: a load whose lease ended
     /// unnoticed may still be committed in it, if no other load began.
     pub(super) fn fence_life(&self) -> Duration {
@@ -216,6 +238,7 @@ impl Settings {
         at_most("max_loads", self.max_loads, Semaphore::MAX_PERMITS)?;
         at_least("max_waiters", self.max_waiters, 1)?;
         at_least("max_waiters_per_key", self.max_waiters_per_key, 1)?;
+        self.local.iter().try_for_each(LocalTier::check)?;
         at_least("max_key", self.max_key, 1)?;
         at_least("max_value", self.max_value, 1)
     }
@@ -250,7 +273,11 @@ pub(super) fn at_least<T: PartialOrd + fmt::Debug>(
     Err(outside(setting, given, format_args!("at least {least:?}")))
 }
 
-fn at_most<T: PartialOrd + fmt::Debug>(setting: &str, given: T, most: T) -> Result<(), Error> {
+pub(super) fn at_most<T: PartialOrd + fmt::Debug>(
+    setting: &str,
+    given: T,
+    most: T,
+) -> Result<(), Error> {
     if given <= most {
         return Ok(());
     }

@@ -122,6 +122,11 @@ impl<T> Group<T> {
         }
     }
 
+    /// Returns whether no flight begins any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.flights.leaders.is_closed()
+    }
+
     /// Returns when no leader is under way. The group must be [closed](Self::close).
     pub(crate) async fn idle(&self) {
         self.flights.leaders.idle().await;

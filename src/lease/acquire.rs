@@ -21,7 +21,6 @@ use super::{
 use crate::{
     backend::{Acquired, Change, Changes, Claim, Mode, Owner},
     error::{BackendError, BackendErrorKind, Error},
-    key::Family,
     time::after,
 };
 
@@ -105,7 +104,7 @@ impl Engine {
         strategy: Arc<dyn RetryStrategy>,
         limit: Duration,
     ) -> Result<LeaseGuard, Error> {
-        let deadline = after(Instant::now(), limit);
+        let (begun, deadline) = (self.meter.begin(), after(Instant::now(), limit));
         let acquired = self.attendance().run(|| {
             let (engine, strategy) = (self.clone(), strategy.clone());
             let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
@@ -113,7 +112,7 @@ impl Engine {
                 engine.acquire_until(claim, upkeep, strategy.as_ref(), (limit, deadline)).await
             }
         });
-        self.counted(acquired.await)
+        self.counted(begun, acquired.await)
     }
 
     /// Acquires leases of different names one after another, within one limit. If one is not
@@ -130,14 +129,14 @@ impl Engine {
         strategy: Arc<dyn RetryStrategy>,
         limit: Duration,
     ) -> Result<Vec<LeaseGuard>, Error> {
-        let deadline = after(Instant::now(), limit);
+        let (begun, deadline) = (self.meter.begin(), after(Instant::now(), limit));
         let acquired = self.attendance().run(|| {
             let (engine, strategy, claims) = (self.clone(), strategy.clone(), claims.clone());
             async move {
                 engine.acquire_in_order(&claims, upkeep, strategy.as_ref(), (limit, deadline)).await
             }
         });
-        self.counted(acquired.await)
+        self.counted(begun, acquired.await)
     }
 
     async fn acquire_in_order(
@@ -170,16 +169,11 @@ impl Engine {
 
     async fn acquire_until(
         self: &Arc<Self>,
-        mut claim: Claim,
+        claim: Claim,
         upkeep: Upkeep,
         strategy: &dyn RetryStrategy,
         (limit, deadline): (Duration, Instant),
     ) -> Result<LeaseGuard, Error> {
-        // A lease that is not renewed lasts for its own time, so it cannot be handed over for less.
-        claim.takes_handover = claim.waits
-            && claim.takes_handover
-            && upkeep.renew_every.is_some()
-            && claim.lease >= claim.handover_life();
         let mut waiting =
             Waiting::new(&self.janitor, WaitedFor::Claim(claim.clone()), strategy, limit);
         waiting.end_at(deadline);
@@ -222,10 +216,7 @@ impl Attempt for OneAttempt<'_> {
         {
             return asked;
         }
-        if self.acquisition.claim().waits {
-            waiting.listening().note_missed();
-        }
-        // That of a majority follows the round trip.
+        waiting.listening().listen();
         let limit = try_limit(self.strategy, self.engine.backend().as_ref());
         match self.acquisition.ask(limit, |backend, claim| backend.acquire(claim)).await {
             Ok((Acquired::Granted(grant), sent)) => {
@@ -252,6 +243,8 @@ impl Attempt for OneAttempt<'_> {
 
     fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<LeaseOutcome> {
         let Change::Granted(handover) = change else { return None };
+        // One that is not renewed asks, so that it has its full time.
+        self.upkeep.renew_every?;
         let until = self.acquisition.trusts(&handover)?;
         let is_fenced = self.acquisition.claim().mode.is_fenced();
         let fence = if is_fenced { handover.fence } else { 0 };
@@ -270,7 +263,7 @@ impl Attempt for OneAttempt<'_> {
 }
 
 impl OneAttempt<'_> {
-    /// Holds what was granted. The local queue slot and the waiter's subscription move on with the
+    /// Holds what was granted. The local queue slot and the waiter's registration move on with the
     /// lease.
     fn hold(
         &mut self,
@@ -325,7 +318,8 @@ impl OneAttempt<'_> {
         }
     }
 
-    /// Takes over the slot, and with it the subscription of the last caller that contended.
+    /// Takes over the slot. The registration of the last caller that contended ends when this one
+    /// has its own, so that the channel stays open.
     async fn contend(
         &mut self,
         mut slot: LeaseSlot,
@@ -342,10 +336,8 @@ impl OneAttempt<'_> {
             owed.disarm();
         }
         if let Some(changes) = slot.take_changes() {
-            // A majority may have its queue at another server by now.
-            if self.acquisition.claim().name.family() != Family::Redlock {
-                waiting.listening().adopt(changes);
-            }
+            waiting.listening().listen().subscribe();
+            drop(changes);
             // The turn of this process is over, and it is the turn of another one.
             Box::pin(sleep(GIVE_WAY)).await;
         }
@@ -353,17 +345,13 @@ impl OneAttempt<'_> {
     }
 
     /// Returns whether the next request needs a fresh owner. It does if too few replicas confirmed
-    /// a grant, if a permit may be granted late, or if a majority has lost the queue entry. A
-    /// permit leaves with its id, and no guard would undo that.
+    /// a grant, or if a permit may be granted late. A permit leaves with its id, and no guard would
+    /// undo that.
     fn must_restart(&self, error: &BackendError) -> bool {
-        let claim = self.acquisition.claim();
-        let is_permit = matches!(claim.mode, Mode::Permit { .. });
-        let is_majority = claim.name.family() == Family::Redlock;
+        let is_permit = matches!(self.acquisition.claim().mode, Mode::Permit { .. });
         match error.kind() {
             BackendErrorKind::Unreplicated => true,
-            BackendErrorKind::Unknown => {
-                is_majority || is_permit && self.upkeep.renew_every.is_none()
-            }
+            BackendErrorKind::Unknown => is_permit && self.upkeep.renew_every.is_none(),
             _ => false,
         }
     }

@@ -125,16 +125,6 @@ impl Acquisition {
         self.state = AcquisitionState::Unknown;
     }
 
-    /// Returns whether the claim may have a queue entry at the backend.
-    pub(crate) fn may_be_queued(&self) -> bool {
-        self.state == AcquisitionState::Waiting
-    }
-
-    /// Returns whether the backend has nothing of the claim.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.state == AcquisitionState::Idle
-    }
-
     /// Returns whether another holder was in the way.
     pub(super) fn is_waiting(&self) -> bool {
         self.handover.has_met_holder()
@@ -149,7 +139,7 @@ impl Acquisition {
     ///
     /// A request that may still be on its way could be granted the lease again, after its end.
     pub(super) fn trusts(&self, handover: &Handover) -> Option<Instant> {
-        let certain = self.claim.takes_handover && self.state != AcquisitionState::Unknown;
+        let certain = self.state != AcquisitionState::Unknown;
         self.handover.trusts(handover).filter(|_| certain)
     }
 

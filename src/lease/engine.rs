@@ -7,6 +7,7 @@ use super::{
 use crate::{
     backend::DynLeases,
     error::{Error, ErrorKind},
+    meter::{Meter, MeterStart, MeteredTime},
     observe::{LockCounters, LockStats},
 };
 
@@ -17,6 +18,8 @@ pub(crate) struct Engine {
     pub(super) renewals: Renewals,
     pub(super) keeper: Keeper,
     pub(super) queues: LocalQueues<Arc<LeaseRecord>>,
+    /// Publishes the times of locks.
+    pub(super) meter: Meter,
 }
 
 impl Engine {
@@ -29,6 +32,7 @@ impl Engine {
             keeper: Keeper::new(backend),
             janitor,
             queues: LocalQueues::default(),
+            meter: Meter::default(),
         })
     }
 
@@ -50,8 +54,14 @@ impl Engine {
         self.counters.snapshot(self.renewals.held())
     }
 
-    /// Counts an acquisition that ended with an error.
-    pub(super) fn counted<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+    /// Counts an acquisition that ended with an error, and publishes how long it took.
+    pub(super) fn counted<T>(
+        &self,
+        begun: MeterStart,
+        outcome: Result<T, Error>,
+    ) -> Result<T, Error> {
+        let result = || if outcome.is_ok() { "acquired" } else { "error" };
+        self.meter.ended(begun, MeteredTime::LockWait, result);
         match outcome.as_ref().map_err(Error::kind) {
             Ok(_) => {}
             Err(ErrorKind::NotAcquired) => self.counters.not_acquired.add(),
@@ -68,5 +78,20 @@ impl Engine {
     /// Stops the engine, and waits until the releases have ended or the limit passes.
     pub(crate) async fn shutdown(&self, limit: Duration) {
         self.janitor.shutdown(limit).await;
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl crate::meter::Publisher for Engine {
+    fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    fn counters(&self) -> Vec<crate::meter::MetricValue> {
+        self.stats().each().into_iter().map(|(_, metric, value)| (metric, None, value)).collect()
+    }
+
+    fn gauges(&self) -> Vec<(&'static str, f64)> {
+        vec![("bellwether_locks_held", self.renewals.held() as f64)]
     }
 }

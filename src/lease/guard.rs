@@ -12,6 +12,7 @@ use super::{
 use crate::{
     backend::{Claim, DynLeases, Grant, Mode, Owner, Renewal, answered},
     error::{BackendError, BackendErrorKind, Error},
+    meter::{MeterStart, MeteredTime},
 };
 
 impl Engine {
@@ -26,11 +27,13 @@ pub(crate) struct LeaseGuard {
     engine: Arc<Engine>,
     record: Arc<LeaseRecord>,
     released: bool,
+    begun: MeterStart,
 }
 
 impl LeaseGuard {
     pub(super) fn new(engine: Arc<Engine>, record: Arc<LeaseRecord>) -> Self {
-        Self { engine, record, released: false }
+        let begun = engine.meter.begin();
+        Self { engine, record, released: false, begun }
     }
 
     /// Returns the shared record of the lease.
@@ -79,6 +82,8 @@ impl LeaseGuard {
     pub(crate) fn detach(mut self) -> Owner {
         self.closing();
         self.released = true;
+        // The hold goes on without this guard.
+        self.begun = MeterStart::default();
         self.claim().owner
     }
 
@@ -156,6 +161,8 @@ impl Deref for LeaseGuard {
 
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
+        let result = || if self.record.is_lost() { "lost" } else { "held" };
+        self.engine.meter.ended(self.begun, MeteredTime::LockHold, result);
         if !self.released {
             // The release goes on by itself, and repeats what fails.
             drop(self.give_back());

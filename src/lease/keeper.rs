@@ -1,22 +1,19 @@
 //! Keeps the queue entries of this process at the backend.
 //!
-//! A process keeps all of its entries in many queues with one request. So a waiter sleeps until a
-//! push for it. The answer tells which entries are gone: their waiters ask. If the lease in the way
-//! has ended, the same request hands it to the next waiter in the fleet.
-//!
-//! One task for each engine does it, while this process has waiters and for a moment longer. It
-//! sends [batches](schedule) of queues, each of which is answered for itself.
+//! A process keeps all of its entries in a queue with one request, by one task for each queue. So a
+//! waiter sleeps until a push for it. The answer tells which entries are gone: their waiters ask.
+//! If the lease in the way has ended, the same request grants it to the next waiter in the fleet.
 
-mod schedule;
 #[cfg(test)]
 mod tests;
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
-use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use hashbrown::{HashMap, hash_map::Entry};
 use tokio::{
     runtime::{Handle, Id},
     sync::Notify,
@@ -24,27 +21,28 @@ use tokio::{
 };
 use tracing::debug;
 
-use self::schedule::{KeeperSchedule, KeptBatch, KeptQueueKey, KeptWaiter};
-use super::retry::{Retry, try_limit};
 use crate::{
-    backend::{Claim, DynLeases, Kept, QUEUES_KEPT_AT_ONCE, QueueKind, answered},
+    backend::{Claim, DynLeases, Kept, SemaphoreKind, answered},
     error::{BackendError, BackendErrorKind, Chain},
+    key::Name,
     observe::Rarely,
     sync::lock,
     time::after,
 };
 
-/// After which part of its time a queue entry is kept: two requests may fail before it ends.
-const KEEP_ENTRY: f64 = 0.32;
-/// The same with many queues, where two requests may fail as well.
-const KEEP_ONE_OF_MANY: f64 = 0.58;
-const MANY: usize = 1400;
+/// How often the entries of a queue are kept: two requests may fail before they end.
+const INTERVAL: Duration = Duration::from_millis(640);
+/// How long an entry lasts that is kept, in intervals.
+const ENTRY_LIFE: u32 = 3;
+/// Queues beyond 1,280 lengthen the interval, so that a process sends 2,000 requests a second.
+const EACH_QUEUE: Duration = Duration::from_micros(500);
 /// How soon a request that failed is repeated.
 const REPEAT: Duration = Duration::from_millis(100);
-/// The pause between two batches, so that the commands of others go in between.
-const PAUSE: Duration = Duration::from_millis(2);
-/// How long the task sleeps while all queues have requests under way.
-const IDLE: Duration = Duration::from_secs(1);
+/// How many waiters of a queue are named in one request: those that have waited longest, since a
+/// queue is left at its head.
+const NAMED: usize = 32;
+/// After the end of a lease in the way, the processes look at random times within this.
+const JITTER: Duration = Duration::from_millis(50);
 
 /// The queue entries of one engine.
 #[derive(Clone)]
@@ -52,9 +50,26 @@ pub(super) struct Keeper(Arc<KeeperCore>);
 
 struct KeeperCore {
     backend: Arc<dyn DynLeases>,
-    schedule: Mutex<KeeperSchedule>,
+    queues: Mutex<HashMap<KeptQueueKey, KeptQueue>>,
+}
+
+type KeptQueueKey = (Name, SemaphoreKind);
+
+/// The waiters of one queue in this process.
+struct KeptQueue {
+    /// In the order in which they came.
+    waiters: BTreeMap<u64, KeptWaiter>,
+    came: u64,
+    look_at: Instant,
     /// Notified when the task must look earlier than it would.
-    changed: Notify,
+    earlier: Arc<Notify>,
+}
+
+struct KeptWaiter {
+    claim: Claim,
+    runtime: Handle,
+    /// Notified when the waiter must ask.
+    asks: Arc<Notify>,
 }
 
 /// A waiter whose queue entry is kept. Dropped, it is kept no more.
@@ -67,118 +82,93 @@ pub(super) struct KeptPlace {
 
 impl Keeper {
     pub(super) fn new(backend: Arc<dyn DynLeases>) -> Self {
-        let (schedule, changed) = Default::default();
-        Self(Arc::new(KeeperCore { backend, schedule, changed }))
+        Self(Arc::new(KeeperCore { backend, queues: Mutex::default() }))
     }
 
     /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
     pub(super) fn enter(&self, claim: &Claim, remaining: Duration) -> KeptPlace {
-        let key = (claim.name.clone(), QueueKind::from(claim.mode));
+        let key = (claim.name.clone(), SemaphoreKind::from(claim.mode));
         let (runtime, asks) = (Handle::current(), Arc::<Notify>::default());
-        let waiter =
-            KeptWaiter { claim: claim.clone(), runtime: runtime.clone(), asks: asks.clone() };
-        let mut schedule = self.schedule();
-        let look_at = after(Instant::now(), self.every(claim, schedule.len() + 1));
-        let number = schedule.add(&key, waiter, look_at);
-        let is_earlier =
-            schedule.look_after(&key, remaining) || schedule.next_look() == Some(look_at);
-        let starts = !std::mem::replace(&mut schedule.running, true);
-        drop(schedule);
-        if starts {
-            self.start(&runtime, Vec::new());
-        } else if is_earlier {
-            self.0.changed.notify_one();
+        let mut queues = self.queues();
+        let (queue, is_new) = match queues.entry(key.clone()) {
+            Entry::Occupied(queue) => (queue.into_mut(), false),
+            Entry::Vacant(vacant) => (vacant.insert(KeptQueue::new()), true),
+        };
+        queue.came += 1;
+        let number = queue.came;
+        let claim = claim.clone();
+        let waiter = KeptWaiter { claim, runtime: runtime.clone(), asks: asks.clone() };
+        queue.waiters.insert(number, waiter);
+        queue.look_after(remaining);
+        drop(queues);
+        if is_new {
+            self.start(key.clone(), &runtime, Vec::new());
         }
         KeptPlace { keeper: self.clone(), key, number, asks }
     }
 
-    fn start(&self, runtime: &Handle, mut tried: Vec<Id>) {
+    fn start(&self, key: KeptQueueKey, runtime: &Handle, mut tried: Vec<Id>) {
         tried.push(runtime.id());
-        let task = KeeperTask { keeper: self.clone(), tried, ended: false };
+        let task = KeeperTask { keeper: self.clone(), key, tried, has_ended: false };
         // A runtime that is gone drops the task at once.
         runtime.spawn(task.run());
     }
 
-    /// Notes the answers to a batch that was sent at `sent`.
-    fn answered(&self, batch: KeptBatch, sent: Instant, answers: Answers) {
-        let mut schedule = self.schedule();
-        let Some(claim) = batch.claims.first().and_then(|claims| claims.first()) else { return };
-        let look_at = after(sent, self.every(claim, schedule.len()));
-        let mut answers = answers.map(Vec::into_iter);
-        for (key, numbers) in batch.queues {
-            let answer = match &mut answers {
-                // An answer with too few parts says of the rest that nothing is known.
-                Ok(each) => each.next().unwrap_or_else(|| Ok(Kept::unknown())),
-                Err(error) => Err(error.clone()),
-            };
-            match answer {
-                Ok(kept) => self.kept(&mut schedule, &key, &numbers, &kept, look_at),
-                Err(error) => failed(&mut schedule, &key, &error),
-            }
+    /// Returns how often each queue is kept. Those of many queues are kept at random times, so that
+    /// they spread over the interval.
+    fn interval(&self) -> Duration {
+        let count = u32::try_from(self.queues().len()).unwrap_or(u32::MAX);
+        INTERVAL.max(EACH_QUEUE.saturating_mul(count)).mul_f64(1.0 - fastrand::f64() / 10.0)
+    }
+
+    fn queues(&self) -> MutexGuard<'_, HashMap<KeptQueueKey, KeptQueue>> {
+        lock(&self.0.queues)
+    }
+}
+
+impl KeptQueue {
+    fn new() -> Self {
+        let look_at = Instant::now() + INTERVAL;
+        Self { waiters: BTreeMap::new(), came: 0, look_at, earlier: Arc::default() }
+    }
+
+    /// Looks not long after the end of the lease in the way.
+    fn look_after(&mut self, remaining: Duration) {
+        let look_at = after(Instant::now(), remaining + JITTER.mul_f64(fastrand::f64()));
+        if look_at < self.look_at {
+            self.look_at = look_at;
+            self.earlier.notify_one();
         }
     }
 
     /// Makes the waiters ask whose entries are gone, and decides when to look next.
-    fn kept(
-        &self,
-        schedule: &mut KeeperSchedule,
-        key: &KeptQueueKey,
-        numbers: &[u64],
-        kept: &Kept,
-        look_at: Instant,
-    ) {
-        let Some(queue) = schedule.get_mut(key) else { return };
-        if kept.has_lapsed {
-            queue.wake_all();
-        } else {
-            let gone = numbers.iter().zip(&kept.stands).filter(|(_, stands)| !**stands);
-            queue.wake(&gone.map(|(number, _)| *number).collect());
-        }
-        schedule.set_timer(key, look_at);
-        if !kept.has_lapsed && !kept.remaining.is_zero() {
-            schedule.look_after(key, kept.remaining);
-        }
-    }
-
-    /// Returns how often the entries are kept while there are `count` queues. Those of many batches
-    /// are kept at random times, so that they spread over the interval.
-    fn every(&self, claim: &Claim, count: usize) -> Duration {
-        let life = claim.queue_entry_life();
-        let limit = try_limit(&Retry::on_demand(), self.0.backend.as_ref());
-        let rarely = life.mul_f64(KEEP_ONE_OF_MANY);
-        let every = match count > MANY && rarely + (limit + REPEAT) * 2 < life {
-            true => rarely,
-            false => life.mul_f64(KEEP_ENTRY),
+    fn answered(&mut self, named: &[u64], look_at: Instant, answer: Result<Kept, BackendError>) {
+        let wake = |is_gone: &dyn Fn(u64) -> bool| {
+            let gone = self.waiters.iter().filter(|(number, _)| is_gone(**number));
+            gone.for_each(|(_, waiter)| waiter.asks.notify_one());
         };
-        match count > QUEUES_KEPT_AT_ONCE {
-            true => every.mul_f64(1.0 - fastrand::f64() / 10.0),
-            false => every,
+        match answer {
+            Ok(kept) => {
+                let stands: HashMap<_, _> = named.iter().copied().zip(kept.stands).collect();
+                wake(&|number| kept.has_lapsed || stands.get(&number) == Some(&false));
+                self.look_at = look_at;
+                if !kept.has_lapsed && !kept.remaining.is_zero() {
+                    self.look_after(kept.remaining);
+                }
+            }
+            Err(error) => {
+                wake(&|_| error.kind() == BackendErrorKind::Foreign);
+                self.look_at = Instant::now() + REPEAT;
+            }
         }
     }
-
-    fn schedule(&self) -> MutexGuard<'_, KeeperSchedule> {
-        lock(&self.0.schedule)
-    }
-}
-
-fn failed(schedule: &mut KeeperSchedule, key: &KeptQueueKey, error: &BackendError) {
-    static SAID: Rarely = Rarely::once_in(1);
-    if SAID.first() {
-        debug!(name = ?key.0, error = %Chain(error), "queue entries were not kept");
-    }
-    if error.kind() == BackendErrorKind::Foreign
-        && let Some(queue) = schedule.get_mut(key)
-    {
-        queue.wake_all();
-    }
-    schedule.set_timer(key, Instant::now() + REPEAT);
 }
 
 impl KeptPlace {
     /// Notes that the lease in the way lasts for another `remaining`.
     pub(super) fn met(&self, remaining: Duration) {
-        if self.keeper.schedule().look_after(&self.key, remaining) {
-            self.keeper.0.changed.notify_one();
+        if let Some(queue) = self.keeper.queues().get_mut(&self.key) {
+            queue.look_after(remaining);
         }
     }
 
@@ -190,89 +180,91 @@ impl KeptPlace {
 
 impl Drop for KeptPlace {
     fn drop(&mut self) {
-        if let Some(queue) = self.keeper.schedule().get_mut(&self.key) {
+        if let Some(queue) = self.keeper.queues().get_mut(&self.key) {
             queue.waiters.remove(&self.number);
         }
     }
 }
 
-/// The answers of a backend for each queue of a batch.
-type Answers = Result<Vec<Result<Kept, BackendError>>, BackendError>;
-
-/// The task of an engine. If its runtime goes away, it goes on in that of another waiter.
+/// The task of one queue. If its runtime goes away, it goes on in that of another waiter.
 struct KeeperTask {
     keeper: Keeper,
+    key: KeptQueueKey,
     /// The runtimes on which it has run.
     tried: Vec<Id>,
-    ended: bool,
+    has_ended: bool,
 }
 
 impl KeeperTask {
     async fn run(mut self) {
-        let core = self.keeper.0.clone();
-        let mut requests: FuturesUnordered<BoxFuture<'static, (KeptBatch, Instant, Answers)>> =
-            FuturesUnordered::new();
-        let mut not_before = Instant::now();
-        loop {
-            if let Some(batch) = self.due(not_before) {
-                requests.push(keep(core.backend.clone(), batch).boxed());
-                not_before = Instant::now() + PAUSE;
-            }
-            let Some(next) = self.next_look() else { return };
-            tokio::select! {
-                Some((batch, sent, answers)) = requests.next() => {
-                    self.keeper.answered(batch, sent, answers);
+        let backend = self.keeper.0.backend.clone();
+        while let Some((look_at, earlier)) = self.next_look() {
+            if look_at > Instant::now() {
+                tokio::select! {
+                    () = sleep_until(look_at) => {}
+                    () = earlier.notified() => {}
                 }
-                () = sleep_until(next.max(not_before)) => {}
-                () = core.changed.notified() => {}
+                continue;
+            }
+            let (named, claims) = self.named();
+            let (sent, interval) = (Instant::now(), self.keeper.interval());
+            let kept = backend.keep(&claims, interval * ENTRY_LIFE);
+            let answer = answered(backend.as_ref(), kept).await;
+            if let Err(error) = &answer {
+                say_once(&self.key.0, error);
+            }
+            if let Some(queue) = self.keeper.queues().get_mut(&self.key) {
+                queue.answered(&named, sent + interval, answer);
             }
         }
     }
 
-    fn due(&self, not_before: Instant) -> Option<KeptBatch> {
-        let (now, backend) = (Instant::now(), &self.keeper.0.backend);
-        if now < not_before {
+    /// Returns when to look next. Returns `None` if it is time to, and there are no waiters.
+    fn next_look(&mut self) -> Option<(Instant, Arc<Notify>)> {
+        let mut queues = self.keeper.queues();
+        let queue = queues.get(&self.key)?;
+        if queue.waiters.is_empty() && queue.look_at <= Instant::now() {
+            // Under the lock, so that a waiter that comes now starts a new task.
+            queues.remove(&self.key);
+            self.has_ended = true;
             return None;
         }
-        self.keeper.schedule().take_due(now, |name| backend.shard(name))
+        Some((queue.look_at, queue.earlier.clone()))
     }
 
-    /// Returns when the task looks next, or `None` if it is to end.
-    fn next_look(&mut self) -> Option<Instant> {
-        let mut schedule = self.keeper.schedule();
-        if schedule.len() == 0 {
-            // Set under the lock, so that a waiter that comes now starts a new task.
-            schedule.running = false;
-            self.ended = true;
-            return None;
-        }
-        Some(schedule.next_look().unwrap_or_else(|| Instant::now() + IDLE))
+    /// Returns the waiters that one request names.
+    fn named(&self) -> (Vec<u64>, Vec<Claim>) {
+        let queues = self.keeper.queues();
+        let waiters = queues.get(&self.key).map(|queue| queue.waiters.iter().take(NAMED));
+        let named = waiters.into_iter().flatten();
+        named.map(|(number, waiter)| (*number, waiter.claim.clone())).unzip()
+    }
+}
+
+fn say_once(name: &Name, error: &BackendError) {
+    static SAID: Rarely = Rarely::once_in(1);
+    if SAID.first() {
+        debug!(name = ?name, error = %Chain(error), "queue entries were not kept");
     }
 }
 
 impl Drop for KeeperTask {
     fn drop(&mut self) {
-        if self.ended {
+        if self.has_ended {
             return;
         }
-        let mut schedule = self.keeper.schedule();
-        schedule.keep_again();
-        match schedule.runtime_but(&self.tried) {
+        let mut queues = self.keeper.queues();
+        let Some(queue) = queues.get_mut(&self.key) else { return };
+        queue.look_at = Instant::now();
+        let mut runtimes = queue.waiters.values().map(|waiter| &waiter.runtime);
+        match runtimes.find(|runtime| !self.tried.contains(&runtime.id())).cloned() {
             Some(runtime) => {
-                drop(schedule);
-                self.keeper.start(&runtime, std::mem::take(&mut self.tried));
+                drop(queues);
+                let tried = std::mem::take(&mut self.tried);
+                self.keeper.start(self.key.clone(), &runtime, tried);
             }
             // Waiters whose runtime is gone do not wait any more.
-            None => {
-                schedule.running = false;
-                schedule.clear();
-            }
+            None => drop(queues.remove(&self.key)),
         }
     }
-}
-
-async fn keep(backend: Arc<dyn DynLeases>, batch: KeptBatch) -> (KeptBatch, Instant, Answers) {
-    let sent = Instant::now();
-    let answers = answered(backend.as_ref(), backend.keep_each(&batch.claims)).await;
-    (batch, sent, answers)
 }

@@ -26,7 +26,7 @@ use crate::{
 
 /// How often a lease passes on within one process before other processes get it.
 const PASSES: u32 = 16;
-/// The same over a majority of servers, where a process does not know whether others wait.
+/// The same over a majority of servers, which has no queue that hands the lease to others.
 const MAJORITY_PASSES: u32 = 9;
 /// For how long it does.
 const TURN: Duration = Duration::from_millis(50);
@@ -74,7 +74,7 @@ pub(super) struct Slot<T> {
     most_passes: u32,
     since: Instant,
     /// The subscription of the last caller that contended, for the next one.
-    changes: Option<Changes>,
+    changes: Option<Box<Changes>>,
 }
 
 /// The answer to a caller that enters a local queue.
@@ -90,7 +90,7 @@ pub(super) enum Entered<T> {
 impl<T> LocalQueues<T> {
     /// Enters the queue of a claim.
     pub(super) fn enter(&self, claim: &Claim, upkeep: Upkeep) -> Entered<T> {
-        if claim.mode.is_ordered() {
+        if claim.mode != Mode::Exclusive {
             return Entered::None;
         }
         match self.queues().entry((claim.name.clone(), claim.mode)) {
@@ -155,7 +155,7 @@ impl<T> Slot<T> {
             _ => PASSES,
         };
         self.since = Instant::now();
-        self.changes = changes;
+        self.changes = changes.map(Box::new);
     }
 
     /// Returns the number of callers behind this one.
@@ -166,7 +166,7 @@ impl<T> Slot<T> {
 
     /// Takes the subscription of the last caller that contended.
     pub(super) fn take_changes(&mut self) -> Option<Changes> {
-        self.changes.take()
+        self.changes.take().map(|changes| *changes)
     }
 
     /// Takes the next caller to pass the lease to, while the turn of this process lasts.

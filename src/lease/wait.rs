@@ -1,9 +1,8 @@
 //! Waiting for a lease that another holder has.
 //!
-//! Ask, subscribe and have it confirmed, **ask again**, then sleep until a push, the next wait of
-//! the strategy, or the end of the wait. The second request closes the gap in which a release could
-//! fall between the first one and the subscription. If a channel of the process was confirmed
-//! before the first request, and no push was missed since, there is no gap.
+//! **Register**, ask, then sleep until a push, the next wait of the strategy, or the end of the
+//! wait. The registration comes first, so a release that falls behind the request is not missed. If
+//! the subscription is confirmed later, that wakes the waiter, which asks again.
 //!
 //! A waiter with a queue entry is also woken by the [keeper](super::keeper) of its entry. Any other
 //! one is woken by the end of the lease in the way, or after 5 s. One without a claim waits for a
@@ -14,7 +13,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use super::{
     RetryStrategy,
@@ -132,18 +131,14 @@ impl<'a> Waiting<'a> {
     pub(crate) async fn after(&mut self, remaining: Option<Duration>) -> Woken {
         let Some(remaining) = remaining else { return self.after_failure().await };
         self.pauses = Pauses::default();
-        // Counted from here, since a subscription that is refused takes its time.
+        if !self.listening.is_listening() {
+            // What happened since the request was missed.
+            self.listening.listen();
+            return Woken::Again;
+        }
         let told = Instant::now();
         let Some(until) = self.until() else { return Woken::TimeUp };
-        self.listening.listen_since();
         let has_entry = self.keep_entry(remaining);
-        if self.listening.must_subscribe(told) {
-            match timeout_at(self.deadline, self.listening.subscribe()).await {
-                Ok(true) => return Woken::Again,
-                Ok(false) => {}
-                Err(_elapsed) => return Woken::TimeUp,
-            }
-        }
         let mut look = match has_entry {
             true => self.deadline,
             false => {
@@ -156,7 +151,7 @@ impl<'a> Waiting<'a> {
             }
         };
         if let Some(interval) = self.listening.look_interval() {
-            look = look.min(Instant::now() + interval);
+            look = look.min(told + interval);
         }
         let wake = look.min(until).min(self.deadline);
         tokio::select! {
@@ -184,8 +179,6 @@ impl<'a> Waiting<'a> {
     /// Waits after a request that failed, until the shard can be expected to answer.
     async fn after_failure(&mut self) -> Woken {
         let Some(until) = self.until() else { return Woken::TimeUp };
-        // The request may have left a queue entry.
-        self.listening.listen_since();
         let wake = after(Instant::now(), self.pauses.next()).min(until).min(self.deadline);
         tokio::select! {
             biased;
@@ -226,8 +219,7 @@ async fn kept(place: Option<&KeptPlace>) {
 mod tests {
     use super::*;
     use crate::{
-        backend::{Changes, Channels, Leases, channels::Subscription},
-        error::{BackendError, BackendErrorKind},
+        backend::{Changes, Channels, Leases, channels::TopicRoute},
         key::{Family, Key, Name, Namespace},
         lease::{
             Retry,
@@ -238,43 +230,40 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Gives a subscription, or takes its time to refuse one.
-    struct Pushes(Option<Channels>);
+    /// Its subscriptions are those of a server.
+    struct Pushes(Channels);
 
     impl Leases for Pushes {
         unanswered!();
 
-        async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-            if let Some(channels) = &self.0 {
-                return Ok(channels.listen(name.prefix()));
-            }
-            tokio::time::sleep(250 * MS).await;
-            Err(BackendError::new(BackendErrorKind::Unavailable, "no push connection"))
+        fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
+            let route = TopicRoute { channel: name.prefix(), topic: name.prefix() };
+            self.0.register([Some(route), None], claim.map(|claim| claim.owner))
         }
     }
 
     static ON_DEMAND: Retry = Retry::on_demand();
 
-    fn waiting(pushes: Pushes) -> Result<(Waiting<'static>, Name), crate::Error> {
+    fn waiting(channels: &Channels) -> Result<(Waiting<'static>, Name), crate::Error> {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let limit = Duration::from_secs(60);
-        let janitor = Janitor::new(Arc::new(pushes));
+        let janitor = Janitor::new(Arc::new(Pushes(channels.clone())));
         let subject = WaitedFor::Name(name.clone());
-        Ok((Waiting::new(&janitor, subject, &ON_DEMAND, limit), name))
+        let mut waiting = Waiting::new(&janitor, subject, &ON_DEMAND, limit);
+        waiting.listening().listen();
+        Ok((waiting, name))
     }
 
-    /// No push will come, so the waiter looks by itself: soon after the attempt to subscribe, which
-    /// took its time, and then at intervals that grow.
+    /// No push will come, so the waiter looks by itself at intervals that grow.
     #[tokio::test(start_paused = true)]
     async fn without_a_subscription_looks_come_at_growing_intervals() -> Result<(), crate::Error> {
-        let (mut waiting, _) = waiting(Pushes(None))?;
+        let (mut waiting, _) = waiting(&Channels::default())?;
         let told = Instant::now();
         assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
         // A timer fires within the millisecond after its time.
-        let took = told.elapsed();
-        assert!(took >= 250 * MS && took <= 251 * MS + FIRST_LOOK, "{took:?}");
+        assert!(told.elapsed() <= FIRST_LOOK + MS, "{:?}", told.elapsed());
         let mut looks = 0;
-        while told.elapsed() < 1200 * MS {
+        while told.elapsed() < 1000 * MS {
             let before = Instant::now();
             assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
             assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
@@ -284,7 +273,7 @@ mod tests {
         // The end of a lease is still looked for in its time.
         let before = Instant::now();
         waiting.after(Some(MS)).await;
-        assert!(before.elapsed() <= 250 * MS + JITTER + 2 * MS, "{:?}", before.elapsed());
+        assert!(before.elapsed() <= JITTER + 2 * MS, "{:?}", before.elapsed());
         Ok(())
     }
 
@@ -294,22 +283,40 @@ mod tests {
     async fn while_a_subscription_is_lost_the_looks_come_at_intervals() -> Result<(), crate::Error>
     {
         let channels = Channels::default();
-        let (mut waiting, name) = waiting(Pushes(Some(channels.clone())))?;
-        assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again), "it has subscribed");
-        channels.answer(name.prefix(), Subscription::Confirmed);
-        channels.forget_answers(|_| true);
-        for _ in 0..8 {
+        let (mut waiting, name) = waiting(&channels)?;
+        assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
+        for lost in [false, true] {
+            if lost {
+                channels.lost(|_| true);
+                let woken = waiting.after(Some(5000 * MS)).await;
+                assert!(matches!(woken, Woken::Pushed(Change::Wake)));
+            }
+            for _ in 0..8 {
+                let before = Instant::now();
+                assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
+                assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
+            }
+            // It may have missed a push until now, and looks once more.
+            channels.answer(name.prefix(), Ok(()));
+            let woken = waiting.after(Some(5000 * MS)).await;
+            assert!(matches!(woken, Woken::Pushed(Change::Wake)));
             let before = Instant::now();
-            assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
-            assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
+            assert!(matches!(waiting.after(Some(4000 * MS)).await, Woken::Again));
+            // Nothing keeps a queue entry of a waiter without a claim.
+            let took = before.elapsed();
+            assert!(took >= 600 * MS && took <= LONGEST_SLEEP_WITHOUT_CLAIM + MS, "{took:?}");
         }
-        channels.answer(name.prefix(), Subscription::Confirmed);
-        assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Pushed(Change::Wake)));
-        let before = Instant::now();
-        assert!(matches!(waiting.after(Some(4000 * MS)).await, Woken::Again));
-        // Nothing keeps a queue entry of a waiter without a claim.
-        let took = before.elapsed();
-        assert!(took >= 600 * MS && took <= LONGEST_SLEEP_WITHOUT_CLAIM + MS, "{took:?}");
+        Ok(())
+    }
+
+    /// A caller that asked before it registered may have missed a push, and asks again.
+    #[tokio::test(start_paused = true)]
+    async fn a_waiter_that_registers_late_asks_again() -> Result<(), crate::Error> {
+        let (mut waiting, _) = waiting(&Channels::default())?;
+        drop(waiting.listening().take_changes());
+        let told = Instant::now();
+        assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
+        assert!(told.elapsed() < MS, "{:?}", told.elapsed());
         Ok(())
     }
 }

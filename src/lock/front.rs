@@ -33,8 +33,6 @@ pub(super) struct Front {
     pub(super) wait_limit: Duration,
     pub(super) retry: Arc<dyn RetryStrategy>,
     pub(super) fence_life: Duration,
-    /// Whether a release may grant the lease to a waiter.
-    pub(super) takes_handover: bool,
 }
 
 /// How often a lease is renewed.
@@ -58,7 +56,6 @@ impl Front {
             wait_limit: Duration::from_secs(30),
             retry: Arc::new(Retry::on_demand()),
             fence_life: Duration::from_secs(86_400),
-            takes_handover: true,
         }
     }
 
@@ -99,7 +96,6 @@ impl Front {
         let mut claim = Claim::new(self.full_name()?.clone(), mode, self.lease, self.fence_life);
         claim.waits = self.space.has_queues();
         self.space.introduce(&claim.name);
-        claim.takes_handover = self.takes_handover;
         Ok(claim)
     }
 
@@ -219,11 +215,9 @@ pub(super) fn debug_guard(
     type_name: &str,
     held: &LeaseGuard,
 ) -> fmt::Result {
-    let mut shown = f.debug_struct(type_name);
-    shown.field("name", &held.claim().name.key());
-    // A majority of servers has no fence, and grants zero.
-    if held.fence() > 0 {
-        shown.field("fence", &held.fence());
-    }
-    shown.field("remaining", &held.remaining()).finish()
+    f.debug_struct(type_name)
+        .field("name", &held.claim().name.key())
+        .field("fence", &held.fence())
+        .field("remaining", &held.remaining())
+        .finish()
 }

@@ -10,6 +10,6 @@ pub struct Holder {
     pub owner: Option<String>,
     /// How long it keeps the lock unless it renews its lease.
     pub expires_in: Duration,
-    /// Its fencing token. A lock of a [`Redlock`](crate::Redlock) has none.
+    /// Its fencing token.
     pub fence: Option<u64>,
 }

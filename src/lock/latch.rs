@@ -313,7 +313,8 @@ struct LatchWait<'a> {
 impl Attempt for LatchWait<'_> {
     type Outcome = Result<(), Error>;
 
-    async fn ask(&mut self, _: &mut Waiting<'_>) -> Answer<Self::Outcome> {
+    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Answer<Self::Outcome> {
+        waiting.listening().listen();
         let Latch { space, latches, .. } = self.latch;
         if space.engine.janitor().is_stopped() {
             return Answer::Settled(Err(Error::shut_down()));

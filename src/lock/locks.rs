@@ -3,8 +3,8 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    Latch, Mutex, Permits, ReentrantMutex, RwLock, Semaphore, Several, macros::name_settings,
-    space::LockSpace,
+    Candidate, Latch, Mutex, Permits, ReentrantMutex, RwLock, Semaphore, Several,
+    macros::name_settings, space::LockSpace,
 };
 use crate::{
     backend::{DynLatches, Latches, Mode},
@@ -104,13 +104,14 @@ impl Locks {
     /// - To the next waiter of this process, up to 16 times or for 50 ms, and then to the process
     ///   that has waited longest.
     /// - A push tells the waiter there. If the push is lost, the waiter finds out within 0.7 s.
-    /// - A process that died is passed over at once.
+    /// - A process that died, or whose connection for pushes is broken, is passed over at once.
     /// - Processes that stand still at that moment cost the others 2 s, once, however many they
     ///   are. A lease that was handed over lasts no longer than that until its first renewal, after
     ///   a tenth of a second. So [`remaining`](crate::lock::MutexGuard::remaining) begins with less
     ///   than the lease.
-    /// - A lease of less than 2 s, or one that is not renewed, is not handed over, and none is
-    ///   [without handover](Mutex::without_handover). The waiters are notified, and ask.
+    /// - The holder of a lease that is not renewed asks once more, so that it has its full time.
+    ///
+    /// A caller that comes while others wait has its place behind them.
     ///
     /// The turn of a process also ends when none of its callers waits at that moment. So the shares
     /// are uneven if each process has two or three callers that lock again at once. A caller may
@@ -122,15 +123,15 @@ impl Locks {
 
     /// Returns a lock that one holder has at a time, first come, first served over all processes.
     ///
-    /// It is the same lock as the [mutex](Self::mutex) of that name. It is fair among the callers
-    /// that use it as a fair one: a plain mutex overtakes the waiters in the queue.
+    /// It is the same lock as the [mutex](Self::mutex) of that name, and both have one queue. The
+    /// plain mutex has one place there for a process, which passes the lock to its own callers.
     ///
-    /// Each waiter has an entry in a queue at the server. A process keeps all of its entries there,
-    /// and those for up to 150 names, with one command every 0.64 s. A released lock is handed over
+    /// Each waiter has an entry in a queue at the server. A process keeps all of its entries of a
+    /// name with one command every 0.64 s. A released lock is handed over
     /// to the first waiter, like that of a mutex. Waiters whose process died or stands still are
     /// passed over once, after at most 2.7 s, however many they are. Their entries last for 2 s,
-    /// and the next process looks within 0.7 s. With more than 1,400 names, both are half a second
-    /// more.
+    /// and the next process looks within 0.7 s. With more than 1,280 names, both grow with their
+    /// number.
     pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.space.clone(), name.into(), Mode::Fair)
     }
@@ -165,12 +166,49 @@ impl Locks {
         Latch::new(self.space.clone(), self.latches.clone(), name.into())
     }
 
+    /// Returns a candidate for work that one process does at a time, for as long as it can.
+    ///
+    /// It is the [fair mutex](Self::fair_mutex) of that name with a loop around it: wait without a
+    /// limit, work, and wait again if the lease is lost.
+    pub fn leader(&self, name: impl Into<Key>) -> Candidate {
+        Candidate::new(self.space.clone(), name.into())
+    }
+
     /// Returns the counters of these locks and their clones, and the number of leases held now.
     ///
     /// A lease counts as held while its guard lives. A future that is dropped before its end is
     /// counted nowhere.
     pub fn stats(&self) -> LockStats {
         self.space.engine.stats()
+    }
+
+    /// Publishes the [counters](Self::stats) of these locks and their clones, and the times of
+    /// waits and holds, to the recorder of the crate [`metrics`]. `name` is their label `locks`.
+    ///
+    /// Spawn the future that this returns. It publishes once a second, and ends with the last
+    /// clone. A second name for the same locks has no effect.
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Locks, MemoryBackend};
+    ///
+    /// let locks = Locks::new(MemoryBackend::new());
+    /// tokio::spawn(locks.publish_metrics("shop"));
+    /// # })
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, counters stay as they were published, and times are still
+    /// published. Call this again to go on.
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    pub fn publish_metrics<N: Into<String>>(
+        &self,
+        name: N,
+    ) -> impl Future<Output = ()> + Send + 'static + use<N> {
+        crate::meter::publish(&self.space.engine, ("locks", name.into().into()))
     }
 
     /// Shuts these locks and their clones down.

@@ -19,7 +19,7 @@ macro_rules! settings {
         ///
         /// A try that is under way at the limit may add up to its
         /// [`try_limit`](crate::lease::RetryStrategy::try_limit), by default 250 ms. For a
-        /// [`Redlock`](crate::Redlock), it adds up to eight answers of a server.
+        /// [`Redlock`](crate::Redlock), it adds up to four answers of a server.
         pub fn wait_limit(mut self, limit: std::time::Duration) -> Self {
             self.front.wait_limit = limit;
             self
@@ -55,17 +55,6 @@ macro_rules! settings {
         /// ever.
         pub fn max_hold(mut self, limit: std::time::Duration) -> Self {
             self.front.max_hold = limit;
-            self
-        }
-    };
-    (handover) => {
-        /// Has waiters ask for the lock when it is their turn, in place of being granted it by the
-        /// release.
-        ///
-        /// A lease that a release has granted lasts 2 s until its first renewal. Without handover,
-        /// each lease lasts its full time from its grant, and a hold costs a command more.
-        pub fn without_handover(mut self) -> Self {
-            self.front.takes_handover = false;
             self
         }
     };

@@ -57,11 +57,8 @@
 //! for the rest of the lease. So before it ends, a program calls `unlock` or `release`, or drops
 //! its guards and waits for [`Locks::shutdown`].
 //!
-//! The release is a task on the runtime of the acquisition. If that runtime is gone, a separate
-//! thread releases the lock. The same holds for a runtime of the current thread, if the guard is
-//! dropped outside of it. One case stays: a guard is dropped under `Runtime::enter` of a
-//! current-thread runtime, and nothing drives that runtime any more. The lock then ends with its
-//! lease.
+//! The release is a task on the runtime of the acquisition. If that runtime is gone, or if nothing
+//! drives it any more, the lock ends with its lease.
 //!
 //! The tasks that renew leases and keep places in queues serve all callers of the same [`Locks`].
 //! They run in a runtime that one of these callers uses. So do the connections of a backend, which
@@ -80,11 +77,11 @@
 //!   current holder has, as the server reports it to any process.
 //! - `wait_limit` is a setting, and `wait` waits for a latch.
 
-mod fencing;
 mod front;
 mod holder;
 pub mod ladder;
 mod latch;
+mod leader;
 mod locks;
 mod macros;
 mod majority;
@@ -99,12 +96,14 @@ mod semaphore;
 mod several;
 mod space;
 
+/// For the tests of the rules that every backend keeps.
+#[doc(hidden)]
+pub use self::majority::Majority;
 pub use self::{
-    fencing::{Fenced, Unfenced},
     holder::Holder,
     latch::Latch,
+    leader::{Candidate, Term},
     locks::Locks,
-    majority::Majority,
     mutex::{Mutex, MutexGuard},
     permits::{PermitId, Permits},
     redlock::Redlock,

@@ -1,22 +1,24 @@
 //! The mutex, plain or fair.
 
-use std::{fmt, marker::PhantomData};
+use std::{fmt, sync::Arc};
 
 use super::{
-    fencing::Fenced,
     front::{Front, debug_guard},
     holder::Holder,
     macros::{guard, inspection, settings},
     space::LockSpace,
 };
-use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
+use crate::{
+    backend::Mode,
+    error::Error,
+    key::Key,
+    lease::{LeaseGuard, LeaseRecord},
+};
 
 /// A lock that one holder has at a time: a name, and how it is to be held.
 ///
 /// Created by [`Locks::mutex`](crate::Locks::mutex),
-/// [`Locks::fair_mutex`](crate::Locks::fair_mutex) and [`Redlock::mutex`](crate::Redlock::mutex). A
-/// mutex of a `Redlock` is [`Unfenced`](super::Unfenced): its guard has no
-/// [`fence`](MutexGuard::fence).
+/// [`Locks::fair_mutex`](crate::Locks::fair_mutex) and [`Redlock::mutex`](crate::Redlock::mutex).
 ///
 /// # Examples
 ///
@@ -44,29 +46,29 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 /// assert_eq!(guard.unlock().await.unwrap_err().kind(), bellwether::ErrorKind::Lost);
 ///
 /// // Without renewal, the lease ends by itself.
-/// let guard = mutex.without_handover().fixed_lease().lock().await?;
+/// let guard = mutex.fixed_lease().lock().await?;
 /// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+#[derive(Clone)]
 #[must_use = "a mutex does nothing until it is locked"]
-pub struct Mutex<F = Fenced> {
+pub struct Mutex {
     front: Front,
     mode: Mode,
-    fencing: PhantomData<fn() -> F>,
 }
 
 impl Mutex {
-    settings!(fence);
-    settings!(handover);
-}
-
-impl<F> Mutex<F> {
     pub(super) fn new(space: LockSpace, name: Key, mode: Mode) -> Self {
-        Self { front: Front::new(space, name), mode, fencing: PhantomData }
+        Self { front: Front::new(space, name), mode }
+    }
+
+    pub(super) fn space(&self) -> &LockSpace {
+        &self.front.space
     }
 
     settings!(acquisition);
     settings!(renewal);
+    settings!(fence);
 
     /// Acquires the lock if it is free. Returns `None` if there is another holder, or if another
     /// caller of this process is about to acquire it.
@@ -86,12 +88,8 @@ impl<F> Mutex<F> {
     /// # Cancel safety
     ///
     /// If the future is dropped, a lease that it may have acquired is released.
-    pub async fn try_lock(&self) -> Result<Option<MutexGuard<F>>, Error> {
-        Ok(self
-            .front
-            .try_acquire(self.mode)
-            .await?
-            .map(|held| MutexGuard { held, fencing: PhantomData }))
+    pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
+        Ok(self.front.try_acquire(self.mode).await?.map(|held| MutexGuard { held }))
     }
 
     /// Acquires the lock, waiting while there is another holder.
@@ -106,8 +104,8 @@ impl<F> Mutex<F> {
     /// # Cancel safety
     ///
     /// If the future is dropped, a lease that it may have acquired is released.
-    pub async fn lock(&self) -> Result<MutexGuard<F>, Error> {
-        Ok(MutexGuard { held: self.front.acquire(self.mode).await?, fencing: PhantomData })
+    pub async fn lock(&self) -> Result<MutexGuard, Error> {
+        Ok(MutexGuard { held: self.front.acquire(self.mode).await? })
     }
 
     /// Returns the holder of the lock, or `None` if there is none.
@@ -126,13 +124,7 @@ impl<F> Mutex<F> {
     inspection!(self => self.mode);
 }
 
-impl<F> Clone for Mutex<F> {
-    fn clone(&self) -> Self {
-        Self { front: self.front.clone(), mode: self.mode, fencing: PhantomData }
-    }
-}
-
-impl<F> fmt::Debug for Mutex<F> {
+impl fmt::Debug for Mutex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.front.debug(f, "Mutex")
     }
@@ -166,21 +158,21 @@ impl<F> fmt::Debug for Mutex<F> {
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[must_use = "the lock is released when its guard is dropped"]
-pub struct MutexGuard<F = Fenced> {
+pub struct MutexGuard {
     held: LeaseGuard,
-    fencing: PhantomData<fn() -> F>,
 }
 
 impl MutexGuard {
-    guard!(fence);
-}
+    pub(super) fn record(&self) -> &Arc<LeaseRecord> {
+        self.held.record()
+    }
 
-impl<F> MutexGuard<F> {
+    guard!(fence);
     guard!(lease);
     guard!(unlock);
 }
 
-impl<F> fmt::Debug for MutexGuard<F> {
+impl fmt::Debug for MutexGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         debug_guard(f, "MutexGuard", &self.held)
     }

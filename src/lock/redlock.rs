@@ -7,7 +7,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Majority, Mutex, ReentrantMutex, Unfenced, macros::name_settings, majority::SERVER_LIMIT,
+    Majority, Mutex, ReentrantMutex, macros::name_settings, majority::ANSWER_LIMIT,
     space::LockSpace,
 };
 use crate::{
@@ -29,6 +29,8 @@ use crate::{
 /// servers are asked at once. A lock is held if a majority grants it in less time than the lease
 /// lasts. Without a majority, the grants are released. A request without an answer is undone as
 /// soon as possible. The undo is repeated until one lease has passed, at most for a minute.
+///
+/// It adds a [fencing token](#the-fencing-token), which costs an acquisition one more round trip.
 ///
 /// While a guard lives, its lease is renewed at all servers. The guard reports the loss when no
 /// majority can have the lease any more. It does so by the holder's own clock, before another
@@ -70,24 +72,22 @@ use crate::{
 /// grants. All processes must name the same servers. No two of the names may lead to the same
 /// server, which cannot be detected here.
 ///
-/// # There is no fencing token
+/// # The fencing token
 ///
-/// The guards are [`Unfenced`] and have no `fence()`. A fencing token grows from holder to holder,
-/// and the servers have no such number in common. Each server counts for itself, and two holders
-/// may have been counted by different majorities.
+/// M. Kleppmann showed why a lock with a lease needs a token ("How to do distributed locking",
+/// 2016). A holder may pause for longer than its lease: its process is suspended, or the network
+/// delays its writes. Only a resource that refuses a token smaller than the greatest it has seen
+/// can tell it from its successor. Redlock as published has no token that grows from holder to
+/// holder, since each server counts for itself.
 ///
-/// M. Kleppmann showed the consequence ("How to do distributed locking", 2016). A holder may pause
-/// for longer than its lease: its process is suspended, or the network delays its writes. The
-/// resource that it writes to cannot tell it from its successor.
+/// Here the token is the greatest of those that the majority has granted. It is written to a
+/// majority before the guard is returned. Two majorities have a server in common, and that server
+/// grants a greater token to the next holder.
 ///
-/// S. Sanfilippo answered ("Is Redlock safe?", 2016) that the time check after the acquisition
-/// leaves only later pauses. Every lock with a lease has those. A unique token is enough where the
-/// store can compare and set. Both are right. So:
-///
-/// - If two holders at once are only a nuisance, such as work that is done twice, this lock is
-///   fine.
-/// - If they do damage, the lock must not be what prevents it. Let the store refuse the second, or
-///   use [`Locks`](crate::Locks) over one server and pass its [fence](super::MutexGuard::fence) on.
+/// So tokens grow while every majority has a server that kept its data for the [fence
+/// life](Mutex::fence_life). A server that comes back empty can break the order of the tokens, as
+/// it can break the exclusion: see [below](#a-server-that-lost-its-data). If two holders at once do
+/// damage, let the resource check the token, and have the servers keep their data.
 ///
 /// Like all leases, these need clocks that run at nearly the same pace, here those of a majority of
 /// the servers. A difference of a hundredth is allowed for.
@@ -105,21 +105,17 @@ use crate::{
 ///
 /// # Servers far away
 ///
-/// Each server has 50 ms for an answer, or four round trips where those are longer. The round trip
-/// is that of the server that completes a majority: of three servers, the second fastest. So one
-/// server that is far away or hangs costs no more than that, and is not waited for any longer.
-///
-/// The round trips lengthen the time up to a quarter of the lease, because a late answer is spent
-/// from it. A lease must last longer than four round trips. The error of an acquisition with a
-/// shorter one says so.
-///
-/// The first request waits for the connections to a majority, for 2 s at most.
+/// Each server has 50 ms for an answer. Servers with round trips above 10 ms need [another
+/// limit](Self::with_answer_limit): four round trips, so that a busy moment is no outage. The
+/// server that completes a majority counts: of three servers, the second fastest. One server that
+/// is far away or hangs costs each acquisition and each unlock the limit, and no more.
 ///
 /// # The start of a service
 ///
-/// [`ready_for_locks`](crate::RedisBackend::ready_for_locks) of each server tells of wrong
-/// passwords and missing rights. A service that may start while some servers are away goes on if a
-/// majority of them is ready.
+/// [`ready`](Self::ready) connects, measures the round trip, and says so if the limit is too short
+/// for it. Without it, the first request may fail because its connections are not made yet; `lock`
+/// asks again. [`ready_for_locks`](crate::RedisBackend::ready_for_locks) of each server tells of
+/// wrong passwords and missing rights.
 ///
 /// # Only mutexes
 ///
@@ -131,13 +127,15 @@ use crate::{
 ///
 /// # Waiting
 ///
-/// As with [`Locks`](crate::Locks), only the first waiter of a process contends. It enters the
-/// queue of one server: the first of the list that answers and pushes. That server tells it of its
-/// turn, and it asks all servers then. So list the servers in the same order in each process. In
-/// another order the lock is as safe, but processes may have it out of turn.
+/// As with [`Locks`](crate::Locks), only the first waiter of a process contends, and there is no
+/// queue at the servers. A release wakes the waiter of each process. If several ask at the same
+/// moment and none has a majority, they pause at random and ask again, up to three times, and then
+/// sleep until the next release, for 0.7 s at most.
 ///
-/// A process that had to wait passes the lock to each of its waiters once, and then it is the turn
-/// of the next process.
+/// A process that had to wait passes the lock to each of its waiters once. Then it gives way to
+/// other processes for some milliseconds, and those that have asked in vain most often ask first.
+/// So processes have about even shares of a contended lock, and not in the order in which they
+/// came.
 #[derive(Clone)]
 pub struct Redlock {
     space: LockSpace,
@@ -151,19 +149,17 @@ impl Redlock {
     ///
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if there is no server.
     pub fn new<B: Leases>(servers: impl IntoIterator<Item = B>) -> Result<Self, Error> {
-        Self::with_answer_limit(servers, SERVER_LIMIT)
+        Self::with_answer_limit(servers, ANSWER_LIMIT)
     }
 
     /// Creates locks as [`new`](Self::new) does, with another limit for the answer of one server.
     /// The limit of `new` is 50 ms.
     ///
-    /// Servers far away need no other limit: it is lengthened to four [round
-    /// trips](Self#servers-far-away). A higher one is for servers that answer late for another
-    /// reason, such as a busy machine. It raises all limits that belong together.
+    /// Set at least four round trips to the servers, and more if they are busy.
     ///
     /// The limit must be short against the lease, because a late answer is spent from it. Each
     /// acquisition and each unlock waits that long for a server that hangs. It also limits the
-    /// answer to a batch of renewals. A try may ask the servers several times, one after the other.
+    /// answer to a batch of renewals. A try asks the servers up to four times, one after the other.
     /// A [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy bounds all of
     /// these requests, and must leave room for them.
     ///
@@ -174,7 +170,7 @@ impl Redlock {
         servers: impl IntoIterator<Item = B>,
         limit: Duration,
     ) -> Result<Self, Error> {
-        let majority = Majority::new(servers)?.answer_limit(limit);
+        let majority = Majority::new(servers, limit)?;
         Ok(Self { space: LockSpace::over(Arc::new(majority.clone()), Family::Redlock), majority })
     }
 
@@ -184,7 +180,7 @@ impl Redlock {
     ///
     /// It is independent of the locks of [`Locks`](crate::Locks) under the same name at one of the
     /// servers.
-    pub fn mutex(&self, name: impl Into<Key>) -> Mutex<Unfenced> {
+    pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.space.clone(), name.into(), Mode::Exclusive)
     }
 
@@ -192,8 +188,24 @@ impl Redlock {
     /// servers yet.
     ///
     /// It is the same lock as the [mutex](Self::mutex) of that name.
-    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex<Unfenced> {
+    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
         ReentrantMutex::new(self.space.clone(), name.into())
+    }
+
+    /// Checks that a majority of the servers answers, in a quarter of the [answer
+    /// limit](Self::with_answer_limit). Makes the connections to them.
+    ///
+    /// # Errors
+    ///
+    /// - [`Backend`](crate::ErrorKind::Backend) if no majority answers.
+    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the round trip is longer, and for a
+    ///   namespace outside its range. The message says how long the limit must be.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn ready(&self) -> Result<(), Error> {
+        self.majority.ready(&self.space.name(&Key::from("ready"))?).await
     }
 
     /// Returns the counters of these locks and their clones, and the number of leases held now.

@@ -4,10 +4,9 @@
 //! server would be wrong after a command that was sent twice, and would outlive a process that
 //! died.
 
-use std::{fmt, marker::PhantomData, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use super::{
-    fencing::Fenced,
     front::{Front, debug_guard},
     macros::{guard, inspection, settings},
     reentry::Reentry,
@@ -18,8 +17,7 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 /// A lock that one holder has at a time, any number of times.
 ///
 /// Created by [`Locks::reentrant_mutex`](crate::Locks::reentrant_mutex) and
-/// [`Redlock::reentrant_mutex`](crate::Redlock::reentrant_mutex). That of a `Redlock` is
-/// [`Unfenced`](super::Unfenced): its guard has no [`fence`](ReentrantGuard::fence).
+/// [`Redlock::reentrant_mutex`](crate::Redlock::reentrant_mutex).
 ///
 /// A holder is a value, and no thread or task. An async task moves between threads, and the work
 /// that it spawns runs in other tasks. All clones of a [`ReentrantHolder`] are one holder.
@@ -69,40 +67,30 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 /// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+#[derive(Clone)]
 #[must_use = "a mutex does nothing until a holder of it locks it"]
-pub struct ReentrantMutex<F = Fenced> {
+pub struct ReentrantMutex {
     front: Front,
-    fencing: PhantomData<fn() -> F>,
 }
 
 impl ReentrantMutex {
-    settings!(fence);
-    settings!(handover);
-}
-
-impl<F> ReentrantMutex<F> {
     pub(super) fn new(space: LockSpace, name: Key) -> Self {
-        Self { front: Front::new(space, name), fencing: PhantomData }
+        Self { front: Front::new(space, name) }
     }
 
     settings!(acquisition);
     settings!(renewal);
+    settings!(fence);
 
     /// Creates a new holder, which does not have the lock yet.
-    pub fn holder(&self) -> ReentrantHolder<F> {
-        ReentrantHolder { reentry: Reentry::new(self.front.clone()), fencing: PhantomData }
+    pub fn holder(&self) -> ReentrantHolder {
+        ReentrantHolder { reentry: Reentry::new(self.front.clone()) }
     }
 
     inspection!(self => Mode::Exclusive);
 }
 
-impl<F> Clone for ReentrantMutex<F> {
-    fn clone(&self) -> Self {
-        Self { front: self.front.clone(), fencing: PhantomData }
-    }
-}
-
-impl<F> fmt::Debug for ReentrantMutex<F> {
+impl fmt::Debug for ReentrantMutex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.front.debug(f, "ReentrantMutex")
     }
@@ -126,13 +114,13 @@ impl<F> fmt::Debug for ReentrantMutex<F> {
 /// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+#[derive(Clone)]
 #[must_use = "a holder does nothing until it locks"]
-pub struct ReentrantHolder<F = Fenced> {
+pub struct ReentrantHolder {
     reentry: Arc<Reentry>,
-    fencing: PhantomData<fn() -> F>,
 }
 
-impl<F> ReentrantHolder<F> {
+impl ReentrantHolder {
     /// Acquires the lock if it is free, or if this holder has it. Returns `None` if there is
     /// another holder, or if this holder waits for the lock in another task.
     ///
@@ -145,7 +133,7 @@ impl<F> ReentrantHolder<F> {
     ///
     /// If the future is dropped, a lease that it may have acquired is released, unless other tasks
     /// of this holder wait for it.
-    pub async fn try_lock(&self) -> Result<Option<ReentrantGuard<F>>, Error> {
+    pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
         Ok(self.reentry.try_lock().await?.map(ReentrantGuard::new))
     }
 
@@ -164,18 +152,12 @@ impl<F> ReentrantHolder<F> {
     ///
     /// If the future is dropped, a lease that it may have acquired is released, unless other tasks
     /// of this holder wait for it. The acquisition continues for those.
-    pub async fn lock(&self) -> Result<ReentrantGuard<F>, Error> {
+    pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
         Ok(ReentrantGuard::new(self.reentry.lock().await?))
     }
 }
 
-impl<F> Clone for ReentrantHolder<F> {
-    fn clone(&self) -> Self {
-        Self { reentry: self.reentry.clone(), fencing: PhantomData }
-    }
-}
-
-impl<F> fmt::Debug for ReentrantHolder<F> {
+impl fmt::Debug for ReentrantHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.reentry.front().debug(f, "ReentrantHolder")
     }
@@ -210,32 +192,23 @@ impl<F> fmt::Debug for ReentrantHolder<F> {
 /// guard.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+#[derive(Clone)]
 #[must_use = "the lock is released when its last guard is dropped"]
-pub struct ReentrantGuard<F = Fenced> {
+pub struct ReentrantGuard {
     held: Arc<LeaseGuard>,
-    fencing: PhantomData<fn() -> F>,
 }
 
 impl ReentrantGuard {
-    guard!(fence);
-}
-
-impl<F> ReentrantGuard<F> {
     fn new(held: Arc<LeaseGuard>) -> Self {
-        Self { held, fencing: PhantomData }
+        Self { held }
     }
 
+    guard!(fence);
     guard!(lease);
     guard!(unlock shared);
 }
 
-impl<F> Clone for ReentrantGuard<F> {
-    fn clone(&self) -> Self {
-        Self::new(self.held.clone())
-    }
-}
-
-impl<F> fmt::Debug for ReentrantGuard<F> {
+impl fmt::Debug for ReentrantGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         debug_guard(f, "ReentrantGuard", &self.held)
     }

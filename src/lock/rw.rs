@@ -64,8 +64,6 @@ impl RwLock {
     settings!(acquisition);
     settings!(renewal);
     settings!(fence);
-    settings!(handover);
-
     /// Acquires the lock beside other readers, waiting while a writer holds it or is earlier in the
     /// queue.
     ///

@@ -73,8 +73,6 @@ impl Semaphore {
 
     settings!(acquisition);
     settings!(renewal);
-    settings!(handover);
-
     /// Acquires a permit, waiting while all are held.
     ///
     /// # Errors

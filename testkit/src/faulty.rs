@@ -7,7 +7,9 @@ use std::{
 
 use bellwether::{
     MemoryBackend,
+    backend::{Changes, Claim, Leases},
     error::{BackendError, BackendErrorKind},
+    key::Name,
 };
 use tokio::time::sleep;
 
@@ -79,6 +81,14 @@ impl Faulty {
 }
 
 impl Hook<MemoryBackend> for Faults {
+    fn listen(&self, inner: &MemoryBackend, name: &Name, claim: Option<&Claim>) -> Changes {
+        if let Some(Fault::Refuse) = (self.plan.lock().unwrap())(Op::Changes) {
+            return Changes::none();
+        }
+        self.done.lock().unwrap().push(Op::Changes);
+        self.pushes.as_ref().unwrap_or(inner).listen(name, claim)
+    }
+
     async fn around(
         &self,
         inner: &MemoryBackend,

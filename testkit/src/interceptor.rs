@@ -1,12 +1,11 @@
 //! A backend in front of another one, and a hook that meets each operation on its way.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, sync::Weak, time::Duration};
 
 use bellwether::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal, RoundTrip, Store,
-        Windows,
+        Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal, Store, Tap, Windows,
     },
     error::BackendError,
     key::Name,
@@ -61,13 +60,14 @@ operations! {
     backend;
     Acquire { claim: Claim } -> Acquired = backend.acquire(claim);
     Renew { claims: Vec<Claim> } -> Vec<Renewal> = backend.renew(claims);
-    Keep { claims: Vec<Claim> } -> Kept = backend.keep(claims);
+    Keep { claims: Vec<Claim>, life: Duration } -> Kept = backend.keep(claims, *life);
     Release { claim: Claim } -> bool = backend.release(claim);
     Pass { from: Claim, to: Claim } -> Option<Grant> = backend.pass(from, to);
+    PassWithFence { from: Claim, to: Claim, fence: u64 } -> Option<Grant> =
+        backend.pass_with_fence(from, to, *fence);
     Holder { name: Name, mode: Mode } -> Option<Occupied> = backend.holder(name, *mode);
     Clear { name: Name, mode: Mode } -> bool = backend.clear(name, *mode);
     Changes { name: Name } -> Changes = backend.changes(name);
-    ChangesFor { claim: Claim } -> Changes = backend.changes_for(claim);
     Get { name: Name } -> Option<Entry> = backend.get(name);
     GetAged { name: Name } -> Option<Entry> = backend.get_aged(name);
     Fetch { name: Name, announced: Announcement } -> Option<Entry> =
@@ -107,9 +107,28 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
         operation: Operation,
     ) -> impl Future<Output = Result<Answer, BackendError>> + Send;
 
-    /// Says how long the round trip to the backend takes.
-    fn round_trip(&self) -> RoundTrip {
-        RoundTrip::Untold
+    /// Registers a waiter.
+    fn listen(&self, backend: &B, name: &Name, claim: Option<&Claim>) -> Changes
+    where
+        B: Leases,
+    {
+        backend.listen(name, claim)
+    }
+
+    /// Has a local tier told of changes.
+    fn tap(&self, backend: &B, tier: Weak<dyn Tap>, every: Duration) -> bool
+    where
+        B: Store,
+    {
+        backend.tap(tier, every)
+    }
+
+    /// Returns whether local tiers are told of the changes of a name.
+    fn hears(&self, backend: &B, name: &Name, begins: bool) -> bool
+    where
+        B: Store,
+    {
+        backend.hears(name, begins)
     }
 }
 
@@ -142,8 +161,8 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         ask!(self, Renew { claims: claims.to_vec() })
     }
 
-    async fn keep(&self, claims: &[Claim]) -> Result<Kept, BackendError> {
-        ask!(self, Keep { claims: claims.to_vec() })
+    async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
+        ask!(self, Keep { claims: claims.to_vec(), life })
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
@@ -152,6 +171,15 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
         ask!(self, Pass { from: from.clone(), to: to.clone() })
+    }
+
+    async fn pass_with_fence(
+        &self,
+        from: &Claim,
+        to: &Claim,
+        fence: u64,
+    ) -> Result<Option<Grant>, BackendError> {
+        ask!(self, PassWithFence { from: from.clone(), to: to.clone(), fence })
     }
 
     async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
@@ -166,24 +194,12 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         ask!(self, Changes { name: name.clone() })
     }
 
-    async fn changes_for(&self, claim: &Claim) -> Result<Changes, BackendError> {
-        ask!(self, ChangesFor { claim: claim.clone() })
-    }
-
-    fn missed_pushes(&self, claim: &Claim) -> u64 {
-        self.inner.missed_pushes(claim)
-    }
-
-    fn changes_since(&self, claim: &Claim, missed: u64) -> Option<Changes> {
-        self.inner.changes_since(claim, missed)
+    fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
+        self.hook.listen(&self.inner, name, claim)
     }
 
     fn time_limit(&self) -> Option<Duration> {
         self.inner.time_limit()
-    }
-
-    fn round_trip(&self) -> RoundTrip {
-        self.hook.round_trip().max(self.inner.round_trip())
     }
 
     fn is_shared(&self) -> bool {
@@ -200,6 +216,14 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
 }
 
 impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
+    fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
+        self.hook.tap(&self.inner, tier, every)
+    }
+
+    fn hears(&self, name: &Name, begins: bool) -> bool {
+        self.hook.hears(&self.inner, name, begins)
+    }
+
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         ask!(self, Get { name: name.clone() })
     }

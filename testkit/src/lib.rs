@@ -32,18 +32,14 @@ use std::{env, future::Future, process::Command, time::Duration};
 
 use bellwether::{
     RedisBackend,
-    backend::{Claim, Mode, RedisBackendBuilder},
+    backend::{Changes, Claim, Leases, Mode, RedisBackendBuilder},
+    error::BackendError,
     key::{Family, Name, Namespace},
 };
 use tokio::time::{Instant, sleep};
 
 /// The time limit of a test for what must happen. Only a test that fails waits that long.
 pub const LIMIT: Duration = Duration::from_secs(20);
-
-/// Returns how long a released lease is kept for an unordered claim whose turn it is.
-pub fn turn_life() -> Duration {
-    any_claim(Mode::Exclusive).turn_life()
-}
 
 /// Returns how long a lease that was handed over lasts unless it is renewed.
 pub fn handover_life() -> Duration {
@@ -69,6 +65,15 @@ pub fn builder() -> RedisBackendBuilder {
 /// Opens a backend as [`builder`] begins it.
 pub fn open(url: impl Into<String>) -> RedisBackend {
     builder().server(url).build().expect("the URL is valid")
+}
+
+/// Listens for a claim. Returns when the server has confirmed the subscription.
+pub async fn changes_for(backend: &impl Leases, claim: &Claim) -> Result<Changes, BackendError> {
+    // A waiter listens behind a request.
+    backend.holder(&claim.name, claim.mode).await?;
+    let mut changes = backend.listen(&claim.name, Some(claim));
+    changes.confirmed().await?;
+    Ok(changes)
 }
 
 /// Returns a command that runs one test of the current test program in a process of its own.

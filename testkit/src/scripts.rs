@@ -1,15 +1,30 @@
 //! The Lua scripts of the crate, read from their files.
 
-use std::{collections::HashSet, fs, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    path::Path,
+};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/backend/redis/scripts");
 const INCLUDE: &str = "-- include: ";
+const PART: &str = "\n-- part: ";
 
 /// Returns a script as a server gets it, with the parts that it includes.
 pub fn script(name: &str) -> String {
     let mut source = String::new();
-    insert(&read(name), &mut HashSet::new(), &mut source);
+    insert(&read(name), &parts(), &mut HashSet::new(), &mut source);
     source
+}
+
+/// Returns the parts of the files in `lib`, by their names.
+fn parts() -> HashMap<String, String> {
+    let files = fs::read_dir(Path::new(FOLDER).join("lib")).expect("the parts").flatten();
+    let texts = files.map(|file| fs::read_to_string(file.path()).expect("the parts of a topic"));
+    let parts =
+        texts.flat_map(|text| text.split(PART).skip(1).map(str::to_owned).collect::<Vec<_>>());
+    let named = |part: String| part.split_once('\n').map(|(name, text)| (name.into(), text.into()));
+    parts.filter_map(named).collect()
 }
 
 /// Returns the text with which each script begins, by the names of their files.
@@ -36,13 +51,18 @@ fn read(name: &str) -> String {
         .expect("a script of the crate")
 }
 
-fn insert(file: &str, included: &mut HashSet<String>, source: &mut String) {
+fn insert(
+    file: &str,
+    parts: &HashMap<String, String>,
+    included: &mut HashSet<String>,
+    source: &mut String,
+) {
     for line in file.lines() {
         match line.strip_prefix(INCLUDE) {
-            Some(parts) => {
-                for part in parts.split(", ") {
-                    if included.insert(part.to_owned()) {
-                        insert(&read(&format!("lib/{part}")), included, source);
+            Some(names) => {
+                for name in names.split(", ") {
+                    if included.insert(name.to_owned()) {
+                        insert(&parts[name], parts, included, source);
                     }
                 }
             }

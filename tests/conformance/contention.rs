@@ -40,7 +40,7 @@ pub async fn contenders_never_hold_together<H: Harness>(h: &H) {
     let fences = fences.lock().unwrap();
     assert_eq!(fences.len(), 100);
     for pair in fences.windows(2) {
-        assert_newer::<H>(pair[1], pair[0]);
+        assert_newer(pair[1], pair[0]);
     }
 }
 

@@ -1,12 +1,10 @@
 //! A fair lease is granted in the order of its queue.
 
-use std::time::Duration;
-
 use bellwether::{
-    backend::{Change, Changes, Claim, Leases, Mode, Renewal},
+    backend::{Change, Claim, Leases, Mode, Renewal},
     key::Name,
 };
-use testkit::{handover_life, queue_entry_life, turn_life};
+use testkit::{handover_life, queue_entry_life};
 
 use crate::harness::{
     FullHarness, LEASE, MOMENT, claim, claim_in, elsewhere, granted, handed_over, held, listen,
@@ -81,45 +79,9 @@ pub async fn a_lease_is_not_handed_to_a_waiter_that_does_not_listen<H: FullHarne
     assert!(granted(&backend, &second).await.fence() > fence);
 }
 
-/// Lets a fair holder release the lease while two claims wait: an unfair waiter that is only
-/// notified, and a fair one behind it.
-async fn unfair_waiter_before_fair_waiter(backend: &impl Leases) -> (Claim, Claim, Changes) {
-    let name = name("k");
-    let [first, second, _] = three(&name);
-    let plain = claim(&name);
-    granted(backend, &first).await;
-    held(backend, &plain).await;
-    held(backend, &second).await;
-    let mut changes = listen(backend, &name).await;
-    assert!(backend.release(&first).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(plain.owner));
-    (plain, second, changes)
-}
-
-/// A waiter for several leases at once has no use for one of them. It holds none while it waits.
-pub async fn a_waiter_that_takes_no_handover_is_only_notified<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let (plain, second, mut changes) = unfair_waiter_before_fair_waiter(&backend).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&plain)).await.unwrap(), [Renewal::NotHeld]);
-    granted(&backend, &plain).await;
-    // The waiter leaves, and the next one has its turn.
-    assert!(backend.release(&plain).await.unwrap());
-    let fence = handed_over(&mut changes, &second).await.fence;
-    assert_eq!(granted(&backend, &second).await.fence(), fence);
-}
-
-/// The notified waiter may have died, or may wait for another lease by now.
-pub async fn a_notified_waiter_delays_the_queue_for_a_moment_only<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let (_, second, _changes) = unfair_waiter_before_fair_waiter(&backend).await;
-    h.pass(turn_life()).await;
-    granted(&backend, &second).await;
-}
-
-/// A holder died without a release, and so did a waiter for a plain mutex. Such a waiter asks
-/// seldom, so its queue entry is kept for long. That entry once held up the first fair waiter,
-/// though the lease was free.
-pub async fn an_unfair_waiter_does_not_block_a_fair_waiter<H: FullHarness>(h: &H) {
+/// A holder died without a release, and so did a waiter for a plain mutex. A fair waiter behind it
+/// keeps its place, though it does not hear either.
+pub async fn a_plain_waiter_that_does_not_hear_is_passed_over<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [mut first, second, third] = three(&name);
@@ -129,6 +91,7 @@ pub async fn an_unfair_waiter_does_not_block_a_fair_waiter<H: FullHarness>(h: &H
     held(&backend, &second).await;
     held(&backend, &third).await;
     h.pass(queue_entry_life() / 2).await;
+    backend.keep(std::slice::from_ref(&third), queue_entry_life()).await.unwrap();
     let occupied = held(&backend, &third).await;
     assert_eq!((occupied.fence, occupied.holders), (0, 0));
     assert!(occupied.remaining <= queue_entry_life(), "{occupied:?}");
@@ -137,7 +100,8 @@ pub async fn an_unfair_waiter_does_not_block_a_fair_waiter<H: FullHarness>(h: &H
 
 /// The owner of a handover dies. Its queue entry is gone, and the next waiter takes the lease in
 /// time.
-async fn handed_over_to_a_dead_waiter<H: FullHarness>(h: &H, waited: Duration, lasts: Duration) {
+pub async fn a_handover_lasts_for_its_time<H: FullHarness>(h: &H) {
+    let (waited, lasts) = (queue_entry_life() / 10, handover_life());
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
@@ -156,16 +120,6 @@ async fn handed_over_to_a_dead_waiter<H: FullHarness>(h: &H, waited: Duration, l
     assert!(granted(&backend, &third).await.fence() > fence);
     assert_eq!(backend.renew(std::slice::from_ref(&second)).await.unwrap(), [Renewal::NotHeld]);
     assert!(!backend.release(&second).await.unwrap());
-}
-
-pub async fn a_handover_lasts_for_its_time<H: FullHarness>(h: &H) {
-    handed_over_to_a_dead_waiter(h, queue_entry_life() / 10, handover_life()).await;
-}
-
-/// All dead waiters together therefore delay the others by one such time only.
-pub async fn a_handover_lasts_no_longer_than_the_queue_entry<H: FullHarness>(h: &H) {
-    let lasts = handover_life() * 3 / 4;
-    handed_over_to_a_dead_waiter(h, queue_entry_life() - lasts, lasts).await;
 }
 
 pub async fn a_handover_is_a_lease<H: FullHarness>(h: &H) {
@@ -275,21 +229,24 @@ pub async fn a_fair_claim_sent_twice_is_granted_one_lease<H: FullHarness>(h: &H)
     assert_eq!(backend.renew(&[second]).await.unwrap(), [Renewal::Held]);
 }
 
-/// A plain claim overtakes the fair queue, but never holds the lease together with a fair holder.
+/// Both wait in one queue.
 pub async fn a_fair_mutex_and_a_mutex_share_one_lease<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
-    let [first, second, _] = three(&name);
+    let [first, second, third] = three(&name);
     let plain = claim(&name);
     let fence = granted(&backend, &first).await.fence();
-    assert_eq!(held(&backend, &plain).await.fence, fence);
     held(&backend, &second).await;
+    assert_eq!(held(&backend, &plain).await.fence, fence);
     backend.release(&first).await.unwrap();
+    assert_eq!(held(&backend, &plain).await.fence, 0, "the fair waiter is before it");
+    let seconds = granted(&backend, &second).await.fence();
+    assert!(seconds > fence);
+    assert_eq!(held(&backend, &plain).await.fence, seconds);
+    backend.release(&second).await.unwrap();
     let plains = granted(&backend, &plain).await.fence();
-    assert!(plains > fence);
-    assert_eq!(held(&backend, &second).await.fence, plains);
-    backend.release(&plain).await.unwrap();
-    assert!(granted(&backend, &second).await.fence() > plains);
+    assert!(plains > seconds);
+    assert_eq!(held(&backend, &third).await.fence, plains);
 }
 
 pub async fn a_cleared_lease_has_no_queue<H: FullHarness>(h: &H) {

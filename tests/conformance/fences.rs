@@ -3,10 +3,11 @@
 use bellwether::backend::{Committed, Grant, Leases, Renewal, Store};
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, LEASE, MOMENT, TTL, begun, claim, granted, name, stored, value,
+    FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, TTL, begun, claim, granted, held, name,
+    stored, value,
 };
 
-pub async fn fences_grow_over_releases<H: FullHarness>(h: &H) {
+pub async fn fences_grow_over_releases<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let mut last = 0;
@@ -19,7 +20,7 @@ pub async fn fences_grow_over_releases<H: FullHarness>(h: &H) {
     }
 }
 
-pub async fn fences_grow_over_expiries<H: FullHarness>(h: &H) {
+pub async fn fences_grow_over_expiries<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let mut last = 0;
@@ -50,7 +51,7 @@ pub async fn fences_grow_over_writes<H: FullHarness>(h: &H) {
     }
 }
 
-pub async fn fences_grow_though_the_last_one_is_forgotten<H: FullHarness>(h: &H) {
+pub async fn fences_grow_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let first = claim(&name);
@@ -96,4 +97,50 @@ pub async fn a_fence_is_remembered_while_its_lease_is_renewed<H: FullHarness>(h:
     }
     let outcome = backend.commit(&long, &grant, &value("v"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);
+}
+
+/// The servers of a `Redlock` are given the greatest fence among them.
+pub async fn a_holder_can_be_given_a_greater_fence<H: FullHarness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let [holder, stranger] = [claim(&name), claim(&name)];
+    let granted_first = granted(&here, &holder).await.fence();
+    let far = granted_first + 3_600_000_000;
+    assert_eq!(there.pass_with_fence(&stranger, &stranger, far).await.unwrap(), None);
+    h.pass(LEASE - MOMENT).await;
+    for _ in 0..2 {
+        let given = here.pass_with_fence(&holder, &holder, far).await.unwrap();
+        assert_eq!(given, Some(Grant::new(far)));
+    }
+    let occupied = held(&there, &stranger).await;
+    assert_eq!(occupied.fence, far);
+    assert!(occupied.remaining > LEASE - MOMENT, "the lease was not renewed: {occupied:?}");
+    assert!(here.release(&holder).await.unwrap());
+    assert_eq!(here.pass_with_fence(&holder, &holder, far).await.unwrap(), None);
+    let next = granted(&there, &stranger).await.fence();
+    assert!(next > far, "{next} after {far}");
+    // A smaller one does not lower the last fence.
+    there.pass_with_fence(&stranger, &stranger, granted_first).await.unwrap();
+    assert!(there.release(&stranger).await.unwrap());
+    assert!(granted(&here, &claim(&name)).await.fence() > next);
+}
+
+pub async fn a_lease_passes_on_with_a_given_fence<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, second, third] = [claim(&name), claim(&name), claim(&name)];
+    let fence = granted(&backend, &first).await.fence() + 1;
+    for _ in 0..2 {
+        let passed = backend.pass_with_fence(&first, &second, fence).await.unwrap();
+        assert_eq!(passed, Some(Grant::new(fence)));
+    }
+    assert_eq!(
+        backend.renew(&[first.clone(), second.clone()]).await.unwrap(),
+        [Renewal::NotHeld, Renewal::Held]
+    );
+    assert!(backend.pass_with_fence(&second, &third, fence + 1).await.unwrap().is_some());
+    // One that was sent earlier and arrives late changes nothing.
+    assert_eq!(backend.pass_with_fence(&first, &second, fence).await.unwrap(), None);
+    assert_eq!(held(&backend, &first).await.fence, fence + 1);
+    assert!(backend.release(&third).await.unwrap());
 }

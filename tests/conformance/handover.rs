@@ -2,27 +2,22 @@
 //! without another claim.
 
 use bellwether::{
-    backend::{Change, Claim, Leases, Mode, Renewal},
+    backend::{Claim, Leases, Mode, Renewal},
     key::{Family, Name},
 };
-use testkit::handover_life;
+use testkit::{handover_life, queue_entry_life};
 
 use crate::harness::{
-    FullHarness, LEASE, MOMENT, claim, claim_in, elsewhere, granted, handed_over, hasty, held,
-    listen, name_in, next, pushed,
+    FullHarness, LEASE, MOMENT, claim, elsewhere, granted, handed_over, hasty, held, listen,
+    name_in, pushed,
 };
 
 fn lock() -> Name {
     name_in("conformance", Family::Lock, "k")
 }
 
-/// Returns claims that take a handover.
 fn claims<const N: usize>(name: &Name) -> [Claim; N] {
-    std::array::from_fn(|_| {
-        let mut claim = claim(name);
-        claim.takes_handover = true;
-        claim
-    })
+    std::array::from_fn(|_| claim(name))
 }
 
 pub async fn a_waiter_is_handed_the_mutex_with_the_release<H: FullHarness>(h: &H) {
@@ -84,7 +79,7 @@ pub async fn the_end_of_a_handover_counts_from_the_queue_entry<H: FullHarness>(h
     held(&backend, &waiting).await;
     for _ in 0..5 {
         h.pass(waits).await;
-        backend.keep(std::slice::from_ref(&waiting)).await.unwrap();
+        backend.keep(std::slice::from_ref(&waiting), queue_entry_life()).await.unwrap();
     }
     h.pass(waits).await;
     assert!(backend.release(&holder).await.unwrap());
@@ -92,30 +87,6 @@ pub async fn the_end_of_a_handover_counts_from_the_queue_entry<H: FullHarness>(h
     // A handover lasts no longer than the queue entry, which was kept one wait ago.
     let ended = 6 * waits + handover_life();
     assert!(ends >= ended && ends < ended + MOMENT, "{ends:?}");
-}
-
-pub async fn waiters_with_and_without_handover_share_the_queue<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = lock();
-    let [holder, second, fourth] = claims(&name);
-    let third = claim(&name);
-    let fair = claim_in(Mode::Fair, &name);
-    granted(&backend, &holder).await;
-    for claim in [&second, &third, &fourth, &fair] {
-        held(&backend, claim).await;
-    }
-    let mut changes = listen(&backend, &name).await;
-    backend.release(&holder).await.unwrap();
-    let mut fence = handed_over(&mut changes, &second).await.fence;
-    let mut grown = |next: u64| assert!(std::mem::replace(&mut fence, next) < next);
-    backend.release(&second).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Turn(third.owner));
-    grown(granted(&backend, &third).await.fence());
-    backend.release(&third).await.unwrap();
-    grown(handed_over(&mut changes, &fourth).await.fence);
-    backend.release(&fourth).await.unwrap();
-    grown(handed_over(&mut changes, &fair).await.fence);
-    assert!(backend.release(&fair).await.unwrap());
 }
 
 /// The waiter is skipped, and the lease is free.

@@ -28,9 +28,6 @@ pub const MOMENT: Duration = Duration::from_secs(20);
 pub trait Harness: Sized {
     type Backend: Leases + Clone;
 
-    /// Whether each exclusive grant has a fence of its own. Without fences, each of them is zero.
-    const FENCED: bool = true;
-
     /// How much later than its time something may happen on a busy machine.
     const BUSY: Duration = Duration::from_secs(1);
 
@@ -70,12 +67,9 @@ pub trait FullHarness: Harness<Backend: Store + Latches> {}
 
 impl<H: Harness<Backend: Store + Latches>> FullHarness for H {}
 
-/// Checks that a fence is greater than an earlier one, if the backend has fences.
-pub fn assert_newer<H: Harness>(fence: u64, earlier: u64) {
-    match H::FENCED {
-        true => assert!(fence > earlier, "{fence} is not greater than {earlier}"),
-        false => assert_eq!((fence, earlier), (0, 0), "a backend without fences has granted one"),
-    }
+/// Checks that a fence is greater than an earlier one.
+pub fn assert_newer(fence: u64, earlier: u64) {
+    assert!(fence > earlier, "{fence} is not greater than {earlier}");
 }
 
 pub struct Memory(MemoryBackend);
@@ -118,10 +112,11 @@ pub struct OverMemory(Majority);
 impl Harness for OverMemory {
     type Backend = Majority;
 
-    const FENCED: bool = false;
-
     async fn start() -> Self {
-        Self(Majority::new([(); 3].map(|()| MemoryBackend::new())).expect("there are servers"))
+        Self(
+            Majority::new([(); 3].map(|()| MemoryBackend::new()), LIMIT)
+                .expect("there are servers"),
+        )
     }
 
     fn backend(&self) -> Majority {
@@ -132,7 +127,9 @@ impl Harness for OverMemory {
         tokio::time::advance(time).await;
     }
 
-    async fn forget_fence(&self, _: &Name) {}
+    async fn forget_fence(&self, _: &Name) {
+        self.pass(FENCE_LIFE).await;
+    }
 
     async fn no_listener_is_left(&self) {}
 
@@ -206,14 +203,12 @@ mod over_redis {
     impl Harness for OverRedis {
         type Backend = Majority;
 
-        const FENCED: bool = false;
-
         async fn start() -> Self {
             let servers = join_all((0..3).map(|_| RedisServer::start())).await;
             let backends = servers.iter().map(|server| {
                 builder().server(server.url()).build().expect("the URL of a test server is valid")
             });
-            let majority = Majority::new(backends).expect("there are servers").answer_limit(LIMIT);
+            let majority = Majority::new(backends, LIMIT).expect("there are servers");
             Self { servers, majority }
         }
 

@@ -10,7 +10,7 @@ use bellwether::{
     lock::Majority,
 };
 
-use crate::harness::{Harness, claim, claim_in, granted, held, listen, name, name_in, next};
+use crate::harness::{Harness, LEASE, claim, claim_in, granted, held, listen, name, name_in, next};
 
 /// Fails to compile if a type implements a trait: the call is ambiguous then.
 macro_rules! is_not {
@@ -25,31 +25,20 @@ macro_rules! is_not {
     }};
 }
 
-/// Each server counts for itself, so the servers have no growing number in common.
-pub async fn fences<H: Harness>(h: &H) {
+/// The queues of several servers would have several orders. So no release tells a claim of its
+/// turn: it wakes all that listen.
+pub async fn queues<H: Harness>(h: &H) {
     let backend = h.backend();
-    let name = name("k");
-    for _ in 0..2 {
-        let claim = claim(&name);
-        assert_eq!(granted(&backend, &claim).await.fence(), 0);
-        assert!(backend.release(&claim).await.unwrap());
-    }
-}
-
-/// One server has the queue, and its release gives its own lease to the next claim only. The claim
-/// therefore asks all servers, and has its turn by then.
-pub async fn handover<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let name = name_in("conformance", Family::Lock, "k");
-    let [holder, mut next_holder] = [(); 2].map(|()| claim(&name));
-    next_holder.takes_handover = true;
+    let name = name_in("conformance", Family::Redlock, "k");
+    let [holder, waiting] = [(); 2].map(|()| claim(&name));
     granted(&backend, &holder).await;
-    held(&backend, &next_holder).await;
+    held(&backend, &waiting).await;
+    let kept = backend.keep(std::slice::from_ref(&waiting), LEASE).await.unwrap();
+    assert!(kept.has_lapsed, "the claim has a queue entry");
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(next_holder.owner));
-    assert_eq!(backend.holder(&name, Mode::Exclusive).await.unwrap(), None);
-    granted(&backend, &next_holder).await;
+    assert_eq!(next(&mut changes).await, Change::Wake);
+    granted(&backend, &waiting).await;
 }
 
 /// A majority cannot count. Five servers with three permits each have room for five holders at
@@ -72,7 +61,8 @@ pub async fn modes<H: Harness>(h: &H) {
     }
 }
 
-/// An entry is valid by its fence. A majority has no fences, so it is no [`Store`].
+/// An entry is valid by its fence. A majority does not read back what the last one of
+/// its servers wrote, so it is no [`Store`].
 pub async fn entries<H: Harness>(_: &H) {
     is_not!(Majority: Store);
 }

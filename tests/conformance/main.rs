@@ -24,7 +24,6 @@ mod permits;
 mod pushes;
 mod queues;
 mod read_write;
-mod turns;
 mod unchanged;
 mod unpolled;
 mod windows;
@@ -90,44 +89,20 @@ rules! {
             a_claim_without_a_lease_passes_nothing,
             a_lease_can_be_looked_at,
             a_cleared_lease_is_free_and_wakes_waiters,;
-        turns:
-            a_waiter_is_notified_when_the_lease_is_free,
-            a_free_lease_is_kept_for_the_notified_waiter,
-            a_free_lease_is_kept_for_a_moment_only,
-            a_waiter_that_misses_its_turn_is_not_notified_again,
-            a_notified_waiter_holds_nothing_before_it_asks,
-            a_notified_waiter_that_leaves_notifies_the_next,
-            the_last_notified_waiter_that_leaves_frees_the_lease,
-            a_waiter_that_left_is_not_notified,
-            waiters_are_notified_in_their_order,
-            a_claim_that_does_not_wait_is_not_notified,
-            a_waiter_with_an_ended_queue_entry_is_not_notified,
-            a_release_sent_twice_notifies_once,
-            a_waiter_that_leaves_twice_notifies_once,
-            a_notified_waiter_that_asks_twice_is_granted_one_lease,;
+        fences:
+            fences_grow_over_releases,
+            fences_grow_over_expiries,
+            fences_grow_though_the_last_one_is_forgotten,;
         pushes:
             a_release_wakes,;
         contention:
             contenders_never_hold_together,;
     }
-    needs fences {
-        fences:
-            fences_grow_over_releases,
-            fences_grow_over_expiries,
-            fences_grow_over_writes,
-            fences_grow_though_the_last_one_is_forgotten,
-            fences_grow_past_the_entry_though_the_last_one_is_forgotten,
-            a_burnt_fence_is_greater_than_the_granted_one,
-            a_fence_is_remembered_while_its_lease_is_renewed,;
-    }
-    needs handover {
-        turns:
-            a_kept_lease_can_be_looked_at,;
+    needs queues {
         handover:
             a_waiter_is_handed_the_mutex_with_the_release,
             a_mutex_is_handed_over_in_turn,
             the_end_of_a_handover_counts_from_the_queue_entry,
-            waiters_with_and_without_handover_share_the_queue,
             a_waiter_that_does_not_listen_is_skipped,
             a_release_sent_twice_hands_over_once,
             a_waiter_that_leaves_after_a_handover_hands_the_lease_on,
@@ -142,11 +117,8 @@ rules! {
             a_free_lease_is_granted_at_once,
             fair_waiters_are_served_in_their_order,
             a_lease_is_not_handed_to_a_waiter_that_does_not_listen,
-            a_waiter_that_takes_no_handover_is_only_notified,
-            a_notified_waiter_delays_the_queue_for_a_moment_only,
-            an_unfair_waiter_does_not_block_a_fair_waiter,
+            a_plain_waiter_that_does_not_hear_is_passed_over,
             a_handover_lasts_for_its_time,
-            a_handover_lasts_no_longer_than_the_queue_entry,
             a_handover_is_a_lease,
             a_waiter_that_asks_again_keeps_its_queue_entry,
             a_claim_that_does_not_wait_gets_no_queue_entry,
@@ -158,9 +130,6 @@ rules! {
         queues:
             one_request_keeps_all_entries_of_a_process,
             a_process_learns_that_its_entries_are_gone,
-            one_request_keeps_many_queues,
-            each_of_many_queues_has_an_answer_of_its_own,
-            queues_of_all_kinds_are_kept_together,
             keeping_entries_hands_a_free_lease_over,
             a_dead_waiter_in_front_says_when_its_entry_ends,
             a_dead_waiter_in_front_lets_those_pass_that_fit,
@@ -172,7 +141,6 @@ rules! {
             ordered_and_unordered_waiters_are_served_by_age,
             a_release_grants_all_readers_at_the_head,
             permits_are_served_in_order,
-            an_ordered_waiter_keeps_its_turn_for_as_long_as_its_entry,
             a_release_without_waiters_tells_nothing,
             many_dead_waiters_are_passed_over,;
         read_write:
@@ -209,6 +177,13 @@ rules! {
             fair_contenders_hold_in_their_order,;
     }
     needs entries {
+        fences:
+            fences_grow_over_writes,
+            fences_grow_past_the_entry_though_the_last_one_is_forgotten,
+            a_burnt_fence_is_greater_than_the_granted_one,
+            a_fence_is_remembered_while_its_lease_is_renewed,
+            a_holder_can_be_given_a_greater_fence,
+            a_lease_passes_on_with_a_given_fence,;
         leases:
             a_granted_claim_begins_a_load_with_its_fence,
             a_second_release_does_nothing,
@@ -263,6 +238,7 @@ rules! {
             a_put_writes_and_ends_the_lease,
             a_put_makes_the_commit_under_way_give_way,
             a_put_ends_with_its_time,
+            many_entries_are_answered_in_order_and_as_each_alone,
             a_superseded_load_is_not_stored,
             an_invalidation_removes_and_ends_the_lease,
             an_invalidation_makes_the_commit_under_way_fail,

@@ -13,7 +13,7 @@ pub async fn a_lease_passes_on_in_one_step_with_a_greater_fence<H: Harness>(h: &
     let before = granted(&here, &first).await.fence();
     h.pass(LEASE / 2).await;
     let after = here.pass(&first, &second).await.unwrap().unwrap().fence();
-    assert_newer::<H>(after, before);
+    assert_newer(after, before);
     // Only the second owner holds the lease, for its full time from the pass.
     assert_eq!(
         here.renew(&[first.clone(), second.clone()]).await.unwrap(),
@@ -72,6 +72,6 @@ pub async fn a_cleared_lease_is_free_and_wakes_waiters<H: Harness>(h: &H) {
     assert!(there.clear(&name, Mode::Exclusive).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Wake);
     assert_eq!(here.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::NotHeld]);
-    assert_newer::<H>(granted(&here, &second).await.fence(), fence);
+    assert_newer(granted(&here, &second).await.fence(), fence);
     assert!(!here.release(&first).await.unwrap());
 }

@@ -4,7 +4,6 @@ use bellwether::{
     backend::{Change, Claim, Kept, Leases, Mode, Renewal, Store},
     key::{Family, Name},
 };
-use futures_util::future::join_all;
 use testkit::{handover_life, queue_entry_life};
 
 use crate::harness::{
@@ -17,20 +16,18 @@ const PERMIT: Mode = Mode::Permit { limit: 1, count: 1 };
 /// The modes in which one claim holds at a time.
 const ALONE: [Mode; 4] = [Mode::Exclusive, Mode::Fair, Mode::Write, PERMIT];
 
-/// More queues than one script of a server keeps.
-const MANY: usize = 160;
-
 fn lock(mode: Mode) -> Name {
     name_in("conformance", Family::Lock, &format!("{mode:?}"))
 }
 
-/// Returns claims that take a handover.
 fn claims<const N: usize>(mode: Mode, name: &Name) -> [Claim; N] {
-    std::array::from_fn(|_| {
-        let mut claim = claim_in(mode, name);
-        claim.takes_handover = true;
-        claim
-    })
+    std::array::from_fn(|_| claim_in(mode, name))
+}
+
+/// Keeps the entries of some claims for their usual time.
+async fn keep<B: Leases>(backend: &B, claims: &[&Claim]) -> Kept {
+    let claims: Vec<_> = claims.iter().map(|claim| (*claim).clone()).collect();
+    backend.keep(&claims, queue_entry_life()).await.unwrap()
 }
 
 pub async fn one_request_keeps_all_entries_of_a_process<H: FullHarness>(h: &H) {
@@ -46,7 +43,7 @@ pub async fn one_request_keeps_all_entries_of_a_process<H: FullHarness>(h: &H) {
         for _ in 0..8 {
             h.pass(queue_entry_life() / 4).await;
             // Only one of the two claims is named.
-            let kept = backend.keep(std::slice::from_ref(&first)).await.unwrap();
+            let kept = keep(&backend, &[&first]).await;
             assert!(!kept.has_lapsed && kept.stands == [true], "{kept:?}");
             assert!(kept.remaining <= LEASE && kept.remaining > LEASE - MOMENT, "{kept:?}");
         }
@@ -68,106 +65,12 @@ pub async fn a_process_learns_that_its_entries_are_gone<H: FullHarness>(h: &H) {
         held(&backend, &second).await;
         assert!(!backend.release(&first).await.unwrap());
         let all = [first, second, never];
-        let kept = backend.keep(&all).await.unwrap();
+        let kept = keep(&backend, &all.each_ref()).await;
         assert!(!kept.has_lapsed && kept.stands == [false, true, false], "{kept:?}");
         h.pass(queue_entry_life()).await;
-        let kept = backend.keep(&all).await.unwrap();
+        let kept = keep(&backend, &all.each_ref()).await;
         assert!(kept.has_lapsed, "{kept:?}");
         backend.clear(&name, mode).await.unwrap();
-    }
-}
-
-/// Returns waiting claims for many names that are held. The first holders die soon.
-///
-/// All are made at once, so that the first entries do not end before the last ones are made.
-async fn many_queues<B: Leases>(backend: &B, mode: Mode, dying: usize) -> Vec<Vec<Claim>> {
-    let queue = async |number| {
-        let name = name_in("conformance", Family::Lock, &format!("{mode:?} {number}"));
-        let [mut holder, first, second] = claims(mode, &name);
-        if number < dying {
-            holder.lease = queue_entry_life();
-        }
-        granted(backend, &holder).await;
-        held(backend, &first).await;
-        held(backend, &second).await;
-        vec![first, second]
-    };
-    join_all((0..MANY).map(queue)).await
-}
-
-pub async fn one_request_keeps_many_queues<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    for mode in ALONE {
-        let queues = many_queues(&backend, mode, 0).await;
-        for _ in 0..8 {
-            h.pass(queue_entry_life() / 4).await;
-            let each = backend.keep_each(&queues).await.unwrap();
-            assert_eq!(each.len(), queues.len());
-            for kept in each.into_iter().map(Result::unwrap) {
-                assert!(!kept.has_lapsed && kept.stands == [true, true], "{kept:?}");
-                assert!(kept.remaining <= LEASE && kept.remaining > LEASE / 2, "{kept:?}");
-            }
-        }
-        for queue in &queues {
-            backend.clear(&queue[0].name, mode).await.unwrap();
-        }
-    }
-}
-
-/// Some holders died, the waiter for another name has left, and the rest are held.
-pub async fn each_of_many_queues_has_an_answer_of_its_own<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    for mode in ALONE {
-        let (free, left) = (MANY / 2, MANY - 1);
-        let queues = many_queues(&backend, mode, free).await;
-        assert!(!backend.release(&queues[left][0]).await.unwrap());
-        let listening = queues.iter().map(|queue| listen(&backend, &queue[0].name));
-        let mut changes = join_all(listening).await;
-        let mut answers = vec![None; queues.len()];
-        for _ in 0..4 {
-            h.pass(queue_entry_life() / 4).await;
-            let each = backend.keep_each(&queues).await.unwrap();
-            assert_eq!(each.len(), queues.len());
-            for (answer, kept) in answers.iter_mut().zip(each.into_iter().map(Result::unwrap)) {
-                // On a slow machine some holders die before others.
-                if answer.as_ref().is_none_or(|kept: &Kept| !kept.handed_over) {
-                    *answer = Some(kept);
-                }
-            }
-        }
-        for (at, kept) in answers.into_iter().map(Option::unwrap).enumerate() {
-            assert_eq!((kept.has_lapsed, kept.handed_over), (false, at < free), "{at}: {kept:?}");
-            assert_eq!(kept.stands[1..], [true], "{at}: {kept:?}");
-            assert_eq!(kept.stands[0], at != left, "{at}: {kept:?}");
-            if at < free {
-                handed_over(&mut changes[at], &queues[at][0]).await;
-            }
-        }
-        for queue in &queues {
-            backend.clear(&queue[0].name, mode).await.unwrap();
-        }
-    }
-}
-
-pub async fn queues_of_all_kinds_are_kept_together<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let mut queues = vec![Vec::new()];
-    for mode in ALONE {
-        let name = name_in("conformance", Family::Lock, &format!("together {mode:?}"));
-        let [holder, first] = claims(mode, &name);
-        granted(&backend, &holder).await;
-        held(&backend, &first).await;
-        queues.push(vec![first]);
-    }
-    let each = backend.keep_each(&queues).await.unwrap();
-    assert!(each[0].as_ref().unwrap().stands.is_empty());
-    assert_eq!(each.len(), queues.len());
-    for kept in each.into_iter().skip(1).map(Result::unwrap) {
-        assert!(!kept.has_lapsed && kept.stands == [true], "{kept:?}");
-    }
-    h.pass(queue_entry_life()).await;
-    for kept in backend.keep_each(&queues).await.unwrap().into_iter().skip(1) {
-        assert!(kept.unwrap().has_lapsed);
     }
 }
 
@@ -184,7 +87,7 @@ pub async fn keeping_entries_hands_a_free_lease_over<H: FullHarness>(h: &H) {
         let mut changes = listen(&backend, &name).await;
         let keep = async || {
             h.pass(queue_entry_life() / 4).await;
-            backend.keep(std::slice::from_ref(&second)).await.unwrap()
+            keep(&backend, &[&second]).await
         };
         let mut kept = keep().await;
         for _ in 1..4 {
@@ -220,13 +123,13 @@ pub async fn a_dead_waiter_in_front_says_when_its_entry_ends<H: FullHarness>(h: 
         h.pass(queue_entry_life() / 2).await;
         held(&backend, &alive).await;
         assert!(backend.release(&holder).await.unwrap());
-        let kept = backend.keep(std::slice::from_ref(&alive)).await.unwrap();
+        let kept = keep(&backend, &[&alive]).await;
         let left = kept.remaining;
         assert!(left <= queue_entry_life() / 2 && !left.is_zero(), "{modes:?}: {left:?}");
         assert!(!kept.handed_over, "{modes:?}: no client heard of it");
         let mut changes = listen(&backend, &name).await;
         h.pass(left).await;
-        let kept = backend.keep(std::slice::from_ref(&alive)).await.unwrap();
+        let kept = keep(&backend, &[&alive]).await;
         assert!(kept.handed_over, "{modes:?}: the next claim heard of it");
         handed_over(&mut changes, &alive).await;
         assert!(backend.release(&alive).await.unwrap());
@@ -238,27 +141,6 @@ fn of_two(count: u32) -> Mode {
     Mode::Permit { limit: 2, count }
 }
 
-/// Returns a queue behind a holder that stays, to be kept beside another one of its kind. A script
-/// that keeps one queue looks at all of it. One that keeps several looks at what it must.
-async fn beside<B: Leases>(backend: &B, mode: Mode) -> Vec<Claim> {
-    let name = name_in("conformance", Family::Lock, &format!("beside {mode:?}"));
-    let holds = match mode {
-        Mode::Permit { limit, .. } => Mode::Permit { limit, count: limit },
-        _ => Mode::Write,
-    };
-    let [holder] = claims(holds, &name);
-    let [waiting] = claims(mode, &name);
-    granted(backend, &holder).await;
-    held(backend, &waiting).await;
-    vec![waiting]
-}
-
-/// Keeps the entry of a claim and that queue.
-async fn keep_beside<B: Leases>(backend: &B, claim: &Claim, beside: &[Claim]) -> Kept {
-    let queues = [vec![claim.clone()], beside.to_vec()];
-    backend.keep_each(&queues).await.unwrap().swap_remove(0).unwrap()
-}
-
 /// The first waiter needs the whole lock, and its process died. The next one fits beside the
 /// holder, which stays.
 pub async fn a_dead_waiter_in_front_lets_those_pass_that_fit<H: FullHarness>(h: &H) {
@@ -267,15 +149,14 @@ pub async fn a_dead_waiter_in_front_lets_those_pass_that_fit<H: FullHarness>(h: 
     for modes in orders {
         let name = lock(modes[0]);
         let [holder, dead, alive] = modes.map(|mode| claims::<1>(mode, &name)).map(|[one]| one);
-        let beside = beside(&backend, modes[0]).await;
         granted(&backend, &holder).await;
         held(&backend, &elsewhere(dead)).await;
         held(&backend, &alive).await;
         let mut changes = listen(&backend, &name).await;
         h.pass(queue_entry_life() * 3 / 4).await;
-        keep_beside(&backend, &alive, &beside).await;
+        keep(&backend, &[&alive]).await;
         h.pass(queue_entry_life() / 2).await;
-        let kept = keep_beside(&backend, &alive, &beside).await;
+        let kept = keep(&backend, &[&alive]).await;
         assert!(kept.handed_over && !kept.has_lapsed, "{modes:?}: {kept:?}");
         handed_over(&mut changes, &alive).await;
         for claim in [holder, alive] {
@@ -291,16 +172,15 @@ pub async fn a_waiter_that_comes_back_lets_those_pass_that_fit<H: FullHarness>(h
     let [holder, still, alive] =
         [of_two(1), of_two(2), of_two(1)].map(|mode| claims::<1>(mode, &name)).map(|[one]| one);
     let still = elsewhere(still);
-    let beside = beside(&backend, of_two(1)).await;
     granted(&backend, &holder).await;
     held(&backend, &still).await;
     held(&backend, &alive).await;
     let mut changes = listen(&backend, &name).await;
     h.pass(queue_entry_life() * 3 / 4).await;
-    keep_beside(&backend, &alive, &beside).await;
+    keep(&backend, &[&alive]).await;
     h.pass(queue_entry_life() / 2).await;
     held(&backend, &still).await;
-    assert!(keep_beside(&backend, &alive, &beside).await.handed_over);
+    assert!(keep(&backend, &[&alive]).await.handed_over);
     handed_over(&mut changes, &alive).await;
 }
 
@@ -309,17 +189,16 @@ pub async fn a_permit_that_no_client_heard_of_is_handed_over_later<H: FullHarnes
     let backend = h.backend();
     let name = lock(PERMIT);
     let [stays, gone, waiting] = claims(of_two(1), &name);
-    let beside = beside(&backend, of_two(1)).await;
     granted(&backend, &stays).await;
     granted(&backend, &gone).await;
     held(&backend, &waiting).await;
     assert!(backend.release(&gone).await.unwrap());
     for _ in 0..3 {
-        let kept = keep_beside(&backend, &waiting, &beside).await;
+        let kept = keep(&backend, &[&waiting]).await;
         assert!(!kept.handed_over && kept.remaining <= queue_entry_life(), "{kept:?}");
     }
     let mut changes = listen(&backend, &name).await;
-    assert!(keep_beside(&backend, &waiting, &beside).await.handed_over);
+    assert!(keep(&backend, &[&waiting]).await.handed_over);
     handed_over(&mut changes, &waiting).await;
 }
 
@@ -331,7 +210,7 @@ pub async fn a_claim_that_asks_by_itself_hides_no_others<H: FullHarness>(h: &H) 
         let name = lock(waits);
         let [mut died, asks, waiting] =
             [died, waits, waits].map(|mode| claims::<1>(mode, &name)).map(|[one]| one);
-        let (beside, asks) = (beside(&backend, waits).await, elsewhere(asks));
+        let asks = elsewhere(asks);
         died.lease = queue_entry_life() / 2;
         granted(&backend, &died).await;
         held(&backend, &asks).await;
@@ -339,7 +218,7 @@ pub async fn a_claim_that_asks_by_itself_hides_no_others<H: FullHarness>(h: &H) 
         let mut changes = listen(&backend, &name).await;
         h.pass(queue_entry_life() * 3 / 4).await;
         granted(&backend, &asks).await;
-        assert!(keep_beside(&backend, &waiting, &beside).await.handed_over, "{waits:?}");
+        assert!(keep(&backend, &[&waiting]).await.handed_over, "{waits:?}");
         handed_over(&mut changes, &waiting).await;
     }
 }
@@ -351,7 +230,6 @@ pub async fn a_dead_writer_between_readers_is_passed_over<H: FullHarness>(h: &H)
     let name = lock(Mode::Write);
     let [holder, dead] = claims(Mode::Write, &name);
     let [first, second] = claims(Mode::Read, &name);
-    let beside = beside(&backend, Mode::Read).await;
     granted(&backend, &holder).await;
     held(&backend, &first).await;
     held(&backend, &elsewhere(dead)).await;
@@ -359,11 +237,11 @@ pub async fn a_dead_writer_between_readers_is_passed_over<H: FullHarness>(h: &H)
     let mut changes = listen(&backend, &name).await;
     for _ in 0..3 {
         h.pass(queue_entry_life() * 2 / 5).await;
-        keep_beside(&backend, &second, &beside).await;
+        keep(&backend, &[&second]).await;
     }
     assert!(backend.release(&holder).await.unwrap());
     handed_over(&mut changes, &first).await;
-    keep_beside(&backend, &second, &beside).await;
+    keep(&backend, &[&second]).await;
     handed_over(&mut changes, &second).await;
 }
 
@@ -385,13 +263,12 @@ pub async fn a_process_that_stands_still_costs_one_handover<H: FullHarness>(h: &
         held(&backend, &alive).await;
         for _ in 0..4 {
             h.pass(handover_life() / 4).await;
-            backend.keep(std::slice::from_ref(&alive)).await.unwrap();
+            keep(&backend, &[&alive]).await;
         }
         granted(&backend, &alive).await;
     }
 }
 
-/// Those that wait for a mutex have two queues. The one that has waited longest is first.
 pub async fn ordered_and_unordered_waiters_are_served_by_age<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock(Mode::Fair);
@@ -414,11 +291,10 @@ pub async fn a_release_grants_all_readers_at_the_head<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock(Mode::Read);
     let [holder, last] = claims(Mode::Write, &name);
-    let [mut asks, behind] = claims(Mode::Read, &name);
-    asks.takes_handover = false;
+    let [behind] = claims(Mode::Read, &name);
     let readers = claims::<5>(Mode::Read, &name);
     granted(&backend, &holder).await;
-    for claim in readers.iter().chain([&asks, &last, &behind]) {
+    for claim in readers.iter().chain([&last, &behind]) {
         held(&backend, claim).await;
     }
     let mut changes = listen(&backend, &name).await;
@@ -427,11 +303,9 @@ pub async fn a_release_grants_all_readers_at_the_head<H: FullHarness>(h: &H) {
         let handover = handed_over(&mut changes, reader).await;
         assert!(handover.ends >= handover_life() / 2, "{handover:?}");
     }
-    // This one is granted too, and told to ask.
-    assert!(handed_over(&mut changes, &asks).await.ends.is_zero());
-    assert_eq!(backend.holder(&name, Mode::Read).await.unwrap().unwrap().holders, 6);
+    assert_eq!(backend.holder(&name, Mode::Read).await.unwrap().unwrap().holders, 5);
     assert_eq!(backend.renew(&readers).await.unwrap(), [Renewal::Held; 5]);
-    for reader in readers.iter().chain([&asks]) {
+    for reader in &readers {
         assert_eq!(backend.holder(&name, Mode::Write).await.unwrap(), None);
         assert!(backend.release(reader).await.unwrap());
     }
@@ -463,29 +337,6 @@ pub async fn permits_are_served_in_order<H: FullHarness>(h: &H) {
     handed_over(&mut changes, &few).await;
     handed_over(&mut changes, &late).await;
     assert_eq!(backend.renew(&[few, late]).await.unwrap(), [Renewal::Held; 2]);
-}
-
-/// A claim that is held to its order, and takes no handover.
-pub async fn an_ordered_waiter_keeps_its_turn_for_as_long_as_its_entry<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = lock(Mode::Fair);
-    let [holder, mut first, second] = claims(Mode::Fair, &name);
-    first.takes_handover = false;
-    let second = elsewhere(second);
-    granted(&backend, &holder).await;
-    held(&backend, &first).await;
-    held(&backend, &second).await;
-    let mut changes = listen(&backend, &name).await;
-    assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(first.owner));
-    h.pass(queue_entry_life() / 4).await;
-    let kept = backend.keep(std::slice::from_ref(&second)).await.unwrap();
-    assert!(kept.remaining <= queue_entry_life() * 3 / 4 && !kept.remaining.is_zero(), "{kept:?}");
-    let occupied = held(&backend, &second).await;
-    assert_eq!((occupied.fence, occupied.holders), (0, 1));
-    h.pass(queue_entry_life() * 3 / 4).await;
-    backend.keep(std::slice::from_ref(&second)).await.unwrap();
-    granted(&backend, &second).await;
 }
 
 pub async fn a_release_without_waiters_tells_nothing<H: FullHarness>(h: &H) {

@@ -1,6 +1,6 @@
 //! Writes and invalidations without a load. A load that is under way meanwhile is not stored.
 
-use bellwether::backend::{Change, Claimed, Committed, Leases, Renewal, Store};
+use bellwether::backend::{Change, Claimed, Committed, Leases, Renewal, Store, Windows};
 
 use crate::harness::{
     FENCE_LIFE, FullHarness, MOMENT, TTL, begun, claim, listen, name, next, read, stored, value,
@@ -42,6 +42,32 @@ pub async fn a_put_ends_with_its_time<H: FullHarness>(h: &H) {
     assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
     h.pass(MOMENT).await;
     assert_eq!(read(&backend, &name).await, None);
+}
+
+/// Some are missing, and one is large. Those with windows come with their age.
+pub async fn many_entries_are_answered_in_order_and_as_each_alone<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let names: Vec<_> = (0..40).map(|at| name(&format!("many-{at}"))).collect();
+    for (at, name) in names.iter().enumerate().filter(|(at, _)| at % 3 > 0) {
+        let entry = value(&"v".repeat(if at == 7 { 100_000 } else { at }));
+        let windows = Windows::fresh(TTL / 2).stale(TTL / 2);
+        let entry = if at % 3 == 1 { entry.with_windows(windows) } else { entry };
+        backend.put(name, &entry, TTL, FENCE_LIFE).await.unwrap();
+    }
+    for aged in [false, true, true] {
+        let many = backend.get_many(&names, aged).await.unwrap();
+        assert_eq!(many.len(), names.len());
+        for ((at, name), entry) in names.iter().enumerate().zip(many) {
+            let entry = entry.unwrap();
+            assert_eq!(entry, backend.get(name).await.unwrap(), "{at}");
+            let age = entry.map(|entry| entry.age.is_some());
+            let expected = (at % 3 > 0).then_some(true).filter(|_| aged || at % 3 == 1);
+            assert!(expected.is_none() || age == expected, "{at}: {age:?}");
+        }
+    }
+    for aged in [false, true] {
+        assert!(backend.get_many(&[], aged).await.unwrap().is_empty());
+    }
 }
 
 /// A refresh is to show what the origin has now, so it beats each load that began before it.

@@ -221,8 +221,8 @@ async fn a_server_that_hangs_costs_a_burst_one_time_out() {
     assert_eq!(played.source("Degraded"), 5_000);
     // The burst takes 2.2 s, or 3.0 s on a machine that needs 250 ms for the loads. One load is
     // then the probe of the breaker, and waits a second for its connection. If 128 flights at a
-    // time waited for a time-out each, the burst would take 10 s.
-    assert!(played.took() < Duration::from_secs(5), "{:?}", played.took());
+    // time waited for a time-out each, the burst would take 10 s, and longer on a busy machine.
+    assert!(played.took() < Duration::from_secs(8), "{:?}", played.took());
 }
 
 /// The leader is suspended beyond its lease, another takes over, and then the first one runs again.

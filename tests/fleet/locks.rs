@@ -182,7 +182,7 @@ fn holds(event: Event) -> Option<u64> {
 async fn processes_that_stand_still_cost_one_handover() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    for (pair, queue) in [("mutex", "u"), ("fair", "q"), ("writers", "rq"), ("semaphore", "pq")] {
+    for (pair, queue) in [("mutex", "q"), ("fair", "q"), ("writers", "rq"), ("semaphore", "pq")] {
         let mut fleet = fleet(&server, 5).await;
         let queue = format!("bellwether:l:{{{pair}}}:{queue}");
         for process in 0..5 {

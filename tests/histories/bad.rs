@@ -254,6 +254,22 @@ fn a_read_of_a_value_loaded_before_an_invalidation_is_found() {
 }
 
 #[test]
+fn copies_that_are_too_old_are_found() {
+    let older = value(1, 1, 100_000);
+    let read = |process, at| {
+        let invalidated = plain().invalidated(3, 7, 20, 130, 140);
+        invalidated.read(process, older, Source::Local, at, at + 1).breaks()
+    };
+    // Another process may be behind for 200 ms.
+    assert_eq!(read(4, 141), []);
+    assert_eq!(read(4, 340), []);
+    assert_eq!(read(4, 342), [Rule::NotBeforeWrite]);
+    // That which has invalidated is not behind.
+    assert_eq!(read(3, 140), []);
+    assert_eq!(read(3, 141), [Rule::Local]);
+}
+
+#[test]
 fn reads_outside_of_the_windows_are_found() {
     let loaded = value(1, 1, 100_000);
     let read = |source, at| with_windows().read(2, loaded, source, at, at + 1).breaks();

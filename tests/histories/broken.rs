@@ -91,16 +91,16 @@ impl Scripts {
                 scripts.release = Some(cut("release", &[(check, "if false then")]));
             }
             Break::WriterIgnoresReaders => {
-                let cuts = [("if not holder and reading == 0 and (", "if not holder and (")];
-                scripts.write = Some(cut("acquire_queued", &cuts));
+                let cuts = [("out + units - limit or out", "out + units - limit or 0")];
+                scripts.write = Some(cut("acquire_lock", &cuts));
             }
             Break::ReaderIgnoresWriter => {
-                let cuts = [("if not writer and not behind then", "if true then")];
-                scripts.read = Some(cut("acquire_read", &cuts));
+                let cuts = [("foreign = lease_at(lease)", "foreign = nil, nil, 0")];
+                scripts.read = Some(cut("acquire_lock", &cuts));
             }
             Break::PermitIgnoresLimit => {
-                let cuts = [("if not has_queue and out + count <= limit then", "if true then")];
-                scripts.permit = Some(cut("acquire_permit", &cuts));
+                let cuts = [("units and out + units - limit", "units and 0")];
+                scripts.permit = Some(cut("acquire_lock", &cuts));
             }
             Break::ExpiryLeavesWindows => {
                 let cuts = [("if windows == '' then end_windows()", "if windows == '' then")];
@@ -173,23 +173,28 @@ impl Scripts {
 
     async fn ask(&self, claim: &Claim, seen: Option<u64>) -> Result<Claimed, BackendError> {
         let (script, suffixes): (_, &[_]) = match claim.mode {
-            Mode::Write => (&self.write, &["w", "f", "rq", "rd", "r", "i"]),
-            Mode::Read => (&self.read, &["w", "rq", "rd", "r", "i"]),
-            Mode::Permit { .. } => (&self.permit, &["p", "pq", "pd"]),
+            Mode::Write => (&self.write, &["w", "r", "f", "rq", "rd"]),
+            Mode::Read => (&self.read, &["w", "r", "f", "rq", "rd"]),
+            Mode::Permit { .. } => (&self.permit, &["pl", "p", "f", "pq", "pd"]),
             _ => (&self.acquire, &["l", "f", "e", "lp", "b"]),
         };
         let keys: Vec<_> = suffixes.iter().map(|suffix| claim.name.suffixed(suffix)).collect();
-        let mut arguments = vec![text(claim.owner), text(claim.lease.as_millis())];
+        let mut arguments = vec![text(claim.owner)];
         let kept = if claim.waits { claim.queue_entry_life().as_millis() } else { 0 };
-        match claim.mode {
-            Mode::Write => {
-                arguments.extend([claim.fence_life.as_millis(), 1, kept, 0, 0].map(text))
+        let need = match claim.mode {
+            Mode::Write => Some(("f".to_owned(), 0)),
+            Mode::Read => Some(("1".to_owned(), 1 << 31)),
+            Mode::Permit { limit, count } => Some((count.to_string(), limit)),
+            _ => None,
+        };
+        let (lease, fence_life) = (claim.lease.as_millis(), claim.fence_life.as_millis());
+        match need {
+            Some((need, limit)) => {
+                arguments.extend([text(need), text(limit), text(lease), text(fence_life)]);
+                arguments.push(text(kept));
             }
-            Mode::Read => arguments.extend([kept, 0, 0].map(text)),
-            Mode::Permit { limit, count } => {
-                arguments.extend([kept, 0, 0, limit.into(), count.into()].map(text));
-            }
-            _ => {
+            None => {
+                arguments.push(text(lease));
                 let seen = seen.unwrap_or(0);
                 arguments.extend([text(claim.fence_life.as_millis()), text(seen), text(1 << 16)]);
                 arguments.push(text(&claim.owner.to_string()[..16]));
@@ -249,6 +254,8 @@ impl Scripts {
             text(ttl.map_or(0, |ttl| ttl.as_millis())),
             text(1 << 16),
             text(1 << 16),
+            text(""),
+            text(""),
         ];
         Ok(match self.eval(self.commit.as_ref(), &keys, &arguments).await? {
             Value::Int(0) => Committed::Refused,
@@ -261,14 +268,15 @@ impl Scripts {
     }
 
     async fn expire(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
-        let arguments = [text(life.as_millis()), text(""), text(0)];
+        let arguments = [text(life.as_millis()), text(""), text(0), text("")];
         let answer = self.eval(self.expire.as_ref(), &write_keys(name), &arguments).await?;
         Ok(number(&fields(answer)[0]))
     }
 
     async fn invalidate(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
         let keys = write_keys(name);
-        match self.eval(self.invalidate.as_ref(), &keys, &[text(life.as_millis())]).await? {
+        let arguments = [text(life.as_millis()), text("")];
+        match self.eval(self.invalidate.as_ref(), &keys, &arguments).await? {
             Value::Int(fence) => Ok(u64::try_from(fence).unwrap()),
             other => panic!("the answer is not a fence: {other:?}"),
         }
@@ -286,7 +294,7 @@ fn write_keys(name: &Name) -> [String; 8] {
 /// The usual cases of scripts, which are decided before the rules that are cut out.
 const USUAL: [&str; 3] = [
     "if redis.call('EXISTS', lease, entry, failure) == 0 then",
-    "if taken == 0 or redis.pcall('GET', lease) == owner .. ':0' then",
+    "if not units and redis.call('EXISTS', lease, shared, queue) == 0 then",
     "if type(value) == 'string' and",
 ];
 
@@ -294,7 +302,7 @@ const USUAL: [&str; 3] = [
 fn cut(name: &str, cuts: &[(&str, &str)]) -> String {
     let mut script = testkit::script(name);
     let usual = USUAL.iter().filter(|usual| script.contains(**usual)).count();
-    let decided = ["acquire", "acquire_queued", "commit"].contains(&name);
+    let decided = ["acquire", "acquire_lock", "commit"].contains(&name);
     assert_eq!(usual, usize::from(decided), "the usual case of `{name}` is not where it was");
     for usual in USUAL {
         let never = if usual.ends_with("and") { "if false and" } else { "if false then" };

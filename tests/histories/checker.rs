@@ -20,6 +20,9 @@
 //! - [`Rule::NotBeforeWrite`]: a read is not answered with a value that was made before a write.
 //!   The write must have returned when the read was asked for. An expiry is a write. A value older
 //!   than it is served only in place of a load that failed meanwhile.
+//! - [`Rule::Local`]: a copy is older than no act of its own process that returned before it was
+//!   asked for. The two rules before hold for a copy as of a moment before the call, by as much as
+//!   a local tier may be behind.
 //! - [`Rule::Windows`]: a value is read from the store within its windows only. They begin when it
 //!   is stored or touched, and a read counts by the time at which it was asked for.
 //! - [`Rule::Degraded`]: a value that was loaded without a lease stays in its process and is not
@@ -55,6 +58,7 @@ use std::{
 use super::{
     history::{Family, History, Process, Source, Time, Value},
     index::{Act, Index, Known, Load, Read, Taken, Write},
+    worker::STALENESS,
 };
 
 /// The longest delay between the end of a timer and its task on a busy machine. A longer delay
@@ -84,6 +88,7 @@ pub enum Rule {
     StoreGoesOn,
     NeverBack,
     NotBeforeWrite,
+    Local,
     Windows,
     Degraded,
     Remembered,
@@ -371,16 +376,17 @@ impl Checker<'_> {
             if read.source == Source::Degraded {
                 continue;
             }
+            let as_of = self.as_of(read);
             if let Some(fence) = fences.greatest(read) {
                 if let Some((newer, value)) =
-                    seen.get(&read.key).and_then(|known| known.before(read.asked))
+                    seen.get(&read.key).and_then(|known| known.before(as_of))
                     && *newer > fence
                     && !self.replaces_failure(read)
                 {
                     let text = format!("{read:?} under {fence} after {value:?} under {newer}");
                     self.violated(Rule::NeverBack, text);
                 }
-                if let Some(burnt) = burnt.get(&read.key).and_then(|known| known.before(read.asked))
+                if let Some(burnt) = burnt.get(&read.key).and_then(|known| known.before(as_of))
                     && *burnt > fence
                 {
                     let text = format!("{read:?} under {fence} after fence {burnt} was burnt");
@@ -389,14 +395,42 @@ impl Checker<'_> {
             }
             // The same check without a look at fences, which may be wrong themselves.
             if let Some(made) = self.made(read)
-                && let Some(asked) =
-                    writes.get(&read.key).and_then(|known| known.before(read.asked))
+                && let Some(asked) = writes.get(&read.key).and_then(|known| known.before(as_of))
                 && *asked > made
                 && !self.stands_in(read, made)
             {
                 let text = format!("{read:?} after a write that was called at {asked}");
                 self.violated(Rule::NotBeforeWrite, text);
             }
+            if read.source == Source::Local {
+                self.local(read);
+            }
+        }
+    }
+
+    /// Returns as of when a read must be right.
+    fn as_of(&self, read: &Read) -> Time {
+        let behind = match read.source {
+            Source::Local => u64::try_from(STALENESS.as_micros()).unwrap_or(Time::MAX),
+            _ => 0,
+        };
+        read.asked.saturating_sub(behind)
+    }
+
+    /// Checks a copy against the acts of its own process.
+    fn local(&mut self, read: &Read) {
+        self.tally.add("copies", 1);
+        let Some(made) = self.made(read) else { return };
+        let newer = self.index.writes.iter().find(|write| {
+            write.done
+                && (write.process, &write.key) == (read.process, &read.key)
+                && !matches!(write.act, Act::Touch | Act::Refresh)
+                && write.asked > made
+                && write.answered.is_some_and(|answered| answered < read.asked)
+        });
+        if let Some(write) = newer.filter(|_| !self.stands_in(read, made)) {
+            let text = format!("{read:?} after {write:?}");
+            self.violated(Rule::Local, text);
         }
     }
 
@@ -454,7 +488,7 @@ impl Checker<'_> {
         for read in &self.index.reads {
             let length = match read.source {
                 Source::Hit => windows.fresh,
-                Source::Stored => windows.fresh + windows.stale,
+                Source::Stored | Source::Local => windows.fresh + windows.stale,
                 Source::Stale => windows.fresh + windows.stale.max(windows.error),
                 Source::Shared | Source::Degraded => continue,
             };

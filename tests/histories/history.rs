@@ -238,6 +238,8 @@ pub enum Source {
     Stale,
     /// It was read from the store by a `get`, which does not say in which window.
     Stored,
+    /// It was a copy of the local tier, or may have been one.
+    Local,
     Degraded,
 }
 

@@ -69,8 +69,7 @@ impl<B: Store + Latches> Hook<B> for Way {
         let lost = || Err(BackendError::new(BackendErrorKind::Unknown, "the answer is lost"));
         sleep(Duration::from_millis(rng.u64(0..4))).await;
         // A push comes by a connection of its own.
-        let is_subscription =
-            matches!(operation, Operation::Changes { .. } | Operation::ChangesFor { .. });
+        let is_subscription = matches!(operation, Operation::Changes { .. });
         if !is_subscription && rng.u8(0..100) == 0 {
             return lost();
         }

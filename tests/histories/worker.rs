@@ -18,10 +18,13 @@ use std::{
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
     backend::{Latches, Store},
-    cache::{Abandoned, AfterFailure, EarlyRefresh, Lead, Loaded, Source as From},
+    cache::{
+        Abandoned, AfterFailure, Batch, EarlyRefresh, Lead, Loaded, LocalTier, Source as From,
+    },
     lock::Upgrade,
 };
 use fastrand::Rng;
+use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use testkit::handover_life;
 use testkit::primitives::Guard;
@@ -83,6 +86,16 @@ pub struct Workload {
     pub cancel: bool,
     /// A key backs off after each failed load, also without a stale value.
     pub backs_off: bool,
+}
+
+/// How far a copy of a local tier may be behind.
+pub const STALENESS: Duration = Duration::from_millis(200);
+
+impl Setup {
+    /// Returns whether the cache has a local tier. Others read the store each time.
+    fn has_tier(&self) -> bool {
+        !self.process.is_multiple_of(3)
+    }
 }
 
 impl Workload {
@@ -177,6 +190,10 @@ impl Worker {
         let builder = Cache::builder(backend.clone());
         let builder = match setup.load.backs_off {
             true => builder.after_failure(BACK_OFF),
+            false => builder,
+        };
+        let builder = match setup.has_tier() {
+            true => builder.local(LocalTier::default().max_staleness(STALENESS)),
             false => builder,
         };
         Self {
@@ -283,10 +300,16 @@ impl Worker {
             let asked = self.log.now();
             let answer = match self.cache.get(key.as_str()).await {
                 Ok(None) => Answer::Nothing,
-                Ok(Some(value)) => Answer::Value { value, source: Source::Stored },
+                Ok(Some(value)) => {
+                    // A `get` does not say whether it was served a copy.
+                    let source = if self.setup.has_tier() { Source::Local } else { Source::Stored };
+                    Answer::Value { value, source }
+                }
                 Err(error) => unavailable(error),
             };
             self.log.tell(Event::Read { key, asked, patience: None, answer });
+        } else if dice < writes + 200 {
+            self.load_many(prefix, rng).await;
         } else {
             let loader = self.loader(&key, Plan::new(rng));
             let patience = (rng.u8(0..4) == 0).then(|| rng.u64(1..20) * 1000);
@@ -308,25 +331,68 @@ impl Worker {
         }
     }
 
+    /// Loads some keys in one call.
+    async fn load_many(&self, prefix: &str, rng: &mut Rng) {
+        let mut ids: Vec<usize> = (0..self.setup.load.keys).filter(|_| rng.bool()).collect();
+        rng.shuffle(&mut ids);
+        let plans: Arc<[Plan]> = (0..self.setup.load.keys).map(|_| Plan::new(rng)).collect();
+        let key = {
+            let prefix = prefix.to_owned();
+            move |id: &usize| format!("{prefix}{id}")
+        };
+        let (worker, key_of) = (self.clone(), key.clone());
+        let loader = move |batch: Batch<usize, Value>| {
+            let (worker, key_of, plans) = (worker.clone(), key_of.clone(), plans.clone());
+            async move {
+                let loads = batch.leads().map(|(id, lead)| {
+                    let plan = plans[*id];
+                    // The panic of one would end them all.
+                    let end = if let End::Panics = plan.end { End::Fails } else { plan.end };
+                    worker.loader(&key_of(id), Plan { end, ..plan })(lead.clone())
+                });
+                let made = join_all(loads).await;
+                let mut values = Vec::new();
+                for (id, made) in batch.ids().iter().zip(made) {
+                    match made {
+                        Ok(value) => values.push((*id, value)),
+                        Err(error) => batch.fail(*id, error),
+                    }
+                }
+                Ok::<_, BoxError>(values)
+            }
+        };
+        let asked = self.log.now();
+        let call = self.cache.load_many(ids.clone(), &key, loader);
+        let loaded = match rng.u8(0..10) {
+            0 => cut_off(call, rng).await,
+            1 => Some(left_alone(call, rng).await),
+            _ => Some(call.await),
+        };
+        for (id, loaded) in ids.iter().zip(loaded.into_iter().flat_map(Result::unwrap)) {
+            let answer = answer(loaded);
+            self.log.tell(Event::Read { key: key(id), asked, patience: None, answer });
+        }
+    }
+
     async fn write(&self, key: String, rng: &mut Rng) {
         let (write, named) = (self.number(), key.clone());
         let written = match rng.u8(0..7) {
             0..2 => {
                 let value = self.value();
                 self.log.tell(Event::WriteAsked { write, key: named, value: Some(value) });
-                self.cache.insert(key, &value).await
+                self.cache.insert(key, &value).await.map(drop)
             }
             2..4 => {
                 self.log.tell(Event::WriteAsked { write, key: named, value: None });
-                self.cache.invalidate(key).await
+                self.cache.invalidate(key).await.map(drop)
             }
             4 => {
                 self.log.tell(Event::ExpireAsked { write, key: named });
-                self.cache.expire(key).await
+                self.cache.expire(key).await.map(drop)
             }
             5 => {
                 self.log.tell(Event::TouchAsked { write, key: named });
-                self.cache.touch(key).await.map(|_| ())
+                self.cache.touch(key).await.map(drop)
             }
             _ => {
                 let loader = self.loader(&key, Plan::new(rng));
@@ -643,6 +709,7 @@ fn answer(loaded: Result<Loaded<Value>, Error>) -> Answer {
                 From::Degraded => Source::Degraded,
                 From::Hit => Source::Hit,
                 From::Stale => Source::Stale,
+                From::Local => Source::Local,
                 _ => Source::Shared,
             };
             Answer::Value { value: loaded.into_value(), source }

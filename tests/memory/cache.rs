@@ -828,7 +828,7 @@ async fn a_failed_commit_promises_nothing_to_a_late_joiner() {
 
 #[tokio::test(start_paused = true)]
 async fn a_waiter_without_pushes_is_served_when_the_lease_ends_or_after_five_seconds() {
-    let faulty = Faulty::new(|op| (op == Op::ChangesFor).then_some(Fault::Refuse));
+    let faulty = Faulty::new(|op| (op == Op::Changes).then_some(Fault::Refuse));
     let caches = two_over(&faulty);
     let origin = Origin::default();
     let begun = Instant::now();

@@ -305,9 +305,9 @@ async fn each_act_ends_a_back_off_in_the_whole_fleet() {
         }
         origin.fails(false);
         match act {
-            "insert" => caches[1].insert("k", &77).await.unwrap(),
-            "invalidate" => caches[1].invalidate("k").await.unwrap(),
-            "expire" => caches[1].expire("k").await.unwrap(),
+            "insert" => drop(caches[1].insert("k", &77).await.unwrap()),
+            "invalidate" => drop(caches[1].invalidate("k").await.unwrap()),
+            "expire" => drop(caches[1].expire("k").await.unwrap()),
             _ => assert!(caches[1].touch("k").await.unwrap()),
         }
         let value = match act {

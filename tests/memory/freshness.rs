@@ -523,9 +523,9 @@ async fn each_act_beats_the_refresh_that_began_before_it() {
         origin.ask_at_once(&caches[0]).await;
         sleep(LOAD / 2).await;
         match act {
-            0 => caches[1].expire("k").await.unwrap(),
+            0 => drop(caches[1].expire("k").await.unwrap()),
             1 => assert!(caches[1].touch("k").await.unwrap()),
-            _ => caches[1].insert("k", &100).await.unwrap(),
+            _ => drop(caches[1].insert("k", &100).await.unwrap()),
         }
         sleep(LOAD).await;
         let expected = [None, Some(1), Some(100)][act];

@@ -64,9 +64,11 @@ impl Subscriber for Lines {
 }
 
 /// Begins to collect the lines of this thread.
-fn collect() -> (Lines, tracing::subscriber::DefaultGuard) {
+fn collect() -> (Lines, (tracing::Dispatch, tracing::subscriber::DefaultGuard)) {
     let lines = Lines::default();
-    (lines.clone(), tracing::subscriber::set_default(lines))
+    // With one dispatcher alone, the first thread that meets an event decides for all threads.
+    let second = tracing::Dispatch::new(lines.clone());
+    (lines.clone(), (second, tracing::subscriber::set_default(lines)))
 }
 
 #[tokio::test(start_paused = true)]

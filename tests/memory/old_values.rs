@@ -141,9 +141,9 @@ async fn an_act_during_the_load_beats_its_unchanged_value() {
         let leading = tokio::spawn(cache.request("k").load(unchanged));
         sleep(LOAD / 2).await;
         match act {
-            0 => other.invalidate("k").await.unwrap(),
-            1 => other.expire("k").await.unwrap(),
-            _ => other.insert("k", &100).await.unwrap(),
+            0 => drop(other.invalidate("k").await.unwrap()),
+            1 => drop(other.expire("k").await.unwrap()),
+            _ => drop(other.insert("k", &100).await.unwrap()),
         }
         leading.await.unwrap().unwrap();
         assert_eq!(cache.get("k").await.unwrap(), [None, None, Some(100)][act], "{act}");

@@ -341,11 +341,12 @@ async fn a_value_that_is_known_to_be_gone_is_not_served() {
         assert_eq!(scene.ask("k").await, (1, Source::Led));
         let other = other(&scene);
         match look {
-            0..2 => other.invalidate("k").await.unwrap(),
-            2 => other.insert("k", &50).await.unwrap(),
+            0..2 => drop(other.invalidate("k").await.unwrap()),
+            2 => drop(other.insert("k", &50).await.unwrap()),
             // A value without windows is not remembered, and ends the older one.
             _ => {
-                other.request("k").stale_while_revalidate(Duration::ZERO).insert(&50).await.unwrap()
+                let request = other.request("k").stale_while_revalidate(Duration::ZERO);
+                request.insert(&50).await.unwrap();
             }
         }
         let seen = match look {

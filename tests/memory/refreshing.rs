@@ -257,8 +257,8 @@ async fn a_value_that_may_not_be_served_is_not_served_after_the_limit() {
         sleep(LIMIT / 2).await;
         match act {
             0 => {}
-            1 => other.invalidate("k").await.unwrap(),
-            _ => other.insert("k", &200).await.unwrap(),
+            1 => drop(other.invalidate("k").await.unwrap()),
+            _ => drop(other.insert("k", &200).await.unwrap()),
         }
         let loaded = asked.await.unwrap().unwrap();
         let expected = [(1, Source::Led), (1, Source::Led), (200, Source::Hit)][act];
@@ -331,7 +331,7 @@ async fn the_time_to_live_is_shortened_by_a_part_of_it() {
     let mut all = Vec::new();
     for key in 0..200_u64 {
         match key % 3 {
-            0 => cache.insert(key, &key).await.unwrap(),
+            0 => drop(cache.insert(key, &key).await.unwrap()),
             1 => drop(cache.get_or_load(key, |_| async { Ok::<_, BoxError>(1) }).await.unwrap()),
             _ => {
                 cache.insert_with_ttl(key, &key, WINDOW).await.unwrap();

@@ -24,9 +24,9 @@ use bellwether::{
     },
     lease::{Retry, RetryStrategy},
     lock::{
-        Fenced, Latch, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard, ReentrantGuard,
-        ReentrantHolder, ReentrantMutex, RwLock, Semaphore, SemaphorePermit, Several, SeveralGuard,
-        Unfenced, Upgrade, WriteGuard,
+        Candidate, Latch, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard,
+        ReentrantGuard, ReentrantHolder, ReentrantMutex, RwLock, Semaphore, SemaphorePermit,
+        Several, SeveralGuard, Term, Upgrade, WriteGuard,
     },
 };
 use bytes::Bytes;
@@ -85,16 +85,13 @@ types! {
     Locks => yes yes yes yes;
     Redlock => yes yes yes yes;
     Majority => yes yes yes yes;
+    Candidate => yes yes yes yes;
+    Term => yes yes yes yes;
     Mutex => yes yes yes yes;
-    Mutex<Unfenced> => yes yes yes yes;
     MutexGuard => yes yes yes no;
-    MutexGuard<Unfenced> => yes yes yes no;
     ReentrantMutex => yes yes yes yes;
-    ReentrantMutex<Unfenced> => yes yes yes yes;
     ReentrantHolder => yes yes yes yes;
-    ReentrantHolder<Unfenced> => yes yes yes yes;
     ReentrantGuard => yes yes yes yes;
-    ReentrantGuard<Unfenced> => yes yes yes yes;
     RwLock => yes yes yes yes;
     ReadGuard => yes yes yes yes;
     WriteGuard => yes yes yes no;
@@ -106,8 +103,6 @@ types! {
     Several => yes yes yes yes;
     SeveralGuard => yes yes yes no;
     Latch => yes yes yes yes;
-    Fenced => yes yes yes yes;
-    Unfenced => yes yes yes yes;
 
     Cache<String> => yes yes yes yes;
     Builder<String> => yes yes yes no;
@@ -186,20 +181,15 @@ macro_rules! futures {
 
 futures! {
     locks: Locks => locks.shutdown(NO_TIME);
-    redlock: Redlock => redlock.shutdown(NO_TIME);
+    redlock: Redlock => redlock.ready(), redlock.shutdown(NO_TIME);
+    candidate: Candidate => candidate.run(|_| async {});
+    term: Term => term.ended();
     mutex: Mutex => mutex.lock(), mutex.try_lock(), mutex.is_locked(), mutex.expires_in(),
         mutex.force_unlock();
-    mutex: Mutex<Unfenced> => mutex.lock(), mutex.try_lock(), mutex.is_locked(),
-        mutex.expires_in(), mutex.force_unlock();
     guard: MutexGuard => guard.lost(), guard.renew(), guard.unlock();
-    guard: MutexGuard<Unfenced> => guard.lost(), guard.renew(), guard.unlock();
     mutex: ReentrantMutex => mutex.is_locked(), mutex.expires_in(), mutex.force_unlock();
-    mutex: ReentrantMutex<Unfenced> => mutex.is_locked(), mutex.expires_in(),
-        mutex.force_unlock();
     holder: ReentrantHolder => holder.lock(), holder.try_lock();
-    holder: ReentrantHolder<Unfenced> => holder.lock(), holder.try_lock();
     guard: ReentrantGuard => guard.lost(), guard.renew(), guard.unlock();
-    guard: ReentrantGuard<Unfenced> => guard.lost(), guard.renew(), guard.unlock();
     lock: RwLock => lock.read(), lock.try_read(), lock.write(), lock.try_write(), lock.readers(),
         lock.is_write_locked(), lock.force_unlock();
     guard: ReadGuard => guard.lost(), guard.renew(), guard.clone().try_upgrade(), guard.unlock();

@@ -377,7 +377,12 @@ async fn the_rule_for_a_majority_is_enough() {
     let guard = one.lock().await.unwrap();
     guard.renew().await.unwrap();
     let waiting = tokio::spawn(async move { two.lock().await.unwrap() });
-    until_queued(&servers, "k", &waiting).await;
+    let mut raws = join_all(servers.iter().map(RedisServer::raw)).await;
+    let listens = async || {
+        let channels = join_all(raws.iter_mut().map(|raw| raw.pubsub_channels())).await;
+        waiting.is_finished() || channels.concat().contains(&"shop:r:{k}:c".to_owned())
+    };
+    assert!(comes_true(LIMIT, listens).await, "no caller waits");
     guard.unlock().await.unwrap();
     let held = waiting.await.unwrap();
     assert!(one.force_unlock().await.unwrap());

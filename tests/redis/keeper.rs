@@ -1,5 +1,4 @@
-//! A process keeps the queue entries of all its waiters by few scripts, whatever the number of
-//! names.
+//! A process keeps the queue entries of all its waiters for a name by one script.
 
 use std::time::Duration;
 
@@ -32,9 +31,8 @@ async fn queued(backend: &RedisBackend, mode: Mode, names: usize) -> Vec<Vec<Cla
     .await
 }
 
-/// Each name had a task of its own: 300 idle waiters sent 470 scripts a second.
 #[tokio::test]
-async fn waiters_for_many_names_share_scripts() {
+async fn waiters_for_many_names_keep_their_places() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let [holder, waiter] = [(); 2].map(|()| Locks::new(open(server.url())));
@@ -45,35 +43,19 @@ async fn waiters_for_many_names_share_scripts() {
         let lock = waiter.mutex(name).lease(LEASE).wait_limit(3 * LIMIT);
         waiting.spawn(async move { lock.lock().await.unwrap() });
     }
-    let all = comes_true(LIMIT, async || raw.keys("*:u").await.len() == NAMES);
+    let all = comes_true(LIMIT, async || raw.keys("*:q").await.len() == NAMES);
     assert!(all.await, "the waiters do not queue");
     // Each waiter asks again when it has subscribed.
     sleep(queue_entry_life()).await;
     raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
     sleep(2 * queue_entry_life()).await;
     let scripts = raw.scripts_called().await;
-    // Seven intervals, with two or three full batches each, and some that are not full. The holder
-    // renews its leases meanwhile.
-    assert!(scripts < 7 * (3 + 4 + 3), "{scripts} scripts");
-    assert_eq!(raw.keys("*:u").await.len(), NAMES);
+    // Seven intervals. The holder renews its leases meanwhile.
+    assert!(scripts < 7 * NAMES as u64 + 20, "{scripts} scripts");
+    assert_eq!(raw.keys("*:q").await.len(), NAMES);
     drop(held);
     while let Some(guard) = waiting.join_next().await {
         drop(guard.unwrap());
-    }
-}
-
-/// A request for many queues is one script for each 150 of them.
-#[tokio::test]
-async fn a_script_keeps_many_queues() {
-    let permits = Mode::Permit { limit: 1, count: 1 };
-    for mode in [Mode::Exclusive, Mode::Write, permits] {
-        let server = RedisServer::start().await;
-        let (backend, mut raw) = (open(server.url()), server.raw().await);
-        let queues = queued(&backend, mode, 400).await;
-        raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
-        let kept = backend.keep_each(&queues).await.unwrap();
-        assert!(kept.into_iter().all(|kept| kept.unwrap().stands == [true]));
-        assert_eq!(raw.scripts_called().await, 3);
     }
 }
 
@@ -91,7 +73,8 @@ async fn a_foreign_key_costs_other_queues_nothing() {
         for (queue, suffix) in [(&queues[1], lease), (&queues[2], deadlines)] {
             raw.run::<()>(&["SET", &queue[0].name.suffixed(suffix), "foreign"]).await;
         }
-        let kept = backend.keep_each(&queues).await.unwrap();
+        let kept = queues.iter().map(|claims| backend.keep(claims, queue_entry_life()));
+        let kept = join_all(kept).await;
         for at in [0, 3] {
             assert_eq!(kept[at].as_ref().unwrap().stands, [true], "{mode:?}");
         }

@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use bellwether::{
-    backend::{Acquired, Claim, Leases, Mode, Renewal},
-    key::{Family, Key, Name, Namespace},
-};
+use bellwether::backend::{Acquired, Claim, Leases, Mode, Renewal};
 use testkit::LIMIT;
 use tokio::time::timeout;
 
@@ -118,7 +115,7 @@ async fn a_script_hands_over_a_bounded_number_of_permits() {
     let mut waiting = Vec::new();
     for count in [100, 300, 150, 350] {
         let claim = scene.waiting(1000, count).await;
-        waiting.push((scene.backend.changes_for(&claim).await.unwrap(), claim));
+        waiting.push((testkit::changes_for(&scene.backend, &claim).await.unwrap(), claim));
     }
     scene.holds_written().await;
     assert!(scene.backend.release(&few).await.unwrap());
@@ -142,10 +139,10 @@ async fn the_next_look_hands_over_the_permits_that_a_release_has_left() {
     let stays = scene.granted_permits(1000, 100).await;
     let gone = scene.granted_permits(1000, 900).await;
     let waiting = scene.waiting(1000, 300).await;
-    let mut changes = scene.backend.changes_for(&waiting).await.unwrap();
+    let mut changes = testkit::changes_for(&scene.backend, &waiting).await.unwrap();
     scene.released_once(&gone).await;
     assert_eq!(scene.out().await, 100);
-    let kept = scene.kept_beside(std::slice::from_ref(&waiting)).await;
+    let kept = scene.backend.keep(std::slice::from_ref(&waiting), LEASE).await.unwrap();
     assert!(kept.handed_over);
     assert_eq!(scene.out().await, 400);
     let change = timeout(LIMIT, changes.next()).await.unwrap();
@@ -161,12 +158,12 @@ async fn a_waiter_hands_over_what_a_release_has_left() {
     let mut waiting = Vec::new();
     for count in [500, 500] {
         let claim = scene.waiting(1000, count).await;
-        waiting.push((scene.backend.changes_for(&claim).await.unwrap(), claim));
+        waiting.push((testkit::changes_for(&scene.backend, &claim).await.unwrap(), claim));
     }
     scene.raw.run::<()>(&["DEL", &scene.name.suffixed("p")]).await;
     scene.holds_written().await;
     let claims: Vec<_> = waiting.iter().map(|(_, claim)| claim.clone()).collect();
-    assert!(scene.backend.keep(&claims).await.unwrap().handed_over);
+    assert!(scene.backend.keep(&claims, LEASE).await.unwrap().handed_over);
     // Each of two scripts writes a hold and the deadline of the process.
     assert_eq!(scene.holds_written().await, [2, 4]);
     for (changes, claim) in &mut waiting {
@@ -174,25 +171,4 @@ async fn a_waiter_hands_over_what_a_release_has_left() {
         assert_eq!(change.addressee(), Some(claim.owner));
     }
     assert!(!scene.backend.release(&holder).await.unwrap());
-}
-
-/// A script keeps many queues, and hands over in few of them.
-#[tokio::test]
-async fn a_script_that_keeps_many_queues_hands_over_a_bounded_number_of_permits() {
-    let mut scene = Scene::start().await;
-    let (mut waiting, mut listening) = (Vec::new(), Vec::new());
-    for key in ["a", "b", "c"] {
-        let namespace = Namespace::new("t").unwrap();
-        scene.name = Name::new(&namespace, Family::Lock, &Key::from(key), 512).unwrap();
-        scene.granted_permits(1000, 1000).await;
-        let claim = scene.waiting(1000, 1000).await;
-        listening.push(scene.backend.changes_for(&claim).await.unwrap());
-        waiting.push(vec![claim]);
-        scene.raw.run::<()>(&["DEL", &scene.name.suffixed("p")]).await;
-    }
-    scene.holds_written().await;
-    let kept = scene.backend.keep_each(&waiting).await.unwrap();
-    assert!(kept.into_iter().all(|kept| kept.unwrap().handed_over));
-    // Each script hands over in one queue, and leaves the others.
-    assert_eq!(scene.holds_written().await, [3, 3 + 3]);
 }

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use bellwether::{
     RedisBackend,
-    backend::{Acquired, Claim, Kept, Leases, Mode},
+    backend::{Acquired, Claim, Leases, Mode},
     key::{Family, Key, Name, Namespace},
 };
 use testkit::{LIMIT, Raw, RedisServer, comes_true};
 
 const LEASE: Duration = Duration::from_secs(60);
 const MANY: usize = 10_000;
-/// How many entries one script touches at most, as in `scripts/lib/batch.lua`.
+/// How many entries one script touches at most, as in `BATCH` in `scripts/lib/basics.lua`.
 const BATCH: usize = 100;
 
 /// A server, and the claims of one name in it.
@@ -32,9 +32,7 @@ impl Scene {
     }
 
     fn claim(&self, mode: Mode) -> Claim {
-        let mut claim = Claim::new(self.name.clone(), mode, LEASE, 2 * LEASE);
-        claim.takes_handover = true;
-        claim
+        Claim::new(self.name.clone(), mode, LEASE, 2 * LEASE)
     }
 
     async fn granted(&self, claim: &Claim) {
@@ -95,24 +93,6 @@ impl Scene {
         assert!(comes_true(LIMIT, async || raw.scripts_called().await > before).await);
     }
 
-    /// Keeps entries beside another queue of the kind, whose holder stays. A script that keeps one
-    /// queue looks at all of it, and one that keeps several looks at what it must.
-    pub(super) async fn kept_beside(&self, claims: &[Claim]) -> Kept {
-        let mode = claims[0].mode;
-        let holds = match mode {
-            Mode::Permit { limit, .. } => Mode::Permit { limit, count: limit },
-            _ => Mode::Write,
-        };
-        let name =
-            Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("beside"), 512);
-        let [holder, waiting] =
-            [holds, mode].map(|mode| Claim::new(name.clone().unwrap(), mode, LEASE, LEASE));
-        self.granted(&holder).await;
-        self.held(&waiting).await;
-        let queues = [claims.to_vec(), vec![waiting]];
-        self.backend.keep_each(&queues).await.unwrap().swap_remove(0).unwrap()
-    }
-
     async fn held_by_readers(&self) -> u64 {
         self.backend.holder(&self.name, Mode::Read).await.unwrap().unwrap().holders.into()
     }
@@ -126,11 +106,11 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_fair_claim_does_not_look_at_unordered_waiters() {
+async fn a_claim_for_a_held_lock_does_not_look_at_the_queue() {
     let mut scene = Scene::start().await;
     let [holder, waiting] = [Mode::Exclusive, Mode::Fair].map(|mode| scene.claim(mode));
     scene.granted(&holder).await;
-    scene.fill("u", "d", "", 60_000).await;
+    scene.fill("q", "d", ":x:0:60000", 60_000).await;
     scene.held(&waiting).await;
     let (scripts, commands) = scene.called().await;
     assert!(scripts == 1 && commands < 20, "{commands} commands in {scripts} scripts");
@@ -139,10 +119,10 @@ async fn a_fair_claim_does_not_look_at_unordered_waiters() {
 #[tokio::test]
 async fn a_release_removes_dead_waiters_in_batches() {
     for (mode, queue, deadlines, suffix) in [
-        (Mode::Exclusive, "u", "d", ""),
-        (Mode::Fair, "q", "d", ""),
-        (Mode::Write, "rq", "rd", ""),
-        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1"),
+        (Mode::Exclusive, "q", "d", ":x:0:60000"),
+        (Mode::Fair, "q", "d", ":f:0:60000"),
+        (Mode::Write, "rq", "rd", ":f:0:60000"),
+        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1:60000"),
     ] {
         let mut scene = Scene::start().await;
         let (holder, last) = (scene.claim(mode), scene.claim(mode));
@@ -160,9 +140,9 @@ async fn a_release_removes_dead_waiters_in_batches() {
 #[tokio::test]
 async fn a_claim_passes_dead_waiters_in_batches() {
     for (mode, queue, deadlines, suffix) in [
-        (Mode::Fair, "q", "d", ""),
-        (Mode::Write, "rq", "rd", ""),
-        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1"),
+        (Mode::Fair, "q", "d", ":f:0:60000"),
+        (Mode::Write, "rq", "rd", ":f:0:60000"),
+        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1:60000"),
     ] {
         let mut scene = Scene::start().await;
         let claim = scene.claim(mode);
@@ -181,7 +161,7 @@ async fn readers_that_do_not_hear_keep_their_entries() {
     let mut scene = Scene::start().await;
     let holder = scene.claim(Mode::Write);
     scene.granted(&holder).await;
-    scene.fill("rq", "rd", "", 60_000).await;
+    scene.fill("rq", "rd", ":1:2147483648:60000", 60_000).await;
     assert!(scene.backend.release(&holder).await.unwrap());
     let (scripts, commands) = scene.called().await;
     assert!(scripts == 1 && commands < 3 * BATCH, "{commands} commands in {scripts} scripts");
@@ -200,7 +180,7 @@ async fn readers_are_granted_in_batches_with_one_message_each() {
     for _ in 0..2 * BATCH + 50 {
         let reader = scene.claim(Mode::Read);
         scene.held(&reader).await;
-        readers.push((scene.backend.changes_for(&reader).await.unwrap(), reader));
+        readers.push((testkit::changes_for(&scene.backend, &reader).await.unwrap(), reader));
     }
     scene.raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
     assert!(scene.backend.release(&holder).await.unwrap());
@@ -230,10 +210,10 @@ async fn the_next_look_grants_the_readers_that_a_release_has_left() {
         scene.held(&reader).await;
         readers.push(reader);
     }
-    let _changes = scene.backend.changes_for(&readers[0]).await.unwrap();
+    let _changes = testkit::changes_for(&scene.backend, &readers[0]).await.unwrap();
     scene.released_once(&holder).await;
     assert_eq!(scene.held_by_readers().await, BATCH as u64);
-    assert!(scene.kept_beside(&readers[BATCH..]).await.handed_over);
+    assert!(scene.backend.keep(&readers[BATCH..], LEASE).await.unwrap().handed_over);
     assert_eq!(scene.held_by_readers().await, BATCH as u64 + 50);
 }
 
@@ -241,9 +221,9 @@ async fn the_next_look_grants_the_readers_that_a_release_has_left() {
 #[tokio::test]
 async fn a_queue_that_is_cleared_is_freed_after_the_script() {
     for (mode, queue, deadlines, suffix) in [
-        (Mode::Exclusive, "u", "d", ""),
-        (Mode::Write, "rq", "rd", ""),
-        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1"),
+        (Mode::Exclusive, "q", "d", ":x:0:60000"),
+        (Mode::Write, "rq", "rd", ":f:0:60000"),
+        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1:60000"),
     ] {
         let mut scene = Scene::start().await;
         let holder = scene.claim(mode);

@@ -49,6 +49,8 @@ pub const OF_CACHES: [Set<Builder<Option<u32>>>; 24] = [
     |it, time| it.retry(Retry::fixed(MS).within(time)),
     |it, time| it.retry(Retry::on_demand().try_limit(time)),
 ];
+/// The place of the limit of one try.
+const TRY_LIMIT: usize = 23;
 
 pub const OF_REQUESTS: [Set<Request<Option<u32>>>; 11] = [
     |it, time| it.ttl(time),
@@ -198,16 +200,22 @@ pub async fn use_cache<B: Store + Clone>(
         prop_assert!(soon(cache.get(key)).await.is_some_and(|got| got.is_ok()));
         prop_assert!(soon(cache.remaining(key)).await.is_some_and(|got| got.is_ok()));
     }
+    // One try that may take no time has no answer on a busy machine.
+    let hurries = of_cache.iter().any(|(at, time)| *at == TRY_LIMIT && *time < PATIENCE);
+    let is_done = |answer: Option<Result<u64, ErrorKind>>| {
+        matches!(answer, Some(Ok(_))) || hurries && answer == Some(Err(ErrorKind::Backend))
+    };
     for value in [Some(3), None] {
-        prop_assert_eq!(soon(request().insert(&value)).await, Some(Ok(())));
-        prop_assert!(soon(request().touch()).await.is_some_and(|touched| touched.is_ok()));
+        prop_assert!(is_done(soon(request().insert(&value)).await));
+        let touched = soon(request().touch()).await;
+        prop_assert!(is_done(touched.map(|touched| touched.map(u64::from))));
         soon(request().load(load(Ok(Some(4))))).await;
         soon(request().refresh(load(Ok(Some(5))))).await;
-        prop_assert_eq!(soon(cache.expire(key)).await, Some(Ok(())));
+        prop_assert!(is_done(soon(cache.expire(key)).await));
         soon(request().load(load(Err("no article")))).await;
-        prop_assert_eq!(soon(cache.insert(key, &value)).await, Some(Ok(())));
+        prop_assert!(is_done(soon(cache.insert(key, &value)).await));
     }
-    prop_assert_eq!(soon(cache.invalidate(key)).await, Some(Ok(())));
+    prop_assert!(is_done(soon(cache.invalidate(key)).await));
     cache.shutdown(of_cache.first().map_or(MS, |(_, time)| *time)).await;
     prop_assert_eq!(overflows(), Vec::<String>::new());
     Ok(())

@@ -25,7 +25,9 @@ impl Inbox {
     /// Adds a push. Returns the task that reads it, to be woken when no lock is held any more.
     pub(super) fn put(&self, change: Change) -> Option<Waker> {
         let mut state = lock(&self.0);
-        if state.unread.len() == BACKLOG {
+        if change == Change::Wake && state.unread.back() == Some(&change) {
+            // One look sees both, as when two channels of a listener are lost together.
+        } else if state.unread.len() == BACKLOG {
             state.unread.clear();
             state.unread.push_back(Change::Wake);
         } else {

@@ -11,18 +11,19 @@ use lru::LruCache;
 use tokio::time::Instant;
 
 use self::failures::StoredFailure;
-use super::occupancy::{Occupancy, StoredLatch};
+use super::{
+    latches::StoredLatch,
+    semaphore::{SoleHold, StoredSemaphore},
+};
 use crate::{
-    backend::{Acquired, Claim, Claimed, Entry, Grant, Mode, Occupied, Owner, QueueKind},
+    backend::{Claim, Claimed, Entry, Grant, Mode, Owner, SemaphoreKind},
     key::Name,
     time::after,
 };
 
 /// The data and its rules, which are those of the Redis scripts.
 pub(super) struct Data {
-    leases: HashMap<SoleKey, SoleHold>,
-    /// The holds and the queues of a name.
-    pub(super) occupancies: HashMap<Arc<str>, Occupancy>,
+    pub(super) semaphores: HashMap<SemaphoreKey, StoredSemaphore>,
     pub(super) latches: HashMap<Arc<str>, StoredLatch>,
     fences: HashMap<Arc<str>, Fence>,
     /// The names whose last loads failed.
@@ -40,24 +41,7 @@ pub(super) struct Data {
 /// The key of an entry. Entries of two schemas lie side by side.
 type EntryKey = (Arc<str>, u16);
 
-/// The key of a lease with one holder. The lease of a name and that of its writer lie side by side.
-type SoleKey = (Arc<str>, Sole);
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Sole {
-    Lease,
-    Writer,
-}
-
-/// The fence of a lease that is kept for the claim whose turn it is, until it asks.
-pub(super) const KEPT: u64 = 0;
-
-/// A lease with one holder.
-pub(super) struct SoleHold {
-    pub(super) owner: Owner,
-    pub(super) fence: u64,
-    pub(super) ends: Instant,
-}
+pub(super) type SemaphoreKey = (Arc<str>, SemaphoreKind);
 
 struct Fence {
     last: u64,
@@ -73,9 +57,9 @@ struct StoredEntry {
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Expiry {
-    Lease(SoleKey),
-    Hold(Arc<str>, Owner),
-    QueueEntries(Arc<str>, QueueKind, u64),
+    Sole(SemaphoreKey),
+    Shared(SemaphoreKey, Owner),
+    QueueEntries(SemaphoreKey, u64),
     Latch(Arc<str>),
     Fence(Arc<str>),
     Failure(Arc<str>),
@@ -87,8 +71,7 @@ impl Data {
         // Fences leave the process, so those of a new process must be greater than its last ones.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
-            leases: HashMap::new(),
-            occupancies: HashMap::new(),
+            semaphores: HashMap::new(),
             latches: HashMap::new(),
             fences: HashMap::new(),
             failures: HashMap::new(),
@@ -107,7 +90,9 @@ impl Data {
 
     pub(super) fn claim(&mut self, claim: &Claim, seen: u64, now: Instant) -> Claimed {
         self.expire(now);
-        let mine = self.lease(&claim.name, Sole::Lease).is_some_and(|l| l.owner == claim.owner);
+        let sole = self.sole(&claim.name, claim.mode);
+        let (is_free, mine) = (sole.is_none(), sole.is_some_and(|l| l.owner == claim.owner));
+        let occupied = sole.map(|sole| sole.occupied(now));
         if !mine
             && let Some(entry) = self.stored(&claim.name)
             && entry.fence > seen
@@ -115,55 +100,79 @@ impl Data {
             return Claimed::Newer(entry.clone().read_at(self.clock(now)));
         }
         let failed = self.failures.get(claim.name.prefix());
-        if self.is_free(&claim.name)
-            && let Some(back_off) = failed.and_then(|failed| failed.back_off(now))
-        {
+        if is_free && let Some(back_off) = failed.and_then(|failed| failed.back_off(now)) {
             return back_off;
         }
         let failures = failed.map_or(0, |failed| failed.failures);
-        match self.acquire_sole(claim, now) {
-            Acquired::Granted(grant) => Claimed::Granted(grant.after_failures(failures)),
-            Acquired::Occupied(occupied) => Claimed::Occupied(occupied),
+        match occupied.filter(|_| !mine) {
+            Some(occupied) => Claimed::Occupied(occupied),
+            None => Claimed::Granted(self.grant_sole(claim, now).after_failures(failures)),
         }
     }
 
     pub(super) fn is_free(&self, name: &Name) -> bool {
-        self.lease(name, Sole::Lease).is_none()
+        self.sole(name, Mode::Exclusive).is_none()
     }
 
-    /// Grants a lease that is free, and grants it again to its owner.
-    pub(super) fn acquire_sole(&mut self, claim: &Claim, now: Instant) -> Acquired {
-        match self.lease(&claim.name, sole(claim.mode)) {
-            Some(lease) if lease.owner != claim.owner => Acquired::Occupied(lease.occupied(now)),
-            _ => Acquired::Granted(self.grant(claim, now)),
+    /// Grants a sole hold that is free or is the claim's own. That keeps its fence, and a forgotten
+    /// fence stays forgotten.
+    pub(super) fn grant_sole(&mut self, claim: &Claim, now: Instant) -> Grant {
+        let (name, fence_ends) = (claim.name.prefix(), after(now, claim.fence_life));
+        let held = self.sole(&claim.name, claim.mode).map(|sole| sole.fence);
+        let fence = held.unwrap_or_else(|| self.next_fence(&claim.name, now));
+        self.set_sole(claim, fence, now);
+        let known = self.fences.get(name).map(|fence| (fence.last, fence.spent));
+        match (held, known) {
+            (None, _) => self.set_fence(name, fence, false, fence_ends),
+            (Some(_), Some((last, spent))) => self.set_fence(name, last, spent, fence_ends),
+            (Some(_), None) => {}
         }
-    }
-
-    /// Grants a lease that is free or is the claim's own.
-    pub(super) fn grant(&mut self, claim: &Claim, now: Instant) -> Grant {
-        let fence = self.lease(&claim.name, sole(claim.mode)).map(|lease| lease.fence);
-        if let Some(fence) = fence.filter(|fence| *fence != KEPT) {
-            self.extend(claim, fence, now);
-            return Grant::new(fence);
-        }
-        let fence = self.next_fence(&claim.name, now);
-        self.set_lease(claim, fence, now);
-        self.set_fence(claim.name.prefix(), fence, false, after(now, claim.fence_life));
         Grant::new(fence)
     }
 
-    /// Makes a lease last its full time from now, and its fence with it. A forgotten fence stays
-    /// forgotten.
-    pub(super) fn extend(&mut self, claim: &Claim, fence: u64, now: Instant) {
-        self.set_lease(claim, fence, now);
-        let name = claim.name.prefix();
-        if let Some((last, spent)) = self.fences.get(name).map(|fence| (fence.last, fence.spent)) {
-            self.set_fence(name, last, spent, after(now, claim.fence_life));
+    fn set_sole(&mut self, claim: &Claim, fence: u64, now: Instant) {
+        let key = (claim.name.prefix().clone(), claim.mode.into());
+        let ends = after(now, claim.lease);
+        let sole = Some(SoleHold { owner: claim.owner, fence, ends });
+        let semaphore = self.semaphores.entry(key.clone()).or_default();
+        if let Some(old) = std::mem::replace(&mut semaphore.sole, sole) {
+            self.expiries.remove(&(old.ends, Expiry::Sole(key.clone())));
         }
+        self.expiries.insert((ends, Expiry::Sole(key)));
     }
 
-    pub(super) fn lease(&self, name: &Name, sole: Sole) -> Option<&SoleHold> {
-        self.leases.get(&(name.prefix().clone(), sole))
+    /// Returns the sole holder of a semaphore.
+    pub(super) fn sole(&self, name: &Name, mode: Mode) -> Option<&SoleHold> {
+        self.semaphores.get(&(name.prefix().clone(), mode.into()))?.sole.as_ref()
+    }
+
+    /// Ends a sole hold. Returns whether there was one.
+    pub(super) fn end_sole(&mut self, name: &Name, mode: Mode) -> bool {
+        let key = (name.prefix().clone(), mode.into());
+        let Some(sole) = self.change(&key, |semaphore| semaphore.sole.take()).flatten() else {
+            return false;
+        };
+        self.expiries.remove(&(sole.ends, Expiry::Sole(key)))
+    }
+
+    /// Passes a lease on, or renews it, with this fence. Returns `None` if neither has it.
+    pub(super) fn pass_with_fence(
+        &mut self,
+        from: &Claim,
+        to: &Claim,
+        fence: u64,
+        now: Instant,
+    ) -> Option<Grant> {
+        self.expire(now);
+        let holder = self.sole(&from.name, from.mode)?.owner;
+        if ![from.owner, to.owner].contains(&holder) {
+            return None;
+        }
+        self.set_sole(to, fence, now);
+        let name = to.name.prefix();
+        let last = self.fences.get(name).map_or(0, |fence| fence.last);
+        self.set_fence(name, last.max(fence), false, after(now, to.fence_life));
+        Some(Grant::new(fence))
     }
 
     /// Returns the time of the backend in microseconds.
@@ -176,22 +185,6 @@ impl Data {
         let last = self.fences.get(name.prefix()).map_or(0, |fence| fence.last);
         let stored = self.stored(name).map_or(0, |entry| entry.fence);
         clock.max(last + 1).max(stored + 1)
-    }
-
-    pub(super) fn set_lease(&mut self, claim: &Claim, fence: u64, now: Instant) {
-        let sole = sole(claim.mode);
-        self.drop_lease(&claim.name, sole);
-        let held = (claim.name.prefix().clone(), sole);
-        let ends = after(now, claim.lease);
-        self.expiries.insert((ends, Expiry::Lease(held.clone())));
-        self.leases.insert(held, SoleHold { owner: claim.owner, fence, ends });
-    }
-
-    pub(super) fn drop_lease(&mut self, name: &Name, sole: Sole) -> bool {
-        let held = (name.prefix().clone(), sole);
-        let Some(lease) = self.leases.remove(&held) else { return false };
-        self.expiries.remove(&(lease.ends, Expiry::Lease(held)));
-        true
     }
 
     fn set_fence(&mut self, name: &Arc<str>, last: u64, spent: bool, ends: Instant) {
@@ -208,15 +201,12 @@ impl Data {
             && let Some((_, end)) = self.expiries.pop_first()
         {
             match end {
-                Expiry::Lease(key) => drop(self.leases.remove(&key)),
-                Expiry::Hold(name, owner) => {
-                    self.change(&name, |occupancy| {
-                        occupancy.readers.0.remove(&owner);
-                        occupancy.permits.0.remove(&owner);
-                    });
+                Expiry::Sole(key) => drop(self.change(&key, |semaphore| semaphore.sole.take())),
+                Expiry::Shared(key, owner) => {
+                    self.change(&key, |semaphore| semaphore.shared.remove(&owner));
                 }
-                Expiry::QueueEntries(name, of, process) => {
-                    self.change(&name, |occupancy| occupancy.queue_mut(of).lapse(process));
+                Expiry::QueueEntries(key, process) => {
+                    self.change(&key, |semaphore| semaphore.queue.lapse(process));
                 }
                 Expiry::Failure(name) => drop(self.failures.remove(&name)),
                 Expiry::Latch(name) => drop(self.latches.remove(&name)),
@@ -227,7 +217,7 @@ impl Data {
                         && self.fences.len() < self.fences.capacity() / 8
                     {
                         self.fences.shrink_to(self.fences.len() * 2);
-                        self.leases.shrink_to(self.leases.len() * 2);
+                        self.semaphores.shrink_to(self.semaphores.len() * 2);
                     }
                 }
                 Expiry::Entry(key) => {
@@ -237,19 +227,5 @@ impl Data {
                 }
             }
         }
-    }
-}
-
-impl SoleHold {
-    pub(super) fn occupied(&self, now: Instant) -> Occupied {
-        Occupied { fence: self.fence, remaining: self.ends - now, holders: 1 }
-    }
-}
-
-/// Returns the lease with one holder that a mode is about.
-pub(super) fn sole(mode: Mode) -> Sole {
-    match mode {
-        Mode::Read | Mode::Write => Sole::Writer,
-        Mode::Exclusive | Mode::Fair | Mode::Permit { .. } => Sole::Lease,
     }
 }

@@ -7,7 +7,6 @@ use tokio::time::Instant;
 use super::{
     MemoryBackend,
     data::{Data, Expiry},
-    occupancy::StoredLatch,
 };
 use crate::{
     backend::{Change, Countdown, Erased, ErasedLatches, Latches, Owner},
@@ -15,6 +14,23 @@ use crate::{
     key::Name,
     time::after,
 };
+
+/// A count-down latch.
+pub(super) struct StoredLatch {
+    left: u32,
+    /// The id of the setting that made it.
+    set: Owner,
+    ttl: Duration,
+    ends: Instant,
+    /// The count that each step left; empty once nothing is left.
+    counted: HashMap<Owner, u32>,
+}
+
+impl StoredLatch {
+    fn countdown(&self, now: Instant) -> Countdown {
+        Countdown { left: self.left, remaining: self.ends - now }
+    }
+}
 
 impl Data {
     fn set_latch(

@@ -1,130 +1,73 @@
-//! The rules of the leases in each mode, which are those of the Redis scripts.
+//! The rules of the semaphores, which are those of the Redis scripts.
 
-mod queue;
-
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::{
-    data::{Data, Expiry, KEPT, Sole, SoleHold, sole},
-    occupancy::{Hold, Holds, Occupancy},
+    data::{Data, Expiry, SemaphoreKey},
+    semaphore::{SharedHold, StoredSemaphore},
 };
 use crate::{
-    backend::{Acquired, Change, Claim, Grant, Kept, Mode, Occupied, Owner, QueueKind},
+    backend::{Acquired, Change, Claim, Grant, Handover, Kept, Mode, Need, Occupied},
     key::{Family, Name},
     time::after,
 };
 
 impl Data {
+    /// Grants a claim that fits beside the holders while no claim is before it in the queue; or
+    /// again to the owner that has it. A claim that is not granted enters the queue.
     pub(super) fn acquire(&mut self, claim: &Claim, now: Instant) -> Acquired {
         self.expire(now);
-        match claim.mode {
-            Mode::Exclusive | Mode::Fair | Mode::Write => self.acquire_queued(claim, now),
-            Mode::Read => self.acquire_read(claim, now),
-            Mode::Permit { limit, count } => self.acquire_permit(claim, limit, count, now),
-        }
-    }
-
-    fn acquire_queued(&mut self, claim: &Claim, now: Instant) -> Acquired {
-        let lease = self.lease(&claim.name, sole(claim.mode));
-        if lease.is_some_and(|lease| lease.owner == claim.owner) {
-            self.leave_queue(claim);
-            return Acquired::Granted(self.grant(claim, now));
-        }
-        let occupancy = self.occupancies.get(claim.name.prefix());
-        let reading = match claim.mode {
-            Mode::Write => occupancy.and_then(|occupancy| occupancy.readers.occupied(now)),
-            Mode::Exclusive | Mode::Fair | Mode::Read | Mode::Permit { .. } => None,
+        let none = StoredSemaphore::default();
+        let semaphore = self.semaphores.get(&key(claim)).unwrap_or(&none);
+        let in_the_way = || {
+            let first = semaphore.queue.first().filter(|first| first.claim.owner != claim.owner);
+            let before = first.map(|first| Occupied {
+                fence: 0,
+                remaining: semaphore.queue.left(first, now),
+                holders: semaphore.out(),
+            });
+            semaphore.in_the_way(claim.mode.need(), now).or(before)
         };
-        // Unordered claims get their turns in order, but are not held to the order, and never block
-        // an ordered claim.
-        let queue = occupancy.map(|occupancy| occupancy.queue(claim.mode.into()));
-        let first = queue.and_then(|queue| Some((queue, queue.first_ordered()?)));
-        let first = first.filter(|_| claim.mode.is_ordered());
-        let is_first = first.is_none_or(|(_, first)| first.claim.owner == claim.owner);
-        let turn = first.map_or(Duration::ZERO, |(queue, first)| queue.left(first, now));
-        let occupied = match lease.map(|lease| lease.occupied(now)).or(reading) {
-            Some(occupied) => occupied,
-            None if is_first => {
-                self.leave_queue(claim);
-                return Acquired::Granted(self.grant(claim, now));
-            }
-            None => Occupied { fence: 0, remaining: turn, holders: 0 },
-        };
-        self.enter_queue(claim, now);
-        Acquired::Occupied(occupied)
-    }
-
-    fn acquire_read(&mut self, claim: &Claim, now: Instant) -> Acquired {
-        let lease = self.lease(&claim.name, Sole::Writer).map(|lease| lease.occupied(now));
-        let none = Occupancy::default();
-        let occupancy = self.occupancies.get(claim.name.prefix()).unwrap_or(&none);
-        let queue = &occupancy.read_write_queue;
-        let before = queue.writer_before(claim.owner).map(|writer| Occupied {
-            fence: 0,
-            remaining: queue.left(writer, now),
-            holders: occupancy.readers.count(),
-        });
-        match lease.or(before) {
-            Some(occupied) if !occupancy.readers.0.contains_key(&claim.owner) => {
+        match in_the_way().filter(|_| !semaphore.is_held_by(claim)) {
+            Some(occupied) => {
                 self.enter_queue(claim, now);
                 Acquired::Occupied(occupied)
             }
-            _ => {
+            None => {
                 self.leave_queue(claim);
-                self.hold(claim, now);
-                Acquired::Granted(Grant::new(0))
+                Acquired::Granted(self.grant(claim, now))
             }
         }
     }
 
-    fn acquire_permit(&mut self, claim: &Claim, limit: u32, count: u32, now: Instant) -> Acquired {
-        let none = Occupancy::default();
-        let occupancy = self.occupancies.get(claim.name.prefix()).unwrap_or(&none);
-        let (permits, queue) = (&occupancy.permits, &occupancy.permit_queue);
-        let out = permits.count();
-        let wanted = out.saturating_add(count);
-        let before = queue.first().filter(|first| first.claim.owner != claim.owner);
-        let fits = wanted <= limit && before.is_none();
-        if permits.0.contains_key(&claim.owner) || fits {
-            self.leave_queue(claim);
-            self.hold(claim, now);
-            return Acquired::Granted(Grant::new(0));
+    /// Grants what is free or is the claim's own.
+    pub(super) fn grant(&mut self, claim: &Claim, now: Instant) -> Grant {
+        match claim.mode.need() {
+            Need::Sole => self.grant_sole(claim, now),
+            Need::Units { count, .. } => {
+                self.grant_units(claim, count, now);
+                Grant::new(0)
+            }
         }
-        let remaining = match before {
-            Some(before) if wanted <= limit => queue.left(before, now),
-            _ => permits.back(wanted - limit).map_or(Duration::ZERO, |ends| ends - now),
-        };
-        self.enter_queue(claim, now);
-        Acquired::Occupied(Occupied { fence: 0, remaining, holders: out })
     }
 
     pub(super) fn renew(&mut self, claim: &Claim, now: Instant) -> bool {
         self.expire(now);
-        match claim.mode {
-            Mode::Exclusive | Mode::Fair | Mode::Write => {
-                let lease = self.lease(&claim.name, sole(claim.mode));
-                let mine = |lease: &&SoleHold| lease.owner == claim.owner && lease.fence != KEPT;
-                let Some(fence) = lease.filter(mine).map(|lease| lease.fence) else { return false };
-                self.extend(claim, fence, now);
-                true
-            }
-            Mode::Read | Mode::Permit { .. } => {
-                let is_held = self.is_held(claim);
-                if is_held {
-                    self.hold(claim, now);
-                }
-                is_held
-            }
+        let is_held = self.semaphores.get(&key(claim)).is_some_and(|one| one.is_held_by(claim));
+        if is_held {
+            self.grant(claim, now);
         }
+        is_held
     }
 
-    /// Keeps the queue entries of the process of some claims, and hands over what is free. Returns
-    /// the pushes, too.
+    /// Keeps the queue entries of the process of some claims, and grants what is free. Returns the
+    /// pushes, too.
     pub(super) fn keep(
         &mut self,
         claims: &[Claim],
+        life: Duration,
         heard: bool,
         now: Instant,
     ) -> (Kept, Vec<Change>) {
@@ -132,30 +75,24 @@ impl Data {
         let Some(first) = claims.first() else {
             return (Kept::nothing(), Vec::new());
         };
-        let has_lapsed = self.keep_entries(first, now).is_none();
-        let has_entry = |claim: &Claim| {
-            let occupancy = self.occupancies.get(claim.name.prefix());
-            occupancy.is_some_and(|one| one.queue(claim.mode.into()).has(claim.owner))
-        };
+        let has_lapsed = self.keep_entries(first, life, now).is_none();
+        let semaphore = self.semaphores.get(&key(first));
+        let has_entry = |claim: &Claim| semaphore.is_some_and(|one| one.queue.has(claim.owner));
         let stands = claims.iter().map(has_entry).collect();
-        let pushed = self.hand_over(first, heard, now);
-        let none = Occupancy::default();
-        let occupancy = self.occupancies.get(first.name.prefix()).unwrap_or(&none);
-        let lease = self.lease(&first.name, sole(first.mode)).map(|lease| lease.ends - now);
-        let remaining = match first.mode {
-            Mode::Exclusive | Mode::Fair => lease,
-            Mode::Read | Mode::Write => {
-                lease.or_else(|| Some(occupancy.readers.occupied(now)?.remaining))
+        let pushed = self.grant_next(first, heard, now);
+        let semaphore = self.semaphores.get(&key(first));
+        let remaining = semaphore.map(|one| match one.queue.first() {
+            Some(unheard) if one.in_the_way(unheard.claim.mode.need(), now).is_none() => {
+                one.queue.left(unheard, now)
             }
-            Mode::Permit { .. } => Some(occupancy.permits.first_end(now)),
-        };
-        let remaining = self.unheard(first, now).or(remaining).unwrap_or_default();
-        let handed_over = !pushed.is_empty();
+            _ => one.first_end(now),
+        });
+        let (remaining, handed_over) = (remaining.unwrap_or_default(), !pushed.is_empty());
         (Kept { remaining, has_lapsed, handed_over, stands }, pushed)
     }
 
-    /// Releases a lease. `heard` says whether the waiters hear a push. Returns whether it was held,
-    /// and the pushes.
+    /// Ends what the claim holds, and its queue entry, and grants what is free then. `heard` says
+    /// whether the waiters hear a push. Returns whether it was held, and the pushes.
     pub(super) fn release(
         &mut self,
         claim: &Claim,
@@ -163,28 +100,21 @@ impl Data {
         now: Instant,
     ) -> (bool, Vec<Change>) {
         self.expire(now);
-        let (name, sole) = (&claim.name, sole(claim.mode));
         self.leave_queue(claim);
-        let lease = self.lease(name, sole).map(|lease| (lease.owner, lease.fence));
-        let had_lease = lease.is_some_and(|(holder, _)| holder == claim.owner);
-        let had = match claim.mode {
-            Mode::Exclusive | Mode::Fair | Mode::Write => {
-                had_lease && self.drop_lease(name, sole) && lease != Some((claim.owner, KEPT))
-            }
-            Mode::Read | Mode::Permit { .. } => self.end_hold(claim),
-        };
-        let mut pushed = self.hand_over(claim, heard, now);
-        // Waiters for an entry have no queue.
+        let had = self.end(claim);
+        let mut pushed = self.grant_next(claim, heard, now);
+        // Waiters for an entry, and those for a majority, have no queue.
         let is_mutex = matches!(claim.mode, Mode::Exclusive | Mode::Fair);
-        if pushed.is_empty() && had_lease && is_mutex && name.family() == Family::Cache {
+        let has_no_queue = matches!(claim.name.family(), Family::Cache | Family::Redlock);
+        if pushed.is_empty() && had && is_mutex && has_no_queue {
             pushed.push(Change::Wake);
         }
         (had, pushed)
     }
 
-    /// Passes a lease on. Returns the grant and the pushes, or `None` if `from` has no lease to
-    /// pass.
-    pub(super) fn pass(
+    /// Converts what one owner holds into the hold of another one. Returns the grant and the
+    /// pushes, or `None` if `from` has nothing to convert.
+    pub(super) fn convert(
         &mut self,
         from: &Claim,
         to: &Claim,
@@ -192,133 +122,157 @@ impl Data {
         now: Instant,
     ) -> Option<(Grant, Vec<Change>)> {
         self.expire(now);
-        let name = &from.name;
-        let sole = sole(from.mode);
-        let held = self.lease(name, sole).filter(|lease| lease.fence != KEPT);
-        let lease = held.map(|lease| (lease.owner, lease.fence));
-        match (to.mode, lease) {
-            (Mode::Read, _) if self.is_held(to) => Some((Grant::new(0), Vec::new())),
-            (_, Some((holder, fence))) if holder == to.owner => {
-                Some((Grant::new(fence), Vec::new()))
+        let semaphore = self.semaphores.get(&key(from))?;
+        if !semaphore.is_held_by(to) {
+            let is_only = match from.mode.need() {
+                Need::Sole => true,
+                Need::Units { count, .. } => semaphore.out() == count,
+            };
+            if !semaphore.is_held_by(from) || !is_only {
+                return None;
             }
-            (Mode::Read, Some((holder, _))) if holder == from.owner => {
-                self.drop_lease(name, sole);
-                self.hold(to, now);
-                Some((Grant::new(0), self.hand_over(to, heard, now)))
-            }
-            (Mode::Write, None) if self.is_held(from) => {
-                let readers = self.occupancies.get(name.prefix())?.readers.count();
-                (readers == 1).then(|| {
-                    self.end_hold(from);
-                    (self.grant(to, now), Vec::new())
-                })
-            }
-            (Mode::Exclusive | Mode::Fair, Some((holder, _))) if holder == from.owner => {
-                self.drop_lease(name, sole);
-                self.leave_queue(to);
-                Some((self.grant(to, now), Vec::new()))
-            }
-            _ => None,
+            self.leave_queue(to);
+            self.end(from);
         }
+        let grant = match self.sole_fence(to) {
+            Some(fence) => Grant::new(fence),
+            None => self.grant(to, now),
+        };
+        let pushed = match to.mode.need() {
+            Need::Sole => Vec::new(),
+            Need::Units { .. } => self.grant_next(to, heard, now),
+        };
+        Some((grant, pushed))
+    }
+
+    /// Returns the fence of a claim that is the sole holder.
+    fn sole_fence(&self, claim: &Claim) -> Option<u64> {
+        let sole = self.sole(&claim.name, claim.mode)?;
+        (sole.owner == claim.owner).then_some(sole.fence)
     }
 
     pub(super) fn holder(&mut self, name: &Name, mode: Mode, now: Instant) -> Option<Occupied> {
         self.expire(now);
-        let occupancy = self.occupancies.get(name.prefix());
-        match mode {
-            Mode::Read => occupancy?.readers.occupied(now),
-            Mode::Permit { .. } => occupancy?.permits.occupied(now),
-            Mode::Exclusive | Mode::Fair | Mode::Write => {
-                self.lease(name, sole(mode)).map(|lease| lease.occupied(now))
-            }
+        let semaphore = self.semaphores.get(&(name.prefix().clone(), mode.into()))?;
+        match mode.need() {
+            Need::Sole => semaphore.sole.as_ref().map(|sole| sole.occupied(now)),
+            // One that holds alone needs all units.
+            Need::Units { .. } if semaphore.sole.is_none() => semaphore.in_the_way(Need::Sole, now),
+            Need::Units { .. } => None,
         }
     }
 
     pub(super) fn clear(&mut self, name: &Name, mode: Mode, now: Instant) -> bool {
         self.expire(now);
-        let lease = !matches!(mode, Mode::Permit { .. }) && self.drop_lease(name, sole(mode));
-        let mut ended = Vec::new();
-        let (prefix, of) = (name.prefix(), QueueKind::from(mode));
-        let occupancy = self.change(prefix, |occupancy| {
-            let holds = match mode {
-                Mode::Read | Mode::Write => Some(&mut occupancy.readers),
-                Mode::Permit { .. } => Some(&mut occupancy.permits),
-                Mode::Exclusive | Mode::Fair => None,
-            };
-            let holds = holds.map(|holds| std::mem::take(&mut holds.0)).unwrap_or_default();
-            let hold =
-                |(owner, hold): (Owner, Hold)| (hold.ends, Expiry::Hold(prefix.clone(), owner));
-            ended.extend(holds.into_iter().map(hold));
-            let was_held = !ended.is_empty();
-            let (had_entries, kept) = occupancy.queue_mut(of).clear();
-            let entries =
-                |(process, ends)| (ends, Expiry::QueueEntries(prefix.clone(), of, process));
-            ended.extend(kept.into_iter().map(entries));
-            was_held || had_entries
-        });
-        for end in ended {
-            self.expiries.remove(&end);
+        let key = (name.prefix().clone(), mode.into());
+        let Some(semaphore) = self.semaphores.remove(&key) else { return false };
+        if let Some(sole) = &semaphore.sole {
+            self.expiries.remove(&(sole.ends, Expiry::Sole(key.clone())));
         }
-        lease || occupancy == Some(true)
-    }
-
-    fn is_held(&self, claim: &Claim) -> bool {
-        let occupancy = self.occupancies.get(claim.name.prefix());
-        occupancy.is_some_and(|occupancy| holds(occupancy, claim.mode).0.contains_key(&claim.owner))
-    }
-
-    /// Makes a hold last its full time from now.
-    fn hold(&mut self, claim: &Claim, now: Instant) {
-        let (name, owner) = (claim.name.prefix().clone(), claim.owner);
-        let ends = after(now, claim.lease);
-        let count = match claim.mode {
-            Mode::Permit { count, .. } => count,
-            Mode::Exclusive | Mode::Fair | Mode::Read | Mode::Write => 1,
-        };
-        let occupancy = self.occupancies.entry(name.clone()).or_default();
-        if let Some(old) = holds_mut(occupancy, claim.mode).0.insert(owner, Hold { ends, count }) {
-            self.expiries.remove(&(old.ends, Expiry::Hold(name.clone(), owner)));
+        for (owner, hold) in &semaphore.shared {
+            self.expiries.remove(&(hold.ends, Expiry::Shared(key.clone(), *owner)));
         }
-        self.expiries.insert((ends, Expiry::Hold(name, owner)));
+        for (process, until) in semaphore.queue.kept() {
+            self.expiries.remove(&(until, Expiry::QueueEntries(key.clone(), process)));
+        }
+        semaphore.sole.is_some()
+            || !semaphore.shared.is_empty()
+            || semaphore.queue.first().is_some()
     }
 
-    fn end_hold(&mut self, claim: &Claim) -> bool {
-        let name = claim.name.prefix();
-        let ended =
-            self.change(name, |occupancy| holds_mut(occupancy, claim.mode).0.remove(&claim.owner));
-        match ended.flatten() {
-            Some(hold) => {
-                self.expiries.remove(&(hold.ends, Expiry::Hold(name.clone(), claim.owner)))
+    fn enter_queue(&mut self, claim: &Claim, now: Instant) {
+        if claim.waits {
+            self.semaphores.entry(key(claim)).or_default().queue.enter(claim, now);
+            self.keep_entries(claim, claim.queue_entry_life(), now);
+        }
+    }
+
+    fn leave_queue(&mut self, claim: &Claim) {
+        self.change(&key(claim), |semaphore| semaphore.queue.leave(claim.owner));
+    }
+
+    /// Keeps the queue entries of the process of a claim. Returns until when they were kept before.
+    fn keep_entries(&mut self, claim: &Claim, life: Duration, now: Instant) -> Option<Instant> {
+        let (key, process) = (key(claim), claim.owner.process_half());
+        let until = after(now, life);
+        let queue = &mut self.semaphores.entry(key.clone()).or_default().queue;
+        let before = queue.keep(process, until);
+        let expiry = Expiry::QueueEntries(key, process);
+        if let Some(before) = before {
+            self.expiries.remove(&(before, expiry.clone()));
+        }
+        self.expiries.insert((until, expiry));
+        before
+    }
+
+    /// Grants what is free to the claims at the head of the queue, in their order and while they
+    /// fit. Returns the pushes.
+    fn grant_next(&mut self, by: &Claim, heard: bool, now: Instant) -> Vec<Change> {
+        let (key, mut pushed) = (key(by), Vec::new());
+        while let Some(semaphore) = self.semaphores.get(&key)
+            && let Some(first) = semaphore.queue.first().cloned()
+            && semaphore.in_the_way(first.claim.mode.need(), now).is_none()
+        {
+            // A claim that does not hear keeps its place, or is passed over.
+            if !heard && first.claim.mode != Mode::Exclusive {
+                break;
             }
-            None => false,
+            self.leave_queue(&first.claim);
+            if heard {
+                let owner = first.claim.owner;
+                let lease = first.claim.handover_life();
+                let next = Claim { lease, fence_life: by.fence_life, ..first.claim };
+                // The time stands for a fence where there is none.
+                let fence = self.grant(&next, now).fence().max(self.clock(now));
+                let ends = now - first.since + lease;
+                pushed.push(Change::Granted(Handover { owner, fence, ends }));
+            }
+        }
+        pushed
+    }
+
+    /// Makes units last their full time from now.
+    fn grant_units(&mut self, claim: &Claim, units: u32, now: Instant) {
+        let (key, owner, ends) = (key(claim), claim.owner, after(now, claim.lease));
+        let semaphore = self.semaphores.entry(key.clone()).or_default();
+        let old = semaphore.shared.insert(owner, SharedHold { units, ends });
+        let expiry = Expiry::Shared(key, owner);
+        if let Some(old) = old {
+            self.expiries.remove(&(old.ends, expiry.clone()));
+        }
+        self.expiries.insert((ends, expiry));
+    }
+
+    /// Ends what a claim holds. Returns whether it held it.
+    fn end(&mut self, claim: &Claim) -> bool {
+        match claim.mode.need() {
+            Need::Sole => {
+                self.sole_fence(claim).is_some() && self.end_sole(&claim.name, claim.mode)
+            }
+            Need::Units { .. } => {
+                let key = key(claim);
+                let ended = self.change(&key, |semaphore| semaphore.shared.remove(&claim.owner));
+                let Some(hold) = ended.flatten() else { return false };
+                self.expiries.remove(&(hold.ends, Expiry::Shared(key, claim.owner)))
+            }
         }
     }
 
-    /// Changes the occupancy of a name, and forgets it when it is empty.
+    /// Changes a semaphore, and forgets it when it is empty.
     pub(super) fn change<T>(
         &mut self,
-        name: &Arc<str>,
-        change: impl FnOnce(&mut Occupancy) -> T,
+        key: &SemaphoreKey,
+        change: impl FnOnce(&mut StoredSemaphore) -> T,
     ) -> Option<T> {
-        let occupancy = self.occupancies.get_mut(name)?;
-        let outcome = change(occupancy);
-        if occupancy.is_empty() {
-            self.occupancies.remove(name);
+        let semaphore = self.semaphores.get_mut(key)?;
+        let outcome = change(semaphore);
+        if semaphore.is_empty() {
+            self.semaphores.remove(key);
         }
         Some(outcome)
     }
 }
 
-fn holds(occupancy: &Occupancy, mode: Mode) -> &Holds {
-    match mode {
-        Mode::Permit { .. } => &occupancy.permits,
-        Mode::Exclusive | Mode::Fair | Mode::Read | Mode::Write => &occupancy.readers,
-    }
-}
-
-fn holds_mut(occupancy: &mut Occupancy, mode: Mode) -> &mut Holds {
-    match mode {
-        Mode::Permit { .. } => &mut occupancy.permits,
-        Mode::Exclusive | Mode::Fair | Mode::Read | Mode::Write => &mut occupancy.readers,
-    }
+fn key(claim: &Claim) -> SemaphoreKey {
+    (claim.name.prefix().clone(), claim.mode.into())
 }

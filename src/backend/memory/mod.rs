@@ -2,19 +2,19 @@
 //!
 //! It keeps the rules of the Redis backend to the letter, so that code which works here works
 //! there. Its fleet is the caches and locks of one process. `data` has the data and the rules of
-//! entries, `leases` and `latches` have the rules of leases and latches, and `occupancy` has holds
-//! and queues. None of them locks or waits: this file puts a mutex around the data, and pushes the
-//! changes.
+//! entries, `leases` and `latches` have the rules of leases and latches, and `semaphore` has the
+//! holders and their queue. None of them locks or waits: this file puts a mutex around the data,
+//! and pushes the changes.
 
 mod data;
 mod latches;
 mod leases;
-mod occupancy;
+mod semaphore;
 
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -22,12 +22,13 @@ use tokio::time::Instant;
 
 use self::data::Data;
 use super::{
-    Acquired, BackOff, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store,
+    Acquired, BackOff, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store, Tap,
     Windows,
 };
 use crate::{
     backend::{
         Claim, Entry, Erased, ErasedLeases, ErasedStore, Grant, Kept, Mode, Occupied, Renewal,
+        channels::TopicRoute,
     },
     error::{BackendError, BackendErrorKind},
     key::Name,
@@ -80,6 +81,11 @@ impl MemoryBackend {
 
     fn data(&self) -> MutexGuard<'_, Data> {
         self.data.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_waited_for(&self, name: &Name) -> bool {
+        let topic = name.prefix();
+        self.channels.has_listeners(TopicRoute { channel: topic, topic })
     }
 
     fn push(&self, name: &Name, change: Change) {
@@ -135,16 +141,16 @@ impl Leases for MemoryBackend {
         Ok(claims.iter().map(|claim| data.renew(claim, now).into()).collect())
     }
 
-    async fn keep(&self, claims: &[Claim]) -> Result<Kept, BackendError> {
+    async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
         let name = claims.first().map(|claim| &claim.name);
-        let heard = name.is_some_and(|name| self.channels.has_listeners(name.prefix()));
-        let (kept, pushed) = self.data().keep(claims, heard, Instant::now());
+        let heard = name.is_some_and(|name| self.is_waited_for(name));
+        let (kept, pushed) = self.data().keep(claims, life, heard, Instant::now());
         name.into_iter().for_each(|name| self.push_all(name, pushed.clone()));
         Ok(kept)
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let heard = self.channels.has_listeners(claim.name.prefix());
+        let heard = self.is_waited_for(&claim.name);
         let (held, pushed) = self.data().release(claim, heard, Instant::now());
         self.push_all(&claim.name, pushed);
         Ok(held)
@@ -154,11 +160,20 @@ impl Leases for MemoryBackend {
         if !from.mode.passes_to(to.mode) {
             return Err(super::no_pass(from, to));
         }
-        let heard = self.channels.has_listeners(from.name.prefix());
-        let passed = self.data().pass(from, to, heard, Instant::now());
+        let heard = self.is_waited_for(&from.name);
+        let passed = self.data().convert(from, to, heard, Instant::now());
         let Some((grant, pushed)) = passed else { return Ok(None) };
         self.push_all(&from.name, pushed);
         Ok(Some(grant))
+    }
+
+    async fn pass_with_fence(
+        &self,
+        from: &Claim,
+        to: &Claim,
+        fence: u64,
+    ) -> Result<Option<Grant>, BackendError> {
+        Ok(self.data().pass_with_fence(from, to, fence, Instant::now()))
     }
 
     async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
@@ -182,8 +197,8 @@ impl Leases for MemoryBackend {
         Ok(there)
     }
 
-    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        Ok(self.channels.listen(name.prefix()))
+    fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
+        self.channels.listen(name.prefix(), claim.map(|claim| claim.owner))
     }
 }
 
@@ -289,6 +304,11 @@ impl Store for MemoryBackend {
         let fence = self.data().supersede(name, fence_life, Instant::now());
         self.push(name, Change::Wake);
         Ok(fence)
+    }
+
+    fn tap(&self, tier: Weak<dyn Tap>, _every: Duration) -> bool {
+        self.channels.add_tap(tier);
+        false
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {

@@ -11,17 +11,12 @@
 //! | `lp` | set, PX | the ids for which `l` has no room |
 //! | `b` | string, PX | the failed loads after which a name backs off |
 //! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
-//! | `q` | sorted set | the queue of a mutex: the tickets of claims that are held to their order |
-//! | `u` | sorted set | the same of the other claims |
-//! | `m` | string, PX | stands if a process that may not publish holds the lock or waits for it |
-//! | `d` | sorted set | until when each process keeps its entries in `q`, `u`; `look` beside `m` |
-//! | `w` | string, PX | the writer's lease, as `l` |
-//! | `r` | sorted set | the readers, and the deadline of each |
-//! | `rq`, `rd` | sorted sets | the queue of a read-write lock, as `q` and `d` |
-//! | `i` | sorted set | the tickets of the writers in that queue |
-//! | `p` | sorted set | the permits that are out, and the deadline of each |
+//! | `s` | sorted set | units of a mutex, which has none: no key has this name |
+//! | `q` | sorted set | the queue of a mutex: claims, each with its ticket |
+//! | `d` | sorted set | until when each process keeps its entries in `q` |
+//! | `w`, `r`, `rq`, `rd` | | the same of a read-write lock: writer, readers, queue, times |
+//! | `pl`, `p`, `pq`, `pd` | | the same of a set of permits, which has no sole holder |
 //! | `o` | string, PX | the label of a process; its name is the first half of its owner ids |
-//! | `pq`, `pd` | sorted sets | the queue for permits, as `q` and `d`, of `owner:count:limit` |
 //! | `n` | hash, PX | a latch: what is left, its id, its time to live, and the ids of its steps |
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, because databases share channels |
 //! | `s` | channel | the same in a cluster, as a shard channel |
@@ -31,33 +26,49 @@
 //! At a single server, a process has one channel for all locks of one namespace and family:
 //! `namespace:family:p:` and the first half of its owner ids, or `p@3:` for database 3. A backend
 //! has one for all entries of one namespace, which ends with an id of its own. All backends share
-//! `namespace:c:p:all`, and none listens to `namespace:c:p:rights`. Messages on them begin with the
-//! [prefix](crate::key::Name::prefix) of the name. In a cluster, a process has a channel for each
+//! `namespace:c:p:all`, and none listens to `namespace:c:p:rights`. Local tiers hear of changed
+//! entries on `namespace:c:p:t0` to `t4095`. Messages on them begin with the
+//! [prefix](crate::key::Name::prefix) of the name. A backend sends itself `h` and a time on its own
+//! channel, for its local tiers. In a cluster, a process has a channel for each
 //! name: `s:` and the first half of its owner ids.
 
-use std::sync::{Arc, PoisonError, RwLock, atomic::AtomicBool};
+use std::{
+    sync::{Arc, LazyLock, PoisonError, RwLock, atomic::AtomicBool},
+    time::Duration,
+};
 
 use hashbrown::HashMap;
+use tokio::time::Instant;
 
-use crate::{backend::Owner, key::Name};
+use crate::{
+    backend::{Owner, SemaphoreKind, stripe_of},
+    key::Name,
+};
 
 pub(super) const STAGED: &str = "t";
 pub(super) const LEASE: &str = "l";
 pub(super) const PROCESSES: &str = "lp";
 pub(super) const FAILURE: &str = "b";
 pub(super) const FENCE: &str = "f";
-pub(super) const QUEUE: &str = "q";
-pub(super) const UNORDERED: &str = "u";
-pub(super) const DEADLINES: &str = "d";
-pub(super) const WRITER: &str = "w";
-pub(super) const READERS: &str = "r";
-pub(super) const RW_QUEUE: &str = "rq";
-pub(super) const RW_DEADLINES: &str = "rd";
-pub(super) const WAITING_WRITERS: &str = "i";
-pub(super) const PERMITS: &str = "p";
-pub(super) const PERMIT_QUEUE: &str = "pq";
-pub(super) const PERMIT_DEADLINES: &str = "pd";
 pub(super) const LATCH: &str = "n";
+
+/// The suffixes of the keys of a semaphore.
+pub(super) struct SemaphoreKeys {
+    pub(super) sole: &'static str,
+    pub(super) shared: &'static str,
+    pub(super) queue: &'static str,
+    pub(super) deadlines: &'static str,
+}
+
+/// Returns the keys of the semaphore that a mode is about. The fence is that of the name.
+pub(super) fn semaphore(kind: SemaphoreKind) -> SemaphoreKeys {
+    let (sole, shared, queue, deadlines) = match kind {
+        SemaphoreKind::Mutex => (LEASE, "s", "q", "d"),
+        SemaphoreKind::ReadWrite => ("w", "r", "rq", "rd"),
+        SemaphoreKind::Permits => ("pl", "p", "pq", "pd"),
+    };
+    SemaphoreKeys { sole, shared, queue, deadlines }
+}
 
 /// Returns the suffix of channels at a single server.
 pub(super) fn channel(database: i64) -> String {
@@ -113,6 +124,11 @@ impl ProcessChannels {
         format!("{}{}", scope(name), self.start)
     }
 
+    /// Returns the channel on which the local tiers of all processes hear of changes of a name.
+    pub(super) fn of_tiers(&self, name: &Name) -> String {
+        format!("{}t{}", self.start(name), stripe_of(name.prefix()))
+    }
+
     /// Returns the channels for the namespace and family of a name.
     pub(super) fn of(&self, name: &Name) -> Arc<ScopeChannels> {
         let scope = scope(name);
@@ -142,6 +158,21 @@ fn scope(name: &Name) -> &str {
     name.prefix().split('{').next().unwrap_or_default()
 }
 
+/// The moment from which the times in messages of this process to itself count.
+static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Returns the message that a backend sends to itself now.
+pub(super) fn heartbeat() -> String {
+    let origin = *ORIGIN;
+    format!("h{}", origin.elapsed().as_micros())
+}
+
+/// Returns when the backend sent a message to itself, if it is one. The time is rounded down.
+pub(super) fn heartbeat_sent(message: &[u8]) -> Option<Instant> {
+    let micros = std::str::from_utf8(message.strip_prefix(b"h")?).ok()?.parse().ok()?;
+    ORIGIN.checked_add(Duration::from_micros(micros))
+}
+
 /// Returns the key of the label of a process in the namespace and family of a name.
 pub(super) fn label(name: &Name, process: &str) -> String {
     format!("{}{{{process}}}:o", scope(name))
@@ -161,6 +192,16 @@ pub(super) fn split_message<'m>(channel: &str, message: &'m [u8]) -> Option<(&'m
 mod tests {
     use super::*;
     use crate::key::{Family, Key, Namespace};
+
+    #[test]
+    fn a_heartbeat_tells_when_it_was_sent() {
+        let message = heartbeat();
+        let after = Instant::now();
+        let sent = heartbeat_sent(message.as_bytes());
+        assert!(sent.is_some_and(|sent| sent <= after && sent.elapsed() < Duration::from_secs(1)));
+        assert_eq!(heartbeat_sent(b"hour"), None);
+        assert_eq!(heartbeat_sent(b"w"), None);
+    }
 
     #[test]
     fn a_message_of_a_process_begins_with_the_prefix_of_a_name() -> Result<(), crate::Error> {

@@ -30,7 +30,7 @@ pub use self::{
 };
 use self::{
     client::{Deployment, RedisConfig, Servers},
-    ops::LargeNames,
+    ops::{Heartbeat, LargeNames},
 };
 use crate::error::{BackendError, BackendErrorKind, Error};
 
@@ -78,6 +78,8 @@ struct RedisInner {
     publish_refused: AtomicBool,
     /// The channels of this process, at a single server.
     process_channels: Option<keys::ProcessChannels>,
+    /// Tells local tiers that they have missed nothing.
+    heartbeat: Heartbeat,
 }
 
 impl RedisBackend {
@@ -129,6 +131,7 @@ impl RedisBackend {
             is_awaited,
             publish_refused,
             process_channels,
+            heartbeat: Heartbeat::default(),
         }))
     }
 

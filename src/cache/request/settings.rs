@@ -81,6 +81,34 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
+    /// Asks the backend, even if the [local tier](crate::cache::Builder::local) has a copy.
+    pub fn skip_local(mut self) -> Self {
+        self.options_mut().takes_local = false;
+        self
+    }
+
+    /// Accepts no copy of the [local tier](crate::cache::Builder::local) with a smaller
+    /// [fence](crate::cache::Loaded::fence) than this, which an act of any process has returned. So
+    /// a process reads at once what another one has written. An answer of the backend needs no
+    /// such check.
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{BoxError, Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let fence = cache.insert("stock:42", &16).await?;
+    /// // In another process, which was sent the fence:
+    /// let request = cache.request("stock:42").not_older_than(fence);
+    /// assert_eq!(*request.load(|_lead| async { Ok::<_, BoxError>(17) }).await?.value(), 16);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn not_older_than(mut self, fence: u64) -> Self {
+        self.options_mut().least_fence = fence;
+        self
+    }
+
     /// Accepts a stale value for this long after its time to live, whatever it is stale for.
     #[cfg(feature = "http")]
     pub(crate) fn max_stale(mut self, limit: Duration) -> Self {
@@ -117,7 +145,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    fn options_mut(&mut self) -> &mut Options {
+    pub(in crate::cache) fn options_mut(&mut self) -> &mut Options {
         let core = &self.core;
         self.own.get_or_insert_with(|| Box::new(core.settings.options.clone()))
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use tokio::{sync::SemaphorePermit, time::Instant};
+use tokio::time::Instant;
 use tracing::debug;
 
 use super::{Run, Step, failed, look::uncacheable, second_try, silence};
@@ -10,7 +10,7 @@ use crate::{
     backend::{
         Announcement, Change, Claim, Claimed, Entry, EntryKind, Grant, Mode, Occupied, Owner,
     },
-    cache::{breaker::RequestKind, error_codec, settings::OnUncacheable},
+    cache::{breaker::RequestKind, core::Permit, error_codec, settings::OnUncacheable},
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
     lease::{Acquisition, Answer, Attempt, WaitedFor, Waiting, drive},
@@ -19,11 +19,7 @@ use crate::{
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Claims the lease, or waits for what its holder makes. `seen` is the fence of the last entry
     /// that was not good enough.
-    pub(super) async fn claim<'a>(
-        &'a self,
-        seen: u64,
-        permit: &mut Option<SemaphorePermit<'a>>,
-    ) -> Step<V> {
+    pub(super) async fn claim(&self, seen: u64, permit: &mut Option<Permit>) -> Step<V> {
         let settings = &self.core.settings;
         let mut claim =
             Claim::new(self.name.clone(), Mode::Exclusive, settings.lease, settings.fence_life());
@@ -52,10 +48,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 }
 
 /// The claim of one leader.
-pub(super) struct Claiming<'p, 'a, V: Clone> {
+pub(super) struct Claiming<'a, V: Clone> {
     pub(super) run: &'a Run<V>,
     /// The permit to load in this process.
-    permit: &'p mut Option<SemaphorePermit<'a>>,
+    permit: &'a mut Option<Permit>,
     acquisition: Acquisition,
     /// The fence of the last entry that was not good enough.
     seen: u64,
@@ -76,7 +72,7 @@ pub(super) struct Claiming<'p, 'a, V: Clone> {
     is_told: bool,
 }
 
-impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
+impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
     type Outcome = Step<V>;
 
     async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Answer<Step<V>> {
@@ -98,7 +94,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
             return Answer::Settled(run.away());
         }
         // Another process is likely to load. A second claim would read its entry out of turn.
-        waiting.listening().listen_along();
+        waiting.listening().listen();
         self.epoch = run.leader.begin_epoch();
         let answer = self.ask_once().await;
         drop(turn);
@@ -148,7 +144,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
     }
 }
 
-impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
+impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     /// Returns the step that follows an entry of the holder, if it is of use.
     pub(super) fn received(&self, entry: Entry) -> Option<Step<V>> {
         let run = self.run;
@@ -244,6 +240,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
         let (core, fence) = (&self.run.core, grant.fence());
         debug!(fence, "lease taken");
         self.run.failures.store(grant.failures(), Ordering::Relaxed);
+        self.run.has_no_entry.store(grant.has_no_entry(), Ordering::Relaxed);
         let upkeep = core.settings.upkeep(self.run.options());
         let granted = self.acquisition.settle(upkeep, fence, sent, None);
         Step::Load(core.engine.hold(granted), self.epoch)
@@ -252,6 +249,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
     fn occupied(&mut self, occupied: &Occupied) -> Answer<Step<V>> {
         // A leader that waits for another process needs no permit to load.
         *self.permit = None;
+        self.run.options().will_wait();
         if !self.run.waits {
             debug!("another process refreshes");
             let (refreshes, key) = (&self.run.core.refreshes, self.run.leader.key());

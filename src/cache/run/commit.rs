@@ -1,6 +1,6 @@
 //! The commit of what a load made, which ends its lease.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use tokio::time::Instant;
 use tracing::debug;
@@ -55,6 +55,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let asked = self.core.memory.ask();
         let Written { entry, ttl, answer } = self.write(&guard, &made, cost, lead).await;
         let is_stored = matches!(answer, Ok(Committed::Stored));
+        self.core.committed_local(&self.name, guard.fence());
         self.saw_commit(asked, guard.fence(), &entry, &answer);
         let has_value = is_stored && entry.kind == EntryKind::Value;
         let record = Record::written(guard.fence(), &entry).map(|it| it.if_stored(has_value));
@@ -156,6 +157,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     ) -> EpochOutcome<V> {
         let entry = Entry::uncacheable(cost);
         let answer = self.try_commit(&guard, &Commit::Whole(&entry, ttl)).await;
+        self.core.committed_local(&self.name, guard.fence());
         if let Ok(Committed::Stored | Committed::Pushed) = answer {
             guard.settled();
         }
@@ -169,6 +171,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         what: &Commit<'_>,
     ) -> Result<Committed, BackendError> {
         let grant = Grant::new(guard.fence());
+        let grant =
+            if self.has_no_entry.load(Ordering::Relaxed) { grant.without_entry() } else { grant };
         let (core, breaker) = (&self.core, &self.shard.breaker);
         let backend = core.engine.backend().as_ref();
         let commit = |limit| {

@@ -18,7 +18,7 @@ const TURNS: u32 = 64;
 /// How often a process fetches an entry. Each try after the first spreads twice as far.
 const TRIES: u32 = 4;
 
-impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
+impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     /// Fetches the entry when it is this process's turn, within half of the time `left`.
     ///
     /// Returns `None` if the entry is gone or of no use. The process then claims the lease.

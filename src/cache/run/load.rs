@@ -104,7 +104,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         let counters = &self.core.counters;
         counters.loads.add();
-        let number = Some(self.leader.id());
+        let (begun, number) = (self.core.meter.begin(), Some(self.leader.id()));
         let produced = tokio::select! {
             biased;
             produced = loader::run(work, lead.clone(), self.options().load_limit, number) => {
@@ -121,6 +121,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Ok(Produced::Failing(error)) if self.shares_failure(&error, lead) => Err(error),
             produced => produced,
         };
+        self.core.loaded(begun, &produced);
         match &produced {
             // It says nothing to others.
             Ok(Produced::Reserved) => {}

@@ -8,7 +8,7 @@ use super::{EpochOutcome, Run, Step, silence};
 use crate::{
     backend::Entry,
     cache::{
-        EarlyRefresh, Loaded, Source,
+        Loaded, Source,
         breaker::RequestKind,
         core::{Core, Decision},
         freshness::Rules,
@@ -152,11 +152,7 @@ pub(in crate::cache) async fn stored<V: Clone + Send + Sync + 'static>(
     if breaker.is_troubled() && !breaker.admits() {
         return Decision::Unanswered(silence());
     }
-    let answer = match rules.early {
-        EarlyRefresh::Off if !rules.replaces => core.ask(key, core.store.get(name)).await,
-        _ => core.ask(key, core.store.get_aged(name)).await,
-    };
-    let decision = core.decide(name, rules, answer);
+    let decision = core.read(key, name, rules).await;
     match &decision {
         Decision::Unanswered(error) => breaker.failed(error, &core.counters),
         _ if breaker.is_troubled() => breaker.answered(RequestKind::Read, &core.counters),

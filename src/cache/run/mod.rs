@@ -17,18 +17,21 @@ mod refresh;
 
 use std::{
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, OnceLock, atomic::AtomicU32},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicU32},
+    },
     time::Duration,
 };
 
 use futures_util::FutureExt;
-use tokio::{sync::SemaphorePermit, time::Instant};
+use tokio::time::Instant;
 use tracing::debug;
 
 use super::{
     Lead, Source,
     breaker::Outage,
-    core::{Core, Decision},
+    core::{Core, Decision, Permit},
     freshness::Rules,
     known::Known,
     loader::{self, Produced},
@@ -60,6 +63,8 @@ pub(super) struct Run<V: Clone> {
     waits: bool,
     /// How many loads have failed in a row before this one.
     failures: AtomicU32,
+    /// There was no entry when the lease was granted.
+    has_no_entry: AtomicBool,
     /// The entry that the load is to replace, read in this epoch.
     known: Mutex<Option<(Arc<Known<V>>, Epoch)>>,
     /// Set if the load has failed, and this entry is served in its place.
@@ -108,6 +113,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             is_alone,
             waits: true,
             failures: AtomicU32::new(0),
+            has_no_entry: AtomicBool::new(false),
             known: Mutex::default(),
             stood_in: OnceLock::new(),
             supersedes: None,
@@ -172,6 +178,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         self.leader.own_task().await;
+        let begun = self.core.meter.begin();
         let mut permit = None;
         if let Step::Claim { seen } = step {
             step = match self.options().sharing.local {
@@ -203,7 +210,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 }
             }
         };
-        self.or_stale(landing)
+        let landing = self.or_stale(landing);
+        self.core.waited(begun, &landing.0);
+        landing
     }
 
     /// Returns the landing with the entry that is kept for this case, if a load has failed.
@@ -259,7 +268,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Waits for a permit to load in this process. A load that a loader waits for needs none, or
     /// loads could wait for each other.
-    async fn permit<'a>(&'a self, permit: &mut Option<SemaphorePermit<'a>>) -> Result<(), Error> {
+    async fn permit(&self, permit: &mut Option<Permit>) -> Result<(), Error> {
         if permit.is_some() {
             return Ok(());
         }

@@ -2,7 +2,10 @@
 
 use std::{
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, OnceLock, atomic::AtomicU32},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicU32},
+    },
     time::Duration,
 };
 
@@ -45,6 +48,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             is_alone: false,
             waits: false,
             failures: AtomicU32::new(0),
+            has_no_entry: AtomicBool::new(false),
             known: Mutex::new(Some((known, Epoch::END))),
             stood_in: OnceLock::new(),
             supersedes: None,
@@ -72,7 +76,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let Ok(granted) = self.core.loads.try_acquire() else {
+        let Some(granted) = self.core.try_permit(self.options()) else {
             debug!("no refresh: too many loads are under way");
             return;
         };

@@ -148,7 +148,7 @@ impl Http {
 /// Ends the responses of these keys, at once. An error keeps none of the others.
 async fn end_all(cache: &Cache<CachedResponse>, keys: Vec<Key>) -> Result<(), Error> {
     let ended = join_all(keys.into_iter().map(|key| cache.invalidate(key))).await;
-    ended.into_iter().collect()
+    ended.into_iter().try_for_each(|ended| ended.map(drop))
 }
 
 impl HttpSettings {

@@ -59,8 +59,8 @@ fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
 fn parameters(source: Source, ttl: Option<i64>, forward: Forward) -> String {
     let miss = forward.parameter();
     match (source, ttl) {
-        (Source::Hit, Some(ttl)) => format!("hit; ttl={ttl}"),
-        (Source::Hit, None) => "hit".to_owned(),
+        (Source::Hit | Source::Local, Some(ttl)) => format!("hit; ttl={ttl}"),
+        (Source::Hit | Source::Local, None) => "hit".to_owned(),
         (Source::Stale, Some(ttl)) => format!("hit; ttl={ttl}; detail=stale"),
         (Source::Stale, None) => "hit; detail=stale".to_owned(),
         (Source::Led, Some(ttl)) => format!("{miss}; stored; ttl={ttl}"),

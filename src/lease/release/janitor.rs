@@ -89,6 +89,11 @@ impl Janitor {
         self.tasks.spawn(task);
     }
 
+    /// Runs work of a caller for which the shutdown waits.
+    pub(crate) fn track<Work: Future>(&self, work: Work) -> impl Future<Output = Work::Output> {
+        self.tasks.track_future(work)
+    }
+
     /// Polls a release by its caller for as long as the caller does so, and then in a task.
     pub(in crate::lease) fn finish(
         &self,

@@ -2,14 +2,20 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
 };
 
-use crate::backend::{Claim, Owner, Renewal};
+use crate::{
+    backend::{Claim, Owner, Renewal},
+    sync::lock,
+};
 
-/// The leases that are held, by the caller's owner: the owner at each server, in their order.
+/// The leases that are held, by the caller's owner.
 #[derive(Default)]
-pub(super) struct KnownLeases(Mutex<HashMap<Owner, Vec<ServerHolder>>>);
+pub(super) struct KnownLeases(Mutex<HashMap<Owner, KnownLease>>);
+
+/// The fence, and the owner at each server, in their order.
+type KnownLease = (u64, Vec<ServerHolder>);
 
 #[derive(Clone, Copy)]
 pub(super) struct ServerHolder {
@@ -32,35 +38,35 @@ impl ServerHolder {
 }
 
 impl KnownLeases {
-    pub(super) fn insert(&self, ours: Owner, theirs: Vec<ServerHolder>) {
-        self.all().insert(ours, theirs);
+    pub(super) fn insert(&self, ours: Owner, fence: u64, theirs: Vec<ServerHolder>) {
+        self.all().insert(ours, (fence, theirs));
     }
 
-    /// Returns whether the claim has the lease, as far as this process knows.
-    pub(super) fn has(&self, claim: &Claim) -> bool {
-        self.all().contains_key(&claim.owner)
+    /// Returns the fence of a claim, if it is held as far as this process knows.
+    pub(super) fn fence(&self, claim: &Claim) -> Option<u64> {
+        self.all().get(&claim.owner).map(|(fence, _)| *fence)
     }
 
     /// Returns the claim as each server knows it, if it is held.
     pub(super) fn of(&self, claim: &Claim) -> Option<Vec<Claim>> {
-        self.all().get(&claim.owner).map(|theirs| at_each(claim, theirs))
+        self.all().get(&claim.owner).map(|(_, theirs)| at_each(claim, theirs))
     }
 
-    /// Returns the claim at each server that has granted it, if it is held.
-    pub(super) fn granted(&self, claim: &Claim) -> Option<Vec<Option<Claim>>> {
-        self.all().get(&claim.owner).map(|theirs| granted_at_each(claim, theirs))
+    /// Returns the fence, and the claim at each server that has granted it, if it is held.
+    pub(super) fn granted(&self, claim: &Claim) -> Option<(u64, Vec<Option<Claim>>)> {
+        self.all().get(&claim.owner).map(|lease| granted_at_each(claim, lease))
     }
 
-    /// Returns the claim at each server that has granted it, and forgets it.
-    pub(super) fn remove(&self, claim: &Claim) -> Option<Vec<Option<Claim>>> {
-        self.all().remove(&claim.owner).map(|theirs| granted_at_each(claim, &theirs))
+    /// Does the same as [`granted`](Self::granted), and forgets the claim.
+    pub(super) fn remove(&self, claim: &Claim) -> Option<(u64, Vec<Option<Claim>>)> {
+        self.all().remove(&claim.owner).map(|lease| granted_at_each(claim, &lease))
     }
 
     /// Notes what the servers say of a lease. Returns those that deny it for the second time in a
     /// row.
     pub(super) fn said(&self, ours: Owner, said: &[Renewal]) -> Vec<usize> {
         let mut all = self.all();
-        let theirs = all.get_mut(&ours).map_or(&mut [][..], Vec::as_mut_slice);
+        let theirs = all.get_mut(&ours).map_or(&mut [][..], |(_, theirs)| theirs);
         let mut twice = Vec::new();
         for (at, (holder, said)) in theirs.iter_mut().zip(said).enumerate() {
             let missing = *said == Renewal::NotHeld;
@@ -77,21 +83,21 @@ impl KnownLeases {
     /// Notes that one server knows the lease under another owner. Returns whether it is held.
     pub(super) fn replace(&self, ours: Owner, at: usize, theirs: Owner) -> bool {
         let mut all = self.all();
-        let known = all.get_mut(&ours).and_then(|each| each.get_mut(at));
+        let known = all.get_mut(&ours).and_then(|(_, each)| each.get_mut(at));
         known.map(|known| *known = ServerHolder::granted(theirs)).is_some()
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<Owner, Vec<ServerHolder>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn all(&self) -> MutexGuard<'_, HashMap<Owner, KnownLease>> {
+        lock(&self.0)
     }
 }
 
 fn at_each(claim: &Claim, theirs: &[ServerHolder]) -> Vec<Claim> {
-    let claim = Claim { fence_life: claim.lease, waits: false, ..claim.clone() };
+    let claim = Claim { waits: false, ..claim.clone() };
     theirs.iter().map(|holder| Claim { owner: holder.owner, ..claim.clone() }).collect()
 }
 
-fn granted_at_each(claim: &Claim, theirs: &[ServerHolder]) -> Vec<Option<Claim>> {
+fn granted_at_each(claim: &Claim, (fence, theirs): &KnownLease) -> (u64, Vec<Option<Claim>>) {
     let claims = at_each(claim, theirs).into_iter().zip(theirs);
-    claims.map(|(claim, holder)| holder.is_granted.then_some(claim)).collect()
+    (*fence, claims.map(|(claim, holder)| holder.is_granted.then_some(claim)).collect())
 }

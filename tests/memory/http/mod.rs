@@ -9,6 +9,7 @@ mod freshness;
 mod generations;
 mod grpc;
 mod keys;
+mod local;
 mod middlewares;
 mod min_uses;
 mod names;

@@ -74,9 +74,10 @@ async fn a_minority_of_shares_is_released_and_waited_for() {
     let begun = Instant::now();
     assert!(redlock.mutex("m").try_lock().await.unwrap().is_none());
     assert_eq!(shares(&servers, "m").await, 2);
-    assert_eq!(begun.elapsed(), Duration::ZERO);
+    assert!(begun.elapsed() <= 15 * MS, "{:?}", begun.elapsed());
     assert!(redlock.mutex("m").is_locked().await.unwrap());
-    assert_eq!(redlock.mutex("m").expires_in().await.unwrap(), Some(3000 * MS));
+    let left = 3000 * MS - begun.elapsed();
+    assert_eq!(redlock.mutex("m").expires_in().await.unwrap(), Some(left));
     let guard = redlock.mutex("m").lock().await.unwrap();
     let elapsed = begun.elapsed();
     assert!(elapsed >= 3000 * MS && elapsed <= 3100 * MS, "{elapsed:?}");

@@ -1,8 +1,8 @@
 //! The promises of a lock over a majority of servers. `memory`, `loss`, `undo`, `passing` and
 //! `order` use paused time and faults that are `played`. `servers` uses real servers that are
-//! killed, suspended and restarted. In `process` the holders die. In `far` the round trip is long.
+//! killed, suspended and restarted. In `process` the holders die. `fences` is about the tokens.
 
-mod far;
+mod fences;
 mod loss;
 mod memory;
 mod order;
@@ -19,7 +19,7 @@ use bellwether::{
     Error, ErrorKind, Key, Redlock,
     backend::{Leases, Mode},
     key::{Family, Name, Namespace},
-    lock::{MutexGuard, Unfenced},
+    lock::MutexGuard,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -43,7 +43,7 @@ fn kind<T>(result: Result<T, Error>) -> ErrorKind {
 }
 
 /// Tries until enough servers answer in time, which a busy machine may prevent.
-async fn try_lock(redlock: &Redlock, key: &str) -> Option<MutexGuard<Unfenced>> {
+async fn try_lock(redlock: &Redlock, key: &str) -> Option<MutexGuard> {
     for _ in 0..50 {
         match redlock.mutex(key).try_lock().await {
             Ok(got) => return got,
@@ -55,7 +55,7 @@ async fn try_lock(redlock: &Redlock, key: &str) -> Option<MutexGuard<Unfenced>> 
 
 /// Releases the lock. Too few servers may answer in time, on a busy machine or if one has just
 /// gone. The release goes on in the background then.
-async fn unlock(guard: MutexGuard<Unfenced>) {
+async fn unlock(guard: MutexGuard) {
     if let Err(error) = guard.unlock().await {
         assert_eq!(error.kind(), ErrorKind::Backend);
     }

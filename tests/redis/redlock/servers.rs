@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{
-    ErrorKind, RedisBackend, Redlock,
-    lock::{MutexGuard, Unfenced},
-};
+use bellwether::{ErrorKind, RedisBackend, Redlock, lock::MutexGuard};
 use futures_util::future::join_all;
 use testkit::{
     LIMIT, RedisServer, comes_true, eventually,
@@ -48,7 +45,7 @@ async fn client_of(urls: &[String], answer_limit: Duration) -> Redlock {
     Redlock::with_answer_limit(backends, answer_limit).unwrap()
 }
 
-async fn lock(redlock: &Redlock, name: &str) -> MutexGuard<Unfenced> {
+async fn lock(redlock: &Redlock, name: &str) -> MutexGuard {
     timeout(LIMIT, redlock.mutex(name).lease(LEASE).lock()).await.unwrap().unwrap()
 }
 
@@ -89,7 +86,7 @@ impl Contenders {
             let redlock = client(servers).await;
             for _ in 0..tasks_of_each {
                 let (stop, inside, taken) = (stop.clone(), inside.clone(), taken.clone());
-                let mutex = redlock.mutex("contenders").lease(LEASE);
+                let mutex = redlock.mutex("contenders").lease(LEASE).fence_life(LEASE);
                 tasks.push(tokio::spawn(async move {
                     while !stop.load(Ordering::SeqCst) {
                         let guard = mutex.lock().await.unwrap();

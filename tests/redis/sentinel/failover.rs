@@ -37,7 +37,7 @@ async fn a_replicated_lease_stays_held_and_waiters_get_their_turn() {
     let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let mut raw = set.servers[0].raw().await;
-    let waits = async || raw.clone().run::<u32>(&["ZCARD", "bellwether:l:{k}:u"]).await == 1;
+    let waits = async || raw.clone().run::<u32>(&["ZCARD", "bellwether:l:{k}:q"]).await == 1;
     assert!(comes_true(LIMIT, waits).await, "there is no waiter");
     let listens = async || !raw.clone().process_channels().await.is_empty();
     assert!(comes_true(LIMIT, listens).await, "no waiter subscribed");
@@ -91,7 +91,7 @@ async fn an_unreplicated_lease_is_reported_as_lost_and_goes_to_the_waiter() {
     let guard = here.mutex("k").lease(LEASE).renew_every(LEASE / 60).lock().await.unwrap();
     let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
-    let waits = async || raw.clone().run::<u32>(&["ZCARD", "bellwether:l:{k}:u"]).await == 1;
+    let waits = async || raw.clone().run::<u32>(&["ZCARD", "bellwether:l:{k}:q"]).await == 1;
     assert!(comes_true(LIMIT, waits).await, "there is no waiter");
     let listens = async || !raw.clone().process_channels().await.is_empty();
     assert!(comes_true(LIMIT, listens).await, "no waiter subscribed");

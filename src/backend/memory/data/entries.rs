@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Data, EntryKey, Expiry, Sole, StoredEntry};
+use super::{Data, EntryKey, Expiry, StoredEntry};
 use crate::{
-    backend::{Claim, Committed, Entry, Windows},
+    backend::{Claim, Committed, Entry, Mode, Windows},
     key::Name,
     time::after,
 };
@@ -88,8 +88,8 @@ impl Data {
         let ends = self.fences.get(name).map_or(now, |fence| fence.ends);
         self.set_fence(name, fence, true, ends);
         self.forget_failure(name);
-        if self.lease(&claim.name, Sole::Lease).is_some_and(|l| l.owner == claim.owner) {
-            self.drop_lease(&claim.name, Sole::Lease);
+        if self.sole(&claim.name, claim.mode).is_some_and(|l| l.owner == claim.owner) {
+            self.end_sole(&claim.name, claim.mode);
         }
     }
 
@@ -165,7 +165,7 @@ impl Data {
     ) -> u64 {
         self.expire(now);
         let fence = self.next_fence(name, now);
-        self.drop_lease(name, Sole::Lease);
+        self.end_sole(name, Mode::Exclusive);
         self.forget_failure(name.prefix());
         self.set_fence(name.prefix(), fence, false, after(now, fence_life));
         fence

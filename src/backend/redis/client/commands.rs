@@ -1,6 +1,6 @@
 //! Commands, and what goes with them in one write.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 use redis::{Cmd, Pipeline, Value};
@@ -29,6 +29,9 @@ pub(super) struct CommandConnection {
     grants: Grants,
 }
 
+/// The reply to one of several commands.
+pub(super) type Reply = Result<Value, BackendError>;
+
 /// Commands that are sent in the same write as a command, with nothing in between.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Extras {
@@ -54,10 +57,6 @@ impl CommandConnection {
     /// Replaces the current connection, after a reply that does not match its command.
     pub(super) fn replace(&self) {
         self.link.replace();
-    }
-
-    pub(super) fn round_trip(&self) -> Option<Duration> {
-        self.link.round_trip()
     }
 
     /// Runs a script, and sends its source if the server does not know it.
@@ -149,6 +148,30 @@ impl CommandConnection {
             Err(error) => Err(self.link.failure(error, &used)),
         });
         Ok(each.collect())
+    }
+
+    /// Runs commands, all in one write. If they are `timed`, returns the time of the server, too.
+    pub(super) async fn run_all(
+        &self,
+        mut commands: Pipeline,
+        timed: bool,
+        deadline: CommandDeadline,
+    ) -> Result<(Vec<Reply>, Option<u64>), BackendError> {
+        if timed {
+            commands.cmd("TIME");
+        }
+        let (asked, count) = (ServerClock::ask(), commands.len());
+        let sent = self.link.exchange(deadline, |mut connection| async move {
+            connection.send_packed_commands(&commands, 0, count).await
+        });
+        let (used, replies) = sent.await?;
+        let mut replies = replies.map_err(|error| self.link.failure(error, &used).error)?;
+        if timed {
+            used.clock.sample(&asked, replies.pop());
+        }
+        let each = replies.into_iter().map(Value::extract_error);
+        let each = each.map(|reply| reply.map_err(|error| self.link.failure(error, &used).error));
+        Ok((each.collect(), if timed { used.clock.now() } else { None }))
     }
 
     /// Runs a command.

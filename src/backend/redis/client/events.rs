@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::topology::NodeSlots;
-use crate::{backend::Channels, sync::lock};
+use crate::{backend::Channels, error::BackendError, sync::lock};
 
 /// The events of one server, and the channels that they concern.
 #[derive(Clone)]
@@ -61,9 +61,19 @@ impl NodeEvents {
         self.channels.wake(|channel| self.scope.contains(channel));
     }
 
-    /// Marks the subscriptions to the server's channels as lost.
-    pub(super) fn forget_answers(&self) {
-        self.channels.forget_answers(|channel| self.scope.contains(channel));
+    /// Notes that the subscriptions to the server's channels are gone, and wakes the waiters.
+    pub(super) fn lost(&self) {
+        self.channels.lost(|channel| self.scope.contains(channel));
+    }
+
+    /// Notes that the server cannot be reached for its channels.
+    pub(super) fn failed(&self, error: &BackendError) {
+        self.channels.fail(|channel| self.scope.contains(channel), error);
+    }
+
+    /// Has the server asked again for the channels that it refused.
+    pub(super) fn retry(&self) {
+        self.channels.retry(|channel| self.scope.contains(channel));
     }
 }
 

@@ -15,7 +15,7 @@
 //! callers. A command may be sent in the same moment, and then lies in a queue that is not read any
 //! more. So all commands look when a driver has ended.
 
-use std::{io, pin::pin, sync::Arc, time::Duration};
+use std::{io, pin::pin, sync::Arc};
 
 use futures_util::FutureExt;
 use redis::{RedisError, Value, aio::MultiplexedConnection};
@@ -33,7 +33,6 @@ use super::{
     events::NodeEvents,
     failure::{CommandFailure, ends_connection},
     reconnect::{ConnectionState, Established, KeptConnection, ReconnectRun, keep_connected},
-    round_trip::MeasuredRoundTrip,
     task::OnDemandTask,
     timeout_wheel::TimeoutWheel,
 };
@@ -66,14 +65,8 @@ impl Link {
     pub(super) fn new(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
         let timeouts = Arc::new(TimeoutWheel::new(config.command_timeout));
         let state = watch::Sender::new(ConnectionState::Idle);
-        let round_trip = MeasuredRoundTrip::default();
-        let kept = KeptConnection { endpoint, config, state, timeouts, events, round_trip };
+        let kept = KeptConnection { endpoint, config, state, timeouts, events };
         Self { kept: Arc::new(kept), task: Arc::default() }
-    }
-
-    /// Returns the round trip to the server, once a connection was made.
-    pub(super) fn round_trip(&self) -> Option<Duration> {
-        self.kept.round_trip.get()
     }
 
     /// Sends something on the current connection, and returns the connection with the reply.
@@ -108,9 +101,6 @@ impl Link {
             return Err(BackendError::new(BackendErrorKind::Unknown, why));
         };
         unanswered.disarm();
-        if reply.is_ok() {
-            self.kept.round_trip.answered(deadline.begun);
-        }
         Ok((used, reply))
     }
 

@@ -28,7 +28,6 @@ mod progress;
 mod push;
 mod reconnect;
 mod replicas;
-mod round_trip;
 mod sentinel;
 mod staggered;
 mod stream;
@@ -47,7 +46,7 @@ use futures_util::{
     FutureExt, TryFutureExt,
     future::{BoxFuture, join_all, try_join_all},
 };
-use redis::{Cmd, Value};
+use redis::{Cmd, Pipeline, Value};
 use tokio::sync::watch;
 
 #[cfg(any(fuzzing, test))]
@@ -59,17 +58,17 @@ pub(super) use self::{
     endpoint::Endpoint,
     sentinel::Sentinels,
     target::Access,
+    task::OnDemandTask,
 };
 pub use self::{replicas::Replicas, sentinel::SentinelMaster, target::Credentials};
 
 use self::{
-    cluster::{Cluster, share_a_slot},
-    commands::{CommandConnection, Extras},
+    cluster::Cluster,
+    commands::{CommandConnection, Extras, Reply},
     deadline::CommandDeadline,
     events::NodeEvents,
     link::Confirmed,
     node::{Lane, Node},
-    push::PushAnswer,
     replicas::{WaitRefused, wait_for_none},
 };
 use super::scripts::Call;
@@ -161,14 +160,6 @@ impl Servers {
         }
     }
 
-    /// Returns whether one script may touch the keys of all these names.
-    pub(super) fn serve_together<'a>(&self, names: impl Iterator<Item = &'a Name>) -> bool {
-        match self.nodes {
-            Nodes::Single { .. } => true,
-            Nodes::Cluster(_) => share_a_slot(names),
-        }
-    }
-
     /// Runs a command that touches one key.
     pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
         Ok(self.run_on(Lane::Commands, command, key, false).await?.value)
@@ -183,6 +174,26 @@ impl Servers {
         timed: bool,
     ) -> Result<Timed, BackendError> {
         self.run_on(Lane::Commands, command, key, timed).await
+    }
+
+    /// Returns whether all keys are at one server.
+    pub(super) fn is_single(&self) -> bool {
+        matches!(self.nodes, Nodes::Single { .. })
+    }
+
+    /// Reads several keys of a single server in one write, and if it is `timed`, the time of the
+    /// server as well.
+    pub(super) async fn read_together(
+        &self,
+        reads: Pipeline,
+        timed: bool,
+    ) -> Result<(Vec<Reply>, Option<u64>), BackendError> {
+        let Nodes::Single { node, .. } = &self.nodes else {
+            let why = "the keys are at several nodes";
+            return Err(BackendError::new(BackendErrorKind::Refused, why));
+        };
+        let deadline = CommandDeadline::from_now(&self.config);
+        node.connection(Lane::Commands).run_all(reads, timed, deadline).await
     }
 
     /// Reads as [`read`](Self::read) does. The reply is large, and may delay no other.
@@ -295,23 +306,14 @@ impl Servers {
         }
     }
 
-    /// Starts the task that keeps the subscription to a channel.
+    /// Starts the task that keeps the subscription to a channel. Returns how long the answer to a
+    /// subscription may take.
     ///
     /// Fails if the server is known to be unreachable.
-    pub(super) async fn start_push(&self, channel: &str) -> Result<PushAnswer, BackendError> {
+    pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
         match &self.nodes {
-            Nodes::Single { node, .. } => node.push.start(),
+            Nodes::Single { node, .. } => node.push.answer_limit(),
             Nodes::Cluster(cluster) => cluster.start_push(channel).boxed().await,
-        }
-    }
-
-    /// Starts the task that keeps the subscriptions at a single server.
-    ///
-    /// Fails if the server is known to be unreachable.
-    pub(super) fn start_own_push(&self) -> Result<(), BackendError> {
-        match &self.nodes {
-            Nodes::Single { node, .. } => node.push.start().map(drop),
-            Nodes::Cluster(_) => Ok(()),
         }
     }
 
@@ -319,14 +321,6 @@ impl Servers {
         match &self.nodes {
             Nodes::Single { .. } => 0,
             Nodes::Cluster(cluster) => cluster.shard(name),
-        }
-    }
-
-    /// Returns the round trip to the server, or to the slowest node of a cluster that is in use.
-    pub(super) fn round_trip(&self) -> Option<Duration> {
-        match &self.nodes {
-            Nodes::Single { node, .. } => node.round_trip(),
-            Nodes::Cluster(cluster) => cluster.round_trip(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The connections to one server.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use super::{
     commands::CommandConnection, config::RedisConfig, endpoint::Endpoint, events::NodeEvents,
@@ -48,18 +48,14 @@ impl Node {
         }
     }
 
+    /// Returns a connection for a command. A waiter may listen behind it, so pushes are ready.
     pub(super) fn connection(&self, lane: Lane) -> &CommandConnection {
+        self.push.start();
         match lane {
             Lane::Commands => &self.commands,
             Lane::Granting => &self.granting,
             Lane::Bulk => &self.bulk,
         }
-    }
-
-    /// Returns the round trip to the server, if a connection for small commands has measured it.
-    pub(super) fn round_trip(&self) -> Option<Duration> {
-        let each = [&*self.commands, &self.granting].map(CommandConnection::round_trip);
-        each.into_iter().flatten().min()
     }
 
     /// Replaces the connections after a reply that does not match its command.

@@ -8,7 +8,13 @@
 //! It is separate from the connection for commands. Redis applies the output limit of pub/sub to a
 //! connection that subscribes, and closes it when large replies queue up.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use redis::{PushInfo, PushKind, RedisError, Value};
@@ -28,9 +34,10 @@ use super::{
     task::OnDemandTask,
 };
 use crate::{
-    backend::{Change, Channels, redis::keys},
-    error::{BackendError, BackendErrorKind, Chain},
+    backend::{Change, Channels, Handover, redis::keys},
+    error::{BackendError, Chain},
     observe::Rarely,
+    sync::lock,
 };
 
 /// How often a silent connection is tested with a `PING`.
@@ -45,11 +52,10 @@ pub(super) struct PushConnection {
     endpoint: Endpoint,
     config: RedisConfig,
     events: NodeEvents,
-    state: Arc<watch::Sender<PushState>>,
+    state: Arc<Mutex<PushState>>,
     task: OnDemandTask,
 }
 
-#[derive(Clone)]
 enum PushState {
     /// There was no connection yet.
     New,
@@ -61,41 +67,14 @@ enum PushState {
     Down(BackendError),
 }
 
-/// The time for the answer to a subscription.
-pub(in super::super) struct PushAnswer {
-    /// How long the server may take.
-    pub(in super::super) limit: Duration,
-    state: watch::Receiver<PushState>,
-}
-
-impl PushAnswer {
-    /// Completes when an attempt to connect has failed.
-    pub(in super::super) async fn failed(&mut self) -> BackendError {
-        loop {
-            let now = self.state.borrow_and_update().clone();
-            if let PushState::Down(error) = now {
-                return error;
-            }
-            if self.state.changed().await.is_err() {
-                return BackendError::new(
-                    BackendErrorKind::Unavailable,
-                    "the connection was closed",
-                );
-            }
-        }
-    }
-}
-
 impl PushConnection {
     pub(super) fn new(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
-        let state = Arc::new(watch::Sender::new(PushState::New));
+        let state = Arc::new(Mutex::new(PushState::New));
         Self { endpoint, config, events, state, task: OnDemandTask::default() }
     }
 
     /// Starts the task on the current runtime, if it does not run.
-    ///
-    /// Fails if the last attempt to connect failed. The task makes the next one.
-    pub(super) fn start(&self) -> Result<PushAnswer, BackendError> {
+    pub(super) fn start(&self) {
         self.task.start(|| {
             let run = PushRun {
                 endpoint: self.endpoint.clone(),
@@ -105,15 +84,19 @@ impl PushConnection {
             };
             run.keep_subscribed()
         });
-        let now = self.state.borrow().clone();
-        let limit = match now {
+    }
+
+    /// Returns how long the answer to a subscription may take. Fails if the last attempt to connect
+    /// failed. The task makes the next one.
+    pub(super) fn answer_limit(&self) -> Result<Duration, BackendError> {
+        self.start();
+        match &*lock(&self.state) {
             // The server may have to be found first.
-            PushState::New => self.config.connect_timeout.saturating_mul(2),
-            PushState::Up(silence_limit) => silence_limit,
-            PushState::Broken => self.config.command_timeout,
-            PushState::Down(error) => return Err(error),
-        };
-        Ok(PushAnswer { limit, state: self.state.subscribe() })
+            PushState::New => Ok(self.config.connect_timeout.saturating_mul(2)),
+            PushState::Up(silence_limit) => Ok(*silence_limit),
+            PushState::Broken => Ok(self.config.command_timeout),
+            PushState::Down(error) => Err(error.clone()),
+        }
     }
 }
 
@@ -122,14 +105,13 @@ struct PushRun {
     endpoint: Endpoint,
     config: RedisConfig,
     events: NodeEvents,
-    state: Arc<watch::Sender<PushState>>,
+    state: Arc<Mutex<PushState>>,
 }
 
 impl Drop for PushRun {
     fn drop(&mut self) {
-        self.state.send_replace(PushState::New);
-        self.events.forget_answers();
-        self.events.wake();
+        *lock(&self.state) = PushState::New;
+        self.events.lost();
     }
 }
 
@@ -155,7 +137,7 @@ impl PushRun {
     }
 
     fn is_down(&self) -> bool {
-        matches!(&*self.state.borrow(), PushState::Down(_))
+        matches!(&*lock(&self.state), PushState::Down(_))
     }
 
     /// Connects, and serves until the connection breaks.
@@ -166,25 +148,27 @@ impl PushRun {
         is_refused: &mut bool,
     ) -> Round {
         let Self { endpoint, config, events, state } = self;
-        let (broken, leaving) = (Arc::new(Notify::new()), PendingUnsubscribes::default());
+        let (end, leaving) = (Arc::<PushEnd>::default(), PendingUnsubscribes::default());
         let confirms = config.replicas.is_some();
-        let on_push = receive(events.channels.clone(), broken.clone(), leaving.clone(), confirms);
-        let ended = broken.clone();
-        let on_end = move || ended.notify_one();
+        let (channels, leaves) = (events.channels.clone(), leaving.clone());
+        let pushes = Pushes { channels, end: end.clone(), leaving: leaves, confirms };
+        let on_push = move |push| pushes.receive(push);
+        let ended = end.clone();
+        let on_end = move || ended.broken.notify_one();
         match connect(endpoint, watch, config, on_end, on_push).await {
             Ok(None) => Round::Moved,
             Ok(Some(connected)) => {
-                state.send_replace(PushState::Up(config.silence_limit(connected.round_trip)));
+                *lock(state) = PushState::Up(config.silence_limit(connected.round_trip));
                 let (since, subscriptions) = (
                     Instant::now(),
                     Subscriptions::new(connected, config, events, leaving, is_refused),
                 );
-                let end = serve(subscriptions, turns, &broken, watch).await;
-                state.send_replace(PushState::Broken);
-                events.forget_answers();
+                let served = serve(subscriptions, turns, &end.broken, watch).await;
+                *lock(state) = PushState::Broken;
+                end.is_over.store(true, Ordering::Release);
                 // The server may stay away for long, so each waiter asks at once and learns of it.
-                events.wake();
-                if let Err(error) = end {
+                events.lost();
+                if let Err(error) = served {
                     let error = Chain(&error);
                     debug!(%error, "the push connection to Redis broke; connecting again");
                 }
@@ -192,7 +176,8 @@ impl PushRun {
             }
             Err(error) => {
                 tell(&error);
-                state.send_replace(PushState::Down(error));
+                events.failed(&error);
+                *lock(state) = PushState::Down(error);
                 Round::Failed
             }
         }
@@ -228,6 +213,7 @@ async fn keep_in_step(
     turns: &mut watch::Receiver<u64>,
 ) -> Result<(), RedisError> {
     turns.mark_unchanged();
+    subscriptions.retry_refused();
     let mut is_complete = subscriptions.reconcile().await?;
     loop {
         tokio::select! {
@@ -238,22 +224,35 @@ async fn keep_in_step(
             () = sleep(RETRY_AFTER), if !is_complete => {
                 is_complete = subscriptions.reconcile().await?;
             }
-            () = sleep(PING_EVERY) => subscriptions.ping().await?,
+            () = sleep(PING_EVERY) => {
+                subscriptions.ping().await?;
+                subscriptions.retry_refused();
+                is_complete = subscriptions.reconcile().await?;
+            }
         }
     }
 }
 
-/// Returns the function that hands each push to the waiters on its channel.
-///
-/// If replicas must confirm grants (`confirms`), a lease that is handed over wakes its waiter only,
-/// which then asks for the lease itself.
-fn receive(
+/// The end of a connection.
+#[derive(Default)]
+struct PushEnd {
+    broken: Notify,
+    /// It was given up.
+    is_over: AtomicBool,
+}
+
+/// Hands each push of a connection to the waiters on its channel.
+struct Pushes {
     channels: Channels,
-    broken: Arc<Notify>,
+    end: Arc<PushEnd>,
     leaving: PendingUnsubscribes,
+    /// Replicas must confirm grants. A lease that is handed over wakes its waiter only, which then
+    /// asks for the lease itself.
     confirms: bool,
-) -> impl Fn(PushInfo) + Send + Sync + 'static {
-    move |push| {
+}
+
+impl Pushes {
+    fn receive(&self, push: PushInfo) {
         let mut data = push.data.into_iter();
         match push.kind {
             PushKind::Message | PushKind::SMessage => {
@@ -263,28 +262,39 @@ fn receive(
                     return;
                 };
                 let Ok(channel) = std::str::from_utf8(&channel) else { return };
-                let message = Bytes::from(message);
-                let (topic, at) = keys::split_message(channel, &message).unwrap_or((channel, 0));
-                for change in Change::decode_all(&message.slice(at..)) {
-                    let change = match change {
-                        Change::Granted(handover) if confirms => Change::Turn(handover.owner),
-                        change => change,
-                    };
-                    channels.push(topic, change);
+                match keys::heartbeat_sent(&message) {
+                    Some(sent) if !self.end.is_over.load(Ordering::Acquire) => {
+                        self.channels.complete_until(sent);
+                    }
+                    Some(_) => {}
+                    None => self.message(channel, message.into()),
                 }
             }
             // Unless it was asked for, the channel's slot has moved. The client library takes the
             // message for the reply to another command, so the connection cannot be used any more.
             PushKind::SUnsubscribe => {
                 let was_asked_for = match data.next() {
-                    Some(Value::BulkString(channel)) => leaving.take(&channel),
+                    Some(Value::BulkString(channel)) => self.leaving.take(&channel),
                     _ => false,
                 };
                 if !was_asked_for {
-                    broken.notify_one();
+                    self.end.broken.notify_one();
                 }
             }
             _ => {}
+        }
+    }
+
+    fn message(&self, channel: &str, message: Bytes) {
+        let (topic, at) = keys::split_message(channel, &message).unwrap_or((channel, 0));
+        for change in Change::decode_all(&message.slice(at..)) {
+            let change = match change {
+                Change::Granted(handover) if self.confirms => {
+                    Change::Granted(Handover { ends: Duration::ZERO, ..handover })
+                }
+                change => change,
+            };
+            self.channels.receive(channel, topic, &change);
         }
     }
 }

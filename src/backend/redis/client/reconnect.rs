@@ -18,7 +18,6 @@ use super::{
     endpoint::{Endpoint, EndpointWatch},
     events::NodeEvents,
     handshake::prepare,
-    round_trip::MeasuredRoundTrip,
     stream::Connected,
     timeout_wheel::TimeoutWheel,
 };
@@ -43,7 +42,6 @@ pub(super) struct KeptConnection {
     pub(super) state: watch::Sender<ConnectionState>,
     pub(super) timeouts: Arc<TimeoutWheel>,
     pub(super) events: NodeEvents,
-    pub(super) round_trip: MeasuredRoundTrip,
 }
 
 #[derive(Clone)]
@@ -123,7 +121,6 @@ impl KeptConnection {
 
     /// Hands a new connection to the commands.
     fn establish(&self, connected: Connected, broken: Arc<Notify>) -> Arc<Established> {
-        self.round_trip.measured(connected.round_trip);
         let silence_limit = self.config.silence_limit(connected.round_trip);
         let (suspected, clock) = (Notify::new(), ServerClock::default());
         let runtime = Handle::current().id();
@@ -182,12 +179,9 @@ impl KeptConnection {
         let tests = async {
             loop {
                 current.suspected.notified().await;
-                let asked = Instant::now();
                 if !echoes(&current.connected, current.silence_limit).await {
                     return;
                 }
-                // The callers that gave up did so because the link has become slow.
-                self.round_trip.measured(asked.elapsed());
             }
         };
         tokio::select! {

@@ -22,7 +22,6 @@ use super::{
     stream::Connected,
 };
 use crate::{
-    backend::channels::Subscription,
     error::{BackendError, BackendErrorKind, Chain},
     sync::lock,
 };
@@ -70,6 +69,11 @@ impl<'a> Subscriptions<'a> {
         Self { connected, config, events, subscribed: HashSet::new(), leaving, is_refused }
     }
 
+    /// Asks for the channels that the server refused when it next reconciles.
+    pub(super) fn retry_refused(&self) {
+        self.events.retry();
+    }
+
     /// Subscribes to the channels that opened, and unsubscribes from those that closed.
     ///
     /// Returns whether all subscriptions are in place.
@@ -90,7 +94,7 @@ impl<'a> Subscriptions<'a> {
             self.refuse(&channel, refusal);
         }
         for channel in wanted.iter().filter(|channel| self.subscribed.contains(*channel)) {
-            events.channels.answer(channel, Subscription::Confirmed);
+            events.channels.answer(channel, Ok(()));
         }
         let stays =
             |channel: &str| events.channels.wants(channel) && events.scope.contains(channel);
@@ -151,7 +155,7 @@ impl<'a> Subscriptions<'a> {
             warn!(error = %Chain(&refusal), "Redis refuses subscriptions; waiters poll instead");
         }
         let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
-        self.events.channels.answer(channel, Subscription::Refused(refusal));
+        self.events.channels.answer(channel, Err(refusal));
     }
 
     async fn leave(&mut self, closed: &[Arc<str>]) -> Result<(), RedisError> {

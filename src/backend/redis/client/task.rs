@@ -11,7 +11,7 @@ use crate::sync::lock;
 ///
 /// It starts again after its runtime has ended, and is aborted when this is dropped.
 #[derive(Default)]
-pub(super) struct OnDemandTask {
+pub(in super::super) struct OnDemandTask {
     is_running: Arc<AtomicBool>,
     abort: Mutex<Option<AbortHandle>>,
 }
@@ -21,7 +21,7 @@ struct Running(Arc<AtomicBool>);
 
 impl OnDemandTask {
     /// Starts the task, unless it runs.
-    pub(super) fn start<F>(&self, task: impl FnOnce() -> F)
+    pub(in super::super) fn start<F>(&self, task: impl FnOnce() -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {

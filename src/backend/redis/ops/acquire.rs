@@ -7,54 +7,16 @@ use tokio::time::Instant;
 use super::{super::RedisBackend, PART, millis, replies};
 use crate::{
     backend::{
-        Claim, Claimed, Leases, Mode, Occupied,
+        Claim, Claimed, Leases, Mode, Need, Occupied,
         redis::{
             keys,
-            scripts::{Call, SCRIPTS},
+            scripts::{Call, SCRIPTS, Script},
         },
     },
     error::BackendError,
 };
 
-/// The bit of a ticket whose claim takes no handover: see `scripts/lib/turn_only.lua`.
-const TURN_ONLY: u8 = 1;
-
-/// Returns the suffix of the key that holds what is granted in a mode, and whether it is a sorted
-/// set.
-pub(super) fn held_at(mode: Mode) -> (&'static str, bool) {
-    match mode {
-        Mode::Exclusive | Mode::Fair => (keys::LEASE, false),
-        Mode::Write => (keys::WRITER, false),
-        Mode::Read => (keys::READERS, true),
-        Mode::Permit { .. } => (keys::PERMITS, true),
-    }
-}
-
-/// Returns the suffix of the key that holds until when processes keep their queue entries.
-pub(super) fn deadlines_at(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive | Mode::Fair => keys::DEADLINES,
-        Mode::Read | Mode::Write => keys::RW_DEADLINES,
-        Mode::Permit { .. } => keys::PERMIT_DEADLINES,
-    }
-}
-
-/// Returns for how many milliseconds the queue entry of a claim is kept, or zero if it takes none.
-pub(super) fn entry_life(claim: &Claim) -> u64 {
-    if claim.waits { millis(claim.queue_entry_life()) } else { 0 }
-}
-
-fn ticket_bits(claim: &Claim) -> u8 {
-    if claim.takes_handover { 0 } else { TURN_ONLY }
-}
-
 impl RedisBackend {
-    /// Runs a script that may grant a lock.
-    async fn granted(&self, claim: &Claim, call: Call<'_>) -> Result<Claimed, BackendError> {
-        let reply = self.granted_or_part(claim, call).await?;
-        self.checked(reply.ok_or_else(|| replies::unreadable("an entry in reply to an acquire")))
-    }
-
     /// Runs a script that may grant a claim. A grant that too few replicas confirm is given back.
     ///
     /// A script that has to remove more entries of dead processes than it may is called again,
@@ -108,8 +70,13 @@ impl RedisBackend {
                 .arg(seen)
                 .arg(PART)
                 .arg(if claim.listens { self.registration() } else { "" });
-            if let Some(claimed) = self.granted_or_part(claim, call).await? {
-                return Ok(claimed);
+            match self.granted_or_part(claim, call).await? {
+                // An entry that this caller had not seen would have been the answer.
+                Some(Claimed::Granted(grant)) if seen == 0 => {
+                    return Ok(Claimed::Granted(grant.without_entry()));
+                }
+                Some(claimed) => return Ok(claimed),
+                None => {}
             }
             let newer = Box::pin(self.read_whole(&claim.name, false)).await?;
             if let Some(entry) = newer.filter(|entry| entry.fence > seen) {
@@ -120,59 +87,44 @@ impl RedisBackend {
     }
 
     pub(super) async fn acquire_lock(&self, claim: &Claim) -> Result<Claimed, BackendError> {
-        let (queue, rest) = match claim.mode {
-            Mode::Exclusive => (keys::UNORDERED, &[][..]),
-            Mode::Fair => (keys::QUEUE, &[][..]),
-            Mode::Write => (keys::RW_QUEUE, &[keys::READERS, keys::WAITING_WRITERS][..]),
-            Mode::Read => return self.acquire_read(claim).await,
-            Mode::Permit { limit, count } => return self.acquire_permit(claim, limit, count).await,
-        };
-        let deadlines = deadlines_at(claim.mode);
-        let keys = [held_at(claim.mode).0, keys::FENCE, queue, deadlines];
-        let call = Call::new(&SCRIPTS.acquire_queued, keys.len() + rest.len())
-            .keys(&claim.name, &keys)
-            .keys(&claim.name, rest)
-            .owner(claim.owner)
-            .arg(millis(claim.lease))
-            .arg(millis(claim.fence_life))
-            .arg(u8::from(claim.mode.is_ordered()))
-            .arg(entry_life(claim))
-            .arg(ticket_bits(claim));
-        self.granted(claim, call).await
+        let entry_life = if claim.waits { millis(claim.queue_entry_life()) } else { 0 };
+        let call = lock_call(&SCRIPTS.acquire_lock, claim, &[]).arg(entry_life);
+        let reply = self.granted_or_part(claim, call).await?;
+        self.checked(reply.ok_or_else(|| replies::unreadable("an entry in reply to an acquire")))
     }
+}
 
-    async fn acquire_read(&self, claim: &Claim) -> Result<Claimed, BackendError> {
-        let keys = [
-            keys::WRITER,
-            keys::RW_QUEUE,
-            keys::RW_DEADLINES,
-            keys::READERS,
-            keys::WAITING_WRITERS,
-        ];
-        let call = Call::new(&SCRIPTS.acquire_read, keys.len())
-            .keys(&claim.name, &keys)
-            .owner(claim.owner)
-            .arg(millis(claim.lease))
-            .arg(entry_life(claim))
-            .arg(ticket_bits(claim));
-        self.granted(claim, call).await
-    }
+/// Returns a call with the keys of a semaphore, with what a claim needs of it, and for how long.
+/// Further keys follow those.
+pub(super) fn lock_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a> {
+    let call = semaphore_keys(script, claim, further).owner(claim.owner);
+    with_need(call, claim)
+}
 
-    async fn acquire_permit(
-        &self,
-        claim: &Claim,
-        limit: u32,
-        count: u32,
-    ) -> Result<Claimed, BackendError> {
-        let keys = [keys::PERMITS, keys::PERMIT_QUEUE, keys::PERMIT_DEADLINES];
-        let call = Call::new(&SCRIPTS.acquire_permit, keys.len())
-            .keys(&claim.name, &keys)
-            .owner(claim.owner)
-            .arg(millis(claim.lease))
-            .arg(entry_life(claim))
-            .arg(ticket_bits(claim))
-            .arg(limit)
-            .arg(count);
-        self.granted(claim, call).await
+/// Adds what a claim needs, and for how long.
+pub(super) fn with_need<'a>(call: Call<'a>, claim: &Claim) -> Call<'a> {
+    let (need, limit) = need(claim.mode);
+    call.arg(need).arg(limit).arg(millis(claim.lease)).arg(millis(claim.fence_life))
+}
+
+pub(super) fn semaphore_keys<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a> {
+    let keys = keys::semaphore(claim.mode.into());
+    Call::new(script, 5 + further.len())
+        .keys(&claim.name, &[keys.sole, keys.shared, keys::FENCE, keys.queue, keys.deadlines])
+        .keys(&claim.name, further)
+}
+
+/// Returns the need of a mode as `queue_entry` in `scripts/lib/queues.lua` names it, and its limit.
+fn need(mode: Mode) -> (String, u32) {
+    match (mode, mode.need()) {
+        (_, Need::Units { count, limit }) => (count.to_string(), limit),
+        (Mode::Exclusive, Need::Sole) => ("x".to_owned(), 0),
+        (_, Need::Sole) => ("f".to_owned(), 0),
     }
+}
+
+/// Returns the queue entry of a claim.
+pub(super) fn queue_entry(claim: &Claim) -> String {
+    let (need, limit) = need(claim.mode);
+    format!("{}:{need}:{limit}:{}", claim.owner, millis(claim.lease))
 }

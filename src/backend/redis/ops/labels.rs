@@ -2,9 +2,9 @@
 
 use redis::{Cmd, Value};
 
-use super::{super::RedisBackend, acquire::held_at, replies};
+use super::{super::RedisBackend, replies};
 use crate::{
-    backend::{Mode, Owner, redis::keys},
+    backend::{Mode, Need, Owner, redis::keys},
     error::BackendError,
     key::Name,
 };
@@ -26,16 +26,15 @@ impl RedisBackend {
         name: &Name,
         mode: Mode,
     ) -> Result<Option<String>, BackendError> {
-        let (suffix, is_set) = held_at(mode);
-        if is_set {
+        if mode.need() != Need::Sole {
             return Ok(None);
         }
-        let Some(lease) = self.text_at(&name.suffixed(suffix)).await? else { return Ok(None) };
-        let Some((owner, fence)) = lease.split_once(':') else { return Ok(None) };
-        // A lease that is kept for its turn (fence 0) is not held yet.
+        let sole = keys::semaphore(mode.into()).sole;
+        let Some(lease) = self.text_at(&name.suffixed(sole)).await? else { return Ok(None) };
+        let Some((owner, _)) = lease.split_once(':') else { return Ok(None) };
         match owner.parse::<Owner>() {
-            Ok(_) if fence != "0" => self.text_at(&keys::label(name, &owner[..16])).await,
-            _ => Ok(None),
+            Ok(_) => self.text_at(&keys::label(name, &owner[..16])).await,
+            Err(_) => Ok(None),
         }
     }
 

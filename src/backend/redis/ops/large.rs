@@ -16,13 +16,14 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{FutureExt, future::join_all};
 use hashbrown::DefaultHashBuilder;
-use redis::{Cmd, RedisWrite, Value};
+use redis::{Cmd, Pipeline, RedisWrite, Value};
 
 use super::{super::RedisBackend, PART, replies};
 use crate::{
     backend::{
-        Entry, Owner,
+        Entry, EntryAnswers, Owner,
         redis::{
             client::Timed,
             keys,
@@ -108,6 +109,59 @@ impl RedisBackend {
         if self.0.large.contain(name) {
             return Box::pin(self.read_whole(name, aged)).await;
         }
+        let (get, asks_for_part) = self.read_command(name);
+        let timed = aged || self.0.timed.load(Ordering::Relaxed);
+        // The prefix is enough to find the slot in a cluster.
+        let answer = self.0.servers.read(&get, name.prefix(), timed).await?;
+        self.entry_of(name, answer, asks_for_part, aged).await
+    }
+
+    /// Reads some entries as [`read`](Self::read) does, in one write if that is possible.
+    pub(super) async fn read_many(
+        &self,
+        names: &[Name],
+        aged: bool,
+    ) -> Result<EntryAnswers, BackendError> {
+        let is_large = |name: &Name| self.0.large.contain(name);
+        let is_one_question = self.0.servers.is_single() && !names.is_empty();
+        if !is_one_question || names.iter().any(is_large) {
+            return Ok(join_all(names.iter().map(|name| self.read(name, aged))).await);
+        }
+        let timed = aged || self.0.timed.load(Ordering::Relaxed);
+        let mut reads = Pipeline::with_capacity(names.len() + 1);
+        let mut parts = Vec::with_capacity(names.len());
+        for name in names {
+            let (get, asks_for_part) = self.read_command(name);
+            reads.add_command(get);
+            parts.push(asks_for_part);
+        }
+        let (values, time) = self.0.servers.read_together(reads, timed).await?;
+        let each = names.iter().zip(parts).zip(values);
+        let mut answers = Vec::with_capacity(names.len());
+        // Few entries need another question, such as the large ones, and these are asked together.
+        let mut unread = Vec::new();
+        for ((name, asks_for_part), value) in each {
+            let read = async move {
+                self.entry_of(name, Timed { value: value?, time }, asks_for_part, aged).await
+            };
+            let mut read = Box::pin(read);
+            match (&mut read).now_or_never() {
+                Some(answer) => answers.push(answer),
+                None => {
+                    unread.push((answers.len(), read));
+                    answers.push(Ok(None));
+                }
+            }
+        }
+        let (places, reads): (Vec<_>, Vec<_>) = unread.into_iter().unzip();
+        for (at, answer) in places.into_iter().zip(join_all(reads).await) {
+            answers[at] = answer;
+        }
+        Ok(answers)
+    }
+
+    /// Returns the command that reads an entry, and whether it asks for a part only.
+    fn read_command(&self, name: &Name) -> (Cmd, bool) {
         let asks_for_part = self.0.large.may_come();
         let mut get = Cmd::with_capacity(4, name.prefix().len() + 40);
         get.arg(if asks_for_part { "GETRANGE" } else { "GET" });
@@ -115,9 +169,17 @@ impl RedisBackend {
         if asks_for_part {
             get.arg(0).arg(PART - 1);
         }
-        let timed = aged || self.0.timed.load(Ordering::Relaxed);
-        // The prefix is enough to find the slot in a cluster.
-        let Timed { value, time } = self.0.servers.read(&get, name.prefix(), timed).await?;
+        (get, asks_for_part)
+    }
+
+    /// Returns the entry of an answer to a read.
+    async fn entry_of(
+        &self,
+        name: &Name,
+        Timed { value, time }: Timed,
+        asks_for_part: bool,
+        aged: bool,
+    ) -> Result<Option<Entry>, BackendError> {
         let bytes = self.bytes(value)?;
         match bytes.len() {
             0 => Ok(None),

@@ -8,11 +8,15 @@ use std::{
 use redis::Value;
 use tokio::sync::watch;
 
-use super::{super::RedisBackend, acquire::held_at, millis, replies};
+use super::{
+    super::RedisBackend,
+    acquire::{semaphore_keys, with_need},
+    millis, replies,
+};
 use crate::{
     backend::{
         Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Kept, Leases, Mode,
-        Occupied, Renewal, RoundTrip, no_pass,
+        Need, Occupied, Renewal, no_pass,
         redis::{
             client::Confirmation,
             keys,
@@ -60,18 +64,8 @@ impl Leases for RedisBackend {
         failure.filter(|_| !is_any_known).map_or(Ok(renewed), Err)
     }
 
-    async fn keep(&self, claims: &[Claim]) -> Result<Kept, BackendError> {
-        if claims.is_empty() {
-            return Ok(Kept::nothing());
-        }
-        self.keep_entries(claims).await
-    }
-
-    async fn keep_each(
-        &self,
-        queues: &[Vec<Claim>],
-    ) -> Result<Vec<Result<Kept, BackendError>>, BackendError> {
-        Ok(self.keep_queues(queues).await)
+    async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
+        self.keep_entries(claims, life).await
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
@@ -83,25 +77,15 @@ impl Leases for RedisBackend {
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        let name = &from.name;
-        let call = match (from.mode, to.mode) {
-            (Mode::Exclusive | Mode::Fair, Mode::Exclusive | Mode::Fair) => {
-                let keys = [keys::LEASE, keys::FENCE, keys::QUEUE, keys::UNORDERED];
-                Call::new(&SCRIPTS.pass, keys.len()).keys(name, &keys)
-            }
-            (Mode::Read, Mode::Write) => Call::new(&SCRIPTS.upgrade, 3)
-                .keys(name, &[keys::WRITER, keys::FENCE, keys::READERS]),
-            (Mode::Write, Mode::Read) => {
-                let keys = self.keys_of_queue(to.mode);
-                Call::new(&SCRIPTS.downgrade, keys.len()).keys(name, &keys)
-            }
-            _ => return Err(no_pass(from, to)),
+        if !from.mode.passes_to(to.mode) {
+            return Err(no_pass(from, to));
+        }
+        let units = match from.mode.need() {
+            Need::Sole => String::new(),
+            Need::Units { count, .. } => count.to_string(),
         };
-        let call = call.owner(from.owner).owner(to.owner).arg(millis(to.lease));
-        let call = match to.mode {
-            Mode::Read => self.with_terms(to, call),
-            _ => call.arg(millis(to.fence_life)),
-        };
+        let call = semaphore_keys(&SCRIPTS.convert, to, &[self.channel()]);
+        let call = with_need(call.owner(from.owner).arg(units).owner(to.owner), to);
         let (reply, confirmation) = loop {
             let (reply, confirmation) = self.0.servers.grant(&call).await?;
             if !replies::is_again(&reply) {
@@ -116,9 +100,29 @@ impl Leases for RedisBackend {
         Ok(passed)
     }
 
+    async fn pass_with_fence(
+        &self,
+        from: &Claim,
+        to: &Claim,
+        fence: u64,
+    ) -> Result<Option<Grant>, BackendError> {
+        let call = Call::new(&SCRIPTS.pass_with_fence, 2)
+            .keys(&from.name, &[keys::LEASE, keys::FENCE])
+            .owner(from.owner)
+            .owner(to.owner)
+            .arg(millis(to.lease))
+            .arg(millis(to.fence_life))
+            .arg(format!("{fence:016}"));
+        let (reply, confirmation) = self.0.servers.grant(&call).await?;
+        let passed = self.checked(replies::passed(reply))?;
+        confirmation.map(|()| passed)
+    }
+
     async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        let (suffix, is_set) = held_at(mode);
-        let call = Call::new(&SCRIPTS.holder, 1).keys(name, &[suffix]).arg(u8::from(is_set));
+        let keys = keys::semaphore(mode.into());
+        let is_shared = mode.need() != Need::Sole;
+        let key = if is_shared { keys.shared } else { keys.sole };
+        let call = Call::new(&SCRIPTS.holder, 1).keys(name, &[key]).arg(u8::from(is_shared));
         self.checked(replies::holder(self.0.servers.call(&call).await?))
     }
 
@@ -131,53 +135,28 @@ impl Leases for RedisBackend {
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
-        let queue: &[_] = match mode {
-            Mode::Exclusive | Mode::Fair => {
-                &[keys::DEADLINES, keys::LEASE, keys::QUEUE, keys::UNORDERED]
-            }
-            Mode::Read | Mode::Write => &[
-                keys::RW_DEADLINES,
-                keys::WRITER,
-                keys::RW_QUEUE,
-                keys::READERS,
-                keys::WAITING_WRITERS,
-            ],
-            Mode::Permit { .. } => &[keys::PERMIT_DEADLINES, keys::PERMITS, keys::PERMIT_QUEUE],
-        };
+        let keys = keys::semaphore(mode.into());
         let has_processes = usize::from(name.family() == Family::Cache);
-        let call = Call::new(&SCRIPTS.clear, 1 + queue.len() + has_processes)
-            .keys(name, &[self.channel(), queue[0]])
-            .keys(name, &queue[1..])
+        let call = Call::new(&SCRIPTS.clear, 5 + has_processes)
+            .keys(name, &[self.channel(), keys.deadlines, keys.sole, keys.shared, keys.queue])
             .keys(name, &[keys::PROCESSES][..has_processes])
             .arg(1)
-            .arg(has_processes * (2 + queue.len()));
+            .arg(has_processes * 6);
         self.checked(replies::flag(self.0.servers.call(&call).await?))
     }
 
+    fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
+        self.register(name, claim)
+    }
+
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        self.subscribe(name).await
-    }
-
-    async fn changes_for(&self, claim: &Claim) -> Result<Changes, BackendError> {
-        self.subscribe_for(claim).await
-    }
-
-    fn missed_pushes(&self, claim: &Claim) -> u64 {
-        self.missed_by(claim)
-    }
-
-    fn changes_since(&self, claim: &Claim, missed: u64) -> Option<Changes> {
-        self.subscribed_since(claim, missed)
+        self.confirmed(name).await
     }
 
     /// The scripts of one renewal are sent at once, so that they share one command time-out.
     fn time_limit(&self) -> Option<Duration> {
         let give_back = u32::from(self.0.config.replicas.is_some());
         Some(self.0.config.command_timeout.saturating_mul(1 + give_back))
-    }
-
-    fn round_trip(&self) -> RoundTrip {
-        self.0.servers.round_trip().map_or(RoundTrip::Unmeasured, RoundTrip::Measured)
     }
 
     fn shard(&self, name: &Name) -> usize {
@@ -220,17 +199,18 @@ fn renewal(batch: &[Claim]) -> Call<'static> {
         batch.iter().enumerate().filter(|(_, claim)| is_fence_due(claim)).collect();
     let mut call = Call::new(&SCRIPTS.renew, batch.len() + fences.len());
     for claim in batch {
-        call = call.keys(&claim.name, &[held_at(claim.mode).0]);
+        let keys = keys::semaphore(claim.mode.into());
+        let is_sole = claim.mode.need() == Need::Sole;
+        call = call.keys(&claim.name, &[if is_sole { keys.sole } else { keys.shared }]);
     }
     for (_, claim) in &fences {
         call = call.keys(&claim.name, &[keys::FENCE]);
     }
     call = call.arg(batch.len());
     for claim in batch {
-        let members = match claim.mode {
-            Mode::Exclusive | Mode::Fair | Mode::Write => 0,
-            Mode::Read => 1,
-            Mode::Permit { count, .. } => count,
+        let members = match claim.mode.need() {
+            Need::Sole => 0,
+            Need::Units { count, .. } => count,
         };
         call = call.owner(claim.owner).arg(millis(claim.lease)).arg(members);
     }

@@ -11,12 +11,13 @@ mod ready;
 mod release;
 mod replies;
 mod store;
+mod tier;
 
 use std::time::Duration;
 
-pub(super) use self::large::LargeNames;
 #[cfg(any(fuzzing, test))]
 pub(super) use self::replies::check_any_reply;
+pub(super) use self::{large::LargeNames, tier::Heartbeat};
 
 /// The bytes of an entry that every reader asks for. They take 5 ms at 100 Mbit/s.
 const PART: usize = 64 << 10;

@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 
-use super::{super::RedisBackend, millis, replies};
+use super::{super::RedisBackend, acquire::lock_call, millis, replies};
 use crate::{
     backend::{
-        BackOff, Claim, HANDOVER_LIFE, Mode, TURN_LIFE,
+        BackOff, Claim, Mode,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -41,17 +41,11 @@ impl RedisBackend {
     /// A script that has more to do than it may says so, and is called again. If this process ends
     /// before that, the next script of any waiter goes on.
     pub(super) async fn release_and_hand_over(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let keys = self.keys_of_queue(claim.mode);
-        let script = match claim.mode {
-            Mode::Exclusive | Mode::Fair => &SCRIPTS.release_queued,
-            Mode::Read | Mode::Write => &SCRIPTS.release_rw,
-            Mode::Permit { .. } => &SCRIPTS.release_permit,
-        };
-        let mut call = Call::new(script, keys.len()).keys(&claim.name, &keys).owner(claim.owner);
-        if let Mode::Permit { limit, count } = claim.mode {
-            call = call.arg(count).arg(limit);
-        }
-        let call = self.with_terms(claim, call);
+        // Waiters for an entry, and those for a majority, have no queue. All are woken.
+        let is_mutex = matches!(claim.mode, Mode::Exclusive | Mode::Fair);
+        let has_no_queue = matches!(claim.name.family(), Family::Cache | Family::Redlock);
+        let wakes_all = u8::from(is_mutex && has_no_queue);
+        let call = lock_call(&SCRIPTS.release_lock, claim, &[self.channel()]).arg(wakes_all);
         // If this process waits for the name, other processes are likely to wait as well. The
         // server writes to them before it answers this caller. For a fair mutex each release would
         // be two commands.
@@ -67,53 +61,6 @@ impl RedisBackend {
                 return Ok(was_held);
             }
         }
-    }
-
-    /// Returns the suffixes of the keys of a queue, and of the lease that it hands over.
-    pub(super) fn keys_of_queue(&self, mode: Mode) -> Vec<&str> {
-        let channel = self.channel();
-        match mode {
-            Mode::Exclusive | Mode::Fair => vec![
-                keys::LEASE,
-                channel,
-                keys::FENCE,
-                keys::QUEUE,
-                keys::UNORDERED,
-                keys::DEADLINES,
-            ],
-            Mode::Read | Mode::Write => vec![
-                keys::WRITER,
-                channel,
-                keys::FENCE,
-                keys::RW_QUEUE,
-                keys::RW_DEADLINES,
-                keys::READERS,
-                keys::WAITING_WRITERS,
-            ],
-            Mode::Permit { .. } => {
-                vec![keys::PERMITS, channel, keys::PERMIT_QUEUE, keys::PERMIT_DEADLINES]
-            }
-        }
-    }
-
-    /// Adds the terms of a handover to a call.
-    pub(super) fn with_terms<'a>(&self, claim: &Claim, call: Call<'a>) -> Call<'a> {
-        let call = call.arg(u8::from(self.hands_over())).arg(millis(HANDOVER_LIFE));
-        match claim.mode {
-            Mode::Exclusive | Mode::Fair => {
-                // Waiters for an entry have no queue, and all of them are woken.
-                let wakes_all = u8::from(claim.name.family() == Family::Cache);
-                call.arg(millis(claim.fence_life)).arg(millis(TURN_LIFE)).arg(wakes_all)
-            }
-            Mode::Read | Mode::Write => call.arg(millis(claim.fence_life)),
-            Mode::Permit { .. } => call,
-        }
-    }
-
-    /// Returns whether a lease may be handed over. A grant that replicas must confirm may
-    /// not be handed over. The waiter asks for it.
-    pub(super) fn hands_over(&self) -> bool {
-        self.0.config.replicas.is_none()
     }
 
     async fn released(&self, call: Call<'_>) -> Result<bool, BackendError> {

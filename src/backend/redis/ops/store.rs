@@ -1,7 +1,7 @@
 //! The [`Store`] of a Redis backend.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -16,8 +16,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Announcement, BackOff, Change, Claim, Claimed, Committed, Entry, Erased, ErasedStore,
-        Failure, Grant, Owner, Store, Windows,
+        Announcement, BackOff, Change, Claim, Claimed, Committed, Entry, EntryAnswers, Erased,
+        ErasedStore, Failure, Grant, Owner, Store, Tap, Windows,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, Script},
@@ -39,6 +39,10 @@ impl Store for RedisBackend {
 
     async fn get_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         self.read(name, true).await
+    }
+
+    async fn get_many(&self, names: &[Name], aged: bool) -> Result<EntryAnswers, BackendError> {
+        self.read_many(names, aged).await
     }
 
     async fn fetch(
@@ -65,10 +69,11 @@ impl Store for RedisBackend {
     ) -> Result<Committed, BackendError> {
         let entry = entry.clone().with_fence(grant.fence());
         let is_staged = self.is_staged(&entry, ttl);
-        let mut reply = self.commit_once(claim, &entry, ttl, is_staged).await?;
+        let tiers = if grant.has_no_entry() { String::new() } else { self.tiers(&claim.name) };
+        let mut reply = self.commit_once(claim, &entry, ttl, is_staged, &tiers).await?;
         if let CommitReply::Unstaged = reply {
             // A full server takes no staged entry, but it pushes what it cannot store.
-            reply = Box::pin(self.commit_once(claim, &entry, ttl, false)).await?;
+            reply = Box::pin(self.commit_once(claim, &entry, ttl, false, &tiers)).await?;
         }
         self.outcome(&claim.name, reply).await
     }
@@ -91,7 +96,8 @@ impl Store for RedisBackend {
             .arg(&entry.encode()[Entry::TERMS])
             .arg(millis(kept))
             .arg(self.0.config.push_limit)
-            .arg(PART);
+            .arg(PART)
+            .arg(self.tiers(name));
         let reply = self.send_commit(call).await?;
         self.outcome(name, reply).await
     }
@@ -124,7 +130,8 @@ impl Store for RedisBackend {
             .arg(entry.weight())
             .arg(millis(ttl))
             .arg(millis(fence_life))
-            .arg(self.0.config.push_limit);
+            .arg(self.0.config.push_limit)
+            .arg(self.tiers(name));
         if let Some(suffix) = &staged {
             call = with_stage(call, name, suffix, entry);
         }
@@ -140,7 +147,8 @@ impl Store for RedisBackend {
         let call = write(&SCRIPTS.rewindow, name, self.channel(), 0)
             .arg(millis(fence_life))
             .arg(windows.encoded())
-            .arg(millis(windows.in_range().kept()));
+            .arg(millis(windows.in_range().kept()))
+            .arg(self.tiers(name));
         let (fence, is_there) =
             self.checked(replies::rewindowed(self.0.servers.call(call).await?))?;
         Ok(is_there.then_some(fence))
@@ -150,7 +158,8 @@ impl Store for RedisBackend {
         let call = write(&SCRIPTS.rewindow, name, self.channel(), 0)
             .arg(millis(fence_life))
             .arg("")
-            .arg(0);
+            .arg(0)
+            .arg(self.tiers(name));
         Ok(self.checked(replies::rewindowed(self.0.servers.call(call).await?))?.0)
     }
 
@@ -162,11 +171,21 @@ impl Store for RedisBackend {
         self.checked(replies::fence(self.0.servers.call(call).await?))
     }
 
+    fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
+        self.0.servers.channels().add_tap(tier);
+        self.tell_at_intervals(every)
+    }
+
+    fn hears(&self, name: &Name, begins: bool) -> bool {
+        self.hears_of(name, begins)
+    }
+
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
         let trash = staged_suffix(Owner::fresh());
         let call = write(&SCRIPTS.invalidate, name, self.channel(), 1)
             .keys(name, &[&trash])
-            .arg(millis(fence_life));
+            .arg(millis(fence_life))
+            .arg(self.tiers(name));
         let (burnt, is_moved) =
             self.checked(replies::invalidated(self.0.servers.call(call).await?))?;
         if is_moved {
@@ -184,6 +203,7 @@ impl RedisBackend {
         entry: &Entry,
         ttl: Option<Duration>,
         is_staged: bool,
+        tiers: &str,
     ) -> Result<CommitReply, BackendError> {
         let name = &claim.name;
         let suffix = is_staged.then(|| staged_suffix(claim.owner));
@@ -203,7 +223,8 @@ impl RedisBackend {
             .arg(ttl.map_or(0, millis))
             .arg(self.0.config.push_limit)
             .arg(PART)
-            .arg(self.0.process_channels.as_ref().map_or(String::new(), |own| own.start(name)));
+            .arg(self.0.process_channels.as_ref().map_or(String::new(), |own| own.start(name)))
+            .arg(tiers);
         if let (Some(suffix), Some(_)) = (&suffix, ttl) {
             call = with_stage(call, name, suffix, entry);
         }

@@ -11,9 +11,10 @@
 -- staged: holds a large entry, in place of `head` and `rest`; or nil
 -- head, rest: the bytes of the entry before and behind the time at which it is stored
 -- size: of the entry in bytes
+-- tiers: the channel of local tiers that may have the entry which this one replaces, or ''
 -- start: of the channels of processes; '' if the channels are shard channels of the name
 local lease, fence, entry, channel, processes, failure, staged = unpack(KEYS)
-local owner, granted, head, rest, size, ttl_ms, push_limit, part, start = unpack(ARGV)
+local owner, granted, head, rest, size, ttl_ms, push_limit, part, start, tiers = unpack(ARGV)
 local UNSTAGED, STORED_AND_TOLD, STORED_NOT_TOLD = -1, 18, 20
 
 local time = redis.call('TIME')
@@ -28,6 +29,7 @@ if type(value) == 'string' and (value == own or string.sub(value, 1, #own + 1) =
   and string.sub(value, -1) ~= 'r' and ttl_ms ~= '0' and not staged
   and #bytes <= tonumber(push_limit) and redis.pcall('GET', fence) == granted
   and redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok then
+  if tiers ~= '' then redis.pcall('PUBLISH', tiers, string.sub(lease, 1, -2) .. 'i' .. granted) end
   redis.pcall('SET', fence, granted .. ':c', 'KEEPTTL')
   redis.call('DEL', lease, failure)
   local command = start == '' and 'SPUBLISH' or 'PUBLISH'
@@ -43,6 +45,7 @@ if type(value) == 'string' and (value == own or string.sub(value, 1, #own + 1) =
 end
 
 -- include: committed, publish_entry, move_entry, settled_commit, end_load
+-- include: tell_tiers
 local function is_written()
   if staged then return move_entry(staged, entry, ttl_ms, 20, stored_at) end
   return redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok
@@ -60,6 +63,7 @@ local function commit_otherwise()
   end
   local outcome = PUSHED
   if ttl_ms ~= '0' then
+    tell_tiers(tiers, lease, granted)
     -- A full server refuses the write. The entry that stands is older, and is removed.
     if is_written() then outcome = STORED else redis.pcall('DEL', entry) end
   end

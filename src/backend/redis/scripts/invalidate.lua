@@ -5,15 +5,18 @@
 -- processes: a set of processes that wait for a load
 -- failure: the record of failed loads, which ends
 -- entry_before, entry_after: the entries of the neighbouring schemas
+-- tiers: the channel of local tiers that may have the entry, or ''
 -- trash: takes a large entry until it ends
 local lease, fence, entry, channel, processes, failure = unpack(KEYS)
 local entry_before, entry_after, trash = unpack(KEYS, 7)
-local fence_ms = ARGV[1]
+local fence_ms, tiers = unpack(ARGV)
 
 -- include: fence_at, fence_text, next_fence, entry_at, burn, publish_to_all, move_away
+-- include: tell_tiers
 local last = fence_at(fence)
 local _, stored = entry_at(entry)
 local burnt = next_fence(last, stored)
+tell_tiers(tiers, lease, fence_text(burnt))
 local is_moved = move_away(entry, trash)
 redis.call('DEL', failure, entry, entry_before, entry_after)
 local registered = burn(lease, fence, fence_text(burnt), fence_ms)

@@ -1,6 +1,7 @@
 //! The scripts, and calls of them.
 //!
-//! Each operation is one file, with those parts of `lib/` that it includes. A server learns a
+//! Each operation is one file, with those parts of `lib/` that it includes. A file there has the
+//! parts of one topic. A server learns a
 //! script once, and each call names it by its digest.
 
 use std::{collections::HashSet, io::Write, sync::LazyLock};
@@ -9,11 +10,10 @@ use redis::{Arg, Cmd, Pipeline, RedisWrite, ToRedisArgs};
 
 use crate::{backend::Owner, key::Name};
 
-/// Names each script once. Its file names the parts of `lib/` that it includes.
+/// Names each script and each file of `lib/` once.
 macro_rules! scripts {
-    (lib: $($part:ident)+; scripts: $($name:ident)+) => {
-        const LIB: &[(&str, &str)] =
-            &[$((stringify!($part), include_str!(concat!("lib/", stringify!($part), ".lua")))),+];
+    (lib: $($topic:ident)+; scripts: $($name:ident)+) => {
+        const LIB: &[&str] = &[$(include_str!(concat!("lib/", stringify!($topic), ".lua"))),+];
 
         #[cfg(test)]
         const FILES: &[&str] = &[$(include_str!(concat!(stringify!($name), ".lua"))),+];
@@ -35,20 +35,11 @@ macro_rules! scripts {
 }
 
 scripts! {
-    lib:
-        again alone batch burn clock clock_fence clock_ms commit_mark committed end_lease end_load
-        entry_at extend_hold failure_at fence_at fence_text first_alive grant hand_over
-        handover_message head_waits held_until hold hold_ms holds_at keep keep_each keep_entries
-        kept_ms latch_at lease_at leave members move_away move_entry
-        next_fence next_holder next_permits next_rw_holders out_of_memory process_channels publish
-        publish_entry publish_to_all publish_to_process read register registered renew_lease
-        set_lease settled_commit take_entry take_entry_or_look ticket time_text turn_only
-        wake_all wake_queue write_hold;
+    lib: basics entries fences holds latches leases pushes queues registrations;
     scripts:
-        acquire acquire_permit acquire_queued acquire_read clear commit commit_unchanged
-        count_down count_left downgrade holder invalidate keep_permits keep_queued keep_rw pass put
-        release release_permit release_queued release_rw renew rewindow rights set_latch supersede
-        upgrade
+        acquire acquire_lock clear commit commit_unchanged convert count_down count_left holder
+        invalidate keep_lock pass_with_fence put release release_lock renew rewindow rights
+        set_latch supersede
 }
 
 /// Begins a line that names parts of `lib/`, each of which is inserted there once.
@@ -56,6 +47,8 @@ scripts! {
 /// The functions of a part are created at each call of a script. So a script includes only the
 /// parts that it uses, and the usual case comes before the parts that it does not need.
 const INCLUDE: &str = "-- include: ";
+/// Begins a part of a file in `lib/`, with its name.
+const PART: &str = "\n-- part: ";
 
 /// The source of a script, and the digest under which a server knows it.
 pub(super) struct Script {
@@ -89,7 +82,12 @@ fn insert(file: &'static str, included: &mut HashSet<&'static str>, source: &mut
 }
 
 fn part(name: &str) -> Option<(&'static str, &'static str)> {
-    LIB.iter().find(|(known, _)| *known == name).copied()
+    parts().find(|(known, _)| *known == name)
+}
+
+/// Returns the parts of `lib/`, each with its name.
+fn parts() -> impl Iterator<Item = (&'static str, &'static str)> {
+    LIB.iter().flat_map(|file| file.split(PART).skip(1)).filter_map(|part| part.split_once('\n'))
 }
 
 impl Scripts {
@@ -219,7 +217,7 @@ mod tests {
 
     #[test]
     fn each_include_names_a_part_and_each_part_is_included() {
-        let mut unused: HashSet<_> = LIB.iter().map(|(name, _)| *name).collect();
+        let mut unused: HashSet<_> = parts().map(|(name, _)| name).collect();
         for script in SCRIPTS.all() {
             assert!(!script.source.contains(INCLUDE), "{}", script.source);
             unused.retain(|name| {
@@ -229,8 +227,7 @@ mod tests {
             });
         }
         assert_eq!(unused, HashSet::new());
-        let libs = LIB.iter().map(|(_, source)| source);
-        for line in libs.chain(FILES).flat_map(|source| source.lines()) {
+        for line in LIB.iter().chain(FILES).flat_map(|source| source.lines()) {
             for name in line.strip_prefix(INCLUDE).into_iter().flat_map(|names| names.split(", ")) {
                 assert!(part(name).is_some(), "{name}");
             }

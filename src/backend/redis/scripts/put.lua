@@ -8,17 +8,19 @@
 -- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `kind` and `rest`; or nil
 -- size: of the entry in bytes
+-- tiers: the channel of local tiers that may have the entry, or ''
 -- kind, rest: the bytes of the entry before its fence, and behind its time
 local lease, fence, entry, channel, processes, failure = unpack(KEYS)
 local entry_before, entry_after, staged = unpack(KEYS, 7)
-local kind, rest, size, ttl_ms, fence_ms, push_limit = unpack(ARGV)
+local kind, rest, size, ttl_ms, fence_ms, push_limit, tiers = unpack(ARGV)
 
 -- include: fence_at, fence_text, next_fence, entry_at, publish_entry, move_entry, time_text
--- include: end_lease
+-- include: end_lease, tell_tiers
 local last = fence_at(fence)
 local _, stored = entry_at(entry)
 local burnt = next_fence(last, stored)
 local text = fence_text(burnt)
+tell_tiers(tiers, lease, text)
 local bytes
 -- A full server refuses the first write, and so all or none.
 if staged then

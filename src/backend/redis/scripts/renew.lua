@@ -12,9 +12,7 @@ for one = 1, count do
   renewed[one] = 0
   if ARGV[3 * one + 1] == '0' then
     local value, owner = redis.pcall('GET', KEYS[one]), ARGV[3 * one - 1]
-    -- A lease that is kept for its turn (fence 0) is not held yet.
-    if type(value) == 'string' and string.find(value, owner, 1, true) == 1
-      and string.sub(value, 33, 34) ~= ':0' then
+    if type(value) == 'string' and string.find(value, owner, 1, true) == 1 then
       redis.call('PEXPIRE', KEYS[one], ARGV[3 * one])
       renewed[one] = 1
     elseif type(value) == 'table' then

@@ -7,12 +7,14 @@
 -- processes: a set of processes that wait for a load
 -- failure: the record of failed loads, which ends
 -- entry_before, entry_after: the entries of the neighbouring schemas
+-- tiers: the channel of local tiers that may have the entry, or ''
 -- windows: as in the header, or '' to end the fresh and the stale one
 local lease, fence, entry, channel, processes, failure = unpack(KEYS)
 local entry_before, entry_after = unpack(KEYS, 7)
-local fence_ms, windows, ttl_ms = unpack(ARGV)
+local fence_ms, windows, ttl_ms, tiers = unpack(ARGV)
 
 -- include: fence_at, fence_text, next_fence, entry_at, time_text, burn, publish_to_all
+-- include: tell_tiers
 local found, stored = entry_at(entry)
 local text = fence_text(next_fence(fence_at(fence), stored))
 -- An entry of format 1 has no windows.
@@ -46,6 +48,7 @@ local function end_windows()
   redis.call('DEL', entry)
 end
 
+tell_tiers(tiers, lease, text)
 local refused
 if windows == '' then end_windows() else refused = set_windows() end
 if refused then return refused end

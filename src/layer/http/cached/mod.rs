@@ -192,7 +192,7 @@ impl CachedResponse {
 /// Returns whether a response is from the backend, or one that this process remembers.
 fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
     match loaded.source() {
-        Source::Hit | Source::Stale => true,
+        Source::Hit | Source::Local | Source::Stale => true,
         Source::Degraded => loaded.age().is_some(),
         _ => false,
     }

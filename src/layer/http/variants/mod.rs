@@ -209,7 +209,7 @@ fn keep_marker(lead: &Lead<CachedResponse>, life: Duration) {
     lead.stale_if_error(Duration::from_secs(1));
 }
 
-fn log(stored: Result<(), Error>) {
+fn log(stored: Result<u64, Error>) {
     if let Err(error) = stored {
         debug!(%error, "a variant is not stored");
     }

@@ -32,7 +32,6 @@ use super::{
     failure::{CommandFailure, CommandRetry},
     link::Confirmed,
     node::Lane,
-    push::PushAnswer,
     replicas::Replicas,
     target::{Access, ConnectTarget},
     task::OnDemandTask,
@@ -201,10 +200,10 @@ impl Cluster {
     }
 
     /// Starts the push connection of the node that serves a channel's slot.
-    pub(super) async fn start_push(&self, channel: &str) -> Result<PushAnswer, BackendError> {
+    pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
         let deadline = CommandDeadline::from_now(&self.nodes.config);
         let node = self.owner(slot_of(channel.as_bytes()), deadline).await?;
-        node.connections.push.start()
+        node.connections.push.answer_limit()
     }
 
     /// Returns the connections for commands to the nodes that serve a slot.
@@ -227,11 +226,6 @@ impl Cluster {
     pub(super) fn shard(&self, name: &Name) -> usize {
         let slots = self.nodes.topology.known();
         slots.map_or(0, |slots| slots.number(slot_of(name.prefix().as_bytes())))
-    }
-
-    /// Returns the round trip to the slowest node that is in use.
-    pub(super) fn round_trip(&self) -> Option<Duration> {
-        self.nodes.all().iter().filter_map(|node| node.connections.round_trip()).max()
     }
 
     async fn send(
@@ -355,13 +349,6 @@ impl ClusterNode {
             BackendError::new(BackendErrorKind::Refused, why)
         })
     }
-}
-
-/// Returns whether the names lie in one slot.
-pub(super) fn share_a_slot<'a>(names: impl Iterator<Item = &'a Name>) -> bool {
-    let mut slots = names.map(|name| slot_of(name.prefix().as_bytes()));
-    let first = slots.next();
-    slots.all(|slot| Some(slot) == first)
 }
 
 fn unserved() -> BackendError {

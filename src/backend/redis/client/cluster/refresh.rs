@@ -96,8 +96,7 @@ impl ClusterNodes {
         let owners: HashSet<_> =
             wanted.iter().filter_map(|channel| slots.owner(slot_of(channel.as_bytes()))).collect();
         for owner in owners {
-            // A node that is down is connected to again by its own task.
-            let _ = self.at(owner).connections.push.start();
+            self.at(owner).connections.push.start();
         }
     }
 }

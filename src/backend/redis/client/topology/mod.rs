@@ -95,8 +95,7 @@ impl Topology {
 
     fn channels_moved(&self, has_moved: impl Fn(&str) -> bool) {
         self.new_connections.send_replace(());
-        self.channels.forget_answers(&has_moved);
-        self.channels.wake(&has_moved);
+        self.channels.lost(&has_moved);
         self.channels.recheck();
     }
 

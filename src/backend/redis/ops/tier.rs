@@ -1,0 +1,105 @@
+//! How local tiers are told of the changes of entries, by a single server.
+//!
+//! Each script that changes an entry publishes its name and its fence first, on one of 4,096
+//! channels. So the connection for pushes tells the tiers of all changes in the order of the
+//! server. While nothing changes, a tier must know that nothing is on its way. So the backend
+//! publishes to itself at intervals: when that message arrives, all that was published before it
+//! has arrived. A `PING` on that connection proves less, for a proxy or a master of old answers it.
+//!
+//! In a cluster the connections of several nodes would have to agree. There tiers are told nothing.
+
+use std::{
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::sleep;
+use tracing::warn;
+
+use super::super::{
+    RedisBackend, RedisInner,
+    client::OnDemandTask,
+    keys::{self, ScopeChannels},
+};
+use crate::{error::BackendErrorKind, key::Name, sync::lock};
+
+/// The messages of a backend to itself.
+#[derive(Default)]
+pub(in super::super) struct Heartbeat {
+    task: OnDemandTask,
+    /// The shortest interval that a tier asked for.
+    every: Mutex<Option<Duration>>,
+    channel: OnceLock<Arc<str>>,
+    is_refused: AtomicBool,
+}
+
+impl RedisBackend {
+    /// Returns the channel for the tiers that may have an entry of a name. It is empty in a
+    /// cluster.
+    pub(super) fn tiers(&self, name: &Name) -> String {
+        self.0.process_channels.as_ref().map_or_else(String::new, |own| own.of_tiers(name))
+    }
+
+    /// Notes that a tier wants to be told. Returns whether it is.
+    pub(super) fn tell_at_intervals(&self, every: Duration) -> bool {
+        let mut shortest = lock(&self.0.heartbeat.every);
+        *shortest = Some(shortest.map_or(every, |shortest| shortest.min(every)));
+        self.0.process_channels.is_some()
+    }
+
+    /// Returns whether the changes of a name are heard. Has its channel opened if it is to be.
+    pub(super) fn hears_of(&self, name: &Name, begins: bool) -> bool {
+        let Some(own) = &self.0.process_channels else { return true };
+        let (channels, channel) = (self.0.servers.channels(), own.of_tiers(name));
+        if channels.is_confirmed(&channel) {
+            self.beat();
+            return true;
+        }
+        if begins && !channels.wants(&channel) {
+            let own = own.of(name);
+            self.open_registered(&own);
+            self.0.heartbeat.channel.get_or_init(|| own.registered.clone());
+            channels.open(&channel.into());
+            self.beat();
+        }
+        false
+    }
+
+    /// Has the channels opened on which claims of entries are told of what they wait for.
+    pub(super) fn open_registered(&self, own: &ScopeChannels) {
+        if !own.is_wanted.swap(true, Ordering::Relaxed) {
+            let channels = self.0.servers.channels();
+            [&own.registered, &own.common].into_iter().for_each(|it| channels.open(it));
+        }
+    }
+
+    /// Starts the task that publishes to this backend, unless it runs. It ends with the tiers.
+    fn beat(&self) {
+        let inner = Arc::downgrade(&self.0);
+        self.0.heartbeat.task.start(|| async move {
+            while let Some(inner) = inner.upgrade().filter(|it| it.servers.channels().is_tapped()) {
+                inner.beat_once().await;
+                let every = lock(&inner.heartbeat.every).unwrap_or(Duration::from_millis(250));
+                drop(inner);
+                sleep(every).await;
+            }
+        });
+    }
+}
+
+impl RedisInner {
+    async fn beat_once(&self) {
+        let Some(channel) = self.heartbeat.channel.get() else { return };
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(&**channel).arg(keys::heartbeat());
+        if let Err(error) = self.servers.run(&publish, channel).await {
+            let is_refusal = error.kind() == BackendErrorKind::Refused;
+            if is_refusal && !self.heartbeat.is_refused.swap(true, Ordering::Relaxed) {
+                warn!("Redis refuses to publish, so local tiers serve little; permit PUBLISH");
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+-- Grants a claim that fits beside the holders while no claim is before it in the queue; or again
+-- to the owner that has it. A claim that is not granted takes an entry in the queue.
+--
+-- Returns the fence if granted, which is 0 for shared units; {'held', fence or 0, ms left, holders}
+-- if not; {'again'} if the script is to be called again.
+--
+-- need, limit: see `queue_entry` in `lib/queues.lua`
+-- entry_ms: how long the queue entry is kept; '0' if the claim takes none
+local lease, shared, fence, queue, deadlines = unpack(KEYS)
+local owner, need, limit, lease_ms, fence_ms, entry_ms = unpack(ARGV)
+local units = tonumber(need)
+
+-- The usual case: there is no holder and no queue.
+-- include: clock_fence, set_lease
+if not units and redis.call('EXISTS', lease, shared, queue) == 0 then
+  local granted = clock_fence(fence, fence_ms, redis.call('TIME'))
+  if granted then
+    set_lease(lease, owner, granted, lease_ms)
+    return tonumber(granted)
+  end
+end
+
+-- include: clock_ms, queue_entry, lease_at, holds_at, extend_hold, renew_lease
+local at = now_ms()
+local claim = queue_entry(owner, need, limit, lease_ms)
+local holder, held, left, foreign = lease_at(lease)
+if foreign then return foreign end
+if holder == owner then
+  -- The lease may have been handed over to it while it waited.
+  redis.call('ZREM', queue, claim)
+  renew_lease(lease, fence, lease_ms, fence_ms)
+  return held
+end
+
+local out = 0
+if not holder then
+  out, left, foreign = holds_at(shared, at)
+  if foreign then return foreign end
+  if units and extend_hold(shared, owner, units, at, lease_ms) then
+    redis.call('ZREM', queue, claim)
+    return 0
+  end
+end
+
+-- include: first_alive, grant, hold
+-- How many units are to come back before the claim fits.
+local missing = units and out + units - limit or out
+if not holder and missing <= 0 then
+  local first, first_ms = first_alive(queue, deadlines, at)
+  if first == AGAIN then return { 'again' } end
+  if not first or first == claim then
+    local granted = 0
+    if units then
+      hold(shared, owner, units, at, lease_ms)
+    else
+      granted = grant(lease, fence, owner, lease_ms, fence_ms)
+    end
+    redis.call('ZREM', queue, claim)
+    return granted
+  end
+  left = first_ms
+elseif not holder then
+  local last = math.max(math.min(missing, out) - 1, 0)
+  local range = { '(' .. at, '+inf', 'BYSCORE', 'LIMIT', last, 1, 'WITHSCORES' }
+  left = (redis.call('ZRANGE', shared, unpack(range))[2] or at) - at
+end
+
+-- include: take_entry
+if entry_ms ~= '0' then left = take_entry(queue, deadlines, claim, at, entry_ms, left) end
+return { 'held', held or 0, left, holder and 1 or out }

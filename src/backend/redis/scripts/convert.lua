@@ -1,0 +1,47 @@
+-- Converts what one owner holds into the hold of another owner: a sole hold into another one or
+-- into shared units, or the only shared units into a sole hold.
+--
+-- Returns the fence if granted, which is 0 for shared units; nil if not; {'again'} if granted, and
+-- the script is to be called again.
+--
+-- from_units: the units that are converted; '' for a sole hold
+-- need, limit: of the new owner, see `queue_entry` in `lib/queues.lua`
+local lease, shared, fence, queue, deadlines, channel = unpack(KEYS)
+local from, from_units, to, need, limit, lease_ms, fence_ms = unpack(ARGV)
+local units = tonumber(need)
+
+-- include: lease_at, clock_ms, holds_at, held_until, hold, queue_entry, grant, grant_next
+local at = now_ms()
+local holder, held, _, foreign = lease_at(lease)
+if foreign then return foreign end
+local out = 0
+if units or from_units ~= '' then
+  out, _, foreign = holds_at(shared, at)
+  if foreign then return foreign end
+end
+
+local is_done = holder == to or units and held_until(shared, to, at)
+local is_held = holder == from
+if from_units ~= '' then
+  is_held = not holder and out == tonumber(from_units) and held_until(shared, from, at)
+end
+if not is_done then
+  if not is_held then return nil end
+  if from_units ~= '' then redis.call('DEL', shared) end
+  -- The new owner may have waited.
+  redis.call('ZREM', queue, queue_entry(to, need, limit, lease_ms))
+end
+if not units then
+  return is_done and held or grant(lease, fence, to, lease_ms, fence_ms)
+end
+if not is_done then
+  redis.call('DEL', lease)
+  hold(shared, to, units, at, lease_ms)
+elseif holder then
+  return 0
+end
+local next = {
+  lease = lease, shared = shared, fence = fence, queue = queue, deadlines = deadlines,
+  channel = channel, fence_ms = fence_ms,
+}
+return grant_next(next, at) == AGAIN and { 'again' } or 0

@@ -1,0 +1,211 @@
+-- The holders of a semaphore.
+
+-- part: members
+-- Returns the members of the set that stand for the hold of an owner: one for each of `count`
+-- permits.
+local function members(owner, count)
+  local all = { owner }
+  for index = 2, count do all[index] = owner .. ':' .. index end
+  return all
+end
+
+-- part: held_until
+-- include: read
+
+-- Returns the millisecond in which a hold ends, or nil if it has ended or never was. All members of
+-- a hold end together: see `write_hold`.
+local function held_until(set, owner, at)
+  local ends = tonumber(read('ZSCORE', set, owner) or 0)
+  return ends > at and ends or nil
+end
+
+-- part: holds_at
+-- include: read
+
+-- Counts the holds in a sorted set. A hold is a member, and its score the millisecond in which it
+-- ends. Returns how many there are, and the milliseconds until the last one ends. Any other key is
+-- an error, the third result.
+local function holds_at(set, at)
+  local count = read('ZCOUNT', set, '(' .. at, '+inf')
+  if not count then
+    local what = set .. ' holds data that is not a set of permits or readers'
+    return nil, nil, redis.error_reply('FOREIGN ' .. what)
+  end
+  if redis.call('PTTL', set) == -1 then
+    local what = set .. ' holds something that never ends'
+    return nil, nil, redis.error_reply('FOREIGN ' .. what)
+  end
+  if count == 0 then return 0, 0 end
+  return count, redis.call('ZRANGE', set, -1, -1, 'WITHSCORES')[2] - at
+end
+
+-- part: hold
+-- include: batch, keep, write_hold
+
+-- Makes a new hold last this long from now, and the set with it. Removes holds that have ended.
+local function hold(set, owner, count, at, life_ms)
+  write_hold(set, owner, count, at + life_ms)
+  keep(set, life_ms)
+  local ended = redis.call('ZRANGE', set, '-inf', at, 'BYSCORE', 'LIMIT', 0, BATCH)
+  if ended[1] then redis.call('ZREM', set, unpack(ended)) end
+end
+
+-- part: extend_hold
+-- include: held_until, write_hold
+
+-- Makes a hold that stands last its full time from now. Returns whether it stands. A hold without
+-- all of its members does not stand, and none of them is revived.
+local function extend_hold(set, owner, count, at, life_ms)
+  local ends, score = held_until(set, owner, at), at + life_ms
+  if not ends then return false end
+  -- A member that has this score already would not count as changed.
+  if score == ends then score = score + 1 end
+  -- Lets a full server do so: in a script that has written it lets all writes through, and this
+  -- write needs no memory.
+  redis.call('PEXPIRE', set, math.max(life_ms, redis.call('PTTL', set)))
+  if write_hold(set, owner, count, score, 'XX', 'CH') == count then return true end
+  write_hold(set, owner, count, ends, 'XX')
+  return false
+end
+
+-- part: write_hold
+-- Writes all members of a hold with one score, after these options of ZADD. Returns its reply. One
+-- command for each member would cost the server three times as much.
+--
+-- Nothing else gives members a score. So all members of a hold end together, and the first of them,
+-- the owner, tells when.
+local function write_hold(set, owner, count, score, ...)
+  local words, start = { ... }, owner .. ':'
+  -- A command makes a text of a number each time that it stands there.
+  score = string.format('%.0f', score)
+  for index = 1, count do
+    words[#words + 1] = score
+    words[#words + 1] = index == 1 and owner or start .. index
+  end
+  return redis.call('ZADD', set, unpack(words))
+end
+
+-- part: grant
+-- include: fence_text, fence_at, next_fence, set_lease
+
+-- Grants a lease with a new fence, greater than `stored`. Returns the fence. A full server refuses
+-- the first write, or none, for in a script that has written it lets all writes through.
+local function grant(lease, fence_key, owner, lease_ms, fence_ms, stored)
+  local fence = next_fence(fence_at(fence_key), stored or 0)
+  local text = fence_text(fence)
+  set_lease(lease, owner, text, lease_ms)
+  redis.call('SET', fence_key, text, 'PX', fence_ms)
+  return fence
+end
+
+-- part: grant_next
+-- include: batch, again, first_alive, kept_ms, holds_at, hold, grant, fence_text, clock
+-- include: publish_to_process
+
+-- How long a lease lasts that is handed over, unless it is renewed.
+local HANDOVER_MS = 2000
+-- How many units one script takes back and hands over. A single claim may be for more.
+local UNITS = 500
+
+local function read_entry(claim)
+  return string.match(claim, '^(%x+):(%w+):(%d+):(%d+)$')
+end
+
+-- Returns a waiter, and after how many milliseconds from its ticket its lease ends. The waiter
+-- knows when it took the ticket.
+local function handover(owner, ticket, life, at)
+  return owner .. math.max(at - math.floor(ticket / 1000) + life, 0)
+end
+
+-- Hands a free lease to a waiter. Does nothing if its process does not hear of it. Returns what
+-- `publish` returns.
+local function grant_sole(to, owner, lease_ms, ticket, at)
+  local life = math.min(HANDOVER_MS, lease_ms)
+  local granted = fence_text(grant(to.lease, to.fence, owner, life, to.fence_ms))
+  local message = 'g' .. granted .. handover(owner, ticket, life, at)
+  local told, heard = publish_to_process(to.channel, owner, message)
+  if heard == 0 then redis.call('DEL', to.lease) end
+  return told, heard
+end
+
+-- Hands units to the claims at the head of the queue while they fit, with one message for each
+-- process. A claim whose process does not hear keeps its place, and what it needs.
+local function grant_shared(to, at)
+  local out = holds_at(to.shared, at)
+  local heads, groups = redis.call('ZRANGE', to.queue, 0, BATCH - 1, 'WITHSCORES'), {}
+  local returned, is_all, dead = to.returned or 0, #heads < 2 * BATCH, {}
+  local moved = returned
+  for index = 1, #heads, 2 do
+    local claim, ticket = heads[index], heads[index + 1]
+    local owner, need, limit, lease_ms = read_entry(claim)
+    local units, process = tonumber(need), string.sub(owner, 1, 16)
+    local group = groups[process]
+    if not group then
+      group = { left = kept_ms(to.deadlines, claim, at), claims = {}, texts = {} }
+      groups[process], groups[#groups + 1] = group, group
+    end
+    if group.left <= 0 then
+      dead[#dead + 1] = claim
+    elseif not units or out + units > tonumber(limit) then
+      is_all = true
+      break
+    elseif moved > 0 and moved + units > UNITS then
+      is_all = false
+      break
+    else
+      out, moved = out + units, moved + units
+      local life = math.min(HANDOVER_MS, lease_ms)
+      group.claims[#group.claims + 1] = claim
+      group.texts[#group.texts + 1] = handover(owner, ticket, life, at)
+      group[#group + 1] = { owner, units, at, life }
+    end
+  end
+
+  local told, unheard_ms, handed = 0, nil, false
+  -- The time stands for a fence: a push that is older than another holder is known by it.
+  local stamp = 'g' .. fence_text(now())
+  for _, group in ipairs(groups) do
+    local message, heard = stamp .. table.concat(group.texts, ','), 0
+    if group[1] then told, heard = publish_to_process(to.channel, group[1][1], message) end
+    if heard > 0 then
+      handed = true
+      for _, one in ipairs(group) do hold(to.shared, unpack(one)) end
+      redis.call('ZREM', to.queue, unpack(group.claims))
+    elseif group[1] then
+      unheard_ms = math.min(unheard_ms or group.left, group.left)
+    end
+  end
+  if dead[1] then redis.call('ZREM', to.queue, unpack(dead)) end
+  if not is_all and (handed or dead[1] or returned > 0) then return AGAIN end
+  return told, unheard_ms, handed
+end
+
+-- Grants what is free to the claims at the head of the queue, in their order and while they fit.
+-- There must be no sole holder.
+--
+-- Returns the bit of `publish`, or AGAIN if the script is to be called again; the milliseconds
+-- until the entry of a claim ends that fits and does not hear of it, or nil; whether a claim hears;
+-- and an error if the key does not hold units.
+--
+-- to: lease, shared, fence, queue, deadlines, channel, fence_ms; returned: the units that the
+--   script has taken back, if any
+local function grant_next(to, at)
+  for _ = 1, BATCH / 4 do
+    local claim, left, ticket = first_alive(to.queue, to.deadlines, at)
+    if claim == AGAIN then return AGAIN end
+    if not claim then
+      redis.call('DEL', to.deadlines)
+      return 0
+    end
+    local owner, need, _, lease_ms = read_entry(claim)
+    local out, _, foreign = holds_at(to.shared, at)
+    if foreign then return 0, nil, false, foreign end
+    if tonumber(need) then return grant_shared(to, at) end
+    if out > 0 then return 0 end
+    local told, heard = grant_sole(to, owner, lease_ms, ticket, at)
+    if heard == 0 and (need == 'f' or told == REFUSED) then return told, left, false end
+    redis.call('ZREM', to.queue, claim)
+    if heard > 0 then return told, nil, true end
+  end
+  return AGAIN
+end

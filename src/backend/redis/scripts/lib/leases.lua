@@ -1,0 +1,58 @@
+-- The lease of one holder.
+
+-- part: lease_at
+-- include: read
+
+-- Reads the lease `owner:fence` under a key, with what `registered` says of it behind.
+-- Returns the owner, the fence and the milliseconds left; or nil if it is free. Any other value is
+-- an error, the fourth result: a script neither waits for it nor overwrites it. The fifth result is
+-- the value.
+local function lease_at(key)
+  local value = read('GET', key)
+  if value == false then return nil end
+  local owner, fence
+  if value then owner, fence = string.match(value .. ',', '^(%x+):(%d+),[,%x]*r*,?$') end
+  local left = owner and redis.call('PTTL', key) or -1
+  if left < 0 then
+    local what = key .. ' holds something that is not a lease'
+    return nil, nil, nil, redis.error_reply('FOREIGN ' .. what)
+  end
+  return owner, tonumber(fence), left, nil, value
+end
+
+-- part: set_lease
+-- Writes a lease. The fence is text.
+local function set_lease(key, owner, fence, lease_ms)
+  return redis.call('SET', key, owner .. ':' .. fence, 'PX', lease_ms)
+end
+
+-- part: renew_lease
+-- Makes a lease and the fence last their full times from now. A full server lets both through.
+local function renew_lease(lease, fence_key, lease_ms, fence_ms)
+  redis.call('PEXPIRE', lease, lease_ms)
+  redis.call('PEXPIRE', fence_key, fence_ms)
+end
+
+-- part: end_lease
+-- include: registered
+
+-- Ends a lease, whatever the key holds. Returns which processes were registered, as
+-- `registered_at` does.
+local function end_lease(lease)
+  local registered = registered_at(lease)
+  redis.call('DEL', lease)
+  return registered
+end
+
+-- part: end_load
+-- include: commit_mark, end_lease, fence_text, lease_at, wake_all
+
+-- Marks a fence as committed, and ends its lease and the record of failed loads. A lease that is
+-- lost took registrations with it. Returns what `end_lease` returns.
+local function end_load(lease, fence, channel, failure, owner, mine)
+  mark_committed(fence, fence_text(mine))
+  redis.call('DEL', failure)
+  if lease_at(lease) == owner then return end_lease(lease) end
+  wake_all(channel)
+  return ''
+end

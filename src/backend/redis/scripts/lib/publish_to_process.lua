@@ -1,8 +1,0 @@
--- include: publish, process_channels
-
--- Publishes a message about a name to the process of one of its waiters, by the first half of the
--- waiter's id. `channel` is that of the name. Returns what `publish` returns.
-local function publish_to_process(channel, waiter, message)
-  local start, name = process_channels(channel)
-  return publish(start .. string.sub(waiter, 1, 16), name .. message)
-end

@@ -1,0 +1,99 @@
+-- Messages to the processes that wait.
+
+-- part: publish
+-- The bits of `publish` in a reply.
+local PUBLISHED, REFUSED = 2, 4
+
+-- Publishes a message. A shard channel of a cluster is known by its suffix `s`. Returns PUBLISHED,
+-- or REFUSED (by an ACL), and how many clients received the message. A refusal must not fail the
+-- script, which has done its work by then.
+local function publish(channel, message)
+  local command = string.find(channel, '}:s', 1, true) and 'SPUBLISH' or 'PUBLISH'
+  local heard = redis.pcall(command, channel, message)
+  if type(heard) == 'number' then return PUBLISHED, heard end
+  return REFUSED, 0
+end
+
+-- part: process_channels
+-- Returns the start of the channels of processes for a name, and what a message on them begins
+-- with. `channel` is that of the name. A single server has one channel for all names of a process
+-- in one namespace and family, so the message begins with the name. In a cluster each process has
+-- a shard channel for each name.
+local function process_channels(channel)
+  local scope, name, database = string.match(channel, '^([^{]*)({[^}]*}:)c(.*)$')
+  if not scope then return channel .. ':', '' end
+  return scope .. 'p' .. database .. ':', scope .. name
+end
+
+-- part: publish_to_process
+-- include: publish, process_channels
+
+-- Publishes a message about a name to the process of one of its waiters, by the first half of the
+-- waiter's id. `channel` is that of the name. Returns what `publish` returns.
+local function publish_to_process(channel, waiter, message)
+  local start, name = process_channels(channel)
+  return publish(start .. string.sub(waiter, 1, 16), name .. message)
+end
+
+-- part: publish_to_all
+-- include: publish, process_channels, wake_all
+
+-- Publishes on the channel of a name, and to each process that registered, and ends the
+-- registrations. Returns what `publish` returns for the channel of the name, with the number of
+-- registered processes added to that of the clients.
+--
+-- registered: as in the lease. All backends are woken if a set of it was lost.
+-- processes: the set
+-- message: for the channel of the name
+-- message_for: returns the message for a process by their number and its turn, from 0; nil if it is
+--   the same
+local function publish_to_all(channel, registered, processes, message, message_for)
+  local waiting = {}
+  for process in string.gmatch(registered, ',(%x+)') do waiting[#waiting + 1] = process end
+  local sets = #string.match(registered, 'r*$')
+  if sets > 0 then
+    -- The script has done its work. Without the right to read the set, all backends are woken.
+    local others = redis.pcall('SMEMBERS', processes)
+    redis.call('DEL', processes)
+    for _, process in ipairs(others) do waiting[#waiting + 1] = process end
+    if sets > math.min(#others, 1) then wake_all(channel) end
+  end
+  local count = #waiting
+  if count > 0 then
+    local start, name = process_channels(channel)
+    for turn, process in ipairs(waiting) do
+      local own = message_for and message_for(count, turn - 1) or message
+      publish(start .. process, name .. own)
+    end
+  end
+  local told, heard = publish(channel, message)
+  return told, heard + count
+end
+
+-- part: wake_all
+-- include: publish, process_channels
+
+-- Wakes the waiters for a name in all processes, whose registrations may be lost with the lease. In
+-- a cluster all of them listen to the channel of the name.
+local function wake_all(channel)
+  local start, name = process_channels(channel)
+  if name ~= '' then publish(start .. 'all', name .. 'w') end
+end
+
+-- part: wake_queue
+-- include: batch, publish_to_process
+
+-- Wakes the processes that keep entries in a queue, if their number is not absurd. In a cluster all
+-- of them listen to the channel of the name.
+local function wake_queue(channel, deadlines)
+  if string.find(channel, '}:s', 1, true) then return end
+  local processes = redis.pcall('ZRANGE', deadlines, 0, 5 * BATCH)
+  for _, process in ipairs(processes) do publish_to_process(channel, process, 'w') end
+end
+
+-- part: tell_tiers
+-- Tells the local tiers that may have an entry that it changes under this fence. The scripts do so
+-- before the change. A process that may not publish is not heard, as its waiters know.
+local function tell_tiers(tiers, lease, text)
+  if tiers ~= '' then redis.pcall('PUBLISH', tiers, string.sub(lease, 1, -2) .. 'i' .. text) end
+end

@@ -1,0 +1,45 @@
+-- Ends what an owner holds, and its queue entry, and grants what is free then.
+--
+-- Returns 1 if it was held or 0 if not, plus the bit of `publish` if it published, plus AGAIN if
+-- the script is to be called again.
+--
+-- need, limit: see `queue_entry` in `lib/queues.lua`
+-- wakes_all: '1' if there are waiters without a queue, which are woken when it is empty
+local lease, shared, fence, queue, deadlines, channel = unpack(KEYS)
+local owner, need, limit, lease_ms, fence_ms, wakes_all = unpack(ARGV)
+local units, has_queue = tonumber(need), redis.call('EXISTS', queue) == 1
+
+-- include: publish, read
+local was_held, returned = 0, 0
+local value = not units and read('GET', lease)
+if type(value) == 'string' and string.find(value, owner .. ':', 1, true) == 1 then
+  redis.call('DEL', lease)
+  was_held = 1
+  -- The usual case: no claim waits.
+  if not has_queue then
+    redis.call('DEL', deadlines)
+    return 1 + (wakes_all == '1' and publish(channel, 'w') or 0)
+  end
+end
+
+-- include: clock_ms, members, held_until, queue_entry, grant_next
+local at = now_ms()
+if units then
+  local is_held = held_until(shared, owner, at)
+  returned = redis.call('ZREM', shared, unpack(members(owner, units)))
+  was_held = is_held and returned == units and 1 or 0
+end
+if not has_queue then
+  redis.call('DEL', deadlines)
+  return was_held
+end
+redis.call('ZREM', queue, queue_entry(owner, need, limit, lease_ms))
+-- A value that is no lease stays as it is. The next claim reports it.
+if redis.call('EXISTS', lease) == 1 then return was_held end
+local to = {
+  lease = lease, shared = shared, fence = fence, queue = queue, deadlines = deadlines,
+  channel = channel, fence_ms = fence_ms, returned = returned,
+}
+local told = grant_next(to, at)
+if told == 0 and was_held == 1 and wakes_all == '1' then told = publish(channel, 'w') end
+return was_held + told

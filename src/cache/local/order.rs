@@ -1,0 +1,155 @@
+//! What this process was told of changes, and in which order.
+
+use std::{
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    backend::{DynStore, STRIPES, stripe_of},
+    key::{Name, Namespace, key_of},
+    sync::lock,
+};
+
+/// The changes of the names of one namespace. Times are in nanoseconds since it was created.
+pub(super) struct Order {
+    stripes: Box<[Mutex<ToldStripe>]>,
+    /// How the prefixes of the names begin.
+    scope: String,
+    origin: Instant,
+    /// All changes were told up to this moment, if they are told at all.
+    complete_until: AtomicU64,
+    /// How often changes may have been missed.
+    epoch: AtomicU64,
+}
+
+/// What was told of the names of one stripe.
+#[derive(Default)]
+struct ToldStripe {
+    /// How many changes were told, and the greatest fence of these.
+    changes: u64,
+    greatest: u64,
+    /// How many acts of this process there were.
+    acts: u64,
+    /// The epoch in which changes were known to be heard.
+    heard_in: Option<u64>,
+    /// There was a miss.
+    is_missed: bool,
+}
+
+/// A question to the backend whose answer may be kept.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cache) struct Fill {
+    stripe: usize,
+    changes: u64,
+    acts: u64,
+    pub(super) epoch: u64,
+    pub(super) asked: u64,
+}
+
+impl Order {
+    pub(super) fn new(namespace: &Namespace) -> Self {
+        Self {
+            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
+            scope: format!("{}:c:{{", namespace.as_str()),
+            origin: Instant::now(),
+            complete_until: AtomicU64::new(0),
+            epoch: AtomicU64::new(0),
+        }
+    }
+
+    /// Begins a question to the backend. Returns `None` if the answer is not to be kept: changes of
+    /// the name are not heard yet. They will be from the second time on, or the first if it is to
+    /// hear at once.
+    pub(super) fn begin(&self, store: &dyn DynStore, name: &Name, at_once: bool) -> Option<Fill> {
+        // Before anything else is looked at.
+        let epoch = self.epoch();
+        let at = stripe_of(name.prefix());
+        let (fill, is_heard, begins) = {
+            let mut stripe = self.stripe(at);
+            let begins = std::mem::replace(&mut stripe.is_missed, true) || at_once;
+            let (changes, acts, asked) = (stripe.changes, stripe.acts, self.now());
+            let fill = Fill { stripe: at, changes, acts, epoch, asked };
+            (fill, stripe.heard_in == Some(epoch), begins)
+        };
+        if !is_heard {
+            if !store.hears(name, begins) {
+                return None;
+            }
+            self.stripe(at).heard_in = Some(epoch);
+        }
+        Some(fill)
+    }
+
+    /// Keeps the answer to a question, unless something has come in between that is newer than its
+    /// fence. Returns whether it was kept.
+    pub(super) fn keep(&self, fill: Fill, fence: u64, insert: impl FnOnce()) -> bool {
+        let stripe = self.stripe(fill.stripe);
+        let is_told = stripe.changes != fill.changes && fence < stripe.greatest;
+        let is_current = !is_told && stripe.acts == fill.acts && self.epoch() == fill.epoch;
+        if is_current {
+            insert();
+        }
+        is_current
+    }
+
+    /// Lets go of a name, and of all answers to questions until now.
+    pub(super) fn forget(&self, name: &Name, remove: impl FnOnce()) {
+        let mut stripe = self.stripe(stripe_of(name.prefix()));
+        stripe.acts += 1;
+        remove();
+    }
+
+    /// Notes a change of the name with this prefix, and removes what is kept of its key.
+    pub(super) fn changed(&self, prefix: &str, fence: u64, remove: impl FnOnce(&str)) {
+        let Some(key) = prefix.strip_prefix(&*self.scope).and_then(key_of) else { return };
+        let mut stripe = self.stripe(stripe_of(prefix));
+        stripe.changes += 1;
+        stripe.greatest = stripe.greatest.max(fence);
+        remove(&key);
+    }
+
+    pub(super) fn lost(&self) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    pub(super) fn note_complete(&self, asked: Instant) {
+        self.complete_until.fetch_max(self.at(asked), Ordering::AcqRel);
+    }
+
+    pub(super) fn complete_until(&self) -> u64 {
+        self.complete_until.load(Ordering::Acquire)
+    }
+
+    /// Returns for how long it is not known that all changes were told.
+    pub(super) fn lag(&self) -> Duration {
+        // First the moment that is proven, then the time.
+        let known = self.complete_until();
+        Duration::from_nanos(self.now().saturating_sub(known))
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.at(Instant::now())
+    }
+
+    fn at(&self, moment: Instant) -> u64 {
+        nanos(moment.saturating_duration_since(self.origin))
+    }
+
+    fn stripe(&self, at: usize) -> MutexGuard<'_, ToldStripe> {
+        lock(&self.stripes[at])
+    }
+}
+
+pub(super) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

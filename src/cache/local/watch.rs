@@ -1,0 +1,182 @@
+//! Changes that are told to a cache of the user's own.
+
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, PoisonError, RwLock, Weak},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    GREATEST_STALENESS,
+    order::{Fill, Order},
+};
+use crate::{
+    backend::{DynStore, Tap},
+    cache::{Cache, Loaded, core::Core},
+    error::Error,
+    key::{Key, Name},
+};
+
+type WatchListener = dyn Fn(Option<&str>) + Send + Sync;
+
+/// What the watches of a cache share.
+pub(in crate::cache) type Watches = RwLock<Vec<Weak<WatchedOrder>>>;
+
+/// The changes of one watch.
+pub(in crate::cache) struct WatchedOrder {
+    order: Order,
+    listener: Box<WatchListener>,
+}
+
+impl WatchedOrder {
+    fn tell(&self, key: Option<&str>) {
+        // It runs in the task of a connection, which must go on.
+        if catch_unwind(AssertUnwindSafe(|| (self.listener)(key))).is_err() {
+            tracing::error!("the listener of a watch panicked, and missed a change");
+        }
+    }
+}
+
+impl Tap for WatchedOrder {
+    fn changed(&self, prefix: &str, fence: u64) {
+        self.order.changed(prefix, fence, |key| self.tell(Some(key)));
+    }
+
+    fn lost(&self) {
+        self.order.lost();
+        self.tell(None);
+    }
+
+    fn complete_until(&self, asked: Instant) {
+        self.order.note_complete(asked);
+    }
+}
+
+/// Tells a cache of your own which values have changed, while it lives.
+///
+/// [`Cache::watch`] has an example.
+pub struct EntryWatch<V> {
+    core: Arc<Core<V>>,
+    watched: Arc<WatchedOrder>,
+}
+
+/// Taken before a value is loaded, and given back to keep that value.
+#[derive(Debug)]
+pub struct Ticket(Option<Fill>);
+
+impl<V: Clone + Send + Sync + 'static> Cache<V> {
+    /// Tells a listener of the changes of entries, to keep a cache of your own true.
+    ///
+    /// The listener is given a key, or `None` if any key may have changed: the connection broke,
+    /// and changes may have been missed. [`lag`](EntryWatch::lag) tells for how long that could
+    /// have gone unnoticed. What is told is what a [local tier](crate::cache::Builder::local) is
+    /// told, and the acts of this cache. In a cluster only the latter are.
+    ///
+    /// The listener runs where changes are received, one call at a time for a key. So it must be
+    /// fast, and must not wait. It must not call this watch.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use std::{collections::HashMap, sync::{Arc, Mutex}};
+    /// use bellwether::{BoxError, Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// // Stands for a cache of your own, such as one of `moka`.
+    /// let own = Arc::new(Mutex::new(HashMap::new()));
+    /// let kept = own.clone();
+    /// let watch = cache.watch(move |key| match key {
+    ///     Some(key) => drop(kept.lock().unwrap().remove(key)),
+    ///     None => kept.lock().unwrap().clear(),
+    /// });
+    ///
+    /// // First the ticket, then the value.
+    /// let ticket = watch.ticket("stock:42")?;
+    /// let load = |_lead| async { Ok::<_, BoxError>(17) };
+    /// let loaded = cache.request("stock:42").load(load).await?;
+    /// let insert = || drop(own.lock().unwrap().insert("stock:42", *loaded.value()));
+    /// assert!(watch.insert_if_current(&ticket, &loaded, insert));
+    ///
+    /// cache.invalidate("stock:42").await?;
+    /// assert!(own.lock().unwrap().is_empty());
+    /// assert!(!watch.insert_if_current(&ticket, &loaded, || unreachable!("it is older")));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn watch(&self, listener: impl Fn(Option<&str>) + Send + Sync + 'static) -> EntryWatch<V> {
+        let order = Order::new(&self.core.settings.namespace);
+        let watched = Arc::new(WatchedOrder { order, listener: Box::new(listener) });
+        let tap: Arc<dyn Tap> = watched.clone();
+        self.core.store.tap(Arc::downgrade(&tap), GREATEST_STALENESS / 8);
+        let mut watches = self.core.watches.write().unwrap_or_else(PoisonError::into_inner);
+        watches.retain(|watch| watch.strong_count() > 0);
+        watches.push(Arc::downgrade(&watched));
+        EntryWatch { core: self.core.clone(), watched }
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> EntryWatch<V> {
+    /// Returns a ticket for a value that is loaded next.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
+    pub fn ticket(&self, key: impl Into<Key>) -> Result<Ticket, Error> {
+        let name = self.core.name(&key.into())?;
+        let store: &dyn DynStore = self.core.store.as_ref();
+        Ok(Ticket(self.watched.order.begin(store, &name, true)))
+    }
+
+    /// Runs `insert` if the value that was loaded since the ticket is still current. No change is
+    /// told while it runs. Returns whether it ran.
+    ///
+    /// It does not run until changes of the key are heard: soon after the first ticket.
+    pub fn insert_if_current(
+        &self,
+        ticket: &Ticket,
+        loaded: &Loaded<V>,
+        insert: impl FnOnce(),
+    ) -> bool {
+        let fence = loaded.fence().unwrap_or_default();
+        ticket.0.is_some_and(|fill| self.watched.order.keep(fill, fence, insert))
+    }
+
+    /// Returns how far behind the server this process may be: how long ago it knew that it was
+    /// told all changes. Over a server that is a fraction of a second while all is well.
+    ///
+    /// Over the embedded backend and in a cluster it means nothing.
+    pub fn lag(&self) -> Duration {
+        self.watched.order.lag()
+    }
+}
+
+/// Tells the watches of a cache of an act of this process.
+pub(in crate::cache) fn tell_all(watches: &Watches, key: &Key, name: &Name) {
+    let watches = watches.read().unwrap_or_else(PoisonError::into_inner);
+    for watch in watches.iter().filter_map(Weak::upgrade) {
+        watch.order.forget(name, || watch.tell(Some(key.as_str())));
+    }
+}
+
+/// Tells the watches of a cache of a commit of this process under this fence.
+pub(in crate::cache) fn tell_all_of_commit(watches: &Watches, name: &Name, fence: u64) {
+    let watches = watches.read().unwrap_or_else(PoisonError::into_inner);
+    for watch in watches.iter().filter_map(Weak::upgrade) {
+        watch.changed(name.prefix(), fence);
+    }
+}
+
+/// Returns whether there is a watch.
+pub(in crate::cache) fn is_any(watches: &Watches) -> bool {
+    !watches.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+}
+
+impl<V> fmt::Debug for EntryWatch<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EntryWatch").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,330 @@
+//! Many keys in one call.
+
+use std::{collections::HashMap, hash::Hash, sync::Arc};
+
+use futures_util::{StreamExt, future::join_all, stream};
+
+use super::{
+    Batch, Cache, Loaded,
+    batch::{Gathering, Shared},
+    core::{Core, Decision},
+};
+use crate::{
+    error::{BoxError, Error, ErrorKind},
+    key::Key,
+};
+
+/// How many keys a call takes.
+const MOST_KEYS: usize = 10_000;
+/// How many keys of a call are asked for, written or invalidated at once.
+const AT_ONCE: usize = 128;
+
+impl<V: Clone + Send + Sync + 'static> Cache<V> {
+    /// Returns the values of many keys, and loads those that are missing together.
+    ///
+    /// `key_of` returns the key of an id. 128 keys are looked up in one round trip. The loader is
+    /// called once for the ids that this process leads, and the other ones are waited for. It
+    /// returns the values in any order, and may be called again if a key that was waited for is to
+    /// be loaded here after all, such as when another process died.
+    ///
+    /// Each key has its own flight, lease, fence, windows and back-off, as with
+    /// [`get_or_load`](Self::get_or_load). So it shares its load with single calls and with batches
+    /// that overlap, which never wait for each other in a circle. A call of the loader needs one
+    /// of the [permits to load](super::Builder::max_loads).
+    ///
+    /// The answers have the order of the ids. An id that occurs twice, or whose key another id has,
+    /// is loaded once. The load of an id to which the loader returns no value has failed. If there
+    /// may be none, make `V` an `Option`. Values for other ids are
+    /// [counted](super::Stats::unasked), and otherwise ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`Overloaded`](ErrorKind::Overloaded) if there are more than 10,000 ids. Each answer has an
+    /// error of its own, as [`get_or_load`](Self::get_or_load) returns it. A loader that returns an
+    /// error, panics or takes too long fails all the ids that it was called for. By
+    /// [`Batch::fail`] it fails some of them.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`get_or_load`](Self::get_or_load), for each key.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use std::collections::HashMap;
+    /// use bellwether::{BoxError, Cache, MemoryBackend, cache::Batch};
+    ///
+    /// /// Stands for `SELECT id, stock FROM products WHERE id = ANY($1)`.
+    /// async fn query(ids: Vec<u64>) -> Result<HashMap<u64, u64>, BoxError> {
+    ///     Ok(ids.into_iter().map(|id| (id, id % 10)).collect())
+    /// }
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// cache.insert("stock:41", &7).await?;
+    /// let load = |batch: Batch<u64, u64>| query(batch.ids().to_vec());
+    /// let stocks = cache.get_or_load_many([42, 41, 43], |id| format!("stock:{id}"), load).await?;
+    /// let stocks: Result<Vec<_>, _> = stocks.into_iter().collect();
+    /// assert_eq!(stocks?, [2, 7, 3]);
+    /// assert_eq!(cache.get("stock:43").await?, Some(3));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn get_or_load_many<I, K, L, Fut, R, E>(
+        &self,
+        ids: impl IntoIterator<Item = I>,
+        key_of: impl Fn(&I) -> K,
+        loader: L,
+    ) -> impl Future<Output = Result<Vec<Result<V, Error>>, Error>> + Send + 'static
+    where
+        I: Clone + Eq + Hash + Send + Sync + 'static,
+        K: Into<Key>,
+        L: Fn(Batch<I, V>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, E>> + Send + 'static,
+        R: IntoIterator<Item = (I, V)>,
+        E: Into<BoxError> + 'static,
+    {
+        let loads = self.load_many(ids, key_of, loader);
+        let value = |loaded: Result<Loaded<V>, Error>| loaded.map(Loaded::into_value);
+        async move { Ok(loads.await?.into_iter().map(value).collect()) }
+    }
+
+    /// As [`get_or_load_many`](Self::get_or_load_many). It also says where each value came from.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`get_or_load_many`](Self::get_or_load_many).
+    ///
+    /// # Cancel safety
+    ///
+    /// As that of [`get_or_load_many`](Self::get_or_load_many).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{BoxError, Cache, MemoryBackend, cache::{Batch, Source}};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// cache.insert("41", &7).await?;
+    /// let load = |batch: Batch<u64, u64>| async move {
+    ///     Ok::<_, BoxError>(batch.ids().iter().map(|id| (*id, id % 10)).collect::<Vec<_>>())
+    /// };
+    /// let loaded = cache.load_many([41, 42], |id| *id, load).await?;
+    /// let sources: Vec<_> = loaded.iter().flatten().map(|loaded| loaded.source()).collect();
+    /// assert_eq!(sources, [Source::Hit, Source::Led]);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn load_many<I, K, L, Fut, R, E>(
+        &self,
+        ids: impl IntoIterator<Item = I>,
+        key_of: impl Fn(&I) -> K,
+        loader: L,
+    ) -> impl Future<Output = Result<Vec<Result<Loaded<V>, Error>>, Error>> + Send + 'static
+    where
+        I: Clone + Eq + Hash + Send + Sync + 'static,
+        K: Into<Key>,
+        L: Fn(Batch<I, V>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, E>> + Send + 'static,
+        R: IntoIterator<Item = (I, V)>,
+        E: Into<BoxError> + 'static,
+    {
+        let cache = self.clone();
+        let asked = ManyIds::new(ids, key_of);
+        async move {
+            let ManyIds { ids, keys, places } = asked?;
+            let mut answers = look_many(&cache.core, &keys).await;
+            let missing = || answers.iter().enumerate().filter(|(_, answer)| answer.is_none());
+            let missing: Vec<_> = missing().map(|(at, _)| at).collect();
+            let gathering = Gathering::new(&cache.core, loader);
+            let members = Shared::members(missing.len());
+            let loads = missing.iter().zip(members).map(|(at, member)| {
+                let (gathering, id) = (gathering.clone(), ids[*at].clone());
+                let mut request = cache.request(keys[*at].clone());
+                request.options_mut().batch = Some(member.clone());
+                let work = move |lead| gathering.load(id, lead, member);
+                let (core, flown) = (&cache.core, request.fly(work));
+                async move { flown.await?.shared(core) }
+            });
+            for (at, loaded) in missing.iter().zip(join_all(loads).await) {
+                answers[*at] = Some(loaded);
+            }
+            let answers: Vec<_> = answers.into_iter().flatten().collect();
+            // No answer is copied, unless an id occurs twice.
+            if answers.len() == places.len() {
+                return Ok(answers);
+            }
+            Ok(places.into_iter().map(|at| answers[at].clone()).collect())
+        }
+    }
+
+    /// Returns the stored values of many keys, in their order, each as [`get`](Self::get) returns
+    /// it. 128 of them are looked up in one round trip.
+    ///
+    /// # Errors
+    ///
+    /// Each answer has its own, as that of [`get`](Self::get).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let written = cache.insert_many([("stock:41", 7), ("stock:42", 2)]).await;
+    /// assert!(written.iter().all(Result::is_ok));
+    /// cache.invalidate_many(["stock:41", "stock:43"]).await;
+    /// let stocks: Result<Vec<_>, _> =
+    ///     cache.get_many(["stock:41", "stock:42"]).await.into_iter().collect();
+    /// assert_eq!(stocks?, [None, Some(2)]);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn get_many<K: Into<Key>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Vec<Result<Option<V>, Error>> {
+        let keys: Vec<Key> = keys.into_iter().map(Into::into).collect();
+        let decisions = read_many(&self.core, &keys).await;
+        let each = keys.into_iter().zip(decisions).map(|(key, decision)| async move {
+            match decision {
+                // It learns what is wrong.
+                None => self.get(key).await,
+                Some(Decision::Unanswered(error)) => Err(error.into()),
+                Some(decision) => Ok(decision.value().map(|(value, ..)| value)),
+            }
+        });
+        stream::iter(each).buffered(AT_ONCE).collect().await
+    }
+
+    /// Stores many values, each as [`insert`](Self::insert) does, in few round trips.
+    ///
+    /// # Errors
+    ///
+    /// Each answer has its own, as that of [`insert`](Self::insert).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, each value may or may not be stored.
+    ///
+    /// # Examples
+    ///
+    /// [`get_many`](Self::get_many) has one.
+    pub async fn insert_many<K: Into<Key>>(
+        &self,
+        entries: impl IntoIterator<Item = (K, V)>,
+    ) -> Vec<Result<u64, Error>> {
+        let entries: Vec<(Key, V)> =
+            entries.into_iter().map(|(key, value)| (key.into(), value)).collect();
+        let insert = |(key, value)| async move { self.insert(key, &value).await };
+        stream::iter(entries.into_iter().map(insert)).buffered(AT_ONCE).collect().await
+    }
+
+    /// Removes many values, each as [`invalidate`](Self::invalidate) does, in few round trips.
+    ///
+    /// # Errors
+    ///
+    /// Each answer has its own, as that of [`invalidate`](Self::invalidate).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, each value may or may not be removed.
+    ///
+    /// # Examples
+    ///
+    /// [`get_many`](Self::get_many) has one.
+    pub async fn invalidate_many<K: Into<Key>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Vec<Result<u64, Error>> {
+        let keys: Vec<Key> = keys.into_iter().map(Into::into).collect();
+        let invalidate = |key| self.invalidate(key);
+        stream::iter(keys.into_iter().map(invalidate)).buffered(AT_ONCE).collect().await
+    }
+}
+
+/// Looks for stored values that are served as they are. The other keys take the way of one key.
+async fn look_many<V: Clone + Send + Sync + 'static>(
+    core: &Arc<Core<V>>,
+    keys: &[Key],
+) -> Vec<Option<Result<Loaded<V>, Error>>> {
+    if core.flights.is_closed() {
+        return keys.iter().map(|_| None).collect();
+    }
+    let served = |decision| {
+        let Some(Decision::Served(value, source, record)) = decision else { return None };
+        core.counters.served(source);
+        Some(Ok(Loaded { value, source, record }))
+    };
+    read_many(core, keys).await.into_iter().map(served).collect()
+}
+
+/// Reads many keys, with few questions to the backend. A key is `None` if it is invalid, or if its
+/// shard does not answer of late.
+async fn read_many<V: Clone + Send + Sync + 'static>(
+    core: &Arc<Core<V>>,
+    keys: &[Key],
+) -> Vec<Option<Decision<V>>> {
+    let options = &core.settings.options;
+    let mut answers: Vec<_> = keys.iter().map(|_| None).collect();
+    for (keys, answers) in keys.chunks(AT_ONCE).zip(answers.chunks_mut(AT_ONCE)) {
+        let (mut places, mut asked) = (Vec::new(), Vec::new());
+        for (key, answer) in keys.iter().zip(answers) {
+            if let Some(Loaded { value, source, record }) = core.local(key.as_str(), options) {
+                *answer = Some(Decision::Served(value, source, record));
+            } else if let Ok(name) = core.name(key)
+                && !core.shard(&name).breaker.is_troubled()
+            {
+                places.push(answer);
+                asked.push((key, name));
+            }
+        }
+        let decisions = core.read_many(&asked, &options.rules).await;
+        for ((answer, decision), (_, name)) in places.into_iter().zip(decisions).zip(&asked) {
+            if let Decision::Unanswered(error) = &decision {
+                core.shard(name).breaker.failed(error, &core.counters);
+            }
+            *answer = Some(decision);
+        }
+    }
+    answers
+}
+
+/// The ids of a call.
+struct ManyIds<I> {
+    /// The first id of each key.
+    ids: Vec<I>,
+    keys: Vec<Key>,
+    /// The place of the answer of each id that was given.
+    places: Vec<usize>,
+}
+
+impl<I> ManyIds<I> {
+    fn new<K: Into<Key>>(
+        given: impl IntoIterator<Item = I>,
+        key_of: impl Fn(&I) -> K,
+    ) -> Result<Self, Error> {
+        let (mut ids, mut keys, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        let mut known = HashMap::new();
+        for id in given {
+            let key = key_of(&id).into();
+            let place = *known.entry(key).or_insert_with_key(|key| {
+                keys.push(key.clone());
+                ids.push(id);
+                keys.len() - 1
+            });
+            places.push(place);
+            if places.len() > MOST_KEYS {
+                let words = format!("more than {MOST_KEYS} ids in one call: ask for fewer at once");
+                return Err(Error::new(ErrorKind::Overloaded, words));
+            }
+        }
+        Ok(Self { ids, keys, places })
+    }
+}

@@ -1,0 +1,221 @@
+//! One leader in the whole fleet.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+use tracing::{debug, warn};
+
+use super::{Mutex, MutexGuard, front::run_until, space::LockSpace};
+use crate::{
+    backend::Mode,
+    error::{Chain, Error, ErrorKind},
+    key::Key,
+    lease::LeaseRecord,
+    observe::Rarely,
+    signal::Signal,
+};
+
+/// The pause after an answer that a lock would return as an error. A random part of it is added, so
+/// that candidates do not ask together.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// A candidate for work that one process of the fleet does at a time.
+///
+/// Created by [`Locks::leader`](crate::Locks::leader). All candidates of a name are waiters for its
+/// [fair mutex](crate::Locks::fair_mutex), first come, first served.
+///
+/// # Examples
+///
+/// The process leads until it is told to end, and then hands over to the next candidate:
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend};
+///
+/// # async fn told_to_end() {}
+/// # async fn send_invoices(_fence: u64) { std::future::pending().await }
+/// let locks = Locks::new(MemoryBackend::new());
+/// let candidate = locks.leader("invoices").lease(Duration::from_secs(5));
+/// tokio::select! {
+///     // The store of the invoices refuses a fence that is smaller than the greatest it has seen.
+///     led = candidate.run(|term| async move { send_invoices(term.fence()).await }) => led?,
+///     () = told_to_end() => {}
+/// }
+/// // Waits until the lease is handed over.
+/// locks.shutdown(Duration::from_secs(5)).await;
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+#[must_use = "a candidate does nothing until it runs"]
+pub struct Candidate {
+    mutex: Mutex,
+}
+
+impl Candidate {
+    pub(super) fn new(space: LockSpace, name: Key) -> Self {
+        Self { mutex: Mutex::new(space, name, Mode::Fair).wait_limit(Duration::MAX) }
+    }
+
+    /// Sets how long the lease lasts unless it is renewed. Defaults to 10 s; from 20 ms to 24 h.
+    ///
+    /// This is also how long the others wait for a leader that died.
+    pub fn lease(self, lease: Duration) -> Self {
+        Self { mutex: self.mutex.lease(lease) }
+    }
+
+    /// Sets how often the lease is renewed. Defaults to a third of the lease; from 1 ms to less
+    /// than the lease.
+    pub fn renew_every(self, interval: Duration) -> Self {
+        Self { mutex: self.mutex.renew_every(interval) }
+    }
+
+    /// Waits until this candidate leads, runs the work, and returns its output.
+    ///
+    /// - **Waiting** has no limit. If the backend does not answer, the candidate tries again after
+    ///   a pause, and says so in the log once a minute.
+    /// - **A loss of the lease** drops the future of the work where it waits. The candidate then
+    ///   waits in the queue again, and calls `work` anew for its next term. Code that does not wait
+    ///   runs on until it does, so a write that must not come late needs the
+    ///   [fence](Term::fence).
+    /// - **A shutdown** of the locks drops the work in the same way, and waits for the handover.
+    /// - **The end of the work**, be its output a success or an error, ends the term and this call.
+    ///   The lease is handed over to the next candidate. To stand again, call this again.
+    ///
+    /// While they run, and the server keeps its data, no two processes lead at a time. See [what a
+    /// lock promises](crate::lock#what-a-lock-promises).
+    ///
+    /// # Errors
+    ///
+    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a setting outside its range.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, so is the work, and the lease is handed over in the background.
+    pub async fn run<Work, Done>(&self, work: Work) -> Result<Done::Output, Error>
+    where
+        Work: FnMut(Term) -> Done,
+        Done: Future,
+    {
+        // A shutdown that ended first would let the program end while the lease is held.
+        self.mutex.space().engine.janitor().track(self.lead(work)).await
+    }
+
+    async fn lead<Work, Done>(&self, mut work: Work) -> Result<Done::Output, Error>
+    where
+        Work: FnMut(Term) -> Done,
+        Done: Future,
+    {
+        loop {
+            let guard = self.elected().await?;
+            let term = Term { record: guard.record().clone(), ended: Arc::default() };
+            // The term ends before the lease is released, also if this future is dropped: the guard
+            // was declared first, and so is dropped last.
+            let ended = EndsTerm(term.ended.clone());
+            let stopped = self.mutex.space().engine.janitor().stopped();
+            let output = run_until(stopped, guard.run(work(term))).await;
+            drop(ended);
+            match output {
+                Some(Ok(output)) => {
+                    if let Err(error) = guard.unlock().await {
+                        debug!(error = %Chain(&error), "the end of a term has an error");
+                    }
+                    return Ok(output);
+                }
+                Some(Err(error)) => warn!(error = %Chain(&error), "the leader lost its lease"),
+                None => return Err(Error::shut_down()),
+            }
+        }
+    }
+
+    /// Waits for the lease, through errors that may pass.
+    async fn elected(&self) -> Result<MutexGuard, Error> {
+        let told = Rarely::default();
+        loop {
+            let error = match self.mutex.lock().await {
+                Err(error) if may_pass(&error) => error,
+                elected => return elected,
+            };
+            if told.first() {
+                warn!(error = %Chain(&error), "a candidate cannot wait, and tries again");
+            }
+            sleep(PAUSE.mul_f64(1.0 + fastrand::f64())).await;
+        }
+    }
+}
+
+fn may_pass(error: &Error) -> bool {
+    !matches!(error.kind(), ErrorKind::ShutDown | ErrorKind::InvalidKey | ErrorKind::InvalidConfig)
+}
+
+impl fmt::Debug for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Candidate").field(&self.mutex).finish()
+    }
+}
+
+/// The time in which a [`Candidate`] leads.
+///
+/// It can be cloned and given to tasks. It [ends](Self::ended) with the work at the latest.
+#[derive(Clone)]
+pub struct Term {
+    record: Arc<LeaseRecord>,
+    ended: Arc<Signal>,
+}
+
+impl Term {
+    /// Returns the fencing token, a number that is greater than that of every earlier term.
+    ///
+    /// See [`MutexGuard::fence`](super::MutexGuard::fence).
+    pub fn fence(&self) -> u64 {
+        self.record.fence()
+    }
+
+    /// Completes when the term has ended: the lease is lost, or the work has returned or was
+    /// dropped. From then on, another process may lead.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing. It can be asked for again.
+    pub async fn ended(&self) {
+        tokio::select! {
+            () = self.ended.given() => {}
+            () = self.record.lost() => {}
+        }
+    }
+
+    /// Returns `true` if the term has [ended](Self::ended).
+    pub fn is_ended(&self) -> bool {
+        self.ended.is_given() || self.record.is_lost()
+    }
+
+    /// Returns how long the term is certain to last if no renewal succeeds and the work does not
+    /// end. Zero if it has ended.
+    pub fn remaining(&self) -> Duration {
+        match self.ended.is_given() {
+            true => Duration::ZERO,
+            false => self.record.remaining(),
+        }
+    }
+}
+
+impl fmt::Debug for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Term")
+            .field("name", &self.record.claim().name.key())
+            .field("fence", &self.fence())
+            .field("remaining", &self.remaining())
+            .finish()
+    }
+}
+
+/// Ends a term when it is dropped.
+struct EndsTerm(Arc<Signal>);
+
+impl Drop for EndsTerm {
+    fn drop(&mut self) {
+        self.0.give();
+    }
+}

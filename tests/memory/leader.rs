@@ -1,0 +1,225 @@
+//! The promises of a leader. `Locks` over one memory backend stand for processes.
+//!
+//! Time is paused, so every wait here is exact and takes no time.
+
+use std::{
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{
+    Error, ErrorKind, Locks, MemoryBackend,
+    lock::{Candidate, Term},
+};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn process(backend: &MemoryBackend) -> Locks {
+    Locks::new(backend.clone())
+}
+
+/// Counts the leaders, and fails if there are two.
+#[derive(Clone, Default)]
+struct Office(Arc<AtomicUsize>);
+
+impl Office {
+    fn enter(&self) -> Sitting {
+        assert_eq!(self.0.fetch_add(1, Ordering::SeqCst), 0, "two lead at a time");
+        Sitting(self.clone())
+    }
+}
+
+struct Sitting(Office);
+
+impl Drop for Sitting {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Runs a candidate that leads until it is dropped, and sends its terms.
+fn stands(
+    candidate: Candidate,
+    office: &Office,
+    terms: &UnboundedSender<Term>,
+) -> JoinHandle<Result<(), Error>> {
+    let (office, terms) = (office.clone(), terms.clone());
+    tokio::spawn(async move {
+        let lead = |term: Term| {
+            let (sitting, sent) = (office.enter(), terms.send(term));
+            async move {
+                sent.unwrap();
+                let _sitting = sitting;
+                pending().await
+            }
+        };
+        candidate.run(lead).await
+    })
+}
+
+async fn next(terms: &mut UnboundedReceiver<Term>) -> Term {
+    timeout(60 * SECOND, terms.recv()).await.expect("there is no leader").unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_leads_at_a_time_and_each_end_hands_over() {
+    let (backend, office) = (MemoryBackend::new(), Office::default());
+    let fences = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let candidates = (0..5).map(|at| {
+        let (candidate, office) = (process(&backend).leader("work"), office.clone());
+        let fences = fences.clone();
+        tokio::spawn(async move {
+            let lead = |term: Term| {
+                let (sitting, fences) = (office.enter(), fences.clone());
+                async move {
+                    let _sitting = sitting;
+                    fences.lock().unwrap().push(term.fence());
+                    sleep(SECOND).await;
+                    if at % 2 == 0 { Ok(at) } else { Err("it failed") }
+                }
+            };
+            candidate.run(lead).await.unwrap()
+        })
+    });
+    let (candidates, begun) = (candidates.collect::<Vec<_>>(), Instant::now());
+    for (at, candidate) in candidates.into_iter().enumerate() {
+        let output = candidate.await.unwrap();
+        assert_eq!(output, if at % 2 == 0 { Ok(at) } else { Err("it failed") });
+    }
+    assert_eq!(begun.elapsed(), 5 * SECOND, "there was a gap");
+    assert!(fences.lock().unwrap().is_sorted_by(|a, b| a < b));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_candidate_that_is_dropped_hands_over_at_once() {
+    let (backend, office) = (MemoryBackend::new(), Office::default());
+    let (sender, mut terms) = unbounded_channel();
+    let first = stands(process(&backend).leader("work"), &office, &sender);
+    let term = next(&mut terms).await;
+    let waits = stands(process(&backend).leader("work"), &office, &sender);
+    let third = stands(process(&backend).leader("work"), &office, &sender);
+    sleep(100 * SECOND).await;
+    assert!(terms.is_empty() && !term.is_ended(), "a wait has no limit, and a term is renewed");
+    // One that waits leaves the queue.
+    waits.abort();
+    assert!(waits.await.unwrap_err().is_cancelled());
+    let begun = Instant::now();
+    first.abort();
+    let after = next(&mut terms).await;
+    assert!(begun.elapsed() < 10 * MS, "{:?}", begun.elapsed());
+    assert!(after.fence() > term.fence());
+    assert!(term.is_ended() && term.remaining() == Duration::ZERO && !after.is_ended());
+    term.ended().await;
+    third.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_drops_the_work_and_the_candidate_waits_again() {
+    let (backend, office) = (MemoryBackend::new(), Office::default());
+    let (sender, mut terms) = unbounded_channel();
+    let locks = process(&backend);
+    let standing = stands(locks.leader("work").lease(3 * SECOND), &office, &sender);
+    let mut fence = 0;
+    for _ in 0..3 {
+        let term = next(&mut terms).await;
+        assert!(term.fence() > fence);
+        fence = term.fence();
+        assert!(locks.fair_mutex("work").force_unlock().await.unwrap());
+        timeout(2 * SECOND, term.ended()).await.expect("the loss is not told at a renewal");
+    }
+    next(&mut terms).await;
+    standing.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_work_hands_over() {
+    let (backend, office) = (MemoryBackend::new(), Office::default());
+    let (sender, mut terms) = unbounded_channel();
+    let candidate = process(&backend).leader("work");
+    let panics = tokio::spawn(async move {
+        candidate.run(|_term| async { panic!("planned") }).await.map(|(): ()| ())
+    });
+    assert!(panics.await.unwrap_err().is_panic());
+    let standing = stands(process(&backend).leader("work"), &office, &sender);
+    timeout(SECOND, next(&mut terms)).await.expect("the lease of the panic is kept");
+    standing.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_term_ends_before_its_lease_is_handed_over() {
+    let locks = process(&MemoryBackend::new());
+    let term = locks.leader("work").run(|term| async { term }).await.unwrap();
+    assert!(term.is_ended());
+    assert_eq!(locks.stats().lost, 0, "an end is no loss");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_those_that_lead_and_those_that_wait() {
+    let (backend, office) = (MemoryBackend::new(), Office::default());
+    let (sender, mut terms) = unbounded_channel();
+    let (locks, other) = (process(&backend), process(&backend));
+    let ends: Vec<_> = (0..2).map(|_| stands(locks.leader("work"), &office, &sender)).collect();
+    let term = next(&mut terms).await;
+    let stays = stands(other.leader("work"), &office, &sender);
+    sleep(SECOND).await;
+    locks.shutdown(SECOND).await;
+    for ends in ends {
+        assert_eq!(ends.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
+    }
+    assert!(next(&mut terms).await.fence() > term.fence() && term.is_ended());
+    stays.abort();
+}
+
+/// A program may end when its shutdown returns. A leader in another task has handed over by then.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_the_handover() {
+    let (backend, office) = (MemoryBackend::new(), Office::default());
+    let (sender, mut terms) = unbounded_channel();
+    let (locks, other) = (process(&backend), process(&backend));
+    let ends = stands(locks.leader("work"), &office, &sender);
+    let term = next(&mut terms).await;
+    let mutex = other.fair_mutex("work");
+    locks.shutdown(SECOND).await;
+    assert!(term.is_ended(), "the work goes on after the shutdown");
+    assert!(!mutex.is_locked().await.unwrap(), "the lease is not handed over");
+    assert_eq!(ends.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wrong_setting_is_told_at_once() {
+    let locks = process(&MemoryBackend::new());
+    let lead = |_term| async {};
+    let wrong = locks.leader("work").lease(MS).run(lead).await.unwrap_err();
+    assert_eq!(wrong.kind(), ErrorKind::InvalidConfig);
+    let wrong = locks.leader("").run(lead).await.unwrap_err();
+    assert_eq!(wrong.kind(), ErrorKind::InvalidKey);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_candidate_waits_through_an_outage() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let backend = Faulty::new(move |op| {
+        (op == Op::Acquire).then(|| count.fetch_add(1, Ordering::Relaxed)).map(|_| Fault::Refuse)
+    });
+    let candidate = Locks::new(backend.clone()).leader("work");
+    let waits =
+        tokio::spawn(async move { candidate.run(|term| async move { term.fence() }).await });
+    sleep(600 * SECOND).await;
+    assert!(!waits.is_finished(), "an outage ended the wait");
+    let asked = asked.load(Ordering::Relaxed);
+    assert!((60..3000).contains(&asked), "{asked} questions in 600 s");
+    backend.plan(|_| None);
+    timeout(30 * SECOND, waits).await.expect("there is no leader").unwrap().unwrap();
+}

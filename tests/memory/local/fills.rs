@@ -1,0 +1,143 @@
+//! Fills of a local tier that meet a change on their way.
+//!
+//! The fault is on record five times: a fill that began before an invalidation ends after it, and
+//! puts the old value back.
+
+use std::sync::{Arc, Mutex};
+
+use bellwether::{
+    BoxError, Cache, MemoryBackend,
+    backend::{Latches, Store},
+    cache::Source,
+    error::BackendError,
+};
+use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
+use tokio::{spawn, sync::oneshot, task::JoinHandle};
+
+use super::cache;
+
+/// Holds the answer to the next read back.
+#[derive(Clone, Default)]
+struct Held(Arc<Mutex<Option<Gate>>>);
+
+/// Tells that a read has its answer, and lets it go on.
+type Gate = (oneshot::Sender<()>, oneshot::Receiver<()>);
+
+impl<B: Store + Latches + Clone> Hook<B> for Held {
+    async fn around(&self, inner: &B, operation: Operation) -> Result<Answer, BackendError> {
+        let answer = operation.perform(inner).await;
+        if let Operation::Get { .. } | Operation::GetAged { .. } = operation {
+            let held = self.0.lock().unwrap().take();
+            if let Some((has_read, goes_on)) = held {
+                has_read.send(()).unwrap();
+                goes_on.await.unwrap();
+            }
+        }
+        answer
+    }
+}
+
+/// A process whose read has its answer, and is held back, and another process.
+struct Race {
+    here: Cache<u64>,
+    there: Cache<u64>,
+    read: JoinHandle<Option<u64>>,
+    goes_on: oneshot::Sender<()>,
+}
+
+impl Race {
+    /// Begins with a stored value, if there is one.
+    async fn begin(stored: Option<u64>) -> Self {
+        let (backend, hook) = (MemoryBackend::new(), Held::default());
+        let (here, there) =
+            (cache(Interceptor { inner: backend.clone(), hook: hook.clone() }), cache(backend));
+        if let Some(value) = stored {
+            there.insert("k", &value).await.unwrap();
+        }
+        let (has_read, reads) = oneshot::channel();
+        let (goes_on, waits) = oneshot::channel();
+        *hook.0.lock().unwrap() = Some((has_read, waits));
+        let reader = here.clone();
+        let read = spawn(async move { reader.get("k").await.unwrap() });
+        reads.await.unwrap();
+        Self { here, there, read, goes_on }
+    }
+
+    /// Lets the read end. Returns its answer, and what this process serves then.
+    async fn end(self) -> (Option<u64>, Option<u64>, Option<u64>) {
+        self.goes_on.send(()).unwrap();
+        let read = self.read.await.unwrap();
+        (read, self.here.get_local("k"), self.here.get("k").await.unwrap())
+    }
+}
+
+/// FusionCache#613: a factory that began before `Remove` writes its value to the first level.
+#[tokio::test]
+async fn fusion_cache_613_a_fill_from_before_a_removal_is_not_kept() {
+    for remote in [false, true] {
+        let race = Race::begin(Some(1)).await;
+        let actor = if remote { &race.there } else { &race.here };
+        actor.invalidate("k").await.unwrap();
+        assert_eq!(race.end().await, (Some(1), None, None));
+    }
+}
+
+/// IGNITE-627: a near cache is updated by a reader that has read before a write.
+#[tokio::test]
+async fn ignite_627_a_fill_from_before_a_write_is_not_kept() {
+    for remote in [false, true] {
+        let race = Race::begin(Some(1)).await;
+        let actor = if remote { &race.there } else { &race.here };
+        actor.insert("k", &2).await.unwrap();
+        assert_eq!(race.end().await, (Some(1), None, Some(2)));
+    }
+}
+
+/// OpenMetadata#28902: a reader loads an entity while it is written, and the cache keeps the old
+/// one.
+#[tokio::test]
+async fn open_metadata_28902_a_fill_from_before_several_writes_is_not_kept() {
+    let race = Race::begin(Some(1)).await;
+    for value in 2..5 {
+        race.there.insert("k", &value).await.unwrap();
+        assert_eq!(race.there.get("k").await.unwrap(), Some(value));
+    }
+    assert_eq!(race.end().await, (Some(1), None, Some(4)));
+}
+
+/// hazelcast#4671: the record of a near cache is put after the invalidation of a later owner.
+#[tokio::test]
+async fn hazelcast_4671_a_fill_from_before_a_rebuild_is_not_kept() {
+    let race = Race::begin(Some(1)).await;
+    race.there.invalidate("k").await.unwrap();
+    let load = |_lead| async { Ok::<_, BoxError>(2) };
+    assert_eq!(race.there.request("k").load(load).await.unwrap().source(), Source::Led);
+    assert_eq!(race.end().await, (Some(1), None, Some(2)));
+}
+
+/// redis-rs#2526: an invalidation arrives before the reply to the read that it concerns.
+#[tokio::test]
+async fn redis_rs_2526_a_fill_whose_change_was_told_first_is_not_kept() {
+    let race = Race::begin(Some(1)).await;
+    race.there.expire("k").await.unwrap();
+    assert_eq!(race.end().await, (Some(1), None, None));
+}
+
+/// A change of another name in the same stripe costs one more read, if at all.
+#[tokio::test]
+async fn a_fill_that_nothing_concerns_is_kept() {
+    let race = Race::begin(Some(1)).await;
+    race.there.insert("other", &2).await.unwrap();
+    assert_eq!(race.end().await, (Some(1), Some(1), Some(1)));
+}
+
+/// The answer is as new as the change.
+#[tokio::test]
+async fn a_fill_with_the_fence_of_the_change_is_kept() {
+    let race = Race::begin(None).await;
+    race.goes_on.send(()).unwrap();
+    assert_eq!(race.read.await.unwrap(), None);
+    race.there.insert("k", &2).await.unwrap();
+    assert_eq!(race.here.get("k").await.unwrap(), Some(2));
+    assert_eq!(race.here.get_local("k"), Some(2));
+}

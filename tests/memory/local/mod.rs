@@ -1,0 +1,225 @@
+//! The local tier over a backend in memory. Clones of the backend stand for the processes.
+
+mod fills;
+mod schedules;
+mod watch;
+
+use std::time::Duration;
+
+use bellwether::{
+    BoxError, Cache, ErrorKind, MemoryBackend,
+    backend::Store,
+    cache::{EarlyRefresh, Loaded, LocalTier, Source},
+};
+use tokio::time::{Instant, advance, sleep};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn cache(backend: impl Store) -> Cache<u64> {
+    Cache::builder(backend).local(LocalTier::default()).build().unwrap()
+}
+
+/// Loads a value, if there is none.
+async fn load(cache: &Cache<u64>, value: u64) -> (u64, Source) {
+    let load = cache.request("k").load(move |_lead| async move { Ok::<_, BoxError>(value) });
+    let loaded: Loaded<u64> = load.await.unwrap();
+    (*loaded.value(), loaded.source())
+}
+
+/// Has the tier keep the stored value.
+async fn warm(cache: &Cache<u64>) {
+    assert!(cache.get("k").await.unwrap().is_some());
+    assert!(cache.get_local("k").is_some());
+}
+
+#[tokio::test]
+async fn a_copy_is_served_without_a_question() {
+    let cache = cache(MemoryBackend::new());
+    assert_eq!(cache.get_local("k"), None);
+    let loads = [load(&cache, 1).await, load(&cache, 2).await, load(&cache, 3).await];
+    assert_eq!(loads, [(1, Source::Led), (1, Source::Hit), (1, Source::Local)]);
+    assert_eq!(cache.get("k").await.unwrap(), Some(1));
+    assert_eq!(cache.get_many(["k"]).await[0].as_ref().unwrap(), &Some(1));
+    let many = cache.load_many([1_u64], |_| "k", |_batch| async { Ok::<[_; 0], BoxError>([]) });
+    assert_eq!(many.await.unwrap()[0].as_ref().unwrap().source(), Source::Local);
+    let skipped = cache.request("k").skip_local().load(|_lead| async { Ok::<_, BoxError>(4) });
+    assert_eq!(skipped.await.unwrap().source(), Source::Hit);
+    let stats = cache.stats();
+    assert_eq!((stats.led, stats.hits, stats.local), (1, 2, 2));
+}
+
+#[tokio::test]
+async fn an_act_ends_the_copies_here_and_there() {
+    let backend = MemoryBackend::new();
+    let [here, there] = [(); 2].map(|()| {
+        let builder = Cache::builder(backend.clone()).stale_if_error(Duration::from_secs(60));
+        builder.local(LocalTier::default()).build().unwrap()
+    });
+    for both in [[&here, &there], [&there, &here]] {
+        let [actor, other] = both;
+        actor.insert("k", &1).await.unwrap();
+        for act in 0..4 {
+            for cache in both {
+                warm(cache).await;
+            }
+            match act {
+                0 => drop(actor.insert("k", &2).await.unwrap()),
+                1 => assert!(actor.touch("k").await.unwrap()),
+                2 => drop(actor.expire("k").await.unwrap()),
+                _ => drop(actor.invalidate("k").await.unwrap()),
+            }
+            for cache in both {
+                assert_eq!(cache.get_local("k"), None, "act {act}");
+            }
+            let after = other.get("k").await.unwrap();
+            assert_eq!(after, if act < 2 { Some(2) } else { None }, "act {act}");
+            if act == 2 {
+                actor.insert("k", &3).await.unwrap();
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_ends_with_its_entry_or_its_age() {
+    let backend = MemoryBackend::new();
+    let builder = || Cache::<u64>::builder(backend.clone()).ttl(Duration::from_secs(60));
+    let cache = builder().local(LocalTier::default()).build().unwrap();
+    let brief = builder().local(LocalTier::default().max_age(5 * MS)).build().unwrap();
+    let writer = builder().build().unwrap();
+    writer.insert_with_ttl("k", &1, 3_000 * MS).await.unwrap();
+    advance(1_000 * MS).await;
+    for cache in [&cache, &brief] {
+        warm(cache).await;
+    }
+    advance(5 * MS).await;
+    assert_eq!((cache.get_local("k"), brief.get_local("k")), (Some(1), None));
+    advance(1_990 * MS).await;
+    warm(&brief).await;
+    assert_eq!(cache.get_local("k"), Some(1));
+    advance(5 * MS).await;
+    assert_eq!((cache.get_local("k"), brief.get_local("k")), (None, None));
+    writer.insert("k", &2).await.unwrap();
+    warm(&cache).await;
+    advance(9_999 * MS).await;
+    assert_eq!(cache.get_local("k"), Some(2));
+    advance(MS).await;
+    assert_eq!(cache.get_local("k"), None);
+}
+
+/// A tier must not keep a hot key from its refresh.
+#[tokio::test(start_paused = true)]
+async fn a_copy_is_refreshed_as_its_entry_is() {
+    for early in [EarlyRefresh::Within(300 * MS), EarlyRefresh::ByCost] {
+        let builder = Cache::<u64>::builder(MemoryBackend::new()).ttl(1_000 * MS);
+        let cache = builder.early_refresh(early).local(LocalTier::default()).build().unwrap();
+        let mut last = 0;
+        for at in 0..200 {
+            let load = cache.request("k").load(move |_lead| async move {
+                sleep(50 * MS).await;
+                Ok::<_, BoxError>(at)
+            });
+            let loaded = load.await.unwrap();
+            assert!(*loaded.value() >= last, "{} after {last}", loaded.value());
+            assert!(at == 0 || loaded.source() != Source::Led, "{early:?} at {at}");
+            last = *loaded.value();
+            sleep(50 * MS).await;
+        }
+        let stats = cache.stats();
+        assert!((9..=30).contains(&stats.loads), "{early:?}: {stats:?}");
+        assert!(stats.local >= 100, "{early:?}: {stats:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stale_values_and_failures_go_around_the_tier() {
+    let builder = Cache::<u64>::builder(MemoryBackend::new()).ttl(100 * MS);
+    let builder = builder.stale_while_revalidate(100 * MS).stale_if_error(1_000 * MS);
+    let cache = builder.local(LocalTier::default()).build().unwrap();
+    cache.insert("k", &1).await.unwrap();
+    warm(&cache).await;
+    sleep(100 * MS).await;
+    assert_eq!(cache.get_local("k"), None);
+    assert_eq!(load(&cache, 2).await, (1, Source::Stale));
+    sleep(MS).await;
+    assert_eq!(load(&cache, 3).await, (2, Source::Hit));
+    assert_eq!(load(&cache, 3).await, (2, Source::Local));
+    sleep(250 * MS).await;
+    let failing = cache.request("k").load(|_lead| async { Err::<u64, BoxError>("down".into()) });
+    assert_eq!(failing.await.unwrap().source(), Source::Stale);
+    assert_eq!(cache.get_local("k"), None);
+}
+
+/// A reader that was sent the fence of a write reads that write, though a load that began before it
+/// is under way.
+#[tokio::test(start_paused = true)]
+async fn a_value_is_not_older_than_a_fence() {
+    let backend = MemoryBackend::new();
+    let [here, there] = [cache(backend.clone()), cache(backend.clone())];
+    there.insert("k", &1).await.unwrap();
+    warm(&here).await;
+    let fence = there.insert("k", &2).await.unwrap();
+    let read = |fence| {
+        let request = here.request("k").not_older_than(fence);
+        request.load(|_lead| async { Ok::<_, BoxError>(9) })
+    };
+    assert_eq!(read(fence).await.unwrap().source(), Source::Hit);
+    assert_eq!(read(fence).await.unwrap().source(), Source::Local);
+    // No copy is as new as a write that is still to come.
+    assert_ne!(read(fence + 1).await.unwrap().source(), Source::Local);
+
+    there.invalidate("k").await.unwrap();
+    let load = here.request("k").load(|_lead| async {
+        sleep(100 * MS).await;
+        Ok::<_, BoxError>(3)
+    });
+    let load = tokio::spawn(load);
+    sleep(50 * MS).await;
+    let fence = there.insert("k", &4).await.unwrap();
+    assert_eq!(*read(fence).await.unwrap().value(), 4);
+    load.await.unwrap().unwrap();
+}
+
+/// The greatest bound that a tier of any process may have.
+#[tokio::test(start_paused = true)]
+async fn a_change_is_settled_when_no_tier_may_be_behind() {
+    let cache = cache(MemoryBackend::new());
+    let begun = Instant::now();
+    cache.settled().await;
+    assert_eq!(begun.elapsed(), 2_000 * MS);
+    let tier = LocalTier::default().max_staleness(begun.elapsed());
+    assert!(Cache::<u64>::builder(MemoryBackend::new()).local(tier).build().is_ok());
+}
+
+#[tokio::test]
+async fn the_weight_of_all_copies_is_bounded() {
+    let builder = Cache::<String>::builder(MemoryBackend::new());
+    let cache = builder.local(LocalTier::weight(256 << 10)).build().unwrap();
+    let keys: Vec<_> = (0..1_000).map(|at| format!("key:{at}")).collect();
+    for key in &keys {
+        cache.insert(key, &"v".repeat(1_000)).await.unwrap();
+        cache.get(key).await.unwrap();
+    }
+    let kept = keys.iter().filter(|key| cache.get_local(key).is_some()).count();
+    // A row weighs 1,309 or 1,310 bytes.
+    assert!((150..=200).contains(&kept), "{kept}");
+    cache.insert("large", &"v".repeat(300 << 10)).await.unwrap();
+    cache.get("large").await.unwrap();
+    assert_eq!(cache.get_local("large"), None);
+}
+
+#[test]
+fn settings_outside_their_ranges_are_refused() {
+    let tier = LocalTier::default();
+    for (tier, setting) in [
+        (LocalTier::weight(0), "local.weight"),
+        (tier.max_age(Duration::ZERO), "local.max_age"),
+        (tier.max_staleness(99 * MS), "local.max_staleness"),
+        (tier.max_staleness(2_001 * MS), "local.max_staleness"),
+    ] {
+        let built = Cache::<u64>::builder(MemoryBackend::new()).local(tier).build();
+        let error = built.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert!(error.to_string().contains(setting), "{error}");
+    }
+}

@@ -1,0 +1,266 @@
+//! Random schedules of pushes that are late, and of connections that break.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use bellwether::{
+    BoxError, Cache, MemoryBackend,
+    backend::{Latches, Store, Tap},
+    cache::LocalTier,
+    error::BackendError,
+    key::Name,
+};
+use fastrand::Rng;
+use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
+use tokio::{
+    task::{JoinSet, yield_now},
+    time::{Instant, sleep},
+};
+
+use super::MS;
+
+const STALENESS: Duration = Duration::from_millis(200);
+const KEYS: usize = 2;
+
+/// What breaks the rules of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Planted {
+    Nothing,
+    /// A push is lost, and its connection lives.
+    LostPush,
+    /// The proof that all was told overtakes the pushes.
+    Pong,
+    /// The tier is not told that its connection broke.
+    UntoldBreak,
+}
+
+/// A process's connection for pushes.
+#[derive(Clone)]
+struct Connection(Arc<Mutex<Line>>);
+
+struct Line {
+    rng: Rng,
+    planted: Planted,
+    tier: Option<Weak<dyn Tap>>,
+    /// What is on its way, with when it arrives.
+    queue: VecDeque<(Instant, Told)>,
+    /// It is broken until then, and the server tells nothing.
+    broken_until: Instant,
+}
+
+enum Told {
+    Changed(String, u64),
+    CompleteUntil(Instant),
+}
+
+/// The server's end.
+struct Server(Connection);
+
+impl Tap for Server {
+    fn changed(&self, prefix: &str, fence: u64) {
+        self.0.send(Told::Changed(prefix.to_owned(), fence));
+    }
+
+    fn lost(&self) {}
+
+    fn complete_until(&self, _asked: Instant) {}
+}
+
+impl Connection {
+    fn new(seed: u64, planted: Planted) -> Self {
+        let (rng, broken_until) = (Rng::with_seed(seed), Instant::now());
+        Self(Arc::new(Mutex::new(Line {
+            rng,
+            planted,
+            tier: None,
+            queue: VecDeque::new(),
+            broken_until,
+        })))
+    }
+
+    fn send(&self, told: Told) {
+        let mut line = self.0.lock().unwrap();
+        let now = Instant::now();
+        let is_push = matches!(told, Told::Changed(..));
+        let is_lost = is_push && line.planted == Planted::LostPush && line.rng.u8(..) < 40;
+        if line.broken_until > now || is_lost {
+            return;
+        }
+        // Most are fast, and some are late beyond the bound.
+        let late =
+            MS * if line.rng.u8(..) < 20 { line.rng.u32(0..600) } else { line.rng.u32(0..4) };
+        let last = line.queue.back().map_or(now, |(at, _)| *at);
+        match told {
+            told if is_push || line.planted != Planted::Pong => {
+                line.queue.push_back((last.max(now + late), told));
+            }
+            told => line.queue.push_front((now, told)),
+        }
+    }
+
+    /// Hands over what has arrived.
+    fn receive(&self) {
+        loop {
+            let (tier, told) = {
+                let mut line = self.0.lock().unwrap();
+                let arrived = line.queue.front().is_some_and(|(at, _)| *at <= Instant::now());
+                let (true, Some(tier)) = (arrived, line.tier.as_ref().and_then(Weak::upgrade))
+                else {
+                    return;
+                };
+                let Some((_, told)) = line.queue.pop_front() else { return };
+                (tier, told)
+            };
+            match told {
+                Told::Changed(prefix, fence) => tier.changed(&prefix, fence),
+                Told::CompleteUntil(asked) => tier.complete_until(asked),
+            }
+        }
+    }
+
+    /// Breaks, with all that is on its way.
+    fn cut(&self) {
+        let mut line = self.0.lock().unwrap();
+        line.queue.clear();
+        line.broken_until = Instant::now() + MS * line.rng.u32(0..300);
+        let (tier, planted) = (line.tier.clone(), line.planted);
+        drop(line);
+        if let Some(tier) = tier.and_then(|tier| tier.upgrade())
+            && planted != Planted::UntoldBreak
+        {
+            tier.lost();
+        }
+    }
+
+    /// Sends the messages of the process to itself, and hands over what arrives.
+    async fn run(self, every: Duration) {
+        let mut next = Instant::now();
+        loop {
+            if Instant::now() >= next {
+                self.send(Told::CompleteUntil(Instant::now()));
+                next = Instant::now() + every;
+            }
+            self.receive();
+            sleep(MS).await;
+        }
+    }
+}
+
+impl<B: Store + Latches + Clone> Hook<B> for Connection {
+    async fn around(&self, inner: &B, operation: Operation) -> Result<Answer, BackendError> {
+        let ways = {
+            let rng = &mut self.0.lock().unwrap().rng;
+            [(); 2].map(|()| MS * if rng.u8(..) < 20 { rng.u32(0..300) } else { rng.u32(0..2) })
+        };
+        sleep(ways[0]).await;
+        let answer = operation.perform(inner).await;
+        sleep(ways[1]).await;
+        answer
+    }
+
+    fn tap(&self, backend: &B, tier: Weak<dyn Tap>, _every: Duration) -> bool {
+        let server: Arc<dyn Tap> = Arc::new(Server(self.clone()));
+        backend.tap(Arc::downgrade(&server), Duration::ZERO);
+        // The server lives as long as the test.
+        std::mem::forget(server);
+        self.0.lock().unwrap().tier = Some(tier);
+        true
+    }
+
+    fn hears(&self, _backend: &B, _name: &Name, _begins: bool) -> bool {
+        self.0.lock().unwrap().broken_until <= Instant::now()
+    }
+}
+
+/// When each version of a key came to be, at the server.
+#[derive(Default)]
+struct Written(Mutex<Vec<Instant>>);
+
+/// Writes and reads for a while. Returns how often a read was too old, and how many were local.
+async fn play(seed: u64, planted: Planted) -> (usize, u64) {
+    let backend = MemoryBackend::new();
+    let mut rng = Rng::with_seed(seed);
+    let written: Arc<[Written; KEYS]> = Arc::default();
+    let mut running = JoinSet::new();
+    let mut caches = Vec::new();
+    for process in 0..2 {
+        let line = Connection::new(seed * 2 + process, planted);
+        let tier = LocalTier::default().max_staleness(STALENESS);
+        let builder =
+            Cache::<u64>::builder(Interceptor { inner: backend.clone(), hook: line.clone() });
+        let cache = builder.ttl(Duration::from_secs(60)).local(tier).build().unwrap();
+        running.spawn(line.clone().run(STALENESS / 4));
+        let mut chance = rng.fork();
+        running.spawn(async move {
+            loop {
+                sleep(MS * chance.u32(100..3_000)).await;
+                line.cut();
+            }
+        });
+        caches.push(cache);
+    }
+    let (writer, history, mut chance) = (backend.clone(), written.clone(), rng.fork());
+    running.spawn(async move {
+        let writer: Cache<u64> =
+            Cache::builder(writer).ttl(Duration::from_secs(60)).build().unwrap();
+        loop {
+            let key = chance.usize(0..KEYS);
+            let version = {
+                let mut written = history[key].0.lock().unwrap();
+                written.push(Instant::now());
+                written.len() as u64
+            };
+            match chance.u8(0..3) {
+                0 => drop(writer.invalidate(format!("{key}")).await.unwrap()),
+                _ => drop(writer.insert(format!("{key}"), &version).await.unwrap()),
+            }
+            sleep(MS * chance.u32(1..400)).await;
+        }
+    });
+    let mut too_old = 0;
+    for _ in 0..400 {
+        let (cache, key) = (&caches[rng.usize(0..2)], rng.usize(0..KEYS));
+        let asked = Instant::now();
+        let of_load = written.clone();
+        let loaded = cache.request(format!("{key}")).load(move |_lead| async move {
+            Ok::<_, BoxError>(of_load[key].0.lock().unwrap().len() as u64)
+        });
+        let version = *loaded.await.unwrap().value();
+        // The next version came to be before the call, by more than the tier may be behind.
+        let next = written[key].0.lock().unwrap().get(version as usize).copied();
+        too_old += usize::from(next.is_some_and(|next| next + STALENESS < asked));
+        sleep(MS * rng.u32(0..12)).await;
+        yield_now().await;
+    }
+    running.shutdown().await;
+    (too_old, caches.iter().map(|cache| cache.stats().local).sum())
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_copy_is_older_than_the_bound() {
+    let wanted = std::env::var("BELLWETHER_LOCAL_SCHEDULES").ok();
+    let schedules = wanted.map_or(50, |text| text.parse().unwrap());
+    let (mut local, all) = (0, 400 * schedules);
+    for seed in 0..schedules {
+        let (too_old, served) = play(seed, Planted::Nothing).await;
+        assert_eq!(too_old, 0, "seed {seed}");
+        local += served;
+    }
+    println!("{local} of {all} reads were of a copy");
+    assert!(local > all / 3, "{local}");
+}
+
+/// What the test above finds, if it is there.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_breaks_its_rules_is_found() {
+    for planted in [Planted::LostPush, Planted::Pong, Planted::UntoldBreak] {
+        let mut too_old = 0;
+        for seed in 0..20 {
+            too_old += play(seed, planted).await.0;
+        }
+        assert!(too_old > 0, "{planted:?}");
+    }
+}

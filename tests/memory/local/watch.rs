@@ -1,0 +1,110 @@
+//! A cache of the user's own that is kept true.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use bellwether::{
+    BoxError, Cache, ErrorKind, MemoryBackend,
+    cache::{EntryWatch, Loaded},
+};
+
+/// A cache of the user's own in front of a cache.
+#[derive(Clone, Default)]
+struct Front(Arc<Mutex<HashMap<String, u64>>>);
+
+impl Front {
+    fn watch(&self, cache: &Cache<u64>) -> EntryWatch<u64> {
+        let front = self.clone();
+        cache.watch(move |key| {
+            let mut rows = front.0.lock().unwrap();
+            match key {
+                Some(key) => drop(rows.remove(key)),
+                None => rows.clear(),
+            }
+        })
+    }
+
+    fn get(&self, key: &str) -> Option<u64> {
+        self.0.lock().unwrap().get(key).copied()
+    }
+
+    fn insert(&self, key: &str, value: u64) {
+        self.0.lock().unwrap().insert(key.to_owned(), value);
+    }
+}
+
+fn caches() -> [Cache<u64>; 2] {
+    let backend = MemoryBackend::new();
+    [(); 2].map(|()| Cache::builder(backend.clone()).build().unwrap())
+}
+
+#[tokio::test]
+async fn each_change_is_told_wherever_it_was_made() {
+    let [here, there] = caches();
+    let front = Front::default();
+    let watch = front.watch(&here);
+    for actor in [&here, &there] {
+        for act in 0..4 {
+            let odd = "a{b}%:c";
+            actor.insert(odd, &1).await.unwrap();
+            let ticket = watch.ticket(odd).unwrap();
+            let loaded = here.peek(odd).await.unwrap().unwrap();
+            let insert = || front.insert(odd, *loaded.value());
+            assert!(watch.insert_if_current(&ticket, &loaded, insert));
+            assert_eq!(front.get(odd), Some(1));
+            match act {
+                0 => drop(actor.insert(odd, &2).await.unwrap()),
+                1 => drop(actor.invalidate(odd).await.unwrap()),
+                2 => drop(actor.expire(odd).await.unwrap()),
+                _ => {
+                    let load = |_lead| async { Ok::<_, BoxError>(3) };
+                    actor.refresh(odd, load).await.unwrap();
+                }
+            }
+            assert_eq!(front.get(odd), None, "act {act}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_value_from_before_a_change_is_not_kept() {
+    let [here, there] = caches();
+    let front = Front::default();
+    let watch = front.watch(&here);
+    for actor in [&here, &there] {
+        actor.insert("k", &1).await.unwrap();
+        let ticket = watch.ticket("k").unwrap();
+        let old: Loaded<u64> = here.peek("k").await.unwrap().unwrap();
+        actor.invalidate("k").await.unwrap();
+        assert!(!watch.insert_if_current(&ticket, &old, || front.insert("k", 1)));
+        assert_eq!(front.get("k"), None);
+        // What was loaded here since a ticket is newer than its own commit.
+        let ticket = watch.ticket("k").unwrap();
+        let load = here.request("k").load(|_lead| async { Ok::<_, BoxError>(2) });
+        let new = load.await.unwrap();
+        assert!(watch.insert_if_current(&ticket, &new, || front.insert("k", 2)));
+        assert_eq!(front.get("k"), Some(2));
+    }
+    assert_eq!(watch.ticket("").unwrap_err().kind(), ErrorKind::InvalidKey);
+}
+
+/// A listener that panics costs its own cache a change, and the others nothing.
+#[tokio::test]
+async fn a_listener_that_panics_stops_nothing() {
+    let [here, there] = caches();
+    let front = Front::default();
+    let _bad = here.watch(|_| panic!("as planned"));
+    let watch = front.watch(&here);
+    front.insert("k", 1);
+    there.invalidate("k").await.unwrap();
+    assert_eq!(front.get("k"), None);
+    front.insert("k", 1);
+    here.invalidate("k").await.unwrap();
+    assert_eq!(front.get("k"), None);
+    drop(watch);
+    front.insert("k", 1);
+    here.invalidate("k").await.unwrap();
+    assert_eq!(front.get("k"), Some(1), "the watch is gone");
+}

@@ -1,0 +1,471 @@
+//! Many keys in one call. Clones of a backend in memory stand for the processes.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{
+    BoxError, Cache, Error, ErrorKind, Key, MemoryBackend,
+    backend::{Claim, Claimed, Mode, Store},
+    cache::{Abandoned, Batch, Loaded, Source},
+    key::{Family, Name, Namespace},
+};
+use futures_util::future::BoxFuture;
+use testkit::faulty::{Fault, Faulty};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// The ids of each call of a loader.
+#[derive(Clone, Default)]
+struct Calls(Arc<Mutex<Vec<Vec<u64>>>>);
+
+impl Calls {
+    /// Returns a loader of values that are twice their ids. It takes this time.
+    fn loader(
+        &self,
+        takes: Duration,
+    ) -> impl Fn(Batch<u64, u64>) -> BoxFuture<'static, Made> + Send + Sync + use<> {
+        let calls = self.clone();
+        move |batch| {
+            let calls = calls.clone();
+            Box::pin(async move {
+                let ids = batch.ids().to_vec();
+                calls.0.lock().unwrap().push(ids.clone());
+                sleep(takes).await;
+                Ok(ids.into_iter().map(|id| (id, 2 * id)).collect())
+            })
+        }
+    }
+
+    /// Returns the ids of the calls until now, each in order.
+    fn take(&self) -> Vec<Vec<u64>> {
+        let mut calls = std::mem::take(&mut *self.0.lock().unwrap());
+        calls.iter_mut().for_each(|ids| ids.sort_unstable());
+        calls
+    }
+}
+
+type Made = Result<HashMap<u64, u64>, BoxError>;
+
+fn cache(backend: impl Store) -> Cache<u64> {
+    Cache::builder(backend).namespace("many").build().unwrap()
+}
+
+fn key(id: &u64) -> String {
+    format!("id:{id}")
+}
+
+fn values(answers: Result<Vec<Result<u64, Error>>, Error>) -> Vec<u64> {
+    answers.unwrap().into_iter().map(Result::unwrap).collect()
+}
+
+fn kinds(answers: Result<Vec<Result<u64, Error>>, Error>) -> Vec<Result<u64, ErrorKind>> {
+    answers.unwrap().into_iter().map(|answer| answer.map_err(|error| error.kind())).collect()
+}
+
+fn sources(answers: Result<Vec<Result<Loaded<u64>, Error>>, Error>) -> Vec<Source> {
+    answers.unwrap().into_iter().map(|answer| answer.unwrap().source()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn cold_keys_are_one_call_and_the_answers_are_in_order() {
+    let (cache, calls) = (cache(MemoryBackend::new()), Calls::default());
+    let ids: Vec<u64> = (0..100).rev().collect();
+    let loaded = cache.get_or_load_many(ids.clone(), key, calls.loader(10 * MS)).await;
+    assert_eq!(values(loaded), ids.iter().map(|id| 2 * id).collect::<Vec<_>>());
+    assert_eq!(calls.take(), [(0..100).collect::<Vec<_>>()]);
+    // Now they are hits, but for the new ones.
+    let loaded = cache.load_many(95..105, key, calls.loader(10 * MS)).await;
+    assert_eq!(sources(loaded), [[Source::Hit; 5], [Source::Led; 5]].concat());
+    assert_eq!(calls.take(), [(100..105).collect::<Vec<_>>()]);
+    let none = cache.get_or_load_many([], key, calls.loader(MS)).await;
+    assert_eq!(values(none), [0; 0]);
+    assert!(calls.take().is_empty());
+    let stats = cache.stats();
+    assert_eq!((stats.loads, stats.stored, stats.led, stats.hits), (105, 105, 105, 5));
+    assert_eq!((stats.flights, stats.unasked), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_id_that_occurs_twice_and_ids_that_share_a_key_load_once() {
+    let (cache, calls) = (cache(MemoryBackend::new()), Calls::default());
+    let of_ten = |id: &u64| id / 10;
+    let loaded = cache.get_or_load_many([7, 25, 7, 3, 21], of_ten, calls.loader(MS)).await;
+    assert_eq!(values(loaded), [14, 50, 14, 14, 50]);
+    assert_eq!(calls.take(), [[7, 25]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loader_may_return_fewer_values_or_others_or_some_twice() {
+    let cache = cache(MemoryBackend::new());
+    let load = |_: Batch<u64, u64>| async { Ok::<_, BoxError>([(2, 4), (9, 18), (1, 2), (2, 5)]) };
+    let loaded = cache.get_or_load_many([1, 2, 3], key, load).await.unwrap();
+    let missing = loaded[2].as_ref().unwrap_err();
+    assert!(missing.to_string().contains("no value"), "{missing}");
+    assert_eq!(kinds(Ok(loaded)), [Ok(2), Ok(4), Err(ErrorKind::Load)]);
+    assert_eq!((cache.stats().unasked, cache.stats().failures), (2, 1));
+    assert_eq!(cache.get(key(&9)).await.unwrap(), None);
+    assert_eq!(cache.get(key(&2)).await.unwrap(), Some(4));
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("product {0} is broken")]
+struct Broken(u64);
+
+#[tokio::test(start_paused = true)]
+async fn half_of_the_ids_may_fail_each_with_its_error() {
+    let cache = cache(MemoryBackend::new());
+    let load = |batch: Batch<u64, u64>| async move {
+        let (odd, even): (Vec<u64>, _) = batch.ids().iter().partition(|id| *id % 2 == 1);
+        odd.into_iter().for_each(|id| batch.fail(id, Broken(id)));
+        Ok::<_, BoxError>(even.into_iter().map(|id: u64| (id, 2 * id)).collect::<Vec<_>>())
+    };
+    let loaded = cache.get_or_load_many(0..50, key, load).await.unwrap();
+    for (id, answer) in (0..50).zip(loaded) {
+        match answer {
+            Ok(value) => assert_eq!((id % 2, value), (0, 2 * id)),
+            Err(error) => assert_eq!(error.load_ref::<Broken>().unwrap().0, id),
+        }
+        let stored = cache.get(key(&id)).await.unwrap();
+        assert_eq!(stored, (id % 2 == 0).then_some(2 * id));
+    }
+    assert_eq!((cache.stats().failures, cache.stats().stored), (25, 25));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loader_that_fails_panics_or_hangs_fails_its_ids_alone() {
+    let cache = cache(MemoryBackend::new());
+    cache.insert(key(&0), &7).await.unwrap();
+    let fails = |_: Batch<u64, u64>| async { Err::<Vec<_>, _>(Broken(1)) };
+    let loaded = cache.get_or_load_many(0..3, key, fails).await.unwrap();
+    assert!(loaded[1].as_ref().unwrap_err().load_ref::<Broken>().is_some());
+    let failed = Err(ErrorKind::Load);
+    assert_eq!(kinds(Ok(loaded)), [Ok(7), failed, failed]);
+    let panics = |_: Batch<u64, u64>| -> std::future::Ready<Result<Vec<_>, BoxError>> {
+        panic!("as planned")
+    };
+    let failed = Err(ErrorKind::Panicked);
+    let loaded = cache.get_or_load_many(0..3, key, panics).await;
+    assert_eq!(kinds(loaded), [Ok(7), failed, failed]);
+    let hangs = |_: Batch<u64, u64>| std::future::pending::<Made>();
+    let failed = Err(ErrorKind::LoadTimeout);
+    assert_eq!(kinds(cache.get_or_load_many(0..3, key, hangs).await), [Ok(7), failed, failed]);
+    let loaded = cache.get_or_load_many(0..3, key, Calls::default().loader(MS)).await;
+    assert_eq!(values(loaded), [7, 2, 4]);
+    assert_eq!(cache.stats().flights, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_is_shared_with_single_calls_and_own_keys_do_not_wait_for_it() {
+    let (backend, calls) = (MemoryBackend::new(), Calls::default());
+    let (here, there) = (cache(backend.clone()), cache(backend));
+    let single = |cache: &Cache<u64>, id: u64| {
+        let load = cache.request(key(&id)).load(|_| async {
+            sleep(300 * MS).await;
+            Ok::<_, BoxError>(70)
+        });
+        tokio::spawn(load)
+    };
+    let singles = [single(&here, 1), single(&there, 2)];
+    sleep(MS).await;
+    let begun = Instant::now();
+    let many = tokio::spawn(here.load_many(1..=3, key, calls.loader(20 * MS)));
+    // The keys that this process leads are loaded before the others are waited for.
+    sleep(50 * MS).await;
+    assert_eq!(calls.take(), [[3]]);
+    assert_eq!(here.get(key(&3)).await.unwrap(), Some(6));
+    // And a single call shares the load of a batch.
+    let loaded = many.await.unwrap();
+    assert!(begun.elapsed() < 350 * MS, "{:?}", begun.elapsed());
+    assert_eq!(sources(loaded), [Source::Followed, Source::Received, Source::Led]);
+    for single in singles {
+        assert_eq!(*single.await.unwrap().unwrap().value(), 70);
+    }
+    let many = tokio::spawn(here.load_many(4..=5, key, calls.loader(20 * MS)));
+    sleep(MS).await;
+    let never = |_| async { Err::<u64, _>(BoxError::from("not this one")) };
+    assert_eq!(here.get_or_load(key(&4), never).await.unwrap(), 8);
+    assert_eq!(there.get_or_load(key(&5), never).await.unwrap(), 10);
+    many.await.unwrap().unwrap();
+    assert_eq!(calls.take(), [[4, 5]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn batches_that_overlap_load_each_key_once_and_never_wait_in_a_circle() {
+    for seed in 0..200 {
+        let backend = MemoryBackend::new();
+        let processes = [(); 3].map(|()| cache(backend.clone()));
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (calls, mut callers) = (Calls::default(), JoinSet::new());
+        for at in 0..9 {
+            let mut ids: Vec<u64> = (0..12).filter(|_| rng.bool()).collect();
+            rng.shuffle(&mut ids);
+            let (begins, takes) = (rng.u32(0..4) * MS, rng.u32(1..5) * MS);
+            let (cache, loader) = (processes[at % 3].clone(), calls.loader(takes));
+            callers.spawn(async move {
+                sleep(begins).await;
+                let loaded = cache.get_or_load_many(ids.clone(), key, loader).await;
+                assert_eq!(values(loaded), ids.iter().map(|id| 2 * id).collect::<Vec<_>>());
+            });
+        }
+        let all = async { while callers.join_next().await.is_some_and(|ended| ended.is_ok()) {} };
+        timeout(500 * MS, all).await.expect("no call waits for another one in a circle");
+        let mut loaded = calls.take().concat();
+        loaded.sort_unstable();
+        let all = loaded.len();
+        loaded.dedup();
+        assert_eq!(loaded.len(), all, "seed {seed}: {loaded:?}");
+    }
+}
+
+/// Takes the leases of some ids, as a process does that dies then.
+async fn lead_and_die(backend: &MemoryBackend, ids: impl Iterator<Item = u64>, lease: Duration) {
+    for id in ids {
+        let namespace = Namespace::new("many").unwrap();
+        let name = Name::new(&namespace, Family::Cache, &Key::from(key(&id)), 512).unwrap();
+        let claim = Claim::new(name, Mode::Exclusive, lease, 60_000 * MS);
+        assert!(matches!(backend.claim(&claim, 0).await, Ok(Claimed::Granted(_))));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ids_that_a_dead_process_led_are_loaded_when_its_leases_end() {
+    let (backend, calls) = (MemoryBackend::new(), Calls::default());
+    lead_and_die(&backend, 0..20, 400 * MS).await;
+    let cache = cache(backend);
+    let begun = Instant::now();
+    let loaded = cache.get_or_load_many(0..40, key, calls.loader(MS)).await;
+    assert_eq!(values(loaded), (0..40).map(|id| 2 * id).collect::<Vec<_>>());
+    assert!(begun.elapsed() < 600 * MS, "{:?}", begun.elapsed());
+    let calls = calls.take();
+    assert_eq!(calls[0], (20..40).collect::<Vec<_>>());
+    let mut ids = calls.concat();
+    ids.sort_unstable();
+    assert_eq!(ids, (0..40).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_of_the_loader_takes_one_permit_and_nested_calls_none() {
+    let builder = Cache::<u64>::builder(MemoryBackend::new()).max_loads(1);
+    let (cache, calls) = (builder.wait_limit(900 * MS).build().unwrap(), Calls::default());
+    let slow = cache.request("slow").load(|_| async {
+        sleep(100 * MS).await;
+        Ok::<_, BoxError>(1)
+    });
+    let slow = tokio::spawn(slow);
+    sleep(MS).await;
+    let begun = Instant::now();
+    let loaded = cache.get_or_load_many(0..50, key, calls.loader(MS)).await;
+    assert_eq!(values(loaded).len(), 50);
+    assert!((99 * MS..200 * MS).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert_eq!(calls.take().len(), 1);
+    slow.await.unwrap().unwrap();
+    // The loader that waits for the batch has the only permit.
+    let (inner, loader) = (cache.clone(), calls.loader(MS));
+    let nested = cache.get_or_load("outer", move |_| async move {
+        Ok::<_, BoxError>(values(inner.get_or_load_many(50..60, key, loader).await).iter().sum())
+    });
+    assert_eq!(nested.await.unwrap(), (50..60).sum::<u64>() * 2);
+    // A load that waits for the only permit is told as such.
+    let forever = |_| std::future::pending::<Result<u64, BoxError>>();
+    let forever = cache.request("forever").load(forever);
+    let forever = tokio::spawn(forever);
+    sleep(MS).await;
+    let begun = Instant::now();
+    let loaded = cache.get_or_load_many(70..73, key, calls.loader(MS)).await;
+    assert_eq!(kinds(loaded), [Err(ErrorKind::Overloaded); 3]);
+    assert!(begun.elapsed() < 1_000 * MS, "{:?}", begun.elapsed());
+    forever.abort();
+}
+
+/// A batch waits for a permit that a loader has, which then waits for a key of the batch.
+#[tokio::test(start_paused = true)]
+async fn a_loader_that_waits_for_a_batch_lends_it_no_deadlock() {
+    let cache = Cache::<u64>::builder(MemoryBackend::new()).max_loads(1).build().unwrap();
+    let (inner, calls) = (cache.clone(), Calls::default());
+    let never = |_| async { Err::<u64, _>(BoxError::from("the batch leads")) };
+    let outer = tokio::spawn(cache.request("outer").load(move |_| async move {
+        sleep(10 * MS).await;
+        inner.get_or_load(key(&1), never).await
+    }));
+    sleep(MS).await;
+    let begun = Instant::now();
+    let loaded = cache.get_or_load_many([1], key, calls.loader(MS)).await;
+    assert_eq!(values(loaded), [2]);
+    assert_eq!(*outer.await.unwrap().unwrap().value(), 2);
+    assert!(begun.elapsed() < 200 * MS, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loader_that_asks_for_a_key_of_its_batch_loads_it_for_itself() {
+    let cache = cache(MemoryBackend::new());
+    let (inner, calls) = (cache.clone(), Calls::default());
+    let loader = move |batch: Batch<u64, u64>| {
+        let (inner, once) = (inner.clone(), calls.loader(MS));
+        async move {
+            let ids = batch.ids().to_vec();
+            let values = values(inner.get_or_load_many(ids.clone(), key, once).await);
+            Ok::<_, BoxError>(ids.into_iter().zip(values).collect::<Vec<_>>())
+        }
+    };
+    let loaded = timeout(300 * MS, cache.get_or_load_many(0..5, key, loader)).await;
+    assert_eq!(values(loaded.expect("no deadlock")), [0, 2, 4, 6, 8]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_dropped_gives_back_each_lease_or_goes_on() {
+    for abandoned in [Abandoned::Cancel, Abandoned::Finish] {
+        let (backend, calls) = (MemoryBackend::new(), Calls::default());
+        let builder = Cache::<u64>::builder(backend.clone()).namespace("many");
+        let here = builder.when_abandoned(abandoned).build().unwrap();
+        let call = here.get_or_load_many(0..20, key, calls.loader(50 * MS));
+        timeout(10 * MS, call).await.expect_err("the load takes longer");
+        assert_eq!(calls.take().len(), 1);
+        let (there, begun) = (cache(backend), Instant::now());
+        let loaded = there.get_or_load_many(0..20, key, calls.loader(MS)).await;
+        assert_eq!(values(loaded).len(), 20);
+        let is_cancelled = abandoned == Abandoned::Cancel;
+        assert_eq!(calls.take().len(), usize::from(is_cancelled));
+        assert_eq!(begun.elapsed() < 10 * MS, is_cancelled, "{:?}", begun.elapsed());
+        assert_eq!(here.stats().flights, 0);
+        assert_eq!(here.stats().stored, if is_cancelled { 0 } else { 20 });
+    }
+}
+
+/// The call is left alone when some of its keys are led and others are not looked up yet.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_no_longer_polled_blocks_nobody() {
+    for polled in 1..12 {
+        let (backend, calls) = (MemoryBackend::new(), Calls::default());
+        // The answers about some keys come later than those about the others.
+        let mut asked = 0;
+        let faulty = Faulty::over(backend.clone(), move |_| {
+            asked += 1;
+            (asked % 3 == 0).then_some(Fault::Late(4 * MS))
+        });
+        let here = cache(faulty);
+        let mut call = Box::pin(here.get_or_load_many(0..9, key, calls.loader(MS)));
+        assert!(timeout(polled * MS, &mut call).await.is_err() || polled > 9);
+        let begun = Instant::now();
+        let there = cache(backend);
+        let loaded = there.get_or_load_many(0..9, key, calls.loader(MS)).await;
+        assert_eq!(values(loaded), (0..9).map(|id| 2 * id).collect::<Vec<_>>());
+        assert!(begun.elapsed() < 100 * MS, "{:?} after {polled} ms", begun.elapsed());
+        drop(call);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stale_values_are_served_at_once_and_refreshed_together() {
+    let builder = Cache::<u64>::builder(MemoryBackend::new()).ttl(100 * MS);
+    let cache = builder.stale_while_revalidate(60_000 * MS).build().unwrap();
+    let calls = Calls::default();
+    for id in 0..30 {
+        cache.insert(key(&id), &1).await.unwrap();
+    }
+    sleep(20_000 * MS).await;
+    let begun = Instant::now();
+    let loaded = cache.load_many(0..30, key, calls.loader(20 * MS)).await;
+    assert_eq!(sources(loaded), [Source::Stale; 30]);
+    assert!(begun.elapsed() < 5 * MS, "{:?}", begun.elapsed());
+    while cache.stats().flights > 0 || cache.stats().stored < 30 {
+        sleep(MS).await;
+    }
+    assert_eq!(calls.take(), [(0..30).collect::<Vec<_>>()]);
+    let loaded = cache.get_or_load_many(0..30, key, calls.loader(MS)).await;
+    assert_eq!(values(loaded), (0..30).map(|id| 2 * id).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_backend_and_after_a_shutdown_the_ids_are_one_call_too() {
+    let faulty = Faulty::new(|_| Some(Fault::Refuse));
+    let (cache, calls) = (cache(faulty), Calls::default());
+    let loaded = cache.load_many(0..30, key, calls.loader(MS)).await;
+    assert_eq!(sources(loaded), [Source::Degraded; 30]);
+    assert_eq!(calls.take().len(), 1);
+    cache.shutdown(MS).await;
+    let loaded = cache.load_many(30..60, key, calls.loader(MS)).await;
+    assert_eq!(sources(loaded), [Source::Degraded; 30]);
+    assert_eq!(calls.take().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_a_batch_that_is_under_way() {
+    let backend = MemoryBackend::new();
+    let here = cache(backend.clone());
+    let hangs = |_: Batch<u64, u64>| std::future::pending::<Made>();
+    let call = tokio::spawn(here.get_or_load_many(0..3, key, hangs));
+    sleep(MS).await;
+    here.shutdown(10 * MS).await;
+    assert_eq!(kinds(call.await.unwrap()), [Err(ErrorKind::ShutDown); 3]);
+    let begun = Instant::now();
+    let loaded = cache(backend).get_or_load_many(0..3, key, Calls::default().loader(MS)).await;
+    assert_eq!(values(loaded), [0, 2, 4]);
+    assert!(begun.elapsed() < 10 * MS, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_loads_of_a_batch_have_their_leases_fences_and_settings() {
+    let cache = cache(MemoryBackend::new());
+    let seen = Arc::new(AtomicUsize::new(0));
+    let load = {
+        let seen = seen.clone();
+        move |batch: Batch<u64, u64>| {
+            for (id, lead) in batch.leads() {
+                seen.fetch_add(usize::from(lead.fence().is_some()), Ordering::Relaxed);
+                match id {
+                    0 => lead.do_not_store(),
+                    _ => lead.expire_after(100 * MS),
+                }
+            }
+            let ids = batch.ids().to_vec();
+            async move { Ok::<_, BoxError>(ids.into_iter().map(|id| (id, id))) }
+        }
+    };
+    assert_eq!(values(cache.get_or_load_many(0..3, key, load).await), [0, 1, 2]);
+    assert_eq!(seen.load(Ordering::Relaxed), 3);
+    let stored = |stored: Vec<Result<_, Error>>| -> Vec<_> {
+        stored.into_iter().map(Result::unwrap).collect()
+    };
+    let keys = || (0..3).map(|id| key(&id));
+    assert_eq!(stored(cache.get_many(keys()).await), [None, Some(1), Some(2)]);
+    sleep(101 * MS).await;
+    assert_eq!(stored(cache.get_many(keys()).await), [None; 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_ids_and_bad_keys_are_errors() {
+    let (cache, calls) = (cache(MemoryBackend::new()), Calls::default());
+    let error = cache.get_or_load_many(0..10_001, key, calls.loader(MS)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Overloaded);
+    assert!(error.to_string().contains("10000"), "{error}");
+    assert!(calls.take().is_empty());
+    let empty_for_one = |id: &u64| if *id == 1 { String::new() } else { key(id) };
+    let loaded = cache.get_or_load_many(0..3, empty_for_one, calls.loader(MS)).await;
+    assert_eq!(kinds(loaded), [Ok(0), Err(ErrorKind::InvalidKey), Ok(4)]);
+    assert_eq!(calls.take(), [[0, 2]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_values_are_written_read_and_invalidated() {
+    let cache = cache(MemoryBackend::new());
+    let written = cache.insert_many((0..300).map(|id| (key(&id), id))).await;
+    assert_eq!(written.len(), 300);
+    let mut written = cache.invalidate_many((0..300).step_by(2).map(|id| key(&id))).await;
+    written.extend(cache.invalidate_many([""]).await);
+    let failed: Vec<_> = written.into_iter().filter_map(Result::err).collect();
+    assert_eq!(failed.iter().map(Error::kind).collect::<Vec<_>>(), [ErrorKind::InvalidKey]);
+    let stored = cache.get_many((0..300).map(|id| key(&id))).await;
+    let stored: Vec<_> = stored.into_iter().map(Result::unwrap).collect();
+    let odd = |id: u64| (id % 2 == 1).then_some(id);
+    assert_eq!(stored, (0..300).map(odd).collect::<Vec<_>>());
+}

@@ -1,0 +1,66 @@
+//! Many keys in one call, at a server and in a cluster.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use bellwether::{
+    BoxError, Cache, RedisBackend,
+    cache::{Batch, Source},
+};
+use testkit::{Cluster, RedisServer};
+
+fn cache(backend: RedisBackend) -> Cache<u64> {
+    Cache::builder(backend).namespace("many").build().unwrap()
+}
+
+/// Loads these ids in one call. Returns the sources, and how often the loader was called.
+async fn load(cache: &Cache<u64>, ids: std::ops::Range<u64>) -> (Vec<Source>, usize) {
+    let calls = Arc::<AtomicUsize>::default();
+    let counted = calls.clone();
+    let loader = move |batch: Batch<u64, u64>| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        let values: Vec<_> = batch.ids().iter().map(|id| (*id, 2 * id)).collect();
+        async move { Ok::<_, BoxError>(values) }
+    };
+    let key = |id: &u64| format!("id:{id}");
+    let loaded = cache.load_many(ids.clone(), key, loader).await.unwrap();
+    let loaded: Vec<_> = loaded.into_iter().map(Result::unwrap).collect();
+    let values: Vec<u64> = loaded.iter().map(|loaded| *loaded.value()).collect();
+    assert_eq!(values, ids.map(|id| 2 * id).collect::<Vec<_>>());
+    let calls = calls.load(Ordering::SeqCst);
+    (loaded.iter().map(|loaded| loaded.source()).collect(), calls)
+}
+
+#[tokio::test]
+async fn cold_keys_are_four_commands_each_and_hits_are_one() {
+    let server = RedisServer::start().await;
+    let here = cache(testkit::open(server.url()));
+    load(&here, 1000..1001).await;
+    let mut monitor = server.monitor().await;
+    assert_eq!(load(&here, 0..100).await, (vec![Source::Led; 100], 1));
+    let mut calls = BTreeMap::<_, usize>::new();
+    for call in monitor.calls_from_clients().await {
+        *calls.entry(call.command).or_default() += 1;
+    }
+    let of = |command: &str| calls.get(command).copied().unwrap_or_default();
+    assert_eq!((of("GET") + of("GETRANGE"), of("EVALSHA")), (200, 200), "{calls:?}");
+    let there = cache(testkit::open(server.url()));
+    assert_eq!(load(&there, 0..100).await, (vec![Source::Hit; 100], 0));
+}
+
+#[tokio::test]
+async fn keys_on_all_nodes_of_a_cluster_are_one_call() {
+    let cluster = Cluster::start(3, 0).await;
+    let backend = || testkit::builder().cluster(cluster.urls()).build().unwrap();
+    let caches = [(); 2].map(|()| cache(backend()));
+    assert_eq!(load(&caches[0], 0..100).await, (vec![Source::Led; 100], 1));
+    assert_eq!(load(&caches[1], 0..100).await, (vec![Source::Hit; 100], 0));
+    let keys: Vec<_> = (0..100).map(|id| format!("id:{id}")).collect();
+    assert!(caches[1].invalidate_many(&keys).await.iter().all(Result::is_ok));
+    assert!(caches[0].get_many(&keys).await.into_iter().all(|value| value.unwrap().is_none()));
+}
