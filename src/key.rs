@@ -152,6 +152,8 @@ pub enum Family {
     Lock,
     /// A share of a lock that is held at a majority of servers.
     Redlock,
+    /// The tags of a namespace.
+    Tags,
 }
 
 /// Identifies an entry or a lock to a backend: a [`Key`] within a [`Namespace`] and a [`Family`].
@@ -201,6 +203,7 @@ impl Name {
             Family::Cache => ":c:{",
             Family::Lock => ":l:{",
             Family::Redlock => ":r:{",
+            Family::Tags => ":t:{",
         };
         let mut prefix = String::with_capacity(namespace.0.len() + key.0.len() + 6);
         prefix.push_str(&namespace.0);
@@ -210,10 +213,26 @@ impl Name {
         Ok(Self { prefix: prefix.into(), schema: 0, family })
     }
 
+    /// Returns the name under which a namespace keeps its tags.
+    pub(crate) fn of_tags(namespace: &Namespace) -> Self {
+        let prefix = format!("{}:t:{{tags}}:", namespace.0);
+        Self { prefix: prefix.into(), schema: 0, family: Family::Tags }
+    }
+
+    /// Returns the prefix of the name of another key, in the same namespace and family.
+    pub(crate) fn prefix_of_sibling(&self, key: &str) -> String {
+        // A namespace has no brace.
+        let mut prefix = self.prefix.split('{').next().unwrap_or_default().to_owned();
+        prefix.push('{');
+        push_escaped(&mut prefix, key);
+        prefix.push_str("}:");
+        prefix
+    }
+
     /// Checks that a key is not empty and has at most `limit` bytes.
     pub(crate) fn check(family: Family, key: &Key, limit: usize) -> Result<(), Error> {
         let (what, setting) = match family {
-            Family::Cache => ("key", "max_key"),
+            Family::Cache | Family::Tags => ("key", "max_key"),
             Family::Lock | Family::Redlock => ("name", "max_name"),
         };
         let wrong = match key.0.len() {

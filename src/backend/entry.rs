@@ -1,10 +1,13 @@
 //! An entry: a value with its fence, as it lies in the backend.
 
-use std::{ops::Range, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::windows::{LONGEST, Windows};
+use super::{
+    tags::Tagged,
+    windows::{LONGEST, Windows},
+};
 
 /// A value with the fence under which it was written.
 ///
@@ -25,8 +28,11 @@ use super::windows::{LONGEST, Windows};
 /// | 44..52 | what loads cost, smoothed |
 /// | 52..60 | how far the costs spread |
 /// | 60..90 | the [windows](Windows): fresh, stale and error, 10 digits each; all 0: unknown |
-/// | 90..96 | the number of bytes between the header and the payload; none are written yet |
-/// | 96.. | these bytes, then the payload |
+/// | 90..96 | the number of bytes between the header and the payload: none without tags |
+/// | 96.. | the tags, then the payload |
+///
+/// The tags are: the tag number, in 16 decimal digits; how many tags there are, in 4 hexadecimal
+/// digits; each tag behind its length in bytes, in 4 hexadecimal digits.
 ///
 /// Format 1 is still read: `bw1`, kind, fence, tag and cost as above, and 8 digits of a time to
 /// live. Such an entry is fresh until it is gone.
@@ -52,6 +58,8 @@ pub struct Entry {
     pub spread: Duration,
     /// How long it is of use. Without windows it is fresh until it is gone.
     pub windows: Option<Windows>,
+    /// Its tags. `None` if its cache has none.
+    pub tagged: Option<Arc<Tagged>>,
     /// The encoded value.
     pub payload: Bytes,
 }
@@ -96,6 +104,7 @@ impl Entry {
             cost,
             spread: Duration::ZERO,
             windows: None,
+            tagged: None,
             payload,
         }
     }
@@ -123,6 +132,12 @@ impl Entry {
         self
     }
 
+    /// Returns the same entry with tags.
+    pub fn with_tags(mut self, tagged: Tagged) -> Self {
+        self.tagged = Some(Arc::new(tagged));
+        self
+    }
+
     /// Returns the same entry with how far the costs of loads spread.
     pub fn with_spread(mut self, spread: Duration) -> Self {
         self.spread = spread;
@@ -138,12 +153,17 @@ impl Entry {
 
     /// Returns how much of a memory limit it takes, in bytes.
     pub fn weight(&self) -> usize {
-        HEADER + self.payload.len()
+        HEADER + self.tags_weight() + self.payload.len()
+    }
+
+    fn tags_weight(&self) -> usize {
+        self.tagged.as_ref().map_or(0, |tagged| tagged.weight())
     }
 
     /// Returns the entry without its payload, and the size of that.
     pub(crate) fn without_payload(&self) -> (Self, usize) {
-        (Self { payload: Bytes::new(), ..*self }, self.payload.len())
+        let tagged = self.tagged.clone();
+        (Self { payload: Bytes::new(), tagged, ..*self }, self.payload.len())
     }
 
     /// Returns the bytes that are stored and pushed.
@@ -164,10 +184,13 @@ impl Entry {
         let (cost, spread) = (millis(self.cost), millis(self.spread));
         let [fresh, stale, error] = self.windows.map_or([0; 3], Windows::millis);
         let (fence, stored_at, tag) = (self.fence, self.stored_at, self.tag);
-        format!(
+        let more = self.tags_weight();
+        let mut header = format!(
             "bw2{kind}{fence:016}{stored_at:016}{tag:08x}{cost:08x}{spread:08x}\
-             {fresh:010x}{stale:010x}{error:010x}000000"
-        )
+             {fresh:010x}{stale:010x}{error:010x}{more:06x}"
+        );
+        self.tagged.iter().for_each(|tagged| tagged.encode(&mut header));
+        header
     }
 
     /// Reads the bytes that [`encode`](Self::encode) wrote. The payload keeps the memory of
@@ -203,13 +226,17 @@ impl Entry {
         let more = last & 0xff_ffff;
         let windows =
             (fresh + stale + error > 0).then(|| Windows::from_millis([fresh, stale, error]));
-        // A later version may write more, which is not for this one.
         let payload_at = HEADER.saturating_add(usize::try_from(more).unwrap_or(usize::MAX));
+        let payload_at = payload_at.min(bytes.len());
+        let tagged = match payload_at > HEADER {
+            true => Some(Arc::new(Tagged::decode(&bytes[HEADER..payload_at])?)),
+            false => None,
+        };
         // A slice of the bytes would cost a reference count.
-        bytes.advance(payload_at.min(bytes.len()));
+        bytes.advance(payload_at);
         let entry = Self::value(tag, Duration::from_millis(cost.into()), bytes);
         let spread = Duration::from_millis(spread.into());
-        Ok(Self { kind, fence, stored_at, spread, windows, ..entry })
+        Ok(Self { kind, fence, stored_at, spread, windows, tagged, ..entry })
     }
 
     fn decode_1(kind: EntryKind, mut bytes: Bytes) -> Result<Self, Undecodable> {
@@ -229,7 +256,8 @@ impl PartialEq for Entry {
         let written = |entry: &Self| {
             (entry.kind, entry.fence, entry.tag, entry.cost, entry.spread, entry.windows)
         };
-        written(self) == written(other) && self.payload == other.payload
+        let is_same = written(self) == written(other) && self.tagged == other.tagged;
+        is_same && self.payload == other.payload
     }
 }
 

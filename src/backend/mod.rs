@@ -41,6 +41,7 @@ mod owner;
 pub(crate) mod redis;
 mod renewal;
 mod store;
+mod tags;
 mod tap;
 mod windows;
 
@@ -69,6 +70,7 @@ pub use self::{
     owner::Owner,
     renewal::Renewal,
     store::{Claimed, Committed, EntryAnswers, Store},
+    tags::{TagEnd, TagEnds, Tagged},
     windows::Windows,
 };
 
@@ -82,6 +84,7 @@ pub(crate) use self::{
     latches::{DynLatches, ErasedLatches},
     renewal::{RENEWAL_BATCH, renewed_together},
     store::{DynStore, ErasedStore},
+    tags::{TAG_LIFE, TagVerdict},
     tap::{STRIPES, stripe_of},
 };
 

@@ -18,6 +18,7 @@ use super::{
     outage_memory::OutageMemory,
     refreshes::Refreshes,
     settings::Settings,
+    tags::Tags,
 };
 use crate::{
     backend::DynStore,
@@ -274,6 +275,29 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
+    /// Lets values carry tags, so that one command ends all values of a tag:
+    /// [`invalidate_tag`](Cache::invalidate_tag), [`expire_tag`](Cache::expire_tag) and
+    /// [`clear`](Cache::clear). Off by default.
+    ///
+    /// A loader gives them by [`Lead::tag`](super::Lead::tag), a caller by
+    /// [`Request::tag`](super::Request::tag). A value has up to 128 tags of up to 512 bytes, and is
+    /// otherwise not stored. A tag belongs to the namespace.
+    ///
+    /// Without a [local tier](Self::local), a hit asks for the ends of its tags with one `MGET`
+    /// more. A load costs a `GET` more, and an `MGET` beside its commit. The number of values that
+    /// carry a tag costs nothing. A tag that ended is remembered for 30 days, in about 150 bytes of
+    /// the backend. A value with tags is kept no longer than that.
+    ///
+    /// Redis must not evict the keys of tags: a tag whose key is gone counts as never ended. Set
+    /// `maxmemory-policy` to `noeviction` or to a `volatile-ttl`, by which they are the last to go.
+    ///
+    /// All caches of a namespace should have them: one without reads the tags of a value, and does
+    /// not write them.
+    pub fn tags(mut self) -> Self {
+        self.settings.has_tags = true;
+        self
+    }
+
     /// Sets how much memory this process may use for values that it serves while the backend is
     /// away, in bytes. Defaults to 4 MiB over a backend that other processes share, else to 0.
     ///
@@ -337,20 +361,21 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         }
         settings.check()?;
         self.negative.iter().try_for_each(Negative::check)?;
-        let limits = settings.limits();
         let tag = u32::from(settings.schema) << 16 | u32::from(self.codec.tag());
-        let memory = OutageMemory::new(settings.outage_memory, self.store.is_shared());
         let engine = Engine::new(self.store.clone());
+        let tags = Arc::new(Tags::new(&settings));
         let core = Core {
             try_limit: try_limit(settings.retry.as_ref(), engine.backend().as_ref()),
             engine,
-            tier: Tier::of(&settings, self.store.as_ref()),
+            tier: Tier::of(&settings, self.store.as_ref(), &tags),
+            tags,
+            memory: OutageMemory::new(settings.outage_memory, self.store.is_shared()),
             store: self.store,
             codec: Arc::new(self.codec),
             error_codec: self.error_codec,
             tag,
-            flights: Group::new(settings.abandoned, limits),
-            reloads: Group::new(settings.abandoned, limits),
+            flights: Group::new(settings.abandoned, settings.limits()),
+            reloads: Group::new(settings.abandoned, settings.limits()),
             abort: CancellationToken::new(),
             loads: Arc::new(Semaphore::new(settings.max_loads)),
             counters: Counters::default(),
@@ -361,7 +386,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             refreshes: Refreshes::default(),
             lots: Lots::default(),
             failures: Failures::new(self.failure_policy),
-            memory,
             watches: Watches::default(),
             invalidations: Invalidations::default(),
             negative: self.negative,

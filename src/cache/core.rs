@@ -26,10 +26,11 @@ use super::{
     refreshes::Refreshes,
     settings::{OnFull, Options, Settings},
     shard::Shard,
+    tags::{Judged, Tags},
 };
 use crate::{
-    backend::{DynStore, Entry, EntryKind, Tap, Windows, answered_by},
-    error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
+    backend::{DynStore, Entry, EntryKind, TagVerdict, Tagged, Tap, Windows, answered_by},
+    error::{BackendError, BackendErrorKind, BoxError, Chain, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
     lease::Engine,
@@ -66,6 +67,7 @@ pub(super) struct Core<V> {
     pub(super) failures: Failures,
     pub(super) memory: OutageMemory,
     pub(super) tier: Option<Arc<Tier<V>>>,
+    pub(super) tags: Arc<Tags>,
     pub(super) watches: Watches,
     pub(super) invalidations: Invalidations,
     pub(super) negative: Option<Negative<V>>,
@@ -158,10 +160,10 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         &self,
         name: &Name,
         rules: &Rules,
-        answer: Result<Option<Entry>, BackendError>,
+        (answer, verdict): Judged,
     ) -> Decision<V> {
         match answer {
-            Ok(Some(entry)) => self.decide_on(name, rules, entry, Source::Stale),
+            Ok(Some(entry)) => self.decide_on(name, rules, (entry, verdict), Source::Stale),
             Ok(None) => Decision::Miss { seen: 0 },
             Err(error) => self.no_entry(name, error),
         }
@@ -172,9 +174,13 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         &self,
         name: &Name,
         rules: &Rules,
-        mut entry: Entry,
+        (mut entry, verdict): (Entry, TagVerdict),
         in_place: Source,
     ) -> Decision<V> {
+        let is_kept = entry.windows.is_some_and(|windows| !windows.error.is_zero());
+        if verdict == TagVerdict::Ended || (verdict == TagVerdict::Expired && !is_kept) {
+            return Decision::Miss { seen: entry.fence };
+        }
         if entry.kind == EntryKind::Uncacheable {
             return Decision::Uncacheable { seen: entry.fence };
         }
@@ -182,25 +188,15 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let is_for_loader_only = is_ours && self.codec.is_for_loader_only(&entry.payload);
         let rules = if is_for_loader_only { &rules.without_stale() } else { rules };
         let lot = || self.lots.draw(name, entry.fence);
-        let window = freshness::decide(&entry, rules, lot);
+        let window = match verdict {
+            TagVerdict::Expired => Window::OnError,
+            _ => freshness::decide(&entry, rules, lot),
+        };
         if is_ours && matches!(window, Window::OnError | Window::Over) {
             let known = Known::encoded(entry, rules, &self.codec, in_place);
             return Decision::Old(Arc::new(known));
         }
-        let decoded = match is_ours {
-            true => self.codec.decode(mem::take(&mut entry.payload)),
-            false => Err("it has another schema or codec; give each type its own namespace".into()),
-        };
-        let decoded = decoded.map_err(|error| {
-            let words = "an entry cannot be decoded and counts as missing";
-            let (fence, error) = (entry.fence, Chain(&*error));
-            match self.undecodable.first() {
-                true => tracing::warn!(?name, fence, %error, "{words}"),
-                false => tracing::debug!(?name, fence, %error, "{words}"),
-            }
-            self.counters.undecodable.add();
-        });
-        if let Ok(value) = decoded {
+        if let Some(value) = self.decoded(name, &mut entry) {
             let source = match window {
                 Window::Early => Source::Hit,
                 Window::Stale => Source::Stale,
@@ -213,6 +209,24 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             return Decision::Refresh(value, source, Arc::new(known));
         }
         Decision::Miss { seen: entry.fence }
+    }
+
+    /// Takes the value out of an entry. Returns `None` if it cannot be decoded.
+    fn decoded(&self, name: &Name, entry: &mut Entry) -> Option<V> {
+        let decoded = match entry.tag == self.tag {
+            true => self.codec.decode(mem::take(&mut entry.payload)),
+            false => Err("it has another schema or codec; give each type its own namespace".into()),
+        };
+        let warn = |error: &BoxError| {
+            let words = "an entry cannot be decoded and counts as missing";
+            let (fence, error) = (entry.fence, Chain(&**error));
+            match self.undecodable.first() {
+                true => tracing::warn!(?name, fence, %error, "{words}"),
+                false => tracing::debug!(?name, fence, %error, "{words}"),
+            }
+            self.counters.undecodable.add();
+        };
+        decoded.inspect_err(warn).ok()
     }
 
     /// Decides about an error. Stored bytes that are no entry count as missing.
@@ -249,9 +263,21 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     }
 
     /// Returns the entry of a loaded value.
-    pub(super) fn entry(&self, made: &Made<V>, cost: Duration) -> Result<Entry, Error> {
+    pub(super) fn entry(
+        &self,
+        made: &Made<V>,
+        cost: Duration,
+        tagged: Option<Tagged>,
+    ) -> Result<Entry, Error> {
         let payload = made.payload.clone().unwrap_or_else(|| self.payload(&made.value))?;
-        Ok(Entry::value(self.tag, cost, payload))
+        self.tagged(Entry::value(self.tag, cost, payload), tagged)
+    }
+
+    /// Returns the entry with its tags.
+    pub(super) fn tagged(&self, entry: Entry, tagged: Option<Tagged>) -> Result<Entry, Error> {
+        let Some(tagged) = tagged else { return Ok(entry) };
+        self.tags.check(tagged.tags.iter().map(AsRef::as_ref))?;
+        Ok(if self.tags.is_on { entry.with_tags(tagged) } else { entry })
     }
 
     fn payload(&self, value: &V) -> Result<Bytes, Error> {
@@ -316,7 +342,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             false => self.store.get(name).await,
             true => self.store.get_aged(name).await,
         };
-        self.end_read((key, name), rules, asked, answer)
+        self.end_read((key, name), rules, asked, self.judge(answer).await)
     }
 
     /// Reads some entries with one question, as [`read`](Self::read) does.
@@ -327,7 +353,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             Ok(answers) => answers,
             Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
         };
-        let each = keys.iter().zip(asked).zip(answers);
+        let each = keys.iter().zip(asked).zip(self.judge_many(answers).await);
         let decide =
             |((&(key, ref name), asked), answer)| self.end_read((key, name), rules, asked, answer);
         each.map(decide).collect()
@@ -348,14 +374,14 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         (key, name): (&Key, &Name),
         rules: &Rules,
         asked: ReadBegun,
-        answer: Result<Option<Entry>, BackendError>,
+        judged: Judged,
     ) -> Decision<V> {
-        self.note(key, asked.memory, &answer);
+        self.note(key, asked.memory, &judged);
         let Some((tier, fill)) = self.tier.as_ref().zip(asked.fill) else {
-            return self.decide(name, rules, answer);
+            return self.decide(name, rules, judged);
         };
-        let entry = answer.as_ref().ok().and_then(Option::as_ref).map(Entry::without_payload);
-        let decision = self.decide(name, rules, answer);
+        let entry = judged.0.as_ref().ok().and_then(Option::as_ref).map(Entry::without_payload);
+        let decision = self.decide(name, rules, judged);
         if let (Some(entry), Decision::Served(value, Source::Hit, record)) = (entry, &decision) {
             tier.insert(fill, key, entry, value.clone(), *record);
         }
@@ -367,20 +393,16 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         &self,
         key: &Key,
         question: impl Future<Output = Result<Option<Entry>, BackendError>>,
-    ) -> Result<Option<Entry>, BackendError> {
+    ) -> Judged {
         let asked = self.memory.ask();
-        let answer = question.await;
-        self.note(key, asked, &answer);
-        answer
+        let judged = self.judge(question.await).await;
+        self.note(key, asked, &judged);
+        judged
     }
 
-    fn note(
-        &self,
-        key: &Key,
-        asked: Option<Question>,
-        answer: &Result<Option<Entry>, BackendError>,
-    ) {
+    fn note(&self, key: &Key, asked: Option<Question>, (answer, verdict): &Judged) {
         match (answer, asked) {
+            (Ok(Some(_)), _) if *verdict != TagVerdict::Current => self.memory.forget(key),
             (Ok(Some(entry)), Some(asked)) => self.saw(key, asked, entry),
             (Ok(None), _) => self.memory.missed(key),
             (Err(error), _) if error.kind() == BackendErrorKind::Foreign => self.memory.forget(key),
@@ -409,7 +431,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         outage: Outage,
     ) -> Option<Decision<V>> {
         let entry = self.memory.recall(key, outage)?;
-        Some(self.decide_on(name, rules, entry, Source::Degraded))
+        if entry.tagged.as_ref().is_some_and(|tagged| self.tags.have_ended(tagged)) {
+            self.memory.forget(key);
+            return None;
+        }
+        let current = (entry, TagVerdict::Current);
+        Some(self.decide_on(name, rules, current, Source::Degraded))
     }
 
     /// Returns the windows of a value that is negative.

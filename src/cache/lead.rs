@@ -5,7 +5,7 @@ use std::{
 };
 
 use super::{AfterFailure, Source, known::Known, outcome::Head};
-use crate::{lease::LeaseRecord, signal::Signal, sync::lock};
+use crate::{backend::Tagged, lease::LeaseRecord, signal::Signal, sync::lock};
 
 /// The lease that a loader runs under, the value that it replaces, and how its value is kept.
 ///
@@ -43,6 +43,8 @@ struct LeadInner<V> {
     is_anew: bool,
     /// In a box, which most loads do not need.
     keeping: Mutex<Option<Box<Keeping>>>,
+    /// `None` if the cache has no tags, and the loader gives none.
+    tagged: Mutex<Option<Box<Tagged>>>,
     head: OnceLock<Head>,
     announced: Signal,
 }
@@ -74,6 +76,7 @@ impl<V> Lead<V> {
             source,
             is_anew,
             keeping: Mutex::default(),
+            tagged: Mutex::default(),
             head: OnceLock::new(),
             announced: Signal::default(),
         }))
@@ -209,6 +212,26 @@ impl<V> Lead<V> {
     /// Hands the value to all waiters, and stores nothing.
     pub fn do_not_store(&self) {
         self.keep(|keeping| keeping.do_not_store = true);
+    }
+
+    /// Gives the value a tag, by which [`invalidate_tag`](super::Cache::invalidate_tag) ends it. A
+    /// loader may do so at any time, also by what it has read. A tag that ends while the load runs
+    /// ends the value.
+    ///
+    /// The cache must be built with [`tags`](super::Builder::tags), which tells the limits.
+    /// Otherwise the value is returned and not stored, and a warning says why.
+    pub fn tag(&self, tag: impl Into<Arc<str>>) {
+        lock(&self.0.tagged).get_or_insert_default().tags.push(tag.into());
+    }
+
+    /// Notes the tag number from before the load, and the tags of the caller.
+    pub(super) fn begin_tags(&self, tagged: Option<Tagged>) {
+        *lock(&self.0.tagged) = tagged.map(Box::new);
+    }
+
+    /// Returns the tags of the value so far.
+    pub(super) fn tagged(&self) -> Option<Tagged> {
+        lock(&self.0.tagged).as_deref().cloned()
     }
 
     /// Returns the source of the value for the caller that leads.

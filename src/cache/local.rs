@@ -1,7 +1,7 @@
 //! A local tier: copies of entries in this process, in front of the backend.
 //!
-//! A copy is served without a question while three things hold: its entry is fresh, the tier is
-//! trusted, and no act of this process has come since.
+//! A copy is served without a question while these hold: its entry is fresh, the tier is trusted,
+//! and no act of this process has come since.
 //!
 //! - **Fill.** Between the answer of a server and its copy, the entry may change, and the change
 //!   may be told first. So a fill notes what the tier was told before it asks. It is dropped if
@@ -10,6 +10,8 @@
 //! - **Trust.** The tier is told of changes in the order of the server. At intervals it learns that
 //!   it [was told all](Tap::complete_until) up to a moment. A copy is as good as the later one of
 //!   that moment and of its own question, and is served until that is too long ago.
+//! - **Tags.** A copy of an entry with tags is checked against the ends that the tier was told of.
+//!   They come the same way as the changes of names.
 //! - **Epoch.** When changes may have been missed, all copies from before are of no use.
 //!
 //! No time of a server is compared with one of this process, and fences of one name only.
@@ -18,7 +20,7 @@ mod order;
 mod watch;
 
 use std::{
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -32,7 +34,7 @@ use tokio::time::Instant;
 pub use self::watch::{EntryWatch, Ticket};
 pub(super) use self::{
     order::Fill,
-    watch::{Watches, is_any, tell_all, tell_all_of_commit},
+    watch::{Watches, is_any, tell_all, tell_all_of_commit, tell_all_of_loss},
 };
 
 use self::order::{Order, nanos};
@@ -41,6 +43,7 @@ use super::{
     freshness::{self, Costs, Lot, Rules, Window},
     outcome::Record,
     settings::{Settings, at_least, at_most},
+    tags::Tags,
 };
 use crate::{
     backend::{DynStore, Entry, Tap},
@@ -127,6 +130,7 @@ impl LocalTier {
 pub(super) struct Tier<V> {
     rows: Rows<Key, Arc<LocalRow<V>>, ByWeight, DefaultHashBuilder>,
     order: Order,
+    tags: Arc<Tags>,
     max_age: u64,
     /// How far the tier may be behind.
     max_staleness: u64,
@@ -140,6 +144,8 @@ pub(super) struct LocalRow<V> {
     entry: Entry,
     weight: usize,
     epoch: u64,
+    /// The greatest number of an ended tag when its tags were last checked.
+    checked: AtomicU64,
     asked: u64,
     /// When it is to be refreshed at the earliest, and when it ends.
     half: u64,
@@ -157,11 +163,15 @@ impl<V> Weighter<Key, Arc<LocalRow<V>>> for ByWeight {
 
 impl<V: Send + Sync + 'static> Tier<V> {
     /// Creates the tier of a cache, if it is to have one.
-    pub(super) fn of(settings: &Settings, store: &dyn DynStore) -> Option<Arc<Self>> {
-        Some(Self::new(settings.local?, store, Order::new(&settings.namespace)))
+    pub(super) fn of(
+        settings: &Settings,
+        store: &dyn DynStore,
+        tags: &Arc<Tags>,
+    ) -> Option<Arc<Self>> {
+        Some(Self::new(settings.local?, store, Order::new(&settings.namespace, tags), tags))
     }
 
-    fn new(settings: LocalTier, store: &dyn DynStore, order: Order) -> Arc<Self> {
+    fn new(settings: LocalTier, store: &dyn DynStore, order: Order, tags: &Arc<Tags>) -> Arc<Self> {
         let options = OptionsBuilder::new()
             .estimated_items_capacity((settings.weight / USUAL_ROW).max(16))
             .weight_capacity(settings.weight as u64)
@@ -179,6 +189,7 @@ impl<V: Send + Sync + 'static> Tier<V> {
             Self {
                 rows,
                 order,
+                tags: tags.clone(),
                 max_age: nanos(settings.max_age),
                 max_staleness: if is_told { nanos(settings.max_staleness) } else { u64::MAX },
             }
@@ -202,6 +213,10 @@ impl<V: Send + Sync + 'static> Tier<V> {
             || row.epoch != self.order.epoch()
             || rules.replaces
         {
+            return None;
+        }
+        let tagged = row.entry.tagged.as_deref();
+        if tagged.is_some_and(|tagged| self.tags.have_ended_since(tagged, &row.checked)) {
             return None;
         }
         if now >= row.half && !matches!(rules.early, EarlyRefresh::Off) {
@@ -231,6 +246,10 @@ impl<V: Send + Sync + 'static> Tier<V> {
         record: Option<Record>,
     ) {
         let (Some(age), Some(windows)) = (entry.age, entry.windows) else { return };
+        if entry.tagged.is_some() && !self.tags.is_on {
+            // The ends of its tags are not told.
+            return;
+        }
         let fresh = nanos(windows.fresh.saturating_sub(age));
         let half = nanos((windows.fresh / 2).saturating_sub(age));
         let Fill { epoch, asked, .. } = fill;
@@ -239,6 +258,7 @@ impl<V: Send + Sync + 'static> Tier<V> {
             record,
             weight: size,
             epoch,
+            checked: AtomicU64::new(0),
             asked,
             half: asked.saturating_add(half),
             until: asked.saturating_add(fresh.min(self.max_age)),
@@ -258,6 +278,11 @@ impl<V> Tier<V> {
         (is_told.then_some(lag), nanos(lag) < self.max_staleness)
     }
 
+    /// Lets go of all copies, and of all answers to questions until now.
+    pub(super) fn forget_all(&self) {
+        self.order.lost();
+    }
+
     /// Lets go of a key, and of all answers to questions until now.
     pub(super) fn forget(&self, key: &Key, name: &Name) {
         self.order.forget(name, || drop(self.rows.remove(key.as_str())));
@@ -272,6 +297,9 @@ impl<V> LocalRow<V> {
 
 impl<V: Send + Sync + 'static> Tap for Tier<V> {
     fn changed(&self, prefix: &str, fence: u64) {
+        if let Some(tag) = self.order.tag_of(prefix) {
+            return self.tags.note(&tag, fence, || self.forget_all());
+        }
         self.order.changed(prefix, fence, |key| {
             self.rows.remove_if(key, |row| row.entry.fence < fence);
         });

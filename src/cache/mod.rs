@@ -41,6 +41,7 @@ mod request;
 mod run;
 mod settings;
 mod shard;
+mod tags;
 mod uses;
 pub mod windows;
 
@@ -280,6 +281,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 /// For the layers.
 #[cfg(feature = "http")]
 impl<V> Cache<V> {
+    pub(crate) fn has_tags(&self) -> bool {
+        self.core.tags.is_on
+    }
+
     pub(crate) fn key_limit(&self) -> usize {
         self.core.settings.max_key
     }

@@ -184,6 +184,17 @@ impl OutageMemory {
         self.forget_if(key, |row| row.value.as_ref().is_none_or(is_gone));
     }
 
+    /// Forgets all values, and each answer to a question that was asked until now.
+    pub(super) fn forget_all(&self) {
+        for stripe in self.stripes.iter().filter(|_| self.is_on()) {
+            let mut stripe = lock(stripe);
+            stripe.forgotten = self.forgotten.fetch_add(1, Ordering::AcqRel) + 1;
+            while let Some((key, row)) = stripe.rows.pop_lru() {
+                self.weight.fetch_sub(row.weight(&key), Ordering::AcqRel);
+            }
+        }
+    }
+
     fn forget_if(&self, key: &Key, is_gone: impl FnOnce(&Row) -> bool) {
         if !self.is_on() {
             return;

@@ -17,7 +17,7 @@ use super::{
     settings::{OnFull, Options, Sharing},
 };
 use crate::{
-    backend::Entry,
+    backend::{Entry, TagVerdict},
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused, Task, Waited},
     key::{Family, Key, Name},
@@ -81,9 +81,11 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let (value, payload) = core.round_trip(value)?;
         let negative = own.is_none().then(|| core.negative_windows(&value)).flatten();
         let options = core.options(own.as_deref());
-        let windows = options.windows_of(negative, &Keeping::default()).in_range();
+        let windows = core.tags.limit(options.windows_of(negative, &Keeping::default())).in_range();
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let entry = Entry::value(core.tag, Duration::ZERO, payload).with_windows(windows);
+        let number = if core.tags.is_on { core.tag_number().await } else { 0 };
+        let entry = core.tagged(entry, core.tags.of_value(number, &options.tags))?;
         let fence = core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
         core.lots.stored(&name, fence);
         Ok(fence)
@@ -102,7 +104,15 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn touch(self) -> Result<bool, Error> {
         let Self { core, key, own } = self;
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
-        let windows = core.options(own.as_deref()).windows();
+        let windows = core.tags.limit(core.options(own.as_deref()).windows());
+        if core.tags.is_on {
+            // The end of a tag may be forgotten before the windows would end.
+            match core.judge(core.store.get(&name).await).await {
+                (Ok(_), TagVerdict::Current) => {}
+                (Ok(_), _) => return Ok(false),
+                (Err(error), _) => return Err(error.into()),
+            }
+        }
         let touched = core.change(&key, core.store.touch(&name, windows, life)).await?;
         if let Some(fence) = touched {
             core.lots.stored(&name, fence);

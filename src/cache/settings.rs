@@ -44,6 +44,8 @@ pub(super) struct Options {
     pub(super) takes_local: bool,
     /// The least fence of a copy that is good enough.
     pub(super) least_fence: u64,
+    /// The tags that the caller gives the value.
+    pub(super) tags: Vec<Arc<str>>,
 }
 
 impl Options {
@@ -144,6 +146,37 @@ pub(super) struct Settings {
     /// By default, it depends on the backend.
     pub(super) outage_memory: Option<usize>,
     pub(super) local: Option<LocalTier>,
+    pub(super) has_tags: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            ttl: Duration::from_secs(60),
+            ttl_jitter: 0.0,
+            stale_while_revalidate: Duration::ZERO,
+            stale_if_error: Duration::ZERO,
+            rules: Rules::ALL,
+            after_failure: None,
+            serve_stale_after: None,
+            load_limit: Duration::from_secs(30),
+            rest_limit: Duration::ZERO,
+            wait_limit: Duration::from_secs(30),
+            sharing: Sharing {
+                on_uncacheable: OnUncacheable::Coalesce,
+                on_full: OnFull::Queue,
+                waits_once: false,
+                takes_heads: false,
+                is_anew: false,
+                local: None,
+            },
+            min_uses: None,
+            batch: None,
+            takes_local: true,
+            least_fence: 0,
+            tags: Vec::new(),
+        }
+    }
 }
 
 impl Default for Settings {
@@ -151,30 +184,7 @@ impl Default for Settings {
         Self {
             namespace: Namespace::standard(),
             schema: 0,
-            options: Options {
-                ttl: Duration::from_secs(60),
-                ttl_jitter: 0.0,
-                stale_while_revalidate: Duration::ZERO,
-                stale_if_error: Duration::ZERO,
-                rules: Rules::ALL,
-                after_failure: None,
-                serve_stale_after: None,
-                load_limit: Duration::from_secs(30),
-                rest_limit: Duration::ZERO,
-                wait_limit: Duration::from_secs(30),
-                sharing: Sharing {
-                    on_uncacheable: OnUncacheable::Coalesce,
-                    on_full: OnFull::Queue,
-                    waits_once: false,
-                    takes_heads: false,
-                    is_anew: false,
-                    local: None,
-                },
-                min_uses: None,
-                batch: None,
-                takes_local: true,
-                least_fence: 0,
-            },
+            options: Options::default(),
             uncacheable_ttl: Duration::from_secs(10),
             lease: Duration::from_secs(5),
             renew_every: None,
@@ -187,6 +197,7 @@ impl Default for Settings {
             abandoned: Abandoned::Finish,
             outage_memory: None,
             local: None,
+            has_tags: false,
         }
     }
 }

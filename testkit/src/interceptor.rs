@@ -1,11 +1,16 @@
 //! A backend in front of another one, and a hook that meets each operation on its way.
 
-use std::{future::Future, sync::Weak, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use bellwether::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal, Store, Tap, Windows,
+        Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal, Store, TagEnd,
+        TagEnds, Tap, Windows,
     },
     error::BackendError,
     key::Name,
@@ -88,6 +93,10 @@ operations! {
         backend.supersede(name, *fence_life);
     Invalidate { name: Name, fence_life: Duration } -> u64 =
         backend.invalidate(name, *fence_life);
+    TagNumber { tags: Name } -> u64 = backend.tag_number(tags);
+    TagEnds { tags: Name, which: Vec<Arc<str>> } -> Vec<TagEnds> =
+        backend.tag_ends(tags, which);
+    EndTag { tags: Name, tag: String, end: TagEnd } -> u64 = backend.end_tag(tags, tag, *end);
     SetLatch { name: Name, id: Owner, count: u32, ttl: Duration } -> bool =
         backend.set_latch(name, *id, *count, *ttl);
     CountDown { name: Name, id: Owner, by: u32 } -> Option<Countdown> =
@@ -304,6 +313,22 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
         ask!(self, Invalidate { name: name.clone(), fence_life })
+    }
+
+    async fn tag_number(&self, tags: &Name) -> Result<u64, BackendError> {
+        ask!(self, TagNumber { tags: tags.clone() })
+    }
+
+    async fn tag_ends(
+        &self,
+        tags: &Name,
+        which: &[Arc<str>],
+    ) -> Result<Vec<TagEnds>, BackendError> {
+        ask!(self, TagEnds { tags: tags.clone(), which: which.to_vec() })
+    }
+
+    async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
+        ask!(self, EndTag { tags: tags.clone(), tag: tag.to_owned(), end })
     }
 }
 

@@ -24,6 +24,7 @@ mod permits;
 mod pushes;
 mod queues;
 mod read_write;
+mod tags;
 mod unchanged;
 mod unpolled;
 mod windows;
@@ -223,6 +224,13 @@ rules! {
             an_entry_that_is_gone_is_not_renewed,
             an_act_beats_a_renewal_that_began_before_it,
             the_waiters_for_a_large_unchanged_entry_are_told,;
+        tags:
+            each_end_of_a_tag_has_a_greater_number,
+            many_ends_at_once_have_numbers_of_their_own,
+            the_ends_of_tags_are_told_in_order,
+            the_end_of_a_tag_outlives_each_entry,
+            an_entry_keeps_its_tags,
+            an_entry_without_tags_has_none,;
         back_off:
             a_name_backs_off_after_a_failed_load,
             failures_are_forgotten_after_a_time,

@@ -1,5 +1,6 @@
 mod entries;
 mod failures;
+mod tags;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -16,7 +17,7 @@ use super::{
     semaphore::{SoleHold, StoredSemaphore},
 };
 use crate::{
-    backend::{Claim, Claimed, Entry, Grant, Mode, Owner, SemaphoreKind},
+    backend::{Claim, Claimed, Entry, Grant, Mode, Owner, SemaphoreKind, TagEnds},
     key::Name,
     time::after,
 };
@@ -29,6 +30,9 @@ pub(super) struct Data {
     /// The names whose last loads failed.
     failures: HashMap<Arc<str>, StoredFailure>,
     entries: LruCache<EntryKey, StoredEntry>,
+    /// The last tag number of each namespace, and the ends of tags with when each is forgotten.
+    tag_numbers: HashMap<Arc<str>, u64>,
+    tag_ends: HashMap<TagKey, (TagEnds, Instant)>,
     /// When each of them ends, so that data without another request is dropped too.
     pub(super) expiries: BTreeSet<(Instant, Expiry)>,
     weight: usize,
@@ -40,6 +44,9 @@ pub(super) struct Data {
 
 /// The key of an entry. Entries of two schemas lie side by side.
 type EntryKey = (Arc<str>, u16);
+
+/// A namespace and a tag.
+type TagKey = (Arc<str>, Box<str>);
 
 pub(super) type SemaphoreKey = (Arc<str>, SemaphoreKind);
 
@@ -64,6 +71,7 @@ pub(super) enum Expiry {
     Fence(Arc<str>),
     Failure(Arc<str>),
     Entry(EntryKey),
+    Tag(TagKey),
 }
 
 impl Data {
@@ -76,6 +84,8 @@ impl Data {
             fences: HashMap::new(),
             failures: HashMap::new(),
             entries: LruCache::unbounded(),
+            tag_numbers: HashMap::new(),
+            tag_ends: HashMap::new(),
             expiries: BTreeSet::new(),
             weight: 0,
             limit,
@@ -209,6 +219,7 @@ impl Data {
                     self.change(&key, |semaphore| semaphore.queue.lapse(process));
                 }
                 Expiry::Failure(name) => drop(self.failures.remove(&name)),
+                Expiry::Tag(tag) => drop(self.tag_ends.remove(&tag)),
                 Expiry::Latch(name) => drop(self.latches.remove(&name)),
                 Expiry::Fence(name) => {
                     self.fences.remove(&name);

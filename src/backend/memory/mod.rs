@@ -22,8 +22,8 @@ use tokio::time::Instant;
 
 use self::data::Data;
 use super::{
-    Acquired, BackOff, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store, Tap,
-    Windows,
+    Acquired, BackOff, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store,
+    TagEnd, TagEnds, Tap, Windows,
 };
 use crate::{
     backend::{
@@ -309,6 +309,25 @@ impl Store for MemoryBackend {
     fn tap(&self, tier: Weak<dyn Tap>, _every: Duration) -> bool {
         self.channels.add_tap(tier);
         false
+    }
+
+    async fn tag_number(&self, tags: &Name) -> Result<u64, BackendError> {
+        Ok(self.data().tag_number(tags, Instant::now()))
+    }
+
+    async fn tag_ends(
+        &self,
+        tags: &Name,
+        which: &[Arc<str>],
+    ) -> Result<Vec<TagEnds>, BackendError> {
+        let mut data = self.data();
+        Ok(which.iter().map(|tag| data.tag_ends(tags, tag, Instant::now())).collect())
+    }
+
+    async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
+        let number = self.data().end_tag(tags, tag, end, Instant::now());
+        self.channels.push(&tags.prefix_of_sibling(tag), Change::Invalidated(number));
+        Ok(number)
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {

@@ -1,6 +1,7 @@
 //! What this process was told of changes, and in which order.
 
 use std::{
+    borrow::Cow,
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
@@ -12,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::{
     backend::{DynStore, STRIPES, stripe_of},
+    cache::tags::Tags,
     key::{Name, Namespace, key_of},
     sync::lock,
 };
@@ -21,6 +23,10 @@ pub(super) struct Order {
     stripes: Box<[Mutex<ToldStripe>]>,
     /// How the prefixes of the names begin.
     scope: String,
+    /// The name of the tags, if entries have some, and how their prefixes begin.
+    tags: Option<(Name, String)>,
+    /// The epoch in which ended tags were known to be heard, plus 1.
+    tags_heard_in: AtomicU64,
     origin: Instant,
     /// All changes were told up to this moment, if they are told at all.
     complete_until: AtomicU64,
@@ -53,8 +59,11 @@ pub(in crate::cache) struct Fill {
 }
 
 impl Order {
-    pub(super) fn new(namespace: &Namespace) -> Self {
+    pub(super) fn new(namespace: &Namespace, tags: &Tags) -> Self {
+        let scope_of_tags = format!("{}:t:{{", namespace.as_str());
         Self {
+            tags: tags.is_on.then(|| (tags.name.clone(), scope_of_tags)),
+            tags_heard_in: AtomicU64::new(0),
             stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
             scope: format!("{}:c:{{", namespace.as_str()),
             origin: Instant::now(),
@@ -77,13 +86,33 @@ impl Order {
             let fill = Fill { stripe: at, changes, acts, epoch, asked };
             (fill, stripe.heard_in == Some(epoch), begins)
         };
+        let are_tags_heard = self.hears_tags(store, epoch, begins);
         if !is_heard {
             if !store.hears(name, begins) {
                 return None;
             }
             self.stripe(at).heard_in = Some(epoch);
         }
-        Some(fill)
+        are_tags_heard.then_some(fill)
+    }
+
+    /// Returns whether ended tags are heard, if there are tags. Has them heard if it is to be.
+    fn hears_tags(&self, store: &dyn DynStore, epoch: u64, begins: bool) -> bool {
+        let Some((tags, _)) = &self.tags else { return true };
+        if self.tags_heard_in.load(Ordering::Acquire) == epoch + 1 {
+            return true;
+        }
+        let are_heard = store.hears(tags, begins);
+        if are_heard {
+            self.tags_heard_in.store(epoch + 1, Ordering::Release);
+        }
+        are_heard
+    }
+
+    /// Returns the tag that a change with this prefix is about.
+    pub(super) fn tag_of<'p>(&self, prefix: &'p str) -> Option<Cow<'p, str>> {
+        let (_, scope) = self.tags.as_ref()?;
+        prefix.strip_prefix(&**scope).and_then(key_of)
     }
 
     /// Keeps the answer to a question, unless something has come in between that is newer than its

@@ -42,6 +42,9 @@ impl WatchedOrder {
 
 impl Tap for WatchedOrder {
     fn changed(&self, prefix: &str, fence: u64) {
+        if self.order.tag_of(prefix).is_some() {
+            return self.lost();
+        }
         self.order.changed(prefix, fence, |key| self.tell(Some(key)));
     }
 
@@ -70,8 +73,8 @@ pub struct Ticket(Option<Fill>);
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Tells a listener of the changes of entries, to keep a cache of your own true.
     ///
-    /// The listener is given a key, or `None` if any key may have changed: the connection broke,
-    /// and changes may have been missed. [`lag`](EntryWatch::lag) tells for how long that could
+    /// The listener is given a key, or `None` if any key may have changed: a tag has ended, or the
+    /// connection broke and changes may have been missed. [`lag`](EntryWatch::lag) tells for how long that could
     /// have gone unnoticed. What is told is what a [local tier](crate::cache::Builder::local) is
     /// told, and the acts of this cache. In a cluster only the latter are.
     ///
@@ -108,7 +111,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub fn watch(&self, listener: impl Fn(Option<&str>) + Send + Sync + 'static) -> EntryWatch<V> {
-        let order = Order::new(&self.core.settings.namespace);
+        let order = Order::new(&self.core.settings.namespace, &self.core.tags);
         let watched = Arc::new(WatchedOrder { order, listener: Box::new(listener) });
         let tap: Arc<dyn Tap> = watched.clone();
         self.core.store.tap(Arc::downgrade(&tap), GREATEST_STALENESS / 8);
@@ -168,6 +171,12 @@ pub(in crate::cache) fn tell_all_of_commit(watches: &Watches, name: &Name, fence
     for watch in watches.iter().filter_map(Weak::upgrade) {
         watch.changed(name.prefix(), fence);
     }
+}
+
+/// Tells the watches of a cache that each value may have changed.
+pub(in crate::cache) fn tell_all_of_loss(watches: &Watches) {
+    let watches = watches.read().unwrap_or_else(PoisonError::into_inner);
+    watches.iter().filter_map(Weak::upgrade).for_each(|watch| watch.lost());
 }
 
 /// Returns whether there is a watch.

@@ -1,6 +1,6 @@
 //! The settings of a request, in place of those of its cache.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::Request;
 use crate::cache::{AfterFailure, EarlyRefresh, settings::Options};
@@ -78,6 +78,14 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// Sets how long to wait for the load of another process, if this caller is the one that leads.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.options_mut().wait_limit = limit;
+        self
+    }
+
+    /// Gives the value a tag, if this caller is the one that loads or inserts it.
+    ///
+    /// Everything else is as for [`Lead::tag`](crate::cache::Lead::tag).
+    pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
+        self.options_mut().tags.push(tag.into());
         self
     }
 

@@ -45,7 +45,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let is_refused = keeping.do_not_store || self.is_refresh() || !core.memory.is_on();
         let outage = begun.filter(|_| !is_refused && self.shard.breaker.outage() == begun);
         if let Some(outage) = outage
-            && let Ok(entry) = core.entry(made, cost)
+            && let Ok(entry) = core.entry(made, cost, lead.tagged())
         {
             let entry =
                 self.with_costs(entry, cost).with_windows(self.windows(&made.value, &keeping));

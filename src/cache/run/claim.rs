@@ -1,6 +1,6 @@
 //! The claim: the leader acquires the lease, or waits for what its holder makes.
 
-use std::sync::atomic::Ordering;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use tokio::time::Instant;
 use tracing::debug;
@@ -9,8 +9,11 @@ use super::{Run, Step, failed, look::uncacheable, second_try, silence};
 use crate::{
     backend::{
         Announcement, Change, Claim, Claimed, Entry, EntryKind, Grant, Mode, Occupied, Owner,
+        TagVerdict,
     },
-    cache::{breaker::RequestKind, core::Permit, error_codec, settings::OnUncacheable},
+    cache::{
+        breaker::RequestKind, core::Permit, error_codec, settings::OnUncacheable, tags::Judged,
+    },
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
     lease::{Acquisition, Answer, Attempt, WaitedFor, Waiting, drive},
@@ -41,6 +44,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             epoch: Epoch::END,
             fence: 0,
             announced: None,
+            tagged: None,
             is_told: false,
         };
         drive(&mut claiming, &mut waiting).await
@@ -68,6 +72,8 @@ pub(super) struct Claiming<'a, V: Clone> {
     fence: u64,
     /// An entry that is to be fetched.
     announced: Option<Announcement>,
+    /// An entry that was pushed, and whose tags are to be asked for.
+    tagged: Option<Entry>,
     /// An answer has told a fence whose load may have begun before the callers asked.
     is_told: bool,
 }
@@ -77,9 +83,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
 
     async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Answer<Step<V>> {
         let run = self.run;
-        if let Some(announced) = self.announced.take()
-            && let Some(step) = self.fetch(announced, waiting.left()).await
-        {
+        if let Some(step) = self.follow_push(waiting.left()).await {
             return Answer::Settled(step);
         }
         if let Err(error) = run.permit(self.permit).await {
@@ -107,7 +111,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
             Ok((Claimed::BacksOff(back_off, failure), _)) => {
                 Answer::Settled(run.backs_off(back_off, &failure, self.epoch))
             }
-            Ok((Claimed::Newer(entry), _)) => self.newer(entry),
+            Ok((Claimed::Newer(entry), _)) => self.newer(entry).await,
             Ok((Claimed::Occupied(occupied), _)) => self.occupied(&occupied),
             Err(error) => self.failed(&error),
         }
@@ -119,7 +123,13 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
         }
         match change {
             // A push that is older than the present holder is late or doubled.
-            Change::Entry(entry) if self.awaits(entry.fence) => self.received(entry),
+            Change::Entry(entry) if self.awaits(entry.fence) => match entry.tagged {
+                None => self.judged((Ok(Some(entry)), TagVerdict::Current)),
+                Some(_) => {
+                    self.tagged = Some(entry);
+                    None
+                }
+            },
             Change::Announced(announced) if self.awaits(announced.fence) => {
                 self.announced = Some(announced);
                 None
@@ -145,27 +155,46 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
+    /// Asks for what a push has left open. Returns the step that follows the entry, if it is of
+    /// use.
+    async fn follow_push(&mut self, left: Duration) -> Option<Step<V>> {
+        if let Some(announced) = self.announced.take()
+            && let Some(step) = self.fetch(announced, left).await
+        {
+            return Some(step);
+        }
+        let entry = self.tagged.take()?;
+        self.received(entry).await
+    }
+
     /// Returns the step that follows an entry of the holder, if it is of use.
-    pub(super) fn received(&self, entry: Entry) -> Option<Step<V>> {
+    pub(super) async fn received(&self, entry: Entry) -> Option<Step<V>> {
+        let judged = self.run.core.judge(Ok(Some(entry))).await;
+        self.judged(judged)
+    }
+
+    fn judged(&self, judged: Judged) -> Option<Step<V>> {
         let run = self.run;
-        if entry.kind == EntryKind::Uncacheable
+        let is_uncacheable = |entry: &Entry| entry.kind == EntryKind::Uncacheable;
+        if matches!(&judged.0, Ok(Some(entry)) if is_uncacheable(entry))
             && run.options().sharing.on_uncacheable == OnUncacheable::Claim
         {
             // The callers decide whether they try once more.
             return Some(Step::Land(uncacheable()));
         }
-        match run.received(entry, self.entry_epoch()) {
+        match run.received(judged, self.entry_epoch()) {
             Step::Claim { .. } => None,
             step => Some(step),
         }
     }
 
     /// Returns what follows an entry that a claim was answered with.
-    fn newer(&mut self, entry: Entry) -> Answer<Step<V>> {
+    async fn newer(&mut self, entry: Entry) -> Answer<Step<V>> {
         if self.is_first_told(entry.fence) {
             return Answer::Again;
         }
-        match self.run.received(entry, self.entry_epoch()) {
+        let judged = self.run.core.judge(Ok(Some(entry))).await;
+        match self.run.received(judged, self.entry_epoch()) {
             Step::Claim { seen } => {
                 self.seen = seen;
                 Answer::Again

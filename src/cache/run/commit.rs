@@ -11,11 +11,11 @@ use super::{
     second_try, silence,
 };
 use crate::{
-    backend::{Committed, Entry, EntryKind, Grant, answered_by},
+    backend::{Committed, Entry, EntryKind, Grant, TagVerdict, answered_by},
     cache::{
         Lead, Loaded, Source,
         breaker::RequestKind,
-        core::Core,
+        core::{Core, Decision},
         outage_memory::Question,
         outcome::{Made, Outcome, Record},
     },
@@ -53,12 +53,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         // Callers that join from here on get a look of their own.
         let committed = if self.is_anew() { granted } else { self.leader.begin_epoch() };
         let asked = self.core.memory.ask();
-        let Written { entry, ttl, answer } = self.write(&guard, &made, cost, lead).await;
+        let (Written { entry, ttl, answer }, are_current) =
+            tokio::join!(self.write(&guard, &made, cost, lead), self.are_current(lead));
+        let committed = if are_current { committed } else { granted };
         let is_stored = matches!(answer, Ok(Committed::Stored));
         self.core.committed_local(&self.name, guard.fence());
-        self.saw_commit(asked, guard.fence(), &entry, &answer);
-        let has_value = is_stored && entry.kind == EntryKind::Value;
-        let record = Record::written(guard.fence(), &entry).map(|it| it.if_stored(has_value));
+        self.saw_commit(asked.filter(|_| are_current), guard.fence(), &entry, &answer);
+        let record = written(guard.fence(), &entry, is_stored);
         let led = |value| Loaded { value, source: Source::Led, record };
         match answer {
             Ok(Committed::Stored | Committed::Pushed) => {
@@ -69,8 +70,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Ok(Committed::Newer(entry)) => {
                 counters.refused.add();
                 debug!(fence = entry.fence, "commit refused: a newer entry is stored");
-                let newer = self.core.decide(&self.name, &self.options().rules, Ok(Some(entry)));
-                match newer.value() {
+                match self.judged(entry).await.value() {
                     Some((newer, record, _)) => (found(newer, Source::Received, record), committed),
                     None => (Outcome::Value(led(made.value)), granted),
                 }
@@ -90,6 +90,19 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 (Outcome::Value(led(made.value)), granted)
             }
         }
+    }
+
+    /// Decides what a newer entry is good for.
+    async fn judged(&self, entry: Entry) -> Decision<V> {
+        let judged = self.core.judge(Ok(Some(entry))).await;
+        self.core.decide(&self.name, &self.options().rules, judged)
+    }
+
+    /// Returns whether no tag of the value has ended since its load began.
+    pub(super) async fn are_current(&self, lead: &Lead<V>) -> bool {
+        let Some(tagged) = lead.tagged().filter(|_| self.core.tags.is_on) else { return true };
+        let verdict = self.core.counted(self.core.ask_tags(&tagged).await);
+        verdict.is_ok_and(|verdict| verdict == TagVerdict::Current)
     }
 
     /// Notes the answer to a commit for an outage. The bytes of an unchanged value are not at hand.
@@ -131,7 +144,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         lead: &Lead<V>,
     ) -> Written {
         let keeping = lead.keeping();
-        let known = lead.known().filter(|_| keeping.is_unchanged && !keeping.do_not_store);
+        // The tags are written anew.
+        let renews = keeping.is_unchanged && !keeping.do_not_store && lead.tagged().is_none();
+        let known = lead.known().filter(|_| renews);
         if let Some(known) = known {
             let entry = self.terms(&made.value, cost, &keeping);
             let answer = self.try_commit(guard, &Commit::Unchanged(&entry, known.fence)).await;
@@ -143,7 +158,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
             debug!("the entry is gone, and its value is written again");
         }
-        let (entry, ttl) = self.entry(made, cost, &keeping);
+        let (entry, ttl) = self.entry(made, cost, lead);
         let answer = self.try_commit(guard, &Commit::Whole(&entry, ttl)).await;
         Written { entry, ttl, answer }
     }
@@ -204,4 +219,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             answer => answer,
         }
     }
+}
+
+/// Returns the record of an entry that was written, or only handed to the waiters.
+fn written(fence: u64, entry: &Entry, is_stored: bool) -> Option<Record> {
+    let has_value = is_stored && entry.kind == EntryKind::Value;
+    Record::written(fence, entry).map(|record| record.if_stored(has_value))
 }

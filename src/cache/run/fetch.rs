@@ -42,7 +42,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             match fetched {
                 Ok(entry) => {
                     let entry = entry.filter(|entry| entry.fence >= announced.fence)?;
-                    return self.received(entry);
+                    return self.received(entry).await;
                 }
                 Err(error) => debug!(error = %Chain(&error), "an announced entry is fetched again"),
             }

@@ -49,11 +49,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             let held = if is_silent { Ok(()) } else { Box::pin(guard.renew()).await };
             match held {
                 Err(error) if error.kind() == ErrorKind::Lost => break,
+                // The end of a tag takes no lease away.
+                Ok(()) if !is_silent && !self.are_current(lead).await => break,
                 // Without an answer, they are served as all callers are without a lease.
                 Ok(()) | Err(_) => self.leader.admit(epoch),
             }
         }
-        debug!("the lease is lost, so no more callers are served this load");
+        debug!("the lease is lost or a tag has ended, so no more callers are served this load");
         self.leader.close_first();
         pending().await
     }

@@ -35,6 +35,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         let lead = self.lead(Some(guard.record().clone()), Source::Led);
+        let number = match self.core.tags.is_on {
+            true => Box::pin(self.core.tag_number()).await,
+            false => 0,
+        };
+        lead.begin_tags(self.core.tags.of_value(number, &self.options().tags));
         let begun = Instant::now();
         let produced = self.produce(work, &lead, Some(&guard), granted).await;
         let cost = begun.elapsed();
@@ -75,12 +80,18 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         let lead = self.lead(None, source);
         let (begun, epoch) = (Instant::now(), self.epoch_alone());
+        let tags = &self.core.tags;
+        let untouched = tags.is_on.then(|| self.leader.begin_epoch());
+        lead.begin_tags(tags.of_value(tags.greatest(), &self.options().tags));
         if lead.is_rare() {
             self.core.counters.rare.add();
         }
         match self.produce(work, &lead, None, epoch).await {
             Ok(Produced::Value(made)) => {
                 self.remember(&made, begun.elapsed(), &lead, outage);
+                let has_ended = lead.tagged().is_some_and(|tagged| tags.have_ended(&tagged));
+                // Those who joined since may have asked after the end of a tag.
+                let epoch = untouched.filter(|_| has_ended).unwrap_or(epoch);
                 (Outcome::Value(Loaded { value: made.value, source, record: None }), epoch)
             }
             Ok(Produced::Reserved) => reserved(),
@@ -153,10 +164,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         &self,
         made: &Made<V>,
         cost: Duration,
-        keeping: &Keeping,
+        lead: &Lead<V>,
     ) -> (Entry, Option<Duration>) {
-        let core = &self.core;
-        let (entry, windows) = match core.entry(made, cost) {
+        let (core, keeping) = (&self.core, &lead.keeping());
+        let (entry, windows) = match core.entry(made, cost, lead.tagged()) {
             Ok(entry) => (self.with_costs(entry, cost), self.windows(&made.value, keeping)),
             Err(error) => {
                 let words = "a value is returned and not stored";
@@ -183,7 +194,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns the windows of a value. One that says that there is none may have its own.
     pub(super) fn windows(&self, value: &V, keeping: &Keeping) -> Windows {
-        self.options().windows_of(self.core.negative_windows(value), keeping)
+        let windows = self.options().windows_of(self.core.negative_windows(value), keeping);
+        self.core.tags.limit(windows)
     }
 }
 

@@ -6,7 +6,6 @@ use tokio::sync::SemaphorePermit;
 
 use super::{EpochOutcome, Run, Step, silence};
 use crate::{
-    backend::Entry,
     cache::{
         Loaded, Source,
         breaker::RequestKind,
@@ -15,6 +14,7 @@ use crate::{
         outcome::{Alone, Outcome, Record},
         settings::OnUncacheable,
         shard::Shard,
+        tags::Judged,
         uses::CountedUses,
     },
     error::Error,
@@ -104,11 +104,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Returns the step that follows an entry of another process.
-    pub(super) fn received(&self, entry: Entry, epoch: Epoch) -> Step<V> {
+    /// Returns the step that follows an entry of another process, whose tags were asked for.
+    pub(super) fn received(&self, judged: Judged, epoch: Epoch) -> Step<V> {
         // A push may be of an entry that is not stored, so it is not remembered.
         self.forget();
-        let decision = self.core.decide(&self.name, &self.options().rules, Ok(Some(entry)));
+        let decision = self.core.decide(&self.name, &self.options().rules, judged);
         self.decided(decision, epoch)
     }
 

@@ -49,6 +49,20 @@ impl Target {
     }
 }
 
+/// What an unsafe request or a `PURGE` ends.
+#[derive(Default)]
+pub(super) struct Outdated {
+    keys: Vec<Key>,
+    /// The tags of groups.
+    groups: Vec<String>,
+}
+
+impl Outdated {
+    fn is_empty(&self) -> bool {
+        self.keys.is_empty() && self.groups.is_empty()
+    }
+}
+
 /// Returns the request for a location on the host of a request.
 fn located(parts: &Parts, location: &str) -> Option<Parts> {
     let path = resolve(parts, location)?;
@@ -117,9 +131,11 @@ impl Http {
             true => target.keys(&self.0, answer),
             false => Vec::new(),
         };
-        let (cache, is_any) = (self.0.cache.clone(), !keys.is_empty());
+        let groups = self.0.ended_groups(&target.parts, answer);
+        let outdated = Outdated { keys, groups };
+        let (cache, is_any) = (self.0.cache.clone(), !outdated.is_empty());
         let end = async move {
-            if let Err(error) = end_all(&cache, keys).await {
+            if let Err(error) = end_all(&cache, outdated).await {
                 debug!(%error, "the response to an unsafe request does not end what it outdates");
             }
         };
@@ -132,9 +148,9 @@ impl Http {
         }
     }
 
-    /// Answers a `PURGE` of these keys.
-    pub(super) async fn purge<B: Body>(&self, keys: Vec<Key>) -> Response<ResponseBody<B>> {
-        let mut response = match end_all(&self.0.cache, keys).await {
+    /// Answers a `PURGE` of this.
+    pub(super) async fn purge<B: Body>(&self, purged: Outdated) -> Response<ResponseBody<B>> {
+        let mut response = match end_all(&self.0.cache, purged).await {
             Ok(()) => Response::new(Bytes::new()),
             Err(error) => (self.0.on_error)(&error),
         };
@@ -145,10 +161,13 @@ impl Http {
     }
 }
 
-/// Ends the responses of these keys, at once. An error keeps none of the others.
-async fn end_all(cache: &Cache<CachedResponse>, keys: Vec<Key>) -> Result<(), Error> {
-    let ended = join_all(keys.into_iter().map(|key| cache.invalidate(key))).await;
-    ended.into_iter().try_for_each(|ended| ended.map(drop))
+/// Ends the responses of these keys and groups, at once. An error keeps none of the others.
+async fn end_all(cache: &Cache<CachedResponse>, outdated: Outdated) -> Result<(), Error> {
+    let Outdated { keys, groups } = outdated;
+    let keys = join_all(keys.into_iter().map(|key| cache.invalidate(key)));
+    let groups = join_all(groups.into_iter().map(|group| cache.invalidate_tag(group)));
+    let (keys, groups) = futures_util::join!(keys, groups);
+    keys.into_iter().map(|ended| ended.map(drop)).chain(groups).collect()
 }
 
 impl HttpSettings {
@@ -170,18 +189,26 @@ impl HttpSettings {
         keys
     }
 
-    /// Returns the keys that a request is to purge, if the user of the layer permits that.
-    pub(super) fn purged(&self, parts: &Parts) -> Option<Vec<Key>> {
+    /// Returns what a request is to purge, if the user of the layer permits that: the groups in its
+    /// headers, or else the keys of its URI.
+    pub(super) fn purged(&self, parts: &Parts) -> Option<Outdated> {
         let check = self.purge.as_ref()?;
         let is_permitted = parts.method.as_str() == "PURGE" && check(parts);
-        let keys = is_permitted.then(|| self.outdated(parts, []));
-        keys.filter(|keys| !keys.is_empty())
+        let purged = || {
+            let origin = self.group_origin((parts.version, &parts.uri, &parts.headers));
+            let groups: Vec<_> =
+                origin.iter().flat_map(|it| self.groups(it, &parts.headers)).collect();
+            let keys = if groups.is_empty() { self.outdated(parts, []) } else { Vec::new() };
+            Outdated { keys, groups }
+        };
+        is_permitted.then(purged).filter(|purged| !purged.is_empty())
     }
 }
 
 impl BellwetherLayer<Http> {
     /// Answers `PURGE` requests that pass a check. The response to a `GET` of the same URI ends,
-    /// with all its variants.
+    /// with all its variants. A `PURGE` with `Cache-Groups` ends the responses of these groups of
+    /// its origin instead, if the cache has [tags](crate::cache::Builder::tags).
     ///
     /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend. A
     /// `PURGE` that does not pass reaches the inner service, as each does without a check.

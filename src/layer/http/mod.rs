@@ -30,6 +30,7 @@ mod cached;
 mod exchange;
 mod fields;
 mod generation;
+mod groups;
 mod honour;
 mod inner_error;
 mod invalidation;

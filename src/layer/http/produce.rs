@@ -8,6 +8,7 @@ use tracing::debug;
 use super::{
     BodyError, CachedResponse, Http, ResponseBody, asked,
     exchange::FlightExchange,
+    groups::GroupOrigin,
     inner_error::is_failure,
     pass::CallResult,
     reason::Reason,
@@ -51,6 +52,7 @@ where
         return Err(Error::new(ErrorKind::Cancelled, "the request has run already"));
     };
     let rules = http.0.response_rules(&request);
+    let origin = http.0.group_origin((request.version(), request.uri(), request.headers()));
     asked::ask_for_all(&mut request);
     let forward = forward.unwrap_or_else(|| Forward::of(place.is_variant(), lead.replaces()));
     let headers = request.headers().clone();
@@ -69,7 +71,7 @@ where
     let is_conclusive = matches!(validated, Validated::Renewed(..))
         || !(status.is_server_error() || status == StatusCode::NOT_MODIFIED);
     let ends_stored = lead.replaces() && is_conclusive;
-    let sent = Sent { headers, rules, forward, ends_stored };
+    let sent = Sent { headers, rules, origin, forward, ends_stored };
     let response = match validated {
         Validated::Replaced => response.map(ResponseBody::untouched),
         Validated::Renewed(parts, body) => Response::from_parts(*parts, ResponseBody::whole(body)),
@@ -88,6 +90,8 @@ where
 struct Sent {
     headers: HeaderMap,
     rules: ResponseRules,
+    /// `None` if its groups are of no use.
+    origin: Option<GroupOrigin>,
     /// Why it was sent.
     forward: Forward,
     /// A response is stored, and the answer says that it is of no use any more.
@@ -129,6 +133,7 @@ where
                 let response = http.with_source(response, lead.source(), ttl, *forward);
                 exchange.answer(Ok(response.map(ResponseBody::shared)));
             }
+            settings.join_groups(sent.origin.as_ref(), &parts.headers, lead);
             lead.announce(streamed.clone());
             http.collect(place, belongs, sent, &streamed, freshness, lead).await
         }

@@ -37,9 +37,9 @@ where
         let (parts, body) = request.into_parts();
         let admitted = http.0.admit(&parts, &body);
         if let Err(Reason::Method) = admitted
-            && let Some(keys) = http.0.purged(&parts)
+            && let Some(purged) = http.0.purged(&parts)
         {
-            return ResponseFuture::new(async move { Ok(http.purge(keys).await) });
+            return ResponseFuture::new(async move { Ok(http.purge(purged).await) });
         }
         let request = Request::from_parts(parts, body);
         let (key, mut asked) = match admitted {

@@ -52,6 +52,7 @@ pub(super) struct HttpSettings {
     pub(super) streaming: Streaming,
     pub(super) tells_status: bool,
     pub(super) purge: Option<Check>,
+    pub(super) surrogate_keys: bool,
     pub(super) min_uses: Option<Arc<Uses>>,
     pub(super) on_error: OnError,
 }
@@ -96,6 +97,7 @@ impl HttpSettings {
             streaming: Streaming::default(),
             tells_status: false,
             purge: None,
+            surrogate_keys: false,
             min_uses: None,
             on_error: Arc::new(error_response),
         }

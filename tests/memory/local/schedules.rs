@@ -1,4 +1,4 @@
-//! Random schedules of pushes that are late, and of connections that break.
+//! Random schedules of pushes that are late, of connections that break, and of tags that end.
 
 use std::{
     collections::VecDeque,
@@ -7,11 +7,11 @@ use std::{
 };
 
 use bellwether::{
-    BoxError, Cache, MemoryBackend,
+    BoxError, Cache, Key, MemoryBackend,
     backend::{Latches, Store, Tap},
     cache::LocalTier,
     error::BackendError,
-    key::Name,
+    key::{Family, Name, Namespace},
 };
 use fastrand::Rng;
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
@@ -35,6 +35,10 @@ enum Planted {
     Pong,
     /// The tier is not told that its connection broke.
     UntoldBreak,
+    /// The tag number of a value is read after its load.
+    LateNumber,
+    /// The tag number of a value is the time of its process, whose clock is wrong.
+    Clock,
 }
 
 /// A process's connection for pushes.
@@ -149,12 +153,33 @@ impl Connection {
     }
 }
 
+impl Connection {
+    /// Gives the entry of a commit a number that breaks the rules, if that is planted.
+    async fn replace_number(&self, inner: &impl Store, operation: &mut Operation) {
+        let Operation::Commit { entry, .. } = operation else { return };
+        let Some(tagged) = entry.tagged.as_mut().map(Arc::make_mut) else { return };
+        let planted = self.0.lock().unwrap().planted;
+        let last = async || inner.tag_number(&tags()).await.unwrap();
+        match planted {
+            Planted::LateNumber => tagged.number = last().await,
+            Planted::Clock => tagged.number = last().await.max(tagged.number + 200_000),
+            _ => {}
+        }
+    }
+}
+
+/// Returns the name under which the caches keep their tags.
+fn tags() -> Name {
+    Name::new(&Namespace::standard(), Family::Tags, &Key::from("tags"), 512).unwrap()
+}
+
 impl<B: Store + Latches + Clone> Hook<B> for Connection {
-    async fn around(&self, inner: &B, operation: Operation) -> Result<Answer, BackendError> {
+    async fn around(&self, inner: &B, mut operation: Operation) -> Result<Answer, BackendError> {
         let ways = {
             let rng = &mut self.0.lock().unwrap().rng;
             [(); 2].map(|()| MS * if rng.u8(..) < 20 { rng.u32(0..300) } else { rng.u32(0..2) })
         };
+        self.replace_number(inner, &mut operation).await;
         sleep(ways[0]).await;
         let answer = operation.perform(inner).await;
         sleep(ways[1]).await;
@@ -179,8 +204,9 @@ impl<B: Store + Latches + Clone> Hook<B> for Connection {
 #[derive(Default)]
 struct Written(Mutex<Vec<Instant>>);
 
-/// Writes and reads for a while. Returns how often a read was too old, and how many were local.
-async fn play(seed: u64, planted: Planted) -> (usize, u64) {
+/// Writes and reads for a while, with a tier or without. Returns how often a read was too old, and
+/// how many were local.
+async fn play(seed: u64, planted: Planted, has_tier: bool) -> (usize, u64) {
     let backend = MemoryBackend::new();
     let mut rng = Rng::with_seed(seed);
     let written: Arc<[Written; KEYS]> = Arc::default();
@@ -191,7 +217,8 @@ async fn play(seed: u64, planted: Planted) -> (usize, u64) {
         let tier = LocalTier::default().max_staleness(STALENESS);
         let builder =
             Cache::<u64>::builder(Interceptor { inner: backend.clone(), hook: line.clone() });
-        let cache = builder.ttl(Duration::from_secs(60)).local(tier).build().unwrap();
+        let builder = if has_tier { builder.local(tier) } else { builder };
+        let cache = builder.ttl(Duration::from_secs(60)).tags().build().unwrap();
         running.spawn(line.clone().run(STALENESS / 4));
         let mut chance = rng.fork();
         running.spawn(async move {
@@ -205,17 +232,40 @@ async fn play(seed: u64, planted: Planted) -> (usize, u64) {
     let (writer, history, mut chance) = (backend.clone(), written.clone(), rng.fork());
     running.spawn(async move {
         let writer: Cache<u64> =
-            Cache::builder(writer).ttl(Duration::from_secs(60)).build().unwrap();
+            Cache::builder(writer).ttl(Duration::from_secs(60)).tags().build().unwrap();
         loop {
-            let key = chance.usize(0..KEYS);
-            let version = {
+            let (act, key) = (chance.u8(0..6), chance.usize(0..KEYS));
+            let write = |key: usize| {
                 let mut written = history[key].0.lock().unwrap();
                 written.push(Instant::now());
                 written.len() as u64
             };
-            match chance.u8(0..3) {
-                0 => drop(writer.invalidate(format!("{key}")).await.unwrap()),
-                _ => drop(writer.insert(format!("{key}"), &version).await.unwrap()),
+            // What has come to be is told within the same moment.
+            match act {
+                0 => {
+                    write(key);
+                    writer.invalidate(format!("{key}")).await.unwrap();
+                }
+                1 => {
+                    write(key);
+                    writer.invalidate_tag(format!("of {key}")).await.unwrap();
+                }
+                2 => {
+                    for key in 0..KEYS {
+                        write(key);
+                    }
+                    writer.expire_tag("of all").await.unwrap();
+                }
+                3 => {
+                    for key in 0..KEYS {
+                        write(key);
+                    }
+                    writer.clear().await.unwrap();
+                }
+                _ => {
+                    let request = writer.request(format!("{key}")).tag(format!("of {key}"));
+                    request.tag("of all").insert(&write(key)).await.unwrap();
+                }
             }
             sleep(MS * chance.u32(1..400)).await;
         }
@@ -224,14 +274,18 @@ async fn play(seed: u64, planted: Planted) -> (usize, u64) {
     for _ in 0..400 {
         let (cache, key) = (&caches[rng.usize(0..2)], rng.usize(0..KEYS));
         let asked = Instant::now();
-        let of_load = written.clone();
-        let loaded = cache.request(format!("{key}")).load(move |_lead| async move {
-            Ok::<_, BoxError>(of_load[key].0.lock().unwrap().len() as u64)
+        let (of_load, takes) = (written.clone(), MS * rng.u32(0..20));
+        let loaded = cache.request(format!("{key}")).tag("of all").load(move |lead| async move {
+            let version = of_load[key].0.lock().unwrap().len() as u64;
+            sleep(takes).await;
+            lead.tag(format!("of {key}"));
+            Ok::<_, BoxError>(version)
         });
         let version = *loaded.await.unwrap().value();
         // The next version came to be before the call, by more than the tier may be behind.
         let next = written[key].0.lock().unwrap().get(version as usize).copied();
-        too_old += usize::from(next.is_some_and(|next| next + STALENESS < asked));
+        let bound = if has_tier { STALENESS } else { Duration::ZERO };
+        too_old += usize::from(next.is_some_and(|next| next + bound < asked));
         sleep(MS * rng.u32(0..12)).await;
         yield_now().await;
     }
@@ -240,14 +294,16 @@ async fn play(seed: u64, planted: Planted) -> (usize, u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_copy_is_older_than_the_bound() {
+async fn no_value_is_older_than_the_bound() {
     let wanted = std::env::var("BELLWETHER_LOCAL_SCHEDULES").ok();
-    let schedules = wanted.map_or(50, |text| text.parse().unwrap());
+    let schedules = wanted.map_or(25, |text| text.parse().unwrap());
     let (mut local, all) = (0, 400 * schedules);
     for seed in 0..schedules {
-        let (too_old, served) = play(seed, Planted::Nothing).await;
+        let (too_old, served) = play(seed, Planted::Nothing, true).await;
         assert_eq!(too_old, 0, "seed {seed}");
         local += served;
+        let (too_old, _) = play(seed, Planted::Nothing, false).await;
+        assert_eq!(too_old, 0, "seed {seed} without a tier");
     }
     println!("{local} of {all} reads were of a copy");
     assert!(local > all / 3, "{local}");
@@ -256,11 +312,22 @@ async fn no_copy_is_older_than_the_bound() {
 /// What the test above finds, if it is there.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_breaks_its_rules_is_found() {
-    for planted in [Planted::LostPush, Planted::Pong, Planted::UntoldBreak] {
+    for (planted, has_tier) in [
+        (Planted::LostPush, true),
+        (Planted::Pong, true),
+        (Planted::UntoldBreak, true),
+        (Planted::LateNumber, true),
+        (Planted::LateNumber, false),
+        (Planted::Clock, false),
+    ] {
         let mut too_old = 0;
         for seed in 0..20 {
-            too_old += play(seed, planted).await.0;
+            too_old += play(seed, planted, has_tier).await.0;
+            if too_old > 0 {
+                break;
+            }
         }
+        println!("{planted:?}: {too_old} reads were too old");
         assert!(too_old > 0, "{planted:?}");
     }
 }

@@ -11,6 +11,7 @@ mod ready;
 mod release;
 mod replies;
 mod store;
+mod tags;
 mod tier;
 
 use std::time::Duration;

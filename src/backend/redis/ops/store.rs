@@ -17,7 +17,7 @@ use super::{
 use crate::{
     backend::{
         Announcement, BackOff, Change, Claim, Claimed, Committed, Entry, EntryAnswers, Erased,
-        ErasedStore, Failure, Grant, Owner, Store, Tap, Windows,
+        ErasedStore, Failure, Grant, Owner, Store, TagEnd, TagEnds, Tap, Windows,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, Script},
@@ -178,6 +178,22 @@ impl Store for RedisBackend {
 
     fn hears(&self, name: &Name, begins: bool) -> bool {
         self.hears_of(name, begins)
+    }
+
+    async fn tag_number(&self, tags: &Name) -> Result<u64, BackendError> {
+        self.last_tag_number(tags).await
+    }
+
+    async fn tag_ends(
+        &self,
+        tags: &Name,
+        which: &[Arc<str>],
+    ) -> Result<Vec<TagEnds>, BackendError> {
+        self.ends_of_tags(tags, which).await
+    }
+
+    async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
+        self.give_next_number(tags, tag, end).await
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {

@@ -16,6 +16,6 @@ pub(super) mod framing;
 pub(super) mod lifetime;
 pub(super) mod location;
 pub(super) mod names;
-mod structured;
+pub(super) mod structured;
 pub(super) mod targeted;
 pub(super) mod vary;

@@ -1,4 +1,4 @@
-//! A parser for dictionaries of structured fields (RFC 9651, section 4.2.2).
+//! A parser for dictionaries and lists of structured fields (RFC 9651, section 4.2).
 
 use std::collections::BTreeMap;
 
@@ -26,19 +26,26 @@ pub(super) fn dictionary(text: &str) -> Option<BTreeMap<String, Item>> {
         };
         rest.parameters()?;
         members.insert(name, value);
-        rest.skip_blanks();
-        if rest.0.is_empty() {
-            break;
-        }
-        if !rest.eat(',') {
-            return None;
-        }
-        rest.skip_blanks();
-        if rest.0.is_empty() {
-            return None;
-        }
+        rest.separator()?;
     }
     Some(members)
+}
+
+/// Parses a list, and returns its strings (RFC 9651, section 4.2.1). Members of other types and
+/// parameters are skipped.
+///
+/// Returns `None` if the text is not a list.
+pub(in super::super) fn strings(text: &str) -> Option<Vec<String>> {
+    let (mut strings, mut rest) = (Vec::new(), Cursor(text.trim_matches(' ')));
+    while !rest.0.is_empty() {
+        let member = rest.member()?;
+        rest.parameters()?;
+        if let Item::Text(text) = member {
+            strings.push(text);
+        }
+        rest.separator()?;
+    }
+    Some(strings)
 }
 
 /// The text that is not parsed yet.
@@ -53,6 +60,17 @@ impl<'a> Cursor<'a> {
 
     fn skip_blanks(&mut self) {
         self.0 = self.0.trim_start_matches([' ', '\t']);
+    }
+
+    /// Takes the comma between two members, behind which there is one. At the end there is none.
+    fn separator(&mut self) -> Option<()> {
+        self.skip_blanks();
+        if self.0.is_empty() {
+            return Some(());
+        }
+        let is_there = self.eat(',');
+        self.skip_blanks();
+        (is_there && !self.0.is_empty()).then_some(())
     }
 
     /// Takes the characters that fit.
@@ -203,6 +221,19 @@ mod tests {
         assert_eq!(dictionary("  "), Some(BTreeMap::new()));
         let most = dictionary("a=999999999999999").unwrap();
         assert_eq!(most["a"], Item::Integer(999_999_999_999_999));
+    }
+
+    /// RFC 9651, section 4.2.1.
+    #[test]
+    fn a_list_has_its_strings() {
+        let strings = |text| strings(text);
+        let expected = ["a", "B c", "x\"y"].map(str::to_owned).to_vec();
+        assert_eq!(strings(r#""a", "B c";p=1 ,	"x\"y", token, 1, ("d" "e")"#), None);
+        assert_eq!(strings("\"a\", \"B c\";p=1 ,\t\"x\\\"y\", token, 1, (\"d\")"), Some(expected));
+        assert_eq!(strings(" "), Some(Vec::new()));
+        for text in ["\"a", "\"a\",", "\"a\" \"b\"", ",", "\"\u{e4}\"", "a,,b"] {
+            assert_eq!(strings(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -118,8 +118,12 @@ pub(crate) fn original<'a>(uri: &'a Uri, extensions: &'a Extensions) -> Option<&
 /// Returns the scheme that an HTTP/1.1 request names in front of its host. Requests of HTTP/2
 /// always name one, and must share with those of HTTP/1.1, which usually name none.
 pub(crate) fn scheme(parts: &Parts) -> &str {
-    let names_it = parts.version < Version::HTTP_2;
-    parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default()
+    scheme_of(parts.version, &parts.uri)
+}
+
+fn scheme_of(version: Version, uri: &Uri) -> &str {
+    let names_it = version < Version::HTTP_2;
+    uri.scheme_str().filter(|_| names_it).unwrap_or_default()
 }
 
 /// Returns whether the service may take the path of a request for another one than the key tells.
@@ -130,6 +134,14 @@ pub(crate) fn is_respelled(parts: &Parts) -> bool {
 
 fn path(uri: &Uri) -> Option<&PathAndQuery> {
     uri.path_and_query().filter(|path| path.as_str().starts_with('/'))
+}
+
+/// Returns the scheme and the host of a request, as its key begins. Returns `None` if the host is
+/// not clear.
+pub(crate) fn origin(version: Version, uri: &Uri, headers: &HeaderMap) -> Option<String> {
+    let scheme = scheme_of(version, uri);
+    let host = host(uri, headers, scheme)?;
+    Some(format!("{scheme} {host}").to_ascii_lowercase())
 }
 
 /// Returns the requested host in its normal form, or an empty one if the request names none.

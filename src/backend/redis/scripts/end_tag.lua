@@ -1,0 +1,29 @@
+-- Gives a tag the next number of its namespace, and tells the local tiers. Without a tag, returns
+-- the last number, and begins to count if there is none.
+--
+-- Returns the number.
+--
+-- number: the last number
+-- tag: when the tag ended last, as two numbers; or nil
+-- life_ms: how long both are kept
+-- expires: '1' if the entries are kept for failed loads
+-- tiers: the channel of local tiers, or ''
+-- message: what they are told, before the number
+local number, tag = unpack(KEYS)
+local life_ms, expires, tiers, message = unpack(ARGV)
+
+-- include: fence_at, fence_text, clock
+local last = fence_at(number)
+if not tag and last > 0 then return last end
+local next_number = math.max(now(), last + 1)
+local text = fence_text(next_number)
+redis.call('SET', number, text, 'PX', life_ms)
+if not tag then return next_number end
+local ended, expired = string.match(read('GET', tag) or '', '^(' .. ('%d'):rep(16) .. ')(' ..
+  ('%d'):rep(16) .. ')$')
+ended, expired = ended or fence_text(0), expired or fence_text(0)
+if expires == '1' then expired = text else ended = text end
+-- The tiers hear of it before any caller does.
+if tiers ~= '' then redis.pcall('PUBLISH', tiers, message .. text) end
+redis.call('SET', tag, ended .. expired, 'PX', life_ms)
+return next_number

@@ -1,0 +1,127 @@
+//! Tags: one command ends all entries that carry a tag, whatever their number.
+//!
+//! Each namespace has a tag number that only grows. An entry keeps the number from before its load
+//! began, and its tags. To end a tag is to give it the next number. An entry is of use while none
+//! of its tags has a greater number than the entry. So there is no list of the entries of a tag,
+//! and no two clocks are compared.
+
+use std::{sync::Arc, time::Duration};
+
+use super::entry::Undecodable;
+
+/// For how long the end of a tag is remembered. An entry with tags is kept no longer.
+pub(crate) const TAG_LIFE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// The number of digits of a tag number as text.
+const DIGITS: usize = 16;
+/// The number of digits of the length of a tag.
+const LENGTH_DIGITS: usize = 4;
+
+/// The tags of an entry, and the tag number from before its load began.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tagged {
+    /// The last tag number when the load began. Zero is older than each.
+    pub number: u64,
+    /// The tags. The empty tag, which all entries have, is not among them.
+    pub tags: Vec<Arc<str>>,
+}
+
+/// When a tag ended last, as tag numbers. Zero is never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TagEnds {
+    /// Smaller entries are of no use.
+    pub ended: u64,
+    /// Smaller entries stand in for failed loads, and are otherwise of no use.
+    pub expired: u64,
+}
+
+/// How a tag ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TagEnd {
+    /// The entries count as missing.
+    Invalidated,
+    /// The entries are kept for failed loads.
+    Expired,
+}
+
+/// What the ends of its tags say of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum TagVerdict {
+    Current,
+    /// It may stand in for a failed load.
+    Expired,
+    /// It counts as missing.
+    Ended,
+}
+
+impl Tagged {
+    /// Returns all tags, with the empty one that each entry has.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Arc<str>> + '_ {
+        std::iter::once(Arc::from("")).chain(self.tags.iter().cloned())
+    }
+
+    /// Returns what the ends of [all](Self::all) tags say.
+    pub(crate) fn verdict(&self, ends: &[TagEnds]) -> TagVerdict {
+        let of = |ends: &TagEnds| match ends {
+            ends if ends.ended > self.number => TagVerdict::Ended,
+            ends if ends.expired > self.number => TagVerdict::Expired,
+            _ => TagVerdict::Current,
+        };
+        ends.iter().map(of).max().unwrap_or(TagVerdict::Current)
+    }
+
+    /// Appends the bytes that an entry keeps between its header and its payload.
+    pub(super) fn encode(&self, header: &mut String) {
+        header.push_str(&format!("{:016}{:04x}", self.number, self.tags.len()));
+        for tag in &self.tags {
+            header.push_str(&format!("{:04x}{tag}", tag.len()));
+        }
+    }
+
+    /// Returns the number of bytes that [`encode`](Self::encode) appends.
+    pub(super) fn weight(&self) -> usize {
+        let tags: usize = self.tags.iter().map(|tag| LENGTH_DIGITS + tag.len()).sum();
+        DIGITS + LENGTH_DIGITS + tags
+    }
+
+    /// Reads what [`encode`](Self::encode) wrote. A later version may write more behind it.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Undecodable> {
+        let text = std::str::from_utf8(bytes).map_err(|_| Undecodable)?;
+        let mut rest = text;
+        let number = take(&mut rest, DIGITS)?.parse().map_err(|_| Undecodable)?;
+        let count = length(&mut rest)?;
+        let mut tags = Vec::new();
+        for _ in 0..count {
+            let length = length(&mut rest)?;
+            tags.push(take(&mut rest, length)?.into());
+        }
+        Ok(Self { number, tags })
+    }
+}
+
+fn take<'a>(rest: &mut &'a str, length: usize) -> Result<&'a str, Undecodable> {
+    let (taken, behind) = rest.split_at_checked(length).ok_or(Undecodable)?;
+    *rest = behind;
+    Ok(taken)
+}
+
+fn length(rest: &mut &str) -> Result<usize, Undecodable> {
+    usize::from_str_radix(take(rest, LENGTH_DIGITS)?, 16).map_err(|_| Undecodable)
+}
+
+impl TagEnds {
+    /// Returns the ends of a tag that ends now.
+    pub(crate) fn with(self, end: TagEnd, number: u64) -> Self {
+        match end {
+            TagEnd::Invalidated => Self { ended: number, ..self },
+            TagEnd::Expired => Self { expired: number, ..self },
+        }
+    }
+
+    /// Reads the text under which a server keeps it: both numbers.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn decode(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        let (ended, expired) = text.split_at_checked(DIGITS)?;
+        Some(Self { ended: ended.parse().ok()?, expired: expired.parse().ok()? })
+    }
+}

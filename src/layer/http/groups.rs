@@ -1,0 +1,90 @@
+//! Groups of responses (RFC 9875), which are tags of the cache.
+//!
+//! A group belongs to its origin, so its tag begins with that: `<scheme> <host> <group>`. Neither
+//! of the first two has a space. A surrogate key is a group by another name.
+
+use http::{HeaderMap, HeaderName, Uri, Version, request::Parts};
+
+use super::{
+    BellwetherLayer, Http, fields::structured::strings, requests::key, settings::HttpSettings,
+};
+use crate::cache::Lead;
+
+const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
+const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidation");
+const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
+
+/// The origin of a request, as its groups know it.
+pub(super) struct GroupOrigin(String);
+
+impl GroupOrigin {
+    fn tag(&self, group: &str) -> String {
+        format!("{} {group}", self.0)
+    }
+}
+
+impl HttpSettings {
+    /// Returns the origin of a request, if its cache has tags and the host is clear.
+    pub(super) fn group_origin(
+        &self,
+        (version, uri, headers): (Version, &Uri, &HeaderMap),
+    ) -> Option<GroupOrigin> {
+        let is_of_use = self.cache.has_tags() && !self.coalesce_only;
+        is_of_use.then(|| key::origin(version, uri, headers)).flatten().map(GroupOrigin)
+    }
+
+    /// Gives a response the tags of its groups.
+    pub(super) fn join_groups<V>(
+        &self,
+        origin: Option<&GroupOrigin>,
+        headers: &HeaderMap,
+        lead: &Lead<V>,
+    ) {
+        let groups = origin.into_iter().flat_map(|origin| self.groups(origin, headers));
+        groups.for_each(|group| lead.tag(group));
+    }
+
+    /// Returns the tags of the groups that some headers name.
+    pub(super) fn groups(&self, origin: &GroupOrigin, headers: &HeaderMap) -> Vec<String> {
+        let mut groups = listed(headers, &GROUPS);
+        if self.surrogate_keys {
+            let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());
+            groups.extend(lines.flat_map(str::split_ascii_whitespace).map(str::to_owned));
+        }
+        groups.iter().map(|group| origin.tag(group)).collect()
+    }
+
+    /// Returns the tags of the groups that the answer to an unsafe request ends.
+    pub(super) fn ended_groups(&self, parts: &Parts, answer: &HeaderMap) -> Vec<String> {
+        let origin = self.group_origin((parts.version, &parts.uri, &parts.headers));
+        let Some(origin) = origin else { return Vec::new() };
+        listed(answer, &INVALIDATION).iter().map(|group| origin.tag(group)).collect()
+    }
+}
+
+/// Returns the strings of a list. Other members are ignored, and so is a field that is no list.
+fn listed(headers: &HeaderMap, name: &HeaderName) -> Vec<String> {
+    let lines = headers.get_all(name).iter().map(|line| line.to_str().ok());
+    let lines: Option<Vec<_>> = lines.collect();
+    lines.and_then(|lines| strings(&lines.join(", "))).unwrap_or_default()
+}
+
+impl BellwetherLayer<Http> {
+    /// Takes the words of `Surrogate-Key` in a response for groups of it, as those of
+    /// `Cache-Groups`. Several caches of other makers know this header.
+    ///
+    /// A `PURGE` that [passes its check](Self::purge_if) ends the groups in these headers.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).tags().build()?;
+    /// let layer = BellwetherLayer::http(cache).surrogate_keys();
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn surrogate_keys(mut self) -> Self {
+        self.settings().surrogate_keys = true;
+        self
+    }
+}
