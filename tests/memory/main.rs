@@ -36,5 +36,6 @@ mod settings;
 mod several;
 mod stacks;
 mod stopped;
+mod tags;
 mod values;
 mod weight;
