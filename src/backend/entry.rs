@@ -31,7 +31,7 @@ use super::{
 /// | 90..96 | the number of bytes between the header and the payload: none without tags |
 /// | 96.. | the tags, then the payload |
 ///
-/// The tags are: the tag number, in 16 decimal digits; how many tags there are, in 4 hexadecimal
+/// The tags are: `t`; the tag number, in 16 decimal digits; how many tags there are, in 4 hexadecimal
 /// digits; each tag behind its length in bytes, in 4 hexadecimal digits.
 ///
 /// Format 1 is still read: `bw1`, kind, fence, tag and cost as above, and 8 digits of a time to
@@ -229,7 +229,7 @@ impl Entry {
         let payload_at = HEADER.saturating_add(usize::try_from(more).unwrap_or(usize::MAX));
         let payload_at = payload_at.min(bytes.len());
         let tagged = match payload_at > HEADER {
-            true => Some(Arc::new(Tagged::decode(&bytes[HEADER..payload_at])?)),
+            true => Tagged::decode(&bytes[HEADER..payload_at])?.map(Arc::new),
             false => None,
         };
         // A slice of the bytes would cost a reference count.

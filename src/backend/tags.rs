@@ -11,6 +11,8 @@ use super::entry::Undecodable;
 
 /// For how long the end of a tag is remembered. An entry with tags is kept no longer.
 pub(crate) const TAG_LIFE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// Begins the tags of an entry.
+const MARK: char = 't';
 /// The number of digits of a tag number as text.
 const DIGITS: usize = 16;
 /// The number of digits of the length of a tag.
@@ -71,7 +73,7 @@ impl Tagged {
 
     /// Appends the bytes that an entry keeps between its header and its payload.
     pub(super) fn encode(&self, header: &mut String) {
-        header.push_str(&format!("{:016}{:04x}", self.number, self.tags.len()));
+        header.push_str(&format!("{MARK}{:016}{:04x}", self.number, self.tags.len()));
         for tag in &self.tags {
             header.push_str(&format!("{:04x}{tag}", tag.len()));
         }
@@ -80,13 +82,16 @@ impl Tagged {
     /// Returns the number of bytes that [`encode`](Self::encode) appends.
     pub(super) fn weight(&self) -> usize {
         let tags: usize = self.tags.iter().map(|tag| LENGTH_DIGITS + tag.len()).sum();
-        DIGITS + LENGTH_DIGITS + tags
+        MARK.len_utf8() + DIGITS + LENGTH_DIGITS + tags
     }
 
-    /// Reads what [`encode`](Self::encode) wrote. A later version may write more behind it.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Undecodable> {
-        let text = std::str::from_utf8(bytes).map_err(|_| Undecodable)?;
-        let mut rest = text;
+    /// Reads what [`encode`](Self::encode) wrote. A later version may write more behind it, or
+    /// something else in its place, which is passed over.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Option<Self>, Undecodable> {
+        let text = bytes.strip_prefix(&[MARK as u8]).map(std::str::from_utf8);
+        let Some(Ok(mut rest)) = text else {
+            return if text.is_none() { Ok(None) } else { Err(Undecodable) };
+        };
         let number = take(&mut rest, DIGITS)?.parse().map_err(|_| Undecodable)?;
         let count = length(&mut rest)?;
         let mut tags = Vec::new();
@@ -94,7 +99,7 @@ impl Tagged {
             let length = length(&mut rest)?;
             tags.push(take(&mut rest, length)?.into());
         }
-        Ok(Self { number, tags })
+        Ok(Some(Self { number, tags }))
     }
 }
 

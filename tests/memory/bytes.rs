@@ -1,8 +1,8 @@
 //! The bytes of entries and changes.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use bellwether::backend::{Change, Entry, Undecodable, Windows};
+use bellwether::backend::{Change, Entry, Tagged, Undecodable, Windows};
 use bytes::Bytes;
 
 #[test]
@@ -41,10 +41,30 @@ fn bytes_between_header_and_payload_are_passed_over() {
     let entry = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v"));
     let mut bytes = entry.encode().to_vec();
     let header = bytes.len() - 1;
-    bytes.splice(header - 6.., *b"000004tagsv");
+    bytes.splice(header - 6.., *b"000004morev");
     assert_eq!(Entry::decode(bytes.clone().into()), Ok(entry));
     bytes.truncate(header + 2);
     assert!(Entry::decode(bytes.into()).unwrap().payload.is_empty());
+}
+
+#[test]
+fn an_encoded_entry_has_its_tags() {
+    let mut tagged = Tagged::default();
+    tagged.number = 1_790_000_000_000_001;
+    tagged.tags = ["a", "ü b", "t"].map(Arc::from).to_vec();
+    let entry = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v")).with_tags(tagged);
+    let bytes = entry.encode();
+    assert_eq!(bytes.len(), entry.weight());
+    assert_eq!(Entry::decode(bytes.clone()), Ok(entry.clone()));
+    // A later version may write more behind them.
+    let (mut longer, end) = (bytes.to_vec(), bytes.len() - 1);
+    longer.splice(90..96, format!("{:06x}", end - 96 + 4).into_bytes());
+    longer.splice(end..end, *b"more");
+    assert_eq!(Entry::decode(longer.into()), Ok(entry));
+    // Without a whole list, it is not known what ends the entry.
+    for cut in 97..end {
+        assert_eq!(Entry::decode(bytes.slice(..cut)), Err(Undecodable), "{cut}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod directives;
 mod errors;
 mod freshness;
 mod generations;
+mod groups;
 mod grpc;
 mod keys;
 mod local;

@@ -1,0 +1,270 @@
+//! Groups of responses (RFC 9875), and surrogate keys.
+
+use axum::body::Body;
+use bellwether::{
+    BellwetherLayer, Cache, MemoryBackend, http_cache,
+    layer::{CachedResponse, Http, Policy, RequestDirectives},
+};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use tokio::{
+    sync::mpsc,
+    time::{Duration, sleep},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tower::Layer;
+
+use super::origin::{Answer, Layered, ask, http_layer, origin};
+
+fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
+    http_cache(backend.clone()).tags().build().unwrap()
+}
+
+fn request(method: &str, host: &str, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
+    let mut request = Request::builder().method(method).uri(path).header("host", host);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(Body::empty()).unwrap()
+}
+
+/// Returns an answer with the headers that the request has, without `x-`, and its number as the
+/// body.
+fn echo(call: usize, request: &Request<Body>) -> Response<Body> {
+    let mut answer = Response::builder().header("cache-control", "max-age=60");
+    for (name, value) in request.headers() {
+        if let Some(name) = name.as_str().strip_prefix("x-answer-") {
+            answer = answer.header(name, value);
+        }
+        if name == "x-status" {
+            answer = answer.status(value.to_str().unwrap().parse::<u16>().unwrap());
+        }
+    }
+    answer.body(Body::from(call.to_string())).unwrap()
+}
+
+/// Returns a layer that tells by `only-if-cached` what is stored.
+fn layer(cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
+    let layer = http_layer(cache).policy(Policy::rfc9111());
+    layer.request_directives(RequestDirectives::Honour)
+}
+
+fn service(backend: &MemoryBackend) -> Layered {
+    layer(cache(backend)).layer(origin(echo).0)
+}
+
+/// Asks for a path whose response belongs to some groups.
+async fn page(service: &Layered, path: &str, groups: &str) -> Answer {
+    ask(service, request("GET", "shop", path, &[("x-answer-cache-groups", groups)])).await
+}
+
+/// Sends a request whose answer ends some groups.
+async fn end(service: &Layered, method: &str, host: &str, groups: &str) -> Answer {
+    let header = ("x-answer-cache-group-invalidation", groups);
+    ask(service, request(method, host, "/write", &[header])).await
+}
+
+/// Returns whether a page is still stored.
+async fn is_stored(service: &Layered, path: &str) -> bool {
+    let headers = [("cache-control", "only-if-cached")];
+    ask(service, request("GET", "shop", path, &headers)).await.status == StatusCode::OK
+}
+
+/// Section 2: a list of strings, whose other members and parameters are ignored. They are compared
+/// as they are.
+#[tokio::test(start_paused = true)]
+async fn a_response_belongs_to_the_strings_in_its_list() {
+    for (groups, ended, is_ended) in [
+        (r#""a""#, r#""a""#, true),
+        (r#""a", "b c""#, r#""b c""#, true),
+        (r#""a";p=1, token, 7, ("x")"#, r#""a""#, true),
+        (r#""a", token"#, r#""token""#, false),
+        (r#""a""#, r#""A""#, false),
+        (r#""a""#, r#""a ""#, false),
+        (r#""a"#, r#""a""#, false),
+        (r#""x\"y""#, r#""x\"y""#, true),
+        (r#""a""#, "a", false),
+        (r#""a""#, r#""b", "a", 5"#, true),
+        ("", r#""a""#, false),
+    ] {
+        let service = service(&MemoryBackend::new());
+        page(&service, "/a", groups).await;
+        end(&service, "POST", "shop", ended).await;
+        assert_eq!(is_stored(&service, "/a").await, !is_ended, "{groups} {ended}");
+    }
+}
+
+/// Section 2.1: at least 32 groups of at least 32 characters.
+#[tokio::test(start_paused = true)]
+async fn a_response_may_have_many_groups() {
+    let group = |at: usize| format!("\"{at:0>100}\"");
+    let groups = (0..100).map(group).collect::<Vec<_>>().join(", ");
+    for at in [0, 31, 99] {
+        let service = service(&MemoryBackend::new());
+        page(&service, "/a", &groups).await;
+        end(&service, "POST", "shop", &group(100)).await;
+        assert!(is_stored(&service, "/a").await);
+        end(&service, "POST", "shop", &group(at)).await;
+        assert!(!is_stored(&service, "/a").await);
+    }
+}
+
+/// Section 3: the answer to an unsafe request ends the groups that it names, whatever its status. The
+/// answer to a safe one ends none.
+#[tokio::test(start_paused = true)]
+async fn the_answer_to_an_unsafe_request_ends_groups() {
+    for (method, status, is_ended) in [
+        ("POST", "200", true),
+        ("PUT", "204", true),
+        ("DELETE", "404", true),
+        ("PATCH", "500", true),
+        ("GET", "200", false),
+        ("HEAD", "200", false),
+        ("OPTIONS", "200", false),
+    ] {
+        let backend = MemoryBackend::new();
+        let [one, other] = [(); 2].map(|()| service(&backend));
+        for (path, groups) in [("/a", r#""a""#), ("/ab", r#""a", "b""#), ("/b", r#""b""#)] {
+            page(&one, path, groups).await;
+        }
+        let headers = [("x-answer-cache-group-invalidation", r#""a""#), ("x-status", status)];
+        ask(&other, request(method, "shop", "/write", &headers)).await;
+        for (path, is_of_group) in [("/a", true), ("/ab", true), ("/b", false)] {
+            let expected = !(is_ended && is_of_group);
+            assert_eq!(is_stored(&one, path).await, expected, "{method} {status} {path}");
+        }
+    }
+}
+
+/// Section 2.1: both share an origin.
+#[tokio::test(start_paused = true)]
+async fn two_origins_never_end_each_others_groups() {
+    let service = service(&MemoryBackend::new());
+    page(&service, "/a", r#""a""#).await;
+    for host in ["bank", "shop:8080", "shop.bank", "shop \"a\"", "a"] {
+        end(&service, "POST", host, r#""a""#).await;
+        end(&service, "POST", host, r#""shop a", "a", " a""#).await;
+        assert!(is_stored(&service, "/a").await, "{host}");
+    }
+    end(&service, "POST", "SHOP:80", r#""a""#).await;
+    assert!(!is_stored(&service, "/a").await, "the same origin in another spelling");
+}
+
+/// Section 2.2.1: to end a response need not end the others of its groups, and does not here.
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_response_does_not_end_its_groups() {
+    let service = service(&MemoryBackend::new());
+    page(&service, "/a", r#""a""#).await;
+    page(&service, "/b", r#""a""#).await;
+    ask(&service, request("POST", "shop", "/a", &[])).await;
+    assert_eq!([is_stored(&service, "/a").await, is_stored(&service, "/b").await], [false, true]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_tags_groups_are_headers_as_others() {
+    let cache = http_cache(MemoryBackend::new()).build().unwrap();
+    let service = layer(cache).layer(origin(echo).0);
+    page(&service, "/a", r#""a""#).await;
+    end(&service, "POST", "shop", r#""a""#).await;
+    assert!(is_stored(&service, "/a").await);
+}
+
+/// A group ends while the body of a response is on its way. Who asks afterwards does not get it.
+#[tokio::test(start_paused = true)]
+async fn a_stream_whose_group_has_ended_is_for_those_who_asked_before() {
+    let (first, body) = mpsc::channel::<Result<Bytes, std::io::Error>>(4);
+    let body = std::sync::Mutex::new(Some(Body::from_stream(ReceiverStream::new(body))));
+    let body = std::sync::Arc::new(body);
+    let (inner, calls) = origin(move |call, request| {
+        let answer = Response::builder().header("cache-groups", "\"a\"");
+        match (request.method().as_str(), body.lock().unwrap().take()) {
+            ("GET", Some(body)) => answer.body(body).unwrap(),
+            _ => answer.body(Body::from(call.to_string())).unwrap(),
+        }
+    });
+    let cache = cache(&MemoryBackend::new());
+    let service = http_layer(cache.clone()).layer(inner);
+    let asks = |service: &Layered| {
+        let service = service.clone();
+        tokio::spawn(async move { ask(&service, request("GET", "shop", "/a", &[])).await })
+    };
+    let before = asks(&service);
+    sleep(Duration::from_millis(100)).await;
+    first.send(Ok(Bytes::from("old"))).await.unwrap();
+    let also_before = asks(&service);
+    sleep(Duration::from_millis(100)).await;
+    cache.clear().await.unwrap();
+    let after = asks(&service);
+    sleep(Duration::from_millis(100)).await;
+    drop(first);
+    for before in [before, also_before] {
+        assert_eq!(before.await.unwrap().text(), "old");
+    }
+    assert_eq!((after.await.unwrap().text(), calls.count()), ("2", 2));
+}
+
+/// The groups of a response that was validated are those that it has then.
+#[tokio::test(start_paused = true)]
+async fn a_validated_response_has_the_groups_of_its_304() {
+    let (inner, _) = origin(|call, request| {
+        let answer =
+            Response::builder().header("etag", "\"1\"").header("cache-control", "max-age=1");
+        match request.headers().get("if-none-match") {
+            Some(_) => answer.status(304).header("cache-groups", "\"b\"").body(Body::empty()),
+            None => answer.header("cache-groups", "\"a\"").body(Body::from(call.to_string())),
+        }
+        .unwrap()
+    });
+    let cache = http_cache(MemoryBackend::new())
+        .stale_if_error(Duration::from_secs(3600))
+        .tags()
+        .build()
+        .unwrap();
+    let service = http_layer(cache.clone()).layer(inner);
+    let get = || request("GET", "shop", "/a", &[]);
+    ask(&service, get()).await;
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(ask(&service, get()).await.text(), "1");
+    cache.invalidate_tag(" shop a").await.unwrap();
+    assert_eq!(ask(&service, get()).await.text(), "1");
+    cache.invalidate_tag(" shop b").await.unwrap();
+    assert_eq!(ask(&service, get()).await.text(), "3");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_purge_that_is_permitted_ends_the_groups_in_its_headers() {
+    let may = ("x-may", "1");
+    let of = |cache, surrogates: bool| {
+        let layer = layer(cache);
+        let layer = if surrogates { layer.surrogate_keys() } else { layer };
+        layer.purge_if(|parts| parts.headers.contains_key("x-may")).layer(origin(echo).0)
+    };
+    for surrogates in [false, true] {
+        let service = of(cache(&MemoryBackend::new()), surrogates);
+        let headers = [("x-answer-surrogate-key", "k  l"), ("x-answer-cache-groups", "\"g\"")];
+        for path in ["/a", "/b"] {
+            ask(&service, request("GET", "shop", path, &headers)).await;
+        }
+        let purge = async |headers: &[(&str, &str)]| {
+            ask(&service, request("PURGE", "shop", "/a", headers)).await.status
+        };
+        purge(&[("cache-groups", "\"g\"")]).await;
+        assert!(is_stored(&service, "/b").await, "it is not permitted");
+        // As an unsafe request it has ended its target.
+        ask(&service, request("GET", "shop", "/a", &headers)).await;
+        assert_eq!(purge(&[may, ("cache-groups", "\"other\"")]).await, StatusCode::NO_CONTENT);
+        assert!(is_stored(&service, "/a").await, "it is for a group, and not for its URI");
+        assert_eq!(purge(&[may, ("surrogate-key", "l m")]).await, StatusCode::NO_CONTENT);
+        // Without the option, the header says nothing, and the purge is for the URI.
+        assert_eq!(
+            [is_stored(&service, "/a").await, is_stored(&service, "/b").await],
+            [false, !surrogates]
+        );
+        ask(&service, request("GET", "shop", "/a", &headers)).await;
+        assert_eq!(purge(&[may, ("cache-groups", "\"g\"")]).await, StatusCode::NO_CONTENT);
+        assert_eq!(
+            [is_stored(&service, "/a").await, is_stored(&service, "/b").await],
+            [false, false]
+        );
+    }
+}
