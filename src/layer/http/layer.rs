@@ -111,7 +111,20 @@ impl BellwetherLayer<Http> {
     ///
     /// A middleware *outside* of this layer sees all requests, and nothing that it adds to a
     /// response is stored. One *inside* sees the requests that are sent on, and its changes are
-    /// stored. From the outside in, the right order is:
+    /// stored. The right order is:
+    ///
+    /// ```text
+    ///    request                                                   response
+    ///       |      1  trace, request ids                               ^
+    ///       |      2  catch panic                                      |
+    ///       |      3  time limit of a caller                           |  what they add
+    ///       |      4  compression                                      |  is not stored
+    ///       |      5  CORS                                             |
+    ///       v      6  sessions, authentication                         |
+    ///    ======    7  this layer: a hit goes back from here       ======
+    ///       |      8  load shed, concurrency limit, buffer             ^
+    ///       v         your service                                     |  is stored
+    /// ```
     ///
     /// 1. Trace and request ids. A hit is a request, too. A stored id is that of another request.
     /// 2. Catch panic, for middlewares and requests that pass. This layer answers for a
