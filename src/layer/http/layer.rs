@@ -118,7 +118,8 @@ impl BellwetherLayer<Http> {
     ///
     /// | what | words |
     /// |---|---|
-    /// | a tenant | `workspace`, `project`, `team`, `merchant`, `store`, `realm`, `org`, `shop`, ... |
+    /// | a tenant | `workspace`, `project`, `team`, `merchant`, `store` |
+    /// | | `realm`, `org`, `shop`, ... |
     /// | a person | `uid`, `member`, `employee`, `patient`, `dn`, `msisdn`, ... |
     /// | a right | `permission`, `claim`, `acl`, ... |
     /// | a proof | `ticket`, `hmac`, `otp`, `pin`, ... |
@@ -193,10 +194,10 @@ impl BellwetherLayer<Http> {
     ///
     /// # Freshness
     ///
-    /// The lifetime of a response is the first of these, less its age: its `s-maxage`, its
-    /// `max-age`, the time from its `Date` to its `Expires`, the [default
-    /// lifetime](Self::default_lifetime). The [`ttl`](crate::cache::Builder::ttl) of the cache is a
-    /// cap on it. A stored response is served with its `Age`.
+    /// The lifetime of a response is its `s-maxage`, else its `max-age`, else the time from its
+    /// `Date` to its `Expires`. Without these it is the [default lifetime](Self::default_lifetime).
+    /// Its age is taken off. The [`ttl`](crate::cache::Builder::ttl) of the cache is a cap on it. A
+    /// stored response is served with its `Age`.
     ///
     /// The age of a response at its arrival is its `Age` and the time that the service took. If the
     /// time since its `Date` is longer, that counts (RFC 9111, section 4.2.3). Without an `Age`,
