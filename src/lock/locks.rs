@@ -104,7 +104,7 @@ impl Locks {
     ///
     /// - To the next waiter of this process, up to 16 times or for 50 ms, and then to the process
     ///   that has waited longest.
-    /// - A push tells the waiter there. If the push is lost, the waiter finds out within 0.7 s.
+    /// - A push notifies the waiter there. If the push is lost, the waiter notices within 0.7 s.
     /// - A process that died, or whose connection for pushes is broken, is passed over at once.
     /// - Processes that stand still at that moment cost the others 2 s, once, however many they
     ///   are. A lease that was handed over lasts no longer than that until its first renewal, after
@@ -130,8 +130,8 @@ impl Locks {
     /// Each waiter has an entry in a queue at the server. A process keeps all of its entries of a
     /// name with one command every 0.64 s. As with a mutex, a released lock is handed over to the
     /// first waiter. Waiters whose process died or stands still are passed over once, after at most
-    /// 2.7 s, however many they are. Their entries last for 2 s, and the next process looks within
-    /// 0.7 s. With more than 1,280 names, both grow with their number.
+    /// 2.7 s, however many they are. Their entries last for 2 s, and the next process notices
+    /// within 0.7 s. With more than 1,280 names, both grow with their number.
     pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.space.clone(), name.into(), Mode::Fair)
     }

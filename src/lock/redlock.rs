@@ -114,7 +114,7 @@ use crate::{
 ///
 /// [`ready`](Self::ready) connects, measures the round trip, and says so if the limit is too short
 /// for it. Without it, the first request may fail because its connections are not made yet; `lock`
-/// asks again. [`ready_for_locks`](crate::RedisBackend::ready_for_locks) of each server tells of
+/// asks again. [`ready_for_locks`](crate::RedisBackend::ready_for_locks) of each server reports
 /// wrong passwords and missing rights.
 ///
 /// # Only mutexes

@@ -154,8 +154,9 @@ impl BellwetherLayer<Http> {
     /// 5. CORS. Its headers are for one web page, and a preflight request does not reach this
     ///    layer. Inside, each `Origin` is a variant.
     /// 6. Sessions and authentication. They check the cookie or the `Authorization`, remove it, and
-    ///    put the user into an extension. [`identity`](Self::identity) tells what depends on it.
-    ///    Their `Set-Cookie` is not stored. Inside, a response with `Set-Cookie` is not shared.
+    ///    put the user into an extension. [`identity`](Self::identity) adds what depends on it to
+    ///    the key. Their `Set-Cookie` is not stored. Inside, a response with `Set-Cookie` is not
+    ///    shared.
     /// 7. This layer.
     /// 8. Load shed, concurrency limits and buffers. They count requests that the service works on.
     ///    Outside, each caller that waits for a response counts, and a hit may be refused.
@@ -204,9 +205,9 @@ impl BellwetherLayer<Http> {
     /// the service made it itself, and the time that it took does not count. Of a list in `Age` the
     /// first member counts, and an `Age` that is no number is ignored (section 5.1).
     ///
-    /// A `Date` that is no date, or that is there twice, is ignored. Then only the `Age` tells the
-    /// age. The careful policy does not share a response whose only lifetime is an `Expires`,
-    /// and [`Policy::rfc9111`](super::Policy::rfc9111) takes the time of receipt for its `Date`.
+    /// A `Date` that is no date, or that is there twice, is ignored. Then only the `Age` counts.
+    /// The careful policy does not share a response whose only lifetime is an `Expires`, and
+    /// [`Policy::rfc9111`](super::Policy::rfc9111) takes the time of receipt for its `Date`.
     ///
     /// `CDN-Cache-Control` (RFC 9213), or else `Surrogate-Control`, takes the place of
     /// `Cache-Control` and `Expires`. So the inner service may permit sharing here that it forbids
@@ -454,8 +455,8 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Sets the response to callers whose load failed. Defaults to an empty response,
-    /// whose status [`http`](Self::http) tells among its errors.
+    /// Sets the response to callers whose load failed. Defaults to an empty response.
+    /// [`http`](Self::http) lists its status among the errors.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
