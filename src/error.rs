@@ -149,8 +149,8 @@ impl Error {
         self
     }
 
-    /// Returns for how long the key backs off, counted from when this caller was told. Meanwhile no
-    /// process loads it.
+    /// Returns for how long the key backs off, counted from when this caller got the error.
+    /// Meanwhile no process loads it.
     ///
     /// Returns `None` if a next call may load at once.
     pub fn retry_after(&self) -> Option<Duration> {
@@ -230,7 +230,7 @@ pub enum BackendErrorKind {
     /// The data under the name is of another type, or cannot be read: this crate did not write it.
     Foreign,
     /// It happened, but fewer replicas confirmed it in time than were asked for, or the server
-    /// refused to count them. The source tells which. A grant was given back, as far as the server
+    /// refused to count them. The source says which. A grant was given back, as far as the server
     /// still answered.
     Unreplicated,
 }

@@ -89,7 +89,7 @@ counters! {
         local: StripedCounter,
         /// Callers that were served a stored entry that was no longer fresh.
         stale,
-        /// Those of `stale` whose load took longer than they wait.
+        /// Of `stale`, callers that reached `serve_stale_after`.
         slow,
         /// Callers that were served a load of their own, under the lease.
         led,
@@ -109,17 +109,17 @@ counters! {
         missed_fresh,
         /// Requests of an HTTP layer that went to its inner service without the cache.
         passed,
-        /// Those of `passed` whose method is neither `GET` nor `HEAD`.
+        /// Of `passed`, requests whose method is neither `GET` nor `HEAD`.
         passed_method,
-        /// Those of `passed` whose key counts as uncacheable.
+        /// Of `passed`, requests whose key counts as uncacheable.
         passed_uncacheable,
-        /// Those of `passed` that needed a load beyond the cap on loads.
+        /// Of `passed`, requests that needed a load beyond the cap on loads.
         passed_overloaded,
         /// Loaders that were started, with or without a lease.
         loads,
-        /// Those of `loads` that refreshed an entry in the background.
+        /// Of `loads`, loaders that refreshed an entry in the background.
         refreshes,
-        /// Those of `loads` whose value was not stored, because its key was used too rarely.
+        /// Of `loads`, loaders whose value was not stored, because its key was used too rarely.
         rare,
         /// Values that loaders of many returned for ids that were not asked for, or twice.
         unasked,
@@ -129,8 +129,7 @@ counters! {
         backed_off,
         /// Loaded values that were stored, and loads that were stored as uncacheable.
         stored,
-        /// Those of `stored` whose loader found the stored value unchanged, so that no bytes were
-        /// written.
+        /// Of `stored`, loads that found the stored value unchanged, so that no bytes were written.
         unchanged,
         /// Loaded values that the backend refused, because the key was invalidated or the lease
         /// lost.

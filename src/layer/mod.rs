@@ -61,8 +61,8 @@
 //!
 //! - In [`Values`], the response *is* the cached value, and errors are [`Error`](crate::Error)s.
 //! - In `Http`, the whole request decides whether it takes part. A response may turn out to be
-//!   uncacheable at its headers or in the middle of its body. Errors stay those of the inner
-//!   service.
+//!   uncacheable at its headers or in the middle of its body. Errors of the inner service stay as
+//!   they are.
 //!
 //! A trait that serves both would need one method for each line of either.
 

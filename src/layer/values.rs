@@ -33,8 +33,8 @@ impl<V, K> BellwetherLayer<Values<V, K>> {
     ///
     /// The service's error is [`Error`]. An error of the inner service has the kind
     /// [`Load`](crate::ErrorKind::Load). [`load_ref`](Error::load_ref) returns it to every caller
-    /// in this process that waited for the same response. The other kinds are those of
-    /// [`Cache::get_or_load`].
+    /// in this process that waited for the same response. [`Cache::get_or_load`] lists the other
+    /// kinds.
     ///
     /// # Cancel safety
     ///

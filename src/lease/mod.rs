@@ -18,8 +18,8 @@
 //!
 //! A holder's deadline passes before the server lets another holder in, while its process runs and
 //! the server keeps its data and its clock. It does not hold after a failover, a restart without
-//! data, an eviction, a forced unlock, or in a suspended process. There the loss is told at the
-//! first contact, and only the fence protects.
+//! data, an eviction, a forced unlock, or in a suspended process. There the holder learns of the
+//! loss when it next reaches the server, and only the fence protects.
 
 mod acquire;
 mod acquisition;

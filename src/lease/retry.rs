@@ -40,9 +40,10 @@ pub trait RetryStrategy: Send + Sync + 'static {
     /// A try is repeated with the same owner, so that the next try recognises a late grant. Without
     /// a next try, a late grant is undone.
     ///
-    /// Some tries are repeated with a fresh owner instead, and a late grant is undone: those of
-    /// several locks, of [permits](crate::Locks::permits), of a [`Redlock`](crate::Redlock), and
-    /// those that too few [replicas](crate::error::BackendErrorKind::Unreplicated) confirmed.
+    /// Some tries are repeated with a fresh owner instead, and a late grant is undone. This is so
+    /// for several locks, for [permits](crate::Locks::permits) and for a
+    /// [`Redlock`](crate::Redlock). It is also so for a try that too few
+    /// [replicas](crate::error::BackendErrorKind::Unreplicated) confirmed.
     fn try_limit(&self) -> Option<Duration> {
         None
     }

@@ -121,7 +121,7 @@ impl Latch {
     /// Counts down by one. Returns the count that this step left.
     ///
     /// A finished latch stays at zero. If an answer is lost, the call asks again, and is counted
-    /// once. So no two steps are told the same count, except zero.
+    /// once. So no two steps get the same count, except zero.
     ///
     /// # Errors
     ///
@@ -181,7 +181,7 @@ impl Latch {
 
     /// Waits until the count is zero.
     ///
-    /// A push wakes the waiter. In addition, it looks every 0.7 s, and when the latch's time is
+    /// A push wakes the waiter. In addition, it polls every 0.7 s, and when the latch's time is
     /// over.
     ///
     /// # Errors

@@ -166,7 +166,7 @@ pub struct Term {
 }
 
 impl Term {
-    /// Returns the fencing token, a number that is greater than that of every earlier term.
+    /// Returns the fencing token, a number that grows with each term.
     ///
     /// See [`MutexGuard::fence`](super::MutexGuard::fence).
     pub fn fence(&self) -> u64 {

@@ -18,7 +18,8 @@ use crate::{
 /// together, and they [shut down](Self::shutdown) together. So create one for the process, and
 /// clone it.
 ///
-/// The methods that return a lock only build it. They send nothing to the backend.
+/// The methods that return a lock do no I/O. Only `lock`, `acquire` and the like contact the
+/// backend.
 ///
 /// # Examples
 ///
@@ -69,12 +70,12 @@ impl Locks {
 
     /// Sets a label for this process, such as the name of its pod.
     ///
-    /// [`Mutex::holder`] tells the label of the holder to any process, and so does a
-    /// [`NotAcquired`](crate::ErrorKind::NotAcquired) error of locks that have a label themselves,
-    /// but for that of [`several`](Self::several) names.
-    /// A process has one label in a namespace, the last one that was set. It is written in the
-    /// background by the first acquisition, and then once an hour. It is kept for a day. A lock
-    /// that is held for longer, by a process that acquires no other, has no label any more.
+    /// [`Mutex::holder`] tells any process the label of the holder. So does a
+    /// [`NotAcquired`](crate::ErrorKind::NotAcquired) error, if these locks have a label
+    /// themselves. The error of [`several`](Self::several) names has none. A process has one label
+    /// in a namespace, the last one that was set. It is written in the background by the first
+    /// acquisition, and then once an hour. It is kept for a day. A lock that is held for longer, by
+    /// a process that acquires no other, has no label any more.
     ///
     /// # Examples
     ///
@@ -103,7 +104,7 @@ impl Locks {
     ///
     /// - To the next waiter of this process, up to 16 times or for 50 ms, and then to the process
     ///   that has waited longest.
-    /// - A push tells the waiter there. If the push is lost, the waiter finds out within 0.7 s.
+    /// - A push notifies the waiter there. If the push is lost, the waiter notices within 0.7 s.
     /// - A process that died, or whose connection for pushes is broken, is passed over at once.
     /// - Processes that stand still at that moment cost the others 2 s, once, however many they
     ///   are. A lease that was handed over lasts no longer than that until its first renewal, after
@@ -127,11 +128,10 @@ impl Locks {
     /// plain mutex has one place there for a process, which passes the lock to its own callers.
     ///
     /// Each waiter has an entry in a queue at the server. A process keeps all of its entries of a
-    /// name with one command every 0.64 s. A released lock is handed over
-    /// to the first waiter, like that of a mutex. Waiters whose process died or stands still are
-    /// passed over once, after at most 2.7 s, however many they are. Their entries last for 2 s,
-    /// and the next process looks within 0.7 s. With more than 1,280 names, both grow with their
-    /// number.
+    /// name with one command every 0.64 s. As with a mutex, a released lock is handed over to the
+    /// first waiter. Waiters whose process died or stands still are passed over once, after at most
+    /// 2.7 s, however many they are. Their entries last for 2 s, and the next process notices
+    /// within 0.7 s. With more than 1,280 names, both grow with their number.
     pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.space.clone(), name.into(), Mode::Fair)
     }
@@ -168,8 +168,8 @@ impl Locks {
 
     /// Returns a candidate for work that one process does at a time, for as long as it can.
     ///
-    /// It is the [fair mutex](Self::fair_mutex) of that name with a loop around it: wait without a
-    /// limit, work, and wait again if the lease is lost.
+    /// It is the [fair mutex](Self::fair_mutex) of that name with a loop around it. A candidate
+    /// waits without a limit, works, and waits again if the lease is lost.
     pub fn leader(&self, name: impl Into<Key>) -> Candidate {
         Candidate::new(self.space.clone(), name.into())
     }

@@ -142,8 +142,7 @@ macro_rules! guard {
         }
     };
     (fence) => {
-        /// Returns the fencing token, a number that is greater than that of every earlier holder of
-        /// this lock.
+        /// Returns the fencing token, a number that grows with each holder of this lock.
         ///
         /// The idea is from M. Kleppmann, "How to do distributed locking" (2016). The resource that
         /// the lock guards remembers the greatest token it has seen, and refuses smaller ones.

@@ -15,15 +15,14 @@ use crate::{
     lease::LeaseGuard,
 };
 
-/// A number of permits that live by themselves. Each has an id and ends with its lease, whatever
-/// happens to the process that acquired it.
+/// Permits that are not tied to a guard or a process. Each has an id and ends with its lease,
+/// whatever happens to the process that acquired it.
 ///
 /// Created by [`Locks::permits`](crate::Locks::permits).
 ///
 /// Use it for work that outlives a call or moves between processes. One process acquires a permit
 /// and stores or sends its id, and another process renews or releases it. A permit is not renewed
-/// by itself. These permits are the same ones as those of the [semaphore](super::Semaphore) of that
-/// name.
+/// by itself. The [semaphore](super::Semaphore) of the same name shares these permits.
 ///
 /// # Examples
 ///

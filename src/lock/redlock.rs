@@ -89,8 +89,8 @@ use crate::{
 /// it can break the exclusion: see [below](#a-server-that-lost-its-data). If two holders at once do
 /// damage, let the resource check the token, and have the servers keep their data.
 ///
-/// Like all leases, these need clocks that run at nearly the same pace, here those of a majority of
-/// the servers. A difference of a hundredth is allowed for.
+/// Like all leases, these need clocks that run at nearly the same pace, at a majority of the
+/// servers. A difference of a hundredth is allowed for.
 ///
 /// # A server that lost its data
 ///
@@ -114,7 +114,7 @@ use crate::{
 ///
 /// [`ready`](Self::ready) connects, measures the round trip, and says so if the limit is too short
 /// for it. Without it, the first request may fail because its connections are not made yet; `lock`
-/// asks again. [`ready_for_locks`](crate::RedisBackend::ready_for_locks) of each server tells of
+/// asks again. [`ready_for_locks`](crate::RedisBackend::ready_for_locks) of each server reports
 /// wrong passwords and missing rights.
 ///
 /// # Only mutexes
@@ -129,7 +129,7 @@ use crate::{
 ///
 /// As with [`Locks`](crate::Locks), only the first waiter of a process contends, and there is no
 /// queue at the servers. A release wakes the waiter of each process. If several ask at the same
-/// moment and none has a majority, they pause at random and ask again, up to three times, and then
+/// moment and none has a majority, they pause at random and ask again, up to three times. Then they
 /// sleep until the next release, for 0.7 s at most.
 ///
 /// A process that had to wait passes the lock to each of its waiters once. Then it gives way to

@@ -250,8 +250,8 @@ impl SeveralGuard {
         combined(join_all(self.held.iter().map(|(_, held)| held.renew())).await)
     }
 
-    /// Returns the fencing token of one lock, a number that is greater than that of every earlier
-    /// holder of that name. Returns `None` for a name that is not among them.
+    /// Returns the fencing token of one lock, a number that grows with each holder of that name.
+    /// Returns `None` for a name that is not among them.
     ///
     /// Tokens of different names are unrelated. Give each resource the token of its own name.
     pub fn fence(&self, name: impl Into<Key>) -> Option<u64> {

@@ -210,8 +210,8 @@ impl BellwetherLayer<Http> {
     /// with all its variants. A `PURGE` with `Cache-Groups` ends the responses of these groups of
     /// its origin instead, if the cache has [tags](crate::cache::Builder::tags).
     ///
-    /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend. A
-    /// `PURGE` that does not pass reaches the inner service, as each does without a check.
+    /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend. Without
+    /// `purge_if`, or if the check fails, a `PURGE` goes to the inner service.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {

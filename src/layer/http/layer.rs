@@ -61,23 +61,10 @@ impl BellwetherLayer<Http> {
     ///   the [conditions](#conditions-and-ranges) of HTTP.
     /// - Its `Connection` names nothing but `close`, `keep-alive` and `TE`. A proxy in the service
     ///   removes any other field that is named, such as the `Host`.
-    /// - It has no header that changes its method or its path. The name of such a header contains
-    ///   `method`, `override` or `rewrite`, or `url`, `uri`, `path` or `query` behind a word such
-    ///   as `original`, `forwarded`, `request` or `raw`: `X-HTTP-Method`, `X-Original-URL`,
-    ///   `X-Forwarded-Uri`, `X-Envoy-Original-Path`. If a proxy sets one on each request, let an
-    ///   outer layer remove it.
-    /// - It has no header that looks like a credential, unless that is [in the
-    ///   key](Self::vary_by_header) or [ignored](Self::ignore_headers). The name of such a header
-    ///   contains `account`, `assertion`, `auth`, `bearer`, `behalf`, `cert`, `consumer`, `cookie`,
-    ///   `credential`, `csrf`, `customer`, `dpop`, `email`, `group`, `identity`, `impersonat`,
-    ///   `jwt`, `key`, `login`, `oidc`, `orgid`, `org-id`, `organi`, `passw`, `principal`, `role`,
-    ///   `saml`, `scope`, `secret`, `sess`, `sign`, `ssl-client`, `subject`, `tenant`, `token`,
-    ///   `user` or `xsrf`. Or one of its words, which `-` and `_` separate, names a tenant
-    ///   (`workspace`, `project`, `team`, `merchant`, `store`, `realm`, `org`, `shop`, ...), a
-    ///   person (`uid`, `member`, `employee`, `patient`, `dn`, `msisdn`, ...), a right
-    ///   (`permission`, `claim`, `acl`, ...) or a proof (`ticket`, `hmac`, `otp`, `pin`, ...), also
-    ///   with an end such as `s` or `id`. `Sec-Fetch-User` and names with `user-agent` do not
-    ///   count.
+    /// - It has no header that [changes its method or its path](#headers-that-forbid-sharing). If a
+    ///   proxy sets one on each request, let an outer layer remove it.
+    /// - It has no header that [looks like a credential](#headers-that-forbid-sharing), unless that
+    ///   is [in the key](Self::vary_by_header) or [ignored](Self::ignore_headers).
     /// - It has no cookie, unless that is [ignored](Self::ignore_cookies).
     /// - Its `Cache-Control` has neither `no-cache` nor `no-store`, and its `Pragma` has no
     ///   `no-cache`. [`coalesce_only`](Self::coalesce_only) and
@@ -107,13 +94,56 @@ impl BellwetherLayer<Http> {
     /// A header that cannot be parsed forbids sharing. Headers of the connection and extensions are
     /// not shared.
     ///
+    /// # Headers that forbid sharing
+    ///
+    /// A header may change the method or the path of a request, such as `X-HTTP-Method`,
+    /// `X-Original-URL`, `X-Forwarded-Uri` or `X-Envoy-Original-Path`:
+    ///
+    /// | its name contains | behind a word such as |
+    /// |---|---|
+    /// | `method`, `override`, `rewrite` | |
+    /// | `url`, `uri`, `path`, `query` | `original`, `forwarded`, `request`, `raw` |
+    ///
+    /// A header looks like a credential if its name contains one of these:
+    ///
+    /// ```text
+    /// account assertion auth bearer behalf cert consumer cookie credential csrf customer dpop
+    /// email group identity impersonat jwt key login oidc orgid org-id organi passw principal
+    /// role saml scope secret sess sign ssl-client subject tenant token user xsrf
+    /// ```
+    ///
+    /// It also does so if one of its words, which `-` and `_` separate, names one of these. The
+    /// word may have an end such as `s` or `id`. `Sec-Fetch-User` and names with `user-agent` do
+    /// not count.
+    ///
+    /// | what | words |
+    /// |---|---|
+    /// | a tenant | `workspace`, `project`, `team`, `merchant`, `store` |
+    /// | | `realm`, `org`, `shop`, ... |
+    /// | a person | `uid`, `member`, `employee`, `patient`, `dn`, `msisdn`, ... |
+    /// | a right | `permission`, `claim`, `acl`, ... |
+    /// | a proof | `ticket`, `hmac`, `otp`, `pin`, ... |
+    ///
     /// # Other middlewares
     ///
     /// A middleware *outside* of this layer sees all requests, and nothing that it adds to a
     /// response is stored. One *inside* sees the requests that are sent on, and its changes are
-    /// stored. From the outside in, the right order is:
+    /// stored. The right order is:
     ///
-    /// 1. Trace and request ids. A hit is a request, too. A stored id is that of another request.
+    /// ```text
+    ///    request                                                   response
+    ///       |      1  trace, request ids                               ^
+    ///       |      2  catch panic                                      |
+    ///       |      3  time limit of a caller                           |  what they add
+    ///       |      4  compression                                      |  is not stored
+    ///       |      5  CORS                                             |
+    ///       v      6  sessions, authentication                         |
+    ///    ======    7  this layer: a hit goes back from here       ======
+    ///       |      8  load shed, concurrency limit, buffer             ^
+    ///       v         your service                                     |  is stored
+    /// ```
+    ///
+    /// 1. Trace and request ids. A hit is a request, too. A stored id belongs to another request.
     /// 2. Catch panic, for middlewares and requests that pass. This layer answers for a
     ///    [load](#errors) that panics.
     /// 3. A time limit for callers. The load of a caller that leaves goes on for the others. The
@@ -124,8 +154,9 @@ impl BellwetherLayer<Http> {
     /// 5. CORS. Its headers are for one web page, and a preflight request does not reach this
     ///    layer. Inside, each `Origin` is a variant.
     /// 6. Sessions and authentication. They check the cookie or the `Authorization`, remove it, and
-    ///    put the user into an extension. [`identity`](Self::identity) tells what depends on it.
-    ///    Their `Set-Cookie` is not stored. Inside, a response with `Set-Cookie` is not shared.
+    ///    put the user into an extension. [`identity`](Self::identity) adds what depends on it to
+    ///    the key. Their `Set-Cookie` is not stored. Inside, a response with `Set-Cookie` is not
+    ///    shared.
     /// 7. This layer.
     /// 8. Load shed, concurrency limits and buffers. They count requests that the service works on.
     ///    Outside, each caller that waits for a response counts, and a hit may be refused.
@@ -165,18 +196,18 @@ impl BellwetherLayer<Http> {
     /// # Freshness
     ///
     /// The lifetime of a response is its `s-maxage`, else its `max-age`, else the time from its
-    /// `Date` to its `Expires`, else the [default lifetime](Self::default_lifetime), less its age.
-    /// The [`ttl`](crate::cache::Builder::ttl) of the cache is a cap on it. A stored response is
-    /// served with its `Age`.
+    /// `Date` to its `Expires`. Without these it is the [default lifetime](Self::default_lifetime).
+    /// Its age is taken off. The [`ttl`](crate::cache::Builder::ttl) of the cache is a cap on it. A
+    /// stored response is served with its `Age`.
     ///
-    /// The age of a response at its arrival is its `Age` and the time that the service took, or the
-    /// time since its `Date` if that is longer (RFC 9111, section 4.2.3). Without an `Age`, the
-    /// service made it itself, and the time that it took does not count. Of a list in `Age` the
+    /// The age of a response at its arrival is its `Age` and the time that the service took. If the
+    /// time since its `Date` is longer, that counts (RFC 9111, section 4.2.3). Without an `Age`,
+    /// the service made it itself, and the time that it took does not count. Of a list in `Age` the
     /// first member counts, and an `Age` that is no number is ignored (section 5.1).
     ///
-    /// A `Date` that is no date, or that is there twice, is ignored. Then only the `Age` tells the
-    /// age. The careful policy does not share a response whose only lifetime is an `Expires`,
-    /// and [`Policy::rfc9111`](super::Policy::rfc9111) takes the time of receipt for its `Date`.
+    /// A `Date` that is no date, or that is there twice, is ignored. Then only the `Age` counts.
+    /// The careful policy does not share a response whose only lifetime is an `Expires`, and
+    /// [`Policy::rfc9111`](super::Policy::rfc9111) takes the time of receipt for its `Date`.
     ///
     /// `CDN-Cache-Control` (RFC 9213), or else `Surrogate-Control`, takes the place of
     /// `Cache-Control` and `Expires`. So the inner service may permit sharing here that it forbids
@@ -185,18 +216,18 @@ impl BellwetherLayer<Http> {
     /// # Stale responses
     ///
     /// A response may have two more windows, which begin together when its lifetime ends (RFC
-    /// 5861). Its `stale-while-revalidate` and `stale-if-error` set them. A response that names
-    /// neither has those of the layer: [`stale_while_revalidate`](Self::stale_while_revalidate) and
+    /// 5861). Its `stale-while-revalidate` and `stale-if-error` set them. If it names neither, the
+    /// layer sets them: [`stale_while_revalidate`](Self::stale_while_revalidate) and
     /// [`stale_if_error`](Self::stale_if_error). [`max_stale`](Self::max_stale) is a cap on all.
     ///
     /// - In the first window all callers receive the stale response at once. One process of the
-    ///   fleet sends the request of one of its callers in the background.
+    ///   fleet sends a request again in the background.
     /// - In the second one a caller waits for the inner service. It receives the stale response if
-    ///   the answer is a `500`, `502`, `503` or `504`, if the service returns an error, or if it
-    ///   takes longer than the load limit. The callers that wait with it receive it too, in every
-    ///   process.
+    ///   the answer is a `500`, `502`, `503` or `504`. It does so, too, if the service returns an
+    ///   error or takes longer than the load limit. The callers that wait with it receive it too,
+    ///   in every process.
     ///
-    /// After such a failure the key backs off in the whole fleet: no process sends a request, and
+    /// After such a failure the key backs off in the whole fleet. No process sends a request, and
     /// all callers receive the stale response at once. A `503` with a `Retry-After` sets that time,
     /// up to a minute. Otherwise [`AfterFailure`](crate::cache::AfterFailure) says more.
     ///
@@ -209,9 +240,9 @@ impl BellwetherLayer<Http> {
     /// shared, this process tries again after a second at the earliest.
     ///
     /// The stale response ends with the answer to a refresh or a load, whether that can be shared
-    /// or not (RFC 9111, section 4.3.3): a login page, a redirect, a `403`, a `404`, a `200` that
-    /// is private, or a `304` with fields that forbid sharing. Only a `5xx`, a body that breaks off
-    /// and an error of the service leave it.
+    /// or not (RFC 9111, section 4.3.3). So a login page, a redirect, a `403` or a `404` ends it.
+    /// So does a private `200`, or a `304` with fields that forbid sharing. Only a `5xx`, a body
+    /// that breaks off and an error of the service leave it.
     ///
     /// A refresh or a load that has a stale response sends its `ETag` and its `Last-Modified`. A
     /// `304` renews that response, with the headers of the `304`. A response with a validator that
@@ -220,11 +251,11 @@ impl BellwetherLayer<Http> {
     /// # Invalidation
     ///
     /// An unsafe request, such as a `POST`, reaches the inner service. If its answer is no error,
-    /// the stored response of its URI ends before the caller gets the answer. So do those of its
-    /// `Location` and `Content-Location`, if these are relative or name the same host. All
-    /// variants end, and so do the responses for each [identity](Self::identity) and for each
-    /// value of [`vary_by_header`](Self::vary_by_header) and [`vary_by`](Self::vary_by), if the
-    /// write passes a layer with as many of these. While the backend is away, a write ends what its
+    /// the stored response of its URI ends before the caller gets the answer. So do the responses
+    /// of its `Location` and `Content-Location`, if these are relative or name the same host. All
+    /// variants end. So do the responses for each [identity](Self::identity) and for each value of
+    /// [`vary_by_header`](Self::vary_by_header) and [`vary_by`](Self::vary_by). For that, the write
+    /// must pass a layer with as many of these. While the backend is away, a write ends what its
     /// process remembers, and what is stored may be served again afterwards.
     /// [`purge_if`](Self::purge_if) permits `PURGE` requests.
     ///
@@ -242,16 +273,15 @@ impl BellwetherLayer<Http> {
     /// a resource has a marker, by which an invalidation ends the responses with all values of
     /// them. So a hit costs one more read.
     ///
-    /// A scheme in the target of an HTTP/1.1 request is part of the key. That of an HTTP/2 request
-    /// is not, so clients of both versions share. An invalidation ends the responses of each
-    /// scheme. A key that is too long for the cache is replaced by its SHA-256, and so is a query
-    /// of more than 256 bytes. [`sort_query`](Self::sort_query),
-    /// [`ignore_query`](Self::ignore_query) and [`hash_query`](Self::hash_query) say what of a
-    /// query counts, and what of it shows.
+    /// A scheme in the target of an HTTP/1.1 request is part of the key. In an HTTP/2 request it is
+    /// not, so clients of both versions share. An invalidation ends the responses of each scheme. A
+    /// key that is too long for the cache is replaced by its SHA-256, and so is a query of more
+    /// than 256 bytes. [`sort_query`](Self::sort_query), [`ignore_query`](Self::ignore_query) and
+    /// [`hash_query`](Self::hash_query) say what of a query counts, and what of it shows.
     ///
     /// Equivalent URIs have one key (RFC 9110, section 4.2.3), in requests, in `Location` and in
-    /// `PURGE`: the case of the host, a default port, and the percent-encoding of letters, digits,
-    /// `-`, `.`, `_` and `~` do not matter, nor does the case of any percent-encoding. A host
+    /// `PURGE`. The case of the host, a default port and the case of any percent-encoding do not
+    /// matter. Nor does the percent-encoding of letters, digits, `-`, `.`, `_` and `~`. A host
     /// without a scheme has both default ports. The inner service receives the URI as it came, and
     /// may take some spellings for another resource. So a request with an encoding that is not
     /// needed only reads what is stored. If that is nothing, it passes. So does one with a segment
@@ -313,31 +343,31 @@ impl BellwetherLayer<Http> {
     ///
     /// A body that no caller reads any more is read to its end and stored, or to its limits.
     /// [`Abandoned::Cancel`](crate::cache::Abandoned::Cancel) ends it 50 to 100 ms after its last
-    /// reader left. A body that none has begun to read, as that of a refresh, is still stored.
+    /// reader left. A body that none has begun to read is still stored, as after a refresh.
     ///
     /// The [load limit](crate::cache::Builder::load_limit) is for the headers. A shutdown of the
     /// cache ends no body that is read.
     ///
     /// # Errors
     ///
-    /// A [stale response](#stale-responses) hides the errors of a load. Without one, the service's
-    /// error is that of the inner service. A leader receives that error as it is. The waiters, and
-    /// a leader whose load panicked, timed out or was shut down, receive a response of this layer:
+    /// A [stale response](#stale-responses) hides the errors of a load. Without one, a leader
+    /// receives the error of the inner service as it is. The waiters, and a leader whose load
+    /// panicked, timed out or was shut down, receive a response of this layer:
     ///
     /// - the status of the inner service if that answered with a failure, and the key does not back
     ///   off;
     /// - `502 Bad Gateway` if the load failed in another way, or panicked;
     /// - `504 Gateway Timeout` if it took longer than the load limit;
-    /// - `503 Service Unavailable` if too many callers wait, if too many loads are running and
-    ///   [`when_overloaded`](Self::when_overloaded) says so, if the key backs off after a load that
-    ///   failed, or if the cache was shut down.
+    /// - `503 Service Unavailable` if too many callers wait, the key backs off after a load that
+    ///   failed, or the cache was shut down. Also if too many loads are running and
+    ///   [`when_overloaded`](Self::when_overloaded) says so.
     ///
     /// Without a stale response, a key backs off if the service is
     /// [unavailable](#unavailable-services). After a `500`, an error, a panic or a load limit it
-    /// does so only if the cache has a rule for that, by
-    /// [`after_failure`](crate::cache::Builder::after_failure) or
-    /// [`failure_policy`](crate::cache::Builder::failure_policy). While a key backs off, the
-    /// responses above have a `Retry-After`.
+    /// does so only if the cache has a rule for that.
+    /// [`after_failure`](crate::cache::Builder::after_failure) and
+    /// [`failure_policy`](crate::cache::Builder::failure_policy) set such rules. While a key backs
+    /// off, the responses above have a `Retry-After`.
     ///
     /// [`on_error`](Self::on_error) replaces these responses.
     ///
@@ -425,8 +455,8 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Sets the response to callers whose load failed. Defaults to an empty response,
-    /// whose status [`http`](Self::http) tells among its errors.
+    /// Sets the response to callers whose load failed. Defaults to an empty response.
+    /// [`http`](Self::http) lists its status among the errors.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -456,10 +486,10 @@ impl BellwetherLayer<Http> {
     /// method, nor on headers other than `Host`. So a `PUT` that outdates the response to a `GET`
     /// has the same key.
     ///
-    /// If the response has a `Vary`, or if the layer adds [parts](Self::identity) to the key, the
-    /// cache holds a marker under this key: a response with the status 100. All variants, and the
-    /// responses with all values of the parts, end with it. [`expire`](Cache::expire) and
-    /// [`touch`](Cache::touch) act on the marker alone.
+    /// The cache may hold a marker under this key: a response with the status 100. This is so if
+    /// the response has a `Vary`, or if the layer adds [parts](Self::identity) to the key. All
+    /// variants, and the responses with all values of the parts, end with it.
+    /// [`expire`](Cache::expire) and [`touch`](Cache::touch) act on the marker alone.
     ///
     /// Returns `None` if the host is not clear, or if the request has no path. With
     /// [`coalesce_only`](Self::coalesce_only), the parts are in the key, and may exclude a request.

@@ -25,8 +25,8 @@ use super::{BellwetherLayer, Http};
 /// - `Access-Control-Allow-Origin` other than `*`, or `Access-Control-Allow-Credentials`, unless
 ///   its `Vary` names `Origin`;
 /// - `Content-Encoding`, unless its `Vary` names `Accept-Encoding`;
-/// - a redirect to its own host, path and query, which differs at most in the scheme, or in parts
-///   of the query that are not in the key.
+/// - a redirect to its own host, path and query. It may differ in the scheme, or in parts of the
+///   query that are not in the key.
 ///
 /// `CDN-Cache-Control` (RFC 9213) and `Surrogate-Control` take the place of `Cache-Control` and
 /// `Expires`. A directive in `Surrogate-Control` may have the target `bellwether`.

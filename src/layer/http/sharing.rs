@@ -61,10 +61,10 @@ impl BellwetherLayer<Http> {
     /// counts if no response is stored for it. A resource with a `Vary` has a key of its own for
     /// each variant.
     ///
-    /// Below the threshold, a stored response of another process is still found, and requests that
-    /// come before the headers of a response still share it within their process. Nothing is asked
-    /// of other processes, so each may send one request at a time. An invalidation in another
-    /// process does not end such a load for the callers that wait for it.
+    /// Below the threshold, a stored response of another process is still found. Requests that come
+    /// before the headers of a response still share it within their process. Nothing is asked of
+    /// other processes, so each may send one request at a time. An invalidation in another process
+    /// does not end such a load for the callers that wait for it.
     ///
     /// Each process counts for itself, the 50,000 keys that it saw last. They take about 5 MB. With
     /// [`coalesce_only`](Self::coalesce_only), it has no effect.
@@ -209,8 +209,8 @@ impl BellwetherLayer<Http> {
     ///
     /// A request takes part if all its cookies are ignored. The inner service still receives them.
     /// The names of cookies are compared with their case. A cookie in which the inner service may
-    /// read another one is not ignored: it has a `,`, a `&`, a space or another separator, plain or
-    /// percent-encoded.
+    /// read another one is not ignored. Such a cookie has a `,`, a `&`, a space or another
+    /// separator, plain or percent-encoded.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {

@@ -136,8 +136,9 @@ impl BellwetherLayer<Http> {
     /// | `fwd=uri-miss; collapsed` | loaded for another request meanwhile |
     /// | `fwd=uri-miss; detail=degraded` | loaded without a lease, and not stored |
     ///
-    /// In place of `uri-miss`, it is `vary-miss` for a variant, `stale` if a response is stored
-    /// that is no longer fresh, and `request` if the directives of the request want a fresher one.
+    /// In place of `uri-miss`, it is `vary-miss` for a variant. It is `stale` if a response is
+    /// stored that is no longer fresh. It is `request` if the directives of the request want a
+    /// fresher one.
     ///
     /// Other responses have what [`explain_passes`](Self::explain_passes) says. Defaults to no
     /// header, because it tells clients about the traffic of others.

@@ -207,8 +207,8 @@ fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
 /// path, so two services in one namespace would serve each other's responses. Without it,
 /// [`build`](Builder::build) fails.
 ///
-/// The [`ttl`](Builder::ttl) of the cache is a cap on the lifetime of each response. It is no
-/// permission to share a response.
+/// The [`ttl`](Builder::ttl) of the cache is a cap on the lifetime of each response. It does not
+/// make a response cacheable.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {

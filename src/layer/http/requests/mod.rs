@@ -45,14 +45,14 @@ pub enum RequestDirectives {
     /// |---|---|
     /// | `no-cache` | of a load that begins after the request arrives |
     /// | `max-age`, `min-fresh` | the stored one if it is so fresh, or else as for `no-cache` |
-    /// | `max-stale` | the stored one, also if it is kept to stand in for a failure |
+    /// | `max-stale` | the stored one, also if it is kept for failures |
     /// | `only-if-cached` | the stored one, or else a `504` of the layer |
     ///
     /// Requests that ask before such a load begins share it, in the whole fleet, and its response
     /// is stored. A resource has one such load at a time, and a request that comes later waits for
     /// the next one. So 100 clients that reload a page at once make the inner service work once or
-    /// twice, not 100 times. The stored response is validated, if it has a validator. No stale
-    /// response stands in for a failure of the inner service.
+    /// twice, not 100 times. The stored response is validated, if it has a validator. If the inner
+    /// service fails, no stale response is served in its place.
     ///
     /// With [`coalesce_only`](BellwetherLayer::coalesce_only), it is as [`Ignore`](Self::Ignore).
     Honour,

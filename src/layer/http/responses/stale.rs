@@ -146,9 +146,10 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Sets for how long a response is kept to stand in for a failure, if it does not name that
-    /// time itself. Defaults to the [setting](crate::cache::Builder::stale_if_error) of the cache,
-    /// which is zero unless it is set.
+    /// Sets for how long a response is kept to be served if the service fails. It applies if the
+    /// response does not name that time itself. Defaults to the
+    /// [setting](crate::cache::Builder::stale_if_error) of the cache, which is zero unless it is
+    /// set.
     ///
     /// The `stale-if-error` of a response takes precedence. The docs of
     /// [`http`](Self::http) say more.

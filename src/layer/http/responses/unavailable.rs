@@ -74,8 +74,8 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 impl BellwetherLayer<Http> {
-    /// Sets what follows a `502`, `503` or `504` of the inner service, if no
-    /// [stale response](Self::http) stands in for it.
+    /// Sets what follows a `502`, `503` or `504` of the inner service, if no [stale
+    /// response](Self::http) is served in its place.
     ///
     /// Such a response says that the service fails, whatever the request. Its caller receives it.
     /// The callers that wait for it receive a `503` of this layer, in every process. So do those
@@ -92,7 +92,7 @@ impl BellwetherLayer<Http> {
     /// A [rule](crate::cache::Builder::after_failure) and a
     /// [policy](crate::cache::Builder::failure_policy) of the cache take precedence. Where the key
     /// backs off, a `Retry-After` says for how long. Requests that pass change nothing. Nor do
-    /// failures of requests with `Authorization`, if no stale response stands in for them.
+    /// failures of requests with `Authorization`, if no stale response is served in their place.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
