@@ -31,8 +31,8 @@ use super::{
 /// | 90..96 | the number of bytes between the header and the payload: none without tags |
 /// | 96.. | the tags, then the payload |
 ///
-/// The tags are: `t`; the tag number, in 16 decimal digits; how many tags there are, in 4 hexadecimal
-/// digits; each tag behind its length in bytes, in 4 hexadecimal digits.
+/// The tags are: `t`; the tag number, in 16 decimal digits; how many tags there are, in 4
+/// hexadecimal digits; each tag behind its length in bytes, in 4 hexadecimal digits.
 ///
 /// Format 1 is still read: `bw1`, kind, fence, tag and cost as above, and 8 digits of a time to
 /// live. Such an entry is fresh until it is gone.

@@ -39,6 +39,8 @@ pub enum Break {
     ExpiryLeavesWindows,
     /// An entry is stored with a time that never comes.
     EntriesDoNotAge,
+    /// The tag number of a value is read after its load.
+    NumbersAreLate,
 }
 
 /// The broken scripts, each in the place of one of the crate.
@@ -52,6 +54,7 @@ pub struct Scripts {
     commit: Option<String>,
     invalidate: Option<String>,
     expire: Option<String>,
+    pub numbers_are_late: bool,
 }
 
 impl Scripts {
@@ -66,6 +69,7 @@ impl Scripts {
             commit: None,
             invalidate: None,
             expire: None,
+            numbers_are_late: broken == Break::NumbersAreLate,
         };
         match broken {
             Break::CommitIgnoresFence => {
@@ -111,6 +115,7 @@ impl Scripts {
                 let stamp = (stored_at, "('9'):rep(16)");
                 scripts.commit = Some(cut("commit", &[stamp]));
             }
+            Break::NumbersAreLate => {}
         }
         scripts
     }

@@ -281,19 +281,14 @@ impl Index {
                     index.fences.push(Taken::by_a_write(key, fence, sent, at));
                 }
                 Event::Stored { key, fence, sent } => {
+                    index.renewed(&key, fence, at);
                     index.stored.push(Stored { key, fence, sent, answered: at });
                 }
                 Event::Superseded { key, fence, sent } => {
                     let taken = Taken::by_a_write(key, fence, sent, at);
                     index.fences.push(Taken { leaves_value: true, ..taken });
                 }
-                Event::Renewed { key, fence, .. } => {
-                    let of = index.renewals.iter_mut();
-                    let mut of = of.filter(|it| it.key == key && it.fence == Some(fence));
-                    if let Some(renewal) = of.next() {
-                        renewal.answered = Some(at);
-                    }
-                }
+                Event::Renewed { key, fence, .. } => index.renewed(&key, fence, at),
                 Event::BackedOff { key, wait, sent } => {
                     index.backed_off.push(BackedOff { key, wait, sent, answered: at });
                 }
@@ -353,6 +348,15 @@ impl Index {
         index.writes = writes.into_values().collect();
         index.holds = holds.into_values().collect();
         index
+    }
+
+    /// Notes that the backend has stored what a load under this fence made. If it found the value
+    /// unchanged, it was stored anew.
+    fn renewed(&mut self, key: &str, fence: u64, at: Time) {
+        let mut of = self.renewals.iter_mut().filter(|it| it.key == key && it.fence == Some(fence));
+        if let Some(renewal) = of.next() {
+            renewal.answered = Some(at);
+        }
     }
 
     /// Returns the fences that touches, expiries and loads of unchanged values gave to entries.

@@ -1,8 +1,9 @@
 //! Histories of real runs, and a check that they keep the promises of the crate.
 //!
-//! Several processes load, insert, invalidate, read and lock a few names over a real server. The
-//! locks are mutexes, fair ones, several at once, read-write locks and semaphores. Meanwhile
-//! processes are killed and suspended, the server stalls, connections are cut and keys are evicted.
+//! Several processes load, insert, invalidate, read and lock a few names over a real server, and
+//! end the tags of their values. The locks are mutexes, fair ones, several at once, read-write
+//! locks and semaphores. Meanwhile processes are killed and suspended, the server stalls,
+//! connections are cut and keys are evicted.
 //!
 //! Each process writes down the events that it saw (`history`, `recorder`, `worker`). In the end
 //! the `checker` looks for violations of the rules. Histories written by hand (`bad`) and runs with
@@ -162,6 +163,11 @@ async fn an_expiry_that_leaves_the_windows_is_found() {
 #[tokio::test]
 async fn an_entry_that_does_not_age_is_found() {
     is_found(Break::EntriesDoNotAge, &[Rule::Windows]).await;
+}
+
+#[tokio::test]
+async fn a_tag_number_from_after_the_load_is_found() {
+    is_found(Break::NumbersAreLate, &[Rule::NotBeforeWrite]).await;
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use std::{
 use bellwether::{
     backend::{Acquired, Claim, Claimed, Committed, Entry, Grant, Latches, Store},
     error::BackendError,
-    key::Name,
+    key::{Family as NameFamily, Name, Namespace},
 };
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 
@@ -168,8 +168,11 @@ impl Recorder {
 }
 
 impl<B: Store + Latches> Hook<B> for Recorder {
-    async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
+    async fn around(&self, backend: &B, mut operation: Operation) -> Result<Answer, BackendError> {
         let sent = self.log.now();
+        if self.broken.as_ref().is_some_and(|broken| broken.numbers_are_late) {
+            renumber(backend, &mut operation).await?;
+        }
         let answer = match &self.broken {
             Some(broken) if broken.breaks(&operation) => broken.perform(&operation).await,
             _ => operation.perform(backend).await,
@@ -177,6 +180,18 @@ impl<B: Store + Latches> Hook<B> for Recorder {
         self.record(&operation, &answer, sent);
         Ok(answer)
     }
+}
+
+/// Gives the entry of a commit the tag number from after its load.
+async fn renumber(backend: &impl Store, operation: &mut Operation) -> Result<(), BackendError> {
+    if let Operation::Commit { entry, .. } = operation
+        && let Some(tagged) = entry.tagged.as_mut().map(Arc::make_mut)
+    {
+        let namespace = Namespace::new("histories").unwrap();
+        let tags = Name::new(&namespace, NameFamily::Tags, &"tags".into(), 512).unwrap();
+        tagged.number = backend.tag_number(&tags).await?;
+    }
+    Ok(())
 }
 
 /// Returns the key of a name as its user writes it.

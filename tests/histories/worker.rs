@@ -91,6 +91,14 @@ pub struct Workload {
 /// How far a copy of a local tier may be behind.
 pub const STALENESS: Duration = Duration::from_millis(200);
 
+/// A tag of all values.
+const OF_ALL: &str = "all";
+
+/// Returns the tag of the values of a key.
+fn tag_of(key: &str) -> String {
+    format!("of {key}")
+}
+
 impl Setup {
     /// Returns whether the cache has a local tier. Others read the store each time.
     fn has_tier(&self) -> bool {
@@ -200,6 +208,7 @@ impl Worker {
             log,
             cache: builder
                 .namespace("histories")
+                .tags()
                 .lease(Duration::from_millis(setup.load.lease_ms))
                 .ttl(Duration::from_millis(setup.load.ttl_ms))
                 .stale_while_revalidate(Duration::from_millis(setup.load.stale_ms))
@@ -376,11 +385,13 @@ impl Worker {
 
     async fn write(&self, key: String, rng: &mut Rng) {
         let (write, named) = (self.number(), key.clone());
-        let written = match rng.u8(0..7) {
+        let written = match rng.u8(0..10) {
+            7.. => return self.end_tag(key, rng).await,
             0..2 => {
                 let value = self.value();
                 self.log.tell(Event::WriteAsked { write, key: named, value: Some(value) });
-                self.cache.insert(key, &value).await.map(drop)
+                let request = self.cache.request(&key).tag(tag_of(&key)).tag(OF_ALL);
+                request.insert(&value).await.map(drop)
             }
             2..4 => {
                 self.log.tell(Event::WriteAsked { write, key: named, value: None });
@@ -412,6 +423,34 @@ impl Worker {
         self.log.tell(Event::WriteAnswered { write, error });
     }
 
+    /// Ends the tag of a key, or of all. Each key has a write of its own in the history.
+    async fn end_tag(&self, key: String, rng: &mut Rng) {
+        let tag = if rng.bool() { tag_of(&key) } else { OF_ALL.to_owned() };
+        let expires = rng.u8(0..3) == 0;
+        let prefix = key.trim_end_matches(|end: char| end.is_ascii_digit());
+        let keys = match tag == OF_ALL {
+            true => (0..self.setup.load.keys).map(|key| format!("{prefix}{key}")).collect(),
+            false => vec![key.clone()],
+        };
+        let mut writes = Vec::new();
+        for key in keys {
+            let write = self.number();
+            writes.push(write);
+            self.log.tell(match expires {
+                true => Event::ExpireAsked { write, key },
+                false => Event::WriteAsked { write, key, value: None },
+            });
+        }
+        let ended = match expires {
+            true => self.cache.expire_tag(tag).await,
+            false => self.cache.invalidate_tag(tag).await,
+        };
+        let error = ended.err().map(|error| format!("{:?}: {error:#}", error.kind()));
+        for write in writes {
+            self.log.tell(Event::WriteAnswered { write, error: error.clone() });
+        }
+    }
+
     fn loader(
         &self,
         key: &str,
@@ -425,6 +464,8 @@ impl Worker {
         move |lead| {
             Box::pin(async move {
                 let value = worker.value();
+                let tag = tag_of(&key);
+                lead.tag(OF_ALL);
                 worker.log.tell(Event::LoadBegan { key, value, fence: lead.fence() });
                 // Dropped when the load has returned, panicked, or was cancelled.
                 let _ended = Ended(worker.log.clone(), value.number);
@@ -437,6 +478,7 @@ impl Worker {
                         working.await;
                     }
                 }
+                lead.tag(tag);
                 match plan.end {
                     End::Value => {}
                     End::Unstored => {

@@ -34,6 +34,7 @@ mod scripts;
 mod sentinel;
 mod settings;
 mod slow;
+mod tags;
 mod tls;
 mod turns;
 mod undo;

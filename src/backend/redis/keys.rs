@@ -18,8 +18,8 @@
 //! | `pl`, `p`, `pq`, `pd` | | the same of a set of permits, which has no sole holder |
 //! | `o` | string, PX | the label of a process; its name is the first half of its owner ids |
 //! | `n` | hash, PX | a latch: what is left, its id, its time to live, and the ids of its steps |
-//! | `n` | string, PX | of the name `tags`: the last tag number; its prefix is that of a namespace |
-//! | `g` and a tag | string, PX | when the tag ended and expired last, as two tag numbers |
+//! | `n` | string, PX | the last tag number of a namespace, under `namespace:t:{tags}:` |
+//! | `g` and a tag | string, PX | there, when the tag ended and expired last: two tag numbers |
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, because databases share channels |
 //! | `s` | channel | the same in a cluster, as a shard channel |
 //!
@@ -29,10 +29,10 @@
 //! `namespace:family:p:` and the first half of its owner ids, or `p@3:` for database 3. A backend
 //! has one for all entries of one namespace, which ends with an id of its own. All backends share
 //! `namespace:c:p:all`, and none listens to `namespace:c:p:rights`. Local tiers hear of changed
-//! entries on `namespace:c:p:t0` to `t4095`, and of ended tags on one channel `namespace:t:p:t…`. Messages on them begin with the
-//! [prefix](crate::key::Name::prefix) of the name. A backend sends itself `h` and a time on its own
-//! channel, for its local tiers. In a cluster, a process has a channel for each
-//! name: `s:` and the first half of its owner ids.
+//! entries on `namespace:c:p:t0` to `t4095`, and of ended tags on one of `namespace:t:p:t0` to
+//! `t4095`. Messages on them begin with the [prefix](crate::key::Name::prefix) of the name. A
+//! backend sends itself `h` and a time on its own channel, for its local tiers. In a cluster, a
+//! process has a channel for each name: `s:` and the first half of its owner ids.
 
 use std::{
     sync::{Arc, LazyLock, PoisonError, RwLock, atomic::AtomicBool},

@@ -74,9 +74,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Tells a listener of the changes of entries, to keep a cache of your own true.
     ///
     /// The listener is given a key, or `None` if any key may have changed: a tag has ended, or the
-    /// connection broke and changes may have been missed. [`lag`](EntryWatch::lag) tells for how long that could
-    /// have gone unnoticed. What is told is what a [local tier](crate::cache::Builder::local) is
-    /// told, and the acts of this cache. In a cluster only the latter are.
+    /// connection broke and changes may have been missed. [`lag`](EntryWatch::lag) tells for how
+    /// long that could have gone unnoticed. What is told is what a [local
+    /// tier](crate::cache::Builder::local) is told, and the acts of this cache. In a cluster only
+    /// the latter are.
     ///
     /// The listener runs where changes are received, one call at a time for a key. So it must be
     /// fast, and must not wait. It must not call this watch.

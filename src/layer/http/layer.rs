@@ -259,9 +259,10 @@ impl BellwetherLayer<Http> {
     /// process remembers, and what is stored may be served again afterwards.
     /// [`purge_if`](Self::purge_if) permits `PURGE` requests.
     ///
-    /// If the cache has [tags](crate::cache::Builder::tags), a response belongs to the groups in its
-    /// `Cache-Groups`, and the answer to a write ends the groups in its `Cache-Group-Invalidation`
-    /// (RFC 9875). A group belongs to its origin: scheme and host, as in the key.
+    /// If the cache has [tags](crate::cache::Builder::tags), a response belongs to the groups in
+    /// its `Cache-Groups`, and the answer to a write ends the groups in its
+    /// `Cache-Group-Invalidation` (RFC 9875). A group belongs to its origin: scheme and host, as in
+    /// the key.
     ///
     /// A gRPC call ends nothing, because its path names a procedure. It passes, and so do WebSocket
     /// upgrades and `CONNECT`: their bytes flow both ways, and nothing of them is stored.

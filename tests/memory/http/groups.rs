@@ -109,8 +109,8 @@ async fn a_response_may_have_many_groups() {
     }
 }
 
-/// Section 3: the answer to an unsafe request ends the groups that it names, whatever its status. The
-/// answer to a safe one ends none.
+/// Section 3: the answer to an unsafe request ends the groups that it names, whatever its status.
+/// The answer to a safe one ends none.
 #[tokio::test(start_paused = true)]
 async fn the_answer_to_an_unsafe_request_ends_groups() {
     for (method, status, is_ended) in [

@@ -1,0 +1,181 @@
+//! Tags over a server and a cluster. Each backend stands for a process.
+
+use std::time::Duration;
+
+use bellwether::{
+    BoxError, Cache, RedisBackend,
+    cache::{Lead, LocalTier, Source},
+};
+use testkit::{
+    Call, Cluster, LIMIT, RedisServer, comes_true, open,
+    proxy::{Mode, Proxy},
+};
+use tokio::time::{Instant, sleep};
+
+const MS: Duration = Duration::from_millis(1);
+const STALENESS: Duration = Duration::from_millis(500);
+
+fn cache(backend: RedisBackend) -> Cache<u64> {
+    Cache::builder(backend).namespace("tags").tags().build().unwrap()
+}
+
+fn tiered(backend: RedisBackend) -> Cache<u64> {
+    let tier = LocalTier::default().max_staleness(STALENESS);
+    Cache::builder(backend).namespace("tags").tags().local(tier).build().unwrap()
+}
+
+/// Reads until the tier has a copy: its channels must be confirmed first.
+async fn warm(cache: &Cache<u64>, key: &str) {
+    let kept = async || cache.get(key).await.is_ok() && cache.get_local(key).is_some();
+    assert!(comes_true(LIMIT, kept).await, "no copy is kept");
+}
+
+async fn load(cache: &Cache<u64>, key: &str, tag: &'static str, value: u64) -> u64 {
+    let load = move |lead: Lead<u64>| async move {
+        lead.tag(tag);
+        Ok::<_, BoxError>(value)
+    };
+    cache.get_or_load(key, load).await.unwrap()
+}
+
+/// Returns the commands about entries and tags.
+fn commands(calls: Vec<Call>) -> Vec<String> {
+    let of_connecting = ["SCRIPT", "INFO", "ROLE", "CLIENT", "HELLO", "PING", "TIME", "SUBSCRIBE"];
+    let commands = calls.into_iter().map(|call| call.command);
+    commands.filter(|command| !of_connecting.contains(&command.as_str())).collect()
+}
+
+#[tokio::test]
+async fn the_commands_of_tags_are_few_whatever_the_entries() {
+    let server = RedisServer::start().await;
+    let (cache, mut raw) = (cache(open(server.url())), server.raw().await);
+    for key in 0..1000_u64 {
+        cache.request(key.to_string()).tag("a").insert(&key).await.unwrap();
+    }
+    let keys: u64 = raw.run(&["DBSIZE"]).await;
+    let mut monitor = server.monitor().await;
+    assert_eq!(cache.get("7").await.unwrap(), Some(7));
+    assert_eq!(commands(monitor.calls_from_clients().await), ["GETRANGE", "MGET"]);
+    cache.invalidate_tag("a").await.unwrap();
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"]);
+    let after: u64 = raw.run(&["DBSIZE"]).await;
+    assert_eq!(after, keys + 1);
+    assert_eq!(cache.get("7").await.unwrap(), None);
+    monitor.calls_from_clients().await;
+    assert_eq!(load(&cache, "8", "a", 8).await, 8);
+    // The look and its tags, the claim, the number, the commit and the tags beside it.
+    let mut all = commands(monitor.calls_from_clients().await);
+    assert_eq!(all[..4], ["GETRANGE", "MGET", "EVALSHA", "GET"]);
+    all[4..].sort();
+    assert_eq!(all[4..], ["EVALSHA", "MGET"]);
+    let many = cache.get_many((0..100_u64).map(|key| key.to_string())).await;
+    assert_eq!(many.into_iter().filter(|it| matches!(it, Ok(Some(_)))).count(), 1);
+    let all = commands(monitor.calls_from_clients().await);
+    assert_eq!(all.iter().filter(|command| *command == "MGET").count(), 1, "{all:?}");
+    for key in raw.keys("tags:t:*").await {
+        let left = raw.pttl(&key).await;
+        assert!(left > 29 * 86_400_000, "{key} is kept for {left} ms");
+    }
+}
+
+#[tokio::test]
+async fn a_tag_ends_in_each_process_and_database() {
+    let server = RedisServer::start().await;
+    for database in [0, 3] {
+        let url = server.url_of("", database);
+        let [here, there] = [(); 2].map(|()| tiered(open(&url)));
+        let plain = cache(open(&url));
+        let mut slowest = Duration::ZERO;
+        for round in 0..20 {
+            let tag = ["a", "ü{b}"][round % 2];
+            for key in ["k", "l"] {
+                let tag = if key == "k" { tag } else { "other" };
+                there.request(key).tag(tag).insert(&7).await.unwrap();
+                warm(&here, key).await;
+            }
+            match round % 3 {
+                0 => plain.invalidate_tag(tag).await.unwrap(),
+                1 => there.expire_tag(tag).await.unwrap(),
+                _ => plain.clear().await.unwrap(),
+            }
+            let ended = Instant::now();
+            let gone = async || here.get_local("k").is_none();
+            assert!(comes_true(STALENESS, gone).await, "the copy stays");
+            slowest = slowest.max(ended.elapsed());
+            assert_eq!(here.get_local("l").is_some(), round % 3 != 2, "it has another tag");
+            for cache in [&here, &there, &plain] {
+                assert_eq!(cache.get("k").await.unwrap(), None);
+            }
+        }
+        println!("the slowest drop of database {database} took {slowest:?}");
+    }
+}
+
+/// A process that hears nothing serves its copies no longer than its bound.
+#[tokio::test]
+async fn a_tag_whose_end_is_not_heard_ends_within_the_bound() {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let (here, there) = (tiered(open(proxy.url())), cache(open(server.url())));
+    there.request("k").tag("a").insert(&1).await.unwrap();
+    warm(&here, "k").await;
+    proxy.mode(Mode::Stall);
+    there.invalidate_tag("a").await.unwrap();
+    let (ended, mut last) = (Instant::now(), Duration::ZERO);
+    while ended.elapsed() < 3 * STALENESS {
+        let asked = ended.elapsed();
+        if here.get_local("k").is_some() {
+            last = asked;
+        }
+        sleep(MS).await;
+    }
+    assert!(last < STALENESS, "{last:?}");
+    proxy.mode(Mode::Pass);
+    proxy.cut();
+    let ended = async || here.get("k").await.is_ok_and(|value| value.is_none());
+    assert!(comes_true(LIMIT, ended).await);
+}
+
+/// The number is lost with its key. The next one is greater still.
+#[tokio::test]
+async fn numbers_go_on_after_the_loss_of_their_key() {
+    let server = RedisServer::start().await;
+    let (cache, mut raw) = (cache(open(server.url())), server.raw().await);
+    for round in 0..10 {
+        assert_eq!(load(&cache, "k", "a", round).await, round);
+        assert_eq!(load(&cache, "k", "a", round + 1).await, round);
+        cache.invalidate_tag("a").await.unwrap();
+        match round % 3 {
+            0 => raw.run::<()>(&["DEL", "tags:t:{tags}:n"]).await,
+            1 => raw.run::<()>(&["LPUSH", "tags:t:{tags}:gb", "foreign"]).await,
+            _ => {}
+        }
+        assert_eq!(cache.get("k").await.unwrap(), None);
+    }
+    cache.request("k").tag("b").insert(&1).await.unwrap();
+    assert_eq!(cache.get("k").await.unwrap(), Some(1), "foreign data is no end of a tag");
+    cache.invalidate_tag("b").await.unwrap();
+    assert_eq!(cache.get("k").await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn tags_end_in_a_cluster() {
+    let cluster = Cluster::start(3, 0).await;
+    let [here, there] =
+        [(); 2].map(|()| cache(testkit::builder().cluster(cluster.urls()).build().unwrap()));
+    for key in 0..50_u64 {
+        here.request(key.to_string()).tag("a").tag(format!("{key}")).insert(&key).await.unwrap();
+    }
+    let kept = async || {
+        let many = there.get_many((0..50_u64).map(|key| key.to_string())).await;
+        many.into_iter().map(Result::unwrap).filter(Option::is_some).count()
+    };
+    assert_eq!(kept().await, 50);
+    here.invalidate_tag("7").await.unwrap();
+    assert_eq!(kept().await, 49);
+    there.invalidate_tag("a").await.unwrap();
+    assert_eq!(kept().await, 0);
+    assert_eq!(load(&here, "7", "a", 1).await, 1);
+    let received = there.request("7").load(|_lead| async { Ok::<_, BoxError>(2) }).await.unwrap();
+    assert_eq!((*received.value(), received.source()), (1, Source::Hit));
+}
