@@ -122,6 +122,7 @@ async fn is_found(broken: Break, by: &[Rule]) {
         (round.broken, round.faults) = (Some(broken), faults);
         (round.load.writes, round.load.lockers) = (30, 8);
         (round.load.stale_ms, round.load.error_ms) = (50, 200);
+        round.load.tags |= broken == Break::NumbersAreLate;
         let (history, _) = round.play().await;
         let (violations, _) = check(&history);
         if let Some(found) = violations.iter().find(|violation| by.contains(&violation.rule)) {

@@ -50,6 +50,7 @@ impl Round {
             early: rng.bool(),
             cancel: rng.bool(),
             backs_off: rng.bool(),
+            tags: rng.bool(),
         };
         let pauses = |rng: &mut Rng| [0, 400, 900][rng.usize(0..3)];
         let (workers_ms, server_ms) = (pauses(&mut rng), pauses(&mut rng));

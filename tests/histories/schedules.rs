@@ -156,6 +156,7 @@ pub fn workload(rng: &mut Rng, lease_ms: u64) -> Workload {
         early: rng.bool(),
         cancel: rng.bool(),
         backs_off: rng.bool(),
+        tags: rng.bool(),
     }
 }
 

@@ -86,6 +86,8 @@ pub struct Workload {
     pub cancel: bool,
     /// A key backs off after each failed load, also without a stale value.
     pub backs_off: bool,
+    /// Values have tags.
+    pub tags: bool,
 }
 
 /// How far a copy of a local tier may be behind.
@@ -204,11 +206,11 @@ impl Worker {
             true => builder.local(LocalTier::default().max_staleness(STALENESS)),
             false => builder,
         };
+        let builder = if setup.load.tags { builder.tags() } else { builder };
         Self {
             log,
             cache: builder
                 .namespace("histories")
-                .tags()
                 .lease(Duration::from_millis(setup.load.lease_ms))
                 .ttl(Duration::from_millis(setup.load.ttl_ms))
                 .stale_while_revalidate(Duration::from_millis(setup.load.stale_ms))
@@ -386,11 +388,15 @@ impl Worker {
     async fn write(&self, key: String, rng: &mut Rng) {
         let (write, named) = (self.number(), key.clone());
         let written = match rng.u8(0..10) {
-            7.. => return self.end_tag(key, rng).await,
+            7.. if self.setup.load.tags => return self.end_tag(key, rng).await,
             0..2 => {
                 let value = self.value();
                 self.log.tell(Event::WriteAsked { write, key: named, value: Some(value) });
-                let request = self.cache.request(&key).tag(tag_of(&key)).tag(OF_ALL);
+                let request = self.cache.request(&key);
+                let request = match self.setup.load.tags {
+                    true => request.tag(tag_of(&key)).tag(OF_ALL),
+                    false => request,
+                };
                 request.insert(&value).await.map(drop)
             }
             2..4 => {
@@ -464,8 +470,8 @@ impl Worker {
         move |lead| {
             Box::pin(async move {
                 let value = worker.value();
-                let tag = tag_of(&key);
-                lead.tag(OF_ALL);
+                let tag = worker.setup.load.tags.then(|| tag_of(&key));
+                tag.iter().for_each(|_| lead.tag(OF_ALL));
                 worker.log.tell(Event::LoadBegan { key, value, fence: lead.fence() });
                 // Dropped when the load has returned, panicked, or was cancelled.
                 let _ended = Ended(worker.log.clone(), value.number);
@@ -478,7 +484,7 @@ impl Worker {
                         working.await;
                     }
                 }
-                lead.tag(tag);
+                tag.into_iter().for_each(|tag| lead.tag(tag));
                 match plan.end {
                     End::Value => {}
                     End::Unstored => {
