@@ -1,7 +1,7 @@
 //! The cost of each step, compared with a minimum and with peers, as ratios in one run.
 //!
 //! `cargo bench --bench costs [-- part...]` starts a Redis server of its own. The parts are
-//! `followers`, `local`, `tier`, `hits`, `many`, `batches`, `rebuild`, `locks` and `wake`.
+//! `followers`, `local`, `tier`, `hits`, `tags`, `many`, `batches`, `rebuild`, `locks` and `wake`.
 //! Everything is measured from spawned tasks. In `block_on` on a multi-threaded runtime, each round
 //! trip costs about three times as much.
 //!
@@ -75,6 +75,9 @@ async fn all() {
     }
     if is_wanted("hits") {
         hits(&server).await;
+    }
+    if is_wanted("tags") {
+        tags(&server).await;
     }
     if is_wanted("many") {
         many_hits(&server).await;
@@ -336,6 +339,80 @@ async fn hits(server: &RedisServer) {
     row("  of that, Store::get", store, "a bare tokio socket", bare);
     row("  the redis crate", redis, "a bare tokio socket", bare);
     row("  with windows", windowed, "without an outage memory", forgetful);
+}
+
+/// Returns a cache with tags, and a key whose value has so many of them.
+async fn tagged(server: &RedisServer, count: usize, tier: bool) -> (Cache<Bytes>, String) {
+    let builder = Cache::<Bytes>::builder(RedisBackend::open(&server.url()).unwrap());
+    let builder = builder.codec(Raw).ttl(LONG).namespace("tagged").tags();
+    let builder = match tier {
+        true => builder.local(LocalTier::default().max_age(LONG)),
+        false => builder,
+    };
+    let cache = builder.build().unwrap();
+    let key = format!("of {count}");
+    let request = (0..count).fold(cache.request(&key), |it, tag| it.tag(format!("tag:{tag}")));
+    request.insert(&Bytes::from_static(b"value")).await.unwrap();
+    (cache, key)
+}
+
+/// Measures what tags cost a hit, with and without a local tier, and the end of one tag of many
+/// values.
+async fn tags(server: &RedisServer) {
+    const TURNS: usize = 500;
+    const HITS: u32 = 30;
+    const VALUES: usize = 1_000_000;
+    const COUNTS: [usize; 4] = [0, 1, 5, 20];
+    let (_, plain) = stored(server, &["plain".to_owned()]).await;
+    let (mut caches, mut copies) = (Vec::new(), Vec::new());
+    for count in COUNTS {
+        caches.push(tagged(server, count, false).await);
+        let (cache, key) = tagged(server, count, true).await;
+        while cache.get_local(&key).is_none() {
+            cache.get(&key).await.unwrap();
+        }
+        copies.push((cache, key));
+    }
+    let mut hits = [const { Vec::new() }; COUNTS.len() + 1];
+    let mut local = [const { Vec::new() }; COUNTS.len()];
+    for _ in 0..TURNS {
+        hits[COUNTS.len()].push(timed!(HITS, {
+            plain.request("plain").load(never).await.unwrap();
+        }));
+        for (at, (cache, key)) in caches.iter().enumerate() {
+            hits[at].push(timed!(HITS, {
+                cache.request(key).load(never).await.unwrap();
+            }));
+        }
+        for (at, (cache, key)) in copies.iter().enumerate() {
+            local[at].push(timed!(1_000, { assert!(cache.get_local(key).is_some()) }));
+        }
+    }
+    let ([none, one, five, twenty, untagged], local) = (hits.map(mean), local.map(median));
+    for (hit, what) in [(none, "no"), (one, "1"), (five, "5"), (twenty, "20")] {
+        row(&format!("a hit with {what} tags"), hit, "a hit of a cache without tags", untagged);
+    }
+    for (at, count) in COUNTS.into_iter().enumerate().skip(1) {
+        row(&format!("get_local with {count} tags"), local[at], "get_local with none", local[0]);
+    }
+
+    let (cache, _) = tagged(server, 0, false).await;
+    let value = Bytes::from_static(b"value");
+    for from in (0..VALUES).step_by(256) {
+        let insert = |key: usize| cache.request(key as u64).tag("of all").insert(&value);
+        join_all((from..(from + 256).min(VALUES)).map(insert)).await;
+    }
+    let mut connection = connection(server).await;
+    let mut figures = [const { Vec::new() }; 2];
+    for _ in 0..1_000 {
+        figures[0].push(timed!(1, { cache.invalidate_tag("of all").await.unwrap() }));
+        figures[1].push(timed!(1, {
+            redis::cmd("PING").exec_async(&mut connection).await.unwrap();
+        }));
+    }
+    let [ended, trip] = figures.map(mean);
+    row("invalidate_tag of 1,000,000 values", ended, "one round trip (PING)", trip);
+    redis::cmd("FLUSHALL").exec_async(&mut connection).await.unwrap();
 }
 
 /// Measures hits of 64 tasks, each with a key of its own.
