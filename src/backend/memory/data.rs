@@ -16,7 +16,9 @@ use super::{
     semaphore::{SoleHold, StoredSemaphore},
 };
 use crate::{
-    backend::{Claim, Claimed, Entry, Grant, Mode, Owner, SemaphoreKind},
+    backend::{
+        Claim, Claimed, Entry, Grant, Mark, Marked, Mode, Owner, SemaphoreKind, Tick, TickStep,
+    },
     key::Name,
     time::after,
 };
@@ -26,6 +28,8 @@ pub(super) struct Data {
     pub(super) semaphores: HashMap<SemaphoreKey, StoredSemaphore>,
     pub(super) latches: HashMap<Arc<str>, StoredLatch>,
     fences: HashMap<Arc<str>, Fence>,
+    /// The marks, and when each ends.
+    marks: HashMap<Arc<str>, (Mark, Instant)>,
     /// The names whose last loads failed.
     failures: HashMap<Arc<str>, StoredFailure>,
     entries: LruCache<EntryKey, StoredEntry>,
@@ -62,6 +66,7 @@ pub(super) enum Expiry {
     QueueEntries(SemaphoreKey, u64),
     Latch(Arc<str>),
     Fence(Arc<str>),
+    Mark(Arc<str>),
     Failure(Arc<str>),
     Entry(EntryKey),
 }
@@ -74,6 +79,7 @@ impl Data {
             semaphores: HashMap::new(),
             latches: HashMap::new(),
             fences: HashMap::new(),
+            marks: HashMap::new(),
             failures: HashMap::new(),
             entries: LruCache::unbounded(),
             expiries: BTreeSet::new(),
@@ -175,6 +181,24 @@ impl Data {
         Some(Grant::new(fence))
     }
 
+    /// Sets the mark of a name to a tick, if the claim has the mutex and the tick is possible.
+    pub(super) fn mark(&mut self, claim: &Claim, tick: Tick, now: Instant) -> Marked {
+        self.expire(now);
+        let (name, owner) = (claim.name.prefix(), claim.owner);
+        let is_held = self.sole(&claim.name, claim.mode).is_some_and(|sole| sole.owner == owner);
+        let before = self.marks.get(name).map(|(mark, _)| *mark);
+        let is_set = is_held && tick.is_possible(before, owner);
+        if is_set {
+            let begun_by = (tick.step != TickStep::Done).then_some(owner);
+            let (mark, ends) = (Mark { tick: tick.at, begun_by }, after(now, tick.kept));
+            if let Some((_, old)) = self.marks.insert(name.clone(), (mark, ends)) {
+                self.expiries.remove(&(old, Expiry::Mark(name.clone())));
+            }
+            self.expiries.insert((ends, Expiry::Mark(name.clone())));
+        }
+        Marked { before, is_set, now: self.clock(now) }
+    }
+
     /// Returns the time of the backend in microseconds.
     pub(super) fn clock(&self, now: Instant) -> u64 {
         self.micros + u64::try_from((now - self.origin).as_micros()).unwrap_or(0)
@@ -209,6 +233,7 @@ impl Data {
                     self.change(&key, |semaphore| semaphore.queue.lapse(process));
                 }
                 Expiry::Failure(name) => drop(self.failures.remove(&name)),
+                Expiry::Mark(name) => drop(self.marks.remove(&name)),
                 Expiry::Latch(name) => drop(self.latches.remove(&name)),
                 Expiry::Fence(name) => {
                     self.fences.remove(&name);
