@@ -61,8 +61,7 @@ pub async fn modes<H: Harness>(h: &H) {
     }
 }
 
-/// A mark that one majority has set may be missing at another one. The majority therefore refuses to
-/// keep marks.
+/// A majority does not read back what another one has set, so it refuses to keep marks.
 pub async fn marks<H: Harness>(h: &H) {
     let backend = h.backend();
     let claim = claim(&name("k"));
