@@ -62,7 +62,7 @@
 //!    other loaders, loads without storing. A cycle between processes, or through a task that a
 //!    loader spawned, ends at the wait limit.
 //! 4. **No leaks.** Memory, keys, subscriptions and tasks return to zero when the work is done.
-//!    Only fences remain in Redis for a while, each with a time to live.
+//!    Only fences and the ticks of jobs remain in Redis for a while, each with a time to live.
 //! 5. **Availability.** A cache never makes a service less available than the service is without
 //!    it. If Redis is slow, down, full or forbids commands, each process runs one load per key. A
 //!    cap limits all loads, and [nothing is stored](cache::Source::Degraded).

@@ -130,6 +130,7 @@ impl Job {
     ///
     /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The tick may be begun, and
     ///   counts as crashed then.
+    /// - [`Lost`](ErrorKind::Lost) if the lease was lost before the tick began.
     /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
     /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a setting outside its range, and for a
     ///   tick before 1970 or after 2286.
@@ -282,6 +283,9 @@ async fn begin(
     };
     let (Some(held), Some(tick)) = (held, tick()) else { return Ok((None, now())) };
     let marked = engine.mark(held.claim(), tick).await?;
+    if !marked.is_set && tick.is_possible(marked.before, held.claim().owner) {
+        return Err(held.lost_error());
+    }
     let turn = Turn { held, engine, tick, previous: marked.before };
     Ok((marked.is_set.then_some(turn), now()))
 }

@@ -200,6 +200,18 @@ async fn a_tick_with_a_lost_answer_is_not_begun_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_tick_whose_lease_ends_before_it_begins_may_be_asked_for_again() {
+    let mut marks = 0;
+    let backend = Faulty::new(move |op| {
+        marks += usize::from(op == Op::Mark);
+        (op == Op::Mark && marks == 2).then_some(Fault::Late(900 * MS))
+    });
+    let job = Locks::new(backend).once("job", tick(1)).lease(500 * MS).fixed_lease();
+    assert_eq!(job.begin().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(job.begin().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_wrong_setting_of_a_job_is_told() {
     let locks = process(&MemoryBackend::new());
     let kind = async |job: bellwether::lock::Job| job.begin().await.unwrap_err().kind();
