@@ -19,8 +19,9 @@ use crate::{
 
 /// A candidate for work that one process of the fleet does at a time.
 ///
-/// Created by [`Locks::leader`](crate::Locks::leader). All candidates of a name are waiters for its
-/// [fair mutex](crate::Locks::fair_mutex), first come, first served.
+/// Created by [`Locks::leader`](crate::Locks::leader), where all candidates of a name wait for its
+/// [fair mutex](crate::Locks::fair_mutex), first come, first served; and by
+/// [`Redlock::leader`](crate::Redlock::leader).
 ///
 /// # Examples
 ///
@@ -51,8 +52,8 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    pub(super) fn new(space: LockSpace, name: Key) -> Self {
-        Self { mutex: Mutex::new(space, name, Mode::Fair).wait_limit(Duration::MAX) }
+    pub(super) fn new(space: LockSpace, name: Key, mode: Mode) -> Self {
+        Self { mutex: Mutex::new(space, name, mode).wait_limit(Duration::MAX) }
     }
 
     /// Sets how long the lease lasts unless it is renewed. Defaults to 10 s; from 20 ms to 24 h.
@@ -85,9 +86,9 @@ impl Candidate {
     ///
     /// # Errors
     ///
-    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a setting outside its range.
+    /// - [`ShutDown`](crate::ErrorKind::ShutDown) after a [shutdown](crate::Locks::shutdown).
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting outside its range.
     ///
     /// # Cancel safety
     ///

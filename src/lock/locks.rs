@@ -175,7 +175,7 @@ impl Locks {
     /// It is the [fair mutex](Self::fair_mutex) of that name with a loop around it: wait without a
     /// limit, work, and wait again if the lease is lost.
     pub fn leader(&self, name: impl Into<Key>) -> Candidate {
-        Candidate::new(self.space.clone(), name.into())
+        Candidate::new(self.space.clone(), name.into(), Mode::Fair)
     }
 
     /// Returns a job for a tick, for which one process of the fleet gets a turn.
