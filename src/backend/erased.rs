@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::sync::watch;
 
-use super::{Acquired, Changes, Claim, Grant, Kept, Leases, Mode, Occupied, Renewal};
+use super::{Acquired, Changes, Claim, Grant, Kept, Leases, Marked, Mode, Occupied, Renewal, Tick};
 use crate::{error::BackendError, key::Name};
 
 /// Declares a trait with the methods of a trait of backends, and implements it for all of these.
@@ -48,6 +48,7 @@ erased! {
     async fn release(claim: &'a Claim) -> bool;
     async fn pass(from: &'a Claim, to: &'a Claim) -> Option<Grant>;
     async fn pass_with_fence(from: &'a Claim, to: &'a Claim, fence: u64) -> Option<Grant>;
+    async fn mark(claim: &'a Claim, tick: Tick) -> Marked;
     async fn holder(name: &'a Name, mode: Mode) -> Option<Occupied>;
     async fn introduce(name: &'a Name, label: &'a str) -> ();
     async fn holder_label(name: &'a Name, mode: Mode) -> Option<String>;

@@ -35,6 +35,7 @@ mod entry;
 mod erased;
 mod kept;
 mod latches;
+mod mark;
 mod memory;
 mod owner;
 #[cfg(feature = "redis")]
@@ -66,6 +67,7 @@ pub use self::{
     entry::{Entry, EntryKind, Undecodable},
     kept::Kept,
     latches::{Countdown, Latches},
+    mark::{Mark, Marked, Tick, TickStep},
     memory::MemoryBackend,
     owner::Owner,
     renewal::Renewal,
@@ -169,6 +171,20 @@ pub trait Leases: Send + Sync + 'static {
         _fence: u64,
     ) -> impl Future<Output = Result<Option<Grant>, BackendError>> + Send {
         let why = "the backend cannot be one of the servers of a `Redlock`";
+        async move { Err(BackendError::new(BackendErrorKind::Refused, why)) }
+    }
+
+    /// Sets the [mark](Mark) of a name to a tick, if the claim has the mutex of the name and the
+    /// tick [is possible](Tick::is_possible). Returns the mark as it was before, in any case.
+    ///
+    /// Only [jobs](crate::Locks::once) need it. The default
+    /// [refuses](crate::error::BackendErrorKind::Refused).
+    fn mark(
+        &self,
+        _claim: &Claim,
+        _tick: Tick,
+    ) -> impl Future<Output = Result<Marked, BackendError>> + Send {
+        let why = "the backend keeps no marks, which jobs need";
         async move { Err(BackendError::new(BackendErrorKind::Refused, why)) }
     }
 

@@ -5,7 +5,7 @@ use super::{
     release::Janitor, renewals::Renewals,
 };
 use crate::{
-    backend::DynLeases,
+    backend::{Claim, DynLeases, Marked, Tick, answered},
     error::{Error, ErrorKind},
     meter::{Meter, MeterStart, MeteredTime},
     observe::{LockCounters, LockStats},
@@ -48,6 +48,13 @@ impl Engine {
     /// The janitor, which undoes the acquisitions of this engine.
     pub(crate) fn janitor(&self) -> &Arc<Janitor> {
         &self.janitor
+    }
+
+    /// Sets the mark of the name of a claim to a tick, if the claim has the lease.
+    pub(crate) async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, Error> {
+        let backend = self.backend().as_ref();
+        let mark = answered(backend, backend.mark(claim, tick));
+        Ok(self.janitor.turns(&claim.name).acquisitions.run(mark).await?)
     }
 
     pub(crate) fn stats(&self) -> LockStats {

@@ -43,7 +43,7 @@ pub(super) struct Turns {
 }
 
 /// The right to send one request, which ends when it is dropped.
-pub(super) struct Turn<'a> {
+pub(super) struct AskTurn<'a> {
     turns: &'a Turns,
     /// `None` if this caller did not wait for its turn.
     _permit: Option<SemaphorePermit<'a>>,
@@ -68,12 +68,12 @@ impl Turns {
     }
 
     /// Waits for a turn while requests are answered.
-    pub(super) async fn next(&self) -> Turn<'_> {
+    pub(super) async fn next(&self) -> AskTurn<'_> {
         let permit = match self.free.try_acquire() {
             Ok(permit) => Some(permit),
             Err(_) => Box::pin(self.queued()).await,
         };
-        Turn { turns: self, _permit: permit }
+        AskTurn { turns: self, _permit: permit }
     }
 
     /// Waits in the order of the callers. Returns `None` if nothing is answered meanwhile.
@@ -90,7 +90,7 @@ impl Turns {
     }
 }
 
-impl Turn<'_> {
+impl AskTurn<'_> {
     /// Ends the turn with the answer to its request.
     pub(super) fn end(self, error: Option<&BackendError>) {
         let silence = [BackendErrorKind::Unavailable, BackendErrorKind::Unknown];

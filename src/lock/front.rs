@@ -6,19 +6,24 @@ use std::{
     time::Duration,
 };
 
-use tracing::Instrument;
+use tokio::time::sleep;
+use tracing::{Instrument, warn};
 
 use super::{holder::Holder, space::LockSpace};
 use crate::{
     backend::{ANSWER_LIMIT, Claim, Mode, Occupied, in_time},
-    error::{Error, ErrorKind},
+    error::{Chain, Error, ErrorKind},
     key::{Key, Name},
     lease::{LeaseGuard, Retry, RetryStrategy, Upkeep},
+    observe::Rarely,
 };
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
 const LONGEST_LEASE: Duration = Duration::from_secs(86_400);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
+/// The pause after an error that may pass. A random part of it is added, so that processes do not
+/// ask together.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// A name, and how its lease is acquired and kept.
 #[derive(Clone)]
@@ -196,6 +201,28 @@ pub(super) async fn release_one(held: Arc<LeaseGuard>) -> Result<(), Error> {
         (None, Some(lost)) => Err(lost),
         (None, None) => Ok(()),
     }
+}
+
+/// Asks until there is an answer, through errors that may pass.
+pub(super) async fn through_outages<T, Answer: Future<Output = Result<T, Error>>>(
+    asker: &str,
+    mut ask: impl FnMut() -> Answer,
+) -> Result<T, Error> {
+    let told = Rarely::default();
+    loop {
+        let error = match ask().await {
+            Err(error) if may_pass(&error) => error,
+            answer => return answer,
+        };
+        if told.first() {
+            warn!(error = %Chain(&error), "{asker} cannot wait, and tries again");
+        }
+        sleep(PAUSE.mul_f64(1.0 + fastrand::f64())).await;
+    }
+}
+
+fn may_pass(error: &Error) -> bool {
+    !matches!(error.kind(), ErrorKind::ShutDown | ErrorKind::InvalidKey | ErrorKind::InvalidConfig)
 }
 
 /// Runs a future until it completes, or returns `None` if the lease is lost first.

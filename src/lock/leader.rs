@@ -2,27 +2,26 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use super::{Mutex, MutexGuard, front::run_until, space::LockSpace};
+use super::{
+    Mutex,
+    front::{run_until, through_outages},
+    space::LockSpace,
+};
 use crate::{
     backend::Mode,
-    error::{Chain, Error, ErrorKind},
+    error::{Chain, Error},
     key::Key,
     lease::LeaseRecord,
-    observe::Rarely,
     signal::Signal,
 };
 
-/// The pause after an answer that a lock would return as an error. A random part of it is added, so
-/// that candidates do not ask together.
-const PAUSE: Duration = Duration::from_millis(500);
-
 /// A candidate for work that one process of the fleet does at a time.
 ///
-/// Created by [`Locks::leader`](crate::Locks::leader). All candidates of a name are waiters for its
-/// [fair mutex](crate::Locks::fair_mutex), first come, first served.
+/// Created by [`Locks::leader`](crate::Locks::leader), where all candidates of a name wait for its
+/// [fair mutex](crate::Locks::fair_mutex), first come, first served; and by
+/// [`Redlock::leader`](crate::Redlock::leader).
 ///
 /// # Examples
 ///
@@ -53,8 +52,8 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    pub(super) fn new(space: LockSpace, name: Key) -> Self {
-        Self { mutex: Mutex::new(space, name, Mode::Fair).wait_limit(Duration::MAX) }
+    pub(super) fn new(space: LockSpace, name: Key, mode: Mode) -> Self {
+        Self { mutex: Mutex::new(space, name, mode).wait_limit(Duration::MAX) }
     }
 
     /// Sets how long the lease lasts unless it is renewed. Defaults to 10 s; from 20 ms to 24 h.
@@ -87,9 +86,9 @@ impl Candidate {
     ///
     /// # Errors
     ///
-    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a setting outside its range.
+    /// - [`ShutDown`](crate::ErrorKind::ShutDown) after a [shutdown](crate::Locks::shutdown).
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting outside its range.
     ///
     /// # Cancel safety
     ///
@@ -109,7 +108,7 @@ impl Candidate {
         Done: Future,
     {
         loop {
-            let guard = self.elected().await?;
+            let guard = through_outages("a candidate", || self.mutex.lock()).await?;
             let term = Term { record: guard.record().clone(), ended: Arc::default() };
             // The term ends before the lease is released, also if this future is dropped: the guard
             // was declared first, and so is dropped last.
@@ -129,25 +128,6 @@ impl Candidate {
             }
         }
     }
-
-    /// Waits for the lease, through errors that may pass.
-    async fn elected(&self) -> Result<MutexGuard, Error> {
-        let told = Rarely::default();
-        loop {
-            let error = match self.mutex.lock().await {
-                Err(error) if may_pass(&error) => error,
-                elected => return elected,
-            };
-            if told.first() {
-                warn!(error = %Chain(&error), "a candidate cannot wait, and tries again");
-            }
-            sleep(PAUSE.mul_f64(1.0 + fastrand::f64())).await;
-        }
-    }
-}
-
-fn may_pass(error: &Error) -> bool {
-    !matches!(error.kind(), ErrorKind::ShutDown | ErrorKind::InvalidKey | ErrorKind::InvalidConfig)
 }
 
 impl fmt::Debug for Candidate {

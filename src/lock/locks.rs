@@ -1,9 +1,13 @@
 //! The entry point to the locks over one backend.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use super::{
-    Candidate, Latch, Mutex, Permits, ReentrantMutex, RwLock, Semaphore, Several,
+    Candidate, Job, Latch, Mutex, Permits, ReentrantMutex, RwLock, Semaphore, Several, Ticks,
     macros::name_settings, space::LockSpace,
 };
 use crate::{
@@ -171,7 +175,32 @@ impl Locks {
     /// It is the [fair mutex](Self::fair_mutex) of that name with a loop around it. A candidate
     /// waits without a limit, works, and waits again if the lease is lost.
     pub fn leader(&self, name: impl Into<Key>) -> Candidate {
-        Candidate::new(self.space.clone(), name.into())
+        Candidate::new(self.space.clone(), name.into(), Mode::Fair)
+    }
+
+    /// Returns a job for a tick, for which one process of the fleet gets a turn.
+    ///
+    /// The tick is the instant in the schedule, as each process computes it. The time at which a
+    /// process asks does not matter, so clocks may differ. The server remembers the last tick
+    /// begun for 30 days, and gives no turn for one that is not greater. If it loses its data, or a
+    /// failover loses that write, a tick may run once more.
+    pub fn once(&self, name: impl Into<Key>, tick: impl Into<SystemTime>) -> Job {
+        Job::new(self.space.clone(), name.into(), tick.into())
+    }
+
+    /// Returns a job for an id that has no place in an order, such as that of an event.
+    ///
+    /// The id is remembered for `keep` after its turn. Turns of different ids run beside each
+    /// other: each is the mutex of the name and the id, joined by a colon.
+    pub fn once_id(&self, name: impl Into<Key>, id: impl Into<Key>, keep: Duration) -> Job {
+        Job::of_id(self.space.clone(), &name.into(), &id.into(), keep)
+    }
+
+    /// Returns the turns of a job that runs once in each period, in one process of the fleet.
+    ///
+    /// It is a [`once`](Self::once) whose tick is computed from the clock of the server.
+    pub fn every(&self, name: impl Into<Key>, period: Duration) -> Ticks {
+        Ticks::new(self.space.clone(), name.into(), period)
     }
 
     /// Returns the counters of these locks and their clones, and the number of leases held now.

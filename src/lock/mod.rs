@@ -44,7 +44,8 @@
 //!
 //! - The [mutex](Locks::mutex), the [fair](Locks::fair_mutex) and the
 //!   [reentrant](Locks::reentrant_mutex) mutex of a name are one lock, and exclude each other. So
-//!   do [several](Locks::several) locks with that name among theirs.
+//!   do [several](Locks::several) locks with that name among theirs, and the turns of
+//!   [jobs](Locks::once).
 //! - The [semaphore](Locks::semaphore) and the [permits](Locks::permits) of a name share their
 //!   permits.
 //! - These two groups, the [read-write lock](Locks::rw_lock), the [latch](Locks::latch) and the
@@ -79,6 +80,7 @@
 
 mod front;
 mod holder;
+mod jobs;
 pub mod ladder;
 mod latch;
 mod leader;
@@ -95,12 +97,14 @@ mod rw_guards;
 mod semaphore;
 mod several;
 mod space;
+mod turn;
 
 /// For the tests of the rules that every backend keeps.
 #[doc(hidden)]
 pub use self::majority::Majority;
 pub use self::{
     holder::Holder,
+    jobs::{Job, OnCrash, Ticks},
     latch::Latch,
     leader::{Candidate, Term},
     locks::Locks,
@@ -112,5 +116,6 @@ pub use self::{
     rw_guards::{ReadGuard, Upgrade, WriteGuard},
     semaphore::{Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
+    turn::{PreviousTick, Turn},
 };
 pub use crate::observe::LockStats;

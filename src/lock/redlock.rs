@@ -7,7 +7,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Majority, Mutex, ReentrantMutex, macros::name_settings, majority::ANSWER_LIMIT,
+    Candidate, Majority, Mutex, ReentrantMutex, macros::name_settings, majority::ANSWER_LIMIT,
     space::LockSpace,
 };
 use crate::{
@@ -190,6 +190,12 @@ impl Redlock {
     /// It is the same lock as the [mutex](Self::mutex) of that name.
     pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
         ReentrantMutex::new(self.space.clone(), name.into())
+    }
+
+    /// Returns a candidate for work that one process does at a time, for as long as it can. It is
+    /// the [mutex](Self::mutex) of that name with a loop around it.
+    pub fn leader(&self, name: impl Into<Key>) -> Candidate {
+        Candidate::new(self.space.clone(), name.into(), Mode::Exclusive)
     }
 
     /// Checks that a majority of the servers answers, in a quarter of the [answer

@@ -9,8 +9,8 @@ use std::{
 use bellwether::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal, Store, TagEnd,
-        TagEnds, Tap, Windows,
+        Failure, Grant, Kept, Latches, Leases, Marked, Mode, Occupied, Owner, Renewal, Store, TagEnd,
+        TagEnds, Tap, Tick, Windows,
     },
     error::BackendError,
     key::Name,
@@ -70,6 +70,7 @@ operations! {
     Pass { from: Claim, to: Claim } -> Option<Grant> = backend.pass(from, to);
     PassWithFence { from: Claim, to: Claim, fence: u64 } -> Option<Grant> =
         backend.pass_with_fence(from, to, *fence);
+    Mark { claim: Claim, tick: Tick } -> Marked = backend.mark(claim, *tick);
     Holder { name: Name, mode: Mode } -> Option<Occupied> = backend.holder(name, *mode);
     Clear { name: Name, mode: Mode } -> bool = backend.clear(name, *mode);
     Changes { name: Name } -> Changes = backend.changes(name);
@@ -189,6 +190,10 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         fence: u64,
     ) -> Result<Option<Grant>, BackendError> {
         ask!(self, PassWithFence { from: from.clone(), to: to.clone(), fence })
+    }
+
+    async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
+        ask!(self, Mark { claim: claim.clone(), tick })
     }
 
     async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {

@@ -4,7 +4,7 @@
 //! gains the capability. The rules must then be moved to the majority.
 
 use bellwether::{
-    backend::{Acquired, Change, Latches, Leases, Mode, Store},
+    backend::{Acquired, Change, Latches, Leases, Mode, Store, Tick, TickStep},
     error::BackendErrorKind,
     key::Family,
     lock::Majority,
@@ -59,6 +59,17 @@ pub async fn modes<H: Harness>(h: &H) {
             assert_eq!(error.kind(), BackendErrorKind::Refused, "{mode:?}");
         }
     }
+}
+
+/// A majority does not read back what another one has set, so it refuses to keep marks.
+pub async fn marks<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let claim = claim(&name("k"));
+    granted(&backend, &claim).await;
+    let tick = Tick { at: 1, step: TickStep::Begin, kept: LEASE };
+    let error = backend.mark(&claim, tick).await.expect_err("the mark was set");
+    assert_eq!(error.kind(), BackendErrorKind::Refused);
+    assert!(backend.release(&claim).await.unwrap());
 }
 
 /// An entry is valid by its fence. A majority does not read back what the last one of

@@ -18,6 +18,7 @@ mod large;
 mod latches;
 mod leases;
 mod leftovers;
+mod marks;
 mod names;
 mod passing;
 mod permits;
@@ -176,6 +177,15 @@ rules! {
             readers_and_writers_never_hold_together,
             permits_in_use_never_exceed_the_limit,
             fair_contenders_hold_in_their_order,;
+    }
+    needs marks {
+        marks:
+            a_mark_is_set_by_the_holder_alone,
+            a_tick_that_is_not_greater_than_the_mark_does_not_begin,
+            a_tick_that_is_not_done_begins_again_if_that_is_wanted,
+            a_tick_sent_twice_begins_and_ends_once,
+            a_mark_ends_with_its_time,
+            a_mark_tells_the_time_of_the_backend,;
     }
     needs entries {
         fences:

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bellwether::{
-    Error, ErrorKind, Locks, MemoryBackend,
+    Error, ErrorKind, Locks, MemoryBackend, Redlock,
     lock::{Candidate, Term},
 };
 use testkit::faulty::{Fault, Faulty, Op};
@@ -122,6 +122,24 @@ async fn a_candidate_that_is_dropped_hands_over_at_once() {
     assert!(term.is_ended() && term.remaining() == Duration::ZERO && !after.is_ended());
     term.ended().await;
     third.abort();
+}
+
+/// The processes have the same three servers.
+#[tokio::test(start_paused = true)]
+async fn a_leader_of_a_majority_hands_over() {
+    let (servers, office) = ([(); 3].map(|()| MemoryBackend::new()), Office::default());
+    let (sender, mut terms) = unbounded_channel();
+    let candidate = || Redlock::new(servers.clone()).unwrap().leader("work");
+    let first = stands(candidate(), &office, &sender);
+    let term = next(&mut terms).await;
+    let second = stands(candidate(), &office, &sender);
+    sleep(100 * SECOND).await;
+    assert!(terms.is_empty() && !term.is_ended(), "a wait has no limit, and a term is renewed");
+    let begun = Instant::now();
+    first.abort();
+    assert!(next(&mut terms).await.fence() > term.fence());
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    second.abort();
 }
 
 #[tokio::test(start_paused = true)]

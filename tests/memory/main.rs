@@ -12,6 +12,7 @@ mod failures;
 mod freshness;
 mod guards;
 mod http;
+mod jobs;
 mod ladder;
 mod latch;
 mod layer;

@@ -11,7 +11,7 @@ use bellwether::{
     backend::{
         Acquired, Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Entry,
         EntryKind, Failure, Grant, Handover, Latches, Leases, Mode, Occupied, Owner,
-        RedisBackendBuilder, Renewal, Replicas, SentinelMaster, Store, Undecodable,
+        RedisBackendBuilder, Renewal, Replicas, SentinelMaster, Store, Tick, TickStep, Undecodable,
     },
     cache::{
         Abandoned, Builder, Codec, Json, Lead, Loaded, Postcard, Raw, Request, Source, StaleValue,
@@ -24,9 +24,9 @@ use bellwether::{
     },
     lease::{Retry, RetryStrategy},
     lock::{
-        Candidate, Latch, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard,
+        Candidate, Job, Latch, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard,
         ReentrantGuard, ReentrantHolder, ReentrantMutex, RwLock, Semaphore, SemaphorePermit,
-        Several, SeveralGuard, Term, Upgrade, WriteGuard,
+        Several, SeveralGuard, Term, Ticks, Turn, Upgrade, WriteGuard,
     },
 };
 use bytes::Bytes;
@@ -86,6 +86,9 @@ types! {
     Redlock => yes yes yes yes;
     Majority => yes yes yes yes;
     Candidate => yes yes yes yes;
+    Job => yes yes yes yes;
+    Ticks => yes yes yes yes;
+    Turn => yes yes yes no;
     Term => yes yes yes yes;
     Mutex => yes yes yes yes;
     MutexGuard => yes yes yes no;
@@ -161,6 +164,7 @@ types! {
     Occupied => yes yes yes yes;
     Owner => yes yes yes yes;
     Renewal => yes yes yes yes;
+    Tick => yes yes yes yes;
     Undecodable => yes yes yes yes;
 }
 
@@ -182,6 +186,9 @@ macro_rules! futures {
 futures! {
     locks: Locks => locks.shutdown(NO_TIME);
     redlock: Redlock => redlock.ready(), redlock.shutdown(NO_TIME);
+    job: Job => job.begin();
+    ticks: (Ticks,) => { let (mut ticks,) = ticks; async move { ticks.next().await } };
+    turn: Turn => turn.retry(NO_TIME, 1, || async { Ok::<_, Infallible>(()) }), turn.done();
     candidate: Candidate => candidate.run(|_| async {});
     term: Term => term.ended();
     mutex: Mutex => mutex.lock(), mutex.try_lock(), mutex.is_locked(), mutex.expires_in(),
@@ -228,6 +235,7 @@ fn futures_of_leases<B: Leases>(backend: &B, claim: &Claim, name: &Name) {
     send(backend.pass(claim, claim));
     send(backend.holder(name, Mode::Exclusive));
     send(backend.clear(name, Mode::Exclusive));
+    send(backend.mark(claim, Tick { at: 1, step: TickStep::Done, kept: NO_TIME }));
     send(backend.changes(name));
 }
 

@@ -2,7 +2,12 @@
 //!
 //! The rules are read from that page, so the page and this test cannot differ.
 
-use std::{fmt::Debug, slice::from_ref, sync::Arc, time::Duration};
+use std::{
+    fmt::Debug,
+    slice::from_ref,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bellwether::{
     BoxError, Cache, Error, Locks, RedisBackend, Redlock, cache::Source, lock::Upgrade,
@@ -145,6 +150,12 @@ async fn use_locks(
     use_mutexes(servers, &one, &two, key).await?;
     use_read_write(servers, &one, &two, key).await?;
     use_permits(servers, &one, &two, key).await?;
+    let job = |locks: &Locks| locks.once(format!("{key}-job"), SystemTime::UNIX_EPOCH);
+    let Some(turn) = job(&one).begin().await? else {
+        return Err(failed("a tick has no turn"));
+    };
+    turn.done().await?;
+    check(job(&two).begin().await?.is_none(), "the tick ran twice")?;
     let [first, second] = [&one, &two].map(|locks| locks.latch(key).wait_limit(LIMIT));
     first.set(2).await?;
     first.count_down().await?;

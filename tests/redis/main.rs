@@ -12,6 +12,7 @@ mod family;
 mod freshness;
 mod handover;
 mod http;
+mod jobs;
 mod keeper;
 mod large;
 mod latches;

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use bellwether::{
     RedisBackend,
-    backend::{Acquired, Claim, Claimed, Entry, Latches, Leases, Mode, Owner, Store},
+    backend::{
+        Acquired, Claim, Claimed, Entry, Latches, Leases, Mode, Owner, Store, Tick, TickStep,
+    },
     key::{Family, Key, Name, Namespace},
 };
 use bytes::Bytes;
@@ -113,6 +115,20 @@ async fn memory_of_a_lock() {
     assert_documented("a mutex that is held", each_held);
     each(async |at| assert!(held.backend.release(&claims[at]).await.unwrap())).await;
     held.assert("a mutex that is free").await;
+}
+
+#[tokio::test]
+async fn memory_of_a_tick() {
+    let scene = Scene::start().await;
+    each(async |at| {
+        let claim = claim(&key(at), Mode::Exclusive);
+        scene.backend.acquire(&claim).await.unwrap();
+        let tick = Tick { at: 1_790_000_000_000_000, step: TickStep::Done, kept: LIFE };
+        assert!(scene.backend.mark(&claim, tick).await.unwrap().is_set);
+        assert!(scene.backend.release(&claim).await.unwrap());
+    })
+    .await;
+    scene.assert("a job whose turn is done").await;
 }
 
 #[tokio::test]

@@ -1,12 +1,12 @@
 //! Properties of a Redis server alone: scripts, memory, rights, and foreign keys.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bellwether::{
     Key, Locks,
     backend::{
         Acquired, Announcement, BackOff, Change, Changes, Claim, Claimed, Committed, Entry, Grant,
-        Leases, Mode, RedisBackend, Renewal, Store, Windows,
+        Leases, Mode, RedisBackend, Renewal, Store, Tick, TickStep, Windows,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
@@ -161,6 +161,31 @@ async fn calls_of_commands(raw: &mut Raw) -> Vec<(String, u32)> {
     calls.retain(|(command, _)| !command.starts_with("config") && command != "info");
     calls.sort();
     calls
+}
+
+/// A process that comes late for a tick asks once. A turn is a look, a lease, a mark, the mark that
+/// it is done, and the release.
+#[tokio::test]
+async fn a_late_process_asks_once_and_a_mark_is_four_calls_in_its_script() {
+    let server = RedisServer::start().await;
+    let backend = open(server.url());
+    let locks = Locks::new(backend.clone());
+    let mut raw = server.raw().await;
+    let job = |second| locks.once("job", SystemTime::UNIX_EPOCH + Duration::from_secs(second));
+    // The connection is in place after this turn.
+    job(1).begin().await.unwrap().unwrap().done().await.unwrap();
+    let mut monitor = server.monitor().await;
+    job(2).begin().await.unwrap().unwrap().done().await.unwrap();
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 5]);
+    assert!(job(2).begin().await.unwrap().is_none());
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"]);
+    let claim = claim(&name("k"));
+    begun(&backend, &claim).await;
+    raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+    let tick = Tick { at: 1, step: TickStep::Begin, kept: TTL };
+    assert!(backend.mark(&claim, tick).await.unwrap().is_set);
+    let expected = [("evalsha", 1), ("get", 2), ("set", 1), ("time", 1)];
+    assert_eq!(calls_of_commands(&mut raw).await, expected.map(owned_count));
 }
 
 /// Each call of a script costs 3 to 5 us at a server whose caches are cold, as they are after a

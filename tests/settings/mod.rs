@@ -289,6 +289,10 @@ pub async fn use_locks<B: Store + Latches + Clone>(
         is_fit(soon(latch.set(2)).await.as_ref())?;
         let _ = soon(latch.wait()).await;
         let _ = soon(latch.clear()).await;
+        let job = locks.once_id(name, "id", time).lease(time);
+        is_fit(soon(job.begin()).await.as_ref())?;
+        let mut ticks = locks.every(named("every"), time).lease(time);
+        is_fit(soon(ticks.next()).await.as_ref())?;
     }
     locks.shutdown(MS).await;
     prop_assert_eq!(overflows(), Vec::<String>::new());

@@ -17,7 +17,10 @@ use super::{
     semaphore::{SoleHold, StoredSemaphore},
 };
 use crate::{
-    backend::{Claim, Claimed, Entry, Grant, Mode, Owner, SemaphoreKind, TagEnds},
+    backend::{
+        Claim, Claimed, Entry, Grant, Mark, Marked, Mode, Owner, SemaphoreKind, TagEnds, Tick,
+        TickStep,
+    },
     key::Name,
     time::after,
 };
@@ -27,6 +30,8 @@ pub(super) struct Data {
     pub(super) semaphores: HashMap<SemaphoreKey, StoredSemaphore>,
     pub(super) latches: HashMap<Arc<str>, StoredLatch>,
     fences: HashMap<Arc<str>, Fence>,
+    /// The marks, and when each ends.
+    marks: HashMap<Arc<str>, (Mark, Instant)>,
     /// The names whose last loads failed.
     failures: HashMap<Arc<str>, StoredFailure>,
     entries: LruCache<EntryKey, StoredEntry>,
@@ -69,6 +74,7 @@ pub(super) enum Expiry {
     QueueEntries(SemaphoreKey, u64),
     Latch(Arc<str>),
     Fence(Arc<str>),
+    Mark(Arc<str>),
     Failure(Arc<str>),
     Entry(EntryKey),
     Tag(TagKey),
@@ -82,6 +88,7 @@ impl Data {
             semaphores: HashMap::new(),
             latches: HashMap::new(),
             fences: HashMap::new(),
+            marks: HashMap::new(),
             failures: HashMap::new(),
             entries: LruCache::unbounded(),
             tag_numbers: HashMap::new(),
@@ -185,6 +192,24 @@ impl Data {
         Some(Grant::new(fence))
     }
 
+    /// Sets the mark of a name to a tick, if the claim has the mutex and the tick is possible.
+    pub(super) fn mark(&mut self, claim: &Claim, tick: Tick, now: Instant) -> Marked {
+        self.expire(now);
+        let (name, owner) = (claim.name.prefix(), claim.owner);
+        let is_held = self.sole(&claim.name, claim.mode).is_some_and(|sole| sole.owner == owner);
+        let before = self.marks.get(name).map(|(mark, _)| *mark);
+        let is_set = is_held && tick.is_possible(before, owner);
+        if is_set {
+            let begun_by = (tick.step != TickStep::Done).then_some(owner);
+            let (mark, ends) = (Mark { tick: tick.at, begun_by }, after(now, tick.kept));
+            if let Some((_, old)) = self.marks.insert(name.clone(), (mark, ends)) {
+                self.expiries.remove(&(old, Expiry::Mark(name.clone())));
+            }
+            self.expiries.insert((ends, Expiry::Mark(name.clone())));
+        }
+        Marked { before, is_set, now: self.clock(now) }
+    }
+
     /// Returns the time of the backend in microseconds.
     pub(super) fn clock(&self, now: Instant) -> u64 {
         self.micros + u64::try_from((now - self.origin).as_micros()).unwrap_or(0)
@@ -220,6 +245,7 @@ impl Data {
                 }
                 Expiry::Failure(name) => drop(self.failures.remove(&name)),
                 Expiry::Tag(tag) => drop(self.tag_ends.remove(&tag)),
+                Expiry::Mark(name) => drop(self.marks.remove(&name)),
                 Expiry::Latch(name) => drop(self.latches.remove(&name)),
                 Expiry::Fence(name) => {
                     self.fences.remove(&name);

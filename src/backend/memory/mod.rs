@@ -27,8 +27,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Claim, Entry, Erased, ErasedLeases, ErasedStore, Grant, Kept, Mode, Occupied, Renewal,
-        channels::TopicRoute,
+        Claim, Entry, Erased, ErasedLeases, ErasedStore, Grant, Kept, Marked, Mode, Occupied,
+        Renewal, Tick, channels::TopicRoute,
     },
     error::{BackendError, BackendErrorKind},
     key::Name,
@@ -174,6 +174,10 @@ impl Leases for MemoryBackend {
         fence: u64,
     ) -> Result<Option<Grant>, BackendError> {
         Ok(self.data().pass_with_fence(from, to, fence, Instant::now()))
+    }
+
+    async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
+        Ok(self.data().mark(claim, tick, Instant::now()))
     }
 
     async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {

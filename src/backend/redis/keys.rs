@@ -11,6 +11,7 @@
 //! | `lp` | set, PX | the ids for which `l` has no room |
 //! | `b` | string, PX | the failed loads after which a name backs off |
 //! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
+//! | `m` | string, PX | the last tick begun; the owner of its turn follows until that is done |
 //! | `s` | sorted set | units of a mutex, which has none: no key has this name |
 //! | `q` | sorted set | the queue of a mutex: claims, each with its ticket |
 //! | `d` | sorted set | until when each process keeps its entries in `q` |
@@ -52,6 +53,7 @@ pub(super) const LEASE: &str = "l";
 pub(super) const PROCESSES: &str = "lp";
 pub(super) const FAILURE: &str = "b";
 pub(super) const FENCE: &str = "f";
+pub(super) const MARK: &str = "m";
 pub(super) const LATCH: &str = "n";
 pub(super) const TAG_NUMBER: &str = "n";
 

@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Kept, Leases, Mode,
-        Need, Occupied, Renewal, no_pass,
+        Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Kept, Leases,
+        Marked, Mode, Need, Occupied, Renewal, Tick, TickStep, no_pass,
         redis::{
             client::Confirmation,
             keys,
@@ -116,6 +116,23 @@ impl Leases for RedisBackend {
         let (reply, confirmation) = self.0.servers.grant(&call).await?;
         let passed = self.checked(replies::passed(reply))?;
         confirmation.map(|()| passed)
+    }
+
+    async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
+        let step = match tick.step {
+            TickStep::Begin => "begin",
+            TickStep::BeginAgain => "again",
+            TickStep::Done => "done",
+        };
+        let call = Call::new(&SCRIPTS.mark, 2)
+            .keys(&claim.name, &[keys::LEASE, keys::MARK])
+            .owner(claim.owner)
+            .arg(format!("{:016}", tick.at))
+            .arg(step)
+            .arg(millis(tick.kept));
+        let (reply, confirmation) = self.0.servers.grant(&call).await?;
+        let marked = self.checked(replies::marked(reply))?;
+        confirmation.map(|()| marked)
     }
 
     async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {

@@ -11,7 +11,8 @@ pub(super) use self::queues::{kept, released};
 use super::PART;
 use crate::{
     backend::{
-        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Occupied, redis::client,
+        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Mark, Marked, Occupied,
+        redis::client,
     },
     error::{BackendError, BackendErrorKind},
 };
@@ -54,6 +55,20 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
         "free" => Ok(None),
         other => Err(unreadable(other)),
     }
+}
+
+/// Reads the mark before, whether it was set, and the server's time.
+pub(super) fn marked(value: Value) -> Result<Marked, BackendError> {
+    let mut fields = Fields::new(value)?;
+    let is_set = fields.number()? == 1;
+    let (mark, now) = (fields.word()?, fields.word()?.parse().map_err(unreadable)?);
+    if mark.is_empty() {
+        return Ok(Marked { before: None, is_set, now });
+    }
+    let mut parts = mark.split(':');
+    let tick = parts.next().unwrap_or_default().parse().map_err(unreadable)?;
+    let begun_by = parts.next().map(str::parse).transpose().map_err(unreadable)?;
+    Ok(Marked { before: Some(Mark { tick, begun_by }), is_set, now })
 }
 
 /// Reads the reply to `TIME`, in microseconds.
@@ -192,7 +207,7 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
-    let _ = invalidated(value.clone());
+    let _ = (invalidated(value.clone()), marked(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()), rewindowed(value.clone()));
     for count in 0..4 {

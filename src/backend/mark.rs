@@ -1,0 +1,58 @@
+use std::time::Duration;
+
+use super::Owner;
+
+/// The last tick of a name whose turn was begun. [`Leases::mark`](super::Leases::mark) sets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The tick: microseconds since 1970, in at most 16 digits.
+    pub tick: u64,
+    /// The owner of its turn, until the turn is done.
+    pub begun_by: Option<Owner>,
+}
+
+/// A question to [`Leases::mark`](super::Leases::mark): a tick, and what is to happen to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tick {
+    /// The tick: microseconds since 1970, in at most 16 digits.
+    pub at: u64,
+    /// What is to happen to it.
+    pub step: TickStep,
+    /// How long the mark is kept from then on.
+    pub kept: Duration,
+}
+
+/// What is to happen to a tick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TickStep {
+    /// It begins, if it is greater than the mark.
+    Begin,
+    /// It begins, also if it is the mark and its turn is not done.
+    BeginAgain,
+    /// Its turn is done.
+    Done,
+}
+
+impl Tick {
+    /// Returns whether it is possible after a mark. A question that is sent twice is.
+    pub fn is_possible(&self, after: Option<Mark>, owner: Owner) -> bool {
+        let Some(mark) = after.filter(|mark| mark.tick >= self.at) else { return true };
+        let is_allowed = match self.step {
+            TickStep::Begin => mark.begun_by == Some(owner),
+            TickStep::BeginAgain => mark.begun_by.is_some(),
+            TickStep::Done => true,
+        };
+        mark.tick == self.at && is_allowed
+    }
+}
+
+/// The answer to [`Leases::mark`](super::Leases::mark).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marked {
+    /// The mark as it was before.
+    pub before: Option<Mark>,
+    /// Whether the mark is that of the question now.
+    pub is_set: bool,
+    /// The time of the backend: microseconds since 1970.
+    pub now: u64,
+}

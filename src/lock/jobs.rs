@@ -1,0 +1,303 @@
+//! Jobs: work that one process of the fleet does once for each tick.
+
+use std::{
+    fmt,
+    ops::ControlFlow,
+    time::{Duration, SystemTime},
+};
+
+use tokio::time::{Instant, sleep};
+
+use super::{
+    front::{Front, run_until, through_outages},
+    macros::settings,
+    space::LockSpace,
+    turn::Turn,
+};
+use crate::{
+    backend::{Mode, Tick, TickStep},
+    error::{Error, ErrorKind},
+    key::Key,
+};
+
+/// How long the last tick begun is kept.
+const KEPT: Duration = Duration::from_secs(30 * 86_400);
+const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
+/// Backends compare ticks of at most 16 digits, which suffice until 2286.
+const END_OF_TICKS: u64 = 10_u64.pow(16);
+
+/// What happens to a tick whose [`Turn`] ends before it is [`done`](Turn::done): its process ends,
+/// its lease is lost, or it is dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnCrash {
+    /// The tick is skipped, so it runs at most once. The next turn [tells](Turn::previous) of it.
+    #[default]
+    Skip,
+    /// The tick runs again, unless a later one has begun. A process that was suspended past its
+    /// lease may run it beside another one, and only the [fence](Turn::fence) protects.
+    RunAgain,
+}
+
+impl OnCrash {
+    fn step(self) -> TickStep {
+        match self {
+            Self::Skip => TickStep::Begin,
+            Self::RunAgain => TickStep::BeginAgain,
+        }
+    }
+}
+
+/// The settings that [`Job`] and [`Ticks`] have in common.
+macro_rules! job_settings {
+    () => {
+        /// Sets how long the lease of a turn lasts unless it is renewed. Defaults to 10 s; from 20
+        /// ms to 24 h.
+        ///
+        /// For so long after the process of a turn has died, no tick begins.
+        pub fn lease(mut self, lease: Duration) -> Self {
+            self.front.lease = lease;
+            self
+        }
+
+        /// Sets what happens to a tick whose turn crashes. Defaults to [`OnCrash::Skip`].
+        pub fn on_crash(mut self, on_crash: OnCrash) -> Self {
+            self.on_crash = on_crash;
+            self
+        }
+
+        settings!(renewal);
+    };
+}
+
+/// Work that one process of the fleet does for a tick, or for an id.
+///
+/// Created by [`Locks::once`](crate::Locks::once) and [`Locks::once_id`](crate::Locks::once_id).
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::{Duration, SystemTime};
+/// use bellwether::{Locks, MemoryBackend};
+///
+/// # async fn send_report(_day: SystemTime, _fence: u64) {}
+/// let locks = Locks::new(MemoryBackend::new());
+/// // The instant in the schedule, and not the time at which a process asks.
+/// let tick = SystemTime::UNIX_EPOCH + Duration::from_secs(20_000 * 86_400);
+/// if let Some(turn) = locks.once("report", tick).begin().await? {
+///     turn.run(send_report(tick, turn.fence())).await?;
+///     turn.done().await?;
+/// }
+/// // In any process, and however late it asks:
+/// assert!(locks.once("report", tick).begin().await?.is_none());
+///
+/// // Ids have no order, and run beside each other.
+/// let event = locks.once_id("payments", "evt_42", Duration::from_secs(86_400));
+/// assert!(event.begin().await?.is_some());
+/// assert!(event.begin().await?.is_none());
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+#[must_use = "a job does nothing until it begins"]
+pub struct Job {
+    front: Front,
+    on_crash: OnCrash,
+    kept: Duration,
+    tick: SystemTime,
+}
+
+impl Job {
+    pub(super) fn new(space: LockSpace, name: Key, tick: SystemTime) -> Self {
+        Self { front: front(space, name), on_crash: OnCrash::Skip, kept: KEPT, tick }
+    }
+
+    pub(super) fn of_id(space: LockSpace, name: &Key, id: &Key, kept: Duration) -> Self {
+        // The first colon ends the name.
+        let name = name.as_str().replace('%', "%25").replace(':', "%3A");
+        Self { kept, ..Self::new(space, format!("{name}:{id}").into(), SystemTime::UNIX_EPOCH) }
+    }
+
+    job_settings!();
+
+    /// Begins the tick. Returns `None` if this tick or a later one was begun before, or if the
+    /// mutex of the name is held.
+    ///
+    /// With [`OnCrash::Skip`] this does not wait. A tick that comes while the turn of an earlier
+    /// one still runs is missed, unless it is asked for again. With [`OnCrash::RunAgain`] this
+    /// waits while the mutex is held, so that the tick runs here if the turn in the way crashes.
+    ///
+    /// # Errors
+    ///
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The tick may be begun, and
+    ///   counts as crashed then.
+    /// - [`Lost`](ErrorKind::Lost) if the lease was lost before the tick began.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a setting outside its range, and for a
+    ///   tick before 1970 or after 2286.
+    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the tick may be begun, and counts as crashed then.
+    pub async fn begin(&self) -> Result<Option<Turn>, Error> {
+        let since = self.tick.duration_since(SystemTime::UNIX_EPOCH).ok();
+        let Some(tick) = since.map(micros).filter(|tick| *tick < END_OF_TICKS) else {
+            let why = format!("the tick of {:?} is not between 1970 and 2286", self.front.name);
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
+        };
+        let waits = self.on_crash == OnCrash::RunAgain;
+        Ok(begin(&self.front, (self.on_crash, self.kept), waits, |_| Some(tick)).await?.0)
+    }
+}
+
+/// The turns of a job that runs at intervals.
+///
+/// Created by [`Locks::every`](crate::Locks::every).
+///
+/// # Examples
+///
+/// ```
+/// # let mut runtime = tokio::runtime::Builder::new_current_thread();
+/// # runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend};
+///
+/// # async fn clean_up() -> Result<(), std::io::Error> { Ok(()) }
+/// let locks = Locks::new(MemoryBackend::new());
+/// let mut ticks = locks.every("clean-up", Duration::from_secs(60));
+/// # for _ in 0..3 {
+/// // loop {
+/// let turn = ticks.next().await?;
+/// // Up to three times, with pauses of 5 s, in the same turn.
+/// if turn.retry(Duration::from_secs(5), 3, clean_up).await?.is_ok() {
+///     turn.done().await?;
+/// }
+/// # }
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+#[must_use = "a job does nothing until it is asked for its next turn"]
+pub struct Ticks {
+    front: Front,
+    on_crash: OnCrash,
+    period: Duration,
+    /// The tick of the last turn here, and when it began.
+    last: Option<(u64, Instant)>,
+}
+
+impl Ticks {
+    pub(super) fn new(space: LockSpace, name: Key, period: Duration) -> Self {
+        Self { front: front(space, name), on_crash: OnCrash::Skip, period, last: None }
+    }
+
+    job_settings!();
+
+    /// Waits for a tick that is to run here, and returns its turn.
+    ///
+    /// - **The ticks** are the multiples of the period since 1970, by the clock of the server. A
+    ///   daily job runs at midnight UTC.
+    /// - **Of the ticks that were missed**, the latest runs: after a turn that took longer than the
+    ///   period, after an outage, and at the first start.
+    /// - **If the backend does not answer**, this tries again after a pause, and says so in the log
+    ///   once a minute.
+    /// - **A tick that crashes here** with [`OnCrash::RunAgain`] is returned again after a lease.
+    ///   Other processes may run it at once.
+    ///
+    /// # Errors
+    ///
+    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a setting outside its range. The period is
+    ///   from 10 ms to 30 days.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, a tick may be begun, and counts as crashed then.
+    pub async fn next(&mut self) -> Result<Turn, Error> {
+        if !(SHORTEST_PERIOD..=KEPT).contains(&self.period) {
+            let (name, period) = (&self.front.name, self.period);
+            let why = format!("the period of {name:?} is {period:?}; set it from 10 ms to 30 days");
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
+        }
+        let due = async {
+            loop {
+                match through_outages("a job", || self.try_next()).await? {
+                    ControlFlow::Break(turn) => return Ok(turn),
+                    ControlFlow::Continue(pause) => sleep(pause).await,
+                }
+            }
+        };
+        let stopped = self.front.space.engine.janitor().stopped();
+        let turn = run_until(stopped, due).await.unwrap_or_else(|| Err(Error::shut_down()))?;
+        self.last = Some((turn.tick.at, Instant::now()));
+        Ok(turn)
+    }
+
+    /// Begins the tick that is due, or returns after which time to ask again.
+    async fn try_next(&self) -> Result<ControlFlow<Turn, Duration>, Error> {
+        let (period, lease) = (micros(self.period), self.front.lease);
+        let due = |now: u64| now - now % period;
+        // Work that always crashes is not done without a pause.
+        let rests = |tick| self.last.is_some_and(|(last, at)| last == tick && at.elapsed() < lease);
+        let tick = |now| Some(due(now)).filter(|tick| !rests(*tick));
+        let (turn, now) = begin(&self.front, (self.on_crash, KEPT), true, tick).await?;
+        let next = Duration::from_micros(period - now % period);
+        Ok(match turn {
+            Some(turn) => ControlFlow::Break(turn),
+            None if rests(due(now)) => ControlFlow::Continue(next.min(lease)),
+            None => ControlFlow::Continue(next),
+        })
+    }
+}
+
+fn front(space: LockSpace, name: Key) -> Front {
+    Front { wait_limit: Duration::MAX, ..Front::new(space, name) }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Begins the tick that `tick` returns for the time of the backend, if it is possible. Returns that
+/// time, too.
+async fn begin(
+    front: &Front,
+    (on_crash, kept): (OnCrash, Duration),
+    waits: bool,
+    tick: impl Fn(u64) -> Option<u64>,
+) -> Result<(Option<Turn>, u64), Error> {
+    front.upkeep()?;
+    let engine = front.space.engine.clone();
+    // The claim has no lease yet, so this only looks.
+    let look = front.claim(Mode::Exclusive)?;
+    let seen = engine.mark(&look, Tick { at: 0, step: on_crash.step(), kept }).await?;
+    let seen_at = Instant::now();
+    let now = || seen.now + micros(seen_at.elapsed());
+    let tick = || tick(now()).map(|at| Tick { at, step: on_crash.step(), kept });
+    if !tick().is_some_and(|tick| tick.is_possible(seen.before, look.owner)) {
+        return Ok((None, now()));
+    }
+    let held = match waits {
+        true => Some(front.acquire(Mode::Exclusive).await?),
+        false => front.try_acquire(Mode::Exclusive).await?,
+    };
+    let (Some(held), Some(tick)) = (held, tick()) else { return Ok((None, now())) };
+    let marked = engine.mark(held.claim(), tick).await?;
+    if !marked.is_set && tick.is_possible(marked.before, held.claim().owner) {
+        return Err(held.lost_error());
+    }
+    let turn = Turn { held, engine, tick, previous: marked.before };
+    Ok((marked.is_set.then_some(turn), now()))
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.front.debug(f, "Job")
+    }
+}
+
+impl fmt::Debug for Ticks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.front.debug(f, "Ticks")
+    }
+}

@@ -1,0 +1,336 @@
+//! The promises of jobs that run once. `Locks` over one memory backend stand for processes.
+//!
+//! Time is paused, so every wait here is exact and takes no time.
+
+use std::{
+    future::pending,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use bellwether::{
+    ErrorKind, Locks, MemoryBackend,
+    lock::{OnCrash, Turn},
+};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::time::{Instant, sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn process(backend: &MemoryBackend) -> Locks {
+    Locks::new(backend.clone())
+}
+
+/// Returns the tick of this number, an hour after the one before it.
+fn tick(number: u32) -> SystemTime {
+    SystemTime::UNIX_EPOCH + number * HOUR
+}
+
+async fn begun(locks: &Locks, number: u32) -> Turn {
+    locks.once("job", tick(number)).begin().await.unwrap().expect("the tick was not begun")
+}
+
+async fn is_refused(locks: &Locks, number: u32) -> bool {
+    locks.once("job", tick(number)).begin().await.unwrap().is_none()
+}
+
+/// Returns the tick before that of a turn, and whether it was done.
+fn previous(turn: &Turn) -> Option<(SystemTime, bool)> {
+    turn.previous().map(|previous| (previous.tick, previous.is_done))
+}
+
+// Ticks that are given
+
+/// The clocks of the processes differ by more than the work takes.
+#[tokio::test(start_paused = true)]
+async fn each_tick_runs_once_though_clocks_differ() {
+    let (backend, runs) = (MemoryBackend::new(), Arc::<Mutex<Vec<u32>>>::default());
+    let processes = (0..5).map(|late| {
+        let (locks, runs) = (process(&backend), runs.clone());
+        tokio::spawn(async move {
+            sleep(late * 50 * MS).await;
+            for number in 1..=60 {
+                if let Some(turn) = locks.once("job", tick(number)).begin().await.unwrap() {
+                    runs.lock().unwrap().push(number);
+                    turn.run(sleep(20 * MS)).await.unwrap();
+                    turn.done().await.unwrap();
+                }
+                sleep(SECOND).await;
+            }
+        })
+    });
+    for process in processes.collect::<Vec<_>>() {
+        process.await.unwrap();
+    }
+    assert_eq!(*runs.lock().unwrap(), (1..=60).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tick_that_is_not_greater_gets_no_turn() {
+    let backend = MemoryBackend::new();
+    let [one, two] = [process(&backend), process(&backend)];
+    let turn = begun(&one, 5).await;
+    assert_eq!((turn.tick(), turn.previous()), (tick(5), None));
+    let fence = turn.fence();
+    turn.done().await.unwrap();
+    for number in [5, 4, 0] {
+        assert!(is_refused(&two, number).await, "{number} was begun");
+    }
+    assert!(begun(&two, 6).await.fence() > fence);
+    // Another job has other ticks.
+    assert!(two.once("other", tick(5)).begin().await.unwrap().is_some());
+    // The tick is remembered for 30 days.
+    sleep(719 * HOUR).await;
+    assert!(is_refused(&one, 6).await);
+    sleep(2 * HOUR).await;
+    begun(&one, 6).await.done().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_tells_what_became_of_the_ticks_before_it() {
+    let locks = process(&MemoryBackend::new());
+    drop(begun(&locks, 1).await);
+    // The lease is released in the background.
+    sleep(MS).await;
+    assert!(is_refused(&locks, 1).await, "a tick that crashed was begun again");
+    let turn = begun(&locks, 2).await;
+    assert_eq!(previous(&turn), Some((tick(1), false)));
+    turn.done().await.unwrap();
+    // The ticks between were missed.
+    assert_eq!(previous(&begun(&locks, 7).await), Some((tick(2), true)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tick_does_not_begin_beside_an_earlier_one() {
+    let backend = MemoryBackend::new();
+    let [one, two] = [process(&backend), process(&backend)];
+    let turn = begun(&one, 1).await;
+    sleep(HOUR).await;
+    let asked = Instant::now();
+    assert!(is_refused(&two, 2).await && asked.elapsed() < MS);
+    turn.done().await.unwrap();
+    begun(&two, 2).await.done().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tick_that_crashed_runs_again_where_a_process_waits() {
+    let backend = MemoryBackend::new();
+    let again = |number| {
+        let job = process(&backend).once("job", tick(number)).on_crash(OnCrash::RunAgain);
+        async move { job.begin().await.unwrap() }
+    };
+    let crashes = again(1).await.unwrap();
+    let waiting = [tokio::spawn(again(1)), tokio::spawn(again(1))];
+    sleep(HOUR).await;
+    assert!(waiting.iter().all(|waiting| !waiting.is_finished()), "one did not wait");
+    let fence = crashes.fence();
+    drop(crashes);
+    let [first, second] = waiting;
+    let turn = first.await.unwrap().expect("the tick did not run again");
+    assert!(turn.fence() > fence);
+    assert_eq!(previous(&turn), Some((tick(1), false)));
+    turn.done().await.unwrap();
+    assert!(second.await.unwrap().is_none(), "a tick that was done ran again");
+    // A later tick ends the right to run again.
+    drop(again(2).await.unwrap());
+    drop(again(3).await.unwrap());
+    assert!(again(2).await.is_none());
+    assert!(again(3).await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_is_lost_is_not_done() {
+    let backend = MemoryBackend::new();
+    let [one, two] = [process(&backend), process(&backend)];
+    for told in [false, true] {
+        let number = 1 + u32::from(told);
+        let job = |locks: &Locks| locks.once("lost", tick(number)).on_crash(OnCrash::RunAgain);
+        let turn = job(&one).begin().await.unwrap().unwrap();
+        assert!(two.mutex("lost").force_unlock().await.unwrap());
+        if told {
+            let work = turn.run(pending::<()>()).await;
+            assert_eq!(work.unwrap_err().kind(), ErrorKind::Lost);
+        }
+        assert_eq!(turn.done().await.unwrap_err().kind(), ErrorKind::Lost);
+        let turn = job(&two).begin().await.unwrap().expect("the tick counts as done");
+        turn.done().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ids_run_beside_each_other_and_are_forgotten_after_their_time() {
+    let locks = process(&MemoryBackend::new());
+    let begins = async |name: &str, id: &str| {
+        locks.once_id(name, id, HOUR).begin().await.unwrap().map(Turn::done)
+    };
+    let mut turns = Vec::new();
+    for (name, id) in [("a", "2"), ("a", "1"), ("a:b", "c"), ("a", "b:c"), ("a%3Ab", "c")] {
+        turns.push(begins(name, id).await.unwrap_or_else(|| panic!("{name} and {id} are taken")));
+    }
+    for done in turns {
+        done.await.unwrap();
+    }
+    sleep(HOUR - SECOND).await;
+    assert!(begins("a", "1").await.is_none());
+    sleep(SECOND).await;
+    assert!(begins("a", "1").await.is_some());
+}
+
+/// The work may be at another backend, which does not know that the answer was lost.
+#[tokio::test(start_paused = true)]
+async fn a_tick_with_a_lost_answer_is_not_begun_again() {
+    let mut marks = 0;
+    let backend = Faulty::new(move |op| {
+        marks += usize::from(op == Op::Mark);
+        // The first one only looks.
+        (op == Op::Mark && marks == 2).then_some(Fault::LoseReply)
+    });
+    let locks = Locks::new(backend.clone());
+    let error = locks.once("job", tick(1)).begin().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    sleep(MS).await;
+    assert!(is_refused(&locks, 1).await);
+    let turn = begun(&locks, 2).await;
+    assert_eq!(previous(&turn), Some((tick(1), false)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tick_whose_lease_ends_before_it_begins_may_be_asked_for_again() {
+    let mut marks = 0;
+    let backend = Faulty::new(move |op| {
+        marks += usize::from(op == Op::Mark);
+        (op == Op::Mark && marks == 2).then_some(Fault::Late(900 * MS))
+    });
+    let job = Locks::new(backend).once("job", tick(1)).lease(500 * MS).fixed_lease();
+    assert_eq!(job.begin().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(job.begin().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wrong_setting_of_a_job_is_told() {
+    let locks = process(&MemoryBackend::new());
+    let kind = async |job: bellwether::lock::Job| job.begin().await.unwrap_err().kind();
+    let before = SystemTime::UNIX_EPOCH - SECOND;
+    let late = SystemTime::UNIX_EPOCH + 3_000_000 * HOUR;
+    assert_eq!(kind(locks.once("job", before)).await, ErrorKind::InvalidConfig);
+    assert_eq!(kind(locks.once("job", late)).await, ErrorKind::InvalidConfig);
+    assert_eq!(kind(locks.once("job", tick(1)).lease(MS)).await, ErrorKind::InvalidConfig);
+    assert_eq!(kind(locks.once("", tick(1))).await, ErrorKind::InvalidKey);
+    for period in [Duration::ZERO, MS, 721 * HOUR, Duration::MAX] {
+        let error = locks.every("job", period).next().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{period:?}");
+    }
+    locks.shutdown(SECOND).await;
+    assert_eq!(kind(locks.once("job", tick(1))).await, ErrorKind::ShutDown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_is_tried_again_after_a_delay_up_to_a_limit() {
+    let locks = process(&MemoryBackend::new());
+    let turn = begun(&locks, 1).await;
+    let tries = AtomicUsize::new(0);
+    let fails_until = async |success: usize| {
+        let made = tries.fetch_add(1, Ordering::Relaxed) + 1;
+        if made == success { Ok(made) } else { Err(made) }
+    };
+    let retry = |success| turn.retry(10 * SECOND, 3, move || fails_until(success));
+    for (success, result, took) in [(9, Err(3), 20), (5, Ok(5), 10), (6, Ok(6), 0)] {
+        let begun = Instant::now();
+        assert_eq!(retry(success).await.unwrap(), result);
+        assert_eq!(begun.elapsed(), took * SECOND);
+    }
+    turn.done().await.unwrap();
+}
+
+// Ticks at intervals
+
+/// Returns how long after 1970 a tick is.
+fn since_1970(turn: &Turn) -> Duration {
+    turn.tick().duration_since(SystemTime::UNIX_EPOCH).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_tick_of_an_interval_runs_in_one_process() {
+    let (backend, runs) = (MemoryBackend::new(), Arc::<Mutex<Vec<Duration>>>::default());
+    let processes = (0..5).map(|late| {
+        let (locks, runs) = (process(&backend), runs.clone());
+        tokio::spawn(async move {
+            sleep(late * 70 * MS).await;
+            let mut ticks = locks.every("job", SECOND);
+            loop {
+                let turn = ticks.next().await.unwrap();
+                runs.lock().unwrap().push(since_1970(&turn));
+                sleep(20 * MS).await;
+                turn.done().await.unwrap();
+            }
+        })
+    });
+    let processes = processes.collect::<Vec<_>>();
+    sleep(60 * SECOND).await;
+    processes.iter().for_each(tokio::task::JoinHandle::abort);
+    let runs = runs.lock().unwrap();
+    assert!((60..=61).contains(&runs.len()), "{runs:?}");
+    assert!(runs.iter().all(|tick| tick.subsec_nanos() == 0), "{runs:?}");
+    assert!(runs.windows(2).all(|pair| pair[1] - pair[0] == SECOND), "{runs:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_the_ticks_that_were_missed_the_latest_runs() {
+    let backend = MemoryBackend::new();
+    let mut ticks = process(&backend).every("job", HOUR);
+    let mut others = process(&backend).every("job", HOUR);
+    // The tick that was due when no process ran.
+    let first = ticks.next().await.unwrap();
+    let next = tokio::spawn(async move { others.next().await.unwrap() });
+    sleep(3 * HOUR + HOUR / 2).await;
+    assert!(!next.is_finished(), "two ticks run at a time");
+    let tick = since_1970(&first);
+    first.done().await.unwrap();
+    let next = timeout(SECOND, next).await.expect("the next tick waits").unwrap();
+    let hours = (since_1970(&next) - tick).as_secs() / 3600;
+    assert!((3..=4).contains(&hours), "{hours}");
+    assert_eq!(next.previous().map(|previous| previous.is_done), Some(true));
+}
+
+/// A process that drops each turn would else keep the server busy.
+#[tokio::test(start_paused = true)]
+async fn work_that_always_crashes_is_done_once_in_a_lease() {
+    let locks = process(&MemoryBackend::new());
+    let mut ticks = locks.every("job", 24 * HOUR).on_crash(OnCrash::RunAgain).lease(5 * SECOND);
+    let (begun, mut turns) = (Instant::now(), 0);
+    let first = since_1970(&ticks.next().await.unwrap());
+    while begun.elapsed() < 60 * SECOND {
+        let turn = ticks.next().await.unwrap();
+        turns += u32::from(since_1970(&turn) == first);
+    }
+    assert!((11..=13).contains(&turns), "{turns} turns in 60 s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_waits_through_an_outage() {
+    let backend = Faulty::new(|_| Some(Fault::Refuse));
+    let locks = Locks::new(backend.clone());
+    let mut ticks = locks.every("job", SECOND);
+    let waits = tokio::spawn(async move { ticks.next().await.unwrap().done().await });
+    sleep(600 * SECOND).await;
+    assert!(!waits.is_finished(), "an outage ended the wait");
+    backend.plan(|_| None);
+    timeout(3 * SECOND, waits).await.expect("no tick begins").unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_the_wait_for_a_tick() {
+    let locks = process(&MemoryBackend::new());
+    let mut ticks = locks.every("job", 24 * HOUR);
+    ticks.next().await.unwrap().done().await.unwrap();
+    let waits = tokio::spawn(async move { ticks.next().await.map(drop) });
+    sleep(SECOND).await;
+    locks.shutdown(SECOND).await;
+    let ended = timeout(SECOND, waits).await.expect("the wait goes on").unwrap();
+    assert_eq!(ended.unwrap_err().kind(), ErrorKind::ShutDown);
+}

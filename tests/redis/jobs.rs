@@ -1,0 +1,324 @@
+//! Jobs of five processes over a real server. Their clocks differ by 50 ms, they are killed and
+//! stopped, and a tick still runs once. A plain lock shows the fault that this avoids.
+//!
+//! `cargo test --test redis jobs:: -- --nocapture` prints what became of the ticks.
+
+use std::{
+    collections::BTreeMap,
+    future::pending,
+    process::Stdio,
+    time::{Duration, SystemTime},
+};
+
+use bellwether::{
+    Error, Locks,
+    lock::{Job, OnCrash, Turn},
+};
+use testkit::{LIMIT, RedisServer, signal};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::{Child, Command},
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    time::{sleep, timeout},
+};
+
+const MS: Duration = Duration::from_millis(1);
+const PROCESSES: u32 = 5;
+const PERIOD: Duration = Duration::from_millis(300);
+const LEASE: Duration = Duration::from_millis(600);
+/// Shorter than the difference between two clocks, so that each process finds the lock free.
+const WORK: Duration = Duration::from_millis(20);
+/// How many ticks a test goes on for.
+const TICKS: u32 = 20;
+
+/// The environment variable that makes this process a worker: the URL of the server, what is
+/// tested, how far its clock is ahead, and the first tick, in milliseconds.
+const VARIABLE: &str = "BELLWETHER_JOB";
+
+/// Returns whether the first turn of a tick goes on until its process is killed or stopped.
+fn hangs(number: u32) -> bool {
+    number % 8 == 4
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap()
+}
+
+// The worker
+
+#[test]
+fn worker() {
+    let Ok(set_up) = std::env::var(VARIABLE) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let words: Vec<_> = set_up.split(' ').collect();
+    let millis = |at: usize| Duration::from_millis(words[at].parse().unwrap());
+    let worker =
+        Worker { locks: Locks::new(testkit::open(words[0])), ahead: millis(2), start: millis(3) };
+    match words[1] {
+        "plain" => runtime.block_on(worker.holds_a_plain_lock()),
+        "skip" => runtime.block_on(worker.skips()),
+        _ => runtime.block_on(worker.runs_again()),
+    }
+}
+
+struct Worker {
+    locks: Locks,
+    ahead: Duration,
+    start: Duration,
+}
+
+impl Worker {
+    fn tick(&self, number: u32) -> Duration {
+        self.start + number * PERIOD
+    }
+
+    /// Sleeps until a tick, by the clock of this process.
+    async fn sleep_until(&self, number: u32) {
+        sleep(self.tick(number).saturating_sub(now() + self.ahead)).await;
+    }
+
+    /// Returns the number of the next tick, by the clock of this process.
+    fn next(&self) -> u32 {
+        let since = (now() + self.ahead).saturating_sub(self.start);
+        u32::try_from(since.as_millis() / PERIOD.as_millis()).unwrap() + 1
+    }
+
+    fn job(&self, number: u32) -> Job {
+        self.locks.once("job", SystemTime::UNIX_EPOCH + self.tick(number)).lease(LEASE)
+    }
+
+    async fn holds_a_plain_lock(&self) {
+        loop {
+            let number = self.next();
+            self.sleep_until(number).await;
+            if let Some(guard) = self.locks.mutex("job").try_lock().await.unwrap() {
+                println!("\nbegan {number}");
+                sleep(WORK).await;
+                guard.unlock().await.unwrap();
+            }
+        }
+    }
+
+    async fn skips(&self) {
+        loop {
+            let number = self.next();
+            self.sleep_until(number).await;
+            if let Some(turn) = self.job(number).begin().await.unwrap() {
+                self.work(number, turn).await.ok();
+            }
+        }
+    }
+
+    /// Asks for each tick until it is done, as a process does that must miss none.
+    async fn runs_again(&self) {
+        for number in 0.. {
+            self.sleep_until(number).await;
+            let job = self.job(number).on_crash(OnCrash::RunAgain);
+            while let Some(turn) = job.begin().await.unwrap() {
+                self.work(number, turn).await.ok();
+            }
+        }
+    }
+
+    async fn work(&self, number: u32, turn: Turn) -> Result<(), Error> {
+        let previous = turn.previous().map(|previous| {
+            let since = previous.tick.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+            let at = (since - self.start).as_millis() / PERIOD.as_millis();
+            (u32::try_from(at).unwrap(), previous.is_done)
+        });
+        let (before, is_done) = previous.unzip();
+        let is_first = before != Some(number);
+        let [before, is_done] = [before.map(|it| it.to_string()), is_done.map(|it| it.to_string())];
+        let of = |text: Option<String>| text.unwrap_or("none".into());
+        println!("\nbegan {number} {} {} {}", of(before), of(is_done), turn.fence());
+        match is_first && hangs(number) {
+            true => turn.run(pending()).await?,
+            false => turn.run(sleep(WORK)).await?,
+        }
+        turn.done().await?;
+        println!("\ndone {number}");
+        Ok(())
+    }
+}
+
+// The fleet
+
+/// A turn that a process has begun.
+#[derive(Clone, Debug)]
+struct Began {
+    process: usize,
+    number: u32,
+    /// The tick before it, and whether that was done.
+    previous: Option<(u32, bool)>,
+    fence: u64,
+}
+
+struct Fleet {
+    children: Vec<Child>,
+    lines: UnboundedReceiver<(usize, String)>,
+    began: Vec<Began>,
+    /// How often the turn of each tick was done.
+    done: BTreeMap<u32, u32>,
+    _server: RedisServer,
+}
+
+impl Fleet {
+    async fn start(what: &str) -> Self {
+        let server = RedisServer::start().await;
+        let start = (now() + 2 * PERIOD).as_millis();
+        let (sender, lines) = unbounded_channel();
+        let children = (0..PROCESSES).map(|at| {
+            let set_up = format!("{} {what} {} {start}", server.url(), at * 50);
+            spawn(at as usize, set_up, sender.clone())
+        });
+        let children = children.collect();
+        Self { children, lines, began: Vec::new(), done: BTreeMap::new(), _server: server }
+    }
+
+    /// Waits for the next turn that begins.
+    async fn next(&mut self) -> Began {
+        loop {
+            let line = timeout(LIMIT, self.lines.recv()).await.expect("no tick runs");
+            let (process, line) = line.expect("all processes have ended");
+            let words: Vec<_> = line.split(' ').collect();
+            if let ["done", number] = words[..] {
+                *self.done.entry(number.parse().unwrap()).or_default() += 1;
+            }
+            if let ["began", number, rest @ ..] = &words[..] {
+                let previous = rest.first().and_then(|before| before.parse().ok());
+                let began = Began {
+                    process,
+                    number: number.parse().unwrap(),
+                    previous: previous.map(|before| (before, rest[1] == "true")),
+                    fence: rest.get(2).map_or(0, |fence| fence.parse().unwrap()),
+                };
+                self.began.push(began.clone());
+                return began;
+            }
+        }
+    }
+
+    fn pid(&self, process: usize) -> u32 {
+        self.children[process].id().expect("the process runs")
+    }
+
+    /// Goes on for some ticks. Of those that hang, each second one has its process killed. The
+    /// process of the others stands still until another one has begun a turn.
+    async fn run(&mut self) {
+        let (mut faults, mut stopped) = (0, None);
+        loop {
+            let began = self.next().await;
+            if let Some(stopped) = stopped.take() {
+                signal(self.pid(stopped), "CONT");
+            }
+            let is_first = began.previous.is_none_or(|(before, _)| before != began.number);
+            if is_first && hangs(began.number) {
+                faults += 1;
+                match faults % 2 {
+                    0 => self.children[began.process].start_kill().unwrap(),
+                    _ => {
+                        signal(self.pid(began.process), "STOP");
+                        stopped = Some(began.process);
+                    }
+                }
+            } else if began.number >= TICKS {
+                assert!(faults >= 2, "{faults} faults");
+                return;
+            }
+        }
+    }
+}
+
+fn spawn(at: usize, set_up: String, lines: UnboundedSender<(usize, String)>) -> Child {
+    let mut command = Command::from(testkit::rerun("jobs::worker"));
+    command.env(VARIABLE, set_up).stdout(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+    tokio::spawn(async move {
+        while let Ok(Some(line)) = output.next_line().await {
+            if lines.send((at, line)).is_err() {
+                return;
+            }
+        }
+    });
+    child
+}
+
+/// The lock is free again before the clock of the next process shows the tick. This is the fault
+/// that a tick in the key avoids.
+#[tokio::test]
+async fn a_plain_lock_runs_a_tick_in_several_processes() {
+    let mut fleet = Fleet::start("plain").await;
+    let mut runs = BTreeMap::<u32, u32>::new();
+    while fleet.next().await.number < 6 {}
+    fleet.began.iter().for_each(|began| *runs.entry(began.number).or_default() += 1);
+    println!("runs of each tick: {runs:?}");
+    assert!(runs.values().any(|runs| *runs > 1), "{runs:?}");
+}
+
+/// No tick runs twice. Each runs, or the next turn tells that it crashed or was missed.
+#[tokio::test]
+async fn each_tick_runs_at_most_once_and_the_others_are_told() {
+    let mut fleet = Fleet::start("skip").await;
+    fleet.run().await;
+    let (mut missed, mut crashed) = (0, 0);
+    for pair in fleet.began.windows(2) {
+        let [last, next] = pair else { continue };
+        assert!(next.number > last.number && next.fence > last.fence, "{last:?}, {next:?}");
+        let was_done = fleet.done.contains_key(&last.number);
+        assert_eq!(next.previous, Some((last.number, was_done)), "{last:?}, {next:?}");
+        missed += next.number - last.number - 1;
+        crashed += u32::from(!was_done);
+    }
+    let ran = fleet.done.len();
+    println!("{ran} ticks ran, {crashed} crashed, {missed} were missed");
+    assert!(fleet.done.values().all(|done| *done == 1), "{:?}", fleet.done);
+    assert!(crashed >= 2 && ran > 5, "{ran} ran, {crashed} crashed");
+}
+
+#[tokio::test]
+async fn a_tick_that_crashes_runs_again_and_none_is_lost() {
+    let mut fleet = Fleet::start("again").await;
+    fleet.run().await;
+    let again = fleet.began.windows(2).filter(|pair| pair[0].number == pair[1].number).count();
+    println!("{} ticks ran, {again} of them again", fleet.done.len());
+    assert!(again >= 2, "{again} ran again");
+    assert!(fleet.began.windows(2).all(|pair| pair[1].fence > pair[0].fence));
+    // The last one may be under way.
+    let expected: Vec<_> = (0..TICKS).map(|number| (number, 1)).collect();
+    let done: Vec<_> = fleet.done.into_iter().take(expected.len()).collect();
+    assert_eq!(done, expected);
+}
+
+/// The ticks are those of the server, and no process has to know them.
+#[tokio::test]
+async fn an_interval_runs_each_tick_of_the_server_once() {
+    let server = RedisServer::start().await;
+    let (sender, mut turns) = unbounded_channel();
+    let processes = (0..PROCESSES).map(|_| {
+        let locks = Locks::new(testkit::open(server.url()));
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            let mut ticks = locks.every("job", 200 * MS);
+            loop {
+                let turn = ticks.next().await.unwrap();
+                let since = turn.tick().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+                sender.send((since, turn.previous(), now())).unwrap();
+                turn.done().await.unwrap();
+            }
+        })
+    });
+    let processes: Vec<_> = processes.collect();
+    let mut last = Duration::ZERO;
+    for at in 0..12 {
+        let turn = timeout(LIMIT, turns.recv()).await.expect("no tick runs").unwrap();
+        let (tick, previous, begun) = turn;
+        assert!(tick > last && tick.as_millis() % 200 == 0, "{tick:?} after {last:?}");
+        // The server has the clock of this machine.
+        assert!(begun >= tick, "{tick:?} began at {begun:?}");
+        let expected = (at > 0).then(|| (SystemTime::UNIX_EPOCH + last, true));
+        assert_eq!(previous.map(|previous| (previous.tick, previous.is_done)), expected);
+        last = tick;
+    }
+    processes.iter().for_each(tokio::task::JoinHandle::abort);
+}
