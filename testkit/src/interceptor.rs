@@ -9,8 +9,8 @@ use std::{
 use bellwether::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Kept, Latches, Leases, Marked, Mode, Occupied, Owner, Renewal, Store, TagEnd,
-        TagEnds, Tap, Tick, Windows,
+        Failure, Grant, Kept, Latches, Leases, Marked, Mode, Occupied, Owner, Renewal, Store,
+        TagEnd, TagEnds, Tap, Tick, Windows,
     },
     error::BackendError,
     key::Name,

@@ -10,7 +10,9 @@ use std::{
 };
 
 use bellwether::{
-    BoxError, Cache, Error, Locks, RedisBackend, Redlock, cache::Source, lock::Upgrade,
+    BoxError, Cache, Error, Locks, RedisBackend, Redlock,
+    cache::{LocalTier, Source},
+    lock::Upgrade,
 };
 use futures_util::future::join_all;
 use testkit::{Cluster, LIMIT, Raw, RedisServer, comes_true, eventually};
@@ -358,6 +360,36 @@ async fn scripts_need_one_of_two_permissions() {
             async move { mutex.try_lock().await.is_ok() }
         });
         assert_eq!(locked.await, works, "without {without:?}");
+    }
+}
+
+/// A cache with tags needs some more, and no word too many.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rule_for_tags_is_enough_and_each_word_of_it_is_used() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    for lacks in [None].into_iter().chain(rule("tags").into_iter().map(Some)) {
+        let words: Vec<_> = rule("caches").into_iter().chain(rule("tags")).collect();
+        let words: Vec<_> = words.into_iter().filter(|word| Some(*word) != lacks).collect();
+        let user = lacks.map_or("app".to_owned(), |word| word.replace(['~', '&', '*', '+'], "_"));
+        set_user(&mut raw, &user, &words).await;
+        let [here, there] = backends(&server.url_of(&format!("{user}:secret"), 0)).map(|backend| {
+            let builder = Cache::<u64>::builder(backend).namespace("shop").tags();
+            builder.local(LocalTier::default()).build().unwrap()
+        });
+        let use_tags = async || {
+            there.request("k").tag("a").insert(&1).await?;
+            let has_copy = async || here.get("k").await.is_ok() && here.get_local("k").is_some();
+            check(comes_true(LIMIT / 10, has_copy).await, "no copy is kept")?;
+            there.invalidate_tag("a").await?;
+            check(here.get("k").await?.is_none(), "the tag has not ended")
+        };
+        let done = use_tags().await;
+        let refused = refusals(&mut raw).await;
+        let is_refused =
+            refused.iter().any(|(of, what)| *of == user && !what.starts_with("client"));
+        assert_eq!(is_refused, lacks.is_some(), "{lacks:?}: {refused:?}");
+        assert_eq!(done.is_ok(), lacks.is_none(), "{lacks:?}: {done:?}");
     }
 }
 

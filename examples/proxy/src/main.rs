@@ -104,6 +104,7 @@ fn cache(options: &Options) -> Result<Cache<CachedResponse>, BoxError> {
             .ttl(options.ttl)
             .load_limit(options.timeout)
             .max_loads(options.loads)
+            .tags()
             .build()
     };
     Ok(match &options.redis {
@@ -123,7 +124,14 @@ fn sharing(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<H
             first: Duration::from_millis(100),
             longest: Duration::from_secs(1),
         })
+        .surrogate_keys()
         .cache_status();
+    let layer = match options.purge_key.clone() {
+        Some(key) => layer.purge_if(move |parts| {
+            parts.headers.get("x-purge-key").is_some_and(|given| given.as_bytes() == key.as_bytes())
+        }),
+        None => layer,
+    };
     let layer = match options.lifetime {
         Some(lifetime) => layer.default_lifetime(lifetime),
         None => layer,

@@ -23,6 +23,8 @@ Options:
       --lifetime <SECONDS> The lifetime of responses that name none [default: not shared]
       --ttl <SECONDS>      The longest lifetime of any response [default: 86400]
       --stale <SECONDS>    How long after it a response stands in for a failure [default: 600]
+      --purge-key <KEY>    Let PURGE requests with this X-Purge-Key end a page, or the groups in
+                           their Cache-Groups and Surrogate-Key
       --max-body <BYTES>   The largest body that is shared [default: 1048576]
       --loads <N>          How many shared requests go to the origin at once [default: 1024]
       --connections <N>    How many connections are served at once [default: 4096]
@@ -55,6 +57,7 @@ pub(crate) struct Options {
     pub(crate) lifetime: Option<Duration>,
     pub(crate) ttl: Duration,
     pub(crate) stale: Duration,
+    pub(crate) purge_key: Option<String>,
     pub(crate) max_body: u64,
     pub(crate) loads: usize,
     pub(crate) connections: usize,
@@ -80,6 +83,7 @@ impl Default for Options {
             lifetime: None,
             ttl: Duration::from_secs(86_400),
             stale: Duration::from_secs(600),
+            purge_key: None,
             max_body: 1 << 20,
             loads: 1024,
             connections: 4096,
@@ -135,6 +139,7 @@ impl Options {
             "lifetime" => self.lifetime = Some(seconds(name, value()?)?),
             "ttl" => self.ttl = seconds(name, value()?)?,
             "stale" => self.stale = seconds(name, value()?)?,
+            "purge-key" => self.purge_key = Some(parsed(name, value()?)?),
             "max-body" => self.max_body = parsed(name, value()?)?,
             "loads" => self.loads = parsed(name, value()?)?,
             "connections" => self.connections = parsed(name, value()?)?,
