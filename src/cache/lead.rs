@@ -45,6 +45,8 @@ struct LeadInner<V> {
     keeping: Mutex<Option<Box<Keeping>>>,
     /// `None` if the cache has no tags, and the loader gives none.
     tagged: Mutex<Option<Box<Tagged>>>,
+    /// How often all that this process keeps had ended before the load.
+    losses: OnceLock<u64>,
     head: OnceLock<Head>,
     announced: Signal,
 }
@@ -77,6 +79,7 @@ impl<V> Lead<V> {
             is_anew,
             keeping: Mutex::default(),
             tagged: Mutex::default(),
+            losses: OnceLock::new(),
             head: OnceLock::new(),
             announced: Signal::default(),
         }))
@@ -224,9 +227,15 @@ impl<V> Lead<V> {
         lock(&self.0.tagged).get_or_insert_default().tags.push(tag.into());
     }
 
-    /// Notes the tag number from before the load, and the tags of the caller.
-    pub(super) fn begin_tags(&self, tagged: Option<Tagged>) {
+    /// Notes the tag number from before the load, the tags of the caller, and the losses so far.
+    pub(super) fn begin_tags(&self, tagged: Option<Tagged>, losses: u64) {
+        let _ = self.0.losses.set(losses);
         *lock(&self.0.tagged) = tagged.map(Box::new);
+    }
+
+    /// Returns whether this process has had losses since the load began.
+    pub(super) fn has_outlived(&self, losses: u64) -> bool {
+        self.0.losses.get().is_some_and(|before| *before != losses)
     }
 
     /// Returns the tags of the value so far.

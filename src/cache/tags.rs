@@ -36,6 +36,8 @@ pub(super) struct Tags {
     told: RwLock<HashMap<Box<str>, u64>>,
     /// The greatest of these numbers.
     greatest: AtomicU64,
+    /// How often all that this process keeps may have ended.
+    losses: AtomicU64,
 }
 
 /// An answer of the backend, and what the tags of its entry say.
@@ -48,12 +50,18 @@ impl Tags {
             name: Name::of_tags(&settings.namespace),
             told: RwLock::default(),
             greatest: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
         }
     }
 
     /// Returns the greatest number that this process was told.
     pub(super) fn greatest(&self) -> u64 {
         self.greatest.load(Ordering::Acquire)
+    }
+
+    /// Returns how often all that this process keeps may have ended.
+    pub(super) fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Acquire)
     }
 
     /// Returns whether one of these tags is known to have ended.
@@ -214,6 +222,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Lets go of all that this process keeps.
     fn forget_all(&self) {
+        self.tags.losses.fetch_add(1, Ordering::AcqRel);
         self.tier.iter().for_each(|tier| tier.forget_all());
         self.memory.forget_all();
         local::tell_all_of_loss(&self.watches);

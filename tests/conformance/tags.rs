@@ -28,9 +28,7 @@ fn texts(tags: &[&str]) -> Vec<Arc<str>> {
 }
 
 fn tagged(entry: Entry, number: u64, tags: &[&str]) -> Entry {
-    let mut tagged = Tagged::default();
-    (tagged.number, tagged.tags) = (number, texts(tags));
-    entry.with_tags(tagged)
+    entry.with_tags(Tagged { number, tags: texts(tags) })
 }
 
 pub async fn each_end_of_a_tag_has_a_greater_number<H: FullHarness>(h: &H) {

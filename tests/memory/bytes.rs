@@ -49,9 +49,8 @@ fn bytes_between_header_and_payload_are_passed_over() {
 
 #[test]
 fn an_encoded_entry_has_its_tags() {
-    let mut tagged = Tagged::default();
-    tagged.number = 1_790_000_000_000_001;
-    tagged.tags = ["a", "ü b", "t"].map(Arc::from).to_vec();
+    let tags = ["a", "ü b", "t"].map(Arc::from).to_vec();
+    let tagged = Tagged { number: 1_790_000_000_000_001, tags };
     let entry = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v")).with_tags(tagged);
     let bytes = entry.encode();
     assert_eq!(bytes.len(), entry.weight());

@@ -419,6 +419,32 @@ async fn in_an_outage_no_value_is_served_whose_tag_this_process_has_ended() {
     assert_eq!(cache.get_or_load("l", load).await.unwrap(), 3);
 }
 
+/// A load runs without the backend when a tag is ended in vain. Who asks afterwards may not have its
+/// value, for the end may have happened.
+#[tokio::test(start_paused = true)]
+async fn a_load_that_runs_while_an_end_fails_is_for_those_who_asked_before() {
+    let faulty = Faulty::new(|_| None);
+    let cache =
+        builder(faulty.clone()).outage_memory(1 << 20).stale_if_error(HOUR).build().unwrap();
+    for lost in [false, true] {
+        // Without a backend, or with one that loses the answer to the commit.
+        faulty.plan(move |op| match lost {
+            false => Some(Fault::Refuse),
+            true => (op == Op::Commit || op == Op::EndTag).then_some(Fault::LoseReply),
+        });
+        let key = format!("{lost}");
+        let old = Running::begin(&cache, &key, "a", 1).await;
+        assert!(cache.invalidate_tag("a").await.is_err());
+        let after = spawn(cache.request(&key).load(|_lead| async { Ok::<_, BoxError>(2) }));
+        sleep(MS).await;
+        assert_eq!(old.end().await, 1);
+        assert_eq!(after.await.unwrap().unwrap().into_value(), 2, "{lost}");
+        faulty.plan(|_| None);
+        sleep(Duration::from_secs(10)).await;
+        cache.get(&key).await.unwrap();
+    }
+}
+
 /// HybridCache#7771: the stamps of clocks made most values stale while a tag was in flight. Here a
 /// value that was loaded after the end of its tag is of use at once.
 #[tokio::test(start_paused = true)]

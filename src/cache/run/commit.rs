@@ -82,13 +82,20 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 (Outcome::Value(led(made.value)), granted)
             }
             Err(error) => {
-                counters.unstored.add();
-                self.shard.breaker.failed(&error, counters);
-                self.remember(&made, cost, lead, self.shard.breaker.outage());
-                // The commit may have been refused, for an invalidation that late joiners know of.
-                let _ = self.for_late.set(Outcome::Value(Loaded::degraded(made.value.clone())));
+                self.uncommitted(&error, &made, cost, lead);
                 (Outcome::Value(led(made.value)), granted)
             }
+        }
+    }
+
+    /// Notes that a commit has no answer. It may have been refused, for an act that late joiners know
+    /// of.
+    fn uncommitted(&self, error: &BackendError, made: &Made<V>, cost: Duration, lead: &Lead<V>) {
+        self.core.counters.unstored.add();
+        self.shard.breaker.failed(error, &self.core.counters);
+        self.remember(made, cost, lead, self.shard.breaker.outage());
+        if !self.has_ended_here(lead) {
+            let _ = self.for_late.set(Outcome::Value(Loaded::degraded(made.value.clone())));
         }
     }
 
@@ -96,6 +103,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     async fn judged(&self, entry: Entry) -> Decision<V> {
         let judged = self.core.judge(Ok(Some(entry))).await;
         self.core.decide(&self.name, &self.options().rules, judged)
+    }
+
+    /// Returns whether this process knows that a tag of the value has ended since its load began, or
+    /// does not know that none has.
+    pub(super) fn has_ended_here(&self, lead: &Lead<V>) -> bool {
+        let tags = &self.core.tags;
+        lead.has_outlived(tags.losses())
+            || lead.tagged().is_some_and(|tagged| tags.have_ended(&tagged))
     }
 
     /// Returns whether no tag of the value has ended since its load began.

@@ -50,6 +50,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             match held {
                 Err(error) if error.kind() == ErrorKind::Lost => break,
                 // The end of a tag takes no lease away.
+                _ if self.has_ended_here(lead) => break,
                 Ok(()) if !is_silent && !self.are_current(lead).await => break,
                 // Without an answer, they are served as all callers are without a lease.
                 Ok(()) | Err(_) => self.leader.admit(epoch),

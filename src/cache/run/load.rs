@@ -35,11 +35,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         let lead = self.lead(Some(guard.record().clone()), Source::Led);
+        let losses = self.core.tags.losses();
         let number = match self.core.tags.is_on {
             true => Box::pin(self.core.tag_number()).await,
             false => 0,
         };
-        lead.begin_tags(self.core.tags.of_value(number, &self.options().tags));
+        lead.begin_tags(self.core.tags.of_value(number, &self.options().tags), losses);
         let begun = Instant::now();
         let produced = self.produce(work, &lead, Some(&guard), granted).await;
         let cost = begun.elapsed();
@@ -81,17 +82,16 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let lead = self.lead(None, source);
         let (begun, epoch) = (Instant::now(), self.epoch_alone());
         let tags = &self.core.tags;
-        let untouched = tags.is_on.then(|| self.leader.begin_epoch());
-        lead.begin_tags(tags.of_value(tags.greatest(), &self.options().tags));
+        // Those who join later may ask after the end of a tag.
+        let before = if tags.is_on { self.leader.begin_epoch() } else { epoch };
+        lead.begin_tags(tags.of_value(tags.greatest(), &self.options().tags), tags.losses());
         if lead.is_rare() {
             self.core.counters.rare.add();
         }
-        match self.produce(work, &lead, None, epoch).await {
+        match self.produce(work, &lead, None, before).await {
             Ok(Produced::Value(made)) => {
                 self.remember(&made, begun.elapsed(), &lead, outage);
-                let has_ended = lead.tagged().is_some_and(|tagged| tags.have_ended(&tagged));
-                // Those who joined since may have asked after the end of a tag.
-                let epoch = untouched.filter(|_| has_ended).unwrap_or(epoch);
+                let epoch = if self.has_ended_here(&lead) { before } else { epoch };
                 (Outcome::Value(Loaded { value: made.value, source, record: None }), epoch)
             }
             Ok(Produced::Reserved) => reserved(),
