@@ -202,6 +202,7 @@ mod meter;
 mod observe;
 mod shards;
 mod signal;
+mod spans;
 mod sync;
 mod time;
 

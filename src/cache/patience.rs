@@ -5,7 +5,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
 use tokio::time::{Instant, timeout_at};
+use tracing::{Instrument, Span};
 
 use super::{
     Loaded, Source,
@@ -18,6 +20,7 @@ use super::{
 use crate::{
     flight::{Follower, Joined, Leader, Waited},
     key::{Key, Name},
+    spans,
     time::after,
 };
 
@@ -30,18 +33,28 @@ pub(super) struct Patience {
     rules: Rules,
 }
 
-/// Waits for the end of a flight, as long as the patience of its caller lasts.
-pub(super) async fn wait<V: Clone + Send + Sync + 'static>(
+/// Waits for the end of a flight, as long as the patience of its caller lasts. The span of a caller
+/// that leads is that of its load.
+pub(super) fn wait<V: Clone + Send + Sync + 'static>(
     patience: Option<&Patience>,
     core: &Arc<Core<V>>,
     key: &Key,
     follower: &mut Follower<Outcome<V>>,
-) -> Waited<Outcome<V>> {
-    match patience {
-        None => follower.wait().await,
-        // In a box, which most callers do not need.
-        Some(patience) => Box::pin(patience.wait(core, key, follower)).await,
-    }
+    leads: bool,
+) -> impl Future<Output = Waited<Outcome<V>>> {
+    let span = if leads { Span::none() } else { spans::load(key) };
+    let waited = async move {
+        match patience {
+            None => follower.wait().await,
+            // In a box, which most callers do not need.
+            Some(patience) => Box::pin(patience.wait(core, key, follower)).await,
+        }
+    };
+    waited.instrument(span.clone()).inspect(move |waited| {
+        if let Waited::Outcome(outcome) = waited {
+            outcome.ends(&span, false);
+        }
+    })
 }
 
 impl Patience {

@@ -14,6 +14,7 @@ use crate::{
     error::{BoxError, Error},
     flight::{self, Waited},
     key::Key,
+    spans,
 };
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
@@ -108,8 +109,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             return Box::pin(load_alone(core, Some(work), own, within)).await;
         };
         let run = Run::new(&core, &key, own, leader, false)?.superseding(burnt);
-        let span = tracing::debug_span!("refresh", %key);
-        follower.lead(Box::pin(run.run(work).instrument(span)));
+        follower.lead(Box::pin(run.run(work).instrument(spans::current())));
         match follower.wait().await {
             Waited::Outcome(outcome) => ended(&core, outcome, true, None),
             Waited::JoinAgain => Err(cut_off()),

@@ -6,14 +6,13 @@ use std::{
     time::Duration,
 };
 
-use tracing::Instrument;
-
 use super::{holder::Holder, space::LockSpace};
 use crate::{
     backend::{ANSWER_LIMIT, Claim, Mode, Occupied, in_time},
     error::{Error, ErrorKind},
     key::{Key, Name},
     lease::{LeaseGuard, Retry, RetryStrategy, Upkeep},
+    spans,
 };
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
@@ -82,9 +81,8 @@ impl Front {
         retry: Arc<dyn RetryStrategy>,
     ) -> Result<LeaseGuard, Error> {
         let upkeep = self.upkeep()?;
-        let span = tracing::debug_span!("lock", name = %self.name);
         let engine = &self.space.engine;
-        engine.acquire(claim, upkeep, retry, self.wait_limit).instrument(span).await
+        spans::lock(&self.name, engine.acquire(claim, upkeep, retry, self.wait_limit)).await
     }
 
     /// The strategy of a call that does not wait.

@@ -34,6 +34,7 @@ mod scenarios;
 mod send_sync;
 mod settings;
 mod several;
+mod spans;
 mod stacks;
 mod stopped;
 mod values;

@@ -26,7 +26,7 @@ use std::{
 
 use futures_util::FutureExt;
 use tokio::time::Instant;
-use tracing::debug;
+use tracing::{Instrument, debug};
 
 use super::{
     Lead, Source,
@@ -44,6 +44,7 @@ use crate::{
     flight::{Epoch, Leader, Notice},
     key::{Key, Name},
     lease::LeaseGuard,
+    spans,
     sync::lock,
 };
 
@@ -147,7 +148,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 }
                 // In boxes of their own, so that the future of a hit stays small. A future holds
                 // its arguments twice.
-                step => Box::pin(self.unless_cancelled(Box::pin(self.beyond(step, work)))).await,
+                step => Box::pin(self.traced(Box::pin(self.beyond(step, work)))).await,
             }
         };
         // A codec may panic, too. That is an outcome like any other.
@@ -169,6 +170,20 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             };
             late.land(outcome);
         }
+    }
+
+    /// Awaits the rest of the run in a span that tells how it ends.
+    fn traced(
+        &self,
+        rest: impl Future<Output = EpochOutcome<V>>,
+    ) -> impl Future<Output = EpochOutcome<V>> {
+        let key = self.leader.key();
+        let span = match self.supersedes {
+            None => spans::load(key),
+            Some(_) => spans::refresh(key),
+        };
+        let rest = self.unless_cancelled(rest).instrument(span.clone());
+        rest.inspect(move |(outcome, _)| outcome.ends(&span, true))
     }
 
     /// Runs the steps that follow the look.
