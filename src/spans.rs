@@ -3,17 +3,28 @@
 //! Each begins where a caller begins to wait, so a hit has none. Their words for `result` are those
 //! of the metrics.
 
+use std::{future::poll_fn, pin::Pin};
+
 use futures_util::FutureExt;
-use tracing::{Instrument, Span, debug_span, field, level_filters::LevelFilter};
+use tracing::{Instrument, Span, debug_span, field};
 
 use crate::{error::Error, key::Key};
 
-/// Returns the span of the caller. It costs nothing where nobody collects spans.
-pub(crate) fn current() -> Span {
-    match LevelFilter::current() {
-        LevelFilter::OFF => Span::none(),
-        _ => Span::current(),
-    }
+/// Runs work in the span of the caller that polls it first, also when another task polls it later.
+///
+/// The span is kept once the work has to wait, so a hit that need not wait costs nothing. If a task
+/// gets the work before its caller has polled it, which is rare, it has no span.
+pub(crate) fn within_caller<F: Future>(mut work: Pin<&mut F>) -> impl Future<Output = F::Output> {
+    let mut caller: Option<Span> = None;
+    poll_fn(move |cx| {
+        let entered = caller.as_ref().map(Span::enter);
+        let polled = work.as_mut().poll(cx);
+        drop(entered);
+        if polled.is_pending() && caller.is_none() {
+            caller = Some(Span::current());
+        }
+        polled
+    })
 }
 
 /// Begins the span of a caller that waits for a load, or of the load itself.
@@ -43,10 +54,19 @@ pub(crate) fn lock<T>(
     acquiring: impl Future<Output = Result<T, Error>>,
 ) -> impl Future<Output = Result<T, Error>> {
     let span = debug_span!("lock", %name, result = field::Empty, "error.type" = field::Empty);
-    acquiring.instrument(span.clone()).inspect(move |acquired| match acquired {
-        Ok(_) => ended(&span, "acquired", None),
-        Err(error) => ended(&span, "error", Some(error)),
+    within(span, acquiring, |acquired, span| match acquired {
+        Ok(_) => ended(span, "acquired", None),
+        Err(error) => ended(span, "error", Some(error)),
     })
+}
+
+/// Awaits something in a span, which is told how it ended.
+pub(crate) fn within<T>(
+    span: Span,
+    wait: impl Future<Output = T>,
+    tell: impl FnOnce(&T, &Span),
+) -> impl Future<Output = T> {
+    wait.instrument(span.clone()).inspect(move |ended| tell(ended, &span))
 }
 
 /// Notes how a span has ended.

@@ -5,9 +5,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::FutureExt;
+use futures_util::future::Either;
 use tokio::time::{Instant, timeout_at};
-use tracing::{Instrument, Span};
+use tracing::Span;
 
 use super::{
     Loaded, Source,
@@ -43,18 +43,30 @@ pub(super) fn wait<V: Clone + Send + Sync + 'static>(
     leads: bool,
 ) -> impl Future<Output = Waited<Outcome<V>>> {
     let span = if leads { Span::none() } else { spans::load(key) };
-    let waited = async move {
-        match patience {
-            None => follower.wait().await,
-            // In a box, which most callers do not need.
-            Some(patience) => Box::pin(patience.wait(core, key, follower)).await,
+    let waited = patiently(patience, core, key, follower);
+    if span.is_disabled() {
+        return Either::Left(waited);
+    }
+    let ends = |waited: &Waited<Outcome<V>>, span: &Span| {
+        if let Waited::Outcome(outcome) = waited {
+            outcome.ends(span, false);
         }
     };
-    waited.instrument(span.clone()).inspect(move |waited| {
-        if let Waited::Outcome(outcome) = waited {
-            outcome.ends(&span, false);
-        }
-    })
+    // In a box, which callers need only where spans are collected.
+    Either::Right(Box::pin(spans::within(span, waited, ends)))
+}
+
+async fn patiently<V: Clone + Send + Sync + 'static>(
+    patience: Option<&Patience>,
+    core: &Arc<Core<V>>,
+    key: &Key,
+    follower: &mut Follower<Outcome<V>>,
+) -> Waited<Outcome<V>> {
+    match patience {
+        None => follower.wait().await,
+        // In a box, which most callers do not need.
+        Some(patience) => Box::pin(patience.wait(core, key, follower)).await,
+    }
 }
 
 impl Patience {

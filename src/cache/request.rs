@@ -3,7 +3,6 @@ mod settings;
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
-use tracing::Instrument;
 
 use super::{
     Lead, Loaded, Source,
@@ -21,7 +20,6 @@ use crate::{
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused, Task, Waited},
     key::{Family, Key, Name},
-    spans,
 };
 
 /// One request for a key, with options of its own. [`Cache::request`](super::Cache::request) makes
@@ -189,7 +187,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 }
 
-/// Returns the work of a leader, which runs in the span of its caller.
+/// Returns the work of a leader.
 fn leader_work<V, F, Fut>(run: Run<V>, work: &mut Option<F>) -> Result<Task, Error>
 where
     V: Clone + Send + Sync + 'static,
@@ -197,7 +195,7 @@ where
     Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
 {
     let work = work.take().ok_or_else(cut_off)?;
-    Ok(Box::pin(run.run(work).instrument(spans::current())))
+    Ok(Box::pin(run.run(work)))
 }
 
 /// Joins the flight of a key.

@@ -17,6 +17,7 @@ mod refresh;
 
 use std::{
     panic::AssertUnwindSafe,
+    pin::pin,
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU32},
@@ -26,7 +27,7 @@ use std::{
 
 use futures_util::FutureExt;
 use tokio::time::Instant;
-use tracing::{Instrument, debug};
+use tracing::debug;
 
 use super::{
     Lead, Source,
@@ -152,7 +153,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
         };
         // A codec may panic, too. That is an outcome like any other.
-        let landing = AssertUnwindSafe(landing).catch_unwind().await;
+        let landing = {
+            let landing = pin!(AssertUnwindSafe(landing).catch_unwind());
+            spans::within_caller(landing).await
+        };
         let (outcome, epoch) =
             landing.unwrap_or_else(|panic| failed(loader::panicked(panic.as_ref())));
         let is_anew = self.is_anew();
@@ -182,8 +186,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             None => spans::load(key),
             Some(_) => spans::refresh(key),
         };
-        let rest = self.unless_cancelled(rest).instrument(span.clone());
-        rest.inspect(move |(outcome, _)| outcome.ends(&span, true))
+        spans::within(span, self.unless_cancelled(rest), |(outcome, _), span| {
+            outcome.ends(span, true);
+        })
     }
 
     /// Runs the steps that follow the look.
