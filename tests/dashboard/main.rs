@@ -5,8 +5,7 @@
 //! its panel within two scrapes. A service publishes once a second, so the second scrape after a
 //! fault shows what happened in its first second.
 //!
-//! `BELLWETHER_DASHBOARD_CHART=docs/dashboard.svg scripts/test --all` also draws what the queries
-//! returned.
+//! With `BELLWETHER_DASHBOARD_CHART=docs/dashboard.svg`, it also draws what the queries returned.
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod chart;
