@@ -1,7 +1,7 @@
 //! The spans of what takes time: a load, a refresh, and the wait for a lock.
 //!
-//! Each begins where a caller begins to wait, so a hit has none. Their words for `result` are those
-//! of the metrics.
+//! Each begins where a caller begins to wait, so a hit has none. `result` has the words of the
+//! metrics.
 
 use std::{future::poll_fn, pin::Pin};
 

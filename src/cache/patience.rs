@@ -33,8 +33,8 @@ pub(super) struct Patience {
     rules: Rules,
 }
 
-/// Waits for the end of a flight, as long as the patience of its caller lasts. The span of a caller
-/// that leads is that of its load.
+/// Waits for the end of a flight, as long as the patience of its caller lasts. A caller that leads
+/// has the span of its load, and no other.
 pub(super) fn wait<V: Clone + Send + Sync + 'static>(
     patience: Option<&Patience>,
     core: &Arc<Core<V>>,

@@ -8,7 +8,7 @@ use super::{
     prometheus::{Prometheus, Series},
 };
 
-/// The panels that are drawn beside those of the faults: before them and after them.
+/// The panels that are drawn before and after the panels of the faults.
 const FIRST: Moved = Moved { title: "Requests by result", label: None };
 const LAST: Moved =
     Moved { title: "Local tiers that are not trusted", label: Some(("cache", "prices")) };
