@@ -78,6 +78,7 @@ mod meter;
 mod observe;
 mod shards;
 mod signal;
+mod spans;
 mod sync;
 mod time;
 

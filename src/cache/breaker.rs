@@ -11,7 +11,8 @@
 //! flight claims. A task claims as the probe, and reads go on. The same holds while a server
 //! refuses `WAIT`: each claim is in vain until the right is given, which the next probe finds.
 //!
-//! The log tells when trouble begins and ends, not each request that meets it.
+//! The log tells when trouble begins and ends, and each minute that it lasts, not each request that
+//! meets it.
 
 use std::{
     sync::{
@@ -34,6 +35,8 @@ const FAILURES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(250);
 /// After this time a probe counts as lost, because its flight was cancelled.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
+/// How often the log tells that trouble lasts.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 pub(super) struct Breaker {
@@ -63,6 +66,8 @@ struct State {
 struct Logged {
     trouble: Trouble,
     since: Instant,
+    /// When the log told of it last.
+    told: Instant,
     /// How many callers had been served without the backend before.
     degraded: u64,
 }
@@ -102,6 +107,25 @@ impl RequestKind {
     /// Returns the kind of a request that has changed something, or not.
     pub(super) fn changed(something: bool) -> Self {
         if something { Self::Write } else { Self::Read }
+    }
+}
+
+impl State {
+    /// Notes trouble, and returns it if the log is to tell of it now.
+    fn log(&mut self, trouble: Trouble, counters: &Counters) -> Option<Logged> {
+        let (now, degraded) = (Instant::now(), counters.degraded.get());
+        let new = Logged { trouble, since: now, told: now, degraded };
+        let is_new = self.logged.is_none();
+        let logged = self.logged.get_or_insert(new);
+        // A refusal lasts longer: an answer to a read does not end it.
+        if trouble == Trouble::Refusal {
+            logged.trouble = trouble;
+        }
+        let is_due = is_new || now.duration_since(logged.told) >= TOLD_EVERY;
+        if is_due {
+            logged.told = now;
+        }
+        is_due.then_some(*logged)
     }
 }
 
@@ -215,17 +239,15 @@ impl Breaker {
             state.unconfirmed_until = Some(Instant::now() + PAUSE);
         }
         let trouble = if silent { Trouble::Silence } else { Trouble::Refusal };
-        let is_logged = state.logged.is_some();
-        let (since, degraded) = (Instant::now(), counters.degraded.get());
-        let logged = state.logged.get_or_insert(Logged { trouble, since, degraded });
-        // A refusal lasts longer: an answer to a read does not end it.
-        if trouble == Trouble::Refusal {
-            logged.trouble = trouble;
-        }
-        if !is_logged {
-            drop(state);
+        let logged = state.log(trouble, counters);
+        drop(state);
+        let Some(Logged { since, told, degraded, .. }) = logged else { return };
+        if told == since {
             let what = "degraded: one load for each process and key, and nothing is stored";
             warn!(error = %Chain(&error), "{what}");
+        } else {
+            let degraded = counters.degraded.get().saturating_sub(degraded);
+            warn!(away = ?since.elapsed(), degraded, error = %Chain(&error), "still degraded");
         }
     }
 

@@ -5,7 +5,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::Either;
 use tokio::time::{Instant, timeout_at};
+use tracing::Span;
 
 use super::{
     Loaded, Source,
@@ -18,6 +20,7 @@ use super::{
 use crate::{
     flight::{Follower, Joined, Leader, Waited},
     key::{Key, Name},
+    spans,
     time::after,
 };
 
@@ -30,8 +33,30 @@ pub(super) struct Patience {
     rules: Rules,
 }
 
-/// Waits for the end of a flight, as long as the patience of its caller lasts.
-pub(super) async fn wait<V: Clone + Send + Sync + 'static>(
+/// Waits for the end of a flight, as long as the patience of its caller lasts. A caller that leads
+/// has the span of its load, and no other.
+pub(super) fn wait<V: Clone + Send + Sync + 'static>(
+    patience: Option<&Patience>,
+    core: &Arc<Core<V>>,
+    key: &Key,
+    follower: &mut Follower<Outcome<V>>,
+    leads: bool,
+) -> impl Future<Output = Waited<Outcome<V>>> {
+    let span = if leads { Span::none() } else { spans::load(key) };
+    let waited = patiently(patience, core, key, follower);
+    if span.is_disabled() {
+        return Either::Left(waited);
+    }
+    let ends = |waited: &Waited<Outcome<V>>, span: &Span| {
+        if let Waited::Outcome(outcome) = waited {
+            outcome.ends(span, false);
+        }
+    };
+    // In a box, which callers need only where spans are collected.
+    Either::Right(Box::pin(spans::within(span, waited, ends)))
+}
+
+async fn patiently<V: Clone + Send + Sync + 'static>(
     patience: Option<&Patience>,
     core: &Arc<Core<V>>,
     key: &Key,

@@ -1,4 +1,6 @@
-//! The metrics of a cache.
+//! What a cache publishes as metrics, and notes in spans.
+
+use tracing::Span;
 
 use super::{
     core::Core,
@@ -7,6 +9,7 @@ use super::{
 use crate::{
     error::Error,
     meter::{MeterStart, MeteredTime},
+    spans,
 };
 
 impl<V> Core<V> {
@@ -18,20 +21,39 @@ impl<V> Core<V> {
 
     /// Publishes how long a flight took after its look. A hit is not timed.
     pub(super) fn waited(&self, begun: MeterStart, end: &Outcome<V>) {
-        let source = match end {
-            Outcome::Value(loaded) => loaded.source,
-            Outcome::Head(_, source) => *source,
-            Outcome::Failed(_) => return self.meter.ended(begun, MeteredTime::Wait, || "error"),
-            Outcome::Alone(_) | Outcome::Unanswered(_) => return,
+        if !matches!(end, Outcome::Alone(_) | Outcome::Unanswered(_)) {
+            self.meter.ended(begun, MeteredTime::Wait, || end.result(true));
+        }
+    }
+}
+
+impl<V> Outcome<V> {
+    /// Returns the word for it, for the caller whose loader ran, or for another one of the flight.
+    fn result(&self, leads: bool) -> &'static str {
+        let source = match self {
+            Self::Value(loaded) => loaded.source,
+            Self::Head(_, source) => *source,
+            Self::Failed(_) => return "error",
+            Self::Alone(_) => return "alone",
+            Self::Unanswered(_) => return "unanswered",
         };
-        let result = match source {
-            Source::Led | Source::Followed => "led",
+        match source.for_caller(leads) {
+            Source::Led => "led",
+            Source::Followed => "followed",
             Source::Hit | Source::Local => "hit",
             Source::Stale => "stale",
             Source::Received => "received",
             Source::Degraded => "degraded",
+        }
+    }
+
+    /// Notes in a span that it ended so.
+    pub(super) fn ends(&self, span: &Span, leads: bool) {
+        let error = match self {
+            Self::Failed(error) => Some(error),
+            _ => None,
         };
-        self.meter.ended(begun, MeteredTime::Wait, || result);
+        spans::ended(span, self.result(leads), error);
     }
 }
 

@@ -1,7 +1,6 @@
 //! The refresh that a caller asks for.
 
 use futures_util::FutureExt;
-use tracing::Instrument;
 
 use super::{
     Cache, Lead, Loaded, Request,
@@ -108,8 +107,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             return Box::pin(load_alone(core, Some(work), own, within)).await;
         };
         let run = Run::new(&core, &key, own, leader, false)?.superseding(burnt);
-        let span = tracing::debug_span!("refresh", %key);
-        follower.lead(Box::pin(run.run(work).instrument(span)));
+        follower.lead(Box::pin(run.run(work)));
         match follower.wait().await {
             Waited::Outcome(outcome) => ended(&core, outcome, true, None),
             Waited::JoinAgain => Err(cut_off()),

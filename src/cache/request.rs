@@ -3,7 +3,6 @@ mod settings;
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
-use tracing::Instrument;
 
 use super::{
     Lead, Loaded, Source,
@@ -181,11 +180,11 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 match leader {
                     Some(leader) => {
                         let run = Run::new(&core, &key, own.take(), leader, unanswered.is_some())?;
-                        follower.lead(leader_work(run, &key, &mut work)?);
+                        follower.lead(leader_work(run, &mut work)?);
                     }
                     None => hurry(&core, own.as_deref(), &follower, unanswered),
                 }
-                match patience::wait(patience.as_deref(), &core, &key, &mut follower).await {
+                match patience::wait(patience.as_deref(), &core, &key, &mut follower, leads).await {
                     Waited::JoinAgain => unanswered = None,
                     Waited::Outcome(Outcome::Unanswered(waited)) => unanswered = Some(waited),
                     Waited::Outcome(end) => {
@@ -199,14 +198,14 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 }
 
 /// Returns the work of a leader.
-fn leader_work<V, F, Fut>(run: Run<V>, key: &Key, work: &mut Option<F>) -> Result<Task, Error>
+fn leader_work<V, F, Fut>(run: Run<V>, work: &mut Option<F>) -> Result<Task, Error>
 where
     V: Clone + Send + Sync + 'static,
     F: FnOnce(Lead<V>) -> Fut + Send + 'static,
     Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
 {
     let work = work.take().ok_or_else(cut_off)?;
-    Ok(Box::pin(run.run(work).instrument(tracing::debug_span!("flight", %key))))
+    Ok(Box::pin(run.run(work)))
 }
 
 /// Joins the flight of a key.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::time::sleep;
-use tracing::{Instrument, warn};
+use tracing::warn;
 
 use super::{holder::Holder, space::LockSpace};
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
     key::{Key, Name},
     lease::{LeaseGuard, Retry, RetryStrategy, Upkeep},
     observe::Rarely,
+    spans,
 };
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
@@ -87,9 +88,8 @@ impl Front {
         retry: Arc<dyn RetryStrategy>,
     ) -> Result<LeaseGuard, Error> {
         let upkeep = self.upkeep()?;
-        let span = tracing::debug_span!("lock", name = %self.name);
         let engine = &self.space.engine;
-        engine.acquire(claim, upkeep, retry, self.wait_limit).instrument(span).await
+        spans::lock(&self.name, engine.acquire(claim, upkeep, retry, self.wait_limit)).await
     }
 
     /// The strategy of a call that does not wait.

@@ -3,7 +3,6 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::{join_all, select_all};
-use tracing::Instrument;
 
 use super::{
     front::{Front, none_if_not_acquired, run_until},
@@ -15,6 +14,7 @@ use crate::{
     error::{Error, ErrorKind},
     key::Key,
     lease::{LeaseGuard, RetryStrategy},
+    spans,
 };
 
 /// The most names for one acquisition, each of which costs a request.
@@ -114,9 +114,8 @@ impl Several {
         let front = &self.front;
         let upkeep = front.upkeep()?;
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
-        let span = tracing::debug_span!("lock", name = %front.name);
         let acquiring = front.space.engine.acquire_each(claims, upkeep, retry, front.wait_limit);
-        let held = acquiring.instrument(span).await?;
+        let held = spans::lock(&front.name, acquiring).await?;
         Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
     }
 

@@ -20,6 +20,7 @@ mod signal;
 pub use self::{
     cluster::Cluster,
     monitor::{Call, Monitor},
+    nursery::{server_command, spawn_server},
     port::Port,
     raw::{Raw, patient},
     scripts::{all_scripts_cached, script},

@@ -1,5 +1,8 @@
+//! The start of the servers of tests, which end with their test process.
+
 use std::{
-    io,
+    env, io,
+    path::PathBuf,
     process::{Child, Command},
     sync::{LazyLock, mpsc},
     thread,
@@ -23,8 +26,26 @@ static NURSERY: LazyLock<mpsc::Sender<Order>> = LazyLock::new(|| {
     orders
 });
 
-pub(super) fn spawn(command: Command) -> io::Result<Child> {
+/// Returns a command that runs a program in the `PATH`, or `None` if it is not there.
+///
+/// With setpriv, of util-linux, the program also ends when the test process is killed. Without it,
+/// the program ends with the test.
+pub fn server_command(program: &str) -> Option<Command> {
+    let program = find(program)?;
+    let Some(setpriv) = find("setpriv") else { return Some(Command::new(program)) };
+    let mut command = Command::new(setpriv);
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    Some(command)
+}
+
+/// Starts what [`server_command`] has returned.
+pub fn spawn_server(command: Command) -> io::Result<Child> {
     let (reply, child) = mpsc::channel();
     NURSERY.send((command, reply)).expect("the nursery lives as long as the process");
     child.recv().expect("the nursery answers every order")
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }

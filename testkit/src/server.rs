@@ -2,14 +2,18 @@ use std::{
     collections::HashSet,
     fs::File,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::{Arc, Mutex},
 };
 
 use tempfile::TempDir;
 use tokio::time::{Duration, Instant, sleep};
 
-use super::{LIMIT, Monitor, Port, Raw, nursery, signal::signal};
+use super::{
+    LIMIT, Monitor, Port, Raw,
+    nursery::{server_command, spawn_server},
+    signal::signal,
+};
 
 /// A Redis server on a free port of the loopback interface, with its own directory.
 ///
@@ -193,18 +197,8 @@ fn spawn(
     environment: &[(String, String)],
     directory: &Path,
 ) -> Child {
-    let server = find("redis-server")
+    let mut command = server_command("redis-server")
         .expect("these tests need `redis-server` in the PATH: install Redis, from version 6");
-    // With setpriv, of util-linux, the server also ends when the test process is killed. Without
-    // it, the server ends with the test.
-    let mut command = match find("setpriv") {
-        Some(setpriv) => {
-            let mut command = Command::new(setpriv);
-            command.args(["--pdeathsig", "KILL", "--"]).arg(server);
-            command
-        }
-        None => Command::new(server),
-    };
     let configuration = configuration_file(directory);
     if configuration.exists() {
         command.arg(configuration);
@@ -219,10 +213,5 @@ fn spawn(
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(Stdio::null());
-    nursery::spawn(command).expect("redis-server can be run")
-}
-
-fn find(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+    spawn_server(command).expect("redis-server can be run")
 }

@@ -35,6 +35,7 @@ mod scenarios;
 mod send_sync;
 mod settings;
 mod several;
+mod spans;
 mod stacks;
 mod stopped;
 mod tags;

@@ -419,8 +419,8 @@ async fn in_an_outage_no_value_is_served_whose_tag_this_process_has_ended() {
     assert_eq!(cache.get_or_load("l", load).await.unwrap(), 3);
 }
 
-/// A load runs without the backend when a tag is ended in vain. Who asks afterwards may not have its
-/// value, for the end may have happened.
+/// A load runs without the backend when a tag is ended in vain. Who asks afterwards may not have
+/// its value, for the end may have happened.
 #[tokio::test(start_paused = true)]
 async fn a_load_that_runs_while_an_end_fails_is_for_those_who_asked_before() {
     let faulty = Faulty::new(|_| None);

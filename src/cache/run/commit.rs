@@ -88,8 +88,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Notes that a commit has no answer. It may have been refused, for an act that late joiners know
-    /// of.
+    /// Notes that a commit has no answer. It may have been refused, for an act that late joiners
+    /// know of.
     fn uncommitted(&self, error: &BackendError, made: &Made<V>, cost: Duration, lead: &Lead<V>) {
         self.core.counters.unstored.add();
         self.shard.breaker.failed(error, &self.core.counters);
@@ -105,8 +105,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         self.core.decide(&self.name, &self.options().rules, judged)
     }
 
-    /// Returns whether this process knows that a tag of the value has ended since its load began, or
-    /// does not know that none has.
+    /// Returns whether this process knows that a tag of the value has ended since its load began,
+    /// or does not know that none has.
     pub(super) fn has_ended_here(&self, lead: &Lead<V>) -> bool {
         let tags = &self.core.tags;
         lead.has_outlived(tags.losses())

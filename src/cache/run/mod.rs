@@ -17,6 +17,7 @@ mod refresh;
 
 use std::{
     panic::AssertUnwindSafe,
+    pin::pin,
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU32},
@@ -44,6 +45,7 @@ use crate::{
     flight::{Epoch, Leader, Notice},
     key::{Key, Name},
     lease::LeaseGuard,
+    spans,
     sync::lock,
 };
 
@@ -147,11 +149,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 }
                 // In boxes of their own, so that the future of a hit stays small. A future holds
                 // its arguments twice.
-                step => Box::pin(self.unless_cancelled(Box::pin(self.beyond(step, work)))).await,
+                step => Box::pin(self.traced(Box::pin(self.beyond(step, work)))).await,
             }
         };
         // A codec may panic, too. That is an outcome like any other.
-        let landing = AssertUnwindSafe(landing).catch_unwind().await;
+        let landing = {
+            let landing = pin!(AssertUnwindSafe(landing).catch_unwind());
+            spans::within_caller(landing).await
+        };
         let (outcome, epoch) =
             landing.unwrap_or_else(|panic| failed(loader::panicked(panic.as_ref())));
         let is_anew = self.is_anew();
@@ -169,6 +174,21 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             };
             late.land(outcome);
         }
+    }
+
+    /// Awaits the rest of the run in a span that tells how it ends.
+    fn traced(
+        &self,
+        rest: impl Future<Output = EpochOutcome<V>>,
+    ) -> impl Future<Output = EpochOutcome<V>> {
+        let key = self.leader.key();
+        let span = match self.supersedes {
+            None => spans::load(key),
+            Some(_) => spans::refresh(key),
+        };
+        spans::within(span, self.unless_cancelled(rest), |(outcome, _), span| {
+            outcome.ends(span, true);
+        })
     }
 
     /// Runs the steps that follow the look.

@@ -10,13 +10,14 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use tracing::{Instrument, debug};
+use tracing::{Instrument, Span, debug};
 
 use super::{Run, Step};
 use crate::{
     cache::{Lead, known::Known, loader::Produced, outcome::Outcome},
     error::Error,
     flight::{Epoch, Leader},
+    spans,
 };
 
 /// How long a process does not refresh a key that does not back off, after a refresh made no value.
@@ -29,11 +30,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
-        let Some(leader) = self.core.refreshes.begin(self.leader.key(), known.fence) else {
-            return;
-        };
-        let refresh = self.refresh(leader, known);
-        tokio::spawn(refresh.run_in_background(work).instrument(tracing::Span::current()));
+        let key = self.leader.key();
+        let Some(leader) = self.core.refreshes.begin(key, known.fence) else { return };
+        let (refresh, span) = (self.refresh(leader, known), spans::refresh_behind(key));
+        tokio::spawn(refresh.run_in_background(work, span.clone()).instrument(span));
     }
 
     /// Returns the run of a refresh.
@@ -56,7 +56,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    async fn run_in_background<F, Fut>(self, work: F)
+    async fn run_in_background<F, Fut>(self, work: F, span: Span)
     where
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
@@ -66,34 +66,40 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         tokio::select! {
             biased;
             () = self.core.refreshes.stopped() => debug!("refresh cancelled by the shutdown"),
-            _ = rebuild => {}
+            rebuilt = rebuild => match rebuilt {
+                Ok(Some(outcome)) => outcome.ends(&span, true),
+                Ok(None) => spans::ended(&span, "not_begun", None),
+                Err(_) => spans::ended(&span, "error", None),
+            }
         }
     }
 
     /// Rebuilds the entry under the lease, if the process gets the lease and a permit at once.
-    async fn rebuild<F, Fut>(&self, work: F)
+    /// Returns `None` if it does not.
+    async fn rebuild<F, Fut>(&self, work: F) -> Option<Outcome<V>>
     where
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         let Some(granted) = self.core.try_permit(self.options()) else {
             debug!("no refresh: too many loads are under way");
-            return;
+            return None;
         };
         let mut permit = Some(granted);
         let seen = self.known().map_or(0, |(known, _)| known.fence);
-        if let Step::Load(guard, granted) = self.claim(seen, &mut permit).await {
-            self.core.counters.refreshes.add();
-            let (outcome, _) = self.load(work, guard, granted).await;
-            let is_settled = match outcome {
-                Outcome::Value(_) => true,
-                // The key backs off.
-                Outcome::Failed(error) => error.retry_after().is_some(),
-                _ => false,
-            };
-            if !is_settled {
-                self.core.refreshes.silence(self.leader.key(), seen, PAUSE);
-            }
+        let step = self.claim(seen, &mut permit).await;
+        let Step::Load(guard, granted) = step else { return None };
+        self.core.counters.refreshes.add();
+        let (outcome, _) = self.load(work, guard, granted).await;
+        let is_settled = match &outcome {
+            Outcome::Value(_) => true,
+            // The key backs off.
+            Outcome::Failed(error) => error.retry_after().is_some(),
+            _ => false,
+        };
+        if !is_settled {
+            self.core.refreshes.silence(self.leader.key(), seen, PAUSE);
         }
+        Some(outcome)
     }
 }

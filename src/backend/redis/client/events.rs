@@ -25,18 +25,33 @@ pub(super) struct NodeEvents {
     pub(super) outage: Arc<ServerOutage>,
 }
 
-/// Since when the server is away, for the log.
+/// How often the log tells that a server is away.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// Since when the server is away, and when the log told of it last.
 #[derive(Default)]
-pub(super) struct ServerOutage(Mutex<Option<Instant>>);
+pub(super) struct ServerOutage(Mutex<Option<(Instant, Instant)>>);
 
 impl ServerOutage {
     pub(super) fn begins(&self) {
-        lock(&self.0).get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        lock(&self.0).get_or_insert((now, now));
+    }
+
+    /// Returns how long it is away, if the log has not told of it for a minute.
+    pub(super) fn lasts(&self) -> Option<Duration> {
+        let mut outage = lock(&self.0);
+        let (begun, told) = outage.as_mut()?;
+        if told.elapsed() < TOLD_EVERY {
+            return None;
+        }
+        *told = Instant::now();
+        Some(begun.elapsed())
     }
 
     /// Returns how long it was away, to the first that asks.
     pub(super) fn ends(&self) -> Option<Duration> {
-        lock(&self.0).take().map(|begun| begun.elapsed())
+        lock(&self.0).take().map(|(begun, _)| begun.elapsed())
     }
 }
 
@@ -83,5 +98,28 @@ impl ChannelScope {
             Self::All => true,
             Self::Slots(slots) => slots.contain(channel),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_is_told_each_minute() {
+        let (outage, second) = (ServerOutage::default(), Duration::from_secs(1));
+        assert_eq!(outage.lasts(), None);
+        outage.begins();
+        let mut told = Vec::new();
+        for _ in 0..200 {
+            advance(second).await;
+            outage.begins();
+            told.extend(outage.lasts());
+        }
+        assert_eq!(told, [60, 120, 180].map(Duration::from_secs));
+        assert_eq!((outage.ends(), outage.ends()), (Some(200 * second), None));
+        assert_eq!(outage.lasts(), None);
     }
 }

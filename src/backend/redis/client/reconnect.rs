@@ -155,11 +155,12 @@ impl KeptConnection {
     }
 
     fn failed(&self, error: BackendError) {
-        let is_known = self.is_failed();
+        let (is_known, server) = (self.is_failed(), self.endpoint.shown());
         if !is_known {
-            let server = self.endpoint.shown();
             warn!(%server, error = %Chain(&error), "no connection to Redis; trying again");
             self.events.outage.begins();
+        } else if let Some(away) = self.events.outage.lasts() {
+            warn!(%server, ?away, error = %Chain(&error), "still no connection to Redis");
         }
         self.state.send_replace(ConnectionState::Failed(error));
         self.events.trouble.notify_one();

@@ -1,0 +1,78 @@
+//! The spans of what takes time: a load, a refresh, and the wait for a lock.
+//!
+//! Each begins where a caller begins to wait, so a hit has none. `result` has the words of the
+//! metrics.
+
+use std::{future::poll_fn, pin::Pin};
+
+use futures_util::FutureExt;
+use tracing::{Instrument, Span, debug_span, field};
+
+use crate::{error::Error, key::Key};
+
+/// Runs work in the span of the caller that polls it first, also when another task polls it later.
+///
+/// The span is kept once the work has to wait, so a hit that need not wait costs nothing. If a task
+/// gets the work before its caller has polled it, which is rare, it has no span.
+pub(crate) fn within_caller<F: Future>(mut work: Pin<&mut F>) -> impl Future<Output = F::Output> {
+    let mut caller: Option<Span> = None;
+    poll_fn(move |cx| {
+        let entered = caller.as_ref().map(Span::enter);
+        let polled = work.as_mut().poll(cx);
+        drop(entered);
+        if polled.is_pending() && caller.is_none() {
+            caller = Some(Span::current());
+        }
+        polled
+    })
+}
+
+/// Begins the span of a caller that waits for a load, or of the load itself.
+pub(crate) fn load(key: &Key) -> Span {
+    debug_span!("load", %key, result = field::Empty, "error.type" = field::Empty)
+}
+
+/// Begins the span of a refresh that its caller waits for.
+pub(crate) fn refresh(key: &Key) -> Span {
+    debug_span!("refresh", %key, result = field::Empty, "error.type" = field::Empty)
+}
+
+/// Begins the span of a refresh in the background. It is no part of its caller's span, which would
+/// end as late.
+pub(crate) fn refresh_behind(key: &Key) -> Span {
+    let (result, error) = (field::Empty, field::Empty);
+    let span = debug_span!(parent: None, "refresh", %key, result, "error.type" = error);
+    if !span.is_disabled() {
+        span.follows_from(Span::current());
+    }
+    span
+}
+
+/// Awaits an acquisition in a span of its own.
+pub(crate) fn lock<T>(
+    name: &Key,
+    acquiring: impl Future<Output = Result<T, Error>>,
+) -> impl Future<Output = Result<T, Error>> {
+    let span = debug_span!("lock", %name, result = field::Empty, "error.type" = field::Empty);
+    within(span, acquiring, |acquired, span| match acquired {
+        Ok(_) => ended(span, "acquired", None),
+        Err(error) => ended(span, "error", Some(error)),
+    })
+}
+
+/// Awaits something in a span, which is told how it ended.
+pub(crate) fn within<T>(
+    span: Span,
+    wait: impl Future<Output = T>,
+    tell: impl FnOnce(&T, &Span),
+) -> impl Future<Output = T> {
+    wait.instrument(span.clone()).inspect(move |ended| tell(ended, &span))
+}
+
+/// Notes how a span has ended.
+pub(crate) fn ended(span: &Span, result: &'static str, error: Option<&Error>) {
+    span.record("result", result);
+    if let Some(error) = error {
+        span.record("error.type", field::debug(error.kind()));
+    }
+}
