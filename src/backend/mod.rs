@@ -86,7 +86,7 @@ pub(crate) use self::{
     latches::{DynLatches, ErasedLatches},
     renewal::{RENEWAL_BATCH, renewed_together},
     store::{DynStore, ErasedStore},
-    tags::{TAG_LIFE, TagVerdict},
+    tags::{TAG_LIFE, TAGGED_LIFE, TagVerdict},
     tap::{STRIPES, stripe_of},
 };
 

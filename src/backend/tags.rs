@@ -9,8 +9,11 @@ use std::{sync::Arc, time::Duration};
 
 use super::entry::Undecodable;
 
-/// For how long the end of a tag is remembered. An entry with tags is kept no longer.
-pub(crate) const TAG_LIFE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// For how long an entry with tags is kept at most.
+pub(crate) const TAGGED_LIFE: Duration = DAY.saturating_mul(30);
+/// For how long the end of a tag is remembered. A load that began before it ends within the day.
+pub(crate) const TAG_LIFE: Duration = DAY.saturating_mul(31);
 /// Begins the tags of an entry.
 const MARK: char = 't';
 /// The number of digits of a tag number as text.
@@ -61,8 +64,12 @@ impl Tagged {
         std::iter::once(Arc::from("")).chain(self.tags.iter().cloned())
     }
 
-    /// Returns what the ends of [all](Self::all) tags say.
+    /// Returns what the ends of [all](Self::all) tags say. If some are missing, the worst is
+    /// assumed.
     pub(crate) fn verdict(&self, ends: &[TagEnds]) -> TagVerdict {
+        if ends.len() != self.tags.len() + 1 {
+            return TagVerdict::Ended;
+        }
         let of = |ends: &TagEnds| match ends {
             ends if ends.ended > self.number => TagVerdict::Ended,
             ends if ends.expired > self.number => TagVerdict::Expired,
@@ -88,10 +95,7 @@ impl Tagged {
     /// Reads what [`encode`](Self::encode) wrote. A later version may write more behind it, or
     /// something else in its place, which is passed over.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<Self>, Undecodable> {
-        let text = bytes.strip_prefix(&[MARK as u8]).map(std::str::from_utf8);
-        let Some(Ok(mut rest)) = text else {
-            return if text.is_none() { Ok(None) } else { Err(Undecodable) };
-        };
+        let Some(mut rest) = bytes.strip_prefix(&[MARK as u8]) else { return Ok(None) };
         let number = take(&mut rest, DIGITS)?.parse().map_err(|_| Undecodable)?;
         let count = length(&mut rest)?;
         let mut tags = Vec::new();
@@ -103,13 +107,13 @@ impl Tagged {
     }
 }
 
-fn take<'a>(rest: &mut &'a str, length: usize) -> Result<&'a str, Undecodable> {
+fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a str, Undecodable> {
     let (taken, behind) = rest.split_at_checked(length).ok_or(Undecodable)?;
     *rest = behind;
-    Ok(taken)
+    std::str::from_utf8(taken).map_err(|_| Undecodable)
 }
 
-fn length(rest: &mut &str) -> Result<usize, Undecodable> {
+fn length(rest: &mut &[u8]) -> Result<usize, Undecodable> {
     usize::from_str_radix(take(rest, LENGTH_DIGITS)?, 16).map_err(|_| Undecodable)
 }
 

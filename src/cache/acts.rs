@@ -69,7 +69,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     }
 
     /// Makes a value stale. It is kept for the case that its load
-    /// [fails](super::Builder::stale_if_error), and otherwise served no more. Everything else is as
+    /// [fails](super::Builder::stale_if_error) or is [too slow](super::Builder::serve_stale_after),
+    /// and otherwise served no more. Everything else is as
     /// for [`invalidate`](Self::invalidate).
     ///
     /// Without a window for failures, the value is removed.

@@ -285,14 +285,30 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// Without a [local tier](Self::local), a hit asks for the ends of its tags with one `MGET`
     /// more. A load costs a `GET` more, and an `MGET` beside its commit. The number of values that
-    /// carry a tag costs nothing. A tag that ended is remembered for 30 days, in about 150 bytes of
+    /// carry a tag costs nothing. A tag that ended is remembered for 31 days, in about 150 bytes of
     /// the backend. A value with tags is kept no longer than that.
     ///
     /// Redis must not evict the keys of tags: a tag whose key is gone counts as never ended. Set
-    /// `maxmemory-policy` to `noeviction` or to a `volatile-ttl`, by which they are the last to go.
+    /// `maxmemory-policy noeviction`. In a cluster, one node has all tags of a namespace. While it
+    /// is away, values with tags are loaded as if the whole cluster were.
     ///
-    /// All caches of a namespace should have them: one without reads the tags of a value, and does
-    /// not write them.
+    /// Each cache of the namespace must have tags before the first tag ends: one without checks the
+    /// tags of a value, and writes values that no tag ends. An older version of this crate does not
+    /// check them either.
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Cache, MemoryBackend};
+    ///
+    /// let orders: Cache<u64> = Cache::builder(MemoryBackend::new()).tags().build()?;
+    /// orders.request("order:1").tag("customer:7").insert(&17).await?;
+    /// orders.request("order:2").tag("customer:8").insert(&18).await?;
+    /// orders.invalidate_tag("customer:7").await?;
+    /// assert_eq!(orders.get("order:1").await?, None);
+    /// assert_eq!(orders.get("order:2").await?, Some(18));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
     pub fn tags(mut self) -> Self {
         self.settings.has_tags = true;
         self

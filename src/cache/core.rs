@@ -26,7 +26,7 @@ use super::{
     refreshes::Refreshes,
     settings::{OnFull, Options, Settings},
     shard::Shard,
-    tags::{Judged, Tags},
+    tags::{Judged, Tags, judged, tags_of},
 };
 use crate::{
     backend::{DynStore, Entry, EntryKind, TagVerdict, Tagged, Tap, Windows, answered_by},
@@ -194,6 +194,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         };
         if is_ours && matches!(window, Window::OnError | Window::Over) {
             let known = Known::encoded(entry, rules, &self.codec, in_place);
+            let known = if verdict == TagVerdict::Expired { known.expired() } else { known };
             return Decision::Old(Arc::new(known));
         }
         if let Some(value) = self.decoded(name, &mut entry) {
@@ -275,7 +276,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Returns the entry with its tags.
     pub(super) fn tagged(&self, entry: Entry, tagged: Option<Tagged>) -> Result<Entry, Error> {
-        let Some(tagged) = tagged else { return Ok(entry) };
+        let Some(mut tagged) = tagged else { return Ok(entry) };
+        tagged.tags.sort_unstable();
+        tagged.tags.dedup();
         self.tags.check(tagged.tags.iter().map(AsRef::as_ref))?;
         Ok(if self.tags.is_on { entry.with_tags(tagged) } else { entry })
     }
@@ -342,7 +345,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             false => self.store.get(name).await,
             true => self.store.get_aged(name).await,
         };
-        self.end_read((key, name), rules, asked, self.judge(answer).await)
+        // Not by `judge`, whose future would hold the answer twice.
+        let verdict = match tags_of(&answer) {
+            Some(tagged) => Box::pin(self.ask_tags(tagged)).await,
+            None => Ok(TagVerdict::Current),
+        };
+        self.end_read((key, name), rules, asked, judged(answer, verdict))
     }
 
     /// Reads some entries with one question, as [`read`](Self::read) does.
@@ -383,7 +391,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let entry = judged.0.as_ref().ok().and_then(Option::as_ref).map(Entry::without_payload);
         let decision = self.decide(name, rules, judged);
         if let (Some(entry), Decision::Served(value, Source::Hit, record)) = (entry, &decision) {
-            tier.insert(fill, key, entry, value.clone(), *record);
+            tier.insert(fill, key, entry, (value.clone(), *record), rules);
         }
         decision
     }

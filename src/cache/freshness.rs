@@ -52,6 +52,8 @@ pub(super) struct Rules {
     /// The longest stale window and the longest error window that the caller accepts.
     pub(super) stale: Duration,
     pub(super) error: Duration,
+    /// The greatest age of a copy in this process that the caller accepts or makes.
+    pub(super) copy: Duration,
 }
 
 impl Rules {
@@ -61,6 +63,7 @@ impl Rules {
         replaces: false,
         stale: Duration::MAX,
         error: Duration::MAX,
+        copy: Duration::MAX,
     };
 
     /// Returns the same rules for a caller that accepts nothing stale.

@@ -238,6 +238,15 @@ impl<V> Lead<V> {
         self.0.losses.get().is_some_and(|before| *before != losses)
     }
 
+    /// Takes the tags away from the value, which keeps its number.
+    #[cfg(feature = "http")]
+    pub(crate) fn take_tags(&self) -> Option<Tagged> {
+        let mut tagged = lock(&self.0.tagged);
+        let taken = tagged.as_deref()?.clone();
+        *tagged = Some(Box::new(Tagged { number: taken.number, tags: Vec::new() }));
+        Some(taken)
+    }
+
     /// Returns the tags of the value so far.
     pub(super) fn tagged(&self) -> Option<Tagged> {
         lock(&self.0.tagged).as_deref().cloned()

@@ -144,7 +144,7 @@ pub(super) struct LocalRow<V> {
     entry: Entry,
     weight: usize,
     epoch: u64,
-    /// The greatest number of an ended tag when its tags were last checked.
+    /// The greatest number of an ended tag that was told before its tags were last checked.
     checked: AtomicU64,
     asked: u64,
     /// When it is to be refreshed at the earliest, and when it ends.
@@ -209,6 +209,7 @@ impl<V: Send + Sync + 'static> Tier<V> {
         let now = self.order.now();
         let known = complete_until.max(row.asked);
         if now >= row.until
+            || (rules.copy < Duration::MAX && now.saturating_sub(row.asked) >= nanos(rules.copy))
             || now.saturating_sub(known) >= self.max_staleness
             || row.epoch != self.order.epoch()
             || rules.replaces
@@ -216,7 +217,7 @@ impl<V: Send + Sync + 'static> Tier<V> {
             return None;
         }
         let tagged = row.entry.tagged.as_deref();
-        if tagged.is_some_and(|tagged| self.tags.have_ended_since(tagged, &row.checked)) {
+        if tagged.is_some_and(|tagged| !self.tags.are_current(tagged, &row.checked)) {
             return None;
         }
         if now >= row.half && !matches!(rules.early, EarlyRefresh::Off) {
@@ -232,7 +233,10 @@ impl<V: Send + Sync + 'static> Tier<V> {
 
     /// Begins a question to the backend. Returns `None` if the answer is not to be kept.
     pub(super) fn begin(&self, store: &dyn DynStore, name: &Name) -> Option<Fill> {
-        self.order.begin(store, name, false)
+        // Before the question: its answer was checked against all ends until then.
+        let checked = self.tags.greatest();
+        let fill = self.order.begin(store, name, false);
+        fill.map(|fill| fill.checked_until(checked))
     }
 
     /// Keeps an entry as the answer to a question, if nothing has come in between. `entry` is
@@ -242,8 +246,8 @@ impl<V: Send + Sync + 'static> Tier<V> {
         fill: Fill,
         key: &Key,
         (entry, size): (Entry, usize),
-        value: V,
-        record: Option<Record>,
+        (value, record): (V, Option<Record>),
+        rules: &Rules,
     ) {
         let (Some(age), Some(windows)) = (entry.age, entry.windows) else { return };
         if entry.tagged.is_some() && !self.tags.is_on {
@@ -252,16 +256,16 @@ impl<V: Send + Sync + 'static> Tier<V> {
         }
         let fresh = nanos(windows.fresh.saturating_sub(age));
         let half = nanos((windows.fresh / 2).saturating_sub(age));
-        let Fill { epoch, asked, .. } = fill;
+        let Fill { epoch, asked, checked, .. } = fill;
         let row = LocalRow {
             value,
             record,
             weight: size,
             epoch,
-            checked: AtomicU64::new(0),
+            checked: AtomicU64::new(checked),
             asked,
             half: asked.saturating_add(half),
-            until: asked.saturating_add(fresh.min(self.max_age)),
+            until: asked.saturating_add(fresh.min(self.max_age).min(nanos(rules.copy))),
             entry,
         };
         let fence = row.entry.fence;
@@ -298,7 +302,7 @@ impl<V> LocalRow<V> {
 impl<V: Send + Sync + 'static> Tap for Tier<V> {
     fn changed(&self, prefix: &str, fence: u64) {
         if let Some(tag) = self.order.tag_of(prefix) {
-            return self.tags.note(&tag, fence, || self.forget_all());
+            return self.tags.note(&tag, fence);
         }
         self.order.changed(prefix, fence, |key| {
             self.rows.remove_if(key, |row| row.entry.fence < fence);

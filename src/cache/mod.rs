@@ -22,6 +22,7 @@ mod error_codec;
 mod failures;
 mod flown;
 mod freshness;
+mod in_process;
 mod invalidations;
 mod known;
 mod lead;
@@ -57,6 +58,7 @@ pub use self::{
     builder::Builder,
     codec::{Codec, Json, Raw},
     freshness::EarlyRefresh,
+    in_process::Unencoded,
     lead::{Lead, StaleValue},
     local::{EntryWatch, LocalTier, Ticket},
     outcome::{Loaded, Source},

@@ -55,6 +55,11 @@ impl Record {
         Self { fresh: self.fresh.filter(|_| is_stored), ..self }
     }
 
+    /// Returns the record of an entry that is fresh no more, before its time.
+    pub(super) fn expired(self) -> Self {
+        Self { fresh: self.fresh.map(|_| Duration::ZERO), ..self }
+    }
+
     /// Returns the fence, or `None` if the value was loaded without a lease.
     pub(super) fn fence(&self) -> Option<u64> {
         Some(self.fence?.get())
@@ -109,7 +114,7 @@ pub enum Source {
     ///
     /// The value may come from a load that was under way in this process when the caller asked. A
     /// value that was remembered is older. So either may be older than an invalidation in another
-    /// process that had returned by then.
+    /// process that had returned by then, of its key or of a tag.
     Degraded,
 }
 

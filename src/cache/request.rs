@@ -83,7 +83,11 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let windows = core.tags.limit(options.windows_of(negative, &Keeping::default())).in_range();
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let entry = Entry::value(core.tag, Duration::ZERO, payload).with_windows(windows);
-        let number = if core.tags.is_on { core.tag_number().await } else { 0 };
+        let number = match options.tag_number {
+            Some(number) => number,
+            None if core.tags.is_on => core.tag_number().await,
+            None => 0,
+        };
         let entry = core.tagged(entry, core.tags.of_value(number, &options.tags))?;
         let fence = core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
         core.lots.stored(&name, fence);
@@ -104,15 +108,17 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let Self { core, key, own } = self;
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let windows = core.tags.limit(core.options(own.as_deref()).windows());
-        if core.tags.is_on {
+        let touch = async {
             // The end of a tag may be forgotten before the windows would end.
-            match core.judge(core.store.get(&name).await).await {
-                (Ok(_), TagVerdict::Current) => {}
-                (Ok(_), _) => return Ok(false),
-                (Err(error), _) => return Err(error.into()),
+            if core.tags.is_on {
+                let (answer, verdict) = core.judge(core.store.get(&name).await).await;
+                if answer?.is_none() || verdict != TagVerdict::Current {
+                    return Ok(None);
+                }
             }
-        }
-        let touched = core.change(&key, core.store.touch(&name, windows, life)).await?;
+            core.store.touch(&name, windows, life).await
+        };
+        let touched = core.change(&key, touch).await?;
         if let Some(fence) = touched {
             core.lots.stored(&name, fence);
         }

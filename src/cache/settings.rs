@@ -46,6 +46,8 @@ pub(super) struct Options {
     pub(super) least_fence: u64,
     /// The tags that the caller gives the value.
     pub(super) tags: Vec<Arc<str>>,
+    /// The tag number from before the value was read, if it is known.
+    pub(super) tag_number: Option<u64>,
 }
 
 impl Options {
@@ -175,6 +177,7 @@ impl Default for Options {
             takes_local: true,
             least_fence: 0,
             tags: Vec::new(),
+            tag_number: None,
         }
     }
 }

@@ -7,16 +7,17 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, RwLock,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use super::{Cache, core::Core, local, settings::Settings};
 use crate::{
-    backend::{Entry, TAG_LIFE, TagEnd, TagVerdict, Tagged, Windows, answered_by},
+    backend::{Entry, TAGGED_LIFE, TagEnd, TagVerdict, Tagged, Windows, answered_by},
     error::{BackendError, Error, ErrorKind},
     key::Name,
+    sync::{read, write},
 };
 
 /// How many tags an entry has at most, and how long each is in bytes. RFC 9875, section 2.1, asks
@@ -32,16 +33,40 @@ pub(super) struct Tags {
     pub(super) is_on: bool,
     /// The name under which the namespace keeps its tags.
     pub(super) name: Name,
-    /// The number of each tag that this process knows to have ended.
-    told: RwLock<HashMap<Box<str>, u64>>,
-    /// The greatest of these numbers.
+    told: RwLock<ToldEnds>,
+    /// The greatest number that this process was told.
     greatest: AtomicU64,
     /// How often all that this process keeps may have ended.
     losses: AtomicU64,
 }
 
-/// An answer of the backend, and what the tags of its entry say.
-pub(super) type Judged = (Result<Option<Entry>, BackendError>, TagVerdict);
+/// The ends that this process was told.
+#[derive(Default)]
+struct ToldEnds {
+    /// The number of each tag.
+    numbers: HashMap<Box<str>, u64>,
+    /// The greatest number that is not among them any more.
+    forgotten: u64,
+}
+
+/// An answer of the backend.
+type Answered = Result<Option<Entry>, BackendError>;
+
+/// The same, and what the tags of its entry say.
+pub(super) type Judged = (Answered, TagVerdict);
+
+/// Returns an answer with what its tags say. An error takes the place of the answer.
+pub(super) fn judged(answer: Answered, verdict: Result<TagVerdict, BackendError>) -> Judged {
+    match verdict {
+        Ok(verdict) => (answer, verdict),
+        Err(error) => (Err(error), TagVerdict::Current),
+    }
+}
+
+/// Returns the tags of the entry, if it has any.
+pub(super) fn tags_of(answer: &Answered) -> Option<&Tagged> {
+    answer.as_ref().ok()?.as_ref()?.tagged.as_deref()
+}
 
 impl Tags {
     pub(super) fn new(settings: &Settings) -> Self {
@@ -66,35 +91,42 @@ impl Tags {
 
     /// Returns whether one of these tags is known to have ended.
     pub(super) fn have_ended(&self, tagged: &Tagged) -> bool {
-        self.greatest() > tagged.number && {
-            let told = self.told.read().unwrap_or_else(PoisonError::into_inner);
-            tagged.all().any(|tag| told.get(&*tag).is_some_and(|last| *last > tagged.number))
+        self.have_ended_since(tagged, tagged.number)
+    }
+
+    /// Returns whether one of these tags is known to have ended with a greater number than this,
+    /// and than that of the entry.
+    fn have_ended_since(&self, tagged: &Tagged, number: u64) -> bool {
+        let number = number.max(tagged.number);
+        self.greatest() > number && {
+            let told = read(&self.told);
+            let has_ended = |tag: &str| told.numbers.get(tag).is_some_and(|last| *last > number);
+            told.forgotten > number || tagged.all().any(|tag| has_ended(&tag))
         }
     }
 
-    /// As [`have_ended`](Self::have_ended), for tags that are checked often. `checked` is the
-    /// greatest number at the last check, or 0.
-    pub(super) fn have_ended_since(&self, tagged: &Tagged, checked: &AtomicU64) -> bool {
-        let greatest = self.greatest();
-        if greatest <= checked.load(Ordering::Relaxed) {
-            return false;
+    /// Returns whether a copy with these tags is still good. `checked` is the greatest number that
+    /// this process was told before the copy was last checked.
+    pub(super) fn are_current(&self, tagged: &Tagged, checked: &AtomicU64) -> bool {
+        let (greatest, last) = (self.greatest(), checked.load(Ordering::Relaxed));
+        if greatest <= last {
+            return true;
         }
-        let have_ended = self.have_ended(tagged);
-        if !have_ended {
+        let are_current = !self.have_ended_since(tagged, last);
+        if are_current {
             checked.store(greatest, Ordering::Relaxed);
         }
-        have_ended
+        are_current
     }
 
-    /// Notes the end of a tag. If there are too many, `forget_all` first lets go of all that may
-    /// depend on them.
-    pub(super) fn note(&self, tag: &str, number: u64, forget_all: impl FnOnce()) {
-        let mut told = self.told.write().unwrap_or_else(PoisonError::into_inner);
-        if told.len() >= MOST_ENDS {
-            forget_all();
-            told.clear();
+    /// Notes the end of a tag. If there are too many, each older value counts as ended.
+    pub(super) fn note(&self, tag: &str, number: u64) {
+        let mut told = write(&self.told);
+        if told.numbers.len() >= MOST_ENDS {
+            told.forgotten = self.greatest();
+            told.numbers.clear();
         }
-        let last = told.entry(tag.into()).or_default();
+        let last = told.numbers.entry(tag.into()).or_default();
         *last = number.max(*last);
         self.greatest.fetch_max(number, Ordering::AcqRel);
     }
@@ -110,8 +142,8 @@ impl Tags {
         if !self.is_on {
             return windows;
         }
-        let fresh = windows.fresh.min(TAG_LIFE);
-        let left = TAG_LIFE - fresh;
+        let fresh = windows.fresh.min(TAGGED_LIFE);
+        let left = TAGGED_LIFE - fresh;
         Windows { fresh, stale: windows.stale.min(left), error: windows.error.min(left) }
     }
 
@@ -157,42 +189,31 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     }
 
     /// Asks what the tags of the entry say, if it has any. An error takes the place of the answer.
-    pub(super) async fn judge(&self, answer: Result<Option<Entry>, BackendError>) -> Judged {
-        let Ok(Some(Entry { tagged: Some(tagged), .. })) = &answer else {
-            return (answer, TagVerdict::Current);
+    pub(super) async fn judge(&self, answer: Answered) -> Judged {
+        let verdict = match tags_of(&answer) {
+            // In a box, which an entry without tags does not need.
+            Some(tagged) => Box::pin(self.ask_tags(tagged)).await,
+            None => Ok(TagVerdict::Current),
         };
-        // In a box, which an entry without tags does not need.
-        match Box::pin(self.ask_tags(tagged)).await {
-            Ok(verdict) => (answer, verdict),
-            Err(error) => (Err(error), TagVerdict::Current),
-        }
+        judged(answer, verdict)
     }
 
     /// Judges some answers with one question.
-    pub(super) async fn judge_many(
-        &self,
-        answers: Vec<Result<Option<Entry>, BackendError>>,
-    ) -> Vec<Judged> {
-        let tagged_of = |answer: &Result<Option<Entry>, BackendError>| {
-            answer.as_ref().ok()?.as_ref()?.tagged.clone()
-        };
-        let which: Vec<_> = answers
-            .iter()
-            .filter_map(tagged_of)
-            .flat_map(|tagged| tagged.all().collect::<Vec<_>>())
-            .collect();
+    pub(super) async fn judge_many(&self, answers: Vec<Answered>) -> Vec<Judged> {
+        let which: Vec<_> = answers.iter().filter_map(tags_of).flat_map(|it| it.all()).collect();
         let ends = match which.is_empty() {
             true => Ok(Vec::new()),
             false => self.store.tag_ends(&self.tags.name, &which).await,
         };
         let mut at = 0;
-        let judge = |answer| match (tagged_of(&answer), &ends) {
+        let judge = |answer: Answered| match (tags_of(&answer), &ends) {
             (None, _) => (answer, TagVerdict::Current),
             (Some(_), Err(error)) => (Err(error.clone()), TagVerdict::Current),
             (Some(tagged), Ok(ends)) => {
                 let first = at;
                 at += tagged.tags.len() + 1;
-                (answer, tagged.verdict(ends.get(first..at).unwrap_or_default()))
+                let verdict = tagged.verdict(ends.get(first..at).unwrap_or_default());
+                (answer, verdict)
             }
         };
         answers.into_iter().map(judge).collect()
@@ -242,7 +263,7 @@ impl<V: Clone + Send + Sync + 'static> Drop for EndingTag<'_, V> {
         let core = self.core;
         match self.number {
             Some(number) => {
-                core.tags.note(self.tag, number, || core.forget_all());
+                core.tags.note(self.tag, number);
                 local::tell_all_of_loss(&core.watches);
             }
             None => core.forget_all(),
@@ -258,7 +279,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// process with a [local tier](super::Builder::local) may serve its copies for as long as its
     /// bound allows, as after [`invalidate`](Self::invalidate).
     ///
-    /// Nothing is deleted: the values end by their time to live, or are replaced.
+    /// Nothing is deleted: the values end by their time to live, or are replaced. A value that was
+    /// read before this call, and is [inserted](Self::insert) after it, counts as new. While the
+    /// backend is away, [`Degraded`](super::Source::Degraded) says what another process may serve.
     ///
     /// # Errors
     ///
@@ -297,8 +320,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     }
 
     /// Makes all values that carry a tag stale, with one command. They are kept for the case that
-    /// their load [fails](super::Builder::stale_if_error), and otherwise served no more. Everything
-    /// else is as for [`invalidate_tag`](Self::invalidate_tag).
+    /// their load [fails](super::Builder::stale_if_error) or is [too
+    /// slow](super::Builder::serve_stale_after), and otherwise served no more. Everything else is
+    /// as for [`invalidate_tag`](Self::invalidate_tag).
     ///
     /// # Errors
     ///

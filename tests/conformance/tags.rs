@@ -83,7 +83,7 @@ pub async fn the_end_of_a_tag_outlives_each_entry<H: FullHarness>(h: &H) {
     assert_eq!(ends[0].ended, number);
     let later = backend.end_tag(&tags, "b", TagEnd::Invalidated).await.unwrap();
     assert!(later > number);
-    h.pass(2 * DAY).await;
+    h.pass(3 * DAY).await;
     let ends = backend.tag_ends(&tags, &texts(&["a", "b"])).await.unwrap();
     assert_eq!((ends[0].ended, ends[1].ended), (0, later));
     h.pass(31 * DAY).await;

@@ -12,6 +12,7 @@ mod failures;
 mod freshness;
 mod guards;
 mod http;
+mod in_process;
 mod jobs;
 mod ladder;
 mod latch;

@@ -2,8 +2,9 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
+        mpsc,
     },
     time::Duration,
 };
@@ -14,6 +15,7 @@ use bellwether::{
     cache::{Builder, EarlyRefresh, Lead, Loaded, LocalTier, Source},
 };
 use testkit::{
+    LIMIT, comes_true,
     faulty::{Fault, Faulty},
     interceptor::Op,
 };
@@ -443,6 +445,85 @@ async fn a_load_that_runs_while_an_end_fails_is_for_those_who_asked_before() {
         sleep(Duration::from_secs(10)).await;
         cache.get(&key).await.unwrap();
     }
+}
+
+/// A value is committed after the end of its tag, and lasts longer than an end that is remembered.
+#[tokio::test(start_paused = true)]
+async fn a_value_whose_tag_ended_during_its_load_never_comes_back() {
+    let day = 24 * HOUR;
+    let cache = builder(MemoryBackend::new()).ttl(30 * day).build().unwrap();
+    let old = Running::begin(&cache, "k", "a", 1).await;
+    cache.invalidate_tag("a").await.unwrap();
+    sleep(10_000 * MS).await;
+    assert_eq!(old.end().await, 1);
+    for _ in 0..4 {
+        assert_eq!(cache.get("k").await.unwrap(), None);
+        sleep(10 * day - 3_000 * MS).await;
+    }
+}
+
+/// A process is told of more ends than it remembers, and what it remembers of values is older.
+#[tokio::test(start_paused = true)]
+async fn many_ends_elsewhere_bring_nothing_back_in_an_outage() {
+    let backend = MemoryBackend::new();
+    let faulty = Faulty::over(backend.clone(), |_| None);
+    let there = cache(backend);
+    let here = builder(faulty.clone())
+        .local(LocalTier::default())
+        .stale_if_error(HOUR)
+        .stale_while_revalidate(HOUR)
+        .outage_memory(1 << 20)
+        .build()
+        .unwrap();
+    load(&here, "k", "a", 1).await;
+    here.get("k").await.unwrap();
+    here.invalidate_tag("a").await.unwrap();
+    for tag in 0..10_001 {
+        there.invalidate_tag(tag.to_string()).await.unwrap();
+    }
+    faulty.plan(|_| Some(Fault::Refuse));
+    let load = |_lead: Lead<u64>| async { Ok::<_, BoxError>(2) };
+    assert_eq!(here.get_or_load("k", load).await.unwrap(), 2, "this process has ended it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_value_is_not_fresh_and_a_doubled_tag_is_one() {
+    let cache = builder(MemoryBackend::new()).stale_if_error(HOUR).build().unwrap();
+    let request = (0..200).fold(cache.request("k"), |request, _| request.tag("a"));
+    request.insert(&1).await.unwrap();
+    assert!(cache.remaining("k").await.unwrap().unwrap() > HOUR - MS);
+    cache.expire_tag("a").await.unwrap();
+    assert_eq!(cache.remaining("k").await.unwrap(), Some(Duration::ZERO));
+    assert_eq!(cache.peek("k").await.unwrap().unwrap().source(), Source::Stale);
+}
+
+/// No change is told while a value is inserted, or it would stay for good.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_is_told_of_no_end_while_it_inserts() {
+    let backend = MemoryBackend::new();
+    let [here, other] = [(); 2].map(|()| cache(backend.clone()));
+    let own = Arc::new(Mutex::new(None));
+    let (told, tells) = mpsc::channel();
+    let kept = own.clone();
+    let watch = here.watch(move |_| {
+        *kept.lock().unwrap() = None;
+        let _ = told.send(());
+    });
+    let ticket = watch.ticket("k").unwrap();
+    let loaded = here.request("k").tag("a").load(|_lead| async { Ok::<_, BoxError>(1) });
+    let loaded = loaded.await.unwrap();
+    let runtime = tokio::runtime::Handle::current();
+    let mut end = None;
+    while tells.try_recv().is_ok() {}
+    watch.insert_if_current(&ticket, &loaded, || {
+        end = Some(std::thread::spawn(move || runtime.block_on(other.invalidate_tag("a"))));
+        let is_told = tells.recv_timeout(Duration::from_millis(300)).is_ok();
+        assert!(!is_told, "told while it inserts");
+        *own.lock().unwrap() = Some(*loaded.value());
+    });
+    end.unwrap().join().unwrap().unwrap();
+    let is_gone = async || own.lock().unwrap().is_none();
+    assert!(comes_true(LIMIT, is_gone).await, "an ended value stays in the cache of the user");
 }
 
 /// HybridCache#7771: the stamps of clocks made most values stale while a tag was in flight. Here a

@@ -368,10 +368,11 @@ async fn scripts_need_one_of_two_permissions() {
 async fn the_rule_for_tags_is_enough_and_each_word_of_it_is_used() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    for lacks in [None].into_iter().chain(rule("tags").into_iter().map(Some)) {
+    let lacking = [None].into_iter().chain(rule("tags").into_iter().map(Some));
+    for (at, lacks) in lacking.enumerate() {
         let words: Vec<_> = rule("caches").into_iter().chain(rule("tags")).collect();
         let words: Vec<_> = words.into_iter().filter(|word| Some(*word) != lacks).collect();
-        let user = lacks.map_or("app".to_owned(), |word| word.replace(['~', '&', '*', '+'], "_"));
+        let user = format!("user-{at}");
         set_user(&mut raw, &user, &words).await;
         let [here, there] = backends(&server.url_of(&format!("{user}:secret"), 0)).map(|backend| {
             let builder = Cache::<u64>::builder(backend).namespace("shop").tags();

@@ -56,6 +56,15 @@ pub(in crate::cache) struct Fill {
     acts: u64,
     pub(super) epoch: u64,
     pub(super) asked: u64,
+    /// The greatest number of an ended tag that was told before the question.
+    pub(super) checked: u64,
+}
+
+impl Fill {
+    /// Returns the same question, whose answer is checked against the ends of tags until then.
+    pub(super) fn checked_until(self, checked: u64) -> Self {
+        Self { checked, ..self }
+    }
 }
 
 impl Order {
@@ -83,7 +92,7 @@ impl Order {
             let mut stripe = self.stripe(at);
             let begins = std::mem::replace(&mut stripe.is_missed, true) || at_once;
             let (changes, acts, asked) = (stripe.changes, stripe.acts, self.now());
-            let fill = Fill { stripe: at, changes, acts, epoch, asked };
+            let fill = Fill { stripe: at, changes, acts, epoch, asked, checked: 0 };
             (fill, stripe.heard_in == Some(epoch), begins)
         };
         let are_tags_heard = self.hears_tags(store, epoch, begins);
@@ -145,6 +154,11 @@ impl Order {
 
     pub(super) fn lost(&self) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Waits until no answer from before the present epoch is being kept.
+    pub(super) fn settle(&self) {
+        self.stripes.iter().for_each(|stripe| drop(lock(stripe)));
     }
 
     pub(super) fn epoch(&self) -> u64 {

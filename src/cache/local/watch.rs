@@ -50,6 +50,8 @@ impl Tap for WatchedOrder {
 
     fn lost(&self) {
         self.order.lost();
+        // Otherwise an insert under way would put an old value back, after the listener was told.
+        self.order.settle();
         self.tell(None);
     }
 

@@ -3,6 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::Request;
+#[cfg(feature = "http")]
+use crate::backend::Tagged;
 use crate::cache::{AfterFailure, EarlyRefresh, settings::Options};
 
 impl<V: Clone + Send + Sync + 'static> Request<V> {
@@ -89,9 +91,28 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
+    /// Gives the value tags, with the tag number from before it was read.
+    #[cfg(feature = "http")]
+    pub(crate) fn tagged(mut self, tagged: Option<Tagged>) -> Self {
+        if let Some(Tagged { number, tags }) = tagged {
+            let options = self.options_mut();
+            (options.tag_number, options.tags) = (Some(number), tags);
+        }
+        self
+    }
+
     /// Asks the backend, even if the [local tier](crate::cache::Builder::local) has a copy.
     pub fn skip_local(mut self) -> Self {
         self.options_mut().takes_local = false;
+        self
+    }
+
+    /// Accepts no copy of the [local tier](crate::cache::Builder::local) that is older than this,
+    /// and keeps the copy that this call makes for no longer. So the value has two lives: this one
+    /// in the process, and its [`ttl`](Self::ttl) in the fleet. It only shortens
+    /// [`max_age`](crate::cache::LocalTier::max_age).
+    pub fn max_local_age(mut self, age: Duration) -> Self {
+        self.options_mut().rules.copy = age;
         self
     }
 

@@ -53,8 +53,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         // Callers that join from here on get a look of their own.
         let committed = if self.is_anew() { granted } else { self.leader.begin_epoch() };
         let asked = self.core.memory.ask();
-        let (Written { entry, ttl, answer }, are_current) =
-            tokio::join!(self.write(&guard, &made, cost, lead), self.are_current(lead));
+        let (Written { entry, ttl, answer }, verdict) =
+            tokio::join!(self.write(&guard, &made, cost, lead), self.ask_tags(lead));
+        let are_current = verdict == Some(TagVerdict::Current);
         let committed = if are_current { committed } else { granted };
         let is_stored = matches!(answer, Ok(Committed::Stored));
         self.core.committed_local(&self.name, guard.fence());
@@ -82,7 +83,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 (Outcome::Value(led(made.value)), granted)
             }
             Err(error) => {
-                self.uncommitted(&error, &made, cost, lead);
+                self.uncommitted(&error, &made, cost, lead, verdict);
                 (Outcome::Value(led(made.value)), granted)
             }
         }
@@ -90,9 +91,20 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Notes that a commit has no answer. It may have been refused, for an act that late joiners
     /// know of.
-    fn uncommitted(&self, error: &BackendError, made: &Made<V>, cost: Duration, lead: &Lead<V>) {
+    fn uncommitted(
+        &self,
+        error: &BackendError,
+        made: &Made<V>,
+        cost: Duration,
+        lead: &Lead<V>,
+        verdict: Option<TagVerdict>,
+    ) {
         self.core.counters.unstored.add();
         self.shard.breaker.failed(error, &self.core.counters);
+        // Without an answer about the tags, they are as unknown as the commit.
+        if verdict.is_some_and(|verdict| verdict != TagVerdict::Current) {
+            return;
+        }
         self.remember(made, cost, lead, self.shard.breaker.outage());
         if !self.has_ended_here(lead) {
             let _ = self.for_late.set(Outcome::Value(Loaded::degraded(made.value.clone())));
@@ -113,11 +125,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             || lead.tagged().is_some_and(|tagged| tags.have_ended(&tagged))
     }
 
-    /// Returns whether no tag of the value has ended since its load began.
-    pub(super) async fn are_current(&self, lead: &Lead<V>) -> bool {
-        let Some(tagged) = lead.tagged().filter(|_| self.core.tags.is_on) else { return true };
-        let verdict = self.core.counted(self.core.ask_tags(&tagged).await);
-        verdict.is_ok_and(|verdict| verdict == TagVerdict::Current)
+    /// Asks what the ends of its tags say of the value. Returns `None` if there is no answer.
+    pub(super) async fn ask_tags(&self, lead: &Lead<V>) -> Option<TagVerdict> {
+        match lead.tagged().filter(|_| self.core.tags.is_on) {
+            None => Some(TagVerdict::Current),
+            Some(tagged) => self.core.counted(self.core.ask_tags(&tagged).await).ok(),
+        }
     }
 
     /// Notes the answer to a commit for an outage. The bytes of an unchanged value are not at hand.

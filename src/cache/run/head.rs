@@ -7,6 +7,7 @@ use tracing::debug;
 
 use super::Run;
 use crate::{
+    backend::TagVerdict,
     cache::{
         Lead,
         outcome::{Head, Outcome},
@@ -42,6 +43,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             return pending().await;
         }
         let Some(guard) = guard else { return pending().await };
+        let current = Some(TagVerdict::Current);
         loop {
             self.leader.late_joiner().await;
             let epoch = self.leader.begin_epoch();
@@ -51,7 +53,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 Err(error) if error.kind() == ErrorKind::Lost => break,
                 // The end of a tag takes no lease away.
                 _ if self.has_ended_here(lead) => break,
-                Ok(()) if !is_silent && !self.are_current(lead).await => break,
+                Ok(()) if !is_silent && Box::pin(self.ask_tags(lead)).await != current => break,
                 // Without an answer, they are served as all callers are without a lease.
                 Ok(()) | Err(_) => self.leader.admit(epoch),
             }

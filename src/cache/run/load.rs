@@ -125,7 +125,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 }
                 produced
             }
-            never = self.serve_head(lead, guard, epoch) => match never {},
+            // In a box, so that the future of a load stays small.
+            never = Box::pin(self.serve_head(lead, guard, epoch)) => match never {},
         };
         let produced = match produced {
             // Other processes hear of the failure, and have the same stale value and setting.

@@ -54,6 +54,11 @@ impl HttpSettings {
         groups.iter().map(|group| origin.tag(group)).collect()
     }
 
+    /// Returns whether a request names groups by a header, well or badly.
+    pub(super) fn names_groups(headers: &HeaderMap) -> bool {
+        headers.contains_key(GROUPS) || headers.contains_key(SURROGATES)
+    }
+
     /// Returns the tags of the groups that the answer to an unsafe request ends.
     pub(super) fn ended_groups(&self, parts: &Parts, answer: &HeaderMap) -> Vec<String> {
         let origin = self.group_origin((parts.version, &parts.uri, &parts.headers));

@@ -198,7 +198,11 @@ impl HttpSettings {
             let origin = self.group_origin((parts.version, &parts.uri, &parts.headers));
             let groups: Vec<_> =
                 origin.iter().flat_map(|it| self.groups(it, &parts.headers)).collect();
-            let keys = if groups.is_empty() { self.outdated(parts, []) } else { Vec::new() };
+            // One whose groups cannot be ended is not taken for one of the URI.
+            let keys = match Self::names_groups(&parts.headers) {
+                true => Vec::new(),
+                false => self.outdated(parts, []),
+            };
             Outdated { keys, groups }
         };
         is_permitted.then(purged).filter(|purged| !purged.is_empty())
@@ -208,7 +212,8 @@ impl HttpSettings {
 impl BellwetherLayer<Http> {
     /// Answers `PURGE` requests that pass a check. The response to a `GET` of the same URI ends,
     /// with all its variants. A `PURGE` with `Cache-Groups` ends the responses of these groups of
-    /// its origin instead, if the cache has [tags](crate::cache::Builder::tags).
+    /// its origin instead, if the cache has [tags](crate::cache::Builder::tags). One whose groups
+    /// cannot be ended reaches the inner service.
     ///
     /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend. Without
     /// `purge_if`, or if the check fails, a `PURGE` goes to the inner service.

@@ -48,6 +48,24 @@ async fn a_copy_is_served_without_a_question() {
     assert_eq!((stats.led, stats.hits, stats.local), (1, 2, 2));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_value_has_a_life_in_the_process_and_one_in_the_fleet() {
+    let cache = cache(MemoryBackend::new());
+    let load = async |age: Duration, value: u64| {
+        let request = cache.request("k").max_local_age(age).ttl(Duration::from_secs(60));
+        let load = request.load(move |_lead| async move { Ok::<_, BoxError>(value) });
+        load.await.unwrap().source()
+    };
+    assert_eq!(load(200 * MS, 1).await, Source::Led);
+    assert_eq!(load(200 * MS, 2).await, Source::Hit);
+    advance(100 * MS).await;
+    assert_eq!(load(200 * MS, 2).await, Source::Local);
+    assert_eq!(load(50 * MS, 2).await, Source::Hit, "its copy is too old for this caller");
+    advance(50 * MS).await;
+    assert_eq!(cache.get_local("k"), None, "the last copy was made for 50 ms");
+    assert_eq!(cache.get("k").await.unwrap(), Some(1));
+}
+
 #[tokio::test]
 async fn an_act_ends_the_copies_here_and_there() {
     let backend = MemoryBackend::new();

@@ -30,7 +30,7 @@ use crate::{
             scripts::{Call, write_key},
         },
     },
-    error::BackendError,
+    error::{BackendError, BackendErrorKind},
     key::Name,
 };
 
@@ -54,13 +54,22 @@ pub(in super::super) struct LargeNames {
     is_used: AtomicBool,
     /// How many of the next reads ask for a part.
     part_reads: AtomicU32,
+    /// The server forbids `MGET`.
+    is_forbidden: AtomicBool,
 }
+
+/// The reply about one of some entries.
+type EntryReply = Result<Value, BackendError>;
+
+/// The replies about some entries, each with whether it is of a part, and the time of the server.
+type AllReplies = Option<(Vec<(EntryReply, bool)>, Option<u64>)>;
 
 impl Default for LargeNames {
     fn default() -> Self {
         let places = (0..1024).map(|_| AtomicU64::new(0)).collect();
         let (is_used, part_reads) = (AtomicBool::new(false), AtomicU32::new(PART_READS));
-        Self { hasher: DefaultHashBuilder::default(), places, is_used, part_reads }
+        let is_forbidden = AtomicBool::new(false);
+        Self { hasher: DefaultHashBuilder::default(), places, is_used, part_reads, is_forbidden }
     }
 }
 
@@ -75,6 +84,11 @@ impl LargeNames {
             let (place, hash) = self.place(name);
             place.load(Ordering::Relaxed) == hash
         }
+    }
+
+    /// Returns whether the next reads may be one command for whole entries.
+    fn takes_whole(&self) -> bool {
+        self.part_reads.load(Ordering::Relaxed) == 0 && !self.is_forbidden.load(Ordering::Relaxed)
     }
 
     /// Returns whether the next read is to ask for a part, and counts it.
@@ -128,19 +142,17 @@ impl RedisBackend {
             return Ok(join_all(names.iter().map(|name| self.read(name, aged))).await);
         }
         let timed = aged || self.0.timed.load(Ordering::Relaxed);
-        let mut reads = Pipeline::with_capacity(names.len() + 1);
-        let mut parts = Vec::with_capacity(names.len());
-        for name in names {
-            let (get, asks_for_part) = self.read_command(name);
-            reads.add_command(get);
-            parts.push(asks_for_part);
-        }
-        let (values, time) = self.0.servers.read_together(reads, timed).await?;
-        let each = names.iter().zip(parts).zip(values);
+        let all =
+            if self.0.large.takes_whole() { self.read_all(names, timed).await? } else { None };
+        let (answers, time) = match all {
+            Some(all) => all,
+            None => self.read_each(names, timed).await?,
+        };
+        let each = names.iter().zip(answers);
         let mut answers = Vec::with_capacity(names.len());
         // Few entries need another question, such as the large ones, and these are asked together.
         let mut unread = Vec::new();
-        for ((name, asks_for_part), value) in each {
+        for (name, (value, asks_for_part)) in each {
             let read = async move {
                 self.entry_of(name, Timed { value: value?, time }, asks_for_part, aged).await
             };
@@ -158,6 +170,41 @@ impl RedisBackend {
             answers[at] = answer;
         }
         Ok(answers)
+    }
+
+    /// Reads whole entries with one command. Returns `None` if the server forbids it.
+    async fn read_all(&self, names: &[Name], timed: bool) -> Result<AllReplies, BackendError> {
+        let mut get = Cmd::with_capacity(names.len() + 1, names.len() * 64);
+        get.arg("MGET");
+        names.iter().for_each(|name| write_key(&mut get, name, &name.entry_suffix()));
+        match self.0.servers.read(&get, names[0].prefix(), timed).await {
+            Ok(Timed { value: Value::Array(values), time }) if values.len() == names.len() => {
+                Ok(Some((values.into_iter().map(|value| (Ok(value), false)).collect(), time)))
+            }
+            Ok(Timed { value, .. }) => self.checked(Err(replies::unreadable(&value))),
+            Err(error) if error.kind() == BackendErrorKind::Refused => {
+                self.0.large.is_forbidden.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads entries with a command for each, in one write.
+    async fn read_each(
+        &self,
+        names: &[Name],
+        timed: bool,
+    ) -> Result<(Vec<(EntryReply, bool)>, Option<u64>), BackendError> {
+        let mut reads = Pipeline::with_capacity(names.len() + 1);
+        let mut parts = Vec::with_capacity(names.len());
+        for name in names {
+            let (get, asks_for_part) = self.read_command(name);
+            reads.add_command(get);
+            parts.push(asks_for_part);
+        }
+        let (values, time) = self.0.servers.read_together(reads, timed).await?;
+        Ok((values.into_iter().zip(parts).collect(), time))
     }
 
     /// Returns the command that reads an entry, and whether it asks for a part only.

@@ -48,8 +48,10 @@ impl RedisBackend {
         for tag in which {
             write_key(&mut read, tags, &keys::tag(tag));
         }
+        // What cannot be read may be an end.
+        let unread = TagEnds { ended: u64::MAX, expired: 0 };
         let ends = |value: &Value| match value {
-            Value::BulkString(text) => TagEnds::decode(text).unwrap_or_default(),
+            Value::BulkString(text) => TagEnds::decode(text).unwrap_or(unread),
             _ => TagEnds::default(),
         };
         match self.0.servers.run(&read, tags.prefix()).await? {

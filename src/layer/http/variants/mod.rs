@@ -184,9 +184,12 @@ impl Http {
         let Some(marker) = selector.marker() else { return Produced::Uncacheable };
         let variant = selector.key(&place.key, request);
         self.0.variants.admit(selector, &variant);
+        // The marker is of all variants, and each may be of other groups.
+        let tagged = lead.take_tags();
         // Without a lease, the marker is not stored.
         if lead.fence().is_some() && !freshness.lifetime.is_zero() {
-            log(freshness.kept(cache.request(variant)).insert(response).await);
+            let request = cache.request(variant).tagged(tagged);
+            log(freshness.kept(request).insert(response).await);
         }
         keep_marker(lead, MARKER_LIFE.max(freshness.total()));
         Produced::Value(marker.into())
