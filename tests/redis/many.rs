@@ -53,6 +53,47 @@ async fn cold_keys_are_four_commands_each_and_hits_are_one() {
     assert_eq!(load(&there, 0..100).await, (vec![Source::Hit; 100], 0));
 }
 
+/// After many small entries they are read by one command, until one is large or the server forbids
+/// it.
+#[tokio::test]
+async fn many_small_hits_become_one_command() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let cache: Cache<String> =
+        Cache::builder(testkit::open(server.url())).namespace("many").build().unwrap();
+    let keys = || (0..128).map(|key| key.to_string());
+    cache.insert_many(keys().filter(|key| key != "7").map(|key| (key.clone(), key))).await;
+    let check = async || {
+        let found = cache.get_many(keys()).await.into_iter().map(Result::unwrap);
+        let expected = keys().map(|key| (key != "7").then_some(key));
+        assert!(found.eq(expected));
+    };
+    for _ in 0..10_240 / 128 {
+        check().await;
+    }
+    let mut monitor = server.monitor().await;
+    let mut commands = async || {
+        check().await;
+        let calls = monitor.calls_from_clients().await.into_iter().map(|call| call.command);
+        let mut all: Vec<_> = calls.filter(|it| it == "MGET" || it.starts_with("GET")).collect();
+        all.dedup();
+        all
+    };
+    assert_eq!(commands().await, ["MGET"]);
+    // Another kind of data in the place of an entry is missing, and no other one.
+    raw.run::<()>(&["LPUSH", "many:c:{7}:e", "foreign"]).await;
+    assert_eq!(commands().await, ["MGET"]);
+    raw.run::<()>(&["DEL", "many:c:{7}:e"]).await;
+    raw.run::<()>(&["ACL", "SETUSER", "default", "-mget"]).await;
+    // A command that is forbidden is not shown.
+    assert_eq!(commands().await, ["GET"]);
+    let large = "x".repeat(200_000);
+    cache.insert("8", &large).await.unwrap();
+    let found = cache.get_many(["8", "9"]).await;
+    assert_eq!(found[0].as_ref().unwrap().as_deref(), Some(&*large));
+    assert_eq!(found[1].as_ref().unwrap().as_deref(), Some("9"));
+}
+
 #[tokio::test]
 async fn keys_on_all_nodes_of_a_cluster_are_one_call() {
     let cluster = Cluster::start(3, 0).await;
