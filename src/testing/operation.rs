@@ -95,7 +95,8 @@ operations! {
     Clear { name: Name, mode: Mode } -> bool = backend.clear(name, *mode);
     /// Registers a waiter for pushes: [`Leases::listen`] and [`Leases::changes`].
     Changes { name: Name } -> Changes = backend.changes(name);
-    /// Reads an entry: [`Store::get`]. A hit of a cache is one of these.
+    /// Reads an entry: [`Store::get`]. A hit of a cache is this, or the next one if the cache needs
+    /// the age.
     Get { name: Name } -> Option<Entry> = backend.get(name);
     /// Reads an entry with its age: [`Store::get_aged`].
     GetAged { name: Name } -> Option<Entry> = backend.get_aged(name);
