@@ -43,8 +43,8 @@
 //!
 //! # Features
 //!
-//! All features but `tls` and `metrics` are on by default. The engine and the memory backend need
-//! none of them. Enabling a feature never changes the behaviour of another one.
+//! All features but `tls`, `metrics` and `test-util` are on by default. The engine and the memory
+//! backend need none of them. Enabling a feature never changes the behaviour of another one.
 //!
 //! | feature | adds |
 //! |---|---|
@@ -55,6 +55,7 @@
 //! | `axum` | keys of the HTTP layer that are safe under axum's `Router::nest` |
 //! | `metrics` | `publish_metrics`, for the recorder of the crate `metrics` |
 //! | `postcard` | the Postcard codec |
+//! | `test-util` | `testing`: a backend that fails when your test says so |
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
@@ -80,6 +81,9 @@ mod shards;
 mod signal;
 mod spans;
 mod sync;
+#[cfg(feature = "test-util")]
+#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
+pub mod testing;
 mod time;
 
 #[cfg(feature = "redis")]

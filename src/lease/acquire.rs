@@ -39,7 +39,7 @@ pub(crate) trait Attempt {
     fn ask(
         &mut self,
         waiting: &mut Waiting<'_>,
-    ) -> impl Future<Output = Answer<Self::Outcome>> + Send;
+    ) -> impl Future<Output = AskOutcome<Self::Outcome>> + Send;
 
     /// Returns the outcome if a push settles it. Otherwise the loop asks again.
     fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<Self::Outcome>;
@@ -52,7 +52,7 @@ pub(crate) trait Attempt {
 }
 
 /// The result of one request.
-pub(crate) enum Answer<O> {
+pub(crate) enum AskOutcome<O> {
     /// The acquisition has ended.
     Settled(O),
     /// The next request is due at once.
@@ -71,10 +71,10 @@ pub(crate) enum Answer<O> {
 pub(crate) async fn drive<A: Attempt>(attempt: &mut A, waiting: &mut Waiting<'_>) -> A::Outcome {
     loop {
         let remaining = match attempt.ask(waiting).await {
-            Answer::Settled(outcome) => return outcome,
-            Answer::Again => continue,
-            Answer::Occupied(remaining) => Some(remaining),
-            Answer::Failed => None,
+            AskOutcome::Settled(outcome) => return outcome,
+            AskOutcome::Again => continue,
+            AskOutcome::Occupied(remaining) => Some(remaining),
+            AskOutcome::Failed => None,
         };
         // In a box, so that an acquisition that need not wait stays small.
         let woken = tokio::select! {
@@ -214,9 +214,9 @@ type LeaseOutcome = Result<LeaseGuard, Error>;
 impl Attempt for OneAttempt<'_> {
     type Outcome = LeaseOutcome;
 
-    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Answer<LeaseOutcome> {
+    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<LeaseOutcome> {
         if self.engine.janitor.is_stopped() {
-            return Answer::Settled(Err(Error::shut_down()));
+            return AskOutcome::Settled(Err(Error::shut_down()));
         }
         if self.slot.is_none()
             && let Some(asked) = self.queue_up(waiting).await
@@ -229,21 +229,21 @@ impl Attempt for OneAttempt<'_> {
             Ok((Acquired::Granted(grant), sent)) => {
                 let waited = self.acquisition.is_waiting();
                 let changes = if waited { waiting.listening().take_changes() } else { None };
-                Answer::Settled(Ok(self.hold(grant.fence(), sent, None, changes)))
+                AskOutcome::Settled(Ok(self.hold(grant.fence(), sent, None, changes)))
             }
             Ok((Acquired::Occupied(occupied), _)) => {
                 self.failure = None;
-                Answer::Occupied(occupied.remaining)
+                AskOutcome::Occupied(occupied.remaining)
             }
             Err(error) if error.kind() == BackendErrorKind::Foreign => {
-                Answer::Settled(Err(error.into()))
+                AskOutcome::Settled(Err(error.into()))
             }
             Err(error) => {
                 if self.must_restart(&error) {
                     self.restart(waiting);
                 }
                 self.failure = Some(error);
-                Answer::Failed
+                AskOutcome::Failed
             }
         }
     }
@@ -290,7 +290,7 @@ impl OneAttempt<'_> {
     /// Takes the slot of the local queue, and waits for it while another caller has it.
     ///
     /// Returns `None` if this caller contends at the backend now.
-    async fn queue_up(&mut self, waiting: &mut Waiting<'_>) -> Option<Answer<LeaseOutcome>> {
+    async fn queue_up(&mut self, waiting: &mut Waiting<'_>) -> Option<AskOutcome<LeaseOutcome>> {
         let claim = self.acquisition.claim();
         let notices = match self.engine.queues.enter(claim, self.upkeep) {
             Entered::None => return None,
@@ -304,12 +304,12 @@ impl OneAttempt<'_> {
         let notice = tokio::select! {
             notice = Box::pin(waiting.bounded(&mut queued.notices)) => notice,
             () = self.engine.janitor.stopped() => {
-                return Some(Answer::Settled(Err(Error::shut_down())));
+                return Some(AskOutcome::Settled(Err(Error::shut_down())));
             }
         };
         match notice {
             Some(Ok(SlotNotice::Passed(record))) => {
-                Some(Answer::Settled(Ok(LeaseGuard::new(self.engine.clone(), record))))
+                Some(AskOutcome::Settled(Ok(LeaseGuard::new(self.engine.clone(), record))))
             }
             Some(Ok(SlotNotice::Contend { slot, failed })) => {
                 self.contend(slot, failed, waiting).await;
@@ -319,9 +319,9 @@ impl OneAttempt<'_> {
             // so.
             Some(Err(_)) => {
                 self.restart(waiting);
-                Some(Answer::Again)
+                Some(AskOutcome::Again)
             }
-            None => Some(Answer::Settled(Err(self.not_acquired(waiting)))),
+            None => Some(AskOutcome::Settled(Err(self.not_acquired(waiting)))),
         }
     }
 

@@ -41,7 +41,7 @@ mod wait;
 
 pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
-    acquire::{Answer, Attempt, drive},
+    acquire::{AskOutcome, Attempt, drive},
     acquisition::{Acquisition, Said},
     engine::Engine,
     guard::LeaseGuard,

@@ -12,7 +12,7 @@ use crate::{
     backend::{ANSWER_LIMIT, Change, Countdown, DynLatches, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
-    lease::{Answer, Attempt, Retry, WaitedFor, Waiting, Woken, drive},
+    lease::{AskOutcome, Attempt, Retry, WaitedFor, Waiting, Woken, drive},
 };
 
 /// The largest count. Each step is remembered until the count is zero, so that it counts once even
@@ -313,25 +313,25 @@ struct LatchWait<'a> {
 impl Attempt for LatchWait<'_> {
     type Outcome = Result<(), Error>;
 
-    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Answer<Self::Outcome> {
+    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<Self::Outcome> {
         waiting.listening().listen();
         let Latch { space, latches, .. } = self.latch;
         if space.engine.janitor().is_stopped() {
-            return Answer::Settled(Err(Error::shut_down()));
+            return AskOutcome::Settled(Err(Error::shut_down()));
         }
         let (asked, failure) = match in_time(ANSWER_LIMIT, latches.latch(self.name)).await {
-            Ok(None) => return Answer::Settled(Err(self.latch.not_set())),
-            Ok(Some(Countdown { left: 0, .. })) => return Answer::Settled(Ok(())),
+            Ok(None) => return AskOutcome::Settled(Err(self.latch.not_set())),
+            Ok(Some(Countdown { left: 0, .. })) => return AskOutcome::Settled(Ok(())),
             Ok(Some(Countdown { left, remaining })) => {
-                (Answer::Occupied(remaining), self.latch.not_done(left))
+                (AskOutcome::Occupied(remaining), self.latch.not_done(left))
             }
             Err(error) if error.kind() == BackendErrorKind::Foreign => {
-                return Answer::Settled(Err(error.into()));
+                return AskOutcome::Settled(Err(error.into()));
             }
-            Err(error) => (Answer::Failed, error.into()),
+            Err(error) => (AskOutcome::Failed, error.into()),
         };
         if self.time_up {
-            return Answer::Settled(Err(failure));
+            return AskOutcome::Settled(Err(failure));
         }
         asked
     }

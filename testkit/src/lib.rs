@@ -1,11 +1,9 @@
-//! Shared by the tests and the benches: real Redis servers, a proxy, and backends that fail.
+//! Shared by the tests and the benches: real Redis servers and a proxy.
 //!
 //! Tests that start a server need `redis-server` on the `PATH`, and fail with a message without it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod cluster;
-pub mod faulty;
-pub mod interceptor;
 mod monitor;
 mod nursery;
 mod port;
@@ -28,6 +26,16 @@ pub use self::{
     server::RedisServer,
     signal::signal,
 };
+
+/// A backend in memory that fails by a plan.
+pub mod faulty {
+    pub use bellwether::testing::{Fault, Faulty, Op};
+}
+
+/// A backend in front of another one.
+pub mod interceptor {
+    pub use bellwether::testing::{Answer, Hook, Interceptor, Op, Operation};
+}
 
 use std::{env, future::Future, process::Command, time::Duration};
 

@@ -119,19 +119,13 @@ async fn a_waiter_looks_every_0_7_seconds_and_not_more_often() {
     assert_eq!(faulty.count(Op::Changes), 1);
 }
 
-/// The push of zero is lost, or no push comes at all. The waiter listens to the channels of another
-/// backend.
+/// The push of zero is lost, or no push comes at all.
 #[tokio::test(start_paused = true)]
 async fn a_lost_push_costs_0_7_seconds_or_the_rest_of_the_wait() {
-    /// Returns a backend that listens elsewhere, so that no push ever comes.
-    fn deaf(inner: &MemoryBackend) -> Faulty {
-        let mut faulty = Faulty::over(inner.clone(), |_| None);
-        faulty.hook.pushes = Some(MemoryBackend::new());
-        faulty
-    }
     let backend = MemoryBackend::new();
     let here = Locks::new(backend.clone()).latch("l");
-    let deaf = Locks::new(deaf(&backend)).latch("l");
+    let deaf = Faulty::over(backend, |op| (op == Op::Changes).then_some(Fault::LosePushes));
+    let deaf = Locks::new(deaf).latch("l");
     here.set(1).await.unwrap();
     let long = waiting(&deaf);
     let short = waiting(&deaf.clone().wait_limit(1200 * MS));

@@ -9,6 +9,7 @@ mod claims;
 mod codecs;
 mod decisions;
 mod failures;
+mod faulty;
 mod freshness;
 mod guards;
 mod http;

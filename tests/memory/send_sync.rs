@@ -28,6 +28,7 @@ use bellwether::{
         ReentrantGuard, ReentrantHolder, ReentrantMutex, RwLock, Semaphore, SemaphorePermit,
         Several, SeveralGuard, Term, Ticks, Turn, Upgrade, WriteGuard,
     },
+    testing::{Answer, Fault, Faults, Faulty, Interceptor, Op, Operation},
 };
 use bytes::Bytes;
 use http_body_util::Full;
@@ -166,6 +167,14 @@ types! {
     Renewal => yes yes yes yes;
     Tick => yes yes yes yes;
     Undecodable => yes yes yes yes;
+
+    Faulty => yes yes yes yes;
+    Faults => yes yes yes yes;
+    Interceptor<RedisBackend, Faults> => yes yes yes yes;
+    Fault => yes yes yes yes;
+    Op => yes yes yes yes;
+    Operation => yes yes yes yes;
+    Answer => yes yes yes no;
 }
 
 const NO_TIME: Duration = Duration::ZERO;

@@ -79,6 +79,12 @@ impl MemoryBackend {
         self.data().weight()
     }
 
+    /// Returns the same store, whose pushes reach nobody.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn without_waiters(&self) -> Self {
+        Self { channels: Channels::default(), ..self.clone() }
+    }
+
     fn data(&self) -> MutexGuard<'_, Data> {
         self.data.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -16,7 +16,7 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
-    lease::{Acquisition, Answer, Attempt, WaitedFor, Waiting, drive},
+    lease::{Acquisition, AskOutcome, Attempt, WaitedFor, Waiting, drive},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -81,21 +81,21 @@ pub(super) struct Claiming<'a, V: Clone> {
 impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
     type Outcome = Step<V>;
 
-    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Answer<Step<V>> {
+    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<Step<V>> {
         let run = self.run;
         if let Some(step) = self.follow_push(waiting.left()).await {
-            return Answer::Settled(step);
+            return AskOutcome::Settled(step);
         }
         if let Err(error) = run.permit(self.permit).await {
-            return Answer::Settled(Step::Land(run.look_instead(error).await));
+            return AskOutcome::Settled(Step::Land(run.look_instead(error).await));
         }
         let turn = run.shard.turn().await;
         if !run.shard.breaker.admits_claim() {
-            return Answer::Settled(run.away());
+            return AskOutcome::Settled(run.away());
         }
         if run.shard.breaker.is_unconfirmed() {
             self.probe();
-            return Answer::Settled(run.away());
+            return AskOutcome::Settled(run.away());
         }
         // Another process is likely to load. A second claim would read its entry out of turn.
         waiting.listening().listen();
@@ -107,9 +107,9 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
             run.shard.breaker.answered(RequestKind::changed(is_granted), &run.core.counters);
         }
         match run.core.counted(answer) {
-            Ok((Claimed::Granted(grant), sent)) => Answer::Settled(self.granted(&grant, sent)),
+            Ok((Claimed::Granted(grant), sent)) => AskOutcome::Settled(self.granted(&grant, sent)),
             Ok((Claimed::BacksOff(back_off, failure), _)) => {
-                Answer::Settled(run.backs_off(back_off, &failure, self.epoch))
+                AskOutcome::Settled(run.backs_off(back_off, &failure, self.epoch))
             }
             Ok((Claimed::Newer(entry), _)) => self.newer(entry).await,
             Ok((Claimed::Occupied(occupied), _)) => self.occupied(&occupied),
@@ -189,17 +189,17 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     }
 
     /// Returns what follows an entry that a claim was answered with.
-    async fn newer(&mut self, entry: Entry) -> Answer<Step<V>> {
+    async fn newer(&mut self, entry: Entry) -> AskOutcome<Step<V>> {
         if self.is_first_told(entry.fence) {
-            return Answer::Again;
+            return AskOutcome::Again;
         }
         let judged = self.run.core.judge(Ok(Some(entry))).await;
         match self.run.received(judged, self.entry_epoch()) {
             Step::Claim { seen } => {
                 self.seen = seen;
-                Answer::Again
+                AskOutcome::Again
             }
-            step => Answer::Settled(step),
+            step => AskOutcome::Settled(step),
         }
     }
 
@@ -275,7 +275,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         Step::Load(core.engine.hold(granted), self.epoch)
     }
 
-    fn occupied(&mut self, occupied: &Occupied) -> Answer<Step<V>> {
+    fn occupied(&mut self, occupied: &Occupied) -> AskOutcome<Step<V>> {
         // A leader that waits for another process needs no permit to load.
         *self.permit = None;
         self.run.options().will_wait();
@@ -283,7 +283,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             debug!("another process refreshes");
             let (refreshes, key) = (&self.run.core.refreshes, self.run.leader.key());
             refreshes.silence(key, self.seen, occupied.remaining);
-            return Answer::Settled(Step::LoadAlone(None));
+            return AskOutcome::Settled(Step::LoadAlone(None));
         }
         self.unanswered = None;
         self.is_first_told(occupied.fence);
@@ -291,22 +291,22 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let is_next = met != 0 && met != occupied.fence;
         if self.time_up || (is_next && self.run.options().sharing.waits_once) {
             debug!("the wait for another process is over");
-            return Answer::Settled(Step::LoadAlone(None));
+            return AskOutcome::Settled(Step::LoadAlone(None));
         }
         debug!(fence = occupied.fence, remaining = ?occupied.remaining, "another process loads");
-        Answer::Occupied(occupied.remaining)
+        AskOutcome::Occupied(occupied.remaining)
     }
 
-    fn failed(&mut self, error: &BackendError) -> Answer<Step<V>> {
+    fn failed(&mut self, error: &BackendError) -> AskOutcome<Step<V>> {
         let breaker = &self.run.shard.breaker;
         // A request that an open breaker has cut short says nothing.
         if !breaker.is_open() {
             if error.kind() == BackendErrorKind::Unknown && self.unanswered.is_none() {
                 self.unanswered = Some(self.asked_at);
-                return Answer::Again;
+                return AskOutcome::Again;
             }
             breaker.failed(error, &self.run.core.counters);
         }
-        Answer::Settled(self.run.away())
+        AskOutcome::Settled(self.run.away())
     }
 }

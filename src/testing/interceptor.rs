@@ -6,118 +6,74 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{
+use super::{Answer, Op, Operation};
+use crate::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
         Failure, Grant, Kept, Latches, Leases, Marked, Mode, Occupied, Owner, Renewal, Store,
         TagEnd, TagEnds, Tap, Tick, Windows,
     },
-    error::BackendError,
+    error::{BackendError, BackendErrorKind},
     key::Name,
 };
 
-/// Declares the operations of a backend: name, arguments, answer, and how each is performed.
-macro_rules! operations {
-    ($backend:ident; $(
-        $op:ident { $($argument:ident: $kind:ty),+ } -> $answer:ty = $perform:expr;
-    )+) => {
-        /// Names an operation.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Op {
-            $($op,)+
-        }
-
-        /// An operation with its arguments.
-        #[derive(Clone, Debug)]
-        pub enum Operation {
-            $($op { $($argument: $kind),+ },)+
-        }
-
-        /// The answer to the [`Operation`] of the same name.
-        #[derive(Debug)]
-        pub enum Answer {
-            $($op($answer),)+
-        }
-
-        impl Operation {
-            /// Returns which operation this is.
-            pub fn op(&self) -> Op {
-                match self {
-                    $(Self::$op { .. } => Op::$op,)+
-                }
-            }
-
-            /// Performs the operation on a backend. It may be performed more than once.
-            pub async fn perform<B: Store + Latches>(
-                &self,
-                backend: &B,
-            ) -> Result<Answer, BackendError> {
-                let $backend = backend;
-                match self {
-                    $(Self::$op { $($argument),+ } => $perform.await.map(Answer::$op),)+
-                }
-            }
-        }
-    };
-}
-
-operations! {
-    backend;
-    Acquire { claim: Claim } -> Acquired = backend.acquire(claim);
-    Renew { claims: Vec<Claim> } -> Vec<Renewal> = backend.renew(claims);
-    Keep { claims: Vec<Claim>, life: Duration } -> Kept = backend.keep(claims, *life);
-    Release { claim: Claim } -> bool = backend.release(claim);
-    Pass { from: Claim, to: Claim } -> Option<Grant> = backend.pass(from, to);
-    PassWithFence { from: Claim, to: Claim, fence: u64 } -> Option<Grant> =
-        backend.pass_with_fence(from, to, *fence);
-    Mark { claim: Claim, tick: Tick } -> Marked = backend.mark(claim, *tick);
-    Holder { name: Name, mode: Mode } -> Option<Occupied> = backend.holder(name, *mode);
-    Clear { name: Name, mode: Mode } -> bool = backend.clear(name, *mode);
-    Changes { name: Name } -> Changes = backend.changes(name);
-    Get { name: Name } -> Option<Entry> = backend.get(name);
-    GetAged { name: Name } -> Option<Entry> = backend.get_aged(name);
-    Fetch { name: Name, announced: Announcement } -> Option<Entry> =
-        backend.fetch(name, announced);
-    Claim { claim: Claim, seen: u64 } -> Claimed = backend.claim(claim, *seen);
-    Commit { claim: Claim, fence: u64, entry: Entry, ttl: Option<Duration> } -> Committed =
-        async { backend.commit(claim, &Grant::new(*fence), entry, *ttl).await };
-    CommitUnchanged { claim: Claim, fence: u64, seen: u64, entry: Entry } -> Committed =
-        async { backend.commit_unchanged(claim, &Grant::new(*fence), *seen, entry).await };
-    Fail { claim: Claim, failure: Failure, back_off: Option<BackOff> } -> bool =
-        backend.fail(claim, failure, *back_off);
-    Put { name: Name, entry: Entry, ttl: Duration, fence_life: Duration } -> u64 =
-        backend.put(name, entry, *ttl, *fence_life);
-    Touch { name: Name, windows: Windows, fence_life: Duration } -> Option<u64> =
-        backend.touch(name, *windows, *fence_life);
-    Expire { name: Name, fence_life: Duration } -> u64 = backend.expire(name, *fence_life);
-    Supersede { name: Name, fence_life: Duration } -> u64 =
-        backend.supersede(name, *fence_life);
-    Invalidate { name: Name, fence_life: Duration } -> u64 =
-        backend.invalidate(name, *fence_life);
-    TagNumber { tags: Name } -> u64 = backend.tag_number(tags);
-    TagEnds { tags: Name, which: Vec<Arc<str>> } -> Vec<TagEnds> =
-        backend.tag_ends(tags, which);
-    EndTag { tags: Name, tag: String, end: TagEnd } -> u64 = backend.end_tag(tags, tag, *end);
-    SetLatch { name: Name, id: Owner, count: u32, ttl: Duration } -> bool =
-        backend.set_latch(name, *id, *count, *ttl);
-    CountDown { name: Name, id: Owner, by: u32 } -> Option<Countdown> =
-        backend.count_down(name, *id, *by);
-    Latch { name: Name } -> Option<Countdown> = backend.latch(name);
-    ClearLatch { name: Name } -> bool = backend.clear_latch(name);
-}
-
 /// Meets each operation of an [`Interceptor`].
+///
+/// # Examples
+///
+/// A hook that counts the loads that are stored, over any backend:
+///
+/// ```
+/// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
+/// use bellwether::{
+///     BoxError, Cache, MemoryBackend,
+///     backend::{Latches, Store},
+///     error::BackendError,
+///     testing::{Answer, Hook, Interceptor, Operation},
+/// };
+///
+/// #[derive(Clone, Default)]
+/// struct Commits(Arc<AtomicUsize>);
+///
+/// impl<B: Store + Latches> Hook<B> for Commits {
+///     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
+///         if let Operation::Commit { .. } = operation {
+///             self.0.fetch_add(1, Ordering::SeqCst);
+///         }
+///         operation.perform(backend).await
+///     }
+/// }
+///
+/// # let mut runtime = tokio::runtime::Builder::new_current_thread();
+/// # runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
+/// let commits = Commits::default();
+/// let backend = Interceptor { inner: MemoryBackend::new(), hook: commits.clone() };
+/// let cache: Cache<u64> = Cache::builder(backend).build()?;
+/// cache.get_or_load("stock", |_lead| async { Ok::<_, BoxError>(17) }).await?;
+/// assert_eq!(commits.0.load(Ordering::SeqCst), 1);
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
 pub trait Hook<B>: Clone + Send + Sync + 'static {
     /// Answers an operation.
     ///
     /// A hook that changes nothing [performs](Operation::perform) it on the backend.
+    ///
+    /// # Errors
+    ///
+    /// What the caller of the operation is to get.
+    ///
+    /// # Cancel safety
+    ///
+    /// The caller may drop the future at any point. The operation has happened then, or not.
     fn around(
         &self,
         backend: &B,
         operation: Operation,
     ) -> impl Future<Output = Result<Answer, BackendError>> + Send;
 
-    /// Registers a waiter.
+    /// Registers a waiter for pushes.
+    ///
+    /// The default registers it at the backend.
     fn listen(&self, backend: &B, name: &Name, claim: Option<&Claim>) -> Changes
     where
         B: Leases,
@@ -126,6 +82,7 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
     }
 
     /// Has a local tier told of changes.
+    #[doc(hidden)]
     fn tap(&self, backend: &B, tier: Weak<dyn Tap>, every: Duration) -> bool
     where
         B: Store,
@@ -134,6 +91,7 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
     }
 
     /// Returns whether local tiers are told of the changes of a name.
+    #[doc(hidden)]
     fn hears(&self, backend: &B, name: &Name, begins: bool) -> bool
     where
         B: Store,
@@ -142,12 +100,18 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
     }
 }
 
-/// A backend that passes each operation to a hook.
+/// A backend that passes each operation to a [`Hook`].
 ///
-/// The hook decides whether, when and where the operation is performed.
+/// The hook decides whether, when and where the operation is performed. Clones share the backend
+/// and the hook, as far as the clones of these do.
+///
+/// A read of many names arrives as one [`Op::Get`] or [`Op::GetAged`] for each. Labels of processes
+/// are not kept.
 #[derive(Clone, Debug)]
 pub struct Interceptor<B, H> {
+    /// The backend behind the hook.
     pub inner: B,
+    /// What meets each operation.
     pub hook: H,
 }
 
@@ -157,9 +121,15 @@ macro_rules! ask {
         let operation = Operation::$op { $($arguments)* };
         match $interceptor.hook.around(&$interceptor.inner, operation).await? {
             Answer::$op(answer) => Ok(answer),
-            other => panic!("not an answer to {:?}: {other:?}", Op::$op),
+            other => Err(not_an_answer(Op::$op, &other)),
         }
     }};
+}
+
+/// The error of a hook that gives the answer to another operation.
+fn not_an_answer(op: Op, answer: &Answer) -> BackendError {
+    let why = format!("the hook was asked for {op:?} and answered {answer:?}");
+    BackendError::new(BackendErrorKind::Unknown, why)
 }
 
 impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {

@@ -1,0 +1,228 @@
+//! A backend in memory whose operations can fail, hang or come late, and whose answers can be lost.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::time::sleep;
+
+use super::{Answer, Hook, Interceptor, Op, Operation};
+use crate::{
+    MemoryBackend,
+    backend::{Changes, Claim, Leases},
+    error::{BackendError, BackendErrorKind},
+    key::Name,
+    sync::lock,
+};
+
+/// The fault that an operation of a [`Faulty`] backend meets.
+///
+/// Where no answer comes, the caller gets an error of the kind
+/// [`Unknown`](BackendErrorKind::Unknown) after 250 ms. This is the command time-out of
+/// `RedisBackend`, unless set.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The backend is away: the operation is not performed, and its caller is told so at once.
+    Refuse,
+    /// The backend has no room. It reads, renews, releases and removes, and it refuses new leases,
+    /// entries, tags and latches. A [commit](Op::Commit) hands its value to the waiters and does
+    /// not store it.
+    Full,
+    /// The backend is silent: the operation is not performed, and no answer comes.
+    Hang,
+    /// The backend is slow: the operation is performed and answered after this time.
+    Late(Duration),
+    /// The operation is performed, and no answer comes.
+    LoseReply,
+    /// The operation is performed, and what it pushes reaches neither waiters nor local tiers. For
+    /// [`Op::Changes`], the waiter is registered and hears nothing.
+    LosePushes,
+    /// The operation is performed twice, as if it was sent twice.
+    Double,
+    /// No answer comes. An [acquisition](Op::Acquire), a [claim](Op::Claim) or a
+    /// [release](Op::Release) is performed after this time, even if its caller has given up by
+    /// then.
+    Astray(Duration),
+}
+
+/// Decides which fault an operation meets, if any.
+type FaultPlan = Box<dyn FnMut(Op) -> Option<Fault> + Send>;
+
+/// A backend in memory whose operations meet [faults](Fault), by a plan.
+///
+/// The plan is a function that is asked before each operation. It returns the fault of this
+/// operation, or `None`. Clones share the plan, the data and the counts.
+///
+/// The backend uses tokio's time, so a test that pauses time pauses the backend.
+///
+/// # Examples
+///
+/// ```
+/// # let mut runtime = tokio::runtime::Builder::new_current_thread();
+/// # runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
+/// use bellwether::{BoxError, Cache, cache::Source, testing::{Fault, Faulty, Op}};
+///
+/// // The first read has no answer. All other operations work.
+/// let backend = Faulty::once(Op::Get, Fault::Hang);
+/// let cache: Cache<u64> = Cache::builder(backend.clone()).build()?;
+/// let load = || cache.request("stock").load(|_lead| async { Ok::<_, BoxError>(17) });
+/// assert_eq!(load().await?.source(), Source::Degraded);
+/// assert_eq!(load().await?.source(), Source::Led);
+/// assert_eq!(load().await?.source(), Source::Hit);
+/// assert_eq!(backend.count(Op::Get), 2);
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+pub type Faulty = Interceptor<MemoryBackend, Faults>;
+
+/// The [`Hook`] of a [`Faulty`] backend.
+#[derive(Clone)]
+pub struct Faults {
+    plan: Arc<Mutex<FaultPlan>>,
+    performed: Arc<Mutex<Vec<Op>>>,
+}
+
+impl Faulty {
+    /// Creates a backend whose operations meet the faults of this plan.
+    ///
+    /// The plan is called under a lock, so it must not use this backend.
+    pub fn new(plan: impl FnMut(Op) -> Option<Fault> + Send + 'static) -> Self {
+        Self::over(MemoryBackend::new(), plan)
+    }
+
+    /// Puts the faults of a plan in front of a backend.
+    ///
+    /// Several of these over clones of one [`MemoryBackend`] stand for the processes of a fleet,
+    /// each with its own faults.
+    pub fn over(
+        inner: MemoryBackend,
+        plan: impl FnMut(Op) -> Option<Fault> + Send + 'static,
+    ) -> Self {
+        let plan: FaultPlan = Box::new(plan);
+        let hook = Faults { plan: Arc::new(Mutex::new(plan)), performed: Arc::default() };
+        Self { inner, hook }
+    }
+
+    /// Creates a backend that gives the fault to the first of these operations, and to no other.
+    pub fn once(op: Op, fault: Fault) -> Self {
+        let mut fault = Some(fault);
+        Self::new(move |asked| if asked == op { fault.take() } else { None })
+    }
+
+    /// Replaces the plan, for the operations that begin from now on.
+    pub fn plan(&self, plan: impl FnMut(Op) -> Option<Fault> + Send + 'static) {
+        *lock(&self.hook.plan) = Box::new(plan);
+    }
+
+    /// Returns how many operations of this kind were performed, or at least begun. Those that were
+    /// refused, that hung or that went [astray](Fault::Astray) do not count.
+    pub fn count(&self, op: Op) -> usize {
+        lock(&self.hook.performed).iter().filter(|performed| **performed == op).count()
+    }
+}
+
+impl Faults {
+    fn fault(&self, op: Op) -> Option<Fault> {
+        (lock(&self.plan))(op)
+    }
+
+    async fn perform(
+        &self,
+        backend: &MemoryBackend,
+        operation: &Operation,
+    ) -> Result<Answer, BackendError> {
+        lock(&self.performed).push(operation.op());
+        operation.perform(backend).await
+    }
+}
+
+impl Hook<MemoryBackend> for Faults {
+    fn listen(&self, inner: &MemoryBackend, name: &Name, claim: Option<&Claim>) -> Changes {
+        let fault = self.fault(Op::Changes);
+        if let Some(Fault::Refuse) = fault {
+            return Changes::none();
+        }
+        lock(&self.performed).push(Op::Changes);
+        match fault {
+            Some(Fault::LosePushes) => inner.without_waiters().listen(name, claim),
+            _ => inner.listen(name, claim),
+        }
+    }
+
+    async fn around(
+        &self,
+        inner: &MemoryBackend,
+        operation: Operation,
+    ) -> Result<Answer, BackendError> {
+        match self.fault(operation.op()) {
+            None => self.perform(inner, &operation).await,
+            Some(Fault::Refuse) => {
+                Err(BackendError::new(BackendErrorKind::Unavailable, "out of order"))
+            }
+            Some(Fault::Full) => self.perform(inner, &without_room(operation)?).await,
+            Some(Fault::Hang) => silence().await,
+            Some(Fault::Late(wait)) => {
+                sleep(wait).await;
+                self.perform(inner, &operation).await
+            }
+            Some(Fault::LoseReply) => {
+                let _ = self.perform(inner, &operation).await;
+                silence().await
+            }
+            Some(Fault::LosePushes) => self.perform(&inner.without_waiters(), &operation).await,
+            Some(Fault::Double) => {
+                let first = self.perform(inner, &operation).await?;
+                let _ = operation.perform(inner).await;
+                Ok(first)
+            }
+            Some(Fault::Astray(wait)) => {
+                if matches!(operation.op(), Op::Acquire | Op::Claim | Op::Release) {
+                    perform_later(wait, inner.clone(), operation);
+                }
+                silence().await
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults").finish_non_exhaustive()
+    }
+}
+
+/// Returns the operation as a backend without room performs it, or its refusal.
+fn without_room(operation: Operation) -> Result<Operation, BackendError> {
+    match operation {
+        Operation::Acquire { .. }
+        | Operation::PassWithFence { .. }
+        | Operation::Mark { .. }
+        | Operation::Claim { .. }
+        | Operation::Put { .. }
+        | Operation::Touch { .. }
+        | Operation::EndTag { .. }
+        | Operation::SetLatch { .. } => {
+            Err(BackendError::new(BackendErrorKind::Refused, "the backend is full"))
+        }
+        Operation::Commit { claim, fence, entry, .. } => {
+            Ok(Operation::Commit { claim, fence, entry, ttl: None })
+        }
+        fits => Ok(fits),
+    }
+}
+
+/// Waits for an answer that does not come within the time limit of a backend.
+async fn silence<T>() -> Result<T, BackendError> {
+    sleep(Duration::from_millis(250)).await;
+    Err(BackendError::new(BackendErrorKind::Unknown, "no answer"))
+}
+
+/// Performs an operation after this time, even if its caller has given up by then.
+fn perform_later(wait: Duration, backend: MemoryBackend, operation: Operation) {
+    tokio::spawn(async move {
+        sleep(wait).await;
+        let _ = operation.perform(&backend).await;
+    });
+}
