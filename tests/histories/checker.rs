@@ -556,8 +556,14 @@ impl Checker<'_> {
         let heard: HashMap<_, _> =
             answers.into_iter().map(|(of, facts)| (of, Known::new(facts))).collect();
         for (value, reads) in waited {
-            let first_answered = reads.iter().map(|read| read.at).min().unwrap_or(0);
-            for read in reads {
+            for read in &reads {
+                // A load that found the value unchanged made it anew.
+                let renewals = self.index.renewals.iter().filter(|it| {
+                    it.value == value && it.process == read.process && it.at <= read.at
+                });
+                let made = renewals.map(|it| it.at).max().unwrap_or(0);
+                let answered = reads.iter().map(|read| read.at).filter(|at| *at >= made);
+                let first_answered = answered.min().unwrap_or(0);
                 let heard = heard.get(&(read.process, read.key.as_str()));
                 let heard = heard.and_then(|known| known.before(read.asked));
                 if heard.is_some_and(|asked| first_answered < *asked) {
