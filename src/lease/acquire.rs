@@ -27,8 +27,6 @@ use crate::{
 /// How long a process whose turn is over waits before it asks again. So the process whose turn it
 /// is comes first, and has the machine to itself: it waits for less than the local queue may.
 const GIVE_WAY: Duration = Duration::from_millis(1);
-/// A lease of a set that was acquired longer ago may be lost, such as with the data of its server.
-const LONG_AGO: Duration = Duration::from_millis(100);
 
 /// One acquisition, in the terms of the loop.
 pub(crate) trait Attempt {
@@ -149,7 +147,7 @@ impl Engine {
         limits: (Duration, Instant),
     ) -> Result<Vec<LeaseGuard>, Error> {
         loop {
-            let begun = Instant::now();
+            let connections = self.backend().new_connections();
             let (mut held, mut outcome) = (Vec::with_capacity(claims.len()), Ok(()));
             for claim in claims {
                 let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
@@ -161,8 +159,10 @@ impl Engine {
                     }
                 }
             }
-            if outcome.is_ok() && held.len() > 1 && begun.elapsed() > LONG_AGO {
-                // Each notes its loss, and no other answer matters.
+            let is_new = connections.is_some_and(|new| new.has_changed().unwrap_or(false));
+            if outcome.is_ok() && held.len() > 1 && is_new {
+                // The first leases may be lost with the data of their server. Each notes its loss,
+                // and no other answer matters.
                 join_all(held.iter().map(LeaseGuard::renew)).await;
             }
             if outcome.is_ok() && !held.iter().any(|lease| lease.is_lost()) {
