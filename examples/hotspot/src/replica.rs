@@ -84,7 +84,7 @@ impl Way {
             Self::Bellwether => "the fleet lets one request load, the others wait",
             Self::StaleWhileRevalidate => "the old value is served while one replica loads",
             Self::EarlyRefresh => "one replica loads before the value expires",
-            Self::LocalTier => "old values as above, and copies in each replica",
+            Self::LocalTier => "old values meanwhile, and copies in each replica",
         }
     }
 }

@@ -173,8 +173,8 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     };
     let _ = write!(
         text,
-        "\nWith a local tier, {} of the reads were served by the replica itself, the others asked \
-         the\nshared store. The oldest value that a client saw there was {} old.",
+        "\nWith a local tier, {} of the reads were served from copies in their replica,\nand \
+         the others asked the shared store. The oldest value that a client saw was {} old.",
         share(local, local.local),
         milliseconds(local.oldest_ms),
     );

@@ -41,7 +41,7 @@ const SLIDERS: [Slider; 7] = [
     },
     Slider {
         name: "processes",
-        label: "processes of the service",
+        label: "replicas of the service",
         unit: "",
         least: 1,
         most: 32,
@@ -64,7 +64,7 @@ const SLIDERS: [Slider; 7] = [
     },
     Slider {
         name: "stale",
-        label: "stale window: an old value may be served for",
+        label: "stale window, for old values",
         unit: "ms",
         least: 0,
         most: 10_000,
@@ -74,7 +74,7 @@ const SLIDERS: [Slider; 7] = [
     },
     Slider {
         name: "copies",
-        label: "local tier: a copy may be served for",
+        label: "local tier, for copies",
         unit: "ms",
         least: 0,
         most: 10_000,

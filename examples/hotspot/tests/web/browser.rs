@@ -35,7 +35,7 @@ impl Browser {
         let mut browser = Self { driver, _output: output, http, port, session };
         let options = json!({
             "args": ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage",
-                "--hide-scrollbars", "--window-size=1220,1240"],
+                "--hide-scrollbars", "--window-size=1220,1320"],
         });
         let wanted = json!({
             "browserName": "chrome",
@@ -109,8 +109,10 @@ impl Drop for Browser {
         // The browser would outlive its driver.
         if let Ok(mut driver) = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)) {
             let path = format!("/session/{}", self.session);
-            let _ = write!(driver, "DELETE {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
-            let _ = driver.read_to_end(&mut Vec::new());
+            let order = format!("DELETE {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            let _ = driver.write_all(order.as_bytes());
+            // It answers when the browser has ended.
+            let _ = driver.read(&mut [0]);
         }
         let _ = self.driver.kill();
         let _ = self.driver.wait();
