@@ -81,7 +81,8 @@ enum Message {
 
 /// Serves the page until the process ends.
 pub(crate) async fn serve(options: Options) -> Result<(), Failure> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, options.port)).await?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, options.port)).await;
+    let listener = listener.map_err(|error| format!("--port {}: {error}", options.port))?;
     let address = listener.local_addr()?;
     let page = PAGE.replace(PLACE, &settings(&options).to_string());
     let site = Arc::new(Site { options, page, turn: Semaphore::new(1) });
