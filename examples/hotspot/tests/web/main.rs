@@ -1,7 +1,7 @@
 //! The demo as a page, in a real browser and by plain HTTP.
 //!
 //! With `BELLWETHER_PAGE_PICTURE=docs/page.png`, the run has the standard settings, and the test
-//! takes a picture of it.
+//! takes a picture of it. Add `--release` for it. `pngquant 128` makes its file small.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod browser;
