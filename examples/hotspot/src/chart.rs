@@ -35,13 +35,14 @@ const GRID: &str = "#e4e7eb";
 const WAITING: &str = "#a9b1bb";
 const FAILING: &str = "#fbe9e4";
 
-fn color(way: Way) -> &'static str {
+pub(crate) fn color(way: Way) -> &'static str {
     match way {
         Way::NoProtection => "#d1493f",
         Way::InProcess => "#d9931e",
         Way::Bellwether => "#1f7a8c",
         Way::StaleWhileRevalidate => "#2f7d4f",
         Way::EarlyRefresh => "#6a4c93",
+        Way::LocalTier => "#b0427a",
     }
 }
 

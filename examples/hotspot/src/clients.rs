@@ -20,7 +20,7 @@ use crate::{
     fleet::Doors,
     http::Client,
     options::Options,
-    origin,
+    origin::{self, Product},
 };
 
 /// How long a client waits on average before it asks again.
@@ -48,6 +48,8 @@ pub(crate) struct Tally {
     pub failing_time: Duration,
     /// The clients that got an error next, in each tenth of a second.
     pub failing: Vec<f64>,
+    /// The greatest age of a value that a client got, since the origin read it.
+    pub oldest: Duration,
 }
 
 impl Tally {
@@ -60,6 +62,7 @@ impl Tally {
             time: Duration::ZERO,
             failing_time: Duration::ZERO,
             failing: vec![0.0; no_bars(options).len()],
+            oldest: Duration::ZERO,
         })
     }
 
@@ -97,6 +100,7 @@ impl Tally {
         self.waited += other.waited;
         self.time += other.time;
         self.failing_time += other.failing_time;
+        self.oldest = self.oldest.max(other.oldest);
         self.waiting.iter_mut().zip(&other.waiting).for_each(|(bar, more)| *bar += more);
         self.failing.iter_mut().zip(&other.failing).for_each(|(bar, more)| *bar += more);
         Ok(())
@@ -169,8 +173,31 @@ async fn ask(
         let answer = timeout(PATIENCE, get(&http, address, fastrand::u16(..options.keys))).await;
         let answered = begun.elapsed();
         tally.record(&options, last, (sent, answered), matches!(answer, Ok(Ok(_))));
+        if let Ok(Ok(body)) = answer {
+            tally.oldest = tally.oldest.max(age(&body));
+        }
         last = answered;
     }
+}
+
+/// Returns the time since the origin read a value. A step of the clock may hide it.
+fn age(body: &[u8]) -> Duration {
+    let product = serde_json::from_slice::<Product>(body).ok();
+    product.and_then(|product| product.read_at.elapsed().ok()).unwrap_or_default()
+}
+
+/// Returns how many reads the replicas have served from their local tiers. A replica that does not
+/// answer adds nothing.
+pub(crate) async fn local_reads(doors: &Doors) -> u64 {
+    let http = Client::new();
+    let mut reads = 0;
+    for address in doors.all() {
+        let url = format!("http://{address}/local-reads");
+        if let Ok(Ok(body)) = timeout(Duration::from_secs(1), http.get(&url, None)).await {
+            reads += serde_json::from_slice(&body).unwrap_or(0);
+        }
+    }
+    reads
 }
 
 async fn get(http: &Client, address: SocketAddr, key: u16) -> Result<Bytes, Failure> {

@@ -40,6 +40,10 @@ pub(crate) struct Figures {
     pub p50_ms: f64,
     pub p99_ms: f64,
     pub worst_ms: f64,
+    /// Reads that local tiers served. All others asked the shared store, or waited for a load.
+    pub local: u64,
+    /// The greatest age of a value that a client got, since the origin read it.
+    pub oldest_ms: f64,
     /// Loads in each tenth of a second.
     pub loads_per_100ms: Vec<u32>,
     /// Requests that waited for a load in some part of each tenth of a second.
@@ -78,6 +82,8 @@ impl Figures {
             p50_ms: milliseconds(tally.latency.value_at_quantile(0.5)),
             p99_ms: milliseconds(tally.latency.value_at_quantile(0.99)),
             worst_ms: milliseconds(tally.latency.max()),
+            local: 0,
+            oldest_ms: tally.oldest.as_secs_f64() * 1e3,
             loads_per_100ms: bars(&loads, begun, options),
             waiting_per_100ms: tally.waiting.clone(),
             failing_per_100ms: tally.failing.clone(),
@@ -116,7 +122,7 @@ pub(crate) fn bar_of(time: Duration) -> usize {
     usize::try_from(time.as_millis() / BAR.as_millis()).unwrap_or(usize::MAX)
 }
 
-fn bars(loads: &[Load], begun: Instant, options: &Options) -> Vec<u32> {
+pub(crate) fn bars(loads: &[Load], begun: Instant, options: &Options) -> Vec<u32> {
     let mut bars = no_bars(options);
     for load in loads {
         if let Some(bar) = bars.get_mut(bar_of(load.at - begun)) {

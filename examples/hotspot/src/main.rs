@@ -3,11 +3,12 @@
 //! ```text
 //! cargo run --release -p hotspot
 //! cargo run --release -p hotspot -- --redis redis://127.0.0.1/ --processes 4 --kill-leader
+//! cargo run --release -p hotspot -- --web
 //! ```
 //!
 //! The `clients` send real HTTP to the `replica`s of a `fleet`, which load from the slow `origin`.
-//! Five ways run in turn. `figures` holds the result of each, `report` and `chart` show it, and
-//! `takeover` kills the leader.
+//! Six ways `run` in turn. `figures` holds the result of each, `report`, `chart` and `web` show it,
+//! and `takeover` kills the leader.
 
 mod chart;
 mod clients;
@@ -19,24 +20,24 @@ mod origin;
 mod progress;
 mod replica;
 mod report;
+mod run;
+mod sliders;
 mod takeover;
+mod web;
 
 use std::{
-    convert::Infallible,
     io::{self, Write},
     process::ExitCode,
-    time::{Duration, Instant},
 };
 
 use bellwether::RedisBackend;
 
 use crate::{
     figures::Figures,
-    fleet::Fleet,
     options::{Options, Role},
-    origin::Origin,
+    origin::Load,
     progress::Progress,
-    replica::{Settings, Way},
+    replica::Way,
 };
 
 /// A failure of the demo, printed in one line.
@@ -62,6 +63,9 @@ async fn run() -> Result<(), Failure> {
         let ping = RedisBackend::open(url)?.ping().await;
         ping.map_err(|error| format!("--redis: {error:#}"))?;
     }
+    if options.web {
+        return web::serve(options).await;
+    }
     chart::prepare(&options.chart)?;
     if !options.json {
         print(&report::setting(&options))?;
@@ -70,59 +74,14 @@ async fn run() -> Result<(), Failure> {
     let progress = Progress::new(options.length() * Way::ALL.len() as u32);
     let mut ways = Vec::new();
     for way in Way::ALL {
-        ways.push(run_way(&options, way, &progress).await?);
+        let tick = |loads: &[Load], _| {
+            progress.show(&format!("{}: {} origin loads", way.title(), loads.len()));
+        };
+        ways.push(run::one_way(&options, way, tick).await?);
     }
     progress.clear();
     chart::draw(&options, &ways)?;
     show(&options, &ways)
-}
-
-/// Runs one way from its first request to its last.
-async fn run_way(options: &Options, way: Way, progress: &Progress) -> Result<Figures, Failure> {
-    let origin = Origin::start(options.load_time).await?;
-    let replicas = replicas(options, way, &origin);
-    let fleet = Fleet::start(replicas, options.processes.is_some()).await?;
-
-    clients::warm_up(options, &fleet.doors()).await;
-    let begun = Instant::now();
-    if let Some(time) = options.failing() {
-        origin.fail(begun + time.start..begun + time.end);
-    }
-    let hammer = clients::hammer(options, fleet.doors(), begun);
-    let kill = async {
-        match (way, options.kill_leader) {
-            (Way::Bellwether, true) => takeover::kill_leader(options, &origin, &fleet).await,
-            _ => Ok(None),
-        }
-    };
-    let (tally, takeover) = tokio::select! {
-        both = async { tokio::try_join!(hammer, kill) } => both?,
-        never = show_progress(progress, way, &origin) => match never {},
-    };
-    Ok(Figures::new(options, way, begun, &origin, &tally, takeover))
-}
-
-fn replicas(options: &Options, way: Way, origin: &Origin) -> Vec<Settings> {
-    // Each run has its own namespace, so that it finds no entry of an earlier run.
-    let namespace = format!("hotspot-{:08x}", fastrand::u32(..));
-    let settings = |number| Settings {
-        number,
-        way,
-        origin: origin.address,
-        redis: options.redis.clone(),
-        namespace: namespace.clone(),
-        ttl: options.ttl,
-        lease: options.lease(),
-    };
-    (0..options.fleet_size()).map(settings).collect()
-}
-
-async fn show_progress(progress: &Progress, way: Way, origin: &Origin) -> Infallible {
-    let mut tick = tokio::time::interval(Duration::from_millis(100));
-    loop {
-        tick.tick().await;
-        progress.show(&format!("{}: {} origin loads", way.title(), origin.count()));
-    }
 }
 
 fn show(options: &Options, ways: &[Figures]) -> Result<(), Failure> {

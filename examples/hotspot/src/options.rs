@@ -18,10 +18,11 @@ const HELP: &str = "\
 See a cache stampede happen, and see it stopped.
 
 Starts a slow origin and several replicas of a service on loopback. Clients ask for a few hot keys
-that expire again and again, in five ways: without protection, with bellwether in each replica
+that expire again and again, in six ways: without protection, with bellwether in each replica
 alone, and with bellwether over a store that the replicas share, where the requests at an expiry
-wait, where they get the old value meanwhile, and where the value is refreshed before it expires.
-Prints a table and draws a chart.
+wait, where they get the old value meanwhile, where the value is refreshed before it expires, and
+where each replica keeps copies, too. Prints a table and draws a chart, or serves a page on which
+you choose your own numbers.
 
 Usage: hotspot [OPTIONS]
 
@@ -29,7 +30,7 @@ Options:
       --replicas <N>       Replicas of the service, 1 to 32 [default: 16]
       --clients <N>        Clients, 1 to 2000; each needs up to nine open files [default: 120]
       --keys <N>           Hot keys, 1 to 1000 [default: 4]
-      --seconds <SECONDS>  How long each of the five ways runs, 1 to 3600 [default: 5]
+      --seconds <SECONDS>  How long each of the six ways runs, 1 to 3600 [default: 5]
       --ttl <TIME>         How long a value is kept, such as `1s` or `750ms` [default: 1s]
       --load-time <TIME>   How long one load takes while the origin keeps up [default: 150ms]
       --lease <TIME>       How long the fleet waits for a replica that died while it was loading
@@ -39,9 +40,11 @@ Options:
                            needs --redis
       --origin-fails <TIME>
                            Let all loads fail for so long, in runs that are longer by that; in the
-                           last two ways, old values stand in for failures; tells for how much of
+                           last three ways, old values stand in for failures; tells for how much of
                            their time clients were failing
       --kill-leader        Kill the leader in the middle of a load, and report the takeover
+      --web                Serve the demo as a page on loopback, until Ctrl-C
+      --port <N>           The port of that page, 0 to 65535 [default: 0, a free one]
       --json               Print one JSON document, and no table
       --chart <PATH>       Where to write the chart [default: hotspot.svg]
   -h, --help               Print this help
@@ -57,10 +60,15 @@ pub(crate) struct Options {
     pub(crate) ttl: Duration,
     pub(crate) load_time: Duration,
     pub(crate) lease: Option<Duration>,
+    /// For how long an old value may be served, and a copy of the local tier.
+    pub(crate) stale: Duration,
+    pub(crate) copies: Duration,
     pub(crate) redis: Option<String>,
     pub(crate) processes: Option<u16>,
     pub(crate) origin_fails: Option<Duration>,
     pub(crate) kill_leader: bool,
+    pub(crate) web: bool,
+    pub(crate) port: u16,
     pub(crate) json: bool,
     pub(crate) chart: PathBuf,
 }
@@ -99,6 +107,8 @@ impl Role {
                 "processes" => options.processes = Some(number(&name, value()?, 1..=32)?),
                 "origin-fails" => options.origin_fails = Some(time(&name, value()?)?),
                 "kill-leader" => options.kill_leader = true,
+                "web" => options.web = true,
+                "port" => options.port = number(&name, value()?, 0..=u16::MAX)?,
                 "json" => options.json = true,
                 "chart" => options.chart = value()?.into(),
                 "help" => {
@@ -127,16 +137,20 @@ impl Options {
             ttl: Duration::from_secs(1),
             load_time: Duration::from_millis(150),
             lease: None,
+            stale: Duration::from_secs(60),
+            copies: Duration::from_secs(10),
             redis: None,
             processes: None,
             origin_fails: None,
             kill_leader: false,
+            web: false,
+            port: 0,
             json: false,
             chart: "hotspot.svg".into(),
         }
     }
 
-    fn check(&self) -> Result<(), Failure> {
+    pub(crate) fn check(&self) -> Result<(), Failure> {
         if self.processes.is_some() && self.redis.is_none() {
             return Err("--processes needs --redis, for processes share no memory".into());
         }

@@ -11,7 +11,7 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use axum::{
@@ -50,12 +50,12 @@ pub(crate) struct Load {
     pub(crate) replica: u16,
 }
 
-/// A product. `load` is the number of the load that read it.
+/// A product, with the time at which the origin read it.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Product {
     pub id: u16,
     pub name: String,
-    pub load: usize,
+    pub read_at: SystemTime,
 }
 
 /// The replica that sends a query.
@@ -108,11 +108,6 @@ impl Origin {
         self.database.log().iter().filter(|load| load.at >= since).copied().collect()
     }
 
-    /// Returns the number of loads so far.
-    pub(crate) fn count(&self) -> usize {
-        self.database.log().len()
-    }
-
     /// Returns the most queries that ran or waited at one time.
     pub(crate) fn busiest(&self) -> usize {
         self.database.busiest.load(Ordering::Relaxed)
@@ -131,13 +126,11 @@ impl Drop for Origin {
 }
 
 impl Database {
-    /// Records a load and returns its number.
-    fn note(&self, load: Load) -> usize {
-        let mut log = self.log();
-        log.push(load);
+    /// Records a load.
+    fn note(&self, load: Load) {
+        self.log().push(load);
         // There may be no subscriber.
         let _ = self.told.send(load);
-        log.len()
     }
 
     fn log(&self) -> std::sync::MutexGuard<'_, Vec<Load>> {
@@ -150,7 +143,7 @@ async fn row(
     Path(key): Path<u16>,
     Query(asker): Query<Asker>,
 ) -> Result<Json<Product>, StatusCode> {
-    let number = database.note(Load { at: Instant::now(), key, replica: asker.replica });
+    database.note(Load { at: Instant::now(), key, replica: asker.replica });
     let connection = Connection::open(&database);
     if connection.others >= CONNECTIONS {
         return Err(StatusCode::SERVICE_UNAVAILABLE);
@@ -161,7 +154,8 @@ async fn row(
     if database.failing.get().is_some_and(|time| time.contains(&Instant::now())) {
         return Err(StatusCode::SERVICE_UNAVAILABLE);
     }
-    Ok(Json(Product { id: key, name: format!("product {key}"), load: number }))
+    let (name, read_at) = (format!("product {key}"), SystemTime::now());
+    Ok(Json(Product { id: key, name, read_at }))
 }
 
 /// A connection, counted until it is dropped, even if its client disconnects.

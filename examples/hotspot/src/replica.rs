@@ -20,15 +20,14 @@ use axum::{
     routing::get,
 };
 use bellwether::{
-    BellwetherLayer, Cache, MemoryBackend, RedisBackend, cache::EarlyRefresh, http_cache,
+    BellwetherLayer, Cache, MemoryBackend, RedisBackend,
+    cache::{EarlyRefresh, LocalTier},
+    http_cache,
     layer::CachedResponse,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{Failure, http::Client, origin::Product};
-
-/// For how long an old answer may be served.
-const STALE: Duration = Duration::from_secs(60);
 
 /// The ways to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,15 +44,18 @@ pub(crate) enum Way {
     /// The same, where one replica loads before the answer expires. The old answer is served if
     /// the load fails.
     EarlyRefresh,
+    /// The old answer is served while one replica loads, and each replica keeps copies.
+    LocalTier,
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::NoProtection,
         Self::InProcess,
         Self::Bellwether,
         Self::StaleWhileRevalidate,
         Self::EarlyRefresh,
+        Self::LocalTier,
     ];
 
     pub(crate) fn title(self) -> &'static str {
@@ -63,6 +65,7 @@ impl Way {
             Self::Bellwether => "bellwether",
             Self::StaleWhileRevalidate => "stale while revalidate",
             Self::EarlyRefresh => "early refresh",
+            Self::LocalTier => "with a local tier",
         }
     }
 
@@ -81,6 +84,7 @@ impl Way {
             Self::Bellwether => "the fleet lets one request load, the others wait",
             Self::StaleWhileRevalidate => "the old value is served while one replica loads",
             Self::EarlyRefresh => "one replica loads before the value expires",
+            Self::LocalTier => "old values meanwhile, and copies in each replica",
         }
     }
 }
@@ -95,6 +99,10 @@ pub(crate) struct Settings {
     pub namespace: String,
     pub ttl: Duration,
     pub lease: Duration,
+    /// For how long an old answer may be served.
+    pub stale: Duration,
+    /// For how long a copy of the local tier is served. There is no tier if it is zero.
+    pub copies: Duration,
 }
 
 /// Serves until the runtime ends.
@@ -116,12 +124,15 @@ pub(crate) async fn serve(
         }
         way => {
             let answers = answers(&settings, shared)?;
-            let layer = BellwetherLayer::http(answers).default_lifetime(settings.ttl);
-            app.layer(match way {
-                Way::StaleWhileRevalidate => layer.stale_while_revalidate(STALE),
-                Way::EarlyRefresh => layer.stale_if_error(STALE),
+            let layer = BellwetherLayer::http(answers.clone()).default_lifetime(settings.ttl);
+            let app = app.layer(match way {
+                Way::StaleWhileRevalidate | Way::LocalTier => {
+                    layer.stale_while_revalidate(settings.stale)
+                }
+                Way::EarlyRefresh => layer.stale_if_error(settings.stale),
                 _ => layer,
-            })
+            });
+            app.route("/local-reads", get(async move || Json(answers.stats().local)))
         }
     };
     listener.set_nonblocking(true)?;
@@ -154,6 +165,9 @@ fn answers(settings: &Settings, shared: MemoryBackend) -> Result<Cache<CachedRes
     let builder = builder.namespace(&settings.namespace).ttl(settings.ttl);
     let builder = match settings.way {
         Way::EarlyRefresh => builder.early_refresh(EarlyRefresh::ByCost),
+        Way::LocalTier if !settings.copies.is_zero() => {
+            builder.local(LocalTier::default().max_age(settings.copies))
+        }
         _ => builder,
     };
     Ok(builder.lease(settings.lease).build()?)

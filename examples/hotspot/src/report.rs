@@ -120,12 +120,13 @@ fn footnote(options: &Options) -> String {
 pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     let mut text = String::new();
     let of = |way| ways.iter().find(|figures| figures.way == way);
-    let (Some(without), Some(alone), Some(fleet), Some(stale), Some(early)) = (
+    let (Some(without), Some(alone), Some(fleet), Some(stale), Some(early), Some(local)) = (
         of(Way::NoProtection),
         of(Way::InProcess),
         of(Way::Bellwether),
         of(Way::StaleWhileRevalidate),
         of(Way::EarlyRefresh),
+        of(Way::LocalTier),
     ) else {
         return text;
     };
@@ -170,6 +171,13 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
             milliseconds(early.p99_ms),
         ),
     };
+    let _ = write!(
+        text,
+        "\nWith a local tier, {} of the reads were served from copies in their replica,\nand \
+         the others asked the shared store. The oldest value that a client saw was {} old.",
+        share(local, local.local),
+        milliseconds(local.oldest_ms),
+    );
     match &fleet.takeover {
         Some(takeover) => {
             let _ = write!(text, "\n{}", takeover.sentence());
