@@ -84,7 +84,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// no codec: the values are any type that can be cloned, and each caller gets a clone.
     ///
     /// Everything else is as with a [`MemoryBackend`]: flights, windows, tags, failures. Beyond
-    /// the limit the least recently used value goes. About 500 bytes are taken beside each.
+    /// the limit the least recently used value goes. About 800 bytes are taken beside each.
     ///
     /// ```
     /// # let mut builder = tokio::runtime::Builder::new_current_thread();
