@@ -258,8 +258,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// backend of your own.
     ///
     /// After [`insert`](Cache::insert), [`invalidate`](Cache::invalidate),
-    /// [`expire`](Cache::expire) or [`touch`](Cache::touch) has returned, this cache and its clones
-    /// serve nothing older.
+    /// [`expire`](Cache::expire), [`touch`](Cache::touch) or the end of a [tag](Self::tags) has
+    /// returned, this cache and its clones serve nothing older.
     ///
     /// The bound does not hold while there are two masters, for writes that a failover loses, and
     /// for a machine that was suspended and whose monotonic clock stood still. Upgrade all

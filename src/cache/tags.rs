@@ -275,7 +275,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Removes all values that carry a tag, with one command, whatever their number.
     ///
     /// A caller that asks after this returned is served nothing that was read before, in the whole
-    /// fleet. The value of a load that is under way is served to those who asked before. Another
+    /// fleet. The value of a load that is under way is served to its earlier callers. Another
     /// process with a [local tier](super::Builder::local) may serve its copies for as long as its
     /// bound allows, as after [`invalidate`](Self::invalidate).
     ///

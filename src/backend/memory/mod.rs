@@ -79,7 +79,7 @@ impl MemoryBackend {
         self.data().weight()
     }
 
-    /// Returns the same store, whose pushes reach nobody.
+    /// Returns the same store, whose pushes reach no waiter.
     #[cfg(feature = "test-util")]
     pub(crate) fn without_waiters(&self) -> Self {
         Self { channels: Channels::default(), ..self.clone() }

@@ -82,7 +82,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let lead = self.lead(None, source);
         let (begun, epoch) = (Instant::now(), self.epoch_alone());
         let tags = &self.core.tags;
-        // Those who join later may ask after the end of a tag.
+        // A later joiner may ask after the end of a tag.
         let before = if tags.is_on { self.leader.begin_epoch() } else { epoch };
         lead.begin_tags(tags.of_value(tags.greatest(), &self.options().tags), tags.losses());
         if lead.is_rare() {
