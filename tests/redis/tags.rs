@@ -156,6 +156,13 @@ async fn numbers_go_on_after_the_loss_of_their_key() {
     assert_eq!(cache.get("k").await.unwrap(), Some(1), "foreign data is no end of a tag");
     cache.invalidate_tag("b").await.unwrap();
     assert_eq!(cache.get("k").await.unwrap(), None);
+    // What cannot be read may be an end, until the tag ends again.
+    cache.request("l").tag("c").insert(&1).await.unwrap();
+    raw.run::<()>(&["SET", "tags:t:{tags}:gc", "unreadable"]).await;
+    assert_eq!(cache.get("l").await.unwrap(), None);
+    cache.expire_tag("c").await.unwrap();
+    cache.request("l").tag("c").insert(&2).await.unwrap();
+    assert_eq!(cache.get("l").await.unwrap(), Some(2));
 }
 
 #[tokio::test]
