@@ -42,6 +42,7 @@ mod wait;
 pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
     acquire::{AskOutcome, Attempt, drive},
+    attended::attended,
     acquisition::{Acquisition, Said},
     engine::Engine,
     guard::LeaseGuard,
