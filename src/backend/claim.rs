@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::Owner;
 use crate::key::Name;
@@ -126,13 +126,16 @@ pub struct Claim {
     /// Whether its process is told of the end of a load that is in the way. Only the claim of an
     /// entry may do without.
     pub listens: bool,
+    /// Names the process of the holder, for [operators](super::Leases::holder_label).
+    pub label: Option<Arc<str>>,
 }
 
 impl Claim {
     /// Creates a claim of a fresh [`Owner`] that waits.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
         let owner = Owner::fresh();
-        Self { name, owner, mode, lease, fence_life, waits: true, listens: true }
+        let (waits, listens, label) = (true, true, None);
+        Self { name, owner, mode, lease, fence_life, waits, listens, label }
     }
 
     /// Returns what is claimed, for errors.

@@ -50,7 +50,6 @@ erased! {
     async fn pass_with_fence(from: &'a Claim, to: &'a Claim, fence: u64) -> Option<Grant>;
     async fn mark(claim: &'a Claim, tick: Tick) -> Marked;
     async fn holder(name: &'a Name, mode: Mode) -> Option<Occupied>;
-    async fn introduce(name: &'a Name, label: &'a str) -> ();
     async fn holder_label(name: &'a Name, mode: Mode) -> Option<String>;
     async fn clear(name: &'a Name, mode: Mode) -> bool;
     async fn changes(name: &'a Name) -> Changes;

@@ -197,19 +197,7 @@ pub trait Leases: Send + Sync + 'static {
         mode: Mode,
     ) -> impl Future<Output = Result<Option<Occupied>, BackendError>> + Send;
 
-    /// Makes the label of this process known in the namespace of a name, for at least 23 hours.
-    ///
-    /// The default does nothing.
-    fn introduce(
-        &self,
-        _name: &Name,
-        _label: &str,
-    ) -> impl Future<Output = Result<(), BackendError>> + Send {
-        async { Ok(()) }
-    }
-
-    /// Returns the label of the process that holds the lease of a name in a mode, if that has one
-    /// holder whose process was [introduced](Self::introduce).
+    /// Returns the [label](Claim::label) of the one holder of a name in a mode, if there is one.
     ///
     /// The default returns `None`.
     fn holder_label(

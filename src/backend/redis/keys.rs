@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `e` | string, PX | the [entry](crate::backend::Entry); `e1`, `e2`, … those of other schemas |
 //! | `t` and an owner | string, PX | a large entry on its way to `e`, for 10 s at most |
-//! | `l` | string, PX | the lease: `owner:fence`, and the ids of processes that wait for a load |
+//! | `l` | string, PX | the lease: `owner:fence`, and a label, or the ids of processes that wait for a load |
 //! | `lp` | set, PX | the ids for which `l` has no room |
 //! | `b` | string, PX | the failed loads after which a name backs off |
 //! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
@@ -17,7 +17,6 @@
 //! | `d` | sorted set | until when each process keeps its entries in `q` |
 //! | `w`, `r`, `rq`, `rd` | | the same of a read-write lock: writer, readers, queue, times |
 //! | `pl`, `p`, `pq`, `pd` | | the same of a set of permits, which has no sole holder |
-//! | `o` | string, PX | the label of a process; its name is the first half of its owner ids |
 //! | `n` | hash, PX | a latch: what is left, its id, its time to live, and the ids of its steps |
 //! | `n` | string, PX | the last tag number of a namespace, under `namespace:t:{tags}:` |
 //! | `g` and a tag | string, PX | there, when the tag ended and expired last: two tag numbers |
@@ -181,11 +180,6 @@ pub(super) fn heartbeat() -> String {
 pub(super) fn heartbeat_sent(message: &[u8]) -> Option<Instant> {
     let micros = std::str::from_utf8(message.strip_prefix(b"h")?).ok()?.parse().ok()?;
     ORIGIN.checked_add(Duration::from_micros(micros))
-}
-
-/// Returns the key of the label of a process in the namespace and family of a name.
-pub(super) fn label(name: &Name, process: &str) -> String {
-    format!("{}{{{process}}}:o", scope(name))
 }
 
 /// Splits a message on the channel of a process into the prefix of a name and the change. Returns

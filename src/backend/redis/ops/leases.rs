@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::{
     super::RedisBackend,
-    acquire::{semaphore_keys, with_need},
+    acquire::lock_call,
     millis, replies,
 };
 use crate::{
@@ -84,8 +84,7 @@ impl Leases for RedisBackend {
             Need::Sole => String::new(),
             Need::Units { count, .. } => count.to_string(),
         };
-        let call = semaphore_keys(&SCRIPTS.convert, to, &[self.channel()]);
-        let call = with_need(call.owner(from.owner).arg(units).owner(to.owner), to);
+        let call = lock_call(&SCRIPTS.convert, to, &[self.channel()]).owner(from.owner).arg(units);
         let (reply, confirmation) = loop {
             let (reply, confirmation) = self.0.servers.grant(&call).await?;
             if !replies::is_again(&reply) {
@@ -143,12 +142,13 @@ impl Leases for RedisBackend {
         self.checked(replies::holder(self.0.servers.call(&call).await?))
     }
 
-    async fn introduce(&self, name: &Name, label: &str) -> Result<(), BackendError> {
-        self.set_label(name, label).await
-    }
-
     async fn holder_label(&self, name: &Name, mode: Mode) -> Result<Option<String>, BackendError> {
-        self.label_of_holder(name, mode).await
+        if mode.need() != Need::Sole {
+            return Ok(None);
+        }
+        let key = name.suffixed(keys::semaphore(mode.into()).sole);
+        let lease = self.0.servers.run(redis::cmd("GET").arg(&key), &key).await?;
+        Ok(replies::label(&lease))
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {

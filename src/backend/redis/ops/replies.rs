@@ -57,6 +57,13 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
     }
 }
 
+/// Reads the label in a lease, if it has one.
+pub(super) fn label(lease: &Value) -> Option<String> {
+    let Value::BulkString(lease) = lease else { return None };
+    let (_, label) = std::str::from_utf8(lease).ok()?.split_once(':')?.1.split_once(':')?;
+    Some(label.to_owned())
+}
+
 /// Reads the mark before, whether it was set, and the server's time.
 pub(super) fn marked(value: Value) -> Result<Marked, BackendError> {
     let mut fields = Fields::new(value)?;

@@ -3,7 +3,7 @@
 -- part: lease_at
 -- include: read
 
--- Reads the lease `owner:fence` under a key, with what `registered` says of it behind.
+-- Reads the lease `owner:fence` under a key. Behind it stands a label, or what `registered` says.
 -- Returns the owner, the fence and the milliseconds left; or nil if it is free. Any other value is
 -- an error, the fourth result: a script neither waits for it nor overwrites it. The fifth result is
 -- the value.
@@ -11,7 +11,7 @@ local function lease_at(key)
   local value = read('GET', key)
   if value == false then return nil end
   local owner, fence
-  if value then owner, fence = string.match(value .. ',', '^(%x+):(%d+),[,%x]*r*,?$') end
+  if value then owner, fence = string.match(value, '^(%x+):(%d+)%f[:,r%z]') end
   local left = owner and redis.call('PTTL', key) or -1
   if left < 0 then
     local what = key .. ' holds something that is not a lease'
@@ -21,9 +21,11 @@ local function lease_at(key)
 end
 
 -- part: set_lease
--- Writes a lease. The fence is text.
-local function set_lease(key, owner, fence, lease_ms)
-  return redis.call('SET', key, owner .. ':' .. fence, 'PX', lease_ms)
+-- Writes a lease, with the label of its process if there is one. The fence is text.
+local function set_lease(key, owner, fence, lease_ms, label)
+  local value = owner .. ':' .. fence
+  if label and label ~= '' then value = value .. ':' .. label end
+  return redis.call('SET', key, value, 'PX', lease_ms)
 end
 
 -- part: renew_lease
