@@ -271,7 +271,6 @@ fn split(family: &str) -> (Vec<&'static str>, Vec<&'static str>) {
         "+script|load",
         "+role",
         "+info",
-        "+smembers",
     ];
     let permissions = rule(family).into_iter().filter(|word| word.starts_with('+'));
     permissions.partition(|word| !faster.contains(word))
@@ -479,7 +478,7 @@ async fn a_check_at_the_start_names_the_missing_right() {
         }
     };
     for (family, others) in [
-        ("caches", &["getrange", "setrange", "rename", "append", "sadd", "smembers"][..]),
+        ("caches", &["getrange", "setrange", "rename", "append"][..]),
         ("locks", &["zadd", "zrem", "zrange", "zcount", "zscore"]),
         ("locks", &["hset", "hmget", "hdel", "unlink"]),
     ] {

@@ -8,7 +8,6 @@
 //! | `e` | string, PX | the [entry](crate::backend::Entry); `e1`, `e2`, … those of other schemas |
 //! | `t` and an owner | string, PX | a large entry on its way to `e`, for 10 s at most |
 //! | `l` | string, PX | the lease: `owner:fence`, and a label, or the ids of processes that wait for a load |
-//! | `lp` | set, PX | the ids for which `l` has no room |
 //! | `b` | string, PX | the failed loads after which a name backs off |
 //! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
 //! | `m` | string, PX | the last tick begun; the owner of its turn follows until that is done |
@@ -27,8 +26,8 @@
 //!
 //! At a single server, a process has one channel for all locks of one namespace and family:
 //! `namespace:family:p:` and the first half of its owner ids, or `p@3:` for database 3. A backend
-//! has one for all entries of one namespace, which ends with an id of its own. All backends share
-//! `namespace:c:p:all`, and none listens to `namespace:c:p:rights`. Local tiers hear of changed
+//! has one for all entries of one namespace, which ends with an id of its own. None
+//! listens to `namespace:c:p:rights`. Local tiers hear of changed
 //! entries on `namespace:c:p:t0` to `t4095`, and of ended tags on one of `namespace:t:p:t0` to
 //! `t4095`. Messages on them begin with the [prefix](crate::key::Name::prefix) of the name. A
 //! backend sends itself `h` and a time on its own channel, for its local tiers. In a cluster, a
@@ -49,7 +48,6 @@ use crate::{
 
 pub(super) const STAGED: &str = "t";
 pub(super) const LEASE: &str = "l";
-pub(super) const PROCESSES: &str = "lp";
 pub(super) const FAILURE: &str = "b";
 pub(super) const FENCE: &str = "f";
 pub(super) const MARK: &str = "m";
@@ -115,9 +113,7 @@ pub(super) struct ScopeChannels {
     pub(super) queued: Arc<str>,
     /// For claims of entries, which register the id of their backend.
     pub(super) registered: Arc<str>,
-    /// For the claims of entries of all processes, whose registrations may be lost.
-    pub(super) common: Arc<str>,
-    /// The server was asked for them.
+    /// The server was asked for the one in use.
     pub(super) is_wanted: AtomicBool,
 }
 
@@ -155,7 +151,6 @@ impl ProcessChannels {
         ScopeChannels {
             queued: named(&Owner::process()),
             registered: named(&self.id),
-            common: named("all"),
             is_wanted: AtomicBool::new(false),
         }
     }

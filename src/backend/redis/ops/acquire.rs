@@ -61,9 +61,8 @@ impl RedisBackend {
     ) -> Result<Claimed, BackendError> {
         loop {
             let entry = claim.name.entry_suffix();
-            let call = Call::new(&SCRIPTS.acquire, 5)
-                .keys(&claim.name, &[keys::LEASE, keys::FENCE, &entry, keys::PROCESSES])
-                .keys(&claim.name, &[keys::FAILURE])
+            let call = Call::new(&SCRIPTS.acquire, 4)
+                .keys(&claim.name, &[keys::LEASE, keys::FENCE, &entry, keys::FAILURE])
                 .owner(claim.owner)
                 .arg(millis(claim.lease))
                 .arg(millis(claim.fence_life))

@@ -66,7 +66,7 @@ impl Latches for RedisBackend {
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
         // A latch has no queue, and its own key stands in.
         let keys = [self.channel(), keys::LATCH, keys::LATCH, keys::LATCH];
-        let call = Call::new(&SCRIPTS.clear, keys.len()).keys(name, &keys).arg(0).arg(0);
+        let call = Call::new(&SCRIPTS.clear, keys.len()).keys(name, &keys).arg(0);
         self.checked(replies::flag(self.0.servers.call(call).await?))
     }
 }

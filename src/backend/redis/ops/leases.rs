@@ -153,12 +153,9 @@ impl Leases for RedisBackend {
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         let keys = keys::semaphore(mode.into());
-        let has_processes = usize::from(name.family() == Family::Cache);
-        let call = Call::new(&SCRIPTS.clear, 5 + has_processes)
+        let call = Call::new(&SCRIPTS.clear, 5)
             .keys(name, &[self.channel(), keys.deadlines, keys.sole, keys.shared, keys.queue])
-            .keys(name, &[keys::PROCESSES][..has_processes])
-            .arg(1)
-            .arg(has_processes * 6);
+            .arg(1);
         self.checked(replies::flag(self.0.servers.call(&call).await?))
     }
 

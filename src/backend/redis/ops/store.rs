@@ -87,9 +87,9 @@ impl Store for RedisBackend {
     ) -> Result<Committed, BackendError> {
         let name = &claim.name;
         let kept = entry.windows.map_or(Duration::ZERO, |windows| windows.kept());
-        let call = Call::new(&SCRIPTS.commit_unchanged, 6)
+        let call = Call::new(&SCRIPTS.commit_unchanged, 5)
             .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .keys(name, &[keys::PROCESSES, keys::FAILURE])
+            .keys(name, &[keys::FAILURE])
             .owner(claim.owner)
             .arg(grant.fence())
             .arg(seen)
@@ -164,9 +164,9 @@ impl Store for RedisBackend {
     }
 
     async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let call = Call::new(&SCRIPTS.supersede, 6)
+        let call = Call::new(&SCRIPTS.supersede, 5)
             .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .keys(name, &[keys::PROCESSES, keys::FAILURE])
+            .keys(name, &[keys::FAILURE])
             .arg(millis(fence_life));
         self.checked(replies::fence(self.0.servers.call(call).await?))
     }
@@ -223,9 +223,9 @@ impl RedisBackend {
     ) -> Result<CommitReply, BackendError> {
         let name = &claim.name;
         let suffix = is_staged.then(|| staged_suffix(claim.owner));
-        let mut call = Call::new(&SCRIPTS.commit, 6 + usize::from(is_staged))
+        let mut call = Call::new(&SCRIPTS.commit, 5 + usize::from(is_staged))
             .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .keys(name, &[keys::PROCESSES, keys::FAILURE]);
+            .keys(name, &[keys::FAILURE]);
         let bytes = if is_staged { Bytes::new() } else { entry.encode() };
         if let Some(suffix) = &suffix {
             call = call.keys(name, &[suffix]);
@@ -275,9 +275,8 @@ impl RedisBackend {
 /// this many more.
 fn write<'a>(script: &'a Script, name: &Name, channel: &str, more: usize) -> Call<'a> {
     let [before, after] = name.neighbours();
-    Call::new(script, 8 + more)
-        .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), channel, keys::PROCESSES])
-        .keys(name, &[keys::FAILURE])
+    Call::new(script, 7 + more)
+        .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), channel, keys::FAILURE])
         .arg(before)
         .arg(after)
 }

@@ -4,14 +4,13 @@
 -- Returns the fence, which is written into the entry. Fails if the staged entry is not there.
 --
 -- entry_before, entry_after: the entries of the neighbouring schemas
--- processes: a set of processes that wait for a load
 -- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `kind` and `rest`; or nil
 -- size: of the entry in bytes
 -- tiers: the channel of local tiers that may have the entry, or ''
 -- kind, rest: the bytes of the entry before its fence, and behind its time
-local lease, fence, entry, channel, processes, failure = unpack(KEYS)
-local entry_before, entry_after, staged = unpack(KEYS, 7)
+local lease, fence, entry, channel, failure = unpack(KEYS)
+local entry_before, entry_after, staged = unpack(KEYS, 6)
 local kind, rest, size, ttl_ms, fence_ms, push_limit, tiers = unpack(ARGV)
 
 -- include: fence_at, fence_text, next_fence, entry_at, publish_entry, move_entry, time_text
@@ -34,5 +33,5 @@ end
 redis.call('SET', fence, text, 'PX', fence_ms)
 local registered = end_lease(lease)
 redis.call('DEL', failure, entry_before, entry_after)
-publish_entry(channel, registered, processes, bytes, push_limit, { text, size, entry })
+publish_entry(channel, registered, bytes, push_limit, { text, size, entry })
 return burnt

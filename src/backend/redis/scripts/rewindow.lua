@@ -4,13 +4,12 @@
 -- Returns the fence, and 1 if there is an entry now. Without an entry, new windows change nothing,
 -- and the fence is 0.
 --
--- processes: a set of processes that wait for a load
 -- failure: the record of failed loads, which ends
 -- entry_before, entry_after: the entries of the neighbouring schemas
 -- tiers: the channel of local tiers that may have the entry, or ''
 -- windows: as in the header, or '' to end the fresh and the stale one
-local lease, fence, entry, channel, processes, failure = unpack(KEYS)
-local entry_before, entry_after = unpack(KEYS, 7)
+local lease, fence, entry, channel, failure = unpack(KEYS)
+local entry_before, entry_after = unpack(KEYS, 6)
 local fence_ms, windows, ttl_ms, tiers = unpack(ARGV)
 
 -- include: fence_at, fence_text, next_fence, entry_at, time_text, burn, publish_to_all
@@ -54,5 +53,5 @@ if windows == '' then end_windows() else refused = set_windows() end
 if refused then return refused end
 redis.call('DEL', failure)
 local registered = burn(lease, fence, text, fence_ms)
-publish_to_all(channel, registered, processes, 'i' .. text)
+publish_to_all(channel, registered, 'i' .. text)
 return {tonumber(text), found and 1 or 0}

@@ -2,9 +2,8 @@
 --
 -- Returns the fence.
 --
--- processes: a set of processes that wait for the load
 -- failure: the record of failed loads, which ends
-local lease, fence, entry, channel, processes, failure = unpack(KEYS)
+local lease, fence, entry, channel, failure = unpack(KEYS)
 local fence_ms = ARGV[1]
 
 -- include: fence_at, fence_text, next_fence, entry_at, burn, publish_to_all
@@ -12,5 +11,5 @@ local _, stored = entry_at(entry)
 local burnt = next_fence(fence_at(fence), stored)
 redis.call('DEL', failure)
 local registered = burn(lease, fence, fence_text(burnt), fence_ms)
-publish_to_all(channel, registered, processes, 'w')
+publish_to_all(channel, registered, 'w')
 return burnt

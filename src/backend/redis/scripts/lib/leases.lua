@@ -11,7 +11,7 @@ local function lease_at(key)
   local value = read('GET', key)
   if value == false then return nil end
   local owner, fence
-  if value then owner, fence = string.match(value, '^(%x+):(%d+)%f[:,r%z]') end
+  if value then owner, fence = string.match(value, '^(%x+):(%d+)%f[:,%z]') end
   local left = owner and redis.call('PTTL', key) or -1
   if left < 0 then
     local what = key .. ' holds something that is not a lease'
@@ -47,14 +47,12 @@ local function end_lease(lease)
 end
 
 -- part: end_load
--- include: commit_mark, end_lease, fence_text, lease_at, wake_all
+-- include: commit_mark, end_lease, fence_text, lease_at
 
--- Marks a fence as committed, and ends its lease and the record of failed loads. A lease that is
--- lost took registrations with it. Returns what `end_lease` returns.
-local function end_load(lease, fence, channel, failure, owner, mine)
+-- Marks a fence as committed, and ends its lease and the record of failed loads. Returns what
+-- `end_lease` returns.
+local function end_load(lease, fence, failure, owner, mine)
   mark_committed(fence, fence_text(mine))
   redis.call('DEL', failure)
-  if lease_at(lease) == owner then return end_lease(lease) end
-  wake_all(channel)
-  return ''
+  return lease_at(lease) == owner and end_lease(lease) or ''
 end
