@@ -182,8 +182,8 @@ async fn led(
     (open, async move { loading.await.unwrap().unwrap().source() })
 }
 
-/// The number of processes that a lease lists.
-const LISTED: usize = 7;
+/// As many backends as the usual case of a commit tells.
+const FEW: usize = 7;
 
 fn name(key: &str) -> Name {
     Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
