@@ -87,8 +87,8 @@ impl Scripts {
                 scripts.acquire = Some(cut("acquire", &[(fence, "math.max(last, stored, 1)")]));
             }
             Break::InvalidationBurnsNothing => {
-                let cuts = [("burn(lease, fence, fence_text(burnt), fence_ms)", "''")];
-                scripts.invalidate = Some(cut("invalidate", &cuts));
+                let cuts = [("burn(lease, fence, text, fence_ms)", "''")];
+                scripts.invalidate = Some(cut("change", &cuts));
             }
             Break::ReleaseIgnoresHolder => {
                 let check = "if lease_at(lease) ~= owner then";
@@ -107,8 +107,8 @@ impl Scripts {
                 scripts.permit = Some(cut("acquire_lock", &cuts));
             }
             Break::ExpiryLeavesWindows => {
-                let cuts = [("if windows == '' then end_windows()", "if windows == '' then")];
-                scripts.expire = Some(cut("rewindow", &cuts));
+                let cuts = [("is_there = expire()", "is_there = found")];
+                scripts.expire = Some(cut("change", &cuts));
             }
             Break::EntriesDoNotAge => {
                 let stored_at = "time[1] .. string.sub('00000' .. time[2], -6)";
@@ -269,26 +269,27 @@ impl Scripts {
     }
 
     async fn expire(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
-        let arguments = [text(life.as_millis()), text(""), text(0), text("")];
-        let answer = self.eval(self.expire.as_ref(), &write_keys(name), &arguments).await?;
-        Ok(number(&fields(answer)[0]))
+        self.change(self.expire.as_ref(), "expire", name, life).await
     }
 
     async fn invalidate(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
-        let keys = write_keys(name);
-        let arguments = [text(life.as_millis()), text("")];
-        match self.eval(self.invalidate.as_ref(), &keys, &arguments).await? {
-            Value::Int(fence) => Ok(u64::try_from(fence).unwrap()),
-            other => panic!("the answer is not a fence: {other:?}"),
-        }
+        self.change(self.invalidate.as_ref(), "invalidate", name, life).await
     }
-}
 
-/// Returns the keys of a script that writes without a load.
-fn write_keys(name: &Name) -> [String; 7] {
-    let [before, after] = name.neighbours();
-    let [lease, fence, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
-    [lease, fence, name.entry(), channel, name.suffixed("b"), before, after]
+    async fn change(
+        &self,
+        script: Option<&String>,
+        what: &str,
+        name: &Name,
+        life: Duration,
+    ) -> Result<u64, BackendError> {
+        let [before, after] = name.neighbours();
+        let [lease, fence, channel, failure, spare] =
+            ["l", "f", "c", "b", "t"].map(|suffix| name.suffixed(suffix));
+        let keys = [lease, fence, name.entry(), channel, failure, before, after, spare];
+        let arguments = [text(what), text(life.as_millis()), text("")];
+        Ok(number(&fields(self.eval(script, &keys, &arguments).await?)[0]))
+    }
 }
 
 /// The usual cases of scripts, which are decided before the rules that are cut out.

@@ -16,7 +16,17 @@ use crate::{
 };
 
 impl RedisBackend {
-    async fn countdown(&self, call: Call<'_>) -> Result<Option<Countdown>, BackendError> {
+    /// Counts down, or only reads what is left if that is by 0.
+    async fn count(
+        &self,
+        name: &Name,
+        id: Owner,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        let call = Call::new(&SCRIPTS.count_down, 2)
+            .keys(name, &[keys::LATCH, self.channel()])
+            .owner(id)
+            .arg(by);
         let reply = replies::countdown(self.0.servers.call(call).await?);
         let (countdown, publish_refused) = self.checked(reply)?;
         self.record_publish_refused(publish_refused);
@@ -51,16 +61,11 @@ impl Latches for RedisBackend {
         id: Owner,
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
-        let call = Call::new(&SCRIPTS.count_down, 2)
-            .keys(name, &[keys::LATCH, self.channel()])
-            .owner(id)
-            .arg(by);
-        self.countdown(call).await
+        self.count(name, id, by).await
     }
 
     async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
-        let call = Call::new(&SCRIPTS.count_left, 1).keys(name, &[keys::LATCH]);
-        self.countdown(call).await
+        self.count(name, Owner::fresh(), 0).await
     }
 
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
