@@ -224,12 +224,12 @@ impl Attempt for OneAttempt<'_> {
         {
             return asked;
         }
-        waiting.listening().listen();
+        waiting.listen();
         let limit = try_limit(self.strategy, self.engine.backend().as_ref());
         match self.acquisition.ask(limit, |backend, claim| backend.acquire(claim)).await {
             Ok((Acquired::Granted(grant), sent)) => {
                 let waited = self.acquisition.is_waiting();
-                let changes = if waited { waiting.listening().take_changes() } else { None };
+                let changes = if waited { waiting.take_changes() } else { None };
                 AskOutcome::Settled(Ok(self.hold(grant.fence(), sent, None, changes)))
             }
             Ok((Acquired::Occupied(occupied), _)) => {
@@ -256,7 +256,7 @@ impl Attempt for OneAttempt<'_> {
         let until = self.acquisition.trusts(&handover)?;
         let is_fenced = self.acquisition.claim().mode.is_fenced();
         let fence = if is_fenced { handover.fence } else { 0 };
-        Some(Ok(self.hold(fence, Instant::now(), Some(until), waiting.listening().take_changes())))
+        Some(Ok(self.hold(fence, Instant::now(), Some(until), waiting.take_changes())))
     }
 
     async fn interrupted(&self) -> LeaseOutcome {
@@ -344,7 +344,7 @@ impl OneAttempt<'_> {
             owed.disarm();
         }
         if let Some(changes) = slot.take_changes() {
-            waiting.listening().listen().subscribe();
+            waiting.listen().subscribe();
             drop(changes);
             // The turn of this process is over, and it is the turn of another one.
             Box::pin(sleep(GIVE_WAY)).await;

@@ -8,8 +8,8 @@
 //! one is woken by the end of the lease in the way, or after 5 s. One without a claim waits for a
 //! latch, and looks every 0.7 s.
 //!
-//! Without a [subscription](super::listening) the looks come at growing intervals instead. A server
-//! that forbids pushes makes waiters a tenth of a second late then, and not a lease.
+//! While its subscription is not confirmed, the waiter looks at intervals: the server forbids it,
+//! or its connection is broken. Such a waiter is late by a tenth of a second, and not by a lease.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,14 +18,16 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     RetryStrategy,
     keeper::{Keeper, KeptPlace},
-    listening::{Listening, WaitedFor},
     release::Janitor,
 };
 use crate::{
-    backend::{Change, Claim},
+    backend::{Change, Changes, Claim},
+    key::Name,
     time::{Pauses, after},
 };
 
+/// The longest time between looks without a subscription.
+const UNHEARD_LOOK: Duration = Duration::from_millis(100);
 /// The longest time without a look, whatever pushes and leases say.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 /// The same for a waiter without a claim, which has no queue entry that is looked at for it.
@@ -39,7 +41,10 @@ const JITTER: Duration = Duration::from_millis(90);
 /// The wait of one caller. It costs nothing before the caller has to wait.
 pub(crate) struct Waiting<'a> {
     strategy: &'a dyn RetryStrategy,
-    listening: Listening,
+    janitor: Arc<Janitor>,
+    subject: WaitedFor,
+    /// Its registration for pushes.
+    changes: Option<Changes>,
     /// Keeps the queue entry of the claim, if it has one.
     keeper: Option<Keeper>,
     place: Option<KeptPlace>,
@@ -51,6 +56,13 @@ pub(crate) struct Waiting<'a> {
     deadline: Instant,
     /// The pauses after requests that failed.
     pauses: Pauses,
+}
+
+/// The claim or the name that is waited for.
+pub(crate) enum WaitedFor {
+    Claim(Claim),
+    /// A name without a claim.
+    Name(Name),
 }
 
 /// The next step of a waiter.
@@ -72,7 +84,9 @@ impl<'a> Waiting<'a> {
     ) -> Self {
         Self {
             strategy,
-            listening: Listening::new(janitor, subject),
+            janitor: janitor.clone(),
+            subject,
+            changes: None,
             keeper: None,
             place: None,
             waits: None,
@@ -96,12 +110,21 @@ impl<'a> Waiting<'a> {
     /// Waits for another claim of the same name from now on.
     pub(crate) fn turn_to(&mut self, claim: &Claim) {
         self.place = None;
-        self.listening.turn_to(claim);
+        self.changes = None;
+        self.subject = WaitedFor::Claim(claim.clone());
     }
 
-    /// Returns its subscription.
-    pub(crate) fn listening(&mut self) -> &mut Listening {
-        &mut self.listening
+    /// Registers the waiter. This comes before each request, so that no push is missed.
+    pub(crate) fn listen(&mut self) -> &mut Changes {
+        self.changes.get_or_insert_with(|| match &self.subject {
+            WaitedFor::Claim(claim) => self.janitor.backend().listen(&claim.name, Some(claim)),
+            WaitedFor::Name(name) => self.janitor.backend().listen(name, None),
+        })
+    }
+
+    /// Hands its registration on.
+    pub(crate) fn take_changes(&mut self) -> Option<Changes> {
+        self.changes.take()
     }
 
     /// Returns the limit if it has ended the wait, and not the strategy.
@@ -131,9 +154,9 @@ impl<'a> Waiting<'a> {
     pub(crate) async fn after(&mut self, remaining: Option<Duration>) -> Woken {
         let Some(remaining) = remaining else { return self.after_failure().await };
         self.pauses = Pauses::default();
-        if !self.listening.is_listening() {
+        if self.changes.is_none() {
             // What happened since the request was missed.
-            self.listening.listen();
+            self.listen();
             return Woken::Again;
         }
         let told = Instant::now();
@@ -143,20 +166,20 @@ impl<'a> Waiting<'a> {
             true => self.deadline,
             false => {
                 let jitter = JITTER.mul_f64(fastrand::f64());
-                let longest = match self.listening.claim() {
-                    Some(_) => LONGEST_SLEEP,
-                    None => LONGEST_SLEEP_WITHOUT_CLAIM - jitter,
+                let longest = match self.subject {
+                    WaitedFor::Claim(_) => LONGEST_SLEEP,
+                    WaitedFor::Name(_) => LONGEST_SLEEP_WITHOUT_CLAIM - jitter,
                 };
                 told + remaining.saturating_add(jitter).min(longest)
             }
         };
-        if let Some(interval) = self.listening.look_interval() {
-            look = look.min(told + interval);
+        if !self.listen().subscribe() {
+            look = look.min(told + UNHEARD_LOOK.mul_f64(0.5 + fastrand::f64() / 2.0));
         }
         let wake = look.min(until).min(self.deadline);
         tokio::select! {
             biased;
-            change = self.listening.pushed() => Woken::Pushed(change),
+            change = pushed(self.changes.as_mut()) => Woken::Pushed(change),
             () = kept(self.place.as_ref()) => Woken::Again,
             () = sleep_until(wake) => self.woken(wake),
         }
@@ -165,7 +188,7 @@ impl<'a> Waiting<'a> {
     /// Has the queue entry kept, whose lease in the way lasts for another `remaining`. Returns
     /// `false` if the claim has no entry.
     fn keep_entry(&mut self, remaining: Duration) -> bool {
-        let (Some(keeper), Some(claim)) = (&self.keeper, self.listening.claim()) else {
+        let (Some(keeper), WaitedFor::Claim(claim)) = (&self.keeper, &self.subject) else {
             return false;
         };
         match &self.place {
@@ -182,7 +205,7 @@ impl<'a> Waiting<'a> {
         let wake = after(Instant::now(), self.pauses.next()).min(until).min(self.deadline);
         tokio::select! {
             biased;
-            change = self.listening.pushed() => Woken::Pushed(change),
+            change = pushed(self.changes.as_mut()) => Woken::Pushed(change),
             () = sleep_until(wake) => self.woken(wake),
         }
     }
@@ -207,6 +230,14 @@ impl<'a> Waiting<'a> {
     }
 }
 
+/// Returns the next push, if the waiter is registered.
+async fn pushed(changes: Option<&mut Changes>) -> Change {
+    match changes {
+        Some(changes) => changes.next().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Completes when the keeper of the queue entry wants the waiter to ask.
 async fn kept(place: Option<&KeptPlace>) {
     match place {
@@ -224,7 +255,6 @@ mod tests {
         lease::{
             Retry,
             doubles::unanswered,
-            listening::{FIRST_LOOK, LONGEST_LOOK},
         },
     };
 
@@ -250,30 +280,21 @@ mod tests {
         let janitor = Janitor::new(Arc::new(Pushes(channels.clone())));
         let subject = WaitedFor::Name(name.clone());
         let mut waiting = Waiting::new(&janitor, subject, &ON_DEMAND, limit);
-        waiting.listening().listen();
+        waiting.listen();
         Ok((waiting, name))
     }
 
-    /// No push will come, so the waiter looks by itself at intervals that grow.
+    /// No push will come, so the waiter looks by itself.
     #[tokio::test(start_paused = true)]
-    async fn without_a_subscription_looks_come_at_growing_intervals() -> Result<(), crate::Error> {
+    async fn without_a_subscription_looks_come_at_intervals() -> Result<(), crate::Error> {
         let (mut waiting, _) = waiting(&Channels::default())?;
-        let told = Instant::now();
-        assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
-        // A timer fires within the millisecond after its time.
-        assert!(told.elapsed() <= FIRST_LOOK + MS, "{:?}", told.elapsed());
-        let mut looks = 0;
-        while told.elapsed() < 1000 * MS {
-            let before = Instant::now();
+        for _ in 0..20 {
+            let told = Instant::now();
             assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
-            assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
-            looks += 1;
+            // A timer fires within the millisecond after its time.
+            let took = told.elapsed();
+            assert!(took >= UNHEARD_LOOK / 2 && took <= UNHEARD_LOOK + MS, "{took:?}");
         }
-        assert!((9..30).contains(&looks), "{looks} looks in a second");
-        // The end of a lease is still looked for in its time.
-        let before = Instant::now();
-        waiting.after(Some(MS)).await;
-        assert!(before.elapsed() <= JITTER + 2 * MS, "{:?}", before.elapsed());
         Ok(())
     }
 
@@ -294,7 +315,7 @@ mod tests {
             for _ in 0..8 {
                 let before = Instant::now();
                 assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
-                assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
+                assert!(before.elapsed() <= UNHEARD_LOOK + MS, "{:?}", before.elapsed());
             }
             // It may have missed a push until now, and looks once more.
             channels.answer(name.prefix(), Ok(()));
@@ -313,7 +334,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_waiter_that_registers_late_asks_again() -> Result<(), crate::Error> {
         let (mut waiting, _) = waiting(&Channels::default())?;
-        drop(waiting.listening().take_changes());
+        drop(waiting.take_changes());
         let told = Instant::now();
         assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
         assert!(told.elapsed() < MS, "{:?}", told.elapsed());

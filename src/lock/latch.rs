@@ -314,7 +314,7 @@ impl Attempt for LatchWait<'_> {
     type Outcome = Result<(), Error>;
 
     async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<Self::Outcome> {
-        waiting.listening().listen();
+        waiting.listen();
         let Latch { space, latches, .. } = self.latch;
         if space.engine.janitor().is_stopped() {
             return AskOutcome::Settled(Err(Error::shut_down()));

@@ -98,7 +98,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
             return AskOutcome::Settled(run.away());
         }
         // Another process is likely to load. A second claim would read its entry out of turn.
-        waiting.listening().listen();
+        waiting.listen();
         self.epoch = run.leader.begin_epoch();
         let answer = self.ask_once().await;
         drop(turn);
