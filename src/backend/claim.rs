@@ -1,3 +1,5 @@
+//! Claims, and the answers about them.
+
 use std::{sync::Arc, time::Duration};
 
 use super::Owner;
@@ -217,4 +219,55 @@ pub struct Occupied {
     pub remaining: Duration,
     /// The number of holders; for permits, how many of them are out.
     pub holders: u32,
+}
+
+/// The answer to [`Leases::renew`](super::Leases::renew) for one claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Renewal {
+    /// The claim has the lease, which lasts its full time from now.
+    Held,
+    /// The claim does not have the lease.
+    NotHeld,
+    /// The outcome for this claim is unknown, though it is known for others of the same call.
+    ///
+    /// A majority of servers returns it for a lease about which too few servers answered. A cluster
+    /// returns it for the leases of a node that does not answer.
+    Unknown,
+}
+
+impl Renewal {
+    /// Returns whether the claim has the lease for certain.
+    pub fn is_held(self) -> bool {
+        self == Self::Held
+    }
+}
+
+impl From<bool> for Renewal {
+    /// Converts the answer of a server that always knows it.
+    fn from(held: bool) -> Self {
+        if held { Self::Held } else { Self::NotHeld }
+    }
+}
+
+/// The answer to [`Leases::keep`](super::Leases::keep).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// After how long the lease that is in the way ends if it is not renewed. If nothing is in the
+    /// way and the first waiter does not hear of that, it is how long the entry of that waiter
+    /// still lasts. Otherwise it is zero.
+    pub remaining: Duration,
+    /// The process had stopped to keep its entries, and others may have removed them.
+    pub has_lapsed: bool,
+    /// Nothing was in the way, and the lease was handed to a waiter that hears of it.
+    pub handed_over: bool,
+    /// Whether each claim has an entry, in their order.
+    pub stands: Vec<bool>,
+}
+
+impl Kept {
+    /// Returns the answer where no claim was given.
+    pub(super) fn nothing() -> Self {
+        let remaining = Duration::MAX;
+        Self { remaining, has_lapsed: false, handed_over: false, stands: Vec::new() }
+    }
 }

@@ -26,7 +26,7 @@ use crate::{
 
 /// How often a lease passes on within one process before other processes get it.
 const PASSES: u32 = 16;
-/// The same over a majority of servers, which has no queue that hands the lease to others.
+/// The same over a majority of servers, whose other processes come to the lock by chance.
 const MAJORITY_PASSES: u32 = 9;
 /// For how long it does.
 const TURN: Duration = Duration::from_millis(50);
@@ -70,8 +70,6 @@ pub(super) struct Slot<T> {
     queues: LocalQueues<T>,
     key: LocalQueueKey,
     passes: u32,
-    /// How often the lease passes on in this turn.
-    most_passes: u32,
     since: Instant,
     /// The subscription of the last caller that contended, for the next one.
     changes: Option<Box<Changes>>,
@@ -139,7 +137,7 @@ impl<T> QueuedCaller<T> {
 
 impl<T> Slot<T> {
     fn new(queues: LocalQueues<T>, key: LocalQueueKey) -> Self {
-        Self { queues, key, passes: 0, most_passes: PASSES, since: Instant::now(), changes: None }
+        Self { queues, key, passes: 0, since: Instant::now(), changes: None }
     }
 
     /// Begins the turn of this process, which has won the lease from others, and keeps the
@@ -148,20 +146,8 @@ impl<T> Slot<T> {
     /// A subscription that no caller needs ends with the hold, and not while others wait.
     pub(super) fn begin(&mut self, changes: Option<Changes>) {
         self.passes = 0;
-        self.most_passes = match (self.key.0.family(), &changes) {
-            (Family::Redlock, None) => MAJORITY_PASSES,
-            // The process had to wait for others. Each of its waiters has the lease once now.
-            (Family::Redlock, Some(_)) => self.waiting().clamp(1, PASSES),
-            _ => PASSES,
-        };
         self.since = Instant::now();
         self.changes = changes.map(Box::new);
-    }
-
-    /// Returns the number of callers behind this one.
-    fn waiting(&self) -> u32 {
-        let waiting = self.queues.queues().get(&self.key).map_or(0, VecDeque::len);
-        u32::try_from(waiting).unwrap_or(u32::MAX)
     }
 
     /// Takes the subscription of the last caller that contended.
@@ -171,7 +157,8 @@ impl<T> Slot<T> {
 
     /// Takes the next caller to pass the lease to, while the turn of this process lasts.
     pub(super) fn next(&mut self) -> Option<QueuedCaller<T>> {
-        if self.passes >= self.most_passes || self.since.elapsed() >= TURN {
+        let most = if self.key.0.family() == Family::Redlock { MAJORITY_PASSES } else { PASSES };
+        if self.passes >= most || self.since.elapsed() >= TURN {
             return None;
         }
         self.passes += 1;

@@ -22,7 +22,6 @@ use crate::{
             keys,
             scripts::{Call, SCRIPTS},
         },
-        renewed_together,
     },
     error::BackendError,
     key::{Family, Name},
@@ -195,15 +194,22 @@ impl RedisBackend {
     }
 }
 
-/// Splits claims into those that one script renews each.
-fn renewal_batches(mut claims: &[Claim], budget: usize) -> Vec<&[Claim]> {
-    let mut batches = Vec::with_capacity(claims.len().div_ceil(budget));
-    while !claims.is_empty() {
-        let (batch, rest) = claims.split_at(renewed_together(claims.iter(), budget));
-        batches.push(batch);
-        claims = rest;
-    }
-    batches
+/// The number of permits that cost a server as much as one lease. It renews each permit by itself.
+const PERMITS_A_LEASE: usize = 4;
+
+/// Splits claims into those that one script renews each, at a cost of at most `budget` leases.
+fn renewal_batches(claims: &[Claim], budget: usize) -> Vec<&[Claim]> {
+    let mut spent = 0;
+    let cost = |claim: &Claim| match claim.mode {
+        Mode::Permit { count, .. } => 1 + count as usize / PERMITS_A_LEASE,
+        _ => 1,
+    };
+    let fits = |last: &Claim, next: &Claim| {
+        let with_next = if spent == 0 { cost(last) } else { spent } + cost(next);
+        spent = if with_next <= budget { with_next } else { 0 };
+        spent > 0
+    };
+    claims.chunk_by(fits).collect()
 }
 
 /// Returns the call that renews a batch of leases.
