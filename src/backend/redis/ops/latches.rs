@@ -23,10 +23,11 @@ impl RedisBackend {
         id: Owner,
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
-        let call = Call::new(&SCRIPTS.count_down, 2)
+        let call = Call::new(&SCRIPTS.latch, 2)
             .keys(name, &[keys::LATCH, self.channel()])
             .owner(id)
-            .arg(by);
+            .arg(by)
+            .arg("");
         let reply = replies::countdown(self.0.servers.call(call).await?);
         let (countdown, publish_refused) = self.checked(reply)?;
         self.record_publish_refused(publish_refused);
@@ -47,8 +48,8 @@ impl Latches for RedisBackend {
         count: u32,
         ttl: Duration,
     ) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.set_latch, 1)
-            .keys(name, &[keys::LATCH])
+        let call = Call::new(&SCRIPTS.latch, 2)
+            .keys(name, &[keys::LATCH, self.channel()])
             .owner(id)
             .arg(count)
             .arg(millis(ttl));
