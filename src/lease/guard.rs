@@ -141,7 +141,7 @@ impl LeaseGuard {
         Release::new(janitor, claim, self.record.outcome_unknown(), runtime)
     }
 
-    fn give_back(&mut self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+    fn give_back(&mut self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
         self.closing();
         self.released = true;
         give_back(self.engine.clone(), self.obligation(), self.record.take_slot())

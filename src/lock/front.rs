@@ -9,7 +9,7 @@ use std::{
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::{holder::Holder, space::LockSpace};
+use super::{Holder, space::LockSpace};
 use crate::{
     backend::{ANSWER_LIMIT, Claim, Mode, Occupied, in_time},
     error::{Chain, Error, ErrorKind},

@@ -79,7 +79,6 @@
 //! - `wait_limit` is a setting, and `wait` waits for a latch.
 
 mod front;
-mod holder;
 mod jobs;
 pub mod ladder;
 mod latch;
@@ -103,12 +102,11 @@ mod turn;
 #[doc(hidden)]
 pub use self::majority::Majority;
 pub use self::{
-    holder::Holder,
     jobs::{Job, OnCrash, Ticks},
     latch::Latch,
     leader::{Candidate, Term},
     locks::Locks,
-    mutex::{Mutex, MutexGuard},
+    mutex::{Holder, Mutex, MutexGuard},
     permits::{PermitId, Permits},
     redlock::Redlock,
     reentrant::{ReentrantGuard, ReentrantHolder, ReentrantMutex},

@@ -1,5 +1,4 @@
 mod entries;
-mod failures;
 mod tags;
 
 use std::{
@@ -11,7 +10,7 @@ use std::{
 use lru::LruCache;
 use tokio::time::Instant;
 
-use self::failures::StoredFailure;
+use self::entries::StoredFailure;
 use super::{
     latches::StoredLatch,
     semaphore::{SoleHold, StoredSemaphore},
