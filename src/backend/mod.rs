@@ -74,9 +74,7 @@ pub use self::tap::Tap;
 
 pub(crate) use self::{
     claim::{HANDOVER_LIFE, Need, SemaphoreKind},
-    erased::{
-        ANSWER_LIMIT, DynLeases, Erased, ErasedLeases, answered, answered_by, in_time,
-    },
+    erased::{ANSWER_LIMIT, DynLeases, Erased, ErasedLeases, answered, answered_by, in_time},
     latches::{DynLatches, ErasedLatches},
     store::{DynStore, ErasedStore},
     tags::{TAG_LIFE, TAGGED_LIFE, TagVerdict},

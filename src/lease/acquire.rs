@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, WaitedFor, Waiting, Woken,
+    Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, Waiting, Woken,
     attended::attended,
     queue::{Entered, FailedPass, SlotNotice},
     record::LeaseSlot,
@@ -182,8 +182,7 @@ impl Engine {
         strategy: &dyn RetryStrategy,
         (limit, deadline): (Duration, Instant),
     ) -> Result<LeaseGuard, Error> {
-        let mut waiting =
-            Waiting::new(&self.janitor, WaitedFor::Claim(claim.clone()), strategy, limit);
+        let mut waiting = Waiting::new(&self.janitor, claim.clone(), strategy, limit);
         waiting.end_at(deadline);
         waiting.keep_entries(&self.keeper);
         let mut attempt = OneAttempt {

@@ -14,12 +14,7 @@ use futures_util::{
     FutureExt,
     future::{BoxFuture, poll_immediate},
 };
-use tokio::{
-    runtime::Handle,
-    sync::Notify,
-    task::yield_now,
-    time::sleep,
-};
+use tokio::{runtime::Handle, sync::Notify, task::yield_now, time::sleep};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, Span, debug};
 

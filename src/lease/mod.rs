@@ -41,14 +41,14 @@ mod wait;
 pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
     acquire::{AskOutcome, Attempt, drive},
-    attended::attended,
     acquisition::{Acquisition, Said},
+    attended::attended,
     engine::Engine,
     guard::LeaseGuard,
     record::LeaseRecord,
     release::Janitor,
     retry::try_limit,
-    wait::{WaitedFor, Waiting, Woken},
+    wait::{Waiting, Woken},
 };
 
 use std::time::Duration;

@@ -244,9 +244,8 @@ impl RenewalCore {
         let Some(first) = chunk.first() else { return };
         let shard = self.shards.of(self.backend.shard(&first.claim().name), |_| true);
         let _permit = shard.0.acquire().await;
-        let is_held = |record: &Arc<LeaseRecord>| {
-            self.schedule().held.contains_key(&record.claim().owner)
-        };
+        let is_held =
+            |record: &Arc<LeaseRecord>| self.schedule().held.contains_key(&record.claim().owner);
         chunk.retain(is_held);
         let sent = Instant::now();
         let claims: Vec<_> = chunk.iter().map(|record| record.claim().clone()).collect();

@@ -5,8 +5,7 @@
 //! the subscription is confirmed later, that wakes the waiter, which asks again.
 //!
 //! A waiter with a queue entry is also woken by the [keeper](super::keeper) of its entry. Any other
-//! one is woken by the end of the lease in the way, or after 5 s. One without a claim waits for a
-//! latch, and looks every 0.7 s.
+//! one is woken by the end of the lease in the way, or after 5 s.
 //!
 //! While its subscription is not confirmed, the waiter looks at intervals: the server forbids it,
 //! or its connection is broken. Such a waiter is late by a tenth of a second, and not by a lease.
@@ -22,7 +21,6 @@ use super::{
 };
 use crate::{
     backend::{Change, Changes, Claim},
-    key::Name,
     time::{Pauses, after},
 };
 
@@ -30,8 +28,6 @@ use crate::{
 const UNHEARD_LOOK: Duration = Duration::from_millis(100);
 /// The longest time without a look, whatever pushes and leases say.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
-/// The same for a waiter without a claim, which has no queue entry that is looked at for it.
-const LONGEST_SLEEP_WITHOUT_CLAIM: Duration = Duration::from_millis(700);
 /// The shortest wait of a strategy. Without it, a waiter whose backend answers at once would never
 /// let go of its thread.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
@@ -42,7 +38,7 @@ const JITTER: Duration = Duration::from_millis(90);
 pub(crate) struct Waiting<'a> {
     strategy: &'a dyn RetryStrategy,
     janitor: Arc<Janitor>,
-    subject: WaitedFor,
+    claim: Claim,
     /// Its registration for pushes.
     changes: Option<Changes>,
     /// Keeps the queue entry of the claim, if it has one.
@@ -58,13 +54,6 @@ pub(crate) struct Waiting<'a> {
     pauses: Pauses,
 }
 
-/// The claim or the name that is waited for.
-pub(crate) enum WaitedFor {
-    Claim(Claim),
-    /// A name without a claim.
-    Name(Name),
-}
-
 /// The next step of a waiter.
 pub(crate) enum Woken {
     /// It asks again.
@@ -78,14 +67,14 @@ pub(crate) enum Woken {
 impl<'a> Waiting<'a> {
     pub(crate) fn new(
         janitor: &Arc<Janitor>,
-        subject: WaitedFor,
+        claim: Claim,
         strategy: &'a dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
         Self {
             strategy,
             janitor: janitor.clone(),
-            subject,
+            claim,
             changes: None,
             keeper: None,
             place: None,
@@ -111,15 +100,13 @@ impl<'a> Waiting<'a> {
     pub(crate) fn turn_to(&mut self, claim: &Claim) {
         self.place = None;
         self.changes = None;
-        self.subject = WaitedFor::Claim(claim.clone());
+        self.claim = claim.clone();
     }
 
     /// Registers the waiter. This comes before each request, so that no push is missed.
     pub(crate) fn listen(&mut self) -> &mut Changes {
-        self.changes.get_or_insert_with(|| match &self.subject {
-            WaitedFor::Claim(claim) => self.janitor.backend().listen(&claim.name, Some(claim)),
-            WaitedFor::Name(name) => self.janitor.backend().listen(name, None),
-        })
+        let (backend, claim) = (self.janitor.backend(), &self.claim);
+        self.changes.get_or_insert_with(|| backend.listen(&claim.name, Some(claim)))
     }
 
     /// Hands its registration on.
@@ -166,11 +153,7 @@ impl<'a> Waiting<'a> {
             true => self.deadline,
             false => {
                 let jitter = JITTER.mul_f64(fastrand::f64());
-                let longest = match self.subject {
-                    WaitedFor::Claim(_) => LONGEST_SLEEP,
-                    WaitedFor::Name(_) => LONGEST_SLEEP_WITHOUT_CLAIM - jitter,
-                };
-                told + remaining.saturating_add(jitter).min(longest)
+                told + remaining.saturating_add(jitter).min(LONGEST_SLEEP)
             }
         };
         if !self.listen().subscribe() {
@@ -188,12 +171,10 @@ impl<'a> Waiting<'a> {
     /// Has the queue entry kept, whose lease in the way lasts for another `remaining`. Returns
     /// `false` if the claim has no entry.
     fn keep_entry(&mut self, remaining: Duration) -> bool {
-        let (Some(keeper), WaitedFor::Claim(claim)) = (&self.keeper, &self.subject) else {
-            return false;
-        };
+        let Some(keeper) = &self.keeper else { return false };
         match &self.place {
             Some(place) => place.met(remaining),
-            None if claim.waits => self.place = Some(keeper.enter(claim, remaining)),
+            None if self.claim.waits => self.place = Some(keeper.enter(&self.claim, remaining)),
             None => return false,
         }
         true
@@ -250,12 +231,9 @@ async fn kept(place: Option<&KeptPlace>) {
 mod tests {
     use super::*;
     use crate::{
-        backend::{Changes, Channels, Leases, channels::TopicRoute},
+        backend::{Changes, Channels, Leases, Mode, channels::TopicRoute},
         key::{Family, Key, Name, Namespace},
-        lease::{
-            Retry,
-            doubles::unanswered,
-        },
+        lease::{Retry, doubles::unanswered},
     };
 
     const MS: Duration = Duration::from_millis(1);
@@ -278,8 +256,8 @@ mod tests {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let limit = Duration::from_secs(60);
         let janitor = Janitor::new(Arc::new(Pushes(channels.clone())));
-        let subject = WaitedFor::Name(name.clone());
-        let mut waiting = Waiting::new(&janitor, subject, &ON_DEMAND, limit);
+        let claim = Claim::new(name.clone(), Mode::Exclusive, limit, limit);
+        let mut waiting = Waiting::new(&janitor, claim, &ON_DEMAND, limit);
         waiting.listen();
         Ok((waiting, name))
     }
@@ -323,9 +301,8 @@ mod tests {
             assert!(matches!(woken, Woken::Pushed(Change::Wake)));
             let before = Instant::now();
             assert!(matches!(waiting.after(Some(4000 * MS)).await, Woken::Again));
-            // Nothing keeps a queue entry of a waiter without a claim.
             let took = before.elapsed();
-            assert!(took >= 600 * MS && took <= LONGEST_SLEEP_WITHOUT_CLAIM + MS, "{took:?}");
+            assert!(took >= 4000 * MS && took <= 4000 * MS + JITTER + MS, "{took:?}");
         }
         Ok(())
     }

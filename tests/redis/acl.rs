@@ -263,15 +263,8 @@ async fn use_all(server: &RedisServer, user: &str, family: &str, key: &str) -> R
 
 /// Returns the permissions that an operation needs, and those that only make operations faster.
 fn split(family: &str) -> (Vec<&'static str>, Vec<&'static str>) {
-    let faster = [
-        "+publish",
-        "+subscribe",
-        "+unsubscribe",
-        "+eval",
-        "+script|load",
-        "+role",
-        "+info",
-    ];
+    let faster =
+        ["+publish", "+subscribe", "+unsubscribe", "+eval", "+script|load", "+role", "+info"];
     let permissions = rule(family).into_iter().filter(|word| word.starts_with('+'));
     permissions.partition(|word| !faster.contains(word))
 }

@@ -290,8 +290,7 @@ async fn registrations_live_as_long_as_the_lease() {
         let told: Vec<_> = pushes.on_message().take(waiting).collect().await;
         let mut channels: Vec<_> = told.iter().map(|one| one.get_channel_name()).collect();
         channels.sort_unstable();
-        let mut expected: Vec<_> =
-            registered.iter().map(|id| format!("t:c:p:{id}")).collect();
+        let mut expected: Vec<_> = registered.iter().map(|id| format!("t:c:p:{id}")).collect();
         expected.sort();
         assert_eq!(channels, expected);
         for message in &told {

@@ -8,11 +8,7 @@ use std::{
 use redis::Value;
 use tokio::sync::watch;
 
-use super::{
-    super::RedisBackend,
-    acquire::lock_call,
-    millis, replies,
-};
+use super::{super::RedisBackend, acquire::lock_call, millis, replies};
 use crate::{
     backend::{
         Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Kept, Leases,

@@ -19,11 +19,7 @@ use std::{
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::super::{
-    RedisBackend, RedisInner,
-    client::OnDemandTask,
-    keys,
-};
+use super::super::{RedisBackend, RedisInner, client::OnDemandTask, keys};
 use crate::{error::BackendErrorKind, key::Name, sync::lock};
 
 /// The messages of a backend to itself.
