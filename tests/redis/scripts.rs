@@ -249,8 +249,8 @@ async fn a_label_costs_no_command_of_a_lock() {
     assert_eq!(holder.owner.as_deref(), Some("pod-7"));
     let mutex = there.mutex("k");
     let (next, ()) = tokio::join!(mutex.lock(), async {
-        let entries = async || server.raw().await.run(&["ZCARD", "bellwether:l:{k}:q"]).await;
-        let waits = async || entries().await == 1_u32;
+        let queue = ["ZCARD", "bellwether:l:{k}:q"];
+        let waits = async || server.raw().await.run::<u32>(&queue).await == 1;
         assert!(comes_true(LIMIT, waits).await, "nobody waits");
         guard.unlock().await.unwrap();
     });
