@@ -90,7 +90,6 @@ mod mutex;
 mod permits;
 mod redlock;
 mod reentrant;
-mod reentry;
 mod rw;
 mod rw_guards;
 mod semaphore;
