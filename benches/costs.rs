@@ -653,10 +653,7 @@ async fn locks(server: &RedisServer) {
             let token = uuid::Uuid::new_v4().simple().to_string();
             let _: redis::Value = acquire
                 .key(&[&lease, &shared, &fence, &queue, &deadlines])
-                .arg(&token)
-                .arg("f")
-                .arg(0)
-                .arg(10_000)
+                .arg(format!("{token}:f:0:10000:"))
                 .arg(86_400_000)
                 .arg(0)
                 .invoke_async(&mut connection)
@@ -664,10 +661,7 @@ async fn locks(server: &RedisServer) {
                 .unwrap();
             let ended: i64 = release
                 .key(&[&lease, &shared, &fence, &queue, &deadlines, &channel])
-                .arg(&token)
-                .arg("f")
-                .arg(0)
-                .arg(10_000)
+                .arg(format!("{token}:f:0:10000:"))
                 .arg(86_400_000)
                 .arg(0)
                 .invoke_async(&mut connection)
