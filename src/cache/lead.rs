@@ -97,7 +97,8 @@ impl<V> Lead<V> {
     }
 
     /// Completes when the lease is lost. Another process may then load, and this value is most
-    /// likely not stored. Never completes without a lease.
+    /// likely not stored. In a call for many keys, a key that no caller waits for any longer loses
+    /// its lease, too. Never completes without a lease.
     ///
     /// # Cancel safety
     ///
