@@ -391,7 +391,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             error_codec: self.error_codec,
             tag,
             flights: Group::new(settings.abandoned, settings.limits()),
-            reloads: Group::new(settings.abandoned, settings.limits()),
             abort: CancellationToken::new(),
             loads: Arc::new(Semaphore::new(settings.max_loads)),
             counters: Counters::default(),

@@ -53,8 +53,6 @@ pub(super) struct Core<V> {
     /// How long one try of a claim or a write may take.
     pub(super) try_limit: Duration,
     pub(super) flights: Group<Outcome<V>>,
-    /// The flights of callers that take only a value whose load begins after they have asked.
-    pub(super) reloads: Group<Outcome<V>>,
     /// Cancelled when the loads under way are to end.
     pub(super) abort: CancellationToken,
     /// The permits of loads under way.
@@ -319,8 +317,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Returns the copy of a value in this process.
     pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
-        let is_taken = options.takes_local && !options.sharing.is_anew;
-        let tier = self.tier.as_ref().filter(|_| is_taken)?;
+        let tier = self.tier.as_ref().filter(|_| options.takes_local)?;
         let lot = |fence| match self.name(&key.into()) {
             Ok(name) => self.lots.draw(&name, fence),
             Err(_) => Lot { is_first: true, random: 0.0 },

@@ -39,8 +39,8 @@ struct LeadInner<V> {
     lease: Option<Arc<LeaseRecord>>,
     stale: Option<Arc<Known<V>>>,
     source: Source,
-    /// The callers want a value whose load begins after they asked.
-    is_anew: bool,
+    /// No old value is good enough, so none stands in.
+    wants_new: bool,
     /// In a box, which most loads do not need.
     keeping: Mutex<Option<Box<Keeping>>>,
     /// `None` if the cache has no tags, and the loader gives none.
@@ -70,13 +70,13 @@ impl<V> Lead<V> {
         lease: Option<Arc<LeaseRecord>>,
         stale: Option<Arc<Known<V>>>,
         source: Source,
-        is_anew: bool,
+        wants_new: bool,
     ) -> Self {
         Self(Arc::new(LeadInner {
             lease,
             stale,
             source,
-            is_anew,
+            wants_new,
             keeping: Mutex::default(),
             tagged: Mutex::default(),
             losses: OnceLock::new(),
@@ -203,7 +203,7 @@ impl<V> Lead<V> {
         V: Clone + 'static,
     {
         let stands_in = |known: &Arc<Known<V>>| known.in_place_of_failure().is_some();
-        !self.0.is_anew && self.0.stale.as_ref().is_some_and(stands_in)
+        !self.0.wants_new && self.0.stale.as_ref().is_some_and(stands_in)
     }
 
     /// Declares that a failure of this load concerns all callers, although its answer is for one.
@@ -262,11 +262,6 @@ impl<V> Lead<V> {
     #[cfg(feature = "http")]
     pub(crate) fn replaces(&self) -> bool {
         self.0.stale.is_some()
-    }
-
-    /// Returns whether the value is not stored because its key is used too rarely.
-    pub(crate) fn is_rare(&self) -> bool {
-        self.0.lease.is_none() && self.0.source == Source::Led
     }
 
     /// Announces the head of the value, so that callers of this process that take heads have it at

@@ -43,7 +43,6 @@ mod run;
 mod settings;
 mod shard;
 mod tags;
-mod uses;
 pub mod windows;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -72,7 +71,6 @@ pub(crate) use self::{
     loader::Produced,
     outcome::Alone,
     settings::{OnFull, OnUncacheable, Sharing},
-    uses::{CountedUses, Uses},
 };
 
 use self::core::{Core, Decision};
@@ -212,7 +210,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Returns what was counted since the cache was built.
     pub fn stats(&self) -> Stats {
-        self.core.counters.snapshot(self.core.flights.len() + self.core.reloads.len())
+        self.core.counters.snapshot(self.core.flights.len())
     }
 
     /// Publishes the [counters](Self::stats) of this cache and its clones, and the times of loads
@@ -261,14 +259,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn shutdown(&self, deadline: Duration) {
         let core = &self.core;
         core.flights.close();
-        core.reloads.close();
         core.engine.stop();
         // No caller waits for the refreshes in the background.
         core.refreshes.close();
         core.looks.close();
         let idle = || async {
             core.flights.idle().await;
-            core.reloads.idle().await;
             core.refreshes.idle().await;
         };
         if timeout(deadline, idle()).await.is_err() {

@@ -72,8 +72,7 @@ async fn patiently<V: Clone + Send + Sync + 'static>(
 impl Patience {
     /// Begins the patience of a caller, if it has a limit.
     pub(super) fn of(options: &Options) -> Option<Box<Self>> {
-        // A caller that wants a load which begins after it has no use for the stored value.
-        let limit: Duration = options.serve_stale_after.filter(|_| !options.sharing.is_anew)?;
+        let limit: Duration = options.serve_stale_after?;
         Some(Box::new(Self { until: after(Instant::now(), limit), rules: options.rules }))
     }
 

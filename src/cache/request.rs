@@ -216,8 +216,7 @@ where
 
 /// Joins the flight of a key.
 fn join<V>(core: &Core<V>, key: &Key, sharing: Sharing) -> Result<Joined<Outcome<V>>, Refused> {
-    let flights = if sharing.is_anew { &core.reloads } else { &core.flights };
-    let mut joined = flights.join(key)?;
+    let mut joined = core.flights.join(key)?;
     if sharing.takes_heads {
         joined.follower.take_first();
     }

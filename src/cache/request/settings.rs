@@ -161,13 +161,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Loads the value without a lease, and stores nothing, until its key is used often enough.
-    #[cfg(feature = "http")]
-    pub(crate) fn min_uses(mut self, uses: Option<crate::cache::CountedUses>) -> Self {
-        self.options_mut().min_uses = uses;
-        self
-    }
-
     #[cfg(feature = "http")]
     pub(crate) fn sharing(mut self, sharing: crate::cache::Sharing) -> Self {
         self.options_mut().sharing = sharing;

@@ -61,6 +61,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     fn is_refresh(&self) -> bool {
-        !self.waits || self.wants_new()
+        !self.waits || self.supersedes.is_some()
     }
 }

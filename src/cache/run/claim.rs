@@ -44,7 +44,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             fence: 0,
             announced: None,
             tagged: None,
-            is_told: false,
         };
         drive(&mut claiming, &mut waiting).await
     }
@@ -73,8 +72,6 @@ pub(super) struct Claiming<'a, V: Clone> {
     announced: Option<Announcement>,
     /// An entry that was pushed, and whose tags are to be asked for.
     tagged: Option<Entry>,
-    /// An answer has told a fence whose load may have begun before the callers asked.
-    is_told: bool,
 }
 
 impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
@@ -178,10 +175,9 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if matches!(&judged.0, Ok(Some(entry)) if is_uncacheable(entry))
             && run.options().sharing.on_uncacheable == OnUncacheable::Claim
         {
-            // The callers decide whether they try once more.
             return Some(Step::Land(uncacheable()));
         }
-        match run.received(judged, self.entry_epoch()) {
+        match run.received(judged, self.epoch) {
             Step::Claim { .. } => None,
             step => Some(step),
         }
@@ -189,11 +185,8 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
 
     /// Returns what follows an entry that a claim was answered with.
     async fn newer(&mut self, entry: Entry) -> AskOutcome<Step<V>> {
-        if self.is_first_told(entry.fence) {
-            return AskOutcome::Again;
-        }
         let judged = self.run.core.judge(Ok(Some(entry))).await;
-        match self.run.received(judged, self.entry_epoch()) {
+        match self.run.received(judged, self.epoch) {
             Step::Claim { seen } => {
                 self.seen = seen;
                 AskOutcome::Again
@@ -204,22 +197,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
 
     /// Returns whether an entry that is pushed may be good enough.
     fn awaits(&self, fence: u64) -> bool {
-        fence >= self.fence && (!self.run.is_anew() || fence > self.seen)
-    }
-
-    /// Returns whether a fence is the first that a claim of an [anew](Run::is_anew) run was told.
-    /// Its load is not good enough.
-    fn is_first_told(&mut self, fence: u64) -> bool {
-        let is_first = self.run.is_anew() && !std::mem::replace(&mut self.is_told, true);
-        if is_first {
-            self.seen = self.seen.max(fence);
-        }
-        is_first
-    }
-
-    /// Returns which callers an entry is good enough for.
-    fn entry_epoch(&self) -> Epoch {
-        self.run.asked().unwrap_or(self.epoch)
+        fence >= self.fence
     }
 
     /// Claims once in a task, to see whether replicas confirm grants again. No caller waits for it:
@@ -285,7 +263,6 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             return AskOutcome::Settled(Step::LoadAlone(None));
         }
         self.unanswered = None;
-        self.is_first_told(occupied.fence);
         let met = std::mem::replace(&mut self.fence, occupied.fence);
         let is_next = met != 0 && met != occupied.fence;
         if self.time_up || (is_next && self.run.options().sharing.waits_once) {

@@ -51,7 +51,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     ) -> EpochOutcome<V> {
         let counters = &self.core.counters;
         // Callers that join from here on get a look of their own.
-        let committed = if self.is_anew() { granted } else { self.leader.begin_epoch() };
+        let committed = self.leader.begin_epoch();
         let asked = self.core.memory.ask();
         let (Written { entry, ttl, answer }, verdict) =
             tokio::join!(self.write(&guard, &made, cost, lead), self.ask_tags(lead));

@@ -122,7 +122,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         known: &Known<V>,
         epoch: Epoch,
     ) -> Option<EpochOutcome<V>> {
-        if self.is_anew() || !self.core.failures.is_quiet(self.leader.key(), known.fence) {
+        if !self.core.failures.is_quiet(self.leader.key(), known.fence) {
             return None;
         }
         let value = known.in_place_of_failure()?;

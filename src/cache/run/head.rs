@@ -26,8 +26,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Lands the head when it is announced, and admits the callers that join later.
     ///
     /// A late joiner may know of a change since the load began. Each act that changes the value
-    /// ends the lease, so a lease that is held says that there was none. A rare key has no lease,
-    /// so its late joiners join anew.
+    /// ends the lease, so a lease that is held says that there was none.
     pub(super) async fn serve_head(
         &self,
         lead: &Lead<V>,
@@ -37,10 +36,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         lead.announced().await;
         if let Some(head) = lead.head() {
             self.land_head(head, lead, epoch);
-        }
-        if self.is_anew() || lead.is_rare() {
-            self.leader.close_first();
-            return pending().await;
         }
         let Some(guard) = guard else { return pending().await };
         let current = Some(TagVerdict::Current);

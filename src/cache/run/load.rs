@@ -72,27 +72,23 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) async fn load_alone<F, Fut>(
         &self,
         work: F,
-        source: Source,
         outage: Option<Outage>,
     ) -> EpochOutcome<V>
     where
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let lead = self.lead(None, source);
-        let (begun, epoch) = (Instant::now(), self.epoch_alone());
+        let lead = self.lead(None, Source::Degraded);
+        let (begun, epoch) = (Instant::now(), Epoch::END);
         let tags = &self.core.tags;
         // A later joiner may ask after the end of a tag.
         let before = if tags.is_on { self.leader.begin_epoch() } else { epoch };
         lead.begin_tags(tags.of_value(tags.greatest(), &self.options().tags), tags.losses());
-        if lead.is_rare() {
-            self.core.counters.rare.add();
-        }
         match self.produce(work, &lead, None, before).await {
             Ok(Produced::Value(made)) => {
                 self.remember(&made, begun.elapsed(), &lead, outage);
                 let epoch = if self.has_ended_here(&lead) { before } else { epoch };
-                (Outcome::Value(Loaded { value: made.value, source, record: None }), epoch)
+                (Outcome::Value(Loaded::degraded(made.value)), epoch)
             }
             Ok(Produced::Reserved) => reserved(),
             Ok(Produced::Uncacheable | Produced::Failing(_)) => uncacheable(),
@@ -151,7 +147,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns the lead for a loader, with the entry that its load is to replace.
     fn lead(&self, lease: Option<Arc<LeaseRecord>>, source: Source) -> Lead<V> {
-        Lead::new(lease, self.known().map(|(known, _)| known), source, self.wants_new())
+        Lead::new(lease, self.known().map(|(known, _)| known), source, self.supersedes.is_some())
     }
 
     /// Returns what is new of an entry whose value is unchanged.

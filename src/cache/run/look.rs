@@ -15,7 +15,6 @@ use crate::{
         settings::OnUncacheable,
         shard::Shard,
         tags::Judged,
-        uses::CountedUses,
     },
     error::Error,
     flight::Epoch,
@@ -85,22 +84,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 *lock(&self.known) = Some((known, epoch));
                 Step::Claim { seen }
             }
-            Decision::Miss { seen } => self.missed(seen),
+            Decision::Miss { seen } => Step::Claim { seen },
             Decision::Unanswered(_) => self.away(),
             Decision::Uncacheable { seen } => match self.options().sharing.on_uncacheable {
                 OnUncacheable::Coalesce => Step::LoadAlone(None),
                 OnUncacheable::Pass => Step::Land(uncacheable()),
                 OnUncacheable::Claim => Step::Claim { seen },
             },
-        }
-    }
-
-    /// Returns the step that follows a miss.
-    pub(super) fn missed(&self, seen: u64) -> Step<V> {
-        let uses = self.options().min_uses.as_ref();
-        match uses.is_none_or(CountedUses::count) {
-            true => Step::Claim { seen },
-            false => Step::LoadRare,
         }
     }
 

@@ -4,7 +4,6 @@
 //! for this process alone, and stores nothing. Until the backend answers again, the later callers
 //! of this process are served what it loaded.
 
-mod anew;
 mod away;
 mod claim;
 mod commit;
@@ -30,7 +29,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::{
-    Lead, Source,
+    Lead,
     breaker::Outage,
     core::{Core, Decision, Permit},
     freshness::Rules,
@@ -73,8 +72,6 @@ pub(super) struct Run<V: Clone> {
     stood_in: OnceLock<()>,
     /// The fence that was burnt for this run. An older entry is not good enough.
     supersedes: Option<u64>,
-    /// The epoch in which an [anew](Self::is_anew) run has looked for the entry to replace.
-    asked: OnceLock<Epoch>,
 }
 
 /// An outcome, and the epoch that it belongs to.
@@ -88,8 +85,6 @@ enum Step<V> {
     Load(LeaseGuard, Epoch),
     /// Load without a lease. In an outage, the value is remembered until its end.
     LoadAlone(Option<Outage>),
-    /// Load without a lease, because the key is used too rarely to store its value.
-    LoadRare,
     /// Land the flight.
     Land(EpochOutcome<V>),
     /// Land the flight, and refresh this entry in the background.
@@ -119,7 +114,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             known: Mutex::default(),
             stood_in: OnceLock::new(),
             supersedes: None,
-            asked: OnceLock::new(),
         })
     }
 
@@ -137,7 +131,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let landing = async {
             let step = match self.supersedes {
                 Some(fence) => Box::pin(self.look_for_old(fence)).await,
-                None if self.is_anew() => Box::pin(self.look_anew()).await,
                 None if self.is_alone => self.away(),
                 None => self.look().await,
             };
@@ -159,11 +152,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let (outcome, epoch) =
             landing.unwrap_or_else(|panic| failed(loader::panicked(panic.as_ref())));
-        let is_anew = self.is_anew();
         let Self { core, name, shard, own, leader, for_late, stood_in, .. } = self;
         if let Some(late) = leader.land(outcome, epoch) {
             let outcome = match for_late.into_inner() {
-                _ if is_anew => None,
                 Some(outcome) => Some(outcome),
                 None => {
                     let rules = &core.options(own.as_deref()).rules;
@@ -201,30 +192,25 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let begun = self.core.meter.begin();
         let mut permit = None;
         if let Step::Claim { seen } = step {
-            step = match self.options().sharing.local {
+            step = match self.options().sharing.is_local {
                 // In a box, which does not stay during the load.
-                None => Box::pin(self.claim(seen, &mut permit)).await,
-                Some(Source::Led) => Step::LoadRare,
-                Some(_) => Step::LoadAlone(None),
+                false => Box::pin(self.claim(seen, &mut permit)).await,
+                true => Step::LoadAlone(None),
             };
         }
         let landing = match step {
             Step::Land(landing) | Step::LandAndRefresh(landing, _) => landing,
             // In a box, which a process that waits for another one does not need.
             Step::Load(guard, granted) => Box::pin(self.load(work, guard, granted)).await,
-            step @ (Step::LoadAlone(_) | Step::LoadRare | Step::Claim { .. }) => {
-                let (source, outage) = match step {
-                    Step::LoadRare => (Source::Led, None),
-                    Step::LoadAlone(outage) => (Source::Degraded, outage),
-                    _ => (Source::Degraded, None),
-                };
+            step @ (Step::LoadAlone(_) | Step::Claim { .. }) => {
+                let outage = if let Step::LoadAlone(outage) = step { outage } else { None };
                 match self.core.failures.backs_off_alone(self.leader.key()) {
                     Some(error) => {
                         self.core.counters.backed_off.add();
                         failed(error)
                     }
                     None => match Box::pin(self.permit(&mut permit)).await {
-                        Ok(()) => Box::pin(self.load_alone(work, source, outage)).await,
+                        Ok(()) => Box::pin(self.load_alone(work, outage)).await,
                         Err(error) => self.full(error),
                     },
                 }
@@ -247,7 +233,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 | ErrorKind::Overloaded
         );
         // A caller that asked for a new value is told of the failure.
-        let is_kept = self.known().filter(|_| is_of_load && !self.wants_new());
+        let is_kept = self.known().filter(|_| is_of_load && self.supersedes.is_none());
         let old = is_kept.and_then(|(known, epoch)| {
             Some((look::found(known.in_place_of_failure()?, known.source, known.record), epoch))
         });
@@ -375,8 +361,8 @@ mod tests {
         let work = |_: Lead<Bytes>| std::future::pending::<Result<Produced<Bytes>, Error>>();
         let [first, second] = ["first", "second"].map(run);
         let sizes = [
-            size_of_val(&second.beyond(Step::LoadRare, work)),
-            size_of_val(&second.load_alone(work, Source::Led, None)),
+            size_of_val(&second.beyond(Step::LoadAlone(None), work)),
+            size_of_val(&second.load_alone(work, None)),
             size_of_val(&first.run(work)),
         ];
         assert!(sizes.iter().sum::<usize>() <= 2048, "{sizes:?}");

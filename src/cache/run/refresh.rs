@@ -52,7 +52,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             known: Mutex::new(Some((known, Epoch::END))),
             stood_in: OnceLock::new(),
             supersedes: None,
-            asked: OnceLock::new(),
         }
     }
 
