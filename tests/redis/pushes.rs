@@ -317,48 +317,37 @@ async fn processes_whose_registration_was_evicted_are_told() {
     #[derive(Clone, Copy, Debug)]
     enum End {
         Commit,
-        CommitUnchanged,
         Release,
         Put,
         Expire,
         Supersede,
         Invalidate,
     }
-    use End::{Commit, CommitUnchanged, Expire, Invalidate, Put, Release, Supersede};
+    use End::{Commit, Expire, Invalidate, Put, Release, Supersede};
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let [leader, evicted, late] = [(); 3].map(|()| open(server.url()));
     let listed = [(); LISTED].map(|()| open(server.url()));
     let entry = || Entry::value(1, Duration::ZERO, Bytes::from_static(b"v"));
-    for end in [Commit, CommitUnchanged, Release, Put, Expire, Supersede, Invalidate] {
+    for end in [Commit, Release, Put, Expire, Supersede, Invalidate] {
         for comes_late in [false, true] {
             let name = name(&format!("{end:?}-{comes_late}"));
-            let seen = match end {
-                CommitUnchanged => leader.put(&name, &entry(), LEASE, LEASE).await.unwrap(),
-                _ => 0,
-            };
             let load = load_claim(&name);
-            let Ok(Claimed::Granted(grant)) = leader.claim(&load, seen).await else { panic!() };
+            let Ok(Claimed::Granted(grant)) = leader.claim(&load, 0).await else { panic!() };
             for backend in &listed {
-                let claimed = backend.claim(&load_claim(&name), seen).await;
+                let claimed = backend.claim(&load_claim(&name), 0).await;
                 assert!(matches!(claimed, Ok(Claimed::Occupied(_))), "{claimed:?}");
             }
             let waits = load_claim(&name);
             let mut changes = testkit::changes_for(&evicted, &waits).await.unwrap();
-            assert!(matches!(evicted.claim(&waits, seen).await, Ok(Claimed::Occupied(_))));
+            assert!(matches!(evicted.claim(&waits, 0).await, Ok(Claimed::Occupied(_))));
             assert_eq!(raw.run::<u64>(&["DEL", &name.suffixed("lp")]).await, 1);
             if comes_late {
-                assert!(matches!(
-                    late.claim(&load_claim(&name), seen).await,
-                    Ok(Claimed::Occupied(_))
-                ));
+                let claimed = late.claim(&load_claim(&name), 0).await;
+                assert!(matches!(claimed, Ok(Claimed::Occupied(_))));
             }
             match end {
                 Commit => drop(leader.commit(&load, &grant, &entry(), Some(LEASE)).await.unwrap()),
-                CommitUnchanged => {
-                    let committed = leader.commit_unchanged(&load, &grant, seen, &entry()).await;
-                    drop(committed.unwrap());
-                }
                 Release => assert!(leader.release(&load).await.unwrap()),
                 Put => drop(leader.put(&name, &entry(), LEASE, LEASE).await.unwrap()),
                 Expire => drop(leader.expire(&name, LEASE).await.unwrap()),

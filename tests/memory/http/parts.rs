@@ -263,23 +263,6 @@ async fn a_vary_and_a_part_select_together() {
     }
 }
 
-/// A load of another user does not do for a reload.
-#[tokio::test(start_paused = true)]
-async fn reloads_share_by_user() {
-    let (inner, calls) = by_user();
-    let layer = by_identity(http_layer(cache(&MemoryBackend::new())));
-    let services = [layer.request_directives(RequestDirectives::Honour).layer(inner)];
-    let reload = |user: &str| as_user(get_with(&[("cache-control", "no-cache")]), user);
-    for round in 1..4 {
-        let users = ["alice", "bob"];
-        let answers = ask_all(&services, (0..20).map(|at| reload(users[at % 2]))).await;
-        for (at, answer) in answers.iter().enumerate() {
-            assert_eq!(answer.text(), users[at % 2]);
-        }
-        assert!(calls.count() <= 3 * round, "{} in round {round}", calls.count());
-    }
-}
-
 /// Without a backend, no generation is stored that the callers could agree in.
 #[tokio::test(start_paused = true)]
 async fn callers_share_by_user_while_the_backend_is_away() {
