@@ -12,7 +12,7 @@ use std::{
 use axum::body::Body;
 use bellwether::{
     BellwetherLayer, ErrorKind, http_cache,
-    layer::{Http, Policy, RequestDirectives, ResponseBody},
+    layer::{Http, Policy, ResponseBody},
     lease::Retry,
 };
 use http::{Request, Response};

@@ -29,7 +29,7 @@ const MOST_KEYS: usize = 10_000;
 pub(super) struct Marks {
     /// By the hash of the key. Two keys with one hash share a mark, which is harmless: it decides
     /// which requests wait, never what is shared.
-    by_key: RwLock<LruCache<u64, Mark>>,
+    by_key: RwLock<LruCache<u64, KeyMark>>,
     /// How many keys are remembered. At zero, a request needs no look at them.
     known: AtomicUsize,
     hasher: DefaultHashBuilder,
@@ -38,7 +38,7 @@ pub(super) struct Marks {
 }
 
 #[derive(Clone, Copy)]
-struct Mark {
+struct KeyMark {
     until: Instant,
     /// An answer that could be shared has ended it. The fleet may still have it, and answers to
     /// older requests do not bring it back.
@@ -71,7 +71,7 @@ impl Marks {
     /// Returns what becomes of a request if the fleet has a mark for its key.
     pub(super) fn on_uncacheable(&self, key: &Key) -> OnUncacheable {
         match self.of(key, Whose::All) {
-            Some(Mark { is_ended: true, .. }) => OnUncacheable::Claim,
+            Some(KeyMark { is_ended: true, .. }) => OnUncacheable::Claim,
             _ => OnUncacheable::Pass,
         }
     }
@@ -94,7 +94,7 @@ impl Marks {
         self.put(key, Whose::All, true);
     }
 
-    fn of(&self, key: &Key, whose: Whose) -> Option<Mark> {
+    fn of(&self, key: &Key, whose: Whose) -> Option<KeyMark> {
         if self.known.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -104,7 +104,7 @@ impl Marks {
     }
 
     fn put(&self, key: &Key, whose: Whose, is_ended: bool) {
-        let mark = Mark { until: after(Instant::now(), self.life), is_ended };
+        let mark = KeyMark { until: after(Instant::now(), self.life), is_ended };
         let mut by_key = write(&self.by_key);
         by_key.put(self.hasher.hash_one((key, whose)), mark);
         if by_key.len() > MOST_KEYS {

@@ -7,7 +7,7 @@ use bellwether::{
     BellwetherLayer, MemoryBackend,
     cache::AfterFailure,
     http_cache,
-    layer::{Http, Policy, RequestDirectives},
+    layer::{Http, Policy},
 };
 use http::{Request, Response, request::Parts};
 use testkit::faulty::{Fault, Faulty};
