@@ -29,7 +29,7 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind, Chain, Error},
     flight::Epoch,
-    lease::{Acquisition, AskOutcome, Attempt, WaitedFor, Waiting, drive},
+    lease::{Acquisition, AskOutcome, Attempt, Waiting, drive},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -162,8 +162,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         claim.waits = false;
         claim.listens = self.start != RunStart::Behind;
         let (engine, retry) = (&core.engine, settings.retry.as_ref());
-        let waited_for = WaitedFor::Claim(claim.clone());
-        let mut waiting = Waiting::new(engine.janitor(), waited_for, retry, options.wait_limit);
+        let limit = options.wait_limit;
+        let mut waiting = Waiting::new(engine.janitor(), claim.clone(), retry, limit);
         let mut claiming = Claiming {
             run: self,
             held,
@@ -230,7 +230,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
             return AskOutcome::Settled(run.away());
         }
         // Another process is likely to load. A second claim would read its entry out of turn.
-        waiting.listening().listen();
+        waiting.listen();
         self.epoch = run.begin_epoch();
         let answer = self.ask_once().await;
         drop(turn);
