@@ -127,9 +127,6 @@ pub(super) fn committed(value: Value) -> Result<(CommitReply, CommitPush), Backe
         let awaited = publish_refused.map(|_| flags & 1 == 1);
         return Ok((CommitReply::Done(outcome), CommitPush { publish_refused, awaited }));
     }
-    if let Value::Nil = value {
-        return Ok((CommitReply::Done(Committed::Gone), CommitPush::default()));
-    }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
         "newer" => {
