@@ -86,9 +86,9 @@ async fn all() {
             "ratio"
         );
         let stale = |builder: Builder<u64>| builder.stale_while_revalidate(TTL);
-        let early = |builder: Builder<u64>| builder.early_refresh(EarlyRefresh::ByCost);
+        let early = |builder: Builder<u64>| builder.early_refresh(EarlyRefresh::LastPart(0.2));
         leased("stale while revalidate", processes, stale).await;
-        leased("early refresh by cost", processes, early).await;
+        leased("early refresh, last 0.2", processes, early).await;
         leased("both", processes, |builder| early(stale(builder))).await;
         leased("a lease, and all wait", processes, |builder| builder).await;
         leased("no expiry", processes, |builder| builder.ttl(60 * OUTAGE)).await;
