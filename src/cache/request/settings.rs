@@ -87,17 +87,14 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// Everything else is as for [`Lead::tag`](crate::cache::Lead::tag).
     pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
-        self.options_mut().tags.push(tag.into());
+        self.options_mut().tagged.tags.push(tag.into());
         self
     }
 
     /// Gives the value tags, with the tag number from before it was read.
     #[cfg(feature = "http")]
-    pub(crate) fn tagged(mut self, tagged: Option<Tagged>) -> Self {
-        if let Some(Tagged { number, tags }) = tagged {
-            let options = self.options_mut();
-            (options.tag_number, options.tags) = (Some(number), tags);
-        }
+    pub(crate) fn tagged(mut self, tagged: Tagged) -> Self {
+        self.options_mut().tagged = tagged;
         self
     }
 

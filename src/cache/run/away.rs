@@ -49,7 +49,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         {
             let entry =
                 self.with_costs(entry, cost).with_windows(self.windows(&made.value, &keeping));
-            let is_current = || self.leader.is_joinable() && !self.has_ended_here(lead);
+            let is_current = || self.leader.is_joinable();
             let seen = self.known().map_or(0, |(known, _)| known.fence);
             core.memory.remember(self.leader.key(), outage, entry, seen, is_current);
         }

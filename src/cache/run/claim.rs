@@ -9,11 +9,8 @@ use super::{Run, Step, failed, look::uncacheable, second_try, silence};
 use crate::{
     backend::{
         Announcement, Change, Claim, Claimed, Entry, EntryKind, Grant, Mode, Occupied, Owner,
-        TagVerdict,
     },
-    cache::{
-        breaker::RequestKind, core::Permit, error_codec, settings::OnUncacheable, tags::Judged,
-    },
+    cache::{breaker::RequestKind, core::Permit, error_codec, settings::OnUncacheable},
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
     lease::{Acquisition, AskOutcome, Attempt, WaitedFor, Waiting, drive},
@@ -43,8 +40,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             time_up: false,
             epoch: Epoch::END,
             fence: 0,
-            announced: None,
-            tagged: None,
+            pushed: None,
             is_told: false,
         };
         drive(&mut claiming, &mut waiting).await
@@ -70,10 +66,8 @@ pub(super) struct Claiming<'a, V: Clone> {
     pub(super) epoch: Epoch,
     /// The fence of the holder that was in the way.
     fence: u64,
-    /// An entry that is to be fetched.
-    announced: Option<Announcement>,
-    /// An entry that was pushed, and whose tags are to be asked for.
-    tagged: Option<Entry>,
+    /// An entry that was pushed or announced.
+    pushed: Option<Change>,
     /// An answer has told a fence whose load may have begun before the callers asked.
     is_told: bool,
 }
@@ -123,15 +117,10 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
         }
         match change {
             // A push that is older than the present holder is late or doubled.
-            Change::Entry(entry) if self.awaits(entry.fence) => match entry.tagged {
-                None => self.judged((Ok(Some(entry)), TagVerdict::Current)),
-                Some(_) => {
-                    self.tagged = Some(entry);
-                    None
-                }
-            },
-            Change::Announced(announced) if self.awaits(announced.fence) => {
-                self.announced = Some(announced);
+            Change::Entry(Entry { fence, .. }) | Change::Announced(Announcement { fence, .. })
+                if self.awaits(fence) =>
+            {
+                self.pushed = Some(change);
                 None
             }
             Change::Failed(failure) if self.awaits(failure.fence()) => {
@@ -158,31 +147,24 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     /// Asks for what a push has left open. Returns the step that follows the entry, if it is of
     /// use.
     async fn follow_push(&mut self, left: Duration) -> Option<Step<V>> {
-        if let Some(announced) = self.announced.take()
-            && let Some(step) = self.fetch(announced, left).await
-        {
-            return Some(step);
+        match self.pushed.take()? {
+            Change::Announced(announced) => self.fetch(announced, left).await,
+            Change::Entry(entry) => self.received(entry).await,
+            _ => None,
         }
-        let entry = self.tagged.take()?;
-        self.received(entry).await
     }
 
     /// Returns the step that follows an entry of the holder, if it is of use.
     pub(super) async fn received(&self, entry: Entry) -> Option<Step<V>> {
-        let judged = self.run.core.judge(Ok(Some(entry))).await;
-        self.judged(judged)
-    }
-
-    fn judged(&self, judged: Judged) -> Option<Step<V>> {
         let run = self.run;
-        let is_uncacheable = |entry: &Entry| entry.kind == EntryKind::Uncacheable;
-        if matches!(&judged.0, Ok(Some(entry)) if is_uncacheable(entry))
-            && run.options().sharing.on_uncacheable == OnUncacheable::Claim
-        {
+        let is_uncacheable = entry.kind == EntryKind::Uncacheable;
+        let mut answer = Ok(Some(entry));
+        run.core.judge(run.leader.key(), &mut answer).await;
+        if is_uncacheable && run.options().sharing.on_uncacheable == OnUncacheable::Claim {
             // The callers decide whether they try once more.
             return Some(Step::Land(uncacheable()));
         }
-        match run.received(judged, self.entry_epoch()) {
+        match run.received(answer, self.entry_epoch()) {
             Step::Claim { .. } => None,
             step => Some(step),
         }
@@ -193,8 +175,9 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if self.is_first_told(entry.fence) {
             return AskOutcome::Again;
         }
-        let judged = self.run.core.judge(Ok(Some(entry))).await;
-        match self.run.received(judged, self.entry_epoch()) {
+        let mut answer = Ok(Some(entry));
+        self.run.core.judge(self.run.leader.key(), &mut answer).await;
+        match self.run.received(answer, self.entry_epoch()) {
             Step::Claim { seen } => {
                 self.seen = seen;
                 AskOutcome::Again

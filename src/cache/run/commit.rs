@@ -11,7 +11,7 @@ use super::{
     second_try, silence,
 };
 use crate::{
-    backend::{Committed, Entry, EntryKind, Grant, TagVerdict, answered_by},
+    backend::{Committed, Entry, EntryKind, Grant, answered_by},
     cache::{
         Lead, Loaded, Source,
         breaker::RequestKind,
@@ -53,9 +53,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         // Callers that join from here on get a look of their own.
         let committed = if self.is_anew() { granted } else { self.leader.begin_epoch() };
         let asked = self.core.memory.ask();
-        let (Written { entry, ttl, answer }, verdict) =
-            tokio::join!(self.write(&guard, &made, cost, lead), self.ask_tags(lead));
-        let are_current = verdict == Some(TagVerdict::Current);
+        let (Written { entry, ttl, answer }, are_current) =
+            tokio::join!(self.write(&guard, &made, cost, lead), self.are_current(lead));
         let committed = if are_current { committed } else { granted };
         let is_stored = matches!(answer, Ok(Committed::Stored));
         self.core.committed_local(&self.name, guard.fence());
@@ -83,7 +82,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 (Outcome::Value(led(made.value)), granted)
             }
             Err(error) => {
-                self.uncommitted(&error, &made, cost, lead, verdict);
+                self.uncommitted(&error, &made, cost, lead);
                 (Outcome::Value(led(made.value)), granted)
             }
         }
@@ -91,46 +90,23 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Notes that a commit has no answer. It may have been refused, for an act that late joiners
     /// know of.
-    fn uncommitted(
-        &self,
-        error: &BackendError,
-        made: &Made<V>,
-        cost: Duration,
-        lead: &Lead<V>,
-        verdict: Option<TagVerdict>,
-    ) {
+    fn uncommitted(&self, error: &BackendError, made: &Made<V>, cost: Duration, lead: &Lead<V>) {
         self.core.counters.unstored.add();
         self.shard.breaker.failed(error, &self.core.counters);
-        // Without an answer about the tags, they are as unknown as the commit.
-        if verdict.is_some_and(|verdict| verdict != TagVerdict::Current) {
-            return;
-        }
         self.remember(made, cost, lead, self.shard.breaker.outage());
-        if !self.has_ended_here(lead) {
-            let _ = self.for_late.set(Outcome::Value(Loaded::degraded(made.value.clone())));
-        }
+        let _ = self.for_late.set(Outcome::Value(Loaded::degraded(made.value.clone())));
     }
 
     /// Decides what a newer entry is good for.
     async fn judged(&self, entry: Entry) -> Decision<V> {
-        let judged = self.core.judge(Ok(Some(entry))).await;
-        self.core.decide(&self.name, &self.options().rules, judged)
+        let mut answer = Ok(Some(entry));
+        self.core.judge(self.leader.key(), &mut answer).await;
+        self.core.decide(&self.name, &self.options().rules, answer)
     }
 
-    /// Returns whether this process knows that a tag of the value has ended since its load began,
-    /// or does not know that none has.
-    pub(super) fn has_ended_here(&self, lead: &Lead<V>) -> bool {
-        let tags = &self.core.tags;
-        lead.has_outlived(tags.losses())
-            || lead.tagged().is_some_and(|tagged| tags.have_ended(&tagged))
-    }
-
-    /// Asks what the ends of its tags say of the value. Returns `None` if there is no answer.
-    pub(super) async fn ask_tags(&self, lead: &Lead<V>) -> Option<TagVerdict> {
-        match lead.tagged().filter(|_| self.core.tags.is_on) {
-            None => Some(TagVerdict::Current),
-            Some(tagged) => self.core.counted(self.core.ask_tags(&tagged).await).ok(),
-        }
+    /// Returns whether no tag of the value has ended since its load began.
+    pub(super) async fn are_current(&self, lead: &Lead<V>) -> bool {
+        !self.core.tags.is_on || self.core.are_current(&lead.tagged()).await
     }
 
     /// Notes the answer to a commit for an outage. The bytes of an unchanged value are not at hand.
@@ -173,7 +149,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     ) -> Written {
         let keeping = lead.keeping();
         // The tags are written anew.
-        let renews = keeping.is_unchanged && !keeping.do_not_store && lead.tagged().is_none();
+        let renews = keeping.is_unchanged && !keeping.do_not_store && !self.core.tags.is_on;
         let known = lead.known().filter(|_| renews);
         if let Some(known) = known {
             let entry = self.terms(&made.value, cost, &keeping);

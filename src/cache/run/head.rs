@@ -7,7 +7,6 @@ use tracing::debug;
 
 use super::Run;
 use crate::{
-    backend::TagVerdict,
     cache::{
         Lead,
         outcome::{Head, Outcome},
@@ -43,7 +42,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             return pending().await;
         }
         let Some(guard) = guard else { return pending().await };
-        let current = Some(TagVerdict::Current);
         loop {
             self.leader.late_joiner().await;
             let epoch = self.leader.begin_epoch();
@@ -52,8 +50,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             match held {
                 Err(error) if error.kind() == ErrorKind::Lost => break,
                 // The end of a tag takes no lease away.
-                _ if self.has_ended_here(lead) => break,
-                Ok(()) if !is_silent && Box::pin(self.ask_tags(lead)).await != current => break,
+                Ok(()) if !is_silent && !Box::pin(self.are_current(lead)).await => break,
                 // Without an answer, they are served as all callers are without a lease.
                 Ok(()) | Err(_) => self.leader.admit(epoch),
             }

@@ -8,7 +8,7 @@ use tracing::{debug, warn};
 
 use super::{EpochOutcome, Run, failed, look::uncacheable};
 use crate::{
-    backend::{Entry, Windows},
+    backend::{Entry, Tagged, Windows},
     cache::{
         AfterFailure, Lead, Loaded, Source,
         breaker::Outage,
@@ -35,12 +35,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         let lead = self.lead(Some(guard.record().clone()), Source::Led);
-        let losses = self.core.tags.losses();
-        let number = match self.core.tags.is_on {
-            true => Box::pin(self.core.tag_number()).await,
-            false => 0,
-        };
-        lead.begin_tags(self.core.tags.of_value(number, &self.options().tags), losses);
+        lead.begin_tags(self.core.begin_tags(self.options()).await);
         let begun = Instant::now();
         let produced = self.produce(work, &lead, Some(&guard), granted).await;
         let cost = begun.elapsed();
@@ -81,17 +76,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         let lead = self.lead(None, source);
         let (begun, epoch) = (Instant::now(), self.epoch_alone());
-        let tags = &self.core.tags;
-        // A later joiner may ask after the end of a tag.
-        let before = if tags.is_on { self.leader.begin_epoch() } else { epoch };
-        lead.begin_tags(tags.of_value(tags.greatest(), &self.options().tags), tags.losses());
+        let number = self.core.tags.greatest();
+        lead.begin_tags(Tagged { number, ..self.options().tagged.clone() });
         if lead.is_rare() {
             self.core.counters.rare.add();
         }
-        match self.produce(work, &lead, None, before).await {
+        match self.produce(work, &lead, None, epoch).await {
             Ok(Produced::Value(made)) => {
                 self.remember(&made, begun.elapsed(), &lead, outage);
-                let epoch = if self.has_ended_here(&lead) { before } else { epoch };
                 (Outcome::Value(Loaded { value: made.value, source, record: None }), epoch)
             }
             Ok(Produced::Reserved) => reserved(),

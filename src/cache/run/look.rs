@@ -14,7 +14,7 @@ use crate::{
         outcome::{Alone, Outcome, Record},
         settings::OnUncacheable,
         shard::Shard,
-        tags::Judged,
+        tags::Answered,
         uses::CountedUses,
     },
     error::Error,
@@ -105,10 +105,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns the step that follows an entry of another process, whose tags were asked for.
-    pub(super) fn received(&self, judged: Judged, epoch: Epoch) -> Step<V> {
+    pub(super) fn received(&self, answer: Answered, epoch: Epoch) -> Step<V> {
         // A push may be of an entry that is not stored, so it is not remembered.
         self.forget();
-        let decision = self.core.decide(&self.name, &self.options().rules, judged);
+        let decision = self.core.decide(&self.name, &self.options().rules, answer);
         self.decided(decision, epoch)
     }
 

@@ -11,7 +11,6 @@ mod ready;
 mod release;
 mod replies;
 mod store;
-mod tags;
 mod tier;
 
 use std::time::Duration;
