@@ -331,7 +331,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Asks the backend for an entry, and decides what it is good for. Keeps a copy if it is fresh.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
-        let asked = self.begin_read(name);
+        let asked = ReadBegun { memory: self.memory.ask(), fill: self.begin_fill(name) };
         let mut answer = match self.needs_age(rules) {
             false => self.store.get(name).await,
             true => self.store.get_aged(name).await,
@@ -341,18 +341,23 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     }
 
     /// Reads some entries with one question, as [`read`](Self::read) does.
-    pub(super) async fn read_many(&self, keys: &[(&Key, Name)], rules: &Rules) -> Vec<Decision<V>> {
-        let names: Vec<_> = keys.iter().map(|(_, name)| name.clone()).collect();
-        let asked: Vec<_> = names.iter().map(|name| self.begin_read(name)).collect();
-        let mut answers = match self.store.get_many(&names, self.needs_age(rules)).await {
+    pub(super) async fn read_many(
+        &self,
+        keys: &[&Key],
+        names: &[Name],
+        rules: &Rules,
+    ) -> Vec<Decision<V>> {
+        let memory = self.memory.ask();
+        let begun = |name| ReadBegun { memory, fill: self.begin_fill(name) };
+        let asked: Vec<_> = names.iter().map(begun).collect();
+        let mut answers = match self.store.get_many(names, self.needs_age(rules)).await {
             Ok(answers) => answers,
             Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
         };
-        let all: Vec<_> = keys.iter().map(|(key, _)| *key).collect();
-        self.judge_all(&all, &mut answers).await;
-        let each = keys.iter().zip(asked).zip(answers);
+        self.judge_all(keys, &mut answers).await;
+        let each = keys.iter().copied().zip(names).zip(asked).zip(answers);
         let decide =
-            |((&(key, ref name), asked), answer)| self.end_read((key, name), rules, asked, answer);
+            |(((key, name), asked), answer)| self.end_read((key, name), rules, asked, answer);
         each.map(decide).collect()
     }
 
@@ -361,9 +366,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.tier.is_some() || rules.replaces || !matches!(rules.early, EarlyRefresh::Off)
     }
 
-    fn begin_read(&self, name: &Name) -> ReadBegun {
-        let fill = self.tier.as_ref().and_then(|tier| tier.begin(self.store.as_ref(), name));
-        ReadBegun { memory: self.memory.ask(), fill }
+    fn begin_fill(&self, name: &Name) -> Option<Fill> {
+        self.tier.as_ref()?.begin(self.store.as_ref(), name)
     }
 
     fn end_read(
