@@ -3,7 +3,6 @@
 mod acquire;
 mod changes;
 mod keep;
-mod labels;
 mod large;
 mod latches;
 mod leases;
