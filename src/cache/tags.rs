@@ -141,7 +141,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
                 Ok(ends) => {
                     let verdict = tagged.verdict(ends);
                     if verdict != TagVerdict::Current {
-                        self.memory.forget(key);
+                        self.memory.drop_row(key);
                     }
                     entry.judge(verdict);
                 }

@@ -161,6 +161,8 @@ impl Drop for LeaseGuard {
         let result = || if self.record.is_lost() { "lost" } else { "held" };
         self.engine.meter.ended(self.begun, MeteredTime::LockHold, result);
         if !self.released {
+            // A load for many keys may go on without this one.
+            self.record.end();
             let given_back = self.give_back();
             self.engine.janitor.spawn_on(given_back, self.record.runtime());
         }

@@ -227,20 +227,6 @@ impl Store for MemoryBackend {
         Ok(outcome)
     }
 
-    async fn commit_unchanged(
-        &self,
-        claim: &Claim,
-        grant: &Grant,
-        seen: u64,
-        entry: &Entry,
-    ) -> Result<Committed, BackendError> {
-        let now = Instant::now();
-        let (outcome, pushed) =
-            self.data().commit_unchanged(claim, grant.fence(), seen, entry, now);
-        self.push_commit(&claim.name, &outcome, pushed);
-        Ok(outcome)
-    }
-
     async fn fail(
         &self,
         claim: &Claim,

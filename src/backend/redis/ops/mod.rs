@@ -2,12 +2,10 @@
 
 mod acquire;
 mod changes;
-mod keep;
 mod large;
 mod latches;
 mod leases;
 mod ready;
-mod release;
 mod replies;
 mod store;
 mod tier;
