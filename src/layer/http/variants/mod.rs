@@ -141,7 +141,7 @@ impl Http {
         match belongs {
             Belongs::Here => {
                 freshness.keep(lead);
-                // Its bytes need not be written again.
+                // It counts as unchanged, and its dates are moved on when it is served.
                 let response = match lead.stale() {
                     Some(stale) if stale.value().differs_by_dates(&response) => stale.unchanged(),
                     _ => response,
