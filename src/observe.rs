@@ -125,7 +125,7 @@ counters! {
         backed_off,
         /// Loaded values that were stored, and loads that were stored as uncacheable.
         stored,
-        /// Of `stored`, loads that found the stored value unchanged, so that no bytes were written.
+        /// Of `stored`, loads that found the stored value unchanged.
         unchanged,
         /// Loaded values that the backend refused, because the key was invalidated or the lease
         /// lost.

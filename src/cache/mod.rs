@@ -12,8 +12,8 @@
 //! [`windows`] shows in plain words how long a value is served, and when it is refreshed.
 
 mod acts;
-mod after_failure;
 mod batch;
+mod begin;
 mod breaker;
 mod builder;
 mod codec;
@@ -24,26 +24,23 @@ mod flown;
 mod freshness;
 mod in_process;
 mod invalidations;
-mod known;
 mod lead;
 mod loader;
 mod local;
-mod lots;
 mod many;
-mod negative;
 mod outage_memory;
 mod outcome;
 mod patience;
+mod previous;
 mod published;
-mod quiet;
-mod rebuild;
-mod refreshes;
+mod refresh;
 mod request;
 mod run;
 mod settings;
-mod shard;
 mod tags;
-pub mod windows;
+
+#[doc = include_str!("../../docs/freshness.md")]
+pub mod windows {}
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -52,16 +49,18 @@ use tokio::time::timeout;
 #[cfg(feature = "postcard")]
 pub use self::codec::Postcard;
 pub use self::{
-    after_failure::AfterFailure,
     batch::Batch,
+    begin::{Begun, WhyAlone},
     builder::Builder,
     codec::{Codec, Json, Raw},
+    failures::AfterFailure,
     freshness::EarlyRefresh,
     in_process::Unencoded,
     lead::{Lead, StaleValue},
     local::{EntryWatch, LocalTier, Ticket},
     outcome::{Loaded, Source},
     request::Request,
+    run::Load,
 };
 pub use crate::{flight::Abandoned, observe::Stats};
 
@@ -259,13 +258,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn shutdown(&self, deadline: Duration) {
         let core = &self.core;
         core.flights.close();
+        core.begun.close();
         core.engine.stop();
         // No caller waits for the refreshes in the background.
         core.refreshes.close();
-        core.looks.close();
         let idle = || async {
             core.flights.idle().await;
             core.refreshes.idle().await;
+            core.begun.wait().await;
         };
         if timeout(deadline, idle()).await.is_err() {
             core.abort.cancel();

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 
 use super::{
-    Abandoned, AfterFailure, LocalTier, after_failure::LONGEST_RETRY_AFTER, batch::Member,
+    Abandoned, AfterFailure, LocalTier, batch::Member, failures::LONGEST_RETRY_AFTER,
     freshness::Rules, lead::Keeping,
 };
 use crate::{

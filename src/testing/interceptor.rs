@@ -239,17 +239,6 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
         ask!(self, Commit { claim, fence: grant.fence(), entry, ttl })
     }
 
-    async fn commit_unchanged(
-        &self,
-        claim: &Claim,
-        grant: &Grant,
-        seen: u64,
-        entry: &Entry,
-    ) -> Result<Committed, BackendError> {
-        let (claim, entry) = (claim.clone(), entry.clone());
-        ask!(self, CommitUnchanged { claim, fence: grant.fence(), seen, entry })
-    }
-
     async fn fail(
         &self,
         claim: &Claim,

@@ -108,9 +108,6 @@ operations! {
     /// Stores a loaded value: [`Store::commit`].
     Commit { claim: Claim, fence: u64, entry: Entry, ttl: Option<Duration> } -> Committed =
         async { backend.commit(claim, &Grant::new(*fence), entry, *ttl).await };
-    /// Stores that a value is unchanged: [`Store::commit_unchanged`].
-    CommitUnchanged { claim: Claim, fence: u64, seen: u64, entry: Entry } -> Committed =
-        async { backend.commit_unchanged(claim, &Grant::new(*fence), *seen, entry).await };
     /// Tells the waiters that a load failed: [`Store::fail`].
     Fail { claim: Claim, failure: Failure, back_off: Option<BackOff> } -> bool =
         backend.fail(claim, failure, *back_off);

@@ -6,7 +6,7 @@ use bellwether::{
     Key, Locks,
     backend::{
         Acquired, Announcement, BackOff, Change, Changes, Claim, Claimed, Committed, Entry, Grant,
-        Leases, Mode, RedisBackend, Renewal, Store, Tick, TickStep, Windows,
+        Leases, Mode, RedisBackend, Renewal, Store, Tick, TickStep,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
@@ -238,30 +238,31 @@ async fn each_connection_has_the_name_that_was_given() {
     }
 }
 
-/// A process writes its label once, and not with each lock.
+/// The label stands in the lease, also after a handover.
 #[tokio::test]
 async fn a_label_costs_no_command_of_a_lock() {
     let server = RedisServer::start().await;
-    let [here, there] = [0, 1].map(|_| Locks::new(open(server.url())));
-    let here = here.owner("pod-7");
+    let [here, there] = ["pod-7", "pod-8"].map(|pod| Locks::new(open(server.url())).owner(pod));
     let guard = here.mutex("k").lock().await.unwrap();
-    let told = async || {
-        let holder = there.mutex("k").holder().await.unwrap().expect("the lock is held");
-        assert_eq!(holder.fence, Some(guard.fence()));
-        holder.owner.as_deref() == Some("pod-7")
-    };
-    assert!(comes_true(LIMIT, told).await, "the label is not told");
-    guard.unlock().await.unwrap();
+    let holder = there.mutex("k").holder().await.unwrap().expect("the lock is held");
+    assert_eq!(holder.fence, Some(guard.fence()));
+    assert_eq!(holder.owner.as_deref(), Some("pod-7"));
+    let mutex = there.mutex("k");
+    let (next, ()) = tokio::join!(mutex.lock(), async {
+        let queue = ["ZCARD", "bellwether:l:{k}:q"];
+        let waits = async || server.raw().await.run::<u32>(&queue).await == 1;
+        assert!(comes_true(LIMIT, waits).await, "nobody waits");
+        guard.unlock().await.unwrap();
+    });
+    let holder = here.mutex("k").holder().await.unwrap().expect("the lock is held");
+    assert_eq!(holder.owner.as_deref(), Some("pod-8"));
+    next.unwrap().unlock().await.unwrap();
     assert_eq!(there.mutex("k").holder().await.unwrap(), None);
     let mut monitor = server.monitor().await;
     here.mutex("k").lock().await.unwrap().unlock().await.unwrap();
     assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 2]);
-    // Every key has an end.
-    let mut raw = server.raw().await;
-    let labels = raw.keys("bellwether:l:{*}:o").await;
-    assert_eq!(labels.len(), 1, "{labels:?}");
-    assert!(raw.pttl(&labels[0]).await > 82_800_000);
     // Another kind of data in the place of a lock has no label.
+    let mut raw = server.raw().await;
     raw.run::<()>(&["SET", "bellwether:l:{foreign}:l", "what"]).await;
     assert!(there.mutex("foreign").holder().await.is_err());
 }
@@ -597,27 +598,6 @@ async fn leases_are_renewed_and_released_on_a_full_server() {
     assert_eq!(raw.keys("*:l").await, [""; 0]);
     roomy(&mut raw).await;
     begun(&backend, &second).await;
-}
-
-/// The header of an entry is written in place, so it needs no memory.
-#[tokio::test]
-async fn an_unchanged_entry_is_renewed_on_a_full_server() {
-    let server = RedisServer::start().await;
-    let backend = open(server.url());
-    let mut raw = server.raw().await;
-    let name = name("k");
-    let seen = backend.put(&name, &value("v"), TTL, FENCE_LIFE).await.unwrap();
-    let load = claim(&name);
-    let Claimed::Granted(grant) = backend.claim(&load, seen).await.unwrap() else { panic!() };
-    full(&mut raw).await;
-    let terms = value("").with_windows(Windows::fresh(TTL));
-    for _ in 0..2 {
-        let outcome = backend.commit_unchanged(&load, &grant, seen, &terms).await.unwrap();
-        assert_eq!(outcome, Committed::Stored);
-    }
-    let expected = value("v").with_windows(Windows::fresh(TTL)).with_fence(grant.fence());
-    assert_eq!(backend.get(&name).await.unwrap(), Some(expected));
-    assert!(!backend.release(&load).await.unwrap());
 }
 
 /// One rule for all modes: a new lease or hold needs memory, and so does a place in a queue.

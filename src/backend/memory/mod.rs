@@ -12,7 +12,6 @@ mod leases;
 mod semaphore;
 
 use std::{
-    collections::HashMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
@@ -32,7 +31,6 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind},
     key::Name,
-    sync::lock,
 };
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
@@ -55,8 +53,6 @@ use crate::{
 pub struct MemoryBackend {
     data: Arc<Mutex<Data>>,
     channels: Channels,
-    /// The label of this process, by namespace and family.
-    labels: Arc<Mutex<HashMap<String, String>>>,
 }
 
 impl MemoryBackend {
@@ -67,11 +63,7 @@ impl MemoryBackend {
 
     /// Creates a store for entries of so many bytes in all, with their headers.
     pub fn with_weight(limit: usize) -> Self {
-        Self {
-            data: Arc::new(Mutex::new(Data::new(limit))),
-            channels: Channels::default(),
-            labels: Arc::default(),
-        }
+        Self { data: Arc::new(Mutex::new(Data::new(limit))), channels: Channels::default() }
     }
 
     /// Returns the bytes of the stored entries. Expired entries that were not yet dropped count.
@@ -190,15 +182,8 @@ impl Leases for MemoryBackend {
         Ok(self.data().holder(name, mode, Instant::now()))
     }
 
-    async fn introduce(&self, name: &Name, label: &str) -> Result<(), BackendError> {
-        lock(&self.labels).insert(scope(name), label.to_owned());
-        Ok(())
-    }
-
-    /// All holders are in this process.
     async fn holder_label(&self, name: &Name, mode: Mode) -> Result<Option<String>, BackendError> {
-        let is_held = mode.is_fenced() && self.data().holder(name, mode, Instant::now()).is_some();
-        Ok(is_held.then(|| lock(&self.labels).get(&scope(name)).cloned()).flatten())
+        Ok(self.data().label(name, mode, Instant::now()))
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
@@ -210,11 +195,6 @@ impl Leases for MemoryBackend {
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
         self.channels.listen(name.prefix(), claim.map(|claim| claim.owner))
     }
-}
-
-/// Returns the namespace and the family of a name.
-fn scope(name: &Name) -> String {
-    name.prefix().split('{').next().unwrap_or_default().to_owned()
 }
 
 impl Store for MemoryBackend {
@@ -244,20 +224,6 @@ impl Store for MemoryBackend {
         let (outcome, pushed) = data.commit(claim, &entry, ttl, now);
         drop(data);
         self.push_commit(&claim.name, &outcome, pushed.then_some(entry));
-        Ok(outcome)
-    }
-
-    async fn commit_unchanged(
-        &self,
-        claim: &Claim,
-        grant: &Grant,
-        seen: u64,
-        entry: &Entry,
-    ) -> Result<Committed, BackendError> {
-        let now = Instant::now();
-        let (outcome, pushed) =
-            self.data().commit_unchanged(claim, grant.fence(), seen, entry, now);
-        self.push_commit(&claim.name, &outcome, pushed);
         Ok(outcome)
     }
 

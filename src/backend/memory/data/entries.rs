@@ -1,12 +1,12 @@
-//! The entries, and the fences that their commits and changes burn.
+//! The entries, the fences that their commits and changes burn, and failed loads.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{Data, EntryKey, Expiry, StoredEntry};
 use crate::{
-    backend::{Claim, Committed, Entry, Mode, Windows},
+    backend::{BackOff, Claim, Claimed, Committed, Entry, Failure, Mode, Windows},
     key::Name,
     time::after,
 };
@@ -35,31 +35,6 @@ impl Data {
             true => (Committed::Stored, true),
             false => (Committed::Pushed, true),
         }
-    }
-
-    /// Renews the entry with the fence `seen`. Returns the outcome, and the entry if it is to be
-    /// pushed.
-    pub(in super::super) fn commit_unchanged(
-        &mut self,
-        claim: &Claim,
-        fence: u64,
-        seen: u64,
-        terms: &Entry,
-        now: Instant,
-    ) -> (Committed, Option<Entry>) {
-        if let Some(settled) = self.settled_commit(claim, fence, now) {
-            return (settled, None);
-        }
-        let Some(stored) = self.stored(&claim.name).filter(|stored| stored.fence == seen) else {
-            return (Committed::Gone, None);
-        };
-        let Entry { cost, spread, windows, .. } = *terms;
-        let renewed = Entry { cost, spread, windows, ..stored.clone() };
-        let entry = renewed.with_fence(fence).with_stored_at(self.clock(now));
-        let kept = windows.map_or(Duration::ZERO, |windows| windows.kept());
-        self.end_load(claim, fence, now);
-        self.store(&claim.name, entry.clone(), after(now, kept));
-        (Committed::Stored, Some(entry))
     }
 
     /// Returns the outcome of a commit that changes nothing: its fence is not the last one, or it
@@ -210,6 +185,54 @@ impl Data {
         if let Some(stored) = self.entries.pop(key) {
             self.weight -= stored.entry.weight();
             self.expiries.remove(&(stored.ends, Expiry::Entry(key.clone())));
+        }
+    }
+}
+
+/// The last of some failed loads in a row.
+pub(super) struct StoredFailure {
+    failure: Failure,
+    pub(super) failures: u32,
+    /// Until when the name backs off.
+    until: Instant,
+    ends: Instant,
+}
+
+impl StoredFailure {
+    /// Returns what a claim is told while the name backs off.
+    pub(super) fn back_off(&self, now: Instant) -> Option<Claimed> {
+        let wait = self.until.checked_duration_since(now).filter(|wait| !wait.is_zero())?;
+        let back_off = BackOff { wait, failures: self.failures };
+        Some(Claimed::BacksOff(back_off, self.failure.clone()))
+    }
+}
+
+impl Data {
+    /// Ends the lease of a load that failed. Returns whether the claim had it.
+    pub(in super::super) fn fail(
+        &mut self,
+        claim: &Claim,
+        failure: &Failure,
+        back_off: Option<BackOff>,
+        now: Instant,
+    ) -> bool {
+        let (held, _) = self.release(claim, true, now);
+        if let Some(back_off) = back_off.filter(|_| held) {
+            let name = claim.name.prefix();
+            self.forget_failure(name);
+            let until = after(now, back_off.wait);
+            let ends = after(until, back_off.remembered());
+            self.expiries.insert((ends, Expiry::Failure(name.clone())));
+            let (failure, failures) = (failure.clone(), back_off.failures);
+            let stored = StoredFailure { failure, failures, until, ends };
+            self.failures.insert(name.clone(), stored);
+        }
+        held
+    }
+
+    pub(super) fn forget_failure(&mut self, name: &Arc<str>) {
+        if let Some(failed) = self.failures.remove(name) {
+            self.expiries.remove(&(failed.ends, Expiry::Failure(name.clone())));
         }
     }
 }

@@ -2,13 +2,10 @@
 
 mod acquire;
 mod changes;
-mod keep;
-mod labels;
 mod large;
 mod latches;
 mod leases;
 mod ready;
-mod release;
 mod replies;
 mod store;
 mod tags;

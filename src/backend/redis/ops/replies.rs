@@ -1,17 +1,14 @@
 //! Reads the replies of the scripts. A reply of another form is an error, and never a guess.
 
-mod queues;
-
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use redis::Value;
 
-pub(super) use self::queues::{kept, released};
 use super::PART;
 use crate::{
     backend::{
-        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Mark, Marked, Occupied,
+        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Kept, Mark, Marked, Occupied,
         redis::client,
     },
     error::{BackendError, BackendErrorKind},
@@ -35,8 +32,8 @@ pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
     }
 }
 
-/// Reads the fence, and whether there is an entry.
-pub(super) fn rewindowed(value: Value) -> Result<(u64, bool), BackendError> {
+/// Reads the fence, and whether the entry is there or was moved away.
+pub(super) fn changed(value: Value) -> Result<(u64, bool), BackendError> {
     let mut fields = Fields::new(value)?;
     Ok((fields.number()?, fields.number()? == 1))
 }
@@ -55,6 +52,13 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
         "free" => Ok(None),
         other => Err(unreadable(other)),
     }
+}
+
+/// Reads the label in a lease, if it has one.
+pub(super) fn label(lease: &Value) -> Option<String> {
+    let Value::BulkString(lease) = lease else { return None };
+    let (_, label) = std::str::from_utf8(lease).ok()?.split_once(':')?.1.split_once(':')?;
+    Some(label.to_owned())
 }
 
 /// Reads the mark before, whether it was set, and the server's time.
@@ -123,9 +127,6 @@ pub(super) fn committed(value: Value) -> Result<(CommitReply, CommitPush), Backe
         let awaited = publish_refused.map(|_| flags & 1 == 1);
         return Ok((CommitReply::Done(outcome), CommitPush { publish_refused, awaited }));
     }
-    if let Value::Nil = value {
-        return Ok((CommitReply::Done(Committed::Gone), CommitPush::default()));
-    }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
         "newer" => {
@@ -135,6 +136,45 @@ pub(super) fn committed(value: Value) -> Result<(CommitReply, CommitPush), Backe
         }
         other => Err(unreadable(other)),
     }
+}
+
+/// The handover that a script reports.
+#[derive(Clone, Copy)]
+pub(super) struct Told {
+    /// Whether the server refused to publish, if the script published.
+    pub(super) publish_refused: Option<bool>,
+    /// There is more to do than one script may, and it is to be called again.
+    pub(super) again: bool,
+}
+
+impl Told {
+    /// The bit of `again` in `lib/basics.lua`.
+    const AGAIN: i64 = 8;
+
+    fn read(flags: i64) -> Result<Self, BackendError> {
+        let publish_refused = publish_refused(flags & !Self::AGAIN)?;
+        Ok(Self { publish_refused, again: flags & Self::AGAIN != 0 })
+    }
+}
+
+/// Reads whether it was held, and what became of the handover.
+pub(super) fn released(value: Value) -> Result<(bool, Told), BackendError> {
+    match value {
+        Value::Int(flags) => Ok((flags & 1 == 1, Told::read(flags & !1)?)),
+        other => Err(unreadable(&other)),
+    }
+}
+
+/// Reads what the keeping of a queue has found, with this many claims.
+pub(super) fn kept(value: Value, claims: usize) -> Result<(Kept, Told), BackendError> {
+    let mut fields = Fields::new(value)?;
+    let told = Told::read(i64::try_from(fields.number()?).map_err(unreadable)?)?;
+    let remaining = Duration::from_millis(fields.number()?);
+    let has_lapsed = fields.number()? == 1;
+    let handed_over = fields.number()? == 1;
+    let stands = (0..claims).map(|_| fields.number().map(|stands| stands == 1));
+    let stands = stands.collect::<Result<_, _>>()?;
+    Ok((Kept { remaining, has_lapsed, handed_over, stands }, told))
 }
 
 /// Returns whether a script that grants is to be called again.
@@ -175,14 +215,6 @@ pub(super) fn fence(value: Value) -> Result<u64, BackendError> {
     }
 }
 
-/// Reads the fence that was burnt, and whether the entry was moved away.
-pub(super) fn invalidated(value: Value) -> Result<(u64, bool), BackendError> {
-    match value {
-        Value::Array(_) => Ok((Fields::new(value)?.number()?, true)),
-        value => fence(value).map(|burnt| (burnt, false)),
-    }
-}
-
 pub(super) fn flag(value: Value) -> Result<bool, BackendError> {
     match value {
         Value::Int(number) => Ok(number == 1),
@@ -207,9 +239,9 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
-    let _ = (invalidated(value.clone()), marked(value.clone()));
+    let _ = marked(value.clone());
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
-    let _ = (fence(value.clone()), flag(value.clone()), rewindowed(value.clone()));
+    let _ = (fence(value.clone()), flag(value.clone()), changed(value.clone()));
     for count in 0..4 {
         if let Ok((kept, _)) = kept(value.clone(), count) {
             assert_eq!(kept.stands.len(), count);
