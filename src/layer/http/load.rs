@@ -42,7 +42,7 @@ where
     let Some(mut request) = exchange.request() else {
         return Err(Error::new(ErrorKind::Cancelled, "the request has run already"));
     };
-    let mut load = Load {
+    let mut sent = SentRequest {
         rules: http.0.response_rules(&request),
         origin: http.0.group_origin((request.version(), request.uri(), request.headers())),
         forward: Forward::of(place.is_variant(), lead.replaces()),
@@ -53,8 +53,8 @@ where
         lead,
     };
     asked::ask_for_all(&mut request);
-    load.request = request.headers().clone();
-    let validation = Validation::begin(&load.lead, &mut request);
+    sent.request = request.headers().clone();
+    let validation = Validation::begin(&sent.lead, &mut request);
     let response = match oneshot(inner, request).await {
         Ok(response) => response,
         Err(error) => {
@@ -62,12 +62,12 @@ where
             return Err(Error::new(ErrorKind::Load, "the inner service returned an error"));
         }
     };
-    let response = load.validated(validation, response).await?;
-    load.land::<S, B>(response, exchange).await
+    let response = sent.validated(validation, response).await?;
+    sent.land::<S, B>(response, exchange).await
 }
 
 /// A request that was sent, and what its answer is judged by.
-struct Load {
+struct SentRequest {
     http: Http,
     place: Place,
     lead: Lead<CachedResponse>,
@@ -82,7 +82,7 @@ struct Load {
     ends_stored: bool,
 }
 
-impl Load {
+impl SentRequest {
     /// Returns the response that an answer stands for: itself, or the stored one with a new head.
     async fn validated<B: Body>(
         &mut self,
