@@ -33,6 +33,7 @@ pub(crate) mod channels;
 mod claim;
 mod entry;
 mod erased;
+mod inspect;
 mod kept;
 mod latches;
 mod mark;
@@ -52,7 +53,7 @@ use tokio::sync::watch;
 
 use crate::{
     error::{BackendError, BackendErrorKind},
-    key::Name,
+    key::{Name, Namespace},
 };
 
 #[cfg(feature = "redis")]
@@ -63,8 +64,9 @@ pub use self::{
     back_off::BackOff,
     change::{Announcement, Change, Failure, Handover},
     channels::{Changes, Channels},
-    claim::{Claim, Grant, Mode, Occupied},
+    claim::{Claim, Grant, Mode, Occupied, SemaphoreKind},
     entry::{Entry, EntryKind, Undecodable},
+    inspect::Held,
     kept::Kept,
     latches::{Countdown, Latches},
     mark::{Mark, Marked, Tick, TickStep},
@@ -81,7 +83,7 @@ pub use self::tap::Tap;
 
 pub(crate) use self::{
     answer::{ANSWER_LIMIT, answered, answered_by, in_time},
-    claim::{HANDOVER_LIFE, Need, SemaphoreKind},
+    claim::{HANDOVER_LIFE, Need},
     erased::{DynLeases, Erased, ErasedLeases},
     latches::{DynLatches, ErasedLatches},
     renewal::{RENEWAL_BATCH, renewed_together},
@@ -220,6 +222,29 @@ pub trait Leases: Send + Sync + 'static {
         async { Ok(None) }
     }
 
+    /// Returns who holds a lock, or loads an entry, and how many wait. A load has the kind
+    /// [`Mutex`](SemaphoreKind::Mutex).
+    ///
+    /// The default [refuses](crate::error::BackendErrorKind::Refused).
+    fn inspect(
+        &self,
+        _name: &Name,
+        _kind: SemaphoreKind,
+    ) -> impl Future<Output = Result<Held, BackendError>> + Send {
+        async { Err(no_inspection()) }
+    }
+
+    /// Returns the locks of a namespace that are held or waited for, in any order. One may come
+    /// twice, or be free by then.
+    ///
+    /// The default [refuses](crate::error::BackendErrorKind::Refused).
+    fn lock_names(
+        &self,
+        _namespace: &Namespace,
+    ) -> impl Future<Output = Result<Vec<(Name, SemaphoreKind)>, BackendError>> + Send {
+        async { Err(no_inspection()) }
+    }
+
     /// Ends what is held of a name in a mode, and its queue, whatever stands there, and wakes the
     /// waiters. Returns whether something was there.
     ///
@@ -301,4 +326,9 @@ pub enum Acquired {
 fn no_pass(from: &Claim, to: &Claim) -> BackendError {
     let why = format!("{:?} does not pass to {:?}", from.mode, to.mode);
     BackendError::new(BackendErrorKind::Refused, why)
+}
+
+/// The refusal of a backend that cannot be looked into.
+fn no_inspection() -> BackendError {
+    BackendError::new(BackendErrorKind::Refused, "this backend cannot be looked into")
 }

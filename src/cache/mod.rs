@@ -19,6 +19,7 @@ mod builder;
 mod codec;
 mod core;
 mod error_codec;
+mod explain;
 mod failures;
 mod flown;
 mod freshness;
@@ -57,6 +58,7 @@ pub use self::{
     batch::Batch,
     builder::Builder,
     codec::{Codec, Json, Raw},
+    explain::{EntryState, Explanation},
     freshness::EarlyRefresh,
     in_process::Unencoded,
     lead::{Lead, StaleValue},

@@ -84,6 +84,7 @@ mod jobs;
 pub mod ladder;
 mod latch;
 mod leader;
+mod list;
 mod locks;
 mod macros;
 mod majority;
@@ -107,6 +108,7 @@ pub use self::{
     jobs::{Job, OnCrash, Ticks},
     latch::Latch,
     leader::{Candidate, Term},
+    list::ListedLock,
     locks::Locks,
     mutex::{Mutex, MutexGuard},
     permits::{PermitId, Permits},

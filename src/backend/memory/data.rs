@@ -1,5 +1,6 @@
 mod entries;
 mod failures;
+mod inspect;
 mod tags;
 
 use std::{

@@ -38,7 +38,7 @@ impl RedisBackend {
         }
     }
 
-    async fn text_at(&self, key: &str) -> Result<Option<String>, BackendError> {
+    pub(super) async fn text_at(&self, key: &str) -> Result<Option<String>, BackendError> {
         match self.0.servers.run(Cmd::new().arg("GET").arg(key), key).await? {
             Value::Nil => Ok(None),
             Value::BulkString(bytes) => Ok(String::from_utf8(bytes).ok()),

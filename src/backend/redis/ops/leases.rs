@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Kept, Leases,
-        Marked, Mode, Need, Occupied, Renewal, Tick, TickStep, no_pass,
+        Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Held, Kept, Leases,
+        Marked, Mode, Need, Occupied, Renewal, SemaphoreKind, Tick, TickStep, no_pass,
         redis::{
             client::Confirmation,
             keys,
@@ -25,7 +25,7 @@ use crate::{
         renewed_together,
     },
     error::BackendError,
-    key::{Family, Name},
+    key::{Family, Name, Namespace},
 };
 
 impl Leases for RedisBackend {
@@ -149,6 +149,17 @@ impl Leases for RedisBackend {
 
     async fn holder_label(&self, name: &Name, mode: Mode) -> Result<Option<String>, BackendError> {
         self.label_of_holder(name, mode).await
+    }
+
+    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Held, BackendError> {
+        self.look_into(name, kind).await
+    }
+
+    async fn lock_names(
+        &self,
+        namespace: &Namespace,
+    ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
+        self.search_locks(namespace).await
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {

@@ -2,6 +2,7 @@
 
 mod acquire;
 mod changes;
+mod inspect;
 mod keep;
 mod labels;
 mod large;

@@ -11,7 +11,7 @@ pub(super) use self::queues::{kept, released};
 use super::PART;
 use crate::{
     backend::{
-        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Mark, Marked, Occupied,
+        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Held, Mark, Marked, Occupied,
         redis::client,
     },
     error::{BackendError, BackendErrorKind},
@@ -54,6 +54,18 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
         "held" => fields.occupied().map(Some),
         "free" => Ok(None),
         other => Err(unreadable(other)),
+    }
+}
+
+/// Reads who holds a lock or loads an entry.
+pub(super) fn held(value: Value) -> Result<Held, BackendError> {
+    let mut fields = Fields::new(value)?;
+    let (owner, Occupied { fence, remaining, holders }) = (fields.word()?, fields.occupied()?);
+    let waiting = fields.count()?;
+    let held = Held { holders, expires_in: remaining, waiting, ..Held::default() };
+    match owner.get(..16) {
+        Some(process) => Ok(held.by(process.to_owned(), fence, fields.number()?)),
+        None => Ok(held),
     }
 }
 
@@ -207,7 +219,7 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
-    let _ = (invalidated(value.clone()), marked(value.clone()));
+    let _ = (invalidated(value.clone()), marked(value.clone()), held(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()), rewindowed(value.clone()));
     for count in 0..4 {

@@ -171,6 +171,10 @@ impl Store for RedisBackend {
         self.checked(replies::fence(self.0.servers.call(call).await?))
     }
 
+    async fn back_off(&self, name: &Name) -> Result<Option<(BackOff, Failure)>, BackendError> {
+        self.record_of_failures(name).await
+    }
+
     fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
         self.0.servers.channels().add_tap(tier);
         self.tell_at_intervals(every)

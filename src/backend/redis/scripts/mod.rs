@@ -37,8 +37,8 @@ macro_rules! scripts {
 scripts! {
     lib: basics entries fences holds latches leases pushes queues registrations;
     scripts:
-        acquire acquire_lock clear commit commit_unchanged convert count_down count_left
-        end_tag holder invalidate keep_lock mark pass_with_fence put release release_lock
+        acquire acquire_lock back_off clear commit commit_unchanged convert count_down count_left
+        end_tag holder inspect invalidate keep_lock mark pass_with_fence put release release_lock
         renew rewindow rights set_latch supersede
 }
 
