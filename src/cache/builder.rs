@@ -21,6 +21,7 @@ use super::{
     tags::Tags,
 };
 use crate::{
+    advice,
     backend::DynStore,
     error::{Error, ErrorKind},
     flight::{Group, Limits},
@@ -377,6 +378,9 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         }
         settings.check()?;
         self.negative.iter().try_for_each(Negative::check)?;
+        if self.store.is_shared() {
+            advice::built(&settings.namespace, settings.schema, std::any::type_name::<V>());
+        }
         let tag = u32::from(settings.schema) << 16 | u32::from(self.codec.tag());
         let engine = Engine::new(self.store.clone());
         let tags = Arc::new(Tags::new(&settings));

@@ -10,6 +10,7 @@ use super::{
     release::Release,
 };
 use crate::{
+    advice,
     backend::{Claim, DynLeases, Grant, Mode, Owner, Renewal, answered},
     error::{BackendError, BackendErrorKind, Error},
     meter::{MeterStart, MeteredTime},
@@ -163,6 +164,9 @@ impl Drop for LeaseGuard {
     fn drop(&mut self) {
         let result = || if self.record.is_lost() { "lost" } else { "held" };
         self.engine.meter.ended(self.begun, MeteredTime::LockHold, result);
+        if self.record.is_fixed() && self.record.is_lost() {
+            advice::fixed_lease_ended(&self.claim().name, self.claim().lease);
+        }
         if !self.released {
             // The release goes on by itself, and repeats what fails.
             drop(self.give_back());

@@ -8,6 +8,7 @@ use tracing::{debug, warn};
 
 use super::{EpochOutcome, Run, failed, look::uncacheable};
 use crate::{
+    advice,
     backend::{Entry, Windows},
     cache::{
         AfterFailure, Lead, Loaded, Source,
@@ -180,6 +181,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 (Entry::uncacheable(cost), Windows::fresh(core.settings.uncacheable_ttl))
             }
         };
+        let served = windows.fresh.saturating_add(windows.stale);
+        advice::loaded(&core.settings.namespace, cost, served);
         let ttl = (!keeping.do_not_store).then(|| windows.kept());
         (entry.with_windows(windows), ttl)
     }
