@@ -172,8 +172,8 @@ async fn waits(server: &RedisServer) -> usize {
         });
     }
     let mut raw = server.raw().await;
-    let last = format!("bellwether:c:{{{}}}:lp", key("other", KEYS - 1));
-    while raw.run::<usize>(&["EXISTS", &last]).await == 0 {
+    let last = format!("bellwether:c:{{{}}}:l", key("other", KEYS - 1));
+    while !raw.run::<String>(&["GET", &last]).await.contains(',') {
         sleep(Duration::from_millis(10)).await;
     }
     // The answers are read by then.

@@ -28,7 +28,7 @@ use bellwether::{
 };
 use bytes::Bytes;
 use cpu_time::ProcessTime;
-use futures_util::future::join_all;
+use futures_util::{StreamExt, future::join_all};
 use redis::{Script, aio::MultiplexedConnection};
 use testkit::{RedisServer, proxy::Proxy};
 use tokio::{
@@ -225,6 +225,56 @@ async fn tier(server: &RedisServer) {
         (local - before) as f64 / all as f64,
         commands as f64 * 1e3 / all as f64
     );
+    drop((here, readers));
+    fan_out(server, &there, &mut connection).await;
+}
+
+/// Measures the time of the server for an insert that a number of processes hear of.
+async fn fan_out(
+    server: &RedisServer,
+    writer: &Cache<Bytes>,
+    connection: &mut MultiplexedConnection,
+) {
+    const INSERTS: u32 = 200;
+    let client = redis::Client::open(server.url()).unwrap();
+    let heard = Arc::<AtomicUsize>::default();
+    let mut hearers = Vec::new();
+    for processes in [0, 10, 100, 1_000] {
+        while hearers.len() < processes {
+            let mut connection = client.get_async_pubsub().await.unwrap();
+            connection.psubscribe("*").await.unwrap();
+            let heard = heard.clone();
+            hearers.push(tokio::spawn(async move {
+                let mut messages = connection.into_on_message();
+                while messages.next().await.is_some() {
+                    heard.fetch_add(1, Ordering::Relaxed);
+                }
+            }));
+        }
+        heard.store(0, Ordering::Relaxed);
+        let before = cpu_time_of(connection).await;
+        for _ in 0..INSERTS {
+            writer.insert("heard", &Bytes::from_static(b"value")).await.unwrap();
+        }
+        let used = (cpu_time_of(connection).await - before) / INSERTS;
+        while heard.load(Ordering::Relaxed) < processes * INSERTS as usize {
+            sleep(Duration::from_millis(1)).await;
+        }
+        println!("an insert that {processes} processes hear of takes {used:.1?} of the server");
+    }
+    hearers.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Returns the time that the server has used its core.
+async fn cpu_time_of(connection: &mut MultiplexedConnection) -> Duration {
+    let stats: String = redis::cmd("INFO").arg("cpu").query_async(connection).await.unwrap();
+    let seconds = |name| {
+        let value = stats.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        value.parse::<f64>().unwrap()
+    };
+    Duration::from_secs_f64(
+        seconds("used_cpu_user_main_thread:") + seconds("used_cpu_sys_main_thread:"),
+    )
 }
 
 /// Returns how many commands the server has run.
@@ -603,10 +653,7 @@ async fn locks(server: &RedisServer) {
             let token = uuid::Uuid::new_v4().simple().to_string();
             let _: redis::Value = acquire
                 .key(&[&lease, &shared, &fence, &queue, &deadlines])
-                .arg(&token)
-                .arg("f")
-                .arg(0)
-                .arg(10_000)
+                .arg(format!("{token}:f:0:10000:"))
                 .arg(86_400_000)
                 .arg(0)
                 .invoke_async(&mut connection)
@@ -614,10 +661,7 @@ async fn locks(server: &RedisServer) {
                 .unwrap();
             let ended: i64 = release
                 .key(&[&lease, &shared, &fence, &queue, &deadlines, &channel])
-                .arg(&token)
-                .arg("f")
-                .arg(0)
-                .arg(10_000)
+                .arg(format!("{token}:f:0:10000:"))
                 .arg(86_400_000)
                 .arg(0)
                 .invoke_async(&mut connection)

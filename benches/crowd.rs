@@ -73,12 +73,8 @@ async fn commit(server: &RedisServer, size: usize, count: usize) -> Duration {
         let mut claim = Claim::new(name.clone(), Mode::Exclusive, LIFE, LIFE);
         claim.waits = false;
         let Ok(Claimed::Granted(grant)) = backend.claim(&claim, 0).await else { panic!() };
-        for ids in ids.chunks(100) {
-            let processes = name.suffixed("lp");
-            let mut words = vec!["SADD", &processes];
-            words.extend(ids.iter().map(String::as_str));
-            raw.run::<()>(&words).await;
-        }
+        let registered: String = ids.iter().map(|id| format!(",{id}")).collect();
+        raw.run::<()>(&["APPEND", &name.suffixed("l"), &registered]).await;
         let entry = Entry::value(1, Duration::ZERO, Bytes::from(vec![b'v'; size]));
         let before = script_time(&mut raw).await;
         backend.commit(&claim, &grant, &entry, Some(LIFE)).await.unwrap();
@@ -136,8 +132,8 @@ async fn crowd(
                 tokio::spawn(request.load(|_| async { Err(BoxError::from("a second load")) }))
             })
             .collect();
-        let processes = format!("crowd:c:{{{key}}}:lp");
-        while raw.run::<usize>(&["SCARD", &processes]).await < count {
+        let lease = format!("crowd:c:{{{key}}}:l");
+        while raw.run::<String>(&["GET", &lease]).await.matches(',').count() < count {
             sleep(Duration::from_millis(1)).await;
         }
         let begun = Instant::now();

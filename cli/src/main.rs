@@ -28,7 +28,7 @@ pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
 /// Looks into the caches and locks of a fleet.
 #[derive(Parser)]
-#[command(name = "bellwether", version, args_override_self = true)]
+#[command(name = "bellwether", version)]
 struct Options {
     #[command(flatten)]
     server: Server,
@@ -68,7 +68,8 @@ enum Command {
     /// Checks a server: what is wrong with it, and what to do.
     Doctor {
         /// The server, in place of `--url`.
-        url: Option<String>,
+        #[arg(value_name = "URL")]
+        at: Option<String>,
     },
     /// Lists the locks that are held or waited for.
     Locks,
@@ -163,8 +164,8 @@ fn in_full(error: &(dyn Error + 'static)) -> String {
 async fn run(options: Options) -> Result<Exit, Failure> {
     let (server, json) = (options.server, options.json);
     match options.command {
-        Command::Doctor { url } => {
-            let url = url.map_or(server.url.clone(), |url| vec![url]);
+        Command::Doctor { at } => {
+            let url = at.map_or(server.url.clone(), |url| vec![url]);
             doctor::examine(&Server { url, ..server }, json).await
         }
         Command::Locks => {

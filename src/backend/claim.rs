@@ -1,4 +1,6 @@
-use std::{fmt, time::Duration};
+//! Claims, and the answers about them.
+
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::Owner;
 use crate::key::Name;
@@ -143,13 +145,16 @@ pub struct Claim {
     /// Whether its process is told of the end of a load that is in the way. Only the claim of an
     /// entry may do without.
     pub listens: bool,
+    /// Names the process of the holder, for [operators](super::Leases::holder_label).
+    pub label: Option<Arc<str>>,
 }
 
 impl Claim {
     /// Creates a claim of a fresh [`Owner`] that waits.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
         let owner = Owner::fresh();
-        Self { name, owner, mode, lease, fence_life, waits: true, listens: true }
+        let (waits, listens, label) = (true, true, None);
+        Self { name, owner, mode, lease, fence_life, waits, listens, label }
     }
 
     /// Returns what is claimed, for errors.
@@ -231,4 +236,55 @@ pub struct Occupied {
     pub remaining: Duration,
     /// The number of holders; for permits, how many of them are out.
     pub holders: u32,
+}
+
+/// The answer to [`Leases::renew`](super::Leases::renew) for one claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Renewal {
+    /// The claim has the lease, which lasts its full time from now.
+    Held,
+    /// The claim does not have the lease.
+    NotHeld,
+    /// The outcome for this claim is unknown, though it is known for others of the same call.
+    ///
+    /// A majority of servers returns it for a lease about which too few servers answered. A cluster
+    /// returns it for the leases of a node that does not answer.
+    Unknown,
+}
+
+impl Renewal {
+    /// Returns whether the claim has the lease for certain.
+    pub fn is_held(self) -> bool {
+        self == Self::Held
+    }
+}
+
+impl From<bool> for Renewal {
+    /// Converts the answer of a server that always knows it.
+    fn from(held: bool) -> Self {
+        if held { Self::Held } else { Self::NotHeld }
+    }
+}
+
+/// The answer to [`Leases::keep`](super::Leases::keep).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// After how long the lease that is in the way ends if it is not renewed. If nothing is in the
+    /// way and the first waiter does not hear of that, it is how long the entry of that waiter
+    /// still lasts. Otherwise it is zero.
+    pub remaining: Duration,
+    /// The process had stopped to keep its entries, and others may have removed them.
+    pub has_lapsed: bool,
+    /// Nothing was in the way, and the lease was handed to a waiter that hears of it.
+    pub handed_over: bool,
+    /// Whether each claim has an entry, in their order.
+    pub stands: Vec<bool>,
+}
+
+impl Kept {
+    /// Returns the answer where no claim was given.
+    pub(super) fn nothing() -> Self {
+        let remaining = Duration::MAX;
+        Self { remaining, has_lapsed: false, handed_over: false, stands: Vec::new() }
+    }
 }

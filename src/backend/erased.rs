@@ -1,9 +1,10 @@
-//! The backend without its type, so that `Cache<V>` and `Locks` need no parameter for it.
+//! The backend without its type, so that `Cache<V>` and `Locks` need no parameter for it, and
+//! bounds on the time that it has for an answer.
 
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 
 use super::{
     Acquired, Changes, Claim, Grant, Held, Kept, Leases, Marked, Mode, Occupied, Renewal,
@@ -56,7 +57,6 @@ erased! {
     async fn pass_with_fence(from: &'a Claim, to: &'a Claim, fence: u64) -> Option<Grant>;
     async fn mark(claim: &'a Claim, tick: Tick) -> Marked;
     async fn holder(name: &'a Name, mode: Mode) -> Option<Occupied>;
-    async fn introduce(name: &'a Name, label: &'a str) -> ();
     async fn holder_label(name: &'a Name, mode: Mode) -> Option<String>;
     async fn inspect(name: &'a Name, kind: SemaphoreKind) -> Held;
     async fn lock_names(namespace: &'a Namespace) -> Vec<(Name, SemaphoreKind)>;
@@ -73,3 +73,35 @@ erased! {
 pub struct Erased<T: ?Sized>(pub(crate) Arc<T>);
 
 pub(crate) type ErasedLeases = Erased<dyn DynLeases>;
+
+/// The limit for a backend that does not bound its own operations.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+
+/// Waits for the answer to an operation; the outcome is unknown if the limit passes first.
+pub(crate) async fn in_time<T>(
+    limit: Duration,
+    operation: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    timeout(limit, operation).await.unwrap_or_else(|elapsed| Err(BackendError::timed_out(elapsed)))
+}
+
+/// Waits for the answer to an operation that has no limit of its own.
+pub(crate) async fn answered<T>(
+    backend: &dyn DynLeases,
+    operation: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    let limit = backend.time_limit().unwrap_or_default().max(ANSWER_LIMIT);
+    answered_by(backend, limit, operation).await
+}
+
+/// Like [`in_time`], without a timer where the backend keeps the limit by itself.
+pub(crate) async fn answered_by<T>(
+    backend: &dyn DynLeases,
+    limit: Duration,
+    operation: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    match backend.time_limit() {
+        Some(own) if own <= limit => operation.await,
+        _ => in_time(limit, operation).await,
+    }
+}

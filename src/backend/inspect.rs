@@ -21,7 +21,8 @@ pub struct Held {
     pub holders: u32,
     /// The id of the process of the one holder. `None` for readers and permits.
     pub process: Option<String>,
-    /// The label of that process, if it has [one](crate::Locks::owner).
+    /// The label of that process, if the lock was acquired with [one](crate::Locks::owner). A load
+    /// has none.
     pub owner: Option<String>,
     /// The fencing token of the one holder, or zero.
     pub fence: u64,

@@ -26,22 +26,18 @@
 //! with two exceptions. [`Store::put`] and [`Store::invalidate`] are one more write of the same.
 //! [`Leases::clear`] and [`Latches::clear_latch`] end what has come to stand there in between.
 
-mod answer;
-mod back_off;
 mod change;
 pub(crate) mod channels;
 mod claim;
 mod entry;
 mod erased;
 mod inspect;
-mod kept;
 mod latches;
 mod mark;
 mod memory;
 mod owner;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
-mod renewal;
 mod store;
 mod tags;
 mod tap;
@@ -61,18 +57,15 @@ pub use self::redis::{
     Credentials, RedisBackend, RedisBackendBuilder, Replicas, SentinelMaster, failover,
 };
 pub use self::{
-    back_off::BackOff,
-    change::{Announcement, Change, Failure, Handover},
+    change::{Announcement, BackOff, Change, Failure, Handover},
     channels::{Changes, Channels},
-    claim::{Claim, Grant, Mode, Occupied, SemaphoreKind},
+    claim::{Claim, Grant, Kept, Mode, Occupied, Renewal, SemaphoreKind},
     entry::{Entry, EntryKind, Undecodable},
     inspect::Held,
-    kept::Kept,
     latches::{Countdown, Latches},
     mark::{Mark, Marked, Tick, TickStep},
     memory::MemoryBackend,
     owner::Owner,
-    renewal::Renewal,
     store::{Claimed, Committed, EntryAnswers, Store},
     tags::{TagEnd, TagEnds, Tagged},
     windows::Windows,
@@ -82,15 +75,16 @@ pub use self::{
 pub use self::tap::Tap;
 
 pub(crate) use self::{
-    answer::{ANSWER_LIMIT, answered, answered_by, in_time},
     claim::{HANDOVER_LIFE, Need},
-    erased::{DynLeases, Erased, ErasedLeases},
+    erased::{ANSWER_LIMIT, DynLeases, Erased, ErasedLeases, answered, answered_by, in_time},
     latches::{DynLatches, ErasedLatches},
-    renewal::{RENEWAL_BATCH, renewed_together},
     store::{DynStore, ErasedStore},
     tags::{TAG_LIFE, TAGGED_LIFE, TagVerdict},
     tap::{STRIPES, stripe_of},
 };
+
+/// How many leases one request renews. A script of so many takes some hundred microseconds.
+pub(crate) const RENEWAL_BATCH: usize = 100;
 
 /// The right to act on a name for a limited time.
 ///
@@ -199,19 +193,7 @@ pub trait Leases: Send + Sync + 'static {
         mode: Mode,
     ) -> impl Future<Output = Result<Option<Occupied>, BackendError>> + Send;
 
-    /// Makes the label of this process known in the namespace of a name, for at least 23 hours.
-    ///
-    /// The default does nothing.
-    fn introduce(
-        &self,
-        _name: &Name,
-        _label: &str,
-    ) -> impl Future<Output = Result<(), BackendError>> + Send {
-        async { Ok(()) }
-    }
-
-    /// Returns the label of the process that holds the lease of a name in a mode, if that has one
-    /// holder whose process was [introduced](Self::introduce).
+    /// Returns the [label](Claim::label) of the one holder of a name in a mode, if there is one.
     ///
     /// The default returns `None`.
     fn holder_label(

@@ -13,7 +13,8 @@ use tokio::{
 };
 
 use super::{
-    Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, WaitedFor, Waiting, Woken,
+    Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, Waiting, Woken,
+    attended::attended,
     queue::{Entered, FailedPass, SlotNotice},
     record::LeaseSlot,
     try_limit,
@@ -105,7 +106,7 @@ impl Engine {
         limit: Duration,
     ) -> Result<LeaseGuard, Error> {
         let (begun, deadline) = (self.meter.begin(), after(Instant::now(), limit));
-        let acquired = self.attendance().run(|| {
+        let acquired = attended(|| {
             let (engine, strategy) = (self.clone(), strategy.clone());
             let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
             async move {
@@ -130,7 +131,7 @@ impl Engine {
         limit: Duration,
     ) -> Result<Vec<LeaseGuard>, Error> {
         let (begun, deadline) = (self.meter.begin(), after(Instant::now(), limit));
-        let acquired = self.attendance().run(|| {
+        let acquired = attended(|| {
             let (engine, strategy, claims) = (self.clone(), strategy.clone(), claims.clone());
             async move {
                 engine.acquire_in_order(&claims, upkeep, strategy.as_ref(), (limit, deadline)).await
@@ -181,8 +182,7 @@ impl Engine {
         strategy: &dyn RetryStrategy,
         (limit, deadline): (Duration, Instant),
     ) -> Result<LeaseGuard, Error> {
-        let mut waiting =
-            Waiting::new(&self.janitor, WaitedFor::Claim(claim.clone()), strategy, limit);
+        let mut waiting = Waiting::new(&self.janitor, claim.clone(), strategy, limit);
         waiting.end_at(deadline);
         waiting.keep_entries(&self.keeper);
         let mut attempt = OneAttempt {
@@ -223,12 +223,12 @@ impl Attempt for OneAttempt<'_> {
         {
             return asked;
         }
-        waiting.listening().listen();
+        waiting.listen();
         let limit = try_limit(self.strategy, self.engine.backend().as_ref());
         match self.acquisition.ask(limit, |backend, claim| backend.acquire(claim)).await {
             Ok((Acquired::Granted(grant), sent)) => {
                 let waited = self.acquisition.is_waiting();
-                let changes = if waited { waiting.listening().take_changes() } else { None };
+                let changes = if waited { waiting.take_changes() } else { None };
                 AskOutcome::Settled(Ok(self.hold(grant.fence(), sent, None, changes)))
             }
             Ok((Acquired::Occupied(occupied), _)) => {
@@ -255,7 +255,7 @@ impl Attempt for OneAttempt<'_> {
         let until = self.acquisition.trusts(&handover)?;
         let is_fenced = self.acquisition.claim().mode.is_fenced();
         let fence = if is_fenced { handover.fence } else { 0 };
-        Some(Ok(self.hold(fence, Instant::now(), Some(until), waiting.listening().take_changes())))
+        Some(Ok(self.hold(fence, Instant::now(), Some(until), waiting.take_changes())))
     }
 
     async fn interrupted(&self) -> LeaseOutcome {
@@ -343,7 +343,7 @@ impl OneAttempt<'_> {
             owed.disarm();
         }
         if let Some(changes) = slot.take_changes() {
-            waiting.listening().listen().subscribe();
+            waiting.listen().subscribe();
             drop(changes);
             // The turn of this process is over, and it is the turn of another one.
             Box::pin(sleep(GIVE_WAY)).await;

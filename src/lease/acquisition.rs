@@ -3,12 +3,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::{runtime::Handle, time::Instant};
 use tracing::debug;
 
-use super::{
-    Upkeep, attended::Unstoppable, handover::HandoverCheck, record::Granted, release::Janitor,
-};
+use super::{Upkeep, handover::HandoverCheck, record::Granted, release::Janitor};
 use crate::{
     backend::{Acquired, Claim, Claimed, DynLeases, Grant, Handover, Owner, answered_by},
-    error::BackendError,
+    error::{BackendError, Error},
 };
 
 /// One claim on its way to a lease. Dropped before it is [settled](Self::settle), it undoes itself.
@@ -93,7 +91,7 @@ impl Acquisition {
         for<'t> Said: From<&'t T>,
     {
         let turns = self.janitor.turns(&self.claim.name);
-        let turn = turns.acquisitions.next().await;
+        let turn = turns.next().await;
         let sent = Instant::now();
         let before = self.begin(sent);
         let Self { janitor, claim, state, handover, .. } = self;
@@ -161,9 +159,9 @@ impl Acquisition {
     }
 
     /// Releases the lease that was granted. Dropping the future does not stop the release.
-    pub(crate) fn give_back(mut self) -> Unstoppable {
+    pub(crate) async fn give_back(mut self) -> Result<(), Error> {
         self.state = AcquisitionState::Idle;
-        self.janitor.end(self.claim.clone())
+        self.janitor.end(self.claim.clone()).await
     }
 
     /// Keeps the lease beyond the acquisition: there is nothing to undo any more.

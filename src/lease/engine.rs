@@ -1,8 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    attended::Attendance, keeper::Keeper, queue::LocalQueues, record::LeaseRecord,
-    release::Janitor, renewals::Renewals,
+    keeper::Keeper, queue::LocalQueues, record::LeaseRecord, release::Janitor, renewals::Renewals,
 };
 use crate::{
     backend::{Claim, DynLeases, Marked, Tick, answered},
@@ -40,11 +39,6 @@ impl Engine {
         self.janitor.backend()
     }
 
-    /// The acquisitions that their callers poll.
-    pub(crate) fn attendance(&self) -> &Attendance {
-        self.janitor.attendance()
-    }
-
     /// The janitor, which undoes the acquisitions of this engine.
     pub(crate) fn janitor(&self) -> &Arc<Janitor> {
         &self.janitor
@@ -53,8 +47,7 @@ impl Engine {
     /// Sets the mark of the name of a claim to a tick, if the claim has the lease.
     pub(crate) async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, Error> {
         let backend = self.backend().as_ref();
-        let mark = answered(backend, backend.mark(claim, tick));
-        Ok(self.janitor.turns(&claim.name).acquisitions.run(mark).await?)
+        Ok(answered(backend, backend.mark(claim, tick)).await?)
     }
 
     pub(crate) fn stats(&self) -> LockStats {

@@ -4,14 +4,13 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Acquisition, Engine, LeaseRecord,
-    attended::Unstoppable,
     queue::{FailedPass, QueuedCaller, SlotNotice},
     record::{Granted, LeaseSlot},
     release::Release,
 };
 use crate::{
     advice,
-    backend::{Claim, DynLeases, Grant, Mode, Owner, Renewal, answered},
+    backend::{Claim, Mode, Owner, Renewal, answered},
     error::{BackendError, BackendErrorKind, Error},
     meter::{MeterStart, MeteredTime},
 };
@@ -75,7 +74,7 @@ impl LeaseGuard {
         let given_back = self.give_back();
         let lost = self.is_lost();
         // A reported loss stays a loss, even if the server still has the lease.
-        let released = given_back.await;
+        let released = self.engine.janitor.finish(given_back).await;
         if lost { Err(self.lost_error()) } else { released }
     }
 
@@ -143,12 +142,10 @@ impl LeaseGuard {
         Release::new(janitor, claim, self.record.outcome_unknown(), runtime)
     }
 
-    fn give_back(&mut self) -> Unstoppable {
-        let upheld = UpheldLease { engine: self.engine.clone(), record: self.record.clone() };
+    fn give_back(&mut self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
+        self.closing();
         self.released = true;
-        let slot = self.record.take_slot();
-        let given_back = give_back(upheld, self.obligation(), slot);
-        self.engine.janitor.finish(given_back, self.record.runtime().clone())
+        give_back(self.engine.clone(), self.obligation(), self.record.take_slot())
     }
 }
 
@@ -168,35 +165,23 @@ impl Drop for LeaseGuard {
             advice::fixed_lease_ended(&self.claim().name, self.claim().lease);
         }
         if !self.released {
-            // The release goes on by itself, and repeats what fails.
-            drop(self.give_back());
+            let given_back = self.give_back();
+            self.engine.janitor.spawn_on(given_back, self.record.runtime());
         }
-    }
-}
-
-/// A lease that is renewed until its release has its turn. Dropped, it is renewed no more.
-struct UpheldLease {
-    engine: Arc<Engine>,
-    record: Arc<LeaseRecord>,
-}
-
-impl Drop for UpheldLease {
-    fn drop(&mut self) {
-        self.engine.renewals.forget(&self.record);
     }
 }
 
 /// Gives a lease back: to the next caller of this process, or to the backend.
 async fn give_back(
-    upheld: UpheldLease,
+    engine: Arc<Engine>,
     release: Release,
     mut slot: Option<LeaseSlot>,
 ) -> Result<(), Error> {
     let next = slot.as_mut().and_then(LeaseSlot::next);
     let answer = match (next, slot) {
-        (Some(next), Some(slot)) => Box::pin(pass(upheld, release.claim(), next, slot)).await,
+        (Some(next), Some(slot)) => Box::pin(pass(&engine, release.claim(), next, slot)).await,
         (_, slot) => {
-            let answer = release.once(|| drop(upheld)).await;
+            let answer = release.once().await;
             // The next caller contends from here on, since other processes were told first.
             drop(slot);
             answer
@@ -208,23 +193,18 @@ async fn give_back(
 /// Passes a lease to the next caller of this process, and the slot with it. Returns whether the
 /// lease was held.
 async fn pass(
-    upheld: UpheldLease,
+    engine: &Arc<Engine>,
     from: &Claim,
     next: QueuedCaller<Arc<LeaseRecord>>,
     slot: LeaseSlot,
 ) -> Result<bool, BackendError> {
-    let engine = upheld.engine.clone();
-    let pass = async {
-        drop(upheld);
-        ask_to_pass(engine.backend().as_ref(), from, &next.claim).await
-    };
     // The next caller does not know that it is given a lease, and this future may be dropped.
     let (claim, runtime) = (next.claim.clone(), next.runtime.clone());
     let owed = Release::new(engine.janitor.clone(), claim, true, runtime);
-    let passed = engine.janitor.turns(&from.name).releases.run(pass).await;
-    let (grant, since) = match passed {
-        Ok((Some(grant), since)) => (grant, since),
-        Ok((None, _)) => {
+    let (backend, since) = (engine.backend().as_ref(), Instant::now());
+    let grant = match answered(backend, backend.pass(from, &next.claim)).await {
+        Ok(Some(grant)) => grant,
+        Ok(None) => {
             owed.disarm();
             drop(next.notify(SlotNotice::Contend { slot, failed: None }));
             return Ok(false);
@@ -266,14 +246,4 @@ fn let_contend(
         BackendErrorKind::Unreplicated => Ok(true),
         _ => Err(error),
     }
-}
-
-/// Asks the backend to pass a lease on. Returns the grant and a time before the request.
-async fn ask_to_pass(
-    backend: &dyn DynLeases,
-    from: &Claim,
-    to: &Claim,
-) -> Result<(Option<Grant>, Instant), BackendError> {
-    let since = Instant::now();
-    Ok((answered(backend, backend.pass(from, to)).await?, since))
 }

@@ -5,14 +5,14 @@
 //!
 //! - `turns`: the turns of requests to ask a shard.
 //! - `attended`: work that its caller does not poll.
-//! - `release`: a release that must happen, and the janitor that does it.
+//! - `release`: releases that must happen, and the janitor that does them.
 //! - `handover`, `acquisition`: a claim on its way to a lease, and its undo.
 //! - `queue`: the callers of this process that want one lease.
 //! - `keeper`: the queue entries of this process at the backend.
 //! - `record`, `renewals`: a lease that is held, renewed, or lost.
 //! - `engine`: what the leases of one `Cache` or one `Locks` share.
 //! - `guard`: a lease that is held, for its holder.
-//! - `retry`, `listening`, `wait`, `acquire`, `several`: asking, waiting, and asking again.
+//! - `retry`, `wait`, `acquire`: asking, waiting, and asking again.
 //!
 //! # What a lease promises
 //!
@@ -30,7 +30,6 @@ mod engine;
 mod guard;
 mod handover;
 mod keeper;
-mod listening;
 mod queue;
 mod record;
 mod release;
@@ -43,9 +42,9 @@ pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
     acquire::{AskOutcome, Attempt, drive},
     acquisition::{Acquisition, Said},
+    attended::attended,
     engine::Engine,
     guard::LeaseGuard,
-    listening::WaitedFor,
     record::LeaseRecord,
     release::Janitor,
     retry::try_limit,

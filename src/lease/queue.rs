@@ -26,7 +26,7 @@ use crate::{
 
 /// How often a lease passes on within one process before other processes get it.
 const PASSES: u32 = 16;
-/// The same over a majority of servers, which has no queue that hands the lease to others.
+/// The same over a majority of servers, whose other processes come to the lock by chance.
 const MAJORITY_PASSES: u32 = 9;
 /// For how long it does.
 const TURN: Duration = Duration::from_millis(50);
@@ -34,9 +34,9 @@ const TURN: Duration = Duration::from_millis(50);
 /// The local queues of one engine. Each exists while a caller contends or holds.
 ///
 /// `T` is a lease that is passed from its holder to the next caller.
-pub(super) struct LocalQueues<T>(Arc<Mutex<HashMap<LocalQueueKey, VecDeque<QueuedCaller<T>>>>>);
+pub(super) struct LocalQueues<T>(Arc<Mutex<CallersByName<T>>>);
 
-type LocalQueueKey = (Name, Mode);
+type CallersByName<T> = HashMap<Name, VecDeque<QueuedCaller<T>>>;
 
 /// A caller in a local queue.
 pub(super) struct QueuedCaller<T> {
@@ -68,10 +68,8 @@ pub(super) struct FailedPass {
 /// The right of one caller to contend for a lease, or to hold it, for this process.
 pub(super) struct Slot<T> {
     queues: LocalQueues<T>,
-    key: LocalQueueKey,
+    name: Name,
     passes: u32,
-    /// How often the lease passes on in this turn.
-    most_passes: u32,
     since: Instant,
     /// The subscription of the last caller that contended, for the next one.
     changes: Option<Box<Changes>>,
@@ -93,7 +91,7 @@ impl<T> LocalQueues<T> {
         if claim.mode != Mode::Exclusive {
             return Entered::None;
         }
-        match self.queues().entry((claim.name.clone(), claim.mode)) {
+        match self.queues().entry(claim.name.clone()) {
             Entry::Occupied(mut queue) => {
                 let (notify, notices) = oneshot::channel();
                 let queue = queue.get_mut();
@@ -106,14 +104,13 @@ impl<T> LocalQueues<T> {
                 Entered::Behind(notices)
             }
             Entry::Vacant(queue) => {
-                let key = queue.key().clone();
                 queue.insert(VecDeque::new());
-                Entered::First(Slot::new(self.clone(), key))
+                Entered::First(Slot::new(self.clone(), claim.name.clone()))
             }
         }
     }
 
-    fn queues(&self) -> MutexGuard<'_, HashMap<LocalQueueKey, VecDeque<QueuedCaller<T>>>> {
+    fn queues(&self) -> MutexGuard<'_, CallersByName<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -138,8 +135,8 @@ impl<T> QueuedCaller<T> {
 }
 
 impl<T> Slot<T> {
-    fn new(queues: LocalQueues<T>, key: LocalQueueKey) -> Self {
-        Self { queues, key, passes: 0, most_passes: PASSES, since: Instant::now(), changes: None }
+    fn new(queues: LocalQueues<T>, name: Name) -> Self {
+        Self { queues, name, passes: 0, since: Instant::now(), changes: None }
     }
 
     /// Begins the turn of this process, which has won the lease from others, and keeps the
@@ -148,20 +145,8 @@ impl<T> Slot<T> {
     /// A subscription that no caller needs ends with the hold, and not while others wait.
     pub(super) fn begin(&mut self, changes: Option<Changes>) {
         self.passes = 0;
-        self.most_passes = match (self.key.0.family(), &changes) {
-            (Family::Redlock, None) => MAJORITY_PASSES,
-            // The process had to wait for others. Each of its waiters has the lease once now.
-            (Family::Redlock, Some(_)) => self.waiting().clamp(1, PASSES),
-            _ => PASSES,
-        };
         self.since = Instant::now();
         self.changes = changes.map(Box::new);
-    }
-
-    /// Returns the number of callers behind this one.
-    fn waiting(&self) -> u32 {
-        let waiting = self.queues.queues().get(&self.key).map_or(0, VecDeque::len);
-        u32::try_from(waiting).unwrap_or(u32::MAX)
     }
 
     /// Takes the subscription of the last caller that contended.
@@ -171,11 +156,12 @@ impl<T> Slot<T> {
 
     /// Takes the next caller to pass the lease to, while the turn of this process lasts.
     pub(super) fn next(&mut self) -> Option<QueuedCaller<T>> {
-        if self.passes >= self.most_passes || self.since.elapsed() >= TURN {
+        let most = if self.name.family() == Family::Redlock { MAJORITY_PASSES } else { PASSES };
+        if self.passes >= most || self.since.elapsed() >= TURN {
             return None;
         }
         self.passes += 1;
-        first(self.queues.queues().get_mut(&self.key)?)
+        first(self.queues.queues().get_mut(&self.name)?)
     }
 }
 
@@ -187,14 +173,14 @@ fn first<T>(queue: &mut VecDeque<QueuedCaller<T>>) -> Option<QueuedCaller<T>> {
 impl<T> Drop for Slot<T> {
     fn drop(&mut self) {
         let mut queues = self.queues.queues();
-        let Some(queue) = queues.get_mut(&self.key) else { return };
+        let Some(queue) = queues.get_mut(&self.name) else { return };
         let Some(waiter) = first(queue) else {
-            queues.remove(&self.key);
+            queues.remove(&self.name);
             return;
         };
         // Unlocked: if the caller leaves just now, its slot is dropped here in turn.
         drop(queues);
-        let mut slot = Self::new(self.queues.clone(), self.key.clone());
+        let mut slot = Self::new(self.queues.clone(), self.name.clone());
         slot.changes = self.changes.take();
         drop(waiter.notify(SlotNotice::Contend { slot, failed: None }));
     }
@@ -221,8 +207,7 @@ mod tests {
         for _ in 0..10_000 {
             drop(queues.enter(&claim, upkeep));
         }
-        let key = (name, Mode::Exclusive);
-        assert!(queues.queues().get(&key).is_some_and(|queue| queue.len() < 16));
+        assert!(queues.queues().get(&name).is_some_and(|queue| queue.len() < 16));
         drop(slot);
         assert!(matches!(stays.await, Ok(SlotNotice::Contend { .. })));
         assert!(queues.queues().is_empty());

@@ -1,33 +1,32 @@
 //! Releases, which happen whatever becomes of their callers.
 //!
-//! A release is polled by its caller, since a task would cost a change of threads. If the caller
-//! leaves, the release goes on in a task on the runtime of the acquisition. So a [`Release`] is an
-//! obligation: dropped before it is done, it begins such a task. If that runtime is gone, the lease
-//! ends by itself.
-
-mod janitor;
+//! A [`Release`] is an obligation: dropped before it is done, it goes on in a task on the runtime
+//! of the acquisition. If that runtime is gone, the lease ends by itself.
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::{FutureExt, future::poll_immediate};
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
+use super::turns::Turns;
 use crate::{
-    backend::Claim,
-    error::{BackendError, Chain, Error},
+    backend::{Claim, DynLeases, answered},
+    error::{BackendError, Chain, Error, ErrorKind},
+    key::Name,
     observe::Rarely,
+    shards::Shards,
     time::after,
 };
 
-pub(crate) use self::janitor::Janitor;
-
-/// The pauses between requests of a release. They are short, since a waiter needs the lease when
-/// the backend is back. A request to a backend that is known to be away costs nothing.
+/// The pauses between requests of a release, which double. They are short, since a waiter needs the
+/// lease when the backend is back. A request to a backend that is known to be away costs nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(80);
+const LONGEST_PAUSE: Duration = Duration::from_millis(320);
 
 /// A release whose acquisition may arrive late is repeated after these parts of the lease, or after
 /// these times if they are shorter. A server that stood still may run the first release a moment
@@ -41,6 +40,109 @@ const LATE: [(u32, Duration); 4] = [
 
 /// How long an acquisition is believed to lie in a server that does not answer.
 const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
+
+/// The releases of one backend, and the requests to acquire from it.
+pub(crate) struct Janitor {
+    backend: Arc<dyn DynLeases>,
+    turns: Shards<Turns>,
+    /// Releases that no caller polls.
+    tasks: TaskTracker,
+    /// Cancelled when nothing new may begin.
+    stop: CancellationToken,
+}
+
+impl Janitor {
+    pub(crate) fn new(backend: Arc<dyn DynLeases>) -> Arc<Self> {
+        Arc::new(Self {
+            backend,
+            turns: Shards::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        })
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn DynLeases> {
+        &self.backend
+    }
+
+    /// Returns the turns to ask the shard of a name.
+    pub(super) fn turns(&self, name: &Name) -> Arc<Turns> {
+        self.turns.of(self.backend.shard(name), |_| true)
+    }
+
+    /// Releases the lease of a claim. Returns [`Lost`](ErrorKind::Lost) if it was not held.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after it was first polled, the release goes on.
+    pub(crate) async fn end(self: &Arc<Self>, claim: Claim) -> Result<(), Error> {
+        let release = Release::new(self.clone(), claim, false, Handle::current());
+        self.finish(async move {
+            let answer = release.once().await;
+            release.ended(answer)
+        })
+        .await
+    }
+
+    /// Releases a claim that may be granted, or has a queue entry, in a task.
+    pub(crate) fn undo(self: &Arc<Self>, claim: Claim, outcome_unknown: bool, runtime: &Handle) {
+        drop(Release::new(self.clone(), claim, outcome_unknown, runtime.clone()));
+    }
+
+    /// Runs a task for which the shutdown waits.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
+    }
+
+    /// Runs a release on a runtime, without a caller.
+    pub(super) fn spawn_on(
+        &self,
+        release: impl Future<Output = Result<(), Error>> + Send + 'static,
+        runtime: &Handle,
+    ) {
+        // The release repeats what fails.
+        self.tasks.spawn_on(release.map(drop), runtime);
+    }
+
+    /// Runs work of a caller for which the shutdown waits.
+    pub(crate) fn track<Work: Future>(&self, work: Work) -> impl Future<Output = Work::Output> {
+        self.tasks.track_future(work)
+    }
+
+    /// Runs a release that its caller may drop or not poll: if it has to wait, it is a task.
+    pub(super) async fn finish(
+        &self,
+        release: impl Future<Output = Result<(), Error>> + Send + 'static,
+    ) -> Result<(), Error> {
+        let mut release = self.tasks.track_future(release).boxed();
+        match poll_immediate(&mut release).await {
+            Some(outcome) => outcome,
+            None => tokio::spawn(release).await.unwrap_or_else(|_gone| {
+                Err(Error::new(ErrorKind::Backend, "the runtime of the release has ended"))
+            }),
+        }
+    }
+
+    /// Stops the acquisitions: none starts any more, and those that wait fail.
+    pub(crate) fn stop(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    pub(crate) async fn stopped(&self) {
+        self.stop.cancelled().await;
+    }
+
+    /// Stops the acquisitions, and waits until the releases have ended or the limit passes.
+    pub(crate) async fn shutdown(&self, limit: Duration) {
+        self.stop();
+        let _ = timeout(limit, self.tasks.wait()).await;
+    }
+}
 
 /// A release that must happen. Dropped before it is done, it goes on in a task.
 pub(super) struct Release {
@@ -73,9 +175,10 @@ impl Release {
         self.owed = false;
     }
 
-    /// Asks the backend once, in its turn, after `begins`. Returns whether the lease was held.
-    pub(super) async fn once(&self, begins: impl FnOnce()) -> Result<bool, BackendError> {
-        self.janitor.release_after(begins, &self.claim).await
+    /// Asks the backend once. Returns whether the lease was held.
+    pub(super) async fn once(&self) -> Result<bool, BackendError> {
+        let backend = self.janitor.backend.as_ref();
+        answered(backend, backend.release(&self.claim)).await
     }
 
     /// Settles the release of a lease that was held, and returns whether it was. A task does what
@@ -104,28 +207,20 @@ impl Release {
         janitor.tasks.spawn_on(async move { self.repeat_late().await }, &runtime);
     }
 
-    /// Releases what may be held.
+    /// Releases what may be held, until the lease must have ended by itself. A server that stood
+    /// still may run the acquisition however late it answers.
     async fn repeat(&self) {
+        let begun = Instant::now();
         let life = self.claim.lease.max(self.claim.queue_entry_life());
-        let is_answered = self.until(after(Instant::now(), life)).await;
-        if self.outcome_unknown {
-            if !is_answered {
-                self.at_first_answer().await;
-            }
-            self.repeat_late().await;
+        let is_answered = self.until(after(begun, life)).await;
+        if !self.outcome_unknown {
+            return;
         }
-    }
-
-    /// Releases when the backend answers again, however late: a server that stood still runs the
-    /// acquisition then. One release of a shard tries at a time.
-    async fn at_first_answer(&self) {
-        let (begun, turns) = (Instant::now(), self.janitor.turns(&self.claim.name));
-        while begun.elapsed() < LONGEST_SILENCE && !self.janitor.is_stopped() {
-            let _turn = turns.late_releases.lock().await;
-            if self.once(|| {}).await.is_ok() {
-                return;
-            }
-            sleep(LONGEST_PAUSE).await;
+        let silent = async { is_answered || self.until(after(begun, LONGEST_SILENCE)).await };
+        tokio::select! {
+            biased;
+            is_answered = silent => if is_answered { self.repeat_late().await },
+            () = self.janitor.stopped() => {}
         }
     }
 
@@ -139,18 +234,17 @@ impl Release {
                 () = sleep_until(then) => {
                     self.until(after(released, self.claim.lease)).await;
                 }
-                () = self.janitor.stop.cancelled() => return,
+                () = self.janitor.stopped() => return,
             }
         }
     }
 
-    /// Releases, and tries again until the lease must have ended by itself. Returns whether the
-    /// backend has answered.
+    /// Releases, and tries again until this time. Returns whether the backend has answered.
     async fn until(&self, end: Instant) -> bool {
         let name = &self.claim.name;
         let mut pause = FIRST_PAUSE;
         loop {
-            match self.once(|| {}).await {
+            match self.once().await {
                 Ok(_) => return true,
                 Err(error) if Instant::now() + pause >= end => {
                     debug!(?name, error = %Chain(&error), "release failed; the lease expires");

@@ -1,10 +1,9 @@
 //! Renews the leases that are held, and tells their holders when they are lost.
 //!
 //! One task for each engine does it, while something is held and for a moment longer. So a caller
-//! that locks and unlocks in turn does not start it each time. The task is woken for what it would
-//! not see in time by itself. Renewals that fall due together go out in [batches](batches). A
-//! renewal that fails is tried again while the lease can still be held: only a refusal or the
-//! deadline is a loss.
+//! that locks and unlocks in turn does not start it each time. Leases that fall due together are
+//! renewed in chunks, of which a few are under way at each shard. A renewal that fails is tried
+//! again while the lease can still be held: only a refusal or the deadline is a loss.
 //!
 //! With each new connection, all leases are renewed at once. The server behind it may be a new
 //! master without some of them, whose holders must learn of that.
@@ -12,39 +11,41 @@
 //! The invariant: `deadline` is a monotonic time taken *before* the request was sent, plus the
 //! lease, less the drift. So it passes here before the lease ends on the server.
 
-mod batches;
-mod schedule;
-
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
-    },
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use hashbrown::HashMap;
 use tokio::{
-    sync::{Notify, watch},
-    task::yield_now,
+    runtime::{Handle, Id},
+    sync::{Notify, Semaphore, watch},
     time::{Instant, sleep_until},
 };
-use tracing::warn;
+use tracing::{debug, warn};
 
-use self::{
-    batches::{BatchAnswer, Batches, RenewalBatch},
-    schedule::RenewalSchedule,
-};
 use super::record::{Granted, LeaseRecord};
 use crate::{
-    backend::{DynLeases, Renewal},
-    observe::LockCounters,
+    backend::{ANSWER_LIMIT, DynLeases, Owner, RENEWAL_BATCH, Renewal, in_time},
+    error::{BackendError, Chain},
+    observe::{LockCounters, Rarely},
+    shards::Shards,
     sync::lock,
 };
 
 /// After how long a lease that was handed over is renewed. Most holders of a contended lease have
 /// released it by then.
 const SOON: Duration = Duration::from_millis(100);
+/// How long the task stays when nothing is held any more.
+const LINGER: Duration = Duration::from_millis(50);
+/// The least pause before a renewal that failed is tried again.
+const RETRY: Duration = Duration::from_millis(10);
+/// How many leases one look takes at most, while other callers wait for the lock.
+const LOOK: usize = 2 * RENEWAL_BATCH;
+/// How many chunks are under way at a shard. The commands of others go in between.
+const AT_ONCE: usize = 4;
 
 /// The renewals of one engine.
 pub(super) struct Renewals(Arc<RenewalCore>);
@@ -52,39 +53,56 @@ pub(super) struct Renewals(Arc<RenewalCore>);
 struct RenewalCore {
     backend: Arc<dyn DynLeases>,
     counters: Arc<LockCounters>,
-    schedule: Mutex<RenewalSchedule>,
+    schedule: Mutex<Schedule>,
+    /// The chunks that may be under way. A shard that does not answer costs the others nothing.
+    shards: Shards<ChunkPermits>,
     /// Notified when the task must look earlier than it would.
     changed: Notify,
 }
 
+struct ChunkPermits(Semaphore);
+
+impl Default for ChunkPermits {
+    fn default() -> Self {
+        Self(Semaphore::new(AT_ONCE))
+    }
+}
+
+/// The leases that are held, and when to look at each: to renew it, or at its deadline.
+#[derive(Default)]
+struct Schedule {
+    held: HashMap<Owner, Arc<LeaseRecord>>,
+    timers: BTreeSet<(Instant, Owner)>,
+    /// When the task looks by itself; `None` without a task.
+    looks: Option<Instant>,
+}
+
 impl Renewals {
     pub(super) fn new(backend: Arc<dyn DynLeases>, counters: Arc<LockCounters>) -> Self {
-        let (schedule, changed) = (Mutex::default(), Notify::new());
-        Self(Arc::new(RenewalCore { backend, counters, schedule, changed }))
+        let (schedule, shards, changed) = Default::default();
+        Self(Arc::new(RenewalCore { backend, counters, schedule, shards, changed }))
     }
 
     /// Returns how many leases are held.
     pub(super) fn held(&self) -> usize {
-        self.0.schedule().held()
+        self.0.schedule().held.len()
     }
 
     /// Begins to renew a lease that counts since `since`. A lease that was handed over is short,
     /// and is renewed soon.
     pub(super) fn start(&self, granted: Granted) -> Arc<LeaseRecord> {
         let (since, is_short) = (granted.since, granted.until.is_some());
-        let record = LeaseRecord::new(granted, self.0.counters.clone());
+        let record = Arc::new(LeaseRecord::new(granted, self.0.counters.clone()));
         self.0.counters.acquired.add();
         let look = record.next_look(since);
         let look = if is_short { look.min(since + SOON) } else { look };
-        let record = Arc::new(record);
         let mut schedule = self.0.schedule();
-        schedule.hold(&record, look);
-        if !schedule.running {
-            schedule.running = true;
-            drop(schedule);
-            tokio::spawn(run(RenewalTask::new(&self.0)));
-        } else if schedule.looks.is_some_and(|by_itself| look < by_itself) {
-            self.0.tell(schedule);
+        schedule.held.insert(record.claim().owner, record.clone());
+        schedule.set_timer(&record, look);
+        match schedule.looks {
+            None => self.0.run_on(schedule, &Handle::current(), Vec::new()),
+            Some(by_itself) if look < by_itself => self.0.changed.notify_one(),
+            Some(_) => {}
         }
         record
     }
@@ -92,106 +110,239 @@ impl Renewals {
     /// Renews a lease no more.
     pub(super) fn forget(&self, record: &LeaseRecord) {
         let mut schedule = self.0.schedule();
-        if schedule.forget(record) {
-            self.0.tell(schedule);
+        schedule.remove(record);
+        let ends = Instant::now() + LINGER;
+        if schedule.held.is_empty() && schedule.looks.is_some_and(|by_itself| by_itself > ends) {
+            schedule.looks = Some(ends);
+            self.0.changed.notify_one();
+        }
+    }
+}
+
+impl Schedule {
+    fn remove(&mut self, record: &LeaseRecord) {
+        let owner = record.claim().owner;
+        self.held.remove(&owner);
+        self.timers.remove(&(record.times().timer, owner));
+    }
+
+    /// Sets the one timer of a lease.
+    fn set_timer(&mut self, record: &LeaseRecord, at: Instant) {
+        let owner = record.claim().owner;
+        let mut times = record.times();
+        self.timers.remove(&(times.timer, owner));
+        times.timer = at;
+        self.timers.insert((at, owner));
+    }
+
+    /// Returns the leases to be renewed now, and tells the losses. Leases that fall due within a
+    /// tenth of the first one's interval come along, so that chunks form.
+    fn take_due(&mut self, now: Instant) -> Vec<Arc<LeaseRecord>> {
+        let first = self.timers.first().filter(|(at, _)| *at <= now);
+        let Some(first) = first.and_then(|(_, owner)| self.held.get(owner)) else {
+            return Vec::new();
+        };
+        let until = now + first.upkeep().renew_every.unwrap_or_default() / 10;
+        let past = self.timers.iter().take_while(|(at, _)| *at <= until).take(LOOK);
+        let past: Vec<_> = past.filter_map(|(_, owner)| self.held.get(owner).cloned()).collect();
+        past.into_iter().filter(|record| self.is_due(record, now)).collect()
+    }
+
+    /// Returns whether a lease is to be renewed now. Tells its loss if its deadline has passed.
+    fn is_due(&mut self, record: &LeaseRecord, now: Instant) -> bool {
+        if record.is_lost() {
+            warn!(name = ?record.claim().name, "lease lost: it could not be renewed in time");
+            record.tell_lost();
+            self.remove(record);
+            return false;
+        }
+        let (renews, deadline) = {
+            let mut times = record.times();
+            let renews = !times.renewing && record.is_due(now);
+            times.renewing |= renews;
+            (renews, times.deadline)
+        };
+        self.set_timer(record, deadline);
+        renews
+    }
+
+    /// Notes the answer about a lease that was renewed at `sent`.
+    fn renewed(&mut self, record: &LeaseRecord, sent: Instant, answer: Renewal) {
+        let (claim, now) = (record.claim(), Instant::now());
+        match answer {
+            Renewal::Held => {
+                record.renewed(sent);
+                let mut look = record.next_look(sent);
+                // Renewals of many leases spread over the interval.
+                if let Some(every) = record.upkeep().renew_every
+                    && self.held.len() > RENEWAL_BATCH
+                    && look < record.deadline()
+                {
+                    look -= every.mul_f64(fastrand::f64() / 10.0);
+                }
+                self.set_timer(record, look);
+            }
+            Renewal::NotHeld => {
+                warn!(name = ?claim.name, "lease lost: the server no longer has it");
+                record.tell_lost();
+                self.remove(record);
+            }
+            Renewal::Unknown => {
+                let deadline = record.deadline();
+                // A lease that was handed over has less than its full time left.
+                let pause = (claim.lease / 20).min((deadline - now) / 8).max(RETRY);
+                self.set_timer(record, deadline.min(now + pause));
+            }
+        }
+    }
+
+    /// Makes renewals due: those that are under way, or those that are not.
+    fn renew_again(&mut self, under_way: bool) {
+        let now = Instant::now();
+        let all: Vec<_> = self.held.values().cloned().collect();
+        for record in all {
+            let is_under_way = record.times().renewing;
+            if is_under_way == under_way && record.is_due(now) {
+                record.times().renewing = false;
+                self.set_timer(&record, now);
+            }
         }
     }
 }
 
 impl RenewalCore {
-    fn schedule(&self) -> MutexGuard<'_, RenewalSchedule> {
+    fn schedule(&self) -> MutexGuard<'_, Schedule> {
         lock(&self.schedule)
     }
 
-    /// Makes the task look now.
-    fn tell(&self, mut schedule: MutexGuard<'_, RenewalSchedule>) {
-        schedule.looks = None;
+    /// Starts the task on a runtime, after these have ended it.
+    fn run_on(
+        self: &Arc<Self>,
+        mut schedule: MutexGuard<'_, Schedule>,
+        runtime: &Handle,
+        mut tried: Vec<Id>,
+    ) {
+        tried.push(runtime.id());
+        schedule.looks = Some(Instant::now());
+        let task = RenewalTask { shared: self.clone(), tried, has_ended: false };
+        // A runtime that is gone drops the task at once.
         drop(schedule);
-        self.changed.notify_one();
+        runtime.spawn(task.run());
     }
 
-    /// Moves leases that are due to the batches. Returns whether more of them are due.
-    fn collect(&self, batches: &mut Batches) -> bool {
-        let due = self.schedule().take_due(Instant::now());
-        for record in due.renewals {
-            batches.add(self.backend.shard(&record.claim().name), record);
+    /// Returns the leases to be renewed now, in chunks of one shard.
+    fn due(&self) -> Vec<Vec<Arc<LeaseRecord>>> {
+        let mut shards = BTreeMap::<usize, Vec<_>>::new();
+        for record in self.schedule().take_due(Instant::now()) {
+            shards.entry(self.backend.shard(&record.claim().name)).or_default().push(record);
         }
-        due.is_more
+        shards.values().flat_map(|due| due.chunks(RENEWAL_BATCH)).map(<[_]>::to_vec).collect()
     }
 
-    /// Notes the answers to a batch.
-    fn renewed(&self, batch: &RenewalBatch, answered: &BatchAnswer) {
+    /// Renews a chunk of leases when its shard has few others under way.
+    async fn renew(self: Arc<Self>, mut chunk: Vec<Arc<LeaseRecord>>) {
+        let Some(first) = chunk.first() else { return };
+        let shard = self.shards.of(self.backend.shard(&first.claim().name), |_| true);
+        let _permit = shard.0.acquire().await;
+        let is_held =
+            |record: &Arc<LeaseRecord>| self.schedule().held.contains_key(&record.claim().owner);
+        chunk.retain(is_held);
+        let sent = Instant::now();
+        let claims: Vec<_> = chunk.iter().map(|record| record.claim().clone()).collect();
+        let leases = claims.iter().map(|claim| claim.lease);
+        // It leaves time for a second try.
+        let limit = self.backend.time_limit().unwrap_or_default().max(ANSWER_LIMIT);
+        let limit = limit.min(leases.min().unwrap_or_default() / 2);
+        let answer = match claims.is_empty() {
+            true => Ok(Vec::new()),
+            false => in_time(limit, self.backend.renew(&claims)).await,
+        };
+        self.answered(&chunk, sent, answer);
+    }
+
+    fn answered(
+        &self,
+        chunk: &[Arc<LeaseRecord>],
+        sent: Instant,
+        answer: Result<Vec<Renewal>, BackendError>,
+    ) {
+        if let Err(error) = &answer {
+            static SAID: Rarely = Rarely::once_in(1);
+            if SAID.first() {
+                debug!(error = %Chain(error), leases = chunk.len(), "renewal failed");
+            }
+        }
         let mut schedule = self.schedule();
-        for (at, record) in batch.records.iter().enumerate() {
+        for (at, record) in chunk.iter().enumerate() {
             record.times().renewing = false;
-            if !schedule.holds(record) {
+            if !schedule.held.contains_key(&record.claim().owner) {
                 continue;
             }
-            match answered.of(at) {
-                Renewal::Held => {
-                    self.counters.renewed.add();
-                    record.renewed(answered.sent);
-                    schedule.renew_after(record, answered.sent);
-                }
-                Renewal::NotHeld => {
-                    let name = &record.claim().name;
-                    warn!(?name, "lease lost: the server no longer has it");
-                    record.tell_lost();
-                    schedule.forget(record);
-                }
-                Renewal::Unknown => {
-                    self.counters.unrenewed.add();
-                    let (now, deadline) = (Instant::now(), record.deadline());
-                    // A lease that was handed over has less than its full time left.
-                    let pause = (record.claim().lease / 20).min((deadline - now) / 8);
-                    let look = deadline.min(now + pause.max(Duration::from_millis(10)));
-                    schedule.set_timer(record, look);
-                }
+            // An answer with too few parts says of the rest that it is not held.
+            let renewal = match &answer {
+                Ok(each) => each.get(at).copied().unwrap_or(Renewal::NotHeld),
+                Err(_) => Renewal::Unknown,
+            };
+            match renewal {
+                Renewal::Held => self.counters.renewed.add(),
+                Renewal::Unknown => self.counters.unrenewed.add(),
+                Renewal::NotHeld => {}
             }
+            schedule.renewed(record, sent, renewal);
         }
+    }
+
+    /// Returns when the task looks next. Returns `None` if it ends.
+    fn next_look(&self) -> Option<Instant> {
+        let mut schedule = self.schedule();
+        let lingers = schedule.looks.filter(|looks| *looks > Instant::now());
+        schedule.looks = schedule.timers.first().map(|(at, _)| *at).or(lingers);
+        schedule.looks
     }
 }
 
 /// The task that renews. If its runtime goes away, it goes on in that of a lease that is held.
 struct RenewalTask {
     shared: Arc<RenewalCore>,
-    ended: bool,
-    /// The task is being spawned.
-    spawning: Arc<AtomicBool>,
+    /// The runtimes that have ended it, and its own.
+    tried: Vec<Id>,
+    has_ended: bool,
 }
 
 impl RenewalTask {
-    fn new(shared: &Arc<RenewalCore>) -> Self {
-        Self { shared: shared.clone(), ended: false, spawning: Arc::default() }
+    async fn run(mut self) {
+        let shared = self.shared.clone();
+        let mut connections = shared.backend.new_connections();
+        let mut renewals = FuturesUnordered::<BoxFuture<'static, ()>>::new();
+        loop {
+            renewals.extend(shared.due().into_iter().map(|it| shared.clone().renew(it).boxed()));
+            let Some(next) = shared.next_look() else {
+                self.has_ended = true;
+                return;
+            };
+            tokio::select! {
+                Some(()) = renewals.next() => {}
+                () = sleep_until(next) => {}
+                () = shared.changed.notified() => {}
+                () = changed(&mut connections) => shared.schedule().renew_again(false),
+            }
+        }
     }
 }
 
 impl Drop for RenewalTask {
     fn drop(&mut self) {
-        if self.ended {
+        if self.has_ended {
             return;
         }
         let mut schedule = self.shared.schedule();
-        schedule.running = false;
-        if self.spawning.load(Ordering::SeqCst) {
-            return;
-        }
-        schedule.renew_again();
-        drop(schedule);
-        let mut tried = Vec::new();
-        loop {
-            let mut schedule = self.shared.schedule();
-            let other = schedule.runtime_but(&tried);
-            let Some(runtime) = other.filter(|_| !schedule.running) else { return };
-            schedule.running = true;
-            drop(schedule);
-            tried.push(runtime.id());
-            let next = Self::new(&self.shared);
-            let spawning = next.spawning.clone();
-            spawning.store(true, Ordering::SeqCst);
-            // A runtime that is gone, as this one is, drops the task at once.
-            runtime.spawn(run(next));
-            spawning.store(false, Ordering::SeqCst);
+        schedule.looks = None;
+        schedule.renew_again(true);
+        let mut runtimes = schedule.held.values().map(|record| record.runtime());
+        let next = runtimes.find(|runtime| !self.tried.contains(&runtime.id())).cloned();
+        if let Some(runtime) = next {
+            let tried = std::mem::take(&mut self.tried);
+            self.shared.run_on(schedule, &runtime, tried);
         }
     }
 }
@@ -204,43 +355,4 @@ async fn changed(connections: &mut Option<watch::Receiver<()>>) {
         return;
     }
     std::future::pending().await
-}
-
-async fn run(mut task: RenewalTask) {
-    let shared = task.shared.clone();
-    let mut batches = Batches::default();
-    let mut connections = shared.backend.new_connections();
-    let mut renewals: FuturesUnordered<BoxFuture<'static, (RenewalBatch, BatchAnswer)>> =
-        FuturesUnordered::new();
-    loop {
-        let is_more = shared.collect(&mut batches);
-        while let Some(batch) = batches.next(|record| shared.schedule().holds(record)) {
-            renewals.push(batch.renew(shared.backend.clone()).boxed());
-        }
-        let next = {
-            let mut schedule = shared.schedule();
-            let Some(next) = schedule.next_look(Instant::now()) else {
-                // Set under the lock, so that a lease that comes now starts a new task.
-                schedule.running = false;
-                task.ended = true;
-                return;
-            };
-            next
-        };
-        let rest = async {
-            match is_more {
-                true => yield_now().await,
-                false => sleep_until(next).await,
-            }
-        };
-        tokio::select! {
-            Some((batch, answered)) = renewals.next() => {
-                batches.ended(&batch);
-                shared.renewed(&batch, &answered);
-            }
-            () = rest => {}
-            () = shared.changed.notified() => {}
-            () = changed(&mut connections) => shared.schedule().renew_all(),
-        }
-    }
 }

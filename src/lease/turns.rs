@@ -1,8 +1,7 @@
 //! Turns to ask a shard.
 //!
 //! Thousands of requests at once would wait in our own connection until their time-outs. So each
-//! shard has a number of turns for the requests of acquisitions. Releases have turns of their own,
-//! so that they need not wait behind a burst of acquisitions.
+//! shard has a number of turns for the requests of acquisitions. Renewals and releases need none.
 //!
 //! A caller may stop polling a request, and keep its turn meanwhile. So a caller that sees no
 //! answer for a while asks without a turn.
@@ -14,13 +13,13 @@ use std::{
 };
 
 use tokio::{
-    sync::{Mutex, Semaphore, SemaphorePermit},
+    sync::{Semaphore, SemaphorePermit},
     time::timeout,
 };
 
 use crate::error::{BackendError, BackendErrorKind};
 
-/// How many requests of a kind a shard is asked at once. They are enough to keep a connection busy,
+/// How many acquisitions a shard is asked for at once. They are enough to keep a connection busy,
 /// and few enough for an answer well within the time-out.
 const TURNS: usize = 128;
 
@@ -28,14 +27,6 @@ const TURNS: usize = 128;
 const SILENCE: Duration = Duration::from_millis(250);
 
 /// The turns of one shard.
-#[derive(Default)]
-pub(super) struct ShardTurns {
-    pub(super) acquisitions: Turns,
-    pub(super) releases: Turns,
-    /// The turn of a release that had no answer for a whole lease.
-    pub(super) late_releases: Mutex<()>,
-}
-
 pub(super) struct Turns {
     free: Semaphore,
     /// The number of requests that were answered.
@@ -56,17 +47,6 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Sends a request in its turn.
-    pub(super) async fn run<T>(
-        &self,
-        request: impl Future<Output = Result<T, BackendError>>,
-    ) -> Result<T, BackendError> {
-        let turn = self.next().await;
-        let answer = request.await;
-        turn.end(answer.as_ref().err());
-        answer
-    }
-
     /// Waits for a turn while requests are answered.
     pub(super) async fn next(&self) -> AskTurn<'_> {
         let permit = match self.free.try_acquire() {
@@ -108,6 +88,19 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
+
+    impl Turns {
+        /// Sends a request in its turn.
+        async fn run<T>(
+            &self,
+            request: impl Future<Output = Result<T, BackendError>>,
+        ) -> Result<T, BackendError> {
+            let turn = self.next().await;
+            let answer = request.await;
+            turn.end(answer.as_ref().err());
+            answer
+        }
+    }
 
     /// A burst takes longer than a time-out, and each request is answered in ten milliseconds.
     #[tokio::test(start_paused = true)]

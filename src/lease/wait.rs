@@ -5,11 +5,10 @@
 //! the subscription is confirmed later, that wakes the waiter, which asks again.
 //!
 //! A waiter with a queue entry is also woken by the [keeper](super::keeper) of its entry. Any other
-//! one is woken by the end of the lease in the way, or after 5 s. One without a claim waits for a
-//! latch, and looks every 0.7 s.
+//! one is woken by the end of the lease in the way, or after 5 s.
 //!
-//! Without a [subscription](super::listening) the looks come at growing intervals instead. A server
-//! that forbids pushes makes waiters a tenth of a second late then, and not a lease.
+//! While its subscription is not confirmed, the waiter looks at intervals: the server forbids it,
+//! or its connection is broken. Such a waiter is late by a tenth of a second, and not by a lease.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,18 +17,17 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     RetryStrategy,
     keeper::{Keeper, KeptPlace},
-    listening::{Listening, WaitedFor},
     release::Janitor,
 };
 use crate::{
-    backend::{Change, Claim},
+    backend::{Change, Changes, Claim},
     time::{Pauses, after},
 };
 
+/// The longest time between looks without a subscription.
+const UNHEARD_LOOK: Duration = Duration::from_millis(100);
 /// The longest time without a look, whatever pushes and leases say.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
-/// The same for a waiter without a claim, which has no queue entry that is looked at for it.
-const LONGEST_SLEEP_WITHOUT_CLAIM: Duration = Duration::from_millis(700);
 /// The shortest wait of a strategy. Without it, a waiter whose backend answers at once would never
 /// let go of its thread.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
@@ -39,7 +37,10 @@ const JITTER: Duration = Duration::from_millis(90);
 /// The wait of one caller. It costs nothing before the caller has to wait.
 pub(crate) struct Waiting<'a> {
     strategy: &'a dyn RetryStrategy,
-    listening: Listening,
+    janitor: Arc<Janitor>,
+    claim: Claim,
+    /// Its registration for pushes.
+    changes: Option<Changes>,
     /// Keeps the queue entry of the claim, if it has one.
     keeper: Option<Keeper>,
     place: Option<KeptPlace>,
@@ -66,13 +67,15 @@ pub(crate) enum Woken {
 impl<'a> Waiting<'a> {
     pub(crate) fn new(
         janitor: &Arc<Janitor>,
-        subject: WaitedFor,
+        claim: Claim,
         strategy: &'a dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
         Self {
             strategy,
-            listening: Listening::new(janitor, subject),
+            janitor: janitor.clone(),
+            claim,
+            changes: None,
             keeper: None,
             place: None,
             waits: None,
@@ -96,12 +99,19 @@ impl<'a> Waiting<'a> {
     /// Waits for another claim of the same name from now on.
     pub(crate) fn turn_to(&mut self, claim: &Claim) {
         self.place = None;
-        self.listening.turn_to(claim);
+        self.changes = None;
+        self.claim = claim.clone();
     }
 
-    /// Returns its subscription.
-    pub(crate) fn listening(&mut self) -> &mut Listening {
-        &mut self.listening
+    /// Registers the waiter. This comes before each request, so that no push is missed.
+    pub(crate) fn listen(&mut self) -> &mut Changes {
+        let (backend, claim) = (self.janitor.backend(), &self.claim);
+        self.changes.get_or_insert_with(|| backend.listen(&claim.name, Some(claim)))
+    }
+
+    /// Hands its registration on.
+    pub(crate) fn take_changes(&mut self) -> Option<Changes> {
+        self.changes.take()
     }
 
     /// Returns the limit if it has ended the wait, and not the strategy.
@@ -131,9 +141,9 @@ impl<'a> Waiting<'a> {
     pub(crate) async fn after(&mut self, remaining: Option<Duration>) -> Woken {
         let Some(remaining) = remaining else { return self.after_failure().await };
         self.pauses = Pauses::default();
-        if !self.listening.is_listening() {
+        if self.changes.is_none() {
             // What happened since the request was missed.
-            self.listening.listen();
+            self.listen();
             return Woken::Again;
         }
         let told = Instant::now();
@@ -143,20 +153,16 @@ impl<'a> Waiting<'a> {
             true => self.deadline,
             false => {
                 let jitter = JITTER.mul_f64(fastrand::f64());
-                let longest = match self.listening.claim() {
-                    Some(_) => LONGEST_SLEEP,
-                    None => LONGEST_SLEEP_WITHOUT_CLAIM - jitter,
-                };
-                told + remaining.saturating_add(jitter).min(longest)
+                told + remaining.saturating_add(jitter).min(LONGEST_SLEEP)
             }
         };
-        if let Some(interval) = self.listening.look_interval() {
-            look = look.min(told + interval);
+        if !self.listen().subscribe() {
+            look = look.min(told + UNHEARD_LOOK.mul_f64(0.5 + fastrand::f64() / 2.0));
         }
         let wake = look.min(until).min(self.deadline);
         tokio::select! {
             biased;
-            change = self.listening.pushed() => Woken::Pushed(change),
+            change = pushed(self.changes.as_mut()) => Woken::Pushed(change),
             () = kept(self.place.as_ref()) => Woken::Again,
             () = sleep_until(wake) => self.woken(wake),
         }
@@ -165,12 +171,10 @@ impl<'a> Waiting<'a> {
     /// Has the queue entry kept, whose lease in the way lasts for another `remaining`. Returns
     /// `false` if the claim has no entry.
     fn keep_entry(&mut self, remaining: Duration) -> bool {
-        let (Some(keeper), Some(claim)) = (&self.keeper, self.listening.claim()) else {
-            return false;
-        };
+        let Some(keeper) = &self.keeper else { return false };
         match &self.place {
             Some(place) => place.met(remaining),
-            None if claim.waits => self.place = Some(keeper.enter(claim, remaining)),
+            None if self.claim.waits => self.place = Some(keeper.enter(&self.claim, remaining)),
             None => return false,
         }
         true
@@ -182,7 +186,7 @@ impl<'a> Waiting<'a> {
         let wake = after(Instant::now(), self.pauses.next()).min(until).min(self.deadline);
         tokio::select! {
             biased;
-            change = self.listening.pushed() => Woken::Pushed(change),
+            change = pushed(self.changes.as_mut()) => Woken::Pushed(change),
             () = sleep_until(wake) => self.woken(wake),
         }
     }
@@ -207,6 +211,14 @@ impl<'a> Waiting<'a> {
     }
 }
 
+/// Returns the next push, if the waiter is registered.
+async fn pushed(changes: Option<&mut Changes>) -> Change {
+    match changes {
+        Some(changes) => changes.next().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Completes when the keeper of the queue entry wants the waiter to ask.
 async fn kept(place: Option<&KeptPlace>) {
     match place {
@@ -219,13 +231,9 @@ async fn kept(place: Option<&KeptPlace>) {
 mod tests {
     use super::*;
     use crate::{
-        backend::{Changes, Channels, Leases, channels::TopicRoute},
+        backend::{Changes, Channels, Leases, Mode, channels::TopicRoute},
         key::{Family, Key, Name, Namespace},
-        lease::{
-            Retry,
-            doubles::unanswered,
-            listening::{FIRST_LOOK, LONGEST_LOOK},
-        },
+        lease::{Retry, doubles::unanswered},
     };
 
     const MS: Duration = Duration::from_millis(1);
@@ -248,32 +256,23 @@ mod tests {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let limit = Duration::from_secs(60);
         let janitor = Janitor::new(Arc::new(Pushes(channels.clone())));
-        let subject = WaitedFor::Name(name.clone());
-        let mut waiting = Waiting::new(&janitor, subject, &ON_DEMAND, limit);
-        waiting.listening().listen();
+        let claim = Claim::new(name.clone(), Mode::Exclusive, limit, limit);
+        let mut waiting = Waiting::new(&janitor, claim, &ON_DEMAND, limit);
+        waiting.listen();
         Ok((waiting, name))
     }
 
-    /// No push will come, so the waiter looks by itself at intervals that grow.
+    /// No push will come, so the waiter looks by itself.
     #[tokio::test(start_paused = true)]
-    async fn without_a_subscription_looks_come_at_growing_intervals() -> Result<(), crate::Error> {
+    async fn without_a_subscription_looks_come_at_intervals() -> Result<(), crate::Error> {
         let (mut waiting, _) = waiting(&Channels::default())?;
-        let told = Instant::now();
-        assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
-        // A timer fires within the millisecond after its time.
-        assert!(told.elapsed() <= FIRST_LOOK + MS, "{:?}", told.elapsed());
-        let mut looks = 0;
-        while told.elapsed() < 1000 * MS {
-            let before = Instant::now();
+        for _ in 0..20 {
+            let told = Instant::now();
             assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
-            assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
-            looks += 1;
+            // A timer fires within the millisecond after its time.
+            let took = told.elapsed();
+            assert!(took >= UNHEARD_LOOK / 2 && took <= UNHEARD_LOOK + MS, "{took:?}");
         }
-        assert!((9..30).contains(&looks), "{looks} looks in a second");
-        // The end of a lease is still looked for in its time.
-        let before = Instant::now();
-        waiting.after(Some(MS)).await;
-        assert!(before.elapsed() <= JITTER + 2 * MS, "{:?}", before.elapsed());
         Ok(())
     }
 
@@ -294,7 +293,7 @@ mod tests {
             for _ in 0..8 {
                 let before = Instant::now();
                 assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
-                assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
+                assert!(before.elapsed() <= UNHEARD_LOOK + MS, "{:?}", before.elapsed());
             }
             // It may have missed a push until now, and looks once more.
             channels.answer(name.prefix(), Ok(()));
@@ -302,9 +301,8 @@ mod tests {
             assert!(matches!(woken, Woken::Pushed(Change::Wake)));
             let before = Instant::now();
             assert!(matches!(waiting.after(Some(4000 * MS)).await, Woken::Again));
-            // Nothing keeps a queue entry of a waiter without a claim.
             let took = before.elapsed();
-            assert!(took >= 600 * MS && took <= LONGEST_SLEEP_WITHOUT_CLAIM + MS, "{took:?}");
+            assert!(took >= 4000 * MS && took <= 4000 * MS + JITTER + MS, "{took:?}");
         }
         Ok(())
     }
@@ -313,7 +311,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_waiter_that_registers_late_asks_again() -> Result<(), crate::Error> {
         let (mut waiting, _) = waiting(&Channels::default())?;
-        drop(waiting.listening().take_changes());
+        drop(waiting.take_changes());
         let told = Instant::now();
         assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
         assert!(told.elapsed() < MS, "{:?}", told.elapsed());

@@ -9,7 +9,7 @@ use std::{
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::{holder::Holder, space::LockSpace};
+use super::{Holder, space::LockSpace};
 use crate::{
     backend::{ANSWER_LIMIT, Claim, Mode, Occupied, in_time},
     error::{Chain, Error, ErrorKind},
@@ -68,7 +68,7 @@ impl Front {
     /// Acquires a lease in a mode, waiting while others are in the way.
     pub(super) async fn acquire(&self, mode: Mode) -> Result<LeaseGuard, Error> {
         match self.acquire_claim(self.claim(mode)?, self.retry.clone()).await {
-            Err(error) if self.space.has_label() && error.kind() == ErrorKind::NotAcquired => {
+            Err(error) if self.space.label.is_some() && error.kind() == ErrorKind::NotAcquired => {
                 Err(Box::pin(self.with_owner(error, mode)).await)
             }
             acquired => acquired,
@@ -99,8 +99,7 @@ impl Front {
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {
         let mut claim = Claim::new(self.full_name()?.clone(), mode, self.lease, self.fence_life);
-        claim.waits = self.space.has_queues();
-        self.space.introduce(&claim.name);
+        claim.label = self.space.label.clone();
         Ok(claim)
     }
 

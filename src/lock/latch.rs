@@ -9,15 +9,18 @@ use tracing::Instrument;
 use super::Locks;
 use super::space::LockSpace;
 use crate::{
-    backend::{ANSWER_LIMIT, Change, Countdown, DynLatches, Owner, in_time},
+    backend::{ANSWER_LIMIT, Change, Claim, Countdown, DynLatches, Mode, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
-    lease::{AskOutcome, Attempt, Retry, WaitedFor, Waiting, Woken, drive},
+    lease::{AskOutcome, Attempt, Retry, Waiting, Woken, drive},
 };
 
 /// The largest count. Each step is remembered until the count is zero, so that it counts once even
 /// if it is sent twice. Ten thousand steps take a megabyte.
 const MOST: u32 = 10_000;
+
+/// A waiter that is told nothing looks this soon, and up to 90 ms later.
+const LOOK: Duration = Duration::from_millis(610);
 
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
 const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
@@ -257,8 +260,11 @@ impl Latch {
 
     fn waiting(&self, name: &Name) -> Waiting<'static> {
         static ON_DEMAND: Retry = Retry::on_demand();
-        let janitor = self.space.engine.janitor();
-        Waiting::new(janitor, WaitedFor::Name(name.clone()), &ON_DEMAND, self.wait_limit)
+        let (janitor, limit) = (self.space.engine.janitor(), self.wait_limit);
+        // It is never sent, and hears all changes of the name.
+        let mut claim = Claim::new(name.clone(), Mode::Read, limit, limit);
+        claim.waits = false;
+        Waiting::new(janitor, claim, &ON_DEMAND, limit)
     }
 
     fn span(&self) -> tracing::Span {
@@ -314,7 +320,7 @@ impl Attempt for LatchWait<'_> {
     type Outcome = Result<(), Error>;
 
     async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<Self::Outcome> {
-        waiting.listening().listen();
+        waiting.listen();
         let Latch { space, latches, .. } = self.latch;
         if space.engine.janitor().is_stopped() {
             return AskOutcome::Settled(Err(Error::shut_down()));
@@ -323,7 +329,7 @@ impl Attempt for LatchWait<'_> {
             Ok(None) => return AskOutcome::Settled(Err(self.latch.not_set())),
             Ok(Some(Countdown { left: 0, .. })) => return AskOutcome::Settled(Ok(())),
             Ok(Some(Countdown { left, remaining })) => {
-                (AskOutcome::Occupied(remaining), self.latch.not_done(left))
+                (AskOutcome::Occupied(remaining.min(LOOK)), self.latch.not_done(left))
             }
             Err(error) if error.kind() == BackendErrorKind::Foreign => {
                 return AskOutcome::Settled(Err(error.into()));

@@ -76,10 +76,8 @@ impl Locks {
     ///
     /// [`Mutex::holder`] tells any process the label of the holder. So does a
     /// [`NotAcquired`](crate::ErrorKind::NotAcquired) error, if these locks have a label
-    /// themselves. The error of [`several`](Self::several) names has none. A process has one label
-    /// in a namespace, the last one that was set. It is written in the background by the first
-    /// acquisition, and then once an hour. It is kept for a day. A lock that is held for longer, by
-    /// a process that acquires no other, has no label any more.
+    /// themselves. The error of [`several`](Self::several) names has none. The label stands in the
+    /// lease, so a short one is best.
     ///
     /// # Examples
     ///
@@ -91,14 +89,13 @@ impl Locks {
     /// let locks = Locks::new(MemoryBackend::new()).owner("pod-7");
     /// let mutex = locks.mutex("import");
     /// let guard = mutex.lock().await?;
-    /// # tokio::task::yield_now().await;
     /// let holder = mutex.holder().await?.expect("the lock is held");
     /// assert_eq!(holder.owner.as_deref(), Some("pod-7"));
     /// assert_eq!(holder.fence, Some(guard.fence()));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub fn owner(mut self, label: impl Into<String>) -> Self {
-        self.space = self.space.owner(label.into());
+        self.space.label = Some(label.into().into());
         self
     }
 

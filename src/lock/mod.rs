@@ -34,9 +34,9 @@
 //! A free lock costs two commands to Redis, however many names there are. The leases of a process
 //! are renewed together, a hundred in one command, and a few of these commands are under way at a
 //! time. In a cluster a hundred commands go to a node in one write. Of thousands of acquisitions at
-//! once, 128 are under way at a time, and of releases as many. So a burst does not meet its
-//! time-outs, and does not slow down the caches beside it. Items that must change together are
-//! locked together, by [`Locks::several`].
+//! once, 128 are under way at a time. So a burst does not meet its time-outs, and does not slow down
+//! the caches beside it. Items that must change together are locked together, by
+//! [`Locks::several`].
 //!
 //! # Which locks of one name are one
 //!
@@ -79,7 +79,6 @@
 //! - `wait_limit` is a setting, and `wait` waits for a latch.
 
 mod front;
-mod holder;
 mod jobs;
 pub mod ladder;
 mod latch;
@@ -104,13 +103,12 @@ mod turn;
 #[doc(hidden)]
 pub use self::majority::Majority;
 pub use self::{
-    holder::Holder,
     jobs::{Job, OnCrash, Ticks},
     latch::Latch,
     leader::{Candidate, Term},
     list::ListedLock,
     locks::Locks,
-    mutex::{Mutex, MutexGuard},
+    mutex::{Holder, Mutex, MutexGuard},
     permits::{PermitId, Permits},
     redlock::Redlock,
     reentrant::{ReentrantGuard, ReentrantHolder, ReentrantMutex},

@@ -1,10 +1,9 @@
 //! The mutex, plain or fair.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     front::{Front, debug_guard},
-    holder::Holder,
     macros::{guard, inspection, settings},
     space::LockSpace,
 };
@@ -176,4 +175,18 @@ impl fmt::Debug for MutexGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         debug_guard(f, "MutexGuard", &self.held)
     }
+}
+
+/// The holder of a lock, as any process sees it.
+///
+/// Returned by [`Mutex::holder`](super::Mutex::holder).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The label of its process, if it has [one](crate::Locks::owner).
+    pub owner: Option<String>,
+    /// How long it keeps the lock unless it renews its lease.
+    pub expires_in: Duration,
+    /// Its fencing token.
+    pub fence: Option<u64>,
 }

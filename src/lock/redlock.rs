@@ -132,10 +132,9 @@ use crate::{
 /// moment and none has a majority, they pause at random and ask again, up to three times. Then they
 /// sleep until the next release, for 0.7 s at most.
 ///
-/// A process that had to wait passes the lock to each of its waiters once. Then it gives way to
-/// other processes for some milliseconds, and those that have asked in vain most often ask first.
-/// So processes have about even shares of a contended lock, and not in the order in which they
-/// came.
+/// A process passes the lock to its own waiters, up to 9 times or for 50 ms. While several
+/// processes want it, each asks after a random pause of up to 8 ms. So processes have about even
+/// shares of a contended lock, and not in the order in which they came.
 #[derive(Clone)]
 pub struct Redlock {
     space: LockSpace,

@@ -16,7 +16,7 @@ use super::front::{Front, none_if_not_acquired};
 use crate::{
     backend::Mode,
     error::{Error, ErrorKind},
-    lease::LeaseGuard,
+    lease::{LeaseGuard, attended},
     time::after,
 };
 
@@ -64,8 +64,7 @@ impl Reentry {
         let deadline = after(Instant::now(), self.front.wait_limit);
         // A task that is not polled must not keep a lease that another one has acquired and
         // released.
-        let attendance = self.front.space.engine.attendance();
-        attendance.run(|| self.clone().lock_until(deadline)).await
+        attended(|| self.clone().lock_until(deadline)).await
     }
 
     async fn lock_until(self: Arc<Self>, deadline: Instant) -> Result<Arc<LeaseGuard>, Error> {
@@ -87,8 +86,7 @@ impl Reentry {
     }
 
     pub(super) async fn try_lock(self: &Arc<Self>) -> Result<Option<Arc<LeaseGuard>>, Error> {
-        let attendance = self.front.space.engine.attendance();
-        attendance.run(|| self.clone().try_once()).await
+        attended(|| self.clone().try_once()).await
     }
 
     async fn try_once(self: Arc<Self>) -> Result<Option<Arc<LeaseGuard>>, Error> {

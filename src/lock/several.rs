@@ -125,7 +125,7 @@ impl Several {
             let name = self.front.space.name(&key)?;
             let (lease, fence_life) = (self.front.lease, self.front.fence_life);
             let claim = Claim::new(name, Mode::Exclusive, lease, fence_life);
-            Ok((key, Claim { waits, ..claim }))
+            Ok((key, Claim { waits, label: self.front.space.label.clone(), ..claim }))
         };
         self.sorted_names()?.into_iter().map(claim).collect()
     }

@@ -81,7 +81,8 @@ async fn nodes_of_a_cluster_and_replicas_are_told_apart() {
     assert!(report.contains("give `--cluster`"), "{report}");
     let urls = cluster.urls().join(",");
     let report = printed(&run_at(&urls, &["doctor", "--cluster"]).await, 0);
-    assert_eq!(report.matches("3 masters, 16384 of 16384 slots").count(), 3, "{report}");
+    let nodes = cluster.urls().len();
+    assert_eq!(report.matches("3 masters, 16384 of 16384 slots").count(), nodes, "{report}");
     let locked = printed(&run_at(&urls, &["locks", "--cluster"]).await, 0);
     assert!(locked.contains("no lock is held"), "{locked}");
 }

@@ -65,21 +65,17 @@ impl Fleet {
             |label: &str| Locks::new(testkit::open(server.url())).namespace(NAMESPACE).owner(label);
         let holder = locks(HOLDER);
         let guard = holder.mutex(STUCK).lock().await.unwrap();
-        // A backend of its own stands for a process.
         for waiter in 0..3 {
             let mutex = locks(&format!("pod-{waiter}")).fair_mutex(STUCK);
             tasks.spawn(async move {
-                while let Err(error) = mutex.lock().await.map(drop) {
-                    eprintln!("{error}");
+                loop {
+                    if let Ok(guard) = mutex.lock().await {
+                        guard.lost().await;
+                    }
                 }
             });
         }
         Self { server, processes, origin_fails, _guard: guard, tasks }
-    }
-
-    /// Kills one process of the fleet.
-    pub fn kill_one(&mut self) {
-        self.processes[0].kill().unwrap();
     }
 }
 

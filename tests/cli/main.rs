@@ -29,7 +29,7 @@ pub async fn run(server: &RedisServer, arguments: &[&str]) -> Output {
 
 pub async fn run_at(url: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(PROGRAM);
-    command.args(["--url", url, "--namespace", NAMESPACE]).args(arguments);
+    command.env("BELLWETHER_NAMESPACE", NAMESPACE).args(["--url", url]).args(arguments);
     let done = tokio::task::spawn_blocking(move || command.output());
     done.await.unwrap().expect("the program can be run")
 }

@@ -6,6 +6,7 @@ use std::{
     fs,
     path::Path,
     process::{Command, Output},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use testkit::{LIMIT, comes_true};
@@ -18,11 +19,12 @@ const ROWS: usize = 30;
 
 /// A window of tmux with a shell, in which the program is `bellwether`. It ends when this is
 /// dropped.
-pub struct Terminal(String);
+pub struct Terminal(String, AtomicU32);
 
 impl Terminal {
     pub fn open(url: &str) -> Self {
-        let terminal = Self(format!("bellwether-test-{:016x}", fastrand::u64(..)));
+        let terminal =
+            Self(format!("bellwether-test-{:016x}", fastrand::u64(..)), AtomicU32::new(0));
         let folder = Path::new(PROGRAM).parent().unwrap().display();
         let path = env::var("PATH").unwrap();
         // A shell without the settings of a user.
@@ -82,12 +84,13 @@ impl Terminal {
 
     /// Runs a command to its end. Returns what it printed, and its exit code.
     pub async fn run(&self, command: &str) -> (String, i32) {
-        self.enter(&format!("clear; {command}; echo \"[ended with $?]\""));
-        let ended = |screen: &str| {
-            screen.lines().any(|line| line.starts_with("[ended with ") && !line.contains('$'))
-        };
-        let screen = self.comes_to(command, ended).await;
-        let (text, code) = screen.rsplit_once("[ended with ").unwrap();
+        // A number tells the end from the one of the last command.
+        let number = self.1.fetch_add(1, Ordering::Relaxed);
+        self.enter(&format!("clear; {command}; echo \"[{number} ended with $?]\""));
+        let end = format!("[{number} ended with ");
+        let has_ended = |screen: &str| screen.lines().any(|line| line.starts_with(&end));
+        let screen = self.comes_to(command, has_ended).await;
+        let (text, code) = screen.rsplit_once(&end).unwrap();
         let code = code.split(']').next().unwrap().parse().unwrap();
         (text.to_owned(), code)
     }

@@ -24,8 +24,8 @@ pub async fn a_lock_tells_its_holder_and_its_waiters<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = lock("k");
     assert_eq!(look(&there, &name, SemaphoreKind::Mutex).await, Held::default());
-    here.introduce(&name, "pod-7").await.unwrap();
-    let holder = claim(&name);
+    let mut holder = claim(&name);
+    holder.label = Some("pod-7: a,b".into());
     let fence = granted(&here, &holder).await.fence();
     for waiter in [claim(&name), elsewhere(claim(&name))] {
         held(&there, &waiter).await;
@@ -33,7 +33,7 @@ pub async fn a_lock_tells_its_holder_and_its_waiters<H: Harness>(h: &H) {
     let seen = look(&there, &name, SemaphoreKind::Mutex).await;
     assert_eq!((seen.holders, seen.fence, seen.waiting), (1, fence, 2));
     assert_eq!(seen.process.as_deref(), holder.owner.to_string().get(..16));
-    assert_eq!(seen.owner.as_deref(), Some("pod-7"));
+    assert_eq!(seen.owner.as_deref(), Some("pod-7: a,b"));
     assert!(seen.held_for.is_some_and(|held_for| held_for < MOMENT), "{seen}");
     assert!(seen.expires_in <= LEASE && seen.expires_in > LEASE - MOMENT, "{seen}");
     // The other locks of the name are free.

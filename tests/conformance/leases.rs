@@ -180,18 +180,22 @@ pub async fn a_holder_is_told_by_the_label_of_its_process<H: FullHarness>(h: &H)
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let label = async || there.holder_label(&name, Mode::Exclusive).await.unwrap();
-    let claim = claim(&name);
-    granted(&here, &claim).await;
-    assert_eq!(label().await, None);
-    here.introduce(&name, "pod-7").await.unwrap();
+    let labelled = |label: Option<&str>| {
+        let mut claim = claim(&name);
+        claim.label = label.map(Into::into);
+        claim
+    };
+    let first = labelled(Some("pod-7"));
+    granted(&here, &first).await;
     assert_eq!(label().await.as_deref(), Some("pod-7"));
-    here.introduce(&name, "pod-8").await.unwrap();
-    assert_eq!(label().await.as_deref(), Some("pod-8"));
     assert_eq!(there.holder_label(&name, Mode::Read).await.unwrap(), None);
-    assert!(here.release(&claim).await.unwrap());
+    let second = labelled(Some("a pod: 8,é"));
+    assert!(here.pass(&first, &second).await.unwrap().is_some());
+    assert_eq!(label().await, second.label.as_deref().map(str::to_owned));
+    assert_eq!(here.renew(std::slice::from_ref(&second)).await.unwrap(), [Renewal::Held]);
+    let third = labelled(None);
+    assert!(here.pass(&second, &third).await.unwrap().is_some());
     assert_eq!(label().await, None);
-    // The label of another namespace is another one.
-    let elsewhere = name_in("elsewhere", Family::Cache, "k");
-    granted(&here, &Claim::new(elsewhere.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)).await;
-    assert_eq!(there.holder_label(&elsewhere, Mode::Exclusive).await.unwrap(), None);
+    assert!(here.release(&third).await.unwrap());
+    assert_eq!(label().await, None);
 }

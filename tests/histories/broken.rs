@@ -87,8 +87,8 @@ impl Scripts {
                 scripts.acquire = Some(cut("acquire", &[(fence, "math.max(last, stored, 1)")]));
             }
             Break::InvalidationBurnsNothing => {
-                let cuts = [("burn(lease, fence, fence_text(burnt), fence_ms)", "''")];
-                scripts.invalidate = Some(cut("invalidate", &cuts));
+                let cuts = [("burn(lease, fence, text, fence_ms)", "''")];
+                scripts.invalidate = Some(cut("change", &cuts));
             }
             Break::ReleaseIgnoresHolder => {
                 let check = "if lease_at(lease) ~= owner then";
@@ -107,8 +107,8 @@ impl Scripts {
                 scripts.permit = Some(cut("acquire_lock", &cuts));
             }
             Break::ExpiryLeavesWindows => {
-                let cuts = [("if windows == '' then end_windows()", "if windows == '' then")];
-                scripts.expire = Some(cut("rewindow", &cuts));
+                let cuts = [("is_there = expire()", "is_there = found")];
+                scripts.expire = Some(cut("change", &cuts));
             }
             Break::EntriesDoNotAge => {
                 let stored_at = "time[1] .. string.sub('00000' .. time[2], -6)";
@@ -181,10 +181,9 @@ impl Scripts {
             Mode::Write => (&self.write, &["w", "r", "f", "rq", "rd"]),
             Mode::Read => (&self.read, &["w", "r", "f", "rq", "rd"]),
             Mode::Permit { .. } => (&self.permit, &["pl", "p", "f", "pq", "pd"]),
-            _ => (&self.acquire, &["l", "f", "e", "lp", "b"]),
+            _ => (&self.acquire, &["l", "f", "e", "b"]),
         };
         let keys: Vec<_> = suffixes.iter().map(|suffix| claim.name.suffixed(suffix)).collect();
-        let mut arguments = vec![text(claim.owner)];
         let kept = if claim.waits { claim.queue_entry_life().as_millis() } else { 0 };
         let need = match claim.mode {
             Mode::Write => Some(("f".to_owned(), 0)),
@@ -193,19 +192,17 @@ impl Scripts {
             _ => None,
         };
         let (lease, fence_life) = (claim.lease.as_millis(), claim.fence_life.as_millis());
-        match need {
+        let arguments = match need {
             Some((need, limit)) => {
-                arguments.extend([text(need), text(limit), text(lease), text(fence_life)]);
-                arguments.push(text(kept));
+                let entry = format!("{}:{need}:{limit}:{lease}:", claim.owner);
+                vec![text(entry), text(fence_life), text(kept)]
             }
             None => {
-                arguments.push(text(lease));
-                let seen = seen.unwrap_or(0);
-                arguments.extend([text(claim.fence_life.as_millis()), text(seen), text(1 << 16)]);
-                arguments.push(text(&claim.owner.to_string()[..16]));
-                arguments.push(text(""));
+                let (owner, seen) = (claim.owner, text(seen.unwrap_or(0)));
+                let process = text(&owner.to_string()[..16]);
+                vec![text(owner), text(lease), text(fence_life), seen, text(1 << 16), process]
             }
-        }
+        };
         let answer = self.eval(script.as_ref(), &keys, &arguments).await?;
         if let Value::Int(fence) = answer {
             return Ok(Claimed::Granted(Grant::new(u64::try_from(fence).unwrap())));
@@ -230,7 +227,7 @@ impl Scripts {
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let keys = ["l", "c", "lp"].map(|suffix| claim.name.suffixed(suffix));
+        let keys = ["l", "c"].map(|suffix| claim.name.suffixed(suffix));
         let arguments = [text(claim.owner), text("w")];
         let answer = self.eval(self.release.as_ref(), &keys, &arguments).await?;
         Ok(matches!(answer, Value::Int(flags) if flags & 1 == 1))
@@ -245,8 +242,7 @@ impl Scripts {
     ) -> Result<Committed, BackendError> {
         let name = &claim.name;
         let [lease, last, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
-        let [processes, failure] = ["lp", "b"].map(|suffix| name.suffixed(suffix));
-        let keys = [lease, last, name.entry(), channel, processes, failure];
+        let keys = [lease, last, name.entry(), channel, name.suffixed("b")];
         let entry = entry.clone().with_fence(fence).encode();
         let size = text(entry.len());
         let [head, rest] = [&entry[..20], &entry[36..]].map(<[u8]>::to_vec);
@@ -273,27 +269,27 @@ impl Scripts {
     }
 
     async fn expire(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
-        let arguments = [text(life.as_millis()), text(""), text(0), text("")];
-        let answer = self.eval(self.expire.as_ref(), &write_keys(name), &arguments).await?;
-        Ok(number(&fields(answer)[0]))
+        self.change(self.expire.as_ref(), "expire", name, life).await
     }
 
     async fn invalidate(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
-        let keys = write_keys(name);
-        let arguments = [text(life.as_millis()), text("")];
-        match self.eval(self.invalidate.as_ref(), &keys, &arguments).await? {
-            Value::Int(fence) => Ok(u64::try_from(fence).unwrap()),
-            other => panic!("the answer is not a fence: {other:?}"),
-        }
+        self.change(self.invalidate.as_ref(), "invalidate", name, life).await
     }
-}
 
-/// Returns the keys of a script that writes without a load.
-fn write_keys(name: &Name) -> [String; 8] {
-    let [before, after] = name.neighbours();
-    let [lease, fence, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
-    let [processes, failure] = ["lp", "b"].map(|suffix| name.suffixed(suffix));
-    [lease, fence, name.entry(), channel, processes, failure, before, after]
+    async fn change(
+        &self,
+        script: Option<&String>,
+        what: &str,
+        name: &Name,
+        life: Duration,
+    ) -> Result<u64, BackendError> {
+        let [before, after] = name.neighbours();
+        let [lease, fence, channel, failure, spare] =
+            ["l", "f", "c", "b", "t"].map(|suffix| name.suffixed(suffix));
+        let keys = [lease, fence, name.entry(), channel, failure, before, after, spare];
+        let arguments = [text(what), text(life.as_millis()), text("")];
+        Ok(number(&fields(self.eval(script, &keys, &arguments).await?)[0]))
+    }
 }
 
 /// The usual cases of scripts, which are decided before the rules that are cut out.

@@ -631,9 +631,9 @@ async fn a_refused_upgrade_reports_an_unanswered_renewal() {
 }
 
 /// Thousands of leases were released at once, and the last release had its turn seconds later. A
-/// short lease was not renewed meanwhile, ended, and its release reported a loss.
+/// short lease ended meanwhile, and its release reported a loss.
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_renewed_until_its_release_has_its_turn() {
+async fn releases_wait_for_no_turn() {
     const SHORT: Duration = Duration::from_millis(500);
     let slow = Faulty::new(|op| (op == Op::Release).then_some(Fault::Late(50 * MS)));
     let locks = Locks::new(slow);
@@ -651,7 +651,7 @@ async fn a_lease_is_renewed_until_its_release_has_its_turn() {
         release.await.unwrap().unwrap();
     }
     assert!(last.await.unwrap_err().is_cancelled());
-    assert!(begun.elapsed() > 3 * SHORT, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < SHORT / 2, "{:?}", begun.elapsed());
     assert_eq!(locks.stats().held, 0);
 }
 

@@ -263,16 +263,8 @@ async fn use_all(server: &RedisServer, user: &str, family: &str, key: &str) -> R
 
 /// Returns the permissions that an operation needs, and those that only make operations faster.
 fn split(family: &str) -> (Vec<&'static str>, Vec<&'static str>) {
-    let faster = [
-        "+publish",
-        "+subscribe",
-        "+unsubscribe",
-        "+eval",
-        "+script|load",
-        "+role",
-        "+info",
-        "+smembers",
-    ];
+    let faster =
+        ["+publish", "+subscribe", "+unsubscribe", "+eval", "+script|load", "+role", "+info"];
     let permissions = rule(family).into_iter().filter(|word| word.starts_with('+'));
     permissions.partition(|word| !faster.contains(word))
 }
@@ -503,7 +495,7 @@ async fn a_check_at_the_start_names_the_missing_right() {
         }
     };
     for (family, others) in [
-        ("caches", &["getrange", "setrange", "rename", "append", "sadd", "smembers"][..]),
+        ("caches", &["getrange", "setrange", "rename", "append"][..]),
         ("locks", &["zadd", "zrem", "zrange", "zcount", "zscore"]),
         ("locks", &["hset", "hmget", "hdel", "unlink"]),
     ] {

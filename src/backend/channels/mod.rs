@@ -1,15 +1,11 @@
 //! Who in this process is told of the changes of a name.
 //!
-//! A waiter registers before its request is sent, so it misses no push: `registry` keeps its place,
-//! and its `inbox` the changes that it has not read. At a server, the changes of many names come
+//! A waiter registers before its request is sent, so it misses no push: the `registry` keeps its
+//! place, and the changes that it has not read. At a server, the changes of many names come
 //! through a few channels of the process, which stay open. While such a channel is not confirmed,
 //! pushes may be missed. So all its waiters are woken when the connection breaks, and when the
 //! channel is confirmed. A waiter that was told nothing while its request was under way can sleep.
-//!
-//! `changes` is the registration of one waiter.
 
-mod changes;
-mod inbox;
 mod registry;
 
 use std::{
@@ -19,11 +15,11 @@ use std::{
 
 use tokio::{sync::watch, time::Instant};
 
-use self::registry::{Listener, Subscription, WaiterRegistry};
+use self::registry::{Subscription, WaiterRegistry};
 use super::{Change, Owner, Tap};
 use crate::error::BackendError;
 
-pub use self::changes::Changes;
+pub use self::registry::Changes;
 pub(crate) use self::registry::TopicRoute;
 
 /// The waiters of a backend. For writing a backend.
@@ -48,7 +44,7 @@ impl Channels {
     /// [addressee](Change::addressee) and those for its owner. Without an owner, it gets all.
     pub fn listen(&self, channel: &Arc<str>, owner: Option<Owner>) -> Changes {
         let route = TopicRoute { channel, topic: channel };
-        Changes::one(Listener::new(&self.0, [Some(route), None], owner, false))
+        Changes::new(&self.0, [Some(route), None], owner, false)
     }
 
     /// Pushes a change to the waiters of a channel. A change [for one owner](Change::addressee)
@@ -87,7 +83,7 @@ impl Channels {
         routes: [Option<TopicRoute<'_>>; 2],
         owner: Option<Owner>,
     ) -> Changes {
-        Changes::one(Listener::new(&self.0, routes, owner, true))
+        Changes::new(&self.0, routes, owner, true)
     }
 
     /// Opens a channel of the process, which stays open.

@@ -1,18 +1,18 @@
-//! Who waits for what, and the channels at the server.
+//! Who waits for what, the channels at the server, and the unread changes of each waiter.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
+    fmt,
     future::poll_fn,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak},
-    task::Waker,
+    task::{Context, Poll, Waker},
 };
 
 use tokio::sync::watch;
 
-use super::inbox::Inbox;
 use crate::{
     backend::{Change, Owner, Tap},
-    error::BackendError,
+    error::{BackendError, BackendErrorKind},
     sync::lock,
 };
 
@@ -187,9 +187,10 @@ impl WaiterPlace {
     }
 }
 
-/// One registration, until it is dropped.
-pub(super) struct Listener {
-    registry: Arc<WaiterRegistry>,
+/// A registration for the changes of one name. Dropping it ends it.
+pub struct Changes {
+    /// `None` for a backend that pushes nothing.
+    registry: Option<Arc<WaiterRegistry>>,
     inbox: Arc<Inbox>,
     places: [Option<WaiterPlace>; 2],
     /// Whether the changes come from a server.
@@ -198,7 +199,13 @@ pub(super) struct Listener {
     is_open: bool,
 }
 
-impl Listener {
+impl Changes {
+    /// Returns a registration for a backend that pushes nothing. Its waiter looks at intervals.
+    pub fn none() -> Self {
+        let (inbox, places) = (Arc::default(), [None, None]);
+        Self { registry: None, inbox, places, is_remote: true, is_open: false }
+    }
+
     /// Registers for the changes without an addressee, and for those of the owner. Without an
     /// owner, it gets all changes.
     pub(super) fn new(
@@ -218,33 +225,62 @@ impl Listener {
             Some(place)
         });
         drop(state);
-        Self { registry: registry.clone(), inbox, places, is_remote, is_open: false }
+        Self { registry: Some(registry.clone()), inbox, places, is_remote, is_open: false }
     }
 
-    pub(super) fn topic(&self) -> Option<&str> {
-        self.places.iter().flatten().next().map(|place| &*place.topic)
-    }
-
-    pub(super) async fn next(&mut self) -> Change {
+    /// Returns the next change, or [`Change::Wake`] if some were missed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses no change.
+    pub async fn next(&mut self) -> Change {
         poll_fn(|context| self.inbox.poll_next(context)).await
     }
 
-    /// Passes over the changes until now.
-    pub(super) fn forget(&mut self) {
-        self.inbox.forget();
+    /// Asks the server for its subscriptions, if that was not done yet. Returns whether it has
+    /// confirmed them, so that changes arrive.
+    ///
+    /// The listener is woken ([`Change::Wake`]) when they are confirmed, refused or lost.
+    pub fn subscribe(&mut self) -> bool {
+        matches!(self.subscription(), Subscription::Confirmed)
     }
 
-    /// Opens its channels. Returns what is known of the subscriptions to them. The listener is
-    /// woken whenever that changes.
-    pub(super) fn subscribe(&mut self) -> Subscription {
+    /// Completes when the server has confirmed the subscription, or refused it. The changes until
+    /// then may be missed.
+    ///
+    /// # Errors
+    ///
+    /// That of the server, or that of the last attempt to connect to it.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, changes may be missed.
+    pub async fn confirmed(&mut self) -> Result<(), BackendError> {
+        loop {
+            match self.subscription() {
+                Subscription::Confirmed => break,
+                Subscription::Failed(error) => return Err(error),
+                Subscription::Pending => drop(self.next().await),
+            }
+        }
+        self.inbox.forget();
+        Ok(())
+    }
+
+    /// Opens its channels. Returns what is known of the subscriptions to them.
+    fn subscription(&mut self) -> Subscription {
+        let Some(registry) = &self.registry else {
+            let why = "the backend pushes nothing";
+            return Subscription::Failed(BackendError::new(BackendErrorKind::Refused, why));
+        };
         if !self.is_remote {
             return Subscription::Confirmed;
         }
-        let mut state = self.registry.state();
+        let mut state = registry.state();
         if !std::mem::replace(&mut self.is_open, true) {
             let must_ask = |asks, place: &WaiterPlace| state.open(&place.channel) | asks;
             if self.places.iter().flatten().fold(false, must_ask) {
-                self.registry.recheck();
+                registry.recheck();
             }
         }
         let known = |place: &WaiterPlace| match state.channels.get(&place.channel) {
@@ -257,9 +293,10 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for Changes {
     fn drop(&mut self) {
-        let mut state = self.registry.state();
+        let Some(registry) = &self.registry else { return };
+        let mut state = registry.state();
         let mut has_closed = false;
         for place in self.places.iter().flatten() {
             state.waiters.remove(place);
@@ -267,7 +304,61 @@ impl Drop for Listener {
         }
         drop(state);
         if has_closed {
-            self.registry.recheck();
+            registry.recheck();
         }
+    }
+}
+
+impl fmt::Debug for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let topics = self.places.iter().flatten().map(|place| &place.topic);
+        f.debug_list().entries(topics).finish()
+    }
+}
+
+/// The pushes that a slow waiter may have unread. With more, it looks again.
+const BACKLOG: usize = 16;
+
+/// Takes the pushes for one listener until it reads them.
+#[derive(Default)]
+struct Inbox(Mutex<Unread>);
+
+#[derive(Default)]
+struct Unread {
+    unread: VecDeque<Change>,
+    reader: Option<Waker>,
+}
+
+impl Inbox {
+    /// Adds a push. Returns the task that reads it, to be woken when no lock is held any more.
+    fn put(&self, change: Change) -> Option<Waker> {
+        let mut state = lock(&self.0);
+        if change == Change::Wake && state.unread.back() == Some(&change) {
+            // One look sees both, as when two channels of a listener are lost together.
+        } else if state.unread.len() == BACKLOG {
+            state.unread.clear();
+            state.unread.push_back(Change::Wake);
+        } else {
+            state.unread.push_back(change);
+        }
+        state.reader.take()
+    }
+
+    /// Takes the oldest push.
+    fn poll_next(&self, context: &mut Context<'_>) -> Poll<Change> {
+        let mut state = lock(&self.0);
+        if let Some(change) = state.unread.pop_front() {
+            return Poll::Ready(change);
+        }
+        match &mut state.reader {
+            Some(reader) => reader.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// Passes over the pushes until now.
+    fn forget(&self) {
+        lock(&self.0).unread.clear();
     }
 }

@@ -1,5 +1,4 @@
 mod entries;
-mod failures;
 mod inspect;
 mod tags;
 
@@ -12,7 +11,7 @@ use std::{
 use lru::LruCache;
 use tokio::time::Instant;
 
-use self::failures::StoredFailure;
+use self::entries::StoredFailure;
 use super::{
     latches::StoredLatch,
     semaphore::{SoleHold, StoredSemaphore},
@@ -151,7 +150,8 @@ impl Data {
     fn set_sole(&mut self, claim: &Claim, fence: u64, now: Instant) {
         let key = (claim.name.prefix().clone(), claim.mode.into());
         let ends = after(now, claim.lease);
-        let sole = Some(SoleHold { owner: claim.owner, fence, ends });
+        let label = claim.label.clone();
+        let sole = Some(SoleHold { owner: claim.owner, fence, ends, label });
         let semaphore = self.semaphores.entry(key.clone()).or_default();
         if let Some(old) = std::mem::replace(&mut semaphore.sole, sole) {
             self.expiries.remove(&(old.ends, Expiry::Sole(key.clone())));

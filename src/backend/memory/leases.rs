@@ -162,6 +162,13 @@ impl Data {
         }
     }
 
+    /// Returns the label of the sole holder.
+    pub(super) fn label(&mut self, name: &Name, mode: Mode, now: Instant) -> Option<String> {
+        self.expire(now);
+        let sole = self.sole(name, mode).filter(|_| mode.is_fenced())?;
+        sole.label.as_deref().map(str::to_owned)
+    }
+
     pub(super) fn clear(&mut self, name: &Name, mode: Mode, now: Instant) -> bool {
         self.expire(now);
         let key = (name.prefix().clone(), mode.into());

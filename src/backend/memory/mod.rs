@@ -12,7 +12,6 @@ mod leases;
 mod semaphore;
 
 use std::{
-    collections::HashMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
@@ -32,7 +31,6 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
-    sync::lock,
 };
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
@@ -55,8 +53,6 @@ use crate::{
 pub struct MemoryBackend {
     data: Arc<Mutex<Data>>,
     channels: Channels,
-    /// The label of this process, by namespace and family.
-    labels: Arc<Mutex<HashMap<String, String>>>,
 }
 
 impl MemoryBackend {
@@ -67,11 +63,7 @@ impl MemoryBackend {
 
     /// Creates a store for entries of so many bytes in all, with their headers.
     pub fn with_weight(limit: usize) -> Self {
-        Self {
-            data: Arc::new(Mutex::new(Data::new(limit))),
-            channels: Channels::default(),
-            labels: Arc::default(),
-        }
+        Self { data: Arc::new(Mutex::new(Data::new(limit))), channels: Channels::default() }
     }
 
     /// Returns the bytes of the stored entries. Expired entries that were not yet dropped count.
@@ -190,23 +182,15 @@ impl Leases for MemoryBackend {
         Ok(self.data().holder(name, mode, Instant::now()))
     }
 
-    async fn introduce(&self, name: &Name, label: &str) -> Result<(), BackendError> {
-        lock(&self.labels).insert(scope(name), label.to_owned());
-        Ok(())
-    }
-
-    /// All holders are in this process.
     async fn holder_label(&self, name: &Name, mode: Mode) -> Result<Option<String>, BackendError> {
-        let is_held = mode.is_fenced() && self.data().holder(name, mode, Instant::now()).is_some();
-        Ok(is_held.then(|| lock(&self.labels).get(&scope(name)).cloned()).flatten())
+        Ok(self.data().label(name, mode, Instant::now()))
     }
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Held, BackendError> {
         let held = self.data().inspect(name, kind, Instant::now());
-        let owner = held.process.is_some().then(|| lock(&self.labels).get(&scope(name)).cloned());
         let is_entry = name.family() == Family::Cache;
         let waiting = if is_entry { u32::from(self.is_waited_for(name)) } else { held.waiting };
-        Ok(Held { owner: owner.flatten(), waiting, ..held })
+        Ok(Held { waiting, ..held })
     }
 
     async fn lock_names(
@@ -225,11 +209,6 @@ impl Leases for MemoryBackend {
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
         self.channels.listen(name.prefix(), claim.map(|claim| claim.owner))
     }
-}
-
-/// Returns the namespace and the family of a name.
-fn scope(name: &Name) -> String {
-    name.prefix().split('{').next().unwrap_or_default().to_owned()
 }
 
 impl Store for MemoryBackend {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
@@ -21,6 +22,8 @@ pub(super) struct SoleHold {
     pub(super) owner: Owner,
     pub(super) fence: u64,
     pub(super) ends: Instant,
+    /// The label of the holder's process.
+    pub(super) label: Option<Arc<str>>,
 }
 
 pub(super) struct SharedHold {

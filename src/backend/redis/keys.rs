@@ -7,8 +7,7 @@
 //! |---|---|---|
 //! | `e` | string, PX | the [entry](crate::backend::Entry); `e1`, `e2`, … those of other schemas |
 //! | `t` and an owner | string, PX | a large entry on its way to `e`, for 10 s at most |
-//! | `l` | string, PX | the lease: `owner:fence`, and the ids of processes that wait for a load |
-//! | `lp` | set, PX | the ids for which `l` has no room |
+//! | `l` | string, PX | the lease: `owner:fence`, and a label, or the ids of processes that wait for a load |
 //! | `b` | string, PX | the failed loads after which a name backs off |
 //! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
 //! | `m` | string, PX | the last tick begun; the owner of its turn follows until that is done |
@@ -17,7 +16,6 @@
 //! | `d` | sorted set | until when each process keeps its entries in `q` |
 //! | `w`, `r`, `rq`, `rd` | | the same of a read-write lock: writer, readers, queue, times |
 //! | `pl`, `p`, `pq`, `pd` | | the same of a set of permits, which has no sole holder |
-//! | `o` | string, PX | the label of a process; its name is the first half of its owner ids |
 //! | `n` | hash, PX | a latch: what is left, its id, its time to live, and the ids of its steps |
 //! | `n` | string, PX | the last tag number of a namespace, under `namespace:t:{tags}:` |
 //! | `g` and a tag | string, PX | there, when the tag ended and expired last: two tag numbers |
@@ -28,8 +26,8 @@
 //!
 //! At a single server, a process has one channel for all locks of one namespace and family:
 //! `namespace:family:p:` and the first half of its owner ids, or `p@3:` for database 3. A backend
-//! has one for all entries of one namespace, which ends with an id of its own. All backends share
-//! `namespace:c:p:all`, and none listens to `namespace:c:p:rights`. Local tiers hear of changed
+//! has one for all entries of one namespace, which ends with an id of its own. None
+//! listens to `namespace:c:p:rights`. Local tiers hear of changed
 //! entries on `namespace:c:p:t0` to `t4095`, and of ended tags on one of `namespace:t:p:t0` to
 //! `t4095`. Messages on them begin with the [prefix](crate::key::Name::prefix) of the name. A
 //! backend sends itself `h` and a time on its own channel, for its local tiers. In a cluster, a
@@ -50,7 +48,6 @@ use crate::{
 
 pub(super) const STAGED: &str = "t";
 pub(super) const LEASE: &str = "l";
-pub(super) const PROCESSES: &str = "lp";
 pub(super) const FAILURE: &str = "b";
 pub(super) const FENCE: &str = "f";
 pub(super) const MARK: &str = "m";
@@ -116,9 +113,7 @@ pub(super) struct ScopeChannels {
     pub(super) queued: Arc<str>,
     /// For claims of entries, which register the id of their backend.
     pub(super) registered: Arc<str>,
-    /// For the claims of entries of all processes, whose registrations may be lost.
-    pub(super) common: Arc<str>,
-    /// The server was asked for them.
+    /// The server was asked for the one in use.
     pub(super) is_wanted: AtomicBool,
 }
 
@@ -156,7 +151,6 @@ impl ProcessChannels {
         ScopeChannels {
             queued: named(&Owner::process()),
             registered: named(&self.id),
-            common: named("all"),
             is_wanted: AtomicBool::new(false),
         }
     }
@@ -181,11 +175,6 @@ pub(super) fn heartbeat() -> String {
 pub(super) fn heartbeat_sent(message: &[u8]) -> Option<Instant> {
     let micros = std::str::from_utf8(message.strip_prefix(b"h")?).ok()?.parse().ok()?;
     ORIGIN.checked_add(Duration::from_micros(micros))
-}
-
-/// Returns the key of the label of a process in the namespace and family of a name.
-pub(super) fn label(name: &Name, process: &str) -> String {
-    format!("{}{{{process}}}:o", scope(name))
 }
 
 /// Splits a message on the channel of a process into the prefix of a name and the change. Returns

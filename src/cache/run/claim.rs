@@ -16,7 +16,7 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
-    lease::{Acquisition, AskOutcome, Attempt, WaitedFor, Waiting, drive},
+    lease::{Acquisition, AskOutcome, Attempt, Waiting, drive},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -31,8 +31,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         claim.listens = self.waits;
         let (engine, retry) = (&self.core.engine, settings.retry.as_ref());
         let limit = self.options().wait_limit;
-        let mut waiting =
-            Waiting::new(engine.janitor(), WaitedFor::Claim(claim.clone()), retry, limit);
+        let mut waiting = Waiting::new(engine.janitor(), claim.clone(), retry, limit);
         let mut claiming = Claiming {
             run: self,
             permit,
@@ -98,7 +97,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
             return AskOutcome::Settled(run.away());
         }
         // Another process is likely to load. A second claim would read its entry out of turn.
-        waiting.listening().listen();
+        waiting.listen();
         self.epoch = run.leader.begin_epoch();
         let answer = self.ask_once().await;
         drop(turn);

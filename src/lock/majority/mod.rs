@@ -255,10 +255,7 @@ impl Leases for Majority {
         let mut tries = 0;
         loop {
             let (is_split, refusal) = match self.ask_for_majority(claim, begun).await {
-                Ok(fence) => {
-                    self.contention.won(&claim.name);
-                    return Ok(Acquired::Granted(Grant::new(fence)));
-                }
+                Ok(fence) => return Ok(Acquired::Granted(Grant::new(fence))),
                 Err(refused) => refused,
             };
             tries += 1;

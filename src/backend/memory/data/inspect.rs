@@ -25,7 +25,8 @@ impl Data {
         if let Some(sole) = &semaphore.sole {
             let held = Held { holders: 1, expires_in: sole.ends - now, waiting, ..Held::default() };
             let process = format!("{:016x}", sole.owner.process_half());
-            return held.by(process, sole.fence, self.clock(now));
+            let owner = sole.label.as_deref().map(str::to_owned);
+            return Held { owner, ..held.by(process, sole.fence, self.clock(now)) };
         }
         let last = semaphore.shared.values().map(|hold| hold.ends).max();
         let expires_in = last.map_or(Duration::ZERO, |ends| ends - now);

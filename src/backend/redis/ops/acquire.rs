@@ -61,9 +61,8 @@ impl RedisBackend {
     ) -> Result<Claimed, BackendError> {
         loop {
             let entry = claim.name.entry_suffix();
-            let call = Call::new(&SCRIPTS.acquire, 5)
-                .keys(&claim.name, &[keys::LEASE, keys::FENCE, &entry, keys::PROCESSES])
-                .keys(&claim.name, &[keys::FAILURE])
+            let call = Call::new(&SCRIPTS.acquire, 4)
+                .keys(&claim.name, &[keys::LEASE, keys::FENCE, &entry, keys::FAILURE])
                 .owner(claim.owner)
                 .arg(millis(claim.lease))
                 .arg(millis(claim.fence_life))
@@ -94,17 +93,9 @@ impl RedisBackend {
     }
 }
 
-/// Returns a call with the keys of a semaphore, with what a claim needs of it, and for how long.
-/// Further keys follow those.
+/// Returns a call about a claim, with the keys of its semaphore. Further keys follow those.
 pub(super) fn lock_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a> {
-    let call = semaphore_keys(script, claim, further).owner(claim.owner);
-    with_need(call, claim)
-}
-
-/// Adds what a claim needs, and for how long.
-pub(super) fn with_need<'a>(call: Call<'a>, claim: &Claim) -> Call<'a> {
-    let (need, limit) = need(claim.mode);
-    call.arg(need).arg(limit).arg(millis(claim.lease)).arg(millis(claim.fence_life))
+    semaphore_keys(script, claim, further).arg(queue_entry(claim)).arg(millis(claim.fence_life))
 }
 
 pub(super) fn semaphore_keys<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a> {
@@ -114,17 +105,13 @@ pub(super) fn semaphore_keys<'a>(script: &'a Script, claim: &Claim, further: &[&
         .keys(&claim.name, further)
 }
 
-/// Returns the need of a mode as `queue_entry` in `scripts/lib/queues.lua` names it, and its limit.
-fn need(mode: Mode) -> (String, u32) {
-    match (mode, mode.need()) {
-        (_, Need::Units { count, limit }) => (count.to_string(), limit),
-        (Mode::Exclusive, Need::Sole) => ("x".to_owned(), 0),
-        (_, Need::Sole) => ("f".to_owned(), 0),
-    }
-}
-
-/// Returns the queue entry of a claim.
+/// Returns a claim as `read_entry` in `scripts/lib/queues.lua` reads it.
 pub(super) fn queue_entry(claim: &Claim) -> String {
-    let (need, limit) = need(claim.mode);
-    format!("{}:{need}:{limit}:{}", claim.owner, millis(claim.lease))
+    let (need, limit) = match claim.mode.need() {
+        Need::Units { count, limit } => (count.to_string(), limit),
+        Need::Sole if claim.mode == Mode::Exclusive => ("x".to_owned(), 0),
+        Need::Sole => ("f".to_owned(), 0),
+    };
+    let label = claim.label.as_deref().unwrap_or_default();
+    format!("{}:{need}:{limit}:{}:{label}", claim.owner, millis(claim.lease))
 }

@@ -22,9 +22,9 @@ impl RedisBackend {
     /// Registers a waiter, and has the channel of this process opened.
     pub(super) fn register(&self, name: &Name, claim: Option<&Claim>) -> Changes {
         let (channels, owner) = (self.0.servers.channels(), claim.map(|claim| claim.owner));
-        if let Some((shared, common)) = claim.and_then(|claim| self.shared_channels(claim)) {
-            let route = |channel| TopicRoute { channel, topic: name.prefix() };
-            return channels.register([Some(route(&shared)), common.as_ref().map(route)], owner);
+        if let Some(channel) = &claim.and_then(|claim| self.own_channel(claim)) {
+            let route = TopicRoute { channel, topic: name.prefix() };
+            return channels.register([Some(route), None], owner);
         }
         let of_name: Arc<str> = name.suffixed(self.channel()).into();
         let route = Some(TopicRoute { channel: &of_name, topic: &of_name });
@@ -78,20 +78,17 @@ impl RedisBackend {
         self.0.process_channels.as_ref().map_or("", |channels| &channels.id)
     }
 
-    /// Returns the channels of this process on which a claim is told of all that it must know. Has
-    /// them opened.
-    fn shared_channels(&self, claim: &Claim) -> Option<(Arc<str>, Option<Arc<str>>)> {
+    /// Returns the channel of this process on which a claim is told of all that it must know. Has
+    /// it opened.
+    fn own_channel(&self, claim: &Claim) -> Option<Arc<str>> {
         if !claim.waits && claim.name.family() != Family::Cache {
             return None;
         }
         let own = self.0.process_channels.as_ref()?.of(&claim.name);
-        if !claim.waits {
-            self.open_registered(&own);
-            return Some((own.registered.clone(), Some(own.common.clone())));
-        }
+        let channel = if claim.waits { &own.queued } else { &own.registered };
         if !own.is_wanted.swap(true, Ordering::Relaxed) {
-            self.0.servers.channels().open(&own.queued);
+            self.0.servers.channels().open(channel);
         }
-        Some((own.queued.clone(), None))
+        Some(channel.clone())
     }
 }

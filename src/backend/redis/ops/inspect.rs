@@ -16,21 +16,17 @@ use crate::{
 };
 
 impl RedisBackend {
-    /// Reads who holds a semaphore or loads an entry, and then the label of its process.
+    /// Reads who holds a semaphore or loads an entry.
     pub(super) async fn look_into(
         &self,
         name: &Name,
         kind: SemaphoreKind,
     ) -> Result<Held, BackendError> {
         let (keys, is_entry) = (keys::semaphore(kind), name.family() == Family::Cache);
-        let waiting = if is_entry { keys::PROCESSES } else { keys.queue };
         let call = Call::new(&SCRIPTS.inspect, 3)
-            .keys(name, &[keys.sole, keys.shared, waiting])
+            .keys(name, &[keys.sole, keys.shared, keys.queue])
             .arg(u8::from(is_entry));
-        let held = self.checked(replies::held(self.0.servers.call(call).await?))?;
-        let Some(process) = &held.process else { return Ok(held) };
-        let owner = self.text_at(&keys::label(name, process)).await?;
-        Ok(Held { owner, ..held })
+        self.checked(replies::held(self.0.servers.call(call).await?))
     }
 
     /// Searches the keys of locks.

@@ -16,7 +16,18 @@ use crate::{
 };
 
 impl RedisBackend {
-    async fn countdown(&self, call: Call<'_>) -> Result<Option<Countdown>, BackendError> {
+    /// Counts down, or only reads what is left if that is by 0.
+    async fn count(
+        &self,
+        name: &Name,
+        id: Owner,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        let call = Call::new(&SCRIPTS.latch, 2)
+            .keys(name, &[keys::LATCH, self.channel()])
+            .owner(id)
+            .arg(by)
+            .arg("");
         let reply = replies::countdown(self.0.servers.call(call).await?);
         let (countdown, publish_refused) = self.checked(reply)?;
         self.record_publish_refused(publish_refused);
@@ -37,8 +48,8 @@ impl Latches for RedisBackend {
         count: u32,
         ttl: Duration,
     ) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.set_latch, 1)
-            .keys(name, &[keys::LATCH])
+        let call = Call::new(&SCRIPTS.latch, 2)
+            .keys(name, &[keys::LATCH, self.channel()])
             .owner(id)
             .arg(count)
             .arg(millis(ttl));
@@ -51,22 +62,17 @@ impl Latches for RedisBackend {
         id: Owner,
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
-        let call = Call::new(&SCRIPTS.count_down, 2)
-            .keys(name, &[keys::LATCH, self.channel()])
-            .owner(id)
-            .arg(by);
-        self.countdown(call).await
+        self.count(name, id, by).await
     }
 
     async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
-        let call = Call::new(&SCRIPTS.count_left, 1).keys(name, &[keys::LATCH]);
-        self.countdown(call).await
+        self.count(name, Owner::fresh(), 0).await
     }
 
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
         // A latch has no queue, and its own key stands in.
         let keys = [self.channel(), keys::LATCH, keys::LATCH, keys::LATCH];
-        let call = Call::new(&SCRIPTS.clear, keys.len()).keys(name, &keys).arg(0).arg(0);
+        let call = Call::new(&SCRIPTS.clear, keys.len()).keys(name, &keys).arg(0);
         self.checked(replies::flag(self.0.servers.call(call).await?))
     }
 }

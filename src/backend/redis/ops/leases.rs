@@ -8,11 +8,7 @@ use std::{
 use redis::Value;
 use tokio::sync::watch;
 
-use super::{
-    super::RedisBackend,
-    acquire::{semaphore_keys, with_need},
-    millis, replies,
-};
+use super::{super::RedisBackend, acquire::lock_call, millis, replies};
 use crate::{
     backend::{
         Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Held, Kept, Leases,
@@ -22,7 +18,6 @@ use crate::{
             keys,
             scripts::{Call, SCRIPTS},
         },
-        renewed_together,
     },
     error::BackendError,
     key::{Family, Name, Namespace},
@@ -84,8 +79,7 @@ impl Leases for RedisBackend {
             Need::Sole => String::new(),
             Need::Units { count, .. } => count.to_string(),
         };
-        let call = semaphore_keys(&SCRIPTS.convert, to, &[self.channel()]);
-        let call = with_need(call.owner(from.owner).arg(units).owner(to.owner), to);
+        let call = lock_call(&SCRIPTS.convert, to, &[self.channel()]).owner(from.owner).arg(units);
         let (reply, confirmation) = loop {
             let (reply, confirmation) = self.0.servers.grant(&call).await?;
             if !replies::is_again(&reply) {
@@ -143,12 +137,13 @@ impl Leases for RedisBackend {
         self.checked(replies::holder(self.0.servers.call(&call).await?))
     }
 
-    async fn introduce(&self, name: &Name, label: &str) -> Result<(), BackendError> {
-        self.set_label(name, label).await
-    }
-
     async fn holder_label(&self, name: &Name, mode: Mode) -> Result<Option<String>, BackendError> {
-        self.label_of_holder(name, mode).await
+        if mode.need() != Need::Sole {
+            return Ok(None);
+        }
+        let key = name.suffixed(keys::semaphore(mode.into()).sole);
+        let lease = self.0.servers.run(redis::cmd("GET").arg(&key), &key).await?;
+        Ok(replies::label(&lease))
     }
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Held, BackendError> {
@@ -164,12 +159,9 @@ impl Leases for RedisBackend {
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         let keys = keys::semaphore(mode.into());
-        let has_processes = usize::from(name.family() == Family::Cache);
-        let call = Call::new(&SCRIPTS.clear, 5 + has_processes)
+        let call = Call::new(&SCRIPTS.clear, 5)
             .keys(name, &[self.channel(), keys.deadlines, keys.sole, keys.shared, keys.queue])
-            .keys(name, &[keys::PROCESSES][..has_processes])
-            .arg(1)
-            .arg(has_processes * 6);
+            .arg(1);
         self.checked(replies::flag(self.0.servers.call(&call).await?))
     }
 
@@ -209,15 +201,22 @@ impl RedisBackend {
     }
 }
 
-/// Splits claims into those that one script renews each.
-fn renewal_batches(mut claims: &[Claim], budget: usize) -> Vec<&[Claim]> {
-    let mut batches = Vec::with_capacity(claims.len().div_ceil(budget));
-    while !claims.is_empty() {
-        let (batch, rest) = claims.split_at(renewed_together(claims.iter(), budget));
-        batches.push(batch);
-        claims = rest;
-    }
-    batches
+/// The number of permits that cost a server as much as one lease. It renews each permit by itself.
+const PERMITS_A_LEASE: usize = 4;
+
+/// Splits claims into those that one script renews each, at a cost of at most `budget` leases.
+fn renewal_batches(claims: &[Claim], budget: usize) -> Vec<&[Claim]> {
+    let mut spent = 0;
+    let cost = |claim: &Claim| match claim.mode {
+        Mode::Permit { count, .. } => 1 + count as usize / PERMITS_A_LEASE,
+        _ => 1,
+    };
+    let fits = |last: &Claim, next: &Claim| {
+        let with_next = if spent == 0 { cost(last) } else { spent } + cost(next);
+        spent = if with_next <= budget { with_next } else { 0 };
+        spent > 0
+    };
+    claims.chunk_by(fits).collect()
 }
 
 /// Returns the call that renews a batch of leases.

@@ -4,7 +4,6 @@ mod acquire;
 mod changes;
 mod inspect;
 mod keep;
-mod labels;
 mod large;
 mod latches;
 mod leases;

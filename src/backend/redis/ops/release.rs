@@ -23,8 +23,8 @@ impl RedisBackend {
         message: Bytes,
         back_off: Option<BackOff>,
     ) -> Result<bool, BackendError> {
-        let mut call = Call::new(&SCRIPTS.release, 3 + usize::from(back_off.is_some()))
-            .keys(&claim.name, &[keys::LEASE, self.channel(), keys::PROCESSES]);
+        let mut call = Call::new(&SCRIPTS.release, 2 + usize::from(back_off.is_some()))
+            .keys(&claim.name, &[keys::LEASE, self.channel()]);
         if back_off.is_some() {
             call = call.keys(&claim.name, &[keys::FAILURE]);
         }

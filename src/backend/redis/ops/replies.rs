@@ -35,8 +35,8 @@ pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
     }
 }
 
-/// Reads the fence, and whether there is an entry.
-pub(super) fn rewindowed(value: Value) -> Result<(u64, bool), BackendError> {
+/// Reads the fence, and whether the entry is there or was moved away.
+pub(super) fn changed(value: Value) -> Result<(u64, bool), BackendError> {
     let mut fields = Fields::new(value)?;
     Ok((fields.number()?, fields.number()? == 1))
 }
@@ -61,12 +61,18 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
 pub(super) fn held(value: Value) -> Result<Held, BackendError> {
     let mut fields = Fields::new(value)?;
     let (owner, Occupied { fence, remaining, holders }) = (fields.word()?, fields.occupied()?);
-    let waiting = fields.count()?;
+    let (waiting, now) = (fields.count()?, fields.number()?);
     let held = Held { holders, expires_in: remaining, waiting, ..Held::default() };
-    match owner.get(..16) {
-        Some(process) => Ok(held.by(process.to_owned(), fence, fields.number()?)),
-        None => Ok(held),
-    }
+    let Some(process) = owner.get(..16) else { return Ok(held) };
+    let label = Some(fields.word()?).filter(|label| !label.is_empty());
+    Ok(Held { owner: label, ..held.by(process.to_owned(), fence, now) })
+}
+
+/// Reads the label in a lease, if it has one.
+pub(super) fn label(lease: &Value) -> Option<String> {
+    let Value::BulkString(lease) = lease else { return None };
+    let (_, label) = std::str::from_utf8(lease).ok()?.split_once(':')?.1.split_once(':')?;
+    Some(label.to_owned())
 }
 
 /// Reads the mark before, whether it was set, and the server's time.
@@ -187,14 +193,6 @@ pub(super) fn fence(value: Value) -> Result<u64, BackendError> {
     }
 }
 
-/// Reads the fence that was burnt, and whether the entry was moved away.
-pub(super) fn invalidated(value: Value) -> Result<(u64, bool), BackendError> {
-    match value {
-        Value::Array(_) => Ok((Fields::new(value)?.number()?, true)),
-        value => fence(value).map(|burnt| (burnt, false)),
-    }
-}
-
 pub(super) fn flag(value: Value) -> Result<bool, BackendError> {
     match value {
         Value::Int(number) => Ok(number == 1),
@@ -219,9 +217,9 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
-    let _ = (invalidated(value.clone()), marked(value.clone()), held(value.clone()));
+    let _ = (marked(value.clone()), held(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
-    let _ = (fence(value.clone()), flag(value.clone()), rewindowed(value.clone()));
+    let _ = (fence(value.clone()), flag(value.clone()), changed(value.clone()));
     for count in 0..4 {
         if let Ok((kept, _)) = kept(value.clone(), count) {
             assert_eq!(kept.stands.len(), count);

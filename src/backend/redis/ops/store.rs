@@ -20,7 +20,7 @@ use crate::{
         ErasedStore, Failure, Grant, Owner, Store, TagEnd, TagEnds, Tap, Windows,
         redis::{
             keys,
-            scripts::{Call, SCRIPTS, Script},
+            scripts::{Call, SCRIPTS},
         },
     },
     error::BackendError,
@@ -87,9 +87,9 @@ impl Store for RedisBackend {
     ) -> Result<Committed, BackendError> {
         let name = &claim.name;
         let kept = entry.windows.map_or(Duration::ZERO, |windows| windows.kept());
-        let call = Call::new(&SCRIPTS.commit_unchanged, 6)
+        let call = Call::new(&SCRIPTS.commit_unchanged, 5)
             .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .keys(name, &[keys::PROCESSES, keys::FAILURE])
+            .keys(name, &[keys::FAILURE])
             .owner(claim.owner)
             .arg(grant.fence())
             .arg(seen)
@@ -119,23 +119,18 @@ impl Store for RedisBackend {
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
         let staged = self.is_staged(entry, Some(ttl)).then(|| staged_suffix(Owner::fresh()));
-        let mut call = write(&SCRIPTS.put, name, self.channel(), usize::from(staged.is_some()));
         let bytes = if staged.is_some() { Bytes::new() } else { entry.encode() };
-        if let Some(suffix) = &staged {
-            call = call.keys(name, &[suffix]);
-        }
-        call = call
+        let mut call = self
+            .change("put", name, staged.as_deref(), fence_life)
             .arg(bytes.get(..Entry::FENCE.start).unwrap_or_default())
             .arg(bytes.get(Entry::STORED_AT.end..).unwrap_or_default())
             .arg(entry.weight())
             .arg(millis(ttl))
-            .arg(millis(fence_life))
-            .arg(self.0.config.push_limit)
-            .arg(self.tiers(name));
+            .arg(self.0.config.push_limit);
         if let Some(suffix) = &staged {
             call = with_stage(call, name, suffix, entry);
         }
-        self.checked(replies::fence(self.0.servers.call(call).await?))
+        Ok(self.changed(call).await?.0)
     }
 
     async fn touch(
@@ -144,31 +139,30 @@ impl Store for RedisBackend {
         windows: Windows,
         fence_life: Duration,
     ) -> Result<Option<u64>, BackendError> {
-        let call = write(&SCRIPTS.rewindow, name, self.channel(), 0)
-            .arg(millis(fence_life))
+        let call = self
+            .change("touch", name, None, fence_life)
             .arg(windows.encoded())
-            .arg(millis(windows.in_range().kept()))
-            .arg(self.tiers(name));
-        let (fence, is_there) =
-            self.checked(replies::rewindowed(self.0.servers.call(call).await?))?;
+            .arg(millis(windows.in_range().kept()));
+        let (fence, is_there) = self.changed(call).await?;
         Ok(is_there.then_some(fence))
     }
 
     async fn expire(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let call = write(&SCRIPTS.rewindow, name, self.channel(), 0)
-            .arg(millis(fence_life))
-            .arg("")
-            .arg(0)
-            .arg(self.tiers(name));
-        Ok(self.checked(replies::rewindowed(self.0.servers.call(call).await?))?.0)
+        Ok(self.changed(self.change("expire", name, None, fence_life)).await?.0)
+    }
+
+    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
+        let trash = staged_suffix(Owner::fresh());
+        let call = self.change("invalidate", name, Some(&trash), fence_life);
+        let (burnt, is_moved) = self.changed(call).await?;
+        if is_moved {
+            self.remove_soon(name.suffixed(&trash));
+        }
+        Ok(burnt)
     }
 
     async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let call = Call::new(&SCRIPTS.supersede, 6)
-            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .keys(name, &[keys::PROCESSES, keys::FAILURE])
-            .arg(millis(fence_life));
-        self.checked(replies::fence(self.0.servers.call(call).await?))
+        Ok(self.changed(self.change("supersede", name, None, fence_life)).await?.0)
     }
 
     async fn back_off(&self, name: &Name) -> Result<Option<(BackOff, Failure)>, BackendError> {
@@ -199,23 +193,34 @@ impl Store for RedisBackend {
     async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
         self.give_next_number(tags, tag, end).await
     }
-
-    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let trash = staged_suffix(Owner::fresh());
-        let call = write(&SCRIPTS.invalidate, name, self.channel(), 1)
-            .keys(name, &[&trash])
-            .arg(millis(fence_life))
-            .arg(self.tiers(name));
-        let (burnt, is_moved) =
-            self.checked(replies::invalidated(self.0.servers.call(call).await?))?;
-        if is_moved {
-            self.remove_soon(name.suffixed(&trash));
-        }
-        Ok(burnt)
-    }
 }
 
 impl RedisBackend {
+    /// Returns a call of the script that changes an entry without a load.
+    fn change(
+        &self,
+        what: &str,
+        name: &Name,
+        spare: Option<&str>,
+        fence_life: Duration,
+    ) -> Call<'static> {
+        let [before, after] = name.neighbours();
+        let mut call = Call::new(&SCRIPTS.change, 7 + usize::from(spare.is_some()))
+            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
+            .keys(name, &[keys::FAILURE])
+            .arg(before)
+            .arg(after);
+        if let Some(spare) = spare {
+            call = call.keys(name, &[spare]);
+        }
+        call.arg(what).arg(millis(fence_life)).arg(self.tiers(name))
+    }
+
+    /// Sends a change. Returns the fence, and whether the entry is there, or was moved away.
+    async fn changed(&self, call: Call<'_>) -> Result<(u64, bool), BackendError> {
+        self.checked(replies::changed(self.0.servers.call(call).await?))
+    }
+
     /// Commits an entry that is staged, or an argument of the script.
     async fn commit_once(
         &self,
@@ -227,9 +232,9 @@ impl RedisBackend {
     ) -> Result<CommitReply, BackendError> {
         let name = &claim.name;
         let suffix = is_staged.then(|| staged_suffix(claim.owner));
-        let mut call = Call::new(&SCRIPTS.commit, 6 + usize::from(is_staged))
+        let mut call = Call::new(&SCRIPTS.commit, 5 + usize::from(is_staged))
             .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .keys(name, &[keys::PROCESSES, keys::FAILURE]);
+            .keys(name, &[keys::FAILURE]);
         let bytes = if is_staged { Bytes::new() } else { entry.encode() };
         if let Some(suffix) = &suffix {
             call = call.keys(name, &[suffix]);
@@ -273,15 +278,4 @@ impl RedisBackend {
             CommitReply::Unstaged => self.checked(Err(replies::unreadable(reply))),
         }
     }
-}
-
-/// Returns a call of a script that writes without a load, with the keys that it touches, but for
-/// this many more.
-fn write<'a>(script: &'a Script, name: &Name, channel: &str, more: usize) -> Call<'a> {
-    let [before, after] = name.neighbours();
-    Call::new(script, 8 + more)
-        .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), channel, keys::PROCESSES])
-        .keys(name, &[keys::FAILURE])
-        .arg(before)
-        .arg(after)
 }

@@ -19,11 +19,7 @@ use std::{
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::super::{
-    RedisBackend, RedisInner,
-    client::OnDemandTask,
-    keys::{self, ScopeChannels},
-};
+use super::super::{RedisBackend, RedisInner, client::OnDemandTask, keys};
 use crate::{error::BackendErrorKind, key::Name, sync::lock};
 
 /// The messages of a backend to itself.
@@ -60,20 +56,14 @@ impl RedisBackend {
         }
         if begins && !channels.wants(&channel) {
             let own = own.of(name);
-            self.open_registered(&own);
+            if !own.is_wanted.swap(true, Ordering::Relaxed) {
+                channels.open(&own.registered);
+            }
             self.0.heartbeat.channel.get_or_init(|| own.registered.clone());
             channels.open(&channel.into());
             self.beat();
         }
         false
-    }
-
-    /// Has the channels opened on which claims of entries are told of what they wait for.
-    pub(super) fn open_registered(&self, own: &ScopeChannels) {
-        if !own.is_wanted.swap(true, Ordering::Relaxed) {
-            let channels = self.0.servers.channels();
-            [&own.registered, &own.common].into_iter().for_each(|it| channels.open(it));
-        }
     }
 
     /// Starts the task that publishes to this backend, unless it runs. It ends with the tiers.

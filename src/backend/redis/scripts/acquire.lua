@@ -7,10 +7,9 @@
 -- failures, message} while the name backs off. If the last loads failed, a grant is {'granted',
 -- fence, failures}. The entry is cut after `part` bytes, and its time is that of the server.
 --
--- processes: a set of processes that wait for the load
 -- failure: the record of failed loads
 -- process: that of the owner; '' if it listens to the channel of the name
-local lease, fence, entry, processes, failure = unpack(KEYS)
+local lease, fence, entry, failure = unpack(KEYS)
 local owner, lease_ms, fence_ms, seen, part, process = unpack(ARGV)
 
 -- The usual case: there is neither a lease nor an entry, and no load has failed.
@@ -47,7 +46,7 @@ end
 if holder then
   if process ~= '' then
     local refused
-    left, refused = register(lease, value, processes, process, left)
+    left, refused = register(lease, value, process, left)
     if refused then return refused end
   end
   return {'held', held, left, 1}

@@ -4,25 +4,25 @@
 -- Returns the fence if granted, which is 0 for shared units; {'held', fence or 0, ms left, holders}
 -- if not; {'again'} if the script is to be called again.
 --
--- need, limit: see `queue_entry` in `lib/queues.lua`
+-- claim: see `read_entry` in `lib/queues.lua`
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 local lease, shared, fence, queue, deadlines = unpack(KEYS)
-local owner, need, limit, lease_ms, fence_ms, entry_ms = unpack(ARGV)
-local units = tonumber(need)
+local claim, fence_ms, entry_ms = unpack(ARGV)
+-- include: read_entry
+local owner, units, limit, lease_ms, label = read_entry(claim)
 
 -- The usual case: there is no holder and no queue.
 -- include: clock_fence, set_lease
 if not units and redis.call('EXISTS', lease, shared, queue) == 0 then
   local granted = clock_fence(fence, fence_ms, redis.call('TIME'))
   if granted then
-    set_lease(lease, owner, granted, lease_ms)
+    set_lease(lease, owner, granted, lease_ms, label)
     return tonumber(granted)
   end
 end
 
--- include: clock_ms, queue_entry, lease_at, holds_at, extend_hold, renew_lease
+-- include: clock_ms, lease_at, holds_at, extend_hold, renew_lease
 local at = now_ms()
-local claim = queue_entry(owner, need, limit, lease_ms)
 local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
 if holder == owner then
@@ -53,7 +53,7 @@ if not holder and missing <= 0 then
     if units then
       hold(shared, owner, units, at, lease_ms)
     else
-      granted = grant(lease, fence, owner, lease_ms, fence_ms)
+      granted = grant(lease, fence, owner, lease_ms, fence_ms, 0, label)
     end
     redis.call('ZREM', queue, claim)
     return granted

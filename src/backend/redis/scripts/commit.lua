@@ -6,14 +6,13 @@
 -- cut after `part` bytes, at this time; -1 and does nothing if the staged entry is not there, but
 -- could be pushed as an argument.
 --
--- processes: a set of processes that wait for the load
 -- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `head` and `rest`; or nil
 -- head, rest: the bytes of the entry before and behind the time at which it is stored
 -- size: of the entry in bytes
 -- tiers: the channel of local tiers that may have the entry which this one replaces, or ''
 -- start: of the channels of processes; '' if the channels are shard channels of the name
-local lease, fence, entry, channel, processes, failure, staged = unpack(KEYS)
+local lease, fence, entry, channel, failure, staged = unpack(KEYS)
 local owner, granted, head, rest, size, ttl_ms, push_limit, part, start, tiers = unpack(ARGV)
 local UNSTAGED, STORED_AND_TOLD, STORED_NOT_TOLD = -1, 18, 20
 
@@ -21,12 +20,12 @@ local time = redis.call('TIME')
 local stored_at = time[1] .. string.sub('00000' .. time[2], -6)
 local bytes = head .. stored_at .. rest
 
--- The usual case: the lease is as it was granted, but for the ids that it lists; its fence is the
--- last one; and the entry is pushed. It is written without functions of its own and without
+-- The usual case: the lease is as it was granted, but for a few ids behind it; its fence is the last
+-- one; and the entry is pushed. It is written without functions of its own and without
 -- patterns: a server whose caches are cold spends 20 us on them.
 local value, own = redis.pcall('GET', lease), owner .. ':' .. granted
 if type(value) == 'string' and (value == own or string.sub(value, 1, #own + 1) == own .. ',')
-  and string.sub(value, -1) ~= 'r' and ttl_ms ~= '0' and not staged
+  and #value < 256 and ttl_ms ~= '0' and not staged
   and #bytes <= tonumber(push_limit) and redis.pcall('GET', fence) == granted
   and redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok then
   if tiers ~= '' then redis.pcall('PUBLISH', tiers, string.sub(lease, 1, -2) .. 'i' .. granted) end
@@ -54,7 +53,7 @@ end
 local function commit_otherwise()
   local mine = tonumber(granted)
   local settled =
-    settled_commit(lease, fence, entry, channel, processes, owner, mine, part, stored_at)
+    settled_commit(lease, fence, entry, channel, owner, mine, part, stored_at)
   if settled then return settled end
 
   if staged and tonumber(size) <= tonumber(push_limit)
@@ -67,10 +66,10 @@ local function commit_otherwise()
     -- A full server refuses the write. The entry that stands is older, and is removed.
     if is_written() then outcome = STORED else redis.pcall('DEL', entry) end
   end
-  local registered = end_load(lease, fence, channel, failure, owner, mine)
+  local registered = end_load(lease, fence, failure, owner, mine)
   local stored = outcome == STORED and { granted, size, entry }
   local pushed = not staged and bytes
-  return outcome + publish_entry(channel, registered, processes, pushed, push_limit, stored)
+  return outcome + publish_entry(channel, registered, pushed, push_limit, stored)
 end
 
 local reply = commit_otherwise()

@@ -5,12 +5,12 @@
 -- the script is to be called again.
 --
 -- from_units: the units that are converted; '' for a sole hold
--- need, limit: of the new owner, see `queue_entry` in `lib/queues.lua`
+-- claim: of the new owner, see `read_entry` in `lib/queues.lua`
 local lease, shared, fence, queue, deadlines, channel = unpack(KEYS)
-local from, from_units, to, need, limit, lease_ms, fence_ms = unpack(ARGV)
-local units = tonumber(need)
+local claim, fence_ms, from, from_units = unpack(ARGV)
 
--- include: lease_at, clock_ms, holds_at, held_until, hold, queue_entry, grant, grant_next
+-- include: lease_at, clock_ms, holds_at, held_until, hold, read_entry, grant, grant_next
+local to, units, _, lease_ms, label = read_entry(claim)
 local at = now_ms()
 local holder, held, _, foreign = lease_at(lease)
 if foreign then return foreign end
@@ -29,10 +29,10 @@ if not is_done then
   if not is_held then return nil end
   if from_units ~= '' then redis.call('DEL', shared) end
   -- The new owner may have waited.
-  redis.call('ZREM', queue, queue_entry(to, need, limit, lease_ms))
+  redis.call('ZREM', queue, claim)
 end
 if not units then
-  return is_done and held or grant(lease, fence, to, lease_ms, fence_ms)
+  return is_done and held or grant(lease, fence, to, lease_ms, fence_ms, 0, label)
 end
 if not is_done then
   redis.call('DEL', lease)

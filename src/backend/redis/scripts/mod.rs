@@ -35,11 +35,10 @@ macro_rules! scripts {
 }
 
 scripts! {
-    lib: basics entries fences holds latches leases pushes queues registrations;
+    lib: basics entries fences holds leases pushes queues;
     scripts:
-        acquire acquire_lock back_off clear commit commit_unchanged convert count_down count_left
-        end_tag holder inspect invalidate keep_lock mark pass_with_fence put release release_lock
-        renew rewindow rights set_latch supersede
+        acquire acquire_lock back_off change clear commit commit_unchanged convert end_tag holder
+        inspect keep_lock latch mark pass_with_fence release release_lock renew rights
 }
 
 /// Begins a line that names parts of `lib/`, each of which is inserted there once.

@@ -5,10 +5,9 @@
 --
 -- Returns 1 plus the bit of `publish` if it ended, or 0 if the owner does not have it.
 --
--- processes: a set of processes that wait for the load
 -- failure: the record, or nil
 -- failures: the number of failed loads in a row
-local lease, channel, processes, failure = unpack(KEYS)
+local lease, channel, failure = unpack(KEYS)
 local owner, message, wait_ms, kept_ms, failures = unpack(ARGV)
 
 -- include: lease_at, end_lease, publish_to_all
@@ -18,4 +17,4 @@ if failure then
   local record = table.concat({ wait_ms, kept_ms, failures, message }, ',')
   redis.pcall('SET', failure, record, 'PX', wait_ms + kept_ms)
 end
-return 1 + publish_to_all(channel, registered, processes, message)
+return 1 + publish_to_all(channel, registered, message)

@@ -3,13 +3,14 @@
 -- Returns 1 if it was held or 0 if not, plus the bit of `publish` if it published, plus AGAIN if
 -- the script is to be called again.
 --
--- need, limit: see `queue_entry` in `lib/queues.lua`
+-- claim: see `read_entry` in `lib/queues.lua`
 -- wakes_all: '1' if there are waiters without a queue, which are woken when it is empty
 local lease, shared, fence, queue, deadlines, channel = unpack(KEYS)
-local owner, need, limit, lease_ms, fence_ms, wakes_all = unpack(ARGV)
-local units, has_queue = tonumber(need), redis.call('EXISTS', queue) == 1
+local claim, fence_ms, wakes_all = unpack(ARGV)
+local has_queue = redis.call('EXISTS', queue) == 1
 
--- include: publish, read
+-- include: publish, read, read_entry
+local owner, units = read_entry(claim)
 local was_held, returned = 0, 0
 local value = not units and read('GET', lease)
 if type(value) == 'string' and string.find(value, owner .. ':', 1, true) == 1 then
@@ -22,7 +23,7 @@ if type(value) == 'string' and string.find(value, owner .. ':', 1, true) == 1 th
   end
 end
 
--- include: clock_ms, members, held_until, queue_entry, grant_next
+-- include: clock_ms, members, held_until, grant_next
 local at = now_ms()
 if units then
   local is_held = held_until(shared, owner, at)
@@ -33,7 +34,7 @@ if not has_queue then
   redis.call('DEL', deadlines)
   return was_held
 end
-redis.call('ZREM', queue, queue_entry(owner, need, limit, lease_ms))
+redis.call('ZREM', queue, claim)
 -- A value that is no lease stays as it is. The next claim reports it.
 if redis.call('EXISTS', lease) == 1 then return was_held end
 local to = {

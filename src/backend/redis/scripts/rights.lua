@@ -29,9 +29,6 @@ if for_caches == '1' then
   try('GETRANGE', key, 0, 0)
   try('SETRANGE', key, 0, '')
   try('RENAME', key, key)
-  try('SMEMBERS', key)
-  -- Without the string, it would leave a set behind.
-  if may_set then try('SADD', key, 'a') end
   try('APPEND', key, '')
 end
 if for_locks == '1' then

@@ -39,30 +39,25 @@ end
 local STORED, PUSHED = 16, 8
 
 -- part: settled_commit
--- include: committed, end_lease, fence_at, entry_at, lease_at, publish_to_all, wake_all
+-- include: committed, end_lease, fence_at, entry_at, lease_at, publish_to_all
 
 -- Returns the reply to a commit that changes nothing: its fence is not the last one, or it was made
 -- already. Otherwise returns nil, the part of the entry that was read, and the fence of the entry.
 --
 -- owner, mine: those of the commit, the second is its fence
 -- part, time: of a newer entry, for the reply
-local function settled_commit(lease, fence, entry, channel, processes, owner, mine, part, time)
+local function settled_commit(lease, fence, entry, channel, owner, mine, part, time)
   local last, is_committed = fence_at(fence)
   local found, stored = entry_at(entry, part - 1)
   if last ~= mine then
+    if found and stored > mine then return {'newer', found, time} end
     local holder, _, _, foreign = lease_at(lease)
-    if found and stored > mine then
-      -- Processes may have registered in a lease that was evicted before the newer entry came.
-      if not holder and not foreign then wake_all(channel) end
-      return {'newer', found, time}
-    end
     -- The lease stands if the server evicted the fence alone. It is lost with its registrations if
     -- the server lost its data. Any other lease is that of a later load.
     if holder == owner then
-      publish_to_all(channel, end_lease(lease), processes, 'w')
+      publish_to_all(channel, end_lease(lease), 'w')
     elseif not holder and not foreign then
       publish(channel, 'w')
-      wake_all(channel)
     end
     return 0
   end
@@ -87,7 +82,7 @@ local AWAITED = 1
 -- bytes: the entry, or nil if it was staged. It is read again if a waiter is to get it. The
 --   waiters of a sharded channel are not known.
 -- stored: its fence and its size as texts, and its key; or nil if it was not stored
-local function publish_entry(channel, registered, processes, bytes, limit, stored)
+local function publish_entry(channel, registered, bytes, limit, stored)
   limit = tonumber(limit)
   if not bytes and stored and tonumber(stored[2]) <= limit
     and (string.find(channel, '}:s', 1, true) or registered ~= '') then
@@ -100,7 +95,7 @@ local function publish_entry(channel, registered, processes, bytes, limit, store
     if pushed and (#pushed * count <= PUSHED_AT_ONCE or not stored) then return pushed end
     return announced and announced .. turn or 'w'
   end
-  local told, waiting = publish_to_all(channel, registered, processes, message, message_for)
+  local told, waiting = publish_to_all(channel, registered, message, message_for)
   return told + (waiting > 0 and AWAITED or 0)
 end
 

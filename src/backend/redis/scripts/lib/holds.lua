@@ -90,26 +90,22 @@ end
 
 -- Grants a lease with a new fence, greater than `stored`. Returns the fence. A full server refuses
 -- the first write, or none, for in a script that has written it lets all writes through.
-local function grant(lease, fence_key, owner, lease_ms, fence_ms, stored)
-  local fence = next_fence(fence_at(fence_key), stored or 0)
+local function grant(lease, fence_key, owner, lease_ms, fence_ms, stored, label)
+  local fence = next_fence(fence_at(fence_key), stored)
   local text = fence_text(fence)
-  set_lease(lease, owner, text, lease_ms)
+  set_lease(lease, owner, text, lease_ms, label)
   redis.call('SET', fence_key, text, 'PX', fence_ms)
   return fence
 end
 
 -- part: grant_next
 -- include: batch, again, first_alive, kept_ms, holds_at, hold, grant, fence_text, clock
--- include: publish_to_process
+-- include: publish_to_process, read_entry
 
 -- How long a lease lasts that is handed over, unless it is renewed.
 local HANDOVER_MS = 2000
 -- How many units one script takes back and hands over. A single claim may be for more.
 local UNITS = 500
-
-local function read_entry(claim)
-  return string.match(claim, '^(%x+):(%w+):(%d+):(%d+)$')
-end
 
 -- Returns a waiter, and after how many milliseconds from its ticket its lease ends. The waiter
 -- knows when it took the ticket.
@@ -119,9 +115,9 @@ end
 
 -- Hands a free lease to a waiter. Does nothing if its process does not hear of it. Returns what
 -- `publish` returns.
-local function grant_sole(to, owner, lease_ms, ticket, at)
+local function grant_sole(to, owner, lease_ms, label, ticket, at)
   local life = math.min(HANDOVER_MS, lease_ms)
-  local granted = fence_text(grant(to.lease, to.fence, owner, life, to.fence_ms))
+  local granted = fence_text(grant(to.lease, to.fence, owner, life, to.fence_ms, 0, label))
   local message = 'g' .. granted .. handover(owner, ticket, life, at)
   local told, heard = publish_to_process(to.channel, owner, message)
   if heard == 0 then redis.call('DEL', to.lease) end
@@ -137,8 +133,8 @@ local function grant_shared(to, at)
   local moved = returned
   for index = 1, #heads, 2 do
     local claim, ticket = heads[index], heads[index + 1]
-    local owner, need, limit, lease_ms = read_entry(claim)
-    local units, process = tonumber(need), string.sub(owner, 1, 16)
+    local owner, units, limit, lease_ms = read_entry(claim)
+    local process = string.sub(owner, 1, 16)
     local group = groups[process]
     if not group then
       group = { left = kept_ms(to.deadlines, claim, at), claims = {}, texts = {} }
@@ -197,12 +193,12 @@ local function grant_next(to, at)
       redis.call('DEL', to.deadlines)
       return 0
     end
-    local owner, need, _, lease_ms = read_entry(claim)
+    local owner, units, _, lease_ms, label, need = read_entry(claim)
     local out, _, foreign = holds_at(to.shared, at)
     if foreign then return 0, nil, false, foreign end
-    if tonumber(need) then return grant_shared(to, at) end
+    if units then return grant_shared(to, at) end
     if out > 0 then return 0 end
-    local told, heard = grant_sole(to, owner, lease_ms, ticket, at)
+    local told, heard = grant_sole(to, owner, lease_ms, label, ticket, at)
     if heard == 0 and (need == 'f' or told == REFUSED) then return told, left, false end
     redis.call('ZREM', to.queue, claim)
     if heard > 0 then return told, nil, true end

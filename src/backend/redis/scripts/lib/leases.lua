@@ -3,7 +3,7 @@
 -- part: lease_at
 -- include: read
 
--- Reads the lease `owner:fence` under a key, with what `registered` says of it behind.
+-- Reads the lease `owner:fence` under a key. Behind it stands a label, or what `registered` says.
 -- Returns the owner, the fence and the milliseconds left; or nil if it is free. Any other value is
 -- an error, the fourth result: a script neither waits for it nor overwrites it. The fifth result is
 -- the value.
@@ -11,7 +11,7 @@ local function lease_at(key)
   local value = read('GET', key)
   if value == false then return nil end
   local owner, fence
-  if value then owner, fence = string.match(value .. ',', '^(%x+):(%d+),[,%x]*r*,?$') end
+  if value then owner, fence = string.match(value, '^(%x+):(%d+)%f[:,%z]') end
   local left = owner and redis.call('PTTL', key) or -1
   if left < 0 then
     local what = key .. ' holds something that is not a lease'
@@ -21,9 +21,11 @@ local function lease_at(key)
 end
 
 -- part: set_lease
--- Writes a lease. The fence is text.
-local function set_lease(key, owner, fence, lease_ms)
-  return redis.call('SET', key, owner .. ':' .. fence, 'PX', lease_ms)
+-- Writes a lease, with the label of its process if there is one. The fence is text.
+local function set_lease(key, owner, fence, lease_ms, label)
+  local value = owner .. ':' .. fence
+  if label and label ~= '' then value = value .. ':' .. label end
+  return redis.call('SET', key, value, 'PX', lease_ms)
 end
 
 -- part: renew_lease
@@ -45,14 +47,41 @@ local function end_lease(lease)
 end
 
 -- part: end_load
--- include: commit_mark, end_lease, fence_text, lease_at, wake_all
+-- include: commit_mark, end_lease, fence_text, lease_at
 
--- Marks a fence as committed, and ends its lease and the record of failed loads. A lease that is
--- lost took registrations with it. Returns what `end_lease` returns.
-local function end_load(lease, fence, channel, failure, owner, mine)
+-- Marks a fence as committed, and ends its lease and the record of failed loads. Returns what
+-- `end_lease` returns.
+local function end_load(lease, fence, failure, owner, mine)
   mark_committed(fence, fence_text(mine))
   redis.call('DEL', failure)
-  if lease_at(lease) == owner then return end_lease(lease) end
-  wake_all(channel)
-  return ''
+  return lease_at(lease) == owner and end_lease(lease) or ''
+end
+
+-- part: registered
+-- The ids of the backends that wait for a load stand behind the fence of its lease, each after a
+-- comma. An id is the name of a channel.
+
+-- Returns the ids behind the fence of a lease. It is '' if no backend has registered.
+local function registered_at(lease)
+  local value = redis.pcall('GET', lease)
+  return type(value) == 'string' and string.match(value, '^%x+:%d+(,.*)$') or ''
+end
+
+-- part: register
+-- include: out_of_memory
+
+-- How soon a claim looks again that could not be registered, in milliseconds.
+local LOOK_MS = 100
+
+-- Registers a backend that waits for the load of the holder. Returns after how many milliseconds
+-- the claim is to look again: a full server refuses the registration. Any other refusal is the
+-- second result.
+--
+-- value: of the lease
+local function register(lease, value, process, left)
+  if string.find(value, ',' .. process, 1, true) then return left end
+  local added = redis.pcall('APPEND', lease, ',' .. process)
+  if type(added) ~= 'table' then return left end
+  if string.find(added.err, OUT_OF_MEMORY, 1, true) then return math.min(left, LOOK_MS) end
+  return nil, added
 end

@@ -1,11 +1,16 @@
 -- The waiters of a semaphore.
 
--- part: queue_entry
--- An entry of a queue is the owner of a claim, its need, its limit, and the milliseconds of its
--- lease. The need is a number of shared units, of which at most `limit` may be out; or a sole hold:
--- `x`, and the entry is dropped if its process does not hear of its grant, or `f`, and it stays.
-local function queue_entry(owner, need, limit, lease_ms)
-  return table.concat({ owner, need, limit, lease_ms }, ':')
+-- part: read_entry
+-- An entry of a queue is the owner of a claim, its need, its limit, the milliseconds of its lease,
+-- and the label of its process. The need is a number of shared units, of which at most `limit` may
+-- be out; or a sole hold: `x`, and the entry is dropped if its process does not hear of its grant,
+-- or `f`, and it stays.
+--
+-- Returns the owner, the units or nil, the limit, the milliseconds, the label, and the need.
+local function read_entry(claim)
+  local owner, need, limit, lease_ms, label =
+    string.match(claim, '^(%x+):(%w+):(%d+):(%d+):(.*)$')
+  return owner, tonumber(need), limit, lease_ms, label, need
 end
 
 -- part: take_entry

@@ -1,0 +1,85 @@
+-- Changes the entry of a name without a load. Burns a fence and ends the lease, so that no load
+-- under way is stored.
+--
+-- `put` writes an entry. `touch` sets the windows of the entry from now on, and changes nothing
+-- without an entry. `expire` ends its fresh and its stale window. `invalidate` removes it, and
+-- `supersede` leaves it as it is.
+--
+-- Returns the fence, or 0 if nothing changed; and 1 if the entry is there, or was moved to `spare`.
+--
+-- failure: the record of failed loads, which ends
+-- entry_before, entry_after: the entries of the neighbouring schemas
+-- spare: holds a large entry that is put, in place of `kind` and `rest`; takes one that is removed
+-- tiers: the channel of local tiers that may have the entry, or ''
+-- kind, rest: the bytes of an entry before its fence, and behind its time
+-- windows: of `touch`, as in the header
+local lease, fence, entry, channel, failure, entry_before, entry_after, spare = unpack(KEYS)
+local what, fence_ms, tiers = unpack(ARGV)
+
+-- include: fence_at, fence_text, next_fence, entry_at, time_text, burn, tell_tiers
+local found, stored = entry_at(entry)
+local text = fence_text(next_fence(fence_at(fence), stored))
+-- An entry of format 1 has no windows.
+local windows_now = found and string.sub(found, 3, 3) == '2' and string.sub(found, 61, 90)
+if what ~= 'supersede' then tell_tiers(tiers, lease, text) end
+
+-- Ends the windows but the last one. Returns whether there is an entry now.
+local function expire()
+  local kept = windows_now and tonumber(string.sub(windows_now, 21), 16) or 0
+  local left = math.min(kept, redis.call('PTTL', entry))
+  if left > 0 then
+    local age = math.max(tonumber(time_text()) - tonumber(string.sub(found, 21, 36)), 0)
+    local ended = ('0'):rep(20) .. string.format('%010x', age / 1000 + left)
+    -- A full server refuses it, and then the entry goes.
+    if type(redis.pcall('SETRANGE', entry, 4, text)) == 'number' then
+      redis.call('SETRANGE', entry, 60, ended)
+      redis.call('PEXPIRE', entry, left)
+      return true
+    end
+  end
+  redis.call('DEL', entry)
+  return false
+end
+
+-- include: move_entry, move_away
+-- A full server refuses the first write of `put` and `touch`, and so all or none.
+local message, is_there, bytes = 'i' .. text, true
+if what == 'put' then
+  local kind, rest, _, ttl_ms = unpack(ARGV, 4)
+  if spare and not move_entry(spare, entry, ttl_ms, 4, text .. time_text()) then
+    return redis.error_reply('UNSTAGED the entry to write is not there')
+  elseif not spare then
+    bytes = kind .. text .. time_text() .. rest
+    redis.call('SET', entry, bytes, 'PX', ttl_ms)
+  end
+elseif what == 'touch' then
+  local windows, ttl_ms = unpack(ARGV, 4)
+  -- The windows that an expiry has ended do not begin anew.
+  local has_expired = windows_now and string.find(windows_now, '^' .. ('0'):rep(20))
+    and not string.find(windows_now, ('0'):rep(10), 21, true)
+  if not windows_now or has_expired then return { 0, 0 } end
+  redis.call('SETRANGE', entry, 4, text .. time_text())
+  redis.call('SETRANGE', entry, 60, windows)
+  redis.call('PEXPIRE', entry, ttl_ms)
+elseif what == 'expire' then
+  is_there = expire()
+elseif what == 'invalidate' then
+  is_there = move_away(entry, spare)
+  redis.call('DEL', entry)
+else
+  message = 'w'
+end
+if what == 'put' or what == 'expire' or what == 'invalidate' then
+  redis.call('DEL', entry_before, entry_after)
+end
+redis.call('DEL', failure)
+local registered = burn(lease, fence, text, fence_ms)
+
+-- include: publish_to_all, publish_entry
+if what == 'put' then
+  local size, push_limit = ARGV[6], ARGV[8]
+  publish_entry(channel, registered, bytes, push_limit, { text, size, entry })
+else
+  publish_to_all(channel, registered, message)
+end
+return { tonumber(text), is_there and 1 or 0 }
