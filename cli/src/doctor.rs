@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Exit, Failure, Server, in_full,
-    show::{self, size, time},
+    show::{self, size, time, without_password},
 };
 
 /// How long a connection and each answer may take.
@@ -328,12 +328,4 @@ fn text(url: &str, findings: &[Finding]) -> String {
         }
     }
     format!("{}\n{}", without_password(url), show::table(&rows))
-}
-
-/// Returns a URL as it may be shown.
-fn without_password(url: &str) -> String {
-    match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
-        _ => url.to_owned(),
-    }
 }

@@ -8,6 +8,7 @@
 
 mod doctor;
 mod show;
+mod top;
 
 use std::{
     error::Error,
@@ -73,6 +74,12 @@ enum Command {
     },
     /// Lists the locks that are held or waited for.
     Locks,
+    /// Shows the busiest keys and locks, and the loads, each second.
+    Top {
+        /// Ends after so many seconds, in place of Ctrl-C.
+        #[arg(long)]
+        seconds: Option<u64>,
+    },
     /// Tells what is known of a key of a cache.
     Explain {
         key: String,
@@ -173,6 +180,7 @@ async fn run(options: Options) -> Result<Exit, Failure> {
             show::print(&if json { show::locks_json(&locks) } else { show::locks(&locks) });
             Ok(Exit::Well)
         }
+        Command::Top { seconds } => top::watch(&server, seconds, json).await,
         Command::Explain { key, schema } => {
             let explained = server.cache(schema)?.explain(&key).await?;
             show::print(&match json {

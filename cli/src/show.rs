@@ -44,6 +44,14 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
+/// Returns a URL as it may be shown.
+pub(crate) fn without_password(url: &str) -> String {
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+        _ => url.to_owned(),
+    }
+}
+
 /// Names the holder by its label, its process, or their number.
 pub(crate) fn holder(held: &Held) -> String {
     match (&held.owner, &held.process) {
@@ -123,13 +131,14 @@ fn held_json(held: &Held) -> Value {
 }
 
 pub(crate) fn locks_json(locks: &[ListedLock]) -> String {
-    let each = locks.iter().map(|lock| {
-        let mut fields = held_json(&lock.held);
-        fields["name"] = lock.name.clone().into();
-        fields["kind"] = lock.kind.to_string().into();
-        fields
-    });
-    Value::Array(each.collect()).to_string()
+    Value::Array(locks.iter().map(lock_json).collect()).to_string()
+}
+
+pub(crate) fn lock_json(lock: &ListedLock) -> Value {
+    let mut fields = held_json(&lock.held);
+    fields["name"] = lock.name.clone().into();
+    fields["kind"] = lock.kind.to_string().into();
+    fields
 }
 
 pub(crate) fn explanation_json(key: &str, explained: &Explanation) -> String {

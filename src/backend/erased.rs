@@ -60,6 +60,7 @@ erased! {
     async fn holder_label(name: &'a Name, mode: Mode) -> Option<String>;
     async fn inspect(name: &'a Name, kind: SemaphoreKind) -> Held;
     async fn lock_names(namespace: &'a Namespace) -> Vec<(Name, SemaphoreKind)>;
+    async fn answer(name: &'a Name, text: &'a str) -> ();
     async fn clear(name: &'a Name, mode: Mode) -> bool;
     async fn changes(name: &'a Name) -> Changes;
     fn listen(name: &Name, claim: Option<&Claim>) -> Changes;

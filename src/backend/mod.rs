@@ -227,6 +227,18 @@ pub trait Leases: Send + Sync + 'static {
         async { Err(no_inspection()) }
     }
 
+    /// Publishes what this process does, for those who [ask](crate::Cache::answer_top).
+    ///
+    /// The default does nothing.
+    #[doc(hidden)]
+    fn answer(
+        &self,
+        _name: &Name,
+        _text: &str,
+    ) -> impl Future<Output = Result<(), BackendError>> + Send {
+        async { Ok(()) }
+    }
+
     /// Ends what is held of a name in a mode, and its queue, whatever stands there, and wakes the
     /// waiters. Returns whether something was there.
     ///

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Abandoned, Cache, Codec, Json, LocalTier,
+    activity::Activity,
     core::Core,
     error_codec::{ErrorCodec, Of},
     failures::{FailurePolicy, Failures},
@@ -400,6 +401,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             loads: Arc::new(Semaphore::new(settings.max_loads)),
             counters: Counters::default(),
             meter: crate::meter::Meter::default(),
+            activity: Activity::default(),
             shards: Shards::default(),
             undecodable: Once::default(),
             unstorable: Once::default(),

@@ -11,7 +11,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Codec, EarlyRefresh, Loaded, Source, batch,
+    Codec, EarlyRefresh, Loaded, Source,
+    activity::Activity,
+    batch,
     breaker::Outage,
     error_codec::ErrorCodec,
     failures::Failures,
@@ -61,6 +63,7 @@ pub(super) struct Core<V> {
     pub(super) loads: Arc<Semaphore>,
     pub(super) counters: Counters,
     pub(super) meter: Meter,
+    pub(super) activity: Activity,
     pub(super) shards: Shards<Shard>,
     pub(super) refreshes: Refreshes<V>,
     pub(super) lots: Lots,

@@ -12,6 +12,7 @@ mod doctor;
 mod fleet;
 mod runbook;
 mod terminal;
+mod top;
 
 use std::process::{Command, Output};
 

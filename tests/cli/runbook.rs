@@ -58,6 +58,7 @@ async fn each_step_of_the_runbook_does_what_the_page_says() {
     let lists = async |what: &str| printed(&run(&fleet.server, &["locks"]).await, 0).contains(what);
     let stuck = comes_true(LIMIT, async || lists(HOLDER).await && lists("3        ").await);
     assert!(stuck.await, "{STUCK} is not stuck");
+    until(&fleet, "fresh").await;
     let terminal = Terminal::open(&fleet.server.url());
     let mut typed = 0;
     for step in steps() {
@@ -102,7 +103,7 @@ async fn happens(fleet: &Fleet, what: &str) {
 
 /// Waits until the hot key is in a state.
 async fn until(fleet: &Fleet, state: &str) {
-    let key = "GET http://shop/products/1";
+    let key = "GET  shop /products/1";
     let is_so = comes_true(LIMIT, async || {
         printed(&run(&fleet.server, &["explain", key]).await, 0).contains(state)
     });

@@ -41,6 +41,14 @@ impl RedisBackend {
         Ok(keys.iter().filter_map(|key| lock_at(key)).filter_map(named).collect())
     }
 
+    /// Publishes what this process does, to any client that subscribed.
+    pub(super) async fn publish_answer(&self, name: &Name, text: &str) -> Result<(), BackendError> {
+        let channel = name.suffixed(keys::ANSWERS);
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(&channel).arg(text);
+        self.0.servers.run(&publish, &channel).await.map(drop)
+    }
+
     pub(super) async fn record_of_failures(
         &self,
         name: &Name,

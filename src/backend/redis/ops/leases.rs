@@ -157,6 +157,10 @@ impl Leases for RedisBackend {
         self.search_locks(namespace).await
     }
 
+    async fn answer(&self, name: &Name, text: &str) -> Result<(), BackendError> {
+        self.publish_answer(name, text).await
+    }
+
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         let keys = keys::semaphore(mode.into());
         let call = Call::new(&SCRIPTS.clear, 5)
