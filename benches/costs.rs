@@ -30,6 +30,7 @@ use bytes::Bytes;
 use cpu_time::ProcessTime;
 use futures_util::{StreamExt, future::join_all};
 use redis::{Script, aio::MultiplexedConnection};
+use report::figures::{Chart, Rows, Statistic, turns};
 use testkit::{RedisServer, proxy::Proxy};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -98,7 +99,8 @@ async fn all() {
 
 /// Measures hits of the local tier, beside caches of one process with the same keys and values.
 async fn local_hits() {
-    const TIMES: u32 = 20_000;
+    const TIMES: u32 = 2_000;
+    const TURNS: usize = 600;
     let builder = Cache::<Bytes>::builder(MemoryBackend::new()).codec(Raw).ttl(LONG);
     let tier = LocalTier::default().max_age(LONG);
     let ours = builder.local(tier).build().unwrap();
@@ -114,7 +116,7 @@ async fn local_hits() {
     }
     let key = keys[0].as_str();
     let mut figures = [const { Vec::new() }; 4];
-    for _ in 0..ROUNDS {
+    for _ in 0..turns(TURNS) {
         figures[0].push(timed!(TIMES, { assert!(ours.get_local(key).is_some()) }));
         figures[1].push(timed!(TIMES, { assert!(ours.get_or_load(key, never).await.is_ok()) }));
         figures[2].push(timed!(TIMES, {
@@ -123,14 +125,16 @@ async fn local_hits() {
         }));
         figures[3].push(timed!(TIMES, { assert!(moka.get(key).await.is_some()) }));
     }
-    let [local, load, quick_time, moka_time] = figures.map(median);
-    row("get_local", local, "quick_cache::get and a clock", quick_time);
-    row("get_local", local, "moka::future::Cache::get", moka_time);
-    row("get_or_load of a copy", load, "moka::future::Cache::get", moka_time);
+    let [local, load, quick_times, moka_times] = &figures;
+    let rows = rows(Chart::Hit, "cargo bench --bench costs -- local", Statistic::Median);
+    let of_moka = ("moka::future::Cache::get", moka_times.as_slice());
+    rows.peer(("get_local", local), ("quick_cache::get and a clock", quick_times)).unwrap();
+    rows.peer(("get_local", local), of_moka).unwrap();
+    rows.peer(("get_or_load of a copy", load), of_moka).unwrap();
     for (what, other) in [("one key", &keys[0]), ("two keys", &keys[1])] {
         let both = [&keys[0], other].map(Clone::clone);
         let mut figures = [const { Vec::new() }; 4];
-        for _ in 0..ROUNDS {
+        for _ in 0..turns(TURNS) {
             for threads in 1..3 {
                 let (cache, quick) = (ours.clone(), quick.clone());
                 let each =
@@ -307,7 +311,7 @@ async fn followers() {
     let theirs: Arc<quick_cache::sync::Cache<usize, u64>> =
         Arc::new(quick_cache::sync::Cache::new(10_000));
     let mut figures = [const { Vec::new() }; 2];
-    for round in 0..ROUNDS {
+    for round in 0..turns(ROUNDS) {
         let key = Key::from(round);
         let begun = ProcessTime::now();
         let tasks: Vec<_> = (0..CALLERS)
@@ -341,8 +345,10 @@ async fn followers() {
         }
         figures[1].push(begun.elapsed() / CALLERS as u32);
     }
-    let [ours, theirs] = figures.map(mean);
-    row("a follower (CPU)", ours, "quick_cache::get_or_insert_async", theirs);
+    let [ours, theirs] = &figures;
+    let rows = rows(Chart::ColdKey, "cargo bench --bench costs -- followers", Statistic::Mean);
+    let peer = ("quick_cache::get_or_insert_async", theirs.as_slice());
+    rows.peer(("a follower, processor time", ours), peer).unwrap();
 }
 
 /// Measures one hit after the other.
@@ -358,7 +364,7 @@ async fn hits(server: &RedisServer) {
     let get = format!("*2\r\n$3\r\nGET\r\n${}\r\n{entry}\r\n", entry.len());
     let mut connection = connection(server).await;
     let mut figures = [const { Vec::new() }; 6];
-    for turn in 0..TURNS {
+    for turn in 0..turns(TURNS) {
         // Each is first in half of the turns.
         let mut caches = [(4, &windowed), (5, &forgetful)];
         caches.rotate_left(turn % 2);
@@ -384,11 +390,13 @@ async fn hits(server: &RedisServer) {
             backend.get(&name).await.unwrap().unwrap();
         }));
     }
-    let [ours, bare, redis, store, windowed, forgetful] = figures.map(mean);
-    row("a hit, one by one", ours, "a bare tokio socket", bare);
-    row("  of that, Store::get", store, "a bare tokio socket", bare);
-    row("  the redis crate", redis, "a bare tokio socket", bare);
-    row("  with windows", windowed, "without an outage memory", forgetful);
+    let [ours, bare, redis, store, windowed, forgetful] = &figures;
+    let rows = rows(Chart::Hit, "cargo bench --bench costs -- hits", Statistic::Mean);
+    let socket = ("a bare socket", bare.as_slice());
+    rows.floor(("a hit, one by one", ours), socket).unwrap();
+    rows.floor(("Store::get, which is a part of it", store), socket).unwrap();
+    rows.floor(("GET by the redis crate", redis), socket).unwrap();
+    rows.floor(("a hit with stale windows", windowed), ("without", forgetful)).unwrap();
 }
 
 /// Returns a cache with tags, and a key whose value has so many of them.
@@ -473,7 +481,7 @@ async fn many_hits(server: &RedisServer) {
     let (_, cache) = stored(server, &keys).await;
     let connection = connection(server).await;
     let mut figures = [const { Vec::new() }; 2];
-    for _ in 0..ROUNDS {
+    for _ in 0..turns(ROUNDS) {
         let begun = Instant::now();
         together(keys.iter().map(|key| {
             let (cache, key) = (cache.clone(), Key::from(key));
@@ -499,8 +507,10 @@ async fn many_hits(server: &RedisServer) {
         .await;
         figures[1].push(begun.elapsed() / (TASKS * HITS) as u32);
     }
-    let [ours, bare] = figures.map(mean);
-    row("a hit, 64 tasks", ours, "bare GETs on one connection", bare);
+    let [ours, bare] = &figures;
+    let rows = rows(Chart::Hit, "cargo bench --bench costs -- many", Statistic::Mean);
+    let floor = ("bare GETs on one connection", bare.as_slice());
+    rows.floor(("a hit, 64 tasks at once", ours), floor).unwrap();
 }
 
 /// Measures calls for 100 keys, hits and cold ones.
@@ -645,7 +655,7 @@ async fn locks(server: &RedisServer) {
         ["l", "s", "f", "q", "d", "c"].map(|suffix| name.suffixed(suffix));
     let mut connection = connection(server).await;
     let mut figures = [const { Vec::new() }; 3];
-    for _ in 0..TURNS {
+    for _ in 0..turns(TURNS) {
         figures[0].push(timed!(CYCLES, {
             mutex.lock().await.unwrap().unlock().await.unwrap();
         }));
@@ -685,9 +695,11 @@ async fn locks(server: &RedisServer) {
             assert_eq!(ended, 1);
         }));
     }
-    let [ours, scripts, plain] = figures.map(mean);
-    row("lock + unlock", ours, "the same two scripts, bare", scripts);
-    row("lock + unlock", ours, "SET NX PX + compare-and-delete", plain);
+    let [ours, scripts, plain] = &figures;
+    let rows = rows(Chart::HotLock, "cargo bench --bench costs -- locks", Statistic::Mean);
+    let ours = ("lock and unlock, alone", ours.as_slice());
+    rows.floor(ours, ("the same two scripts, bare", scripts)).unwrap();
+    rows.floor(ours, ("SET NX PX and compare-and-delete", plain)).unwrap();
 }
 
 /// Measures the time from a commit to the wake-up of a waiter on another connection. A commit
@@ -699,7 +711,7 @@ async fn wake(server: &RedisServer) {
     let [here, there] = [0, 1].map(|_| RedisBackend::open(&server.url()).unwrap());
     let mut connection = connection(server).await;
     let mut figures = [const { Vec::new() }; 2];
-    for turn in 0..TURNS {
+    for turn in 0..turns(TURNS) {
         let name = name(&format!("wake-{turn}"), Family::Cache);
         let life = Duration::from_secs(5);
         let claim = || Claim::new(name.clone(), Mode::Exclusive, life, life);
@@ -727,8 +739,10 @@ async fn wake(server: &RedisServer) {
         assert!(matches!(change, Change::Entry(_)));
         figures[0].push(woken - begun);
     }
-    let [woken, trip] = figures.map(median);
-    row("commit to wake-up elsewhere", woken, "one round trip (PING)", trip);
+    let [woken, trip] = &figures;
+    let rows = rows(Chart::ColdKey, "cargo bench --bench costs -- wake", Statistic::Median);
+    let floor = ("one round trip (PING)", trip.as_slice());
+    rows.floor(("commit to wake-up elsewhere", woken), floor).unwrap();
 }
 
 async fn stored(server: &RedisServer, keys: &[String]) -> (RedisBackend, Cache<Bytes>) {
@@ -784,6 +798,10 @@ async fn together<F: Future<Output = ()> + Send + 'static>(tasks: impl Iterator<
     for task in tasks.map(tokio::spawn).collect::<Vec<_>>() {
         task.await.unwrap();
     }
+}
+
+fn rows(chart: Chart, command: &'static str, statistic: Statistic) -> Rows {
+    Rows { chart, command, statistic }
 }
 
 fn mean(times: Vec<Duration>) -> Duration {

@@ -12,7 +12,7 @@
 //! An early refresh begins with a read. A value without a read in the right time expires, whatever
 //! the layer does. So the callers that wait for such a value have a column of their own, and no
 //! part in the other times. `cargo bench --bench freshness -- early` has the rows with that word
-//! only.
+//! only, and `processes=16` those of so many processes.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
@@ -33,6 +33,7 @@ use bellwether::{
 };
 use fastrand::Rng;
 use redis::aio::MultiplexedConnection;
+use report::figures::{Chart, Rows, Statistic, lasts};
 use testkit::{
     RedisServer,
     interceptor::{Answer, Hook, Interceptor, Operation},
@@ -52,6 +53,12 @@ const WARM: Duration = Duration::from_millis(1_500);
 const TIME: Duration = Duration::from_secs(20);
 const OUTAGE: Duration = Duration::from_secs(10);
 
+const ROWS: Rows = Rows {
+    chart: Chart::Expiry,
+    command: "cargo bench --bench freshness -- processes=16",
+    statistic: Statistic::P99,
+};
+
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async { tokio::spawn(all()).await.unwrap() });
@@ -65,7 +72,8 @@ async fn all() {
         "a load of another hot key, and at no such load; callers that waited for a value with"
     );
     println!("a read in time for its early refresh, and for one that was unread at that time\n");
-    for processes in [4, 16] {
+    let only = std::env::args().find_map(|word| word.strip_prefix("processes=")?.parse().ok());
+    for processes in only.map_or(vec![4, 16], |only: usize| vec![only]) {
         println!(
             "{processes:>2} processes {:>24} {:>14} {:>7} {:>7} {:>12} {:>9} {:>9} {:>6}",
             "loads/period",
@@ -78,9 +86,9 @@ async fn all() {
             "ratio"
         );
         let stale = |builder: Builder<u64>| builder.stale_while_revalidate(TTL);
-        let early = |builder: Builder<u64>| builder.early_refresh(EarlyRefresh::ByCost);
+        let early = |builder: Builder<u64>| builder.early_refresh(EarlyRefresh::LastPart(0.2));
         leased("stale while revalidate", processes, stale).await;
-        leased("early refresh by cost", processes, early).await;
+        leased("early refresh, last 0.2", processes, early).await;
         leased("both", processes, |builder| early(stale(builder))).await;
         leased("a lease, and all wait", processes, |builder| builder).await;
         leased("no expiry", processes, |builder| builder.ttl(60 * OUTAGE)).await;
@@ -198,7 +206,8 @@ fn zipf(rng: &mut Rng) -> usize {
 
 /// Returns whether a row is wanted: all are, unless words of their names are given.
 fn is_wanted(label: &str) -> bool {
-    let mut words = std::env::args().skip(1).filter(|word| !word.starts_with('-')).peekable();
+    let is_word = |word: &String| !word.starts_with('-') && !word.starts_with("processes=");
+    let mut words = std::env::args().skip(1).filter(is_word).peekable();
     words.peek().is_none() || words.any(|word| label.contains(&word))
 }
 
@@ -296,7 +305,8 @@ async fn run<F>(
     let mut next = begun;
     let mut claims = 0;
     // One caller of all processes asks each time, whether or not the others have an answer.
-    while begun.elapsed() < WARM + TIME {
+    let time = lasts(TIME);
+    while begun.elapsed() < WARM + time {
         if begun.elapsed() >= WARM && !origin.is_counting.swap(true, Ordering::Relaxed) {
             claims = origin.claims.load(Ordering::Relaxed);
         }
@@ -325,7 +335,7 @@ async fn run<F>(
     while let Some(done) = under_way.join_next().await {
         seen.add(done.unwrap());
     }
-    let periods = HOT as f64 * TIME.as_secs_f64() / (TTL + LOAD).as_secs_f64();
+    let periods = HOT as f64 * time.as_secs_f64() / (TTL + LOAD).as_secs_f64();
     seen.print(label, loads as f64 / periods, claims as f64 / periods);
 }
 
@@ -371,6 +381,10 @@ impl Seen {
         let all = self.at_load.len() + self.beside.len() + self.at_none.len() + self.unread;
         let [waited, unread] =
             [self.waited, self.unread].map(|callers| callers as f64 / all as f64 * 100.0);
+        if !self.at_load.is_empty() && !self.beside.is_empty() {
+            let beside = ("other keys meanwhile", self.beside.as_slice());
+            ROWS.floor((label, &self.at_load), beside).unwrap();
+        }
         let times = [&mut self.at_load, &mut self.beside, &mut self.at_none];
         let [at_load, beside, at_none] = times.map(|times| p99(times) * 1e3);
         println!(

@@ -1,8 +1,9 @@
 //! The time from the end of a load to the answer of the last caller in the fleet, and the commands
 //! for a fill.
 //!
-//! `cargo bench --bench handoff [-- rounds]` starts a Redis server and worker processes like the
-//! suite `fleet`, and prints a table. All processes share the cores of this machine.
+//! `cargo bench --bench handoff [-- rounds [processes x callers...]]` starts a Redis server and
+//! worker processes like the suite `fleet`, and prints a table. All processes share the cores of
+//! this machine.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[allow(dead_code, reason = "the suite `fleet` uses the rest")]
@@ -19,6 +20,7 @@ mod worker;
 
 use std::{collections::BTreeMap, time::Duration};
 
+use report::figures::{Chart, Rows, Statistic, turns};
 use testkit::RedisServer;
 
 use self::{
@@ -26,20 +28,44 @@ use self::{
     protocol::{Load, Round, Setup},
 };
 
+/// The processes, and the callers of each.
+const SHAPES: [(usize, usize); 6] = [(1, 250), (2, 250), (4, 250), (8, 250), (4, 1), (4, 2_500)];
+
+const ROWS: Rows = Rows {
+    chart: Chart::ColdKey,
+    command: "cargo bench --bench handoff -- 1x250 4x250",
+    statistic: Statistic::Median,
+};
+
 fn main() {
     worker::work();
-    let rounds = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(100);
+    let words: Vec<_> = std::env::args().skip(1).collect();
+    let rounds = turns(words.iter().find_map(|word| word.parse().ok()).unwrap_or(100));
+    let wanted: Vec<(usize, usize)> = words
+        .iter()
+        .filter_map(|word| word.split_once('x'))
+        .filter_map(|(processes, callers)| Some((processes.parse().ok()?, callers.parse().ok()?)))
+        .collect();
+    let shapes = if wanted.is_empty() { SHAPES.to_vec() } else { wanted };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     println!("One cold key, {rounds} rounds each: the last caller served after the load ended.");
     println!("processes  callers     median        p90        max  calls to Redis for one fill");
     runtime.block_on(async {
-        for (processes, callers) in [(1, 250), (2, 250), (4, 250), (8, 250), (4, 1), (4, 2_500)] {
-            measure(processes, callers, rounds).await;
+        let mut alone: Option<Vec<Duration>> = None;
+        for (processes, callers) in shapes {
+            let times = measure(processes, callers, rounds).await;
+            if let Some(alone) = &alone {
+                let what = format!("the last caller in {processes} processes");
+                ROWS.floor((&what, &times), ("in one process", alone)).unwrap();
+            }
+            if processes == 1 {
+                alone = Some(times);
+            }
         }
     });
 }
 
-async fn measure(processes: usize, callers: usize, rounds: usize) {
+async fn measure(processes: usize, callers: usize, rounds: usize) -> Vec<Duration> {
     let server = RedisServer::start().await;
     let mut fleet = Fleet::start(processes, &Setup::new(server.url())).await;
     let load = Load::Value { ms: 100 };
@@ -64,18 +90,20 @@ async fn measure(processes: usize, callers: usize, rounds: usize) {
     for call in monitor.calls_from_clients().await {
         *calls.entry(call.command).or_default() += 1;
     }
-    times.sort();
+    let mut sorted = times.clone();
+    sorted.sort();
     let total = calls.values().sum::<usize>() as f64 / counted as f64;
     let each: Vec<_> = calls
         .iter()
         .map(|(command, count)| format!("{command} {:.1}", *count as f64 / counted as f64))
         .collect();
     let [median, p90, max] =
-        [times.len() / 2, times.len() * 9 / 10, times.len() - 1].map(|at| ms(times[at]));
+        [times.len() / 2, times.len() * 9 / 10, times.len() - 1].map(|at| ms(sorted[at]));
     println!(
         "{processes:9}  {callers:7}  {median:6.2} ms  {p90:6.2} ms  {max:6.2} ms  {total:.1}: {}",
         each.join(", ")
     );
+    times
 }
 
 fn ms(time: Duration) -> f64 {

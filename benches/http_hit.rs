@@ -21,10 +21,11 @@ use bellwether::{
 use cpu_time::ProcessTime;
 use http_body_util::BodyExt;
 use redis::IntoConnectionInfo;
+use report::figures::{Chart, Rows, Statistic, turns};
 use testkit::RedisServer;
 use tower::ServiceExt;
 
-const HITS: u32 = 50_000;
+const HITS: u32 = 1_000;
 /// A turn of a way that needs the server is short, because the time of a round trip changes.
 const TURN: u32 = 100;
 
@@ -38,28 +39,33 @@ fn main() {
     with_server.block_on(async move { tokio::spawn(from_redis(rounds)).await.unwrap() });
 }
 
-async fn from_memory(rounds: u32) {
+const ROWS: Rows = Rows {
+    chart: Chart::HttpHit,
+    command: "cargo bench --bench http_hit",
+    statistic: Statistic::Median,
+};
+
+async fn from_memory(rounds: usize) {
     let bare = router();
     let cache = http_cache(MemoryBackend::new()).build().unwrap();
     let layer = BellwetherLayer::http(cache.clone()).default_lifetime(Duration::from_secs(60));
     let layered = bare.clone().layer(layer);
-    let mut best = [Duration::MAX; 2];
-    for _ in 0..rounds {
+    let mut times = [const { Vec::new() }; 2];
+    for _ in 0..turns(rounds * 50) {
         for (way, app) in [&bare, &layered].into_iter().enumerate() {
             let begun = ProcessTime::now();
             for _ in 0..HITS {
                 ask(app).await;
             }
-            best[way] = best[way].min(begun.elapsed() / HITS);
+            times[way].push(begun.elapsed() / HITS);
         }
     }
     assert_eq!(cache.stats().loads, 1);
-    let [bare, layered] = best;
-    let (more, ratio) = (layered - bare, layered.as_secs_f64() / bare.as_secs_f64());
-    println!("in memory: bare {bare:?}, a hit {layered:?}: {more:?} more, ratio {ratio:.2}");
+    let [bare, layered] = &times;
+    ROWS.floor(("a hit from memory", layered), ("the bare handler", bare)).unwrap();
 }
 
-async fn from_redis(rounds: u32) {
+async fn from_redis(rounds: usize) {
     let server = RedisServer::start().await;
     let cache = http_cache(RedisBackend::open(&server.url()).unwrap());
     let cache = cache.namespace("shop").build().unwrap();
@@ -74,25 +80,24 @@ async fn from_redis(rounds: u32) {
     let info = server.url().into_connection_info().unwrap().set_tcp_settings(tcp);
     let client = redis::Client::open(info).unwrap();
     let mut client = client.get_multiplexed_async_connection().await.unwrap();
-    let [mut hit, mut bare] = [Duration::ZERO; 2];
-    let turns = rounds * 60;
-    for _ in 0..turns {
+    let mut times = [const { Vec::new() }; 2];
+    for _ in 0..turns(rounds * 60) {
         let begun = Instant::now();
         for _ in 0..TURN {
             ask(&layered).await;
         }
-        hit += begun.elapsed() / TURN;
+        times[0].push(begun.elapsed() / TURN);
         let begun = Instant::now();
         for _ in 0..TURN {
             let stored: Vec<u8> =
                 redis::cmd("GET").arg(&entry).query_async(&mut client).await.unwrap();
             assert!(stored.len() > 400);
         }
-        bare += begun.elapsed() / TURN;
+        times[1].push(begun.elapsed() / TURN);
     }
     assert_eq!(cache.stats().loads, 1);
-    let (hit, bare, ratio) = (hit / turns, bare / turns, hit.as_secs_f64() / bare.as_secs_f64());
-    println!("from Redis: a bare GET {bare:?}, a hit {hit:?}: ratio {ratio:.2}");
+    let [hit, bare] = &times;
+    ROWS.floor(("a hit from Redis", hit), ("GET by the redis crate", bare)).unwrap();
 }
 
 /// Returns a service whose responses have 12 headers. axum adds the type and the length.

@@ -28,6 +28,7 @@ use std::{
 };
 
 use bellwether::{Locks, RedisBackend, Redlock};
+use report::figures::{Chart, Rows, Statistic, lasts};
 use serde::{Deserialize, Serialize};
 use testkit::{Raw, RedisServer};
 use tokio::{
@@ -44,6 +45,8 @@ const WARM_UP: Duration = Duration::from_secs(3);
 /// The time in which idle waiters look often, because no push has told them of a release.
 const DOUBT: Duration = Duration::from_secs(8);
 const TURN: Duration = Duration::from_secs(4);
+/// The parts of a turn, whose holds are counted apart.
+const PARTS: u32 = 8;
 const WORKER: &str = "WAITERS_WORKER";
 /// Longer than any turn, so that a wait that fails is a defect.
 const WAIT: Duration = Duration::from_secs(300);
@@ -90,6 +93,8 @@ struct Task {
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Done {
     holds: usize,
+    /// The holds of each part of the turn.
+    parts: Vec<usize>,
     fewest: usize,
     most: usize,
     longest: Duration,
@@ -108,7 +113,8 @@ fn main() {
     let processes = value("processes=").map_or(PROCESSES, |number| number.parse().unwrap());
     let hold = wanted.iter().find_map(|word| word.strip_suffix("ms")?.parse().ok());
     let hold = Duration::from_millis(hold.unwrap_or(0));
-    let mut rows = Vec::new();
+    let is_idle_wanted = !wanted.iter().any(|word| word == "busy");
+    let mut rows: Vec<Row> = Vec::new();
     let [one, three, five] = [1, 3, 5].map(|count| Servers { count, down: 0 });
     let [two_of_three, four_of_five] = [3, 5].map(|count| Servers { count, down: 1 });
     let kinds = [
@@ -133,8 +139,13 @@ fn main() {
                 continue;
             }
             for count in &waiters {
-                let row = row(name, kind, servers, Waiters { processes, all: *count }, hold).await;
+                let waiters = Waiters { processes, all: *count };
+                let row = row(name, kind, servers, waiters, hold, is_idle_wanted).await;
                 println!("{row}");
+                let alone = rows.iter().find(|row| row.kind == name && row.waiters == 1);
+                if let Some(alone) = alone {
+                    row.note(alone);
+                }
                 rows.push(row);
             }
         }
@@ -159,17 +170,40 @@ struct Row {
     failed: usize,
     /// The scripts of idle waiters in a second.
     idle: f64,
+    /// The mean time between two holds, in each part of the turn.
+    between: Vec<Duration>,
+}
+
+impl Row {
+    /// Notes the time between two holds, beside a waiter alone.
+    fn note(&self, alone: &Self) {
+        let rows = Rows {
+            chart: Chart::Waiters,
+            command: "cargo bench --bench waiters -- busy",
+            statistic: Statistic::Median,
+        };
+        let what = format!("{}, {} waiters", self.kind, self.waiters);
+        let alone = (format!("{}, one waiter", alone.kind), &alone.between);
+        rows.floor((&what, &self.between), (&alone.0, alone.1)).unwrap();
+    }
 }
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row { kind, waiters, holds, commands, fewest, worst_wait, failed, idle } = self;
+        let Row { kind, waiters, holds, commands, fewest, worst_wait, failed, idle, .. } = self;
         write!(f, "{kind:9}  {waiters:7}  {holds:8.0}  {commands:13.1}  ")?;
         write!(f, "{fewest:11.2}  {worst_wait:10.1}  {failed:6}  {idle:14.1}")
     }
 }
 
-async fn row(name: &str, kind: Kind, servers: Servers, waiters: Waiters, hold: Duration) -> Row {
+async fn row(
+    name: &str,
+    kind: Kind,
+    servers: Servers,
+    waiters: Waiters,
+    hold: Duration,
+    is_idle_wanted: bool,
+) -> Row {
     let mut running = Vec::new();
     for _ in 0..servers.count {
         running.push(RedisServer::start().await);
@@ -187,11 +221,11 @@ async fn row(name: &str, kind: Kind, servers: Servers, waiters: Waiters, hold: D
     let task = |waiters, turn, idle| Task { urls: urls.clone(), kind, waiters, hold, turn, idle };
     let workers: Vec<_> = (0..processes)
         .filter(|at| each(*at) > 0)
-        .map(|at| start(&task(each(at), TURN, false)))
+        .map(|at| start(&task(each(at), lasts(TURN), false)))
         .collect();
-    sleep(WARM_UP).await;
+    sleep(lasts(WARM_UP)).await;
     let before = commands(&mut raws, false).await;
-    sleep(TURN).await;
+    sleep(lasts(TURN)).await;
     let sent = commands(&mut raws, false).await - before;
     let done: Vec<_> = workers.into_iter().map(finish).collect();
     let holds: usize = done.iter().map(|done| done.holds).sum();
@@ -199,17 +233,23 @@ async fn row(name: &str, kind: Kind, servers: Servers, waiters: Waiters, hold: D
     let fewest = done.iter().map(|done| done.fewest).min().unwrap_or_default();
     let most = done.iter().map(|done| done.most).max().unwrap_or_default();
     let longest = done.iter().map(|done| done.longest).max().unwrap_or_default();
-    let share = TURN.as_secs_f64() / holds.max(1) as f64 * all as f64;
-    let idle = idle(&mut raws, &task(all, TURN, true)).await;
+    let share = lasts(TURN).as_secs_f64() / holds.max(1) as f64 * all as f64;
+    let idle = match is_idle_wanted {
+        true => idle(&mut raws, &task(all, TURN, true)).await,
+        false => 0.0,
+    };
+    let part = |at: usize| done.iter().map(|done| done.parts[at]).sum::<usize>() as u32;
+    let between = |at| lasts(TURN) / PARTS / part(at).max(1);
     Row {
         kind: name.to_owned(),
         waiters: all,
-        holds: holds as f64 / TURN.as_secs_f64(),
+        holds: holds as f64 / lasts(TURN).as_secs_f64(),
         commands: sent as f64 / holds.max(1) as f64,
         fewest: fewest as f64 / most.max(1) as f64,
         worst_wait: longest.as_secs_f64() / share,
         failed,
         idle,
+        between: (0..PARTS as usize).map(between).collect(),
     }
 }
 
@@ -281,8 +321,9 @@ fn work(task: &Task) {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let done = runtime.block_on(async {
         let (locks, redlock) = fronts(task);
-        let begin = Instant::now() + WARM_UP;
+        let begin = Instant::now() + lasts(WARM_UP);
         let mut tasks = JoinSet::new();
+        let mut parts: Vec<usize> = Vec::new();
         for at in 0..task.waiters {
             let name = if task.idle { "idle" } else { "busy" };
             let (locks, redlock) = (locks.clone(), redlock.clone());
@@ -295,13 +336,20 @@ fn work(task: &Task) {
                 for each in FIGURES.lock().unwrap().iter_mut() {
                     (each.holds, each.longest) = (0, Duration::ZERO);
                 }
-                sleep_until(begin + task.turn).await;
+                let mut before = 0;
+                for part in 1..=PARTS {
+                    sleep_until(begin + task.turn * part / PARTS).await;
+                    let holds = FIGURES.lock().unwrap().iter().map(|each| each.holds).sum();
+                    parts.push(holds - before);
+                    before = holds;
+                }
             }
         }
         let figures = FIGURES.lock().unwrap();
-        let none = Done { fewest: usize::MAX, ..Done::default() };
+        let none = Done { fewest: usize::MAX, parts, ..Done::default() };
         figures.iter().fold(none, |all, each| Done {
             holds: all.holds + each.holds,
+            parts: all.parts,
             fewest: all.fewest.min(each.holds),
             most: all.most.max(each.holds),
             failed: all.failed + each.failed,

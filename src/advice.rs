@@ -84,9 +84,12 @@ pub(crate) fn loaded(namespace: &Namespace, load: Duration, served: Duration) {
     }
 }
 
-/// A cache of a type is built over a backend that other processes share.
-pub(crate) fn built(namespace: &Namespace, schema: u16, kind: &'static str) {
-    let namespace = namespace.as_str();
+/// A cache of a type is built. Its namespace matters over a backend that other processes share.
+pub(crate) fn built<V>(is_shared: bool, namespace: &Namespace, schema: u16) {
+    let (namespace, kind) = (namespace.as_str(), std::any::type_name::<V>());
+    if !is_shared {
+        return;
+    }
     let first = first_type(namespace, schema, kind);
     if first != kind && is_met(Topic::TwoTypes, namespace, 1) {
         warn!(

@@ -105,8 +105,6 @@ counters! {
         missed_variant,
         /// Callers of an HTTP layer whose stored response was not fresh and could not be served.
         missed_stale,
-        /// Callers of an HTTP layer whose stored response was fresh, but older than they asked for.
-        missed_fresh,
         /// Requests of an HTTP layer that went to its inner service without the cache.
         passed,
         /// Of `passed`, requests whose method is neither `GET` nor `HEAD`.
@@ -119,8 +117,6 @@ counters! {
         loads,
         /// Of `loads`, loaders that refreshed an entry in the background.
         refreshes,
-        /// Of `loads`, loaders whose value was not stored, because its key was used too rarely.
-        rare,
         /// Values that loaders of many returned for ids that were not asked for, or twice.
         unasked,
         /// Loads that failed, panicked, or took too long.
@@ -129,7 +125,7 @@ counters! {
         backed_off,
         /// Loaded values that were stored, and loads that were stored as uncacheable.
         stored,
-        /// Of `stored`, loads that found the stored value unchanged, so that no bytes were written.
+        /// Of `stored`, loads that found the stored value unchanged.
         unchanged,
         /// Loaded values that the backend refused, because the key was invalidated or the lease
         /// lost.

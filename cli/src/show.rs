@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{backend::Held, cache::Explanation, lock::ListedLock};
+use bellwether::{backend::Holding, cache::Explanation, lock::ListedLock};
 use serde_json::{Value, json};
 
 /// Prints a text. A reader that went away wants no more of it.
@@ -53,7 +53,7 @@ pub(crate) fn without_password(url: &str) -> String {
 }
 
 /// Names the holder by its label, its process, or their number.
-pub(crate) fn holder(held: &Held) -> String {
+pub(crate) fn holder(held: &Holding) -> String {
     match (&held.owner, &held.process) {
         (Some(owner), _) => owner.clone(),
         (None, Some(process)) => format!("process {process}"),
@@ -118,7 +118,7 @@ fn state(explained: &Explanation) -> String {
         .map_or_else(|| state.to_string(), |remaining| format!("{state} for {}", time(remaining)))
 }
 
-fn held_json(held: &Held) -> Value {
+fn held_json(held: &Holding) -> Value {
     json!({
         "holders": held.holders,
         "owner": held.owner,

@@ -89,9 +89,6 @@ impl Entry {
     /// The place of the time at which it was stored.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) const STORED_AT: Range<usize> = 20..36;
-    /// The place of the costs and the windows.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) const TERMS: Range<usize> = 44..90;
 
     /// Creates a value that is still to be written. A commit or a put sets the fence and the time.
     pub fn value(tag: u32, cost: Duration, payload: Bytes) -> Self {

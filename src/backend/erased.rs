@@ -7,7 +7,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
-    Acquired, Changes, Claim, Grant, Held, Kept, Leases, Marked, Mode, Occupied, Renewal,
+    Acquired, Changes, Claim, Grant, Holding, Kept, Leases, Marked, Mode, Occupied, Renewal,
     SemaphoreKind, Tick,
 };
 use crate::{
@@ -58,7 +58,7 @@ erased! {
     async fn mark(claim: &'a Claim, tick: Tick) -> Marked;
     async fn holder(name: &'a Name, mode: Mode) -> Option<Occupied>;
     async fn holder_label(name: &'a Name, mode: Mode) -> Option<String>;
-    async fn inspect(name: &'a Name, kind: SemaphoreKind) -> Held;
+    async fn inspect(name: &'a Name, kind: SemaphoreKind) -> Holding;
     async fn lock_names(namespace: &'a Namespace) -> Vec<(Name, SemaphoreKind)>;
     async fn answer(name: &'a Name, text: &'a str) -> ();
     async fn clear(name: &'a Name, mode: Mode) -> bool;

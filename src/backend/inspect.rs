@@ -16,7 +16,7 @@ use std::{fmt, time::Duration};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Held {
+pub struct Holding {
     /// The number of holders: readers, or permits that are out. Zero if nothing is held.
     pub holders: u32,
     /// The id of the process of the one holder. `None` for readers and permits.
@@ -36,7 +36,7 @@ pub struct Held {
     pub waiting: u32,
 }
 
-impl Held {
+impl Holding {
     /// Returns the same with the one holder, whose fence tells how long it has held.
     pub(crate) fn by(self, process: String, fence: u64, now: u64) -> Self {
         let held_for = Some(Duration::from_micros(now.saturating_sub(fence)));
@@ -49,7 +49,7 @@ impl Held {
     }
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for Holding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.holders, &self.owner, &self.process) {
             (0, ..) => f.write_str("not held")?,

@@ -61,7 +61,7 @@ pub use self::{
     channels::{Changes, Channels},
     claim::{Claim, Grant, Kept, Mode, Occupied, Renewal, SemaphoreKind},
     entry::{Entry, EntryKind, Undecodable},
-    inspect::Held,
+    inspect::Holding,
     latches::{Countdown, Latches},
     mark::{Mark, Marked, Tick, TickStep},
     memory::MemoryBackend,
@@ -212,7 +212,7 @@ pub trait Leases: Send + Sync + 'static {
         &self,
         _name: &Name,
         _kind: SemaphoreKind,
-    ) -> impl Future<Output = Result<Held, BackendError>> + Send {
+    ) -> impl Future<Output = Result<Holding, BackendError>> + Send {
         async { Err(no_inspection()) }
     }
 

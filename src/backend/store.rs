@@ -102,25 +102,6 @@ pub trait Store: Leases {
         ttl: Option<Duration>,
     ) -> impl Future<Output = Result<Committed, BackendError>> + Send;
 
-    /// Commits that the entry with the fence `seen` is still right, without writing its payload. It
-    /// gets the fence of the grant, the time of the backend, and the costs and the windows of
-    /// `entry`. It is kept to the end of these windows. The waiters get it as after a
-    /// [commit](Self::commit).
-    ///
-    /// The answer is [`Gone`](Committed::Gone) if the entry is not there any more, and for an entry
-    /// that cannot be renewed. The caller then commits the whole entry.
-    ///
-    /// The default always answers that.
-    fn commit_unchanged(
-        &self,
-        _claim: &Claim,
-        _grant: &Grant,
-        _seen: u64,
-        _entry: &Entry,
-    ) -> impl Future<Output = Result<Committed, BackendError>> + Send {
-        async { Ok(Committed::Gone) }
-    }
-
     /// Ends the lease and pushes a failure to the present waiters. Returns whether the claim had
     /// the lease; if not, nothing changes.
     ///
@@ -262,12 +243,6 @@ erased! {
         entry: &'a Entry,
         ttl: Option<Duration>
     ) -> Committed;
-    async fn commit_unchanged(
-        claim: &'a Claim,
-        grant: &'a Grant,
-        seen: u64,
-        entry: &'a Entry
-    ) -> Committed;
     async fn fail(
         claim: &'a Claim,
         failure: &'a Failure,
@@ -321,7 +296,4 @@ pub enum Committed {
     Newer(Entry),
     /// The fence was burnt by an invalidation, or the lease was lost and another load is under way.
     Refused,
-    /// The entry that was to be [renewed](Store::commit_unchanged) is not there. Nothing has
-    /// changed, and the lease goes on.
-    Gone,
 }

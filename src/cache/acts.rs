@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::{Cache, Loaded, Source, core::Decision, freshness::Rules, local::GREATEST_STALENESS};
+use super::{Cache, Loaded, core::Decision, freshness::Rules, local::GREATEST_STALENESS};
 use crate::{error::Error, key::Key};
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
@@ -200,18 +200,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let key = key.into();
         let name = self.core.name(&key)?;
         let answer = self.core.ask(&key, self.core.store.get_aged(&name)).await;
-        let (value, record, source) = match self.core.decide(&name, &Rules::ALL, answer) {
-            Decision::Unanswered(error) => return Err(error.into()),
-            Decision::Old(known) => match known.in_place_of_failure() {
-                Some(value) => (value, known.record, Source::Stale),
-                None => return Ok(None),
-            },
-            decision => match decision.value() {
-                Some(value) => value,
-                None => return Ok(None),
-            },
-        };
-        Ok(Some(Loaded { value, source, record }))
+        match self.core.decide(&name, &Rules::ALL, answer) {
+            Decision::Unanswered(error) => Err(error.into()),
+            decision => Ok(decision.value_or_fallback()),
+        }
     }
 
     /// Returns for how long a value is still fresh, by the clock of the backend. Zero if it is

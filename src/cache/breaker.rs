@@ -1,5 +1,6 @@
-//! A circuit breaker over a [shard](super::shard), so that a broken server slows down no request
-//! after the first few (M. Nygard, "Release It!", 2007).
+//! A circuit breaker over each [shard](Shard) of a backend: a part that fails alone, such as a
+//! server or a node of a cluster. So a broken server slows down no request after the first few (M.
+//! Nygard, "Release It!", 2007).
 //!
 //! While the breaker is closed, each flight asks the backend. After [`FAILURES`] in a row it opens:
 //! each flight loads for its process alone, and stops waiting for other processes, because nothing
@@ -22,7 +23,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, Semaphore, SemaphorePermit},
+    time::Instant,
+};
 use tracing::{info, warn};
 
 use crate::{
@@ -263,6 +267,39 @@ impl Breaker {
 
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+}
+
+/// How many flights may ask a shard at once, while the others queue. They are enough to keep a
+/// connection busy, and few enough for an answer well within the time-out. Otherwise ten thousand
+/// cold keys at once would look like a server that is down.
+const TURNS: usize = 128;
+
+pub(super) struct Shard {
+    pub(super) breaker: Breaker,
+    /// Turns of flights whose work has a task of its own.
+    turns: Semaphore,
+    /// Turns of flights whose work their caller polls. They are not queued for, because the caller
+    /// may stop polling.
+    pub(super) at_once: Semaphore,
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        let [turns, at_once] = [0, 1].map(|_| Semaphore::new(TURNS));
+        Self { breaker: Breaker::default(), turns, at_once }
+    }
+}
+
+impl Shard {
+    /// Waits for a turn to ask the shard. `None` while the shard does not answer, so that no flight
+    /// waits for the time-outs of others.
+    pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        let turn = match self.turns.try_acquire() {
+            Ok(turn) => Some(turn),
+            Err(_) => self.turns.acquire().await.ok(),
+        };
+        turn.filter(|_| !self.breaker.is_open())
     }
 }
 

@@ -1,31 +1,28 @@
-mod failures;
-mod windows;
+//! The settings of a cache.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Abandoned, Cache, Codec, Json, LocalTier,
+    Abandoned, Cache, Codec, EarlyRefresh, Json, LocalTier,
     activity::Activity,
     core::Core,
     error_codec::{ErrorCodec, Of},
-    failures::{FailurePolicy, Failures},
+    failures::{AfterFailure, FailurePolicy, Failures},
     invalidations::Invalidations,
     local::{Tier, Watches},
-    lots::Lots,
-    negative::Negative,
     outage_memory::OutageMemory,
-    refreshes::Refreshes,
-    settings::Settings,
+    refresh::Refreshes,
+    settings::{self, Settings},
     tags::Tags,
 };
 use crate::{
     advice,
-    backend::DynStore,
+    backend::{DynStore, Windows},
     error::{Error, ErrorKind},
-    flight::{Group, Limits},
+    flight::Group,
     key::Namespace,
     lease::{Engine, RetryStrategy, try_limit},
     observe::{Counters, Once},
@@ -379,9 +376,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         }
         settings.check()?;
         self.negative.iter().try_for_each(Negative::check)?;
-        if self.store.is_shared() {
-            advice::built(&settings.namespace, settings.schema, std::any::type_name::<V>());
-        }
+        advice::built::<V>(self.store.is_shared(), &settings.namespace, settings.schema);
         let tag = u32::from(settings.schema) << 16 | u32::from(self.codec.tag());
         let engine = Engine::new(self.store.clone());
         let tags = Arc::new(Tags::new(&settings));
@@ -396,8 +391,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             error_codec: self.error_codec,
             tag,
             flights: Group::new(settings.abandoned, settings.limits()),
-            reloads: Group::new(settings.abandoned, settings.limits()),
             abort: CancellationToken::new(),
+            begun: TaskTracker::new(),
             loads: Arc::new(Semaphore::new(settings.max_loads)),
             counters: Counters::default(),
             meter: crate::meter::Meter::default(),
@@ -406,15 +401,160 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             undecodable: Once::default(),
             unstorable: Once::default(),
             refreshes: Refreshes::default(),
-            lots: Lots::default(),
             failures: Failures::new(self.failure_policy),
             watches: Watches::default(),
             invalidations: Invalidations::default(),
             negative: self.negative,
-            looks: Group::new(Abandoned::Finish, Limits::NONE),
             settings,
         };
         Ok(Cache { core: Arc::new(core) })
+    }
+}
+
+/// The windows of an entry.
+impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
+    /// Sets how long a value is kept. Defaults to 60 s; at least 1 ms.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.settings.options.ttl = ttl;
+        self
+    }
+
+    /// Sets by which part of it the [`ttl`](Self::ttl) of each value is shortened at most. Defaults
+    /// to 0; from 0 to 1.
+    ///
+    /// The part is random for each value, so that values which are stored together do not end
+    /// together. The process that stores a value chooses it, and the entry carries the result.
+    pub fn ttl_jitter(mut self, part: f64) -> Self {
+        self.settings.options.ttl_jitter = part;
+        self
+    }
+
+    /// Sets how long a value is still served after its [`ttl`](Self::ttl), while it is refreshed in
+    /// the background. Defaults to zero.
+    ///
+    /// In this window no caller waits for a load. The first caller that finds the value stale lets
+    /// its loader refresh it, and one process of the fleet does that at a time. All of them are
+    /// served the stale value at once, as [`Source::Stale`].
+    pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
+        self.settings.options.stale_while_revalidate = window;
+        self
+    }
+
+    /// Sets how long a value is kept after its [`ttl`](Self::ttl) for the case that its load fails.
+    /// Defaults to zero.
+    ///
+    /// In this window a caller waits for the load. If the load fails, panics or takes too long, the
+    /// caller is served the old value, as [`Source::Stale`]. The window runs
+    /// beside that of [`stale_while_revalidate`](Self::stale_while_revalidate).
+    pub fn stale_if_error(mut self, window: Duration) -> Self {
+        self.settings.options.stale_if_error = window;
+        self
+    }
+
+    /// Sets how long a caller waits for a load while a value is kept [for
+    /// failures](Self::stale_if_error). Defaults to no limit but that of the load.
+    ///
+    /// After it the caller is served the old value, as [`Source::Stale`]. The
+    /// load goes on, also if no caller waits for it any more. Its own limit is still the
+    /// [`load_limit`](Self::load_limit).
+    ///
+    /// In the window of [`stale_while_revalidate`](Self::stale_while_revalidate) no caller waits in
+    /// any case.
+    pub fn serve_stale_after(mut self, limit: Duration) -> Self {
+        self.settings.options.serve_stale_after = Some(limit);
+        self
+    }
+
+    /// Sets when a value is refreshed before its [`ttl`](Self::ttl) is over. Defaults to
+    /// [`Off`](EarlyRefresh::Off).
+    pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
+        self.settings.options.rules.early = early;
+        self
+    }
+}
+
+/// Loads that fail, or find nothing.
+impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
+    /// Sets what follows a failed load.
+    ///
+    /// By default, a key [backs off](AfterFailure::BACK_OFF) while a stale value stands in for the
+    /// load. Without such a value no failure is remembered, and the next caller loads.
+    ///
+    /// A [`BackOff`](AfterFailure::BackOff) begins with 1 ms at least, and waits for no longer than
+    /// a day. A [`RetryAfter`](AfterFailure::RetryAfter) is from 1 ms to an hour. A request or a
+    /// [`Lead`](crate::cache::Lead) is not checked: less than 1 ms does not back off.
+    ///
+    /// This setting holds with and without a stale value. Without one, callers get the failure of
+    /// the last load until its time is over: with its type by an [error codec](Self::error_codec),
+    /// otherwise as [`BackingOff`](crate::ErrorKind::BackingOff).
+    pub fn after_failure(mut self, rule: AfterFailure) -> Self {
+        self.settings.options.after_failure = Some(rule);
+        self
+    }
+
+    /// Sets what follows a failed load by its error. `None` leaves it to the
+    /// [setting](Self::after_failure).
+    ///
+    /// The policy is asked for each load that failed, panicked or took too long, and may be asked
+    /// twice. An error that is the mistake of one caller should
+    /// [load again](AfterFailure::LoadAgain), so that it does not block the others. A loader may
+    /// overrule the policy by [`Lead::after_failure`](crate::cache::Lead::after_failure).
+    pub fn failure_policy(
+        mut self,
+        policy: impl Fn(&Error) -> Option<AfterFailure> + Send + Sync + 'static,
+    ) -> Self {
+        self.failure_policy = Some(Arc::new(policy));
+        self
+    }
+
+    /// Sets how long a value is kept that says that there is none, such as a page that is not
+    /// found. Defaults to the [`ttl`](Self::ttl).
+    ///
+    /// Such a value is gone when its time is over. It is not served stale, neither while it is
+    /// refreshed nor in place of a failure. A loader may set other times by its
+    /// [`Lead`](crate::cache::Lead). A request that inserts a value with a time to live of its own
+    /// keeps that.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use bellwether::{Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<(u16, String)> = Cache::builder(MemoryBackend::new())
+    ///     .ttl(Duration::from_secs(600))
+    ///     .negative_ttl(Duration::from_secs(5), |(status, _)| *status == 404)
+    ///     .build()?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    pub fn negative_ttl(
+        mut self,
+        ttl: Duration,
+        is_negative: impl Fn(&V) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.negative = Some(Negative::new(ttl, is_negative));
+        self
+    }
+}
+
+impl<T: Clone + Send + Sync + 'static, C> Builder<Option<T>, C> {
+    /// Sets how long `None` is kept: the [`negative_ttl`](Self::negative_ttl) of it.
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{BoxError, Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<Option<u64>> = Cache::builder(MemoryBackend::new())
+    ///     .ttl(Duration::from_secs(600))
+    ///     .none_ttl(Duration::from_secs(5))
+    ///     .build()?;
+    /// let load = |_lead| async { Ok::<_, BoxError>(None) };
+    /// assert_eq!(cache.get_or_load("stock:42", load).await?, None);
+    /// assert!(cache.remaining("stock:42").await?.unwrap() <= Duration::from_secs(5));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn none_ttl(self, ttl: Duration) -> Self {
+        self.negative_ttl(ttl, Option::is_none)
     }
 }
 
@@ -422,4 +562,29 @@ fn no_namespace() -> Error {
     let words = "an HTTP cache over a shared backend has no `namespace`; set the name of the \
                  service, because two services with one host name would have the same keys";
     Error::new(ErrorKind::InvalidConfig, words)
+}
+
+/// Values that say that there is none, which are kept for a time of their own.
+pub(super) struct Negative<V> {
+    ttl: Duration,
+    is_negative: Box<dyn Fn(&V) -> bool + Send + Sync>,
+}
+
+impl<V> Negative<V> {
+    pub(super) fn new(
+        ttl: Duration,
+        is_negative: impl Fn(&V) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self { ttl, is_negative: Box::new(is_negative) }
+    }
+
+    /// Returns the windows of a value, if it is negative.
+    pub(super) fn windows(&self, value: &V) -> Option<Windows> {
+        (self.is_negative)(value).then(|| Windows::fresh(self.ttl))
+    }
+
+    /// Checks that the time is in its range.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        settings::at_least("negative_ttl", self.ttl, Duration::from_millis(1))
+    }
 }

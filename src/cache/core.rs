@@ -8,26 +8,24 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Codec, EarlyRefresh, Loaded, Source,
     activity::Activity,
     batch,
-    breaker::Outage,
+    breaker::{Outage, Shard},
+    builder::Negative,
     error_codec::ErrorCodec,
     failures::Failures,
-    freshness::{self, Lot, Rules, Window},
+    freshness::{self, RefreshDelay, Rules, Window},
     invalidations::Invalidations,
-    known::Known,
     local::{self, Fill, Tier, Watches},
-    lots::Lots,
-    negative::Negative,
     outage_memory::{OutageMemory, Question},
     outcome::{Made, Outcome, Record},
-    refreshes::Refreshes,
+    previous::Previous,
+    refresh::Refreshes,
     settings::{OnFull, Options, Settings},
-    shard::Shard,
     tags::{Judged, Tags, judged, tags_of},
 };
 use crate::{
@@ -55,10 +53,10 @@ pub(super) struct Core<V> {
     /// How long one try of a claim or a write may take.
     pub(super) try_limit: Duration,
     pub(super) flights: Group<Outcome<V>>,
-    /// The flights of callers that take only a value whose load begins after they have asked.
-    pub(super) reloads: Group<Outcome<V>>,
     /// Cancelled when the loads under way are to end.
     pub(super) abort: CancellationToken,
+    /// The loads under way that their callers make themselves.
+    pub(super) begun: TaskTracker,
     /// The permits of loads under way.
     pub(super) loads: Arc<Semaphore>,
     pub(super) counters: Counters,
@@ -66,7 +64,6 @@ pub(super) struct Core<V> {
     pub(super) activity: Activity,
     pub(super) shards: Shards<Shard>,
     pub(super) refreshes: Refreshes<V>,
-    pub(super) lots: Lots,
     pub(super) failures: Failures,
     pub(super) memory: OutageMemory,
     pub(super) tier: Option<Arc<Tier<V>>>,
@@ -74,8 +71,6 @@ pub(super) struct Core<V> {
     pub(super) watches: Watches,
     pub(super) invalidations: Invalidations,
     pub(super) negative: Option<Negative<V>>,
-    /// Looks for values of callers that wait for a load no longer, by the rules of the first.
-    pub(super) looks: Group<(Rules, Option<Loaded<V>>)>,
     /// Warned of once, and counted from then on.
     pub(super) undecodable: Once,
     pub(super) unstorable: Once,
@@ -86,9 +81,9 @@ pub(super) enum Decision<V> {
     /// The value is served.
     Served(V, Source, Option<Record>),
     /// The value is served, and it is time to refresh it. It is still fresh, or stale.
-    Refresh(V, Source, Arc<Known<V>>),
+    Refresh(V, Source, Arc<Previous<V>>),
     /// The value is loaded under the lease. This entry may be served if the load fails.
-    Old(Arc<Known<V>>),
+    Old(Arc<Previous<V>>),
     /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the
     /// fence of the entry, or 0 if there is none.
     Miss { seen: u64 },
@@ -103,9 +98,21 @@ impl<V> Decision<V> {
     pub(super) fn value(self) -> Option<(V, Option<Record>, Source)> {
         match self {
             Self::Served(value, source, record) => Some((value, record, source)),
-            Self::Refresh(value, source, known) => Some((value, known.record, source)),
+            Self::Refresh(value, source, previous) => Some((value, previous.record, source)),
             _ => None,
         }
+    }
+
+    /// Returns the value that is served, also one that is kept for failures only.
+    pub(super) fn value_or_fallback(self) -> Option<Loaded<V>>
+    where
+        V: Clone + 'static,
+    {
+        let (value, record, source) = match self {
+            Self::Old(previous) => (previous.fallback()?, previous.record, previous.source),
+            decision => decision.value()?,
+        };
+        Some(Loaded { value, source, record })
     }
 }
 
@@ -137,6 +144,11 @@ impl<V> Core<V> {
         let settings = &self.settings;
         let name = Name::new(&settings.namespace, Family::Cache, key, settings.max_key)?;
         Ok(name.with_schema(settings.schema))
+    }
+
+    /// Returns the options of a request: its own, or those of the cache.
+    pub(super) fn options<'a>(&'a self, own: Option<&'a Options>) -> &'a Options {
+        own.unwrap_or(&self.settings.options)
     }
 
     /// Lets go of the copies of a value in this process.
@@ -172,7 +184,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         }
     }
 
-    /// Decides what an entry is good for. `in_place` is its source if it stands in for a failure.
+    /// Decides what an entry is good for. `in_place` is its source if it is served in place of a
+    /// load that failed.
     fn decide_on(
         &self,
         name: &Name,
@@ -190,15 +203,16 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let is_ours = entry.tag == self.tag;
         let is_for_loader_only = is_ours && self.codec.is_for_loader_only(&entry.payload);
         let rules = if is_for_loader_only { &rules.without_stale() } else { rules };
-        let lot = || self.lots.draw(name, entry.fence);
+        let delay = || self.refreshes.delay(name, entry.fence);
         let window = match verdict {
             TagVerdict::Expired => Window::OnError,
-            _ => freshness::decide(&entry, rules, lot),
+            _ => freshness::decide(&entry, rules, delay),
         };
         if is_ours && matches!(window, Window::OnError | Window::Over) {
-            let known = Known::encoded(entry, rules, &self.codec, in_place);
-            let known = if verdict == TagVerdict::Expired { known.expired() } else { known };
-            return Decision::Old(Arc::new(known));
+            let previous = Previous::encoded(entry, rules, &self.codec, in_place);
+            let is_expired = verdict == TagVerdict::Expired;
+            let previous = if is_expired { previous.expired() } else { previous };
+            return Decision::Old(Arc::new(previous));
         }
         if let Some(value) = self.decoded(name, &mut entry) {
             let source = match window {
@@ -209,8 +223,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
                 }
                 _ => return Decision::Served(value, Source::Hit, Record::of(&entry)),
             };
-            let known = Known::decoded(&entry, rules, &self.codec, value.clone());
-            return Decision::Refresh(value, source, Arc::new(known));
+            let previous = Previous::decoded(&entry, rules, &self.codec, value.clone());
+            return Decision::Refresh(value, source, Arc::new(previous));
         }
         Decision::Miss { seen: entry.fence }
     }
@@ -322,13 +336,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Returns the copy of a value in this process.
     pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
-        let is_taken = options.takes_local && !options.sharing.is_anew;
-        let tier = self.tier.as_ref().filter(|_| is_taken)?;
-        let lot = |fence| match self.name(&key.into()) {
-            Ok(name) => self.lots.draw(&name, fence),
-            Err(_) => Lot { is_first: true, random: 0.0 },
+        let tier = self.tier.as_ref().filter(|_| options.takes_local)?;
+        let delay = |fence| match self.name(&key.into()) {
+            Ok(name) => self.refreshes.delay(&name, fence),
+            Err(_) => RefreshDelay::NONE,
         };
-        let row = tier.get(key, &options.rules, lot)?;
+        let row = tier.get(key, &options.rules, delay)?;
         if row.fence() < options.least_fence {
             return None;
         }
@@ -413,10 +426,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     fn note(&self, key: &Key, asked: Option<Question>, (answer, verdict): &Judged) {
         match (answer, asked) {
-            (Ok(Some(_)), _) if *verdict != TagVerdict::Current => self.memory.forget(key),
+            (Ok(Some(_)), _) if *verdict != TagVerdict::Current => self.memory.drop_row(key),
             (Ok(Some(entry)), Some(asked)) => self.saw(key, asked, entry),
             (Ok(None), _) => self.memory.missed(key),
-            (Err(error), _) if error.kind() == BackendErrorKind::Foreign => self.memory.forget(key),
+            (Err(error), _) if error.kind() == BackendErrorKind::Foreign => {
+                self.memory.drop_row(key)
+            }
             _ => {}
         }
     }
@@ -443,7 +458,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     ) -> Option<Decision<V>> {
         let entry = self.memory.recall(key, outage)?;
         if entry.tagged.as_ref().is_some_and(|tagged| self.tags.have_ended(tagged)) {
-            self.memory.forget(key);
+            self.memory.drop_row(key);
             return None;
         }
         let current = (entry, TagVerdict::Current);
@@ -453,11 +468,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Returns the windows of a value that is negative.
     pub(super) fn negative_windows(&self, value: &V) -> Option<Windows> {
         self.negative.as_ref()?.windows(value)
-    }
-
-    /// Returns the options of a request: its own, or those of the cache.
-    pub(super) fn options<'a>(&'a self, own: Option<&'a Options>) -> &'a Options {
-        own.unwrap_or(&self.settings.options)
     }
 
     /// Waits for a permit to load in this process, as long as the options allow it.

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::Cache;
 use crate::{
-    backend::{BackOff, Entry, EntryKind, Held, SemaphoreKind, TagVerdict, Windows},
+    backend::{BackOff, Entry, EntryKind, Holding, SemaphoreKind, TagVerdict, Windows},
     error::Error,
     key::Key,
 };
@@ -23,7 +23,7 @@ pub struct Explanation {
     /// The size of the encoded value.
     pub bytes: usize,
     /// The load that is under way. The processes that wait for it count as waiting.
-    pub load: Held,
+    pub load: Holding,
     /// The failed loads in a row, and for how long no process loads the key.
     pub back_off: Option<BackOff>,
     /// The message of the last of them.

@@ -5,7 +5,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -14,16 +14,104 @@ use std::{
 use lru::LruCache;
 use tokio::time::Instant;
 
-use super::{AfterFailure, quiet::QuietKeys};
 use crate::{backend::BackOff, error::Error, key::Key, observe::Rarely, sync::lock, time::after};
+
+/// The rule after a failed load: when a caller may load its key again.
+///
+/// While a key backs off, no process of the fleet loads it. Its callers are served the [stale
+/// value](super::Builder::stale_if_error) if there is one, and otherwise get the failure, both at
+/// once. When the time is over, one process loads.
+///
+/// ```
+/// use std::time::Duration;
+/// use bellwether::{Cache, MemoryBackend, cache::AfterFailure};
+///
+/// let cache: Cache<String> = Cache::builder(MemoryBackend::new())
+///     .after_failure(AfterFailure::BACK_OFF)
+///     .failure_policy(|error| match error.load_ref::<std::io::Error>()?.kind() {
+///         // The mistake of one caller is not to block the others.
+///         std::io::ErrorKind::InvalidInput => Some(AfterFailure::LoadAgain),
+///         std::io::ErrorKind::QuotaExceeded => {
+///             Some(AfterFailure::RetryAfter(Duration::from_secs(30)))
+///         }
+///         _ => None,
+///     })
+///     .build()?;
+/// # Ok::<_, bellwether::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AfterFailure {
+    /// The next caller loads.
+    LoadAgain,
+    /// The key backs off. The wait doubles with each further failure in a row.
+    ///
+    /// Each wait is random, between half and all of that, so that keys that failed together are not
+    /// loaded again together.
+    BackOff {
+        /// The wait after the first failure.
+        first: Duration,
+        /// The longest wait.
+        longest: Duration,
+    },
+    /// After the first failure the next caller loads. From the second in a row on, the key backs
+    /// off as after the first with [`BackOff`](Self::BackOff).
+    BackOffFromSecond {
+        /// The wait after the second failure.
+        first: Duration,
+        /// The longest wait.
+        longest: Duration,
+    },
+    /// The key backs off for this time, such as that of a `Retry-After`. An hour at most.
+    RetryAfter(Duration),
+}
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+const NANOSECOND: Duration = Duration::from_nanos(1);
+pub(super) const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
+/// After so many doublings of a millisecond, each wait is at its longest.
+const DOUBLINGS: u32 = 31;
+
+impl AfterFailure {
+    /// Backs off for up to 100 ms after the first failure, and up to 5 s after further ones.
+    pub const BACK_OFF: Self =
+        Self::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
+
+    /// Returns for how long a key backs off after this many failures in a row. `random` is from 0
+    /// to 1. Returns `None` if the failure is forgotten, and zero if it only counts.
+    pub(super) fn wait(self, failures: u32, random: f64) -> Option<Duration> {
+        let (wait, whole) = match self {
+            Self::LoadAgain => return None,
+            // Not before the time that was asked for.
+            Self::RetryAfter(time) => (time.min(LONGEST_RETRY_AFTER), MILLISECOND - NANOSECOND),
+            Self::BackOffFromSecond { .. } if failures < 2 => return Some(Duration::ZERO),
+            Self::BackOffFromSecond { first, longest } => {
+                return Self::BackOff { first, longest }.wait(failures - 1, random);
+            }
+            Self::BackOff { first, longest } => {
+                let doublings = failures.saturating_sub(1).min(DOUBLINGS);
+                let all = first.saturating_mul(1 << doublings).min(longest);
+                (
+                    (all / 2).saturating_add((all / 2).mul_f64(random.clamp(0.0, 1.0))),
+                    Duration::ZERO,
+                )
+            }
+        };
+        whole_millis(wait.saturating_add(whole))
+    }
+}
+
+/// Returns a wait in whole milliseconds, as backends count them. Returns `None` for less than one.
+pub(super) fn whole_millis(wait: Duration) -> Option<Duration> {
+    let millis = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+    (millis > 0).then(|| Duration::from_millis(millis))
+}
 
 /// Decides what follows an error, or leaves it to the settings.
 pub(super) type FailurePolicy = Arc<dyn Fn(&Error) -> Option<AfterFailure> + Send + Sync>;
 
 pub(super) struct Failures {
     policy: Option<FailurePolicy>,
-    /// Entries that are served in place of a load, because their keys back off.
-    quiet: OnceLock<QuietKeys>,
     alone: Mutex<LruCache<Key, FailedAlone>>,
     /// There is something in `alone`. Otherwise no load needs the lock, which all share.
     any_alone: AtomicBool,
@@ -46,7 +134,6 @@ impl Failures {
     pub(super) fn new(policy: Option<FailurePolicy>) -> Self {
         Self {
             policy,
-            quiet: OnceLock::new(),
             alone: Mutex::new(LruCache::unbounded()),
             any_alone: AtomicBool::new(false),
             warned: Rarely::default(),
@@ -56,16 +143,6 @@ impl Failures {
     /// Returns what follows this error by the policy of the cache.
     pub(super) fn policy(&self, error: &Error) -> Option<AfterFailure> {
         self.policy.as_ref().and_then(|policy| policy(error))
-    }
-
-    /// Serves the entry of a key with this fence for a time, without asking whether the key still
-    /// backs off. An act that ends it replaces the fence.
-    pub(super) fn silence(&self, key: &Key, fence: u64, time: Duration) {
-        self.quiet.get_or_init(QuietKeys::default).add(key, fence, time);
-    }
-
-    pub(super) fn is_quiet(&self, key: &Key, fence: u64) -> bool {
-        self.quiet.get().is_some_and(|quiet| quiet.contain(key, fence))
     }
 
     /// Returns the error of the last load without a lease, while the key backs off after it.
@@ -105,5 +182,64 @@ impl Failures {
 
     fn alone(&self) -> Option<MutexGuard<'_, LruCache<Key, FailedAlone>>> {
         self.any_alone.load(Ordering::Acquire).then(|| lock(&self.alone))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: Duration = MILLISECOND;
+
+    #[test]
+    fn waits_double_up_to_the_longest() {
+        let waits = [1, 2, 3, 6, 7, 8, u32::MAX].map(|failures| {
+            let wait = |random| AfterFailure::BACK_OFF.wait(failures, random).unwrap();
+            (wait(0.0).as_millis(), wait(1.0).as_millis())
+        });
+        let expected = [
+            (50, 100),
+            (100, 200),
+            (200, 400),
+            (1600, 3200),
+            (2500, 5000),
+            (2500, 5000),
+            (2500, 5000),
+        ];
+        assert_eq!(waits, expected);
+    }
+
+    #[test]
+    fn the_first_failure_may_only_count() {
+        let rule = AfterFailure::BackOffFromSecond { first: 100 * MS, longest: 300 * MS };
+        let waits = [1, 2, 3, 4, u32::MAX].map(|failures| rule.wait(failures, 1.0));
+        assert_eq!(waits, [0, 100, 200, 300, 300].map(|wait| Some(wait * MS)));
+    }
+
+    #[test]
+    fn a_retry_after_is_kept_to_the_millisecond_and_no_longer_than_an_hour() {
+        let wait = |time| AfterFailure::RetryAfter(time).wait(9, 0.5);
+        assert_eq!(wait(1234 * MS), Some(1234 * MS));
+        assert_eq!(wait(Duration::MAX), Some(LONGEST_RETRY_AFTER));
+        assert_eq!(wait(MS + NANOSECOND), Some(2 * MS));
+        assert_eq!(wait(Duration::ZERO), None);
+        assert_eq!(AfterFailure::LoadAgain.wait(9, 0.5), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_wait_is_between_half_and_all_of_its_step(
+            (first, longest) in (0..u64::MAX, 0..u64::MAX),
+            failures in 0..u32::MAX,
+            random in 0.0..=1.0,
+        ) {
+            let [first, longest] = [first, longest].map(Duration::from_micros);
+            let step = first.saturating_mul(1 << failures.saturating_sub(1).min(31)).min(longest);
+            let rule = AfterFailure::BackOff { first, longest };
+            let wait = rule.wait(failures, random).unwrap_or_default();
+            prop_assert!(wait <= step && wait + MS >= step / 2);
+        }
     }
 }

@@ -1,18 +1,18 @@
-//! Decides how an entry may be used. It is one pure function of its age, its windows, the cost of
-//! its load, the settings, and the lot of the process.
+//! Decides how an entry may be used. It is one pure function of its age, its windows, the settings,
+//! and the turn of the process.
 
 use std::time::Duration;
 
 use crate::backend::{Entry, Windows};
 
-mod costs;
-
-pub(super) use costs::{Costs, Lot};
-
 /// When an entry is refreshed before its fresh window ends, so that a hot one never becomes stale.
 ///
 /// The refresh runs in the background, under the lease. While it runs, all callers are served the
-/// entry. One process of the fleet refreshes, whatever the number of processes.
+/// entry. One process of the fleet refreshes, whatever the number of processes. No refresh begins
+/// in the first half of the fresh window.
+///
+/// That window may be shorter than the [`ttl`](super::Builder::ttl) of the cache, such as by
+/// [`none_ttl`](super::Builder::none_ttl).
 ///
 /// ```
 /// use std::time::Duration;
@@ -20,31 +20,39 @@ pub(super) use costs::{Costs, Lot};
 ///
 /// let cache: Cache<String> = Cache::builder(MemoryBackend::new())
 ///     .ttl(Duration::from_secs(60))
-///     .early_refresh(EarlyRefresh::ByCost)
+///     .early_refresh(EarlyRefresh::LastPart(0.2))
 ///     .build()?;
 /// # Ok::<_, bellwether::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum EarlyRefresh {
     /// Never.
     #[default]
     Off,
-    /// This long before the fresh window ends, and never before half of it. That window may be
-    /// shorter than the [`ttl`](super::Builder::ttl) of the cache, such as by
-    /// [`none_ttl`](super::Builder::none_ttl).
+    /// This long before the fresh window ends. Give it the time of two loads: if one process dies
+    /// in mid-load, the next one can still be in time.
     Within(Duration),
-    /// When the load has just about enough time to end twice, by what the last loads cost. If one
-    /// process dies in mid-load, the next one can still be in time.
-    ///
-    /// Each process adds a random time in proportion to the cost (XFetch: Vattani, Chierichetti and
-    /// Lowenstein, "Optimal Probabilistic Cache Stampede Prevention", VLDB 2015). It thins the
-    /// claims; the lease makes the refresh one. It never begins before half of the fresh window.
-    ByCost,
+    /// In this part of the fresh window, counted from its end. A part over 0.5 counts as 0.5.
+    LastPart(f64),
+}
+
+impl EarlyRefresh {
+    /// Returns how long before the end of a fresh window it begins.
+    fn before(self, fresh: Duration) -> Duration {
+        // Otherwise each read of a short life would refresh.
+        let half = fresh / 2;
+        match self {
+            Self::Within(time) => time.min(half),
+            Self::LastPart(part) if part > 0.0 => fresh.mul_f64(part.min(0.5)).min(half),
+            // A part that is no number, too.
+            Self::Off | Self::LastPart(_) => Duration::ZERO,
+        }
+    }
 }
 
 /// The settings that a decision depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rules {
     pub(super) early: EarlyRefresh,
     /// A fresh entry is replaced, too, whatever its age.
@@ -89,62 +97,79 @@ pub(super) enum Window {
     Over,
 }
 
-/// Decides what may be done with an entry. The lot is drawn if it matters.
+/// The longest time that a process waits for its turn to refresh an entry. A shorter one lets more
+/// processes claim at once, a longer one serves the old value for longer.
+const LONGEST_DELAY: Duration = Duration::from_millis(700);
+/// The delays that a thousand processes draw are spread over so many steps: `e^7` is about a
+/// thousand.
+const STEPS: f64 = 7.0;
+
+/// The part of the longest delay that a process waits for its turn to refresh an entry.
+///
+/// The process that stored the entry does not wait, because it is likely to be asked for it again.
+/// The number of processes whose turn has come grows by `e` in each step. So few of them claim
+/// before the first load ends, whatever their number (Nonnenmacher and Biersack, "Scalable Feedback
+/// for Large Multicast Groups", 1999).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct RefreshDelay(f64);
+
+impl RefreshDelay {
+    pub(super) const NONE: Self = Self(0.0);
+
+    /// Returns the delay for a number that is random from 0 to 1.
+    pub(super) fn random(uniform: f64) -> Self {
+        let uniform = uniform.clamp(f64::MIN_POSITIVE, 1.0);
+        Self((1.0 + uniform.ln() / STEPS).max(0.0))
+    }
+
+    /// Returns the delay within a window: at most half of it, so that the load has the other half.
+    fn within(self, window: Duration) -> Duration {
+        LONGEST_DELAY.min(window / 2).mul_f64(self.0)
+    }
+}
+
+/// Decides what may be done with an entry. The delay is drawn if it matters.
 ///
 /// An entry of unknown age or without windows is fresh, for the backend drops it at its end.
-pub(super) fn decide(entry: &Entry, rules: &Rules, lot: impl FnOnce() -> Lot) -> Window {
+pub(super) fn decide(entry: &Entry, rules: &Rules, delay: impl FnOnce() -> RefreshDelay) -> Window {
     let (Some(age), Some(windows)) = (entry.age, entry.windows) else { return Window::Fresh };
-    decide_at(age, windows, Costs::of(entry), rules, lot)
+    decide_at(age, windows, rules, delay)
 }
 
 /// Decides the same for an entry of this age.
 pub(super) fn decide_at(
     age: Duration,
     windows: Windows,
-    costs: Costs,
     rules: &Rules,
-    lot: impl FnOnce() -> Lot,
+    delay: impl FnOnce() -> RefreshDelay,
 ) -> Window {
-    let stale = windows.stale.min(rules.stale);
-    // Otherwise each read of a short life would refresh.
-    let half = windows.fresh / 2;
-    if let Some(left) = windows.fresh.checked_sub(age).filter(|left| !left.is_zero()) {
-        let is_due = match rules.early {
-            _ if rules.replaces => true,
-            EarlyRefresh::Off => false,
-            EarlyRefresh::Within(before) => {
-                let before = before.min(half);
-                before
-                    .checked_sub(left)
-                    .is_some_and(|since| costs.is_turn(since, before.saturating_add(stale), lot()))
-            }
-            EarlyRefresh::ByCost => left <= half && left <= costs.refresh_before(lot()),
-        };
-        return if is_due { Window::Early } else { Window::Fresh };
-    }
+    let (stale, is_fresh) = (windows.stale.min(rules.stale), age < windows.fresh);
     let over = age.saturating_sub(windows.fresh);
-    if over < stale {
-        let before = match rules.early {
-            EarlyRefresh::Off => Duration::ZERO,
-            EarlyRefresh::Within(before) => before.min(half),
-            // Each process had its turn.
-            EarlyRefresh::ByCost => return Window::Stale,
-        };
-        let (since, room) = (before.saturating_add(over), before.saturating_add(stale));
-        return match costs.is_turn(since, room, lot()) {
-            true => Window::Stale,
-            false => Window::Deferred,
-        };
+    if is_fresh && rules.replaces {
+        return Window::Early;
     }
-    if over < error_window(&windows).min(rules.error) { Window::OnError } else { Window::Over }
+    if !is_fresh && over >= stale {
+        let is_kept = over < error_window(&windows).min(rules.error);
+        return if is_kept { Window::OnError } else { Window::Over };
+    }
+    let before = rules.early.before(windows.fresh);
+    // For how long a refresh may have begun.
+    let since = age.saturating_add(before).checked_sub(windows.fresh);
+    let is_due = since.is_some_and(|since| since >= delay().within(before.saturating_add(stale)));
+    match (is_fresh, is_due) {
+        (true, true) => Window::Early,
+        (true, false) => Window::Fresh,
+        (false, true) => Window::Stale,
+        (false, false) => Window::Deferred,
+    }
 }
 
-/// Returns for how long after its fresh window an entry may stand in for a failure.
+/// Returns for how long after its fresh window an entry may be served in place of a failure.
 fn error_window(windows: &Windows) -> Duration {
     windows.stale.max(windows.error)
 }
 
-/// Returns for how much longer an entry may stand in for a failure.
+/// Returns for how much longer an entry may be served in place of a failure.
 pub(super) fn left_on_error(entry: &Entry, rules: &Rules) -> Option<Duration> {
     let (age, windows) = (entry.age?, entry.windows?);
     let end = windows.fresh.saturating_add(error_window(&windows).min(rules.error));
@@ -161,13 +186,13 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const ALL: Rules = Rules::ALL;
 
-    fn first(random: f64) -> impl FnOnce() -> Lot {
-        move || Lot { is_first: true, random }
+    fn first() -> RefreshDelay {
+        RefreshDelay::NONE
     }
 
-    fn entry(age: u32, [fresh, stale, error]: [u32; 3], cost: u32, spread: u32) -> Entry {
+    fn entry(age: u32, [fresh, stale, error]: [u32; 3]) -> Entry {
         let windows = Windows::fresh(fresh * MS).stale(stale * MS).error(error * MS);
-        let entry = Entry::value(0, cost * MS, Bytes::new()).with_spread(spread * MS);
+        let entry = Entry::value(0, Duration::ZERO, Bytes::new());
         Entry { age: Some(age * MS), ..entry.with_windows(windows) }
     }
 
@@ -183,8 +208,8 @@ mod tests {
         ];
         for (windows, expected) in table {
             for (age, freshness) in expected {
-                let entry = entry(age, windows, 0, 0);
-                assert_eq!(decide(&entry, &ALL, first(0.5)), freshness, "{windows:?} at {age}");
+                let entry = entry(age, windows);
+                assert_eq!(decide(&entry, &ALL, first), freshness, "{windows:?} at {age}");
             }
         }
     }
@@ -192,24 +217,20 @@ mod tests {
     #[test]
     fn an_early_refresh_begins_at_its_edge() {
         use Window::{Early, Fresh, Over};
-        let within = |ms| Rules { early: EarlyRefresh::Within(ms * MS), ..ALL };
-        let by_cost = Rules { early: EarlyRefresh::ByCost, ..ALL };
+        let within = |ms| EarlyRefresh::Within(ms * MS);
         let table = [
-            (within(0), 0, 1.0, vec![(999, Fresh), (1000, Over)]),
-            (within(100), 0, 1.0, vec![(899, Fresh), (900, Early), (999, Early), (1000, Over)]),
-            (within(9999), 0, 1.0, vec![(499, Fresh), (500, Early), (1000, Over)]),
-            // Twice the cost and its spread, and nothing by chance.
-            (by_cost, 50, 1.0, vec![(859, Fresh), (860, Early), (999, Early), (1000, Over)]),
-            // By chance, one cost more.
-            (by_cost, 50, (-1.0_f64).exp(), vec![(809, Fresh), (811, Early)]),
-            (by_cost, 50, 0.0, vec![(499, Fresh), (500, Early)]),
-            (by_cost, 9000, 0.5, vec![(499, Fresh), (500, Early)]),
-            (by_cost, 0, 0.0, vec![(999, Fresh), (1000, Over)]),
+            (within(0), vec![(999, Fresh), (1000, Over)]),
+            (within(100), vec![(899, Fresh), (900, Early), (999, Early), (1000, Over)]),
+            (within(9999), vec![(499, Fresh), (500, Early), (1000, Over)]),
+            (EarlyRefresh::LastPart(0.1), vec![(899, Fresh), (901, Early), (1000, Over)]),
+            (EarlyRefresh::LastPart(7.0), vec![(499, Fresh), (500, Early)]),
+            (EarlyRefresh::LastPart(-1.0), vec![(999, Fresh), (1000, Over)]),
+            (EarlyRefresh::LastPart(f64::NAN), vec![(999, Fresh), (1000, Over)]),
         ];
-        for (rules, cost, random, expected) in table {
+        for (early, expected) in table {
             for (age, freshness) in expected {
-                let entry = entry(age, [1000, 0, 0], cost, cost / 5);
-                assert_eq!(decide(&entry, &rules, first(random)), freshness, "{rules:?} at {age}");
+                let (entry, rules) = (entry(age, [1000, 0, 0]), Rules { early, ..ALL });
+                assert_eq!(decide(&entry, &rules, first), freshness, "{early:?} at {age}");
             }
         }
     }
@@ -217,68 +238,50 @@ mod tests {
     #[test]
     fn a_process_that_did_not_store_the_entry_claims_later() {
         use Window::{Deferred, Early, Fresh, Stale};
-        let [all, rare] = [1.0, (-3.0_f64).exp()];
+        let [all, rare] = [1.0, (-3.5_f64).exp()];
         let within = Rules { early: EarlyRefresh::Within(100 * MS), ..ALL };
         let table = [
-            // Seven times the cost and the round trips.
-            (ALL, 5000, 45, all, vec![(999, Fresh), (1000, Deferred), (1349, Deferred)]),
-            (ALL, 5000, 45, all, vec![(1350, Stale)]),
-            (ALL, 5000, 45, rare, vec![(1199, Deferred), (1201, Stale)]),
-            (ALL, 5000, 45, 0.0, vec![(999, Fresh), (1000, Stale)]),
+            (ALL, 5000, all, vec![(999, Fresh), (1000, Deferred), (1699, Deferred), (1700, Stale)]),
+            (ALL, 5000, rare, vec![(1349, Deferred), (1351, Stale)]),
+            (ALL, 5000, 0.0, vec![(999, Fresh), (1000, Stale)]),
             // Half of the window is left for the load.
-            (ALL, 160, 45, all, vec![(1079, Deferred), (1080, Stale)]),
-            // Time for two loads is left.
-            (ALL, 200, 45, all, vec![(1109, Deferred), (1110, Stale)]),
-            (within, 5000, 45, all, vec![(999, Fresh), (1000, Deferred), (1250, Stale)]),
-            (within, 0, 45, all, vec![(949, Fresh), (950, Early)]),
-            (within, 5000, 45, 0.0, vec![(899, Fresh), (900, Early), (1000, Stale)]),
+            (ALL, 160, all, vec![(1079, Deferred), (1080, Stale)]),
+            (within, 5000, all, vec![(999, Fresh), (1000, Deferred), (1600, Stale)]),
+            (within, 0, all, vec![(949, Fresh), (950, Early)]),
+            (within, 5000, 0.0, vec![(899, Fresh), (900, Early), (1000, Stale)]),
         ];
-        for (rules, stale, cost, random, expected) in table {
+        for (rules, stale, uniform, expected) in table {
             for (age, freshness) in expected {
-                let entry = entry(age, [1000, stale, 0], cost, 0);
-                let lot = || Lot { is_first: false, random };
-                assert_eq!(decide(&entry, &rules, lot), freshness, "{rules:?} at {age}");
+                let decided =
+                    decide(&entry(age, [1000, stale, 0]), &rules, || RefreshDelay::random(uniform));
+                assert_eq!(decided, freshness, "{rules:?} at {age}");
             }
         }
     }
 
     #[test]
-    fn an_early_refresh_costs_three_claims_at_most() {
-        for early in [EarlyRefresh::ByCost, EarlyRefresh::Within(500 * MS)] {
-            assert_three_claims_at_most(early, Some(0));
-        }
-    }
-
-    #[test]
     fn a_refresh_in_place_of_a_process_that_is_gone_costs_three_claims_at_most() {
-        for early in [EarlyRefresh::Off, EarlyRefresh::Within(500 * MS)] {
-            assert_three_claims_at_most(early, None);
+        for early in [EarlyRefresh::Off, EarlyRefresh::LastPart(0.5)] {
+            assert_three_claims_at_most(early);
         }
     }
 
     /// Asserts the mean over many refreshes. The number for one varies by as much as its mean.
-    fn assert_three_claims_at_most(early: EarlyRefresh, first: Option<u32>) {
+    fn assert_three_claims_at_most(early: EarlyRefresh) {
         let mut random = fastrand::Rng::with_seed(1);
-        for processes in [1, 16, 64, 256] {
+        for processes in [1, 16, 64, 256, 1024] {
             let rounds = 1000;
-            let claims: u32 =
-                (0..rounds).map(|_| claims(early, first, processes, &mut random)).sum();
+            let claims: u32 = (0..rounds).map(|_| claims(early, processes, &mut random)).sum();
             assert!(claims <= 3 * rounds, "{early:?}, {processes} processes: {claims}");
         }
     }
 
-    /// Returns how many processes claim before the load of the first one is over.
-    fn claims(
-        early: EarlyRefresh,
-        first: Option<u32>,
-        processes: u32,
-        random: &mut fastrand::Rng,
-    ) -> u32 {
+    /// Returns how many processes claim before the load of the first one is over, after 50 ms.
+    fn claims(early: EarlyRefresh, processes: u32, random: &mut fastrand::Rng) -> u32 {
         let rules = Rules { early, ..ALL };
-        let stale = if first.is_none() { 1000 } else { 0 };
-        let claim_at = |process| {
-            let lot = Lot { is_first: first == Some(process), random: random.f64() };
-            let decide = |age| decide(&entry(age, [1000, stale, 0], 50, 5), &rules, || lot);
+        let claim_at = |_| {
+            let delay = RefreshDelay::random(random.f64());
+            let decide = |age| decide(&entry(age, [1000, 1000, 0]), &rules, || delay);
             bisect(500..2000, |age| !matches!(decide(age), Window::Fresh | Window::Deferred))
         };
         let ages: Vec<_> = (0..processes).map(claim_at).collect();
@@ -298,18 +301,18 @@ mod tests {
     #[test]
     fn without_age_or_windows_an_entry_is_fresh() {
         let rules = Rules { replaces: true, ..ALL };
-        let known = entry(10_000, [10, 0, 0], 5, 5);
-        assert_eq!(decide(&known, &rules, first(0.5)), Window::Over);
+        let known = entry(10_000, [10, 0, 0]);
+        assert_eq!(decide(&known, &rules, first), Window::Over);
         let ageless = Entry { age: None, ..known.clone() };
-        assert_eq!(decide(&ageless, &rules, first(0.5)), Window::Fresh);
-        assert_eq!(decide(&Entry { windows: None, ..known }, &rules, first(0.5)), Window::Fresh);
+        assert_eq!(decide(&ageless, &rules, first), Window::Fresh);
+        assert_eq!(decide(&Entry { windows: None, ..known }, &rules, first), Window::Fresh);
     }
 
     fn early() -> impl Strategy<Value = EarlyRefresh> {
         prop_oneof![
             Just(EarlyRefresh::Off),
             (0..3000_u32).prop_map(|ms| EarlyRefresh::Within(ms * MS)),
-            Just(EarlyRefresh::ByCost),
+            (-1.0..2.0).prop_map(EarlyRefresh::LastPart),
         ]
     }
 
@@ -319,8 +322,7 @@ mod tests {
         fn an_entry_never_becomes_fresher(
             windows in prop::array::uniform3(0..2000_u32),
             limits in prop::array::uniform2(0..2000_u32),
-            (cost, spread) in (0..500_u32, 0..500_u32),
-            (is_first, random) in (any::<bool>(), 0.0..=1.0),
+            random in prop::option::of(0.0..=1.0),
             early in early(),
         ) {
             let [stale, error] = limits.map(|limit| limit * MS);
@@ -331,8 +333,8 @@ mod tests {
                 Window::OnError, Window::Over,
             ];
             let stage = |age| {
-                let lot = || Lot { is_first, random };
-                let decided = decide(&entry(age, windows, cost, spread), &rules, lot);
+                let delay = || random.map_or(RefreshDelay::NONE, RefreshDelay::random);
+                let decided = decide(&entry(age, windows), &rules, delay);
                 stages.iter().position(|stage| *stage == decided)
             };
             let mut last = stage(0);
@@ -344,7 +346,7 @@ mod tests {
                 let limit = to_stale.min(limits[0]);
                 let is_stale = now == Some(2) || now == Some(3);
                 prop_assert_eq!(is_stale, age >= fresh && age - fresh < limit);
-                prop_assert!(!is_first || now != Some(2));
+                prop_assert!(random.is_some() || now != Some(2));
                 let kept = fresh + to_stale.max(to_error);
                 prop_assert!(age < kept || now == Some(5));
             }

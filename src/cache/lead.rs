@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use super::{AfterFailure, Source, known::Known, outcome::Head};
+use super::{AfterFailure, Source, outcome::Head, previous::Previous};
 use crate::{backend::Tagged, lease::LeaseRecord, signal::Signal, sync::lock};
 
 /// The lease that a loader runs under, the value that it replaces, and how its value is kept.
@@ -37,10 +37,10 @@ pub struct Lead<V>(Arc<LeadInner<V>>);
 
 struct LeadInner<V> {
     lease: Option<Arc<LeaseRecord>>,
-    stale: Option<Arc<Known<V>>>,
+    previous: Option<Arc<Previous<V>>>,
     source: Source,
-    /// The callers want a value whose load begins after they asked.
-    is_anew: bool,
+    /// No old value is good enough, so none stands in.
+    wants_new: bool,
     /// In a box, which most loads do not need.
     keeping: Mutex<Option<Box<Keeping>>>,
     /// `None` if the cache has no tags, and the loader gives none.
@@ -68,15 +68,15 @@ pub(super) struct Keeping {
 impl<V> Lead<V> {
     pub(super) fn new(
         lease: Option<Arc<LeaseRecord>>,
-        stale: Option<Arc<Known<V>>>,
+        previous: Option<Arc<Previous<V>>>,
         source: Source,
-        is_anew: bool,
+        wants_new: bool,
     ) -> Self {
         Self(Arc::new(LeadInner {
             lease,
-            stale,
+            previous,
             source,
-            is_anew,
+            wants_new,
             keeping: Mutex::default(),
             tagged: Mutex::default(),
             losses: OnceLock::new(),
@@ -97,7 +97,8 @@ impl<V> Lead<V> {
     }
 
     /// Completes when the lease is lost. Another process may then load, and this value is most
-    /// likely not stored. Never completes without a lease.
+    /// likely not stored. In a call for many keys, a key that no caller waits for any longer loses
+    /// its lease, too. Never completes without a lease.
     ///
     /// # Cancel safety
     ///
@@ -162,7 +163,7 @@ impl<V> Lead<V> {
     where
         V: Clone + 'static,
     {
-        let value = self.0.stale.as_ref()?.value()?;
+        let value = self.previous()?.value()?;
         Some(StaleValue { value, lead: self.clone() })
     }
 
@@ -201,8 +202,17 @@ impl<V> Lead<V> {
     where
         V: Clone + 'static,
     {
-        let stands_in = |known: &Arc<Known<V>>| known.in_place_of_failure().is_some();
-        !self.0.is_anew && self.0.stale.as_ref().is_some_and(stands_in)
+        !self.0.wants_new && self.previous().is_some_and(|old| old.fallback().is_some())
+    }
+
+    /// Returns for how much longer a stale value is kept for the case that this load fails.
+    pub(super) fn fallback_for(&self) -> Option<Duration>
+    where
+        V: Clone + 'static,
+    {
+        let previous = self.previous()?;
+        previous.value()?;
+        previous.left_on_error()
     }
 
     /// Declares that a failure of this load concerns all callers, although its answer is for one.
@@ -260,12 +270,7 @@ impl<V> Lead<V> {
     /// Returns whether the load is to replace a stored value.
     #[cfg(feature = "http")]
     pub(crate) fn replaces(&self) -> bool {
-        self.0.stale.is_some()
-    }
-
-    /// Returns whether the value is not stored because its key is used too rarely.
-    pub(crate) fn is_rare(&self) -> bool {
-        self.0.lease.is_none() && self.0.source == Source::Led
+        self.0.previous.is_some()
     }
 
     /// Announces the head of the value, so that callers of this process that take heads have it at
@@ -295,8 +300,8 @@ impl<V> Lead<V> {
     }
 
     /// Returns the entry that the load is to replace.
-    pub(super) fn known(&self) -> Option<&Known<V>> {
-        self.0.stale.as_deref()
+    pub(super) fn previous(&self) -> Option<&Previous<V>> {
+        self.0.previous.as_deref()
     }
 }
 
@@ -316,17 +321,15 @@ impl<V> StaleValue<V> {
     ///
     /// [`Loaded::age`]: super::Loaded::age
     pub fn age(&self) -> Option<Duration> {
-        self.lead.known()?.record?.age()
+        self.lead.previous()?.record?.age()
     }
 
     /// Marks the value as unchanged, and returns it for the loader. Its windows begin anew, as
-    /// those of any value that is loaded. Its bytes are not written again.
+    /// those of any value that is loaded.
     ///
-    /// After this call the loader must return this value or an error. If it returns another value,
-    /// its callers get that one, and the stored one stays.
-    ///
-    /// If the entry was evicted during the load, the value is written. If it was invalidated or
-    /// replaced meanwhile, nothing is stored, as with each other load that began before.
+    /// It saves the loader a copy, and its load counts as [unchanged](super::Stats::unchanged). If
+    /// the entry was invalidated or replaced meanwhile, nothing is stored, as with each other load
+    /// that began before.
     pub fn unchanged(self) -> V {
         self.lead.keep(|keeping| keeping.is_unchanged = true);
         self.value

@@ -50,9 +50,17 @@ pub(super) fn produced<V>(core: &Core<V>, lead: &Lead<V>, value: V) -> Produced<
 where
     V: Clone + Send + Sync + 'static,
 {
+    Produced::Value(made(core, lead, value))
+}
+
+/// Returns a value that was loaded, as its callers get it.
+pub(super) fn made<V>(core: &Core<V>, lead: &Lead<V>, value: V) -> Made<V>
+where
+    V: Clone + Send + Sync + 'static,
+{
     // An unchanged value was decoded before.
     let is_unchanged = lead.keeping().is_unchanged;
-    Produced::Value(if is_unchanged { value.into() } else { core.made(value) })
+    if is_unchanged { value.into() } else { core.made(value) }
 }
 
 /// Runs a loader, for the flight or load of this number, if there is one. Its time limit ends when

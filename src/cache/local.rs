@@ -40,7 +40,7 @@ pub(super) use self::{
 use self::order::{Order, nanos};
 use super::{
     EarlyRefresh,
-    freshness::{self, Costs, Lot, Rules, Window},
+    freshness::{self, RefreshDelay, Rules, Window},
     outcome::Record,
     settings::{Settings, at_least, at_most},
     tags::Tags,
@@ -201,7 +201,7 @@ impl<V: Send + Sync + 'static> Tier<V> {
         &self,
         key: &str,
         rules: &Rules,
-        lot: impl FnOnce(u64) -> Lot,
+        delay: impl FnOnce(u64) -> RefreshDelay,
     ) -> Option<Arc<LocalRow<V>>> {
         // Before the row is read: all changes up to then have removed theirs.
         let complete_until = self.order.complete_until();
@@ -223,9 +223,8 @@ impl<V: Send + Sync + 'static> Tier<V> {
         if now >= row.half && !matches!(rules.early, EarlyRefresh::Off) {
             let since = Duration::from_nanos(now.saturating_sub(row.asked));
             let age = row.entry.age?.saturating_add(since);
-            let lot = || lot(row.entry.fence);
-            let window =
-                freshness::decide_at(age, row.entry.windows?, Costs::of(&row.entry), rules, lot);
+            let delay = || delay(row.entry.fence);
+            let window = freshness::decide_at(age, row.entry.windows?, rules, delay);
             return (window == Window::Fresh).then_some(row);
         }
         Some(row)

@@ -13,8 +13,8 @@
 
 mod activity;
 mod acts;
-mod after_failure;
 mod batch;
+mod begin;
 mod breaker;
 mod builder;
 mod codec;
@@ -26,27 +26,23 @@ mod flown;
 mod freshness;
 mod in_process;
 mod invalidations;
-mod known;
 mod lead;
 mod loader;
 mod local;
-mod lots;
 mod many;
-mod negative;
 mod outage_memory;
 mod outcome;
 mod patience;
+mod previous;
 mod published;
-mod quiet;
-mod rebuild;
-mod refreshes;
+mod refresh;
 mod request;
 mod run;
 mod settings;
-mod shard;
 mod tags;
-mod uses;
-pub mod windows;
+
+#[doc = include_str!("../../docs/freshness.md")]
+pub mod windows {}
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -55,17 +51,19 @@ use tokio::time::timeout;
 #[cfg(feature = "postcard")]
 pub use self::codec::Postcard;
 pub use self::{
-    after_failure::AfterFailure,
     batch::Batch,
+    begin::{Begun, WhyAlone},
     builder::Builder,
     codec::{Codec, Json, Raw},
     explain::{EntryState, Explanation},
+    failures::AfterFailure,
     freshness::EarlyRefresh,
     in_process::Unencoded,
     lead::{Lead, StaleValue},
     local::{EntryWatch, LocalTier, Ticket},
     outcome::{Loaded, Source},
     request::Request,
+    run::Load,
 };
 pub use crate::{flight::Abandoned, observe::Stats};
 
@@ -75,7 +73,6 @@ pub(crate) use self::{
     loader::Produced,
     outcome::Alone,
     settings::{OnFull, OnUncacheable, Sharing},
-    uses::{CountedUses, Uses},
 };
 
 use self::core::{Core, Decision};
@@ -219,7 +216,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Returns what was counted since the cache was built.
     pub fn stats(&self) -> Stats {
-        self.core.counters.snapshot(self.core.flights.len() + self.core.reloads.len())
+        self.core.counters.snapshot(self.core.flights.len())
     }
 
     /// Publishes the [counters](Self::stats) of this cache and its clones, and the times of loads
@@ -268,15 +265,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn shutdown(&self, deadline: Duration) {
         let core = &self.core;
         core.flights.close();
-        core.reloads.close();
+        core.begun.close();
         core.engine.stop();
         // No caller waits for the refreshes in the background.
         core.refreshes.close();
-        core.looks.close();
         let idle = || async {
             core.flights.idle().await;
-            core.reloads.idle().await;
             core.refreshes.idle().await;
+            core.begun.wait().await;
         };
         if timeout(deadline, idle()).await.is_err() {
             core.abort.cancel();

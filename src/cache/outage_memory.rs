@@ -133,22 +133,21 @@ impl OutageMemory {
         }
     }
 
-    /// Remembers an entry that this process has loaded now, if `is_current` says that no act has
-    /// come since its load began. It replaces the stored one with the fence `seen`.
+    /// Remembers an entry whose load began then, unless an act has come since. It replaces the
+    /// stored one with the fence `seen`.
     pub(super) fn remember(
         &self,
         key: &Key,
+        begun: Question,
         outage: Outage,
         entry: Entry,
         seen: u64,
-        is_current: impl FnOnce() -> bool,
     ) {
         if !self.is_on() || entry.kind != EntryKind::Value || !self.fits(key, &entry) {
             return;
         }
-        // Before the question, so that an act which comes after it does forget.
         let mut stripe = self.stripe(key);
-        if is_current() {
+        if stripe.forgotten <= begun.forgotten {
             self.remove(&mut stripe, key);
             let value = Remembered { entry, stored: Instant::now(), outage: Some(outage) };
             self.put(stripe, key, Row { fence: seen, value: Some(value) });
@@ -174,14 +173,23 @@ impl OutageMemory {
 
     /// Forgets the value of a key, and each answer to a question that was asked until now.
     pub(super) fn forget(&self, key: &Key) {
-        self.forget_if(key, |_| true);
+        if self.is_on() {
+            let mut stripe = self.stripe(key);
+            stripe.forgotten = self.forgotten.fetch_add(1, Ordering::AcqRel) + 1;
+            self.remove(&mut stripe, key);
+        }
+    }
+
+    /// Lets go of the value of a key, because there is a newer entry, or none.
+    pub(super) fn drop_row(&self, key: &Key) {
+        self.drop_if(key, |_| true);
     }
 
     /// Forgets the value of a key that the backend does not have. A value that was loaded while it
     /// refuses writes stays, because it could not get it.
     pub(super) fn missed(&self, key: &Key) {
         let is_gone = |value: &Remembered| value.outage.is_none_or(|outage| !outage.refuses);
-        self.forget_if(key, |row| row.value.as_ref().is_none_or(is_gone));
+        self.drop_if(key, |row| row.value.as_ref().is_none_or(is_gone));
     }
 
     /// Forgets all values, and each answer to a question that was asked until now.
@@ -195,12 +203,11 @@ impl OutageMemory {
         }
     }
 
-    fn forget_if(&self, key: &Key, is_gone: impl FnOnce(&Row) -> bool) {
+    fn drop_if(&self, key: &Key, is_gone: impl FnOnce(&Row) -> bool) {
         if !self.is_on() {
             return;
         }
         let mut stripe = self.stripe(key);
-        stripe.forgotten = self.forgotten.fetch_add(1, Ordering::AcqRel) + 1;
         if stripe.rows.peek(key).is_some_and(is_gone) {
             self.remove(&mut stripe, key);
         }
@@ -263,7 +270,7 @@ mod tests {
     async fn a_value_ends_with_its_windows_or_its_outage() {
         let memory = OutageMemory::new(None, true);
         let (key, [outage, later]) = (Key::from("k"), [0; 2].map(|_| Outage::next(false)));
-        let remember = || memory.remember(&key, outage, entry(1), 0, || true);
+        let remember = || memory.remember(&key, memory.ask().unwrap(), outage, entry(1), 0);
         remember();
         tokio::time::advance(SECOND * 3 / 2).await;
         assert_eq!(memory.recall(&key, outage).unwrap().age, Some(SECOND * 3 / 2));
@@ -279,9 +286,11 @@ mod tests {
     async fn a_value_from_before_an_act_is_not_remembered() {
         let memory = OutageMemory::new(None, true);
         let (key, outage) = (Key::from("k"), Outage::next(false));
-        memory.remember(&key, outage, entry(1), 0, || false);
+        let begun = memory.ask().unwrap();
+        memory.forget(&key);
+        memory.remember(&key, begun, outage, entry(1), 0);
         assert!(memory.recall(&key, outage).is_none());
-        memory.remember(&key, outage, entry(1), 0, || true);
+        memory.remember(&key, memory.ask().unwrap(), outage, entry(1), 0);
         assert!(memory.recall(&key, outage).is_some());
         memory.forget(&key);
         assert!(memory.recall(&key, outage).is_none());
@@ -295,14 +304,14 @@ mod tests {
         let key = Key::from("k");
         let [silent, refusing] = [false, true].map(Outage::next);
         for outage in [silent, refusing] {
-            memory.remember(&key, outage, entry(1), 5, || true);
+            memory.remember(&key, memory.ask().unwrap(), outage, entry(1), 5);
             memory.saw(&key, memory.ask().unwrap(), &seen(5, Duration::ZERO));
             memory.missed(&key);
             assert_eq!(memory.recall(&key, outage).is_some(), outage.refuses);
         }
         memory.saw(&key, memory.ask().unwrap(), &seen(6, Duration::ZERO));
         assert_eq!(memory.recall(&key, refusing).unwrap().fence, 6);
-        memory.remember(&key, refusing, entry(1), 6, || true);
+        memory.remember(&key, memory.ask().unwrap(), refusing, entry(1), 6);
         memory.forget(&key);
         assert!(memory.recall(&key, refusing).is_none());
         assert_eq!(memory.weight.load(Ordering::Relaxed), 0);
@@ -405,14 +414,13 @@ mod tests {
         let (memory, outage) = (OutageMemory::new(Some(10_000), false), Outage::next(false));
         for key in 0..1000_u64 {
             let size = if key == 999 { 3000 } else { 500 };
-            memory.remember(&key.into(), outage, entry(size), 0, || true);
+            memory.remember(&key.into(), memory.ask().unwrap(), outage, entry(size), 0);
             assert!(memory.weight.load(Ordering::Relaxed) <= 10_000);
         }
         let is_kept = |key: u64| memory.recall(&key.into(), outage).is_some();
         assert!(is_kept(998) && !is_kept(1) && !is_kept(999));
         for none in [OutageMemory::new(None, false), OutageMemory::new(Some(0), true)] {
-            none.remember(&1_u64.into(), outage, entry(1), 0, || true);
-            assert!(none.recall(&1_u64.into(), outage).is_none());
+            assert!(none.ask().is_none() && none.recall(&1_u64.into(), outage).is_none());
         }
     }
 }

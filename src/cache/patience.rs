@@ -1,31 +1,23 @@
 //! The patience of a caller with a load, while there is an old value.
 //!
-//! Each caller has its own. When it is over, the caller leaves the flight and looks for the value
-//! that is stored. All that do so at once share one look.
+//! Each caller has its own. When it is over, the caller leaves the flight and reads the value that
+//! is stored.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use futures_util::future::Either;
 use tokio::time::{Instant, timeout_at};
 use tracing::Span;
 
 use super::{
-    Loaded, Source,
-    core::{Core, Decision},
-    freshness::Rules,
-    outcome::Outcome,
-    run::look::stored,
-    settings::Options,
+    Loaded, core::Core, freshness::Rules, outcome::Outcome, run::AskedKey, settings::Options,
 };
 use crate::{
-    flight::{Follower, Joined, Leader, Waited},
-    key::{Key, Name},
+    flight::{Follower, Waited},
+    key::Key,
     spans,
     time::after,
 };
-
-/// How many looks of callers with other rules a caller waits for, before it looks for itself.
-const MOST_OTHERS: u8 = 3;
 
 /// Until when a caller waits, and which stored values it accepts after that.
 pub(super) struct Patience {
@@ -72,13 +64,12 @@ async fn patiently<V: Clone + Send + Sync + 'static>(
 impl Patience {
     /// Begins the patience of a caller, if it has a limit.
     pub(super) fn of(options: &Options) -> Option<Box<Self>> {
-        // A caller that wants a load which begins after it has no use for the stored value.
-        let limit: Duration = options.serve_stale_after.filter(|_| !options.sharing.is_anew)?;
+        let limit = options.serve_stale_after?;
         Some(Box::new(Self { until: after(Instant::now(), limit), rules: options.rules }))
     }
 
-    /// Waits for a flight, and after the limit takes the stored value, if one may be served.
-    pub(super) async fn wait<V: Clone + Send + Sync + 'static>(
+    /// Waits for a flight, and after the limit reads the stored value, if one may be served.
+    async fn wait<V: Clone + Send + Sync + 'static>(
         &self,
         core: &Arc<Core<V>>,
         key: &Key,
@@ -89,10 +80,12 @@ impl Patience {
         if let Ok(waited) = timeout_at(self.until, follower.wait()).await {
             return waited;
         }
-        let old = tokio::select! {
+        let old: Option<Loaded<V>> = tokio::select! {
             biased;
             waited = follower.wait() => return waited,
-            old = self.old(core, key) => old,
+            old = async {
+                AskedKey::new(core, key, None).ok()?.in_place_of_slow_load(&self.rules).await
+            } => old,
         };
         let Some(old) = old else { return follower.wait().await };
         tracing::debug!("the stale value is served, because the load is slow");
@@ -100,76 +93,4 @@ impl Patience {
         core.counters.slow.add();
         Waited::Outcome(Outcome::Value(old))
     }
-
-    /// Looks for the stored value, together with other callers.
-    async fn old<V: Clone + Send + Sync + 'static>(
-        &self,
-        core: &Arc<Core<V>>,
-        key: &Key,
-    ) -> Option<Loaded<V>> {
-        let name = core.name(key).ok()?;
-        let mut others = 0;
-        loop {
-            let Joined { mut follower, leader } = core.looks.join(key).ok()?;
-            if let Some(leader) = leader {
-                let look =
-                    look_for_all(Arc::clone(core), leader, key.clone(), name.clone(), self.rules);
-                follower.lead(Box::pin(look));
-            }
-            match follower.wait().await {
-                Waited::Outcome((rules, old)) if rules == self.rules => return old,
-                // The look was for callers that accept other values. The next one may be for these.
-                Waited::Outcome(_) if others < MOST_OTHERS => others += 1,
-                Waited::Outcome(_) => return look(core, key, &name, &self.rules).await,
-                Waited::JoinAgain => {}
-            }
-        }
-    }
-}
-
-/// Looks for the callers that have joined, and once more for those that join meanwhile.
-async fn look_for_all<V: Clone + Send + Sync + 'static>(
-    core: Arc<Core<V>>,
-    leader: Leader<(Rules, Option<Loaded<V>>)>,
-    key: Key,
-    name: Name,
-    rules: Rules,
-) {
-    let look = async || (rules, look(&core, &key, &name, &rules).await);
-    let epoch = leader.begin_epoch();
-    if let Some(late) = leader.land(look().await, epoch) {
-        late.land(Some(look().await));
-    }
-}
-
-async fn look<V: Clone + Send + Sync + 'static>(
-    core: &Core<V>,
-    key: &Key,
-    name: &Name,
-    rules: &Rules,
-) -> Option<Loaded<V>> {
-    let shard = core.shard(name);
-    let remembered = || {
-        let decision = core.recall(key, name, rules, shard.breaker.outage()?)?;
-        served(decision).map(|old| Loaded { source: Source::Degraded, ..old })
-    };
-    // To ask a silent server takes as long as its time-out, so the memory comes first.
-    if shard.breaker.is_silent()
-        && let Some(old) = remembered()
-    {
-        return Some(old);
-    }
-    match stored(core, &shard, key, name, rules).await {
-        Decision::Unanswered(_) => remembered(),
-        decision => served(decision),
-    }
-}
-
-/// Returns the value of a decision that may stand in for a slow load.
-fn served<V: Clone + 'static>(decision: Decision<V>) -> Option<Loaded<V>> {
-    let (value, record, source) = match decision {
-        Decision::Old(known) => (known.in_place_of_failure()?, known.record, known.source),
-        decision => decision.value()?,
-    };
-    Some(Loaded { value, source, record })
 }

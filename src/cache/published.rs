@@ -76,7 +76,7 @@ impl<V: Clone + Send + Sync + 'static> crate::meter::Publisher for Core<V> {
     }
 
     fn gauges(&self) -> Vec<(&'static str, f64)> {
-        let flights = self.flights.len() + self.reloads.len();
+        let flights = self.flights.len();
         let leases = self.engine.stats().held;
         let open = self.shards.count(|shard| shard.breaker.is_open());
         let mut gauges = vec![

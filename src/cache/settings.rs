@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 
 use super::{
-    Abandoned, AfterFailure, LocalTier, Source, after_failure::LONGEST_RETRY_AFTER, batch::Member,
-    freshness::Rules, lead::Keeping, uses::CountedUses,
+    Abandoned, AfterFailure, LocalTier, batch::Member, failures::LONGEST_RETRY_AFTER,
+    freshness::Rules, lead::Keeping,
 };
 use crate::{
     backend::Windows,
@@ -36,8 +36,6 @@ pub(super) struct Options {
     pub(super) rest_limit: Duration,
     pub(super) wait_limit: Duration,
     pub(super) sharing: Sharing,
-    /// By default, the value of each key is stored.
-    pub(super) min_uses: Option<CountedUses>,
     /// Set if the key is one of many that a call asks for.
     pub(super) batch: Option<Arc<Member>>,
     /// Whether a copy of the local tier is good enough.
@@ -96,11 +94,8 @@ pub(crate) struct Sharing {
     pub(crate) waits_once: bool,
     /// Whether the callers take the head of a value whose rest is on its way.
     pub(crate) takes_heads: bool,
-    /// Whether the callers take only a value whose load begins after they have asked.
-    pub(crate) is_anew: bool,
-    /// The source of a load, if the key is of this process alone: it takes no lease, and stores
-    /// nothing.
-    pub(crate) local: Option<Source>,
+    /// Whether the key is of this process alone: its load takes no lease, and stores nothing.
+    pub(crate) is_local: bool,
 }
 
 /// The behaviour for a key that is remembered as uncacheable.
@@ -169,10 +164,8 @@ impl Default for Options {
                 on_full: OnFull::Queue,
                 waits_once: false,
                 takes_heads: false,
-                is_anew: false,
-                local: None,
+                is_local: false,
             },
-            min_uses: None,
             batch: None,
             takes_local: true,
             least_fence: 0,

@@ -10,10 +10,7 @@ use super::{
     landing::{Epoch, Landing},
     notices::Notice,
 };
-use crate::{
-    key::Key,
-    sync::checked::{OnceLock, read},
-};
+use crate::sync::checked::OnceLock;
 
 /// The duty to land a flight.
 ///
@@ -31,17 +28,6 @@ impl<T> Leader<T> {
     /// Returns the number of this flight in the process.
     pub(crate) fn id(&self) -> u64 {
         self.flight.id
-    }
-
-    /// Returns the key of the flight.
-    pub(crate) fn key(&self) -> &Key {
-        &self.flight.key
-    }
-
-    /// Returns whether callers may still join this flight.
-    pub(crate) fn is_joinable(&self) -> bool {
-        let (hash, id) = (self.flight.hash, self.flight.id);
-        read(self.flight.flights.map.stripe(hash)).find(hash, |other| other.id == id).is_some()
     }
 
     /// Begins an epoch. To be called before the backend is asked: its answer may go to the callers
@@ -125,11 +111,6 @@ impl<T> Leader<T> {
 }
 
 impl<T> LateJoiners<T> {
-    /// Returns the key of the flight.
-    pub(crate) fn key(&self) -> &Key {
-        self.0.key()
-    }
-
     /// Lands the flight with the answer to a question that was asked after this duty began. `None`
     /// sends the late joiners to join anew.
     pub(crate) fn land(self, outcome: Option<T>) {

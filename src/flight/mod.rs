@@ -37,6 +37,6 @@ pub(crate) use self::{
     follower::Follower,
     group::{Group, Joined, Limits, Refused},
     landing::{Epoch, Waited},
-    leader::Leader,
+    leader::{LateJoiners, Leader},
     notices::Notice,
 };

@@ -43,7 +43,7 @@ where
         if let Some(outcome) = poll_immediate(&mut work).await {
             return outcome;
         }
-        let offer = Arc::new(Offer { outcome: Mutex::new(None), made: Notify::new() });
+        let offer = Arc::new(UntakenOutcome { outcome: Mutex::new(None), made: Notify::new() });
         let task = tokio::spawn(offer.clone().make(work).instrument(Span::current()));
         if let Some(outcome) = offer.take(AbortOnDropHandle::new(task)).await {
             return outcome;
@@ -53,12 +53,12 @@ where
 }
 
 /// The outcome of work, until its caller takes it.
-struct Offer<T> {
+struct UntakenOutcome<T> {
     outcome: Mutex<Option<T>>,
     made: Notify,
 }
 
-impl<T> Offer<T> {
+impl<T> UntakenOutcome<T> {
     /// Completes the work, and drops an outcome that the caller does not take.
     async fn make(self: Arc<Self>, work: BoxFuture<'static, T>) {
         let outcome = work.await;
@@ -84,8 +84,10 @@ impl<T> Offer<T> {
     async fn take(&self, mut task: AbortOnDropHandle<()>) -> Option<T> {
         tokio::select! {
             () = self.made.notified() => {}
-            ended = &mut task => if let Err(error) = ended && let Ok(panic) = error.try_into_panic() {
-                resume_unwind(panic);
+            ended = &mut task => {
+                if let Some(panic) = ended.err().and_then(|error| error.try_into_panic().ok()) {
+                    resume_unwind(panic);
+                }
             }
         }
         lock(&self.outcome).take()

@@ -165,6 +165,8 @@ impl Drop for LeaseGuard {
             advice::fixed_lease_ended(&self.claim().name, self.claim().lease);
         }
         if !self.released {
+            // A load for many keys may go on without this one.
+            self.record.end();
             let given_back = self.give_back();
             self.engine.janitor.spawn_on(given_back, self.record.runtime());
         }

@@ -70,6 +70,8 @@ pub(super) struct Slot<T> {
     queues: LocalQueues<T>,
     name: Name,
     passes: u32,
+    /// How often the lease passes on in this turn.
+    most_passes: u32,
     since: Instant,
     /// The subscription of the last caller that contended, for the next one.
     changes: Option<Box<Changes>>,
@@ -136,7 +138,8 @@ impl<T> QueuedCaller<T> {
 
 impl<T> Slot<T> {
     fn new(queues: LocalQueues<T>, name: Name) -> Self {
-        Self { queues, name, passes: 0, since: Instant::now(), changes: None }
+        let since = Instant::now();
+        Self { queues, name, passes: 0, most_passes: PASSES, since, changes: None }
     }
 
     /// Begins the turn of this process, which has won the lease from others, and keeps the
@@ -145,8 +148,20 @@ impl<T> Slot<T> {
     /// A subscription that no caller needs ends with the hold, and not while others wait.
     pub(super) fn begin(&mut self, changes: Option<Changes>) {
         self.passes = 0;
+        self.most_passes = match (self.name.family(), &changes) {
+            (Family::Redlock, None) => MAJORITY_PASSES,
+            // The process had to wait for others. Each of its waiters has the lease once now.
+            (Family::Redlock, Some(_)) => self.waiting().clamp(1, PASSES),
+            _ => PASSES,
+        };
         self.since = Instant::now();
         self.changes = changes.map(Box::new);
+    }
+
+    /// Returns the number of callers behind this one.
+    fn waiting(&self) -> u32 {
+        let waiting = self.queues.queues().get(&self.name).map_or(0, VecDeque::len);
+        u32::try_from(waiting).unwrap_or(u32::MAX)
     }
 
     /// Takes the subscription of the last caller that contended.
@@ -156,8 +171,7 @@ impl<T> Slot<T> {
 
     /// Takes the next caller to pass the lease to, while the turn of this process lasts.
     pub(super) fn next(&mut self) -> Option<QueuedCaller<T>> {
-        let most = if self.name.family() == Family::Redlock { MAJORITY_PASSES } else { PASSES };
-        if self.passes >= most || self.since.elapsed() >= TURN {
+        if self.passes >= self.most_passes || self.since.elapsed() >= TURN {
             return None;
         }
         self.passes += 1;

@@ -134,6 +134,11 @@ impl LeaseRecord {
         drop(self.take_slot());
     }
 
+    /// Tells whoever still acts under the lease that it ends without a loss.
+    pub(super) fn end(&self) {
+        self.lost.give();
+    }
+
     pub(super) fn take_slot(&self) -> Option<LeaseSlot> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BTreeSet, fmt};
 
 use super::Locks;
 use crate::{
-    backend::{Held, SemaphoreKind},
+    backend::{Holding, SemaphoreKind},
     error::Error,
     key::{Key, Name},
 };
@@ -18,7 +18,7 @@ pub struct ListedLock {
     /// Which of the locks of that name.
     pub kind: SemaphoreKind,
     /// Who holds it, and how many wait.
-    pub held: Held,
+    pub held: Holding,
 }
 
 impl Locks {
@@ -26,8 +26,8 @@ impl Locks {
     /// wait for comes first, and then the one that is held for longest. Latches are not among them.
     ///
     /// It searches all keys of the server, step by step, so that the server spends about 1 % of its
-    /// time on the search. That takes about 1 s for 10,000 keys, and two minutes for a million. Then
-    /// it reads each lock by a script. The user of the server needs the right to `SCAN`.
+    /// time on the search. That takes about 1 s for 10,000 keys, and two minutes for a million.
+    /// Then it reads each lock by a script. The user of the server needs the right to `SCAN`.
     ///
     /// # Errors
     ///

@@ -34,8 +34,8 @@
 //! A free lock costs two commands to Redis, however many names there are. The leases of a process
 //! are renewed together, a hundred in one command, and a few of these commands are under way at a
 //! time. In a cluster a hundred commands go to a node in one write. Of thousands of acquisitions at
-//! once, 128 are under way at a time. So a burst does not meet its time-outs, and does not slow down
-//! the caches beside it. Items that must change together are locked together, by
+//! once, 128 are under way at a time. So a burst does not meet its time-outs, and does not slow
+//! down the caches beside it. Items that must change together are locked together, by
 //! [`Locks::several`].
 //!
 //! # Which locks of one name are one
@@ -91,7 +91,6 @@ mod mutex;
 mod permits;
 mod redlock;
 mod reentrant;
-mod reentry;
 mod rw;
 mod rw_guards;
 mod semaphore;

@@ -132,9 +132,10 @@ use crate::{
 /// moment and none has a majority, they pause at random and ask again, up to three times. Then they
 /// sleep until the next release, for 0.7 s at most.
 ///
-/// A process passes the lock to its own waiters, up to 9 times or for 50 ms. While several
-/// processes want it, each asks after a random pause of up to 8 ms. So processes have about even
-/// shares of a contended lock, and not in the order in which they came.
+/// A process that had to wait passes the lock to each of its waiters once. While several processes
+/// want it, each asks after a random pause of up to 8 ms, and the one that had it last after a
+/// longer one. So processes have about even shares of a contended lock, and not in the order in
+/// which they came.
 #[derive(Clone)]
 pub struct Redlock {
     space: LockSpace,

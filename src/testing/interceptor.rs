@@ -10,7 +10,7 @@ use super::{Answer, Op, Operation};
 use crate::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Held, Kept, Latches, Leases, Marked, Mode, Occupied, Owner, Renewal,
+        Failure, Grant, Holding, Kept, Latches, Leases, Marked, Mode, Occupied, Owner, Renewal,
         SemaphoreKind, Store, TagEnd, TagEnds, Tap, Tick, Windows,
     },
     error::{BackendError, BackendErrorKind},
@@ -170,7 +170,7 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         ask!(self, Holder { name: name.clone(), mode })
     }
 
-    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Held, BackendError> {
+    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         ask!(self, Inspect { name: name.clone(), kind })
     }
 
@@ -248,17 +248,6 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
     ) -> Result<Committed, BackendError> {
         let (claim, entry) = (claim.clone(), entry.clone());
         ask!(self, Commit { claim, fence: grant.fence(), entry, ttl })
-    }
-
-    async fn commit_unchanged(
-        &self,
-        claim: &Claim,
-        grant: &Grant,
-        seen: u64,
-        entry: &Entry,
-    ) -> Result<Committed, BackendError> {
-        let (claim, entry) = (claim.clone(), entry.clone());
-        ask!(self, CommitUnchanged { claim, fence: grant.fence(), seen, entry })
     }
 
     async fn fail(

@@ -7,8 +7,8 @@ use crate::backend::Leases;
 use crate::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Held, Kept, Latches, Marked, Mode, Occupied, Owner, Renewal, SemaphoreKind,
-        Store, TagEnd, TagEnds, Tick, Windows,
+        Failure, Grant, Holding, Kept, Latches, Marked, Mode, Occupied, Owner, Renewal,
+        SemaphoreKind, Store, TagEnd, TagEnds, Tick, Windows,
     },
     error::BackendError,
     key::{Name, Namespace},
@@ -92,7 +92,7 @@ operations! {
     /// Looks up who holds a lock: [`Leases::holder`].
     Holder { name: Name, mode: Mode } -> Option<Occupied> = backend.holder(name, *mode);
     /// Looks into a lock or a load: [`Leases::inspect`].
-    Inspect { name: Name, kind: SemaphoreKind } -> Held = backend.inspect(name, *kind);
+    Inspect { name: Name, kind: SemaphoreKind } -> Holding = backend.inspect(name, *kind);
     /// Lists locks: [`Leases::lock_names`].
     LockNames { namespace: Namespace } -> Vec<(Name, SemaphoreKind)> =
         backend.lock_names(namespace);
@@ -113,9 +113,6 @@ operations! {
     /// Stores a loaded value: [`Store::commit`].
     Commit { claim: Claim, fence: u64, entry: Entry, ttl: Option<Duration> } -> Committed =
         async { backend.commit(claim, &Grant::new(*fence), entry, *ttl).await };
-    /// Stores that a value is unchanged: [`Store::commit_unchanged`].
-    CommitUnchanged { claim: Claim, fence: u64, seen: u64, entry: Entry } -> Committed =
-        async { backend.commit_unchanged(claim, &Grant::new(*fence), *seen, entry).await };
     /// Tells the waiters that a load failed: [`Store::fail`].
     Fail { claim: Claim, failure: Failure, back_off: Option<BackOff> } -> bool =
         backend.fail(claim, failure, *back_off);

@@ -663,6 +663,9 @@ impl Shared {
                 if let Some(script) = self.scripts.lock().unwrap().get(&digest) {
                     request.kind.clone_from(script);
                 }
+                if request.kind == "change" {
+                    request.kind = text(3 + keys);
+                }
                 if request.kind == "acquire" {
                     request.kind = "claim".to_owned();
                 }

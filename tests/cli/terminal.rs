@@ -115,7 +115,7 @@ pub fn draw(name: &str, command: &str, screen: &str) {
          font-family=\"monospace\" font-size=\"13\" fill=\"#e6e9ef\">\n\
          <rect width=\"{width}\" height=\"{height}\" rx=\"6\" fill=\"#1d2330\"/>\n"
     );
-    for (at, line) in lines.iter().enumerate() {
+    for (at, line) in lines.iter().enumerate().filter(|(_, line)| !line.is_empty()) {
         let text = line.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
         let color = match line.split_whitespace().next() {
             Some("good") => "#8fd19e",

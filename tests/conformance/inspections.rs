@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use bellwether::{
-    backend::{BackOff, Claimed, Held, Leases, Mode, SemaphoreKind, Store},
+    backend::{BackOff, Claimed, Holding, Leases, Mode, SemaphoreKind, Store},
     key::{Family, Name, Namespace},
 };
 
@@ -16,14 +16,14 @@ fn lock(key: &str) -> Name {
     name_in("conformance", Family::Lock, key)
 }
 
-async fn look(backend: &impl Leases, name: &Name, kind: SemaphoreKind) -> Held {
+async fn look(backend: &impl Leases, name: &Name, kind: SemaphoreKind) -> Holding {
     backend.inspect(name, kind).await.unwrap()
 }
 
 pub async fn a_lock_tells_its_holder_and_its_waiters<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = lock("k");
-    assert_eq!(look(&there, &name, SemaphoreKind::Mutex).await, Held::default());
+    assert_eq!(look(&there, &name, SemaphoreKind::Mutex).await, Holding::default());
     let mut holder = claim(&name);
     holder.label = Some("pod-7: a,b".into());
     let fence = granted(&here, &holder).await.fence();
@@ -37,7 +37,7 @@ pub async fn a_lock_tells_its_holder_and_its_waiters<H: Harness>(h: &H) {
     assert!(seen.held_for.is_some_and(|held_for| held_for < MOMENT), "{seen}");
     assert!(seen.expires_in <= LEASE && seen.expires_in > LEASE - MOMENT, "{seen}");
     // The other locks of the name are free.
-    assert_eq!(look(&there, &name, SemaphoreKind::Permits).await, Held::default());
+    assert_eq!(look(&there, &name, SemaphoreKind::Permits).await, Holding::default());
     h.pass(LEASE).await;
     assert_eq!(look(&there, &name, SemaphoreKind::Mutex).await.holders, 0);
 }

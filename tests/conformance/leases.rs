@@ -1,13 +1,10 @@
 //! A lease has one holder, for a limited time.
 
-use bellwether::{
-    backend::{Change, Claim, Leases, Mode, Renewal, Store},
-    key::Family,
-};
+use bellwether::backend::{Change, Claim, Leases, Mode, Renewal, Store};
 
 use crate::harness::{
     FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, begun, claim, granted, held, listen, name,
-    name_in, next,
+    next,
 };
 
 pub async fn a_lease_has_one_holder_at_a_time<H: Harness>(h: &H) {

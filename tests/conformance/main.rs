@@ -27,7 +27,6 @@ mod pushes;
 mod queues;
 mod read_write;
 mod tags;
-mod unchanged;
 mod unpolled;
 mod windows;
 mod writes;
@@ -234,11 +233,6 @@ rules! {
             a_touch_does_not_revive_an_expired_entry,
             an_expired_entry_is_kept_for_failures,
             an_entry_without_an_error_window_expires_for_good,;
-        unchanged:
-            an_unchanged_entry_is_renewed_with_its_load,
-            an_entry_that_is_gone_is_not_renewed,
-            an_act_beats_a_renewal_that_began_before_it,
-            the_waiters_for_a_large_unchanged_entry_are_told,;
         tags:
             each_end_of_a_tag_has_a_greater_number,
             many_ends_at_once_have_numbers_of_their_own,

@@ -518,7 +518,7 @@ fn an_unchanged_value_from_before_an_invalidation_is_found() {
         plain()
             .load(2, 1, 30, from, to)
             .line(2, to, Event::LoadUnchanged { number: 1, value: older })
-            .line(2, to + 1, Event::Renewed { key: KEY.to_owned(), fence: 30, sent: to * 1000 })
+            .line(2, to + 1, Event::Stored { key: KEY.to_owned(), fence: 30, sent: to * 1000 })
     };
     let expired = |written: Written, fence, at| {
         written

@@ -142,12 +142,6 @@ pub enum Event {
         fence: u64,
         sent: Time,
     },
-    /// The backend has renewed an unchanged value under the fence of its load.
-    Renewed {
-        key: String,
-        fence: u64,
-        sent: Time,
-    },
     /// The backend has noted a failed load, after which no process loads for a time.
     BackedOff {
         key: String,

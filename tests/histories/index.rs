@@ -288,7 +288,6 @@ impl Index {
                     let taken = Taken::by_a_write(key, fence, sent, at);
                     index.fences.push(Taken { leaves_value: true, ..taken });
                 }
-                Event::Renewed { key, fence, .. } => index.renewed(&key, fence, at),
                 Event::BackedOff { key, wait, sent } => {
                     index.backed_off.push(BackedOff { key, wait, sent, answered: at });
                 }

@@ -103,11 +103,7 @@ impl Recorder {
                 self.granted(Family::Cache, claim, grant, sent);
             }
             (Operation::Claim { claim, .. }, Answer::Claim(Claimed::Newer(entry)))
-            | (Operation::Commit { claim, .. }, Answer::Commit(Committed::Newer(entry)))
-            | (
-                Operation::CommitUnchanged { claim, .. },
-                Answer::CommitUnchanged(Committed::Newer(entry)),
-            ) => {
+            | (Operation::Commit { claim, .. }, Answer::Commit(Committed::Newer(entry))) => {
                 self.saw(&claim.name, entry);
             }
             (Operation::Get { name }, Answer::Get(Some(entry)))
@@ -115,12 +111,6 @@ impl Recorder {
             | (Operation::Fetch { name, .. }, Answer::Fetch(Some(entry))) => self.saw(name, entry),
             (Operation::Commit { claim, fence, .. }, Answer::Commit(Committed::Stored)) => {
                 self.log.tell(Event::Stored { key: key(&claim.name), fence: *fence, sent });
-            }
-            (
-                Operation::CommitUnchanged { claim, fence, .. },
-                Answer::CommitUnchanged(Committed::Stored),
-            ) => {
-                self.log.tell(Event::Renewed { key: key(&claim.name), fence: *fence, sent });
             }
             (Operation::Supersede { name, .. }, Answer::Supersede(fence)) => {
                 self.log.tell(Event::Superseded { key: key(name), fence: *fence, sent });

@@ -46,8 +46,6 @@ enum Missing {
     FailuresAreReal,
     /// A refresh ends the loads that began before it.
     RefreshBeatsLoads,
-    /// An unchanged value is renewed only if no act has come.
-    UnchangedGivesWay,
 }
 
 /// The way to the backend: it takes a random time, and a few answers are lost on it.
@@ -104,15 +102,6 @@ impl Missing {
                 Ok(Answer::Claim(Claimed::BacksOff(back_off, failure)))
             }
             (Self::RefreshBeatsLoads, Operation::Supersede { .. }) => Ok(Answer::Supersede(1)),
-            (Self::UnchangedGivesWay, Operation::CommitUnchanged { claim, entry, .. }) => {
-                let Some(stored) = backend.get(&claim.name).await? else {
-                    return Ok(Answer::CommitUnchanged(Committed::Gone));
-                };
-                let windows = entry.windows.expect("a renewal has windows");
-                let stored = stored.with_windows(windows);
-                backend.put(&claim.name, &stored, windows.kept(), claim.fence_life).await?;
-                Ok(Answer::CommitUnchanged(Committed::Stored))
-            }
             (Self::OneHolder, Operation::Claim { claim, seen }) => {
                 backend.clear(&claim.name, claim.mode).await?;
                 backend.claim(claim, *seen).await.map(Answer::Claim)
@@ -256,7 +245,6 @@ fn a_backend_without_one_of_its_rules_is_found() {
         (Missing::BackOffHolds, &[Rule::BackOff]),
         (Missing::FailuresAreReal, &[Rule::Failure]),
         (Missing::RefreshBeatsLoads, &[Rule::Refreshed]),
-        (Missing::UnchangedGivesWay, &[Rule::NotBeforeWrite]),
     ] {
         let seed = found(missing, by);
         println!("{missing:?} is found in seed {seed:?}");

@@ -202,7 +202,7 @@ impl Worker {
     /// Creates a worker over a backend that records for the same log.
     pub fn over<B: Store + Latches + Clone>(backend: B, log: Log, setup: Setup) -> Self {
         let abandoned = if setup.load.cancel { Abandoned::Cancel } else { Abandoned::Finish };
-        let early = if setup.load.early { EarlyRefresh::ByCost } else { EarlyRefresh::Off };
+        let early = if setup.load.early { EarlyRefresh::LastPart(0.2) } else { EarlyRefresh::Off };
         let builder = Cache::builder(backend.clone());
         let builder = match setup.load.backs_off {
             true => builder.after_failure(BACK_OFF),

@@ -92,8 +92,8 @@ fn with_windows(builder: Builder<usize>) -> Builder<usize> {
     builder.stale_while_revalidate(STALE).stale_if_error(ERROR)
 }
 
-fn by_cost(builder: Builder<usize>) -> Builder<usize> {
-    builder.early_refresh(EarlyRefresh::ByCost)
+fn early(builder: Builder<usize>) -> Builder<usize> {
+    builder.early_refresh(EarlyRefresh::LastPart(0.5))
 }
 
 #[tokio::test(start_paused = true)]
@@ -325,7 +325,7 @@ async fn no_refresh_begins_beyond_the_cap_on_loads() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hot_entry_that_is_refreshed_early_never_becomes_stale() {
-    for early in [EarlyRefresh::Within(TTL / 4), EarlyRefresh::ByCost] {
+    for early in [EarlyRefresh::Within(TTL / 4), EarlyRefresh::LastPart(0.3)] {
         let caches = fleet(4, |builder| builder.early_refresh(early));
         let origin = Origin::default();
         origin.ask(&caches[0]).await.unwrap();
@@ -347,7 +347,7 @@ async fn a_hot_entry_that_is_refreshed_early_never_becomes_stale() {
 #[tokio::test(start_paused = true)]
 async fn one_read_in_time_keeps_all_callers_from_waiting() {
     for (before, reader) in [(2 * LOAD, 0), (2 * LOAD, 3), (LOAD + 2 * MS, 0), (LOAD + 2 * MS, 3)] {
-        let (caches, origin) = (fleet(4, by_cost), Origin::default());
+        let (caches, origin) = (fleet(4, early), Origin::default());
         origin.ask(&caches[0]).await.unwrap();
         sleep(TTL - before).await;
         assert_eq!(origin.ask_at_once(&caches[reader]).await, (1, Source::Hit));
@@ -356,7 +356,7 @@ async fn one_read_in_time_keeps_all_callers_from_waiting() {
             assert_eq!(origin.ask_at_once(cache).await, (2, Source::Hit), "{before:?}");
         }
     }
-    let (caches, origin) = (fleet(4, by_cost), Origin::default());
+    let (caches, origin) = (fleet(4, early), Origin::default());
     origin.ask(&caches[0]).await.unwrap();
     sleep(TTL - LOAD / 2).await;
     origin.ask_at_once(&caches[3]).await;

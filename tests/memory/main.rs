@@ -3,6 +3,7 @@
 
 #[path = "../settings/mod.rs"]
 mod all_settings;
+mod begin;
 mod bytes;
 mod cache;
 mod claims;

@@ -341,6 +341,47 @@ async fn a_call_that_is_dropped_gives_back_each_lease_or_goes_on() {
     }
 }
 
+/// Another caller waits for one key of a call that is dropped. So the loader goes on, and is told
+/// that the other keys may now be loaded elsewhere.
+#[tokio::test(start_paused = true)]
+async fn a_loader_is_told_of_the_keys_that_nobody_waits_for() {
+    let backend = MemoryBackend::new();
+    let here = Cache::<u64>::builder(backend.clone()).namespace("many");
+    let here = here.when_abandoned(Abandoned::Cancel).build().unwrap();
+    let there = cache(backend);
+    let told = Arc::<Mutex<Vec<u64>>>::default();
+    let telling = told.clone();
+    let loader = move |batch: Batch<u64, u64>| {
+        let told = telling.clone();
+        async move {
+            for (id, lead) in batch.leads() {
+                if timeout(50 * MS, lead.lost()).await.is_ok() {
+                    told.lock().unwrap().push(*id);
+                }
+            }
+            Made::Ok(batch.ids().iter().map(|id| (*id, 2 * id)).collect())
+        }
+    };
+    let call = here.get_or_load_many(0..3, key, loader);
+    let wanted = tokio::spawn({
+        let here = here.clone();
+        async move {
+            sleep(5 * MS).await;
+            here.get_or_load(key(&1), |_| std::future::pending::<Result<_, BoxError>>()).await
+        }
+    });
+    timeout(10 * MS, call).await.expect_err("the load takes longer");
+    let begun = Instant::now();
+    let calls = Calls::default();
+    let loaded = there.get_or_load_many([0, 2], key, calls.loader(MS)).await;
+    assert_eq!(values(loaded), [0, 4]);
+    assert!(begun.elapsed() < 10 * MS, "{:?}", begun.elapsed());
+    assert_eq!(wanted.await.unwrap().unwrap(), 2);
+    let mut told = told.lock().unwrap().clone();
+    told.sort_unstable();
+    assert_eq!(told, [0, 2]);
+}
+
 /// The call is left alone when some of its keys are led and others are not looked up yet.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_no_longer_polled_blocks_nobody() {

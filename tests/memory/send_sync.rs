@@ -10,7 +10,7 @@ use bellwether::{
     Redlock,
     backend::{
         Acquired, Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Entry,
-        EntryKind, Failure, Grant, Handover, Held, Latches, Leases, Mode, Occupied, Owner,
+        EntryKind, Failure, Grant, Handover, Holding, Latches, Leases, Mode, Occupied, Owner,
         RedisBackendBuilder, Renewal, Replicas, SemaphoreKind, SentinelMaster, Store, Tick,
         TickStep, Undecodable,
     },
@@ -163,7 +163,7 @@ types! {
     Entry => yes yes yes yes;
     EntryKind => yes yes yes yes;
     Failure => yes yes yes yes;
-    Held => yes yes yes yes;
+    Holding => yes yes yes yes;
     SemaphoreKind => yes yes yes yes;
     Grant => yes yes yes no;
     Handover => yes yes yes yes;

@@ -12,7 +12,7 @@ use std::{
 use axum::body::Body;
 use bellwether::{
     BellwetherLayer, ErrorKind, http_cache,
-    layer::{Http, Policy, RequestDirectives, ResponseBody},
+    layer::{Http, Policy, ResponseBody},
     lease::Retry,
 };
 use http::{Request, Response};
@@ -185,29 +185,6 @@ async fn an_answer_is_coalesced_over_processes_and_not_stored() {
     assert!(keys.iter().all(|key| !key.ends_with(":e")), "{keys:?}");
 }
 
-/// A load that stores nothing needs no lease, and no other process waits for it.
-#[tokio::test]
-async fn a_rare_request_is_one_read() {
-    let server = RedisServer::start().await;
-    let calls: Arc<Calls> = Arc::default();
-    let set = |layer| for_a_minute(layer).min_uses(2, Duration::from_secs(600));
-    let apps = [(), ()].map(|()| process(&server, "shop", set, &calls, numbered(10)));
-    for app in &apps {
-        // It connects.
-        read(app, get("/other")).await;
-    }
-    let mut monitor = server.monitor().await;
-    for (app, expected) in [(&apps[0], 3), (&apps[1], 4)] {
-        read(app, get("/")).await;
-        let commands = monitor.calls_from_clients().await;
-        let commands: Vec<_> = commands.iter().map(|call| call.command.as_str()).collect();
-        assert_eq!((&*commands, calls.count()), (&["GETRANGE"][..], expected));
-    }
-    for app in &apps {
-        assert!(read(app, get("/")).await.starts_with('5'));
-    }
-}
-
 /// Returns how many bytes the server has received.
 async fn received(server: &RedisServer) -> u64 {
     let info: String = server.raw().await.run(&["INFO", "stats"]).await;
@@ -285,48 +262,6 @@ async fn the_mark_of_one_odd_answer_ends_in_both_processes() {
     assert!(calls.count() <= 4, "{}", calls.count());
     let answers = read_all(&apps, 20, "/").await;
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
-}
-
-fn honouring(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
-    for_a_minute(layer).request_directives(RequestDirectives::Honour)
-}
-
-/// Each reload got a load of its own. Now those share one that asked before it began, and no reload
-/// gets an answer whose load began before.
-#[tokio::test]
-async fn reloads_in_two_processes_share_and_get_no_older_answer() {
-    let server = RedisServer::start().await;
-    let calls: Arc<Calls> = Arc::default();
-    let apps = [(), ()].map(|()| process(&server, "shop", honouring, &calls, numbered(0)));
-    read(&apps[0], get("/")).await;
-    let reload = |at: usize, after: Duration| {
-        let (app, calls) = (apps[at % 2].clone(), calls.clone());
-        tokio::spawn(async move {
-            sleep(after).await;
-            let mut request = get("/");
-            request.headers_mut().insert("cache-control", "no-cache".parse().unwrap());
-            let before = calls.count();
-            let text = read(&app, request).await;
-            let call: usize = text.trim().parse().unwrap();
-            assert!(call > before, "a load that had begun: {call} of {before}");
-        })
-    };
-    let at_once: Vec<_> = (0..100).map(|at| reload(at, Duration::ZERO)).collect();
-    for reload in at_once {
-        reload.await.unwrap();
-    }
-    // A process that asks while the other one loads waits for one more load.
-    assert!((2..=4).contains(&calls.count()), "{}", calls.count());
-    let spread: Vec<_> = (0..200).map(|at| reload(at, DELAY * at as u32 / 40)).collect();
-    for reload in spread {
-        reload.await.unwrap();
-    }
-    assert_eq!(calls.most_running.load(Ordering::SeqCst), 1);
-    // The last answer is stored.
-    let last = calls.count().to_string();
-    for app in &apps {
-        assert_eq!(read(app, get("/")).await.trim(), last);
-    }
 }
 
 /// Returns an answer that is fresh for a minute, and then stale in this window.

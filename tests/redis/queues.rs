@@ -110,7 +110,7 @@ async fn a_claim_for_a_held_lock_does_not_look_at_the_queue() {
     let mut scene = Scene::start().await;
     let [holder, waiting] = [Mode::Exclusive, Mode::Fair].map(|mode| scene.claim(mode));
     scene.granted(&holder).await;
-    scene.fill("q", "d", ":x:0:60000", 60_000).await;
+    scene.fill("q", "d", ":x:0:60000:", 60_000).await;
     scene.held(&waiting).await;
     let (scripts, commands) = scene.called().await;
     assert!(scripts == 1 && commands < 20, "{commands} commands in {scripts} scripts");
@@ -119,10 +119,10 @@ async fn a_claim_for_a_held_lock_does_not_look_at_the_queue() {
 #[tokio::test]
 async fn a_release_removes_dead_waiters_in_batches() {
     for (mode, queue, deadlines, suffix) in [
-        (Mode::Exclusive, "q", "d", ":x:0:60000"),
-        (Mode::Fair, "q", "d", ":f:0:60000"),
-        (Mode::Write, "rq", "rd", ":f:0:60000"),
-        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1:60000"),
+        (Mode::Exclusive, "q", "d", ":x:0:60000:"),
+        (Mode::Fair, "q", "d", ":f:0:60000:"),
+        (Mode::Write, "rq", "rd", ":f:0:60000:"),
+        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1:60000:"),
     ] {
         let mut scene = Scene::start().await;
         let (holder, last) = (scene.claim(mode), scene.claim(mode));
@@ -140,9 +140,9 @@ async fn a_release_removes_dead_waiters_in_batches() {
 #[tokio::test]
 async fn a_claim_passes_dead_waiters_in_batches() {
     for (mode, queue, deadlines, suffix) in [
-        (Mode::Fair, "q", "d", ":f:0:60000"),
-        (Mode::Write, "rq", "rd", ":f:0:60000"),
-        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1:60000"),
+        (Mode::Fair, "q", "d", ":f:0:60000:"),
+        (Mode::Write, "rq", "rd", ":f:0:60000:"),
+        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1:60000:"),
     ] {
         let mut scene = Scene::start().await;
         let claim = scene.claim(mode);
@@ -161,7 +161,7 @@ async fn readers_that_do_not_hear_keep_their_entries() {
     let mut scene = Scene::start().await;
     let holder = scene.claim(Mode::Write);
     scene.granted(&holder).await;
-    scene.fill("rq", "rd", ":1:2147483648:60000", 60_000).await;
+    scene.fill("rq", "rd", ":1:2147483648:60000:", 60_000).await;
     assert!(scene.backend.release(&holder).await.unwrap());
     let (scripts, commands) = scene.called().await;
     assert!(scripts == 1 && commands < 3 * BATCH, "{commands} commands in {scripts} scripts");
@@ -221,9 +221,9 @@ async fn the_next_look_grants_the_readers_that_a_release_has_left() {
 #[tokio::test]
 async fn a_queue_that_is_cleared_is_freed_after_the_script() {
     for (mode, queue, deadlines, suffix) in [
-        (Mode::Exclusive, "q", "d", ":x:0:60000"),
-        (Mode::Write, "rq", "rd", ":f:0:60000"),
-        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1:60000"),
+        (Mode::Exclusive, "q", "d", ":x:0:60000:"),
+        (Mode::Write, "rq", "rd", ":f:0:60000:"),
+        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1:60000:"),
     ] {
         let mut scene = Scene::start().await;
         let holder = scene.claim(mode);

@@ -249,8 +249,8 @@ async fn a_label_costs_no_command_of_a_lock() {
     assert_eq!(holder.owner.as_deref(), Some("pod-7"));
     let mutex = there.mutex("k");
     let (next, ()) = tokio::join!(mutex.lock(), async {
-        let entries = async || server.raw().await.run(&["ZCARD", "bellwether:l:{k}:q"]).await;
-        let waits = async || entries().await == 1_u32;
+        let queue = ["ZCARD", "bellwether:l:{k}:q"];
+        let waits = async || server.raw().await.run::<u32>(&queue).await == 1;
         assert!(comes_true(LIMIT, waits).await, "nobody waits");
         guard.unlock().await.unwrap();
     });
@@ -598,27 +598,6 @@ async fn leases_are_renewed_and_released_on_a_full_server() {
     assert_eq!(raw.keys("*:l").await, [""; 0]);
     roomy(&mut raw).await;
     begun(&backend, &second).await;
-}
-
-/// The header of an entry is written in place, so it needs no memory.
-#[tokio::test]
-async fn an_unchanged_entry_is_renewed_on_a_full_server() {
-    let server = RedisServer::start().await;
-    let backend = open(server.url());
-    let mut raw = server.raw().await;
-    let name = name("k");
-    let seen = backend.put(&name, &value("v"), TTL, FENCE_LIFE).await.unwrap();
-    let load = claim(&name);
-    let Claimed::Granted(grant) = backend.claim(&load, seen).await.unwrap() else { panic!() };
-    full(&mut raw).await;
-    let terms = value("").with_windows(Windows::fresh(TTL));
-    for _ in 0..2 {
-        let outcome = backend.commit_unchanged(&load, &grant, seen, &terms).await.unwrap();
-        assert_eq!(outcome, Committed::Stored);
-    }
-    let expected = value("v").with_windows(Windows::fresh(TTL)).with_fence(grant.fence());
-    assert_eq!(backend.get(&name).await.unwrap(), Some(expected));
-    assert!(!backend.release(&load).await.unwrap());
 }
 
 /// One rule for all modes: a new lease or hold needs memory, and so does a place in a queue.

@@ -31,7 +31,7 @@ pub const OF_CACHES: [Set<Builder<Option<u32>>>; 24] = [
     |it, time| it.stale_if_error(time),
     |it, time| it.serve_stale_after(time),
     |it, time| it.early_refresh(EarlyRefresh::Within(time)),
-    |it, _| it.early_refresh(EarlyRefresh::ByCost),
+    |it, time| it.early_refresh(EarlyRefresh::LastPart(time.as_secs_f64())),
     |it, time| it.ttl_jitter(time.as_secs_f64()),
     |it, time| it.ttl_jitter(1.0 / (1.0 + time.as_secs_f64())),
     |it, time| it.lease(time),

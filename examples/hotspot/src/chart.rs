@@ -2,10 +2,11 @@
 //! origin, bars below it are requests that wait.
 
 use std::{
-    fmt::{Display, Write},
     fs::{self, File},
     path::Path,
 };
+
+use report::svg::{GREY, GRID, INK, Style, Svg};
 
 use crate::{
     Failure,
@@ -29,9 +30,6 @@ const RIGHT: f64 = WIDTH - 96.0;
 /// The right end of the texts above a panel.
 const EDGE: f64 = WIDTH - 24.0;
 
-const INK: &str = "#222831";
-const GREY: &str = "#6b7480";
-const GRID: &str = "#e4e7eb";
 const WAITING: &str = "#a9b1bb";
 const FAILING: &str = "#fbe9e4";
 
@@ -57,8 +55,7 @@ pub(crate) fn prepare(path: &Path) -> Result<(), Failure> {
 /// Draws the chart into an SVG file.
 pub(crate) fn draw(options: &Options, ways: &[Figures]) -> Result<(), Failure> {
     let height = HEAD + PANEL * ways.len() as f64 + FOOT;
-    let mut svg = Svg(String::new());
-    svg.rectangle((0.0, 0.0), (WIDTH, height), "#ffffff");
+    let mut svg = Svg::new(WIDTH, height);
     headline(&mut svg, options, ways);
     let most = ways.iter().flat_map(|way| &way.loads_per_100ms).max();
     let most = most.map_or(1.0, |most| f64::from(*most) * 1.1).max(5.0);
@@ -74,12 +71,7 @@ pub(crate) fn draw(options: &Options, ways: &[Figures]) -> Result<(), Failure> {
         panel.takeover(&mut svg, figures);
         texts(&mut svg, top, figures);
     }
-    let document = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-         viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\">\n{}</svg>\n",
-        svg.0,
-    );
-    Ok(fs::write(&options.chart, document)?)
+    Ok(fs::write(&options.chart, svg.document())?)
 }
 
 fn headline(svg: &mut Svg, options: &Options, ways: &[Figures]) {
@@ -255,61 +247,4 @@ fn steps(end: f64, count: f64) -> impl Iterator<Item = f64> {
     let step = [1.0, 2.0, 5.0].into_iter().map(|digit| digit * power);
     let step = step.into_iter().find(|step| end / step <= count).unwrap_or(10.0 * power);
     (0_u32..).map(move |index| f64::from(index) * step).take_while(move |at| *at <= end)
-}
-
-/// How a text looks.
-#[derive(Clone, Copy)]
-struct Style {
-    size: u32,
-    bold: bool,
-    color: &'static str,
-    anchor: &'static str,
-}
-
-impl Default for Style {
-    fn default() -> Self {
-        Self { size: 15, bold: false, color: INK, anchor: "start" }
-    }
-}
-
-/// The elements of the document.
-struct Svg(String);
-
-impl Svg {
-    fn push(&mut self, element: std::fmt::Arguments<'_>) {
-        // A `String` takes any text.
-        let _ = writeln!(self.0, "{element}");
-    }
-
-    fn rectangle(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), color: &str) {
-        self.push(format_args!(
-            r#"<path d="M{x:.1} {y:.1} h{width:.1} v{height:.1} h-{width:.1} z" fill="{color}"/>"#,
-        ));
-    }
-
-    fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), color: &str, dashed: bool) {
-        let dashes = if dashed { r#" stroke-dasharray="6 5""# } else { "" };
-        self.push(format_args!(
-            r#"<path d="M{x1:.1} {y1:.1} L{x2:.1} {y2:.1}" stroke="{color}"{dashes}/>"#,
-        ));
-    }
-
-    fn text(&mut self, at: (f64, f64), style: Style, text: impl Display) {
-        self.write(at, style, "", text);
-    }
-
-    /// A text that reads from the bottom to the top.
-    fn upright(&mut self, (x, y): (f64, f64), style: Style, text: impl Display) {
-        self.write((x, y), style, &format!(r#" transform="rotate(-90 {x:.1} {y:.1})""#), text);
-    }
-
-    /// Writes a text. None of the texts has a character that needs an escape in XML.
-    fn write(&mut self, (x, y): (f64, f64), style: Style, more: &str, text: impl Display) {
-        let Style { size, bold, color, anchor } = style;
-        let weight = if bold { "bold" } else { "normal" };
-        let font = format_args!(r#"font-size="{size}" font-weight="{weight}" fill="{color}""#);
-        self.push(format_args!(
-            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" {font}{more}>{text}</text>"#,
-        ));
-    }
 }

@@ -165,7 +165,7 @@ fn answers(settings: &Settings, shared: MemoryBackend) -> Result<Cache<CachedRes
     };
     let builder = builder.namespace(&settings.namespace).ttl(settings.ttl);
     let builder = match settings.way {
-        Way::EarlyRefresh => builder.early_refresh(EarlyRefresh::ByCost),
+        Way::EarlyRefresh => builder.early_refresh(EarlyRefresh::LastPart(0.2)),
         Way::LocalTier if !settings.copies.is_zero() => {
             builder.local(LocalTier::default().max_age(settings.copies))
         }

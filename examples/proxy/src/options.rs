@@ -19,7 +19,7 @@ Options:
       --redis <URL>        Share responses through this server [default: the memory of the process]
       --namespace <NAME>   The name of the origin in that server [default: proxy]
       --policy <POLICY>    What is shared: careful, rfc9111, or off [default: careful]
-      --directives <MODE>  No-cache and the like of clients: ignore, honour, pass [default: ignore]
+      --directives <MODE>  No-cache and the like of clients: ignore, pass [default: ignore]
       --lifetime <SECONDS> The lifetime of responses that name none [default: not shared]
       --ttl <SECONDS>      The longest lifetime of any response [default: 86400]
       --stale <SECONDS>    How long after it a response stands in for a failure [default: 600]
@@ -167,9 +167,8 @@ impl FromStr for Policy {
 fn directives(text: &str) -> Result<RequestDirectives, BoxError> {
     match text {
         "ignore" => Ok(RequestDirectives::Ignore),
-        "honour" => Ok(RequestDirectives::Honour),
         "pass" => Ok(RequestDirectives::Pass),
-        _ => Err("--directives: ignore, honour and pass are the modes".into()),
+        _ => Err("--directives: ignore and pass are the modes".into()),
     }
 }
 

@@ -26,8 +26,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Claim, Entry, Erased, ErasedLeases, ErasedStore, Grant, Held, Kept, Marked, Mode, Occupied,
-        Renewal, SemaphoreKind, Tick, channels::TopicRoute,
+        Claim, Entry, Erased, ErasedLeases, ErasedStore, Grant, Holding, Kept, Marked, Mode,
+        Occupied, Renewal, SemaphoreKind, Tick, channels::TopicRoute,
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
@@ -186,11 +186,11 @@ impl Leases for MemoryBackend {
         Ok(self.data().label(name, mode, Instant::now()))
     }
 
-    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Held, BackendError> {
+    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         let held = self.data().inspect(name, kind, Instant::now());
         let is_entry = name.family() == Family::Cache;
         let waiting = if is_entry { u32::from(self.is_waited_for(name)) } else { held.waiting };
-        Ok(Held { waiting, ..held })
+        Ok(Holding { waiting, ..held })
     }
 
     async fn lock_names(
@@ -238,20 +238,6 @@ impl Store for MemoryBackend {
         let (outcome, pushed) = data.commit(claim, &entry, ttl, now);
         drop(data);
         self.push_commit(&claim.name, &outcome, pushed.then_some(entry));
-        Ok(outcome)
-    }
-
-    async fn commit_unchanged(
-        &self,
-        claim: &Claim,
-        grant: &Grant,
-        seen: u64,
-        entry: &Entry,
-    ) -> Result<Committed, BackendError> {
-        let now = Instant::now();
-        let (outcome, pushed) =
-            self.data().commit_unchanged(claim, grant.fence(), seen, entry, now);
-        self.push_commit(&claim.name, &outcome, pushed);
         Ok(outcome)
     }
 

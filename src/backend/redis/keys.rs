@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `e` | string, PX | the [entry](crate::backend::Entry); `e1`, `e2`, … those of other schemas |
 //! | `t` and an owner | string, PX | a large entry on its way to `e`, for 10 s at most |
-//! | `l` | string, PX | the lease: `owner:fence`, and a label, or the ids of processes that wait for a load |
+//! | `l` | string, PX | the lease: `owner:fence`, and a label or the ids of waiting backends |
 //! | `b` | string, PX | the failed loads after which a name backs off |
 //! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
 //! | `m` | string, PX | the last tick begun; the owner of its turn follows until that is done |

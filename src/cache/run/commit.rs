@@ -1,239 +1,154 @@
-//! The commit of what a load made, which ends its lease.
+//! The end of a load: its value is committed, or its failure. Either ends the lease.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::time::Duration;
 
-use tokio::time::Instant;
-use tracing::debug;
+use tokio::time::{Instant, timeout};
+use tracing::{debug, warn};
 
-use super::{
-    EpochOutcome, Run,
-    look::{found, uncacheable},
-    second_try, silence,
-};
+use super::{AskedKey, Load, second_try, silence};
 use crate::{
-    backend::{Committed, Entry, EntryKind, Grant, TagVerdict, answered_by},
+    backend::{BackOff, Committed, Entry, EntryKind, Grant, TagVerdict, answered_by},
     cache::{
         Lead, Loaded, Source,
         breaker::RequestKind,
-        core::{Core, Decision},
-        outage_memory::Question,
-        outcome::{Made, Outcome, Record},
+        error_codec,
+        failures::{AfterFailure, whole_millis},
+        outcome::{Made, Record},
+        refresh::QuietEntry,
     },
-    error::{BackendError, BackendErrorKind},
-    flight::Epoch,
-    lease::LeaseGuard,
+    error::{BackendError, BackendErrorKind, Chain, Error},
 };
 
-/// The data that a commit writes.
-enum Commit<'a> {
-    /// An entry, for as long as it is kept. `None` stores nothing.
-    Whole(&'a Entry, Option<Duration>),
-    /// The costs and the windows of an entry. The stored one has this fence.
-    Unchanged(&'a Entry, u64),
+/// What the backend has of a value that was committed.
+pub(in crate::cache) enum CommitEnd {
+    /// It has the value or a newer one, or has pushed the value.
+    Current,
+    /// It has refused the value: the key was invalidated, or the lease lost.
+    Refused,
+    /// There is no answer. The value may have been refused, for an act that late joiners know of.
+    Unknown,
 }
 
-/// A commit that was tried.
-struct Written {
-    entry: Entry,
-    ttl: Option<Duration>,
-    answer: Result<Committed, BackendError>,
-}
-
-impl<V: Clone + Send + Sync + 'static> Run<V> {
-    /// Commits a value that was loaded under a lease, granted in this epoch.
-    pub(super) async fn commit(
-        &self,
-        guard: LeaseGuard,
-        made: Made<V>,
-        cost: Duration,
-        lead: &Lead<V>,
-        granted: Epoch,
-    ) -> EpochOutcome<V> {
-        let counters = &self.core.counters;
-        // Callers that join from here on get a look of their own.
-        let committed = if self.is_anew() { granted } else { self.leader.begin_epoch() };
-        let asked = self.core.memory.ask();
-        let (Written { entry, ttl, answer }, verdict) =
-            tokio::join!(self.write(&guard, &made, cost, lead), self.ask_tags(lead));
+impl<V: Clone + Send + Sync + 'static> Load<V> {
+    /// Commits a value that was loaded. Returns what its callers get.
+    pub(in crate::cache) async fn commit_value(self, made: Made<V>) -> (Loaded<V>, CommitEnd) {
+        self.guard.closing();
+        let Self { asked, lead, guard, begun, .. } = &self;
+        let (core, fence) = (&asked.core, guard.fence());
+        let question = core.memory.ask();
+        let (entry, ttl) = asked.entry(&made, *begun, lead);
+        let (answer, verdict) = tokio::join!(self.try_commit(&entry, ttl), asked.ask_tags(lead));
         let are_current = verdict == Some(TagVerdict::Current);
-        let committed = if are_current { committed } else { granted };
-        let is_stored = matches!(answer, Ok(Committed::Stored));
-        self.core.committed_local(&self.name, guard.fence());
-        self.saw_commit(asked.filter(|_| are_current), guard.fence(), &entry, &answer);
-        let record = written(guard.fence(), &entry, is_stored);
-        let led = |value| Loaded { value, source: Source::Led, record };
-        match answer {
-            Ok(Committed::Stored | Committed::Pushed) => {
-                self.note_commit(guard.fence(), is_stored, ttl);
-                guard.settled();
-                (Outcome::Value(led(made.value)), committed)
-            }
-            Ok(Committed::Newer(entry)) => {
-                counters.refused.add();
-                debug!(fence = entry.fence, "commit refused: a newer entry is stored");
-                match self.judged(entry).await.value() {
-                    Some((newer, record, _)) => (found(newer, Source::Received, record), committed),
-                    None => (Outcome::Value(led(made.value)), granted),
-                }
-            }
-            // Late joiners must not be served this value.
-            Ok(Committed::Refused | Committed::Gone) => {
-                counters.refused.add();
-                debug!("commit refused: the key was invalidated, or the lease lost");
-                (Outcome::Value(led(made.value)), granted)
-            }
-            Err(error) => {
-                self.uncommitted(&error, &made, cost, lead, verdict);
-                (Outcome::Value(led(made.value)), granted)
-            }
-        }
-    }
-
-    /// Notes that a commit has no answer. It may have been refused, for an act that late joiners
-    /// know of.
-    fn uncommitted(
-        &self,
-        error: &BackendError,
-        made: &Made<V>,
-        cost: Duration,
-        lead: &Lead<V>,
-        verdict: Option<TagVerdict>,
-    ) {
-        self.core.counters.unstored.add();
-        self.shard.breaker.failed(error, &self.core.counters);
-        // Without an answer about the tags, they are as unknown as the commit.
-        if verdict.is_some_and(|verdict| verdict != TagVerdict::Current) {
-            return;
-        }
-        self.remember(made, cost, lead, self.shard.breaker.outage());
-        if !self.has_ended_here(lead) {
-            let _ = self.for_late.set(Outcome::Value(Loaded::degraded(made.value.clone())));
-        }
-    }
-
-    /// Decides what a newer entry is good for.
-    async fn judged(&self, entry: Entry) -> Decision<V> {
-        let judged = self.core.judge(Ok(Some(entry))).await;
-        self.core.decide(&self.name, &self.options().rules, judged)
-    }
-
-    /// Returns whether this process knows that a tag of the value has ended since its load began,
-    /// or does not know that none has.
-    pub(super) fn has_ended_here(&self, lead: &Lead<V>) -> bool {
-        let tags = &self.core.tags;
-        lead.has_outlived(tags.losses())
-            || lead.tagged().is_some_and(|tagged| tags.have_ended(&tagged))
-    }
-
-    /// Asks what the ends of its tags say of the value. Returns `None` if there is no answer.
-    pub(super) async fn ask_tags(&self, lead: &Lead<V>) -> Option<TagVerdict> {
-        match lead.tagged().filter(|_| self.core.tags.is_on) {
-            None => Some(TagVerdict::Current),
-            Some(tagged) => self.core.counted(self.core.ask_tags(&tagged).await).ok(),
-        }
-    }
-
-    /// Notes the answer to a commit for an outage. The bytes of an unchanged value are not at hand.
-    fn saw_commit(
-        &self,
-        asked: Option<Question>,
-        fence: u64,
-        entry: &Entry,
-        answer: &Result<Committed, BackendError>,
-    ) {
-        let key = self.leader.key();
-        match answer {
-            Ok(Committed::Stored) if !entry.payload.is_empty() => {
+        core.committed_local(&asked.name, fence);
+        match &answer {
+            Ok(Committed::Stored) => {
                 let entry = entry.clone().with_fence(fence);
-                asked.iter().for_each(|asked| self.core.saw(key, *asked, &entry));
+                let question = question.filter(|_| are_current);
+                question.iter().for_each(|question| core.saw(&asked.key, *question, &entry));
             }
-            Ok(_) => self.forget(),
+            Ok(_) => core.memory.drop_row(&asked.key),
             Err(_) => {}
         }
-    }
-
-    /// Counts a commit under this fence. `ttl` is how long its entry was to be kept.
-    fn note_commit(&self, fence: u64, is_stored: bool, ttl: Option<Duration>) {
-        let Core { counters, lots, .. } = &*self.core;
-        if is_stored {
-            counters.stored.add();
-            lots.stored(&self.name, fence);
-        } else if ttl.is_some() {
-            counters.unstored.add();
-        }
-    }
-
-    /// Writes an entry, or renews it if its value is unchanged and it is still there.
-    async fn write(
-        &self,
-        guard: &LeaseGuard,
-        made: &Made<V>,
-        cost: Duration,
-        lead: &Lead<V>,
-    ) -> Written {
-        let keeping = lead.keeping();
-        // The tags are written anew.
-        let renews = keeping.is_unchanged && !keeping.do_not_store && lead.tagged().is_none();
-        let known = lead.known().filter(|_| renews);
-        if let Some(known) = known {
-            let entry = self.terms(&made.value, cost, &keeping);
-            let answer = self.try_commit(guard, &Commit::Unchanged(&entry, known.fence)).await;
-            if !matches!(answer, Ok(Committed::Gone)) {
-                if matches!(answer, Ok(Committed::Stored)) {
-                    self.core.counters.unchanged.add();
-                }
-                return Written { ttl: entry.windows.map(|windows| windows.kept()), entry, answer };
+        let is_stored = matches!(answer, Ok(Committed::Stored));
+        let record = written(fence, &entry, is_stored);
+        let led = |value| Loaded { value, source: Source::Led, record };
+        let current = if are_current { CommitEnd::Current } else { CommitEnd::Refused };
+        match answer {
+            Ok(Committed::Stored | Committed::Pushed) => {
+                self.count_commit(is_stored, ttl);
+                self.guard.settled();
+                (led(made.value), current)
             }
-            debug!("the entry is gone, and its value is written again");
+            Ok(Committed::Newer(entry)) => {
+                core.counters.refused.add();
+                debug!(fence = entry.fence, "commit refused: a newer entry is stored");
+                let judged = core.judge(Ok(Some(entry))).await;
+                let newer = core.decide(&asked.name, &asked.options().rules, judged).value();
+                match newer {
+                    Some((value, record, _)) => {
+                        (Loaded { value, source: Source::Received, record }, current)
+                    }
+                    None => (led(made.value), CommitEnd::Refused),
+                }
+            }
+            Ok(Committed::Refused) => {
+                core.counters.refused.add();
+                debug!("commit refused: the key was invalidated, or the lease lost");
+                (led(made.value), CommitEnd::Refused)
+            }
+            Err(error) => {
+                core.counters.unstored.add();
+                asked.shard.breaker.failed(&error, &core.counters);
+                let kept = self.uncommitted(&made, verdict);
+                (led(made.value), kept)
+            }
         }
-        let (entry, ttl) = self.entry(made, cost, lead);
-        let answer = self.try_commit(guard, &Commit::Whole(&entry, ttl)).await;
-        Written { entry, ttl, answer }
     }
 
-    /// Commits that the load cannot be shared, and remembers it for this time.
-    pub(super) async fn commit_uncacheable(
-        &self,
-        guard: LeaseGuard,
-        cost: Duration,
-        ttl: Option<Duration>,
-    ) -> EpochOutcome<V> {
-        let entry = Entry::uncacheable(cost);
-        let answer = self.try_commit(&guard, &Commit::Whole(&entry, ttl)).await;
-        self.core.committed_local(&self.name, guard.fence());
-        if let Ok(Committed::Stored | Committed::Pushed) = answer {
-            guard.settled();
+    /// Returns what the backend has of a value whose commit has no answer.
+    fn uncommitted(&self, made: &Made<V>, verdict: Option<TagVerdict>) -> CommitEnd {
+        let Self { asked, lead, begun, .. } = self;
+        // Without an answer about the tags, they are as unknown as the commit.
+        let has_ended = verdict.is_some_and(|verdict| verdict != TagVerdict::Current);
+        if has_ended || asked.has_ended_here(lead) {
+            return CommitEnd::Refused;
         }
-        uncacheable()
+        asked.remember(made, *begun, lead, asked.shard.breaker.outage());
+        CommitEnd::Unknown
+    }
+
+    fn count_commit(&self, is_stored: bool, ttl: Option<Duration>) {
+        let AskedKey { core, name, .. } = &self.asked;
+        if is_stored {
+            core.counters.stored.add();
+            if self.lead.keeping().is_unchanged {
+                core.counters.unchanged.add();
+            }
+            core.refreshes.note(QuietEntry::Stored, name, self.guard.fence(), Duration::MAX);
+        } else if ttl.is_some() {
+            core.counters.unstored.add();
+        }
+    }
+
+    /// Commits that the load cannot be shared, and remembers it for a while.
+    pub(super) async fn commit_uncacheable(self) {
+        self.guard.closing();
+        let AskedKey { core, name, .. } = &self.asked;
+        let entry = Entry::uncacheable(self.begun.at.elapsed());
+        let is_stored = !self.lead.keeping().do_not_store;
+        let ttl = is_stored.then_some(core.settings.uncacheable_ttl);
+        let answer = self.try_commit(&entry, ttl).await;
+        core.committed_local(name, self.guard.fence());
+        if let Ok(Committed::Stored | Committed::Pushed) = answer {
+            self.guard.settled();
+        }
+    }
+
+    /// Ends the lease without a word, so that the next process leads.
+    pub(in crate::cache) async fn release(self) {
+        if let Err(error) = self.guard.release().await {
+            debug!(%error, "the lease of a load is released late, or was lost");
+        }
     }
 
     /// Commits, and repeats that if there is no answer. The backend recognises the repetition.
     async fn try_commit(
         &self,
-        guard: &LeaseGuard,
-        what: &Commit<'_>,
+        entry: &Entry,
+        ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
-        let grant = Grant::new(guard.fence());
-        let grant =
-            if self.has_no_entry.load(Ordering::Relaxed) { grant.without_entry() } else { grant };
-        let (core, breaker) = (&self.core, &self.shard.breaker);
+        let AskedKey { core, shard, .. } = &self.asked;
+        let grant = Grant::new(self.guard.fence());
+        let grant = if self.has_no_entry { grant.without_entry() } else { grant };
         let backend = core.engine.backend().as_ref();
-        let commit = |limit| {
-            let claim = guard.claim();
-            let committed = match *what {
-                Commit::Whole(entry, ttl) => core.store.commit(claim, &grant, entry, ttl),
-                Commit::Unchanged(entry, seen) => {
-                    core.store.commit_unchanged(claim, &grant, seen, entry)
-                }
-            };
-            async move {
-                let answer = answered_by(backend, limit, committed).await;
-                if let Ok(committed) = &answer {
-                    let is_made = matches!(committed, Committed::Stored | Committed::Pushed);
-                    breaker.answered(RequestKind::changed(is_made), &core.counters);
-                }
-                core.counted(answer)
+        let commit = async |limit| {
+            let committed = core.store.commit(self.guard.claim(), &grant, entry, ttl);
+            let answer = answered_by(backend, limit, committed).await;
+            if let Ok(committed) = &answer {
+                let is_made = matches!(committed, Committed::Stored | Committed::Pushed);
+                shard.breaker.answered(RequestKind::changed(is_made), &core.counters);
             }
+            core.counted(answer)
         };
         let (first, limit) = (Instant::now(), core.try_limit);
         match commit(limit).await {
@@ -241,10 +156,102 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 tokio::select! {
                     biased;
                     answer = commit(second_try(first, limit)) => answer,
-                    () = breaker.opened() => Err(silence()),
+                    () = shard.breaker.opened() => Err(silence()),
                 }
             }
             answer => answer,
+        }
+    }
+
+    /// Ends a lease whose load failed. Tells the processes that wait, and lets the key back off.
+    /// Returns the error for the callers.
+    pub(in crate::cache) async fn fail_with(self, error: Error) -> Error {
+        self.guard.closing();
+        let Self { asked, lead, guard, failures, .. } = self;
+        let AskedKey { core, key, .. } = &asked;
+        // An outage may have hidden the failures of this process from the others.
+        let failed = failures.max(core.failures.failed_alone(key));
+        let back_off = asked.back_off(&error, &lead, failed);
+        let codec = core.error_codec.as_deref();
+        let failure = error_codec::failure(codec, guard.fence(), &error, back_off);
+        let told = core.store.fail(guard.claim(), &failure, back_off);
+        let told = timeout(core.try_limit, told).await;
+        if let Ok(Ok(_)) = told {
+            guard.settled();
+        }
+        match (told, back_off) {
+            // The lease was lost, so this failure says nothing of the key.
+            (Ok(Ok(false)), _) | (_, None) => error,
+            (Ok(Ok(true)), Some(back_off)) => {
+                core.failures.forget(key);
+                asked.backing_off(error, back_off, &lead)
+            }
+            (Ok(Err(_)) | Err(_), Some(back_off)) => asked.fails_alone(error, back_off, &lead),
+        }
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
+    /// Notes a load that failed without a lease. Returns the error for the callers.
+    pub(super) fn fail_alone(&self, error: Error, lead: &Lead<V>) -> Error {
+        let failed = self.core.failures.failed_alone(&self.key);
+        match self.back_off(&error, lead, failed) {
+            Some(back_off) => self.fails_alone(error, back_off, lead),
+            None => error,
+        }
+    }
+
+    fn fails_alone(&self, error: Error, back_off: BackOff, lead: &Lead<V>) -> Error {
+        let error = self.backing_off(error, back_off, lead);
+        self.core.failures.fail_alone(&self.key, &error, back_off);
+        error
+    }
+
+    /// Returns how the key backs off after one more failure, if it does.
+    fn back_off(&self, error: &Error, lead: &Lead<V>, failed: u32) -> Option<BackOff> {
+        let (failures, random) = (failed.saturating_add(1), fastrand::f64());
+        let keeping = lead.keeping();
+        let wait = match keeping.after_failure.or_else(|| self.rule_after(error)) {
+            Some(rule) => rule.wait(failures, random),
+            None => match lead.fallback_for() {
+                Some(left) => AfterFailure::BACK_OFF
+                    .wait(failures, random)
+                    .and_then(|wait| whole_millis(wait.min(left))),
+                // Without a rule, no caller gets a failure that it would not have got itself.
+                None => keeping.after_common_failure?.wait(failures, random),
+            },
+        }?;
+        Some(BackOff { wait, failures })
+    }
+
+    /// Returns what follows an error by the settings of the cache or the request.
+    pub(super) fn rule_after(&self, error: &Error) -> Option<AfterFailure> {
+        self.core.failures.policy(error).or(self.options().after_failure)
+    }
+
+    /// Notes that the key backs off after this error, if it does, and returns the error with that.
+    fn backing_off(&self, error: Error, back_off: BackOff, lead: &Lead<V>) -> Error {
+        if back_off.wait.is_zero() {
+            return error;
+        }
+        if let Some(previous) = lead.previous() {
+            self.leave_alone(previous.fence, back_off.wait);
+        }
+        let (name, wait, failures) = (&self.name, back_off.wait, back_off.failures);
+        let words =
+            "a load failed, and its key backs off; further ones are not logged for a minute";
+        match self.core.failures.warned.first() {
+            true => warn!(?name, ?wait, failures, error = %Chain(&error), "{words}"),
+            false => debug!(?name, ?wait, failures, error = %Chain(&error), "the key backs off"),
+        }
+        error.with_retry_after(wait)
+    }
+
+    /// Lets this process serve the entry with this fence in place of a load for a time, without
+    /// asking for it.
+    pub(super) fn leave_alone(&self, fence: u64, wait: Duration) {
+        for what in [QuietEntry::BacksOff, QuietEntry::Refreshed] {
+            self.core.refreshes.note(what, &self.key, fence, wait);
         }
     }
 }

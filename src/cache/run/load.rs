@@ -1,71 +1,137 @@
 //! Running the loader, under the lease or without one.
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, future::pending, time::Duration};
 
-use bytes::Bytes;
 use tokio::time::Instant;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{debug, warn};
 
-use super::{EpochOutcome, Run, failed, look::uncacheable};
+use super::{AskedKey, FlightEnd, ForLate, Held, Run, commit::CommitEnd};
 use crate::{
     advice,
-    backend::{Entry, Windows},
+    backend::{Entry, Grant, TagVerdict, Windows},
     cache::{
         AfterFailure, Lead, Loaded, Source,
         breaker::Outage,
-        freshness::Costs,
+        core::Permit,
         lead::Keeping,
         loader::{self, Produced},
-        outcome::{Alone, Made, Outcome},
+        outage_memory::Question,
+        outcome::{Alone, Head, Made, Outcome},
     },
-    error::{Chain, Error},
-    flight::Epoch,
-    lease::{LeaseGuard, LeaseRecord},
+    error::{Chain, Error, ErrorKind},
+    flight::{self, Epoch},
+    lease::LeaseGuard,
 };
+
+/// A load under its lease, which [`Cache::begin`] returns. Its caller makes the value, and
+/// [commits](Self::commit) it. Dropped, it releases the lease, and the next process loads.
+///
+/// It is lost at the [load limit](crate::cache::Builder::load_limit). Until it ends it holds one of
+/// the [permits](crate::cache::Builder::max_loads).
+///
+/// [`Cache::begin`]: crate::Cache::begin
+#[must_use = "a load that is dropped lets the next process load"]
+pub struct Load<V> {
+    pub(in crate::cache) asked: AskedKey<V>,
+    pub(in crate::cache) lead: Lead<V>,
+    pub(in crate::cache) guard: LeaseGuard,
+    /// The number of its flight, or its own.
+    pub(in crate::cache) number: u64,
+    /// How many loads have failed in a row before this one.
+    pub(super) failures: u32,
+    /// There was no entry when the lease was granted.
+    pub(super) has_no_entry: bool,
+    pub(super) begun: LoadBegun,
+    /// Held to the end of the load.
+    _permit: Option<Permit>,
+    /// Lets a shutdown wait for a load that belongs to no flight.
+    _token: Option<TaskTrackerToken>,
+}
+
+/// When a load began, by the clock and by the acts of this process.
+#[derive(Clone, Copy)]
+pub(super) struct LoadBegun {
+    pub(super) at: Instant,
+    pub(super) asked: Option<Question>,
+}
+
+impl<V: Clone + Send + Sync + 'static> Load<V> {
+    pub(super) fn new(
+        asked: AskedKey<V>,
+        guard: LeaseGuard,
+        grant: &Grant,
+        held: &mut Held<V>,
+        run: &Run<V>,
+    ) -> Self {
+        let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
+        let lease = Some(guard.record().clone());
+        Self {
+            lead: Lead::new(lease, previous, Source::Led, run.wants_new()),
+            guard,
+            number: run.leader.as_ref().map_or_else(flight::next_id, |leader| leader.id()),
+            failures: grant.failures(),
+            has_no_entry: grant.has_no_entry(),
+            begun: asked.begin_load(),
+            _permit: held.permit.take(),
+            _token: run.leader.is_none().then(|| asked.core.begun.token()),
+            asked,
+        }
+    }
+
+    /// Begins the load: a tag that ends from here on ends its value.
+    pub(super) async fn begin_tags(&mut self) {
+        let AskedKey { core, .. } = &self.asked;
+        let losses = core.tags.losses();
+        let number = match core.tags.is_on {
+            true => Box::pin(core.tag_number()).await,
+            false => 0,
+        };
+        let tagged = core.tags.of_value(number, &self.asked.options().tags);
+        self.lead.begin_tags(tagged, losses);
+        self.begun = self.asked.begin_load();
+    }
+}
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Loads under the lease that was granted in this epoch, and commits.
     pub(super) async fn load<F, Fut>(
         &self,
         work: F,
-        guard: LeaseGuard,
+        mut load: Box<Load<V>>,
         granted: Epoch,
-    ) -> EpochOutcome<V>
+    ) -> FlightEnd<V>
     where
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let lead = self.lead(Some(guard.record().clone()), Source::Led);
-        let losses = self.core.tags.losses();
-        let number = match self.core.tags.is_on {
-            true => Box::pin(self.core.tag_number()).await,
-            false => 0,
-        };
-        lead.begin_tags(self.core.tags.of_value(number, &self.options().tags), losses);
-        let begun = Instant::now();
-        let produced = self.produce(work, &lead, Some(&guard), granted).await;
-        let cost = begun.elapsed();
+        load.begin_tags().await;
+        let produced = self.produce(work, &load.lead, Some(&load.guard), granted).await;
         // The lease is renewed until this turn has come.
-        let _turn = self.shard.turn().await;
-        guard.closing();
+        let _turn = self.asked.shard.turn().await;
         // In boxes, which do not stay during the load.
         match produced {
             Ok(Produced::Value(made)) => {
-                Box::pin(self.commit(guard, made, cost, &lead, granted)).await
+                // Callers that join from here on get a look of their own.
+                let committed = self.begin_epoch();
+                let (loaded, kept) = Box::pin(load.commit_value(made)).await;
+                let (epoch, late) = match kept {
+                    CommitEnd::Current => (committed, ForLate::Look),
+                    // Late joiners must not be served this value.
+                    CommitEnd::Refused => (granted, ForLate::Look),
+                    CommitEnd::Unknown => (granted, ForLate::Degraded),
+                };
+                FlightEnd { outcome: Outcome::Value(loaded), epoch, late }
             }
             Ok(Produced::Uncacheable | Produced::Failing(_)) => {
-                let ttl = self.core.settings.uncacheable_ttl;
-                let ttl = (!lead.keeping().do_not_store).then_some(ttl);
-                Box::pin(self.commit_uncacheable(guard, cost, ttl)).await
+                Box::pin(load.commit_uncacheable()).await;
+                FlightEnd::alone(Alone::Uncacheable)
             }
             Ok(Produced::Reserved) => {
-                // Without a word, so that the next process leads.
-                if let Err(error) = Box::pin(guard.release()).await {
-                    debug!(%error, "the lease of a reserved load is released late, or was lost");
-                }
-                reserved()
+                Box::pin(load.release()).await;
+                FlightEnd::alone(Alone::Reserved)
             }
-            Err(error) => failed(Box::pin(self.fail(guard, error, &lead)).await),
+            Err(error) => FlightEnd::failed(Box::pin(load.fail_with(error)).await),
         }
     }
 
@@ -73,31 +139,40 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) async fn load_alone<F, Fut>(
         &self,
         work: F,
-        source: Source,
         outage: Option<Outage>,
-    ) -> EpochOutcome<V>
+        held: &mut Held<V>,
+    ) -> FlightEnd<V>
     where
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let lead = self.lead(None, source);
-        let (begun, epoch) = (Instant::now(), self.epoch_alone());
-        let tags = &self.core.tags;
-        // A later joiner may ask after the end of a tag.
-        let before = if tags.is_on { self.leader.begin_epoch() } else { epoch };
-        lead.begin_tags(tags.of_value(tags.greatest(), &self.options().tags), tags.losses());
-        if lead.is_rare() {
-            self.core.counters.rare.add();
+        let AskedKey { core, key, .. } = &self.asked;
+        if let Some(error) = core.failures.backs_off_alone(key) {
+            core.counters.backed_off.add();
+            return FlightEnd::failed(error);
         }
+        if let Err(error) = Box::pin(self.permit(held)).await {
+            return self.full(error);
+        }
+        let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
+        let lead = Lead::new(None, previous, Source::Degraded, self.wants_new());
+        let (begun, tags) = (self.asked.begin_load(), &core.tags);
+        // A later joiner may ask after the end of a tag.
+        let before = if tags.is_on { self.begin_epoch() } else { Epoch::END };
+        let tagged = tags.of_value(tags.greatest(), &self.asked.options().tags);
+        lead.begin_tags(tagged, tags.losses());
         match self.produce(work, &lead, None, before).await {
             Ok(Produced::Value(made)) => {
-                self.remember(&made, begun.elapsed(), &lead, outage);
-                let epoch = if self.has_ended_here(&lead) { before } else { epoch };
-                (Outcome::Value(Loaded { value: made.value, source, record: None }), epoch)
+                self.asked.remember(&made, begun, &lead, outage);
+                let has_ended = self.asked.has_ended_here(&lead);
+                let epoch = if has_ended { before } else { Epoch::END };
+                FlightEnd::new(Outcome::Value(Loaded::degraded(made.value)), epoch)
             }
-            Ok(Produced::Reserved) => reserved(),
-            Ok(Produced::Uncacheable | Produced::Failing(_)) => uncacheable(),
-            Err(error) => failed(self.fail_alone(error, &lead)),
+            Ok(Produced::Reserved) => FlightEnd::alone(Alone::Reserved),
+            Ok(Produced::Uncacheable | Produced::Failing(_)) => {
+                FlightEnd::alone(Alone::Uncacheable)
+            }
+            Err(error) => FlightEnd::failed(self.asked.fail_alone(error, &lead)),
         }
     }
 
@@ -114,12 +189,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let counters = &self.core.counters;
-        counters.loads.add();
-        let (begun, number) = (self.core.meter.begin(), Some(self.leader.id()));
+        let AskedKey { core, key, .. } = &self.asked;
+        core.counters.loads.add();
+        let begun = core.meter.begin();
+        let number = self.leader.as_ref().map(|leader| leader.id());
+        let limit = self.asked.options().load_limit;
         let produced = tokio::select! {
             biased;
-            produced = loader::run(work, lead.clone(), self.options().load_limit, number) => {
+            produced = loader::run(work, lead.clone(), limit, number) => {
                 // The value may be whole at once. Its callers do not wait for the commit.
                 if let (Ok(Produced::Value(_)), Some(head)) = (&produced, lead.head()) {
                     self.land_head(head, lead, epoch);
@@ -131,17 +208,66 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let produced = match produced {
             // Other processes hear of the failure, and have the same stale value and setting.
-            Ok(Produced::Failing(error)) if self.shares_failure(&error, lead) => Err(error),
+            Ok(Produced::Failing(error)) if self.asked.shares_failure(&error, lead) => Err(error),
             produced => produced,
         };
-        self.core.loaded(begun, &produced);
+        core.loaded(begun, &produced);
         match &produced {
             // It says nothing to others.
             Ok(Produced::Reserved) => {}
-            Ok(_) => self.core.failures.forget(self.leader.key()),
-            Err(_) => counters.failures.add(),
+            Ok(_) => core.failures.forget(key),
+            Err(_) => core.counters.failures.add(),
         }
         produced
+    }
+
+    /// Lands the head of the value for the callers that joined before the epoch of its load: the
+    /// first of two landings.
+    fn land_head(&self, head: &Head, lead: &Lead<V>, epoch: Epoch) {
+        if let Some(leader) = &self.leader {
+            leader.land_first(Outcome::Head(head.clone(), lead.source()), epoch);
+        }
+    }
+
+    /// Lands the head when it is announced, and admits the callers that join later.
+    ///
+    /// A late joiner may know of a change since the load began. Each act that changes the value
+    /// ends the lease, so a lease that is held says that there was none.
+    async fn serve_head(
+        &self,
+        lead: &Lead<V>,
+        guard: Option<&LeaseGuard>,
+        epoch: Epoch,
+    ) -> Infallible {
+        lead.announced().await;
+        if let Some(head) = lead.head() {
+            self.land_head(head, lead, epoch);
+        }
+        let (Some(guard), Some(leader)) = (guard, &self.leader) else { return pending().await };
+        let (asked, current) = (&self.asked, Some(TagVerdict::Current));
+        loop {
+            leader.late_joiner().await;
+            let epoch = leader.begin_epoch();
+            let is_silent = asked.shard.breaker.is_open();
+            let held = if is_silent { Ok(()) } else { Box::pin(guard.renew()).await };
+            match held {
+                Err(error) if error.kind() == ErrorKind::Lost => break,
+                // The end of a tag takes no lease away.
+                _ if asked.has_ended_here(lead) => break,
+                Ok(()) if !is_silent && Box::pin(asked.ask_tags(lead)).await != current => break,
+                // Without an answer, they are served as all callers are without a lease.
+                Ok(()) | Err(_) => leader.admit(epoch),
+            }
+        }
+        debug!("the lease is lost or a tag has ended, so no more callers are served this load");
+        leader.close_first();
+        pending().await
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
+    fn begin_load(&self) -> LoadBegun {
+        LoadBegun { at: Instant::now(), asked: self.core.memory.ask() }
     }
 
     /// Returns whether a failure that is an answer for its caller concerns the other callers.
@@ -150,27 +276,16 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         lead.has_stand_in() || rule.is_some_and(|rule| rule != AfterFailure::LoadAgain)
     }
 
-    /// Returns the lead for a loader, with the entry that its load is to replace.
-    fn lead(&self, lease: Option<Arc<LeaseRecord>>, source: Source) -> Lead<V> {
-        Lead::new(lease, self.known().map(|(known, _)| known), source, self.wants_new())
-    }
-
-    /// Returns what is new of an entry whose value is unchanged.
-    pub(super) fn terms(&self, value: &V, cost: Duration, keeping: &Keeping) -> Entry {
-        let entry = Entry::value(self.core.tag, cost, Bytes::new());
-        self.with_costs(entry, cost).with_windows(self.windows(value, keeping))
-    }
-
     /// Returns the entry of a value, and how long it is kept. `None` stores nothing.
     pub(super) fn entry(
         &self,
         made: &Made<V>,
-        cost: Duration,
+        begun: LoadBegun,
         lead: &Lead<V>,
     ) -> (Entry, Option<Duration>) {
-        let (core, keeping) = (&self.core, &lead.keeping());
+        let (core, keeping, cost) = (&self.core, &lead.keeping(), begun.at.elapsed());
         let (entry, windows) = match core.entry(made, cost, lead.tagged()) {
-            Ok(entry) => (self.with_costs(entry, cost), self.windows(&made.value, keeping)),
+            Ok(entry) => (entry, self.windows(&made.value, keeping)),
             Err(error) => {
                 let words = "a value is returned and not stored";
                 match core.unstorable.first() {
@@ -187,23 +302,47 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         (entry.with_windows(windows), ttl)
     }
 
-    /// Returns the entry with what loads cost, smoothed if the last entry is known.
-    pub(super) fn with_costs(&self, entry: Entry, cost: Duration) -> Entry {
-        let costs = match self.known() {
-            Some((known, _)) => known.costs.and(cost),
-            None => Costs::first(cost),
-        };
-        Entry { cost: costs.cost, ..entry.with_spread(costs.spread) }
-    }
-
     /// Returns the windows of a value. One that says that there is none may have its own.
-    pub(super) fn windows(&self, value: &V, keeping: &Keeping) -> Windows {
+    fn windows(&self, value: &V, keeping: &Keeping) -> Windows {
         let windows = self.options().windows_of(self.core.negative_windows(value), keeping);
         self.core.tags.limit(windows)
     }
-}
 
-/// Returns the landing with a load that is for its caller alone.
-fn reserved<V>() -> EpochOutcome<V> {
-    (Outcome::Alone(Alone::Reserved), Epoch::END)
+    /// Remembers a value for the later callers of this process, if the outage has not ended since
+    /// its load began.
+    pub(super) fn remember(
+        &self,
+        made: &Made<V>,
+        begun: LoadBegun,
+        lead: &Lead<V>,
+        outage: Option<Outage>,
+    ) {
+        let (core, keeping) = (&self.core, lead.keeping());
+        let lasts = |outage: &Outage| self.shard.breaker.outage() == Some(*outage);
+        let outage = outage.filter(|it| !keeping.do_not_store && lasts(it));
+        let (Some(outage), Some(asked)) = (outage, begun.asked) else { return };
+        if let Ok(entry) = core.entry(made, begun.at.elapsed(), lead.tagged())
+            && !self.has_ended_here(lead)
+        {
+            let entry = entry.with_windows(self.windows(&made.value, &keeping));
+            let seen = lead.previous().map_or(0, |previous| previous.fence);
+            core.memory.remember(&self.key, asked, outage, entry, seen);
+        }
+    }
+
+    /// Returns whether this process knows that a tag of the value has ended since its load began,
+    /// or does not know that none has.
+    pub(super) fn has_ended_here(&self, lead: &Lead<V>) -> bool {
+        let tags = &self.core.tags;
+        lead.has_outlived(tags.losses())
+            || lead.tagged().is_some_and(|tagged| tags.have_ended(&tagged))
+    }
+
+    /// Asks what the ends of its tags say of the value. Returns `None` if there is no answer.
+    pub(super) async fn ask_tags(&self, lead: &Lead<V>) -> Option<TagVerdict> {
+        match lead.tagged().filter(|_| self.core.tags.is_on) {
+            None => Some(TagVerdict::Current),
+            Some(tagged) => self.core.counted(self.core.ask_tags(&tagged).await).ok(),
+        }
+    }
 }

@@ -1,162 +1,493 @@
-//! The look of a leader into the backend, and what it decides.
+//! The look of a leader into the backend, and its claim: it acquires the lease, or waits for what
+//! its holder makes.
 
-use std::pin::pin;
+use std::{pin::pin, time::Duration};
 
-use tokio::sync::SemaphorePermit;
+use tokio::{
+    sync::SemaphorePermit,
+    time::{Instant, sleep},
+};
+use tracing::debug;
 
-use super::{EpochOutcome, Run, Step, silence};
+use super::{AskedKey, FlightEnd, ForLate, Held, Load, Run, RunStart, Step, second_try, silence};
 use crate::{
-    cache::{
-        Loaded, Source,
-        breaker::RequestKind,
-        core::{Core, Decision},
-        freshness::Rules,
-        outcome::{Alone, Outcome, Record},
-        settings::OnUncacheable,
-        shard::Shard,
-        tags::Judged,
-        uses::CountedUses,
+    backend::{
+        Announcement, BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode,
+        Occupied, Owner, TagVerdict,
     },
-    error::Error,
+    cache::{
+        Source,
+        breaker::RequestKind,
+        core::Decision,
+        error_codec,
+        freshness::Rules,
+        outcome::{Alone, Outcome},
+        previous::Previous,
+        refresh::QuietEntry,
+        settings::OnUncacheable,
+        tags::Judged,
+    },
+    error::{BackendError, BackendErrorKind, Chain, Error},
     flight::Epoch,
-    key::{Key, Name},
-    sync::lock,
+    lease::{Acquisition, AskOutcome, Attempt, Waiting, drive},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Asks the backend for the entry.
     pub(super) async fn look(&self) -> Step<V> {
-        let _turn = match self.shard.at_once.try_acquire() {
+        let _turn = match self.asked.shard.at_once.try_acquire() {
             Ok(turn) => Some(turn),
             // In a box, which most looks do not need.
             Err(_) => Box::pin(self.turn_to_look()).await,
         };
         // Pinned here, since a future holds its arguments twice.
-        let stored = pin!(self.stored(&self.options().rules));
-        match self.leader.ask(stored).await {
-            (Some(Decision::Served(value, source, record)), epoch) => {
-                Step::Land((found(value, source, record), epoch))
+        let stored = pin!(self.asked.stored(&self.asked.options().rules));
+        let (decision, epoch) = match &self.leader {
+            Some(leader) => leader.ask(stored).await,
+            None => (Some(stored.await), Epoch::END),
+        };
+        match decision {
+            Some(Decision::Served(value, source, record)) => {
+                Step::Land(FlightEnd::found(value, source, record, epoch))
             }
-            (Some(Decision::Refresh(value, source, known)), epoch) => {
-                let landing = (found(value, source, known.record), epoch);
-                Step::LandAndRefresh(landing, known)
+            Some(Decision::Refresh(value, source, previous)) => {
+                let end = FlightEnd::found(value, source, previous.record, epoch);
+                Step::LandAndRefresh(end, previous)
             }
-            (Some(decision), epoch) => self.decided(decision, epoch),
-            (None, _) => self.away(),
+            Some(decision) => self.decided(decision, epoch),
+            None => self.away(),
         }
     }
 
     async fn turn_to_look(&self) -> Option<SemaphorePermit<'_>> {
         // A caller may stop polling the look, and would block the queue for all.
-        self.leader.own_task().await;
-        self.shard.turn().await
+        if let Some(leader) = &self.leader {
+            leader.own_task().await;
+        }
+        self.asked.shard.turn().await
     }
 
     /// Asks for the entry that a refresh is to replace, and has none if there is no answer. The
     /// load needs a lease with a greater fence.
     pub(super) async fn look_for_old(&self, fence: u64) -> Step<V> {
-        let turn = self.shard.turn().await;
-        let epoch = self.leader.begin_epoch();
-        let rules = Rules { replaces: true, ..self.options().rules };
-        let old = match self.stored(&rules).await {
-            Decision::Refresh(_, _, known) | Decision::Old(known) => Some(known),
+        let _turn = self.asked.shard.turn().await;
+        let epoch = self.begin_epoch();
+        let rules = Rules { replaces: true, ..self.asked.options().rules };
+        let previous = match self.asked.stored(&rules).await {
+            Decision::Refresh(_, _, previous) | Decision::Old(previous) => Some((previous, epoch)),
             _ => None,
         };
-        drop(turn);
-        *lock(&self.known) = old.map(|known| (known, epoch));
-        Step::Claim { seen: fence }
+        Step::Claim { seen: fence, previous }
     }
 
-    /// Returns the step that follows a decision.
+    /// Returns the step that follows a decision about an entry of another process.
     fn decided(&self, decision: Decision<V>, epoch: Epoch) -> Step<V> {
         match decision {
-            // Another process has just made it.
             Decision::Served(value, _, record) => {
-                Step::Land((found(value, Source::Received, record), epoch))
+                Step::Land(FlightEnd::found(value, Source::Received, record, epoch))
             }
-            Decision::Refresh(value, _, known) => {
-                Step::Land((found(value, Source::Received, known.record), epoch))
+            Decision::Refresh(value, _, previous) => {
+                Step::Land(FlightEnd::found(value, Source::Received, previous.record, epoch))
             }
-            Decision::Old(known) => {
-                if let Some(landing) = self.while_backing_off(&known, epoch) {
-                    return Step::Land(landing);
-                }
-                let seen = known.fence;
-                *lock(&self.known) = Some((known, epoch));
-                Step::Claim { seen }
-            }
-            Decision::Miss { seen } => self.missed(seen),
+            Decision::Old(previous) => match self.while_backing_off(&previous, epoch) {
+                Some(end) => Step::Land(end),
+                None => Step::Claim { seen: previous.fence, previous: Some((previous, epoch)) },
+            },
+            Decision::Miss { seen } => Step::Claim { seen, previous: None },
             Decision::Unanswered(_) => self.away(),
-            Decision::Uncacheable { seen } => match self.options().sharing.on_uncacheable {
-                OnUncacheable::Coalesce => Step::LoadAlone(None),
-                OnUncacheable::Pass => Step::Land(uncacheable()),
-                OnUncacheable::Claim => Step::Claim { seen },
+            Decision::Uncacheable { seen } => match self.asked.options().sharing.on_uncacheable {
+                OnUncacheable::Coalesce => Step::LOAD_ALONE,
+                OnUncacheable::Pass => Step::Land(FlightEnd::alone(Alone::Uncacheable)),
+                OnUncacheable::Claim => Step::Claim { seen, previous: None },
             },
         }
     }
 
-    /// Returns the step that follows a miss.
-    pub(super) fn missed(&self, seen: u64) -> Step<V> {
-        let uses = self.options().min_uses.as_ref();
-        match uses.is_none_or(CountedUses::count) {
-            true => Step::Claim { seen },
-            false => Step::LoadRare,
+    /// Returns the step of a run that the backend does not answer. A value that this process
+    /// remembers is served, where its windows allow it.
+    pub(super) fn away(&self) -> Step<V> {
+        let AskedKey { core, key, name, shard, .. } = &self.asked;
+        // A refresh does not want an old value.
+        let is_refresh = self.start == RunStart::Behind || self.wants_new();
+        let outage = shard.breaker.outage().filter(|_| !is_refresh);
+        let Some(outage) = outage else { return Step::LOAD_ALONE };
+        let epoch = self.begin_epoch();
+        let previous = match core.recall(key, name, &self.asked.options().rules, outage) {
+            Some(Decision::Old(previous)) => Some((previous, epoch)),
+            Some(decision) => match decision.value() {
+                Some((value, record, _)) => {
+                    return Step::Land(FlightEnd::found(value, Source::Degraded, record, epoch));
+                }
+                None => None,
+            },
+            None => None,
+        };
+        Step::LoadAlone { outage: Some(outage), previous }
+    }
+
+    /// Returns the end with the entry that is served in place of a load, if this process knows that
+    /// the key backs off.
+    fn while_backing_off(&self, previous: &Previous<V>, epoch: Epoch) -> Option<FlightEnd<V>> {
+        let AskedKey { core, key, .. } = &self.asked;
+        if !core.refreshes.knows(QuietEntry::BacksOff, key, previous.fence) {
+            return None;
         }
-    }
-
-    /// Returns the step that follows an entry of another process, whose tags were asked for.
-    pub(super) fn received(&self, judged: Judged, epoch: Epoch) -> Step<V> {
-        // A push may be of an entry that is not stored, so it is not remembered.
-        self.forget();
-        let decision = self.core.decide(&self.name, &self.options().rules, judged);
-        self.decided(decision, epoch)
-    }
-
-    /// Asks the backend for the entry.
-    pub(super) fn stored(&self, rules: &Rules) -> impl Future<Output = Decision<V>> {
-        stored(&self.core, &self.shard, self.leader.key(), &self.name, rules)
+        let end = FlightEnd::fallback(previous, epoch)?;
+        core.counters.backed_off.add();
+        Some(end)
     }
 
     /// Looks once more, where this process may not load: another process may have loaded meanwhile.
-    pub(super) async fn look_instead(&self, error: Error) -> EpochOutcome<V> {
-        let _turn = self.shard.turn().await;
-        let epoch = self.leader.begin_epoch();
-        let decision = self.stored(&self.options().rules).await;
+    async fn look_instead(&self, error: Error) -> FlightEnd<V> {
+        let _turn = self.asked.shard.turn().await;
+        let epoch = self.begin_epoch();
+        let decision = self.asked.stored(&self.asked.options().rules).await;
         match decision.value() {
-            Some((value, record, Source::Hit)) => (found(value, Source::Received, record), epoch),
-            Some((value, record, source)) => (found(value, source, record), epoch),
+            Some((value, record, source)) => {
+                let source = if source == Source::Hit { Source::Received } else { source };
+                FlightEnd::found(value, source, record, epoch)
+            }
             None => self.full(error),
         }
     }
-}
 
-/// Returns the outcome with a value of an entry.
-pub(super) fn found<V>(value: V, source: Source, record: Option<Record>) -> Outcome<V> {
-    Outcome::Value(Loaded { value, source, record })
-}
-
-/// Returns the landing with a load that cannot be shared.
-pub(super) fn uncacheable<V>() -> EpochOutcome<V> {
-    (Outcome::Alone(Alone::Uncacheable), Epoch::END)
-}
-
-/// Asks the backend for an entry, unless it has not answered lately.
-pub(in crate::cache) async fn stored<V: Clone + Send + Sync + 'static>(
-    core: &Core<V>,
-    shard: &Shard,
-    key: &Key,
-    name: &Name,
-    rules: &Rules,
-) -> Decision<V> {
-    let breaker = &shard.breaker;
-    if breaker.is_troubled() && !breaker.admits() {
-        return Decision::Unanswered(silence());
+    /// Claims the lease, or waits for what its holder makes. `seen` is the fence of the last entry
+    /// that was not good enough.
+    pub(super) async fn claim(&self, seen: u64, held: &mut Held<V>) -> Step<V> {
+        let (core, options) = (&self.asked.core, self.asked.options());
+        let settings = &core.settings;
+        let name = self.asked.name.clone();
+        let mut claim = Claim::new(name, Mode::Exclusive, settings.lease, settings.fence_life());
+        // The claims of a cache have no queue at the backend.
+        claim.waits = false;
+        claim.listens = self.start != RunStart::Behind;
+        let (engine, retry) = (&core.engine, settings.retry.as_ref());
+        let limit = options.wait_limit;
+        let mut waiting = Waiting::new(engine.janitor(), claim.clone(), retry, limit);
+        let mut claiming = Claiming {
+            run: self,
+            held,
+            acquisition: Acquisition::new(engine.janitor().clone(), claim),
+            seen,
+            unanswered: None,
+            asked_at: Instant::now(),
+            time_up: false,
+            epoch: Epoch::END,
+            fence: 0,
+            told: None,
+        };
+        drive(&mut claiming, &mut waiting).await
     }
-    let decision = core.read(key, name, rules).await;
-    match &decision {
-        Decision::Unanswered(error) => breaker.failed(error, &core.counters),
-        _ if breaker.is_troubled() => breaker.answered(RequestKind::Read, &core.counters),
-        _ => {}
+}
+
+/// The claim of one leader.
+struct Claiming<'a, V> {
+    run: &'a Run<V>,
+    held: &'a mut Held<V>,
+    acquisition: Acquisition,
+    /// The fence of the last entry that was not good enough.
+    seen: u64,
+    /// When the last request began, if it had no answer. Perhaps only the answer was lost, so the
+    /// same owner asks a second time.
+    unanswered: Option<Instant>,
+    /// When the last request that was not a repetition began.
+    asked_at: Instant,
+    /// The wait for another process is over, and the last request decides.
+    time_up: bool,
+    /// The epoch of the last request: later joiners have no part in its answer.
+    epoch: Epoch,
+    /// The fence of the holder that was in the way.
+    fence: u64,
+    /// A push of the holder that has left something to ask for.
+    told: Option<ToldOfEntry>,
+}
+
+/// A push that tells of an entry.
+enum ToldOfEntry {
+    /// The entry is to be fetched.
+    Announced(Announcement),
+    /// The tags of the entry are to be asked for.
+    Tagged(Entry),
+}
+
+impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
+    type Outcome = Step<V>;
+
+    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<Step<V>> {
+        let (run, core, shard) = (self.run, &self.run.asked.core, &self.run.asked.shard);
+        if let Some(step) = self.follow_push(waiting.left()).await {
+            return AskOutcome::Settled(step);
+        }
+        if let Err(error) = run.permit(self.held).await {
+            return AskOutcome::Settled(Step::Land(run.look_instead(error).await));
+        }
+        let turn = shard.turn().await;
+        if !shard.breaker.admits_claim() {
+            return AskOutcome::Settled(run.away());
+        }
+        if shard.breaker.is_unconfirmed() {
+            self.probe();
+            return AskOutcome::Settled(run.away());
+        }
+        // Another process is likely to load. A second claim would read its entry out of turn.
+        waiting.listen();
+        self.epoch = run.begin_epoch();
+        let answer = self.ask_once().await;
+        drop(turn);
+        if let Ok((claimed, _)) = &answer {
+            let is_granted = matches!(claimed, Claimed::Granted(_));
+            shard.breaker.answered(RequestKind::changed(is_granted), &core.counters);
+        }
+        match core.counted(answer) {
+            Ok((Claimed::Granted(grant), sent)) => AskOutcome::Settled(self.granted(&grant, sent)),
+            Ok((Claimed::BacksOff(back_off, failure), _)) => {
+                AskOutcome::Settled(self.backs_off(back_off, &failure))
+            }
+            Ok((Claimed::Newer(entry), _)) => match self.received(entry).await {
+                None => AskOutcome::Again,
+                Some(step) => AskOutcome::Settled(step),
+            },
+            Ok((Claimed::Occupied(occupied), _)) => self.occupied(&occupied),
+            Err(error) => self.failed(&error),
+        }
     }
-    decision
+
+    fn pushed(&mut self, change: Change, _: &mut Waiting<'_>) -> Option<Step<V>> {
+        let AskedKey { core, key, .. } = &self.run.asked;
+        if matches!(change, Change::Announced(_) | Change::Invalidated(_)) {
+            core.memory.drop_row(key);
+        }
+        match change {
+            // A push that is older than the present holder is late or doubled.
+            Change::Entry(entry) if entry.fence >= self.fence => match entry.tagged {
+                None => self.judged((Ok(Some(entry)), TagVerdict::Current)),
+                Some(_) => {
+                    self.told = Some(ToldOfEntry::Tagged(entry));
+                    None
+                }
+            },
+            Change::Announced(announced) if announced.fence >= self.fence => {
+                self.told = Some(ToldOfEntry::Announced(announced));
+                None
+            }
+            Change::Failed(failure) if failure.fence() >= self.fence => {
+                let codec = core.error_codec.as_deref();
+                Some(Step::Land(FlightEnd::failed(error_codec::error(codec, failure))))
+            }
+            _ => None,
+        }
+    }
+
+    async fn interrupted(&self) -> Step<V> {
+        self.run.asked.shard.breaker.opened().await;
+        debug!("nothing can be pushed any more");
+        self.run.away()
+    }
+
+    fn time_up(&mut self, _: &Waiting<'_>) -> Option<Step<V>> {
+        self.time_up = true;
+        None
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
+    /// Asks for what a push has left open. Returns the step that follows the entry, if it is of
+    /// use.
+    async fn follow_push(&mut self, left: Duration) -> Option<Step<V>> {
+        match self.told.take()? {
+            ToldOfEntry::Announced(announced) => self.fetch(&announced, left).await,
+            ToldOfEntry::Tagged(entry) => self.received(entry).await,
+        }
+    }
+
+    /// Fetches an entry that is too large to be pushed, when it is this process's turn, within half
+    /// of the time `left`.
+    ///
+    /// All processes hear of the entry at once. If all fetched it at once, their requests would
+    /// wait for each other beyond their time-outs, and each process would load by itself.
+    ///
+    /// Returns `None` if the entry is gone or of no use. The process then claims the lease.
+    async fn fetch(&mut self, announced: &Announcement, left: Duration) -> Option<Step<V>> {
+        let (run, AskedKey { core, name, shard, .. }) = (self.run, &self.run.asked);
+        tokio::select! {
+            biased;
+            () = sleep(turn_to_fetch(announced).min(left / 2)) => {}
+            () = shard.breaker.opened() => return Some(run.away()),
+        }
+        let turn = shard.turn().await;
+        self.epoch = run.begin_epoch();
+        let fetched = core.counted(core.store.fetch(name, announced).await);
+        drop(turn);
+        match fetched {
+            Ok(entry) => self.received(entry.filter(|it| it.fence >= announced.fence)?).await,
+            Err(error) => {
+                debug!(error = %Chain(&error), "an announced entry could not be fetched");
+                None
+            }
+        }
+    }
+
+    /// Returns the step that follows an entry of another process, if the entry is of use.
+    async fn received(&mut self, entry: Entry) -> Option<Step<V>> {
+        let judged = self.run.asked.core.judge(Ok(Some(entry))).await;
+        self.judged(judged)
+    }
+
+    /// Returns the step that follows an entry of another process whose tags were asked for. If it
+    /// is of no use, the next claim has seen it.
+    fn judged(&mut self, judged: Judged) -> Option<Step<V>> {
+        let AskedKey { core, key, name, .. } = &self.run.asked;
+        let options = self.run.asked.options();
+        let is_uncacheable = |entry: &Entry| entry.kind == EntryKind::Uncacheable;
+        if matches!(&judged.0, Ok(Some(entry)) if is_uncacheable(entry))
+            && options.sharing.on_uncacheable == OnUncacheable::Claim
+        {
+            return Some(Step::Land(FlightEnd::alone(Alone::Uncacheable)));
+        }
+        // A push may be of an entry that is not stored, so it is not remembered.
+        core.memory.drop_row(key);
+        match self.run.decided(core.decide(name, &options.rules, judged), self.epoch) {
+            Step::Claim { seen, previous } => {
+                self.seen = seen.max(self.seen);
+                if previous.is_some() {
+                    self.held.previous = previous;
+                }
+                None
+            }
+            step => Some(step),
+        }
+    }
+
+    /// Claims once in a task, to see whether replicas confirm grants again. No caller waits for it:
+    /// replicas may be away for long.
+    fn probe(&self) {
+        let AskedKey { core, shard, .. } = self.run.asked.clone();
+        let (claim, seen) = (self.acquisition.claim().clone(), self.seen);
+        let claim = Claim { owner: Owner::fresh(), listens: false, ..claim };
+        let janitor = core.engine.janitor().clone();
+        let mut acquisition = Acquisition::new(janitor.clone(), claim);
+        // Dropped at the end, the acquisition releases what it was granted.
+        janitor.spawn(async move {
+            let claim = |_, claim| core.store.claim(claim, seen);
+            match core.counted(acquisition.ask(core.try_limit, claim).await) {
+                Ok((claimed, _)) => {
+                    let is_granted = matches!(claimed, Claimed::Granted(_));
+                    shard.breaker.answered(RequestKind::changed(is_granted), &core.counters);
+                }
+                Err(error) => shard.breaker.failed(&error, &core.counters),
+            }
+        });
+    }
+
+    async fn ask_once(&mut self) -> Result<(Claimed, Instant), BackendError> {
+        let AskedKey { core, shard, .. } = &self.run.asked;
+        let (seen, limit) = (self.seen, core.try_limit);
+        let limit = match self.unanswered {
+            Some(first) => second_try(first, limit),
+            None => {
+                self.asked_at = Instant::now();
+                limit
+            }
+        };
+        let claim = |_, claim| async move {
+            tokio::select! {
+                biased;
+                answer = core.store.claim(claim, seen) => answer,
+                // Others have waited for a time-out already.
+                () = shard.breaker.opened() => Err(silence()),
+            }
+        };
+        self.acquisition.ask(limit, claim).await
+    }
+
+    fn granted(&mut self, grant: &Grant, sent: Instant) -> Step<V> {
+        let (asked, fence) = (&self.run.asked, grant.fence());
+        debug!(fence, "lease taken");
+        let upkeep = asked.core.settings.upkeep(asked.options());
+        let granted = self.acquisition.settle(upkeep, fence, sent, None);
+        let guard = asked.core.engine.hold(granted);
+        let load = Load::new(asked.clone(), guard, grant, self.held, self.run);
+        Step::Load(Box::new(load), self.epoch)
+    }
+
+    /// Returns the step of a run whose claim was told that the key backs off.
+    fn backs_off(&self, back_off: BackOff, failure: &Failure) -> Step<V> {
+        debug!(?back_off, "the key backs off");
+        let AskedKey { core, .. } = &self.run.asked;
+        core.counters.backed_off.add();
+        if let Some((previous, _)) = &self.held.previous {
+            self.run.asked.leave_alone(previous.fence, back_off.wait);
+        }
+        let error = error_codec::backing_off(core.error_codec.as_deref(), failure, back_off.wait);
+        Step::Land(FlightEnd {
+            outcome: Outcome::Failed(error),
+            epoch: self.epoch,
+            late: ForLate::Look,
+        })
+    }
+
+    fn occupied(&mut self, occupied: &Occupied) -> AskOutcome<Step<V>> {
+        // A leader that waits for another process needs no permit to load.
+        self.held.permit = None;
+        let AskedKey { core, key, .. } = &self.run.asked;
+        let options = self.run.asked.options();
+        options.will_wait();
+        if self.run.start == RunStart::Behind {
+            debug!("another process refreshes");
+            let time = occupied.remaining;
+            core.refreshes.note(QuietEntry::Refreshed, key, self.seen, time);
+            return AskOutcome::Settled(Step::LOAD_ALONE);
+        }
+        self.unanswered = None;
+        let met = std::mem::replace(&mut self.fence, occupied.fence);
+        let is_next = met != 0 && met != occupied.fence;
+        if self.time_up || (is_next && options.sharing.waits_once) {
+            debug!("the wait for another process is over");
+            return AskOutcome::Settled(Step::LOAD_ALONE);
+        }
+        debug!(fence = occupied.fence, remaining = ?occupied.remaining, "another process loads");
+        AskOutcome::Occupied(occupied.remaining)
+    }
+
+    fn failed(&mut self, error: &BackendError) -> AskOutcome<Step<V>> {
+        let AskedKey { core, shard, .. } = &self.run.asked;
+        // A request that an open breaker has cut short says nothing.
+        if !shard.breaker.is_open() {
+            if error.kind() == BackendErrorKind::Unknown && self.unanswered.is_none() {
+                self.unanswered = Some(self.asked_at);
+                return AskOutcome::Again;
+            }
+            shard.breaker.failed(error, &core.counters);
+        }
+        AskOutcome::Settled(self.run.away())
+    }
+}
+
+/// For how long each process has the server to itself: 4 ms for an entry of 1 MiB. With more, the
+/// fetches would outlast their time-outs.
+const BYTES_PER_MS: u32 = 256 << 10;
+/// The turns that processes choose from if the backend does not know their number.
+const TURNS: u32 = 64;
+
+/// Returns how long a process waits for its turn to fetch an entry.
+fn turn_to_fetch(announced: &Announcement) -> Duration {
+    let turn = announced.turn.unwrap_or_else(|| fastrand::u32(0..TURNS));
+    let bytes = u32::try_from(announced.bytes).unwrap_or(u32::MAX);
+    Duration::from_millis(1).mul_f64(f64::from(bytes) / f64::from(BYTES_PER_MS)) * turn
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn turns_are_spread_by_the_size_of_the_entry() {
+        let turn = |bytes, turn| turn_to_fetch(&Announcement { fence: 1, bytes, turn });
+        assert_eq!(turn(1 << 20, Some(0)), Duration::ZERO);
+        assert_eq!(turn(1 << 20, Some(99)), 396 * MS);
+        assert_eq!(turn(64 << 10, Some(100)), 25 * MS);
+        assert!(turn(1 << 20, None) < 64 * 4 * MS);
+    }
 }

@@ -1,99 +1,182 @@
 //! The run of a leader: look, claim, load and commit, or wait for the process that has the lease.
 //!
+//! - `look` reads the entry, and claims the lease unless the entry is good enough.
+//! - `load` runs the loader, under the lease or without one.
+//! - `commit` ends the lease, with a value or a failure.
+//!
 //! A run always ends with an outcome. Where the backend fails, the leader loads without a lease,
 //! for this process alone, and stores nothing. Until the backend answers again, the later callers
 //! of this process are served what it loaded.
 
-mod anew;
-mod away;
-mod claim;
 mod commit;
-mod fail;
-mod fetch;
-mod head;
 mod load;
-pub(super) mod look;
-mod refresh;
+mod look;
 
-use std::{
-    panic::AssertUnwindSafe,
-    pin::pin,
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicBool, AtomicU32},
-    },
-    time::Duration,
-};
+use std::{panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tokio::time::Instant;
-use tracing::debug;
+use tracing::{Instrument, Span, debug};
 
+pub use self::load::Load;
 use super::{
-    Lead, Source,
-    breaker::Outage,
+    Lead, Loaded, Source,
+    begin::WhyAlone,
+    breaker::{Outage, RequestKind, Shard},
     core::{Core, Decision, Permit},
     freshness::Rules,
-    known::Known,
     loader::{self, Produced},
-    outcome::{Alone, Outcome},
+    outcome::{Alone, Outcome, Record},
+    previous::Previous,
+    refresh::QuietEntry,
     settings::{OnFull, Options},
-    shard::Shard,
 };
 use crate::{
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
-    flight::{Epoch, Leader, Notice},
+    flight::{self, Epoch, LateJoiners, Leader, Notice},
     key::{Key, Name},
-    lease::LeaseGuard,
     spans,
-    sync::lock,
 };
 
-/// One leader, on its way to an outcome.
-pub(super) struct Run<V: Clone> {
-    core: Arc<Core<V>>,
+/// A key that is asked for, and how.
+pub(super) struct AskedKey<V> {
+    pub(super) core: Arc<Core<V>>,
+    pub(super) key: Key,
     name: Name,
     /// The part of the backend that keeps the name.
     shard: Arc<Shard>,
     own: Option<Box<Options>>,
-    leader: Leader<Outcome<V>>,
-    /// The outcome for late joiners, if the backend cannot be asked for it.
-    for_late: OnceLock<Outcome<V>>,
-    /// The callers have waited for the backend in vain already, so it is not asked.
-    is_alone: bool,
-    /// Whether to wait for another process that has the lease.
-    waits: bool,
-    /// How many loads have failed in a row before this one.
-    failures: AtomicU32,
-    /// There was no entry when the lease was granted.
-    has_no_entry: AtomicBool,
-    /// The entry that the load is to replace, read in this epoch.
-    known: Mutex<Option<(Arc<Known<V>>, Epoch)>>,
-    /// Set if the load has failed, and this entry is served in its place.
-    stood_in: OnceLock<()>,
-    /// The fence that was burnt for this run. An older entry is not good enough.
-    supersedes: Option<u64>,
-    /// The epoch in which an [anew](Self::is_anew) run has looked for the entry to replace.
-    asked: OnceLock<Epoch>,
 }
 
-/// An outcome, and the epoch that it belongs to.
-type EpochOutcome<V> = (Outcome<V>, Epoch);
+impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
+    pub(super) fn new(
+        core: &Arc<Core<V>>,
+        key: &Key,
+        own: Option<Box<Options>>,
+    ) -> Result<Self, Error> {
+        let name = core.name(key)?;
+        Ok(Self { core: core.clone(), key: key.clone(), shard: core.shard(&name), name, own })
+    }
+}
+
+impl<V> AskedKey<V> {
+    pub(super) fn options(&self) -> &Options {
+        self.core.options(self.own.as_deref())
+    }
+}
+
+impl<V> Clone for AskedKey<V> {
+    fn clone(&self) -> Self {
+        let Self { core, key, name, shard, own } = self;
+        let (core, shard) = (core.clone(), shard.clone());
+        Self { core, key: key.clone(), name: name.clone(), shard, own: own.clone() }
+    }
+}
+
+/// One leader, on its way to an outcome. Or one caller that leads no flight, on its way to a load.
+pub(super) struct Run<V> {
+    asked: AskedKey<V>,
+    leader: Option<Leader<Outcome<V>>>,
+    start: RunStart,
+}
+
+/// How a run begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RunStart {
+    /// With a look.
+    Look,
+    /// The callers have waited for the backend in vain already, so it is not asked.
+    Away,
+    /// With a look for the entry to replace. This fence was burnt for the run, so an older entry is
+    /// not good enough.
+    Supersede(u64),
+    /// With an entry to refresh. The run does not wait for another process that has the lease.
+    Behind,
+}
+
+/// How a flight ends.
+pub(super) struct FlightEnd<V> {
+    outcome: Outcome<V>,
+    /// The outcome is for the callers that joined before it.
+    epoch: Epoch,
+    late: ForLate,
+}
+
+/// What the callers get that joined after the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ForLate {
+    /// What a second look finds.
+    Look,
+    /// The same. If it finds an old value, that is served: they have waited for the failed load.
+    Fallback,
+    /// The value, though it may be older than an act that they know of: the backend cannot be
+    /// asked.
+    Degraded,
+}
+
+impl<V> FlightEnd<V> {
+    fn new(outcome: Outcome<V>, epoch: Epoch) -> Self {
+        Self { outcome, epoch, late: ForLate::Look }
+    }
+
+    /// Ends with a value of an entry.
+    fn found(value: V, source: Source, record: Option<Record>, epoch: Epoch) -> Self {
+        Self::new(Outcome::Value(Loaded { value, source, record }), epoch)
+    }
+
+    /// Ends with an error, for all callers.
+    fn failed(error: Error) -> Self {
+        Self::new(Outcome::Failed(error), Epoch::END)
+    }
+
+    /// Lets each caller load for itself.
+    fn alone(why: Alone) -> Self {
+        Self::new(Outcome::Alone(why), Epoch::END)
+    }
+
+    /// Ends with an old value in place of a load that failed.
+    fn fallback(previous: &Previous<V>, epoch: Epoch) -> Option<Self>
+    where
+        V: Clone + 'static,
+    {
+        let end = Self::found(previous.fallback()?, previous.source, previous.record, epoch);
+        Some(Self { late: ForLate::Fallback, ..end })
+    }
+}
+
+/// An entry that a load is to replace, read in this epoch.
+type PreviousRead<V> = (Arc<Previous<V>>, Epoch);
 
 /// The next step of a run.
 enum Step<V> {
     /// Claim the lease. `seen` is the fence of the last entry that was not good enough.
-    Claim { seen: u64 },
-    /// Load under this lease, which was granted in this epoch.
-    Load(LeaseGuard, Epoch),
+    Claim { seen: u64, previous: Option<PreviousRead<V>> },
+    /// Load under a lease that was granted in this epoch.
+    Load(Box<Load<V>>, Epoch),
     /// Load without a lease. In an outage, the value is remembered until its end.
-    LoadAlone(Option<Outage>),
-    /// Load without a lease, because the key is used too rarely to store its value.
-    LoadRare,
+    LoadAlone { outage: Option<Outage>, previous: Option<PreviousRead<V>> },
     /// Land the flight.
-    Land(EpochOutcome<V>),
+    Land(FlightEnd<V>),
     /// Land the flight, and refresh this entry in the background.
-    LandAndRefresh(EpochOutcome<V>, Arc<Known<V>>),
+    LandAndRefresh(FlightEnd<V>, Arc<Previous<V>>),
+}
+
+impl<V> Step<V> {
+    const LOAD_ALONE: Self = Self::LoadAlone { outage: None, previous: None };
+}
+
+/// How a run begins that is for one caller, outside of a flight.
+pub(super) enum Begin<V> {
+    /// With what is stored, and a load if it is time to refresh that.
+    Ended(Outcome<V>, Option<Box<Load<V>>>),
+    Load(Box<Load<V>>),
+    Alone(WhyAlone),
+}
+
+/// What a run has on its way to a load.
+struct Held<V> {
+    permit: Option<Permit>,
+    previous: Option<PreviousRead<V>>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -101,31 +184,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         core: &Arc<Core<V>>,
         key: &Key,
         own: Option<Box<Options>>,
-        leader: Leader<Outcome<V>>,
-        is_alone: bool,
+        leader: Option<Leader<Outcome<V>>>,
+        start: RunStart,
     ) -> Result<Self, Error> {
-        let name = core.name(key)?;
-        Ok(Self {
-            core: core.clone(),
-            shard: core.shard(&name),
-            name,
-            own,
-            leader,
-            for_late: OnceLock::new(),
-            is_alone,
-            waits: true,
-            failures: AtomicU32::new(0),
-            has_no_entry: AtomicBool::new(false),
-            known: Mutex::default(),
-            stood_in: OnceLock::new(),
-            supersedes: None,
-            asked: OnceLock::new(),
-        })
-    }
-
-    /// Returns the run of a refresh that beats the loads before this fence.
-    pub(super) fn superseding(self, fence: u64) -> Self {
-        Self { supersedes: Some(fence), ..self }
+        Ok(Self { asked: AskedKey::new(core, key, own)?, leader, start })
     }
 
     /// Runs to the end.
@@ -134,18 +196,17 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
-        let landing = async {
-            let step = match self.supersedes {
-                Some(fence) => Box::pin(self.look_for_old(fence)).await,
-                None if self.is_anew() => Box::pin(self.look_anew()).await,
-                None if self.is_alone => self.away(),
-                None => self.look().await,
+        let end = async {
+            let step = match self.start {
+                RunStart::Supersede(fence) => Box::pin(self.look_for_old(fence)).await,
+                RunStart::Away => self.away(),
+                RunStart::Look | RunStart::Behind => self.look().await,
             };
             match step {
-                Step::Land(landing) => landing,
-                Step::LandAndRefresh(landing, known) => {
-                    self.begin_refresh(work, known);
-                    landing
+                Step::Land(end) => end,
+                Step::LandAndRefresh(end, previous) => {
+                    self.begin_refresh(work, previous);
+                    end
                 }
                 // In boxes of their own, so that the future of a hit stays small. A future holds
                 // its arguments twice.
@@ -153,91 +214,80 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
         };
         // A codec may panic, too. That is an outcome like any other.
-        let landing = {
-            let landing = pin!(AssertUnwindSafe(landing).catch_unwind());
-            spans::within_caller(landing).await
+        let end = {
+            let end = pin!(AssertUnwindSafe(end).catch_unwind());
+            spans::within_caller(end).await
         };
-        let (outcome, epoch) =
-            landing.unwrap_or_else(|panic| failed(loader::panicked(panic.as_ref())));
-        let is_anew = self.is_anew();
-        let Self { core, name, shard, own, leader, for_late, stood_in, .. } = self;
-        if let Some(late) = leader.land(outcome, epoch) {
-            let outcome = match for_late.into_inner() {
-                _ if is_anew => None,
-                Some(outcome) => Some(outcome),
-                None => {
-                    let rules = &core.options(own.as_deref()).rules;
-                    let stood_in = stood_in.get().is_some();
-                    // In a box, which a flight without late joiners does not need.
-                    Box::pin(look_late(&core, &shard, late.key(), &name, rules, stood_in)).await
-                }
-            };
-            late.land(outcome);
+        let end = end.unwrap_or_else(|panic| FlightEnd::failed(loader::panicked(panic.as_ref())));
+        let Self { asked, leader: Some(leader), .. } = self else { return };
+        let degraded = match &end.outcome {
+            Outcome::Value(loaded) if end.late == ForLate::Degraded => {
+                Some(Outcome::Value(Loaded::degraded(loaded.value.clone())))
+            }
+            _ => None,
+        };
+        if let Some(late) = leader.land(end.outcome, end.epoch) {
+            match degraded {
+                Some(_) => late.land(degraded),
+                // In a box, which a flight without late joiners does not need.
+                None => Box::pin(asked.land_late(late, end.late)).await,
+            }
         }
     }
 
     /// Awaits the rest of the run in a span that tells how it ends.
     fn traced(
         &self,
-        rest: impl Future<Output = EpochOutcome<V>>,
-    ) -> impl Future<Output = EpochOutcome<V>> {
-        let key = self.leader.key();
-        let span = match self.supersedes {
-            None => spans::load(key),
-            Some(_) => spans::refresh(key),
+        rest: impl Future<Output = FlightEnd<V>>,
+    ) -> impl Future<Output = FlightEnd<V>> {
+        let span = match self.start {
+            RunStart::Supersede(_) => spans::refresh(&self.asked.key),
+            _ => spans::load(&self.asked.key),
         };
-        spans::within(span, self.unless_cancelled(rest), |(outcome, _), span| {
-            outcome.ends(span, true);
-        })
+        let ends = |end: &FlightEnd<V>, span: &Span| end.outcome.ends(span, true);
+        spans::within(span, self.unless_cancelled(rest), ends)
     }
 
     /// Runs the steps that follow the look.
-    async fn beyond<F, Fut>(&self, mut step: Step<V>, work: F) -> EpochOutcome<V>
+    async fn beyond<F, Fut>(&self, step: Step<V>, work: F) -> FlightEnd<V>
     where
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        self.leader.own_task().await;
-        let begun = self.core.meter.begin();
-        let mut permit = None;
-        if let Step::Claim { seen } = step {
-            step = match self.options().sharing.local {
-                // In a box, which does not stay during the load.
-                None => Box::pin(self.claim(seen, &mut permit)).await,
-                Some(Source::Led) => Step::LoadRare,
-                Some(_) => Step::LoadAlone(None),
-            };
+        if let Some(leader) = &self.leader {
+            leader.own_task().await;
         }
-        let landing = match step {
-            Step::Land(landing) | Step::LandAndRefresh(landing, _) => landing,
-            // In a box, which a process that waits for another one does not need.
-            Step::Load(guard, granted) => Box::pin(self.load(work, guard, granted)).await,
-            step @ (Step::LoadAlone(_) | Step::LoadRare | Step::Claim { .. }) => {
-                let (source, outage) = match step {
-                    Step::LoadRare => (Source::Led, None),
-                    Step::LoadAlone(outage) => (Source::Degraded, outage),
-                    _ => (Source::Degraded, None),
-                };
-                match self.core.failures.backs_off_alone(self.leader.key()) {
-                    Some(error) => {
-                        self.core.counters.backed_off.add();
-                        failed(error)
-                    }
-                    None => match Box::pin(self.permit(&mut permit)).await {
-                        Ok(()) => Box::pin(self.load_alone(work, source, outage)).await,
-                        Err(error) => self.full(error),
-                    },
+        let begun = self.asked.core.meter.begin();
+        let mut held = Held { permit: None, previous: None };
+        let step = match step {
+            Step::Claim { seen, previous } => {
+                held.previous = previous;
+                match self.asked.options().sharing.is_local {
+                    true => Step::LOAD_ALONE,
+                    // In a box, which does not stay during the load.
+                    false => Box::pin(self.claim(seen, &mut held)).await,
                 }
             }
+            step => step,
         };
-        let landing = self.or_stale(landing);
-        self.core.waited(begun, &landing.0);
-        landing
+        let end = match step {
+            Step::Land(end) | Step::LandAndRefresh(end, _) => end,
+            // In boxes, which a process that waits for another one does not need.
+            Step::Load(load, granted) => Box::pin(self.load(work, load, granted)).await,
+            Step::LoadAlone { outage, previous } => {
+                held.previous = held.previous.or(previous);
+                Box::pin(self.load_alone(work, outage, &mut held)).await
+            }
+            Step::Claim { .. } => Box::pin(self.load_alone(work, None, &mut held)).await,
+        };
+        let end = self.or_fallback(end, held.previous);
+        self.asked.core.waited(begun, &end.outcome);
+        end
     }
 
-    /// Returns the landing with the entry that is kept for this case, if a load has failed.
-    fn or_stale(&self, landing: EpochOutcome<V>) -> EpochOutcome<V> {
-        let Outcome::Failed(error) = &landing.0 else { return landing };
+    /// Returns the end with the entry that is kept for this case, if a load has failed.
+    fn or_fallback(&self, end: FlightEnd<V>, previous: Option<PreviousRead<V>>) -> FlightEnd<V> {
+        let Outcome::Failed(error) = &end.outcome else { return end };
         let is_of_load = matches!(
             error.kind(),
             ErrorKind::Load
@@ -246,96 +296,234 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 | ErrorKind::BackingOff
                 | ErrorKind::Overloaded
         );
-        // A caller that asked for a new value is told of the failure.
-        let is_kept = self.known().filter(|_| is_of_load && !self.wants_new());
-        let old = is_kept.and_then(|(known, epoch)| {
-            Some((look::found(known.in_place_of_failure()?, known.source, known.record), epoch))
-        });
-        let Some(old) = old else { return landing };
+        let is_served = is_of_load && !self.wants_new();
+        let fallback = previous
+            .filter(|_| is_served)
+            .and_then(|(previous, epoch)| FlightEnd::fallback(&previous, epoch));
+        let Some(fallback) = fallback else { return end };
         debug!(%error, "the stale value is served, because the load failed");
-        let _ = self.stood_in.set(());
-        old
-    }
-
-    /// Returns the entry that the load is to replace, if there is one.
-    fn known(&self) -> Option<(Arc<Known<V>>, Epoch)> {
-        lock(&self.known).clone()
+        fallback
     }
 
     /// Awaits the rest of the run, unless it is cancelled. Dropping the rest releases what it
     /// holds, and undoes what it may hold.
-    async fn unless_cancelled(
-        &self,
-        rest: impl Future<Output = EpochOutcome<V>>,
-    ) -> EpochOutcome<V> {
+    async fn unless_cancelled(&self, rest: impl Future<Output = FlightEnd<V>>) -> FlightEnd<V> {
         let error = tokio::select! {
             biased;
-            landing = rest => return landing,
-            () = self.leader.told(Notice::Unwanted) => {
+            end = rest => return end,
+            () = self.told(Notice::Unwanted) => {
                 Error::new(ErrorKind::Cancelled, "no caller waited for the load any more")
             }
-            () = self.core.abort.cancelled() => {
+            () = self.asked.core.abort.cancelled() => {
                 Error::new(ErrorKind::ShutDown, "the cache was shut down")
             }
         };
         debug!(%error, "load cancelled");
-        failed(error)
+        FlightEnd::failed(error)
     }
 
-    fn options(&self) -> &Options {
-        self.core.options(self.own.as_deref())
+    /// Looks, and claims the lease unless the entry is good enough, for a caller that loads itself.
+    pub(super) async fn begin(&self) -> Begin<V> {
+        let AskedKey { core, key, shard, .. } = &self.asked;
+        let mut held = Held { permit: None, previous: None };
+        let step = match self.look().await {
+            Step::LandAndRefresh(end, previous) => {
+                let is_quiet = core.refreshes.knows(QuietEntry::Refreshed, key, previous.fence);
+                let refresh =
+                    Self { asked: self.asked.clone(), leader: None, start: RunStart::Behind };
+                let load = if is_quiet { None } else { refresh.begin_behind(previous).await };
+                let mut load = load.map(|(load, _)| load);
+                if let Some(load) = &mut load {
+                    load.begin_tags().await;
+                }
+                return Begin::Ended(end.outcome, load);
+            }
+            Step::Claim { seen, previous } => {
+                held.previous = previous;
+                self.claim(seen, &mut held).await
+            }
+            step => step,
+        };
+        match step {
+            Step::Load(mut load, _) => {
+                load.begin_tags().await;
+                Begin::Load(load)
+            }
+            Step::Land(end) | Step::LandAndRefresh(end, _) => {
+                Begin::Ended(self.or_fallback(end, held.previous).outcome, None)
+            }
+            Step::Claim { .. } | Step::LoadAlone { .. } => {
+                let is_silent = shard.breaker.is_troubled();
+                Begin::Alone(if is_silent { WhyAlone::Unanswered } else { WhyAlone::WaitOver })
+            }
+        }
+    }
+
+    /// Begins to refresh an entry, unless that is under way or not to be tried now.
+    fn begin_refresh<F, Fut>(&self, work: F, previous: Arc<Previous<V>>)
+    where
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
+    {
+        let asked = &self.asked;
+        let begun = asked.core.refreshes.begin(&asked.key, previous.fence);
+        let Some(leader) = begun else { return };
+        let refresh = Self { asked: asked.clone(), leader: Some(leader), start: RunStart::Behind };
+        let span = spans::refresh_behind(&asked.key);
+        tokio::spawn(refresh.run_behind(work, previous, span.clone()).instrument(span));
+    }
+
+    async fn run_behind<F, Fut>(self, work: F, previous: Arc<Previous<V>>, span: Span)
+    where
+        F: FnOnce(Lead<V>) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        // A panic of a codec ends the refresh, and nothing else.
+        let refreshed = AssertUnwindSafe(self.refresh(work, previous)).catch_unwind();
+        tokio::select! {
+            biased;
+            () = self.asked.core.refreshes.stopped() => debug!("refresh cancelled by the shutdown"),
+            refreshed = refreshed => match refreshed {
+                Ok(Some(outcome)) => outcome.ends(&span, true),
+                Ok(None) => spans::ended(&span, "not_begun", None),
+                Err(_) => spans::ended(&span, "error", None),
+            }
+        }
+    }
+
+    /// Refreshes an entry under the lease, if the process gets the lease and a permit at once.
+    /// Returns `None` if it does not.
+    async fn refresh<F, Fut>(&self, work: F, previous: Arc<Previous<V>>) -> Option<Outcome<V>>
+    where
+        F: FnOnce(Lead<V>) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        let (core, seen) = (&self.asked.core, previous.fence);
+        let (load, granted) = self.begin_behind(previous).await?;
+        core.counters.refreshes.add();
+        let outcome = self.load(work, load, granted).await.outcome;
+        let is_settled = match &outcome {
+            Outcome::Value(_) => true,
+            // The key backs off.
+            Outcome::Failed(error) => error.retry_after().is_some(),
+            _ => false,
+        };
+        if !is_settled {
+            core.refreshes.note(QuietEntry::Refreshed, &self.asked.key, seen, PAUSE);
+        }
+        Some(outcome)
+    }
+
+    /// Returns a load that refreshes an entry, if the process gets the lease and a permit at once.
+    async fn begin_behind(&self, previous: Arc<Previous<V>>) -> Option<(Box<Load<V>>, Epoch)> {
+        let Some(permit) = self.asked.core.try_permit(self.asked.options()) else {
+            debug!("no refresh: too many loads are under way");
+            return None;
+        };
+        let seen = previous.fence;
+        let previous = Some((previous, Epoch::END));
+        let mut held = Held { permit: Some(permit), previous };
+        match self.claim(seen, &mut held).await {
+            Step::Load(load, granted) => Some((load, granted)),
+            _ => None,
+        }
     }
 
     /// Waits for a permit to load in this process. A load that a loader waits for needs none, or
     /// loads could wait for each other.
-    async fn permit(&self, permit: &mut Option<Permit>) -> Result<(), Error> {
-        if permit.is_some() {
+    async fn permit(&self, held: &mut Held<V>) -> Result<(), Error> {
+        if held.permit.is_some() {
             return Ok(());
         }
         tokio::select! {
             biased;
-            () = self.leader.told(Notice::NeededByLoader) => {}
-            granted = self.core.permit(self.options()) => *permit = Some(granted?),
+            () = self.told(Notice::NeededByLoader) => {}
+            granted = self.asked.core.permit(self.asked.options()) => held.permit = Some(granted?),
         }
         Ok(())
     }
 
-    /// Returns the landing of a flight that has no permit to load.
-    fn full(&self, error: Error) -> EpochOutcome<V> {
-        match self.options().sharing.on_full {
-            OnFull::Pass => (Outcome::Alone(Alone::Full), Epoch::END),
-            OnFull::Queue | OnFull::Refuse => failed(error),
+    /// Returns the end of a flight that has no permit to load.
+    fn full(&self, error: Error) -> FlightEnd<V> {
+        match self.asked.options().sharing.on_full {
+            OnFull::Pass => FlightEnd::alone(Alone::Full),
+            OnFull::Queue | OnFull::Refuse => FlightEnd::failed(error),
         }
+    }
+
+    fn begin_epoch(&self) -> Epoch {
+        self.leader.as_ref().map_or(Epoch::END, Leader::begin_epoch)
+    }
+
+    /// Completes when a follower gives this notice.
+    async fn told(&self, notice: Notice) {
+        match &self.leader {
+            Some(leader) => leader.told(notice).await,
+            None if notice == Notice::NeededByLoader && flight::current().is_some() => {}
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Returns whether no value is good enough whose load began before the run.
+    fn wants_new(&self) -> bool {
+        matches!(self.start, RunStart::Supersede(_))
     }
 }
 
-/// Looks for the callers that joined too late for the outcome. Returns `None` if they join anew.
-async fn look_late<V: Clone + Send + Sync + 'static>(
-    core: &Core<V>,
-    shard: &Shard,
-    key: &Key,
-    name: &Name,
-    rules: &Rules,
-    has_failed: bool,
-) -> Option<Outcome<V>> {
-    let begun = Instant::now();
-    match look::stored(core, shard, key, name, rules).await {
-        // If they joined anew, each would wait for another time-out.
-        Decision::Unanswered(_) => Some(Outcome::Unanswered(begun.elapsed())),
-        // They have waited for the load that failed, too.
-        Decision::Old(known) if has_failed => {
-            let value = known.in_place_of_failure()?;
-            Some(look::found(value, known.source, known.record))
+/// How long a process does not refresh a key that does not back off, after a refresh made no value.
+/// A shorter time costs more claims of refreshes that make nothing.
+const PAUSE: Duration = Duration::from_secs(1);
+
+impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
+    /// Looks for the callers that joined too late for the outcome, and lands for them.
+    async fn land_late(&self, joiners: LateJoiners<Outcome<V>>, late: ForLate) {
+        let begun = Instant::now();
+        let outcome = match self.stored(&self.options().rules).await {
+            // If they joined anew, each would wait for another time-out.
+            Decision::Unanswered(_) => Some(Outcome::Unanswered(begun.elapsed())),
+            Decision::Old(previous) if late == ForLate::Fallback => {
+                FlightEnd::fallback(&previous, Epoch::END).map(|end| end.outcome)
+            }
+            decision => decision
+                .value()
+                .map(|(value, record, source)| Outcome::Value(Loaded { value, source, record })),
+        };
+        joiners.land(outcome);
+    }
+
+    /// Asks the backend for the entry, unless it has not answered lately.
+    pub(super) async fn stored(&self, rules: &Rules) -> Decision<V> {
+        let (core, breaker) = (&self.core, &self.shard.breaker);
+        if breaker.is_troubled() && !breaker.admits() {
+            return Decision::Unanswered(silence());
         }
-        decision => {
-            decision.value().map(|(value, record, source)| look::found(value, source, record))
+        let decision = core.read(&self.key, &self.name, rules).await;
+        match &decision {
+            Decision::Unanswered(error) => breaker.failed(error, &core.counters),
+            _ if breaker.is_troubled() => breaker.answered(RequestKind::Read, &core.counters),
+            _ => {}
+        }
+        decision
+    }
+
+    /// Reads the value that may be served in place of a load that is too slow for its caller.
+    pub(super) async fn in_place_of_slow_load(&self, rules: &Rules) -> Option<Loaded<V>> {
+        let remembered = || {
+            let outage = self.shard.breaker.outage()?;
+            let decision = self.core.recall(&self.key, &self.name, rules, outage)?;
+            Some(Loaded { source: Source::Degraded, ..decision.value_or_fallback()? })
+        };
+        // To ask a silent server takes as long as its time-out, so the memory comes first.
+        if self.shard.breaker.is_silent()
+            && let Some(old) = remembered()
+        {
+            return Some(old);
+        }
+        match self.stored(rules).await {
+            Decision::Unanswered(_) => remembered(),
+            decision => decision.value_or_fallback(),
         }
     }
-}
-
-/// Returns the landing with an error, for all callers.
-fn failed<V>(error: Error) -> EpochOutcome<V> {
-    (Outcome::Failed(error), Epoch::END)
 }
 
 /// How much longer the second try of a claim or a commit may take, after the first had no answer.
@@ -369,14 +557,15 @@ mod tests {
         let cache = Cache::<Bytes>::builder(MemoryBackend::new()).codec(Raw).build().unwrap();
         let run = |key: &str| {
             let key = Key::from(key);
-            let leader = cache.core.flights.join(&key).unwrap().leader.unwrap();
-            Run::new(&cache.core, &key, None, leader, false).unwrap()
+            let leader = cache.core.flights.join(&key).unwrap().leader;
+            Run::new(&cache.core, &key, None, leader, RunStart::Look).unwrap()
         };
         let work = |_: Lead<Bytes>| std::future::pending::<Result<Produced<Bytes>, Error>>();
         let [first, second] = ["first", "second"].map(run);
+        let mut held = Held { permit: None, previous: None };
         let sizes = [
-            size_of_val(&second.beyond(Step::LoadRare, work)),
-            size_of_val(&second.load_alone(work, Source::Led, None)),
+            size_of_val(&second.beyond(Step::LOAD_ALONE, work)),
+            size_of_val(&second.load_alone(work, None, &mut held)),
             size_of_val(&first.run(work)),
         ];
         assert!(sizes.iter().sum::<usize>() <= 2048, "{sizes:?}");

@@ -20,7 +20,7 @@ use super::{
     variants::{Place, selector::Selector},
 };
 use crate::{
-    cache::{Cache, Flown, Lead, OnFull, OnUncacheable, Produced, Sharing, Source},
+    cache::{Cache, Flown, Lead, OnFull, OnUncacheable, Produced, Sharing},
     key::Key,
 };
 
@@ -36,8 +36,7 @@ const SHARING: Sharing = Sharing {
     on_full: OnFull::Refuse,
     waits_once: false,
     takes_heads: false,
-    is_anew: false,
-    local: None,
+    is_local: false,
 };
 
 /// The generations of this process begin with it.
@@ -67,7 +66,7 @@ impl Http {
         // As long as a response that was stored while the marker was fresh.
         let kept = settings.cache.ttl().saturating_add(settings.stale.limit);
         let request = settings.cache.request(resource).sharing(SHARING).max_stale(kept);
-        let request = settings.streaming.set(request).min_uses(settings.counted_uses(&key));
+        let request = settings.streaming.set(request);
         let without_lease = own.clone();
         let flown = request.fly(move |lead| async move {
             lead.expire_after(FRESH);
@@ -76,17 +75,13 @@ impl Http {
             let marker = marker(&lead, without_lease);
             Ok(marker.map_or(Produced::Uncacheable, |marker| Produced::Value(marker.into())))
         });
-        let (found, source) = match flown.await {
-            Ok(Flown::Loaded(loaded)) => (Selector::of(loaded.value()), loaded.source()),
-            Ok(_) | Err(_) => (None, Source::Degraded),
+        let found = match flown.await {
+            Ok(Flown::Loaded(loaded)) => Selector::of(loaded.value()),
+            Ok(_) | Err(_) => None,
         };
         let selector = found.unwrap_or(own);
-        let local = settings.own_generations.contains(&selector).then_some(match source {
-            Source::Degraded => Source::Degraded,
-            // The key is used too rarely.
-            _ => Source::Led,
-        });
-        Place::in_generation(key, &selector, local)
+        let is_local = settings.own_generations.contains(&selector);
+        Place::in_generation(key, &selector, is_local)
     }
 }
 

@@ -5,6 +5,7 @@ use http::{Request, Response};
 use http_body::Body;
 use tokio::sync::oneshot;
 use tower_service::Service;
+use tracing::debug;
 
 use super::{
     CachedResponse, Http, ResponseBody,
@@ -14,15 +15,17 @@ use super::{
     pass::CallResult,
     produce::{LedExchange, produce},
     reason::Reason,
-    recent::{RETRIES, Turnout},
     status::{Forward, with_status},
     streamed::{Apart, StreamedResponse},
     variants::{Place, selector::Selector},
 };
 use crate::{
-    cache::{Alone, CountedUses, Flown, Loaded, Offer, OnUncacheable, Sharing, Source},
+    cache::{Alone, Flown, Loaded, Offer, Sharing, Source},
     error::{BoxError, Error, ErrorKind},
 };
+
+/// How often a request tries again to share a response, before it goes alone.
+const TRIES: u8 = 4;
 
 /// The exchange of a caller with the flight that it may lead.
 type CallExchange<B, ResBody, E> = Exchange<Request<B>, CallResult<ResBody, E>>;
@@ -44,7 +47,7 @@ where
     ResBody::Error: Into<BoxError>,
 {
     let (exchange, led) = Exchange::new(request);
-    let flown = fly(&http, &place, &asked, &inner, led, OnUncacheable::Pass).await;
+    let flown = fly(&http, &place, &inner, led).await;
     match http.settle(&place, &asked, exchange, flown) {
         Settled::Done(response) => response,
         // In boxes of their own, so that the future of a hit stays small.
@@ -78,13 +81,37 @@ where
         return http.pass(inner, request, Reason::Variants).await;
     }
     if settings.goes_alone(&place.key, &asked) {
-        return http.pass_watched(place.key, inner, request, Reason::Uncacheable).await;
+        return http.pass_marked(place.key, inner, request, Reason::Uncacheable).await;
     }
     let (exchange, led) = Exchange::new(request);
-    let flown = fly(&http, &place, &asked, &inner, led, OnUncacheable::Pass).await;
+    let flown = fly(&http, &place, &inner, led).await;
     match http.settle(&place, &asked, exchange, flown) {
         Settled::Done(response) => response,
         settled => Box::pin(go_on(http, place, asked, inner, settled)).await,
+    }
+}
+
+/// Answers a request whose URI is not in normal form with what is stored for that form. Its own
+/// response could be another one, so it is for its caller alone.
+pub(super) async fn answer_respelled<S, B, ResBody>(
+    http: Http,
+    mut place: Place,
+    asked: Asked,
+    inner: S,
+    request: Request<B>,
+) -> CallResult<ResBody, S::Error>
+where
+    S: Service<Request<B>, Response = Response<ResBody>>,
+    ResBody: Body,
+{
+    let mut stored = http.stored(&place).await;
+    if let Some(selector) = stored.as_ref().and_then(|stored| Selector::of(stored.value())) {
+        place = place.variant(selector, request.headers());
+        stored = http.stored(&place).await;
+    }
+    match stored.filter(|stored| stored.source() != Source::Stale) {
+        Some(stored) => Ok(http.replay(&place, &asked, stored).map(ResponseBody::whole)),
+        None => http.pass(inner, request, Reason::Key).await,
     }
 }
 
@@ -105,9 +132,9 @@ where
     ResBody: Body + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
-    let mut retries = RETRIES;
+    let mut tries = TRIES;
     loop {
-        let (request, on_uncacheable) = match settled {
+        let request = match settled {
             Settled::Done(response) => return response,
             Settled::Varies(request, _) if place.is_variant() => {
                 return http.pass(inner, request, Reason::Variants).await;
@@ -116,7 +143,7 @@ where
                 return share_variant(http, place, *selector, asked, inner, request).await;
             }
             Settled::Broken(request, offer) => match offer.decline().await {
-                None => (request, OnUncacheable::Pass),
+                None => request,
                 Some(flown) => {
                     settled = http.settle(&place, &asked, Exchange::new(request).0, flown);
                     continue;
@@ -129,16 +156,16 @@ where
                 };
             }
             Settled::Alone { request, why, again } => {
-                let Some(on_uncacheable) = again.filter(|_| retries > 0) else {
+                if !again || tries == 0 {
                     let key = place.lasting_key().clone();
-                    return http.pass_watched(key, inner, request, why).await;
-                };
-                retries -= 1;
-                (request, on_uncacheable)
+                    return http.pass_marked(key, inner, request, why).await;
+                }
+                tries -= 1;
+                request
             }
         };
         let (exchange, led) = Exchange::new(request);
-        let flown = fly(&http, &place, &asked, &inner, led, on_uncacheable).await;
+        let flown = fly(&http, &place, &inner, led).await;
         settled = http.settle(&place, &asked, exchange, flown);
     }
 }
@@ -147,10 +174,8 @@ where
 fn fly<S, B, ResBody>(
     http: &Http,
     place: &Place,
-    asked: &Asked,
     inner: &S,
     exchange: LedExchange<B, ResBody, S::Error>,
-    on_uncacheable: OnUncacheable,
 ) -> impl Future<Output = Result<Flown<CachedResponse>, Error>> + Send + use<S, B, ResBody>
 where
     B: Body + Send + 'static,
@@ -162,26 +187,16 @@ where
 {
     let settings = &http.0;
     let sharing = Sharing {
-        on_uncacheable,
+        on_uncacheable: settings.marks.on_uncacheable(place.lasting_key()),
         on_full: settings.on_full(),
         waits_once: settings.coalesce_only,
         takes_heads: true,
-        is_anew: asked.is_anew,
-        local: place.local,
+        is_local: place.is_local,
     };
     let request = settings.cache.request(&place.key).sharing(sharing);
     let request = settings.streaming.set(request).max_stale(settings.stale.limit);
-    let request = request.min_uses(http.counted_uses(place));
     let (http, inner, place) = (http.clone(), inner.clone(), place.clone());
-    let forward = asked.forward;
-    request.fly(move |lead| produce(http, place, forward, inner, exchange, lead))
-}
-
-impl Asked {
-    /// Returns why the request is sent, which is for a place. It replaces a stale response or none.
-    fn forward(&self, place: &Place, is_stale: bool) -> Forward {
-        self.forward.unwrap_or_else(|| Forward::of(place.is_variant(), is_stale))
-    }
+    request.fly(move |lead| produce(http, place, inner, exchange, lead))
 }
 
 /// How a flight ended for one caller.
@@ -189,7 +204,7 @@ enum Settled<B, ResBody: Body, E> {
     /// With a response.
     Done(CallResult<ResBody, E>),
     /// The request has to go on alone, unless it is to try again to share.
-    Alone { request: Request<B>, why: Reason, again: Option<OnUncacheable> },
+    Alone { request: Request<B>, why: Reason, again: bool },
     /// The request selects a variant.
     Varies(Request<B>, Box<Selector>),
     /// The flight goes on without the caller that leads it, and will answer its request.
@@ -233,11 +248,10 @@ impl Http {
                 Settled::Varies(request, Box::new(selector))
             }
             (ExchangeState::Pending(request), Landed::Late(_)) => {
-                let again = Some(OnUncacheable::Pass);
-                Settled::Alone { request, why: Reason::Uncacheable, again }
+                Settled::Alone { request, why: Reason::Uncacheable, again: true }
             }
             (ExchangeState::Pending(request), Landed::Alone(why)) => {
-                let again = self.tries_again(place, asked, why);
+                let again = why == Alone::Reserved && !asked.is_authorized;
                 Settled::Alone { request, why: why.into(), again }
             }
             (ExchangeState::Pending(request), Landed::Head(offer)) => {
@@ -252,6 +266,12 @@ impl Http {
         }
     }
 
+    /// Returns the response that is stored at a place. It may be stale.
+    async fn stored(&self, place: &Place) -> Option<Loaded<CachedResponse>> {
+        let stored = self.0.cache.peek(&place.key).await;
+        stored.inspect_err(|error| debug!(%error, "the stored response is not known")).ok()?
+    }
+
     /// Counts a caller that is served a response. It is not counted for a marker on the way to it.
     fn served(&self, source: Source) {
         self.0.cache.counters().served(source);
@@ -261,26 +281,6 @@ impl Http {
     fn lost(&self, asked: &Asked) -> Response<Bytes> {
         let words = "the task that ran the request was cancelled";
         asked.answer_own(self.failed(&Error::new(ErrorKind::Cancelled, words)))
-    }
-
-    /// Returns how a request whose load was not shared tries to share another one, if it does.
-    fn tries_again(&self, place: &Place, asked: &Asked, why: Alone) -> Option<OnUncacheable> {
-        match why {
-            Alone::Full => None,
-            Alone::Uncacheable => {
-                let is_promising = self.0.recent.is_promising(place.lasting_key());
-                is_promising.then_some(OnUncacheable::Claim)
-            }
-            Alone::Reserved => (!asked.is_authorized).then_some(OnUncacheable::Pass),
-        }
-    }
-
-    /// Returns the uses of a place, unless the search for its generation has counted this one.
-    fn counted_uses(&self, place: &Place) -> Option<CountedUses> {
-        match place.local {
-            None => self.0.counted_uses(place.lasting_key()),
-            Some(_) => None,
-        }
     }
 
     /// Lets a caller read the response of another one, while it arrives.
@@ -296,10 +296,8 @@ impl Http {
         };
         match streamed.follow(request.headers()) {
             Ok(response) => {
-                // The leader has counted its own use.
-                self.counted_uses(place).map(|uses| uses.count());
                 let answer = asked.answer_streaming(response.map(ResponseBody::shared));
-                let forward = asked.forward(place, streamed.replaces_stale());
+                let forward = Forward::of(place.is_variant(), streamed.replaces_stale());
                 offer.take();
                 Settled::Done(Ok(self.with_source(answer, Source::Followed, None, forward)))
             }
@@ -319,26 +317,21 @@ impl Http {
     }
 
     /// Returns the answer that a shared response gives.
-    pub(super) fn replay(
+    fn replay(
         &self,
         place: &Place,
         asked: &Asked,
         loaded: Loaded<CachedResponse>,
     ) -> Response<Bytes> {
         self.served(loaded.source());
-        let recent = &self.0.recent;
-        let key = place.lasting_key();
-        if loaded.source() == Source::Received && !recent.is_promising(key) {
-            recent.record(key, Turnout::Shareable);
-        }
-        let status = self.status(&loaded, asked.forward(place, false));
+        let status = self.status(&loaded, Forward::of(place.is_variant(), false));
         with_status(asked.answer(CachedResponse::replay(loaded)), status)
     }
 }
 
 /// Lets a request go on alone that came too late for a response under way.
 fn missed<B, ResBody: Body, E>(request: Request<B>) -> Settled<B, ResBody, E> {
-    Settled::Alone { request, why: Reason::Uncacheable, again: None }
+    Settled::Alone { request, why: Reason::Uncacheable, again: false }
 }
 
 fn whole<B, ResBody: Body, E>(response: Response<Bytes>) -> Settled<B, ResBody, E> {

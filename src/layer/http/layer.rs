@@ -300,11 +300,7 @@ impl BellwetherLayer<Http> {
     /// untouched and streaming. All waiters, in every process, send their own requests in parallel.
     /// From then on the requests for this key do not wait for each other. Each uncacheable response
     /// extends this by the [`uncacheable_ttl`](crate::cache::Builder::uncacheable_ttl) of the
-    /// cache. The first response that could be shared ends it.
-    ///
-    /// Where responses of the key, or of most keys, were shared lately, a single odd response
-    /// changes nothing: the waiters elect a new leader. After four odd responses in a row, they
-    /// send their own requests, and the key counts as uncacheable.
+    /// cache, 10 s by default. The first response whose headers allow sharing ends it.
     ///
     /// A `4xx` or `5xx` goes to its caller alone, and its waiters send their own requests. The next
     /// section has the exceptions. But the key never becomes uncacheable by it. The service will

@@ -7,8 +7,7 @@
 //!   `pass` takes it to the inner service, for a `reason`.
 //! - `generation` is a part of that key, in a layer that adds parts of its own.
 //! - `join` takes it to the flight of its response, and answers it when that has landed.
-//! - `asked` is what the request asks of a shared response: its conditions, its range, and how
-//!   fresh it is. `honour` sees to the last.
+//! - `asked` is what the request asks of a shared response: its conditions and its range.
 //! - `variants` finds the response of a resource that the request selects.
 //! - `produce` calls the inner service for the flight that this caller leads. `exchange` is what
 //!   the flight and its caller share.
@@ -17,8 +16,8 @@
 //! - `cached` is the response that is stored, and `status` the header that says how the cache
 //!   answered.
 //!
-//! Beside that way, `fields` parses header fields, `recent` knows how the answers of each key
-//! turned out lately, and `invalidation` ends what an unsafe request outdates. `settings` holds
+//! Beside that way, `fields` parses header fields, `marks` knows the keys whose answers are not
+//! shared, and `invalidation` ends what an unsafe request outdates. `settings` holds
 //! what a user of the layer sets, in `layer`, `sharing`, `streaming` and `policy`.
 //!
 //! [`ResponseBody`] is the body that callers receive, [`CachedResponse`] the response that is
@@ -31,16 +30,15 @@ mod exchange;
 mod fields;
 mod generation;
 mod groups;
-mod honour;
 mod inner_error;
 mod invalidation;
 mod join;
 mod layer;
+mod marks;
 mod pass;
 mod policy;
 mod produce;
 mod reason;
-mod recent;
 mod requests;
 mod responses;
 mod service;

@@ -1,11 +1,11 @@
 //! The way of a request without the cache.
 
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::Body;
 use tower_service::Service;
 
 use super::{
-    Http, ResponseBody, body::watch::Watch, invalidation::Target, reason::Reason, recent::Turnout,
+    Http, ResponseBody, invalidation::Target, marks::Whose, reason::Reason,
     responses::ResponseClass,
 };
 use crate::{key::Key, layer::future::oneshot};
@@ -35,8 +35,9 @@ impl Http {
         Ok(self.explained(response, &why).map(ResponseBody::untouched))
     }
 
-    /// Calls the inner service for a request with a key, and records how its answer turns out.
-    pub(super) async fn pass_watched<S, B, ResBody>(
+    /// Calls the inner service for a request with a key. Its answer renews or ends the mark of the
+    /// key.
+    pub(super) async fn pass_marked<S, B, ResBody>(
         &self,
         key: Key,
         inner: S,
@@ -48,41 +49,19 @@ impl Http {
         ResBody: Body,
     {
         self.count(&why);
-        let settings = &self.0;
-        let rules = settings.response_rules(&request);
-        let is_head = request.method() == Method::HEAD;
-        let response = oneshot(inner, request).await?;
-        let (parts, body) = response.into_parts();
-        let record = |turnout| settings.recent.record_alone(&key, turnout, rules.sent);
-        let body = match rules.classify(&parts, body.size_hint().lower()) {
+        let (rules, marks) = (self.0.response_rules(&request), &self.0.marks);
+        let (parts, body) = oneshot(inner, request).await?.into_parts();
+        match rules.classify(&parts, body.size_hint().lower()) {
             // They say nothing of the whole response, which the load of a flight asks for.
             _ if matches!(parts.status, StatusCode::NOT_MODIFIED | StatusCode::PARTIAL_CONTENT) => {
-                ResponseBody::untouched(body)
             }
-            ResponseClass::Shareable(_) if is_head => {
-                record(Turnout::Shareable);
-                ResponseBody::untouched(body)
-            }
-            ResponseClass::Shareable(_) => {
-                let limits = settings.body_limits();
-                let watch =
-                    Watch::new(settings.recent.clone(), key.clone(), limits, &parts, rules.sent);
-                ResponseBody::watched(body, watch)
-            }
-            ResponseClass::Uncacheable => {
-                record(Turnout::Uncacheable);
-                ResponseBody::untouched(body)
-            }
-            ResponseClass::Reserved => {
-                record(Turnout::Reserved);
-                ResponseBody::untouched(body)
-            }
-            ResponseClass::Failing => {
-                record(Turnout::Failing);
-                ResponseBody::untouched(body)
-            }
-        };
-        Ok(self.explained(Response::from_parts(parts, body), &why))
+            ResponseClass::Shareable(_) => marks.end(&key),
+            ResponseClass::Uncacheable => marks.renew(&key, Whose::All),
+            ResponseClass::Reserved => marks.renew(&key, Whose::Authorized),
+            ResponseClass::Failing => {}
+        }
+        let response = Response::from_parts(parts, ResponseBody::untouched(body));
+        Ok(self.explained(response, &why))
     }
 
     fn count(&self, why: &Reason) {

@@ -10,9 +10,9 @@ use super::{
     exchange::FlightExchange,
     groups::GroupOrigin,
     inner_error::is_failure,
+    marks::Whose,
     pass::CallResult,
     reason::Reason,
-    recent::Turnout,
     responses::{
         Freshness, ResponseClass, ResponseRules, lacks_body,
         validation::{Validated, Validation},
@@ -35,7 +35,6 @@ pub(super) type LedExchange<B, ResBody, E> = FlightExchange<Request<B>, CallResu
 pub(super) async fn produce<S, B, ResBody>(
     http: Http,
     place: Place,
-    forward: Option<Forward>,
     inner: S,
     exchange: LedExchange<B, ResBody, S::Error>,
     lead: Lead<CachedResponse>,
@@ -54,7 +53,7 @@ where
     let rules = http.0.response_rules(&request);
     let origin = http.0.group_origin((request.version(), request.uri(), request.headers()));
     asked::ask_for_all(&mut request);
-    let forward = forward.unwrap_or_else(|| Forward::of(place.is_variant(), lead.replaces()));
+    let forward = Forward::of(place.is_variant(), lead.replaces());
     let headers = request.headers().clone();
     let validation = Validation::begin(&lead, &mut request);
     let response = match oneshot(inner, request).await {
@@ -138,13 +137,12 @@ where
             http.collect(place, belongs, sent, &streamed, freshness, lead).await
         }
         (ResponseClass::Failing, _) => {
-            settings.recent.record(place.lasting_key(), Turnout::Failing);
             let produced = rules.failing(&parts, lead);
             exchange.answer(Ok(Response::from_parts(parts, body)));
             Ok(produced)
         }
         (class, _) => {
-            let produced = http.unshared(&class, place.lasting_key(), lead);
+            let produced = http.unshared(&class, place.lasting_key());
             let response = Response::from_parts(parts, body);
             exchange.answer(Ok(http.explained(response, &Reason::Uncacheable)));
             Ok(produced)
@@ -182,24 +180,19 @@ impl Http {
         freshness: Freshness,
         lead: &Lead<CachedResponse>,
     ) -> Result<Produced<CachedResponse>, Error> {
-        let (recent, key) = (&self.0.recent, place.lasting_key());
         match streamed.collect(&self.0.body_limits(), freshness).await {
             Streamed::Whole(response, freshness) => {
-                recent.record(key, Turnout::Shareable);
                 Ok(self.keep(place, belongs, &sent.headers, response, &freshness, lead).await)
             }
             Streamed::Unfit => {
                 if sent.ends_stored {
                     self.end_stored(&place.key).await;
                 }
-                self.uncacheable(key, lead);
+                self.0.marks.set(place.lasting_key(), Whose::All);
                 Ok(Produced::Uncacheable)
             }
             Streamed::Unread => Ok(Produced::Reserved),
-            Streamed::Broken(error) => {
-                recent.record(key, Turnout::Failing);
-                Err(broken(error))
-            }
+            Streamed::Broken(error) => Err(broken(error)),
         }
     }
 
@@ -211,29 +204,14 @@ impl Http {
         }
     }
 
-    /// Records a response of a class that is for its caller alone. Returns what its flight lands
-    /// with.
-    fn unshared(
-        &self,
-        class: &ResponseClass,
-        key: &Key,
-        lead: &Lead<CachedResponse>,
-    ) -> Produced<CachedResponse> {
-        if *class == ResponseClass::Reserved {
-            self.0.recent.record(key, Turnout::Reserved);
-            return Produced::Reserved;
-        }
-        self.uncacheable(key, lead);
-        Produced::Uncacheable
-    }
-
-    /// Records a response that cannot be shared. The fleet remembers it once the process does.
-    fn uncacheable(&self, key: &Key, lead: &Lead<CachedResponse>) {
-        let recent = &self.0.recent;
-        recent.record(key, Turnout::Uncacheable);
-        if !recent.is_uncacheable(key) {
-            lead.do_not_store();
-        }
+    /// Marks a key whose response is for its caller alone. Returns what its flight lands with.
+    fn unshared(&self, class: &ResponseClass, key: &Key) -> Produced<CachedResponse> {
+        let (whose, produced) = match class {
+            ResponseClass::Reserved => (Whose::Authorized, Produced::Reserved),
+            _ => (Whose::All, Produced::Uncacheable),
+        };
+        self.0.marks.set(key, whose);
+        produced
     }
 }
 

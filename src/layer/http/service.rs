@@ -7,7 +7,11 @@ use http_body::Body;
 use tower_service::Service;
 
 use super::{
-    Http, ResponseBody, asked::Asked, honour::honour, join::share, reason::Reason, variants::Place,
+    Http, ResponseBody,
+    asked::Asked,
+    join::{answer_respelled, share},
+    reason::Reason,
+    variants::Place,
 };
 use crate::{
     error::BoxError,
@@ -48,15 +52,15 @@ where
                 return ResponseFuture::new(async move { http.pass(inner, request, why).await });
             }
         };
-        if asked.wanted.is_none() && http.0.goes_alone(&key, &asked) {
+        if !asked.is_respelled && http.0.goes_alone(&key, &asked) {
             return ResponseFuture::new(async move {
-                http.pass_watched(key, inner, request, Reason::Uncacheable).await
+                http.pass_marked(key, inner, request, Reason::Uncacheable).await
             });
         }
         let answer = |http: Http, place: Place, asked: Asked| -> Self::Future {
-            match asked.wanted {
-                Some(_) => ResponseFuture::new(honour(http, place, asked, inner, request)),
-                None => ResponseFuture::new(share(http, place, asked, inner, request)),
+            match asked.is_respelled {
+                true => ResponseFuture::new(answer_respelled(http, place, asked, inner, request)),
+                false => ResponseFuture::new(share(http, place, asked, inner, request)),
             }
         };
         match asked.resource.take() {

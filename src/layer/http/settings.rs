@@ -14,9 +14,9 @@ use super::{
     asked::Asked,
     body::collect::BodyLimits,
     generation::{GENERATION_LENGTH, OwnGenerations},
+    marks::{Marks, Whose},
     policy::{Policy, PolicyKind},
     reason::Reason,
-    recent::RecentAnswers,
     requests::{
         RequestRules,
         key::{self, KeyPart},
@@ -27,7 +27,7 @@ use super::{
     variants::limit::Variants,
 };
 use crate::{
-    cache::{AfterFailure, Cache, CountedUses, OnFull, Uses},
+    cache::{AfterFailure, Cache, OnFull},
     error::{Error, ErrorKind},
     key::Key,
 };
@@ -35,7 +35,7 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct HttpSettings {
     pub(super) cache: Cache<CachedResponse>,
-    pub(super) recent: Arc<RecentAnswers>,
+    pub(super) marks: Arc<Marks>,
     pub(super) variants: Arc<Variants>,
     pub(super) requests: RequestRules,
     pub(super) policy: Policy,
@@ -53,7 +53,6 @@ pub(super) struct HttpSettings {
     pub(super) tells_status: bool,
     pub(super) purge: Option<Check>,
     pub(super) surrogate_keys: bool,
-    pub(super) min_uses: Option<Arc<Uses>>,
     pub(super) on_error: OnError,
 }
 
@@ -79,7 +78,7 @@ pub enum Overload {
 impl HttpSettings {
     pub(super) fn new(cache: Cache<CachedResponse>) -> Self {
         Self {
-            recent: Arc::new(RecentAnswers::new(cache.uncacheable_ttl())),
+            marks: Arc::new(Marks::new(cache.uncacheable_ttl())),
             variants: Arc::new(Variants::new()),
             stale: StaleRules::of(&cache),
             unavailable: UNAVAILABLE,
@@ -98,7 +97,6 @@ impl HttpSettings {
             tells_status: false,
             purge: None,
             surrogate_keys: false,
-            min_uses: None,
             on_error: Arc::new(error_response),
         }
     }
@@ -107,10 +105,7 @@ impl HttpSettings {
     pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<(Key, Asked), Reason> {
         let mut asked = self.requests.check(parts, body, self.coalesce_only)?;
         asked.since = Some(Instant::now());
-        if key::is_respelled(parts) {
-            asked.is_respelled = true;
-            asked.wanted.get_or_insert_default();
-        }
+        asked.is_respelled = key::is_respelled(parts);
         let resource = self.key(parts).ok_or(Reason::Key)?;
         if !self.has_generations() {
             return Ok((resource, asked));
@@ -129,8 +124,8 @@ impl HttpSettings {
 
     /// Returns whether the answer to a request is expected to belong to its caller.
     pub(super) fn goes_alone(&self, key: &Key, asked: &Asked) -> bool {
-        let is_reserved = || asked.is_authorized && self.recent.is_reserved(key);
-        self.recent.is_uncacheable(key) || is_reserved()
+        let is_reserved = || asked.is_authorized && self.marks.has(key, Whose::Authorized);
+        self.marks.has(key, Whose::All) || is_reserved()
     }
 
     /// Returns the key of the resource of a request.
@@ -172,13 +167,6 @@ impl HttpSettings {
 
     fn body_size_limit(&self) -> u64 {
         self.max_body.min(self.cache.value_limit() as u64)
-    }
-
-    /// Returns the uses of a key, if it is to be used often before its response is stored. A layer
-    /// that only coalesces stores none.
-    pub(super) fn counted_uses(&self, key: &Key) -> Option<CountedUses> {
-        let uses = self.min_uses.as_ref().filter(|_| !self.coalesce_only)?;
-        Some(CountedUses::new(uses.clone(), key.clone()))
     }
 
     pub(super) fn on_full(&self) -> OnFull {

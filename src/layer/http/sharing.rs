@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use http::request::Parts;
 
 use super::{BellwetherLayer, Http, requests::key::header_part};
-use crate::cache::Uses;
 
 impl BellwetherLayer<Http> {
     /// Sets how long a response is shared that names no lifetime of its own. Without it, such a
@@ -51,36 +50,6 @@ impl BellwetherLayer<Http> {
     /// ```
     pub fn coalesce_only(mut self) -> Self {
         self.settings().coalesce_only = true;
-        self
-    }
-
-    /// Stores a response only once its key was used this often within this time. Defaults to 1: all
-    /// responses that may be stored are stored.
-    ///
-    /// Use it where most URLs are asked for once, so that these do not displace others. A request
-    /// counts if no response is stored for it. A resource with a `Vary` has a key of its own for
-    /// each variant.
-    ///
-    /// Below the threshold, a stored response of another process is still found. Requests that come
-    /// before the headers of a response still share it within their process. Nothing is asked of
-    /// other processes, so each may send one request at a time. An invalidation in another process
-    /// does not end such a load for the callers that wait for it.
-    ///
-    /// Each process counts for itself, the 50,000 keys that it saw last. They take about 5 MB. With
-    /// [`coalesce_only`](Self::coalesce_only), it has no effect.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).min_uses(2, Duration::from_secs(600));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn min_uses(mut self, uses: u32, within: Duration) -> Self {
-        let counts = (uses > 1).then(|| Arc::new(Uses::new(uses, within)));
-        self.settings().min_uses = counts;
         self
     }
 

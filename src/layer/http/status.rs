@@ -16,8 +16,6 @@ pub(super) enum Forward {
     VaryMiss,
     /// The stored response is no longer fresh.
     Stale,
-    /// The stored response is fresh, and the request asks for a fresher one.
-    Request,
 }
 
 impl Forward {
@@ -30,17 +28,11 @@ impl Forward {
         }
     }
 
-    /// Returns why a request is sent for which this stored response does not do.
-    pub(super) fn past(stored: &Loaded<CachedResponse>) -> Self {
-        if stored.lateness().is_some() { Self::Stale } else { Self::Request }
-    }
-
     fn parameter(self) -> &'static str {
         match self {
             Self::Miss => "fwd=uri-miss",
             Self::VaryMiss => "fwd=vary-miss",
             Self::Stale => "fwd=stale",
-            Self::Request => "fwd=request",
         }
     }
 }
@@ -101,7 +93,6 @@ impl Http {
             Forward::Miss => {}
             Forward::VaryMiss => counters.missed_variant.add(),
             Forward::Stale => counters.missed_stale.add(),
-            Forward::Request => counters.missed_fresh.add(),
         }
     }
 
@@ -137,8 +128,7 @@ impl BellwetherLayer<Http> {
     /// | `fwd=uri-miss; detail=degraded` | loaded without a lease, and not stored |
     ///
     /// In place of `uri-miss`, it is `vary-miss` for a variant. It is `stale` if a response is
-    /// stored that is no longer fresh. It is `request` if the directives of the request want a
-    /// fresher one.
+    /// stored that is no longer fresh.
     ///
     /// Other responses have what [`explain_passes`](Self::explain_passes) says. Defaults to no
     /// header, because it tells clients about the traffic of others.
@@ -179,7 +169,6 @@ mod tests {
                 (Forward::Miss, "uri-miss"),
                 (Forward::VaryMiss, "vary-miss"),
                 (Forward::Stale, "stale"),
-                (Forward::Request, "request"),
             ] {
                 let expected = expected.replace("uri-miss", word);
                 assert_eq!(parameters(source, ttl, forward), expected);

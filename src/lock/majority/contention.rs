@@ -42,10 +42,12 @@ impl Contention {
     pub(super) fn pause(&self, name: &Name) -> Option<Duration> {
         let (mut names, now) = (lock(&self.0), Instant::now());
         let one = names.get_mut(name)?;
-        if one.until > now {
-            return Some(LONGEST_PAUSE.mul_f64(fastrand::f64()));
-        }
         let is_again = now - one.released < AGAIN;
+        if one.until > now {
+            // The process that had the lock last comes behind most others.
+            let least = if is_again { 0.5 } else { 0.0 };
+            return Some(LONGEST_PAUSE.mul_f64(least + (1.0 - least) * fastrand::f64()));
+        }
         if is_again && now - one.turn < TURN {
             return None;
         }

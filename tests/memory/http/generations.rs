@@ -1,5 +1,5 @@
 //! The generation of a resource with parts of the key, where its marker is missing: on a backend
-//! that refuses or is full, beyond a limit, and for keys that are used too rarely.
+//! that refuses or is full, and beyond a limit.
 
 use std::time::Duration;
 
@@ -130,45 +130,6 @@ async fn a_write_ends_what_was_stored_while_too_many_callers_waited() {
     let written: u32 = ask(&service, write()).await.text().parse().unwrap();
     let found = crowd().await;
     assert!(found.iter().all(|it| *it > written), "{found:?} after {written}");
-}
-
-/// The marker was stored for the first request, and kept for a day.
-#[tokio::test(start_paused = true)]
-async fn a_url_that_is_asked_for_once_stays_out_of_the_backend() {
-    let mut written = Vec::new();
-    for parts in [false, true] {
-        let (inner, _) = origin(|_, _| Response::new(Body::from("x")));
-        let backend = Faulty::new(|_| None);
-        let cache = http_cache(backend.clone()).build().unwrap();
-        let layer = http_layer(cache.clone()).min_uses(2, Duration::from_secs(600));
-        let layer = if parts { by_identity(layer) } else { layer };
-        let key = layer.key(&get("/").into_parts().0).unwrap();
-        let service: Layered = layer.layer(inner);
-        ask(&service, of("alice")).await;
-        sleep(Duration::from_secs(86_000)).await;
-        let is_kept = cache.peek(key).await.unwrap().is_some();
-        written.push((parts, backend.count(Op::Claim), backend.count(Op::Commit), is_kept));
-    }
-    assert!(written.iter().all(|it| (it.1, it.2, it.3) == (0, 0, false)), "{written:?}");
-}
-
-/// The uses were counted by a key with the generation in it.
-#[tokio::test(start_paused = true)]
-async fn a_write_does_not_end_the_count_of_uses() {
-    let mut counts = Vec::new();
-    for parts in [false, true] {
-        let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
-        let layer = http_layer(cache(&MemoryBackend::new()));
-        let layer = layer.min_uses(2, Duration::from_secs(600));
-        let service: Layered = if parts { by_identity(layer) } else { layer }.layer(inner);
-        for _ in 0..5 {
-            ask(&service, of("alice")).await;
-            ask(&service, of("alice")).await;
-            ask(&service, write()).await;
-        }
-        counts.push((parts, calls.count() - 5));
-    }
-    assert_eq!(counts[0].1, counts[1].1, "{counts:?}");
 }
 
 /// The process that makes the marker dies with its lease. The wait for that had the limit of the

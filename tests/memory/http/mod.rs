@@ -3,7 +3,6 @@
 mod bodies;
 mod coalesce;
 mod conditions;
-mod directives;
 mod errors;
 mod freshness;
 mod generations;
@@ -12,7 +11,6 @@ mod grpc;
 mod keys;
 mod local;
 mod middlewares;
-mod min_uses;
 mod names;
 mod odd;
 mod order;

@@ -7,7 +7,7 @@ use bellwether::{
     BellwetherLayer, MemoryBackend,
     cache::AfterFailure,
     http_cache,
-    layer::{Http, Policy, RequestDirectives},
+    layer::{Http, Policy},
 };
 use http::{Request, Response, request::Parts};
 use testkit::faulty::{Fault, Faulty};
@@ -260,23 +260,6 @@ async fn a_vary_and_a_part_select_together() {
             assert_eq!(answer.text(), format!("{tenant} {language}"));
         }
         assert_eq!(calls.count(), asked.len());
-    }
-}
-
-/// A load of another user does not do for a reload.
-#[tokio::test(start_paused = true)]
-async fn reloads_share_by_user() {
-    let (inner, calls) = by_user();
-    let layer = by_identity(http_layer(cache(&MemoryBackend::new())));
-    let services = [layer.request_directives(RequestDirectives::Honour).layer(inner)];
-    let reload = |user: &str| as_user(get_with(&[("cache-control", "no-cache")]), user);
-    for round in 1..4 {
-        let users = ["alice", "bob"];
-        let answers = ask_all(&services, (0..20).map(|at| reload(users[at % 2]))).await;
-        for (at, answer) in answers.iter().enumerate() {
-            assert_eq!(answer.text(), users[at % 2]);
-        }
-        assert!(calls.count() <= 3 * round, "{} in round {round}", calls.count());
     }
 }
 

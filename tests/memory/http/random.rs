@@ -55,7 +55,6 @@ struct Plan {
     seed: u64,
     varies: bool,
     has_faults: bool,
-    min_uses: u32,
     is_patient: bool,
     is_early: bool,
     cancels: bool,
@@ -70,8 +69,6 @@ impl Plan {
             seed,
             varies: rng.bool(),
             has_faults,
-            // A rare response is loaded without a lease, so a write does not end its flight.
-            min_uses: if has_faults { one(rng, &[1, 2, 3]) } else { 1 },
             is_patient: !chance(rng, 25),
             is_early: chance(rng, 30),
             cancels: chance(rng, 40),
@@ -169,8 +166,7 @@ fn processes(plan: Plan, backends: &[Faulty]) -> Vec<[Layered; 3]> {
         let cache = builder.build().unwrap();
         [0, 1, 2].map(|parts| {
             let layer = BellwetherLayer::http(cache.clone());
-            let layer = layer.min_uses(plan.min_uses, Duration::from_secs(600));
-            let layer = layer.request_directives(RequestDirectives::Honour);
+            let layer = layer.request_directives(RequestDirectives::Ignore);
             let layer = if plan.is_rfc9111 { layer.policy(Policy::rfc9111()) } else { layer };
             let layer = if parts > 0 { layer.identity(user) } else { layer };
             let layer = if parts > 1 { layer.vary_by_header("x-unused") } else { layer };
@@ -188,8 +184,7 @@ fn request(plan: Plan, parts: usize, rng: &mut Rng) -> (Request<Body>, String) {
     request = match rng.u32(..20) {
         0 => request.header("cache-control", "no-cache"),
         1 => request.header("cache-control", "max-age=0"),
-        2 => request.header("cache-control", "only-if-cached"),
-        3 => request.header("cache-control", "max-stale=100"),
+        2 => request.header("cache-control", "no-store"),
         4 => request.header("range", "bytes=0-6"),
         5 => request.header("if-none-match", "\"0\""),
         _ => request,

@@ -18,13 +18,12 @@ fn policy(set: fn(Policy, Duration) -> Policy, time: Duration) -> Policy {
     set(Policy::rfc9111(), time)
 }
 
-const SETTINGS: [Set<BellwetherLayer<Http>>; 11] = [
+const SETTINGS: [Set<BellwetherLayer<Http>>; 10] = [
     |it, time| it.default_lifetime(time),
     |it, time| it.stale_while_revalidate(time),
     |it, time| it.stale_if_error(time),
     |it, time| it.keep_for_validation(time),
     |it, time| it.max_stale(time),
-    |it, time| it.min_uses(2, time),
     |it, time| it.body_idle_limit(time),
     |it, time| it.body_limit(time),
     |it, time| it.wait_limit(time),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use bellwether::{MemoryBackend, layer::RequestDirectives};
+use bellwether::MemoryBackend;
 use http::{Request, Response};
 use tokio::time::sleep;
 use tower::Layer;
@@ -50,11 +50,9 @@ async fn a_load_says_why_the_stored_response_does_not_do() {
         answer.body(Body::from(if is_known { "" } else { "body" })).unwrap()
     });
     let cache = cache(&MemoryBackend::new());
-    let layer = http_layer(cache.clone()).cache_status();
-    let service = layer.request_directives(RequestDirectives::Honour).layer(inner);
-    let all = async |line: &'static str| {
-        let requests = (0..3).map(|_| get_with(&[("cache-control", line)]));
-        let answers = ask_all(std::slice::from_ref(&service), requests).await;
+    let service = http_layer(cache.clone()).cache_status().layer(inner);
+    let all = async || {
+        let answers = ask_all(std::slice::from_ref(&service), (0..3).map(|_| get("/"))).await;
         assert!(answers.iter().all(|answer| answer.text() == "body"));
         let mut all: Vec<_> = answers.iter().map(|answer| status(answer).to_owned()).collect();
         all.sort();
@@ -64,17 +62,12 @@ async fn a_load_says_why_the_stored_response_does_not_do() {
         let [collapsed, stored] = ["collapsed", "stored; ttl=60"];
         [collapsed, collapsed, stored].map(|how| format!("fwd={why}; {how}"))
     };
-    assert_eq!(all("no-cache").await, expected("uri-miss"));
-    assert_eq!(all("no-cache").await, expected("request"));
-    sleep(Duration::from_secs(30)).await;
-    assert_eq!(all("max-age=10").await, expected("request"));
+    assert_eq!(all().await, expected("uri-miss"));
     sleep(Duration::from_secs(70)).await;
-    assert_eq!(all("max-age=60").await, expected("stale"));
-    sleep(Duration::from_secs(70)).await;
-    assert_eq!(all("x").await, expected("stale"));
-    assert_eq!(calls.count(), 5);
+    assert_eq!(all().await, expected("stale"));
+    assert_eq!(calls.count(), 2);
     ask(&service, Request::post("/").body(Body::empty()).unwrap()).await;
     let stats = cache.stats();
-    assert_eq!((stats.missed_fresh, stats.missed_stale, stats.missed_variant), (6, 6, 0));
+    assert_eq!((stats.missed_stale, stats.missed_variant), (3, 0));
     assert_eq!((stats.passed_method, stats.passed), (1, 1));
 }

@@ -13,7 +13,7 @@ use bellwether::{
     BellwetherLayer, MemoryBackend,
     cache::{AfterFailure, Builder},
     http_cache,
-    layer::{CachedResponse, Http, InnerServiceError, Policy, RequestDirectives, ResponseCodec},
+    layer::{CachedResponse, Http, InnerServiceError, Policy, ResponseCodec},
 };
 use http::{HeaderValue, Request, Response, StatusCode};
 use testkit::faulty::{Fault, Faulty};
@@ -329,32 +329,6 @@ async fn a_failure_for_one_user_ends_no_row_of_failures() {
         }
         assert_eq!(calls.count(), 3, "{of_cache}");
     }
-}
-
-/// Nothing stands in for a reload, so its failure is for its user alone.
-#[tokio::test(start_paused = true)]
-async fn a_reload_of_one_user_that_fails_concerns_no_other() {
-    let (inner, calls) =
-        origin(|call, request| match request.headers().contains_key("authorization") {
-            true => refusal(503),
-            false => Response::builder()
-                .header("cache-control", "public, max-age=60, stale-if-error=600")
-                .body(call.to_string().into())
-                .unwrap(),
-        });
-    let backend = MemoryBackend::new();
-    let services = [(), ()].map(|()| {
-        let rule = AfterFailure::BackOff { first: 10 * SECOND, longest: 10 * SECOND };
-        let cache = http_cache(backend.clone()).after_failure(rule).build().unwrap();
-        let layer = http_layer(cache).policy(Policy::rfc9111());
-        layer.request_directives(RequestDirectives::Honour).layer(inner.clone())
-    });
-    ask(&services[0], get("/")).await;
-    sleep(61 * SECOND).await;
-    let reload = [("authorization", "Basic YTpi"), ("cache-control", "no-cache")];
-    assert_eq!(ask(&services[0], get_with(&reload)).await.text(), "refused");
-    assert_eq!(ask(&services[1], get("/")).await.text(), "3");
-    assert_eq!(calls.count(), 3);
 }
 
 #[tokio::test(start_paused = true)]

@@ -128,7 +128,7 @@ async fn a_copy_ends_with_its_entry_or_its_age() {
 /// A tier must not keep a hot key from its refresh.
 #[tokio::test(start_paused = true)]
 async fn a_copy_is_refreshed_as_its_entry_is() {
-    for early in [EarlyRefresh::Within(300 * MS), EarlyRefresh::ByCost] {
+    for early in [EarlyRefresh::Within(300 * MS), EarlyRefresh::LastPart(0.3)] {
         let builder = Cache::<u64>::builder(MemoryBackend::new()).ttl(1_000 * MS);
         let cache = builder.early_refresh(early).local(LocalTier::default()).build().unwrap();
         let mut last = 0;

@@ -37,31 +37,6 @@ impl Data {
         }
     }
 
-    /// Renews the entry with the fence `seen`. Returns the outcome, and the entry if it is to be
-    /// pushed.
-    pub(in super::super) fn commit_unchanged(
-        &mut self,
-        claim: &Claim,
-        fence: u64,
-        seen: u64,
-        terms: &Entry,
-        now: Instant,
-    ) -> (Committed, Option<Entry>) {
-        if let Some(settled) = self.settled_commit(claim, fence, now) {
-            return (settled, None);
-        }
-        let Some(stored) = self.stored(&claim.name).filter(|stored| stored.fence == seen) else {
-            return (Committed::Gone, None);
-        };
-        let Entry { cost, spread, windows, .. } = *terms;
-        let renewed = Entry { cost, spread, windows, ..stored.clone() };
-        let entry = renewed.with_fence(fence).with_stored_at(self.clock(now));
-        let kept = windows.map_or(Duration::ZERO, |windows| windows.kept());
-        self.end_load(claim, fence, now);
-        self.store(&claim.name, entry.clone(), after(now, kept));
-        (Committed::Stored, Some(entry))
-    }
-
     /// Returns the outcome of a commit that changes nothing: its fence is not the last one, or it
     /// was made already.
     fn settled_commit(&mut self, claim: &Claim, fence: u64, now: Instant) -> Option<Committed> {

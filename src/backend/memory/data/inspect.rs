@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::Data;
 use crate::{
-    backend::{BackOff, Failure, Held, SemaphoreKind},
+    backend::{BackOff, Failure, Holding, SemaphoreKind},
     key::{Family, Name, Namespace},
 };
 
@@ -16,21 +16,22 @@ impl Data {
         name: &Name,
         kind: SemaphoreKind,
         now: Instant,
-    ) -> Held {
+    ) -> Holding {
         self.expire(now);
         let Some(semaphore) = self.semaphores.get(&(name.prefix().clone(), kind)) else {
-            return Held::default();
+            return Holding::default();
         };
         let waiting = semaphore.queue.len();
         if let Some(sole) = &semaphore.sole {
-            let held = Held { holders: 1, expires_in: sole.ends - now, waiting, ..Held::default() };
+            let held =
+                Holding { holders: 1, expires_in: sole.ends - now, waiting, ..Holding::default() };
             let process = format!("{:016x}", sole.owner.process_half());
             let owner = sole.label.as_deref().map(str::to_owned);
-            return Held { owner, ..held.by(process, sole.fence, self.clock(now)) };
+            return Holding { owner, ..held.by(process, sole.fence, self.clock(now)) };
         }
         let last = semaphore.shared.values().map(|hold| hold.ends).max();
         let expires_in = last.map_or(Duration::ZERO, |ends| ends - now);
-        Held { holders: semaphore.out(), expires_in, waiting, ..Held::default() }
+        Holding { holders: semaphore.out(), expires_in, waiting, ..Holding::default() }
     }
 
     /// Returns the locks of a namespace that are held or waited for.

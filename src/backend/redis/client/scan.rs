@@ -30,7 +30,7 @@ impl Servers {
         let found = self.at_each(|connection, _| async move {
             scan_one(connection, &self.config, pattern, is_wanted).await
         });
-        let keys = found.await?.into_iter().map(|keys| from_redis_value::<Vec<String>>(keys));
+        let keys = found.await?.into_iter().map(from_redis_value::<Vec<String>>);
         Ok(keys.filter_map(Result::ok).flatten().collect())
     }
 }

@@ -5,7 +5,7 @@ use redis::Value;
 use super::{super::RedisBackend, replies};
 use crate::{
     backend::{
-        BackOff, Claimed, Failure, Held, SemaphoreKind,
+        BackOff, Claimed, Failure, Holding, SemaphoreKind,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -21,7 +21,7 @@ impl RedisBackend {
         &self,
         name: &Name,
         kind: SemaphoreKind,
-    ) -> Result<Held, BackendError> {
+    ) -> Result<Holding, BackendError> {
         let (keys, is_entry) = (keys::semaphore(kind), name.family() == Family::Cache);
         let call = Call::new(&SCRIPTS.inspect, 3)
             .keys(name, &[keys.sole, keys.shared, keys.queue])

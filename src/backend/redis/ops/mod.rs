@@ -3,12 +3,10 @@
 mod acquire;
 mod changes;
 mod inspect;
-mod keep;
 mod large;
 mod latches;
 mod leases;
 mod ready;
-mod release;
 mod replies;
 mod store;
 mod tags;

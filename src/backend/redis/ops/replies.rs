@@ -1,18 +1,15 @@
 //! Reads the replies of the scripts. A reply of another form is an error, and never a guess.
 
-mod queues;
-
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use redis::Value;
 
-pub(super) use self::queues::{kept, released};
 use super::PART;
 use crate::{
     backend::{
-        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Held, Mark, Marked, Occupied,
-        redis::client,
+        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Holding, Kept, Mark, Marked,
+        Occupied, redis::client,
     },
     error::{BackendError, BackendErrorKind},
 };
@@ -58,14 +55,14 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
 }
 
 /// Reads who holds a lock or loads an entry.
-pub(super) fn held(value: Value) -> Result<Held, BackendError> {
+pub(super) fn held(value: Value) -> Result<Holding, BackendError> {
     let mut fields = Fields::new(value)?;
     let (owner, Occupied { fence, remaining, holders }) = (fields.word()?, fields.occupied()?);
     let (waiting, now) = (fields.count()?, fields.number()?);
-    let held = Held { holders, expires_in: remaining, waiting, ..Held::default() };
+    let held = Holding { holders, expires_in: remaining, waiting, ..Holding::default() };
     let Some(process) = owner.get(..16) else { return Ok(held) };
     let label = Some(fields.word()?).filter(|label| !label.is_empty());
-    Ok(Held { owner: label, ..held.by(process.to_owned(), fence, now) })
+    Ok(Holding { owner: label, ..held.by(process.to_owned(), fence, now) })
 }
 
 /// Reads the label in a lease, if it has one.
@@ -141,9 +138,6 @@ pub(super) fn committed(value: Value) -> Result<(CommitReply, CommitPush), Backe
         let awaited = publish_refused.map(|_| flags & 1 == 1);
         return Ok((CommitReply::Done(outcome), CommitPush { publish_refused, awaited }));
     }
-    if let Value::Nil = value {
-        return Ok((CommitReply::Done(Committed::Gone), CommitPush::default()));
-    }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
         "newer" => {
@@ -153,6 +147,45 @@ pub(super) fn committed(value: Value) -> Result<(CommitReply, CommitPush), Backe
         }
         other => Err(unreadable(other)),
     }
+}
+
+/// The handover that a script reports.
+#[derive(Clone, Copy)]
+pub(super) struct Told {
+    /// Whether the server refused to publish, if the script published.
+    pub(super) publish_refused: Option<bool>,
+    /// There is more to do than one script may, and it is to be called again.
+    pub(super) again: bool,
+}
+
+impl Told {
+    /// The bit of `again` in `lib/basics.lua`.
+    const AGAIN: i64 = 8;
+
+    fn read(flags: i64) -> Result<Self, BackendError> {
+        let publish_refused = publish_refused(flags & !Self::AGAIN)?;
+        Ok(Self { publish_refused, again: flags & Self::AGAIN != 0 })
+    }
+}
+
+/// Reads whether it was held, and what became of the handover.
+pub(super) fn released(value: Value) -> Result<(bool, Told), BackendError> {
+    match value {
+        Value::Int(flags) => Ok((flags & 1 == 1, Told::read(flags & !1)?)),
+        other => Err(unreadable(&other)),
+    }
+}
+
+/// Reads what the keeping of a queue has found, with this many claims.
+pub(super) fn kept(value: Value, claims: usize) -> Result<(Kept, Told), BackendError> {
+    let mut fields = Fields::new(value)?;
+    let told = Told::read(i64::try_from(fields.number()?).map_err(unreadable)?)?;
+    let remaining = Duration::from_millis(fields.number()?);
+    let has_lapsed = fields.number()? == 1;
+    let handed_over = fields.number()? == 1;
+    let stands = (0..claims).map(|_| fields.number().map(|stands| stands == 1));
+    let stands = stands.collect::<Result<_, _>>()?;
+    Ok((Kept { remaining, has_lapsed, handed_over, stands }, told))
 }
 
 /// Returns whether a script that grants is to be called again.

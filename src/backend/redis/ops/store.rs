@@ -78,30 +78,6 @@ impl Store for RedisBackend {
         self.outcome(&claim.name, reply).await
     }
 
-    async fn commit_unchanged(
-        &self,
-        claim: &Claim,
-        grant: &Grant,
-        seen: u64,
-        entry: &Entry,
-    ) -> Result<Committed, BackendError> {
-        let name = &claim.name;
-        let kept = entry.windows.map_or(Duration::ZERO, |windows| windows.kept());
-        let call = Call::new(&SCRIPTS.commit_unchanged, 5)
-            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .keys(name, &[keys::FAILURE])
-            .owner(claim.owner)
-            .arg(grant.fence())
-            .arg(seen)
-            .arg(&entry.encode()[Entry::TERMS])
-            .arg(millis(kept))
-            .arg(self.0.config.push_limit)
-            .arg(PART)
-            .arg(self.tiers(name));
-        let reply = self.send_commit(call).await?;
-        self.outcome(name, reply).await
-    }
-
     async fn fail(
         &self,
         claim: &Claim,

@@ -20,8 +20,8 @@ local time = redis.call('TIME')
 local stored_at = time[1] .. string.sub('00000' .. time[2], -6)
 local bytes = head .. stored_at .. rest
 
--- The usual case: the lease is as it was granted, but for a few ids behind it; its fence is the last
--- one; and the entry is pushed. It is written without functions of its own and without
+-- The usual case: the lease is as it was granted, but for a few ids behind it; its fence is the
+-- last one; and the entry is pushed. It is written without functions of its own and without
 -- patterns: a server whose caches are cold spends 20 us on them.
 local value, own = redis.pcall('GET', lease), owner .. ':' .. granted
 if type(value) == 'string' and (value == own or string.sub(value, 1, #own + 1) == own .. ',')

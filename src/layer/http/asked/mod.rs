@@ -2,7 +2,6 @@
 
 mod conditions;
 mod range;
-pub(super) mod wanted;
 
 use std::{ops::Range, time::Duration};
 
@@ -22,9 +21,8 @@ use tokio::time::Instant;
 use self::{
     conditions::{Verdict, evaluate, permits_part},
     range::{Selection, select},
-    wanted::Wanted,
 };
-use super::{ResponseBody, status::Forward};
+use super::ResponseBody;
 use crate::key::Key;
 
 const NAMES: [HeaderName; 6] =
@@ -34,20 +32,14 @@ const NAMES: [HeaderName; 6] =
 #[derive(Clone, Debug, Default)]
 pub(super) struct Asked {
     terms: Option<Box<Terms>>,
-    /// How fresh a response it wants, until that is settled.
-    pub(super) wanted: Option<Box<Wanted>>,
     /// Its URI is not in normal form, so its own response is for it alone.
     pub(super) is_respelled: bool,
-    /// It wants a response whose load begins after it.
-    pub(super) is_anew: bool,
     /// When it came.
     pub(super) since: Option<Instant>,
     /// The resource whose generation is to be in the key, if the layer has parts of the key.
     pub(super) resource: Option<Key>,
     /// It has an `Authorization`.
     pub(super) is_authorized: bool,
-    /// Why the stored response does not do, if there is one and that was settled.
-    pub(super) forward: Option<Forward>,
 }
 
 #[derive(Clone, Debug)]

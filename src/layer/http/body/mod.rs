@@ -11,7 +11,6 @@ pub(super) mod collect;
 pub(super) mod error;
 mod seats;
 pub(super) mod shared;
-pub(super) mod watch;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -20,7 +19,6 @@ use pin_project::pin_project;
 use self::{
     error::BodyError,
     shared::{Reader, in_bytes},
-    watch::Watch,
 };
 use crate::error::BoxError;
 
@@ -43,12 +41,6 @@ enum BodySource<B: Body> {
         #[pin]
         body: B,
     },
-    /// The inner body, whose frames are watched.
-    Watched {
-        #[pin]
-        body: B,
-        watch: Box<Watch>,
-    },
     /// The inner body, which others may read too.
     Shared { reader: Reader },
 }
@@ -60,13 +52,6 @@ impl<B: Body> ResponseBody<B> {
 
     pub(super) fn untouched(body: B) -> Self {
         Self { source: BodySource::Untouched { body } }
-    }
-
-    pub(super) fn watched(body: B, mut watch: Watch) -> Self {
-        if body.is_end_stream() {
-            watch.end();
-        }
-        Self { source: BodySource::Watched { body, watch: Box::new(watch) } }
     }
 
     pub(super) fn shared(reader: Reader) -> Self {
@@ -115,16 +100,6 @@ where
                 let frame = ready!(body.poll_frame(context));
                 Poll::Ready(frame.map(|frame| frame.map(in_bytes).map_err(BodyError::service)))
             }
-            BodySourceProjection::Watched { mut body, watch } => {
-                let frame = ready!(body.as_mut().poll_frame(context));
-                let frame = frame.map(|frame| frame.map(in_bytes).map_err(BodyError::service));
-                frame.iter().for_each(|frame| watch.frame(frame));
-                // A caller need not poll again after the last frame.
-                if frame.is_none() || body.is_end_stream() {
-                    watch.end();
-                }
-                Poll::Ready(frame)
-            }
             BodySourceProjection::Shared { reader } => reader.poll_frame(context),
         }
     }
@@ -132,9 +107,7 @@ where
     fn is_end_stream(&self) -> bool {
         match &self.source {
             BodySource::Whole { bytes } => bytes.is_none(),
-            BodySource::Untouched { body } | BodySource::Watched { body, .. } => {
-                body.is_end_stream()
-            }
+            BodySource::Untouched { body } => body.is_end_stream(),
             BodySource::Shared { reader } => reader.is_end_stream(),
         }
     }
@@ -144,7 +117,7 @@ where
             BodySource::Whole { bytes } => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64)
             }
-            BodySource::Untouched { body } | BodySource::Watched { body, .. } => body.size_hint(),
+            BodySource::Untouched { body } => body.size_hint(),
             BodySource::Shared { reader } => reader.size_hint(),
         }
     }
@@ -155,7 +128,6 @@ impl<B: Body> fmt::Debug for ResponseBody<B> {
         let source = match &self.source {
             BodySource::Whole { .. } => "Whole",
             BodySource::Untouched { .. } => "Untouched",
-            BodySource::Watched { .. } => "Watched",
             BodySource::Shared { .. } => "Shared",
         };
         f.debug_struct("ResponseBody").field("source", &source).finish_non_exhaustive()

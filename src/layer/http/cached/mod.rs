@@ -132,11 +132,6 @@ impl CachedResponse {
         &self.0.body
     }
 
-    /// Returns the age of the response when it was complete, in seconds.
-    pub(super) fn age_on_arrival(&self) -> u64 {
-        self.0.head.age
-    }
-
     /// Returns whether a response is stored, or was fresh when a caller came that has waited so
     /// long for it.
     pub(super) fn is_in_time(loaded: &Loaded<Self>, waited: Duration) -> bool {

@@ -25,12 +25,6 @@ pub(crate) struct Directives {
     pub(crate) stale_while_revalidate: Option<u64>,
     /// Seconds (RFC 5861).
     pub(crate) stale_if_error: Option<u64>,
-    /// Seconds. An invalid one is `u64::MAX`. Of a request.
-    pub(crate) min_fresh: Option<u64>,
-    /// Seconds, `u64::MAX` without a value. An invalid one is zero. Of a request.
-    pub(crate) max_stale: Option<u64>,
-    /// Of a request.
-    pub(crate) only_if_cached: bool,
     /// A part could not be parsed, or contradicts another one.
     pub(crate) malformed: bool,
 }
@@ -126,12 +120,6 @@ impl Directives {
             "s-maxage" => self.malformed |= set_lifetime(&mut self.s_maxage, number),
             "stale-while-revalidate" => set_least(&mut self.stale_while_revalidate, number),
             "stale-if-error" => set_least(&mut self.stale_if_error, number),
-            "min-fresh" => self.min_fresh = self.min_fresh.max(number.or(Some(u64::MAX))),
-            "max-stale" if value.is_none() && element.is_clean => {
-                set_least(&mut self.max_stale, Some(u64::MAX));
-            }
-            "max-stale" => set_least(&mut self.max_stale, number),
-            "only-if-cached" => self.only_if_cached = true,
             name if restricts(name) => self.suspect(name),
             _ => {}
         }

@@ -13,7 +13,7 @@ use http_body::Body;
 
 use super::{
     BellwetherLayer, Http,
-    asked::{Asked, is_term, wanted::Wanted},
+    asked::{Asked, is_term},
     fields::{
         cookies::IgnoredCookies,
         credentials::{HeaderClass, classify},
@@ -27,8 +27,8 @@ use super::{
 /// Decides about a request that asks for more than a stored response.
 ///
 /// The directives are `no-cache` in `Cache-Control`, and in `Pragma` if there is no
-/// `Cache-Control`. Only [`Honour`](Self::Honour) looks at `max-age`, `min-fresh`, `max-stale` and
-/// `only-if-cached`. A request with `no-store` always reaches the inner service.
+/// `Cache-Control`. `max-age`, `min-fresh`, `max-stale` and `only-if-cached` are not looked at. A
+/// request with `no-store` always reaches the inner service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestDirectives {
@@ -39,23 +39,6 @@ pub enum RequestDirectives {
     /// The request is treated as if it had none of them. So no client can make the inner service
     /// work for a response that is stored, such as by reloading a page.
     Ignore,
-    /// The request gets a response that is as fresh as it asks for (RFC 9111, section 5.2.1).
-    ///
-    /// | the request has | its response |
-    /// |---|---|
-    /// | `no-cache` | of a load that begins after the request arrives |
-    /// | `max-age`, `min-fresh` | the stored one if it is so fresh, or else as for `no-cache` |
-    /// | `max-stale` | the stored one, also if it is kept for failures |
-    /// | `only-if-cached` | the stored one, or else a `504` of the layer |
-    ///
-    /// Requests that ask before such a load begins share it, in the whole fleet, and its response
-    /// is stored. A resource has one such load at a time, and a request that comes later waits for
-    /// the next one. So 100 clients that reload a page at once make the inner service work once or
-    /// twice, not 100 times. The stored response is validated, if it has a validator. If the inner
-    /// service fails, no stale response is served in its place.
-    ///
-    /// With [`coalesce_only`](BellwetherLayer::coalesce_only), it is as [`Ignore`](Self::Ignore).
-    Honour,
 }
 
 /// The rules for requests, as far as the user of the layer sets them.
@@ -104,11 +87,7 @@ impl RequestRules {
                 return Err(Reason::Header(name.clone()));
             }
         }
-        let honours = self.directives == RequestDirectives::Honour && !coalesce_only;
-        let has_directives = [CACHE_CONTROL, PRAGMA].iter().any(|it| headers.contains_key(it));
-        let wanted = (honours && has_directives).then(|| Wanted::of(headers)).flatten();
         let mut asked = if has_terms { Asked::of(parts) } else { Asked::default() };
-        asked.wanted = wanted;
         asked.is_authorized = headers.contains_key(AUTHORIZATION);
         Ok(asked)
     }

@@ -14,7 +14,7 @@ use self::{
 };
 use super::{CachedResponse, Http, fields::vary::vary, responses::Freshness};
 use crate::{
-    cache::{Lead, Produced, Source},
+    cache::{Lead, Produced},
     error::Error,
     key::Key,
 };
@@ -28,8 +28,8 @@ pub(super) struct Place {
     pub(super) key: Key,
     /// The key without the generation of its resource, if it contains one.
     lasting: Option<Key>,
-    /// The source of a load, if the key is in a generation of this process alone.
-    pub(super) local: Option<Source>,
+    /// The key is in a generation of this process alone.
+    pub(super) is_local: bool,
     /// The resource of a variant, and what selects the variant.
     variant_of: Option<Box<(Key, Selector)>>,
 }
@@ -74,20 +74,20 @@ impl Belongs {
 impl Place {
     /// Returns the place of a resource.
     pub(super) fn resource(key: Key) -> Self {
-        Self { key, lasting: None, local: None, variant_of: None }
+        Self { key, lasting: None, is_local: false, variant_of: None }
     }
 
     /// Returns the place of a response with this key, in a generation of its resource.
-    pub(super) fn in_generation(key: Key, selector: &Selector, local: Option<Source>) -> Self {
+    pub(super) fn in_generation(key: Key, selector: &Selector, is_local: bool) -> Self {
         let text = format!("{key} {}", selector.generation());
-        Self { key: Key::from(text), lasting: Some(key), local, variant_of: None }
+        Self { key: Key::from(text), lasting: Some(key), is_local, variant_of: None }
     }
 
     /// Returns the place of the variant that a request selects.
     pub(super) fn variant(self, selector: Selector, request: &HeaderMap) -> Self {
         let key = selector.key(&self.key, request);
         let variant_of = Some(Box::new((self.key, selector)));
-        Self { key, lasting: None, local: self.local, variant_of }
+        Self { key, lasting: None, is_local: self.is_local, variant_of }
     }
 
     /// Returns the key that no invalidation changes, if it is not that of a variant.

@@ -12,16 +12,15 @@ use tracing::debug;
 
 use super::{
     Codec, Source,
-    freshness::{self, Costs, Rules},
+    freshness::{self, Rules},
     outcome::Record,
 };
 use crate::{backend::Entry, time::after};
 
 /// The entry that a load is to replace. Its value is decoded when it is needed.
-pub(super) struct Known<V> {
+pub(super) struct Previous<V> {
     pub(super) record: Option<Record>,
     pub(super) fence: u64,
-    pub(super) costs: Costs,
     /// The source of the value, if it stands in for a failure.
     pub(super) source: Source,
     /// Until when the value may stand in for a failure.
@@ -32,7 +31,7 @@ pub(super) struct Known<V> {
     value: OnceLock<Option<V>>,
 }
 
-impl<V: Clone + 'static> Known<V> {
+impl<V: Clone + 'static> Previous<V> {
     /// The entry is not served, so its value is decoded only if the load asks for it or fails.
     pub(super) fn encoded(
         entry: Entry,
@@ -40,8 +39,8 @@ impl<V: Clone + 'static> Known<V> {
         codec: &Arc<dyn Codec<V>>,
         source: Source,
     ) -> Self {
-        let known = Self::new(&entry, rules, codec, OnceLock::new());
-        Self { payload: entry.payload, source, ..known }
+        let previous = Self::new(&entry, rules, codec, OnceLock::new());
+        Self { payload: entry.payload, source, ..previous }
     }
 
     /// Returns the same entry, whose windows have ended before their time but for failures.
@@ -69,7 +68,6 @@ impl<V: Clone + 'static> Known<V> {
         Self {
             record: Record::of(entry),
             fence: entry.fence,
-            costs: Costs::of(entry),
             source: Source::Stale,
             on_error_until: after(Instant::now(), left),
             codec: Arc::clone(codec),
@@ -88,7 +86,7 @@ impl<V: Clone + 'static> Known<V> {
     }
 
     /// Returns the value, if it may stand in for a failure now.
-    pub(super) fn in_place_of_failure(&self) -> Option<V> {
+    pub(super) fn fallback(&self) -> Option<V> {
         self.left_on_error().and_then(|_| self.value())
     }
 
@@ -99,8 +97,8 @@ impl<V: Clone + 'static> Known<V> {
     }
 }
 
-impl<V> fmt::Debug for Known<V> {
+impl<V> fmt::Debug for Previous<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Known").field("fence", &self.fence).finish_non_exhaustive()
+        f.debug_struct("Previous").field("fence", &self.fence).finish_non_exhaustive()
     }
 }

@@ -1,0 +1,259 @@
+//! The low-level call: what is stored, or a load that the caller makes itself.
+
+use std::fmt;
+
+use super::{
+    Cache, Lead, Loaded, Request, Source, StaleValue,
+    flown::failed,
+    loader,
+    outcome::{Alone, Outcome},
+    run::{Begin, Load, Run, RunStart},
+    settings::OnUncacheable,
+};
+use crate::{
+    error::{BoxError, Error},
+    key::{Family, Key, Name},
+};
+
+/// What [`Cache::begin`] finds.
+#[must_use = "a load that is dropped lets the next process load"]
+pub enum Begun<V> {
+    /// The value is fresh, or another process has just loaded it. Or the backend does not answer,
+    /// and this process [remembered](super::Builder::outage_memory) the value.
+    Ready(Loaded<V>),
+    /// The value is stale, or it is time to refresh it [early](super::Builder::early_refresh). With
+    /// a load if this process is the one that refreshes.
+    Stale(Loaded<V>, Option<Load<V>>),
+    /// There is no value that may be served, and this process loads it.
+    Load(Load<V>),
+    /// The caller loads for itself, without a lease, and nothing is stored.
+    Alone(WhyAlone),
+}
+
+/// Why there is neither a value nor a lease. [`Begun::Alone`] has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WhyAlone {
+    /// The backend does not answer.
+    Unanswered,
+    /// The wait for another process ended, by the wait limit or the retry strategy.
+    WaitOver,
+    /// The key is remembered as [uncacheable](super::Builder::uncacheable_ttl).
+    Uncacheable,
+    /// The cache is shut down.
+    ShutDown,
+}
+
+impl<V: Clone + Send + Sync + 'static> Cache<V> {
+    /// Returns the stored value, or a load under the lease of its key.
+    ///
+    /// This is how to load by something else than a closure, such as by a stream that is read
+    /// elsewhere. [`get_or_load`](Self::get_or_load) stands on the same steps, and also merges the
+    /// callers of this process. Two calls of `begin` meet at the lease as two processes do: the
+    /// second one waits for the value of the first.
+    ///
+    /// # Errors
+    ///
+    /// - The failure of the load that this call waited for, or after which the key backs off.
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
+    /// - [`Overloaded`](crate::ErrorKind::Overloaded) if too many
+    ///   [loads](super::Builder::max_loads) are under way.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, a lease that it was granted is released.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{Cache, MemoryBackend, cache::Begun};
+    ///
+    /// /// Stands for an origin that is asked by hand.
+    /// async fn fetch() -> Result<u64, std::io::Error> {
+    ///     Ok(17)
+    /// }
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let stock = match cache.begin("stock:42").await? {
+    ///     Begun::Ready(loaded) | Begun::Stale(loaded, _) => loaded.into_value(),
+    ///     Begun::Load(load) => match fetch().await {
+    ///         Ok(stock) => {
+    ///             load.lead().expire_after(Duration::from_secs(5));
+    ///             load.commit(stock).await.into_value()
+    ///         }
+    ///         Err(error) => return Err(load.fail(error).await),
+    ///     },
+    ///     Begun::Alone(_why) => fetch().await.unwrap(),
+    /// };
+    /// assert_eq!(stock, 17);
+    /// assert_eq!(cache.get("stock:42").await?, Some(17));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn begin(&self, key: impl Into<Key>) -> Result<Begun<V>, Error> {
+        self.request(key).begin().await
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> Request<V> {
+    /// Returns the stored value, or a load under the lease of its key, with the settings of this
+    /// request. Everything else is as for [`Cache::begin`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::begin`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Cache::begin`].
+    pub async fn begin(mut self) -> Result<Begun<V>, Error> {
+        self.options_mut().sharing.on_uncacheable = OnUncacheable::Pass;
+        let Self { core, key, own } = self;
+        Name::check(Family::Cache, &key, core.settings.max_key)?;
+        if let Some(loaded) = core.local(key.as_str(), core.options(own.as_deref())) {
+            core.counters.served(loaded.source());
+            return Ok(Begun::Ready(loaded));
+        }
+        if core.flights.is_closed() {
+            return Ok(Begun::Alone(WhyAlone::ShutDown));
+        }
+        let run = Run::new(&core, &key, own, None, RunStart::Look)?;
+        let (outcome, load) = match Box::pin(run.begin()).await {
+            Begin::Load(load) => {
+                core.counters.loads.add();
+                return Ok(Begun::Load(*load));
+            }
+            Begin::Alone(why) => return Ok(Begun::Alone(why)),
+            Begin::Ended(outcome, load) => (outcome, load),
+        };
+        let loaded = match outcome {
+            Outcome::Value(loaded) => loaded,
+            Outcome::Failed(error) => return Err(failed(&core, error)),
+            Outcome::Alone(Alone::Uncacheable) => return Ok(Begun::Alone(WhyAlone::Uncacheable)),
+            // Not the end of a run without a flight.
+            Outcome::Alone(_) | Outcome::Head(..) | Outcome::Unanswered(_) => {
+                return Ok(Begun::Alone(WhyAlone::Unanswered));
+            }
+        };
+        core.counters.served(loaded.source());
+        if load.is_some() {
+            core.counters.refreshes.add();
+            core.counters.loads.add();
+        }
+        let is_old = loaded.source() == Source::Stale || load.is_some();
+        Ok(if is_old { Begun::Stale(loaded, load.map(|load| *load)) } else { Begun::Ready(loaded) })
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> Load<V> {
+    /// Returns the fence of this load, which is greater than that of each earlier load of this key.
+    pub fn fence(&self) -> u64 {
+        self.guard.fence()
+    }
+
+    /// Returns the lead, which sets how the value is kept, and what follows a failure.
+    pub fn lead(&self) -> &Lead<V> {
+        &self.lead
+    }
+
+    /// Returns the stored value that this load is to replace, as [`Lead::stale`] does.
+    pub fn previous(&self) -> Option<StaleValue<V>> {
+        self.lead.stale()
+    }
+
+    /// Completes when the lease is lost, at the [load limit](super::Builder::load_limit), or when a
+    /// shutdown ends the loads. Another process may then load, and this value is most likely not
+    /// stored.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing. The method can be called again.
+    pub async fn lost(&self) {
+        tokio::select! {
+            () = self.guard.lost() => {}
+            () = self.asked.core.abort.cancelled() => {}
+        }
+    }
+
+    /// Renews the lease now, and so asks whether it is still held. Each act that changes the value
+    /// ends the lease. So a caller that asked before this call may be given what the load has made
+    /// so far.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost) if the lease is lost, or
+    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn confirm(&self) -> Result<(), Error> {
+        self.guard.renew().await
+    }
+
+    /// Runs a future as a part of this load: loads that it asks for need no
+    /// [permit](super::Builder::max_loads), so loads cannot wait for each other's permits.
+    pub fn scope<F: Future>(&self, part: F) -> impl Future<Output = F::Output> {
+        crate::flight::within(self.number, part)
+    }
+
+    /// Stores the value, ends the lease, and pushes the value to the processes that wait. Returns
+    /// what a caller of [`get_or_load`](Cache::get_or_load) would get: if a newer value was stored
+    /// meanwhile, that one.
+    ///
+    /// A value that is not stored is returned as well. Then it has [no time to
+    /// live](Loaded::expires_in).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the value may or may not be stored.
+    pub async fn commit(self, value: V) -> Loaded<V> {
+        let core = self.asked.core.clone();
+        core.failures.forget(&self.asked.key);
+        let made = loader::made(&core, &self.lead, value);
+        let (loaded, _) = Box::pin(self.commit_value(made)).await;
+        core.counters.served(loaded.source());
+        loaded
+    }
+
+    /// Ends the lease with a failure, and tells the processes that wait. Returns the error for the
+    /// callers, with the time for which the key [backs off](super::Builder::after_failure).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the lease is released, and the others may not be told.
+    pub async fn fail(self, error: impl Into<BoxError>) -> Error {
+        let core = self.asked.core.clone();
+        core.counters.failures.add();
+        failed(&core, Box::pin(self.fail_with(Error::load(error))).await)
+    }
+
+    /// Ends the lease without a word, so that the next process loads. A load that is dropped does
+    /// the same in a task.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not stop the release.
+    pub async fn discard(self) {
+        self.release().await;
+    }
+}
+
+impl<V> fmt::Debug for Load<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Load").field("key", &self.asked.key).finish_non_exhaustive()
+    }
+}
+
+impl<V: fmt::Debug> fmt::Debug for Begun<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready(loaded) => f.debug_tuple("Ready").field(loaded).finish(),
+            Self::Stale(loaded, load) => f.debug_tuple("Stale").field(loaded).field(load).finish(),
+            Self::Load(load) => f.debug_tuple("Load").field(load).finish(),
+            Self::Alone(why) => f.debug_tuple("Alone").field(why).finish(),
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Refreshes: the loads of entries that there are, while their callers are served the old value.
+//!
+//! A refresh is a flight of a group of its own, so there is one for each key at most. No caller
+//! waits for a refresh in the background, which claims the lease without waiting. If another
+//! process has the lease, the key is quiet in this process until that lease ends. The [delays] of
+//! the processes keep most of them from claiming at all.
+//!
+//! A refresh that a caller asks for is apart from the others, because what they read from the
+//! origin may be older.
+//!
+//! [delays]: super::freshness::RefreshDelay
+
+use std::{
+    hash::{BuildHasher, Hash},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use fastrand::Rng;
+use futures_util::FutureExt;
+use hashbrown::DefaultHashBuilder;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Cache, Lead, Loaded, Request,
+    flown::{Flown, cut_off, ended},
+    freshness::RefreshDelay,
+    loader::{self, Produced},
+    outcome::Outcome,
+    request::{load_alone, nest},
+    run::{Run, RunStart},
+};
+use crate::{
+    error::{BoxError, Error},
+    flight::{self, Abandoned, Follower, Group, Joined, Leader, Limits, Waited},
+    key::Key,
+};
+
+impl<V: Clone + Send + Sync + 'static> Cache<V> {
+    /// Loads the value of a key anew, and stores it. All other callers are served the old value
+    /// meanwhile, if there is one. [`Request::refresh`] tells more.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`Request::refresh`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As that of [`Request::refresh`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{BoxError, Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// cache.insert("stock:42", &17).await?;
+    /// assert_eq!(cache.refresh("stock:42", |_lead| async { Ok::<_, BoxError>(16) }).await?, 16);
+    /// assert_eq!(cache.get("stock:42").await?, Some(16));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn refresh<F, Fut, E>(&self, key: impl Into<Key>, loader: F) -> Result<V, Error>
+    where
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<V, E>> + Send + 'static,
+        E: Into<BoxError> + 'static,
+    {
+        Ok(self.request(key).refresh(loader).await?.value)
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> Request<V> {
+    /// Loads the value anew, and stores it. All other callers are served the old value meanwhile,
+    /// if there is one that may be served.
+    ///
+    /// The value of each load that began before is not stored, in the whole fleet. If another load
+    /// begins during this call, its value is returned, and this loader may not run. So many
+    /// refreshes at once are few loads. A [touch](Self::touch) during this call counts as well.
+    ///
+    /// The future waits for the value. To go on at once, spawn it. A load that fails leaves the old
+    /// value as it is.
+    ///
+    /// # Errors
+    ///
+    /// - [`Load`](crate::ErrorKind::Load), [`Panicked`](crate::ErrorKind::Panicked) or
+    ///   [`LoadTimeout`](crate::ErrorKind::LoadTimeout) if the load failed.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused, before
+    ///   the load began.
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
+    /// - [`Overloaded`](crate::ErrorKind::Overloaded) if too many loads are under way.
+    /// - [`ShutDown`](crate::ErrorKind::ShutDown) if the cache is shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after the load began, the load goes on in the background.
+    pub fn refresh<F, Fut, E>(
+        self,
+        loader: F,
+    ) -> impl Future<Output = Result<Loaded<V>, Error>> + Send + 'static
+    where
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<V, E>> + Send + 'static,
+        E: Into<BoxError> + 'static,
+    {
+        let core = self.core.clone();
+        let shared = core.clone();
+        let work = move |lead: Lead<V>| loader::shared(shared, lead.clone(), loader(lead));
+        self.refresh_by(work).map(move |flown| flown?.shared(&core))
+    }
+
+    async fn refresh_by<F, Fut>(self, work: F) -> Result<Flown<V>, Error>
+    where
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
+    {
+        let Self { core, key, own } = self;
+        let (name, life) = (core.name(&key)?, core.settings.fence_life());
+        // First, so that each load that began before this call is beaten.
+        let burnt = core.change(&key, core.store.supersede(&name, life)).await?;
+        let Some((mut follower, leader)) = core.refreshes.begin_anew(&key) else {
+            return Err(Error::shut_down());
+        };
+        let within = flight::current();
+        let Some(_edge) = nest(within, &follower) else {
+            drop((follower, leader));
+            return Box::pin(load_alone(core, Some(work), own, within)).await;
+        };
+        let run = Run::new(&core, &key, own, Some(leader), RunStart::Supersede(burnt))?;
+        follower.lead(Box::pin(run.run(work)));
+        match follower.wait().await {
+            Waited::Outcome(outcome) => ended(&core, outcome, true, None),
+            Waited::JoinAgain => Err(cut_off()),
+        }
+    }
+}
+
+pub(super) struct Refreshes<V> {
+    flights: Group<Outcome<V>>,
+    quiet: OnceLock<QuietEntries>,
+    /// Differs between processes, so that their delays differ.
+    seed: u64,
+    hasher: DefaultHashBuilder,
+    /// Cancelled when the cache is shut down.
+    stop: CancellationToken,
+}
+
+/// What this process knows of an entry for a while.
+#[derive(Clone, Copy, Debug, Hash)]
+pub(super) enum QuietEntry {
+    /// It stored the entry, and is the first to refresh it.
+    Stored,
+    /// It begins no refresh of the entry: another process has its lease, or a refresh made nothing.
+    Refreshed,
+    /// It serves the entry in place of a load, because the key backs off.
+    BacksOff,
+}
+
+/// The caller of a refresh, and its duty to land it.
+type BegunRefresh<V> = (Follower<Outcome<V>>, Leader<Outcome<V>>);
+
+impl<V> Default for Refreshes<V> {
+    fn default() -> Self {
+        Self {
+            // No caller follows a refresh.
+            flights: Group::new(Abandoned::Finish, Limits::NONE),
+            quiet: OnceLock::new(),
+            seed: fastrand::u64(..),
+            hasher: DefaultHashBuilder::default(),
+            stop: CancellationToken::new(),
+        }
+    }
+}
+
+impl<V> Refreshes<V> {
+    /// Begins a refresh of the entry with this fence. Returns `None` if one is under way, if the
+    /// entry is quiet, or if the cache is shut down.
+    pub(super) fn begin(&self, key: &Key, fence: u64) -> Option<Leader<Outcome<V>>> {
+        if self.knows(QuietEntry::Refreshed, key, fence) {
+            return None;
+        }
+        self.flights.join(key).ok()?.leader
+    }
+
+    /// Begins a refresh that a caller has asked for, apart from those that are under way. Returns
+    /// `None` if the cache is shut down.
+    fn begin_anew(&self, key: &Key) -> Option<BegunRefresh<V>> {
+        loop {
+            self.flights.detach(key);
+            if let Joined { follower, leader: Some(leader) } = self.flights.join(key).ok()? {
+                return Some((follower, leader));
+            }
+        }
+    }
+
+    /// Notes something of the entry with this fence for a time.
+    pub(super) fn note(&self, what: QuietEntry, key: &impl Hash, fence: u64, time: Duration) {
+        self.quiet.get_or_init(QuietEntries::default).add(&(what, key), fence, time);
+    }
+
+    /// Returns whether something is noted of the entry with this fence.
+    pub(super) fn knows(&self, what: QuietEntry, key: &impl Hash, fence: u64) -> bool {
+        self.quiet.get().is_some_and(|quiet| quiet.contain(&(what, key), fence))
+    }
+
+    /// Returns the delay of this process for an entry. It is the same each time.
+    pub(super) fn delay(&self, key: &impl Hash, fence: u64) -> RefreshDelay {
+        if self.knows(QuietEntry::Stored, key, fence) {
+            return RefreshDelay::NONE;
+        }
+        let hash = self.hasher.hash_one((self.seed, key, fence));
+        RefreshDelay::random(Rng::with_seed(hash).f64())
+    }
+
+    /// Completes when the refreshes are to end.
+    pub(super) async fn stopped(&self) {
+        self.stop.cancelled().await;
+    }
+
+    /// Ends the refreshes, and lets none begin any more.
+    pub(super) fn close(&self) {
+        self.flights.close();
+        self.stop.cancel();
+    }
+
+    /// Returns when no refresh is under way. The refreshes must be [closed](Self::close).
+    pub(super) async fn idle(&self) {
+        self.flights.idle().await;
+    }
+}
+
+/// Entries of which something is known for a while. An act or a load gives the key an entry with
+/// another fence. There are a few mistakes: an entry may lose its place to another one, and then
+/// costs a claim too many.
+struct QuietEntries {
+    hasher: DefaultHashBuilder,
+    start: Instant,
+    /// In each place the upper half of the hash of an entry, and the tick at which it ends.
+    places: Box<[AtomicU64]>,
+}
+
+/// 32 KiB. With fewer places, more of them are lost to other keys.
+const PLACES: usize = 4096;
+/// The lower half of a word.
+const TICKS: u64 = u32::MAX as u64;
+
+impl Default for QuietEntries {
+    fn default() -> Self {
+        Self {
+            hasher: DefaultHashBuilder::default(),
+            start: Instant::now(),
+            places: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+}
+
+impl QuietEntries {
+    /// Notes the entry of a key with this fence for a time.
+    fn add(&self, key: &impl Hash, fence: u64, time: Duration) {
+        let ends = ticks(self.start.elapsed().saturating_add(time)).saturating_add(1);
+        let (place, hash) = self.place(key, fence);
+        place.store(hash | ends.min(TICKS), Ordering::Relaxed);
+    }
+
+    fn contain(&self, key: &impl Hash, fence: u64) -> bool {
+        let (place, hash) = self.place(key, fence);
+        let found = place.load(Ordering::Relaxed);
+        found & !TICKS == hash && ticks(self.start.elapsed()) < found & TICKS
+    }
+
+    /// Returns the place of an entry, and its hash in the upper half of a word.
+    fn place(&self, key: &impl Hash, fence: u64) -> (&AtomicU64, u64) {
+        let hash = self.hasher.hash_one((key, fence));
+        (&self.places[hash as usize % PLACES], hash & !TICKS)
+    }
+}
+
+/// Returns a time in ticks of 16 ms. Half a word holds them for two years. After that no entry is
+/// quiet any more, which costs claims.
+fn ticks(time: Duration) -> u64 {
+    u64::try_from(time.as_millis() / 16).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_has_one_refresh_at_a_time_and_none_after_the_end() {
+        let refreshes = Refreshes::<u64>::default();
+        let key = Key::from("one");
+        let leader = refreshes.begin(&key, 1);
+        assert!(leader.is_some() && refreshes.begin(&key, 1).is_none());
+        drop(leader);
+        assert!(refreshes.begin(&key, 1).is_some());
+        refreshes.close();
+        refreshes.stopped().await;
+        assert!(refreshes.begin(&key, 1).is_none());
+        refreshes.idle().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_entry_is_quiet_for_its_time() {
+        let quiet = QuietEntries::default();
+        let [one, two] = [Key::from("one"), Key::from("two")];
+        quiet.add(&one, 7, 100 * MS);
+        assert!(quiet.contain(&one, 7) && !quiet.contain(&one, 8) && !quiet.contain(&two, 7));
+        tokio::time::advance(99 * MS).await;
+        assert!(quiet.contain(&one, 7));
+        tokio::time::advance(33 * MS).await;
+        assert!(!quiet.contain(&one, 7));
+    }
+
+    #[test]
+    fn a_delay_is_drawn_once_for_each_entry_and_process() {
+        let [here, there] = [(); 2].map(|()| Refreshes::<u64>::default());
+        let delay = |refreshes: &Refreshes<u64>, fence| refreshes.delay(&"one", fence);
+        assert_eq!(delay(&here, 1), delay(&here, 1));
+        let differ = |fence: &u64| delay(&here, *fence) != delay(&there, *fence);
+        assert!((0..1000).filter(differ).count() > 990);
+        here.note(QuietEntry::Stored, &"one", 5, Duration::MAX);
+        assert_eq!(delay(&here, 5), RefreshDelay::NONE);
+        assert!(!here.knows(QuietEntry::Stored, &"one", 6));
+    }
+}

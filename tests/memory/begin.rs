@@ -1,0 +1,204 @@
+//! The low-level call: a load that is no closure. Caches over one memory backend stand for
+//! processes, and time is paused.
+
+use std::time::Duration;
+
+use bellwether::{
+    BoxError, Cache, ErrorKind, MemoryBackend,
+    cache::{AfterFailure, Begun, Builder, Load, Loaded, Source, WhyAlone},
+};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::time::{Instant, sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const TTL: Duration = Duration::from_secs(1);
+const WINDOW: Duration = Duration::from_secs(5);
+const LEASE: Duration = Duration::from_secs(1);
+
+fn fleet(with: impl Fn(Builder<u64>) -> Builder<u64>) -> [Cache<u64>; 2] {
+    let backend = MemoryBackend::new();
+    [(); 2].map(|()| {
+        let builder = Cache::builder(backend.clone()).ttl(TTL).lease(LEASE);
+        with(builder).build().unwrap()
+    })
+}
+
+async fn load(cache: &Cache<u64>) -> Load<u64> {
+    match cache.begin("k").await.unwrap() {
+        Begun::Load(load) => load,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn served(loaded: &Loaded<u64>) -> (u64, Source) {
+    (*loaded.value(), loaded.source())
+}
+
+async fn ready(cache: &Cache<u64>) -> (u64, Source) {
+    match cache.begin("k").await.unwrap() {
+        Begun::Ready(loaded) => served(&loaded),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_committed_value_is_ready_in_each_process() {
+    let [cache, other] = fleet(|builder| builder);
+    let load = load(&cache).await;
+    let fence = load.fence();
+    let loaded = load.commit(7).await;
+    assert_eq!((served(&loaded), loaded.fence()), ((7, Source::Led), Some(fence)));
+    assert_eq!(loaded.expires_in(), Some(TTL));
+    for cache in [&cache, &other] {
+        assert_eq!(ready(cache).await, (7, Source::Hit));
+    }
+    let stats = cache.stats();
+    assert_eq!((stats.loads, stats.led, stats.stored, stats.hits), (1, 1, 1, 1));
+}
+
+/// The second call waits for the first one, in the same process and in another one, and so does
+/// a caller with a closure.
+#[tokio::test(start_paused = true)]
+async fn calls_at_once_wait_for_one_load() {
+    let [cache, other] = fleet(|builder| builder);
+    let load = load(&cache).await;
+    let waiting: Vec<_> = [&cache, &other, &other]
+        .into_iter()
+        .map(|cache| {
+            let cache = cache.clone();
+            tokio::spawn(async move { ready(&cache).await })
+        })
+        .collect();
+    let closure = cache.request("k").load(|_lead| async { Ok::<_, BoxError>(8) });
+    let closure = tokio::spawn(closure);
+    sleep(10 * MS).await;
+    load.commit(7).await;
+    for waiting in waiting {
+        assert_eq!(waiting.await.unwrap(), (7, Source::Received));
+    }
+    assert_eq!(served(&closure.await.unwrap().unwrap()), (7, Source::Received));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_that_ends_without_a_value_lets_the_next_process_load() {
+    for discards in [false, true] {
+        let [cache, other] = fleet(|builder| builder);
+        let load = load(&cache).await;
+        let waiting = tokio::spawn(async move { other.begin("k").await });
+        sleep(10 * MS).await;
+        let begun = Instant::now();
+        if discards {
+            load.discard().await
+        } else {
+            drop(load)
+        }
+        let Ok(Begun::Load(next)) = waiting.await.unwrap() else { panic!("no load") };
+        assert!(begun.elapsed() < LEASE / 2, "{:?}", begun.elapsed());
+        next.commit(7).await;
+        assert_eq!(ready(&cache).await, (7, Source::Hit));
+    }
+}
+
+/// A caller that gives up releases what it may have been granted.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_dropped_holds_nothing() {
+    let faulty = Faulty::new(|op| (op == Op::Claim).then_some(Fault::Late(10 * MS)));
+    let cache: Cache<u64> = Cache::builder(faulty.clone()).lease(LEASE).build().unwrap();
+    assert!(timeout(5 * MS, cache.begin("k")).await.is_err());
+    faulty.plan(|_| None);
+    let begun = Instant::now();
+    load(&cache).await.commit(7).await;
+    assert!(begun.elapsed() < LEASE / 2, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_is_told_to_those_that_wait_and_the_key_backs_off() {
+    let rule = AfterFailure::RetryAfter(TTL);
+    let [cache, other] = fleet(|builder| builder.after_failure(rule));
+    let load = load(&cache).await;
+    let theirs = other.clone();
+    let waiting = tokio::spawn(async move { theirs.begin("k").await });
+    sleep(10 * MS).await;
+    let error = load.fail("the origin is down").await;
+    assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, Some(TTL)));
+    let error = waiting.await.unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, Some(TTL)));
+    let error = other.begin("k").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BackingOff);
+    assert_eq!((cache.stats().failures, cache.stats().failed), (1, 1));
+}
+
+/// One process refreshes, and the others are served the old value without a load.
+#[tokio::test(start_paused = true)]
+async fn a_stale_value_comes_with_one_load_in_the_fleet() {
+    let [cache, other] = fleet(|builder| builder.stale_while_revalidate(WINDOW));
+    load(&cache).await.commit(7).await;
+    sleep(TTL).await;
+    let Ok(Begun::Stale(old, Some(load))) = cache.begin("k").await else { panic!("no refresh") };
+    assert_eq!((served(&old), *load.previous().unwrap().value()), ((7, Source::Stale), 7));
+    sleep(TTL).await;
+    for cache in [&cache, &other] {
+        let Ok(Begun::Stale(old, None)) = cache.begin("k").await else { panic!("two refreshes") };
+        assert_eq!(served(&old), (7, Source::Stale));
+    }
+    load.commit(8).await;
+    assert_eq!(ready(&other).await, (8, Source::Hit));
+    assert_eq!((cache.stats().refreshes, cache.stats().loads), (1, 2));
+}
+
+/// The value of a load that began before an act is not stored.
+#[tokio::test(start_paused = true)]
+async fn a_load_learns_of_an_act_when_it_asks() {
+    let [cache, other] = fleet(|builder| builder);
+    let load = load(&cache).await;
+    load.confirm().await.unwrap();
+    other.insert("k", &9).await.unwrap();
+    assert_eq!(load.confirm().await.unwrap_err().kind(), ErrorKind::Lost);
+    load.lost().await;
+    let loaded = load.commit(7).await;
+    assert_eq!(served(&loaded), (9, Source::Received));
+    assert_eq!(ready(&cache).await, (9, Source::Hit));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_is_lost_at_its_limit_and_at_a_shutdown() {
+    let [cache, other] = fleet(|builder| builder.load_limit(3 * TTL));
+    let load = load(&cache).await;
+    let begun = Instant::now();
+    load.lost().await;
+    assert!(begun.elapsed() <= 3 * TTL + LEASE + MS, "{:?}", begun.elapsed());
+    drop(load);
+    let load = self::load(&other).await;
+    let theirs = other.clone();
+    tokio::spawn(async move { theirs.shutdown(Duration::ZERO).await });
+    timeout(TTL, load.lost()).await.unwrap();
+    drop(load);
+    let begun = other.begin("k").await.unwrap();
+    assert!(matches!(begun, Begun::Alone(WhyAlone::ShutDown)), "{begun:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_without_a_backend_or_at_its_limit_is_alone() {
+    let faulty = Faulty::new(|_| Some(Fault::Refuse));
+    let cache: Cache<u64> = Cache::builder(faulty).build().unwrap();
+    let begun = cache.begin("k").await.unwrap();
+    assert!(matches!(begun, Begun::Alone(WhyAlone::Unanswered)), "{begun:?}");
+    let [cache, other] = fleet(|builder| builder);
+    let _load = load(&cache).await;
+    let begun = other.request("k").wait_limit(100 * MS).begin().await.unwrap();
+    assert!(matches!(begun, Begun::Alone(WhyAlone::WaitOver)), "{begun:?}");
+}
+
+/// A part of a load may ask for other loads, though all permits are taken.
+#[tokio::test(start_paused = true)]
+async fn a_load_holds_its_permit_and_its_parts_need_none() {
+    let [cache, _] = fleet(|builder| builder.max_loads(1));
+    let load = load(&cache).await;
+    let request = cache.request("other").wait_limit(100 * MS);
+    assert_eq!(request.begin().await.unwrap_err().kind(), ErrorKind::Overloaded);
+    let part = cache.request("other").wait_limit(100 * MS);
+    let Begun::Load(other) = load.scope(part.begin()).await.unwrap() else { panic!("no load") };
+    other.commit(8).await;
+    load.commit(7).await;
+    assert_eq!(ready(&cache).await, (7, Source::Hit));
+}
