@@ -27,8 +27,8 @@
 //! At a single server, a process has one channel for all locks of one namespace and family:
 //! `namespace:family:p:` and the first half of its owner ids, or `p@3:` for database 3. A backend
 //! has one for all entries of one namespace, which ends with an id of its own. None listens to
-//! `namespace:c:p:rights`. Local tiers hear of changed entries on `namespace:c:p:t0` to `t4095`, and
-//! of ended tags on `namespace:t:p:t`. Messages on them begin with the
+//! `namespace:c:p:rights`. Local tiers hear of changed entries on `namespace:c:p:t0` to `t4095`,
+//! and of ended tags on `namespace:t:p:t`. Messages on them begin with the
 //! [prefix](crate::key::Name::prefix) of the name. A backend sends itself `h` and a time on its own
 //! channel, for its local tiers. In a cluster, a process has a channel for each name: `s:` and the
 //! first half of its owner ids.
