@@ -6,10 +6,9 @@
 //! - A value that was loaded without a lease. It belongs to the [outage](Outage) in which it was
 //!   loaded. When the outage ends, the value is of no use any more.
 //!
-//! An act of this process forgets both. An answer that there is no entry does so too,
-//! except for a value that the backend has refused to store. An answer to an earlier question is
-//! not remembered after that. An act ends the flight of its key first, and a
-//! load is remembered only if callers may still join its flight. So no act is undone.
+//! An act of this process forgets both. An answer that there is no entry does so too, except for a
+//! value that the backend has refused to store. After an act, neither an answer to an earlier
+//! question is remembered, nor a value whose load began before. So no act is undone.
 
 use std::{
     hash::BuildHasher,

@@ -1,7 +1,4 @@
-//! The terms on which a request asks for a response: the headers alone, a part, or a condition.
-
-mod conditions;
-mod range;
+//! What a request asks of a shared response: its headers alone, a part of it, or a condition.
 
 use std::{ops::Range, time::Duration};
 
@@ -9,44 +6,35 @@ use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode,
     header::{
-        CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE,
-        CONTENT_TYPE, ETAG, EXPIRES, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE,
-        IF_UNMODIFIED_SINCE, LAST_MODIFIED, RANGE,
+        AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH,
+        CONTENT_RANGE, CONTENT_TYPE, ETAG, EXPIRES, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH,
+        IF_RANGE, IF_UNMODIFIED_SINCE, LAST_MODIFIED, RANGE,
     },
     request, response,
 };
 use http_body::Body;
 use tokio::time::Instant;
 
-use self::{
-    conditions::{Verdict, evaluate, permits_part},
-    range::{Selection, select},
+use super::{
+    ResponseBody,
+    conditions::{Selection, Verdict, evaluate, permits_part, select},
+    requests::key,
 };
-use super::ResponseBody;
-use crate::key::Key;
 
-const NAMES: [HeaderName; 6] =
+const TERMS: [HeaderName; 6] =
     [IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE];
 
-/// The terms of one request. Most requests ask for the whole response, as it is stored.
-#[derive(Clone, Debug, Default)]
+/// What one request asks for. Most ask for the whole response, as it is stored.
+#[derive(Clone, Debug)]
 pub(super) struct Asked {
-    terms: Option<Box<Terms>>,
+    pub(super) is_head: bool,
+    /// The conditions and the range.
+    terms: HeaderMap,
     /// Its URI is not in normal form, so its own response is for it alone.
     pub(super) is_respelled: bool,
-    /// When it came.
-    pub(super) since: Option<Instant>,
-    /// The resource whose generation is to be in the key, if the layer has parts of the key.
-    pub(super) resource: Option<Key>,
-    /// It has an `Authorization`.
     pub(super) is_authorized: bool,
-}
-
-#[derive(Clone, Debug)]
-struct Terms {
-    is_head: bool,
-    /// The conditions and the range.
-    headers: HeaderMap,
+    /// When it came.
+    since: Instant,
 }
 
 /// How much of the body an answer has.
@@ -67,74 +55,54 @@ pub(super) fn is_term(name: &HeaderName) -> bool {
 /// Turns a request into one for the whole response, which answers all of them.
 pub(super) fn ask_for_all<B>(request: &mut Request<B>) {
     *request.method_mut() = Method::GET;
-    for name in NAMES {
+    for name in TERMS {
         request.headers_mut().remove(name);
     }
 }
 
 impl Asked {
-    /// Returns what a request asks for, which is a `HEAD` or has conditions or a range.
     pub(super) fn of(parts: &request::Parts) -> Self {
-        let terms = parts.headers.iter().filter(|(name, _)| is_term(name));
-        let headers = terms.fold(HeaderMap::new(), |mut headers, (name, value)| {
-            headers.append(name, value.clone());
-            headers
-        });
-        let terms = Box::new(Terms { is_head: parts.method == Method::HEAD, headers });
-        Self { terms: Some(terms), ..Self::default() }
+        let mut terms = HeaderMap::new();
+        for (name, value) in parts.headers.iter().filter(|(name, _)| is_term(name)) {
+            terms.append(name, value.clone());
+        }
+        Self {
+            is_head: parts.method == Method::HEAD,
+            terms,
+            is_respelled: key::is_respelled(parts),
+            is_authorized: parts.headers.contains_key(AUTHORIZATION),
+            since: Instant::now(),
+        }
     }
 
     /// Returns how long it has waited for its answer.
     pub(super) fn waited(&self) -> Duration {
-        self.since.map(|since| since.elapsed()).unwrap_or_default()
+        self.since.elapsed()
     }
 
-    /// Returns the answer that a response gives which no service made. It is as it is, but a `HEAD`
-    /// has no body.
-    pub(super) fn answer_own(&self, response: Response<Bytes>) -> Response<Bytes> {
-        match self.terms.as_ref().is_some_and(|terms| terms.is_head) {
-            true => response.map(|_| Bytes::new()),
-            false => response,
-        }
-    }
-
-    /// Returns the answer that a shared response gives. The body is not copied.
-    pub(super) fn answer(&self, response: Response<Bytes>) -> Response<Bytes> {
-        let Some(terms) = &self.terms else { return response };
-        let (mut parts, body) = response.into_parts();
-        let kept = terms.apply(&mut parts, Some(body.len()));
-        let body = match kept {
-            KeptBody::All => body,
-            KeptBody::Part(range) => body.slice(range),
-            KeptBody::Nothing => Bytes::new(),
-        };
-        Response::from_parts(parts, body)
-    }
-
-    /// Returns the answer that a response gives whose body is on its way. It has a part only if the
+    /// Returns the answer that a response gives. The body is not copied. It has a part only if the
     /// length of the body is known.
-    pub(super) fn answer_streaming<B: Body>(
+    pub(super) fn answer<B: Body>(
         &self,
         response: Response<ResponseBody<B>>,
     ) -> Response<ResponseBody<B>> {
-        let Some(terms) = &self.terms else { return response };
+        if !self.is_head && self.terms.is_empty() {
+            return response;
+        }
         let (mut parts, body) = response.into_parts();
-        let body = match terms.apply(&mut parts, body.shared_length()) {
+        let body = match self.apply(&mut parts, body.length()) {
             KeptBody::All => body,
             KeptBody::Part(range) => body.part(range),
             KeptBody::Nothing => ResponseBody::whole(Bytes::new()),
         };
         Response::from_parts(parts, body)
     }
-}
 
-impl Terms {
-    /// Changes the head of a response, and returns how much of its body is kept. A part is selected
-    /// only if the length of the body is known.
+    /// Changes the head of a response, and returns how much of its body is kept.
     fn apply(&self, parts: &mut response::Parts, length: Option<usize>) -> KeptBody {
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
         if parts.status == StatusCode::OK {
-            match evaluate(&self.headers, &parts.headers) {
+            match evaluate(&self.terms, &parts.headers) {
                 Verdict::Proceed => {}
                 Verdict::NotModified => return not_modified(parts),
                 Verdict::Failed => return without_body(parts, StatusCode::PRECONDITION_FAILED),
@@ -145,22 +113,22 @@ impl Terms {
             Some(length) if self.is_head && parts.status != StatusCode::NO_CONTENT => {
                 parts.headers.insert(CONTENT_LENGTH, length.into());
             }
-            Some(length) if parts.status == StatusCode::OK => return self.part(parts, length),
+            Some(length) if parts.status == StatusCode::OK => return self.select(parts, length),
             _ => {}
         }
         if self.is_head { KeptBody::Nothing } else { KeptBody::All }
     }
 
-    fn part(&self, parts: &mut response::Parts, length: usize) -> KeptBody {
-        if !permits_part(&self.headers, &parts.headers) {
+    fn select(&self, parts: &mut response::Parts, length: usize) -> KeptBody {
+        if !permits_part(&self.terms, &parts.headers) {
             return KeptBody::All;
         }
-        match select(&self.headers, length) {
+        match select(&self.terms, length) {
             Selection::Whole => KeptBody::All,
             Selection::Part(range) => {
                 parts.status = StatusCode::PARTIAL_CONTENT;
                 // The caller has the rest of the headers (RFC 9110, section 15.3.7).
-                if self.headers.contains_key(IF_RANGE) {
+                if self.terms.contains_key(IF_RANGE) {
                     strip_representation(&mut parts.headers);
                 }
                 parts.headers.insert(CONTENT_LENGTH, range.len().into());
@@ -214,6 +182,8 @@ fn set(headers: &mut HeaderMap, content_range: String) {
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::Empty;
+
     use super::*;
 
     #[test]
@@ -224,7 +194,7 @@ mod tests {
         {
             let mut response = Response::new(Bytes::new());
             *response.status_mut() = status;
-            let answer = asked.answer(response);
+            let answer = asked.answer(response.map(ResponseBody::<Empty<Bytes>>::whole));
             let found = answer.headers().get(CONTENT_LENGTH).map(|length| length.to_str().unwrap());
             assert_eq!(found, length, "{status}");
         }
