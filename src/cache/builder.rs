@@ -7,6 +7,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Abandoned, Cache, Codec, EarlyRefresh, Json, LocalTier,
+    activity::Activity,
     core::Core,
     error_codec::{ErrorCodec, Of},
     failures::{AfterFailure, FailurePolicy, Failures},
@@ -18,6 +19,7 @@ use super::{
     tags::Tags,
 };
 use crate::{
+    advice,
     backend::{DynStore, Windows},
     error::{Error, ErrorKind},
     flight::Group,
@@ -374,6 +376,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         }
         settings.check()?;
         self.negative.iter().try_for_each(Negative::check)?;
+        advice::built::<V>(self.store.is_shared(), &settings.namespace, settings.schema);
         let tag = u32::from(settings.schema) << 16 | u32::from(self.codec.tag());
         let engine = Engine::new(self.store.clone());
         let tags = Arc::new(Tags::new(&settings));
@@ -393,6 +396,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             loads: Arc::new(Semaphore::new(settings.max_loads)),
             counters: Counters::default(),
             meter: crate::meter::Meter::default(),
+            activity: Activity::default(),
             shards: Shards::default(),
             undecodable: Once::default(),
             unstorable: Once::default(),

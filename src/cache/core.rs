@@ -11,7 +11,9 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Codec, EarlyRefresh, Loaded, Source, batch,
+    Codec, EarlyRefresh, Loaded, Source,
+    activity::Activity,
+    batch,
     breaker::{Outage, Shard},
     builder::Negative,
     error_codec::ErrorCodec,
@@ -59,6 +61,7 @@ pub(super) struct Core<V> {
     pub(super) loads: Arc<Semaphore>,
     pub(super) counters: Counters,
     pub(super) meter: Meter,
+    pub(super) activity: Activity,
     pub(super) shards: Shards<Shard>,
     pub(super) refreshes: Refreshes<V>,
     pub(super) failures: Failures,

@@ -65,9 +65,21 @@ impl Mutex {
         &self.front.space
     }
 
-    settings!(acquisition);
-    settings!(renewal);
-    settings!(fence);
+    /// Acquires the lock, waiting while there is another holder.
+    ///
+    /// # Errors
+    ///
+    /// - [`NotAcquired`](crate::ErrorKind::NotAcquired) if the wait limit or the retry strategy
+    ///   ended first.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the last try before that failed.
+    /// - The other errors of [`try_lock`](Self::try_lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, a lease that it may have acquired is released.
+    pub async fn lock(&self) -> Result<MutexGuard, Error> {
+        Ok(MutexGuard { held: self.front.acquire(self.mode).await? })
+    }
 
     /// Acquires the lock if it is free. Returns `None` if there is another holder, or if another
     /// caller of this process is about to acquire it.
@@ -89,22 +101,6 @@ impl Mutex {
     /// If the future is dropped, a lease that it may have acquired is released.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
         Ok(self.front.try_acquire(self.mode).await?.map(|held| MutexGuard { held }))
-    }
-
-    /// Acquires the lock, waiting while there is another holder.
-    ///
-    /// # Errors
-    ///
-    /// - [`NotAcquired`](crate::ErrorKind::NotAcquired) if the wait limit or the retry strategy
-    ///   ended first.
-    /// - [`Backend`](crate::ErrorKind::Backend) if the last try before that failed.
-    /// - The other errors of [`try_lock`](Self::try_lock).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lease that it may have acquired is released.
-    pub async fn lock(&self) -> Result<MutexGuard, Error> {
-        Ok(MutexGuard { held: self.front.acquire(self.mode).await? })
     }
 
     /// Returns the holder of the lock, or `None` if there is none.
@@ -137,6 +133,9 @@ impl Mutex {
     }
 
     inspection!(self => self.mode);
+    settings!(acquisition);
+    settings!(renewal);
+    settings!(fence);
 }
 
 impl fmt::Debug for Mutex {

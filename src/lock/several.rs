@@ -69,9 +69,21 @@ impl Several {
         Self { front: Front::new(space, all.join(", ").into()), names }
     }
 
-    settings!(acquisition);
-    settings!(renewal);
-    settings!(fence);
+    /// Acquires the locks, waiting while one of them has another holder.
+    ///
+    /// # Errors
+    ///
+    /// - [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended
+    ///   first.
+    /// - [`Backend`](ErrorKind::Backend) if the last try before that failed.
+    /// - The other errors of [`try_lock`](Self::try_lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, leases that it may have acquired are released.
+    pub async fn lock(&self) -> Result<SeveralGuard, Error> {
+        self.acquire(self.front.retry.clone(), true).await
+    }
 
     /// Acquires the locks if all of them are free. Returns `None` if one has another holder.
     ///
@@ -90,21 +102,9 @@ impl Several {
         none_if_not_acquired(self.acquire(self.front.one_try(), false).await)
     }
 
-    /// Acquires the locks, waiting while one of them has another holder.
-    ///
-    /// # Errors
-    ///
-    /// - [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended
-    ///   first.
-    /// - [`Backend`](ErrorKind::Backend) if the last try before that failed.
-    /// - The other errors of [`try_lock`](Self::try_lock).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, leases that it may have acquired are released.
-    pub async fn lock(&self) -> Result<SeveralGuard, Error> {
-        self.acquire(self.front.retry.clone(), true).await
-    }
+    settings!(acquisition);
+    settings!(renewal);
+    settings!(fence);
 
     async fn acquire(
         &self,

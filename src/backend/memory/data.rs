@@ -1,4 +1,5 @@
 mod entries;
+mod inspect;
 mod tags;
 
 use std::{

@@ -21,6 +21,7 @@
 //! | `g` and a tag | string, PX | there, when the tag ended and expired last: two tag numbers |
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, because databases share channels |
 //! | `s` | channel | the same in a cluster, as a shard channel |
+//! | `a` | channel | what processes answer to `bellwether top`, under the key `bellwether-top` |
 //!
 //! A sorted set expires with its last member.
 //!
@@ -53,6 +54,8 @@ pub(super) const FENCE: &str = "f";
 pub(super) const MARK: &str = "m";
 pub(super) const LATCH: &str = "n";
 pub(super) const TAG_NUMBER: &str = "n";
+/// The suffix of the channel on which processes answer `bellwether top`.
+pub(super) const ANSWERS: &str = "a";
 
 /// Returns the suffix of the key of a tag.
 pub(super) fn tag(tag: &str) -> String {

@@ -8,6 +8,7 @@ use tracing::{debug, warn};
 
 use super::{AskedKey, FlightEnd, ForLate, Held, Run, commit::CommitEnd};
 use crate::{
+    advice,
     backend::{Entry, Grant, Tagged, Windows},
     cache::{
         AfterFailure, Lead, Loaded, Source,
@@ -284,6 +285,8 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
                 (Entry::uncacheable(cost), Windows::fresh(core.settings.uncacheable_ttl))
             }
         };
+        let served = windows.fresh.saturating_add(windows.stale);
+        advice::loaded(&core.settings.namespace, cost, served);
         let ttl = (!keeping.do_not_store).then(|| windows.kept());
         (entry.with_windows(windows), ttl)
     }

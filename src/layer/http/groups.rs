@@ -4,10 +4,9 @@
 //! of the first two has a space. A surrogate key is a group by another name.
 
 use http::{HeaderMap, HeaderName, Uri, Version, request::Parts};
+use sfv::{BareItem, List, ListEntry, Parser};
 
-use super::{
-    BellwetherLayer, Http, fields::structured::strings, requests::key, settings::HttpSettings,
-};
+use super::{requests::key, settings::HttpSettings};
 
 const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
 const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidation");
@@ -19,7 +18,7 @@ impl HttpSettings {
         &self,
         (version, uri, headers): (Version, &Uri, &HeaderMap),
     ) -> Option<String> {
-        let is_of_use = self.cache.has_tags() && !self.coalesce_only;
+        let is_of_use = self.cache.has_tags() && !self.policy.coalesces;
         is_of_use.then(|| key::origin(version, uri, headers)).flatten()
     }
 
@@ -55,25 +54,13 @@ fn tags(origin: Option<&str>, groups: Vec<String>) -> Vec<String> {
 fn listed(headers: &HeaderMap, name: &HeaderName) -> Vec<String> {
     let lines = headers.get_all(name).iter().map(|line| line.to_str().ok());
     let lines: Option<Vec<_>> = lines.collect();
-    lines.and_then(|lines| strings(&lines.join(", "))).unwrap_or_default()
-}
-
-impl BellwetherLayer<Http> {
-    /// Takes the words of `Surrogate-Key` in a response for groups of it, as those of
-    /// `Cache-Groups`. Several caches of other makers know this header.
-    ///
-    /// A `PURGE` that [passes its check](Self::purge_if) ends the groups in these headers.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).tags().build()?;
-    /// let layer = BellwetherLayer::http(cache).surrogate_keys();
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn surrogate_keys(mut self) -> Self {
-        self.settings().surrogate_keys = true;
-        self
-    }
+    let list = lines.and_then(|lines| Parser::new(&lines.join(", ")).parse::<List>().ok());
+    let text = |member| match member {
+        ListEntry::Item(item) => match item.bare_item {
+            BareItem::String(text) => Some(text.as_str().to_owned()),
+            _ => None,
+        },
+        ListEntry::InnerList(_) => None,
+    };
+    list.unwrap_or_default().into_iter().filter_map(text).collect()
 }

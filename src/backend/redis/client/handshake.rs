@@ -3,7 +3,7 @@
 use redis::{AsyncConnectionConfig, ErrorKind, RedisError, Value, aio::MultiplexedConnection};
 use tracing::warn;
 
-use crate::backend::redis::scripts::SCRIPTS;
+use crate::{advice, backend::redis::scripts::SCRIPTS};
 
 /// Returns the configuration of a connection, without time-outs of the client library.
 ///
@@ -58,6 +58,7 @@ pub(super) async fn prepare(connection: &mut MultiplexedConnection) {
     });
     if let Some(policy) = policy.filter(|policy| policy != "noeviction") {
         warn!(
+            target: advice::TARGET,
             policy,
             "the Redis server may evict leases when its memory is full; \
              set maxmemory-policy to noeviction"

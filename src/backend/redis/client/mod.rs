@@ -28,6 +28,7 @@ mod progress;
 mod push;
 mod reconnect;
 mod replicas;
+mod scan;
 mod sentinel;
 mod staggered;
 mod stream;

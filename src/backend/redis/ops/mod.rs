@@ -2,6 +2,7 @@
 
 mod acquire;
 mod changes;
+mod inspect;
 mod large;
 mod latches;
 mod leases;
