@@ -20,7 +20,7 @@ use super::{
     variants::{Place, selector::Selector},
 };
 use crate::{
-    cache::{Alone, Flown, Loaded, Offer, Sharing, Source},
+    cache::{Alone, Flown, HeadOffer, Loaded, Sharing, Source},
     error::{BoxError, Error, ErrorKind},
 };
 
@@ -210,7 +210,7 @@ enum Settled<B, ResBody: Body, E> {
     /// The flight goes on without the caller that leads it, and will answer its request.
     Led(oneshot::Receiver<CallResult<ResBody, E>>),
     /// The body of the response broke off. The outcome of the load is on its way.
-    Broken(Request<B>, Box<Offer<CachedResponse>>),
+    Broken(Request<B>, Box<HeadOffer<CachedResponse>>),
 }
 
 impl Http {
@@ -288,7 +288,7 @@ impl Http {
         &self,
         place: &Place,
         asked: &Asked,
-        offer: Box<Offer<CachedResponse>>,
+        offer: Box<HeadOffer<CachedResponse>>,
         request: Request<B>,
     ) -> Settled<B, ResBody, E> {
         let Some(streamed) = (**offer.head()).downcast_ref::<StreamedResponse>() else {
@@ -345,7 +345,7 @@ enum Landed {
     /// With a response that was no longer fresh when the caller came. The next load begins after
     /// that.
     Late(Source),
-    Head(Box<Offer<CachedResponse>>),
+    Head(Box<HeadOffer<CachedResponse>>),
     Alone(Alone),
     Failed(Error),
 }
