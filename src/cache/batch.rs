@@ -28,8 +28,8 @@ use tracing::Instrument;
 use super::{
     Lead,
     core::{Core, Permit},
-    flown::cut_off,
     loader::{self, Produced},
+    outcome::cut_off,
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},

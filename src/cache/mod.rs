@@ -22,15 +22,12 @@ mod core;
 mod error_codec;
 mod explain;
 mod failures;
-mod flown;
 mod freshness;
 mod in_process;
-mod invalidations;
 mod lead;
 mod loader;
 mod local;
 mod many;
-mod outage_memory;
 mod outcome;
 mod patience;
 mod previous;
@@ -69,9 +66,8 @@ pub use crate::{flight::Abandoned, observe::Stats};
 
 #[cfg(feature = "http")]
 pub(crate) use self::{
-    flown::{Flown, Offer},
     loader::Produced,
-    outcome::Alone,
+    outcome::{Alone, Flown, HeadOffer},
     settings::{OnFull, OnUncacheable, Sharing},
 };
 

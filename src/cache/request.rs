@@ -7,10 +7,9 @@ use futures_util::FutureExt;
 use super::{
     AfterFailure, EarlyRefresh, Lead, Loaded, Source,
     core::Core,
-    flown::{Flown, cut_off, ended, failed},
     lead::Keeping,
     loader::{self, Produced},
-    outcome::{Alone, Outcome},
+    outcome::{Alone, Flown, Outcome, cut_off, ended, failed},
     patience::{self, Patience},
     refresh::QuietEntry,
     run::{Run, RunStart},
@@ -185,10 +184,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 let leads = leader.is_some();
                 match leader {
                     Some(leader) => {
-                        let start = match unanswered {
-                            None => RunStart::Look,
-                            Some(_) => RunStart::Away,
-                        };
+                        let start = RunStart::after(unanswered);
                         let run = Run::new(&core, &key, own.take(), Some(leader), start)?;
                         follower.lead(leader_work(run, &mut work)?);
                     }

@@ -141,7 +141,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
                 Ok(ends) => {
                     let verdict = tagged.verdict(ends);
                     if verdict != TagVerdict::Current {
-                        self.memory.drop_row(key);
+                        self.copies.iter().for_each(|copies| copies.remove(key));
                     }
                     entry.judge(verdict);
                 }
@@ -177,8 +177,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             Ok(number) => self.tags.note(tag, *number),
             // It may have ended. So nothing is kept that may have the tag.
             Err(_) => {
-                self.tier.iter().for_each(|tier| tier.forget_all());
-                self.memory.forget_all();
+                self.copies.iter().for_each(|copies| copies.forget_all());
             }
         }
         self.flights.detach_all();

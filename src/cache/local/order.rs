@@ -12,7 +12,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    backend::{DynStore, STRIPES, stripe_of},
+    backend::{DynStore, stripe_of},
     cache::tags::Tags,
     key::{Name, Namespace, key_of},
     sync::lock,
@@ -50,21 +50,23 @@ struct ToldStripe {
 /// A question to the backend whose answer may be kept.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cache) struct Fill {
-    stripe: usize,
-    changes: u64,
-    acts: u64,
+    pub(super) stripe: usize,
+    pub(super) changes: u64,
+    pub(super) acts: u64,
     pub(super) epoch: u64,
     pub(super) asked: u64,
     /// The greatest number of an ended tag that was told before the question.
     pub(super) ended: u64,
+    /// Changes of the name were heard before the question.
+    pub(super) is_heard: bool,
 }
 
 impl Order {
-    pub(super) fn new(namespace: &Namespace, tags: &Arc<Tags>) -> Self {
+    pub(super) fn new(namespace: &Namespace, tags: &Arc<Tags>, stripes: usize) -> Self {
         Self {
             tags: tags.clone(),
             scope_of_tags: format!("{}:t:{{", namespace.as_str()),
-            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
+            stripes: (0..stripes).map(|_| Mutex::default()).collect(),
             scope: format!("{}:c:{{", namespace.as_str()),
             origin: Instant::now(),
             complete_until: AtomicU64::new(0),
@@ -72,27 +74,30 @@ impl Order {
         }
     }
 
-    /// Begins a question to the backend. Returns `None` if the answer is not to be kept: changes of
-    /// the name are not heard yet. They will be from the second time on, or the first if it is to
-    /// hear at once.
-    pub(super) fn begin(&self, store: &dyn DynStore, name: &Name, at_once: bool) -> Option<Fill> {
+    /// Notes what was told of a name until now.
+    pub(super) fn mark(&self, name: &Name) -> Fill {
         // Before anything else is looked at.
         let (epoch, ended) = (self.epoch(), self.tags.greatest());
-        let at = stripe_of(name.prefix());
-        let (fill, is_heard, begins) = {
-            let mut stripe = self.stripe(at);
-            let begins = std::mem::replace(&mut stripe.is_missed, true) || at_once;
-            let (changes, acts, asked) = (stripe.changes, stripe.acts, self.now());
-            let fill = Fill { stripe: at, changes, acts, epoch, asked, ended };
-            (fill, stripe.heard_in == Some(epoch), begins)
-        };
-        if !is_heard {
-            if !store.hears(name, begins) {
-                return None;
-            }
-            self.stripe(at).heard_in = Some(epoch);
+        let at = self.stripe_of(name.prefix());
+        let stripe = self.stripe(at);
+        let (changes, acts, asked) = (stripe.changes, stripe.acts, self.now());
+        let is_heard = stripe.heard_in == Some(epoch);
+        Fill { stripe: at, changes, acts, epoch, asked, ended, is_heard }
+    }
+
+    /// Begins a question to the backend. If changes of the name are not heard yet, they will be
+    /// from the second time on, or the first if it is to hear at once.
+    pub(super) fn begin(&self, store: &dyn DynStore, name: &Name, at_once: bool) -> Fill {
+        let fill = self.mark(name);
+        if fill.is_heard {
+            return fill;
         }
-        Some(fill)
+        let was_missed = std::mem::replace(&mut self.stripe(fill.stripe).is_missed, true);
+        let is_heard = store.hears(name, was_missed || at_once);
+        if is_heard {
+            self.stripe(fill.stripe).heard_in = Some(fill.epoch);
+        }
+        Fill { is_heard, ..fill }
     }
 
     /// Returns the tag that a change with this prefix is about.
@@ -114,7 +119,7 @@ impl Order {
 
     /// Lets go of a name, and of all answers to questions until now.
     pub(super) fn forget(&self, name: &Name, remove: impl FnOnce()) {
-        let mut stripe = self.stripe(stripe_of(name.prefix()));
+        let mut stripe = self.stripe(self.stripe_of(name.prefix()));
         stripe.acts += 1;
         remove();
     }
@@ -122,7 +127,7 @@ impl Order {
     /// Notes a change of the name with this prefix, and removes what is kept of its key.
     pub(super) fn changed(&self, prefix: &str, fence: u64, remove: impl FnOnce(&str)) {
         let Some(key) = prefix.strip_prefix(&*self.scope).and_then(key_of) else { return };
-        let mut stripe = self.stripe(stripe_of(prefix));
+        let mut stripe = self.stripe(self.stripe_of(prefix));
         stripe.changes += 1;
         stripe.greatest = stripe.greatest.max(fence);
         remove(&key);
@@ -162,6 +167,10 @@ impl Order {
 
     fn at(&self, moment: Instant) -> u64 {
         nanos(moment.saturating_duration_since(self.origin))
+    }
+
+    fn stripe_of(&self, prefix: &str) -> usize {
+        stripe_of(prefix) % self.stripes.len()
     }
 
     fn stripe(&self, at: usize) -> MutexGuard<'_, ToldStripe> {

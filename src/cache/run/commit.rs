@@ -13,6 +13,7 @@ use crate::{
         breaker::RequestKind,
         error_codec,
         failures::{AfterFailure, whole_millis},
+        local::Fill,
         outcome::{Made, Record},
         refresh::QuietEntry,
     },
@@ -35,20 +36,12 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         self.guard.closing();
         let Self { asked, lead, guard, begun, .. } = &self;
         let (core, fence) = (&asked.core, guard.fence());
-        let question = core.memory.ask();
+        let mark = core.mark(&asked.name);
         let (entry, ttl) = asked.entry(&made, *begun, lead);
         let (answer, are_current) =
             tokio::join!(self.try_commit(&entry, ttl), asked.are_current(lead));
         core.committed_local(&asked.name, fence);
-        match &answer {
-            Ok(Committed::Stored) => {
-                let entry = entry.clone().with_fence(fence);
-                let question = question.filter(|_| are_current);
-                question.iter().for_each(|question| core.saw(&asked.key, *question, &entry));
-            }
-            Ok(_) => core.memory.drop_row(&asked.key),
-            Err(_) => {}
-        }
+        self.keep_copy(mark.filter(|_| are_current), &entry, &made.value, &answer);
         let is_stored = matches!(answer, Ok(Committed::Stored));
         let record = written(fence, &entry, is_stored);
         let led = |value| Loaded { value, source: Source::Led, record };
@@ -59,19 +52,10 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
                 self.guard.settled();
                 (led(made.value), current)
             }
-            Ok(Committed::Newer(entry)) => {
-                core.counters.refused.add();
-                debug!(fence = entry.fence, "commit refused: a newer entry is stored");
-                let mut answer = Ok(Some(entry));
-                core.judge(&asked.key, &mut answer).await;
-                let newer = core.decide(&asked.name, &asked.options().rules, answer).value();
-                match newer {
-                    Some((value, record, _)) => {
-                        (Loaded { value, source: Source::Received, record }, current)
-                    }
-                    None => (led(made.value), CommitEnd::Refused),
-                }
-            }
+            Ok(Committed::Newer(entry)) => match self.newer(entry).await {
+                Some(newer) => (newer, current),
+                None => (led(made.value), CommitEnd::Refused),
+            },
             Ok(Committed::Refused) => {
                 core.counters.refused.add();
                 debug!("commit refused: the key was invalidated, or the lease lost");
@@ -84,6 +68,40 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
                 (led(made.value), CommitEnd::Unknown)
             }
         }
+    }
+
+    /// Keeps what was stored for an outage, or lets go of what it has replaced.
+    fn keep_copy(
+        &self,
+        mark: Option<Fill>,
+        entry: &Entry,
+        value: &V,
+        answer: &Result<Committed, BackendError>,
+    ) {
+        let AskedKey { core, key, .. } = &self.asked;
+        let Some(copies) = &core.copies else { return };
+        match (answer, mark) {
+            (Ok(Committed::Stored), Some(mark)) => {
+                let entry = entry.clone().with_fence(self.guard.fence());
+                let seen = core.seen(&Entry { age: Some(Duration::ZERO), ..entry });
+                let rules = &self.asked.options().rules;
+                copies.note(mark, key, seen, || Some(value.clone()), false, rules);
+            }
+            (Ok(_), _) => copies.remove(key),
+            (Err(_), _) => {}
+        }
+    }
+
+    /// Returns the value of the newer entry that a commit has found, if it may be served.
+    async fn newer(&self, entry: Entry) -> Option<Loaded<V>> {
+        let AskedKey { core, key, name, .. } = &self.asked;
+        core.counters.refused.add();
+        debug!(fence = entry.fence, "commit refused: a newer entry is stored");
+        let mut answer = Ok(Some(entry));
+        core.judge(key, &mut answer).await;
+        let newer = core.decide(name, &self.asked.options().rules, answer);
+        let (value, record, _) = newer.value()?;
+        Some(Loaded { value, source: Source::Received, record })
     }
 
     fn count_commit(&self, is_stored: bool, ttl: Option<Duration>) {

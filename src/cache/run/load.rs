@@ -16,7 +16,7 @@ use crate::{
         core::Permit,
         lead::Keeping,
         loader::{self, Produced},
-        outage_memory::Question,
+        local::Fill,
         outcome::{Alone, Head, Made, Outcome},
     },
     error::{Chain, Error, ErrorKind},
@@ -53,7 +53,7 @@ pub struct Load<V> {
 #[derive(Clone, Copy)]
 pub(super) struct LoadBegun {
     pub(super) at: Instant,
-    pub(super) asked: Option<Question>,
+    pub(super) mark: Option<Fill>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Load<V> {
@@ -256,7 +256,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     fn begin_load(&self) -> LoadBegun {
-        LoadBegun { at: Instant::now(), asked: self.core.memory.ask() }
+        LoadBegun { at: Instant::now(), mark: self.core.mark(&self.name) }
     }
 
     /// Returns whether a failure that is an answer for its caller concerns the other callers.
@@ -309,11 +309,15 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let (core, keeping) = (&self.core, lead.keeping());
         let lasts = |outage: &Outage| self.shard.breaker.outage() == Some(*outage);
         let outage = outage.filter(|it| !keeping.do_not_store && lasts(it));
-        let (Some(outage), Some(asked)) = (outage, begun.asked) else { return };
+        let (Some(outage), Some((copies, mark))) = (outage, core.copies.as_ref().zip(begun.mark))
+        else {
+            return;
+        };
         if let Ok(entry) = core.entry(made, begun.at.elapsed(), lead.tagged()) {
             let entry = entry.with_windows(self.windows(&made.value, &keeping));
-            let seen = lead.previous().map_or(0, |previous| previous.fence);
-            core.memory.remember(&self.key, asked, outage, entry, seen);
+            // It replaces the stored one.
+            let entry = entry.with_fence(lead.previous().map_or(0, |previous| previous.fence));
+            copies.note_loaded(mark, &self.key, outage, core.seen(&entry), made.value.clone());
         }
     }
 

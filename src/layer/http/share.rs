@@ -18,7 +18,7 @@ use super::{
     variants::{Marker, Place},
 };
 use crate::{
-    cache::{Alone, Flown, Loaded, Offer, Sharing, Source},
+    cache::{Alone, Flown, HeadOffer, Loaded, Sharing, Source},
     error::{Error, ErrorKind},
     sync::lock,
 };
@@ -94,7 +94,7 @@ enum Settled<S: InnerHttp<B>, B> {
     /// The flight goes on without the caller that leads it, and will answer its request.
     Led(oneshot::Receiver<CallResult<S, B>>),
     /// The body of the response broke off. The outcome of the load is on its way.
-    Broken(Request<B>, Box<Offer<CachedResponse>>),
+    Broken(Request<B>, Box<HeadOffer<CachedResponse>>),
 }
 
 /// Answers a request with the shared response, or with the caller's own if there is none.
@@ -282,7 +282,7 @@ impl Http {
     fn follow<S: InnerHttp<B>, B>(
         &self,
         asked: &Asked,
-        offer: Box<Offer<CachedResponse>>,
+        offer: Box<HeadOffer<CachedResponse>>,
         request: Request<B>,
     ) -> Settled<S, B> {
         let too_late = |request| Settled::Alone { request, why: Reason::Uncacheable, again: false };
