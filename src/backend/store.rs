@@ -14,11 +14,8 @@ use super::{
     TagEnd, TagEnds, Tap, Windows, erased::erased, no_inspection,
 };
 #[cfg(doc)]
-use crate::backend::Change;
-use crate::{
-    error::{BackendError, BackendErrorKind},
-    key::Name,
-};
+use crate::{backend::Change, error::BackendErrorKind};
+use crate::{error::BackendError, key::Name};
 
 /// Entries, and the lease under which each is rebuilt.
 ///
@@ -176,30 +173,23 @@ pub trait Store: Leases {
     /// Returns the last number of the tags of a namespace. Each later [end](Self::end_tag) of a
     /// tag has a greater one.
     ///
-    /// `tags` is the name under which the namespace keeps its tags. The default, as that of the
-    /// other methods for tags, is for a backend without tags, and refuses.
-    fn tag_number(&self, _tags: &Name) -> impl Future<Output = Result<u64, BackendError>> + Send {
-        async { Err(no_tags()) }
-    }
+    /// `tags` is the name under which the namespace keeps its tags.
+    fn tag_number(&self, tags: &Name) -> impl Future<Output = Result<u64, BackendError>> + Send;
 
     /// Returns when some tags ended last, in their order.
     fn tag_ends(
         &self,
-        _tags: &Name,
-        _which: &[Arc<str>],
-    ) -> impl Future<Output = Result<Vec<TagEnds>, BackendError>> + Send {
-        async { Err(no_tags()) }
-    }
+        tags: &Name,
+        which: &[Arc<str>],
+    ) -> impl Future<Output = Result<Vec<TagEnds>, BackendError>> + Send;
 
     /// Gives a tag the next number, which is remembered for 30 days at least. Returns the number.
     fn end_tag(
         &self,
-        _tags: &Name,
-        _tag: &str,
-        _end: TagEnd,
-    ) -> impl Future<Output = Result<u64, BackendError>> + Send {
-        async { Err(no_tags()) }
-    }
+        tags: &Name,
+        tag: &str,
+        end: TagEnd,
+    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
 
     /// Has a local tier told of the changes of entries, from now on. Returns whether the tier is
     /// told at these intervals [up to when](Tap::complete_until) it knows all of them.
@@ -262,10 +252,6 @@ erased! {
 }
 
 pub(crate) type ErasedStore = Erased<dyn DynStore>;
-
-fn no_tags() -> BackendError {
-    BackendError::new(BackendErrorKind::Refused, "this backend has no tags")
-}
 
 /// The answer to [`Store::get_many`] for each name.
 pub type EntryAnswers = Vec<Result<Option<Entry>, BackendError>>;
