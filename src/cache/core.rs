@@ -26,10 +26,10 @@ use super::{
     previous::Previous,
     refresh::Refreshes,
     settings::{OnFull, Options, Settings},
-    tags::{Judged, Tags, judged, tags_of},
+    tags::{Answered, Tags},
 };
 use crate::{
-    backend::{DynStore, Entry, EntryKind, TagVerdict, Tagged, Tap, Windows, answered_by},
+    backend::{DynStore, Entry, EntryKind, Tagged, Tap, Windows, answered_by},
     error::{BackendError, BackendErrorKind, BoxError, Chain, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
@@ -171,14 +171,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Decides what an answer about a name is good for, with the schema and the codec of this
     /// process, and the rules of the caller.
-    pub(super) fn decide(
-        &self,
-        name: &Name,
-        rules: &Rules,
-        (answer, verdict): Judged,
-    ) -> Decision<V> {
+    pub(super) fn decide(&self, name: &Name, rules: &Rules, answer: Answered) -> Decision<V> {
         match answer {
-            Ok(Some(entry)) => self.decide_on(name, rules, (entry, verdict), Source::Stale),
+            Ok(Some(entry)) => self.decide_on(name, rules, entry, Source::Stale),
             Ok(None) => Decision::Miss { seen: 0 },
             Err(error) => self.no_entry(name, error),
         }
@@ -190,28 +185,21 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         &self,
         name: &Name,
         rules: &Rules,
-        (mut entry, verdict): (Entry, TagVerdict),
+        mut entry: Entry,
         in_place: Source,
     ) -> Decision<V> {
-        let is_kept = entry.windows.is_some_and(|windows| !windows.error.is_zero());
-        if verdict == TagVerdict::Ended || (verdict == TagVerdict::Expired && !is_kept) {
-            return Decision::Miss { seen: entry.fence };
-        }
-        if entry.kind == EntryKind::Uncacheable {
-            return Decision::Uncacheable { seen: entry.fence };
+        match entry.kind {
+            EntryKind::Value => {}
+            EntryKind::Uncacheable => return Decision::Uncacheable { seen: entry.fence },
+            EntryKind::Ended => return Decision::Miss { seen: entry.fence },
         }
         let is_ours = entry.tag == self.tag;
         let is_for_loader_only = is_ours && self.codec.is_for_loader_only(&entry.payload);
         let rules = if is_for_loader_only { &rules.without_stale() } else { rules };
         let delay = || self.refreshes.delay(name, entry.fence);
-        let window = match verdict {
-            TagVerdict::Expired => Window::OnError,
-            _ => freshness::decide(&entry, rules, delay),
-        };
+        let window = freshness::decide(&entry, rules, delay);
         if is_ours && matches!(window, Window::OnError | Window::Over) {
             let previous = Previous::encoded(entry, rules, &self.codec, in_place);
-            let is_expired = verdict == TagVerdict::Expired;
-            let previous = if is_expired { previous.expired() } else { previous };
             return Decision::Old(Arc::new(previous));
         }
         if let Some(value) = self.decoded(name, &mut entry) {
@@ -285,19 +273,21 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         &self,
         made: &Made<V>,
         cost: Duration,
-        tagged: Option<Tagged>,
+        tagged: Tagged,
     ) -> Result<Entry, Error> {
         let payload = made.payload.clone().unwrap_or_else(|| self.payload(&made.value))?;
         self.tagged(Entry::value(self.tag, cost, payload), tagged)
     }
 
     /// Returns the entry with its tags.
-    pub(super) fn tagged(&self, entry: Entry, tagged: Option<Tagged>) -> Result<Entry, Error> {
-        let Some(mut tagged) = tagged else { return Ok(entry) };
+    pub(super) fn tagged(&self, entry: Entry, mut tagged: Tagged) -> Result<Entry, Error> {
+        if !self.tags.is_on && tagged.tags.is_empty() {
+            return Ok(entry);
+        }
         tagged.tags.sort_unstable();
         tagged.tags.dedup();
-        self.tags.check(tagged.tags.iter().map(AsRef::as_ref))?;
-        Ok(if self.tags.is_on { entry.with_tags(tagged) } else { entry })
+        self.tags.check(&tagged.tags)?;
+        Ok(entry.with_tags(tagged))
     }
 
     fn payload(&self, value: &V) -> Result<Bytes, Error> {
@@ -356,30 +346,33 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Asks the backend for an entry, and decides what it is good for. Keeps a copy if it is fresh.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
-        let asked = self.begin_read(name);
-        let answer = match self.needs_age(rules) {
+        let asked = ReadBegun { memory: self.memory.ask(), fill: self.begin_fill(name) };
+        let mut answer = match self.needs_age(rules) {
             false => self.store.get(name).await,
             true => self.store.get_aged(name).await,
         };
-        // Not by `judge`, whose future would hold the answer twice.
-        let verdict = match tags_of(&answer) {
-            Some(tagged) => Box::pin(self.ask_tags(tagged)).await,
-            None => Ok(TagVerdict::Current),
-        };
-        self.end_read((key, name), rules, asked, judged(answer, verdict))
+        self.judge(key, &mut answer).await;
+        self.end_read((key, name), rules, asked, answer)
     }
 
     /// Reads some entries with one question, as [`read`](Self::read) does.
-    pub(super) async fn read_many(&self, keys: &[(&Key, Name)], rules: &Rules) -> Vec<Decision<V>> {
-        let names: Vec<_> = keys.iter().map(|(_, name)| name.clone()).collect();
-        let asked: Vec<_> = names.iter().map(|name| self.begin_read(name)).collect();
-        let answers = match self.store.get_many(&names, self.needs_age(rules)).await {
+    pub(super) async fn read_many(
+        &self,
+        keys: &[&Key],
+        names: &[Name],
+        rules: &Rules,
+    ) -> Vec<Decision<V>> {
+        let memory = self.memory.ask();
+        let begun = |name| ReadBegun { memory, fill: self.begin_fill(name) };
+        let asked: Vec<_> = names.iter().map(begun).collect();
+        let mut answers = match self.store.get_many(names, self.needs_age(rules)).await {
             Ok(answers) => answers,
             Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
         };
-        let each = keys.iter().zip(asked).zip(self.judge_many(answers).await);
+        self.judge_all(keys, &mut answers).await;
+        let each = keys.iter().copied().zip(names).zip(asked).zip(answers);
         let decide =
-            |((&(key, ref name), asked), answer)| self.end_read((key, name), rules, asked, answer);
+            |(((key, name), asked), answer)| self.end_read((key, name), rules, asked, answer);
         each.map(decide).collect()
     }
 
@@ -388,9 +381,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.tier.is_some() || rules.replaces || !matches!(rules.early, EarlyRefresh::Off)
     }
 
-    fn begin_read(&self, name: &Name) -> ReadBegun {
-        let fill = self.tier.as_ref().and_then(|tier| tier.begin(self.store.as_ref(), name));
-        ReadBegun { memory: self.memory.ask(), fill }
+    fn begin_fill(&self, name: &Name) -> Option<Fill> {
+        self.tier.as_ref()?.begin(self.store.as_ref(), name)
     }
 
     fn end_read(
@@ -398,14 +390,14 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         (key, name): (&Key, &Name),
         rules: &Rules,
         asked: ReadBegun,
-        judged: Judged,
+        answer: Answered,
     ) -> Decision<V> {
-        self.note(key, asked.memory, &judged);
+        self.note(key, asked.memory, &answer);
         let Some((tier, fill)) = self.tier.as_ref().zip(asked.fill) else {
-            return self.decide(name, rules, judged);
+            return self.decide(name, rules, answer);
         };
-        let entry = judged.0.as_ref().ok().and_then(Option::as_ref).map(Entry::without_payload);
-        let decision = self.decide(name, rules, judged);
+        let entry = answer.as_ref().ok().and_then(Option::as_ref).map(Entry::without_payload);
+        let decision = self.decide(name, rules, answer);
         if let (Some(entry), Decision::Served(value, Source::Hit, record)) = (entry, &decision) {
             tier.insert(fill, key, entry, (value.clone(), *record), rules);
         }
@@ -416,17 +408,17 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     pub(super) async fn ask(
         &self,
         key: &Key,
-        question: impl Future<Output = Result<Option<Entry>, BackendError>>,
-    ) -> Judged {
+        question: impl Future<Output = Answered>,
+    ) -> Answered {
         let asked = self.memory.ask();
-        let judged = self.judge(question.await).await;
-        self.note(key, asked, &judged);
-        judged
+        let mut answer = question.await;
+        self.judge(key, &mut answer).await;
+        self.note(key, asked, &answer);
+        answer
     }
 
-    fn note(&self, key: &Key, asked: Option<Question>, (answer, verdict): &Judged) {
+    fn note(&self, key: &Key, asked: Option<Question>, answer: &Answered) {
         match (answer, asked) {
-            (Ok(Some(_)), _) if *verdict != TagVerdict::Current => self.memory.drop_row(key),
             (Ok(Some(entry)), Some(asked)) => self.saw(key, asked, entry),
             (Ok(None), _) => self.memory.missed(key),
             (Err(error), _) if error.kind() == BackendErrorKind::Foreign => {
@@ -457,12 +449,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         outage: Outage,
     ) -> Option<Decision<V>> {
         let entry = self.memory.recall(key, outage)?;
-        if entry.tagged.as_ref().is_some_and(|tagged| self.tags.have_ended(tagged)) {
+        let is_over = |tagged: &Tagged| self.tags.have_ended(tagged.stripes(), tagged.number);
+        if entry.tagged.as_deref().is_some_and(is_over) {
             self.memory.drop_row(key);
             return None;
         }
-        let current = (entry, TagVerdict::Current);
-        Some(self.decide_on(name, rules, current, Source::Degraded))
+        Some(self.decide_on(name, rules, entry, Source::Degraded))
     }
 
     /// Returns the windows of a value that is negative.

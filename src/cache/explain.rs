@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::Cache;
 use crate::{
-    backend::{BackOff, Entry, EntryKind, Holding, SemaphoreKind, TagVerdict, Windows},
+    backend::{BackOff, Entry, EntryKind, Holding, SemaphoreKind},
     error::Error,
     key::Key,
 };
@@ -80,12 +80,13 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn explain(&self, key: impl Into<Key>) -> Result<Explanation, Error> {
         let (core, key) = (&self.core, key.into());
         let name = core.name(&key)?;
-        let (answer, verdict) = core.judge(core.store.get_aged(&name).await).await;
+        let mut answer = core.store.get_aged(&name).await;
+        core.judge(&key, &mut answer).await;
         let (entry, bytes) = match answer?.map(|entry| entry.without_payload()) {
             Some((entry, bytes)) => (Some(entry), bytes),
             None => (None, 0),
         };
-        let (state, remaining) = state(entry.as_ref(), verdict);
+        let (state, remaining) = state(entry.as_ref());
         let load = core.store.inspect(&name, SemaphoreKind::Mutex).await?;
         let failed = core.store.back_off(&name).await?;
         let failure = failed.as_ref().map(|(_, failure)| failure.message().to_owned());
@@ -95,20 +96,21 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 }
 
 /// Returns what an entry is good for, and for how long.
-fn state(entry: Option<&Entry>, verdict: TagVerdict) -> (EntryState, Option<Duration>) {
+fn state(entry: Option<&Entry>) -> (EntryState, Option<Duration>) {
     let Some(entry) = entry else { return (EntryState::Missing, None) };
-    let windows = entry.windows.unwrap_or(Windows::fresh(Duration::ZERO));
+    if entry.kind == EntryKind::Ended {
+        return (EntryState::Ended, None);
+    }
+    let Some(windows) = entry.windows else { return (EntryState::Fresh, None) };
     let age = entry.age.unwrap_or_default();
     let left = |end: Duration| end.checked_sub(age).filter(|left| !left.is_zero());
     let fresh = left(windows.fresh);
     let stale = left(windows.fresh.saturating_add(windows.stale));
     let fallback = left(windows.fresh.saturating_add(windows.error));
-    match (entry.kind, verdict) {
-        (_, TagVerdict::Ended) => (EntryState::Ended, None),
-        (EntryKind::Uncacheable, _) => (EntryState::Uncacheable, fresh),
-        (_, TagVerdict::Current) if entry.windows.is_none() => (EntryState::Fresh, None),
-        (_, TagVerdict::Current) if fresh.is_some() => (EntryState::Fresh, fresh),
-        (_, TagVerdict::Current) if stale.is_some() => (EntryState::Stale, stale),
+    match entry.kind {
+        EntryKind::Uncacheable => (EntryState::Uncacheable, fresh),
+        _ if fresh.is_some() => (EntryState::Fresh, fresh),
+        _ if stale.is_some() => (EntryState::Stale, stale),
         _ if fallback.is_some() => (EntryState::Fallback, fallback),
         _ => (EntryState::Ended, None),
     }

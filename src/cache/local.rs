@@ -20,7 +20,7 @@ mod order;
 mod watch;
 
 use std::{
-    sync::{Arc, Weak, atomic::AtomicU64},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -130,7 +130,6 @@ impl LocalTier {
 pub(super) struct Tier<V> {
     rows: Rows<Key, Arc<LocalRow<V>>, ByWeight, DefaultHashBuilder>,
     order: Order,
-    tags: Arc<Tags>,
     max_age: u64,
     /// How far the tier may be behind.
     max_staleness: u64,
@@ -140,12 +139,13 @@ pub(super) struct Tier<V> {
 pub(super) struct LocalRow<V> {
     pub(super) value: V,
     pub(super) record: Option<Record>,
-    /// The entry without its payload, as it was when the backend was asked.
+    /// The entry without its payload and tags, as it was when the backend was asked.
     entry: Entry,
     weight: usize,
     epoch: u64,
-    /// The greatest number of an ended tag that was told before its tags were last checked.
-    checked: AtomicU64,
+    /// The stripes of its tags, and the number up to which their ends are in the answer.
+    stripes: Box<[usize]>,
+    checked: u64,
     asked: u64,
     /// When it is to be refreshed at the earliest, and when it ends.
     half: u64,
@@ -168,10 +168,10 @@ impl<V: Send + Sync + 'static> Tier<V> {
         store: &dyn DynStore,
         tags: &Arc<Tags>,
     ) -> Option<Arc<Self>> {
-        Some(Self::new(settings.local?, store, Order::new(&settings.namespace, tags), tags))
+        Some(Self::new(settings.local?, store, Order::new(&settings.namespace, tags)))
     }
 
-    fn new(settings: LocalTier, store: &dyn DynStore, order: Order, tags: &Arc<Tags>) -> Arc<Self> {
+    fn new(settings: LocalTier, store: &dyn DynStore, order: Order) -> Arc<Self> {
         let options = OptionsBuilder::new()
             .estimated_items_capacity((settings.weight / USUAL_ROW).max(16))
             .weight_capacity(settings.weight as u64)
@@ -189,7 +189,6 @@ impl<V: Send + Sync + 'static> Tier<V> {
             Self {
                 rows,
                 order,
-                tags: tags.clone(),
                 max_age: nanos(settings.max_age),
                 max_staleness: if is_told { nanos(settings.max_staleness) } else { u64::MAX },
             }
@@ -213,11 +212,8 @@ impl<V: Send + Sync + 'static> Tier<V> {
             || now.saturating_sub(known) >= self.max_staleness
             || row.epoch != self.order.epoch()
             || rules.replaces
+            || self.order.tags.have_ended(row.stripes.iter().copied(), row.checked)
         {
-            return None;
-        }
-        let tagged = row.entry.tagged.as_deref();
-        if tagged.is_some_and(|tagged| !self.tags.are_current(tagged, &row.checked)) {
             return None;
         }
         if now >= row.half && !matches!(rules.early, EarlyRefresh::Off) {
@@ -232,10 +228,7 @@ impl<V: Send + Sync + 'static> Tier<V> {
 
     /// Begins a question to the backend. Returns `None` if the answer is not to be kept.
     pub(super) fn begin(&self, store: &dyn DynStore, name: &Name) -> Option<Fill> {
-        // Before the question: its answer was checked against all ends until then.
-        let checked = self.tags.greatest();
-        let fill = self.order.begin(store, name, false);
-        fill.map(|fill| fill.checked_until(checked))
+        self.order.begin(store, name, false)
     }
 
     /// Keeps an entry as the answer to a question, if nothing has come in between. `entry` is
@@ -244,24 +237,23 @@ impl<V: Send + Sync + 'static> Tier<V> {
         &self,
         fill: Fill,
         key: &Key,
-        (entry, size): (Entry, usize),
+        (mut entry, size): (Entry, usize),
         (value, record): (V, Option<Record>),
         rules: &Rules,
     ) {
         let (Some(age), Some(windows)) = (entry.age, entry.windows) else { return };
-        if entry.tagged.is_some() && !self.tags.is_on {
-            // The ends of its tags are not told.
-            return;
-        }
         let fresh = nanos(windows.fresh.saturating_sub(age));
         let half = nanos((windows.fresh / 2).saturating_sub(age));
-        let Fill { epoch, asked, checked, .. } = fill;
+        let Fill { epoch, asked, ended, .. } = fill;
+        let tagged = entry.tagged.take();
+        let stripes: Box<[_]> = tagged.iter().flat_map(|tagged| tagged.stripes()).collect();
         let row = LocalRow {
             value,
             record,
-            weight: size,
+            weight: size + size_of_val(&*stripes),
             epoch,
-            checked: AtomicU64::new(checked),
+            stripes,
+            checked: tagged.map_or(ended, |tagged| tagged.number.max(ended)),
             asked,
             half: asked.saturating_add(half),
             until: asked.saturating_add(fresh.min(self.max_age).min(nanos(rules.copy))),
@@ -301,7 +293,7 @@ impl<V> LocalRow<V> {
 impl<V: Send + Sync + 'static> Tap for Tier<V> {
     fn changed(&self, prefix: &str, fence: u64) {
         if let Some(tag) = self.order.tag_of(prefix) {
-            return self.tags.note(&tag, fence);
+            return self.order.tags.note(&tag, fence);
         }
         self.order.changed(prefix, fence, |key| {
             self.rows.remove_if(key, |row| row.entry.fence < fence);

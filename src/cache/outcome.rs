@@ -55,11 +55,6 @@ impl Record {
         Self { fresh: self.fresh.filter(|_| is_stored), ..self }
     }
 
-    /// Returns the record of an entry that is fresh no more, before its time.
-    pub(super) fn expired(self) -> Self {
-        Self { fresh: self.fresh.map(|_| Duration::ZERO), ..self }
-    }
-
     /// Returns the fence, or `None` if the value was loaded without a lease.
     pub(super) fn fence(&self) -> Option<u64> {
         Some(self.fence?.get())

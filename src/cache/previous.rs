@@ -43,11 +43,6 @@ impl<V: Clone + 'static> Previous<V> {
         Self { payload: entry.payload, source, ..previous }
     }
 
-    /// Returns the same entry, whose windows have ended before their time but for failures.
-    pub(super) fn expired(self) -> Self {
-        Self { record: self.record.map(Record::expired), ..self }
-    }
-
     /// The value was decoded, because it is served.
     pub(super) fn decoded(
         entry: &Entry,

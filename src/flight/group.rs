@@ -108,6 +108,11 @@ impl<T> Group<T> {
         }
     }
 
+    /// Lets all flights end for the callers that joined them.
+    pub(crate) fn detach_all(&self) {
+        self.flights.map.all().iter().for_each(|flight| self.detach(&flight.key));
+    }
+
     /// Returns how many flights are under way.
     pub(crate) fn len(&self) -> usize {
         self.flights.map.len()

@@ -159,6 +159,28 @@ impl Term {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing. It can be asked for again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use bellwether::{Error, Locks};
+    /// # async fn next_order() -> u32 { 3 }
+    /// # async fn bill(_order: u32, _fence: u64) {}
+    /// async fn bill_all(locks: &Locks) -> Result<(), Error> {
+    ///     locks
+    ///         .leader("billing")
+    ///         .run(async |term| {
+    ///             // A task with the term stops by itself, also if the lease is lost.
+    ///             loop {
+    ///                 tokio::select! {
+    ///                     order = next_order() => bill(order, term.fence()).await,
+    ///                     () = term.ended() => break,
+    ///                 }
+    ///             }
+    ///         })
+    ///         .await
+    /// }
+    /// ```
     pub async fn ended(&self) {
         tokio::select! {
             () = self.ended.given() => {}

@@ -116,6 +116,22 @@ impl Mutex {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
+    /// # runtime.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Locks, MemoryBackend};
+    ///
+    /// let locks = Locks::new(MemoryBackend::new()).owner("worker-3");
+    /// let mutex = locks.mutex("nightly");
+    /// let guard = mutex.lock().await?;
+    /// let holder = mutex.holder().await?.expect("it is held");
+    /// assert_eq!(holder.owner.as_deref(), Some("worker-3"));
+    /// assert_eq!(holder.fence, Some(guard.fence()));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
         self.front.sole_holder(self.mode).await
     }

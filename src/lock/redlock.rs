@@ -210,6 +210,19 @@ impl Redlock {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn start() -> Result<(), bellwether::Error> {
+    /// use bellwether::{RedisBackend, Redlock};
+    ///
+    /// let urls = ["redis://one/", "redis://two/", "redis://three/"];
+    /// let servers = urls.map(RedisBackend::open);
+    /// let redlock = Redlock::new(servers.into_iter().collect::<Result<Vec<_>, _>>()?)?;
+    /// redlock.ready().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn ready(&self) -> Result<(), Error> {
         self.majority.ready(&self.space.name(&Key::from("ready"))?).await
     }

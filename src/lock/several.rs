@@ -221,6 +221,18 @@ impl SeveralGuard {
     /// # Cancel safety
     ///
     /// Dropping the returned future drops the one that it runs. The locks stay held.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use bellwether::{Error, Locks};
+    /// # async fn transfer(_cents: u32) {}
+    /// async fn pay(locks: &Locks) -> Result<(), Error> {
+    ///     let guard = locks.several(["account:7", "account:9"]).lock().await?;
+    ///     guard.run(transfer(300)).await?;
+    ///     guard.unlock().await
+    /// }
+    /// ```
     pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, Error> {
         let output = run_until(self.lost(), work).await;
         output.ok_or_else(|| {

@@ -6,7 +6,7 @@ use bellwether::{
     Key, Locks,
     backend::{
         Acquired, Announcement, BackOff, Change, Changes, Claim, Claimed, Committed, Entry, Grant,
-        Leases, Mode, RedisBackend, Renewal, Store, Tick, TickStep, Windows,
+        Leases, Mode, RedisBackend, Renewal, Store, Tick, TickStep,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},

@@ -305,8 +305,8 @@ impl Store for MemoryBackend {
         false
     }
 
-    async fn tag_number(&self, tags: &Name) -> Result<u64, BackendError> {
-        Ok(self.data().tag_number(tags, Instant::now()))
+    async fn tag_number(&self, _tags: &Name) -> Result<u64, BackendError> {
+        Ok(self.data().tag_number)
     }
 
     async fn tag_ends(
@@ -314,13 +314,14 @@ impl Store for MemoryBackend {
         tags: &Name,
         which: &[Arc<str>],
     ) -> Result<Vec<TagEnds>, BackendError> {
-        let mut data = self.data();
-        Ok(which.iter().map(|tag| data.tag_ends(tags, tag, Instant::now())).collect())
+        let (mut data, now) = (self.data(), Instant::now());
+        Ok(which.iter().map(|tag| data.tag_ends(&tags.prefix_of_sibling(tag), now)).collect())
     }
 
     async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
-        let number = self.data().end_tag(tags, tag, end, Instant::now());
-        self.channels.push(&tags.prefix_of_sibling(tag), Change::Invalidated(number));
+        let tag: Arc<str> = tags.prefix_of_sibling(tag).into();
+        let number = self.data().end_tag(tag.clone(), end, Instant::now());
+        self.channels.push(&tag, Change::Invalidated(number));
         Ok(number)
     }
 

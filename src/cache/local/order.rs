@@ -3,7 +3,7 @@
 use std::{
     borrow::Cow,
     sync::{
-        Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -23,10 +23,9 @@ pub(super) struct Order {
     stripes: Box<[Mutex<ToldStripe>]>,
     /// How the prefixes of the names begin.
     scope: String,
-    /// The name of the tags, if entries have some, and how their prefixes begin.
-    tags: Option<(Name, String)>,
-    /// The epoch in which ended tags were known to be heard, plus 1.
-    tags_heard_in: AtomicU64,
+    /// How the prefixes of tags begin.
+    scope_of_tags: String,
+    pub(super) tags: Arc<Tags>,
     origin: Instant,
     /// All changes were told up to this moment, if they are told at all.
     complete_until: AtomicU64,
@@ -57,22 +56,14 @@ pub(in crate::cache) struct Fill {
     pub(super) epoch: u64,
     pub(super) asked: u64,
     /// The greatest number of an ended tag that was told before the question.
-    pub(super) checked: u64,
-}
-
-impl Fill {
-    /// Returns the same question, whose answer is checked against the ends of tags until then.
-    pub(super) fn checked_until(self, checked: u64) -> Self {
-        Self { checked, ..self }
-    }
+    pub(super) ended: u64,
 }
 
 impl Order {
-    pub(super) fn new(namespace: &Namespace, tags: &Tags) -> Self {
-        let scope_of_tags = format!("{}:t:{{", namespace.as_str());
+    pub(super) fn new(namespace: &Namespace, tags: &Arc<Tags>) -> Self {
         Self {
-            tags: tags.is_on.then(|| (tags.name.clone(), scope_of_tags)),
-            tags_heard_in: AtomicU64::new(0),
+            tags: tags.clone(),
+            scope_of_tags: format!("{}:t:{{", namespace.as_str()),
             stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
             scope: format!("{}:c:{{", namespace.as_str()),
             origin: Instant::now(),
@@ -86,42 +77,27 @@ impl Order {
     /// hear at once.
     pub(super) fn begin(&self, store: &dyn DynStore, name: &Name, at_once: bool) -> Option<Fill> {
         // Before anything else is looked at.
-        let epoch = self.epoch();
+        let (epoch, ended) = (self.epoch(), self.tags.greatest());
         let at = stripe_of(name.prefix());
         let (fill, is_heard, begins) = {
             let mut stripe = self.stripe(at);
             let begins = std::mem::replace(&mut stripe.is_missed, true) || at_once;
             let (changes, acts, asked) = (stripe.changes, stripe.acts, self.now());
-            let fill = Fill { stripe: at, changes, acts, epoch, asked, checked: 0 };
+            let fill = Fill { stripe: at, changes, acts, epoch, asked, ended };
             (fill, stripe.heard_in == Some(epoch), begins)
         };
-        let are_tags_heard = self.hears_tags(store, epoch, begins);
         if !is_heard {
             if !store.hears(name, begins) {
                 return None;
             }
             self.stripe(at).heard_in = Some(epoch);
         }
-        are_tags_heard.then_some(fill)
-    }
-
-    /// Returns whether ended tags are heard, if there are tags. Has them heard if it is to be.
-    fn hears_tags(&self, store: &dyn DynStore, epoch: u64, begins: bool) -> bool {
-        let Some((tags, _)) = &self.tags else { return true };
-        if self.tags_heard_in.load(Ordering::Acquire) == epoch + 1 {
-            return true;
-        }
-        let are_heard = store.hears(tags, begins);
-        if are_heard {
-            self.tags_heard_in.store(epoch + 1, Ordering::Release);
-        }
-        are_heard
+        Some(fill)
     }
 
     /// Returns the tag that a change with this prefix is about.
     pub(super) fn tag_of<'p>(&self, prefix: &'p str) -> Option<Cow<'p, str>> {
-        let (_, scope) = self.tags.as_ref()?;
-        prefix.strip_prefix(&**scope).and_then(key_of)
+        prefix.strip_prefix(&*self.scope_of_tags).and_then(key_of)
     }
 
     /// Keeps the answer to a question, unless something has come in between that is newer than its

@@ -7,7 +7,7 @@ use tracing::{debug, warn};
 
 use super::{AskedKey, Load, second_try, silence};
 use crate::{
-    backend::{BackOff, Committed, Entry, EntryKind, Grant, TagVerdict, answered_by},
+    backend::{BackOff, Committed, Entry, EntryKind, Grant, answered_by},
     cache::{
         Lead, Loaded, Source,
         breaker::RequestKind,
@@ -37,8 +37,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let (core, fence) = (&asked.core, guard.fence());
         let question = core.memory.ask();
         let (entry, ttl) = asked.entry(&made, *begun, lead);
-        let (answer, verdict) = tokio::join!(self.try_commit(&entry, ttl), asked.ask_tags(lead));
-        let are_current = verdict == Some(TagVerdict::Current);
+        let (answer, are_current) =
+            tokio::join!(self.try_commit(&entry, ttl), asked.are_current(lead));
         core.committed_local(&asked.name, fence);
         match &answer {
             Ok(Committed::Stored) => {
@@ -62,8 +62,9 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             Ok(Committed::Newer(entry)) => {
                 core.counters.refused.add();
                 debug!(fence = entry.fence, "commit refused: a newer entry is stored");
-                let judged = core.judge(Ok(Some(entry))).await;
-                let newer = core.decide(&asked.name, &asked.options().rules, judged).value();
+                let mut answer = Ok(Some(entry));
+                core.judge(&asked.key, &mut answer).await;
+                let newer = core.decide(&asked.name, &asked.options().rules, answer).value();
                 match newer {
                     Some((value, record, _)) => {
                         (Loaded { value, source: Source::Received, record }, current)
@@ -79,22 +80,10 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             Err(error) => {
                 core.counters.unstored.add();
                 asked.shard.breaker.failed(&error, &core.counters);
-                let kept = self.uncommitted(&made, verdict);
-                (led(made.value), kept)
+                asked.remember(&made, *begun, lead, asked.shard.breaker.outage());
+                (led(made.value), CommitEnd::Unknown)
             }
         }
-    }
-
-    /// Returns what the backend has of a value whose commit has no answer.
-    fn uncommitted(&self, made: &Made<V>, verdict: Option<TagVerdict>) -> CommitEnd {
-        let Self { asked, lead, begun, .. } = self;
-        // Without an answer about the tags, they are as unknown as the commit.
-        let has_ended = verdict.is_some_and(|verdict| verdict != TagVerdict::Current);
-        if has_ended || asked.has_ended_here(lead) {
-            return CommitEnd::Refused;
-        }
-        asked.remember(made, *begun, lead, asked.shard.breaker.outage());
-        CommitEnd::Unknown
     }
 
     fn count_commit(&self, is_stored: bool, ttl: Option<Duration>) {

@@ -8,50 +8,29 @@ use http::{HeaderMap, HeaderName, Uri, Version, request::Parts};
 use super::{
     BellwetherLayer, Http, fields::structured::strings, requests::key, settings::HttpSettings,
 };
-use crate::cache::Lead;
 
 const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
 const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidation");
 const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
-
-/// The origin of a request, as its groups know it.
-pub(super) struct GroupOrigin(String);
-
-impl GroupOrigin {
-    fn tag(&self, group: &str) -> String {
-        format!("{} {group}", self.0)
-    }
-}
 
 impl HttpSettings {
     /// Returns the origin of a request, if its cache has tags and the host is clear.
     pub(super) fn group_origin(
         &self,
         (version, uri, headers): (Version, &Uri, &HeaderMap),
-    ) -> Option<GroupOrigin> {
+    ) -> Option<String> {
         let is_of_use = self.cache.has_tags() && !self.coalesce_only;
-        is_of_use.then(|| key::origin(version, uri, headers)).flatten().map(GroupOrigin)
+        is_of_use.then(|| key::origin(version, uri, headers)).flatten()
     }
 
-    /// Gives a response the tags of its groups.
-    pub(super) fn join_groups<V>(
-        &self,
-        origin: Option<&GroupOrigin>,
-        headers: &HeaderMap,
-        lead: &Lead<V>,
-    ) {
-        let groups = origin.into_iter().flat_map(|origin| self.groups(origin, headers));
-        groups.for_each(|group| lead.tag(group));
-    }
-
-    /// Returns the tags of the groups that some headers name.
-    pub(super) fn groups(&self, origin: &GroupOrigin, headers: &HeaderMap) -> Vec<String> {
+    /// Returns the tags of the groups of an origin that some headers name.
+    pub(super) fn groups(&self, origin: Option<&str>, headers: &HeaderMap) -> Vec<String> {
         let mut groups = listed(headers, &GROUPS);
         if self.surrogate_keys {
             let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());
             groups.extend(lines.flat_map(str::split_ascii_whitespace).map(str::to_owned));
         }
-        groups.iter().map(|group| origin.tag(group)).collect()
+        tags(origin, groups)
     }
 
     /// Returns whether a request names groups by a header, well or badly.
@@ -62,9 +41,14 @@ impl HttpSettings {
     /// Returns the tags of the groups that the answer to an unsafe request ends.
     pub(super) fn ended_groups(&self, parts: &Parts, answer: &HeaderMap) -> Vec<String> {
         let origin = self.group_origin((parts.version, &parts.uri, &parts.headers));
-        let Some(origin) = origin else { return Vec::new() };
-        listed(answer, &INVALIDATION).iter().map(|group| origin.tag(group)).collect()
+        tags(origin.as_deref(), listed(answer, &INVALIDATION))
     }
+}
+
+/// Returns the tags of some groups of an origin.
+fn tags(origin: Option<&str>, groups: Vec<String>) -> Vec<String> {
+    let tag = |origin| groups.iter().map(|group| format!("{origin} {group}")).collect();
+    origin.map(tag).unwrap_or_default()
 }
 
 /// Returns the strings of a list. Other members are ignored, and so is a field that is no list.

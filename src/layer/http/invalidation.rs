@@ -196,8 +196,7 @@ impl HttpSettings {
         let is_permitted = parts.method.as_str() == "PURGE" && check(parts);
         let purged = || {
             let origin = self.group_origin((parts.version, &parts.uri, &parts.headers));
-            let groups: Vec<_> =
-                origin.iter().flat_map(|it| self.groups(it, &parts.headers)).collect();
+            let groups = self.groups(origin.as_deref(), &parts.headers);
             // One whose groups cannot be ended is not taken for one of the URI.
             let keys = match Self::names_groups(&parts.headers) {
                 true => Vec::new(),

@@ -8,7 +8,6 @@ use tracing::debug;
 use super::{
     BodyError, CachedResponse, Http, ResponseBody, asked,
     exchange::FlightExchange,
-    groups::GroupOrigin,
     inner_error::is_failure,
     marks::Whose,
     pass::CallResult,
@@ -90,7 +89,7 @@ struct Sent {
     headers: HeaderMap,
     rules: ResponseRules,
     /// `None` if its groups are of no use.
-    origin: Option<GroupOrigin>,
+    origin: Option<String>,
     /// Why it was sent.
     forward: Forward,
     /// A response is stored, and the answer says that it is of no use any more.
@@ -132,7 +131,8 @@ where
                 let response = http.with_source(response, lead.source(), ttl, *forward);
                 exchange.answer(Ok(response.map(ResponseBody::shared)));
             }
-            settings.join_groups(sent.origin.as_ref(), &parts.headers, lead);
+            let groups = settings.groups(sent.origin.as_deref(), &parts.headers);
+            groups.into_iter().for_each(|group| lead.tag(group));
             lead.announce(streamed.clone());
             http.collect(place, belongs, sent, &streamed, freshness, lead).await
         }

@@ -9,7 +9,6 @@ mod leases;
 mod ready;
 mod replies;
 mod store;
-mod tags;
 mod tier;
 
 use std::time::Duration;
