@@ -24,8 +24,8 @@ const SLOWEST: Duration = TAKES.saturating_add(TIME_OUT).saturating_add(Duration
 /// A claim from before an outage may stand in the way after it, until its process is connected
 /// again and has undone it.
 const UNDO: Duration = Duration::from_millis(250);
-/// A lease that is gone tells nobody of its end. A waiter looks after 5 s, and may find the next load
-/// under way then.
+/// A lease that is gone tells nobody of its end. A waiter looks after 5 s, and may find the next
+/// load under way then.
 const LOOKS: Duration = Duration::from_secs(10);
 /// A number of answers that takes about a second and a half.
 const A_WHILE: usize = 180;
