@@ -41,7 +41,7 @@ struct Options {
 }
 
 /// Where the data is.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct Server {
     /// The Redis server. Several, after commas, are nodes of a cluster or sentinels.
     #[arg(
@@ -177,7 +177,10 @@ async fn run(options: Options) -> Result<Exit, Failure> {
         }
         Command::Locks => {
             let locks = server.locks()?.list().await?;
-            show::print(&if json { show::locks_json(&locks) } else { show::locks(&locks) });
+            show::print(&match json {
+                true => show::locks_json(&locks),
+                false => show::locks(&server.namespace, &locks),
+            });
             Ok(Exit::Well)
         }
         Command::Top { seconds } => top::watch(&server, seconds, json).await,
@@ -185,7 +188,7 @@ async fn run(options: Options) -> Result<Exit, Failure> {
             let explained = server.cache(schema)?.explain(&key).await?;
             show::print(&match json {
                 true => show::explanation_json(&key, &explained),
-                false => show::explanation(&key, &explained),
+                false => show::explanation(&server.namespace, &key, &explained),
             });
             Ok(Exit::Well)
         }
