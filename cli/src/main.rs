@@ -17,11 +17,7 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{
-    Cache, Locks, RedisBackend,
-    backend::SentinelMaster,
-    lock::ListedLock,
-};
+use bellwether::{Cache, Locks, RedisBackend, backend::SentinelMaster, lock::ListedLock};
 use clap::{Args, Parser, Subcommand};
 use serde_json::{Value, json};
 
