@@ -69,7 +69,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// As those of [`list`](Self::list), and [`InvalidKey`](crate::ErrorKind::InvalidKey).
+    /// As with [`list`](Self::list), and [`InvalidKey`](crate::ErrorKind::InvalidKey).
     ///
     /// # Cancel safety
     ///
@@ -104,7 +104,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// As those of [`Mutex::force_unlock`](crate::lock::Mutex::force_unlock), which ends whoever
+    /// As with [`Mutex::force_unlock`](crate::lock::Mutex::force_unlock), which ends whoever
     /// holds.
     ///
     /// # Cancel safety
