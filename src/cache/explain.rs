@@ -57,7 +57,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// As those of [`get`](Self::get). A key that holds data of another program is an error.
+    /// As with [`get`](Self::get). A key that holds data of another program is an error.
     ///
     /// # Cancel safety
     ///
