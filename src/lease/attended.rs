@@ -151,19 +151,15 @@ struct Work<T> {
     if_left: IfLeft,
 }
 
+#[derive(Default)]
 enum State<T> {
     /// The caller polls it, and is woken by this waker, once it has polled it.
     Carried(BoxFuture<'static, T>, Option<Waker>),
     /// A task polls it. It was looked at so often since its end.
     Moved(AbortOnDropHandle<T>, u32),
     /// The caller has its outcome, or it was dropped.
+    #[default]
     Gone,
-}
-
-impl<T> Default for State<T> {
-    fn default() -> Self {
-        Self::Gone
-    }
 }
 
 impl<T: Send + 'static> Work<T> {
