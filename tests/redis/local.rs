@@ -60,7 +60,7 @@ async fn a_copy_costs_no_command_and_each_change_ends_it() {
             assert_eq!(here.get("k").await.unwrap(), Some(1));
         }
         for call in monitor.calls_from_clients().await {
-            assert!(["PUBLISH", "PING"].contains(&&*call.command), "{call:?}");
+            assert!(["EVALSHA", "PING"].contains(&&*call.command), "{call:?}");
         }
         let mut slowest = Duration::ZERO;
         for act in 0..20 {
@@ -225,6 +225,29 @@ async fn a_process_that_is_cut_off_trusts_nothing_and_then_heals() {
     assert!(asked < 100, "{asked}");
     warm(&here, "k").await;
     assert_eq!(here.get_local("k"), Some(2));
+}
+
+/// It may be an old master, which other processes have left. It still publishes.
+#[tokio::test]
+async fn a_server_that_refuses_writes_is_not_trusted() {
+    for refuse in [
+        &["CONFIG", "SET", "min-replicas-to-write", "1"][..],
+        // No connection ends, as it does when sentinels demote a master.
+        &["REPLICAOF", "127.0.0.1", "1"],
+    ] {
+        let server = RedisServer::start().await;
+        let mut raw = server.raw().await;
+        let tier = LocalTier::default().max_staleness(STALENESS).max_age(2 * LIMIT);
+        let builder = Cache::<u64>::builder(testkit::open(server.url())).local(tier);
+        let here = builder.build().unwrap();
+        here.insert("k", &1).await.unwrap();
+        warm(&here, "k").await;
+        raw.run::<()>(refuse).await;
+        let took = dropped(&here, "k").await;
+        println!("{refuse:?}: its copy was served for {took:?}");
+        assert!(took <= STALENESS + 100 * MS, "{took:?}");
+        assert_eq!(here.get_local("k"), None);
+    }
 }
 
 /// A process that may not publish learns nothing from itself. Each of its copies is good for a
