@@ -154,7 +154,7 @@ fn is_asked<V>(core: &Weak<Core<V>>) -> bool {
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
     fn answer(&self, id: &str, keys: &[(Key, u64)]) -> String {
-        let stats = self.counters.snapshot(self.flights.len());
+        let stats = self.stats();
         let keys: Vec<_> = keys.iter().map(|(key, count)| json!([key.as_str(), count])).collect();
         json!({
             "cache": id,

@@ -211,7 +211,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Returns what was counted since the cache was built.
     pub fn stats(&self) -> Stats {
-        self.core.counters.snapshot(self.core.flights.len())
+        self.core.stats()
     }
 
     /// Publishes the [counters](Self::stats) of this cache and its clones, and the times of loads

@@ -71,6 +71,7 @@ async fn a_copy_costs_no_command_and_each_change_ends_it() {
                 _ => drop(there.invalidate("k").await.unwrap()),
             }
             slowest = slowest.max(dropped(&here, "k").await);
+            assert_eq!(here.stats().local_dropped, act + 1);
             there.insert("k", &act).await.unwrap();
             warm(&here, "k").await;
             assert_eq!(here.get_local("k"), Some(act));
@@ -220,6 +221,8 @@ async fn a_process_that_is_cut_off_trusts_nothing_and_then_heals() {
         );
     });
     futures_util::future::join_all(callers).await;
+    let untrusted = here.stats().local_untrusted_seconds;
+    assert!((9..12).contains(&untrusted), "{untrusted} s without trust");
     let asked = proxy.seen("GET") - before;
     println!("100 callers sent {asked} reads when the network was whole again");
     assert!(asked < 100, "{asked}");
