@@ -138,6 +138,8 @@ async fn the_next_leader_acts_within_two_round_trips() {
         let locks = Locks::new(testkit::open(proxy.url()));
         let (acts, ends, end) = (acts.0.clone(), ends.0.clone(), end.clone());
         tokio::spawn(async move {
+            // A first request that waits for its connection makes the waiter ask once more.
+            locks.mutex("other").is_locked().await.unwrap();
             let candidate = locks.leader("work").lease(Duration::from_secs(60));
             loop {
                 let work = async |_term: Term| {
