@@ -150,7 +150,7 @@ async fn answer_all<V: Clone + Send + Sync + 'static>(
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
     fn answer(&self, id: &str, keys: &[(Key, u64)]) -> String {
-        let stats = self.counters.snapshot(self.flights.len());
+        let stats = self.stats();
         let keys: Vec<_> = keys.iter().map(|(key, count)| json!([key.as_str(), count])).collect();
         json!({
             "cache": id,
