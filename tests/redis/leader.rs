@@ -166,8 +166,8 @@ async fn the_next_leader_acts_within_two_round_trips() {
     candidates.iter().for_each(JoinHandle::abort);
     // A first request that waits for its connection makes the waiter ask once more.
     let later = all_but_the_longest(gaps.split_off(CANDIDATES));
-    // A busy machine may be late once.
-    assert!(later.iter().all(|gap| *gap <= 2 * WAY), "{later:?}");
+    // A busy machine may be late once. The half of a round trip tells two of them from three.
+    assert!(later.iter().all(|gap| *gap < 5 * WAY / 2), "{later:?}");
 }
 
 fn all_but_the_longest(mut gaps: Vec<Duration>) -> Vec<Duration> {
