@@ -63,7 +63,7 @@ use crate::{
 /// How far a tier may be behind at most, in all versions of this crate.
 pub(super) const GREATEST_STALENESS: Duration = Duration::from_secs(2);
 /// The weight of a row beside its key and its payload, in bytes. It is measured.
-const ROW: usize = 400;
+const ROW: usize = 470;
 /// The weight of all rows for outages, if it is not set.
 const MEMORY: usize = 4 << 20;
 /// The stripes without a tier, which need not be the channels of the backend. With fewer, an act
@@ -107,9 +107,8 @@ impl Default for LocalTier {
 
 impl LocalTier {
     /// Creates settings with the greatest weight of all copies: their encoded values, their keys,
-    /// and 400 bytes for each. A copy that takes much of it is not kept. What the tier notes of
-    /// changes takes 0.25 MiB more. With small values, the process takes 1.1 times the weight in
-    /// all.
+    /// and 470 bytes for each. A copy that takes much of it is not kept. What the tier notes of
+    /// changes takes 0.25 MiB more.
     pub fn weight(bytes: usize) -> Self {
         let (max_age, max_staleness) = (Duration::from_secs(10), Duration::from_secs(1));
         Self { weight: bytes, max_age, max_staleness }
