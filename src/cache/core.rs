@@ -20,7 +20,7 @@ use super::{
     error_codec::ErrorCodec,
     failures::Failures,
     freshness::{self, RefreshDelay, Rules, Window},
-    local::{self, Fill, LocalStore, SeenEntry, Watches},
+    local::{self, Fill, LocalRow, LocalStore, SeenEntry, Watches},
     outcome::{Made, Outcome, Record},
     previous::Previous,
     refresh::Refreshes,
@@ -316,6 +316,13 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Returns the copy of a value in this process.
     pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
+        let row = self.local_row(key, options)?;
+        Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
+    }
+
+    /// Returns the row of the copy of a value in this process.
+    #[inline]
+    pub(super) fn local_row(&self, key: &str, options: &Options) -> Option<Arc<LocalRow<V>>> {
         let copies = self.copies.as_ref().filter(|_| options.takes_local)?;
         let delay = |fence| match self.name(&key.into()) {
             Ok(name) => self.refreshes.delay(&name, fence),
@@ -326,7 +333,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             return None;
         }
         self.meter.sample_local_age(|| copies.age_of_copy(&row));
-        Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
+        Some(row)
     }
 
     /// Lets go of what the copies in this process have from before a commit under this fence.

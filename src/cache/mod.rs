@@ -203,10 +203,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Returns the copy of a value that the [local tier](Builder::local) has, if it may be served.
     /// Asks no backend, and starts nothing.
     pub fn get_local(&self, key: &str) -> Option<V> {
-        let copy = self.core.local(key, &self.core.settings.options)?;
+        let copy = self.core.local_row(key, &self.core.settings.options)?;
         self.core.activity.note(key);
-        self.core.counters.served(copy.source);
-        Some(copy.value)
+        self.core.counters.served(Source::Local);
+        Some(copy.value.clone())
     }
 
     /// Returns what was counted since the cache was built.
