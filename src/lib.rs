@@ -28,12 +28,12 @@
 //! | cache an expensive load | [`Cache::get_or_load`], [`Cache::request`] |
 //! | load many keys by one query | [`Cache::get_or_load_many`] |
 //! | serve hot keys without a round trip | [`cache::Builder::local`] |
-//! | cache responses, or wrap a service | `BellwetherLayer` |
+//! | cache responses, or wrap a service | [`BellwetherLayer`] |
 //! | take a lock, or elect a leader | [`Locks`] |
 //! | run a job once for each tick of a schedule | [`Locks::once`], [`Locks::every`] |
 //! | take a lock that outlives any one server | [`Redlock`] |
 //! | run without a server, or test | [`MemoryBackend`] |
-//! | share the work of a fleet | `RedisBackend` |
+//! | share the work of a fleet | [`RedisBackend`] |
 //!
 //! The [guide] goes from a plain cache to all of this, one step at a time. It also has recipes,
 //! all [promises](guide#promises), what happens [when something fails](guide#when-something-fails),
@@ -49,10 +49,10 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `redis` | `RedisBackend` |
+//! | `redis` | [`RedisBackend`] |
 //! | `tls` | `rediss://` URLs, by rustls |
-//! | `tower` | `BellwetherLayer::new`, for any tower service |
-//! | `http` | `BellwetherLayer::http`, for HTTP services |
+//! | `tower` | [`BellwetherLayer::new`], for any tower service |
+//! | `http` | [`BellwetherLayer::http`], for HTTP services |
 //! | `axum` | keys of the HTTP layer that are safe under axum's `Router::nest` |
 //! | `metrics` | `publish_metrics`, for the recorder of the crate `metrics` |
 //! | `postcard` | the Postcard codec |
@@ -61,6 +61,8 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// The front page leads to what these features add.
+#![cfg_attr(not(all(feature = "redis", feature = "http")), allow(rustdoc::broken_intra_doc_links))]
 
 mod advice;
 pub mod backend;
@@ -89,11 +91,15 @@ pub mod testing;
 mod time;
 
 #[cfg(feature = "redis")]
+#[doc(inline)]
 pub use self::backend::RedisBackend;
 #[cfg(feature = "tower")]
+#[doc(inline)]
 pub use self::layer::BellwetherLayer;
 #[cfg(feature = "http")]
+#[doc(inline)]
 pub use self::layer::http_cache;
+#[doc(inline)]
 pub use self::{
     backend::MemoryBackend,
     cache::Cache,
