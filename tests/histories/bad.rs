@@ -234,6 +234,13 @@ fn a_read_that_goes_back_is_found() {
         .read(3, newer, Source::Shared, 313, 314)
         .read(4, older, Source::Shared, 315, 316);
     assert_eq!(unstored.breaks(), []);
+    // A refresh kept it from the store.
+    let superseded = plain()
+        .load(2, 1, 20, 300, 310)
+        .line(4, 312, Event::Superseded { key: KEY.to_owned(), fence: 21, sent: 311 })
+        .read(3, newer, Source::Shared, 313, 314)
+        .read(4, older, Source::Shared, 315, 316);
+    assert_eq!(superseded.breaks(), []);
 }
 
 #[test]

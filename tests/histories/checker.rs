@@ -16,7 +16,8 @@
 //! - [`Rule::StoreGoesOn`]: nothing is stored under a fence after a greater one has been taken.
 //! - [`Rule::NeverBack`]: a read is not answered with an older fence than an earlier read was,
 //!   unless the value stands in for a failure. A newer value may not have been stored. A value that
-//!   is not to be stored is no earlier read. Another process may take the stored one for younger.
+//!   is not to be stored is no earlier read, and neither is one whose load a refresh superseded.
+//!   Another process may take the stored one for younger.
 //! - [`Rule::NotBeforeWrite`]: a read is not answered with a value that was made before a write.
 //!   The write must have returned when the read was asked for. An expiry is a write. A value older
 //!   than it is served only in place of a load that failed meanwhile.
@@ -342,7 +343,8 @@ impl Checker<'_> {
         let mut seen: HashMap<_, Vec<_>> = HashMap::new();
         for read in shared().filter(|read| !self.index.unstored.contains(&read.value)) {
             let facts = seen.entry(&read.key).or_default();
-            facts.extend(fences.least(read).map(|fence| (read.at, (fence, read.value))));
+            let fence = fences.least(read).filter(|fence| !self.is_superseded(read, *fence));
+            facts.extend(fence.map(|fence| (read.at, (fence, read.value))));
         }
         let seen: HashMap<_, _> =
             seen.into_iter().map(|(key, facts)| (key, Known::new(facts))).collect();
@@ -407,6 +409,24 @@ impl Checker<'_> {
                 self.local(read);
             }
         }
+    }
+
+    /// Returns whether the load of a value was not stored because of a refresh. Its own callers get
+    /// the value, and the others the stored one.
+    fn is_superseded(&self, read: &Read, fence: u64) -> bool {
+        let is_stored = |key: &str| {
+            self.index.stored.iter().any(|stored| (&*stored.key, stored.fence) == (key, fence))
+        };
+        let supersedes = |taken: &&Taken| {
+            taken.owner.is_none()
+                && taken.leaves_value
+                && taken.key == read.key
+                && taken.fence > fence
+                && taken.sent <= read.at
+        };
+        read.source == Source::Shared
+            && self.index.fences.iter().any(|taken| supersedes(&taken))
+            && !is_stored(&read.key)
     }
 
     /// Returns as of when a read must be right.
