@@ -216,23 +216,25 @@ async fn unlock(locks: &Locks, name: &str, yes: bool, json: bool) -> Result<Exit
     if !yes && !may_unlock(name, &held)? {
         return Ok(Exit::Usage);
     }
-    let mut has_changed = false;
+    let mut ended = Vec::with_capacity(held.len());
     for lock in &held {
-        // A holder that came while the user read the question keeps the lock.
-        has_changed |= !locks.end(lock).await?;
-    }
-    match (json, held.is_empty()) {
-        (true, _) => show::print(&show::locks_json(&held)),
-        (false, true) => eprintln!("bellwether: {name} is not held in this namespace"),
-        (false, false) if !has_changed => {
-            held.iter().for_each(|lock| show::print(&format!("ended: {lock}")));
+        match locks.end(lock).await? {
+            true => ended.push(lock.clone()),
+            // A holder that came while the user read the question keeps the lock.
+            false => eprintln!(
+                "bellwether: {name} has another holder by now, which keeps it, or it is free"
+            ),
         }
-        (false, false) => {}
     }
-    if has_changed {
-        eprintln!("bellwether: {name} has another holder by now, which keeps it");
+    match json {
+        true => show::print(&show::locks_json(&ended)),
+        false => ended.iter().for_each(|lock| show::print(&format!("ended: {lock}"))),
     }
-    Ok(if held.is_empty() || has_changed { Exit::Nothing } else { Exit::Well })
+    if held.is_empty() && !json {
+        eprintln!("bellwether: {name} is not held in this namespace");
+    }
+    let all_ended = !held.is_empty() && ended.len() == held.len();
+    Ok(if all_ended { Exit::Well } else { Exit::Nothing })
 }
 
 /// Asks the user, where there is something to end.

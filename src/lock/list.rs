@@ -104,8 +104,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// As with [`Mutex::force_unlock`](crate::lock::Mutex::force_unlock), which ends whoever
-    /// holds.
+    /// As with [`Mutex::force_unlock`](crate::lock::Mutex::force_unlock), which ends any holder.
     ///
     /// # Cancel safety
     ///

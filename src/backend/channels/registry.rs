@@ -250,7 +250,7 @@ impl Changes {
     ///
     /// # Errors
     ///
-    /// What the server answered, or what the last attempt to connect to it ended with.
+    /// The error of the server, or of the last attempt to connect to it.
     ///
     /// # Cancel safety
     ///
