@@ -42,12 +42,17 @@ if found and stored > tonumber(seen) and redis.call('PTTL', entry) ~= 0 then
   return {'newer', found, time_text()}
 end
 
--- include: register
+-- include: out_of_memory
+-- How soon a claim looks again that could not be registered, in milliseconds.
+local LOOK_MS = 100
+
 if holder then
-  if process ~= '' then
-    local refused
-    left, refused = register(lease, value, process, left)
-    if refused then return refused end
+  if process ~= '' and not string.find(value, ',' .. process, 1, true) then
+    -- A full server refuses the registration. No push tells of the end of the lease then.
+    local added = redis.pcall('APPEND', lease, ',' .. process)
+    local refusal = type(added) == 'table' and added.err or nil
+    if refusal and not string.find(refusal, OUT_OF_MEMORY, 1, true) then return added end
+    left = refusal and math.min(left, LOOK_MS) or left
   end
   return {'held', held, left, 1}
 end

@@ -65,6 +65,36 @@ elseif not holder then
   left = (redis.call('ZRANGE', shared, unpack(range))[2] or at) - at
 end
 
--- include: take_entry
-if entry_ms ~= '0' then left = take_entry(queue, deadlines, claim, at, entry_ms, left) end
-return { 'held', held or 0, left, holder and 1 or out }
+-- include: keep, kept_ms, clock, out_of_memory
+-- How soon a claim looks again that has no entry, in milliseconds.
+local LOOK_MS = 100
+
+-- Takes an entry in the queue, or keeps the one that the claim has, and the other entries of its
+-- process. Its score is its ticket: the microsecond in which it was taken, or the next number
+-- behind the last ticket of the queue.
+--
+-- A full server refuses the entry, and the claim does without it. No push tells it of a release
+-- then, so it is to look again soon. Returns the milliseconds after which it is to look.
+local function take_entry()
+  local process = string.sub(claim, 1, 16)
+  if redis.call('ZSCORE', queue, claim) then
+    -- Lets a full server keep an entry: in a script that has written it lets all writes through,
+    -- and this write needs no memory. An entry that its process had stopped to keep is taken anew.
+    local is_kept = kept_ms(deadlines, claim, at) > 0
+    redis.call('ZREM', is_kept and deadlines or queue, is_kept and process or claim)
+  end
+  local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2] or 0
+  local add = { 'ZADD', queue, 'NX', math.max(now(), last + 1), claim }
+  local refusal = redis.pcall(unpack(add))
+  if type(refusal) == 'table' and string.find(refusal.err, OUT_OF_MEMORY, 1, true) then
+    return math.min(left, LOOK_MS)
+  end
+  -- Fails if it was refused for another reason, such as by an ACL.
+  if type(refusal) == 'table' then redis.call(unpack(add)) end
+  keep(queue, entry_ms)
+  redis.call('ZADD', deadlines, at + entry_ms, process)
+  keep(deadlines, entry_ms)
+  return left
+end
+
+return { 'held', held or 0, entry_ms == '0' and left or take_entry(), holder and 1 or out }

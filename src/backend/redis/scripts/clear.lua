@@ -7,8 +7,13 @@
 -- Returns 1 if there was something to remove, or 0.
 local channel, deadlines, lease = unpack(KEYS, 1, 3)
 
--- include: publish_to_all, registered, wake_queue
-if ARGV[1] == '1' then wake_queue(channel, deadlines) end
+-- include: batch, publish_to_all, publish_to_process, registered
+-- Wakes the processes that keep entries in the queue, if their number is not absurd. In a cluster
+-- all of them listen to the channel of the name.
+if ARGV[1] == '1' and not string.find(channel, '}:s', 1, true) then
+  local processes = redis.pcall('ZRANGE', deadlines, 0, 5 * BATCH)
+  for _, process in ipairs(processes) do publish_to_process(channel, process, 'w') end
+end
 publish_to_all(channel, registered_at(lease), 'w')
 -- A long queue is freed after the script.
 local removed = redis.call('UNLINK', unpack(KEYS, 3))

@@ -43,19 +43,37 @@ if type(value) == 'string' and (value == own or string.sub(value, 1, #own + 1) =
   return STORED_AND_TOLD + math.min(waiting + heard, 1)
 end
 
--- include: committed, publish_entry, move_entry, settled_commit, end_load
--- include: tell_tiers
+-- include: fence_at, entry_at, lease_at, end_lease, move_entry, publish_entry, tell_tiers
+local STORED, PUSHED = 16, 8
+
+-- Returns the reply if nothing is to be changed: the fence is not the last one, or the commit was
+-- made already.
+local function settled()
+  local mine, last, is_committed = tonumber(granted), fence_at(fence)
+  local found, stored = entry_at(entry, part - 1)
+  if last ~= mine then
+    if found and stored > mine then return {'newer', found, stored_at} end
+    local holder, _, _, foreign = lease_at(lease)
+    -- The lease stands if the server evicted the fence alone. It is lost with its registrations if
+    -- the server lost its data. Any other lease is that of a later load.
+    if holder == owner then
+      publish_to_all(channel, end_lease(lease), 'w')
+    elseif not holder and not foreign then
+      publish(channel, 'w')
+    end
+    return 0
+  end
+  return stored == mine and STORED or is_committed and PUSHED or nil
+end
+
 local function is_written()
   if staged then return move_entry(staged, entry, ttl_ms, 20, stored_at) end
   return redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok
 end
 
 local function commit_otherwise()
-  local mine = tonumber(granted)
-  local settled =
-    settled_commit(lease, fence, entry, channel, owner, mine, part, stored_at)
-  if settled then return settled end
-
+  local reply = settled()
+  if reply then return reply end
   if staged and tonumber(size) <= tonumber(push_limit)
     and redis.call('EXISTS', staged) == 0 then
     return UNSTAGED
@@ -66,7 +84,10 @@ local function commit_otherwise()
     -- A full server refuses the write. The entry that stands is older, and is removed.
     if is_written() then outcome = STORED else redis.pcall('DEL', entry) end
   end
-  local registered = end_load(lease, fence, failure, owner, mine)
+  -- So a commit that is sent twice is recognised, even if the entry that it wrote is gone.
+  redis.pcall('SET', fence, granted .. ':c', 'KEEPTTL')
+  redis.call('DEL', failure)
+  local registered = lease_at(lease) == owner and end_lease(lease) or ''
   local stored = outcome == STORED and { granted, size, entry }
   local pushed = not staged and bytes
   return outcome + publish_entry(channel, registered, pushed, push_limit, stored)

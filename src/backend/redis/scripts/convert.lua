@@ -6,7 +6,7 @@
 --
 -- from_units: the units that are converted; '' for a sole hold
 -- claim: of the new owner, see `read_entry` in `lib/queues.lua`
-local lease, shared, fence, queue, deadlines, channel = unpack(KEYS)
+local lease, shared, fence, queue = unpack(KEYS)
 local claim, fence_ms, from, from_units = unpack(ARGV)
 
 -- include: lease_at, clock_ms, holds_at, held_until, hold, read_entry, grant, grant_next
@@ -40,8 +40,4 @@ if not is_done then
 elseif holder then
   return 0
 end
-local next = {
-  lease = lease, shared = shared, fence = fence, queue = queue, deadlines = deadlines,
-  channel = channel, fence_ms = fence_ms,
-}
-return grant_next(next, at) == AGAIN and { 'again' } or 0
+return grant_next(at, fence_ms, 0) == AGAIN and { 'again' } or 0

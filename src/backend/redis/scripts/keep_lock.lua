@@ -6,21 +6,30 @@
 -- granted, or 0; and for each claim 1 if it has an entry, or 0.
 --
 -- entry_ms: how long the queue entries are kept; the claims follow
-local lease, shared, fence, queue, deadlines, channel = unpack(KEYS)
+local lease, shared, _, queue, deadlines = unpack(KEYS)
 local fence_ms, entry_ms = ARGV[1], ARGV[2]
 
--- include: clock_ms, keep_entries, lease_at, grant_next
-local at = now_ms()
-local has_lapsed, stands = keep_entries(queue, deadlines, { unpack(ARGV, 3) }, at, entry_ms)
+-- include: clock_ms, kept_ms, batch, lease_at, grant_next
+local at, claims = now_ms(), { unpack(ARGV, 3) }
+local process = string.sub(claims[1], 1, 16)
+local has_lapsed = kept_ms(deadlines, process, at) <= 0 and 1 or 0
+local dead = redis.call('ZRANGE', deadlines, '-inf', at, 'BYSCORE', 'LIMIT', 0, BATCH)
+if dead[1] then redis.call('ZREM', deadlines, unpack(dead)) end
+-- Lets a full server keep entries: in a script that has written it lets all writes through, and
+-- this needs no memory.
+redis.call('PEXPIRE', queue, entry_ms)
+redis.call('ZADD', deadlines, at + entry_ms, process)
+redis.call('PEXPIRE', deadlines, entry_ms)
+local stands = {}
+for index, claim in ipairs(claims) do
+  stands[index] = redis.call('ZSCORE', queue, claim) and 1 or 0
+end
+
 local holder, _, left, foreign = lease_at(lease)
 if foreign then return foreign end
 local told, unheard_ms, handed = 0
 if not holder then
-  local to = {
-    lease = lease, shared = shared, fence = fence, queue = queue, deadlines = deadlines,
-    channel = channel, fence_ms = fence_ms,
-  }
-  told, unheard_ms, handed, foreign = grant_next(to, at)
+  told, unheard_ms, handed, foreign = grant_next(at, fence_ms, 0)
   if foreign then return foreign end
   local range = { '(' .. at, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES' }
   local shared_ends = redis.call('ZRANGE', shared, unpack(range))[2] or at

@@ -5,7 +5,7 @@
 --
 -- claim: see `read_entry` in `lib/queues.lua`
 -- wakes_all: '1' if there are waiters without a queue, which are woken when it is empty
-local lease, shared, fence, queue, deadlines, channel = unpack(KEYS)
+local lease, shared, _, queue, deadlines, channel = unpack(KEYS)
 local claim, fence_ms, wakes_all = unpack(ARGV)
 local has_queue = redis.call('EXISTS', queue) == 1
 
@@ -23,11 +23,13 @@ if type(value) == 'string' and string.find(value, owner .. ':', 1, true) == 1 th
   end
 end
 
--- include: clock_ms, members, held_until, grant_next
+-- include: clock_ms, held_until, grant_next
 local at = now_ms()
 if units then
   local is_held = held_until(shared, owner, at)
-  returned = redis.call('ZREM', shared, unpack(members(owner, units)))
+  local members = { owner }
+  for index = 2, units do members[index] = owner .. ':' .. index end
+  returned = redis.call('ZREM', shared, unpack(members))
   was_held = is_held and returned == units and 1 or 0
 end
 if not has_queue then
@@ -37,10 +39,6 @@ end
 redis.call('ZREM', queue, claim)
 -- A value that is no lease stays as it is. The next claim reports it.
 if redis.call('EXISTS', lease) == 1 then return was_held end
-local to = {
-  lease = lease, shared = shared, fence = fence, queue = queue, deadlines = deadlines,
-  channel = channel, fence_ms = fence_ms, returned = returned,
-}
-local told = grant_next(to, at)
+local told = grant_next(at, fence_ms, returned)
 if told == 0 and was_held == 1 and wakes_all == '1' then told = publish(channel, 'w') end
 return was_held + told

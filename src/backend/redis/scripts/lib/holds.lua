@@ -1,14 +1,5 @@
 -- The holders of a semaphore.
 
--- part: members
--- Returns the members of the set that stand for the hold of an owner: one for each of `count`
--- permits.
-local function members(owner, count)
-  local all = { owner }
-  for index = 2, count do all[index] = owner .. ':' .. index end
-  return all
-end
-
 -- part: held_until
 -- include: read
 
@@ -129,7 +120,7 @@ end
 local function grant_shared(to, at)
   local out = holds_at(to.shared, at)
   local heads, groups = redis.call('ZRANGE', to.queue, 0, BATCH - 1, 'WITHSCORES'), {}
-  local returned, is_all, dead = to.returned or 0, #heads < 2 * BATCH, {}
+  local returned, is_all, dead = to.returned, #heads < 2 * BATCH, {}
   local moved = returned
   for index = 1, #heads, 2 do
     local claim, ticket = heads[index], heads[index + 1]
@@ -183,9 +174,14 @@ end
 -- until the entry of a claim ends that fits and does not hear of it, or nil; whether a claim hears;
 -- and an error if the key does not hold units.
 --
--- to: lease, shared, fence, queue, deadlines, channel, fence_ms; returned: the units that the
---   script has taken back, if any
-local function grant_next(to, at)
+-- KEYS: the lease, the shared units, the fence, the queue, the deadlines, and the channel
+-- returned: the units that the script has taken back
+local function grant_next(at, fence_ms, returned)
+  local lease, shared, fence, queue, deadlines, channel = unpack(KEYS)
+  local to = {
+    lease = lease, shared = shared, fence = fence, queue = queue, deadlines = deadlines,
+    channel = channel, fence_ms = fence_ms, returned = returned,
+  }
   for _ = 1, BATCH / 4 do
     local claim, left, ticket = first_alive(to.queue, to.deadlines, at)
     if claim == AGAIN then return AGAIN end

@@ -46,17 +46,6 @@ local function end_lease(lease)
   return registered
 end
 
--- part: end_load
--- include: commit_mark, end_lease, fence_text, lease_at
-
--- Marks a fence as committed, and ends its lease and the record of failed loads. Returns what
--- `end_lease` returns.
-local function end_load(lease, fence, failure, owner, mine)
-  mark_committed(fence, fence_text(mine))
-  redis.call('DEL', failure)
-  return lease_at(lease) == owner and end_lease(lease) or ''
-end
-
 -- part: registered
 -- The ids of the backends that wait for a load stand behind the fence of its lease, each after a
 -- comma. An id is the name of a channel.
@@ -65,23 +54,4 @@ end
 local function registered_at(lease)
   local value = redis.pcall('GET', lease)
   return type(value) == 'string' and string.match(value, '^%x+:%d+(,.*)$') or ''
-end
-
--- part: register
--- include: out_of_memory
-
--- How soon a claim looks again that could not be registered, in milliseconds.
-local LOOK_MS = 100
-
--- Registers a backend that waits for the load of the holder. Returns after how many milliseconds
--- the claim is to look again: a full server refuses the registration. Any other refusal is the
--- second result.
---
--- value: of the lease
-local function register(lease, value, process, left)
-  if string.find(value, ',' .. process, 1, true) then return left end
-  local added = redis.pcall('APPEND', lease, ',' .. process)
-  if type(added) ~= 'table' then return left end
-  if string.find(added.err, OUT_OF_MEMORY, 1, true) then return math.min(left, LOOK_MS) end
-  return nil, added
 end

@@ -58,17 +58,6 @@ local function publish_to_all(channel, registered, message, message_for)
   return told, heard + #waiting
 end
 
--- part: wake_queue
--- include: batch, publish_to_process
-
--- Wakes the processes that keep entries in a queue, if their number is not absurd. In a cluster all
--- of them listen to the channel of the name.
-local function wake_queue(channel, deadlines)
-  if string.find(channel, '}:s', 1, true) then return end
-  local processes = redis.pcall('ZRANGE', deadlines, 0, 5 * BATCH)
-  for _, process in ipairs(processes) do publish_to_process(channel, process, 'w') end
-end
-
 -- part: tell_tiers
 -- Tells the local tiers that may have an entry that it changes under this fence. The scripts do so
 -- before the change. A process that may not publish is not heard, as its waiters know.
