@@ -9,10 +9,10 @@ use tracing::Instrument;
 use super::Locks;
 use super::space::LockSpace;
 use crate::{
-    backend::{ANSWER_LIMIT, Change, Claim, Countdown, DynLatches, Mode, Owner, in_time},
+    backend::{ANSWER_LIMIT, Claim, Countdown, DynLatches, Mode, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
-    lease::{AskOutcome, Attempt, Retry, Waiting, Woken, drive},
+    lease::{Retry, Waiting, Woken},
 };
 
 /// The largest count. Each step is remembered until the count is zero, so that it counts once even
@@ -81,11 +81,9 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer within the wait limit, or if
-    ///   the name holds data that is not a latch. It comes at once if the server is full, or if the
-    ///   user lacks a right. The message says whether the latch may have been set.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a count or a setting outside its range.
+    /// The [errors of all locks](super#errors-of-all-locks), and `InvalidConfig` for a count
+    /// outside its range. `Backend` comes after the wait limit. It comes at once if the server is
+    /// full, or if the user lacks a right. The message says whether the latch may have been set.
     ///
     /// # Cancel safety
     ///
@@ -111,12 +109,7 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// - [`NotSet`](ErrorKind::NotSet) if the latch is not set.
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer within the wait limit, or if
-    ///   the name holds data that is not a latch. It comes at once if the user lacks a right. The
-    ///   message says whether the step may have counted.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
+    /// [`NotSet`](ErrorKind::NotSet) if the latch is not set, and the errors of [`set`](Self::set).
     ///
     /// # Cancel safety
     ///
@@ -131,8 +124,7 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// As [`count_down`](Self::count_down), and [`InvalidConfig`](ErrorKind::InvalidConfig) for a
-    /// number outside its range.
+    /// As [`count_down`](Self::count_down).
     ///
     /// # Cancel safety
     ///
@@ -150,11 +142,8 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// - [`NotSet`](ErrorKind::NotSet) if the latch is not set.
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer, or if the name holds data
-    ///   that is not a latch.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
+    /// [`NotSet`](ErrorKind::NotSet) if the latch is not set, and the [errors of all
+    /// locks](super#errors-of-all-locks).
     ///
     /// # Cancel safety
     ///
@@ -175,11 +164,7 @@ impl Latch {
     /// - [`NotDone`](ErrorKind::NotDone) if the wait limit ended first.
     /// - [`NotSet`](ErrorKind::NotSet) if the latch is not set, or is no longer: its time was over,
     ///   or it was cleared.
-    /// - [`Backend`](ErrorKind::Backend) if the last look within the wait limit failed, or if the
-    ///   name holds data that is not a latch.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
-    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`].
+    /// - The [errors of all locks](super#errors-of-all-locks).
     ///
     /// # Cancel safety
     ///
@@ -197,10 +182,7 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The latch may or may not
-    ///   have been removed.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
+    /// The [errors of all locks](super#errors-of-all-locks).
     ///
     /// # Cancel safety
     ///
@@ -228,8 +210,29 @@ impl Latch {
     }
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
-        let mut wait = LatchWait { latch: self, name, time_up: false };
-        drive(&mut wait, &mut self.waiting(name)).await
+        let (mut waiting, mut time_up) = (self.waiting(name), false);
+        let janitor = self.space.engine.janitor();
+        while !janitor.is_stopped() {
+            waiting.listen();
+            let (remaining, failure) = match in_time(ANSWER_LIMIT, self.latches.latch(name)).await {
+                Ok(None) => return Err(self.not_set()),
+                Ok(Some(Countdown { left: 0, .. })) => return Ok(()),
+                Ok(Some(latch)) => (Some(latch.remaining.min(LOOK)), self.not_done(latch.left)),
+                Err(error) if error.kind() == BackendErrorKind::Foreign => {
+                    return Err(error.into());
+                }
+                Err(error) => (None, error.into()),
+            };
+            // The push may have been lost, so one last look decides.
+            if time_up {
+                return Err(failure);
+            }
+            tokio::select! {
+                woken = waiting.after(remaining) => time_up = matches!(woken, Woken::TimeUp),
+                () = janitor.stopped() => {}
+            }
+        }
+        Err(Error::shut_down())
     }
 
     /// Sends an operation that may be sent twice, until it is answered or the wait limit ends.
@@ -305,55 +308,5 @@ fn in_range(count: u32) -> Result<u32, Error> {
             let why = format!("the count is {count}; pass one from 1 to {MOST}");
             Err(Error::new(ErrorKind::InvalidConfig, why))
         }
-    }
-}
-
-/// The wait for the end of a count.
-struct LatchWait<'a> {
-    latch: &'a Latch,
-    name: &'a Name,
-    /// The wait is over, and the last look decides.
-    time_up: bool,
-}
-
-impl Attempt for LatchWait<'_> {
-    type Outcome = Result<(), Error>;
-
-    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<Self::Outcome> {
-        waiting.listen();
-        let Latch { space, latches, .. } = self.latch;
-        if space.engine.janitor().is_stopped() {
-            return AskOutcome::Settled(Err(Error::shut_down()));
-        }
-        let (asked, failure) = match in_time(ANSWER_LIMIT, latches.latch(self.name)).await {
-            Ok(None) => return AskOutcome::Settled(Err(self.latch.not_set())),
-            Ok(Some(Countdown { left: 0, .. })) => return AskOutcome::Settled(Ok(())),
-            Ok(Some(Countdown { left, remaining })) => {
-                (AskOutcome::Occupied(remaining.min(LOOK)), self.latch.not_done(left))
-            }
-            Err(error) if error.kind() == BackendErrorKind::Foreign => {
-                return AskOutcome::Settled(Err(error.into()));
-            }
-            Err(error) => (AskOutcome::Failed, error.into()),
-        };
-        if self.time_up {
-            return AskOutcome::Settled(Err(failure));
-        }
-        asked
-    }
-
-    fn pushed(&mut self, _: Change, _: &mut Waiting<'_>) -> Option<Self::Outcome> {
-        None
-    }
-
-    async fn interrupted(&self) -> Self::Outcome {
-        self.latch.space.engine.janitor().stopped().await;
-        Err(Error::shut_down())
-    }
-
-    /// Returns `None` for one last look, since the push may have been lost.
-    fn time_up(&mut self, _: &Waiting<'_>) -> Option<Self::Outcome> {
-        self.time_up = true;
-        None
     }
 }

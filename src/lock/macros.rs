@@ -151,7 +151,17 @@ macro_rules! guard {
         }
     };
     (unlock) => {
-        /// Releases the lock.
+        guard!(unlock = crate::lease::LeaseGuard::release, "Releases the lock.");
+    };
+    (unlock shared) => {
+        guard!(
+            unlock = crate::lock::front::release_one,
+            "Releases the lock, if this is the last guard of its lease. \
+            Each guard of a lost lease reports the loss."
+        );
+    };
+    (unlock = $release:path, $what:literal) => {
+        #[doc = $what]
         ///
         /// # Errors
         ///
@@ -164,24 +174,7 @@ macro_rules! guard {
         ///
         /// If the future is dropped, the lock is released all the same.
         pub async fn unlock(self) -> Result<(), crate::Error> {
-            self.held.release().await
-        }
-    };
-    (unlock shared) => {
-        /// Releases the lock, if this is the last guard of its lease.
-        ///
-        /// # Errors
-        ///
-        /// - [`Lost`](crate::ErrorKind::Lost) if the lock was no longer held. Another holder may
-        ///   have worked at the same time. Each guard of a lost lease returns this.
-        /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The release is
-        ///   then repeated in the background, and the lease ends by itself at the latest.
-        ///
-        /// # Cancel safety
-        ///
-        /// If the future is dropped, the lock is released all the same.
-        pub async fn unlock(self) -> Result<(), crate::Error> {
-            crate::lock::front::release_one(self.held).await
+            $release(self.held).await
         }
     };
 }
@@ -193,10 +186,7 @@ macro_rules! inspection {
         ///
         /// # Errors
         ///
-        /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or if the name
-        ///   holds data that is not a lock.
-        /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
-        /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a namespace outside its range.
+        /// The [errors of all locks](crate::lock#errors-of-all-locks).
         ///
         /// # Cancel safety
         ///
@@ -210,7 +200,7 @@ macro_rules! inspection {
         ///
         /// # Errors
         ///
-        /// As [`is_locked`](Self::is_locked).
+        /// The [errors of all locks](crate::lock#errors-of-all-locks).
         ///
         /// # Cancel safety
         ///
@@ -229,10 +219,7 @@ macro_rules! inspection {
         ///
         /// # Errors
         ///
-        /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The lock may or
-        ///   may not have been ended.
-        /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
-        /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a namespace outside its range.
+        /// The [errors of all locks](crate::lock#errors-of-all-locks).
         ///
         /// # Cancel safety
         ///

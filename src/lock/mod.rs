@@ -67,6 +67,19 @@
 //! as long as others use the locks or the backend, or drop it. Behind one that stands still, leases
 //! are lost, and loads and locks of other runtimes get no answer.
 //!
+//! # Errors of all locks
+//!
+//! - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or if the name holds
+//!   data of another kind. What was to be changed may or may not have been changed. A call that
+//!   waits has it from its last try.
+//! - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
+//! - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting or a namespace outside its
+//!   range.
+//! - [`NotAcquired`](crate::ErrorKind::NotAcquired) if a wait was ended by its limit or by the
+//!   retry strategy.
+//! - [`ShutDown`](crate::ErrorKind::ShutDown) for what is to be acquired after
+//!   [`Locks::shutdown`] or [`Redlock::shutdown`].
+//!
 //! # Names of the methods
 //!
 //! - `lock` and `unlock` belong to locks, `acquire` and `release` to permits.
@@ -92,7 +105,6 @@ mod permits;
 mod redlock;
 mod reentrant;
 mod rw;
-mod rw_guards;
 mod semaphore;
 mod several;
 mod space;
@@ -111,8 +123,7 @@ pub use self::{
     permits::{PermitId, Permits},
     redlock::Redlock,
     reentrant::{ReentrantGuard, ReentrantHolder, ReentrantMutex},
-    rw::RwLock,
-    rw_guards::{ReadGuard, Upgrade, WriteGuard},
+    rw::{ReadGuard, RwLock, Upgrade, WriteGuard},
     semaphore::{Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
     turn::{PreviousTick, Turn},

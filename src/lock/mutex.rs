@@ -69,10 +69,7 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// - [`NotAcquired`](crate::ErrorKind::NotAcquired) if the wait limit or the retry strategy
-    ///   ended first.
-    /// - [`Backend`](crate::ErrorKind::Backend) if the last try before that failed.
-    /// - The other errors of [`try_lock`](Self::try_lock).
+    /// The [errors of all locks](super#errors-of-all-locks).
     ///
     /// # Cancel safety
     ///
@@ -89,12 +86,7 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or too few servers
-    ///   of a [`Redlock`](crate::Redlock).
-    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting outside its range.
-    /// - [`ShutDown`](crate::ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown)
-    ///   or [`Redlock::shutdown`](crate::Redlock::shutdown).
+    /// The [errors of all locks](super#errors-of-all-locks) but `NotAcquired`.
     ///
     /// # Cancel safety
     ///

@@ -70,10 +70,8 @@ impl Permits {
     ///
     /// # Errors
     ///
-    /// - [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended
-    ///   first.
-    /// - [`Backend`](ErrorKind::Backend) if the last try before that failed.
-    /// - The other errors of [`try_acquire`](Self::try_acquire).
+    /// The [errors of all locks](super#errors-of-all-locks). `InvalidConfig` also if there are no
+    /// permits.
     ///
     /// # Cancel safety
     ///
@@ -87,11 +85,7 @@ impl Permits {
     ///
     /// # Errors
     ///
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) if there are no permits, and for a setting
-    ///   outside its range.
-    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
+    /// As [`acquire`](Self::acquire), but no `NotAcquired`.
     ///
     /// # Cancel safety
     ///
@@ -105,11 +99,8 @@ impl Permits {
     ///
     /// # Errors
     ///
-    /// - [`Lost`](ErrorKind::Lost) if the permit had ended or was released.
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The permit may or may not
-    ///   have been renewed.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a setting outside its range.
+    /// [`Lost`](ErrorKind::Lost) if the permit had ended or was released, and the [errors of all
+    /// locks](super#errors-of-all-locks).
     ///
     /// # Cancel safety
     ///
@@ -132,10 +123,8 @@ impl Permits {
     ///
     /// # Errors
     ///
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The release is then
-    ///   repeated in the background, and the permit ends by itself at the latest.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a setting outside its range.
+    /// The [errors of all locks](super#errors-of-all-locks). A release without an answer is
+    /// repeated in the background, and the permit ends by itself at the latest.
     ///
     /// # Cancel safety
     ///

@@ -101,10 +101,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// - [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended
-    ///   first.
-    /// - [`Backend`](ErrorKind::Backend) if the last try before that failed.
-    /// - The other errors of [`try_acquire_many`](Self::try_acquire_many).
+    /// The [errors of all locks](super#errors-of-all-locks). `InvalidConfig` also if `count` is
+    /// zero, more than there are permits, or more than 1,000.
     ///
     /// # Cancel safety
     ///
@@ -119,11 +117,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) if `count` is zero, more than there are
-    ///   permits, or more than 1,000, and for a setting outside its range.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
+    /// As [`acquire_many`](Self::acquire_many), but no `NotAcquired`.
     ///
     /// # Cancel safety
     ///
@@ -137,10 +131,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer, or if the name holds data
-    ///   that is not a semaphore.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
+    /// The [errors of all locks](super#errors-of-all-locks).
     ///
     /// # Cancel safety
     ///
@@ -159,10 +150,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The permits may or may not
-    ///   have been taken back.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
+    /// The [errors of all locks](super#errors-of-all-locks).
     ///
     /// # Cancel safety
     ///

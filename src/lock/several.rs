@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use futures_util::future::{join_all, select_all};
 
 use super::{
-    front::{Front, none_if_not_acquired, run_until},
-    macros::settings,
+    front::{Front, none_if_not_acquired},
+    macros::{guard, settings},
     space::LockSpace,
 };
 use crate::{
@@ -73,10 +73,8 @@ impl Several {
     ///
     /// # Errors
     ///
-    /// - [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended
-    ///   first.
-    /// - [`Backend`](ErrorKind::Backend) if the last try before that failed.
-    /// - The other errors of [`try_lock`](Self::try_lock).
+    /// The [errors of all locks](super#errors-of-all-locks). `InvalidConfig` also for no names, for
+    /// more than 64, and for one that occurs twice.
     ///
     /// # Cancel safety
     ///
@@ -89,11 +87,7 @@ impl Several {
     ///
     /// # Errors
     ///
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for no names, for more than 64, for one that
-    ///   occurs twice, and for a setting outside its range.
-    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
+    /// As [`lock`](Self::lock), but no `NotAcquired`.
     ///
     /// # Cancel safety
     ///
@@ -116,7 +110,7 @@ impl Several {
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
         let acquiring = front.space.engine.acquire_each(claims, upkeep, retry, front.wait_limit);
         let held = spans::lock(&front.name, acquiring).await?;
-        Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
+        Ok(SeveralGuard { held: SeveralLeases(names.into_iter().zip(held).collect()) })
     }
 
     /// Returns the claims in the order of the names, which is the same for all callers.
@@ -155,7 +149,8 @@ impl fmt::Debug for Several {
 
 /// [`Several`] locks that are held.
 ///
-/// Their leases are renewed together while the guard lives. If it is dropped, the locks are
+/// Their leases are renewed together while the guard lives. If one of them is lost, the guard is,
+/// and the other locks stay held until they are released. If the guard is dropped, the locks are
 /// released [in the background](super#dropped-guards). [`unlock`](Self::unlock) also reports
 /// whether all were held to the end.
 ///
@@ -186,80 +181,11 @@ impl fmt::Debug for Several {
 /// ```
 #[must_use = "the locks are released when their guard is dropped"]
 pub struct SeveralGuard {
-    /// In the order of the names; never empty.
-    held: Vec<(Key, LeaseGuard)>,
+    held: SeveralLeases,
 }
 
 impl SeveralGuard {
-    /// Completes when one of the leases is lost: it could not be renewed in time, or the server no
-    /// longer has it.
-    ///
-    /// From then on, others may hold that lock. The other locks stay held until they are released.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing. It can be asked for again.
-    pub async fn lost(&self) {
-        select_all(self.held.iter().map(|(_, held)| Box::pin(held.lost()))).await;
-    }
-
-    /// Returns `true` if one of the leases is lost.
-    pub fn is_lost(&self) -> bool {
-        self.held.iter().any(|(_, held)| held.is_lost())
-    }
-
-    /// Runs a future until it completes or one of the leases is [lost](Self::lost), and returns its
-    /// output.
-    ///
-    /// At a loss the future is dropped where it waits. Code that does not wait runs on until it
-    /// does, so a write that must not come late needs a fencing token as well.
-    ///
-    /// # Errors
-    ///
-    /// [`Lost`](ErrorKind::Lost) if one of the leases was lost before the future completed.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the returned future drops the one that it runs. The locks stay held.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use bellwether::{Error, Locks};
-    /// # async fn transfer(_cents: u32) {}
-    /// async fn pay(locks: &Locks) -> Result<(), Error> {
-    ///     let guard = locks.several(["account:7", "account:9"]).lock().await?;
-    ///     guard.run(transfer(300)).await?;
-    ///     guard.unlock().await
-    /// }
-    /// ```
-    pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, Error> {
-        let output = run_until(self.lost(), work).await;
-        output.ok_or_else(|| {
-            let lost = self.held.iter().find(|(_, held)| held.is_lost()).or(self.held.first());
-            Error::lost(lost.map_or("", |(name, _)| name.as_str()))
-        })
-    }
-
-    /// Returns how long all leases are certain to last if no renewal succeeds. Zero if one is lost.
-    pub fn remaining(&self) -> Duration {
-        self.held.iter().map(|(_, held)| held.remaining()).min().unwrap_or_default()
-    }
-
-    /// Renews the leases now, instead of when their time comes.
-    ///
-    /// # Errors
-    ///
-    /// - [`Lost`](ErrorKind::Lost) if one of the leases is no longer held.
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The leases are then still
-    ///   held for the time that [remains](Self::remaining).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, each lease may or may not have been renewed.
-    pub async fn renew(&self) -> Result<(), Error> {
-        combined(join_all(self.held.iter().map(|(_, held)| held.renew())).await)
-    }
+    guard!(lease);
 
     /// Returns the fencing token of one lock, a number that grows with each holder of that name.
     /// Returns `None` for a name that is not among them.
@@ -272,31 +198,10 @@ impl SeveralGuard {
 
     /// Returns each name with its [fencing token](Self::fence), in the order of the names.
     pub fn fences(&self) -> impl Iterator<Item = (&Key, u64)> {
-        self.held.iter().map(|(name, held)| (name, held.fence()))
+        self.held.0.iter().map(|(name, held)| (name, held.fence()))
     }
 
-    /// Releases all locks at the same time.
-    ///
-    /// # Errors
-    ///
-    /// - [`Lost`](ErrorKind::Lost) if one of the locks was no longer held. Another holder may have
-    ///   worked at the same time.
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The releases are then
-    ///   repeated in the background, and the leases end by themselves at the latest.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the locks are released all the same.
-    pub async fn unlock(self) -> Result<(), Error> {
-        combined(join_all(self.held.into_iter().map(|(_, held)| held.release())).await)
-    }
-}
-
-/// Makes one outcome of those of several leases. A loss outweighs a missing answer.
-fn combined(outcomes: Vec<Result<(), Error>>) -> Result<(), Error> {
-    let errors: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
-    let lost = errors.iter().find(|error| error.kind() == ErrorKind::Lost);
-    lost.or(errors.first()).cloned().map_or(Ok(()), Err)
+    guard!(unlock = SeveralLeases::release, "Releases all locks at the same time.");
 }
 
 impl fmt::Debug for SeveralGuard {
@@ -307,4 +212,46 @@ impl fmt::Debug for SeveralGuard {
             .field("remaining", &self.remaining())
             .finish()
     }
+}
+
+/// Leases that are held together, in the order of their names; never empty. They are lost when one
+/// of them is.
+struct SeveralLeases(Vec<(Key, LeaseGuard)>);
+
+impl SeveralLeases {
+    async fn lost(&self) {
+        select_all(self.each().map(|held| Box::pin(held.lost()))).await;
+    }
+
+    fn is_lost(&self) -> bool {
+        self.each().any(|held| held.is_lost())
+    }
+
+    fn lost_error(&self) -> Error {
+        let lost = self.0.iter().find(|(_, held)| held.is_lost()).or(self.0.first());
+        Error::lost(lost.map_or("", |(name, _)| name.as_str()))
+    }
+
+    fn remaining(&self) -> Duration {
+        self.each().map(|held| held.remaining()).min().unwrap_or_default()
+    }
+
+    async fn renew(&self) -> Result<(), Error> {
+        combined(join_all(self.each().map(LeaseGuard::renew)).await)
+    }
+
+    async fn release(self) -> Result<(), Error> {
+        combined(join_all(self.0.into_iter().map(|(_, held)| held.release())).await)
+    }
+
+    fn each(&self) -> impl Iterator<Item = &LeaseGuard> {
+        self.0.iter().map(|(_, held)| held)
+    }
+}
+
+/// Makes one outcome of those of several leases. A loss outweighs a missing answer.
+fn combined(outcomes: Vec<Result<(), Error>>) -> Result<(), Error> {
+    let errors: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
+    let lost = errors.iter().find(|error| error.kind() == ErrorKind::Lost);
+    lost.or(errors.first()).cloned().map_or(Ok(()), Err)
 }
