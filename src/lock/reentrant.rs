@@ -7,18 +7,15 @@
 use std::{
     fmt,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, MutexGuard, Weak},
-    time::Duration,
+    pin::pin,
+    sync::{Arc, Mutex, Weak},
 };
 
-use futures_util::{
-    FutureExt,
-    future::{BoxFuture, Shared, WeakShared},
-};
-use tokio::time::{Instant, timeout_at};
+use futures_util::FutureExt;
+use tokio::sync::Notify;
 
 use super::{
-    front::{Front, debug_guard, none_if_not_acquired},
+    front::{Front, debug_guard},
     macros::{guard, inspection, settings},
     space::LockSpace,
 };
@@ -26,9 +23,8 @@ use crate::{
     backend::Mode,
     error::{Error, ErrorKind},
     key::Key,
-    lease::{LeaseGuard, Watch},
+    lease::LeaseGuard,
     sync::lock,
-    time::after,
 };
 
 /// A lock that one holder has at a time, any number of times.
@@ -97,7 +93,9 @@ impl ReentrantMutex {
 
     /// Creates a new holder, which does not have the lock yet.
     pub fn holder(&self) -> ReentrantHolder {
-        ReentrantHolder { reentry: Reentry::new(self.front.clone()) }
+        let (held, acquired) = Default::default();
+        let reentry = Reentry { front: self.front.clone(), held, acquired };
+        ReentrantHolder { reentry: Arc::new(reentry) }
     }
 
     inspection!(self => Mode::Exclusive);
@@ -140,8 +138,9 @@ impl ReentrantHolder {
     /// Acquires the lock, waiting while there is another holder. If this holder has the lock,
     /// returns another guard of the same lease at once, without a request to the backend.
     ///
-    /// Tasks of one holder that wait at the same time share one acquisition. If the lease was lost,
-    /// the lock is acquired anew, although guards of the old lease live.
+    /// Tasks of one holder may wait at the same time. The first that acquires the lock shares it
+    /// with the others. If the lease was lost, the lock is acquired anew, although guards of the
+    /// old lease live.
     ///
     /// # Errors
     ///
@@ -150,10 +149,10 @@ impl ReentrantHolder {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, a lease that it may have acquired is released, unless other tasks
-    /// of this holder wait for it. The acquisition continues for those.
+    /// If the future is dropped, a lease that it may have acquired is released. Other tasks of this
+    /// holder keep their places.
     pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
-        Ok(ReentrantGuard::new(self.reentry.lock().await?))
+        Ok(ReentrantGuard { held: self.reentry.lock().await? })
     }
 
     /// Acquires the lock if it is free, or if this holder has it. Returns `None` if there is
@@ -166,10 +165,9 @@ impl ReentrantHolder {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, a lease that it may have acquired is released, unless other tasks
-    /// of this holder wait for it.
+    /// If the future is dropped, a lease that it may have acquired is released.
     pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
-        Ok(self.reentry.try_lock().await?.map(ReentrantGuard::new))
+        Ok(self.reentry.try_lock().await?.map(|held| ReentrantGuard { held }))
     }
 }
 
@@ -215,10 +213,6 @@ pub struct ReentrantGuard {
 }
 
 impl ReentrantGuard {
-    fn new(held: Arc<LeaseGuard>) -> Self {
-        Self { held }
-    }
-
     guard!(fence);
     guard!(lease);
     guard!(unlock shared);
@@ -233,138 +227,52 @@ impl fmt::Debug for ReentrantGuard {
 /// The state that all clones of one holder share.
 struct Reentry {
     front: Front,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
     /// The lease, while a guard of it lives.
-    held: Weak<LeaseGuard>,
-    underway: Option<Underway>,
-}
-
-/// An acquisition that is under way. It lives as long as a task waits for it, and each of those
-/// tasks polls it, so any of them may leave.
-struct Underway {
-    acquiring: WeakShared<Acquiring>,
-    waits: bool,
-}
-
-type Acquiring = BoxFuture<'static, Result<Arc<LeaseGuard>, Error>>;
-
-/// How a task of this holder comes to the lease.
-enum Route {
-    Held(Arc<LeaseGuard>),
-    Start(Shared<Acquiring>),
-    Join(Shared<Acquiring>),
-    /// Another task waits for the lock already, and this one does not want to wait.
-    Refuse,
+    held: Mutex<Weak<LeaseGuard>>,
+    /// Notified when a task of this holder has acquired the lease.
+    acquired: Notify,
 }
 
 impl Reentry {
-    fn new(front: Front) -> Arc<Self> {
-        Arc::new(Self { front, state: Mutex::default() })
-    }
-
-    fn watch(&self) -> &Watch {
-        self.front.space.engine.janitor().watch()
-    }
-
-    async fn lock(self: &Arc<Self>) -> Result<Arc<LeaseGuard>, Error> {
-        let deadline = after(Instant::now(), self.front.wait_limit);
-        // A task that is not polled must not keep a lease that another one has acquired and
-        // released.
-        self.watch().acquire(|| self.clone().lock_until(deadline)).await
-    }
-
-    async fn lock_until(self: Arc<Self>, deadline: Instant) -> Result<Arc<LeaseGuard>, Error> {
+    /// Acquires the lease, unless another task of this holder is faster.
+    async fn lock(&self) -> Result<Arc<LeaseGuard>, Error> {
+        let mut acquiring = pin!(caught(self.front.acquire(Mode::Exclusive)));
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.route(true, left) {
-                Route::Held(held) => return Ok(held),
-                Route::Start(acquiring) => return acquiring.await,
-                Route::Join(acquiring) => match timeout_at(deadline, acquiring).await {
-                    // It was started earlier, or for a task that does not wait. This task has time
-                    // left.
-                    Ok(Err(error)) if is_of_its_starter(&error) && Instant::now() < deadline => {}
-                    Ok(outcome) => return outcome,
-                    Err(_) => return Err(self.not_acquired()),
-                },
-                Route::Refuse => return Err(self.not_acquired()),
+            let mut acquired = pin!(self.acquired.notified());
+            acquired.as_mut().enable();
+            if let Some(held) = self.held() {
+                return Ok(held);
+            }
+            tokio::select! {
+                outcome = &mut acquiring => return outcome.map(|held| self.share(held)),
+                () = acquired => {}
             }
         }
     }
 
-    async fn try_lock(self: &Arc<Self>) -> Result<Option<Arc<LeaseGuard>>, Error> {
-        self.watch().acquire(|| self.clone().try_once()).await
-    }
-
-    async fn try_once(self: Arc<Self>) -> Result<Option<Arc<LeaseGuard>>, Error> {
-        match self.route(false, self.front.wait_limit) {
-            Route::Held(held) => Ok(Some(held)),
-            Route::Start(acquiring) | Route::Join(acquiring) => {
-                none_if_not_acquired(acquiring.await)
-            }
-            Route::Refuse => Ok(None),
+    async fn try_lock(&self) -> Result<Option<Arc<LeaseGuard>>, Error> {
+        if let Some(held) = self.held() {
+            return Ok(Some(held));
         }
+        let acquired = caught(self.front.try_acquire(Mode::Exclusive)).await?;
+        Ok(acquired.map(|held| self.share(held)))
     }
 
-    fn route(self: &Arc<Self>, waits: bool, limit: Duration) -> Route {
-        let mut state = self.state();
-        if let Some(held) = state.held.upgrade()
-            && !held.is_lost()
-        {
-            return Route::Held(held);
-        }
-        let underway = state.underway.as_ref().and_then(|underway| {
-            let acquiring = underway.acquiring.upgrade()?;
-            // One that has ended does not count, although a task has yet to take its outcome.
-            acquiring.peek().is_none().then_some((acquiring, underway.waits))
-        });
-        match underway {
-            Some((_, true)) if !waits => return Route::Refuse,
-            Some((acquiring, _)) => return Route::Join(acquiring),
-            None => {}
-        }
-        let acquiring = self.clone().acquire(waits, limit).shared();
-        state.underway = acquiring.downgrade().map(|acquiring| Underway { acquiring, waits });
-        Route::Start(acquiring)
+    fn held(&self) -> Option<Arc<LeaseGuard>> {
+        lock(&self.held).upgrade().filter(|held| !held.is_lost())
     }
 
-    fn acquire(self: Arc<Self>, waits: bool, limit: Duration) -> Acquiring {
-        let acquiring = async move {
-            let front = Front { wait_limit: limit, ..self.front.clone() };
-            let held = match waits {
-                true => front.acquire(Mode::Exclusive).await?,
-                false => {
-                    front.try_acquire(Mode::Exclusive).await?.ok_or_else(|| self.not_acquired())?
-                }
-            };
-            let held = Arc::new(held);
-            self.state().held = Arc::downgrade(&held);
-            Ok(held)
-        };
-        // The retry strategy may be code of the user. Its panic must not reach every task that
-        // polls.
-        let panicked = |_| Err(Error::new(ErrorKind::Panicked, "the retry strategy panicked"));
-        AssertUnwindSafe(acquiring)
-            .catch_unwind()
-            .map(move |outcome| outcome.unwrap_or_else(panicked))
-            .boxed()
-    }
-
-    fn not_acquired(&self) -> Error {
-        let what = format!("the lock {:?}", self.front.name);
-        Error::not_acquired(&what, Some(self.front.wait_limit))
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+    /// Shares a lease with the tasks of this holder that wait.
+    fn share(&self, held: LeaseGuard) -> Arc<LeaseGuard> {
+        let held = Arc::new(held);
+        *lock(&self.held) = Arc::downgrade(&held);
+        self.acquired.notify_waiters();
+        held
     }
 }
 
-/// Returns `true` if a failure concerns the task that started the acquisition, and not those that
-/// joined it.
-fn is_of_its_starter(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotAcquired | ErrorKind::Backend | ErrorKind::Panicked)
+/// Makes a panic an error. The retry strategy may be code of the user.
+async fn caught<T>(acquiring: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let panicked = |_| Err(Error::new(ErrorKind::Panicked, "the retry strategy panicked"));
+    AssertUnwindSafe(acquiring).catch_unwind().await.unwrap_or_else(panicked)
 }
