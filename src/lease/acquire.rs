@@ -1,8 +1,7 @@
 //! The loop of every acquisition: ask once, wait while others are in the way, and ask again.
 //!
 //! [`drive`] is the loop. An [`Attempt`] says what is asked, what a push may settle, and what ends
-//! the wait early. One lease, the claim of a cache and the wait for a latch
-//! are attempts.
+//! the wait early. One lease and the claim of a cache are attempts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +13,7 @@ use tokio::{
 
 use super::{
     Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, Waiting, Woken,
-    queue::{Entered, FailedPass, SlotNotice},
+    queue::{Entered, SlotNotice},
     record::LeaseSlot,
     try_limit,
 };
@@ -310,8 +309,11 @@ impl OneAttempt<'_> {
             Some(Ok(SlotNotice::Passed(record))) => {
                 Some(AskOutcome::Settled(Ok(LeaseGuard::new(self.engine.clone(), record))))
             }
-            Some(Ok(SlotNotice::Contend { slot, failed })) => {
-                self.contend(slot, failed, waiting).await;
+            Some(Ok(SlotNotice::Contend { slot, restarts })) => {
+                if restarts {
+                    self.restart(waiting);
+                }
+                self.contend(slot, waiting).await;
                 None
             }
             // The holder that was passing the lease on is gone with its runtime, and may have done
@@ -326,21 +328,7 @@ impl OneAttempt<'_> {
 
     /// Takes over the slot. The registration of the last caller that contended ends when this one
     /// has its own, so that the channel stays open.
-    async fn contend(
-        &mut self,
-        mut slot: LeaseSlot,
-        failed: Option<Box<FailedPass>>,
-        waiting: &mut Waiting<'_>,
-    ) {
-        if let Some(failed) = failed {
-            let FailedPass { kind, owed } = *failed;
-            match kind {
-                BackendErrorKind::Unreplicated => self.restart(waiting),
-                _ => self.acquisition.may_have_been_passed(),
-            }
-            // The acquisition undoes itself.
-            owed.disarm();
-        }
+    async fn contend(&mut self, mut slot: LeaseSlot, waiting: &mut Waiting<'_>) {
         if let Some(changes) = slot.take_changes() {
             waiting.listen().subscribe();
             drop(changes);

@@ -39,7 +39,7 @@ const UNDO: Duration = Duration::from_millis(10);
 
 /// Looks after the work of one engine.
 #[derive(Clone, Default)]
-pub(crate) struct Watch(Arc<Mutex<WatchQueue>>);
+pub(super) struct Watch(Arc<Mutex<WatchQueue>>);
 
 #[derive(Default)]
 struct WatchQueue {
@@ -54,7 +54,7 @@ impl Watch {
     /// # Cancel safety
     ///
     /// When the future is dropped, so is the work.
-    pub(crate) async fn acquire<T: Send + 'static, F>(&self, mut begin: impl FnMut() -> F) -> T
+    pub(super) async fn acquire<T: Send + 'static, F>(&self, mut begin: impl FnMut() -> F) -> T
     where
         F: Future<Output = T> + Send + 'static,
     {

@@ -4,7 +4,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Acquisition, Engine, LeaseRecord,
-    queue::{FailedPass, QueuedCaller, SlotNotice},
+    queue::{QueuedCaller, SlotNotice},
     record::{Granted, LeaseSlot},
     release::Release,
 };
@@ -208,10 +208,18 @@ async fn pass(
         Ok(Some(grant)) => grant,
         Ok(None) => {
             owed.disarm();
-            drop(next.notify(SlotNotice::Contend { slot, failed: None }));
+            drop(next.notify(SlotNotice::Contend { slot, restarts: false }));
             return Ok(false);
         }
-        Err(error) => return let_contend(next, slot, error, owed),
+        Err(error) => {
+            drop(next.notify(SlotNotice::Contend { slot, restarts: true }));
+            // `owed` is dropped: the lease is released under the owner of the next caller.
+            return match error.kind() {
+                // It was given away, but the next caller cannot rely on it.
+                BackendErrorKind::Unreplicated => Ok(true),
+                _ => Err(error),
+            };
+        }
     };
     owed.disarm();
     let record = engine.renewals.start(Granted {
@@ -229,23 +237,4 @@ async fn pass(
         drop(LeaseGuard::new(engine.clone(), record));
     }
     Ok(true)
-}
-
-/// Lets the next caller contend after a pass to it that may have happened. Returns whether the
-/// lease was held.
-fn let_contend(
-    next: QueuedCaller<Arc<LeaseRecord>>,
-    slot: LeaseSlot,
-    error: BackendError,
-    owed: Release,
-) -> Result<bool, BackendError> {
-    let kind = error.kind();
-    // A caller that leaves before it sees the notice drops what is owed with it.
-    let failed = Some(Box::new(FailedPass { kind, owed }));
-    drop(next.notify(SlotNotice::Contend { slot, failed }));
-    match kind {
-        // The lease was given away, but the next caller cannot rely on it.
-        BackendErrorKind::Unreplicated => Ok(true),
-        _ => Err(error),
-    }
 }

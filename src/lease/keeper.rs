@@ -15,14 +15,13 @@ use std::{
 
 use hashbrown::{HashMap, hash_map::Entry};
 use tokio::{
-    runtime::{Handle, Id},
     sync::Notify,
     time::{Instant, sleep_until},
 };
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, DynLeases, Kept, SemaphoreKind, answered},
+    backend::{Claim, DynLeases, Kept, Owner, SemaphoreKind, answered},
     error::{BackendError, BackendErrorKind, Chain},
     key::Name,
     observe::Rarely,
@@ -58,16 +57,17 @@ type KeptQueueKey = (Name, SemaphoreKind);
 /// The waiters of one queue in this process.
 struct KeptQueue {
     /// In the order in which they came.
-    waiters: BTreeMap<u64, KeptWaiter>,
-    came: u64,
+    waiters: BTreeMap<WaiterKey, KeptWaiter>,
     look_at: Instant,
     /// Notified when the task must look earlier than it would.
     earlier: Arc<Notify>,
 }
 
+/// When a waiter came, and its owner.
+type WaiterKey = (Instant, Owner);
+
 struct KeptWaiter {
     claim: Claim,
-    runtime: Handle,
     /// Notified when the waiter must ask.
     asks: Arc<Notify>,
 }
@@ -75,8 +75,8 @@ struct KeptWaiter {
 /// A waiter whose queue entry is kept. Dropped, it is kept no more.
 pub(super) struct KeptPlace {
     keeper: Keeper,
-    key: KeptQueueKey,
-    number: u64,
+    queue: KeptQueueKey,
+    waiter: WaiterKey,
     asks: Arc<Notify>,
 }
 
@@ -88,36 +88,26 @@ impl Keeper {
     /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
     pub(super) fn enter(&self, claim: &Claim, remaining: Duration) -> KeptPlace {
         let key = (claim.name.clone(), SemaphoreKind::from(claim.mode));
-        let (runtime, asks) = (Handle::current(), Arc::<Notify>::default());
+        let (waiter, asks) = ((Instant::now(), claim.owner), Arc::<Notify>::default());
         let mut queues = self.queues();
         let (queue, is_new) = match queues.entry(key.clone()) {
             Entry::Occupied(queue) => (queue.into_mut(), false),
             Entry::Vacant(vacant) => (vacant.insert(KeptQueue::new()), true),
         };
-        queue.came += 1;
-        let number = queue.came;
-        let claim = claim.clone();
-        let waiter = KeptWaiter { claim, runtime: runtime.clone(), asks: asks.clone() };
-        queue.waiters.insert(number, waiter);
+        let kept = KeptWaiter { claim: claim.clone(), asks: asks.clone() };
+        queue.waiters.insert(waiter, kept);
         queue.look_after(remaining);
         drop(queues);
         if is_new {
-            self.start(key.clone(), &runtime, Vec::new());
+            tokio::spawn(KeeperTask { keeper: self.clone(), queue: key.clone() }.run());
         }
-        KeptPlace { keeper: self.clone(), key, number, asks }
+        KeptPlace { keeper: self.clone(), queue: key, waiter, asks }
     }
 
     /// Returns how many entries are kept.
     #[cfg(feature = "metrics")]
     pub(super) fn entries(&self) -> usize {
         self.queues().values().map(|queue| queue.waiters.len()).sum()
-    }
-
-    fn start(&self, key: KeptQueueKey, runtime: &Handle, mut tried: Vec<Id>) {
-        tried.push(runtime.id());
-        let task = KeeperTask { keeper: self.clone(), key, tried, has_ended: false };
-        // A runtime that is gone drops the task at once.
-        runtime.spawn(task.run());
     }
 
     /// Returns how often each queue is kept. Those of many queues are kept at random times, so that
@@ -135,7 +125,7 @@ impl Keeper {
 impl KeptQueue {
     fn new() -> Self {
         let look_at = Instant::now() + INTERVAL;
-        Self { waiters: BTreeMap::new(), came: 0, look_at, earlier: Arc::default() }
+        Self { waiters: BTreeMap::new(), look_at, earlier: Arc::default() }
     }
 
     /// Looks not long after the end of the lease in the way.
@@ -148,15 +138,20 @@ impl KeptQueue {
     }
 
     /// Makes the waiters ask whose entries are gone, and decides when to look next.
-    fn answered(&mut self, named: &[u64], look_at: Instant, answer: Result<Kept, BackendError>) {
-        let wake = |is_gone: &dyn Fn(u64) -> bool| {
-            let gone = self.waiters.iter().filter(|(number, _)| is_gone(**number));
+    fn answered(
+        &mut self,
+        named: &[WaiterKey],
+        look_at: Instant,
+        answer: Result<Kept, BackendError>,
+    ) {
+        let wake = |is_gone: &dyn Fn(&WaiterKey) -> bool| {
+            let gone = self.waiters.iter().filter(|(waiter, _)| is_gone(waiter));
             gone.for_each(|(_, waiter)| waiter.asks.notify_one());
         };
         match answer {
             Ok(kept) => {
-                let stands: HashMap<_, _> = named.iter().copied().zip(kept.stands).collect();
-                wake(&|number| kept.has_lapsed || stands.get(&number) == Some(&false));
+                let stands: HashMap<_, _> = named.iter().zip(kept.stands).collect();
+                wake(&|waiter| kept.has_lapsed || stands.get(waiter) == Some(&false));
                 self.look_at = look_at;
                 if !kept.has_lapsed && !kept.remaining.is_zero() {
                     self.look_after(kept.remaining);
@@ -171,11 +166,13 @@ impl KeptQueue {
 }
 
 impl KeptPlace {
-    /// Notes that the lease in the way lasts for another `remaining`.
-    pub(super) fn met(&self, remaining: Duration) {
-        if let Some(queue) = self.keeper.queues().get_mut(&self.key) {
-            queue.look_after(remaining);
-        }
+    /// Notes that the lease in the way lasts for another `remaining`. Returns `false` if the entry
+    /// is kept no more.
+    pub(super) fn met(&self, remaining: Duration) -> bool {
+        let mut queues = self.keeper.queues();
+        let queue = queues.get_mut(&self.queue);
+        let queue = queue.filter(|queue| queue.waiters.contains_key(&self.waiter));
+        queue.map(|queue| queue.look_after(remaining)).is_some()
     }
 
     /// Completes when the waiter must ask.
@@ -186,23 +183,21 @@ impl KeptPlace {
 
 impl Drop for KeptPlace {
     fn drop(&mut self) {
-        if let Some(queue) = self.keeper.queues().get_mut(&self.key) {
-            queue.waiters.remove(&self.number);
+        if let Some(queue) = self.keeper.queues().get_mut(&self.queue) {
+            queue.waiters.remove(&self.waiter);
         }
     }
 }
 
-/// The task of one queue. If its runtime goes away, it goes on in that of another waiter.
+/// The task of one queue. It runs on the runtime of a waiter.
 struct KeeperTask {
     keeper: Keeper,
-    key: KeptQueueKey,
-    /// The runtimes on which it has run.
-    tried: Vec<Id>,
-    has_ended: bool,
+    queue: KeptQueueKey,
 }
 
 impl KeeperTask {
-    async fn run(mut self) {
+    async fn run(self) {
+        static SAID: Rarely = Rarely::once_in(1);
         let backend = self.keeper.0.backend.clone();
         while let Some((look_at, earlier)) = self.next_look() {
             if look_at > Instant::now() {
@@ -216,61 +211,39 @@ impl KeeperTask {
             let (sent, interval) = (Instant::now(), self.keeper.interval());
             let kept = backend.keep(&claims, interval * ENTRY_LIFE);
             let answer = answered(backend.as_ref(), kept).await;
-            if let Err(error) = &answer {
-                say_once(&self.key.0, error);
+            if let Err(error) = &answer
+                && SAID.first()
+            {
+                debug!(name = ?self.queue.0, error = %Chain(error), "queue entries were not kept");
             }
-            if let Some(queue) = self.keeper.queues().get_mut(&self.key) {
+            if let Some(queue) = self.keeper.queues().get_mut(&self.queue) {
                 queue.answered(&named, sent + interval, answer);
             }
         }
     }
 
     /// Returns when to look next. Returns `None` if it is time to, and there are no waiters.
-    fn next_look(&mut self) -> Option<(Instant, Arc<Notify>)> {
-        let mut queues = self.keeper.queues();
-        let queue = queues.get(&self.key)?;
-        if queue.waiters.is_empty() && queue.look_at <= Instant::now() {
-            // Under the lock, so that a waiter that comes now starts a new task.
-            queues.remove(&self.key);
-            self.has_ended = true;
-            return None;
-        }
-        Some((queue.look_at, queue.earlier.clone()))
+    fn next_look(&self) -> Option<(Instant, Arc<Notify>)> {
+        let queues = self.keeper.queues();
+        let queue = queues.get(&self.queue)?;
+        let ends = queue.waiters.is_empty() && queue.look_at <= Instant::now();
+        (!ends).then(|| (queue.look_at, queue.earlier.clone()))
     }
 
     /// Returns the waiters that one request names.
-    fn named(&self) -> (Vec<u64>, Vec<Claim>) {
+    fn named(&self) -> (Vec<WaiterKey>, Vec<Claim>) {
         let queues = self.keeper.queues();
-        let waiters = queues.get(&self.key).map(|queue| queue.waiters.iter().take(NAMED));
+        let waiters = queues.get(&self.queue).map(|queue| queue.waiters.iter().take(NAMED));
         let named = waiters.into_iter().flatten();
-        named.map(|(number, waiter)| (*number, waiter.claim.clone())).unzip()
+        named.map(|(waiter, kept)| (*waiter, kept.claim.clone())).unzip()
     }
 }
 
-fn say_once(name: &Name, error: &BackendError) {
-    static SAID: Rarely = Rarely::once_in(1);
-    if SAID.first() {
-        debug!(name = ?name, error = %Chain(error), "queue entries were not kept");
-    }
-}
-
+/// If its runtime is gone, the waiters ask. The first of them to wait again starts another task.
 impl Drop for KeeperTask {
     fn drop(&mut self) {
-        if self.has_ended {
-            return;
-        }
-        let mut queues = self.keeper.queues();
-        let Some(queue) = queues.get_mut(&self.key) else { return };
-        queue.look_at = Instant::now();
-        let mut runtimes = queue.waiters.values().map(|waiter| &waiter.runtime);
-        match runtimes.find(|runtime| !self.tried.contains(&runtime.id())).cloned() {
-            Some(runtime) => {
-                drop(queues);
-                let tried = std::mem::take(&mut self.tried);
-                self.keeper.start(self.key.clone(), &runtime, tried);
-            }
-            // Waiters whose runtime is gone do not wait any more.
-            None => drop(queues.remove(&self.key)),
-        }
+        let queue = self.keeper.queues().remove(&self.queue);
+        let waiters = queue.into_iter().flat_map(|queue| queue.waiters.into_values());
+        waiters.for_each(|waiter| waiter.asks.notify_one());
     }
 }

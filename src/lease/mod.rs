@@ -6,7 +6,7 @@
 //! - `turns`: the turns of requests to ask a shard.
 //! - `attended`: work that its caller does not poll.
 //! - `release`: releases that must happen, and the janitor that does them.
-//! - `handover`, `acquisition`: a claim on its way to a lease, and its undo.
+//! - `acquisition`: a claim on its way to a lease, and its undo.
 //! - `queue`: the callers of this process that want one lease.
 //! - `keeper`: the queue entries of this process at the backend.
 //! - `record`, `renewals`: a lease that is held, renewed, or lost.
@@ -24,11 +24,8 @@
 mod acquire;
 mod acquisition;
 mod attended;
-#[cfg(test)]
-mod doubles;
 mod engine;
 mod guard;
-mod handover;
 mod keeper;
 mod queue;
 mod record;
@@ -42,7 +39,6 @@ pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
     acquire::{AskOutcome, Attempt, drive},
     acquisition::{Acquisition, Said},
-    attended::Watch,
     engine::Engine,
     guard::LeaseGuard,
     record::LeaseRecord,

@@ -17,10 +17,9 @@ use std::{
 use hashbrown::{HashMap, hash_map::Entry};
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
-use super::{Upkeep, release::Release};
+use super::Upkeep;
 use crate::{
     backend::{Changes, Claim, Mode},
-    error::BackendErrorKind,
     key::{Family, Name},
 };
 
@@ -53,16 +52,10 @@ pub(super) enum SlotNotice<T> {
     /// It contends now.
     Contend {
         slot: Slot<T>,
-        /// The pass to it that failed, if one was tried. It may have the lease already.
-        failed: Option<Box<FailedPass>>,
+        /// A pass to it failed, and may have happened. It goes on under a fresh owner, and the
+        /// lease is released under the old one.
+        restarts: bool,
     },
-}
-
-/// A pass of the lease that may have happened, although it failed.
-pub(super) struct FailedPass {
-    pub(super) kind: BackendErrorKind,
-    /// The release under the owner of the next caller, if that caller never gets this notice.
-    pub(super) owed: Release,
 }
 
 /// The right of one caller to contend for a lease, or to hold it, for this process.
@@ -196,7 +189,7 @@ impl<T> Drop for Slot<T> {
         drop(queues);
         let mut slot = Self::new(self.queues.clone(), self.name.clone());
         slot.changes = self.changes.take();
-        drop(waiter.notify(SlotNotice::Contend { slot, failed: None }));
+        drop(waiter.notify(SlotNotice::Contend { slot, restarts: false }));
     }
 }
 

@@ -68,7 +68,7 @@ impl Janitor {
     }
 
     /// Returns the watch on callers that do not poll their acquisitions.
-    pub(crate) fn watch(&self) -> &Watch {
+    pub(super) fn watch(&self) -> &Watch {
         &self.watch
     }
 

@@ -33,13 +33,6 @@ pub(super) struct Turns {
     answered: AtomicUsize,
 }
 
-/// The right to send one request, which ends when it is dropped.
-pub(super) struct AskTurn<'a> {
-    turns: &'a Turns,
-    /// `None` if this caller did not wait for its turn.
-    _permit: Option<SemaphorePermit<'a>>,
-}
-
 impl Default for Turns {
     fn default() -> Self {
         Self { free: Semaphore::new(TURNS), answered: AtomicUsize::new(0) }
@@ -47,16 +40,24 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Waits for a turn while requests are answered.
-    pub(super) async fn next(&self) -> AskTurn<'_> {
-        let permit = match self.free.try_acquire() {
-            Ok(permit) => Some(permit),
+    /// Waits for a turn while requests are answered. Returns `None` if none is answered any more,
+    /// and the caller asks without a turn.
+    pub(super) async fn next(&self) -> Option<SemaphorePermit<'_>> {
+        match self.free.try_acquire() {
+            Ok(turn) => Some(turn),
             Err(_) => Box::pin(self.queued()).await,
-        };
-        AskTurn { turns: self, _permit: permit }
+        }
     }
 
-    /// Waits in the order of the callers. Returns `None` if nothing is answered meanwhile.
+    /// Notes how a request ended.
+    pub(super) fn ended(&self, error: Option<&BackendError>) {
+        let silence = [BackendErrorKind::Unavailable, BackendErrorKind::Unknown];
+        if error.is_none_or(|error| !silence.contains(&error.kind())) {
+            self.answered.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits in the order of the callers.
     async fn queued(&self) -> Option<SemaphorePermit<'_>> {
         let mut queued = pin!(self.free.acquire());
         loop {
@@ -66,16 +67,6 @@ impl Turns {
                 Err(_) if answered == self.answered.load(Ordering::Relaxed) => return None,
                 Err(_) => {}
             }
-        }
-    }
-}
-
-impl AskTurn<'_> {
-    /// Ends the turn with the answer to its request.
-    pub(super) fn end(self, error: Option<&BackendError>) {
-        let silence = [BackendErrorKind::Unavailable, BackendErrorKind::Unknown];
-        if error.is_none_or(|error| !silence.contains(&error.kind())) {
-            self.turns.answered.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -95,9 +86,9 @@ mod tests {
             &self,
             request: impl Future<Output = Result<T, BackendError>>,
         ) -> Result<T, BackendError> {
-            let turn = self.next().await;
+            let _turn = self.next().await;
             let answer = request.await;
-            turn.end(answer.as_ref().err());
+            self.ended(answer.as_ref().err());
             answer
         }
     }

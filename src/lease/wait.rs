@@ -171,11 +171,9 @@ impl<'a> Waiting<'a> {
     /// Has the queue entry kept, whose lease in the way lasts for another `remaining`. Returns
     /// `false` if the claim has no entry.
     fn keep_entry(&mut self, remaining: Duration) -> bool {
-        let Some(keeper) = &self.keeper else { return false };
-        match &self.place {
-            Some(place) => place.met(remaining),
-            None if self.claim.waits => self.place = Some(keeper.enter(&self.claim, remaining)),
-            None => return false,
+        let Some(keeper) = self.keeper.as_ref().filter(|_| self.claim.waits) else { return false };
+        if !self.place.as_ref().is_some_and(|place| place.met(remaining)) {
+            self.place = Some(keeper.enter(&self.claim, remaining));
         }
         true
     }
@@ -231,34 +229,25 @@ async fn kept(place: Option<&KeptPlace>) {
 mod tests {
     use super::*;
     use crate::{
-        backend::{Changes, Channels, Leases, Mode, channels::TopicRoute},
+        MemoryBackend,
+        backend::{Channels, Mode, channels::TopicRoute},
         key::{Family, Key, Name, Namespace},
-        lease::{Retry, doubles::unanswered},
+        lease::Retry,
     };
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Its subscriptions are those of a server.
-    struct Pushes(Channels);
-
-    impl Leases for Pushes {
-        unanswered!();
-
-        fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
-            let route = TopicRoute { channel: name.prefix(), topic: name.prefix() };
-            self.0.register([Some(route), None], claim.map(|claim| claim.owner))
-        }
-    }
-
     static ON_DEMAND: Retry = Retry::on_demand();
 
+    /// Returns a waiter whose subscriptions are those of a server.
     fn waiting(channels: &Channels) -> Result<(Waiting<'static>, Name), crate::Error> {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let limit = Duration::from_secs(60);
-        let janitor = Janitor::new(Arc::new(Pushes(channels.clone())));
+        let janitor = Janitor::new(Arc::new(MemoryBackend::new()));
         let claim = Claim::new(name.clone(), Mode::Exclusive, limit, limit);
         let mut waiting = Waiting::new(&janitor, claim, &ON_DEMAND, limit);
-        waiting.listen();
+        let route = TopicRoute { channel: name.prefix(), topic: name.prefix() };
+        waiting.changes = Some(channels.register([Some(route), None], None));
         Ok((waiting, name))
     }
 

@@ -1,10 +1,9 @@
-use std::{collections::HashMap, error::Error};
+use std::{collections::HashMap, error::Error, future::pending};
 
 use super::*;
 use crate::{
-    backend::{Changes, Channels, Leases, Mode},
+    backend::{Acquired, Changes, Grant, Leases, Mode, Occupied, Renewal},
     key::{Family, Key, Name, Namespace},
-    lease::doubles::unanswered,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -32,7 +31,7 @@ impl Leases for Arc<Kepts> {
         *lock(&self.requests) += 1;
         let name = &claims[0].name;
         if is_silent(name) {
-            std::future::pending::<()>().await;
+            pending::<()>().await;
         }
         lock(&self.at).entry(name.prefix().clone()).or_default().push((Instant::now(), life));
         sleep_until(Instant::now() + self.late).await;
@@ -45,10 +44,32 @@ impl Leases for Arc<Kepts> {
         })
     }
 
-    unanswered!();
+    async fn acquire(&self, _: &Claim) -> Result<Acquired, BackendError> {
+        pending().await
+    }
 
-    fn listen(&self, name: &Name, _: Option<&Claim>) -> Changes {
-        Channels::default().listen(name.prefix(), None)
+    async fn renew(&self, _: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
+        pending().await
+    }
+
+    async fn release(&self, _: &Claim) -> Result<bool, BackendError> {
+        pending().await
+    }
+
+    async fn pass(&self, _: &Claim, _: &Claim) -> Result<Option<Grant>, BackendError> {
+        pending().await
+    }
+
+    async fn holder(&self, _: &Name, _: Mode) -> Result<Option<Occupied>, BackendError> {
+        pending().await
+    }
+
+    async fn clear(&self, _: &Name, _: Mode) -> Result<bool, BackendError> {
+        pending().await
+    }
+
+    fn listen(&self, _: &Name, _: Option<&Claim>) -> Changes {
+        Changes::none()
     }
 }
 
@@ -99,20 +120,6 @@ async fn queues_are_kept_in_time_whatever_their_number() -> Result<(), crate::Er
     Ok(())
 }
 
-/// The requests for some queues hang. They cost the others nothing.
-#[tokio::test(start_paused = true)]
-async fn a_queue_without_an_answer_costs_the_others_nothing() -> Result<(), crate::Error> {
-    let (keeper, kepts) = keeper();
-    let (mut places, begun) = (Vec::new(), Instant::now());
-    for number in 0..50 {
-        places.push(keeper.enter(&claim(number.to_string(), Mode::Fair)?, LEASE));
-        places.push(keeper.enter(&claim(format!("silent {number}"), Mode::Fair)?, LEASE));
-    }
-    sleep_until(begun + Duration::from_secs(10)).await;
-    assert_kept(&kepts, begun, 50);
-    Ok(())
-}
-
 #[tokio::test(start_paused = true)]
 async fn each_waiter_learns_of_its_own_entry() -> Result<(), crate::Error> {
     let (keeper, _) = keeper();
@@ -122,30 +129,6 @@ async fn each_waiter_learns_of_its_own_entry() -> Result<(), crate::Error> {
     gone.asks().await;
     for place in [stands, other] {
         assert!(tokio::time::timeout(5000 * MS, place.asks()).await.is_err());
-    }
-    Ok(())
-}
-
-/// A request is answered after the time for the next one. Until then its queue is not asked for
-/// again, and the other queues are kept in time.
-#[tokio::test(start_paused = true)]
-async fn a_late_answer_delays_its_own_queue_only() -> Result<(), crate::Error> {
-    const LATE: Duration = Duration::from_millis(900);
-    let (keeper, kepts) = late_keeper(LATE);
-    let (mut places, begun) = (Vec::new(), Instant::now());
-    for number in 0..5 {
-        // Further apart than the queues that come along with another one.
-        sleep_until(begun + number * 200 * MS).await;
-        places.push(keeper.enter(&claim(number.to_string(), Mode::Fair)?, LEASE));
-    }
-    sleep_until(begun + Duration::from_secs(10)).await;
-    let at = lock(&kepts.at);
-    assert_eq!(at.len(), 5);
-    for times in at.values() {
-        // The answer is older than an interval, so the next request follows it at once.
-        let apart = times.windows(2).map(|two| two[1].0 - two[0].0);
-        assert!(times.len() > 8, "{times:?}");
-        assert!(apart.clone().all(|apart| apart >= LATE && apart < LATE + 200 * MS), "{times:?}");
     }
     Ok(())
 }
@@ -191,9 +174,10 @@ async fn the_task_ends_after_the_last_waiter() -> Result<(), crate::Error> {
     Ok(())
 }
 
-/// The runtime of the first waiter ends, with the task in it and a request under way.
+/// The runtime of the first waiter ends, with the task in it and a request under way. The other
+/// waiter asks, and waits again.
 #[test]
-fn the_task_goes_on_in_the_runtime_of_another_waiter() -> Result<(), Box<dyn Error>> {
+fn a_task_starts_in_the_runtime_of_another_waiter() -> Result<(), Box<dyn Error>> {
     let runtime = || {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         builder.enable_time().start_paused(true).build()
@@ -206,14 +190,18 @@ fn the_task_goes_on_in_the_runtime_of_another_waiter() -> Result<(), Box<dyn Err
         sleep_until(Instant::now() + 700 * MS).await;
         place
     });
-    let kept = second.block_on(async { keeper.enter(&claim, LEASE) });
+    let other = Claim { owner: Owner::fresh(), ..claim.clone() };
+    let waits = second.block_on(async { keeper.enter(&other, LEASE) });
+    assert!(waits.met(LEASE));
     drop(first);
     drop(place);
     assert!(lock(&kepts.at).remove(claim.name.prefix()).is_some());
     second.block_on(async {
+        waits.asks().await;
+        assert!(!waits.met(LEASE));
+        let _waits = keeper.enter(&other, LEASE);
         sleep_until(Instant::now() + 5000 * MS).await;
     });
     assert!(lock(&kepts.at).get(claim.name.prefix()).is_some_and(|times| !times.is_empty()));
-    drop(kept);
     Ok(())
 }
