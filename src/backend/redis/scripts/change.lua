@@ -16,7 +16,7 @@
 local lease, fence, entry, channel, failure, entry_before, entry_after, spare = unpack(KEYS)
 local what, fence_ms, tiers = unpack(ARGV)
 
--- include: fence_at, fence_text, next_fence, entry_at, time_text, end_lease, tell_tiers
+-- include: fence_at, fence_text, next_fence, entry_at, time_text, burn, tell_tiers
 local found, stored = entry_at(entry)
 local text = fence_text(next_fence(fence_at(fence), stored))
 local windows_now = found and string.sub(found, 53, 82)
@@ -72,10 +72,7 @@ if what == 'put' or what == 'expire' or what == 'invalidate' then
   redis.call('DEL', entry_before, entry_after)
 end
 redis.call('DEL', failure)
-local registered = end_lease(lease)
-local written = redis.pcall('SET', fence, text, 'PX', fence_ms)
--- A full server refuses the write. Without a fence, no commit passes either.
-if type(written) == 'table' and written.err then redis.call('DEL', fence) end
+local registered = burn(lease, fence, text, fence_ms)
 
 -- include: publish_to_all, publish_entry
 if what == 'put' then

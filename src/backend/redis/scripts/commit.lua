@@ -63,7 +63,8 @@ local function settled()
     end
     return 0
   end
-  return stored == mine and STORED or is_committed and PUSHED or nil
+  if stored == mine then return STORED end
+  if is_committed then return PUSHED end
 end
 
 local function is_written()
