@@ -24,7 +24,6 @@ use tokio::{
 use super::{
     http,
     protocol::{Command, Event, Load, Report, Round, Setup, VARIABLE, now},
-    storm,
 };
 
 /// The longest time for a command.
@@ -110,7 +109,6 @@ impl Worker {
                 .namespace("fleet")
                 .lease(Duration::from_millis(setup.lease_ms))
                 .wait_limit(Duration::from_millis(setup.wait_ms))
-                .max_loads(setup.max_loads)
                 .ttl(Duration::from_millis(setup.ttl_ms))
                 .stale_while_revalidate(Duration::from_millis(setup.stale_ms))
                 .retry(Retry::on_demand().try_limit(COMMAND_TIMEOUT))
@@ -130,7 +128,6 @@ impl Worker {
             Command::Requests(requests) => {
                 tell(Event::Report(http::play(self.pages, requests).await));
             }
-            Command::Storm(storm) => tell(Event::Report(storm::play(self.cache, storm).await)),
             Command::Shutdown { deadline_ms } => {
                 self.cache.shutdown(Duration::from_millis(deadline_ms)).await;
                 tell(Event::Done);

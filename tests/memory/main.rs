@@ -8,7 +8,6 @@ mod bytes;
 mod cache;
 mod claims;
 mod codecs;
-mod decisions;
 mod failures;
 mod faulty;
 mod freshness;
