@@ -1,21 +1,7 @@
 //! The claims for refreshes, counted. Caches over one memory backend stand for processes.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use crate::prelude::*;
 
-use bellwether::{
-    BoxError, Cache,
-    cache::{Builder, EarlyRefresh, Source},
-};
-use testkit::faulty::{Faulty, Op};
-use tokio::time::{Instant, sleep};
-
-const MS: Duration = Duration::from_millis(1);
 const TTL: Duration = Duration::from_secs(1);
 const LOAD: Duration = Duration::from_millis(50);
 
@@ -102,7 +88,7 @@ async fn few_processes_claim_in_place_of_one_that_is_gone() {
             let fleet = Fleet::new(size + 1, TTL - 5 * MS, stale);
             fleet.ask(size).await;
             sleep(TTL - MS).await;
-            claims += fleet.claims(0..size, 3 * MS, 1).await;
+            claims += fleet.claims(0..size, 5 * MS, 1).await;
         }
         let claims = claims / f64::from(rounds);
         println!("{size} processes: {claims} claims for each refresh");

@@ -2,24 +2,13 @@
 //!
 //! Caches over one memory backend stand for processes. Time is paused.
 
-use std::{
-    fmt,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::fmt;
 
-use bellwether::{
-    Cache, Error, ErrorKind, MemoryBackend,
-    cache::{Abandoned, AfterFailure, Builder, Json, Lead, Loaded, Request, Source},
-};
+use bellwether::cache::{Json, Request};
 use serde::{Deserialize, Serialize};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::time::{Instant, sleep, timeout};
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 const TTL: Duration = Duration::from_secs(1);
 const ERROR: Duration = Duration::from_secs(600);
 const LOAD: Duration = Duration::from_millis(10);
@@ -29,7 +18,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// How exact the memory of a process is of the keys that back off.
 const TICK: Duration = Duration::from_millis(33);
 /// The pause of callers that ask all the time.
-const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum ShopError {

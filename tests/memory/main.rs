@@ -29,6 +29,7 @@ mod msrv;
 mod names;
 mod old_values;
 mod outage;
+mod prelude;
 mod properties;
 mod reentrant;
 mod refreshing;

@@ -10,16 +10,13 @@ use std::{
     future::{Future, poll_fn},
     panic,
     pin::pin,
-    sync::{Arc, Mutex, Once},
+    sync::Once,
     task::Poll,
-    time::Duration,
 };
 
 use bellwether::{
-    BoxError, Cache, ErrorKind, Key, MemoryBackend,
-    backend::{Change, Entry, Leases, Mode, Windows},
-    cache::{Abandoned, Codec, Json, Lead, Postcard, Raw, Source},
-    key::{Family, Name, Namespace},
+    backend::{Change, Entry, Windows},
+    cache::{Codec, Json, Postcard, Raw},
     lease::{Retry, RetryStrategy},
 };
 use bytes::Bytes;
@@ -28,8 +25,8 @@ use proptest::{
     test_runner::{FailurePersistence, FileFailurePersistence},
 };
 use serde::{Deserialize, Serialize};
-use testkit::faulty::{Fault, Faulty};
-use tokio::time::{Instant, sleep, timeout};
+
+use crate::prelude::*;
 
 /// Returns the configuration, which tries earlier failures first.
 fn config() -> ProptestConfig {
@@ -280,7 +277,6 @@ proptest! {
     }
 }
 
-const MS: Duration = Duration::from_millis(1);
 const LOAD_LIMIT: Duration = Duration::from_secs(1);
 const PLANNED: &str = "as planned";
 

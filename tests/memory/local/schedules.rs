@@ -1,27 +1,21 @@
 //! Random schedules of pushes that are late, of connections that break, and of tags that end.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, Weak},
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Weak};
 
 use bellwether::{
-    BoxError, Cache, Key, MemoryBackend,
-    backend::{Latches, Store, Tap},
+    backend::{Latches, Tap},
     cache::LocalTier,
     error::BackendError,
-    key::{Family, Name, Namespace},
 };
 use fastrand::Rng;
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 use tokio::{
     sync::Notify,
     task::{JoinSet, yield_now},
-    time::{Instant, sleep, timeout_at},
+    time::timeout_at,
 };
 
-use super::MS;
+use crate::prelude::*;
 
 const STALENESS: Duration = Duration::from_millis(200);
 const KEYS: usize = 2;
