@@ -32,11 +32,6 @@ pub enum Command {
     Round(Round),
     /// Sends requests to an axum router under the layer, all at once.
     Requests(Requests),
-    Shutdown {
-        deadline_ms: u64,
-    },
-    /// Drops the runtime with all its tasks.
-    DropRuntime,
     /// Starts tasks that each add one to a number repeatedly, by a read and a write under a lock.
     Count {
         name: String,

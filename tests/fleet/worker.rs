@@ -16,7 +16,7 @@ use bellwether::{Cache, Locks, RedisBackend, http_cache, layer::CachedResponse, 
 use futures_util::future::BoxFuture;
 use testkit::primitives::{self, Asked, Guard, WAIT};
 use tokio::{
-    runtime::{Builder, Runtime},
+    runtime::Builder,
     sync::{Barrier, mpsc},
     time::sleep,
 };
@@ -44,25 +44,16 @@ pub fn work() {
         }
     }));
     tell_in_a_thread();
-    let mut runtime = Some(runtime());
-    let worker = runtime.as_ref().unwrap().block_on(Worker::new(&setup));
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let worker = runtime.block_on(Worker::new(&setup));
     tell(Event::Ready);
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
         let command: Command = serde_json::from_str(&line).unwrap();
-        if let Command::DropRuntime = command {
-            runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
-            tell(Event::Done);
-            continue;
-        }
         let worker = worker.clone();
-        runtime.as_ref().unwrap().spawn(async move { worker.obey(command).await });
+        runtime.spawn(async move { worker.obey(command).await });
     }
     std::process::exit(0);
-}
-
-fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
 static TOLD: OnceLock<std::sync::mpsc::Sender<Event>> = OnceLock::new();
@@ -128,11 +119,6 @@ impl Worker {
             Command::Requests(requests) => {
                 tell(Event::Report(http::play(self.pages, requests).await));
             }
-            Command::Shutdown { deadline_ms } => {
-                self.cache.shutdown(Duration::from_millis(deadline_ms)).await;
-                tell(Event::Done);
-            }
-            Command::DropRuntime => unreachable!("the main thread handles this command"),
             Command::Count { name, tasks, times } => {
                 let counting = (0..tasks).map(|_| {
                     let (worker, name) = (self.clone(), name.clone());
