@@ -1,4 +1,4 @@
-//! What a hit of a variant costs at a server.
+//! Variants at a server.
 
 use std::{
     convert::Infallible,
@@ -14,11 +14,10 @@ use bellwether::{BellwetherLayer, http_cache, layer::ResponseBody, lease::Retry}
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use testkit::{LIMIT, RedisServer};
+use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 type App = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
-
-const NAME: &str = "accept-language";
 
 /// What selects a variant.
 #[derive(Clone, Copy, Debug)]
@@ -29,8 +28,12 @@ enum By {
     Part,
 }
 
-/// Returns a service which answers with the language of the request.
-fn app(server: &RedisServer, by: By, calls: &Arc<AtomicUsize>) -> App {
+/// A process of a service, which answers with what the header says.
+struct Process {
+    app: App,
+}
+
+fn process(server: &RedisServer, name: &'static str, by: By, calls: &Arc<AtomicUsize>) -> Process {
     let cache = http_cache(testkit::open(server.url()))
         .namespace("shop")
         .retry(Retry::on_demand().try_limit(LIMIT))
@@ -39,24 +42,31 @@ fn app(server: &RedisServer, by: By, calls: &Arc<AtomicUsize>) -> App {
     let calls = Arc::clone(calls);
     let inner = service_fn(move |request: Request<Body>| {
         calls.fetch_add(1, Ordering::SeqCst);
+        let said = request.headers().get(name).map_or("", |value| value.to_str().unwrap());
         let answer = match by {
-            By::Vary => Response::builder().header("vary", NAME),
+            By::Vary => Response::builder().header("vary", name),
             By::Part => Response::builder(),
         };
-        let language = request.headers()[NAME].to_str().unwrap().to_owned();
-        async move { Ok::<_, Infallible>(answer.body(Body::from(language)).unwrap()) }
+        let answer = answer.body(Body::from(said.to_owned()));
+        async move {
+            sleep(Duration::from_millis(50)).await;
+            Ok::<_, Infallible>(answer.unwrap())
+        }
     });
     let layer = BellwetherLayer::http(cache).default_lifetime(Duration::from_secs(60));
     let layer = match by {
         By::Vary => layer,
-        By::Part => layer.vary_by(NAME),
+        By::Part => layer.vary_by(name),
     };
-    BoxCloneSyncService::new(layer.layer(inner))
+    Process { app: BoxCloneSyncService::new(layer.layer(inner)) }
 }
 
-async fn read(app: &App, language: &str) -> String {
-    let request = Request::get("/").header("host", "shop").header(NAME, language);
-    let response = app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+fn request(name: &str, value: &str) -> Request<Body> {
+    Request::get("/").header("host", "shop").header(name, value).body(Body::empty()).unwrap()
+}
+
+async fn read(app: &App, request: Request<Body>) -> String {
+    let response = app.clone().oneshot(request).await.unwrap();
     let body = response.into_body().collect().await.unwrap().to_bytes();
     String::from_utf8(body.to_vec()).unwrap()
 }
@@ -66,14 +76,14 @@ async fn a_hit_of_a_variant_is_two_commands() {
     for by in [By::Vary, By::Part] {
         let server = RedisServer::start().await;
         let calls: Arc<AtomicUsize> = Arc::default();
-        let app = app(&server, by, &calls);
+        let process = process(&server, "accept-language", by, &calls);
         for language in ["en", "de"] {
-            read(&app, language).await;
+            read(&process.app, request("accept-language", language)).await;
         }
         let mut monitor = server.monitor().await;
         for language in ["en", "de"] {
             monitor.calls_from_clients().await;
-            assert_eq!(read(&app, language).await, language);
+            assert_eq!(read(&process.app, request("accept-language", language)).await, language);
             let mut commands = monitor.calls_from_clients().await;
             // Once a second, a read carries the first, because a marker has an age. The second
             // tests the connection for pushes.
