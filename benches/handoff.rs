@@ -13,8 +13,6 @@ mod fleet;
 mod http;
 #[path = "../tests/fleet/protocol.rs"]
 mod protocol;
-#[path = "../tests/fleet/storm.rs"]
-mod storm;
 #[path = "../tests/fleet/worker.rs"]
 mod worker;
 

@@ -6,7 +6,7 @@ use testkit::{LIMIT, RedisServer, comes_true, eventually};
 
 use super::{
     fleet::{Fleet, Played},
-    protocol::{Command, Event, Load, Round, Setup, now},
+    protocol::{Load, Round, Setup, now},
 };
 
 const CALLERS: usize = 100;
@@ -138,74 +138,6 @@ async fn a_killed_refresh_makes_no_caller_wait() {
     assert!(begun < LEASE * 2, "{begun:?}");
 }
 
-#[tokio::test]
-async fn a_shutdown_hands_the_load_over_at_once() {
-    let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
-    let mut delays = Vec::new();
-    for round in 0..3 {
-        let mut fleet = fleet(&server, 2).await;
-        let key = format!("shutdown-{round}");
-        let played = all_wait_for_one_leader(&mut fleet, &server, &key).await;
-        let (leader, told) = (played.leader(), now());
-        let remaining = raw.pttl(&format!("fleet:c:{{{key}}}:l")).await;
-        fleet.tell(leader, &Command::Shutdown { deadline_ms: 0 }).await;
-        let played = assert_taken_over(&mut fleet, played, leader).await;
-        let delay = since(told, played.begun[1].2);
-        let lease = Duration::from_millis(u64::try_from(remaining).unwrap());
-        assert!(delay < lease, "the load waited for the end of the lease: {delay:?}");
-        delays.push(delay);
-    }
-    println!("from a shutdown to the next load: {delays:?}");
-    assert!(delays.iter().min().unwrap() < &Duration::from_millis(100), "{delays:?}");
-}
-
-#[tokio::test]
-async fn callers_of_a_cache_that_is_shut_down_are_told() {
-    let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 2).await;
-    let mut played = all_wait_for_one_leader(&mut fleet, &server, "told").await;
-    let leader = played.leader();
-    fleet.tell(leader, &Command::Shutdown { deadline_ms: 0 }).await;
-    fleet.reports(&mut played, 2).await;
-    let (_, report) = played.reports.iter().find(|(process, _)| *process == leader).unwrap();
-    let told: Vec<_> = report.errors.iter().collect();
-    assert_eq!(told, [(&"ShutDown: the cache was shut down".to_owned(), &CALLERS)]);
-}
-
-#[tokio::test]
-async fn a_shutdown_with_time_lets_the_load_end() {
-    let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 2).await;
-    let mut played = all_wait_for_one_leader(&mut fleet, &server, "in-time").await;
-    let leader = played.leader();
-    fleet.tell(leader, &Command::Shutdown { deadline_ms: 5_000 }).await;
-    fleet.reports(&mut played, 2).await;
-    played.leader();
-    played.assert_one_value(2 * CALLERS);
-}
-
-#[tokio::test]
-async fn a_dropped_runtime_costs_the_rest_of_its_lease() {
-    let server = RedisServer::start().await;
-    for round in 0..3 {
-        let mut fleet = fleet(&server, 2).await;
-        let key = format!("dropped-{round}");
-        let played = all_wait_for_one_leader(&mut fleet, &server, &key).await;
-        let (leader, told) = (played.leader(), now());
-        fleet.tell(leader, &Command::DropRuntime).await;
-        let played = assert_taken_over(&mut fleet, played, leader).await;
-        let delay = since(told, played.begun[1].2);
-        println!("from a dropped runtime to the next load: {delay:?}");
-        assert!(delay < LEASE + Duration::from_secs(1), "{delay:?}");
-        let done = fleet.wait_for(|process, event| {
-            (process == leader && matches!(event, Event::Done)).then_some(())
-        });
-        // The event may have been written while the others reported.
-        let _ = tokio::time::timeout(Duration::from_millis(1), done).await;
-    }
-}
-
 /// Thousands of flights queue for a server that hangs. None of them waits for the time-outs of
 /// others.
 #[tokio::test]
@@ -223,28 +155,4 @@ async fn a_server_that_hangs_costs_a_burst_one_time_out() {
     // then the probe of the breaker, and waits a second for its connection. If 128 flights at a
     // time waited for a time-out each, the burst would take 10 s, and longer on a busy machine.
     assert!(played.took() < Duration::from_secs(8), "{:?}", played.took());
-}
-
-/// The leader is suspended beyond its lease, another takes over, and then the first one runs again.
-#[tokio::test]
-async fn a_suspended_leader_does_not_replace_a_newer_value() {
-    let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 3).await;
-    for round in 0..3 {
-        let key = format!("suspended-{round}");
-        let mut played = all_wait_for_one_leader(&mut fleet, &server, &key).await;
-        let leader = played.leader();
-        fleet.stop_signal(leader);
-        fleet.reports(&mut played, 2).await;
-        fleet.resume(leader);
-        fleet.reports(&mut played, 3).await;
-        assert_eq!(played.begun.len(), 2, "{played:#?}");
-        assert_eq!(played.source("Degraded"), 0, "{played:#?}");
-        // The callers of the first leader have the newer value as well.
-        played.assert_one_value(3 * CALLERS);
-        let later = fleet.play(Round::new(key, CALLERS, Load::Value { ms: 0 })).await;
-        assert!(later.begun.is_empty());
-        later.assert_one_value(3 * CALLERS);
-        assert_eq!(later.reports[0].1.values, played.reports[0].1.values, "{later:#?}");
-    }
 }

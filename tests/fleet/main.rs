@@ -11,7 +11,6 @@
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod crash;
-mod failing;
 mod fleet;
 mod http;
 mod latches;
@@ -21,7 +20,6 @@ mod nested;
 mod protocol;
 mod refreshing;
 mod stampede;
-mod storm;
 mod worker;
 
 /// The worker process. Returns at once unless this process was started as a worker.

@@ -53,14 +53,6 @@ async fn assert_all_land(fleet: &mut Fleet, round: Round, keys: usize) {
 }
 
 #[tokio::test]
-async fn ten_thousand_loaders_can_load_other_keys() {
-    let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 1, WAIT).await;
-    let load = ask(5, "inner-#", Load::Value { ms: 5 });
-    assert_all_land(&mut fleet, Round::new("outer-#", MANY, load), 2 * MANY).await;
-}
-
-#[tokio::test]
 async fn ten_thousand_loaders_in_each_of_two_processes_can_load_other_keys() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 2, WAIT).await;
@@ -74,44 +66,6 @@ async fn ten_thousand_loaders_can_load_the_same_key() {
     let mut fleet = fleet(&server, 1, WAIT).await;
     let load = ask(5, "common", Load::Value { ms: 50 });
     assert_all_land(&mut fleet, Round::new("many-#", MANY, load), MANY + 1).await;
-}
-
-#[tokio::test]
-async fn a_loader_that_asks_for_its_own_key_is_served() {
-    let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 2, WAIT).await;
-    for round in 0..10 {
-        let key = format!("own-{round}");
-        let load = ask(50, &key, ask(0, &key, Load::Value { ms: 0 }));
-        let begun = Instant::now();
-        let played = fleet.play(Round::new(key, 100, load)).await;
-        played.assert_one_value(200);
-        assert_eq!(
-            played.begun.len(),
-            3,
-            "the loads are not the outer one and the two within it: {played:#?}"
-        );
-        assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
-    }
-}
-
-#[tokio::test]
-async fn two_loaders_that_ask_for_each_other_are_served() {
-    let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 1, Duration::from_secs(30)).await;
-    for round in 0..10 {
-        let (a, b) = (format!("a-{round}"), format!("b-{round}"));
-        let begun = Instant::now();
-        let played = play_two(
-            &mut fleet,
-            [0, 0],
-            Round::new(&a, 100, ask(50, &b, ask(0, &a, Load::Value { ms: 0 }))),
-            Round::new(&b, 100, ask(50, &a, ask(0, &b, Load::Value { ms: 0 }))),
-        )
-        .await;
-        assert_eq!((played.errors(), served(&played)), (0, 200), "{played:#?}");
-        assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
-    }
 }
 
 /// No process can see a circle through another one. The wait limit ends it.
@@ -133,24 +87,6 @@ async fn two_processes_that_ask_for_each_other_are_served() {
         assert_eq!((played.errors(), served(&played)), (0, 200), "{played:#?}");
         assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
     }
-}
-
-/// The loads that hold all permits wait for loads that queue for a permit.
-#[tokio::test]
-async fn a_load_that_a_loader_waits_for_needs_no_permit() {
-    let server = RedisServer::start().await;
-    let setup = Setup { max_loads: 8, ..Setup::new(server.url()) };
-    let mut fleet = Fleet::start(1, &setup).await;
-    let begun = Instant::now();
-    let first = Round::new("holds-#", 8, ask(300, "queues-#", Load::Value { ms: 0 }));
-    fleet.begin(&[0], first).await;
-    let mut played = Played::default();
-    fleet.loads(&mut played, 8).await;
-    fleet.begin(&[0], Round::new("queues-#", 8, Load::Value { ms: 0 })).await;
-    fleet.reports(&mut played, 2).await;
-    assert_eq!((played.errors(), served(&played)), (0, 16), "{played:#?}");
-    assert_eq!(played.begun.len(), 16, "{played:#?}");
-    assert!(begun.elapsed().as_secs() < 10, "a caller waited for a limit: {:?}", begun.elapsed());
 }
 
 async fn play_two(fleet: &mut Fleet, processes: [usize; 2], one: Round, other: Round) -> Played {

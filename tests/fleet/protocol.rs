@@ -17,14 +17,13 @@ pub struct Setup {
     pub url: String,
     pub lease_ms: u64,
     pub wait_ms: u64,
-    pub max_loads: usize,
     pub ttl_ms: u64,
     pub stale_ms: u64,
 }
 
 impl Setup {
     pub fn new(url: String) -> Self {
-        Self { url, lease_ms: 5_000, wait_ms: 30_000, max_loads: 1024, ttl_ms: 60_000, stale_ms: 0 }
+        Self { url, lease_ms: 5_000, wait_ms: 30_000, ttl_ms: 60_000, stale_ms: 0 }
     }
 }
 
@@ -33,13 +32,6 @@ pub enum Command {
     Round(Round),
     /// Sends requests to an axum router under the layer, all at once.
     Requests(Requests),
-    /// Asks for a key all the time, while its origin fails and recovers.
-    Storm(Storm),
-    Shutdown {
-        deadline_ms: u64,
-    },
-    /// Drops the runtime with all its tasks.
-    DropRuntime,
     /// Starts tasks that each add one to a number repeatedly, by a read and a write under a lock.
     Count {
         name: String,
@@ -80,19 +72,6 @@ pub struct Round {
     pub abort_leader: bool,
     /// The time at which the callers ask, on the clock of [`now`].
     pub at: u64,
-}
-
-/// Callers that ask for one key all the time. All times are on the clock of [`now`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Storm {
-    pub key: String,
-    pub callers: usize,
-    /// The time that each load takes.
-    pub load_ms: u64,
-    /// Whether a value is kept for failures.
-    pub keeps: bool,
-    pub fails_until: u64,
-    pub ends: u64,
 }
 
 /// The behaviour of a loader.
@@ -141,10 +120,6 @@ pub enum Answer {
     Common,
     /// The number of the user, with a cookie.
     Cookie,
-    /// The number of the user, with more bytes than may be stored.
-    Large,
-    /// Like `Large`, but without a length at the beginning.
-    LargeStream,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -77,33 +77,26 @@ fn assert_every_caller_failed(played: &Played, kind: &str, text: &str, concrete:
 }
 
 #[tokio::test]
-async fn a_failed_load_fails_once_for_all_callers() {
+async fn a_load_that_fails_or_panics_fails_once_for_all_callers() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, PROCESSES).await;
     // A failure is not stored. A process that asks after the end of the load would load once more.
-    for round in 0..4 {
-        let load = Load::Fail { ms: 1_000, text: "no such product".to_owned() };
-        let played = fleet.play(Round::new(format!("fail-{round}"), CALLERS, load)).await;
-        assert_every_caller_failed(&played, "Load", "no such product", true);
-    }
-}
-
-#[tokio::test]
-async fn a_loader_that_panics_fails_once_for_all_callers() {
-    let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, PROCESSES).await;
-    for round in 0..4 {
-        let load = Load::Panic { ms: 1_000, text: "on purpose".to_owned() };
-        let played = fleet.play(Round::new(format!("panic-{round}"), CALLERS, load)).await;
-        assert_every_caller_failed(
-            &played,
-            "Panicked",
-            &format!("{PLANNED_PANIC}: on purpose"),
-            false,
-        );
-        assert!(played.reports.iter().all(|(_, report)| {
-            report.errors.keys().all(|error| error.matches("panicked").count() == 1)
-        }));
+    let failing = Load::Fail { ms: 1_000, text: "no such product".to_owned() };
+    let panicking = Load::Panic { ms: 1_000, text: "on purpose".to_owned() };
+    let text = format!("{PLANNED_PANIC}: on purpose");
+    for (load, kind, text, concrete) in
+        [(failing, "Load", "no such product", true), (panicking, "Panicked", &*text, false)]
+    {
+        for round in 0..3 {
+            let key = format!("{kind}-{round}");
+            let played = fleet.play(Round::new(key, CALLERS, load.clone())).await;
+            assert_every_caller_failed(&played, kind, text, concrete);
+            let errors = played.reports.iter().flat_map(|(_, report)| report.errors.keys());
+            let panics = usize::from(!concrete);
+            for error in errors {
+                assert_eq!(error.matches("panicked").count(), panics, "{error}");
+            }
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use bellwether::{Cache, Locks, RedisBackend, http_cache, layer::CachedResponse, 
 use futures_util::future::BoxFuture;
 use testkit::primitives::{self, Asked, Guard, WAIT};
 use tokio::{
-    runtime::{Builder, Runtime},
+    runtime::Builder,
     sync::{Barrier, mpsc},
     time::sleep,
 };
@@ -24,7 +24,6 @@ use tokio::{
 use super::{
     http,
     protocol::{Command, Event, Load, Report, Round, Setup, VARIABLE, now},
-    storm,
 };
 
 /// The longest time for a command.
@@ -45,25 +44,16 @@ pub fn work() {
         }
     }));
     tell_in_a_thread();
-    let mut runtime = Some(runtime());
-    let worker = runtime.as_ref().unwrap().block_on(Worker::new(&setup));
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let worker = runtime.block_on(Worker::new(&setup));
     tell(Event::Ready);
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
         let command: Command = serde_json::from_str(&line).unwrap();
-        if let Command::DropRuntime = command {
-            runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
-            tell(Event::Done);
-            continue;
-        }
         let worker = worker.clone();
-        runtime.as_ref().unwrap().spawn(async move { worker.obey(command).await });
+        runtime.spawn(async move { worker.obey(command).await });
     }
     std::process::exit(0);
-}
-
-fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
 static TOLD: OnceLock<std::sync::mpsc::Sender<Event>> = OnceLock::new();
@@ -110,7 +100,6 @@ impl Worker {
                 .namespace("fleet")
                 .lease(Duration::from_millis(setup.lease_ms))
                 .wait_limit(Duration::from_millis(setup.wait_ms))
-                .max_loads(setup.max_loads)
                 .ttl(Duration::from_millis(setup.ttl_ms))
                 .stale_while_revalidate(Duration::from_millis(setup.stale_ms))
                 .retry(Retry::on_demand().try_limit(COMMAND_TIMEOUT))
@@ -130,12 +119,6 @@ impl Worker {
             Command::Requests(requests) => {
                 tell(Event::Report(http::play(self.pages, requests).await));
             }
-            Command::Storm(storm) => tell(Event::Report(storm::play(self.cache, storm).await)),
-            Command::Shutdown { deadline_ms } => {
-                self.cache.shutdown(Duration::from_millis(deadline_ms)).await;
-                tell(Event::Done);
-            }
-            Command::DropRuntime => unreachable!("the main thread handles this command"),
             Command::Count { name, tasks, times } => {
                 let counting = (0..tasks).map(|_| {
                     let (worker, name) = (self.clone(), name.clone());

@@ -1,16 +1,10 @@
 //! The low-level call: a load that is no closure. Caches over one memory backend stand for
 //! processes, and time is paused.
 
-use std::time::Duration;
+use bellwether::cache::{Begun, Load, WhyAlone};
 
-use bellwether::{
-    BoxError, Cache, ErrorKind, MemoryBackend,
-    cache::{AfterFailure, Begun, Builder, Load, Loaded, Source, WhyAlone},
-};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::time::{Instant, sleep, timeout};
+use crate::prelude::*;
 
-const MS: Duration = Duration::from_millis(1);
 const TTL: Duration = Duration::from_secs(1);
 const WINDOW: Duration = Duration::from_secs(5);
 const LEASE: Duration = Duration::from_secs(1);

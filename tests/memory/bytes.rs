@@ -1,9 +1,9 @@
 //! The bytes of entries and changes.
 
-use std::{sync::Arc, time::Duration};
-
 use bellwether::backend::{Change, Entry, Tagged, Undecodable, Windows};
 use bytes::Bytes;
+
+use crate::prelude::*;
 
 #[test]
 fn an_encoded_entry_is_decoded() {

@@ -2,32 +2,13 @@
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    future::Future,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, future::Future};
 
-use bellwether::{
-    BoxError, Cache, Error, ErrorKind, MemoryBackend,
-    backend::{Acquired, Claim, Leases, Mode},
-    cache::{Abandoned, Lead, Loaded, Raw, Source},
-    key::{Family, Key, Name, Namespace},
-};
+use bellwether::{backend::Acquired, cache::Raw};
 use futures_util::future::BoxFuture;
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::{
-    sync::Notify,
-    task::JoinHandle,
-    time::{Instant, sleep, timeout},
-};
+use tokio::sync::Notify;
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
 
 #[derive(Debug, PartialEq)]
 struct NoSuchProduct(u32);

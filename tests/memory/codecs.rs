@@ -1,14 +1,12 @@
 //! A leader, its followers, other processes and hits get equal values, whatever the codec makes of
 //! them. A value that its codec cannot decode again is not stored, and an error says why.
 
-use std::{error::Error as _, fmt, time::Duration};
+use std::{error::Error as _, fmt};
 
-use bellwether::{
-    BoxError, Cache, ErrorKind, MemoryBackend,
-    cache::{Codec, Json, Lead, Postcard, Source},
-};
+use bellwether::cache::{Codec, Json, Postcard};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use tokio::time::sleep;
+
+use crate::prelude::*;
 
 const LOAD: Duration = Duration::from_millis(50);
 

@@ -1,16 +1,12 @@
 //! The faults of the module `testing` that no other test plays.
 
-use std::time::Duration;
-
 use bellwether::{
-    BoxError, Cache, ErrorKind, Locks, MemoryBackend,
-    cache::{Loaded, Source},
     error::BackendError,
     testing::{Answer, Fault, Faulty, Hook, Interceptor, Op, Operation},
 };
-use tokio::time::{Instant, sleep};
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 const LOAD: Duration = Duration::from_millis(100);
 
 fn cache(backend: Faulty) -> Cache<u64> {

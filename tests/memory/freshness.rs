@@ -2,26 +2,12 @@
 //!
 //! Caches over one memory backend stand for processes. Time is paused, so each edge is exact.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{future::Future, pin::Pin};
 
-use bellwether::{
-    BoxError, Cache, Error, ErrorKind, MemoryBackend,
-    backend::{Claim, Leases, Mode},
-    cache::{AfterFailure, Builder, EarlyRefresh, Lead, Loaded, Source},
-    key::{Family, Key, Name, Namespace},
-};
-use testkit::faulty::{Faulty, Op};
-use tokio::time::{Instant, sleep, timeout};
+use bellwether::key::Key;
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 const TTL: Duration = Duration::from_secs(1);
 const STALE: Duration = Duration::from_secs(2);
 const ERROR: Duration = Duration::from_secs(5);

@@ -2,13 +2,12 @@
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::future::pending;
 
-use bellwether::{ErrorKind, Locks, MemoryBackend, Redlock};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::time::{Instant, sleep, timeout};
+use bellwether::Redlock;
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 const LEASE: Duration = Duration::from_secs(10);
 
 /// Asserts that work is ended by the loss of a guard, and not before; and that other work is done.

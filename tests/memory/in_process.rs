@@ -1,16 +1,8 @@
 //! A cache for one process, whose values have no encoding.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
-
-use bellwether::{BoxError, Cache, cache::Source};
 use futures_util::future::join_all;
-use tokio::time::sleep;
+
+use crate::prelude::*;
 
 /// A value that cannot be encoded, and counts how many of its kind live.
 struct Held(Arc<AtomicUsize>, u64);

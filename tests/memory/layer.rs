@@ -3,20 +3,16 @@
 use std::{
     convert::Infallible,
     future::{Ready, ready},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
     task::{Context, Poll},
-    time::Duration,
 };
 
-use bellwether::{BellwetherLayer, Cache, ErrorKind, Key, MemoryBackend, cache::Abandoned};
-use tokio::time::{Instant, sleep, timeout};
+use bellwether::BellwetherLayer;
 use tower::{
     BoxError, Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimitLayer, service_fn,
 };
 use tower_test::mock::{self, Handle, Mock};
+
+use crate::prelude::*;
 
 type Request = &'static str;
 

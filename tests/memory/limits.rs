@@ -2,15 +2,12 @@
 //!
 //! Each measurement has a process of its own, because the other tests allocate as well.
 
-use std::{env, time::Duration};
+use std::env;
 
-use bellwether::{
-    BoxError, Cache, Key, MemoryBackend,
-    backend::{Entry, Store, Windows},
-    key::{Family, Name, Namespace},
-};
+use bellwether::backend::{Entry, Windows};
 use bytes::Bytes;
-use testkit::faulty::{Fault, Faulty};
+
+use crate::prelude::*;
 
 const LIMIT: usize = 8 << 20;
 const TTL: Duration = Duration::from_secs(600);

@@ -2,27 +2,15 @@
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
-
 use bellwether::{
-    ErrorKind, Locks, MemoryBackend, Redlock,
+    Redlock,
     lease::{Retry, RetryStrategy},
     lock::Upgrade,
 };
-use testkit::faulty::{Fault, Faulty, Op};
 use testkit::handover_life;
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, sleep, timeout},
-};
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 const LEASE: Duration = Duration::from_secs(10);
 
 fn two() -> (Locks, Locks) {

@@ -1,24 +1,20 @@
 //! The words of the log, and of errors on a terminal.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex},
-};
+use std::fmt;
 
 use bellwether::{
-    BoxError, Cache, Error, Locks, MemoryBackend, RedisBackend,
+    RedisBackend,
     error::{BackendError, BackendErrorKind},
     lock::Mutex as Lock,
 };
-use testkit::faulty::{Fault, Faulty};
-use tokio::time::{Duration, sleep};
+use tokio::time::Duration;
 use tracing::{
     Event, Metadata, Subscriber,
     field::{Field, Visit},
     span,
 };
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
 
 /// The lines of one thread.
 #[derive(Clone, Default)]

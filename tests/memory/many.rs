@@ -1,28 +1,12 @@
 //! Many keys in one call. Clones of a backend in memory stand for the processes.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::collections::HashMap;
 
-use bellwether::{
-    BoxError, Cache, Error, ErrorKind, Key, MemoryBackend,
-    backend::{Claim, Claimed, Mode, Store},
-    cache::{Abandoned, Batch, Loaded, Source},
-    key::{Family, Name, Namespace},
-};
+use bellwether::{backend::Claimed, cache::Batch};
 use futures_util::future::BoxFuture;
-use testkit::faulty::{Fault, Faulty};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep, timeout},
-};
+use tokio::task::JoinSet;
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
 
 /// The ids of each call of a loader.
 #[derive(Clone, Default)]

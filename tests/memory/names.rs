@@ -1,9 +1,6 @@
 //! Names, and the Redis keys that are made of them.
 
-use bellwether::{
-    Error, Key,
-    key::{Family, Name, Namespace},
-};
+use crate::prelude::*;
 
 fn name(key: &str) -> Result<Name, Error> {
     Name::new(&Namespace::standard(), Family::Cache, &Key::from(key), 512)

@@ -2,17 +2,10 @@
 //!
 //! Caches over one memory backend stand for processes, and time is paused.
 
-use std::time::Duration;
-
-use bellwether::{
-    BoxError, Cache, MemoryBackend,
-    cache::{Builder, EarlyRefresh, Lead, Source},
-};
 use futures_util::{FutureExt, future::BoxFuture};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::time::sleep;
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 const TTL: Duration = Duration::from_secs(1);
 const WINDOW: Duration = Duration::from_secs(5);
 const LOAD: Duration = Duration::from_millis(100);

@@ -2,22 +2,10 @@
 //!
 //! Time is paused. The origin numbers its answers, so a value tells which load made it.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use tokio::time::advance;
 
-use bellwether::{
-    BoxError, Cache, MemoryBackend,
-    cache::{Builder, Lead, Source},
-};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::time::{Instant, advance, sleep, timeout};
+use crate::prelude::*;
 
-const MS: Duration = Duration::from_millis(1);
 const TTL: Duration = Duration::from_secs(60);
 const LOAD: Duration = Duration::from_millis(50);
 

@@ -10,16 +10,13 @@ use std::{
     future::{Future, poll_fn},
     panic,
     pin::pin,
-    sync::{Arc, Mutex, Once},
+    sync::Once,
     task::Poll,
-    time::Duration,
 };
 
 use bellwether::{
-    BoxError, Cache, ErrorKind, Key, MemoryBackend,
-    backend::{Change, Entry, EntryKind, Leases, Mode, Windows},
-    cache::{Abandoned, Codec, Json, Lead, Postcard, Raw, Source},
-    key::{Family, Name, Namespace},
+    backend::{Change, Entry, Windows},
+    cache::{Codec, Json, Postcard, Raw},
     lease::{Retry, RetryStrategy},
 };
 use bytes::Bytes;
@@ -28,8 +25,8 @@ use proptest::{
     test_runner::{FailurePersistence, FileFailurePersistence},
 };
 use serde::{Deserialize, Serialize};
-use testkit::faulty::{Fault, Faulty};
-use tokio::time::{Instant, sleep, timeout};
+
+use crate::prelude::*;
 
 /// Returns the configuration, which tries earlier failures first.
 fn config() -> ProptestConfig {
@@ -160,21 +157,6 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_an_entry_or_none(bytes in bytes()) {
-        if let Ok(entry) = Entry::decode(bytes.clone()) {
-            prop_assert!(bytes.starts_with(b"bw1"));
-            prop_assert!(matches!(entry.kind, EntryKind::Value | EntryKind::Uncacheable));
-            prop_assert_eq!(Entry::decode(entry.encode()), Ok(entry));
-        }
-    }
-
-    #[test]
-    fn any_bytes_are_a_message(bytes in bytes()) {
-        let change = Change::decode(&bytes);
-        prop_assert_eq!(Change::decode(&change.encode()), change);
-    }
-
-    #[test]
     fn an_invalidation_is_read_as_it_was_written(fence in 0..10_u64.pow(16)) {
         let change = Change::Invalidated(fence);
         prop_assert_eq!(Change::decode(&change.encode()), change);
@@ -295,7 +277,6 @@ proptest! {
     }
 }
 
-const MS: Duration = Duration::from_millis(1);
 const LOAD_LIMIT: Duration = Duration::from_secs(1);
 const PLANNED: &str = "as planned";
 

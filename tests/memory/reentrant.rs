@@ -1,20 +1,16 @@
 //! The promises of a reentrant mutex. Time is paused, and `Locks` over one memory backend stand for
 //! processes.
 
-use std::{iter, sync::Arc, time::Duration};
+use std::iter;
 
 use bellwether::{
-    Error, ErrorKind, Locks, MemoryBackend,
     lease::Retry,
     lock::{ReentrantGuard, ReentrantHolder},
 };
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::{
-    task::{JoinHandle, yield_now},
-    time::{Instant, sleep, timeout},
-};
+use tokio::task::yield_now;
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 const LEASE: Duration = Duration::from_secs(10);
 
 fn locking(holder: &ReentrantHolder) -> JoinHandle<Result<ReentrantGuard, Error>> {

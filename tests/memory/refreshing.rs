@@ -3,23 +3,10 @@
 //!
 //! Caches over one memory backend stand for processes, and time is paused.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::Duration,
-};
-
-use bellwether::{
-    BoxError, Cache, ErrorKind, MemoryBackend,
-    cache::{Abandoned, Builder, Lead, Loaded, Source},
-};
 use futures_util::{FutureExt, future::BoxFuture};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::time::{Instant, sleep};
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 const TTL: Duration = Duration::from_secs(1);
 const WINDOW: Duration = Duration::from_secs(5);
 const LOAD: Duration = Duration::from_millis(100);

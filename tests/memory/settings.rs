@@ -1,13 +1,13 @@
 //! Any setting with any time works, or is refused with a clear error.
 
-use std::time::Duration;
-
-use bellwether::{ErrorKind, Locks, MemoryBackend, lease::Retry};
+use bellwether::lease::Retry;
 use proptest::prelude::*;
-use testkit::faulty::{Faulty, Op};
 use tokio::runtime::Builder;
 
-use crate::all_settings::{OF_LOCKS, any_picks, next_key, picks, use_cache, use_locks};
+use crate::{
+    all_settings::{OF_LOCKS, any_picks, next_key, picks, use_cache, use_locks},
+    prelude::*,
+};
 
 /// Runs a case with paused time. The tasks run on this thread.
 fn run(case: impl Future<Output = Result<(), TestCaseError>>) -> Result<(), TestCaseError> {

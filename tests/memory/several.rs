@@ -2,25 +2,11 @@
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use bellwether::lock::{MutexGuard, SeveralGuard};
+use tokio::task::JoinSet;
 
-use bellwether::{
-    Error, ErrorKind, Key, Locks, MemoryBackend,
-    lock::{MutexGuard, SeveralGuard},
-};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::{
-    task::{JoinHandle, JoinSet},
-    time::{Instant, sleep, timeout},
-};
+use crate::prelude::*;
 
-const MS: Duration = Duration::from_millis(1);
 const LEASE: Duration = Duration::from_secs(10);
 const NAMES: [&str; 3] = ["a", "b", "c"];
 

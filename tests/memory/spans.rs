@@ -1,15 +1,8 @@
 //! The spans of what a caller waits for, and how they end.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt};
 
-use bellwether::{BoxError, Cache, Locks, MemoryBackend};
 use futures_util::future::join_all;
-use tokio::time::sleep;
 use tracing::{
     Dispatch, Instrument, Level, Span, Subscriber,
     field::{Field, Visit},
@@ -20,7 +13,7 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, layer::Context, prelude::*, registry::LookupSpan};
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
 
 /// The spans of the crate that one thread began.
 #[derive(Clone, Default)]

@@ -1,21 +1,14 @@
 //! `BellwetherLayer::new` with other middlewares inside of it, outside of it, and both.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
-
-use bellwether::{BellwetherLayer, BoxError, Cache, Key, MemoryBackend};
-use tokio::time::{sleep, timeout};
+use bellwether::BellwetherLayer;
 use tower::{
     Layer, Service, ServiceBuilder, ServiceExt,
     limit::{ConcurrencyLimitLayer, GlobalConcurrencyLimitLayer},
     service_fn,
     util::BoxCloneSyncService,
 };
+
+use crate::prelude::*;
 
 const DELAY: Duration = Duration::from_millis(50);
 

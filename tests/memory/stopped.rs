@@ -4,21 +4,14 @@
 //! consumer does something else, and a `select!` whose other branch has won. Work for all callers
 //! in the task of one ends with the runtime of that task.
 
-use std::{pin::pin, time::Duration};
+use std::pin::pin;
 
-use bellwether::{BoxError, Cache, Locks, MemoryBackend, lock::MutexGuard};
+use bellwether::lock::MutexGuard;
 use futures_util::{StreamExt, poll, stream::FuturesUnordered};
-use testkit::{
-    LIMIT, comes_true,
-    faulty::{Fault, Faulty, Op},
-};
-use tokio::{
-    runtime::Runtime,
-    task::JoinHandle,
-    time::{Instant, timeout},
-};
+use testkit::{LIMIT, comes_true};
+use tokio::runtime::Runtime;
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
 
 fn slow() -> (Faulty, Cache<u32>) {
     let faulty = Faulty::new(|op| (op == Op::Get).then_some(Fault::Late(10 * MS)));

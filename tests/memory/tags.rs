@@ -1,32 +1,13 @@
 //! Tags within one process. Clones of a backend in memory stand for the processes of a fleet.
 
-use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-        mpsc,
-    },
-    time::Duration,
-};
+use std::sync::mpsc;
 
-use bellwether::{
-    BoxError, Cache, Error, ErrorKind, MemoryBackend,
-    backend::Store,
-    cache::{Builder, EarlyRefresh, Lead, Loaded, LocalTier, Source},
-};
-use testkit::{
-    LIMIT, comes_true,
-    faulty::{Fault, Faulty},
-    interceptor::Op,
-};
-use tokio::{
-    spawn,
-    sync::oneshot,
-    task::JoinHandle,
-    time::{Instant, sleep},
-};
+use bellwether::cache::LocalTier;
+use testkit::{LIMIT, comes_true, interceptor::Op};
+use tokio::{spawn, sync::oneshot};
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn builder(backend: impl Store) -> Builder<u64> {

@@ -1,15 +1,12 @@
 //! What a caller learns of a value beside the value, and errors that every process gets.
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
-use bellwether::{
-    BoxError, Cache, ErrorKind, MemoryBackend,
-    cache::{Json, Loaded, Source},
-};
+use bellwether::cache::Json;
 use serde::{Deserialize, Serialize};
-use tokio::time::sleep;
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 const TTL: Duration = Duration::from_secs(60);
 
 fn cache(backend: &MemoryBackend) -> Cache<String> {

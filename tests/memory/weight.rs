@@ -1,14 +1,12 @@
 //! The weight limit of the memory backend. Entries make room, leases and fences never do.
 
-use std::time::Duration;
-
 use bellwether::{
-    Key, MemoryBackend,
-    backend::{Acquired, Claim, Claimed, Committed, Entry, Leases, Mode, Store},
+    backend::{Acquired, Claimed, Committed, Entry},
     error::BackendErrorKind,
-    key::{Family, Name, Namespace},
 };
 use bytes::Bytes;
+
+use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(60);
 const FENCE_LIFE: Duration = Duration::from_secs(600);

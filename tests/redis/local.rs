@@ -190,7 +190,7 @@ async fn no_copy_is_older_than_the_bound_while_connections_break() {
     assert!(local > 100, "{local}");
 }
 
-/// A network that swallows all that this process sends and gets, for ten seconds.
+/// A network that swallows all that this process sends and gets, for five seconds.
 #[tokio::test]
 async fn a_process_that_is_cut_off_trusts_nothing_and_then_heals() {
     let server = RedisServer::start().await;
@@ -206,7 +206,7 @@ async fn a_process_that_is_cut_off_trusts_nothing_and_then_heals() {
     let took = dropped(&here, "k").await;
     println!("a process that was cut off served its copy for {took:?}");
     assert!(took <= STALENESS, "{took:?}");
-    while stalled.elapsed() < Duration::from_secs(10) {
+    while stalled.elapsed() < Duration::from_secs(5) {
         assert_eq!(here.get_local("k"), None);
         assert!(here.get("k").await.is_err());
         sleep(50 * MS).await;
@@ -222,7 +222,7 @@ async fn a_process_that_is_cut_off_trusts_nothing_and_then_heals() {
     });
     futures_util::future::join_all(callers).await;
     let untrusted = here.stats().local_untrusted_seconds;
-    assert!((9..12).contains(&untrusted), "{untrusted} s without trust");
+    assert!((4..7).contains(&untrusted), "{untrusted} s without trust");
     let asked = proxy.seen("GET") - before;
     println!("100 callers sent {asked} reads when the network was whole again");
     assert!(asked < 100, "{asked}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bellwether::{BoxError, Cache, cache::Source};
+use bellwether::{BoxError, Cache, RedisBackend, cache::Source};
 use futures_util::future::{join, join_all};
 use testkit::{
     LIMIT, RedisServer,
@@ -12,12 +12,18 @@ use tokio::time::{Instant, sleep, timeout};
 
 const LEASE: Duration = Duration::from_secs(3);
 const WAIT: Duration = Duration::from_millis(700);
+/// The time-out of a command, whose callers the server is not to keep for long.
+const TIME_OUT: Duration = Duration::from_secs(3);
 /// Longer than the lease and all that is tried within it.
 const STANDSTILL: Duration = Duration::from_secs(8);
 const SOON: Duration = Duration::from_millis(500);
 
+fn open(server: &RedisServer) -> RedisBackend {
+    testkit::builder().server(server.url()).command_timeout(TIME_OUT).build().unwrap()
+}
+
 fn cache(server: &RedisServer) -> Cache<String> {
-    Cache::builder(testkit::open(server.url())).lease(LEASE).build().unwrap()
+    Cache::builder(open(server)).lease(LEASE).build().unwrap()
 }
 
 async fn load(cache: Cache<String>) -> Source {
@@ -30,7 +36,7 @@ async fn load(cache: Cache<String>) -> Source {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_of_a_caller_that_gave_up_is_undone_when_the_server_goes_on() {
     let server = RedisServer::start().await;
-    let here = testkit::open(server.url());
+    let here = open(&server);
     here.ping().await.unwrap();
     let loading = cache(&server);
     assert_eq!(load(loading.clone()).await, Source::Led);

@@ -5,30 +5,14 @@ use std::{
     error::Error as _,
     io,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
     task::{Context, Poll},
-    time::Duration,
 };
 
-use axum::body::Body;
-use bellwether::{MemoryBackend, http_cache};
-use bytes::Bytes;
-use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
-use http_body_util::{BodyExt, StreamBody};
-use tokio::{
-    sync::mpsc,
-    task::JoinSet,
-    time::{Instant, sleep, timeout},
-};
-use tower::{Layer, ServiceExt, service_fn};
+use http_body_util::StreamBody;
+use tokio::{sync::mpsc, task::JoinSet};
 
-use super::origin::{
-    DELAY, Inner, ask, ask_all, cache, different, get, http_layer, layered, origin,
-};
+use super::prelude::*;
 
 /// The feed of a body that is filled from outside.
 pub(crate) type Feed = mpsc::UnboundedSender<Result<Frame<Bytes>, io::Error>>;

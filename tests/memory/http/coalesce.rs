@@ -1,17 +1,6 @@
 //! `coalesce_only`: answers that are shared with the present waiters, and not stored.
 
-use std::time::Duration;
-
-use axum::body::Body;
-use bellwether::{BellwetherLayer, MemoryBackend, layer::Policy};
-use http::Response;
-use tokio::time::sleep;
-use tower::Layer;
-
-use super::origin::{
-    DELAY, Inner, Layered, ask, ask_all, cache, different, get, get_with, http_layer, origin,
-    with_headers,
-};
+use super::prelude::*;
 
 fn coalescing(backend: &MemoryBackend, inner: &Inner) -> [Layered; 2] {
     [(), ()].map(|()| {

@@ -1,16 +1,8 @@
 //! `HEAD`, conditions and ranges, answered from one whole response.
 
-use std::time::Duration;
+use http::Method;
 
-use axum::body::Body;
-use bellwether::{MemoryBackend, layer::Policy};
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::BodyExt;
-use tower::{Layer, ServiceExt};
-
-use super::origin::{
-    Answer, Calls, Inner, Layered, ask, ask_all, cache, get, get_with, http_layer, layered, origin,
-};
+use super::prelude::*;
 
 const MODIFIED: &str = "Tue, 15 Nov 1994 12:45:25 GMT";
 /// A date to come, for one that is over would age the answer.

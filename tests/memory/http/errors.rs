@@ -1,21 +1,8 @@
 //! The answers to callers when a load fails.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use bellwether::layer::Overload;
 
-use axum::body::Body;
-use bellwether::{Error, ErrorKind, MemoryBackend, http_cache, layer::Overload};
-use bytes::Bytes;
-use http::{Request, Response, StatusCode};
-use tokio::time::sleep;
-use tower::{Layer, ServiceExt, service_fn};
-
-use super::origin::{DELAY, ask, ask_all, cache, get, get_with, http_layer, layered, origin};
+use super::prelude::*;
 
 /// An error type without any trait.
 struct Bare(usize);

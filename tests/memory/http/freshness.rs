@@ -1,17 +1,6 @@
 //! The time for which an answer is served again.
 
-use std::time::Duration;
-
-use axum::body::Body;
-use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-use http::Response;
-use testkit::faulty::{Fault, Faulty};
-use tokio::time::{Instant, sleep};
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
-
-use super::origin::{
-    Calls, Layered, ask, ask_all, cache, different, get, http_layer, layered, origin, with_headers,
-};
+use super::prelude::*;
 
 type Headers<'a> = &'a [(&'static str, &'static str)];
 

@@ -1,26 +1,15 @@
 //! The generation of a resource with parts of the key, where its marker is missing: on a backend
 //! that refuses or is full, and beyond a limit.
 
-use std::time::Duration;
-
-use axum::body::Body;
 use bellwether::{
-    MemoryBackend,
     error::{BackendError, BackendErrorKind},
-    http_cache,
     layer::Overload,
 };
-use http::{Request, Response};
-use testkit::{
-    faulty::{Fault, Faulty, Op},
-    interceptor::{Answer, Hook, Interceptor, Operation},
-};
-use tokio::time::{Instant, sleep};
-use tower::Layer;
+use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 
 use super::{
-    origin::{DELAY, Layered, ask, ask_all, cache, get, http_layer, origin},
     parts::{as_user, by_identity, by_user, of},
+    prelude::*,
 };
 
 fn write() -> Request<Body> {

@@ -1,20 +1,9 @@
 //! Groups of responses (RFC 9875), and surrogate keys.
 
-use axum::body::Body;
-use bellwether::{
-    BellwetherLayer, Cache, MemoryBackend, http_cache,
-    layer::{CachedResponse, Http, Policy},
-};
-use bytes::Bytes;
-use http::{Request, Response, StatusCode};
-use tokio::{
-    sync::mpsc,
-    time::{Duration, sleep},
-};
+use tokio::{sync::mpsc, time::Duration};
 use tokio_stream::wrappers::ReceiverStream;
-use tower::Layer;
 
-use super::origin::{Answer, Layered, ask, http_layer, origin};
+use super::prelude::*;
 
 fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
     http_cache(backend.clone()).tags().build().unwrap()

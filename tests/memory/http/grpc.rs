@@ -1,20 +1,16 @@
 //! gRPC passes through: single calls and streams, with their trailers, over HTTP/2.
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
 
-use bellwether::{
-    BellwetherLayer, Cache, MemoryBackend,
-    layer::{CachedResponse, Http, Policy},
-};
 use bytes::{Buf, BufMut};
 use futures_util::{StreamExt, future::join_all, stream::BoxStream};
-use http::{Request, Response, uri::PathAndQuery};
+use http::uri::PathAndQuery;
 use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     service::TowerToHyperService,
 };
-use tokio::{sync::mpsc, time::timeout};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{
     Code, Status, Streaming,
@@ -23,9 +19,8 @@ use tonic::{
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
     server,
 };
-use tower::{Layer, service_fn};
 
-use super::origin::{cache, http_layer};
+use super::prelude::*;
 
 const LIMIT: Duration = Duration::from_secs(10);
 

@@ -2,15 +2,10 @@
 
 use std::collections::HashMap;
 
-use axum::body::Body;
-use bellwether::{
-    BellwetherLayer, Key, MemoryBackend, http_cache,
-    layer::{Http, Query},
-};
-use http::{Request, Response, request::Parts};
-use tower::Layer;
+use bellwether::layer::Query;
+use http::request::Parts;
 
-use super::origin::{Answer, ask, cache, get_with, http_layer, layered, origin};
+use super::prelude::*;
 
 type Headers = [(&'static str, &'static str)];
 

@@ -1,12 +1,9 @@
 //! Responses from a local tier.
 
-use axum::body::Body;
-use bellwether::{Cache, MemoryBackend, cache::LocalTier, http_cache, layer::CachedResponse};
-use http::{Request, Response};
-use tokio::time::{Duration, sleep};
-use tower::Layer;
+use bellwether::cache::LocalTier;
+use tokio::time::Duration;
 
-use super::origin::{ask, get, get_with, http_layer, origin};
+use super::prelude::*;
 
 fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
     let builder = http_cache(backend.clone()).namespace("shop");

@@ -1,19 +1,10 @@
 //! Other middlewares inside of the layer, outside of it, and both. None changes what is shared.
 
-use std::time::Duration;
-
-use axum::body::Body;
-use bellwether::{BellwetherLayer, BoxError, MemoryBackend, http_cache};
-use bytes::Bytes;
 use futures_util::stream;
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
-use http_body_util::BodyExt;
-use tokio::time::{sleep, timeout};
+use http::{HeaderName, HeaderValue};
 use tower::{
-    Layer, Service, ServiceBuilder, ServiceExt,
+    Service, ServiceBuilder,
     limit::{ConcurrencyLimitLayer, GlobalConcurrencyLimitLayer},
-    service_fn,
-    util::BoxCloneSyncService,
 };
 use tower_http::{
     catch_panic::CatchPanicLayer,
@@ -25,7 +16,7 @@ use tower_http::{
     trace::TraceLayer,
 };
 
-use super::origin::{Calls, DELAY, get};
+use super::prelude::*;
 
 /// A service whose errors reach the caller.
 pub(crate) type Stack = BoxCloneSyncService<Request<Body>, Response<Body>, BoxError>;

@@ -18,6 +18,7 @@ mod origin;
 mod parts;
 mod passes;
 mod policy;
+mod prelude;
 mod random;
 mod readiness;
 mod routers;

@@ -1,11 +1,8 @@
 //! The namespace of a cache, which keeps services apart that share a backend.
 
-use axum::body::Body;
-use bellwether::{ErrorKind, MemoryBackend, RedisBackend, http_cache};
-use http::Response;
-use tower::Layer;
+use bellwether::RedisBackend;
 
-use super::origin::{ask, ask_all, get_with, http_layer, origin};
+use super::prelude::*;
 
 /// Two services with one host name served each other's answers out of one server.
 #[tokio::test]

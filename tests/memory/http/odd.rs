@@ -1,23 +1,6 @@
 //! Uncacheable is hit-for-miss: odd answers among those that can be shared.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
-
-use axum::body::Body;
-use bellwether::MemoryBackend;
-use http::Response;
-use http_body_util::BodyExt;
-use tokio::time::{Instant, sleep};
-use tower::{Layer, ServiceExt};
-
-use super::origin::{
-    DELAY, Inner, Layered, ask, ask_all, cache, different, get, http_layer, origin,
-};
+use super::prelude::*;
 
 /// Returns two processes of a fleet.
 fn fleet(inner: &Inner) -> [Layered; 2] {

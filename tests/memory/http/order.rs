@@ -1,20 +1,7 @@
 //! The order of other middlewares and the layer: the claims of its docs.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
-
-use axum::body::Body;
-use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Http};
-use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode, request::Parts};
-use http_body_util::BodyExt;
-use tokio::time::{Instant, sleep};
-use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use http::{HeaderValue, request::Parts};
+use tower::{Service, ServiceBuilder};
 use tower_http::{
     catch_panic::CatchPanicLayer,
     compression::CompressionLayer,
@@ -27,7 +14,7 @@ use tower_http::{
 
 use super::{
     middlewares::{Stack, boxed},
-    origin::{Calls, DELAY, cache, get, get_with, http_layer},
+    prelude::*,
 };
 
 const TEXT: &str = "a text that is long enough for a middleware to compress it";

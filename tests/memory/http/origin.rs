@@ -1,23 +1,10 @@
 //! A service behind the layer, and functions that send requests to it.
 
-use std::{
-    convert::Infallible,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::convert::Infallible;
 
-use axum::body::Body;
-use bellwether::{
-    BellwetherLayer, Cache, MemoryBackend, http_cache,
-    layer::{Bellwether, CachedResponse, Http, ResponseBody},
-};
-use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode};
-use http_body_util::BodyExt;
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use bellwether::layer::{Bellwether, ResponseBody};
+
+use super::prelude::*;
 
 /// The duration of each call of the origin.
 pub(crate) const DELAY: Duration = Duration::from_millis(50);

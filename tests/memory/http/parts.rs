@@ -1,25 +1,12 @@
 //! Parts of the key that the user of the layer adds, and the generation of a resource.
 
-use std::{io, time::Duration};
+use std::io;
 
-use axum::body::Body;
-use bellwether::{
-    BellwetherLayer, MemoryBackend,
-    cache::AfterFailure,
-    http_cache,
-    layer::{Http, Policy},
-};
-use http::{Request, Response, request::Parts};
-use testkit::faulty::{Fault, Faulty};
-use tokio::time::{Instant, sleep, timeout};
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use http::request::Parts;
 
 use super::{
     bodies::{data, fed, next},
-    origin::{
-        Calls, DELAY, Inner, Layered, ask, ask_all, cache, different, get, get_with, http_layer,
-        origin,
-    },
+    prelude::*,
 };
 
 type Added = fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>;

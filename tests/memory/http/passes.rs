@@ -1,19 +1,9 @@
 //! Requests that go to the service without the cache are counted, and told why.
 
-use std::time::Duration;
+use bellwether::layer::Overload;
+use http::request::Parts;
 
-use axum::body::Body;
-use bellwether::{
-    BellwetherLayer, Cache, MemoryBackend, http_cache,
-    layer::{CachedResponse, Http, Overload},
-};
-use http::{Request, Response, StatusCode, request::Parts};
-use tokio::time::{Instant, sleep};
-use tower::Layer;
-
-use super::origin::{
-    Answer, DELAY, ask, ask_all, cache, different, get, get_with, http_layer, origin,
-};
+use super::prelude::*;
 
 fn status(answer: &Answer) -> Vec<&str> {
     let lines = answer.headers.get_all("cache-status").iter();

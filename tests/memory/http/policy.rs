@@ -1,22 +1,11 @@
 //! What the two policies share.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use axum::body::Body;
-use bellwether::{
-    BellwetherLayer, MemoryBackend,
-    cache::AfterFailure,
-    layer::{Policy, Query, RequestDirectives},
-};
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header::LOCATION,
-};
-use tokio::time::{Instant, sleep};
-use tower::Layer;
+use bellwether::layer::{Query, RequestDirectives};
+use http::{HeaderName, HeaderValue, Version, header::LOCATION};
 
-use super::origin::{
-    Calls, DELAY, Inner, Layered, ask, ask_all, cache, get, get_with, origin, with_headers,
-};
+use super::prelude::*;
 
 type Headers<'a> = &'a [(&'static str, &'static str)];
 

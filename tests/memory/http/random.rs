@@ -1,34 +1,13 @@
 //! Random requests of several users to three processes, with layers of different parts over each
 //! cache.
 
-use std::{
-    convert::Infallible,
-    io,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::{convert::Infallible, io, sync::atomic::Ordering::SeqCst};
 
-use axum::body::Body;
-use bellwether::{
-    BellwetherLayer, MemoryBackend,
-    cache::{Abandoned, EarlyRefresh},
-    http_cache,
-    layer::{Policy, RequestDirectives},
-};
-use bytes::Bytes;
+use bellwether::layer::RequestDirectives;
 use fastrand::Rng;
-use http::{Request, Response, request::Parts};
-use http_body_util::BodyExt;
-use testkit::faulty::{Fault, Faulty};
-use tokio::time::{Instant, sleep, timeout};
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use http::request::Parts;
 
-use super::origin::{Inner, Layered};
-
-const MS: Duration = Duration::from_millis(1);
+use super::prelude::*;
 
 /// Longer than a caller waits in any run.
 const LONG: Duration = Duration::from_secs(40);

@@ -1,26 +1,14 @@
 //! The readiness of the inner service: each call has one of its own, and none is held for nothing.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::task::{Context, Poll};
 
-use axum::body::Body;
-use bellwether::{BoxError, MemoryBackend, cache::Abandoned, http_cache};
 use futures_util::future::BoxFuture;
-use http::{Request, Response, StatusCode};
-use http_body_util::BodyExt;
-use tokio::time::{sleep, timeout};
-use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{Service, ServiceBuilder};
 use tower_test::mock::{self, Handle, Mock};
 
 use super::{
     middlewares::{Stack, boxed},
-    origin::{DELAY, cache, get, get_with, http_layer},
+    prelude::*,
 };
 
 /// What the instances of a service have done.

@@ -1,28 +1,16 @@
 //! The layer in routers of axum, and behind hyper.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
-
 use axum::{
     Router,
-    body::Body,
     extract::{Path, Request},
     middleware::{self, Next},
     response::IntoResponse,
     routing::get as route,
 };
-use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Http};
-use bytes::Bytes;
-use http_body_util::{BodyExt, Empty};
+use http_body_util::Empty;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use tower::{Layer, ServiceExt};
 
-use super::origin::{cache, get, http_layer, layered, origin};
+use super::prelude::*;
 
 fn layer() -> BellwetherLayer<Http> {
     http_layer(cache(&MemoryBackend::new()))

@@ -1,13 +1,8 @@
 //! The rules for shared answers, one by one.
 
-use axum::body::Body;
-use bellwether::{MemoryBackend, cache::AfterFailure};
-use http::{Method, Request, Response, StatusCode};
-use tower::Layer;
+use http::Method;
 
-use super::origin::{
-    ask, ask_all, cache, different, get, get_with, http_layer, layered, origin, with_headers,
-};
+use super::prelude::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_plain_get_is_shared_and_stored() {
@@ -152,21 +147,6 @@ async fn answers_that_belong_to_their_callers_are_not_shared() {
             }
         }
         assert_eq!(ask(&service, get("/")).await.text(), "11", "{headers:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn only_200_is_shared() {
-    for status in (200..600).filter_map(|status| StatusCode::from_u16(status).ok()) {
-        let (inner, calls) = origin(move |call, _| {
-            let body = Body::from(call.to_string());
-            Response::builder().status(status).body(body).unwrap()
-        });
-        let layer = http_layer(cache(&MemoryBackend::new()));
-        let service = layer.when_unavailable(AfterFailure::LoadAgain).layer(inner);
-        let answers = ask_all(std::slice::from_ref(&service), [get("/"), get("/")]).await;
-        assert!(answers.iter().all(|answer| answer.status == status));
-        assert_eq!(calls.count(), if status == StatusCode::OK { 1 } else { 2 }, "{status}");
     }
 }
 

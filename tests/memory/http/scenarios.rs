@@ -1,8 +1,6 @@
 //! The scenarios of two users, in one process and in two.
 
-use bellwether::{Cache, MemoryBackend, layer::CachedResponse};
-
-use super::origin::cache;
+use super::prelude::*;
 use crate::scenarios::{Order, scenarios, shared_scenarios};
 
 fn caches(processes: usize) -> [Cache<CachedResponse>; 2] {

@@ -1,17 +1,9 @@
 //! Any time in any setting of the HTTP layer works.
 
-use std::time::Duration;
-
-use bellwether::{
-    BellwetherLayer, MemoryBackend,
-    layer::{Http, Policy},
-};
-use http::StatusCode;
 use proptest::prelude::*;
 use tokio::runtime::Builder;
-use tower::Layer;
 
-use super::origin::{ask, cache, get, with_headers};
+use super::prelude::*;
 use crate::all_settings::{Set, picks};
 
 fn policy(set: fn(Policy, Duration) -> Policy, time: Duration) -> Policy {

@@ -1,23 +1,8 @@
 //! Bodies that take longer than their response is fresh, and bodies that their readers leave.
 
-use std::{io, time::Duration};
+use std::io;
 
-use axum::body::Body;
-use bellwether::{
-    BellwetherLayer, MemoryBackend,
-    cache::{Abandoned, AfterFailure},
-    http_cache,
-    layer::Policy,
-};
-use http::{Request, Response};
-use tokio::time::{Instant, sleep};
-use tower::{Layer, ServiceExt};
-
-use super::origin::{
-    Calls, DELAY, Inner, Layered, ask, ask_all, cache, get, get_with, http_layer, origin,
-};
-
-const SECOND: Duration = Duration::from_secs(1);
+use super::prelude::*;
 
 /// Returns an origin whose bodies are of as many pieces, one each `pause`.
 fn slow(control: &'static str, pieces: usize, pause: Duration) -> (Inner, Calls) {

@@ -1,39 +1,17 @@
 //! Stale answers: while they are refreshed, and in place of a failure.
 
-use std::{
-    convert::Infallible,
-    io,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{convert::Infallible, io};
 
-use axum::body::{Body, Bytes};
-use bellwether::{
-    BellwetherLayer, MemoryBackend,
-    cache::AfterFailure,
-    error::BackendError,
-    http_cache,
-    layer::{Http, Policy},
-};
+use bellwether::error::BackendError;
 use futures_util::FutureExt;
-use http::{Request, Response, StatusCode};
 use testkit::interceptor::{self, Hook, Interceptor, Op, Operation};
-use tokio::{
-    sync::RwLock,
-    time::{Instant, sleep, sleep_until, timeout},
-};
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tokio::{sync::RwLock, time::sleep_until};
 use tower_test::mock;
 
 use super::{
     bodies::{data, fed},
-    origin::{
-        Answer, DELAY, Inner, Layered, ask, ask_all, cache, get, get_with, http_layer, origin,
-        with_headers,
-    },
+    prelude::*,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Returns two processes of one service.
 fn processes(inner: &Inner) -> [Layered; 2] {

@@ -1,14 +1,6 @@
 //! The `Cache-Status` of each answer.
 
-use std::time::Duration;
-
-use axum::body::Body;
-use bellwether::MemoryBackend;
-use http::{Request, Response};
-use tokio::time::sleep;
-use tower::Layer;
-
-use super::origin::{Answer, DELAY, ask, ask_all, cache, get, get_with, http_layer, origin};
+use super::prelude::*;
 
 fn status(answer: &Answer) -> &str {
     answer.headers["cache-status"].to_str().unwrap().strip_prefix("bellwether; ").unwrap()

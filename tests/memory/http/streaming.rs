@@ -1,27 +1,14 @@
 //! Responses that are shared while their bodies arrive.
 
-use std::{error::Error as _, io, time::Duration};
+use std::{error::Error as _, io};
 
-use axum::body::Body;
-use bellwether::{
-    BellwetherLayer, Cache, MemoryBackend,
-    cache::Abandoned,
-    http_cache,
-    layer::{BodyErrorKind, CachedResponse, Http, ResponseBody},
-};
-use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode};
+use bellwether::layer::{BodyErrorKind, ResponseBody};
 use http_body::{Body as _, Frame};
-use http_body_util::BodyExt;
-use tokio::time::{Instant, sleep, timeout};
-use tower::{Layer, ServiceExt};
 
 use super::{
     bodies::{Feed, data, fed, next},
-    origin::{DELAY, Layered, ask, cache, get, get_with, http_layer, layered, origin},
+    prelude::*,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 type SharedBody = ResponseBody<Body>;
 

@@ -1,32 +1,13 @@
 //! A service that is unavailable is left alone, where no stale answer stands in for it.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use bellwether::layer::{InnerServiceError, ResponseCodec};
+use http::HeaderValue;
+use tokio::time::sleep_until;
 
-use axum::body::{Body, Bytes};
-use bellwether::{
-    BellwetherLayer, MemoryBackend,
-    cache::{AfterFailure, Builder},
-    http_cache,
-    layer::{CachedResponse, Http, InnerServiceError, Policy, ResponseCodec},
-};
-use http::{HeaderValue, Request, Response, StatusCode};
-use testkit::faulty::{Fault, Faulty};
-use tokio::time::{Instant, sleep, sleep_until};
-use tower::Layer;
-
-use super::origin::{
-    Answer, Calls, DELAY, Inner, Layered, ask, ask_all, cache, get, get_with, http_layer, origin,
-};
+use super::prelude::*;
 
 type HttpBuilder = Builder<CachedResponse, ResponseCodec>;
 
-const SECOND: Duration = Duration::from_secs(1);
 /// The longest first pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 

@@ -1,17 +1,6 @@
 //! Answers that turn out to belong to their callers. No caller waits in a queue in vain.
 
-use std::time::Duration;
-
-use axum::body::Body;
-use bellwether::MemoryBackend;
-use http::{Request, Response, StatusCode};
-use tokio::time::{Instant, sleep};
-use tower::Layer;
-
-use super::origin::{
-    Answer, DELAY, Inner, Layered, ask, ask_all, cache, different, get, get_with, http_layer,
-    layered, origin, with_headers,
-};
+use super::prelude::*;
 
 const LIMIT: u64 = 10_000;
 

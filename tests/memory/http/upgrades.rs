@@ -1,33 +1,18 @@
 //! Connections that change their protocol pass through: WebSockets, and an upgrade by hand. So do
 //! early hints.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
-
 use axum::{
     Router,
     extract::ws::{Message, WebSocketUpgrade},
     routing::get,
 };
-use bellwether::{Cache, MemoryBackend, layer::CachedResponse};
-use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
-use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::Empty;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
-    time::timeout,
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio_tungstenite::{WebSocketStream, client_async, tungstenite};
-use tower::{Layer, ServiceExt, service_fn};
 
-use super::origin::{cache, http_layer};
+use super::prelude::*;
 
 const LIMIT: Duration = Duration::from_secs(10);
 

@@ -2,15 +2,10 @@
 
 use std::net::SocketAddr;
 
-use axum::{body::Body, extract::ConnectInfo};
-use bellwether::{
-    BellwetherLayer, MemoryBackend,
-    layer::{Http, Policy},
-};
-use http::{HeaderMap, Method, Request, Response};
-use tower::Layer;
+use axum::extract::ConnectInfo;
+use http::Method;
 
-use super::origin::{Calls, Layered, ask, ask_all, cache, get, get_with, http_layer, origin};
+use super::prelude::*;
 use crate::scenarios::table::{CREDENTIALS, SELECTING};
 
 const USERS: [&str; 2] = ["alice", "bob"];

@@ -1,23 +1,8 @@
 //! A stale response with a validator is validated, and not sent again.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::{Duration, SystemTime},
-};
+use std::time::SystemTime;
 
-use axum::body::Body;
-use bellwether::{BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache, layer::Policy};
-use bytes::Bytes;
-use http::{Request, Response, StatusCode};
-use http_body_util::BodyExt;
-use testkit::faulty::{Fault, Faulty};
-use tokio::time::{Instant, sleep};
-use tower::{Layer, ServiceExt};
-
-use super::origin::{Calls, DELAY, Inner, ask, ask_all, cache, get, get_with, origin};
+use super::prelude::*;
 
 const LIFE: &str = "max-age=60, stale-while-revalidate=600";
 

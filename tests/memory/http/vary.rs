@@ -1,27 +1,8 @@
 //! Variants: answers that headers of the request select.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use tokio::sync::Semaphore;
 
-use axum::body::Body;
-use bellwether::{MemoryBackend, cache::EarlyRefresh, http_cache};
-use http::{HeaderMap, Request, Response, StatusCode};
-use testkit::faulty::{Fault, Faulty};
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, sleep},
-};
-use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
-
-use super::origin::{
-    Answer, Calls, DELAY, Inner, Layered, ask, ask_all, cache, different, get, get_with,
-    http_layer, layered, origin,
-};
+use super::prelude::*;
 
 fn line<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
     headers.get(name).map_or("-", |value| value.to_str().unwrap())

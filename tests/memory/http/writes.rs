@@ -1,15 +1,9 @@
 //! Unsafe requests and `PURGE` end the responses that they outdate.
 
-use std::time::Duration;
+use axum::{Router, extract::State, routing::get as route};
+use http::Version;
 
-use axum::{Router, body::Body, extract::State, routing::get as route};
-use bellwether::{MemoryBackend, http_cache};
-use http::{Request, Response, StatusCode, Version};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::time::{sleep, timeout};
-use tower::{Layer, ServiceExt};
-
-use super::origin::{DELAY, ask, ask_all, cache, get, get_with, http_layer, layered, origin};
+use super::prelude::*;
 
 fn request(method: &str, path: &str) -> Request<Body> {
     let request = Request::builder().method(method).uri(path).header("host", "shop");

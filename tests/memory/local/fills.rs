@@ -3,18 +3,12 @@
 //! The fault is on record five times: a fill that began before an invalidation ends after it, and
 //! puts the old value back.
 
-use std::sync::{Arc, Mutex};
-
-use bellwether::{
-    BoxError, Cache, MemoryBackend,
-    backend::{Latches, Store},
-    cache::Source,
-    error::BackendError,
-};
+use bellwether::{backend::Latches, error::BackendError};
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
-use tokio::{spawn, sync::oneshot, task::JoinHandle};
+use tokio::{spawn, sync::oneshot};
 
 use super::cache;
+use crate::prelude::*;
 
 /// Holds the answer to the next read back.
 #[derive(Clone, Default)]

@@ -4,16 +4,10 @@ mod fills;
 mod schedules;
 mod watch;
 
-use std::time::Duration;
+use bellwether::cache::LocalTier;
+use tokio::time::advance;
 
-use bellwether::{
-    BoxError, Cache, ErrorKind, MemoryBackend,
-    backend::Store,
-    cache::{EarlyRefresh, Loaded, LocalTier, Source},
-};
-use tokio::time::{Instant, advance, sleep};
-
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
 
 fn cache(backend: impl Store) -> Cache<u64> {
     Cache::builder(backend).local(LocalTier::default()).build().unwrap()

@@ -1,26 +1,21 @@
 //! Random schedules of pushes that are late, of connections that break, and of tags that end.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, Weak},
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Weak};
 
 use bellwether::{
-    BoxError, Cache, Key, MemoryBackend,
-    backend::{Latches, Store, Tap},
+    backend::{Latches, Tap},
     cache::LocalTier,
     error::BackendError,
-    key::{Family, Name, Namespace},
 };
 use fastrand::Rng;
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 use tokio::{
+    sync::Notify,
     task::{JoinSet, yield_now},
-    time::{Instant, sleep},
+    time::timeout_at,
 };
 
-use super::MS;
+use crate::prelude::*;
 
 const STALENESS: Duration = Duration::from_millis(200);
 const KEYS: usize = 2;
@@ -43,7 +38,7 @@ enum Planted {
 
 /// A process's connection for pushes.
 #[derive(Clone)]
-struct Connection(Arc<Mutex<Line>>);
+struct Connection(Arc<Mutex<Line>>, Arc<Notify>);
 
 struct Line {
     rng: Rng,
@@ -76,13 +71,8 @@ impl Tap for Server {
 impl Connection {
     fn new(seed: u64, planted: Planted) -> Self {
         let (rng, broken_until) = (Rng::with_seed(seed), Instant::now());
-        Self(Arc::new(Mutex::new(Line {
-            rng,
-            planted,
-            tier: None,
-            queue: VecDeque::new(),
-            broken_until,
-        })))
+        let line = Line { rng, planted, tier: None, queue: VecDeque::new(), broken_until };
+        Self(Arc::new(Mutex::new(line)), Arc::default())
     }
 
     fn send(&self, told: Told) {
@@ -103,6 +93,7 @@ impl Connection {
             }
             told => line.queue.push_front((now, told)),
         }
+        self.1.notify_one();
     }
 
     /// Hands over what has arrived.
@@ -110,14 +101,15 @@ impl Connection {
         loop {
             let (tier, told) = {
                 let mut line = self.0.lock().unwrap();
-                let arrived = line.queue.front().is_some_and(|(at, _)| *at <= Instant::now());
-                let (true, Some(tier)) = (arrived, line.tier.as_ref().and_then(Weak::upgrade))
-                else {
-                    return;
-                };
+                match line.queue.front() {
+                    Some((at, _)) if *at <= Instant::now() => {}
+                    _ => return,
+                }
                 let Some((_, told)) = line.queue.pop_front() else { return };
-                (tier, told)
+                (line.tier.as_ref().and_then(Weak::upgrade), told)
             };
+            // Without a tier, nothing listens.
+            let Some(tier) = tier else { continue };
             match told {
                 Told::Changed(prefix, fence) => tier.changed(&prefix, fence),
                 Told::CompleteUntil(asked) => tier.complete_until(asked),
@@ -148,7 +140,8 @@ impl Connection {
                 next = Instant::now() + every;
             }
             self.receive();
-            sleep(MS).await;
+            let arrives = self.0.lock().unwrap().queue.front().map_or(next, |(at, _)| *at);
+            let _ = timeout_at(next.min(arrives), self.1.notified()).await;
         }
     }
 }

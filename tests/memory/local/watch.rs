@@ -1,14 +1,10 @@
 //! A cache of the user's own that is kept true.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use std::collections::HashMap;
 
-use bellwether::{
-    BoxError, Cache, ErrorKind, MemoryBackend,
-    cache::{EntryWatch, Loaded},
-};
+use bellwether::cache::EntryWatch;
+
+use crate::prelude::*;
 
 /// A cache of the user's own in front of a cache.
 #[derive(Clone, Default)]
