@@ -110,11 +110,12 @@ pub(crate) fn explanation(namespace: &str, key: &str, explained: &Explanation) -
     }
     let load = &explained.load;
     add("load now", if load.holders > 0 { load.to_string() } else { "none".to_owned() });
-    if let (Some(back_off), Some(failure)) = (explained.back_off, &explained.failure) {
+    if let Some((back_off, failure)) = &load.failed {
         let next = match back_off.wait {
             wait if wait.is_zero() => "the next caller loads".to_owned(),
             wait => format!("no process loads for {}", time(wait)),
         };
+        let failure = failure.message();
         add("failed", format!("{} loads in a row; {next}: {failure}", back_off.failures));
     }
     table(&lines)
@@ -163,15 +164,16 @@ pub(crate) fn explanation_json(key: &str, explained: &Explanation) -> String {
             "tags": explained.tags().iter().map(ToString::to_string).collect::<Vec<_>>(),
         })
     });
+    let failed = explained.load.failed.as_ref();
     json!({
         "key": key,
         "state": explained.state.to_string(),
         "remaining_ms": explained.remaining.map(millis),
         "entry": entry,
         "load": held_json(&explained.load),
-        "failures": explained.back_off.map_or(0, |back_off| back_off.failures),
-        "back_off_ms": explained.back_off.map(|back_off| millis(back_off.wait)),
-        "failure": explained.failure,
+        "failures": failed.map_or(0, |(back_off, _)| back_off.failures),
+        "back_off_ms": failed.map(|(back_off, _)| millis(back_off.wait)),
+        "failure": failed.map(|(_, failure)| failure.message()),
     })
     .to_string()
 }

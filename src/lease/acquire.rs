@@ -104,7 +104,7 @@ impl Engine {
         strategy: Arc<dyn RetryStrategy>,
         limit: Duration,
     ) -> Result<LeaseGuard, Error> {
-        let (begun, deadline) = (self.meter.begin(), after(Instant::now(), limit));
+        let deadline = after(Instant::now(), limit);
         let acquired = self.janitor.watch().acquire(|| {
             let (engine, strategy) = (self.clone(), strategy.clone());
             let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
@@ -112,7 +112,7 @@ impl Engine {
                 engine.acquire_until(claim, upkeep, strategy.as_ref(), (limit, deadline)).await
             }
         });
-        self.counted(begun, acquired.await)
+        acquired.await
     }
 
     /// Acquires leases of different names one after another, within one limit. If one is not
@@ -129,14 +129,14 @@ impl Engine {
         strategy: Arc<dyn RetryStrategy>,
         limit: Duration,
     ) -> Result<Vec<LeaseGuard>, Error> {
-        let (begun, deadline) = (self.meter.begin(), after(Instant::now(), limit));
+        let deadline = after(Instant::now(), limit);
         let acquired = self.janitor.watch().acquire(|| {
             let (engine, strategy, claims) = (self.clone(), strategy.clone(), claims.clone());
             async move {
                 engine.acquire_in_order(&claims, upkeep, strategy.as_ref(), (limit, deadline)).await
             }
         });
-        self.counted(begun, acquired.await)
+        acquired.await
     }
 
     async fn acquire_in_order(
@@ -192,7 +192,11 @@ impl Engine {
             slot: None,
             failure: None,
         };
-        drive(&mut attempt, &mut waiting).await
+        let outcome = drive(&mut attempt, &mut waiting).await;
+        if outcome.is_ok() {
+            self.meter.woken(waiting.pushed_at, "acquired");
+        }
+        outcome
     }
 }
 

@@ -16,7 +16,6 @@ use crate::{
     key::{Key, Name},
     lease::{LeaseGuard, Retry, RetryStrategy, Upkeep},
     observe::Rarely,
-    spans,
 };
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
@@ -89,7 +88,8 @@ impl Front {
     ) -> Result<LeaseGuard, Error> {
         let upkeep = self.upkeep()?;
         let engine = &self.space.engine;
-        spans::lock(&self.name, engine.acquire(claim, upkeep, retry, self.wait_limit)).await
+        let acquiring = engine.acquire(claim, upkeep, retry, self.wait_limit);
+        engine.observed(&self.name, acquiring).await
     }
 
     /// The strategy of a call that does not wait.
@@ -174,9 +174,11 @@ impl Front {
         };
         Err(Error::new(ErrorKind::InvalidConfig, wrong))
     }
+}
 
-    pub(super) fn debug(&self, f: &mut fmt::Formatter<'_>, type_name: &str) -> fmt::Result {
-        f.debug_struct(type_name)
+impl fmt::Debug for Front {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Front")
             .field("name", &self.name)
             .field("lease", &self.lease)
             .field("wait_limit", &self.wait_limit)
@@ -234,16 +236,4 @@ pub(super) async fn run_until<Work: Future>(
         () = lost => None,
         output = work => Some(output),
     }
-}
-
-pub(super) fn debug_guard(
-    f: &mut fmt::Formatter<'_>,
-    type_name: &str,
-    held: &LeaseGuard,
-) -> fmt::Result {
-    f.debug_struct(type_name)
-        .field("name", &held.claim().name.key())
-        .field("fence", &held.fence())
-        .field("remaining", &held.remaining())
-        .finish()
 }

@@ -1,6 +1,6 @@
 //! One leader in the whole fleet.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tracing::{debug, warn};
 
@@ -14,7 +14,6 @@ use crate::{
     error::{Chain, Error},
     key::Key,
     lease::LeaseRecord,
-    signal::Signal,
 };
 
 /// A candidate for work that one process of the fleet does at a time.
@@ -45,7 +44,7 @@ use crate::{
 /// locks.shutdown(Duration::from_secs(5)).await;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a candidate does nothing until it runs"]
 pub struct Candidate {
     mutex: Mutex,
@@ -109,14 +108,9 @@ impl Candidate {
     {
         loop {
             let guard = through_outages("a candidate", || self.mutex.lock()).await?;
-            let term = Term { record: guard.record().clone(), ended: Arc::default() };
-            // The term ends before the lease is released, also if this future is dropped: the guard
-            // was declared first, and so is dropped last.
-            let ended = EndsTerm(term.ended.clone());
+            let term = Term { record: guard.record().clone() };
             let stopped = self.mutex.space().engine.janitor().stopped();
-            let output = run_until(stopped, guard.run(work(term))).await;
-            drop(ended);
-            match output {
+            match run_until(stopped, guard.run(work(term))).await {
                 Some(Ok(output)) => {
                     if let Err(error) = guard.unlock().await {
                         debug!(error = %Chain(&error), "the end of a term has an error");
@@ -130,19 +124,12 @@ impl Candidate {
     }
 }
 
-impl fmt::Debug for Candidate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Candidate").field(&self.mutex).finish()
-    }
-}
-
 /// The time in which a [`Candidate`] leads.
 ///
 /// It can be cloned and given to tasks. It [ends](Self::ended) with the work at the latest.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Term {
     record: Arc<LeaseRecord>,
-    ended: Arc<Signal>,
 }
 
 impl Term {
@@ -182,42 +169,17 @@ impl Term {
     /// }
     /// ```
     pub async fn ended(&self) {
-        tokio::select! {
-            () = self.ended.given() => {}
-            () = self.record.lost() => {}
-        }
+        self.record.lost().await;
     }
 
     /// Returns `true` if the term has [ended](Self::ended).
     pub fn is_ended(&self) -> bool {
-        self.ended.is_given() || self.record.is_lost()
+        self.record.is_lost()
     }
 
     /// Returns how long the term is certain to last if no renewal succeeds and the work does not
     /// end. Zero if it has ended.
     pub fn remaining(&self) -> Duration {
-        match self.ended.is_given() {
-            true => Duration::ZERO,
-            false => self.record.remaining(),
-        }
-    }
-}
-
-impl fmt::Debug for Term {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Term")
-            .field("name", &self.record.claim().name.key())
-            .field("fence", &self.fence())
-            .field("remaining", &self.remaining())
-            .finish()
-    }
-}
-
-/// Ends a term when it is dropped.
-struct EndsTerm(Arc<Signal>);
-
-impl Drop for EndsTerm {
-    fn drop(&mut self) {
-        self.0.give();
+        self.record.remaining()
     }
 }

@@ -96,13 +96,12 @@ mod rw_guards;
 mod semaphore;
 mod several;
 mod space;
-mod turn;
 
 /// For the tests of the rules that every backend keeps.
 #[doc(hidden)]
 pub use self::majority::Majority;
 pub use self::{
-    jobs::{Job, OnCrash, Ticks},
+    jobs::{Job, OnCrash, PreviousTick, Ticks, Turn},
     latch::Latch,
     leader::{Candidate, Term},
     list::ListedLock,
@@ -115,6 +114,5 @@ pub use self::{
     rw_guards::{ReadGuard, Upgrade, WriteGuard},
     semaphore::{Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
-    turn::{PreviousTick, Turn},
 };
 pub use crate::observe::LockStats;

@@ -1,9 +1,9 @@
 //! The mutex, plain or fair.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{
-    front::{Front, debug_guard},
+    front::Front,
     macros::{guard, inspection, settings},
     space::LockSpace,
 };
@@ -49,7 +49,7 @@ use crate::{
 /// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a mutex does nothing until it is locked"]
 pub struct Mutex {
     front: Front,
@@ -138,12 +138,6 @@ impl Mutex {
     settings!(fence);
 }
 
-impl fmt::Debug for Mutex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.front.debug(f, "Mutex")
-    }
-}
-
 /// A [`Mutex`] that is held.
 ///
 /// Its lease is renewed while the guard lives. If the guard is dropped, the lock is released [in
@@ -171,6 +165,7 @@ impl fmt::Debug for Mutex {
 /// guard.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+#[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct MutexGuard {
     held: LeaseGuard,
@@ -184,12 +179,6 @@ impl MutexGuard {
     guard!(fence);
     guard!(lease);
     guard!(unlock);
-}
-
-impl fmt::Debug for MutexGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug_guard(f, "MutexGuard", &self.held)
-    }
 }
 
 /// The holder of a lock, as any process sees it.

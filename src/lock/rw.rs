@@ -1,7 +1,5 @@
 //! The read-write lock.
 
-use std::fmt;
-
 use super::{ReadGuard, WriteGuard, front::Front, macros::settings, space::LockSpace};
 use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 
@@ -50,7 +48,7 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 /// # drop(reader);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a lock does nothing until it is locked"]
 pub struct RwLock {
     front: Front,
@@ -185,11 +183,5 @@ impl RwLock {
 
     fn writer(&self, held: LeaseGuard) -> WriteGuard {
         WriteGuard::new(self.front.clone(), held)
-    }
-}
-
-impl fmt::Debug for RwLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.front.debug(f, "RwLock")
     }
 }

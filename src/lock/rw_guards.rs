@@ -1,11 +1,8 @@
 //! The guards of a read-write lock, and how one becomes the other.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
-use super::{
-    front::{Front, debug_guard},
-    macros::guard,
-};
+use super::{front::Front, macros::guard};
 use crate::{
     backend::Mode,
     error::Error,
@@ -45,7 +42,7 @@ use crate::{
 /// }
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "the lock is released when its last guard is dropped"]
 pub struct ReadGuard {
     front: Front,
@@ -86,12 +83,6 @@ impl ReadGuard {
     }
 
     guard!(unlock shared);
-}
-
-impl fmt::Debug for ReadGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug_guard(f, "ReadGuard", &self.held)
-    }
 }
 
 /// The outcome of [`ReadGuard::try_upgrade`]. In both cases the lock is still held.
@@ -136,6 +127,7 @@ pub enum Upgrade {
 /// writer.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+#[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct WriteGuard {
     front: Front,
@@ -170,12 +162,6 @@ impl WriteGuard {
     }
 
     guard!(unlock);
-}
-
-impl fmt::Debug for WriteGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug_guard(f, "WriteGuard", &self.held)
-    }
 }
 
 /// Passes a lease on to another mode. Returns the old lease if that is refused.

@@ -290,10 +290,6 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
         ask!(self, Invalidate { name: name.clone(), fence_life })
     }
 
-    async fn back_off(&self, name: &Name) -> Result<Option<(BackOff, Failure)>, BackendError> {
-        ask!(self, BackOff { name: name.clone() })
-    }
-
     async fn tag_number(&self, tags: &Name) -> Result<u64, BackendError> {
         ask!(self, TagNumber { tags: tags.clone() })
     }

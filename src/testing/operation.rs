@@ -130,8 +130,6 @@ operations! {
     /// Removes an entry: [`Store::invalidate`].
     Invalidate { name: Name, fence_life: Duration } -> u64 =
         backend.invalidate(name, *fence_life);
-    /// Reads the record of failed loads: [`Store::back_off`].
-    BackOff { name: Name } -> Option<(BackOff, Failure)> = backend.back_off(name);
     /// Reads the last number of the tags: [`Store::tag_number`].
     TagNumber { tags: Name } -> u64 = backend.tag_number(tags);
     /// Reads when tags ended: [`Store::tag_ends`].

@@ -188,9 +188,10 @@ impl Leases for MemoryBackend {
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         let held = self.data().inspect(name, kind, Instant::now());
-        let is_entry = name.family() == Family::Cache;
-        let waiting = if is_entry { u32::from(self.is_waited_for(name)) } else { held.waiting };
-        Ok(Holding { waiting, ..held })
+        Ok(match name.family() {
+            Family::Cache => Holding { waiting: u32::from(self.is_waited_for(name)), ..held },
+            _ => held,
+        })
     }
 
     async fn lock_names(
@@ -294,10 +295,6 @@ impl Store for MemoryBackend {
         let fence = self.data().supersede(name, fence_life, Instant::now());
         self.push(name, Change::Wake);
         Ok(fence)
-    }
-
-    async fn back_off(&self, name: &Name) -> Result<Option<(BackOff, Failure)>, BackendError> {
-        Ok(self.data().back_off(name, Instant::now()))
     }
 
     fn tap(&self, tier: Weak<dyn Tap>, _every: Duration) -> bool {

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::Data;
 use crate::{
-    backend::{BackOff, Failure, Holding, SemaphoreKind},
+    backend::{Holding, SemaphoreKind},
     key::{Family, Name, Namespace},
 };
 
@@ -18,19 +18,22 @@ impl Data {
         now: Instant,
     ) -> Holding {
         self.expire(now);
+        let failed = self.failures.get(name.prefix()).map(|failed| failed.record(now));
         let Some(semaphore) = self.semaphores.get(&(name.prefix().clone(), kind)) else {
-            return Holding::default();
+            return Holding { failed, ..Holding::default() };
         };
-        let waiting = semaphore.queue.len();
-        if let Some(sole) = &semaphore.sole {
-            let held =
-                Holding { holders: 1, expires_in: sole.ends - now, waiting, ..Holding::default() };
-            let owner = sole.label.as_deref().map(str::to_owned);
-            return Holding { owner, ..held.by(sole.owner, sole.fence, self.clock(now)) };
+        let held = Holding { waiting: semaphore.queue.len(), failed, ..Holding::default() };
+        match &semaphore.sole {
+            Some(sole) => {
+                let held = Holding { holders: 1, expires_in: sole.ends - now, ..held };
+                held.by(sole.owner, sole.fence, self.clock(now), sole.label.as_deref())
+            }
+            None => {
+                let last = semaphore.shared.values().map(|hold| hold.ends).max();
+                let expires_in = last.map_or(Duration::ZERO, |ends| ends - now);
+                Holding { holders: semaphore.out(), expires_in, ..held }
+            }
         }
-        let last = semaphore.shared.values().map(|hold| hold.ends).max();
-        let expires_in = last.map_or(Duration::ZERO, |ends| ends - now);
-        Holding { holders: semaphore.out(), expires_in, waiting, ..Holding::default() }
     }
 
     /// Returns the locks of a namespace that are held or waited for.
@@ -44,15 +47,5 @@ impl Data {
             Some((Name::from_prefix(namespace, Family::Lock, prefix)?, *kind))
         };
         self.semaphores.keys().filter_map(named).collect()
-    }
-
-    /// Returns the record of failed loads.
-    pub(in super::super) fn back_off(
-        &mut self,
-        name: &Name,
-        now: Instant,
-    ) -> Option<(BackOff, Failure)> {
-        self.expire(now);
-        self.failures.get(name.prefix()).map(|failed| failed.record(now))
     }
 }

@@ -147,18 +147,27 @@ impl Leases for RedisBackend {
     }
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
-        self.look_into(name, kind).await
+        let (keys, is_entry) = (keys::semaphore(kind), name.family() == Family::Cache);
+        let call = Call::new(&SCRIPTS.inspect, 4)
+            .keys(name, &[keys.sole, keys.shared, keys.queue, keys::FAILURE])
+            .arg(u8::from(is_entry));
+        self.checked(replies::held(self.0.servers.call(&call).await?))
     }
 
     async fn lock_names(
         &self,
         namespace: &Namespace,
     ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
-        self.search_locks(namespace).await
+        let keys = self.0.servers.scan(&format!("{}:l:{{*", namespace.as_str())).await?;
+        let named =
+            |(prefix, kind)| Some((Name::from_prefix(namespace, Family::Lock, prefix)?, kind));
+        Ok(keys.iter().filter_map(|key| keys::lock_at(key)).filter_map(named).collect())
     }
 
     async fn answer(&self, name: &Name, text: &str) -> Result<(), BackendError> {
-        self.publish_answer(name, text).await
+        let channel = name.suffixed(keys::ANSWERS);
+        let mut publish = redis::cmd("PUBLISH");
+        self.0.servers.run(publish.arg(&channel).arg(text), &channel).await.map(drop)
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {

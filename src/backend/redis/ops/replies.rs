@@ -8,8 +8,8 @@ use redis::Value;
 use super::PART;
 use crate::{
     backend::{
-        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Holding, Kept, Mark, Marked,
-        Occupied, redis::client,
+        BackOff, Change, Claimed, Committed, Countdown, Entry, Failure, Grant, Holding, Kept, Mark,
+        Marked, Occupied, redis::client,
     },
     error::{BackendError, BackendErrorKind},
 };
@@ -27,7 +27,10 @@ pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
             let (fence, failures) = (fields.number()?, fields.count()?);
             Ok(Some(Claimed::Granted(Grant::new(fence).after_failures(failures))))
         }
-        "failed" => fields.backs_off().map(Some),
+        "failed" => {
+            let (back_off, failure) = fields.backs_off()?;
+            Ok(Some(Claimed::BacksOff(back_off, failure)))
+        }
         other => Err(unreadable(other)),
     }
 }
@@ -58,11 +61,12 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
 pub(super) fn held(value: Value) -> Result<Holding, BackendError> {
     let mut fields = Fields::new(value)?;
     let (owner, Occupied { fence, remaining, holders }) = (fields.word()?, fields.occupied()?);
-    let (waiting, now) = (fields.count()?, fields.number()?);
-    let held = Holding { holders, expires_in: remaining, waiting, ..Holding::default() };
-    let Ok(holder) = owner.parse() else { return Ok(held) };
-    let label = Some(fields.word()?).filter(|label| !label.is_empty());
-    Ok(Holding { owner: label, ..held.by(holder, fence, now) })
+    let (waiting, now, label) = (fields.count()?, fields.number()?, fields.word()?);
+    // Without failed loads, there is no failure to read.
+    let failed = fields.backs_off().ok();
+    let held = Holding { holders, expires_in: remaining, waiting, failed, ..Holding::default() };
+    let label = Some(label.as_str()).filter(|label| !label.is_empty());
+    Ok(owner.parse().map_or(held.clone(), |holder| held.by(holder, fence, now, label)))
 }
 
 /// Reads the label in a lease, if it has one.
@@ -313,10 +317,10 @@ impl Fields {
     }
 
     /// The back-off of a name, and the failure that it follows.
-    fn backs_off(&mut self) -> Result<Claimed, BackendError> {
+    fn backs_off(&mut self) -> Result<(BackOff, Failure), BackendError> {
         let (wait, failures) = (Duration::from_millis(self.number()?), self.count()?);
         match Change::decode(&Bytes::from(self.bytes()?)) {
-            Change::Failed(failure) => Ok(Claimed::BacksOff(BackOff { wait, failures }, failure)),
+            Change::Failed(failure) => Ok((BackOff { wait, failures }, failure)),
             other => Err(unreadable(&other)),
         }
     }
