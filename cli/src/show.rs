@@ -104,8 +104,8 @@ pub(crate) fn explanation(namespace: &str, key: &str, explained: &Explanation) -
             let [fresh, stale, error] = [windows.fresh, windows.stale, windows.error].map(time);
             add("windows", format!("fresh {fresh}, then stale {stale}, for failures {error}"));
         }
-        if entry.tagged.is_some() {
-            add("tags", explained.tags().join(", "));
+        if let Some(tagged) = &entry.tagged {
+            add("tags", tagged.tags.join(", "));
         }
     }
     let load = &explained.load;
@@ -122,10 +122,21 @@ pub(crate) fn explanation(namespace: &str, key: &str, explained: &Explanation) -
 }
 
 fn state(explained: &Explanation) -> String {
-    let state = explained.state;
-    explained
-        .remaining
-        .map_or_else(|| state.to_string(), |remaining| format!("{state} for {}", time(remaining)))
+    let state = word(explained.state);
+    let remaining = explained.remaining;
+    remaining.map_or_else(|| state.to_owned(), |left| format!("{state} for {}", time(left)))
+}
+
+fn word(state: EntryState) -> &'static str {
+    match state {
+        EntryState::Missing => "missing",
+        EntryState::Fresh => "fresh",
+        EntryState::Stale => "stale",
+        EntryState::Fallback => "kept for failures",
+        EntryState::Ended => "ended",
+        EntryState::Uncacheable => "uncacheable",
+        _ => "not known",
+    }
 }
 
 fn held_json(held: &Holding) -> Value {
@@ -153,6 +164,7 @@ pub(crate) fn lock_json(lock: &ListedLock) -> Value {
 
 pub(crate) fn explanation_json(key: &str, explained: &Explanation) -> String {
     let entry = explained.entry.as_ref().map(|entry| {
+        let tags = entry.tagged.as_ref().map_or(&[][..], |tagged| &tagged.tags);
         json!({
             "fence": entry.fence,
             "age_ms": entry.age.map(millis),
@@ -161,13 +173,13 @@ pub(crate) fn explanation_json(key: &str, explained: &Explanation) -> String {
             "fresh_ms": entry.windows.map(|windows| millis(windows.fresh)),
             "stale_ms": entry.windows.map(|windows| millis(windows.stale)),
             "error_ms": entry.windows.map(|windows| millis(windows.error)),
-            "tags": explained.tags().iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "tags": tags.iter().map(ToString::to_string).collect::<Vec<_>>(),
         })
     });
     let failed = explained.load.failed.as_ref();
     json!({
         "key": key,
-        "state": explained.state.to_string(),
+        "state": word(explained.state),
         "remaining_ms": explained.remaining.map(millis),
         "entry": entry,
         "load": held_json(&explained.load),

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{BackOff, Failure, Owner};
+use super::{BackOff, Failure, Mode, Occupied, Owner};
 
 /// The holder of a lock or of a load, and how many wait.
 ///
@@ -50,6 +50,13 @@ impl Holding {
         let process = Some(format!("{:016x}", holder.process_half()));
         let owner = label.map(str::to_owned);
         Self { holder: Some(holder), process, owner, fence, held_for, ..self }
+    }
+
+    /// Returns the holder in a mode, or all that share it. Only the one holder has a fence.
+    pub(crate) fn in_mode(&self, mode: Mode) -> Option<Occupied> {
+        let is_held = self.holders > 0 && mode.is_fenced() == (self.fence > 0);
+        let Self { fence, expires_in: remaining, holders, .. } = *self;
+        is_held.then_some(Occupied { fence, remaining, holders })
     }
 
     /// Returns whether nothing is held, and nothing waits.

@@ -1,6 +1,6 @@
 //! The state of a key, for a user who looks for the cause of an incident.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use super::{
     Cache,
@@ -105,26 +105,5 @@ fn state(entry: &Entry) -> (EntryState, Option<Duration>) {
             (EntryState::Stale, left(|it| it.fresh.saturating_add(it.stale)))
         }
         (_, Window::OnError) => (EntryState::Fallback, left(|it| it.kept())),
-    }
-}
-
-impl Explanation {
-    /// Returns the tags of the entry.
-    pub fn tags(&self) -> &[Arc<str>] {
-        let tagged = self.entry.as_ref().and_then(|entry| entry.tagged.as_ref());
-        tagged.map_or(&[], |tagged| &tagged.tags)
-    }
-}
-
-impl fmt::Display for EntryState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Missing => "missing",
-            Self::Fresh => "fresh",
-            Self::Stale => "stale",
-            Self::Fallback => "kept for failures",
-            Self::Ended => "ended",
-            Self::Uncacheable => "uncacheable",
-        })
     }
 }

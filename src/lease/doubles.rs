@@ -32,11 +32,11 @@ macro_rules! unanswered {
             std::future::pending().await
         }
 
-        async fn holder(
+        async fn inspect(
             &self,
             _: &$crate::key::Name,
-            _: $crate::backend::Mode,
-        ) -> Result<Option<$crate::backend::Occupied>, $crate::error::BackendError> {
+            _: $crate::backend::SemaphoreKind,
+        ) -> Result<$crate::backend::Holding, $crate::error::BackendError> {
             std::future::pending().await
         }
 

@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::{Holder, space::LockSpace};
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, Mode, Occupied, in_time},
+    backend::{ANSWER_LIMIT, Claim, Holding, Mode, Occupied, in_time},
     error::{Chain, Error, ErrorKind},
     key::{Key, Name},
     lease::{LeaseGuard, Retry, RetryStrategy, Upkeep},
@@ -64,6 +64,11 @@ impl Front {
         }
     }
 
+    /// One that waits without a limit.
+    pub(super) fn unlimited(space: LockSpace, name: Key) -> Self {
+        Self { wait_limit: Duration::MAX, ..Self::new(space, name) }
+    }
+
     /// Acquires a lease in a mode, waiting while others are in the way.
     pub(super) async fn acquire(&self, mode: Mode) -> Result<LeaseGuard, Error> {
         match self.acquire_claim(self.claim(mode)?, self.retry.clone()).await {
@@ -106,27 +111,31 @@ impl Front {
     /// Adds to an error which process holds the lock, if that is known.
     async fn with_owner(&self, error: Error, mode: Mode) -> Error {
         let Ok(name) = self.full_name() else { return error };
-        // A reader waits for a writer.
-        let mode = if mode == Mode::Read { Mode::Write } else { mode };
-        let label = self.space.engine.backend().holder_label(name, mode);
-        match in_time(ANSWER_LIMIT, label).await {
-            Ok(Some(owner)) => error.held_by(&owner),
+        let held = self.space.engine.backend().inspect(name, mode.into());
+        match in_time(ANSWER_LIMIT, held).await {
+            Ok(Holding { owner: Some(owner), .. }) => error.held_by(&owner),
             _ => error,
         }
     }
 
     /// Looks up the one holder in a mode, and the label of its process.
     pub(super) async fn sole_holder(&self, mode: Mode) -> Result<Option<Holder>, Error> {
-        let (name, backend) = (self.full_name()?, self.space.engine.backend());
-        let Some(occupied) = backend.holder(name, mode).await? else { return Ok(None) };
-        let owner = backend.holder_label(name, mode).await?;
-        let fence = Some(occupied.fence).filter(|fence| *fence > 0);
-        Ok(Some(Holder { owner, expires_in: occupied.remaining, fence }))
+        let held = self.held(mode).await?;
+        let holder = |it: Occupied| Holder {
+            owner: held.owner.clone(),
+            expires_in: it.remaining,
+            fence: Some(it.fence),
+        };
+        Ok(held.in_mode(mode).map(holder))
     }
 
     /// Looks up what is held in a mode.
     pub(super) async fn holder(&self, mode: Mode) -> Result<Option<Occupied>, Error> {
-        Ok(self.space.engine.backend().holder(self.full_name()?, mode).await?)
+        Ok(self.held(mode).await?.in_mode(mode))
+    }
+
+    async fn held(&self, mode: Mode) -> Result<Holding, Error> {
+        Ok(self.space.engine.backend().inspect(self.full_name()?, mode.into()).await?)
     }
 
     /// Ends the leases of a mode. Returns `true` if there was something to end.

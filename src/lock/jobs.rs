@@ -3,7 +3,6 @@
 use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep};
-use tracing::debug;
 
 use super::{
     front::{Front, run_until, through_outages},
@@ -12,7 +11,7 @@ use super::{
 };
 use crate::{
     backend::{Mark, Mode, Tick, TickStep},
-    error::{Chain, Error, ErrorKind},
+    error::{Error, ErrorKind},
     key::Key,
     lease::LeaseGuard,
 };
@@ -95,7 +94,7 @@ pub struct Job {
 
 impl Job {
     pub(super) fn new(space: LockSpace, name: Key, tick: SystemTime) -> Self {
-        Self { front: front(space, name), on_crash: OnCrash::Skip, kept: KEPT, tick }
+        Self { front: Front::unlimited(space, name), on_crash: OnCrash::Skip, kept: KEPT, tick }
     }
 
     pub(super) fn of_id(space: LockSpace, name: &Key, id: &Key, kept: Duration) -> Self {
@@ -176,7 +175,7 @@ pub struct Ticks {
 
 impl Ticks {
     pub(super) fn new(space: LockSpace, name: Key, period: Duration) -> Self {
-        Self { front: front(space, name), on_crash: OnCrash::Skip, period, last: None }
+        Self { front: Front::unlimited(space, name), on_crash: OnCrash::Skip, period, last: None }
     }
 
     /// Waits for a tick that is to run here, and returns its turn.
@@ -230,16 +229,12 @@ impl Ticks {
     job_settings!();
 }
 
-fn front(space: LockSpace, name: Key) -> Front {
-    Front { wait_limit: Duration::MAX, ..Front::new(space, name) }
-}
-
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Begins the tick that `tick` returns for the time of the backend. Returns that time if the tick is
-/// not to begin here.
+/// Begins the tick that `tick` returns for the time of the backend. Returns that time if no tick is
+/// to begin here.
 async fn begin(
     front: &Front,
     (on_crash, kept): (OnCrash, Duration),
@@ -372,9 +367,8 @@ impl Turn {
         if held.is_lost() || !held.mark(done).await?.is_set {
             return Err(held.lost_error());
         }
-        if let Err(error) = held.release().await {
-            debug!(error = %Chain(&error), "the end of a turn has an error");
-        }
+        // The work is done, however the release ends. The log tells of an error.
+        let _ = held.release().await;
         Ok(())
     }
 }

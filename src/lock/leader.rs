@@ -2,19 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::{
-    Mutex,
-    front::{run_until, through_outages},
+    front::{Front, RenewalPace, run_until, through_outages},
+    macros::settings,
     space::LockSpace,
 };
-use crate::{
-    backend::Mode,
-    error::{Chain, Error},
-    key::Key,
-    lease::LeaseRecord,
-};
+use crate::{backend::Mode, error::Error, key::Key, lease::LeaseRecord};
 
 /// A candidate for work that one process of the fleet does at a time.
 ///
@@ -47,12 +42,13 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use = "a candidate does nothing until it runs"]
 pub struct Candidate {
-    mutex: Mutex,
+    front: Front,
+    mode: Mode,
 }
 
 impl Candidate {
     pub(super) fn new(space: LockSpace, name: Key, mode: Mode) -> Self {
-        Self { mutex: Mutex::new(space, name, mode).wait_limit(Duration::MAX) }
+        Self { front: Front::unlimited(space, name), mode }
     }
 
     /// Waits until this candidate leads, runs the work, and returns its output.
@@ -85,20 +81,16 @@ impl Candidate {
         Done: Future,
     {
         // A shutdown that ended first would let the program end while the lease is held.
-        self.mutex.space().engine.janitor().track(self.lead(work)).await
+        self.front.space.engine.janitor().track(self.lead(work)).await
     }
 
-    /// Sets how long the lease lasts unless it is renewed. Defaults to 10 s; from 20 ms to 24 h.
-    ///
-    /// This is also how long the others wait for a leader that died.
-    pub fn lease(self, lease: Duration) -> Self {
-        Self { mutex: self.mutex.lease(lease) }
-    }
+    settings!(lease);
 
     /// Sets how often the lease is renewed. Defaults to a third of the lease; from 1 ms to less
     /// than the lease.
-    pub fn renew_every(self, interval: Duration) -> Self {
-        Self { mutex: self.mutex.renew_every(interval) }
+    pub fn renew_every(mut self, interval: Duration) -> Self {
+        self.front.renewal = RenewalPace::Every(interval);
+        self
     }
 
     async fn lead<Work, Done>(&self, mut work: Work) -> Result<Done::Output, Error>
@@ -107,17 +99,15 @@ impl Candidate {
         Done: Future,
     {
         loop {
-            let guard = through_outages("a candidate", || self.mutex.lock()).await?;
-            let term = Term { record: guard.record().clone() };
-            let stopped = self.mutex.space().engine.janitor().stopped();
-            match run_until(stopped, guard.run(work(term))).await {
-                Some(Ok(output)) => {
-                    if let Err(error) = guard.unlock().await {
-                        debug!(error = %Chain(&error), "the end of a term has an error");
-                    }
+            let held = through_outages("a candidate", || self.front.acquire(self.mode)).await?;
+            let led = run_until(held.lost(), work(Term { record: held.record().clone() }));
+            match run_until(self.front.space.engine.janitor().stopped(), led).await {
+                Some(Some(output)) => {
+                    // The work is done, however the release ends. The log tells of an error.
+                    let _ = held.release().await;
                     return Ok(output);
                 }
-                Some(Err(error)) => warn!(error = %Chain(&error), "the leader lost its lease"),
+                Some(None) => warn!(name = %self.front.name, "the leader lost its lease"),
                 None => return Err(Error::shut_down()),
             }
         }

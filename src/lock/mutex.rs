@@ -1,18 +1,13 @@
 //! The mutex, plain or fair.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use super::{
     front::Front,
     macros::{guard, inspection, settings},
     space::LockSpace,
 };
-use crate::{
-    backend::Mode,
-    error::Error,
-    key::Key,
-    lease::{LeaseGuard, LeaseRecord},
-};
+use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 
 /// A lock that one holder has at a time: a name, and how it is to be held.
 ///
@@ -59,10 +54,6 @@ pub struct Mutex {
 impl Mutex {
     pub(super) fn new(space: LockSpace, name: Key, mode: Mode) -> Self {
         Self { front: Front::new(space, name), mode }
-    }
-
-    pub(super) fn space(&self) -> &LockSpace {
-        &self.front.space
     }
 
     /// Acquires the lock, waiting while there is another holder.
@@ -172,10 +163,6 @@ pub struct MutexGuard {
 }
 
 impl MutexGuard {
-    pub(super) fn record(&self) -> &Arc<LeaseRecord> {
-        self.held.record()
-    }
-
     guard!(fence);
     guard!(lease);
     guard!(unlock);

@@ -10,7 +10,7 @@ use super::{Answer, Op, Operation};
 use crate::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Holding, Kept, Latches, Leases, Marked, Mode, Occupied, Owner, Renewal,
+        Failure, Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal,
         SemaphoreKind, Store, TagEnd, TagEnds, Tap, Tick, Windows,
     },
     error::{BackendError, BackendErrorKind},
@@ -164,10 +164,6 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
 
     async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
         ask!(self, Mark { claim: claim.clone(), tick })
-    }
-
-    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        ask!(self, Holder { name: name.clone(), mode })
     }
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {

@@ -7,8 +7,8 @@ use crate::backend::Leases;
 use crate::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Holding, Kept, Latches, Marked, Mode, Occupied, Owner, Renewal,
-        SemaphoreKind, Store, TagEnd, TagEnds, Tick, Windows,
+        Failure, Grant, Holding, Kept, Latches, Marked, Mode, Owner, Renewal, SemaphoreKind, Store,
+        TagEnd, TagEnds, Tick, Windows,
     },
     error::BackendError,
     key::{Name, Namespace},
@@ -89,8 +89,6 @@ operations! {
         backend.pass_with_fence(from, to, *fence);
     /// Marks the tick of a job: [`Leases::mark`].
     Mark { claim: Claim, tick: Tick } -> Marked = backend.mark(claim, *tick);
-    /// Looks up who holds a lock: [`Leases::holder`].
-    Holder { name: Name, mode: Mode } -> Option<Occupied> = backend.holder(name, *mode);
     /// Looks into a lock or a load: [`Leases::inspect`].
     Inspect { name: Name, kind: SemaphoreKind } -> Holding = backend.inspect(name, *kind);
     /// Lists locks: [`Leases::lock_names`].

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     backend::{
         Claim, Entry, Erased, ErasedLeases, ErasedStore, Grant, Holding, Kept, Marked, Mode,
-        Occupied, Renewal, SemaphoreKind, Tick, channels::TopicRoute,
+        Renewal, SemaphoreKind, Tick, channels::TopicRoute,
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
@@ -176,14 +176,6 @@ impl Leases for MemoryBackend {
 
     async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
         Ok(self.data().mark(claim, tick, Instant::now()))
-    }
-
-    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        Ok(self.data().holder(name, mode, Instant::now()))
-    }
-
-    async fn holder_label(&self, name: &Name, mode: Mode) -> Result<Option<String>, BackendError> {
-        Ok(self.data().label(name, mode, Instant::now()))
     }
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {

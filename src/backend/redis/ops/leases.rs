@@ -12,7 +12,7 @@ use super::{super::RedisBackend, acquire::lock_call, millis, replies};
 use crate::{
     backend::{
         Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Holding, Kept,
-        Leases, Marked, Mode, Need, Occupied, Renewal, SemaphoreKind, Tick, TickStep, no_pass,
+        Leases, Marked, Mode, Need, Renewal, SemaphoreKind, Tick, TickStep, no_pass,
         redis::{
             client::Confirmation,
             keys,
@@ -127,23 +127,6 @@ impl Leases for RedisBackend {
         let (reply, confirmation) = self.0.servers.grant(&call).await?;
         let marked = self.checked(replies::marked(reply))?;
         confirmation.map(|()| marked)
-    }
-
-    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        let keys = keys::semaphore(mode.into());
-        let is_shared = mode.need() != Need::Sole;
-        let key = if is_shared { keys.shared } else { keys.sole };
-        let call = Call::new(&SCRIPTS.holder, 1).keys(name, &[key]).arg(u8::from(is_shared));
-        self.checked(replies::holder(self.0.servers.call(&call).await?))
-    }
-
-    async fn holder_label(&self, name: &Name, mode: Mode) -> Result<Option<String>, BackendError> {
-        if mode.need() != Need::Sole {
-            return Ok(None);
-        }
-        let key = name.suffixed(keys::semaphore(mode.into()).sole);
-        let lease = self.0.servers.run(redis::cmd("GET").arg(&key), &key).await?;
-        Ok(replies::label(&lease))
     }
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {

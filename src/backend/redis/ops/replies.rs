@@ -48,15 +48,6 @@ pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
     }
 }
 
-pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
-    let mut fields = Fields::new(value)?;
-    match fields.word()?.as_str() {
-        "held" => fields.occupied().map(Some),
-        "free" => Ok(None),
-        other => Err(unreadable(other)),
-    }
-}
-
 /// Reads who holds a lock or loads an entry.
 pub(super) fn held(value: Value) -> Result<Holding, BackendError> {
     let mut fields = Fields::new(value)?;
@@ -67,13 +58,6 @@ pub(super) fn held(value: Value) -> Result<Holding, BackendError> {
     let held = Holding { holders, expires_in: remaining, waiting, failed, ..Holding::default() };
     let label = Some(label.as_str()).filter(|label| !label.is_empty());
     Ok(owner.parse().map_or(held.clone(), |holder| held.by(holder, fence, now, label)))
-}
-
-/// Reads the label in a lease, if it has one.
-pub(super) fn label(lease: &Value) -> Option<String> {
-    let Value::BulkString(lease) = lease else { return None };
-    let (_, label) = std::str::from_utf8(lease).ok()?.split_once(':')?.1.split_once(':')?;
-    Some(label.to_owned())
 }
 
 /// Reads the mark before, whether it was set, and the server's time.
@@ -253,7 +237,7 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 /// Checks rules that hold for all replies of scripts.
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {
-    let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
+    let _ = (claimed(value.clone()), passed(value.clone()));
     let _ = (marked(value.clone()), held(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()), changed(value.clone()));

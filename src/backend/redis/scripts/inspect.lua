@@ -12,7 +12,7 @@ local at = now()
 local owner, fence, left, foreign, value = lease_at(lease)
 local waiters = is_entry and select(2, string.gsub(value or '', ',', ''))
   or read('ZCOUNT', queue, '-inf', '+inf') or 0
-local holders, label = 1, owner and not is_entry and string.match(value, '^%x+:%d+:(.*)$') or ''
+local holders, label = 1, owner and string.match(value, '^%x+:%d+:(.*)$') or ''
 if not owner and not foreign then
   owner, fence = '', 0
   holders, left, foreign = holds_at(shared, math.floor(at / 1000))
