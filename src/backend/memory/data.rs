@@ -42,6 +42,8 @@ pub(super) struct Data {
     pub(super) expiries: BTreeSet<(Instant, Expiry)>,
     weight: usize,
     limit: usize,
+    /// How much of the limit an entry takes.
+    weigh: fn(&Entry) -> usize,
     /// The clock of the backend: microseconds at `origin`.
     origin: Instant,
     micros: u64,
@@ -78,7 +80,7 @@ pub(super) enum Expiry {
 }
 
 impl Data {
-    pub(super) fn new(limit: usize) -> Self {
+    pub(super) fn new(limit: usize, weigh: fn(&Entry) -> usize) -> Self {
         // Fences leave the process, so those of a new process must be greater than its last ones.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let micros = u64::try_from(since.as_micros()).unwrap_or(u64::MAX / 2);
@@ -94,6 +96,7 @@ impl Data {
             expiries: BTreeSet::new(),
             weight: 0,
             limit,
+            weigh,
             origin: Instant::now(),
             micros,
         }
@@ -258,7 +261,7 @@ impl Data {
                 }
                 Expiry::Entry(key) => {
                     if let Some(stored) = self.entries.pop(&key) {
-                        self.weight -= stored.entry.weight();
+                        self.weight -= (self.weigh)(&stored.entry);
                     }
                 }
             }
