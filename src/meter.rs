@@ -1,161 +1,125 @@
 //! The metrics of caches and locks. Without the feature `metrics`, nothing is published.
 //!
-//! Counters and gauges are published by a task that reads [`Stats`](crate::cache::Stats) each
-//! second, so a hit costs nothing more. Times are recorded where they end, at loads and locks, and
-//! the ages of a sample of the local tier's copies.
+//! A task reads [`Stats`](crate::cache::Stats) each second, and publishes each of its fields. So a
+//! hit costs nothing more. Times are recorded where they end, at loads and locks, and the ages of a
+//! sample of the local tier's copies.
 
-#[cfg(feature = "metrics")]
-use self::facade::Label;
-#[cfg(feature = "metrics")]
-pub(crate) use self::facade::{MetricValue, Publisher, publish};
+use std::time::Duration;
 
-/// Under which name a cache or its locks publish, once they do.
+use tokio::time::Instant;
+
+/// Returns the time, if a build has metrics.
+pub(crate) fn now() -> Option<Instant> {
+    cfg!(feature = "metrics").then(Instant::now)
+}
+
+/// Under which label a cache or its locks publish, once they do.
 #[derive(Default)]
 pub(crate) struct Meter {
     #[cfg(feature = "metrics")]
-    label: std::sync::OnceLock<Label>,
+    label: std::sync::OnceLock<facade::Label>,
 }
 
-/// When a time began that is published at its end.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct MeterStart(#[cfg(feature = "metrics")] Option<tokio::time::Instant>);
-
-/// The times that are published.
-#[derive(Clone, Copy)]
-#[cfg_attr(not(feature = "metrics"), allow(dead_code))]
-pub(crate) enum MeteredTime {
-    /// From the start of a loader to its end. The result is `value` or `error`.
-    Load,
-    /// From a miss to the end of its flight. The result is `led`, `received`, ...
-    Wait,
-    /// From the question for a lock to its end. The result is `acquired` or `error`.
-    LockWait,
-    /// From the grant of a lock to the end of its guard.
-    LockHold,
-}
-
-#[cfg(not(feature = "metrics"))]
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, clippy::unused_self))]
 impl Meter {
-    pub(crate) fn begin(&self) -> MeterStart {
-        MeterStart()
+    /// Publishes a time that ends now.
+    pub(crate) fn ended(&self, metric: &'static str, begun: Instant, result: &'static str) {
+        #[cfg(feature = "metrics")]
+        if let Some((key, name)) = self.label.get() {
+            let time = metrics::histogram!(metric, *key => name.clone(), "result" => result);
+            time.record(begun.elapsed());
+        }
     }
 
-    pub(crate) fn ended(
-        &self,
-        _begun: MeterStart,
-        _timed: MeteredTime,
-        _result: impl FnOnce() -> &'static str,
-    ) {
+    /// Publishes how long a caller took from the push that ended its wait, if one did.
+    pub(crate) fn woken(&self, pushed: Option<Instant>, result: &'static str) {
+        if let Some(pushed) = pushed {
+            self.ended("bellwether_wake_up_seconds", pushed, result);
+        }
     }
 
-    pub(crate) fn sample_local_age(&self, _age: impl FnOnce() -> std::time::Duration) {}
+    /// Publishes the age of a copy that is served, for a sample of the calls.
+    pub(crate) fn sample_local_age(&self, age: impl FnOnce() -> Duration) {
+        #[cfg(feature = "metrics")]
+        if let Some((key, name)) = self.label.get()
+            && fastrand::u32(..facade::SAMPLED) == 0
+        {
+            let metric = "bellwether_local_age_seconds";
+            metrics::histogram!(metric, *key => name.clone()).record(age());
+        }
+    }
 }
 
 #[cfg(feature = "metrics")]
+pub(crate) use self::facade::{Reading, publish};
+
+#[cfg(feature = "metrics")]
 mod facade {
-    use std::{
-        sync::{Arc, Weak},
-        time::Duration,
-    };
+    use std::{sync::Arc, time::Duration};
 
-    use metrics::{SharedString, counter, gauge, histogram};
-    use tokio::time::{Instant, MissedTickBehavior, interval};
+    use metrics::{SharedString, counter, gauge};
+    use serde_json::Value;
+    use tokio::time::{MissedTickBehavior, interval};
 
-    use super::{Meter, MeterStart, MeteredTime};
+    use super::Meter;
 
     /// How often counters and gauges are published.
     const INTERVAL: Duration = Duration::from_secs(1);
     /// The age of one of so many copies is published.
-    const SAMPLED: u32 = 64;
+    pub(super) const SAMPLED: u32 = 64;
+    /// The fields of the statistics that go up and down.
+    const GAUGES: [&str; 2] = ["flights", "held"];
+    /// The fields that are results of the requests to a cache.
+    const RESULTS: [&str; 9] =
+        ["hits", "local", "stale", "led", "followed", "received", "degraded", "failed", "passed"];
 
     /// A label of all metrics of a cache, or of its locks.
-    pub(crate) type Label = (&'static str, SharedString);
+    pub(super) type Label = (&'static str, SharedString);
 
-    /// A source of counters and gauges.
-    pub(crate) trait Publisher: Send + Sync + 'static {
-        fn meter(&self) -> &Meter;
+    /// The statistics as JSON, and the other numbers that go up and down.
+    pub(crate) type Reading = (Value, Vec<(&'static str, f64)>);
 
-        /// Returns the counters: their metrics, and labels of their own.
-        fn counters(&self) -> Vec<MetricValue>;
-
-        /// Returns the numbers that go up and down.
-        fn gauges(&self) -> Vec<(&'static str, f64)>;
-    }
-
-    /// A metric, the value of its label `result` if it has one, and its value.
-    pub(crate) type MetricValue = (&'static str, Option<&'static str>, u64);
-
-    /// Publishes until the publisher is gone. The first name that it is given stays.
-    pub(crate) fn publish<P: Publisher>(
-        publisher: &Arc<P>,
-        label: Label,
+    /// Publishes what a source reads until it is gone. The first label that a meter is given stays.
+    pub(crate) fn publish<P: Send + Sync + 'static>(
+        meter: &Meter,
+        label: &'static str,
+        name: String,
+        source: &Arc<P>,
+        read: fn(&P) -> Reading,
     ) -> impl Future<Output = ()> + Send + 'static + use<P> {
-        let _ = publisher.meter().label.set(label);
-        let publisher = Arc::downgrade(publisher);
+        let label = meter.label.get_or_init(|| (label, name.into())).clone();
+        let source = Arc::downgrade(source);
         async move {
             let mut ticks = interval(INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
-                if !publish_now(&publisher) {
-                    return;
-                }
+                let Some(source) = source.upgrade() else { return };
+                publish_now(&label, read(&source));
             }
         }
     }
 
-    fn publish_now<P: Publisher>(publisher: &Weak<P>) -> bool {
-        let Some(publisher) = publisher.upgrade() else { return false };
-        let Some(label) = publisher.meter().label.get() else { return false };
-        for (metric, result, value) in publisher.counters() {
-            match result {
-                Some(result) => counter!(metric, label.0 => label.1.clone(), "result" => result),
-                None => counter!(metric, label.0 => label.1.clone()),
+    fn publish_now((key, name): &Label, (stats, gauges): Reading) {
+        let is_cache = *key == "cache";
+        let prefix = if is_cache { "bellwether" } else { "bellwether_locks" };
+        for (field, value) in stats.as_object().into_iter().flatten() {
+            let value = value.as_u64().unwrap_or(0);
+            let field = field.as_str();
+            if GAUGES.contains(&field) {
+                gauge!(format!("{prefix}_{field}"), *key => name.clone()).set(value as f64);
+                continue;
             }
-            .absolute(value);
+            let counter = if is_cache && RESULTS.contains(&field) {
+                let result = if field == "hits" { "hit" } else { field }.to_owned();
+                counter!("bellwether_requests_total", *key => name.clone(), "result" => result)
+            } else {
+                counter!(format!("{prefix}_{field}_total"), *key => name.clone())
+            };
+            counter.absolute(value);
         }
-        for (metric, value) in publisher.gauges() {
-            gauge!(metric, label.0 => label.1.clone()).set(value);
-        }
-        true
-    }
-
-    impl MeteredTime {
-        fn metric(self) -> &'static str {
-            match self {
-                Self::Load => "bellwether_load_seconds",
-                Self::Wait => "bellwether_wait_seconds",
-                Self::LockWait => "bellwether_lock_wait_seconds",
-                Self::LockHold => "bellwether_lock_hold_seconds",
-            }
-        }
-    }
-
-    impl Meter {
-        /// Notes that a time begins, if it is to be published.
-        pub(crate) fn begin(&self) -> MeterStart {
-            MeterStart(self.label.get().map(|_| Instant::now()))
-        }
-
-        /// Publishes a time that ends now.
-        pub(crate) fn ended(
-            &self,
-            begun: MeterStart,
-            timed: MeteredTime,
-            result: impl FnOnce() -> &'static str,
-        ) {
-            let (Some(begun), Some(label)) = (begun.0, self.label.get()) else { return };
-            let (key, name) = (label.0, label.1.clone());
-            histogram!(timed.metric(), key => name, "result" => result()).record(begun.elapsed());
-        }
-
-        /// Publishes the age of a copy that is served, for a sample of the calls.
-        pub(crate) fn sample_local_age(&self, age: impl FnOnce() -> Duration) {
-            let Some(label) = self.label.get() else { return };
-            if fastrand::u32(..SAMPLED) == 0 {
-                histogram!("bellwether_local_age_seconds", label.0 => label.1.clone())
-                    .record(age());
-            }
+        for (metric, value) in gauges {
+            gauge!(metric, *key => name.clone()).set(value);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::sync::lock;
 macro_rules! counters {
     (
         $(#[$stats_doc:meta])*
-        $counters:ident => $stats:ident, $prefix:literal {
+        $counters:ident => $stats:ident {
             $($(#[$doc:meta])* $name:ident $(: $kind:ident)?,)*
         }
         $(#[$now_doc:meta])*
@@ -28,25 +28,12 @@ macro_rules! counters {
         }
 
         $(#[$stats_doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
         #[non_exhaustive]
         pub struct $stats {
             $($(#[$doc])* pub $name: u64,)*
             $(#[$now_doc])*
             pub $now: u64,
-        }
-
-        #[cfg(feature = "metrics")]
-        impl $stats {
-            /// Returns the counters by the names of their fields, and as metrics.
-            pub(crate) fn each(&self) -> Vec<(&'static str, &'static str, u64)> {
-                let metric = [$((
-                    stringify!($name),
-                    concat!($prefix, stringify!($name), "_total"),
-                    self.$name,
-                ),)*];
-                metric.to_vec()
-            }
         }
 
         impl $counters {
@@ -82,7 +69,7 @@ counters! {
     /// assert_eq!((stats.led, stats.stored, stats.hits, stats.flights), (1, 1, 2, 0));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
-    Counters => Stats, "bellwether_" {
+    Counters => Stats {
         /// Callers that were served a stored entry.
         hits,
         /// Callers that were served a copy of the [local tier](crate::cache::Builder::local).
@@ -166,7 +153,7 @@ counters! {
     /// assert_eq!(locks.stats().held, 0);
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
-    LockCounters => LockStats, "bellwether_locks_" {
+    LockCounters => LockStats {
         /// Leases that were acquired, also by a pass from another caller of this process.
         acquired,
         /// Acquisitions that ended without a lease because of other holders.

@@ -42,22 +42,13 @@ pub(crate) fn refresh(key: &Key) -> Span {
 pub(crate) fn refresh_behind(key: &Key) -> Span {
     let (result, error) = (field::Empty, field::Empty);
     let span = debug_span!(parent: None, "refresh", %key, result, "error.type" = error);
-    if !span.is_disabled() {
-        span.follows_from(Span::current());
-    }
+    span.follows_from(Span::current());
     span
 }
 
-/// Awaits an acquisition in a span of its own.
-pub(crate) fn lock<T>(
-    name: &Key,
-    acquiring: impl Future<Output = Result<T, Error>>,
-) -> impl Future<Output = Result<T, Error>> {
-    let span = debug_span!("lock", %name, result = field::Empty, "error.type" = field::Empty);
-    within(span, acquiring, |acquired, span| match acquired {
-        Ok(_) => ended(span, "acquired", None),
-        Err(error) => ended(span, "error", Some(error)),
-    })
+/// Begins the span of an acquisition.
+pub(crate) fn lock(name: &Key) -> Span {
+    debug_span!("lock", %name, result = field::Empty, "error.type" = field::Empty)
 }
 
 /// Awaits something in a span, which is told how it ended.

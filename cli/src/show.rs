@@ -104,27 +104,39 @@ pub(crate) fn explanation(namespace: &str, key: &str, explained: &Explanation) -
             let [fresh, stale, error] = [windows.fresh, windows.stale, windows.error].map(time);
             add("windows", format!("fresh {fresh}, then stale {stale}, for failures {error}"));
         }
-        if entry.tagged.is_some() {
-            add("tags", explained.tags().join(", "));
+        if let Some(tagged) = &entry.tagged {
+            add("tags", tagged.tags.join(", "));
         }
     }
     let load = &explained.load;
     add("load now", if load.holders > 0 { load.to_string() } else { "none".to_owned() });
-    if let (Some(back_off), Some(failure)) = (explained.back_off, &explained.failure) {
+    if let Some((back_off, failure)) = &load.failed {
         let next = match back_off.wait {
             wait if wait.is_zero() => "the next caller loads".to_owned(),
             wait => format!("no process loads for {}", time(wait)),
         };
+        let failure = failure.message();
         add("failed", format!("{} loads in a row; {next}: {failure}", back_off.failures));
     }
     table(&lines)
 }
 
 fn state(explained: &Explanation) -> String {
-    let state = explained.state;
-    explained
-        .remaining
-        .map_or_else(|| state.to_string(), |remaining| format!("{state} for {}", time(remaining)))
+    let state = word(explained.state);
+    let remaining = explained.remaining;
+    remaining.map_or_else(|| state.to_owned(), |left| format!("{state} for {}", time(left)))
+}
+
+fn word(state: EntryState) -> &'static str {
+    match state {
+        EntryState::Missing => "missing",
+        EntryState::Fresh => "fresh",
+        EntryState::Stale => "stale",
+        EntryState::Fallback => "kept for failures",
+        EntryState::Ended => "ended",
+        EntryState::Uncacheable => "uncacheable",
+        _ => "not known",
+    }
 }
 
 fn held_json(held: &Holding) -> Value {
@@ -152,6 +164,7 @@ pub(crate) fn lock_json(lock: &ListedLock) -> Value {
 
 pub(crate) fn explanation_json(key: &str, explained: &Explanation) -> String {
     let entry = explained.entry.as_ref().map(|entry| {
+        let tags = entry.tagged.as_ref().map_or(&[][..], |tagged| &tagged.tags);
         json!({
             "fence": entry.fence,
             "age_ms": entry.age.map(millis),
@@ -160,18 +173,19 @@ pub(crate) fn explanation_json(key: &str, explained: &Explanation) -> String {
             "fresh_ms": entry.windows.map(|windows| millis(windows.fresh)),
             "stale_ms": entry.windows.map(|windows| millis(windows.stale)),
             "error_ms": entry.windows.map(|windows| millis(windows.error)),
-            "tags": explained.tags().iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "tags": tags.iter().map(ToString::to_string).collect::<Vec<_>>(),
         })
     });
+    let failed = explained.load.failed.as_ref();
     json!({
         "key": key,
-        "state": explained.state.to_string(),
+        "state": word(explained.state),
         "remaining_ms": explained.remaining.map(millis),
         "entry": entry,
         "load": held_json(&explained.load),
-        "failures": explained.back_off.map_or(0, |back_off| back_off.failures),
-        "back_off_ms": explained.back_off.map(|back_off| millis(back_off.wait)),
-        "failure": explained.failure,
+        "failures": failed.map_or(0, |(back_off, _)| back_off.failures),
+        "back_off_ms": failed.map(|(back_off, _)| millis(back_off.wait)),
+        "failure": failed.map(|(_, failure)| failure.message()),
     })
     .to_string()
 }

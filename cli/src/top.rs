@@ -85,18 +85,20 @@ impl Fleet {
         let mut second = Second { processes: processes.len(), ..Second::default() };
         let mut keys = BTreeMap::<String, f64>::new();
         for Answered { at, last, before } in self.caches.values() {
-            second.flights += last["flights"].as_u64().unwrap_or(0);
+            second.flights += last["stats"]["flights"].as_u64().unwrap_or(0);
             let Some((before, since)) = before else { continue };
             let seconds = at.duration_since(*since).as_secs_f64().max(0.1);
-            let rate = |field: &str| {
-                let number = |answer: &Value| answer[field].as_u64().unwrap_or(0);
+            let rate = |fields: &[&str]| {
+                let number = |answer: &Value| {
+                    fields.iter().filter_map(|field| answer["stats"][field].as_u64()).sum::<u64>()
+                };
                 number(last).saturating_sub(number(before)) as f64 / seconds
             };
-            second.hits += rate("hits");
-            second.loads += rate("loads");
-            second.failures += rate("failures");
-            second.waited += rate("waited");
-            second.degraded += rate("degraded");
+            second.hits += rate(&["hits", "local", "stale"]);
+            second.loads += rate(&["loads"]);
+            second.failures += rate(&["failures"]);
+            second.waited += rate(&["followed", "received"]);
+            second.degraded += rate(&["degraded"]);
             for pair in last["keys"].as_array().into_iter().flatten() {
                 let (Some(key), Some(count)) = (pair[0].as_str(), pair[1].as_f64()) else {
                     continue;

@@ -110,7 +110,7 @@ impl Failure {
     }
 
     /// Returns the text of the loader's error.
-    pub(crate) fn message(&self) -> &str {
+    pub fn message(&self) -> &str {
         &self.message
     }
 

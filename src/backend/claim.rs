@@ -145,7 +145,7 @@ pub struct Claim {
     /// Whether its process is told of the end of a load that is in the way. Only the claim of an
     /// entry may do without.
     pub listens: bool,
-    /// Names the process of the holder, for [operators](super::Leases::holder_label).
+    /// Names the process of the holder, for [operators](super::Leases::inspect).
     pub label: Option<Arc<str>>,
 }
 

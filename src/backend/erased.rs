@@ -7,8 +7,8 @@ use futures_util::{FutureExt, future::BoxFuture};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
-    Acquired, Changes, Claim, Grant, Holding, Kept, Leases, Marked, Mode, Occupied, Renewal,
-    SemaphoreKind, Tick,
+    Acquired, Changes, Claim, Grant, Holding, Kept, Leases, Marked, Mode, Renewal, SemaphoreKind,
+    Tick,
 };
 use crate::{
     error::BackendError,
@@ -56,8 +56,6 @@ erased! {
     async fn pass(from: &'a Claim, to: &'a Claim) -> Option<Grant>;
     async fn pass_with_fence(from: &'a Claim, to: &'a Claim, fence: u64) -> Option<Grant>;
     async fn mark(claim: &'a Claim, tick: Tick) -> Marked;
-    async fn holder(name: &'a Name, mode: Mode) -> Option<Occupied>;
-    async fn holder_label(name: &'a Name, mode: Mode) -> Option<String>;
     async fn inspect(name: &'a Name, kind: SemaphoreKind) -> Holding;
     async fn lock_names(namespace: &'a Namespace) -> Vec<(Name, SemaphoreKind)>;
     async fn answer(name: &'a Name, text: &'a str) -> ();

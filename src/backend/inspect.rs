@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::Owner;
+use super::{BackOff, Failure, Mode, Occupied, Owner};
 
 /// The holder of a lock or of a load, and how many wait.
 ///
@@ -38,14 +38,25 @@ pub struct Holding {
     /// The claims in the queue, or the processes that wait for the load. Those that died in the
     /// last seconds count.
     pub waiting: u32,
+    /// The failed loads of an entry in a row, and the last of them. The wait is zero when it has
+    /// ended and the failures are still [remembered](BackOff::remembered).
+    pub failed: Option<(BackOff, Failure)>,
 }
 
 impl Holding {
     /// Returns the same with the one holder, whose fence tells how long it has held.
-    pub(crate) fn by(self, holder: Owner, fence: u64, now: u64) -> Self {
+    pub(crate) fn by(self, holder: Owner, fence: u64, now: u64, label: Option<&str>) -> Self {
         let held_for = Some(Duration::from_micros(now.saturating_sub(fence)));
         let process = Some(format!("{:016x}", holder.process_half()));
-        Self { holder: Some(holder), process, fence, held_for, ..self }
+        let owner = label.map(str::to_owned);
+        Self { holder: Some(holder), process, owner, fence, held_for, ..self }
+    }
+
+    /// Returns the holder in a mode, or all that share it. Only the one holder has a fence.
+    pub(crate) fn in_mode(&self, mode: Mode) -> Option<Occupied> {
+        let is_held = self.holders > 0 && mode.is_fenced() == (self.fence > 0);
+        let Self { fence, expires_in: remaining, holders, .. } = *self;
+        is_held.then_some(Occupied { fence, remaining, holders })
     }
 
     /// Returns whether nothing is held, and nothing waits.

@@ -184,36 +184,23 @@ pub trait Leases: Send + Sync + 'static {
         async move { Err(BackendError::new(BackendErrorKind::Refused, why)) }
     }
 
-    /// Returns the holder of the lease of a name in a mode, if there is one.
+    /// Returns who holds a lock, or loads an entry, and how many wait. A load has the kind
+    /// [`Mutex`](SemaphoreKind::Mutex).
     ///
     /// The error is [`BackendErrorKind::Foreign`] if the name holds something that is not a lease.
+    fn inspect(
+        &self,
+        name: &Name,
+        kind: SemaphoreKind,
+    ) -> impl Future<Output = Result<Holding, BackendError>> + Send;
+
+    /// Returns the holder of the lease of a name in a mode, if there is one.
     fn holder(
         &self,
         name: &Name,
         mode: Mode,
-    ) -> impl Future<Output = Result<Option<Occupied>, BackendError>> + Send;
-
-    /// Returns the [label](Claim::label) of the one holder of a name in a mode, if there is one.
-    ///
-    /// The default returns `None`.
-    fn holder_label(
-        &self,
-        _name: &Name,
-        _mode: Mode,
-    ) -> impl Future<Output = Result<Option<String>, BackendError>> + Send {
-        async { Ok(None) }
-    }
-
-    /// Returns who holds a lock, or loads an entry, and how many wait. A load has the kind
-    /// [`Mutex`](SemaphoreKind::Mutex).
-    ///
-    /// The default [refuses](crate::error::BackendErrorKind::Refused).
-    fn inspect(
-        &self,
-        _name: &Name,
-        _kind: SemaphoreKind,
-    ) -> impl Future<Output = Result<Holding, BackendError>> + Send {
-        async { Err(no_inspection()) }
+    ) -> impl Future<Output = Result<Option<Occupied>, BackendError>> + Send {
+        async move { Ok(self.inspect(name, mode.into()).await?.in_mode(mode)) }
     }
 
     /// Returns the locks of a namespace that are held or waited for, in any order. One may come
@@ -224,7 +211,8 @@ pub trait Leases: Send + Sync + 'static {
         &self,
         _namespace: &Namespace,
     ) -> impl Future<Output = Result<Vec<(Name, SemaphoreKind)>, BackendError>> + Send {
-        async { Err(no_inspection()) }
+        let why = "the backend does not search for locks";
+        async move { Err(BackendError::new(BackendErrorKind::Refused, why)) }
     }
 
     /// Publishes what this process does, for those who [ask](crate::Cache::answer_top).
@@ -320,9 +308,4 @@ pub enum Acquired {
 fn no_pass(from: &Claim, to: &Claim) -> BackendError {
     let why = format!("{:?} does not pass to {:?}", from.mode, to.mode);
     BackendError::new(BackendErrorKind::Refused, why)
-}
-
-/// The refusal of a backend that cannot be looked into.
-fn no_inspection() -> BackendError {
-    BackendError::new(BackendErrorKind::Refused, "this backend cannot be looked into")
 }

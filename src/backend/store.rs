@@ -11,7 +11,7 @@ use futures_util::{
 
 use super::{
     Announcement, BackOff, Claim, DynLeases, Entry, Erased, Failure, Grant, Leases, Occupied,
-    TagEnd, TagEnds, Tap, Windows, erased::erased, no_inspection,
+    TagEnd, TagEnds, Tap, Windows, erased::erased,
 };
 #[cfg(doc)]
 use crate::{backend::Change, error::BackendErrorKind};
@@ -159,17 +159,6 @@ pub trait Store: Leases {
         fence_life: Duration,
     ) -> impl Future<Output = Result<u64, BackendError>> + Send;
 
-    /// Returns how a name backs off after failed loads, and the last failure. The wait is zero when
-    /// it has ended and the failures are still [remembered](BackOff::remembered).
-    ///
-    /// The default [refuses](crate::error::BackendErrorKind::Refused).
-    fn back_off(
-        &self,
-        _name: &Name,
-    ) -> impl Future<Output = Result<Option<(BackOff, Failure)>, BackendError>> + Send {
-        async { Err(no_inspection()) }
-    }
-
     /// Returns the last number of the tags of a namespace. Each later [end](Self::end_tag) of a
     /// tag has a greater one.
     ///
@@ -243,7 +232,6 @@ erased! {
     async fn expire(name: &'a Name, fence_life: Duration) -> u64;
     async fn supersede(name: &'a Name, fence_life: Duration) -> u64;
     async fn invalidate(name: &'a Name, fence_life: Duration) -> u64;
-    async fn back_off(name: &'a Name) -> Option<(BackOff, Failure)>;
     async fn tag_number(tags: &'a Name) -> u64;
     async fn tag_ends(tags: &'a Name, which: &'a [Arc<str>]) -> Vec<TagEnds>;
     async fn end_tag(tags: &'a Name, tag: &'a str, end: TagEnd) -> u64;

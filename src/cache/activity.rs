@@ -6,16 +6,16 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, Weak,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use serde_json::json;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use super::{Cache, core::Core};
+use super::Cache;
 use crate::{
     backend::{Changes, Owner},
     key::{Family, Key, Name},
@@ -25,10 +25,8 @@ use crate::{
 /// The key whose channel has the questions.
 const QUESTIONS: &str = "bellwether-top";
 /// Keys are counted for so long after a question, which comes each second. The end of the cache is
-/// noticed as late.
+/// noticed as late, and a subscription that was refused is tried again as often.
 const FRESH: Duration = Duration::from_secs(3);
-/// After how long a subscription that failed is tried again.
-const AGAIN: Duration = Duration::from_secs(5);
 /// One of so many requests is counted.
 const SAMPLED: u32 = 16;
 /// So many keys are counted at most. One of more than a 256th of the requests is always among them.
@@ -67,11 +65,11 @@ impl Activity {
     }
 
     /// Returns the busiest keys since the last question, with the requests for each.
-    fn take(&self) -> Vec<(Key, u64)> {
+    fn take(&self) -> Vec<(String, u32)> {
         let mut keys: Vec<_> = lock(&self.sampled).drain().collect();
         keys.sort_unstable_by_key(|(_, count)| std::cmp::Reverse(*count));
         keys.truncate(ANSWERED);
-        keys.into_iter().map(|(key, count)| (key, u64::from(count) * u64::from(SAMPLED))).collect()
+        keys.into_iter().map(|(key, count)| (key.as_str().to_owned(), count * SAMPLED)).collect()
     }
 }
 
@@ -100,70 +98,30 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// If the future is dropped, there are no more answers. Call this again to go on.
     pub fn answer_top(&self) -> impl Future<Output = ()> + Send + 'static + use<V> {
-        let core = Arc::downgrade(&self.core);
+        let (core, store) = (Arc::downgrade(&self.core), self.core.store.clone());
+        let name = Name::new(&self.core.settings.namespace, Family::Cache, &QUESTIONS.into(), 512);
+        let id = Owner::fresh().to_string();
         async move {
-            let id = Owner::fresh().to_string();
-            while let Some((name, subscribed)) = questions(&core).await {
-                match subscribed {
-                    Some(changes) => answer_all(&core, &name, changes, &id).await,
-                    None => sleep(AGAIN).await,
+            let Ok(name) = name else { return };
+            let mut changes = store.changes(&name).await.unwrap_or_else(|_| Changes::none());
+            loop {
+                let asked = timeout(FRESH, changes.next()).await.is_ok();
+                let Some(core) = core.upgrade() else { return };
+                core.activity.is_asked.store(asked, Ordering::Relaxed);
+                let (stats, keys) = (core.stats(), core.activity.take());
+                drop(core);
+                let process = Owner::process();
+                let answer = json!({"cache": id, "process": process, "stats": stats, "keys": keys});
+                if asked {
+                    let _ = store.answer(&name, &answer.to_string()).await;
+                } else if !changes.subscribe()
+                    && let Ok(subscribed) = store.changes(&name).await
+                {
+                    // The server is there by now, or allows what it refused.
+                    changes = subscribed;
                 }
             }
         }
-    }
-}
-
-/// Subscribes to the questions, unless the cache is gone.
-async fn questions<V: Clone + Send + Sync + 'static>(
-    core: &Weak<Core<V>>,
-) -> Option<(Name, Option<Changes>)> {
-    let core = core.upgrade()?;
-    let name = Name::new(&core.settings.namespace, Family::Cache, &QUESTIONS.into(), 512).ok()?;
-    let store = core.store.clone();
-    drop(core);
-    let changes = store.changes(&name).await.ok();
-    Some((name, changes))
-}
-
-/// Answers each question until the cache is gone or an answer fails.
-async fn answer_all<V: Clone + Send + Sync + 'static>(
-    core: &Weak<Core<V>>,
-    name: &Name,
-    mut changes: Changes,
-    id: &str,
-) {
-    loop {
-        let asked = timeout(FRESH, changes.next()).await.is_ok();
-        let Some(core) = core.upgrade() else { return };
-        core.activity.is_asked.store(asked, Ordering::Relaxed);
-        let keys = core.activity.take();
-        if asked {
-            let answer = core.answer(id, &keys);
-            let store = core.store.clone();
-            drop(core);
-            if store.answer(name, &answer).await.is_err() {
-                return;
-            }
-        }
-    }
-}
-
-impl<V: Clone + Send + Sync + 'static> Core<V> {
-    fn answer(&self, id: &str, keys: &[(Key, u64)]) -> String {
-        let stats = self.stats();
-        let keys: Vec<_> = keys.iter().map(|(key, count)| json!([key.as_str(), count])).collect();
-        json!({
-            "cache": id,
-            "process": Owner::process(),
-            "hits": stats.hits + stats.local + stats.stale,
-            "loads": stats.loads,
-            "failures": stats.failures,
-            "waited": stats.followed + stats.received,
-            "degraded": stats.degraded,
-            "flights": stats.flights,
-            "keys": keys,
-        })
-        .to_string()
     }
 }
 
@@ -179,7 +137,7 @@ mod tests {
         activity.is_asked.store(true, Ordering::Relaxed);
         (0..16_000).for_each(|_| activity.note("k"));
         let [(key, requests)] = &activity.take()[..] else { panic!("one key was asked for") };
-        assert!(key.as_str() == "k" && requests.abs_diff(16_000) < 8_000, "{requests}");
+        assert!(key == "k" && requests.abs_diff(16_000) < 8_000, "{requests}");
     }
 
     #[test]
@@ -192,6 +150,6 @@ mod tests {
             }
         }
         let keys = activity.take();
-        assert!(keys.len() <= ANSWERED && keys[0].0.as_str() == "busy", "{keys:?}");
+        assert!(keys.len() <= ANSWERED && keys[0].0 == "busy", "{keys:?}");
     }
 }

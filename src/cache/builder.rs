@@ -377,7 +377,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         settings.check()?;
         self.negative.iter().try_for_each(Negative::check)?;
         advice::built::<V>(self.store.is_shared(), &settings.namespace, settings.schema);
-        let tag = u32::from(settings.schema) << 16 | u32::from(self.codec.tag());
         let engine = Engine::new(self.store.clone());
         let tags = Arc::new(Tags::new(&settings));
         let counters = Arc::<Counters>::default();
@@ -387,9 +386,9 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             copies: LocalStore::of(&settings, self.store.as_ref(), &tags, &counters),
             tags,
             store: self.store,
+            tag: u32::from(settings.schema) << 16 | u32::from(self.codec.tag()),
             codec: Arc::new(self.codec),
             error_codec: self.error_codec,
-            tag,
             flights: Group::new(settings.abandoned, settings.limits()),
             abort: CancellationToken::new(),
             begun: TaskTracker::new(),
@@ -400,6 +399,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             shards: Shards::default(),
             undecodable: Once::default(),
             unstorable: Once::default(),
+            short_lived: Once::default(),
             refreshes: Refreshes::default(),
             failures: Failures::new(self.failure_policy),
             watches: Watches::default(),

@@ -72,6 +72,7 @@ pub(super) struct Core<V> {
     /// Warned of once, and counted from then on.
     pub(super) undecodable: Once,
     pub(super) unstorable: Once,
+    pub(super) short_lived: Once,
 }
 
 /// The use of an answer of the backend.
@@ -135,6 +136,22 @@ impl<V> Core<V> {
         let settings = &self.settings;
         let name = Name::new(&settings.namespace, Family::Cache, key, settings.max_key)?;
         Ok(name.with_schema(settings.schema))
+    }
+
+    /// Returns what is published of the cache.
+    #[cfg(feature = "metrics")]
+    pub(super) fn reading(&self) -> crate::meter::Reading {
+        let open = self.shards.count(|shard| shard.breaker.is_open());
+        let mut gauges = vec![
+            ("bellwether_leases", self.engine.stats().held as f64),
+            ("bellwether_breaker_open", open as f64),
+        ];
+        let trust = self.copies.as_ref().and_then(|copies| copies.trust());
+        if let Some((lag, is_trusted)) = trust {
+            gauges.push(("bellwether_local_trusted", f64::from(u8::from(is_trusted))));
+            gauges.extend(lag.map(|lag| ("bellwether_local_staleness_seconds", lag.as_secs_f64())));
+        }
+        (serde_json::json!(self.stats()), gauges)
     }
 
     /// Returns what was counted until now.

@@ -1,10 +1,13 @@
 //! The state of a key, for a user who looks for the cause of an incident.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use super::Cache;
+use super::{
+    Cache,
+    freshness::{self, RefreshDelay, Rules, Window},
+};
 use crate::{
-    backend::{BackOff, Entry, EntryKind, Holding, SemaphoreKind, Windows},
+    backend::{Entry, EntryKind, Holding, SemaphoreKind, Windows},
     error::Error,
     key::Key,
 };
@@ -22,12 +25,9 @@ pub struct Explanation {
     pub entry: Option<Entry>,
     /// The size of the encoded value.
     pub bytes: usize,
-    /// The load that is under way. The processes that wait for it count as waiting.
+    /// The load that is under way, and the loads that have failed. The processes that wait for it
+    /// count as waiting.
     pub load: Holding,
-    /// The failed loads in a row, and for how long no process loads the key.
-    pub back_off: Option<BackOff>,
-    /// The message of the last of them.
-    pub failure: Option<String>,
 }
 
 /// The state of an entry.
@@ -52,7 +52,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Returns what the backend knows of a key: its entry, the load that is under way, and failed
     /// loads. Nothing is refreshed, counted or decoded.
     ///
-    /// It reads the whole entry, and takes four commands. The parts are read one after the other,
+    /// It reads the whole entry, and takes three commands. The parts are read one after the other,
     /// so they may be of different moments.
     ///
     /// # Errors
@@ -85,52 +85,25 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
             Some((entry, bytes)) => (Some(entry), bytes),
             None => (None, 0),
         };
-        let (state, remaining) = state(entry.as_ref());
+        let (state, remaining) = entry.as_ref().map_or((EntryState::Missing, None), state);
         let load = core.store.inspect(&name, SemaphoreKind::Mutex).await?;
-        let failed = core.store.back_off(&name).await?;
-        let failure = failed.as_ref().map(|(_, failure)| failure.message().to_owned());
-        let back_off = failed.map(|(back_off, _)| back_off);
-        Ok(Explanation { state, remaining, entry, bytes, load, back_off, failure })
+        Ok(Explanation { state, remaining, entry, bytes, load })
     }
 }
 
 /// Returns what an entry is good for, and for how long.
-fn state(entry: Option<&Entry>) -> (EntryState, Option<Duration>) {
-    let Some(entry) = entry else { return (EntryState::Missing, None) };
-    let windows = entry.windows.unwrap_or(Windows::fresh(Duration::ZERO));
-    let age = entry.age.unwrap_or_default();
-    let left = |end: Duration| end.checked_sub(age).filter(|left| !left.is_zero());
-    let fresh = left(windows.fresh);
-    let stale = left(windows.fresh.saturating_add(windows.stale));
-    let fallback = left(windows.fresh.saturating_add(windows.error));
-    match entry.kind {
-        EntryKind::Ended => (EntryState::Ended, None),
-        EntryKind::Uncacheable => (EntryState::Uncacheable, fresh),
-        _ if entry.windows.is_none() => (EntryState::Fresh, None),
-        _ if fresh.is_some() => (EntryState::Fresh, fresh),
-        _ if stale.is_some() => (EntryState::Stale, stale),
-        _ if fallback.is_some() => (EntryState::Fallback, fallback),
-        _ => (EntryState::Ended, None),
-    }
-}
-
-impl Explanation {
-    /// Returns the tags of the entry.
-    pub fn tags(&self) -> &[Arc<str>] {
-        let tagged = self.entry.as_ref().and_then(|entry| entry.tagged.as_ref());
-        tagged.map_or(&[], |tagged| &tagged.tags)
-    }
-}
-
-impl fmt::Display for EntryState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Missing => "missing",
-            Self::Fresh => "fresh",
-            Self::Stale => "stale",
-            Self::Fallback => "kept for failures",
-            Self::Ended => "ended",
-            Self::Uncacheable => "uncacheable",
-        })
+fn state(entry: &Entry) -> (EntryState, Option<Duration>) {
+    let left = |end: fn(Windows) -> Duration| {
+        let (windows, age) = entry.windows.zip(entry.age)?;
+        Some(end(windows).saturating_sub(age))
+    };
+    match (entry.kind, freshness::decide(entry, &Rules::ALL, || RefreshDelay::NONE)) {
+        (EntryKind::Ended, _) | (_, Window::Over) => (EntryState::Ended, None),
+        (EntryKind::Uncacheable, _) => (EntryState::Uncacheable, left(|it| it.fresh)),
+        (_, Window::Fresh | Window::Early) => (EntryState::Fresh, left(|it| it.fresh)),
+        (_, Window::Stale | Window::Deferred) => {
+            (EntryState::Stale, left(|it| it.fresh.saturating_add(it.stale)))
+        }
+        (_, Window::OnError) => (EntryState::Fallback, left(|it| it.kept())),
     }
 }

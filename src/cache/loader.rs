@@ -10,6 +10,7 @@ use super::{Lead, core::Core, outcome::Made};
 use crate::{
     error::{BoxError, Error, ErrorKind, words_of},
     flight,
+    meter::Meter,
 };
 
 /// The outcome of a loader.
@@ -67,7 +68,7 @@ pub(super) async fn run<V, F, Fut>(
     work: F,
     lead: Lead<V>,
     limit: Duration,
-    number: Option<u64>,
+    (number, meter): (Option<u64>, &Meter),
 ) -> Result<Produced<V>, Error>
 where
     F: FnOnce(Lead<V>) -> Fut,
@@ -87,6 +88,11 @@ where
             Err(Error::new(ErrorKind::LoadTimeout, words))
         }
     };
+    let result = match &produced {
+        Ok(Produced::Failing(_)) | Err(_) => "error",
+        Ok(_) => "value",
+    };
+    meter.ended("bellwether_load_seconds", begun, result);
     debug!(took = ?begun.elapsed(), outcome = %outcome(&produced), "a load has ended");
     produced
 }

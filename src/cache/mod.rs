@@ -31,7 +31,6 @@ mod many;
 mod outcome;
 mod patience;
 mod previous;
-mod published;
 mod refresh;
 mod request;
 mod run;
@@ -241,7 +240,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         &self,
         name: N,
     ) -> impl Future<Output = ()> + Send + 'static + use<V, N> {
-        crate::meter::publish(&self.core, ("cache", name.into().into()))
+        let core = &self.core;
+        crate::meter::publish(&core.meter, "cache", name.into(), core, |core| core.reading())
     }
 
     /// Shuts this cache and its clones down, so that a deploy costs the fleet no lease.

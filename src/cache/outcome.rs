@@ -9,6 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use tokio::time::Instant;
+use tracing::Span;
 
 use super::core::Core;
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
     error::{Error, ErrorKind},
     flight::{Edge, Follower, Waited},
     observe::Counters,
+    spans,
 };
 
 /// A value, where it came from, and what is known of its entry.
@@ -224,6 +226,36 @@ pub(super) enum Outcome<V> {
     /// For late joiners: the backend did not say within this time what they may have. They load
     /// without it.
     Unanswered(Duration),
+}
+
+impl<V> Outcome<V> {
+    /// Returns the word for it, for the caller whose loader ran, or for another one of the flight.
+    pub(super) fn result(&self, leads: bool) -> &'static str {
+        let source = match self {
+            Self::Value(loaded) => loaded.source,
+            Self::Head(_, source) => *source,
+            Self::Failed(_) => return "error",
+            Self::Alone(_) => return "alone",
+            Self::Unanswered(_) => return "unanswered",
+        };
+        match source.for_caller(leads) {
+            Source::Led => "led",
+            Source::Followed => "followed",
+            Source::Hit | Source::Local => "hit",
+            Source::Stale => "stale",
+            Source::Received => "received",
+            Source::Degraded => "degraded",
+        }
+    }
+
+    /// Notes in a span that it ended so.
+    pub(super) fn ends(&self, span: &Span, leads: bool) {
+        let error = match self {
+            Self::Failed(error) => Some(error),
+            _ => None,
+        };
+        spans::ended(span, self.result(leads), error);
+    }
 }
 
 /// How a request ended that may end without a value.

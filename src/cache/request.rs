@@ -479,19 +479,17 @@ where
 {
     let work = work.ok_or_else(cut_off)?;
     core.counters.loads.add();
-    let begun = core.meter.begin();
     let limit = core.options(own.as_deref()).load_limit;
     let lead = Lead::new(None, None, Source::Degraded, false);
     let produced = tokio::select! {
         biased;
-        produced = loader::run(work, lead.clone(), limit, number) => produced,
+        produced = loader::run(work, lead.clone(), limit, (number, &core.meter)) => produced,
         // No other caller wants the rest, and nothing is to be stored.
         () = lead.announced() => {
             let head = lead.head().cloned().ok_or_else(cut_off)?;
             return ended(&core, Outcome::Head(head, Source::Degraded), true, None);
         }
     };
-    core.loaded(begun, &produced);
     match produced {
         Ok(Produced::Value(made)) => {
             ended(&core, Outcome::Value(Loaded::degraded(made.value)), true, None)

@@ -103,7 +103,7 @@ impl Engine {
         strategy: Arc<dyn RetryStrategy>,
         limit: Duration,
     ) -> Result<LeaseGuard, Error> {
-        let (begun, deadline) = (self.meter.begin(), after(Instant::now(), limit));
+        let deadline = after(Instant::now(), limit);
         let acquired = self.janitor.watch().acquire(|| {
             let (engine, strategy) = (self.clone(), strategy.clone());
             let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
@@ -111,7 +111,7 @@ impl Engine {
                 engine.acquire_until(claim, upkeep, strategy.as_ref(), (limit, deadline)).await
             }
         });
-        self.counted(begun, acquired.await)
+        acquired.await
     }
 
     /// Acquires leases of different names one after another, within one limit. If one is not
@@ -128,14 +128,14 @@ impl Engine {
         strategy: Arc<dyn RetryStrategy>,
         limit: Duration,
     ) -> Result<Vec<LeaseGuard>, Error> {
-        let (begun, deadline) = (self.meter.begin(), after(Instant::now(), limit));
+        let deadline = after(Instant::now(), limit);
         let acquired = self.janitor.watch().acquire(|| {
             let (engine, strategy, claims) = (self.clone(), strategy.clone(), claims.clone());
             async move {
                 engine.acquire_in_order(&claims, upkeep, strategy.as_ref(), (limit, deadline)).await
             }
         });
-        self.counted(begun, acquired.await)
+        acquired.await
     }
 
     async fn acquire_in_order(
@@ -191,7 +191,11 @@ impl Engine {
             slot: None,
             failure: None,
         };
-        drive(&mut attempt, &mut waiting).await
+        let outcome = drive(&mut attempt, &mut waiting).await;
+        if outcome.is_ok() {
+            self.meter.woken(waiting.pushed_at, "acquired");
+        }
+        outcome
     }
 }
 

@@ -1,4 +1,9 @@
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicU32},
+    time::Duration,
+};
+
+use tokio::time::Instant;
 
 use super::{
     keeper::Keeper, queue::LocalQueues, record::LeaseRecord, release::Janitor, renewals::Renewals,
@@ -6,8 +11,10 @@ use super::{
 use crate::{
     backend::{Claim, DynLeases, Marked, Tick, answered},
     error::{Error, ErrorKind},
-    meter::{Meter, MeterStart, MeteredTime},
+    key::Key,
+    meter::Meter,
     observe::{LockCounters, LockStats},
+    spans,
 };
 
 /// The parts that the leases of one `Cache` or one `Locks` share.
@@ -17,8 +24,10 @@ pub(crate) struct Engine {
     pub(super) renewals: Renewals,
     pub(super) keeper: Keeper,
     pub(super) queues: LocalQueues<Arc<LeaseRecord>>,
+    /// How many fixed leases ended before their guards.
+    pub(super) outlasted: AtomicU32,
     /// Publishes the times of locks.
-    pub(super) meter: Meter,
+    pub(crate) meter: Meter,
 }
 
 impl Engine {
@@ -31,6 +40,7 @@ impl Engine {
             keeper: Keeper::new(backend),
             janitor,
             queues: LocalQueues::default(),
+            outlasted: AtomicU32::default(),
             meter: Meter::default(),
         })
     }
@@ -54,20 +64,31 @@ impl Engine {
         self.counters.snapshot(self.renewals.held())
     }
 
-    /// Counts an acquisition that ended with an error, and publishes how long it took.
-    pub(super) fn counted<T>(
+    /// Awaits an acquisition in a span of its own, counts an error, and publishes the time.
+    pub(crate) fn observed<T>(
         &self,
-        begun: MeterStart,
-        outcome: Result<T, Error>,
-    ) -> Result<T, Error> {
-        let result = || if outcome.is_ok() { "acquired" } else { "error" };
-        self.meter.ended(begun, MeteredTime::LockWait, result);
-        match outcome.as_ref().map_err(Error::kind) {
-            Ok(_) => {}
-            Err(ErrorKind::NotAcquired) => self.counters.not_acquired.add(),
-            Err(_) => self.counters.failed.add(),
-        }
-        outcome
+        name: &Key,
+        acquiring: impl Future<Output = Result<T, Error>>,
+    ) -> impl Future<Output = Result<T, Error>> {
+        let begun = Instant::now();
+        spans::within(spans::lock(name), acquiring, move |outcome, span| {
+            let error = outcome.as_ref().err();
+            let result = if error.is_none() { "acquired" } else { "error" };
+            spans::ended(span, result, error);
+            self.meter.ended("bellwether_lock_wait_seconds", begun, result);
+            match error.map(Error::kind) {
+                None => {}
+                Some(ErrorKind::NotAcquired) => self.counters.not_acquired.add(),
+                Some(_) => self.counters.failed.add(),
+            }
+        })
+    }
+
+    /// Returns what is published of the locks.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn reading(&self) -> crate::meter::Reading {
+        let waiting = self.keeper.entries() as f64;
+        (serde_json::json!(self.stats()), vec![("bellwether_locks_waiting", waiting)])
     }
 
     /// Stops the engine: no acquisition starts any more, and those that wait fail.
@@ -78,21 +99,5 @@ impl Engine {
     /// Stops the engine, and waits until the releases have ended or the limit passes.
     pub(crate) async fn shutdown(&self, limit: Duration) {
         self.janitor.shutdown(limit).await;
-    }
-}
-
-#[cfg(feature = "metrics")]
-impl crate::meter::Publisher for Engine {
-    fn meter(&self) -> &Meter {
-        &self.meter
-    }
-
-    fn counters(&self) -> Vec<crate::meter::MetricValue> {
-        self.stats().each().into_iter().map(|(_, metric, value)| (metric, None, value)).collect()
-    }
-
-    fn gauges(&self) -> Vec<(&'static str, f64)> {
-        let (held, waiting) = (self.renewals.held(), self.keeper.entries());
-        vec![("bellwether_locks_held", held as f64), ("bellwether_locks_waiting", waiting as f64)]
     }
 }

@@ -1,4 +1,4 @@
-use std::{ops::Deref, sync::Arc, time::Duration};
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
@@ -10,9 +10,8 @@ use super::{
 };
 use crate::{
     advice,
-    backend::{Claim, Mode, Owner, Renewal, answered},
+    backend::{Claim, Marked, Mode, Owner, Renewal, Tick, answered},
     error::{BackendError, BackendErrorKind, Error},
-    meter::{MeterStart, MeteredTime},
 };
 
 impl Engine {
@@ -27,13 +26,11 @@ pub(crate) struct LeaseGuard {
     engine: Arc<Engine>,
     record: Arc<LeaseRecord>,
     released: bool,
-    begun: MeterStart,
 }
 
 impl LeaseGuard {
     pub(super) fn new(engine: Arc<Engine>, record: Arc<LeaseRecord>) -> Self {
-        let begun = engine.meter.begin();
-        Self { engine, record, released: false, begun }
+        Self { engine, record, released: false }
     }
 
     /// Returns the shared record of the lease.
@@ -44,6 +41,11 @@ impl LeaseGuard {
     /// Returns the error of a call that finds the lease lost.
     pub(crate) fn lost_error(&self) -> Error {
         Error::lost(&self.claim().name.key())
+    }
+
+    /// Sets the mark of the name to a tick, if the lease is held.
+    pub(crate) async fn mark(&self, tick: Tick) -> Result<Marked, Error> {
+        self.engine.mark(self.claim(), tick).await
     }
 
     /// Renews the lease now.
@@ -71,8 +73,8 @@ impl LeaseGuard {
     ///
     /// Dropping the future does not stop the release.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
-        let given_back = self.give_back();
         let lost = self.is_lost();
+        let given_back = self.give_back();
         // A reported loss stays a loss, even if the server still has the lease.
         let released = self.engine.janitor.finish(given_back).await;
         if lost { Err(self.lost_error()) } else { released }
@@ -82,8 +84,6 @@ impl LeaseGuard {
     pub(crate) fn detach(mut self) -> Owner {
         self.closing();
         self.released = true;
-        // The hold goes on without this guard.
-        self.begun = MeterStart::default();
         self.claim().owner
     }
 
@@ -95,8 +95,7 @@ impl LeaseGuard {
 
     /// Disarms the guard: the backend has ended the lease with the operation that it was for.
     pub(crate) fn settled(mut self) {
-        self.closing();
-        self.released = true;
+        self.end();
         if self.record.outcome_unknown() {
             self.obligation().settle_late();
         }
@@ -143,9 +142,20 @@ impl LeaseGuard {
         Release::new(janitor, claim, self.record.outcome_unknown(), runtime)
     }
 
-    fn give_back(&mut self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
+    fn end(&mut self) {
         self.closing();
         self.released = true;
+        let result = if self.record.is_lost() { "lost" } else { "held" };
+        self.engine.meter.ended("bellwether_lock_hold_seconds", self.record.since(), result);
+        if self.record.is_fixed() && self.record.is_lost() {
+            advice::fixed_lease_ended(&self.engine.outlasted, self.claim());
+        }
+    }
+
+    fn give_back(&mut self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
+        self.end();
+        // What still runs under the lease learns that it ends, before another holder has it.
+        self.record.end();
         give_back(self.engine.clone(), self.obligation(), self.record.take_slot())
     }
 }
@@ -158,16 +168,15 @@ impl Deref for LeaseGuard {
     }
 }
 
+impl fmt::Debug for LeaseGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.record.fmt(f)
+    }
+}
+
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
-        let result = || if self.record.is_lost() { "lost" } else { "held" };
-        self.engine.meter.ended(self.begun, MeteredTime::LockHold, result);
-        if self.record.is_fixed() && self.record.is_lost() {
-            advice::fixed_lease_ended(&self.claim().name, self.claim().lease);
-        }
         if !self.released {
-            // A load for many keys may go on without this one.
-            self.record.end();
             let given_back = self.give_back();
             self.engine.janitor.spawn_on(given_back, self.record.runtime());
         }

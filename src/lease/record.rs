@@ -1,4 +1,5 @@
 use std::{
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -21,6 +22,8 @@ pub(crate) struct LeaseRecord {
     fence: u64,
     /// The runtime on which the lease was acquired.
     runtime: Handle,
+    /// A time before the request that was granted.
+    since: Instant,
     /// When the total hold ends.
     ends: Instant,
     /// A request of the acquisition had no answer, and may be granted after the release.
@@ -70,6 +73,7 @@ impl LeaseRecord {
             upkeep,
             fence,
             runtime,
+            since,
             ends,
             outcome_unknown,
             lost: Signal::default(),
@@ -108,6 +112,10 @@ impl LeaseRecord {
             true => Duration::ZERO,
             false => self.deadline().saturating_duration_since(Instant::now()),
         }
+    }
+
+    pub(super) fn since(&self) -> Instant {
+        self.since
     }
 
     /// Returns whether it is not renewed by itself.
@@ -170,5 +178,15 @@ impl LeaseRecord {
             Some(every) if after(sent, every) < self.ends => deadline.min(after(sent, every)),
             _ => deadline,
         }
+    }
+}
+
+impl fmt::Debug for LeaseRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseRecord")
+            .field("name", &self.claim.name.key())
+            .field("fence", &self.fence)
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
     }
 }

@@ -52,6 +52,8 @@ pub(crate) struct Waiting<'a> {
     deadline: Instant,
     /// The pauses after requests that failed.
     pauses: Pauses,
+    /// When the push came that has ended the last sleep, for the metrics.
+    pub(crate) pushed_at: Option<Instant>,
 }
 
 /// The next step of a waiter.
@@ -83,6 +85,7 @@ impl<'a> Waiting<'a> {
             limit,
             deadline: after(Instant::now(), limit),
             pauses: Pauses::default(),
+            pushed_at: None,
         }
     }
 
@@ -139,6 +142,7 @@ impl<'a> Waiting<'a> {
 
     /// Waits after a request that found the lease held for another `remaining`, or that failed.
     pub(crate) async fn after(&mut self, remaining: Option<Duration>) -> Woken {
+        self.pushed_at = None;
         let Some(remaining) = remaining else { return self.after_failure().await };
         self.pauses = Pauses::default();
         if self.changes.is_none() {
@@ -162,7 +166,7 @@ impl<'a> Waiting<'a> {
         let wake = look.min(until).min(self.deadline);
         tokio::select! {
             biased;
-            change = pushed(self.changes.as_mut()) => Woken::Pushed(change),
+            change = pushed(self.changes.as_mut()) => self.pushed(change),
             () = kept(self.place.as_ref()) => Woken::Again,
             () = sleep_until(wake) => self.woken(wake),
         }
@@ -184,9 +188,14 @@ impl<'a> Waiting<'a> {
         let wake = after(Instant::now(), self.pauses.next()).min(until).min(self.deadline);
         tokio::select! {
             biased;
-            change = pushed(self.changes.as_mut()) => Woken::Pushed(change),
+            change = pushed(self.changes.as_mut()) => self.pushed(change),
             () = sleep_until(wake) => self.woken(wake),
         }
+    }
+
+    fn pushed(&mut self, change: Change) -> Woken {
+        self.pushed_at = self.changes.as_ref().and_then(Changes::last);
+        Woken::Pushed(change)
     }
 
     fn woken(&mut self, wake: Instant) -> Woken {

@@ -11,12 +11,11 @@ use tracing::warn;
 
 use super::{Holder, space::LockSpace};
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, Mode, Occupied, in_time},
+    backend::{ANSWER_LIMIT, Claim, Holding, Mode, Occupied, in_time},
     error::{Chain, Error, ErrorKind},
     key::{Key, Name},
     lease::{LeaseGuard, Retry, RetryStrategy, Upkeep},
     observe::Rarely,
-    spans,
 };
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
@@ -65,6 +64,11 @@ impl Front {
         }
     }
 
+    /// One that waits without a limit.
+    pub(super) fn unlimited(space: LockSpace, name: Key) -> Self {
+        Self { wait_limit: Duration::MAX, ..Self::new(space, name) }
+    }
+
     /// Acquires a lease in a mode, waiting while others are in the way.
     pub(super) async fn acquire(&self, mode: Mode) -> Result<LeaseGuard, Error> {
         match self.acquire_claim(self.claim(mode)?, self.retry.clone()).await {
@@ -89,7 +93,8 @@ impl Front {
     ) -> Result<LeaseGuard, Error> {
         let upkeep = self.upkeep()?;
         let engine = &self.space.engine;
-        spans::lock(&self.name, engine.acquire(claim, upkeep, retry, self.wait_limit)).await
+        let acquiring = engine.acquire(claim, upkeep, retry, self.wait_limit);
+        engine.observed(&self.name, acquiring).await
     }
 
     /// The strategy of a call that does not wait.
@@ -106,27 +111,31 @@ impl Front {
     /// Adds to an error which process holds the lock, if that is known.
     async fn with_owner(&self, error: Error, mode: Mode) -> Error {
         let Ok(name) = self.full_name() else { return error };
-        // A reader waits for a writer.
-        let mode = if mode == Mode::Read { Mode::Write } else { mode };
-        let label = self.space.engine.backend().holder_label(name, mode);
-        match in_time(ANSWER_LIMIT, label).await {
-            Ok(Some(owner)) => error.held_by(&owner),
+        let held = self.space.engine.backend().inspect(name, mode.into());
+        match in_time(ANSWER_LIMIT, held).await {
+            Ok(Holding { owner: Some(owner), .. }) => error.held_by(&owner),
             _ => error,
         }
     }
 
     /// Looks up the one holder in a mode, and the label of its process.
     pub(super) async fn sole_holder(&self, mode: Mode) -> Result<Option<Holder>, Error> {
-        let (name, backend) = (self.full_name()?, self.space.engine.backend());
-        let Some(occupied) = backend.holder(name, mode).await? else { return Ok(None) };
-        let owner = backend.holder_label(name, mode).await?;
-        let fence = Some(occupied.fence).filter(|fence| *fence > 0);
-        Ok(Some(Holder { owner, expires_in: occupied.remaining, fence }))
+        let held = self.held(mode).await?;
+        let holder = |it: Occupied| Holder {
+            owner: held.owner.clone(),
+            expires_in: it.remaining,
+            fence: Some(it.fence),
+        };
+        Ok(held.in_mode(mode).map(holder))
     }
 
     /// Looks up what is held in a mode.
     pub(super) async fn holder(&self, mode: Mode) -> Result<Option<Occupied>, Error> {
-        Ok(self.space.engine.backend().holder(self.full_name()?, mode).await?)
+        Ok(self.held(mode).await?.in_mode(mode))
+    }
+
+    async fn held(&self, mode: Mode) -> Result<Holding, Error> {
+        Ok(self.space.engine.backend().inspect(self.full_name()?, mode.into()).await?)
     }
 
     /// Ends the leases of a mode. Returns `true` if there was something to end.
@@ -174,9 +183,11 @@ impl Front {
         };
         Err(Error::new(ErrorKind::InvalidConfig, wrong))
     }
+}
 
-    pub(super) fn debug(&self, f: &mut fmt::Formatter<'_>, type_name: &str) -> fmt::Result {
-        f.debug_struct(type_name)
+impl fmt::Debug for Front {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Front")
             .field("name", &self.name)
             .field("lease", &self.lease)
             .field("wait_limit", &self.wait_limit)
@@ -234,16 +245,4 @@ pub(super) async fn run_until<Work: Future>(
         () = lost => None,
         output = work => Some(output),
     }
-}
-
-pub(super) fn debug_guard(
-    f: &mut fmt::Formatter<'_>,
-    type_name: &str,
-    held: &LeaseGuard,
-) -> fmt::Result {
-    f.debug_struct(type_name)
-        .field("name", &held.claim().name.key())
-        .field("fence", &held.fence())
-        .field("remaining", &held.remaining())
-        .finish()
 }

@@ -1,23 +1,19 @@
 //! Jobs: work that one process of the fleet does once for each tick.
 
-use std::{
-    fmt,
-    ops::ControlFlow,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep};
 
 use super::{
     front::{Front, run_until, through_outages},
-    macros::settings,
+    macros::{guard, settings},
     space::LockSpace,
-    turn::Turn,
 };
 use crate::{
-    backend::{Mode, Tick, TickStep},
+    backend::{Mark, Mode, Tick, TickStep},
     error::{Error, ErrorKind},
     key::Key,
+    lease::LeaseGuard,
 };
 
 /// How long the last tick begun is kept.
@@ -41,29 +37,15 @@ pub enum OnCrash {
     RunAgain,
 }
 
-impl OnCrash {
-    fn step(self) -> TickStep {
-        match self {
-            Self::Skip => TickStep::Begin,
-            Self::RunAgain => TickStep::BeginAgain,
-        }
-    }
-}
-
 /// The settings that [`Job`] and [`Ticks`] have in common.
 macro_rules! job_settings {
     () => {
-        /// Sets how long the lease of a turn lasts unless it is renewed. Defaults to 10 s; from 20
-        /// ms to 24 h.
-        ///
-        /// After the process of a turn was killed, the ticks within a lease are missed with
-        /// [`OnCrash::Skip`], and wait with [`OnCrash::RunAgain`].
-        pub fn lease(mut self, lease: Duration) -> Self {
-            self.front.lease = lease;
-            self
-        }
+        settings!(lease);
 
         /// Sets what happens to a tick whose turn crashes. Defaults to [`OnCrash::Skip`].
+        ///
+        /// After the process of a turn was killed, the ticks within a [lease](Self::lease) are
+        /// missed with [`OnCrash::Skip`], and wait with [`OnCrash::RunAgain`].
         pub fn on_crash(mut self, on_crash: OnCrash) -> Self {
             self.on_crash = on_crash;
             self
@@ -101,7 +83,7 @@ macro_rules! job_settings {
 /// assert!(event.begin().await?.is_none());
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a job does nothing until it begins"]
 pub struct Job {
     front: Front,
@@ -112,7 +94,7 @@ pub struct Job {
 
 impl Job {
     pub(super) fn new(space: LockSpace, name: Key, tick: SystemTime) -> Self {
-        Self { front: front(space, name), on_crash: OnCrash::Skip, kept: KEPT, tick }
+        Self { front: Front::unlimited(space, name), on_crash: OnCrash::Skip, kept: KEPT, tick }
     }
 
     pub(super) fn of_id(space: LockSpace, name: &Key, id: &Key, kept: Duration) -> Self {
@@ -150,7 +132,7 @@ impl Job {
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         };
         let waits = self.on_crash == OnCrash::RunAgain;
-        Ok(begin(&self.front, (self.on_crash, self.kept), waits, |_| Some(tick)).await?.0)
+        Ok(begin(&self.front, (self.on_crash, self.kept), waits, |_| Some(tick)).await?.ok())
     }
 
     job_settings!();
@@ -181,7 +163,7 @@ impl Job {
 /// # }
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a job does nothing until it is asked for its next turn"]
 pub struct Ticks {
     front: Front,
@@ -193,7 +175,7 @@ pub struct Ticks {
 
 impl Ticks {
     pub(super) fn new(space: LockSpace, name: Key, period: Duration) -> Self {
-        Self { front: front(space, name), on_crash: OnCrash::Skip, period, last: None }
+        Self { front: Front::unlimited(space, name), on_crash: OnCrash::Skip, period, last: None }
     }
 
     /// Waits for a tick that is to run here, and returns its turn.
@@ -223,12 +205,19 @@ impl Ticks {
             let why = format!("the period of {name:?} is {period:?}; set it from 10 ms to 30 days");
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
+        let (period, lease, last) = (micros(self.period), self.front.lease, self.last);
+        // Work that always crashes is not done without a pause.
+        let rests = |tick| last.is_some_and(|(last, at)| last == tick && at.elapsed() < lease);
+        let tick = |now| Some(now - now % period).filter(|tick| !rests(*tick));
         let due = async {
             loop {
-                match through_outages("a job", || self.try_next()).await? {
-                    ControlFlow::Break(turn) => return Ok(turn),
-                    ControlFlow::Continue(pause) => sleep(pause).await,
-                }
+                let begins = || begin(&self.front, (self.on_crash, KEPT), true, tick);
+                let now = match through_outages("a job", begins).await? {
+                    Ok(turn) => return Ok(turn),
+                    Err(now) => now,
+                };
+                let next = Duration::from_micros(period - now % period);
+                sleep(if tick(now).is_some() { next } else { next.min(lease) }).await;
             }
         };
         let stopped = self.front.space.engine.janitor().stopped();
@@ -238,72 +227,162 @@ impl Ticks {
     }
 
     job_settings!();
-
-    /// Begins the tick that is due, or returns after which time to ask again.
-    async fn try_next(&self) -> Result<ControlFlow<Turn, Duration>, Error> {
-        let (period, lease) = (micros(self.period), self.front.lease);
-        let due = |now: u64| now - now % period;
-        // Work that always crashes is not done without a pause.
-        let rests = |tick| self.last.is_some_and(|(last, at)| last == tick && at.elapsed() < lease);
-        let tick = |now| Some(due(now)).filter(|tick| !rests(*tick));
-        let (turn, now) = begin(&self.front, (self.on_crash, KEPT), true, tick).await?;
-        let next = Duration::from_micros(period - now % period);
-        Ok(match turn {
-            Some(turn) => ControlFlow::Break(turn),
-            None if rests(due(now)) => ControlFlow::Continue(next.min(lease)),
-            None => ControlFlow::Continue(next),
-        })
-    }
-}
-
-fn front(space: LockSpace, name: Key) -> Front {
-    Front { wait_limit: Duration::MAX, ..Front::new(space, name) }
 }
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Begins the tick that `tick` returns for the time of the backend, if it is possible. Returns that
-/// time, too.
+/// Begins the tick that `tick` returns for the time of the backend. Returns that time if no tick is
+/// to begin here.
 async fn begin(
     front: &Front,
     (on_crash, kept): (OnCrash, Duration),
     waits: bool,
     tick: impl Fn(u64) -> Option<u64>,
-) -> Result<(Option<Turn>, u64), Error> {
+) -> Result<Result<Turn, u64>, Error> {
     front.upkeep()?;
-    let engine = front.space.engine.clone();
+    let step = match on_crash {
+        OnCrash::Skip => TickStep::Begin,
+        OnCrash::RunAgain => TickStep::BeginAgain,
+    };
     // The claim has no lease yet, so this only looks.
     let look = front.claim(Mode::Exclusive)?;
-    let seen = engine.mark(&look, Tick { at: 0, step: on_crash.step(), kept }).await?;
+    let seen = front.space.engine.mark(&look, Tick { at: 0, step, kept }).await?;
     let seen_at = Instant::now();
     let now = || seen.now + micros(seen_at.elapsed());
-    let tick = || tick(now()).map(|at| Tick { at, step: on_crash.step(), kept });
+    let tick = || Some(Tick { at: tick(now())?, step, kept });
     if !tick().is_some_and(|tick| tick.is_possible(seen.before, look.owner)) {
-        return Ok((None, now()));
+        return Ok(Err(now()));
     }
     let held = match waits {
         true => Some(front.acquire(Mode::Exclusive).await?),
         false => front.try_acquire(Mode::Exclusive).await?,
     };
-    let (Some(held), Some(tick)) = (held, tick()) else { return Ok((None, now())) };
-    let marked = engine.mark(held.claim(), tick).await?;
-    if !marked.is_set && tick.is_possible(marked.before, held.claim().owner) {
-        return Err(held.lost_error());
+    let (Some(held), Some(tick)) = (held, tick()) else { return Ok(Err(now())) };
+    let marked = held.mark(tick).await?;
+    if marked.is_set {
+        return Ok(Ok(Turn { held, tick, previous: marked.before }));
     }
-    let turn = Turn { held, engine, tick, previous: marked.before };
-    Ok((marked.is_set.then_some(turn), now()))
-}
-
-impl fmt::Debug for Job {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.front.debug(f, "Job")
+    match tick.is_possible(marked.before, held.claim().owner) {
+        true => Err(held.lost_error()),
+        false => Ok(Err(now())),
     }
 }
 
-impl fmt::Debug for Ticks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.front.debug(f, "Ticks")
+/// The right to do the work of a job for one tick: the [mutex](crate::Locks::mutex) of its name.
+///
+/// Returned by [`Job::begin`] and [`Ticks::next`]. Its lease
+/// is renewed while the turn lives. Call [`done`](Self::done) after the work: a turn that is
+/// dropped counts as [a crash](OnCrash).
+///
+/// # Examples
+///
+/// ```
+/// # use std::time::{Duration, SystemTime};
+/// # use bellwether::{Error, Locks};
+/// # async fn send_report() -> Result<(), std::io::Error> { Ok(()) }
+/// async fn report(locks: &Locks, tick: SystemTime) -> Result<(), Error> {
+///     let Some(turn) = locks.once("report", tick).begin().await? else { return Ok(()) };
+///     if let Err(error) = turn.retry(Duration::from_secs(10), 3, send_report).await? {
+///         println!("no report for {:?}: {error}", turn.tick());
+///     }
+///     // Done, also without a report: the next tick makes the next one.
+///     turn.done().await
+/// }
+/// ```
+#[derive(Debug)]
+#[must_use = "a turn that is dropped counts as a crash"]
+pub struct Turn {
+    held: LeaseGuard,
+    tick: Tick,
+    previous: Option<Mark>,
+}
+
+impl Turn {
+    guard!(fence);
+    guard!(lease);
+
+    /// Returns the tick, rounded down to a microsecond. It says nothing for an
+    /// [id](crate::Locks::once_id).
+    pub fn tick(&self) -> SystemTime {
+        instant(self.tick.at)
     }
+
+    /// Returns the tick that was begun before this one, if one is remembered.
+    ///
+    /// The ticks of the schedule between the two were missed. With
+    /// [`RunAgain`](OnCrash::RunAgain), it may be this tick, whose turn has crashed.
+    pub fn previous(&self) -> Option<PreviousTick> {
+        let Mark { tick, begun_by } = self.previous?;
+        Some(PreviousTick { tick: instant(tick), is_done: begun_by.is_none() })
+    }
+
+    /// Runs work until it succeeds, up to `limit` times with a `delay` in between. Returns the last
+    /// result of the work.
+    ///
+    /// All tries are in this turn: a crash ends them, and a loss of the lease drops the work, as in
+    /// [`run`](Self::run).
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost) if the lease was lost before the last try completed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the returned future drops the work. The turn goes on.
+    pub async fn retry<T, E, Work: Future<Output = Result<T, E>>>(
+        &self,
+        delay: Duration,
+        limit: u32,
+        mut work: impl FnMut() -> Work,
+    ) -> Result<Result<T, E>, Error> {
+        let tries = async {
+            for _ in 1..limit {
+                let result = work().await;
+                if result.is_ok() {
+                    return result;
+                }
+                sleep(delay).await;
+            }
+            work().await
+        };
+        self.run(tries).await
+    }
+
+    /// Notes that the work of the tick is done, and releases the lease.
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::ErrorKind::Lost) if the lease was no longer held. The turn has crashed.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The turn may count
+    ///   as crashed.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the turn may count as crashed. The lease is released all the same.
+    pub async fn done(self) -> Result<(), Error> {
+        let Self { held, tick, .. } = self;
+        let done = Tick { step: TickStep::Done, ..tick };
+        if held.is_lost() || !held.mark(done).await?.is_set {
+            return Err(held.lost_error());
+        }
+        // The work is done, however the release ends. The log tells of an error.
+        let _ = held.release().await;
+        Ok(())
+    }
+}
+
+fn instant(tick: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_micros(tick)
+}
+
+/// The tick that was begun before that of a [`Turn`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PreviousTick {
+    /// The tick.
+    pub tick: SystemTime,
+    /// Whether its turn was [done](Turn::done). If not, it has crashed.
+    pub is_done: bool,
 }

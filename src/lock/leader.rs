@@ -1,21 +1,15 @@
 //! One leader in the whole fleet.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::{
-    Mutex,
-    front::{run_until, through_outages},
+    front::{Front, RenewalPace, run_until, through_outages},
+    macros::settings,
     space::LockSpace,
 };
-use crate::{
-    backend::Mode,
-    error::{Chain, Error},
-    key::Key,
-    lease::LeaseRecord,
-    signal::Signal,
-};
+use crate::{backend::Mode, error::Error, key::Key, lease::LeaseRecord};
 
 /// A candidate for work that one process of the fleet does at a time.
 ///
@@ -45,15 +39,16 @@ use crate::{
 /// locks.shutdown(Duration::from_secs(5)).await;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a candidate does nothing until it runs"]
 pub struct Candidate {
-    mutex: Mutex,
+    front: Front,
+    mode: Mode,
 }
 
 impl Candidate {
     pub(super) fn new(space: LockSpace, name: Key, mode: Mode) -> Self {
-        Self { mutex: Mutex::new(space, name, mode).wait_limit(Duration::MAX) }
+        Self { front: Front::unlimited(space, name), mode }
     }
 
     /// Waits until this candidate leads, runs the work, and returns its output.
@@ -86,20 +81,16 @@ impl Candidate {
         Done: Future,
     {
         // A shutdown that ended first would let the program end while the lease is held.
-        self.mutex.space().engine.janitor().track(self.lead(work)).await
+        self.front.space.engine.janitor().track(self.lead(work)).await
     }
 
-    /// Sets how long the lease lasts unless it is renewed. Defaults to 10 s; from 20 ms to 24 h.
-    ///
-    /// This is also how long the others wait for a leader that died.
-    pub fn lease(self, lease: Duration) -> Self {
-        Self { mutex: self.mutex.lease(lease) }
-    }
+    settings!(lease);
 
     /// Sets how often the lease is renewed. Defaults to a third of the lease; from 1 ms to less
     /// than the lease.
-    pub fn renew_every(self, interval: Duration) -> Self {
-        Self { mutex: self.mutex.renew_every(interval) }
+    pub fn renew_every(mut self, interval: Duration) -> Self {
+        self.front.renewal = RenewalPace::Every(interval);
+        self
     }
 
     async fn lead<Work, Done>(&self, mut work: Work) -> Result<Done::Output, Error>
@@ -108,41 +99,27 @@ impl Candidate {
         Done: Future,
     {
         loop {
-            let guard = through_outages("a candidate", || self.mutex.lock()).await?;
-            let term = Term { record: guard.record().clone(), ended: Arc::default() };
-            // The term ends before the lease is released, also if this future is dropped: the guard
-            // was declared first, and so is dropped last.
-            let ended = EndsTerm(term.ended.clone());
-            let stopped = self.mutex.space().engine.janitor().stopped();
-            let output = run_until(stopped, guard.run(work(term))).await;
-            drop(ended);
-            match output {
-                Some(Ok(output)) => {
-                    if let Err(error) = guard.unlock().await {
-                        debug!(error = %Chain(&error), "the end of a term has an error");
-                    }
+            let held = through_outages("a candidate", || self.front.acquire(self.mode)).await?;
+            let led = run_until(held.lost(), work(Term { record: held.record().clone() }));
+            match run_until(self.front.space.engine.janitor().stopped(), led).await {
+                Some(Some(output)) => {
+                    // The work is done, however the release ends. The log tells of an error.
+                    let _ = held.release().await;
                     return Ok(output);
                 }
-                Some(Err(error)) => warn!(error = %Chain(&error), "the leader lost its lease"),
+                Some(None) => warn!(name = %self.front.name, "the leader lost its lease"),
                 None => return Err(Error::shut_down()),
             }
         }
     }
 }
 
-impl fmt::Debug for Candidate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Candidate").field(&self.mutex).finish()
-    }
-}
-
 /// The time in which a [`Candidate`] leads.
 ///
 /// It can be cloned and given to tasks. It [ends](Self::ended) with the work at the latest.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Term {
     record: Arc<LeaseRecord>,
-    ended: Arc<Signal>,
 }
 
 impl Term {
@@ -182,42 +159,17 @@ impl Term {
     /// }
     /// ```
     pub async fn ended(&self) {
-        tokio::select! {
-            () = self.ended.given() => {}
-            () = self.record.lost() => {}
-        }
+        self.record.lost().await;
     }
 
     /// Returns `true` if the term has [ended](Self::ended).
     pub fn is_ended(&self) -> bool {
-        self.ended.is_given() || self.record.is_lost()
+        self.record.is_lost()
     }
 
     /// Returns how long the term is certain to last if no renewal succeeds and the work does not
     /// end. Zero if it has ended.
     pub fn remaining(&self) -> Duration {
-        match self.ended.is_given() {
-            true => Duration::ZERO,
-            false => self.record.remaining(),
-        }
-    }
-}
-
-impl fmt::Debug for Term {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Term")
-            .field("name", &self.record.claim().name.key())
-            .field("fence", &self.fence())
-            .field("remaining", &self.remaining())
-            .finish()
-    }
-}
-
-/// Ends a term when it is dropped.
-struct EndsTerm(Arc<Signal>);
-
-impl Drop for EndsTerm {
-    fn drop(&mut self) {
-        self.0.give();
+        self.record.remaining()
     }
 }

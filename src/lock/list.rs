@@ -1,6 +1,6 @@
 //! What locks there are, and who holds them.
 
-use std::{cmp::Reverse, collections::BTreeSet, fmt};
+use std::{cmp::Reverse, collections::HashSet, fmt};
 
 use super::{Locks, front::Front, semaphore::any_permit};
 use crate::{
@@ -54,14 +54,13 @@ impl Locks {
     /// ```
     pub async fn list(&self) -> Result<Vec<ListedLock>, Error> {
         let namespace = self.space.namespace.as_ref().map_err(Error::clone)?;
-        let found = self.space.engine.backend().lock_names(namespace).await?;
-        let found: BTreeSet<_> =
-            found.into_iter().map(|(name, kind)| (name.key().into_owned(), kind)).collect();
-        let mut listed = Vec::with_capacity(found.len());
-        for (name, kind) in found {
-            listed.extend(self.look(&self.space.name(&Key::from(name))?, kind).await?);
-        }
-        listed.sort_by_key(|lock| Reverse((lock.held.waiting, lock.held.held_for)));
+        // A lock has several keys.
+        let found: HashSet<_> =
+            self.space.engine.backend().lock_names(namespace).await?.into_iter().collect();
+        let mut listed = self.look(found).await?;
+        listed.sort_by_cached_key(|ListedLock { name, kind, held }| {
+            (Reverse((held.waiting, held.held_for)), name.clone(), *kind)
+        });
         Ok(listed)
     }
 
@@ -88,11 +87,7 @@ impl Locks {
     /// ```
     pub async fn explain(&self, name: impl Into<Key>) -> Result<Vec<ListedLock>, Error> {
         let name = self.space.name(&name.into())?;
-        let mut listed = Vec::new();
-        for kind in SemaphoreKind::ALL {
-            listed.extend(self.look(&name, kind).await?);
-        }
-        Ok(listed)
+        self.look(SemaphoreKind::ALL.map(|kind| (name.clone(), kind))).await
     }
 
     /// Ends what is held of a lock, if its holder is still the listed one. Returns `false` if it is
@@ -141,10 +136,18 @@ impl Locks {
         }
     }
 
-    async fn look(&self, name: &Name, kind: SemaphoreKind) -> Result<Option<ListedLock>, Error> {
-        let held = self.space.engine.backend().inspect(name, kind).await?;
-        let name = name.key().into_owned();
-        Ok((!held.is_idle()).then_some(ListedLock { name, kind, held }))
+    /// Returns those of some locks that are held or waited for.
+    async fn look(
+        &self,
+        locks: impl IntoIterator<Item = (Name, SemaphoreKind)>,
+    ) -> Result<Vec<ListedLock>, Error> {
+        let mut listed = Vec::new();
+        for (name, kind) in locks {
+            let held = self.space.engine.backend().inspect(&name, kind).await?;
+            let name = name.key().into_owned();
+            listed.extend((!held.is_idle()).then_some(ListedLock { name, kind, held }));
+        }
+        Ok(listed)
     }
 }
 

@@ -234,7 +234,10 @@ impl Locks {
         &self,
         name: N,
     ) -> impl Future<Output = ()> + Send + 'static + use<N> {
-        crate::meter::publish(&self.space.engine, ("locks", name.into().into()))
+        let engine = &self.space.engine;
+        crate::meter::publish(&engine.meter, "locks", name.into(), engine, |engine| {
+            engine.reading()
+        })
     }
 
     /// Shuts these locks and their clones down.

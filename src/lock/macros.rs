@@ -5,7 +5,7 @@
 
 /// The settings of a type that has a `front`.
 macro_rules! settings {
-    (acquisition) => {
+    (lease) => {
         /// Sets how long the lease lasts unless it is renewed. Defaults to 10 s; from 20 ms to 24
         /// h.
         ///
@@ -14,6 +14,9 @@ macro_rules! settings {
             self.front.lease = lease;
             self
         }
+    };
+    (acquisition) => {
+        settings!(lease);
 
         /// Sets how long an acquisition may wait for other holders. Defaults to 30 s.
         ///

@@ -108,13 +108,12 @@ mod rw;
 mod semaphore;
 mod several;
 mod space;
-mod turn;
 
 /// For the tests of the rules that every backend keeps.
 #[doc(hidden)]
 pub use self::majority::Majority;
 pub use self::{
-    jobs::{Job, OnCrash, Ticks},
+    jobs::{Job, OnCrash, PreviousTick, Ticks, Turn},
     latch::Latch,
     leader::{Candidate, Term},
     list::ListedLock,
@@ -126,6 +125,5 @@ pub use self::{
     rw::{ReadGuard, RwLock, Upgrade, WriteGuard},
     semaphore::{Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
-    turn::{PreviousTick, Turn},
 };
 pub use crate::observe::LockStats;

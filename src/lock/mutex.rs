@@ -1,18 +1,13 @@
 //! The mutex, plain or fair.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use super::{
-    front::{Front, debug_guard},
+    front::Front,
     macros::{guard, inspection, settings},
     space::LockSpace,
 };
-use crate::{
-    backend::Mode,
-    error::Error,
-    key::Key,
-    lease::{LeaseGuard, LeaseRecord},
-};
+use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 
 /// A lock that one holder has at a time: a name, and how it is to be held.
 ///
@@ -49,7 +44,7 @@ use crate::{
 /// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a mutex does nothing until it is locked"]
 pub struct Mutex {
     front: Front,
@@ -59,10 +54,6 @@ pub struct Mutex {
 impl Mutex {
     pub(super) fn new(space: LockSpace, name: Key, mode: Mode) -> Self {
         Self { front: Front::new(space, name), mode }
-    }
-
-    pub(super) fn space(&self) -> &LockSpace {
-        &self.front.space
     }
 
     /// Acquires the lock, waiting while there is another holder.
@@ -130,12 +121,6 @@ impl Mutex {
     settings!(fence);
 }
 
-impl fmt::Debug for Mutex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.front.debug(f, "Mutex")
-    }
-}
-
 /// A [`Mutex`] that is held.
 ///
 /// Its lease is renewed while the guard lives. If the guard is dropped, the lock is released [in
@@ -163,25 +148,16 @@ impl fmt::Debug for Mutex {
 /// guard.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+#[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct MutexGuard {
     held: LeaseGuard,
 }
 
 impl MutexGuard {
-    pub(super) fn record(&self) -> &Arc<LeaseRecord> {
-        self.held.record()
-    }
-
     guard!(fence);
     guard!(lease);
     guard!(unlock);
-}
-
-impl fmt::Debug for MutexGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug_guard(f, "MutexGuard", &self.held)
-    }
 }
 
 /// The holder of a lock, as any process sees it.

@@ -45,7 +45,7 @@ use crate::{
 /// assert!(exports.release(id).await?);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "nothing happens until a permit is acquired"]
 pub struct Permits {
     front: Front,
@@ -142,12 +142,6 @@ impl Permits {
     fn claim(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {
         self.front.upkeep()?;
         Ok(Claim { owner, ..self.front.claim(any_permit(self.limit))? })
-    }
-}
-
-impl fmt::Debug for Permits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.front.debug(f, "Permits")
     }
 }
 

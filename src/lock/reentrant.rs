@@ -15,7 +15,7 @@ use futures_util::FutureExt;
 use tokio::sync::Notify;
 
 use super::{
-    front::{Front, debug_guard},
+    front::Front,
     macros::{guard, inspection, settings},
     space::LockSpace,
 };
@@ -80,7 +80,7 @@ use crate::{
 /// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a mutex does nothing until a holder of it locks it"]
 pub struct ReentrantMutex {
     front: Front,
@@ -102,12 +102,6 @@ impl ReentrantMutex {
     settings!(acquisition);
     settings!(renewal);
     settings!(fence);
-}
-
-impl fmt::Debug for ReentrantMutex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.front.debug(f, "ReentrantMutex")
-    }
 }
 
 /// One holder of a [`ReentrantMutex`].
@@ -173,7 +167,9 @@ impl ReentrantHolder {
 
 impl fmt::Debug for ReentrantHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.reentry.front.debug(f, "ReentrantHolder")
+        f.debug_struct("ReentrantHolder")
+            .field("front", &self.reentry.front)
+            .finish_non_exhaustive()
     }
 }
 
@@ -206,7 +202,7 @@ impl fmt::Debug for ReentrantHolder {
 /// guard.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "the lock is released when its last guard is dropped"]
 pub struct ReentrantGuard {
     held: Arc<LeaseGuard>,
@@ -216,12 +212,6 @@ impl ReentrantGuard {
     guard!(fence);
     guard!(lease);
     guard!(unlock shared);
-}
-
-impl fmt::Debug for ReentrantGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug_guard(f, "ReentrantGuard", &self.held)
-    }
 }
 
 /// The state that all clones of one holder share.

@@ -1,9 +1,9 @@
 //! The read-write lock, its guards, and how one becomes the other.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use super::{
-    front::{Front, debug_guard},
+    front::Front,
     macros::{guard, settings},
     space::LockSpace,
 };
@@ -59,7 +59,7 @@ use crate::{
 /// # drop(reader);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a lock does nothing until it is locked"]
 pub struct RwLock {
     front: Front,
@@ -185,12 +185,6 @@ impl RwLock {
     }
 }
 
-impl fmt::Debug for RwLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.front.debug(f, "RwLock")
-    }
-}
-
 /// An [`RwLock`] that is held beside other readers.
 ///
 /// It has no fencing token, because several callers hold at once.
@@ -224,7 +218,7 @@ impl fmt::Debug for RwLock {
 /// }
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "the lock is released when its last guard is dropped"]
 pub struct ReadGuard {
     front: Front,
@@ -265,12 +259,6 @@ impl ReadGuard {
     }
 
     guard!(unlock shared);
-}
-
-impl fmt::Debug for ReadGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug_guard(f, "ReadGuard", &self.held)
-    }
 }
 
 /// The outcome of [`ReadGuard::try_upgrade`]. In both cases the lock is still held.
@@ -315,6 +303,7 @@ pub enum Upgrade {
 /// writer.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+#[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct WriteGuard {
     front: Front,
@@ -349,12 +338,6 @@ impl WriteGuard {
     }
 
     guard!(unlock);
-}
-
-impl fmt::Debug for WriteGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug_guard(f, "WriteGuard", &self.held)
-    }
 }
 
 /// Passes a lease on to another mode. Returns the old lease if that is refused.

@@ -1,7 +1,5 @@
 //! The semaphore: permits that are renewed while their guard lives.
 
-use std::fmt;
-
 use super::{
     front::Front,
     macros::{guard, settings},
@@ -59,7 +57,7 @@ const MOST_AT_ONCE: u32 = 1000;
 /// # drop(permit);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a semaphore does nothing until permits are acquired"]
 pub struct Semaphore {
     front: Front,
@@ -188,12 +186,6 @@ pub(super) fn any_permit(limit: u32) -> Mode {
     Mode::Permit { limit, count: 1 }
 }
 
-impl fmt::Debug for Semaphore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.front.debug(f, "Semaphore")
-    }
-}
-
 /// Permits of a [`Semaphore`].
 ///
 /// It has no fencing token, because several callers hold at once.
@@ -224,6 +216,7 @@ impl fmt::Debug for Semaphore {
 /// permit.release().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+#[derive(Debug)]
 #[must_use = "permits are released when they are dropped"]
 pub struct SemaphorePermit {
     held: LeaseGuard,
@@ -251,15 +244,5 @@ impl SemaphorePermit {
     /// If the future is dropped, the permits are released all the same.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
-    }
-}
-
-impl fmt::Debug for SemaphorePermit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SemaphorePermit")
-            .field("name", &self.held.claim().name.key())
-            .field("count", &self.count)
-            .field("remaining", &self.remaining())
-            .finish()
     }
 }

@@ -14,7 +14,6 @@ use crate::{
     error::{Error, ErrorKind},
     key::Key,
     lease::{LeaseGuard, RetryStrategy},
-    spans,
 };
 
 /// The most names for one acquisition, each of which costs a request.
@@ -55,7 +54,7 @@ const MOST_NAMES: usize = 64;
 /// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "nothing is locked until it is asked for"]
 pub struct Several {
     /// Its name lists all names.
@@ -108,8 +107,9 @@ impl Several {
         let front = &self.front;
         let upkeep = front.upkeep()?;
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
-        let acquiring = front.space.engine.acquire_each(claims, upkeep, retry, front.wait_limit);
-        let held = spans::lock(&front.name, acquiring).await?;
+        let engine = &front.space.engine;
+        let acquiring = engine.acquire_each(claims, upkeep, retry, front.wait_limit);
+        let held = engine.observed(&front.name, acquiring).await?;
         Ok(SeveralGuard { held: SeveralLeases(names.into_iter().zip(held).collect()) })
     }
 
@@ -138,12 +138,6 @@ impl Several {
             return Ok(names);
         };
         Err(Error::new(ErrorKind::InvalidConfig, wrong))
-    }
-}
-
-impl fmt::Debug for Several {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.front.debug(f, "Several")
     }
 }
 

@@ -10,7 +10,7 @@ use super::{Answer, Op, Operation};
 use crate::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Holding, Kept, Latches, Leases, Marked, Mode, Occupied, Owner, Renewal,
+        Failure, Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal,
         SemaphoreKind, Store, TagEnd, TagEnds, Tap, Tick, Windows,
     },
     error::{BackendError, BackendErrorKind},
@@ -166,10 +166,6 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         ask!(self, Mark { claim: claim.clone(), tick })
     }
 
-    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        ask!(self, Holder { name: name.clone(), mode })
-    }
-
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         ask!(self, Inspect { name: name.clone(), kind })
     }
@@ -288,10 +284,6 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
         ask!(self, Invalidate { name: name.clone(), fence_life })
-    }
-
-    async fn back_off(&self, name: &Name) -> Result<Option<(BackOff, Failure)>, BackendError> {
-        ask!(self, BackOff { name: name.clone() })
     }
 
     async fn tag_number(&self, tags: &Name) -> Result<u64, BackendError> {

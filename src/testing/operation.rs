@@ -7,8 +7,8 @@ use crate::backend::Leases;
 use crate::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Holding, Kept, Latches, Marked, Mode, Occupied, Owner, Renewal,
-        SemaphoreKind, Store, TagEnd, TagEnds, Tick, Windows,
+        Failure, Grant, Holding, Kept, Latches, Marked, Mode, Owner, Renewal, SemaphoreKind, Store,
+        TagEnd, TagEnds, Tick, Windows,
     },
     error::BackendError,
     key::{Name, Namespace},
@@ -89,8 +89,6 @@ operations! {
         backend.pass_with_fence(from, to, *fence);
     /// Marks the tick of a job: [`Leases::mark`].
     Mark { claim: Claim, tick: Tick } -> Marked = backend.mark(claim, *tick);
-    /// Looks up who holds a lock: [`Leases::holder`].
-    Holder { name: Name, mode: Mode } -> Option<Occupied> = backend.holder(name, *mode);
     /// Looks into a lock or a load: [`Leases::inspect`].
     Inspect { name: Name, kind: SemaphoreKind } -> Holding = backend.inspect(name, *kind);
     /// Lists locks: [`Leases::lock_names`].
@@ -130,8 +128,6 @@ operations! {
     /// Removes an entry: [`Store::invalidate`].
     Invalidate { name: Name, fence_life: Duration } -> u64 =
         backend.invalidate(name, *fence_life);
-    /// Reads the record of failed loads: [`Store::back_off`].
-    BackOff { name: Name } -> Option<(BackOff, Failure)> = backend.back_off(name);
     /// Reads the last number of the tags: [`Store::tag_number`].
     TagNumber { tags: Name } -> u64 = backend.tag_number(tags);
     /// Reads when tags ended: [`Store::tag_ends`].

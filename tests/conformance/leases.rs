@@ -1,6 +1,6 @@
 //! A lease has one holder, for a limited time.
 
-use bellwether::backend::{Change, Claim, Leases, Mode, Renewal, Store};
+use bellwether::backend::{Change, Claim, Leases, Renewal, SemaphoreKind, Store};
 
 use crate::harness::{
     FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, begun, claim, granted, held, listen, name,
@@ -176,7 +176,7 @@ pub async fn leases_of_different_names_are_independent<H: Harness>(h: &H) {
 pub async fn a_holder_is_told_by_the_label_of_its_process<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
-    let label = async || there.holder_label(&name, Mode::Exclusive).await.unwrap();
+    let label = async || there.inspect(&name, SemaphoreKind::Mutex).await.unwrap().owner;
     let labelled = |label: Option<&str>| {
         let mut claim = claim(&name);
         claim.label = label.map(Into::into);
@@ -185,7 +185,7 @@ pub async fn a_holder_is_told_by_the_label_of_its_process<H: FullHarness>(h: &H)
     let first = labelled(Some("pod-7"));
     granted(&here, &first).await;
     assert_eq!(label().await.as_deref(), Some("pod-7"));
-    assert_eq!(there.holder_label(&name, Mode::Read).await.unwrap(), None);
+    assert_eq!(there.inspect(&name, SemaphoreKind::ReadWrite).await.unwrap().owner, None);
     let second = labelled(Some("a pod: 8,é"));
     assert!(here.pass(&first, &second).await.unwrap().is_some());
     assert_eq!(label().await, second.label.as_deref().map(str::to_owned));

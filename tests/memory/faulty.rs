@@ -99,5 +99,8 @@ async fn the_answer_to_another_operation_is_an_error() {
     let backend = Interceptor { inner: MemoryBackend::new(), hook: Confused };
     let error = Locks::new(backend).mutex("m").is_locked().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
-    assert!(format!("{error:#}").contains("asked for Holder and answered ClearLatch"), "{error:#}");
+    assert!(
+        format!("{error:#}").contains("asked for Inspect and answered ClearLatch"),
+        "{error:#}"
+    );
 }

@@ -64,6 +64,29 @@ async fn traffic(cache: &Cache<u64>, locks: &Locks) {
     guard.unlock().await.unwrap();
 }
 
+/// Waits for a load and for a lock of another process, and is woken at the end of each.
+async fn wake_ups(cache: &Cache<u64>, locks: &Locks, backend: &MemoryBackend) {
+    let other: Cache<u64> = Cache::builder(backend.clone()).build().unwrap();
+    let load = other.get_or_load("w", |_| async {
+        sleep(SECOND).await;
+        Ok::<_, BoxError>(17)
+    });
+    let receives = async {
+        sleep(SECOND / 2).await;
+        cache.get_or_load("w", |_| async { Err::<u64, _>("it is loaded already") }).await
+    };
+    let (loaded, received) = tokio::join!(load, receives);
+    assert_eq!((loaded.unwrap(), received.unwrap()), (17, 17));
+    let held = Locks::new(backend.clone()).mutex("w").lock().await.unwrap();
+    let releases = async {
+        sleep(SECOND).await;
+        held.unlock().await.unwrap();
+    };
+    let mutex = locks.mutex("w");
+    let (waited, ()) = tokio::join!(mutex.lock(), releases);
+    waited.unwrap().unlock().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn each_metric_is_published_and_told_by_its_page() {
     let recorder = DebuggingRecorder::new();
@@ -72,11 +95,12 @@ async fn each_metric_is_published_and_told_by_its_page() {
     let backend = MemoryBackend::new();
     let builder = Cache::builder(backend.clone()).local(LocalTier::default());
     let cache: Cache<u64> = builder.build().unwrap();
-    let locks = Locks::new(backend);
+    let locks = Locks::new(backend.clone());
     tokio::spawn(cache.publish_metrics("products"));
     tokio::spawn(locks.publish_metrics("shop"));
     sleep(SECOND).await;
     traffic(&cache, &locks).await;
+    wake_ups(&cache, &locks, &backend).await;
     sleep(2 * SECOND).await;
 
     let seen = published(&snapshotter);
@@ -94,6 +118,9 @@ async fn each_metric_is_published_and_told_by_its_page() {
     assert!((3.0..3.6).contains(&held), "{held}");
     let waited = of(&seen, "bellwether_lock_wait_seconds", &of_locks("error"));
     assert!((1.0..1.6).contains(&waited), "{waited}");
+    // The push takes no time here, and the waits of a half and of a whole second are no part of it.
+    assert_eq!(of(&seen, "bellwether_wake_up_seconds", &result("received")), 0.0);
+    assert_eq!(of(&seen, "bellwether_wake_up_seconds", &of_locks("acquired")), 0.0);
     assert_eq!(of(&seen, "bellwether_locks_not_acquired_total", &[("locks", "shop")]), 1.0);
 
     let names: BTreeSet<_> = seen

@@ -8,11 +8,12 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use crate::{
     backend::{Change, Owner, Tap},
     error::{BackendError, BackendErrorKind},
+    meter,
     sync::lock,
 };
 
@@ -237,6 +238,11 @@ impl Changes {
         poll_fn(|context| self.inbox.poll_next(context)).await
     }
 
+    /// Returns when the last change came, if metrics are compiled in.
+    pub(crate) fn last(&self) -> Option<Instant> {
+        lock(&self.inbox.0).last
+    }
+
     /// Asks the server for its subscriptions, if that was not done yet. Returns whether it has
     /// confirmed them, so that changes arrive.
     ///
@@ -346,6 +352,8 @@ struct Inbox(Mutex<Unread>);
 #[derive(Default)]
 struct Unread {
     unread: VecDeque<Change>,
+    /// When the last push came, for the metrics.
+    last: Option<Instant>,
     reader: Option<Waker>,
 }
 
@@ -353,6 +361,7 @@ impl Inbox {
     /// Adds a push. Returns the task that reads it, to be woken when no lock is held any more.
     fn put(&self, change: Change) -> Option<Waker> {
         let mut state = lock(&self.0);
+        state.last = meter::now();
         if change == Change::Wake && state.unread.back() == Some(&change) {
             // One look sees both, as when two channels of a listener are lost together.
         } else if state.unread.len() == BACKLOG {

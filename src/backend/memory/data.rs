@@ -1,5 +1,4 @@
 mod entries;
-mod inspect;
 mod tags;
 
 use std::{

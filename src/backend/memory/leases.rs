@@ -9,8 +9,11 @@ use super::{
     semaphore::{SharedHold, StoredSemaphore},
 };
 use crate::{
-    backend::{Acquired, Change, Claim, Grant, Handover, Kept, Mode, Need, Occupied},
-    key::{Family, Name},
+    backend::{
+        Acquired, Change, Claim, Grant, Handover, Holding, Kept, Mode, Need, Occupied,
+        SemaphoreKind,
+    },
+    key::{Family, Name, Namespace},
     time::after,
 };
 
@@ -151,22 +154,38 @@ impl Data {
         (sole.owner == claim.owner).then_some(sole.fence)
     }
 
-    pub(super) fn holder(&mut self, name: &Name, mode: Mode, now: Instant) -> Option<Occupied> {
+    /// Returns who holds a semaphore, and how many wait.
+    pub(super) fn inspect(&mut self, name: &Name, kind: SemaphoreKind, now: Instant) -> Holding {
         self.expire(now);
-        let semaphore = self.semaphores.get(&(name.prefix().clone(), mode.into()))?;
-        match mode.need() {
-            Need::Sole => semaphore.sole.as_ref().map(|sole| sole.occupied(now)),
-            // One that holds alone needs all units.
-            Need::Units { .. } if semaphore.sole.is_none() => semaphore.in_the_way(Need::Sole, now),
-            Need::Units { .. } => None,
+        let failed = self.failed(name, now);
+        let Some(semaphore) = self.semaphores.get(&(name.prefix().clone(), kind)) else {
+            return Holding { failed, ..Holding::default() };
+        };
+        let held = Holding { waiting: semaphore.queue.len(), failed, ..Holding::default() };
+        match &semaphore.sole {
+            Some(sole) => {
+                let held = Holding { holders: 1, expires_in: sole.ends - now, ..held };
+                held.by(sole.owner, sole.fence, self.clock(now), sole.label.as_deref())
+            }
+            None => {
+                let last = semaphore.shared.values().map(|hold| hold.ends).max();
+                let expires_in = last.map_or(Duration::ZERO, |ends| ends - now);
+                Holding { holders: semaphore.out(), expires_in, ..held }
+            }
         }
     }
 
-    /// Returns the label of the sole holder.
-    pub(super) fn label(&mut self, name: &Name, mode: Mode, now: Instant) -> Option<String> {
+    /// Returns the locks of a namespace that are held or waited for.
+    pub(super) fn lock_names(
+        &mut self,
+        namespace: &Namespace,
+        now: Instant,
+    ) -> Vec<(Name, SemaphoreKind)> {
         self.expire(now);
-        let sole = self.sole(name, mode).filter(|_| mode.is_fenced())?;
-        sole.label.as_deref().map(str::to_owned)
+        let named = |(prefix, kind): &SemaphoreKey| {
+            Some((Name::from_prefix(namespace, Family::Lock, prefix)?, *kind))
+        };
+        self.semaphores.keys().filter_map(named).collect()
     }
 
     pub(super) fn clear(&mut self, name: &Name, mode: Mode, now: Instant) -> bool {

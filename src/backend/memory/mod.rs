@@ -27,7 +27,7 @@ use super::{
 use crate::{
     backend::{
         Claim, Entry, Erased, ErasedLeases, ErasedStore, Grant, Holding, Kept, Marked, Mode,
-        Occupied, Renewal, SemaphoreKind, Tick, channels::TopicRoute,
+        Renewal, SemaphoreKind, Tick, channels::TopicRoute,
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
@@ -195,19 +195,12 @@ impl Leases for MemoryBackend {
         Ok(self.data().mark(claim, tick, Instant::now()))
     }
 
-    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        Ok(self.data().holder(name, mode, Instant::now()))
-    }
-
-    async fn holder_label(&self, name: &Name, mode: Mode) -> Result<Option<String>, BackendError> {
-        Ok(self.data().label(name, mode, Instant::now()))
-    }
-
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         let held = self.data().inspect(name, kind, Instant::now());
-        let is_entry = name.family() == Family::Cache;
-        let waiting = if is_entry { u32::from(self.is_waited_for(name)) } else { held.waiting };
-        Ok(Holding { waiting, ..held })
+        Ok(match name.family() {
+            Family::Cache => Holding { waiting: u32::from(self.is_waited_for(name)), ..held },
+            _ => held,
+        })
     }
 
     async fn lock_names(
@@ -311,10 +304,6 @@ impl Store for MemoryBackend {
         let fence = self.data().supersede(name, fence_life, Instant::now());
         self.push(name, Change::Wake);
         Ok(fence)
-    }
-
-    async fn back_off(&self, name: &Name) -> Result<Option<(BackOff, Failure)>, BackendError> {
-        Ok(self.data().back_off(name, Instant::now()))
     }
 
     fn tap(&self, tier: Weak<dyn Tap>, _every: Duration) -> bool {

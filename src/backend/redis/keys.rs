@@ -83,6 +83,16 @@ pub(super) fn semaphore(kind: SemaphoreKind) -> SemaphoreKeys {
     SemaphoreKeys { sole, shared, queue, deadlines }
 }
 
+/// Returns the prefix of the name and the kind of the lock that a key is a part of.
+pub(super) fn lock_at(key: &str) -> Option<(&str, SemaphoreKind)> {
+    let (prefix, suffix) = key.split_at(key.rfind("}:")? + 2);
+    let is_of = |kind: &SemaphoreKind| {
+        let keys = semaphore(*kind);
+        [keys.sole, keys.shared, keys.queue].contains(&suffix)
+    };
+    Some((prefix, SemaphoreKind::ALL.into_iter().find(is_of)?))
+}
+
 /// Returns the suffix of channels at a single server.
 pub(super) fn channel(database: i64) -> String {
     match database {

@@ -181,12 +181,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         let AskedKey { core, key, .. } = &self.asked;
         core.counters.loads.add();
-        let begun = core.meter.begin();
         let number = self.leader.as_ref().map(|leader| leader.id());
         let limit = self.asked.options().load_limit;
         let produced = tokio::select! {
             biased;
-            produced = loader::run(work, lead.clone(), limit, number) => {
+            produced = loader::run(work, lead.clone(), limit, (number, &core.meter)) => {
                 // The value may be whole at once. Its callers do not wait for the commit.
                 if let (Ok(Produced::Value(_)), Some(head)) = (&produced, lead.head()) {
                     self.land_head(head, lead, epoch);
@@ -201,7 +200,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Ok(Produced::Failing(error)) if self.asked.shares_failure(&error, lead) => Err(error),
             produced => produced,
         };
-        core.loaded(begun, &produced);
         match &produced {
             // It says nothing to others.
             Ok(Produced::Reserved) => {}
@@ -286,7 +284,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
             }
         };
         let served = windows.fresh.saturating_add(windows.stale);
-        advice::loaded(&core.settings.namespace, cost, served);
+        advice::loaded(&core.short_lived, &core.settings.namespace, cost, served);
         let ttl = (!keeping.do_not_store).then(|| windows.kept());
         (entry.with_windows(windows), ttl)
     }

@@ -175,7 +175,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             fence: 0,
             told: None,
         };
-        drive(&mut claiming, &mut waiting).await
+        let step = drive(&mut claiming, &mut waiting).await;
+        if let Step::Land(end) = &step {
+            core.meter.woken(waiting.pushed_at, end.outcome.result(true));
+        }
+        step
     }
 }
 

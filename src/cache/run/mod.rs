@@ -242,7 +242,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Awaits the rest of the run in a span that tells how it ends.
+    /// Awaits the rest of the run in a span that tells how it ends, and publishes how long it took.
+    /// A hit has none.
     fn traced(
         &self,
         rest: impl Future<Output = FlightEnd<V>>,
@@ -251,7 +252,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             RunStart::Supersede(_) => spans::refresh(&self.asked.key),
             _ => spans::load(&self.asked.key),
         };
-        let ends = |end: &FlightEnd<V>, span: &Span| end.outcome.ends(span, true);
+        let (begun, meter) = (Instant::now(), &self.asked.core.meter);
+        let ends = move |end: &FlightEnd<V>, span: &Span| {
+            end.outcome.ends(span, true);
+            meter.ended("bellwether_wait_seconds", begun, end.outcome.result(true));
+        };
         spans::within(span, self.unless_cancelled(rest), ends)
     }
 
@@ -264,7 +269,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if let Some(leader) = &self.leader {
             leader.own_task().await;
         }
-        let begun = self.asked.core.meter.begin();
         let mut held = Held { permit: None, previous: None };
         let step = match step {
             Step::Claim { seen, previous } => {
@@ -287,9 +291,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
             Step::Claim { .. } => Box::pin(self.load_alone(work, None, &mut held)).await,
         };
-        let end = self.or_fallback(end, held.previous);
-        self.asked.core.waited(begun, &end.outcome);
-        end
+        self.or_fallback(end, held.previous)
     }
 
     /// Returns the end with the entry that is kept for this case, if a load has failed.

@@ -2,7 +2,7 @@ use std::{collections::HashMap, error::Error, future::pending};
 
 use super::*;
 use crate::{
-    backend::{Acquired, Changes, Grant, Leases, Mode, Occupied, Renewal},
+    backend::{Acquired, Changes, Grant, Holding, Leases, Mode, Renewal, SemaphoreKind},
     key::{Family, Key, Name, Namespace},
 };
 
@@ -60,7 +60,7 @@ impl Leases for Arc<Kepts> {
         pending().await
     }
 
-    async fn holder(&self, _: &Name, _: Mode) -> Result<Option<Occupied>, BackendError> {
+    async fn inspect(&self, _: &Name, _: SemaphoreKind) -> Result<Holding, BackendError> {
         pending().await
     }
 

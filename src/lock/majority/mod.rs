@@ -39,8 +39,8 @@ use tokio::{
 use self::{contention::Contention, known::KnownLeases, wakes::Wakes};
 use crate::{
     backend::{
-        Acquired, Changes, Claim, DynLeases, Grant, Leases, Mode, Occupied, Owner, Renewal,
-        answered, in_time,
+        Acquired, Changes, Claim, DynLeases, Grant, Holding, Leases, Mode, Occupied, Owner,
+        Renewal, SemaphoreKind, answered, in_time,
     },
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     key::Name,
@@ -103,7 +103,7 @@ impl Majority {
     pub(super) async fn ready(&self, name: &Name) -> Result<(), Error> {
         let measured = self.servers.iter().map(async |server| {
             let backend = server.backend().as_ref();
-            let ask = || answered(backend, backend.holder(name, Mode::Exclusive));
+            let ask = || answered(backend, backend.inspect(name, SemaphoreKind::Mutex));
             // The first request waits for the connection.
             ask().await?;
             let asked = Instant::now();
@@ -354,11 +354,10 @@ impl Leases for Majority {
         }
     }
 
-    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        only_exclusive(mode)?;
+    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         let (mut held, mut free, mut errors) = (Vec::new(), 0, Vec::new());
-        for answer in self.each(|server| server.holder(name, mode)).await {
-            match answer {
+        for answer in self.each(|server| server.inspect(name, kind)).await {
+            match answer.map(|held| held.in_mode(Mode::Exclusive)) {
                 Ok(Some(occupied)) => held.push(occupied),
                 Ok(None) => free += 1,
                 Err(error) => errors.push(error),
@@ -368,9 +367,18 @@ impl Leases for Majority {
             // It ends when so many of these leases have ended that the rest is no majority.
             Some(true) => {
                 let last = held.len() - self.needed();
-                Ok(one_of(held, last))
+                let occupied = one_of(held, last);
+                Ok(occupied.map_or_else(
+                    Holding::default,
+                    |Occupied { fence, remaining, .. }| Holding {
+                        holders: 1,
+                        fence,
+                        expires_in: remaining,
+                        ..Holding::default()
+                    },
+                ))
             }
-            Some(false) => Ok(None),
+            Some(false) => Ok(Holding::default()),
             None => Err(self.undecided(errors)),
         }
     }

@@ -205,7 +205,7 @@ impl StoredFailure {
         (!back_off.wait.is_zero()).then_some(Claimed::BacksOff(back_off, failure))
     }
 
-    pub(super) fn record(&self, now: Instant) -> (BackOff, Failure) {
+    fn record(&self, now: Instant) -> (BackOff, Failure) {
         let wait = self.until.saturating_duration_since(now);
         (BackOff { wait, failures: self.failures }, self.failure.clone())
     }
@@ -232,6 +232,11 @@ impl Data {
             self.failures.insert(name.clone(), stored);
         }
         held
+    }
+
+    /// Returns the failed loads of an entry in a row.
+    pub(in super::super) fn failed(&self, name: &Name, now: Instant) -> Option<(BackOff, Failure)> {
+        self.failures.get(name.prefix()).map(|failed| failed.record(now))
     }
 
     pub(super) fn forget_failure(&mut self, name: &Arc<str>) {

@@ -277,12 +277,12 @@ impl Servers {
         pong.map_ok(drop).boxed()
     }
 
-    async fn at_each<F>(
+    async fn at_each<T, F>(
         &self,
         ask: impl Fn(Arc<CommandConnection>, CommandDeadline) -> F,
-    ) -> Result<Vec<Value>, BackendError>
+    ) -> Result<Vec<T>, BackendError>
     where
-        F: Future<Output = Result<Value, BackendError>>,
+        F: Future<Output = Result<T, BackendError>>,
     {
         let deadline = CommandDeadline::from_now(&self.config);
         let connections = match &self.nodes {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use redis::{Cmd, Value, from_redis_value};
+use redis::{Cmd, from_redis_value};
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -21,17 +21,10 @@ const STEP_TIME: Duration = Duration::from_micros(100);
 const PAUSE: u32 = 100;
 
 impl Servers {
-    /// Returns the keys that match a pattern and are wanted, of each server. A key may come twice.
-    pub(in super::super) async fn scan(
-        &self,
-        pattern: &str,
-        is_wanted: fn(&str) -> bool,
-    ) -> Result<Vec<String>, BackendError> {
-        let found = self.at_each(|connection, _| async move {
-            scan_one(connection, &self.config, pattern, is_wanted).await
-        });
-        let keys = found.await?.into_iter().map(from_redis_value::<Vec<String>>);
-        Ok(keys.filter_map(Result::ok).flatten().collect())
+    /// Returns the keys that match a pattern, of each server. A key may come twice.
+    pub(in super::super) async fn scan(&self, pattern: &str) -> Result<Vec<String>, BackendError> {
+        let found = self.at_each(|connection, _| scan_one(connection, &self.config, pattern));
+        Ok(found.await?.concat())
     }
 }
 
@@ -39,8 +32,7 @@ async fn scan_one(
     connection: Arc<CommandConnection>,
     config: &RedisConfig,
     pattern: &str,
-    is_wanted: fn(&str) -> bool,
-) -> Result<Value, BackendError> {
+) -> Result<Vec<String>, BackendError> {
     let run = async |command: &Cmd| {
         let begun = Instant::now();
         let deadline = CommandDeadline::from_now(config);
@@ -56,10 +48,9 @@ async fn scan_one(
         let keys: Vec<Vec<u8>>;
         (cursor, keys) = from_redis_value(reply)
             .map_err(|error| BackendError::new(BackendErrorKind::Unknown, error))?;
-        let is_text = |key: &Vec<u8>| std::str::from_utf8(key).is_ok_and(is_wanted);
-        found.extend(keys.into_iter().filter(is_text).map(Value::BulkString));
+        found.extend(keys.into_iter().filter_map(|key| String::from_utf8(key).ok()));
         if cursor == "0" {
-            return Ok(Value::Array(found));
+            return Ok(found);
         }
         sleep(time.saturating_sub(way).max(STEP_TIME) * PAUSE).await;
     }

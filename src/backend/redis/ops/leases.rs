@@ -12,7 +12,7 @@ use super::{super::RedisBackend, acquire::lock_call, millis, replies};
 use crate::{
     backend::{
         Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Holding, Kept,
-        Leases, Marked, Mode, Need, Occupied, Renewal, SemaphoreKind, Tick, TickStep, no_pass,
+        Leases, Marked, Mode, Need, Renewal, SemaphoreKind, Tick, TickStep, no_pass,
         redis::{
             client::Confirmation,
             keys,
@@ -129,36 +129,28 @@ impl Leases for RedisBackend {
         confirmation.map(|()| marked)
     }
 
-    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        let keys = keys::semaphore(mode.into());
-        let is_shared = mode.need() != Need::Sole;
-        let key = if is_shared { keys.shared } else { keys.sole };
-        let call = Call::new(&SCRIPTS.holder, 1).keys(name, &[key]).arg(u8::from(is_shared));
-        self.checked(replies::holder(self.0.servers.call(&call).await?))
-    }
-
-    async fn holder_label(&self, name: &Name, mode: Mode) -> Result<Option<String>, BackendError> {
-        if mode.need() != Need::Sole {
-            return Ok(None);
-        }
-        let key = name.suffixed(keys::semaphore(mode.into()).sole);
-        let lease = self.0.servers.run(redis::cmd("GET").arg(&key), &key).await?;
-        Ok(replies::label(&lease))
-    }
-
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
-        self.look_into(name, kind).await
+        let (keys, is_entry) = (keys::semaphore(kind), name.family() == Family::Cache);
+        let call = Call::new(&SCRIPTS.inspect, 4)
+            .keys(name, &[keys.sole, keys.shared, keys.queue, keys::FAILURE])
+            .arg(u8::from(is_entry));
+        self.checked(replies::held(self.0.servers.call(&call).await?))
     }
 
     async fn lock_names(
         &self,
         namespace: &Namespace,
     ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
-        self.search_locks(namespace).await
+        let keys = self.0.servers.scan(&format!("{}:l:{{*", namespace.as_str())).await?;
+        let named =
+            |(prefix, kind)| Some((Name::from_prefix(namespace, Family::Lock, prefix)?, kind));
+        Ok(keys.iter().filter_map(|key| keys::lock_at(key)).filter_map(named).collect())
     }
 
     async fn answer(&self, name: &Name, text: &str) -> Result<(), BackendError> {
-        self.publish_answer(name, text).await
+        let channel = name.suffixed(keys::ANSWERS);
+        let mut publish = redis::cmd("PUBLISH");
+        self.0.servers.run(publish.arg(&channel).arg(text), &channel).await.map(drop)
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {

@@ -2,7 +2,6 @@
 
 mod acquire;
 mod changes;
-mod inspect;
 mod large;
 mod latches;
 mod leases;

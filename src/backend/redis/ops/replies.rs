@@ -8,8 +8,8 @@ use redis::Value;
 use super::PART;
 use crate::{
     backend::{
-        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Holding, Kept, Mark, Marked,
-        Occupied, redis::client,
+        BackOff, Change, Claimed, Committed, Countdown, Entry, Failure, Grant, Holding, Kept, Mark,
+        Marked, Occupied, redis::client,
     },
     error::{BackendError, BackendErrorKind},
 };
@@ -27,7 +27,10 @@ pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
             let (fence, failures) = (fields.number()?, fields.count()?);
             Ok(Some(Claimed::Granted(Grant::new(fence).after_failures(failures))))
         }
-        "failed" => fields.backs_off().map(Some),
+        "failed" => {
+            let (back_off, failure) = fields.backs_off()?;
+            Ok(Some(Claimed::BacksOff(back_off, failure)))
+        }
         other => Err(unreadable(other)),
     }
 }
@@ -45,31 +48,16 @@ pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
     }
 }
 
-pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
-    let mut fields = Fields::new(value)?;
-    match fields.word()?.as_str() {
-        "held" => fields.occupied().map(Some),
-        "free" => Ok(None),
-        other => Err(unreadable(other)),
-    }
-}
-
 /// Reads who holds a lock or loads an entry.
 pub(super) fn held(value: Value) -> Result<Holding, BackendError> {
     let mut fields = Fields::new(value)?;
     let (owner, Occupied { fence, remaining, holders }) = (fields.word()?, fields.occupied()?);
-    let (waiting, now) = (fields.count()?, fields.number()?);
-    let held = Holding { holders, expires_in: remaining, waiting, ..Holding::default() };
-    let Ok(holder) = owner.parse() else { return Ok(held) };
-    let label = Some(fields.word()?).filter(|label| !label.is_empty());
-    Ok(Holding { owner: label, ..held.by(holder, fence, now) })
-}
-
-/// Reads the label in a lease, if it has one.
-pub(super) fn label(lease: &Value) -> Option<String> {
-    let Value::BulkString(lease) = lease else { return None };
-    let (_, label) = std::str::from_utf8(lease).ok()?.split_once(':')?.1.split_once(':')?;
-    Some(label.to_owned())
+    let (waiting, now, label) = (fields.count()?, fields.number()?, fields.word()?);
+    // Without failed loads, there is no failure to read.
+    let failed = fields.backs_off().ok();
+    let held = Holding { holders, expires_in: remaining, waiting, failed, ..Holding::default() };
+    let label = Some(label.as_str()).filter(|label| !label.is_empty());
+    Ok(owner.parse().map_or(held.clone(), |holder| held.by(holder, fence, now, label)))
 }
 
 /// Reads the mark before, whether it was set, and the server's time.
@@ -249,7 +237,7 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 /// Checks rules that hold for all replies of scripts.
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {
-    let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
+    let _ = (claimed(value.clone()), passed(value.clone()));
     let _ = (marked(value.clone()), held(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()), changed(value.clone()));
@@ -313,10 +301,10 @@ impl Fields {
     }
 
     /// The back-off of a name, and the failure that it follows.
-    fn backs_off(&mut self) -> Result<Claimed, BackendError> {
+    fn backs_off(&mut self) -> Result<(BackOff, Failure), BackendError> {
         let (wait, failures) = (Duration::from_millis(self.number()?), self.count()?);
         match Change::decode(&Bytes::from(self.bytes()?)) {
-            Change::Failed(failure) => Ok(Claimed::BacksOff(BackOff { wait, failures }, failure)),
+            Change::Failed(failure) => Ok((BackOff { wait, failures }, failure)),
             other => Err(unreadable(&other)),
         }
     }

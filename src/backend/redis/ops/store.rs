@@ -142,10 +142,6 @@ impl Store for RedisBackend {
         Ok(self.changed(self.change("supersede", name, None, fence_life)).await?.0)
     }
 
-    async fn back_off(&self, name: &Name) -> Result<Option<(BackOff, Failure)>, BackendError> {
-        self.record_of_failures(name).await
-    }
-
     fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
         self.0.servers.channels().add_tap(tier);
         self.tell_at_intervals(every)
