@@ -9,7 +9,6 @@ use super::PART;
 use crate::{
     backend::{
         BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Kept, Mark, Marked, Occupied,
-        redis::client,
     },
     error::{BackendError, BackendErrorKind},
 };
@@ -32,7 +31,7 @@ pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
     }
 }
 
-/// Reads the fence, and whether the entry is there or was moved away.
+/// Reads the fence, and whether the entry is there.
 pub(super) fn changed(value: Value) -> Result<(u64, bool), BackendError> {
     let mut fields = Fields::new(value)?;
     Ok((fields.number()?, fields.number()? == 1))
@@ -75,9 +74,12 @@ pub(super) fn marked(value: Value) -> Result<Marked, BackendError> {
     Ok(Marked { before: Some(Mark { tick, begun_by }), is_set, now })
 }
 
-/// Reads the reply to `TIME`, in microseconds.
-pub(super) fn micros(value: Value) -> Result<u64, BackendError> {
-    client::micros(value.clone()).ok_or_else(|| unreadable(&value))
+/// Reads the reply to `PTTL`. Returns `None` for a key without a time to live, or without a value.
+pub(super) fn time_left(value: &Value) -> Result<Option<Duration>, BackendError> {
+    match value {
+        Value::Int(left) => Ok(u64::try_from(*left).ok().map(Duration::from_millis)),
+        other => Err(unreadable(other)),
+    }
 }
 
 /// Reads the state of a latch, and whether the server refused to publish, if the script published.
@@ -239,7 +241,7 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
-    let _ = marked(value.clone());
+    let _ = (time_left(value), marked(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()), changed(value.clone()));
     for count in 0..4 {
