@@ -16,6 +16,10 @@ ci:
 bench *arguments:
     cargo bench --bench costs {{ arguments }}
 
+# Measure floors, peers and this crate in one run, and write docs/benchmarks.md.
+report *arguments:
+    scripts/report {{ arguments }}
+
 # Build the documentation and open it.
 docs:
     cargo doc --all-features --no-deps --open

@@ -213,6 +213,13 @@ impl Name {
         Ok(Self { prefix: prefix.into(), schema: 0, family })
     }
 
+    /// Returns the name with this prefix, if it is one of this namespace and family.
+    pub(crate) fn from_prefix(namespace: &Namespace, family: Family, prefix: &str) -> Option<Self> {
+        let key = key_of(prefix.split_once('{')?.1)?;
+        let name = Self::new(namespace, family, &Key::from(&*key), usize::MAX).ok()?;
+        (*name.prefix == *prefix).then_some(name)
+    }
+
     /// Returns the name under which a namespace keeps its tags.
     pub(crate) fn of_tags(namespace: &Namespace) -> Self {
         let prefix = format!("{}:t:{{tags}}:", namespace.0);

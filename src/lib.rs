@@ -61,6 +61,7 @@
 #![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod advice;
 pub mod backend;
 pub mod cache;
 pub mod config;

@@ -65,7 +65,7 @@ pub(crate) fn router(shop: Shop, cache: Cache<CachedResponse>) -> Router {
         .layer(CompressionLayer::new())
         .layer(cors())
         .layer(middleware::from_fn(session::find))
-        .layer(BellwetherLayer::http(cache).identity(plan).cache_status())
+        .layer(BellwetherLayer::http(cache).vary_by(plan).cache_status())
         // An overloaded service answers with a status, as a stale response may stand in for it.
         .layer(HandleErrorLayer::new(overloaded))
         .layer(LoadShedLayer::new())

@@ -6,6 +6,8 @@
 //! *gap* is the time from the beginning of a release to the next acquisition by another process.
 //! *Fair* is the number of holds of the process with the fewest, divided by that of the process
 //! with the most.
+//!
+//! `RUEIDIS` names the worker of `peers/go`, which `scripts/report` builds where Go is installed.
 #![allow(
     dead_code,
     missing_docs,
@@ -24,6 +26,7 @@ use std::{
 
 use bellwether::{Locks, RedisBackend};
 use redis::{Client, Script, aio::MultiplexedConnection};
+use report::figures::{Chart, Rows, Statistic, turns};
 use rustix::time::{ClockId, clock_gettime};
 use testkit::RedisServer;
 use tokio::{
@@ -44,23 +47,34 @@ enum How {
     Watching,
     /// The crate `rslock`, with the shortest pauses that it accepts.
     Rslock,
+    /// The library `rueidislock`, in processes of Go.
+    Rueidis,
 }
+
+/// The variable that names the worker in Go.
+const RUEIDIS: &str = "RUEIDIS";
 
 /// The duration of each hold of a contended lock.
 const HELD: Duration = Duration::from_millis(1);
 
-const ALL: [(&str, How); 6] = [
+const ALL: [(&str, How); 7] = [
     ("mutex", How::Mutex),
     ("fair mutex", How::Fair),
     ("no local queue", How::Contending),
     ("SET NX PX, polling", How::Polling),
     ("WATCH, polling", How::Watching),
     ("rslock", How::Rslock),
+    ("rueidislock", How::Rueidis),
 ];
+
+fn rows(statistic: Statistic) -> Rows {
+    let command = "cargo bench --manifest-path peers/Cargo.toml --bench hot_lock";
+    Rows { chart: Chart::HotLock, command, statistic }
+}
 
 fn main() {
     let words: Vec<_> = std::env::args().skip(1).collect();
-    if let [word, url, how, tasks, held, seconds] = words.as_slice()
+    if let [word, how, url, tasks, held, seconds] = words.as_slice()
         && word == "worker"
     {
         let (_, how) = ALL[how.parse::<usize>().unwrap()];
@@ -80,7 +94,7 @@ fn main() {
         .await
         .unwrap()
     });
-    println!("a bare lock and unlock around a hold: {:.0} us", micros(bare));
+    println!("a bare lock and unlock around a hold: {:.0} us", micros(median(&bare)));
     println!();
     println!(
         "{:<24} {:>9} {:>7} {:>14} {:>14} {:>7} {:>10} {:>6}",
@@ -90,28 +104,75 @@ fn main() {
         let (processes, tasks) = word.split_once('x')?;
         Some((processes.parse().ok()?, tasks.parse().ok()?))
     });
-    for (processes, tasks) in shape.map_or(vec![(4, 8), (10, 20), (1, 64)], |shape| vec![shape]) {
-        for (at, (name, how)) in ALL.iter().enumerate() {
-            let pollers = matches!(how, How::Polling | How::Watching | How::Rslock);
-            if pollers && tasks > 8 || only.is_some_and(|only| only != name) {
-                continue;
-            }
-            let run = measure(&runtime, &server, at, processes, tasks, seconds);
-            let ratio = |time: Duration| {
-                format!("{:.0} us {:.1}x", micros(time), time.as_secs_f64() / bare.as_secs_f64())
-            };
-            let (median, p99) = match run.gaps.len() {
-                0 => ("-".to_owned(), "-".to_owned()),
-                count => (ratio(run.gaps[count / 2]), ratio(run.gaps[count * 99 / 100])),
-            };
-            println!(
-                "{name:<24} {processes:>9} {tasks:>7} {median:>14} {p99:>14} \
-                 {:>7.2} {:>10.0} {:>6.2}",
-                run.calls, run.holds, run.fair
-            );
-        }
-        println!();
+    for shape in shape.map_or(vec![(4, 8), (10, 20), (1, 64)], |shape| vec![shape]) {
+        contended(&runtime, &server, &bare, shape, seconds, only);
     }
+}
+
+/// Measures and prints all kinds of lock, for so many processes of so many tasks.
+fn contended(
+    runtime: &Runtime,
+    server: &RedisServer,
+    bare: &[Duration],
+    (processes, tasks): (usize, usize),
+    seconds: u64,
+    only: Option<&String>,
+) {
+    let mut runs = Vec::new();
+    for (at, (name, how)) in ALL.iter().enumerate() {
+        let pollers = matches!(how, How::Polling | How::Watching | How::Rslock | How::Rueidis);
+        let is_missing = *how == How::Rueidis && std::env::var_os(RUEIDIS).is_none();
+        if is_missing || pollers && tasks > 8 || only.is_some_and(|only| only != name) {
+            continue;
+        }
+        let run = measure(runtime, server, at, processes, tasks, seconds);
+        let mut gaps = run.gaps.clone();
+        gaps.sort_unstable();
+        let ratio = |time: Duration| {
+            format!("{:.0} us {:.1}x", micros(time), time.div_duration_f64(median(bare)))
+        };
+        let (half, p99) = match gaps.len() {
+            0 => ("-".to_owned(), "-".to_owned()),
+            count => (ratio(gaps[count / 2]), ratio(gaps[count * 99 / 100])),
+        };
+        println!(
+            "{name:<24} {processes:>9} {tasks:>7} {half:>14} {p99:>14} \
+             {:>7.2} {:>10.0} {:>6.2}",
+            run.calls, run.holds, run.fair
+        );
+        runs.push((*how, *name, run.gaps));
+    }
+    if (processes, tasks) == (4, 8) {
+        note(&runs, bare);
+    }
+    println!();
+}
+
+/// Notes the gaps of this crate beside the bare commands, and beside those of the peers.
+fn note(runs: &[(How, &str, Vec<Duration>)], bare: &[Duration]) {
+    let rows = rows(Statistic::Median);
+    let is_ours = |how: &How| matches!(how, How::Mutex | How::Fair);
+    for (_, name, gaps) in runs.iter().filter(|(how, ..)| is_ours(how)) {
+        let what = format!("{name}: from a holder to the next");
+        rows.floor((&what, gaps), ("a bare lock and unlock", bare)).unwrap();
+    }
+    let Some((_, _, ours)) = runs.iter().find(|(how, ..)| *how == How::Mutex) else { return };
+    let peers = [
+        (How::Polling, "SET NX PX, polling each ms"),
+        (How::Rslock, "rslock, polling each ms"),
+        (How::Rueidis, "rueidislock"),
+    ];
+    for (peer, name) in peers {
+        if let Some((_, _, theirs)) = runs.iter().find(|(how, ..)| *how == peer) {
+            rows.peer(("mutex: from a holder to the next", ours), (name, theirs)).unwrap();
+        }
+    }
+}
+
+fn median(times: &[Duration]) -> Duration {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    sorted[sorted.len() / 2]
 }
 
 fn runtime() -> Runtime {
@@ -145,8 +206,15 @@ fn measure(
 ) -> Run {
     let mut workers: Vec<_> = (0..processes)
         .map(|_| {
-            Command::new(std::env::current_exe().unwrap())
-                .args(["worker", &server.url(), &how.to_string()])
+            let (program, words) = match ALL[how].1 {
+                How::Rueidis => {
+                    (std::env::var_os(RUEIDIS).unwrap().into(), vec!["lock".to_owned()])
+                }
+                _ => (std::env::current_exe().unwrap(), vec!["worker".to_owned(), how.to_string()]),
+            };
+            Command::new(program)
+                .args(words)
+                .arg(server.url())
                 .args([&tasks, &usize::from(processes > 1)].map(ToString::to_string))
                 .arg(seconds.to_string())
                 .stdin(Stdio::piped())
@@ -181,7 +249,7 @@ fn measure(
     let after = runtime.block_on(calls(server));
     workers.into_iter().for_each(|worker: Child| drop(worker.wait_with_output()));
     holds.sort_unstable();
-    let mut gaps: Vec<_> = holds
+    let gaps: Vec<_> = holds
         .windows(2)
         .filter(|two| two[0].2 != two[1].2)
         .map(|two| {
@@ -189,7 +257,6 @@ fn measure(
             Duration::from_nanos(two[1].0 - two[0].1)
         })
         .collect();
-    gaps.sort_unstable();
     let (fewest, most) = (*each.iter().min().unwrap(), *each.iter().max().unwrap());
     Run {
         gaps,
@@ -312,7 +379,7 @@ impl Taker {
                 self.rslock.unlock(&lock).await;
                 Some((from, to))
             }
-            How::Polling | How::Watching => {
+            How::Polling | How::Watching | How::Rueidis => {
                 let token = uuid::Uuid::new_v4().simple().to_string();
                 // A transaction needs a connection of its own.
                 let mut connection = match self.how {
@@ -377,59 +444,43 @@ impl Taker {
     }
 }
 
-/// Measures a lock without contention that is released at once, as the mean of many short turns.
+/// Measures a lock without contention that is released at once, in many short turns.
 async fn uncontended(url: &str) {
-    const TURNS: u32 = 1000;
+    const TURNS: usize = 1000;
     const CYCLES: u32 = 10;
     let contenders = [How::Mutex, How::Fair, How::Rslock, How::Polling];
     let mut takers = Vec::new();
     for how in contenders {
-        takers.push((Taker::new(url, how, Duration::ZERO).await, Duration::ZERO));
+        takers.push((Taker::new(url, how, Duration::ZERO).await, Vec::new()));
     }
-    for _ in 0..TURNS {
-        for (taker, took) in &mut takers {
+    for _ in 0..turns(TURNS) {
+        for (taker, times) in &mut takers {
             let from = now();
             for _ in 0..CYCLES {
                 taker.hold(0).await;
             }
-            *took += Duration::from_nanos(now() - from);
+            times.push(Duration::from_nanos(now() - from) / CYCLES);
         }
     }
     println!("lock and unlock, uncontended");
-    for (taker, took) in takers {
-        let (name, _) = ALL.iter().find(|(_, how)| *how == taker.how).unwrap();
-        println!("{name:<24} {:>9.1} us", micros(took / (TURNS * CYCLES)));
-    }
+    let [mutex, fair, rslock, plain] = takers.as_slice() else { return };
+    let rows = rows(Statistic::Mean);
+    let rslock = ("rslock", rslock.1.as_slice());
+    rows.peer(("mutex: lock and unlock, alone", &mutex.1), rslock).unwrap();
+    rows.peer(("fair mutex: lock and unlock, alone", &fair.1), rslock).unwrap();
+    rows.floor(("mutex: lock and unlock, alone", &mutex.1), ("SET NX PX", &plain.1)).unwrap();
     println!();
 }
 
-/// Measures the two bare scripts around a hold as long as those of the contenders. The hold is not
-/// counted. The processor falls asleep in it, so the next script takes longer.
-async fn bare_cycle(url: &str) -> Duration {
-    let [acquire, release] =
-        ["acquire_queued", "release_queued"].map(|name| Script::new(&testkit::script(name)));
-    let mut connection =
-        Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+/// Measures the least that a lock takes around a hold as long as those of the contenders. The hold
+/// is not counted. The processor falls asleep in it, so the next command takes longer.
+async fn bare_cycle(url: &str) -> Vec<Duration> {
+    let taker = Taker::new(url, How::Polling, HELD).await;
     let mut times = Vec::new();
-    for _ in 0..1000 {
-        let token = uuid::Uuid::new_v4().simple().to_string();
-        let from = now();
-        let mut asked = acquire.prepare_invoke();
-        ["bare:l", "bare:f", "bare:q", "bare:d"].iter().for_each(|key| _ = asked.key(key));
-        asked.arg(&token).arg(10_000).arg(86_400_000).arg(12_000).arg(2);
-        asked.invoke_async::<redis::Value>(&mut connection).await.unwrap();
-        let took = now() - from;
-        sleep(HELD).await;
-        let from = now();
-        let mut given = release.prepare_invoke();
-        ["bare:l", "bare:c", "bare:q", "bare:d", "bare:f"]
-            .iter()
-            .for_each(|key| _ = given.key(key));
-        given.arg(&token).arg(50).arg(2_000).arg(86_400_000).arg(10_000);
-        let released: i64 = given.invoke_async(&mut connection).await.unwrap();
-        assert_eq!(released, 3);
-        times.push(Duration::from_nanos(took + now() - from));
+    for _ in 0..turns(1000) {
+        let begun = now();
+        let (from, to) = taker.hold(0).await.unwrap();
+        times.push(Duration::from_nanos(from - begun + now() - to));
     }
-    times.sort_unstable();
-    times[times.len() / 2]
+    times
 }

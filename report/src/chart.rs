@@ -30,7 +30,7 @@ pub(crate) fn draw(topic: &Topic, rows: &[&Row]) -> String {
         svg.text((scale.x(ratio), bottom + 18.0), label, ratio);
     }
     svg.line((scale.x(1.0), TOP - 6.0), (scale.x(1.0), bottom), INK, true);
-    let words = "the time here, divided by the time beside it in the same run";
+    let words = "time here / time beside it in the same run, on a logarithmic scale";
     svg.text(((LEFT + RIGHT) / 2.0, bottom + 38.0), label, words);
     for (at, row) in rows.iter().enumerate() {
         draw_row(&mut svg, &scale, TOP + ROW * at as f64, row);

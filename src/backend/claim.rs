@@ -1,6 +1,6 @@
 //! Claims, and the answers about them.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::Owner;
 use crate::key::Name;
@@ -75,10 +75,27 @@ impl Mode {
 /// Which of the three semaphores of a name a claim is for. A semaphore has one sole holder or
 /// counted holders that share it, and one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum SemaphoreKind {
+pub enum SemaphoreKind {
+    /// A mutex, fair or not, reentrant or not; or the load of an entry.
     Mutex,
+    /// A read-write lock.
     ReadWrite,
+    /// A semaphore, and the permits of its name.
     Permits,
+}
+
+impl SemaphoreKind {
+    pub(crate) const ALL: [Self; 3] = [Self::Mutex, Self::ReadWrite, Self::Permits];
+}
+
+impl fmt::Display for SemaphoreKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Mutex => "mutex",
+            Self::ReadWrite => "read-write",
+            Self::Permits => "permits",
+        })
+    }
 }
 
 impl From<Mode> for SemaphoreKind {

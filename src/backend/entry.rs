@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::{
-    tags::Tagged,
+    tags::{TagVerdict, Tagged},
     windows::{LONGEST, Windows},
 };
 
@@ -72,6 +72,8 @@ pub enum EntryKind {
     Value,
     /// The last answer was not to be shared: each caller loads for itself while this stands.
     Uncacheable,
+    /// A tag of the entry has ended, so it counts as missing. A cache says so of what it has read.
+    Ended,
 }
 
 /// Bytes that are not an entry of this format.
@@ -165,6 +167,25 @@ impl Entry {
         HEADER + self.tags_weight() + self.payload.len()
     }
 
+    /// Notes what the ends of its tags say. An expired entry is as [`expire`] leaves it.
+    ///
+    /// [`expire`]: super::Store::expire
+    pub(crate) fn judge(&mut self, verdict: TagVerdict) {
+        match (verdict, self.windows) {
+            (TagVerdict::Current, _) => {}
+            (TagVerdict::Expired, Some(windows)) if !windows.error.is_zero() => {
+                self.windows = Some(Windows::fresh(Duration::ZERO).error(windows.kept()));
+                self.age = Some(self.age.unwrap_or_default());
+            }
+            _ => self.kind = EntryKind::Ended,
+        }
+    }
+
+    /// Returns whether an act or a tag has ended its windows.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.kind == EntryKind::Ended || self.windows.is_some_and(|windows| windows.are_ended())
+    }
+
     fn tags_weight(&self) -> usize {
         self.tagged.as_ref().map_or(0, |tagged| tagged.weight())
     }
@@ -186,7 +207,7 @@ impl Entry {
     /// Returns the bytes before the payload.
     pub(crate) fn header(&self) -> String {
         let kind = match self.kind {
-            EntryKind::Value => 'v',
+            EntryKind::Value | EntryKind::Ended => 'v',
             EntryKind::Uncacheable => 'u',
         };
         let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);

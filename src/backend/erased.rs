@@ -6,8 +6,14 @@ use std::{sync::Arc, time::Duration};
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::{sync::watch, time::timeout};
 
-use super::{Acquired, Changes, Claim, Grant, Kept, Leases, Marked, Mode, Occupied, Renewal, Tick};
-use crate::{error::BackendError, key::Name};
+use super::{
+    Acquired, Changes, Claim, Grant, Holding, Kept, Leases, Marked, Mode, Occupied, Renewal,
+    SemaphoreKind, Tick,
+};
+use crate::{
+    error::BackendError,
+    key::{Name, Namespace},
+};
 
 /// Declares a trait with the methods of a trait of backends, and implements it for all of these.
 /// Each async method returns a future in a box.
@@ -52,6 +58,9 @@ erased! {
     async fn mark(claim: &'a Claim, tick: Tick) -> Marked;
     async fn holder(name: &'a Name, mode: Mode) -> Option<Occupied>;
     async fn holder_label(name: &'a Name, mode: Mode) -> Option<String>;
+    async fn inspect(name: &'a Name, kind: SemaphoreKind) -> Holding;
+    async fn lock_names(namespace: &'a Namespace) -> Vec<(Name, SemaphoreKind)>;
+    async fn answer(name: &'a Name, text: &'a str) -> ();
     async fn clear(name: &'a Name, mode: Mode) -> bool;
     async fn changes(name: &'a Name) -> Changes;
     fn listen(name: &Name, claim: Option<&Claim>) -> Changes;

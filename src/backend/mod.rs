@@ -31,6 +31,7 @@ pub(crate) mod channels;
 mod claim;
 mod entry;
 mod erased;
+mod inspect;
 mod latches;
 mod mark;
 mod memory;
@@ -48,7 +49,7 @@ use tokio::sync::watch;
 
 use crate::{
     error::{BackendError, BackendErrorKind},
-    key::Name,
+    key::{Name, Namespace},
 };
 
 #[cfg(feature = "redis")]
@@ -58,8 +59,9 @@ pub use self::redis::{
 pub use self::{
     change::{Announcement, BackOff, Change, Failure, Handover},
     channels::{Changes, Channels},
-    claim::{Claim, Grant, Kept, Mode, Occupied, Renewal},
+    claim::{Claim, Grant, Kept, Mode, Occupied, Renewal, SemaphoreKind},
     entry::{Entry, EntryKind, Undecodable},
+    inspect::Holding,
     latches::{Countdown, Latches},
     mark::{Mark, Marked, Tick, TickStep},
     memory::MemoryBackend,
@@ -73,7 +75,7 @@ pub use self::{
 pub use self::tap::Tap;
 
 pub(crate) use self::{
-    claim::{HANDOVER_LIFE, Need, SemaphoreKind},
+    claim::{HANDOVER_LIFE, Need},
     erased::{ANSWER_LIMIT, DynLeases, Erased, ErasedLeases, answered, answered_by, in_time},
     latches::{DynLatches, ErasedLatches},
     store::{DynStore, ErasedStore},
@@ -202,6 +204,41 @@ pub trait Leases: Send + Sync + 'static {
         async { Ok(None) }
     }
 
+    /// Returns who holds a lock, or loads an entry, and how many wait. A load has the kind
+    /// [`Mutex`](SemaphoreKind::Mutex).
+    ///
+    /// The default [refuses](crate::error::BackendErrorKind::Refused).
+    fn inspect(
+        &self,
+        _name: &Name,
+        _kind: SemaphoreKind,
+    ) -> impl Future<Output = Result<Holding, BackendError>> + Send {
+        async { Err(no_inspection()) }
+    }
+
+    /// Returns the locks of a namespace that are held or waited for, in any order. One may come
+    /// twice, or be free by then.
+    ///
+    /// The default [refuses](crate::error::BackendErrorKind::Refused).
+    fn lock_names(
+        &self,
+        _namespace: &Namespace,
+    ) -> impl Future<Output = Result<Vec<(Name, SemaphoreKind)>, BackendError>> + Send {
+        async { Err(no_inspection()) }
+    }
+
+    /// Publishes what this process does, for those who [ask](crate::Cache::answer_top).
+    ///
+    /// The default does nothing.
+    #[doc(hidden)]
+    fn answer(
+        &self,
+        _name: &Name,
+        _text: &str,
+    ) -> impl Future<Output = Result<(), BackendError>> + Send {
+        async { Ok(()) }
+    }
+
     /// Ends what is held of a name in a mode, and its queue, whatever stands there, and wakes the
     /// waiters. Returns whether something was there.
     ///
@@ -283,4 +320,9 @@ pub enum Acquired {
 fn no_pass(from: &Claim, to: &Claim) -> BackendError {
     let why = format!("{:?} does not pass to {:?}", from.mode, to.mode);
     BackendError::new(BackendErrorKind::Refused, why)
+}
+
+/// The refusal of a backend that cannot be looked into.
+fn no_inspection() -> BackendError {
+    BackendError::new(BackendErrorKind::Refused, "this backend cannot be looked into")
 }

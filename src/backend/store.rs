@@ -11,14 +11,11 @@ use futures_util::{
 
 use super::{
     Announcement, BackOff, Claim, DynLeases, Entry, Erased, Failure, Grant, Leases, Occupied,
-    TagEnd, TagEnds, Tap, Windows, erased::erased,
+    TagEnd, TagEnds, Tap, Windows, erased::erased, no_inspection,
 };
 #[cfg(doc)]
-use crate::backend::Change;
-use crate::{
-    error::{BackendError, BackendErrorKind},
-    key::Name,
-};
+use crate::{backend::Change, error::BackendErrorKind};
+use crate::{error::BackendError, key::Name};
 
 /// Entries, and the lease under which each is rebuilt.
 ///
@@ -162,33 +159,37 @@ pub trait Store: Leases {
         fence_life: Duration,
     ) -> impl Future<Output = Result<u64, BackendError>> + Send;
 
+    /// Returns how a name backs off after failed loads, and the last failure. The wait is zero when
+    /// it has ended and the failures are still [remembered](BackOff::remembered).
+    ///
+    /// The default [refuses](crate::error::BackendErrorKind::Refused).
+    fn back_off(
+        &self,
+        _name: &Name,
+    ) -> impl Future<Output = Result<Option<(BackOff, Failure)>, BackendError>> + Send {
+        async { Err(no_inspection()) }
+    }
+
     /// Returns the last number of the tags of a namespace. Each later [end](Self::end_tag) of a
     /// tag has a greater one.
     ///
-    /// `tags` is the name under which the namespace keeps its tags. The default, as that of the
-    /// other methods for tags, is for a backend without tags, and refuses.
-    fn tag_number(&self, _tags: &Name) -> impl Future<Output = Result<u64, BackendError>> + Send {
-        async { Err(no_tags()) }
-    }
+    /// `tags` is the name under which the namespace keeps its tags.
+    fn tag_number(&self, tags: &Name) -> impl Future<Output = Result<u64, BackendError>> + Send;
 
     /// Returns when some tags ended last, in their order.
     fn tag_ends(
         &self,
-        _tags: &Name,
-        _which: &[Arc<str>],
-    ) -> impl Future<Output = Result<Vec<TagEnds>, BackendError>> + Send {
-        async { Err(no_tags()) }
-    }
+        tags: &Name,
+        which: &[Arc<str>],
+    ) -> impl Future<Output = Result<Vec<TagEnds>, BackendError>> + Send;
 
     /// Gives a tag the next number, which is remembered for 30 days at least. Returns the number.
     fn end_tag(
         &self,
-        _tags: &Name,
-        _tag: &str,
-        _end: TagEnd,
-    ) -> impl Future<Output = Result<u64, BackendError>> + Send {
-        async { Err(no_tags()) }
-    }
+        tags: &Name,
+        tag: &str,
+        end: TagEnd,
+    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
 
     /// Has a local tier told of the changes of entries, from now on. Returns whether the tier is
     /// told at these intervals [up to when](Tap::complete_until) it knows all of them.
@@ -242,6 +243,7 @@ erased! {
     async fn expire(name: &'a Name, fence_life: Duration) -> u64;
     async fn supersede(name: &'a Name, fence_life: Duration) -> u64;
     async fn invalidate(name: &'a Name, fence_life: Duration) -> u64;
+    async fn back_off(name: &'a Name) -> Option<(BackOff, Failure)>;
     async fn tag_number(tags: &'a Name) -> u64;
     async fn tag_ends(tags: &'a Name, which: &'a [Arc<str>]) -> Vec<TagEnds>;
     async fn end_tag(tags: &'a Name, tag: &'a str, end: TagEnd) -> u64;
@@ -250,10 +252,6 @@ erased! {
 }
 
 pub(crate) type ErasedStore = Erased<dyn DynStore>;
-
-fn no_tags() -> BackendError {
-    BackendError::new(BackendErrorKind::Refused, "this backend has no tags")
-}
 
 /// The answer to [`Store::get_many`] for each name.
 pub type EntryAnswers = Vec<Result<Option<Entry>, BackendError>>;

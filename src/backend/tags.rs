@@ -7,7 +7,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::entry::Undecodable;
+use super::{entry::Undecodable, tap::stripe_of};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// For how long an entry with tags is kept at most.
@@ -64,18 +64,20 @@ impl Tagged {
         std::iter::once(Arc::from("")).chain(self.tags.iter().cloned())
     }
 
-    /// Returns what the ends of [all](Self::all) tags say. If some are missing, the worst is
-    /// assumed.
-    pub(crate) fn verdict(&self, ends: &[TagEnds]) -> TagVerdict {
-        if ends.len() != self.tags.len() + 1 {
-            return TagVerdict::Ended;
-        }
-        let of = |ends: &TagEnds| match ends {
-            ends if ends.ended > self.number => TagVerdict::Ended,
-            ends if ends.expired > self.number => TagVerdict::Expired,
-            _ => TagVerdict::Current,
+    /// Takes the ends of [all](Self::all) tags, and returns what they say. A missing one counts as
+    /// an end.
+    pub(crate) fn verdict(&self, ends: &mut impl Iterator<Item = TagEnds>) -> TagVerdict {
+        let of = |ends: Option<TagEnds>| match ends {
+            Some(ends) if ends.ended.max(ends.expired) <= self.number => TagVerdict::Current,
+            Some(ends) if ends.ended <= self.number => TagVerdict::Expired,
+            _ => TagVerdict::Ended,
         };
-        ends.iter().map(of).max().unwrap_or(TagVerdict::Current)
+        self.all().map(|_| of(ends.next())).max().unwrap_or(TagVerdict::Current)
+    }
+
+    /// Returns the stripes of [all](Self::all) tags.
+    pub(crate) fn stripes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.all().map(|tag| stripe_of(&tag))
     }
 
     /// Appends the bytes that an entry keeps between its header and its payload.

@@ -1,7 +1,13 @@
 //! Acts on an entry without a load, and looks at it.
 
-use std::time::Duration;
+use std::{
+    array,
+    hash::BuildHasher,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
+use hashbrown::DefaultHashBuilder;
 use tokio::time::sleep;
 
 use super::{Cache, Loaded, core::Decision, freshness::Rules, local::GREATEST_STALENESS};
@@ -199,8 +205,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn peek(&self, key: impl Into<Key>) -> Result<Option<Loaded<V>>, Error> {
         let key = key.into();
         let name = self.core.name(&key)?;
-        let answer = self.core.ask(&key, self.core.store.get_aged(&name)).await;
-        match self.core.decide(&name, &Rules::ALL, answer) {
+        match self.core.read_aged(&key, &name, &Rules::ALL).await {
             Decision::Unanswered(error) => Err(error.into()),
             decision => Ok(decision.value_or_fallback()),
         }
@@ -232,5 +237,42 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// ```
     pub async fn remaining(&self, key: impl Into<Key>) -> Result<Option<Duration>, Error> {
         Ok(self.peek(key).await?.and_then(|loaded| loaded.expires_in()))
+    }
+}
+
+/// The keys are counted in so many groups. More groups separate fewer loads without a reason.
+const GROUPS: usize = 64;
+
+/// How many invalidations of this process there were.
+///
+/// A load of another key may depend on an invalidated one. It puts the number into its own key, so
+/// that no later caller joins it.
+pub(super) struct Invalidations {
+    counts: [AtomicU64; GROUPS],
+    hasher: DefaultHashBuilder,
+}
+
+impl Default for Invalidations {
+    fn default() -> Self {
+        let counts = array::from_fn(|_| AtomicU64::new(0));
+        Self { counts, hasher: DefaultHashBuilder::default() }
+    }
+}
+
+impl Invalidations {
+    /// Counts an invalidation of a key, when it begins. A load that begins afterwards has what the
+    /// invalidation is for.
+    pub(super) fn count(&self, key: &Key) {
+        self.of(key).fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns a number that each invalidation of the key makes greater.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    pub(super) fn so_far(&self, key: &Key) -> u64 {
+        self.of(key).load(Ordering::Acquire)
+    }
+
+    fn of(&self, key: &Key) -> &AtomicU64 {
+        &self.counts[self.hasher.hash_one(key) as usize % GROUPS]
     }
 }

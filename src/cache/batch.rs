@@ -28,8 +28,8 @@ use tracing::Instrument;
 use super::{
     Lead,
     core::{Core, Permit},
-    flown::cut_off,
     loader::{self, Produced},
+    outcome::cut_off,
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},
@@ -50,16 +50,15 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Returns the members of a call for so many keys.
-    pub(super) fn members(keys: usize) -> impl Iterator<Item = Arc<Member>> {
-        let shared = Arc::new(Self {
-            undecided: AtomicUsize::new(keys),
-            decided: Notify::new(),
-            permit: AsyncMutex::default(),
-        });
-        (0..keys).map(move |_| {
-            Arc::new(Member { all: shared.clone(), is_decided: AtomicBool::new(false) })
-        })
+    /// Returns what a call for so many keys shares.
+    pub(super) fn of(keys: usize) -> Arc<Self> {
+        let (undecided, decided) = (AtomicUsize::new(keys), Notify::new());
+        Arc::new(Self { undecided, decided, permit: AsyncMutex::default() })
+    }
+
+    /// Returns one of the keys.
+    pub(super) fn member(self: &Arc<Self>) -> Arc<Member> {
+        Arc::new(Member { all: self.clone(), is_decided: AtomicBool::new(false) })
     }
 }
 

@@ -3,10 +3,8 @@
 use std::fmt;
 
 use super::{
-    Cache, Lead, Loaded, Request, Source, StaleValue,
-    flown::failed,
-    loader,
-    outcome::{Alone, Outcome},
+    Cache, Lead, Loaded, Request, Source, StaleValue, loader,
+    outcome::{Alone, Outcome, failed},
     run::{Begin, Load, Run, RunStart},
     settings::OnUncacheable,
 };

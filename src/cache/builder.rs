@@ -7,17 +7,18 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Abandoned, Cache, Codec, EarlyRefresh, Json, LocalTier,
+    activity::Activity,
+    acts::Invalidations,
     core::Core,
     error_codec::{ErrorCodec, Of},
     failures::{AfterFailure, FailurePolicy, Failures},
-    invalidations::Invalidations,
-    local::{Tier, Watches},
-    outage_memory::OutageMemory,
+    local::{LocalStore, Watches},
     refresh::Refreshes,
     settings::{self, Settings},
     tags::Tags,
 };
 use crate::{
+    advice,
     backend::{DynStore, Windows},
     error::{Error, ErrorKind},
     flight::Group,
@@ -314,7 +315,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how much memory this process may use for values that it serves while the backend is
     /// away, in bytes. Defaults to 4 MiB over a backend that other processes share, else to 0.
     ///
-    /// The process remembers what it saw last, if that has a [stale
+    /// The process remembers what it saw, if that has a [stale
     /// window](Self::stale_while_revalidate) or one for [failures](Self::stale_if_error). It also
     /// remembers what it loads while the backend is away, until the first answer. If the backend
     /// answers reads and refuses writes, that is until the first write that it accepts. Callers are
@@ -322,7 +323,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// next answer about the key replaces or ends it, and each act of this process ends it.
     ///
     /// Such a value may be older than an invalidation in another process, by its windows at most.
-    /// Zero remembers no value. A value that takes more than a quarter of the memory is not
+    /// Zero remembers no value. The memory is one store with that of a [local tier](Self::local),
+    /// and adds to its weight. A value that takes more than a quarter of the store is not
     /// remembered.
     pub fn outage_memory(mut self, bytes: usize) -> Self {
         self.settings.outage_memory = Some(bytes);
@@ -374,15 +376,15 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         }
         settings.check()?;
         self.negative.iter().try_for_each(Negative::check)?;
+        advice::built::<V>(self.store.is_shared(), &settings.namespace, settings.schema);
         let tag = u32::from(settings.schema) << 16 | u32::from(self.codec.tag());
         let engine = Engine::new(self.store.clone());
         let tags = Arc::new(Tags::new(&settings));
         let core = Core {
             try_limit: try_limit(settings.retry.as_ref(), engine.backend().as_ref()),
             engine,
-            tier: Tier::of(&settings, self.store.as_ref(), &tags),
+            copies: LocalStore::of(&settings, self.store.as_ref(), &tags),
             tags,
-            memory: OutageMemory::new(settings.outage_memory, self.store.is_shared()),
             store: self.store,
             codec: Arc::new(self.codec),
             error_codec: self.error_codec,
@@ -393,6 +395,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             loads: Arc::new(Semaphore::new(settings.max_loads)),
             counters: Counters::default(),
             meter: crate::meter::Meter::default(),
+            activity: Activity::default(),
             shards: Shards::default(),
             undecodable: Once::default(),
             unstorable: Once::default(),

@@ -11,23 +11,24 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Codec, EarlyRefresh, Loaded, Source, batch,
+    Codec, EarlyRefresh, Loaded, Source,
+    activity::Activity,
+    acts::Invalidations,
+    batch,
     breaker::{Outage, Shard},
     builder::Negative,
     error_codec::ErrorCodec,
     failures::Failures,
     freshness::{self, RefreshDelay, Rules, Window},
-    invalidations::Invalidations,
-    local::{self, Fill, Tier, Watches},
-    outage_memory::{OutageMemory, Question},
+    local::{self, Fill, LocalStore, SeenEntry, Watches},
     outcome::{Made, Outcome, Record},
     previous::Previous,
     refresh::Refreshes,
     settings::{OnFull, Options, Settings},
-    tags::{Judged, Tags, judged, tags_of},
+    tags::{Answered, Tags},
 };
 use crate::{
-    backend::{DynStore, Entry, EntryKind, TagVerdict, Tagged, Tap, Windows, answered_by},
+    backend::{DynStore, Entry, EntryKind, Tagged, Tap, Windows, answered_by},
     error::{BackendError, BackendErrorKind, BoxError, Chain, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
@@ -59,11 +60,11 @@ pub(super) struct Core<V> {
     pub(super) loads: Arc<Semaphore>,
     pub(super) counters: Counters,
     pub(super) meter: Meter,
+    pub(super) activity: Activity,
     pub(super) shards: Shards<Shard>,
     pub(super) refreshes: Refreshes<V>,
     pub(super) failures: Failures,
-    pub(super) memory: OutageMemory,
-    pub(super) tier: Option<Arc<Tier<V>>>,
+    pub(super) copies: Option<Arc<LocalStore<V>>>,
     pub(super) tags: Arc<Tags>,
     pub(super) watches: Watches,
     pub(super) invalidations: Invalidations,
@@ -113,12 +114,6 @@ impl<V> Decision<V> {
     }
 }
 
-/// What was noted before a question.
-struct ReadBegun {
-    memory: Option<Question>,
-    fill: Option<Fill>,
-}
-
 /// Lets go of what this process has of a key, when a change of it ends. Also after an error or if
 /// the caller goes away, because the change may have happened.
 struct Changed<'a, V> {
@@ -130,7 +125,6 @@ impl<V> Drop for Changed<'_, V> {
     fn drop(&mut self) {
         self.core.flights.detach(self.key);
         self.core.failures.forget(self.key);
-        self.core.memory.forget(self.key);
         self.core.forget_local(self.key);
     }
 }
@@ -150,11 +144,11 @@ impl<V> Core<V> {
 
     /// Lets go of the copies of a value in this process.
     pub(super) fn forget_local(&self, key: &Key) {
-        if self.tier.is_none() && !local::is_any(&self.watches) {
+        if self.copies.is_none() && !local::is_any(&self.watches) {
             return;
         }
         if let Ok(name) = self.name(key) {
-            self.tier.iter().for_each(|tier| tier.forget(key, &name));
+            self.copies.iter().for_each(|copies| copies.forget(key, &name));
             local::tell_all(&self.watches, key, &name);
         }
     }
@@ -168,48 +162,28 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Decides what an answer about a name is good for, with the schema and the codec of this
     /// process, and the rules of the caller.
-    pub(super) fn decide(
-        &self,
-        name: &Name,
-        rules: &Rules,
-        (answer, verdict): Judged,
-    ) -> Decision<V> {
+    pub(super) fn decide(&self, name: &Name, rules: &Rules, answer: Answered) -> Decision<V> {
         match answer {
-            Ok(Some(entry)) => self.decide_on(name, rules, (entry, verdict), Source::Stale),
+            Ok(Some(entry)) => self.decide_on(name, rules, entry),
             Ok(None) => Decision::Miss { seen: 0 },
             Err(error) => self.no_entry(name, error),
         }
     }
 
-    /// Decides what an entry is good for. `in_place` is its source if it is served in place of a
-    /// load that failed.
-    fn decide_on(
-        &self,
-        name: &Name,
-        rules: &Rules,
-        (mut entry, verdict): (Entry, TagVerdict),
-        in_place: Source,
-    ) -> Decision<V> {
-        let is_kept = entry.windows.is_some_and(|windows| !windows.error.is_zero());
-        if verdict == TagVerdict::Ended || (verdict == TagVerdict::Expired && !is_kept) {
-            return Decision::Miss { seen: entry.fence };
-        }
-        if entry.kind == EntryKind::Uncacheable {
-            return Decision::Uncacheable { seen: entry.fence };
+    /// Decides what an entry is good for.
+    fn decide_on(&self, name: &Name, rules: &Rules, mut entry: Entry) -> Decision<V> {
+        match entry.kind {
+            EntryKind::Value => {}
+            EntryKind::Uncacheable => return Decision::Uncacheable { seen: entry.fence },
+            EntryKind::Ended => return Decision::Miss { seen: entry.fence },
         }
         let is_ours = entry.tag == self.tag;
         let is_for_loader_only = is_ours && self.codec.is_for_loader_only(&entry.payload);
         let rules = if is_for_loader_only { &rules.without_stale() } else { rules };
         let delay = || self.refreshes.delay(name, entry.fence);
-        let window = match verdict {
-            TagVerdict::Expired => Window::OnError,
-            _ => freshness::decide(&entry, rules, delay),
-        };
+        let window = freshness::decide(&entry, rules, delay);
         if is_ours && matches!(window, Window::OnError | Window::Over) {
-            let previous = Previous::encoded(entry, rules, &self.codec, in_place);
-            let is_expired = verdict == TagVerdict::Expired;
-            let previous = if is_expired { previous.expired() } else { previous };
-            return Decision::Old(Arc::new(previous));
+            return Decision::Old(Arc::new(Previous::encoded(entry, rules, &self.codec)));
         }
         if let Some(value) = self.decoded(name, &mut entry) {
             let source = match window {
@@ -220,7 +194,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
                 }
                 _ => return Decision::Served(value, Source::Hit, Record::of(&entry)),
             };
-            let previous = Previous::decoded(&entry, rules, &self.codec, value.clone());
+            let previous =
+                Previous::decoded(&entry, rules, &self.codec, value.clone(), Source::Stale);
             return Decision::Refresh(value, source, Arc::new(previous));
         }
         Decision::Miss { seen: entry.fence }
@@ -282,19 +257,21 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         &self,
         made: &Made<V>,
         cost: Duration,
-        tagged: Option<Tagged>,
+        tagged: Tagged,
     ) -> Result<Entry, Error> {
         let payload = made.payload.clone().unwrap_or_else(|| self.payload(&made.value))?;
         self.tagged(Entry::value(self.tag, cost, payload), tagged)
     }
 
     /// Returns the entry with its tags.
-    pub(super) fn tagged(&self, entry: Entry, tagged: Option<Tagged>) -> Result<Entry, Error> {
-        let Some(mut tagged) = tagged else { return Ok(entry) };
+    pub(super) fn tagged(&self, entry: Entry, mut tagged: Tagged) -> Result<Entry, Error> {
+        if !self.tags.is_on && tagged.tags.is_empty() {
+            return Ok(entry);
+        }
         tagged.tags.sort_unstable();
         tagged.tags.dedup();
-        self.tags.check(tagged.tags.iter().map(AsRef::as_ref))?;
-        Ok(if self.tags.is_on { entry.with_tags(tagged) } else { entry })
+        self.tags.check(&tagged.tags)?;
+        Ok(entry.with_tags(tagged))
     }
 
     fn payload(&self, value: &V) -> Result<Bytes, Error> {
@@ -333,12 +310,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Returns the copy of a value in this process.
     pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
-        let tier = self.tier.as_ref().filter(|_| options.takes_local)?;
+        let copies = self.copies.as_ref().filter(|_| options.takes_local)?;
         let delay = |fence| match self.name(&key.into()) {
             Ok(name) => self.refreshes.delay(&name, fence),
             Err(_) => RefreshDelay::NONE,
         };
-        let row = tier.get(key, &options.rules, delay)?;
+        let row = copies.get(key, &options.rules, delay)?;
         if row.fence() < options.least_fence {
             return None;
         }
@@ -347,105 +324,101 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Lets go of what the copies in this process have from before a commit under this fence.
     pub(super) fn committed_local(&self, name: &Name, fence: u64) {
-        self.tier.iter().for_each(|tier| tier.changed(name.prefix(), fence));
+        self.copies.iter().for_each(|copies| copies.changed(name.prefix(), fence));
         local::tell_all_of_commit(&self.watches, name, fence);
     }
 
-    /// Asks the backend for an entry, and decides what it is good for. Keeps a copy if it is fresh.
+    /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
         let asked = self.begin_read(name);
-        let answer = match self.needs_age(rules) {
+        let mut answer = match self.needs_age(rules) {
             false => self.store.get(name).await,
             true => self.store.get_aged(name).await,
         };
-        // Not by `judge`, whose future would hold the answer twice.
-        let verdict = match tags_of(&answer) {
-            Some(tagged) => Box::pin(self.ask_tags(tagged)).await,
-            None => Ok(TagVerdict::Current),
-        };
-        self.end_read((key, name), rules, asked, judged(answer, verdict))
+        self.judge(key, &mut answer).await;
+        self.end_read((key, name), rules, asked, answer)
+    }
+
+    /// As [`read`](Self::read), with the age of the entry.
+    pub(super) async fn read_aged(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
+        let asked = self.begin_read(name);
+        let mut answer = self.store.get_aged(name).await;
+        self.judge(key, &mut answer).await;
+        self.end_read((key, name), rules, asked, answer)
     }
 
     /// Reads some entries with one question, as [`read`](Self::read) does.
-    pub(super) async fn read_many(&self, keys: &[(&Key, Name)], rules: &Rules) -> Vec<Decision<V>> {
-        let names: Vec<_> = keys.iter().map(|(_, name)| name.clone()).collect();
+    pub(super) async fn read_many(
+        &self,
+        keys: &[&Key],
+        names: &[Name],
+        rules: &Rules,
+    ) -> Vec<Decision<V>> {
         let asked: Vec<_> = names.iter().map(|name| self.begin_read(name)).collect();
-        let answers = match self.store.get_many(&names, self.needs_age(rules)).await {
+        let mut answers = match self.store.get_many(names, self.needs_age(rules)).await {
             Ok(answers) => answers,
             Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
         };
-        let each = keys.iter().zip(asked).zip(self.judge_many(answers).await);
+        self.judge_all(keys, &mut answers).await;
+        let each = keys.iter().copied().zip(names).zip(asked).zip(answers);
         let decide =
-            |((&(key, ref name), asked), answer)| self.end_read((key, name), rules, asked, answer);
+            |(((key, name), asked), answer)| self.end_read((key, name), rules, asked, answer);
         each.map(decide).collect()
     }
 
     /// Returns whether entries are read with their age, if their windows do not ask for it.
     fn needs_age(&self, rules: &Rules) -> bool {
-        self.tier.is_some() || rules.replaces || !matches!(rules.early, EarlyRefresh::Off)
+        let has_tier = self.copies.as_ref().is_some_and(|copies| copies.is_tier());
+        has_tier || rules.replaces || !matches!(rules.early, EarlyRefresh::Off)
     }
 
-    fn begin_read(&self, name: &Name) -> ReadBegun {
-        let fill = self.tier.as_ref().and_then(|tier| tier.begin(self.store.as_ref(), name));
-        ReadBegun { memory: self.memory.ask(), fill }
+    /// Notes what this process was told of a name before a load or a commit.
+    pub(super) fn mark(&self, name: &Name) -> Option<Fill> {
+        self.copies.as_ref().map(|copies| copies.mark(name))
+    }
+
+    fn begin_read(&self, name: &Name) -> Option<Fill> {
+        self.copies.as_ref().map(|copies| copies.begin(self.store.as_ref(), name))
     }
 
     fn end_read(
         &self,
         (key, name): (&Key, &Name),
         rules: &Rules,
-        asked: ReadBegun,
-        judged: Judged,
+        asked: Option<Fill>,
+        answer: Answered,
     ) -> Decision<V> {
-        self.note(key, asked.memory, &judged);
-        let Some((tier, fill)) = self.tier.as_ref().zip(asked.fill) else {
-            return self.decide(name, rules, judged);
+        let Some((copies, asked)) = self.copies.as_ref().zip(asked) else {
+            return self.decide(name, rules, answer);
         };
-        let entry = judged.0.as_ref().ok().and_then(Option::as_ref).map(Entry::without_payload);
-        let decision = self.decide(name, rules, judged);
-        if let (Some(entry), Decision::Served(value, Source::Hit, record)) = (entry, &decision) {
-            tier.insert(fill, key, entry, (value.clone(), *record), rules);
+        let seen = answer.as_ref().ok().and_then(Option::as_ref).map(|entry| self.seen(entry));
+        let decision = self.decide(name, rules, answer);
+        match (seen, &decision) {
+            (Some(seen), Decision::Served(value, source, _)) => {
+                let is_hit = *source == Source::Hit;
+                copies.note(asked, key, seen, || Some(value.clone()), is_hit, rules);
+            }
+            (Some(seen), Decision::Refresh(value, ..)) => {
+                copies.note(asked, key, seen, || Some(value.clone()), false, rules);
+            }
+            (Some(seen), Decision::Old(previous)) => {
+                copies.note(asked, key, seen, || previous.value(), false, rules);
+            }
+            (Some(_), _) => copies.remove(key),
+            (None, Decision::Unanswered(_)) => {}
+            (None, _) => copies.missed(key),
         }
         decision
     }
 
-    /// Asks the backend for an entry. Notes the answer for the case that it will be away.
-    pub(super) async fn ask(
-        &self,
-        key: &Key,
-        question: impl Future<Output = Result<Option<Entry>, BackendError>>,
-    ) -> Judged {
-        let asked = self.memory.ask();
-        let judged = self.judge(question.await).await;
-        self.note(key, asked, &judged);
-        judged
+    /// Returns what this process keeps of an entry beside its value.
+    pub(super) fn seen(&self, entry: &Entry) -> SeenEntry {
+        let is_for_loader_only = self.codec.is_for_loader_only(&entry.payload);
+        let (entry, size) = entry.without_payload();
+        SeenEntry { entry, size, is_for_loader_only }
     }
 
-    fn note(&self, key: &Key, asked: Option<Question>, (answer, verdict): &Judged) {
-        match (answer, asked) {
-            (Ok(Some(_)), _) if *verdict != TagVerdict::Current => self.memory.drop_row(key),
-            (Ok(Some(entry)), Some(asked)) => self.saw(key, asked, entry),
-            (Ok(None), _) => self.memory.missed(key),
-            (Err(error), _) if error.kind() == BackendErrorKind::Foreign => {
-                self.memory.drop_row(key)
-            }
-            _ => {}
-        }
-    }
-
-    /// Notes an entry for the case that the backend will be away.
-    pub(super) fn saw(&self, key: &Key, asked: Question, entry: &Entry) {
-        match entry.windows {
-            // It is never served stale, so it is remembered no more than one without windows.
-            Some(windows) if self.codec.is_for_loader_only(&entry.payload) => {
-                let entry = entry.clone().with_windows(Windows::fresh(windows.fresh));
-                self.memory.saw(key, asked, &entry);
-            }
-            _ => self.memory.saw(key, asked, entry),
-        }
-    }
-
-    /// Decides what the entry is good for that this process remembers in an outage, if it does.
+    /// Decides what the value is good for that this process remembers in an outage, if it does.
     pub(super) fn recall(
         &self,
         key: &Key,
@@ -453,13 +426,16 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         rules: &Rules,
         outage: Outage,
     ) -> Option<Decision<V>> {
-        let entry = self.memory.recall(key, outage)?;
-        if entry.tagged.as_ref().is_some_and(|tagged| self.tags.have_ended(tagged)) {
-            self.memory.drop_row(key);
-            return None;
-        }
-        let current = (entry, TagVerdict::Current);
-        Some(self.decide_on(name, rules, current, Source::Degraded))
+        let (row, entry) = self.copies.as_ref()?.recall(key, outage)?;
+        let (value, delay) = (row.value.clone(), || self.refreshes.delay(name, entry.fence));
+        let source = Source::Degraded;
+        Some(match freshness::decide(&entry, rules, delay) {
+            Window::OnError | Window::Over => {
+                let old = Previous::decoded(&entry, rules, &self.codec, value, source);
+                Decision::Old(Arc::new(old))
+            }
+            _ => Decision::Served(value, source, Record::of(&entry)),
+        })
     }
 
     /// Returns the windows of a value that is negative.

@@ -43,10 +43,7 @@ struct LeadInner<V> {
     wants_new: bool,
     /// In a box, which most loads do not need.
     keeping: Mutex<Option<Box<Keeping>>>,
-    /// `None` if the cache has no tags, and the loader gives none.
-    tagged: Mutex<Option<Box<Tagged>>>,
-    /// How often all that this process keeps had ended before the load.
-    losses: OnceLock<u64>,
+    tagged: Mutex<Tagged>,
     head: OnceLock<Head>,
     announced: Signal,
 }
@@ -79,7 +76,6 @@ impl<V> Lead<V> {
             wants_new,
             keeping: Mutex::default(),
             tagged: Mutex::default(),
-            losses: OnceLock::new(),
             head: OnceLock::new(),
             announced: Signal::default(),
         }))
@@ -234,32 +230,24 @@ impl<V> Lead<V> {
     /// The cache must be built with [`tags`](super::Builder::tags), which tells the limits.
     /// Otherwise the value is returned and not stored, and a warning says why.
     pub fn tag(&self, tag: impl Into<Arc<str>>) {
-        lock(&self.0.tagged).get_or_insert_default().tags.push(tag.into());
+        lock(&self.0.tagged).tags.push(tag.into());
     }
 
-    /// Notes the tag number from before the load, the tags of the caller, and the losses so far.
-    pub(super) fn begin_tags(&self, tagged: Option<Tagged>, losses: u64) {
-        let _ = self.0.losses.set(losses);
-        *lock(&self.0.tagged) = tagged.map(Box::new);
-    }
-
-    /// Returns whether this process has had losses since the load began.
-    pub(super) fn has_outlived(&self, losses: u64) -> bool {
-        self.0.losses.get().is_some_and(|before| *before != losses)
+    /// Notes the tag number from before the load, and the tags of the caller.
+    pub(super) fn begin_tags(&self, tagged: Tagged) {
+        *lock(&self.0.tagged) = tagged;
     }
 
     /// Takes the tags away from the value, which keeps its number.
     #[cfg(feature = "http")]
-    pub(crate) fn take_tags(&self) -> Option<Tagged> {
+    pub(crate) fn take_tags(&self) -> Tagged {
         let mut tagged = lock(&self.0.tagged);
-        let taken = tagged.as_deref()?.clone();
-        *tagged = Some(Box::new(Tagged { number: taken.number, tags: Vec::new() }));
-        Some(taken)
+        Tagged { number: tagged.number, tags: std::mem::take(&mut tagged.tags) }
     }
 
     /// Returns the tags of the value so far.
-    pub(super) fn tagged(&self) -> Option<Tagged> {
-        lock(&self.0.tagged).as_deref().cloned()
+    pub(super) fn tagged(&self) -> Tagged {
+        lock(&self.0.tagged).clone()
     }
 
     /// Returns the source of the value for the caller that leads.

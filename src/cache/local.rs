@@ -1,7 +1,11 @@
-//! A local tier: copies of entries in this process, in front of the backend.
+//! The copies of entries that this process keeps.
 //!
-//! A copy is served without a question while these hold: its entry is fresh, the tier is trusted,
-//! and no act of this process has come since.
+//! While the backend is away, a copy is served as its windows allow it. An act of this process
+//! removes it, and so does the next answer about its key. An answer to a question from before the
+//! last act is not kept. A value that was loaded in an outage is of no use after it.
+//!
+//! With a local tier, a copy is also served without a question while these hold: its entry is
+//! fresh, the tier is trusted, and no act of this process has come since.
 //!
 //! - **Fill.** Between the answer of a server and its copy, the entry may change, and the change
 //!   may be told first. So a fill notes what the tier was told before it asks. It is dropped if
@@ -12,7 +16,7 @@
 //!   that moment and of its own question, and is served until that is too long ago.
 //! - **Tags.** A copy of an entry with tags is checked against the ends that the tier was told of.
 //!   They come the same way as the changes of names.
-//! - **Epoch.** When changes may have been missed, all copies from before are of no use.
+//! - **Epoch.** When changes may have been missed, no copy from before is trusted.
 //!
 //! No time of a server is compared with one of this process, and fences of one name only.
 
@@ -20,7 +24,7 @@ mod order;
 mod watch;
 
 use std::{
-    sync::{Arc, Weak, atomic::AtomicU64},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -40,13 +44,14 @@ pub(super) use self::{
 use self::order::{Order, nanos};
 use super::{
     EarlyRefresh,
+    breaker::Outage,
     freshness::{self, RefreshDelay, Rules, Window},
     outcome::Record,
     settings::{Settings, at_least, at_most},
     tags::Tags,
 };
 use crate::{
-    backend::{DynStore, Entry, Tap},
+    backend::{DynStore, Entry, STRIPES, Tap},
     error::Error,
     key::{Key, Name},
 };
@@ -54,7 +59,12 @@ use crate::{
 /// How far a tier may be behind at most, in all versions of this crate.
 pub(super) const GREATEST_STALENESS: Duration = Duration::from_secs(2);
 /// The weight of a row beside its key and its payload, in bytes. It is measured.
-const ROW: usize = 300;
+const ROW: usize = 400;
+/// The weight of all rows for outages, if it is not set.
+const MEMORY: usize = 4 << 20;
+/// The stripes without a tier, which need not be the channels of the backend. With fewer, an act
+/// more often drops an answer of another key.
+const FEW_STRIPES: usize = 64;
 /// The weight of a row that the store makes ready for. It matters little.
 const USUAL_ROW: usize = 1024;
 
@@ -93,7 +103,7 @@ impl Default for LocalTier {
 
 impl LocalTier {
     /// Creates settings with the greatest weight of all copies: their encoded values, their keys,
-    /// and 300 bytes for each. A copy that takes much of it is not kept. What the tier notes of
+    /// and 400 bytes for each. A copy that takes much of it is not kept. What the tier notes of
     /// changes takes 0.25 MiB more.
     pub fn weight(bytes: usize) -> Self {
         let (max_age, max_staleness) = (Duration::from_secs(10), Duration::from_secs(1));
@@ -126,11 +136,21 @@ impl LocalTier {
     }
 }
 
-/// The tier of a cache. Its times count from the creation of its order.
-pub(super) struct Tier<V> {
+/// The copies of entries that a process keeps: for its local tier, and for the time in which the
+/// backend is away. Its times count from the creation of its order.
+pub(super) struct LocalStore<V> {
     rows: Rows<Key, Arc<LocalRow<V>>, ByWeight, DefaultHashBuilder>,
     order: Order,
-    tags: Arc<Tags>,
+    /// `None` if no copy is served while the backend answers.
+    tier: Option<TierTimes>,
+    /// Copies are served while the backend is away.
+    remembers: bool,
+    /// The weight of one copy at most, so that it does not displace all others.
+    heaviest: usize,
+}
+
+#[derive(Clone, Copy)]
+struct TierTimes {
     max_age: u64,
     /// How far the tier may be behind.
     max_staleness: u64,
@@ -140,16 +160,23 @@ pub(super) struct Tier<V> {
 pub(super) struct LocalRow<V> {
     pub(super) value: V,
     pub(super) record: Option<Record>,
-    /// The entry without its payload, as it was when the backend was asked.
+    /// The entry without its payload and tags, as it was when the backend was asked.
     entry: Entry,
     weight: usize,
     epoch: u64,
-    /// The greatest number of an ended tag that was told before its tags were last checked.
-    checked: AtomicU64,
+    /// The stripes of its tags, and the number up to which their ends are in the answer.
+    stripes: Box<[usize]>,
+    checked: u64,
     asked: u64,
-    /// When it is to be refreshed at the earliest, and when it ends.
+    /// When it is to be refreshed at the earliest, and when its trust ends. It has none if it is
+    /// for outages only.
     half: u64,
     until: u64,
+    /// Whether it is served while the backend is away. Its user expects an older value then.
+    is_remembered: bool,
+    /// The outage in which it was loaded without a lease, after which it is of no use. `None` if
+    /// the backend has returned or stored it.
+    outage: Option<Outage>,
 }
 
 #[derive(Clone)]
@@ -161,39 +188,57 @@ impl<V> Weighter<Key, Arc<LocalRow<V>>> for ByWeight {
     }
 }
 
-impl<V: Send + Sync + 'static> Tier<V> {
-    /// Creates the tier of a cache, if it is to have one.
+impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
+    /// Creates the store of a cache, if it is to have one.
     pub(super) fn of(
         settings: &Settings,
         store: &dyn DynStore,
         tags: &Arc<Tags>,
     ) -> Option<Arc<Self>> {
-        Some(Self::new(settings.local?, store, Order::new(&settings.namespace, tags), tags))
+        // The other backends are never away.
+        let memory = settings.outage_memory.unwrap_or(if store.is_shared() { MEMORY } else { 0 });
+        let weight = settings.local.map_or(0, |tier| tier.weight).saturating_add(memory);
+        (weight > 0).then(|| Self::new(settings, store, tags, weight, memory > 0))
     }
 
-    fn new(settings: LocalTier, store: &dyn DynStore, order: Order, tags: &Arc<Tags>) -> Arc<Self> {
-        let options = OptionsBuilder::new()
-            .estimated_items_capacity((settings.weight / USUAL_ROW).max(16))
-            .weight_capacity(settings.weight as u64)
-            .build();
+    fn new(
+        settings: &Settings,
+        store: &dyn DynStore,
+        tags: &Arc<Tags>,
+        weight: usize,
+        remembers: bool,
+    ) -> Arc<Self> {
         let hasher = DefaultHashBuilder::default();
-        let rows = match options {
+        let mut options = OptionsBuilder::new();
+        options
+            .estimated_items_capacity((weight / USUAL_ROW).max(16))
+            .weight_capacity(weight as u64);
+        if settings.local.is_none() {
+            // Each has a quarter of the weight, and so room for the heaviest copy.
+            options.shards(4);
+        }
+        let rows = match options.build() {
             Ok(options) => {
                 Rows::with_options(options, ByWeight, hasher, DefaultLifecycle::default())
             }
             // All that it needs is given.
-            Err(_) => Rows::with(16, settings.weight as u64, ByWeight, hasher, <_>::default()),
+            Err(_) => Rows::with(16, weight as u64, ByWeight, hasher, <_>::default()),
         };
+        let stripes = if settings.local.is_some() { STRIPES } else { FEW_STRIPES };
+        let order = Order::new(&settings.namespace, tags, stripes);
         Arc::new_cyclic(|this: &Weak<Self>| {
-            let is_told = store.tap(this.clone(), settings.max_staleness / 4);
-            Self {
-                rows,
-                order,
-                tags: tags.clone(),
-                max_age: nanos(settings.max_age),
-                max_staleness: if is_told { nanos(settings.max_staleness) } else { u64::MAX },
-            }
+            let times = |tier: LocalTier| {
+                let is_told = store.tap(this.clone(), tier.max_staleness / 4);
+                let max_staleness = if is_told { nanos(tier.max_staleness) } else { u64::MAX };
+                TierTimes { max_age: nanos(tier.max_age), max_staleness }
+            };
+            Self { rows, order, tier: settings.local.map(times), remembers, heaviest: weight / 4 }
         })
+    }
+
+    /// Returns whether copies are served while the backend answers.
+    pub(super) fn is_tier(&self) -> bool {
+        self.tier.is_some()
     }
 
     /// Returns the copy of a key if it may be served, and is not to be refreshed.
@@ -203,6 +248,7 @@ impl<V: Send + Sync + 'static> Tier<V> {
         rules: &Rules,
         delay: impl FnOnce(u64) -> RefreshDelay,
     ) -> Option<Arc<LocalRow<V>>> {
+        let max_staleness = self.tier?.max_staleness;
         // Before the row is read: all changes up to then have removed theirs.
         let complete_until = self.order.complete_until();
         let row = self.rows.get(key)?;
@@ -210,98 +256,200 @@ impl<V: Send + Sync + 'static> Tier<V> {
         let known = complete_until.max(row.asked);
         if now >= row.until
             || (rules.copy < Duration::MAX && now.saturating_sub(row.asked) >= nanos(rules.copy))
-            || now.saturating_sub(known) >= self.max_staleness
+            || now.saturating_sub(known) >= max_staleness
             || row.epoch != self.order.epoch()
             || rules.replaces
+            || self.order.tags.have_ended(row.stripes.iter().copied(), row.checked)
         {
             return None;
         }
-        let tagged = row.entry.tagged.as_deref();
-        if tagged.is_some_and(|tagged| !self.tags.are_current(tagged, &row.checked)) {
-            return None;
-        }
         if now >= row.half && !matches!(rules.early, EarlyRefresh::Off) {
-            let since = Duration::from_nanos(now.saturating_sub(row.asked));
-            let age = row.entry.age?.saturating_add(since);
             let delay = || delay(row.entry.fence);
-            let window = freshness::decide_at(age, row.entry.windows?, rules, delay);
+            let window = freshness::decide_at(self.age(&row)?, row.entry.windows?, rules, delay);
             return (window == Window::Fresh).then_some(row);
         }
         Some(row)
     }
 
-    /// Begins a question to the backend. Returns `None` if the answer is not to be kept.
-    pub(super) fn begin(&self, store: &dyn DynStore, name: &Name) -> Option<Fill> {
-        // Before the question: its answer was checked against all ends until then.
-        let checked = self.tags.greatest();
-        let fill = self.order.begin(store, name, false);
-        fill.map(|fill| fill.checked_until(checked))
+    /// Returns the copy of a key with its present entry, if it is of use in this outage.
+    pub(super) fn recall(&self, key: &Key, outage: Outage) -> Option<(Arc<LocalRow<V>>, Entry)> {
+        let row = self.rows.get(key)?;
+        let age = self.age(&row)?;
+        let is_kept = row.entry.windows.is_some_and(|windows| age < windows.kept());
+        if !is_kept
+            || !row.is_remembered
+            || row.outage.is_some_and(|of| of != outage)
+            || self.order.tags.have_ended(row.stripes.iter().copied(), row.checked)
+        {
+            return None;
+        }
+        let entry = Entry { age: Some(age), ..row.entry.clone() };
+        Some((row, entry))
     }
 
-    /// Keeps an entry as the answer to a question, if nothing has come in between. `entry` is
-    /// without its payload of `size` bytes.
-    pub(super) fn insert(
+    fn age(&self, row: &LocalRow<V>) -> Option<Duration> {
+        let since = Duration::from_nanos(self.order.now().saturating_sub(row.asked));
+        Some(row.entry.age?.saturating_add(since))
+    }
+
+    /// Begins a question to the backend.
+    pub(super) fn begin(&self, store: &dyn DynStore, name: &Name) -> Fill {
+        match self.tier {
+            Some(_) => self.order.begin(store, name, false),
+            None => self.mark(name),
+        }
+    }
+
+    /// Begins a load or a commit, whose value is kept for outages only.
+    pub(super) fn mark(&self, name: &Name) -> Fill {
+        Fill { is_heard: false, ..self.order.mark(name) }
+    }
+
+    /// Notes an entry that the backend has returned or stored, unless something has come since the
+    /// question. A hit is fresh, and may be served while the backend answers.
+    pub(super) fn note(
         &self,
         fill: Fill,
         key: &Key,
-        (entry, size): (Entry, usize),
-        (value, record): (V, Option<Record>),
+        seen: SeenEntry,
+        value: impl FnOnce() -> Option<V>,
+        is_hit: bool,
         rules: &Rules,
     ) {
-        let (Some(age), Some(windows)) = (entry.age, entry.windows) else { return };
-        if entry.tagged.is_some() && !self.tags.is_on {
-            // The ends of its tags are not told.
+        let entry = &seen.entry;
+        let may_be_stale = entry.windows.is_some_and(|windows| !windows.is_fresh_only());
+        let is_remembered = self.remembers && may_be_stale && !seen.is_for_loader_only;
+        let until = match (self.tier, entry.age.zip(entry.windows)) {
+            (Some(tier), Some((age, windows))) if is_hit && fill.is_heard => {
+                let fresh = nanos(windows.fresh.saturating_sub(age));
+                fill.asked.saturating_add(fresh.min(tier.max_age).min(nanos(rules.copy)))
+            }
+            _ => 0,
+        };
+        let fence = entry.fence;
+        let last = self.rows.peek(key);
+        // An older answer to a later question, and one without what was loaded since.
+        let is_older = |row: &Arc<LocalRow<V>>| match row.outage {
+            Some(outage) if outage.refuses => fence <= row.entry.fence,
+            Some(_) => false,
+            None => fence < row.entry.fence,
+        };
+        if last.as_ref().is_some_and(is_older) {
             return;
         }
-        let fresh = nanos(windows.fresh.saturating_sub(age));
-        let half = nanos((windows.fresh / 2).saturating_sub(age));
-        let Fill { epoch, asked, checked, .. } = fill;
-        let row = LocalRow {
-            value,
-            record,
-            weight: size,
-            epoch,
-            checked: AtomicU64::new(checked),
-            asked,
-            half: asked.saturating_add(half),
-            until: asked.saturating_add(fresh.min(self.max_age).min(nanos(rules.copy))),
-            entry,
-        };
-        let fence = row.entry.fence;
-        self.order.keep(fill, fence, || self.rows.insert(key.clone(), Arc::new(row)));
+        if until == 0 && !is_remembered {
+            return self.remove(key);
+        }
+        let is_same = |row: &Arc<LocalRow<V>>| row.entry.fence == fence && row.outage.is_none();
+        if until == 0 && last.is_some_and(|row| is_same(&row) && row.is_remembered) {
+            return;
+        }
+        if let Some(value) = value() {
+            let row = LocalRow { until, is_remembered, ..LocalRow::new(fill, seen, value) };
+            self.keep(fill, fence, key, row);
+        }
+    }
+
+    /// Notes a value whose load began then, without a lease or a commit that was answered. Its
+    /// entry has the fence of the stored one, which it replaces.
+    pub(super) fn note_loaded(
+        &self,
+        begun: Fill,
+        key: &Key,
+        outage: Outage,
+        seen: SeenEntry,
+        value: V,
+    ) {
+        if self.remembers {
+            let entry = Entry { age: Some(Duration::ZERO), ..seen.entry };
+            let now = Fill { asked: self.order.now(), ..begun };
+            let row = LocalRow::new(now, SeenEntry { entry, ..seen }, value);
+            let row = LocalRow { is_remembered: true, outage: Some(outage), ..row };
+            self.keep(begun, u64::MAX, key, row);
+        }
+    }
+
+    fn keep(&self, fill: Fill, fence: u64, key: &Key, row: LocalRow<V>) {
+        if ROW + key.as_str().len() + row.weight <= self.heaviest {
+            self.order.keep(fill, fence, || self.rows.insert(key.clone(), Arc::new(row)));
+        }
     }
 }
 
-impl<V> Tier<V> {
+/// What is kept of an entry beside its value.
+pub(super) struct SeenEntry {
+    /// Without its payload of this size.
+    pub(super) entry: Entry,
+    pub(super) size: usize,
+    /// No caller is served it stale.
+    pub(super) is_for_loader_only: bool,
+}
+
+impl<V> LocalStore<V> {
     /// Returns how far a copy may be behind now, if changes are told at all. Also returns whether
-    /// copies are served without a question.
+    /// copies are served without a question. `None` if there is no tier.
     #[cfg(feature = "metrics")]
-    pub(super) fn trust(&self) -> (Option<Duration>, bool) {
-        let (lag, is_told) = (self.order.lag(), self.max_staleness < u64::MAX);
-        (is_told.then_some(lag), nanos(lag) < self.max_staleness)
+    pub(super) fn trust(&self) -> Option<(Option<Duration>, bool)> {
+        let (lag, max_staleness) = (self.order.lag(), self.tier?.max_staleness);
+        Some(((max_staleness < u64::MAX).then_some(lag), nanos(lag) < max_staleness))
+    }
+
+    /// Notes that the backend has no entry of a key. A value that was loaded while it refuses
+    /// writes stays, because the backend could not get it.
+    pub(super) fn missed(&self, key: &Key) {
+        let is_gone = |row: &Arc<LocalRow<V>>| row.outage.is_none_or(|outage| !outage.refuses);
+        self.rows.remove_if(key, is_gone);
+    }
+
+    /// Lets go of a key, because there is a newer entry.
+    pub(super) fn remove(&self, key: &Key) {
+        self.rows.remove(key);
     }
 
     /// Lets go of all copies, and of all answers to questions until now.
     pub(super) fn forget_all(&self) {
         self.order.lost();
+        self.order.settle();
+        self.rows.clear();
     }
 
     /// Lets go of a key, and of all answers to questions until now.
     pub(super) fn forget(&self, key: &Key, name: &Name) {
-        self.order.forget(name, || drop(self.rows.remove(key.as_str())));
+        self.order.forget(name, || drop(self.rows.remove(key)));
     }
 }
 
 impl<V> LocalRow<V> {
+    fn new(fill: Fill, SeenEntry { mut entry, size, .. }: SeenEntry, value: V) -> Self {
+        let tagged = entry.tagged.take();
+        let stripes: Box<[_]> = tagged.iter().flat_map(|tagged| tagged.stripes()).collect();
+        let half = entry.windows.map_or(Duration::ZERO, |windows| windows.fresh / 2);
+        let half = nanos(half.saturating_sub(entry.age.unwrap_or_default()));
+        Self {
+            value,
+            record: Record::of(&entry),
+            weight: size + size_of_val(&*stripes),
+            epoch: fill.epoch,
+            stripes,
+            checked: tagged.map_or(fill.ended, |tagged| tagged.number.max(fill.ended)),
+            asked: fill.asked,
+            half: fill.asked.saturating_add(half),
+            until: 0,
+            is_remembered: false,
+            outage: None,
+            entry,
+        }
+    }
+
     pub(super) fn fence(&self) -> u64 {
         self.entry.fence
     }
 }
 
-impl<V: Send + Sync + 'static> Tap for Tier<V> {
+impl<V: Send + Sync + 'static> Tap for LocalStore<V> {
     fn changed(&self, prefix: &str, fence: u64) {
         if let Some(tag) = self.order.tag_of(prefix) {
-            return self.tags.note(&tag, fence);
+            return self.order.tags.note(&tag, fence);
         }
         self.order.changed(prefix, fence, |key| {
             self.rows.remove_if(key, |row| row.entry.fence < fence);
@@ -314,5 +462,138 @@ impl<V: Send + Sync + 'static> Tap for Tier<V> {
 
     fn complete_until(&self, asked: Instant) {
         self.order.note_complete(asked);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{
+        MemoryBackend,
+        backend::{Store, Windows},
+        key::{Family, Namespace},
+    };
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn store(memory: usize) -> Option<Arc<LocalStore<u64>>> {
+        let settings = Settings { outage_memory: Some(memory), ..Settings::default() };
+        let backend = Arc::new(MemoryBackend::new()).erase_store().0;
+        LocalStore::of(&settings, backend.as_ref(), &Arc::new(Tags::new(&settings)))
+    }
+
+    fn name(key: &Key) -> Name {
+        Name::new(&Namespace::standard(), Family::Cache, key, 512).unwrap()
+    }
+
+    fn seen(fence: u64, size: usize) -> SeenEntry {
+        let entry = Entry::value(0, Duration::ZERO, Bytes::new()).with_fence(fence);
+        let entry = entry.with_windows(Windows::fresh(SECOND).error(SECOND));
+        let entry = Entry { age: Some(Duration::ZERO), ..entry };
+        SeenEntry { entry, size, is_for_loader_only: false }
+    }
+
+    fn note(store: &LocalStore<u64>, key: &Key, begun: Fill, seen: SeenEntry) {
+        let value = seen.entry.fence;
+        store.note(begun, key, seen, || Some(value), true, &Rules::ALL);
+    }
+
+    fn recalled(store: &LocalStore<u64>, key: &Key, outage: Outage) -> Option<u64> {
+        store.recall(key, outage).map(|(row, _)| row.value)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_value_ends_with_its_windows_or_its_outage() {
+        let (store, key) = (store(1 << 20).unwrap(), Key::from("k"));
+        let [outage, later] = [0; 2].map(|_| Outage::next(false));
+        let remember = || {
+            let begun = store.mark(&name(&key));
+            store.note_loaded(begun, &key, outage, seen(0, 1), 7);
+        };
+        remember();
+        tokio::time::advance(SECOND * 3 / 2).await;
+        let (_, entry) = store.recall(&key, outage).unwrap();
+        assert_eq!(entry.age, Some(SECOND * 3 / 2));
+        tokio::time::advance(SECOND / 2).await;
+        assert_eq!(recalled(&store, &key, outage), None);
+        remember();
+        assert_eq!(
+            (recalled(&store, &key, outage), recalled(&store, &key, later)),
+            (Some(7), None)
+        );
+    }
+
+    /// The backend has an older entry, or none, and refuses the value that was loaded since.
+    #[tokio::test(start_paused = true)]
+    async fn a_value_that_was_refused_outlives_answers_but_no_act() {
+        let (store, key) = (store(1 << 20).unwrap(), Key::from("k"));
+        let mark = || store.mark(&name(&key));
+        for outage in [false, true].map(Outage::next) {
+            store.note_loaded(mark(), &key, outage, seen(5, 1), 7);
+            note(&store, &key, mark(), seen(5, 1));
+            store.missed(&key);
+            let expected = outage.refuses.then_some(7);
+            assert_eq!(recalled(&store, &key, outage), expected);
+        }
+        let refusing = Outage::next(true);
+        note(&store, &key, mark(), seen(6, 1));
+        assert_eq!(recalled(&store, &key, refusing), Some(6));
+        store.note_loaded(mark(), &key, refusing, seen(6, 1), 7);
+        store.forget(&key, &name(&key));
+        assert_eq!(recalled(&store, &key, refusing), None);
+    }
+
+    /// A question or a load began before an act, and ends after it.
+    #[tokio::test(start_paused = true)]
+    async fn what_began_before_an_act_is_not_remembered() {
+        let (store, key, outage) = (store(1 << 20).unwrap(), Key::from("k"), Outage::next(false));
+        let begun = store.mark(&name(&key));
+        store.forget(&key, &name(&key));
+        note(&store, &key, begun, seen(5, 1));
+        store.note_loaded(begun, &key, outage, seen(5, 1), 7);
+        assert_eq!(recalled(&store, &key, outage), None);
+        note(&store, &key, store.mark(&name(&key)), seen(7, 1));
+        assert_eq!(recalled(&store, &key, outage), Some(7));
+        let begun = store.mark(&name(&key));
+        store.forget_all();
+        note(&store, &key, begun, seen(8, 1));
+        assert_eq!(recalled(&store, &key, outage), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_older_answer_and_one_without_windows_end_no_newer_value() {
+        let (store, key, outage) = (store(1 << 20).unwrap(), Key::from("k"), Outage::next(false));
+        let saw = |seen| note(&store, &key, store.mark(&name(&key)), seen);
+        for fence in [5, 7, 6] {
+            saw(seen(fence, 1));
+        }
+        assert_eq!(recalled(&store, &key, outage), Some(7));
+        let plain = |fence| {
+            let seen = seen(fence, 1);
+            let entry = seen.entry.with_windows(Windows::fresh(SECOND));
+            SeenEntry { entry, ..seen }
+        };
+        saw(plain(6));
+        assert_eq!(recalled(&store, &key, outage), Some(7));
+        saw(plain(8));
+        assert_eq!(recalled(&store, &key, outage), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_weight_is_bounded() {
+        let (store, outage) = (store(100_000).unwrap(), Outage::next(false));
+        for number in 0..1_000_u64 {
+            let (key, size) = (Key::from(number), if number == 999 { 30_000 } else { 1_000 });
+            note(&store, &key, store.mark(&name(&key)), seen(5, size));
+            assert!(store.rows.weight() <= 100_000);
+        }
+        let kept =
+            (0..1_000_u64).filter(|key| recalled(&store, &Key::from(*key), outage).is_some());
+        assert!(kept.count() > 50);
+        // It would displace too many others.
+        assert_eq!(recalled(&store, &Key::from(999_u64), outage), None);
+        assert!(self::store(0).is_none());
     }
 }

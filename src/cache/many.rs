@@ -134,23 +134,20 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let asked = ManyIds::new(ids, key_of);
         async move {
             let ManyIds { ids, keys, places } = asked?;
-            let mut answers = look_many(&cache.core, &keys).await;
-            let missing = || answers.iter().enumerate().filter(|(_, answer)| answer.is_none());
-            let missing: Vec<_> = missing().map(|(at, _)| at).collect();
+            let answers = look_many(&cache.core, &keys).await;
             let gathering = Gathering::new(&cache.core, loader);
-            let members = Shared::members(missing.len());
-            let loads = missing.iter().zip(members).map(|(at, member)| {
-                let (gathering, id) = (gathering.clone(), ids[*at].clone());
-                let mut request = cache.request(keys[*at].clone());
+            let missing = answers.iter().filter(|answer| answer.is_none()).count();
+            let shared = Shared::of(missing);
+            let load = |at: usize| {
+                let (gathering, id) = (gathering.clone(), ids[at].clone());
+                let mut request = cache.request(keys[at].clone());
+                let member = shared.member();
                 request.options_mut().batch = Some(member.clone());
                 let work = move |lead| gathering.load(id, lead, member);
                 let (core, flown) = (&cache.core, request.fly(work));
                 async move { flown.await?.shared(core) }
-            });
-            for (at, loaded) in missing.iter().zip(join_all(loads).await) {
-                answers[*at] = Some(loaded);
-            }
-            let answers: Vec<_> = answers.into_iter().flatten().collect();
+            };
+            let answers = fill_gaps(answers, load).await;
             // No answer is copied, unless an id occurs twice.
             if answers.len() == places.len() {
                 return Ok(answers);
@@ -191,16 +188,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         keys: impl IntoIterator<Item = K>,
     ) -> Vec<Result<Option<V>, Error>> {
         let keys: Vec<Key> = keys.into_iter().map(Into::into).collect();
-        let decisions = read_many(&self.core, &keys).await;
-        let each = keys.into_iter().zip(decisions).map(|(key, decision)| async move {
-            match decision {
-                // It learns what is wrong.
-                None => self.get(key).await,
-                Some(Decision::Unanswered(error)) => Err(error.into()),
-                Some(decision) => Ok(decision.value().map(|(value, ..)| value)),
-            }
-        });
-        stream::iter(each).buffered(AT_ONCE).collect().await
+        let decisions = read_many(&self.core, &keys).await.into_iter();
+        let value = |decision| match decision {
+            Decision::Unanswered(error) => Err(Error::from(error)),
+            decision => Ok(decision.value().map(|(value, ..)| value)),
+        };
+        let answers = decisions.map(|decision| decision.map(value)).collect();
+        // The others learn what is wrong.
+        fill_gaps(answers, |at| self.get(&keys[at])).await
     }
 
     /// Stores many values, each as [`insert`](Self::insert) does, in few round trips.
@@ -249,6 +244,17 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     }
 }
 
+/// Asks for the answers that are missing, at once.
+async fn fill_gaps<T, Fut: Future<Output = T>>(
+    answers: Vec<Option<T>>,
+    ask: impl FnMut(usize) -> Fut,
+) -> Vec<T> {
+    let gaps = answers.iter().enumerate().filter(|(_, answer)| answer.is_none());
+    let gaps: Vec<_> = gaps.map(|(at, _)| at).collect();
+    let mut asked = join_all(gaps.into_iter().map(ask)).await.into_iter();
+    answers.into_iter().filter_map(|answer| answer.or_else(|| asked.next())).collect()
+}
+
 /// Looks for stored values that are served as they are. The other keys take the way of one key.
 async fn look_many<V: Clone + Send + Sync + 'static>(
     core: &Arc<Core<V>>,
@@ -274,7 +280,7 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
     let options = &core.settings.options;
     let mut answers: Vec<_> = keys.iter().map(|_| None).collect();
     for (keys, answers) in keys.chunks(AT_ONCE).zip(answers.chunks_mut(AT_ONCE)) {
-        let (mut places, mut asked) = (Vec::new(), Vec::new());
+        let (mut places, mut asked, mut names) = (Vec::new(), Vec::new(), Vec::new());
         for (key, answer) in keys.iter().zip(answers) {
             if let Some(Loaded { value, source, record }) = core.local(key.as_str(), options) {
                 *answer = Some(Decision::Served(value, source, record));
@@ -282,11 +288,12 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
                 && !core.shard(&name).breaker.is_troubled()
             {
                 places.push(answer);
-                asked.push((key, name));
+                asked.push(key);
+                names.push(name);
             }
         }
-        let decisions = core.read_many(&asked, &options.rules).await;
-        for ((answer, decision), (_, name)) in places.into_iter().zip(decisions).zip(&asked) {
+        let decisions = core.read_many(&asked, &names, &options.rules).await;
+        for ((answer, decision), name) in places.into_iter().zip(decisions).zip(&names) {
             if let Decision::Unanswered(error) = &decision {
                 core.shard(name).breaker.failed(error, &core.counters);
             }

@@ -11,6 +11,7 @@
 //!
 //! [`windows`] shows in plain words how long a value is served, and when it is refreshed.
 
+mod activity;
 mod acts;
 mod batch;
 mod begin;
@@ -19,16 +20,14 @@ mod builder;
 mod codec;
 mod core;
 mod error_codec;
+mod explain;
 mod failures;
-mod flown;
 mod freshness;
 mod in_process;
-mod invalidations;
 mod lead;
 mod loader;
 mod local;
 mod many;
-mod outage_memory;
 mod outcome;
 mod patience;
 mod previous;
@@ -53,6 +52,7 @@ pub use self::{
     begin::{Begun, WhyAlone},
     builder::Builder,
     codec::{Codec, Json, Raw},
+    explain::{EntryState, Explanation},
     failures::AfterFailure,
     freshness::EarlyRefresh,
     in_process::Unencoded,
@@ -66,9 +66,8 @@ pub use crate::{flight::Abandoned, observe::Stats};
 
 #[cfg(feature = "http")]
 pub(crate) use self::{
-    flown::{Flown, Offer},
     loader::Produced,
-    outcome::Alone,
+    outcome::{Alone, Flown, HeadOffer},
     settings::{OnFull, OnUncacheable, Sharing},
 };
 
@@ -172,7 +171,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Returns a request for a key, with options of its own. It also says where its value came
     /// from.
     pub fn request(&self, key: impl Into<Key>) -> Request<V> {
-        Request { core: self.core.clone(), key: key.into(), own: None }
+        let key = key.into();
+        self.core.activity.note(&key);
+        Request { core: self.core.clone(), key, own: None }
     }
 
     /// Returns the stored value, if there is one that is fresh or may be served
@@ -188,6 +189,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Dropping the future changes nothing.
     pub async fn get(&self, key: impl Into<Key>) -> Result<Option<V>, Error> {
         let key = key.into();
+        self.core.activity.note(&key);
         let options = &self.core.settings.options;
         if let Some(copy) = self.core.local(key.as_str(), options) {
             return Ok(Some(copy.value));
@@ -203,6 +205,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Asks no backend, and starts nothing.
     pub fn get_local(&self, key: &str) -> Option<V> {
         let copy = self.core.local(key, &self.core.settings.options)?;
+        self.core.activity.note(key);
         self.core.counters.served(copy.source);
         Some(copy.value)
     }

@@ -10,7 +10,13 @@ use std::{
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::{backend::Entry, error::Error};
+use super::core::Core;
+use crate::{
+    backend::Entry,
+    error::{Error, ErrorKind},
+    flight::{Edge, Follower, Waited},
+    observe::Counters,
+};
 
 /// A value, where it came from, and what is known of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +59,6 @@ impl Record {
     /// Returns the record without a time to live, unless the entry is stored.
     pub(super) fn if_stored(self, is_stored: bool) -> Self {
         Self { fresh: self.fresh.filter(|_| is_stored), ..self }
-    }
-
-    /// Returns the record of an entry that is fresh no more, before its time.
-    pub(super) fn expired(self) -> Self {
-        Self { fresh: self.fresh.map(|_| Duration::ZERO), ..self }
     }
 
     /// Returns the fence, or `None` if the value was loaded without a lease.
@@ -223,4 +224,120 @@ pub(super) enum Outcome<V> {
     /// For late joiners: the backend did not say within this time what they may have. They load
     /// without it.
     Unanswered(Duration),
+}
+
+/// How a request ended that may end without a value.
+pub(crate) enum Flown<V> {
+    /// With a value. Its caller counts once it is [served](Counters::served).
+    Loaded(Loaded<V>),
+    /// With the head of a value, for a request that [takes it](super::Sharing::takes_heads).
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Head(Box<HeadOffer<V>>),
+    /// Each caller loads for itself.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Alone(Alone),
+}
+
+impl<V> Flown<V> {
+    /// Returns the value, and counts its caller. A loader that a user wrote makes no other answer.
+    pub(super) fn shared(self, core: &Core<V>) -> Result<Loaded<V>, Error> {
+        match self {
+            Self::Loaded(loaded) => {
+                core.counters.served(loaded.source);
+                Ok(loaded)
+            }
+            Self::Head(_) | Self::Alone(_) => {
+                Err(Error::new(ErrorKind::Cancelled, "the value was not shared"))
+            }
+        }
+    }
+}
+
+/// The head of a value, which its caller takes, or declines to wait for the whole load.
+pub(crate) struct HeadOffer<V> {
+    core: Arc<Core<V>>,
+    head: Head,
+    /// The source of the value for this caller.
+    source: Source,
+    follower: Option<FlightPlace<V>>,
+}
+
+/// The place of a caller in a flight, and its wait if it is a loader.
+pub(super) type FlightPlace<V> = (Follower<Outcome<V>>, Option<Edge>);
+
+#[cfg_attr(not(feature = "http"), allow(dead_code))]
+impl<V: Clone + Send + Sync + 'static> HeadOffer<V> {
+    /// Returns the head.
+    pub(crate) fn head(&self) -> &Head {
+        &self.head
+    }
+
+    /// Counts a caller that is served the value.
+    pub(crate) fn take(self) {
+        self.core.counters.served(self.source);
+    }
+
+    /// Waits for the outcome of the load. Returns `None` if the caller has to ask again.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the flight, which goes on for the others.
+    pub(crate) async fn decline(self) -> Option<Result<Flown<V>, Error>> {
+        let (mut follower, _edge) = self.follower?;
+        follower.leave_first();
+        match follower.wait().await {
+            Waited::JoinAgain | Waited::Outcome(Outcome::Unanswered(_)) => None,
+            Waited::Outcome(outcome) => Some(ended(&self.core, outcome, false, None)),
+        }
+    }
+}
+
+/// Returns what a flight ended with, for one of its callers.
+///
+/// A caller that is served a head keeps its place in the flight, if there is a flight.
+pub(super) fn ended<V>(
+    core: &Arc<Core<V>>,
+    outcome: Outcome<V>,
+    leads: bool,
+    follower: Option<FlightPlace<V>>,
+) -> Result<Flown<V>, Error> {
+    match outcome {
+        Outcome::Value(loaded) => {
+            let source = loaded.source.for_caller(leads);
+            Ok(Flown::Loaded(Loaded { source, ..loaded }))
+        }
+        Outcome::Head(head, source) => {
+            let (core, source) = (Arc::clone(core), source.for_caller(leads));
+            Ok(Flown::Head(Box::new(HeadOffer { core, head, source, follower })))
+        }
+        Outcome::Alone(why) => Ok(Flown::Alone(why)),
+        Outcome::Failed(error) => Err(failed(core, error)),
+        Outcome::Unanswered(_) => Err(failed(core, cut_off())),
+    }
+}
+
+impl Counters {
+    /// Counts a caller that is served a value of this source.
+    pub(crate) fn served(&self, source: Source) {
+        let counter = match source {
+            Source::Hit => &self.hits,
+            Source::Local => return self.local.add(),
+            Source::Stale => &self.stale,
+            Source::Led => &self.led,
+            Source::Followed => &self.followed,
+            Source::Received => &self.received,
+            Source::Degraded => &self.degraded,
+        };
+        counter.add();
+    }
+}
+
+/// Counts a caller that gets an error.
+pub(super) fn failed<V>(core: &Core<V>, error: Error) -> Error {
+    core.counters.failed.add();
+    error
+}
+
+pub(super) fn cut_off() -> Error {
+    Error::new(ErrorKind::Cancelled, "the load was cut off, because its runtime was shut down")
 }

@@ -33,29 +33,20 @@ pub(super) struct Previous<V> {
 
 impl<V: Clone + 'static> Previous<V> {
     /// The entry is not served, so its value is decoded only if the load asks for it or fails.
-    pub(super) fn encoded(
-        entry: Entry,
-        rules: &Rules,
-        codec: &Arc<dyn Codec<V>>,
-        source: Source,
-    ) -> Self {
+    pub(super) fn encoded(entry: Entry, rules: &Rules, codec: &Arc<dyn Codec<V>>) -> Self {
         let previous = Self::new(&entry, rules, codec, OnceLock::new());
-        Self { payload: entry.payload, source, ..previous }
+        Self { payload: entry.payload, ..previous }
     }
 
-    /// Returns the same entry, whose windows have ended before their time but for failures.
-    pub(super) fn expired(self) -> Self {
-        Self { record: self.record.map(Record::expired), ..self }
-    }
-
-    /// The value was decoded, because it is served.
+    /// The value was decoded, because it is served, or kept in this process.
     pub(super) fn decoded(
         entry: &Entry,
         rules: &Rules,
         codec: &Arc<dyn Codec<V>>,
         value: V,
+        source: Source,
     ) -> Self {
-        Self::new(entry, rules, codec, OnceLock::from(Some(value)))
+        Self { source, ..Self::new(entry, rules, codec, OnceLock::from(Some(value))) }
     }
 
     fn new(

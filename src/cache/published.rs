@@ -84,8 +84,8 @@ impl<V: Clone + Send + Sync + 'static> crate::meter::Publisher for Core<V> {
             ("bellwether_leases", leases as f64),
             ("bellwether_breaker_open", open as f64),
         ];
-        if let Some(tier) = &self.tier {
-            let (lag, is_trusted) = tier.trust();
+        let trust = self.copies.as_ref().and_then(|copies| copies.trust());
+        if let Some((lag, is_trusted)) = trust {
             gauges.push(("bellwether_local_trusted", f64::from(u8::from(is_trusted))));
             gauges.extend(lag.map(|lag| ("bellwether_local_staleness_seconds", lag.as_secs_f64())));
         }

@@ -27,10 +27,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Cache, Lead, Loaded, Request,
-    flown::{Flown, cut_off, ended},
     freshness::RefreshDelay,
     loader::{self, Produced},
-    outcome::Outcome,
+    outcome::{Flown, Outcome, cut_off, ended},
     request::{load_alone, nest},
     run::{Run, RunStart},
 };

@@ -7,10 +7,9 @@ use futures_util::FutureExt;
 use super::{
     AfterFailure, EarlyRefresh, Lead, Loaded, Source,
     core::Core,
-    flown::{Flown, cut_off, ended, failed},
     lead::Keeping,
     loader::{self, Produced},
-    outcome::{Alone, Outcome},
+    outcome::{Alone, Flown, Outcome, cut_off, ended, failed},
     patience::{self, Patience},
     refresh::QuietEntry,
     run::{Run, RunStart},
@@ -19,7 +18,7 @@ use super::{
 #[cfg(feature = "http")]
 use crate::backend::Tagged;
 use crate::{
-    backend::{Entry, TagVerdict},
+    backend::Entry,
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused, Task, Waited},
     key::{Family, Key, Name},
@@ -86,12 +85,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let windows = core.tags.limit(options.windows_of(negative, &Keeping::default())).in_range();
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let entry = Entry::value(core.tag, Duration::ZERO, payload).with_windows(windows);
-        let number = match options.tag_number {
-            Some(number) => number,
-            None if core.tags.is_on => core.tag_number().await,
-            None => 0,
-        };
-        let entry = core.tagged(entry, core.tags.of_value(number, &options.tags))?;
+        let entry = core.tagged(entry, core.begin_tags(options).await)?;
         let fence = core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
         core.refreshes.note(QuietEntry::Stored, &name, fence, Duration::MAX);
         Ok(fence)
@@ -114,8 +108,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let touch = async {
             // The end of a tag may be forgotten before the windows would end.
             if core.tags.is_on {
-                let (answer, verdict) = core.judge(core.store.get(&name).await).await;
-                if answer?.is_none() || verdict != TagVerdict::Current {
+                let mut stored = core.store.get(&name).await;
+                core.judge(&key, &mut stored).await;
+                let is_current = |entry: &Entry| !entry.has_ended();
+                if !stored?.as_ref().is_some_and(is_current) {
                     return Ok(None);
                 }
             }
@@ -188,10 +184,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 let leads = leader.is_some();
                 match leader {
                     Some(leader) => {
-                        let start = match unanswered {
-                            None => RunStart::Look,
-                            Some(_) => RunStart::Away,
-                        };
+                        let start = RunStart::after(unanswered);
                         let run = Run::new(&core, &key, own.take(), Some(leader), start)?;
                         follower.lead(leader_work(run, &mut work)?);
                     }
@@ -291,17 +284,14 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// Everything else is as for [`Lead::tag`](crate::cache::Lead::tag).
     pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
-        self.options_mut().tags.push(tag.into());
+        self.options_mut().tagged.tags.push(tag.into());
         self
     }
 
     /// Gives the value tags, with the tag number from before it was read.
     #[cfg(feature = "http")]
-    pub(crate) fn tagged(mut self, tagged: Option<Tagged>) -> Self {
-        if let Some(Tagged { number, tags }) = tagged {
-            let options = self.options_mut();
-            (options.tag_number, options.tags) = (Some(number), tags);
-        }
+    pub(crate) fn tagged(mut self, tagged: Tagged) -> Self {
+        self.options_mut().tagged = tagged;
         self
     }
 

@@ -9,7 +9,7 @@ use super::{
     freshness::Rules, lead::Keeping,
 };
 use crate::{
-    backend::Windows,
+    backend::{Tagged, Windows},
     error::{Error, ErrorKind},
     flight::Limits,
     key::Namespace,
@@ -42,10 +42,9 @@ pub(super) struct Options {
     pub(super) takes_local: bool,
     /// The least fence of a copy that is good enough.
     pub(super) least_fence: u64,
-    /// The tags that the caller gives the value.
-    pub(super) tags: Vec<Arc<str>>,
-    /// The tag number from before the value was read, if it is known.
-    pub(super) tag_number: Option<u64>,
+    /// The tags that the caller gives the value. Their number is from before the value was read, or
+    /// 0 if it is not known.
+    pub(super) tagged: Tagged,
 }
 
 impl Options {
@@ -169,8 +168,7 @@ impl Default for Options {
             batch: None,
             takes_local: true,
             least_fence: 0,
-            tags: Vec::new(),
-            tag_number: None,
+            tagged: Tagged::default(),
         }
     }
 }

@@ -5,27 +5,31 @@
 //! tier, is checked against the ends that it was told of.
 
 use std::{
-    collections::HashMap,
+    slice,
     sync::{
-        Arc, RwLock,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use super::{Cache, core::Core, local, settings::Settings};
+use super::{
+    Cache,
+    core::Core,
+    local,
+    settings::{Options, Settings},
+};
 use crate::{
-    backend::{Entry, TAGGED_LIFE, TagEnd, TagVerdict, Tagged, Windows, answered_by},
+    backend::{
+        Entry, STRIPES, TAGGED_LIFE, TagEnd, TagVerdict, Tagged, Windows, answered_by, stripe_of,
+    },
     error::{BackendError, Error, ErrorKind},
-    key::Name,
-    sync::{read, write},
+    key::{Key, Name},
 };
 
 /// How many tags an entry has at most, and how long each is in bytes. RFC 9875, section 2.1, asks
 /// for 32 of 32 characters at least.
 const MOST_TAGS: usize = 128;
 const LONGEST_TAG: usize = 512;
-/// How many ends a process remembers.
-const MOST_ENDS: usize = 10_000;
 
 /// The tags of a cache.
 pub(super) struct Tags {
@@ -33,49 +37,29 @@ pub(super) struct Tags {
     pub(super) is_on: bool,
     /// The name under which the namespace keeps its tags.
     pub(super) name: Name,
-    told: RwLock<ToldEnds>,
-    /// The greatest number that this process was told.
+    /// The greatest number of an end that this process was told, for each stripe of tags. A tag
+    /// whose stripe has another one that ended is asked for once more.
+    ends: Box<[AtomicU64]>,
+    /// The greatest of all.
     greatest: AtomicU64,
-    /// How often all that this process keeps may have ended.
-    losses: AtomicU64,
-}
-
-/// The ends that this process was told.
-#[derive(Default)]
-struct ToldEnds {
-    /// The number of each tag.
-    numbers: HashMap<Box<str>, u64>,
-    /// The greatest number that is not among them any more.
-    forgotten: u64,
 }
 
 /// An answer of the backend.
-type Answered = Result<Option<Entry>, BackendError>;
-
-/// The same, and what the tags of its entry say.
-pub(super) type Judged = (Answered, TagVerdict);
-
-/// Returns an answer with what its tags say. An error takes the place of the answer.
-pub(super) fn judged(answer: Answered, verdict: Result<TagVerdict, BackendError>) -> Judged {
-    match verdict {
-        Ok(verdict) => (answer, verdict),
-        Err(error) => (Err(error), TagVerdict::Current),
-    }
-}
+pub(super) type Answered = Result<Option<Entry>, BackendError>;
 
 /// Returns the tags of the entry, if it has any.
-pub(super) fn tags_of(answer: &Answered) -> Option<&Tagged> {
+fn tags_of(answer: &Answered) -> Option<&Tagged> {
     answer.as_ref().ok()?.as_ref()?.tagged.as_deref()
 }
 
 impl Tags {
     pub(super) fn new(settings: &Settings) -> Self {
+        let is_told = settings.has_tags || settings.local.is_some();
         Self {
             is_on: settings.has_tags,
             name: Name::of_tags(&settings.namespace),
-            told: RwLock::default(),
+            ends: (0..if is_told { STRIPES } else { 1 }).map(|_| AtomicU64::new(0)).collect(),
             greatest: AtomicU64::new(0),
-            losses: AtomicU64::new(0),
         }
     }
 
@@ -84,57 +68,16 @@ impl Tags {
         self.greatest.load(Ordering::Acquire)
     }
 
-    /// Returns how often all that this process keeps may have ended.
-    pub(super) fn losses(&self) -> u64 {
-        self.losses.load(Ordering::Acquire)
+    /// Returns whether a tag of these stripes may have ended with a greater number than this.
+    pub(super) fn have_ended(&self, stripes: impl IntoIterator<Item = usize>, number: u64) -> bool {
+        let last = |stripe: usize| self.ends[stripe % self.ends.len()].load(Ordering::Acquire);
+        stripes.into_iter().any(|stripe| last(stripe) > number)
     }
 
-    /// Returns whether one of these tags is known to have ended.
-    pub(super) fn have_ended(&self, tagged: &Tagged) -> bool {
-        self.have_ended_since(tagged, tagged.number)
-    }
-
-    /// Returns whether one of these tags is known to have ended with a greater number than this,
-    /// and than that of the entry.
-    fn have_ended_since(&self, tagged: &Tagged, number: u64) -> bool {
-        let number = number.max(tagged.number);
-        self.greatest() > number && {
-            let told = read(&self.told);
-            let has_ended = |tag: &str| told.numbers.get(tag).is_some_and(|last| *last > number);
-            told.forgotten > number || tagged.all().any(|tag| has_ended(&tag))
-        }
-    }
-
-    /// Returns whether a copy with these tags is still good. `checked` is the greatest number that
-    /// this process was told before the copy was last checked.
-    pub(super) fn are_current(&self, tagged: &Tagged, checked: &AtomicU64) -> bool {
-        let (greatest, last) = (self.greatest(), checked.load(Ordering::Relaxed));
-        if greatest <= last {
-            return true;
-        }
-        let are_current = !self.have_ended_since(tagged, last);
-        if are_current {
-            checked.store(greatest, Ordering::Relaxed);
-        }
-        are_current
-    }
-
-    /// Notes the end of a tag. If there are too many, each older value counts as ended.
+    /// Notes the end of a tag.
     pub(super) fn note(&self, tag: &str, number: u64) {
-        let mut told = write(&self.told);
-        if told.numbers.len() >= MOST_ENDS {
-            told.forgotten = self.greatest();
-            told.numbers.clear();
-        }
-        let last = told.numbers.entry(tag.into()).or_default();
-        *last = number.max(*last);
+        self.ends[stripe_of(tag) % self.ends.len()].fetch_max(number, Ordering::AcqRel);
         self.greatest.fetch_max(number, Ordering::AcqRel);
-    }
-
-    /// Returns the tags of a value that is read after this tag number.
-    pub(super) fn of_value(&self, number: u64, tags: &[Arc<str>]) -> Option<Tagged> {
-        let has_any = self.is_on || !tags.is_empty();
-        has_any.then(|| Tagged { number, tags: tags.to_vec() })
     }
 
     /// Returns the windows of a value, which the ends of its tags are to outlive.
@@ -147,127 +90,99 @@ impl Tags {
         Windows { fresh, stale: windows.stale.min(left), error: windows.error.min(left) }
     }
 
-    /// Checks that the cache has tags.
-    fn check_on(&self) -> Result<(), Error> {
-        let words = "this cache has no tags; build it with `tags()`";
-        self.is_on.then_some(()).ok_or_else(|| Error::new(ErrorKind::InvalidConfig, words))
-    }
-
-    /// Checks the tags of a value that is to be stored.
+    /// Checks the tags of a value that is to be stored, or one that is to end.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidConfig`] if the cache has no tags. [`ErrorKind::InvalidKey`] if there
     /// are too many, or one is empty or too long.
-    pub(super) fn check<'a>(
-        &self,
-        tags: impl ExactSizeIterator<Item = &'a str>,
-    ) -> Result<(), Error> {
-        let invalid = |words: String| Err(Error::new(ErrorKind::InvalidKey, words));
-        if tags.len() > 0 {
-            self.check_on()?;
+    pub(super) fn check(&self, tags: &[Arc<str>]) -> Result<(), Error> {
+        if !self.is_on {
+            let words = "this cache has no tags; build it with `tags()`";
+            return Err(Error::new(ErrorKind::InvalidConfig, words));
         }
-        if tags.len() > MOST_TAGS {
-            return invalid(format!("{} tags: at most {MOST_TAGS} are allowed", tags.len()));
-        }
-        for tag in tags {
-            if tag.is_empty() || tag.len() > LONGEST_TAG {
-                let length = tag.len();
-                return invalid(format!("a tag has {length} bytes; give 1 to {LONGEST_TAG}"));
-            }
+        let is_fit = |tag: &Arc<str>| (1..=LONGEST_TAG).contains(&tag.len());
+        if tags.len() > MOST_TAGS || !tags.iter().all(is_fit) {
+            let (count, longest) = (tags.len(), tags.iter().map(|tag| tag.len()).max());
+            let words = format!(
+                "{count} tags of up to {} bytes: give at most {MOST_TAGS}, each of 1 to \
+                 {LONGEST_TAG} bytes",
+                longest.unwrap_or_default()
+            );
+            return Err(Error::new(ErrorKind::InvalidKey, words));
         }
         Ok(())
     }
 }
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
-    /// Asks what the ends of its tags say of an entry.
-    pub(super) async fn ask_tags(&self, tagged: &Tagged) -> Result<TagVerdict, BackendError> {
-        let which: Vec<_> = tagged.all().collect();
-        let ends = self.store.tag_ends(&self.tags.name, &which).await?;
-        Ok(tagged.verdict(&ends))
-    }
-
-    /// Asks what the tags of the entry say, if it has any. An error takes the place of the answer.
-    pub(super) async fn judge(&self, answer: Answered) -> Judged {
-        let verdict = match tags_of(&answer) {
+    /// Judges an answer, if its entry has tags.
+    pub(super) async fn judge(&self, key: &Key, answer: &mut Answered) {
+        if tags_of(answer).is_some() {
             // In a box, which an entry without tags does not need.
-            Some(tagged) => Box::pin(self.ask_tags(tagged)).await,
-            None => Ok(TagVerdict::Current),
-        };
-        judged(answer, verdict)
+            Box::pin(self.judge_all(&[key], slice::from_mut(answer))).await;
+        }
     }
 
-    /// Judges some answers with one question.
-    pub(super) async fn judge_many(&self, answers: Vec<Answered>) -> Vec<Judged> {
+    /// Asks what the ends of their tags say of some entries, with one question, and notes it in the
+    /// entries. An error takes the place of an answer.
+    pub(super) async fn judge_all(&self, keys: &[&Key], answers: &mut [Answered]) {
         let which: Vec<_> = answers.iter().filter_map(tags_of).flat_map(|it| it.all()).collect();
-        let ends = match which.is_empty() {
-            true => Ok(Vec::new()),
-            false => self.store.tag_ends(&self.tags.name, &which).await,
-        };
-        let mut at = 0;
-        let judge = |answer: Answered| match (tags_of(&answer), &ends) {
-            (None, _) => (answer, TagVerdict::Current),
-            (Some(_), Err(error)) => (Err(error.clone()), TagVerdict::Current),
-            (Some(tagged), Ok(ends)) => {
-                let first = at;
-                at += tagged.tags.len() + 1;
-                let verdict = tagged.verdict(ends.get(first..at).unwrap_or_default());
-                (answer, verdict)
-            }
-        };
-        answers.into_iter().map(judge).collect()
-    }
-
-    /// Returns the last tag number, for a value that is read from now on. Without an answer, any
-    /// end of its tags ends the value.
-    pub(super) async fn tag_number(&self) -> u64 {
-        match self.counted(self.store.tag_number(&self.tags.name).await) {
-            Ok(number) => number,
-            Err(error) => {
-                tracing::debug!(%error, "a value is stored without a tag number");
-                0
+        if which.is_empty() {
+            return;
+        }
+        let ends = self.store.tag_ends(&self.tags.name, &which).await;
+        let mut ends = ends.map(IntoIterator::into_iter);
+        for (key, answer) in keys.iter().zip(answers) {
+            let (Some(tagged), Ok(Some(entry))) = (tags_of(answer).cloned(), &mut *answer) else {
+                continue;
+            };
+            match &mut ends {
+                Ok(ends) => {
+                    let verdict = tagged.verdict(ends);
+                    if verdict != TagVerdict::Current {
+                        self.copies.iter().for_each(|copies| copies.remove(key));
+                    }
+                    entry.judge(verdict);
+                }
+                Err(error) => *answer = Err(error.clone()),
             }
         }
+    }
+
+    /// Returns whether no tag of a value has ended since its number.
+    pub(super) async fn are_current(&self, tagged: &Tagged) -> bool {
+        let which: Vec<_> = tagged.all().collect();
+        let ends = self.counted(self.store.tag_ends(&self.tags.name, &which).await);
+        ends.is_ok_and(|ends| tagged.verdict(&mut ends.into_iter()) == TagVerdict::Current)
+    }
+
+    /// Returns the tags that a caller gives a value that is read from now on, and the last tag
+    /// number. Without an answer, any end of its tags ends the value.
+    pub(super) async fn begin_tags(&self, options: &Options) -> Tagged {
+        let mut tagged = options.tagged.clone();
+        if self.tags.is_on && tagged.number == 0 {
+            let asked = Box::pin(self.store.tag_number(&self.tags.name));
+            tagged.number = self.counted(asked.await).unwrap_or_default();
+        }
+        tagged
     }
 
     /// Gives a tag its next number.
     async fn end_tag(&self, tag: &str, end: TagEnd) -> Result<(), Error> {
-        let mut ending = EndingTag { core: self, tag, number: None };
         let (backend, limit) = (self.engine.backend().as_ref(), self.try_limit);
         let ended = self.store.end_tag(&self.tags.name, tag, end);
-        let number = self.counted(answered_by(backend, limit, ended).await)?;
-        ending.number = Some(number);
-        Ok(())
-    }
-
-    /// Lets go of all that this process keeps.
-    fn forget_all(&self) {
-        self.tags.losses.fetch_add(1, Ordering::AcqRel);
-        self.tier.iter().for_each(|tier| tier.forget_all());
-        self.memory.forget_all();
-        local::tell_all_of_loss(&self.watches);
-    }
-}
-
-/// Notes the end of a tag when its act ends, also if the caller goes away.
-struct EndingTag<'a, V: Clone + Send + Sync + 'static> {
-    core: &'a Core<V>,
-    tag: &'a str,
-    /// `None` if it is not known whether the tag has ended.
-    number: Option<u64>,
-}
-
-impl<V: Clone + Send + Sync + 'static> Drop for EndingTag<'_, V> {
-    fn drop(&mut self) {
-        let core = self.core;
-        match self.number {
-            Some(number) => {
-                core.tags.note(self.tag, number);
-                local::tell_all_of_loss(&core.watches);
+        let ended = self.counted(answered_by(backend, limit, ended).await);
+        match &ended {
+            Ok(number) => self.tags.note(tag, *number),
+            // It may have ended. So nothing is kept that may have the tag.
+            Err(_) => {
+                self.copies.iter().for_each(|copies| copies.forget_all());
             }
-            None => core.forget_all(),
         }
+        self.flights.detach_all();
+        local::tell_all_of_loss(&self.watches);
+        Ok(ended.map(drop)?)
     }
 }
 
@@ -315,7 +230,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn invalidate_tag(&self, tag: impl AsRef<str>) -> Result<(), Error> {
-        self.core.tags.check([tag.as_ref()].into_iter())?;
+        self.core.tags.check(&[tag.as_ref().into()])?;
         self.core.end_tag(tag.as_ref(), TagEnd::Invalidated).await
     }
 
@@ -351,7 +266,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn expire_tag(&self, tag: impl AsRef<str>) -> Result<(), Error> {
-        self.core.tags.check([tag.as_ref()].into_iter())?;
+        self.core.tags.check(&[tag.as_ref().into()])?;
         self.core.end_tag(tag.as_ref(), TagEnd::Expired).await
     }
 
@@ -381,7 +296,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn clear(&self) -> Result<(), Error> {
-        self.core.tags.check_on()?;
+        self.core.tags.check(&[])?;
         self.core.end_tag("", TagEnd::Invalidated).await
     }
 }

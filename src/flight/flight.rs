@@ -7,10 +7,9 @@ use std::sync::{
 
 use super::{
     driver::Driver,
+    group::{Leaders, Map},
     landing::{FirstLanding, Landing},
-    leaders::Leaders,
-    map::Map,
-    notices::{Notice, Notices},
+    leader::{Notice, Notices},
     waiters::Waiters,
 };
 use crate::{

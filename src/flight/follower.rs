@@ -8,7 +8,7 @@ use super::{
     driver::Task,
     flight::Flight,
     landing::{First, Waited},
-    notices::Notice,
+    leader::Notice,
     waiters::Registration,
 };
 

@@ -1,18 +1,22 @@
+//! The flights of a cache: their table, and the leaders that are under way.
+
 use std::{
     hash::BuildHasher,
     sync::{Arc, atomic::Ordering},
+    thread,
 };
+
+use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::{
     flight::{Abandoned, Flight, Flights},
     follower::Follower,
     leader::Leader,
-    leaders::Leaders,
-    map::Map,
+    waiters::Waiters,
 };
 use crate::{
     key::Key,
-    sync::checked::{AtomicUsize, read, write},
+    sync::checked::{AtomicUsize, RwLock, read, write},
 };
 
 /// The flights of one cache.
@@ -108,6 +112,11 @@ impl<T> Group<T> {
         }
     }
 
+    /// Lets all flights end for the callers that joined them.
+    pub(crate) fn detach_all(&self) {
+        self.flights.map.all().iter().for_each(|flight| self.detach(&flight.key));
+    }
+
     /// Returns how many flights are under way.
     pub(crate) fn len(&self) -> usize {
         self.flights.map.len()
@@ -149,5 +158,103 @@ impl<T> Group<T> {
         let follower = follower?;
         follower.depend();
         Ok(Joined { follower, leader: None })
+    }
+}
+
+/// Above this capacity, a stripe that becomes empty gives its memory back.
+const WORTH_SHRINKING: usize = 256;
+
+/// A hash map for many threads, with one lock for each stripe of it. No lock is held over an await.
+///
+/// A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps
+/// it for its removal. The hash is seeded for each process.
+pub(super) struct Map<E> {
+    stripes: Box<[Stripe<E>]>,
+    pub(super) hasher: DefaultHashBuilder,
+}
+
+/// Aligned, because two locks in one cache line would slow each other down.
+#[repr(align(128))]
+struct Stripe<E>(RwLock<HashTable<E>>);
+
+impl<E: Clone> Map<E> {
+    pub(super) fn new() -> Self {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let stripes = if cfg!(loom) { 1 } else { (cores * 4).next_power_of_two() };
+        Self {
+            stripes: (0..stripes).map(|_| Stripe(RwLock::new(HashTable::new()))).collect(),
+            hasher: DefaultHashBuilder::default(),
+        }
+    }
+
+    /// Removes an entry, if it is there.
+    pub(super) fn remove(&self, hash: u64, which: impl FnMut(&E) -> bool) -> Option<E> {
+        let mut table = write(self.stripe(hash));
+        let (entry, _) = table.find_entry(hash, which).ok()?.remove();
+        if table.is_empty() && table.capacity() > WORTH_SHRINKING {
+            *table = HashTable::new();
+        }
+        Some(entry)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.stripes.iter().map(|stripe| read(&stripe.0).len()).sum()
+    }
+
+    /// Returns the entries that are there now.
+    pub(super) fn all(&self) -> Vec<E> {
+        let entries = |stripe: &Stripe<E>| read(&stripe.0).iter().cloned().collect::<Vec<_>>();
+        self.stripes.iter().flat_map(entries).collect()
+    }
+
+    /// Chooses the stripe by the middle bits, because the table uses the upper and the lower ones.
+    pub(super) fn stripe(&self, hash: u64) -> &RwLock<HashTable<E>> {
+        &self.stripes[(hash >> 32) as usize & (self.stripes.len() - 1)].0
+    }
+}
+
+/// The leaders that are under way in a group, and the end of the last one.
+#[derive(Default)]
+pub(super) struct Leaders {
+    /// The number of leaders, with [`CLOSED`]. One word, so that the last leader of a closed group
+    /// and the caller that waits for it cannot miss each other.
+    state: AtomicUsize,
+    /// Callers that wait for the last leader.
+    idle: Waiters,
+}
+
+/// No leader may begin any more.
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
+impl Leaders {
+    pub(super) fn is_closed(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & CLOSED != 0
+    }
+
+    /// Counts a new leader. Returns `false` if the group is closed.
+    pub(super) fn begin(&self) -> bool {
+        let open = self.state.fetch_add(1, Ordering::Relaxed) & CLOSED == 0;
+        if !open {
+            self.end();
+        }
+        open
+    }
+
+    /// Counts the end of a leader.
+    pub(super) fn end(&self) {
+        // Pairs with `idle`: what the leader did, is visible to the caller that waited for it.
+        if self.state.fetch_sub(1, Ordering::Release) == CLOSED | 1 {
+            self.idle.wake();
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.state.fetch_or(CLOSED, Ordering::Relaxed);
+    }
+
+    /// Returns when no leader is under way. The group must be closed.
+    pub(super) async fn idle(&self) {
+        let none = || (self.state.load(Ordering::Acquire) == CLOSED).then_some(());
+        self.idle.until(none).await;
     }
 }

@@ -22,11 +22,8 @@ mod follower;
 mod group;
 mod landing;
 mod leader;
-mod leaders;
 #[cfg(all(test, loom))]
 mod loom;
-mod map;
-mod notices;
 mod waiters;
 
 pub use self::flight::Abandoned;
@@ -37,6 +34,5 @@ pub(crate) use self::{
     follower::Follower,
     group::{Group, Joined, Limits, Refused},
     landing::{Epoch, Waited},
-    leader::{LateJoiners, Leader},
-    notices::Notice,
+    leader::{LateJoiners, Leader, Notice},
 };

@@ -77,8 +77,8 @@ mod values;
 pub(crate) use self::http::check_any_lines;
 #[cfg(feature = "http")]
 pub use self::http::{
-    BodyError, BodyErrorKind, CachedResponse, Http, InnerServiceError, Overload, Policy,
-    RequestDirectives, ResponseBody, ResponseCodec, http_cache,
+    BodyError, BodyErrorKind, CachedResponse, Http, InnerServiceError, Overload, Policy, Query,
+    RequestDirectives, ResponseBody, ResponseCodec, VaryBy, http_cache,
 };
 pub use self::{
     future::ResponseFuture,

@@ -9,6 +9,7 @@ use super::{
     release::Release,
 };
 use crate::{
+    advice,
     backend::{Claim, Mode, Owner, Renewal, answered},
     error::{BackendError, BackendErrorKind, Error},
     meter::{MeterStart, MeteredTime},
@@ -160,6 +161,9 @@ impl Drop for LeaseGuard {
     fn drop(&mut self) {
         let result = || if self.record.is_lost() { "lost" } else { "held" };
         self.engine.meter.ended(self.begun, MeteredTime::LockHold, result);
+        if self.record.is_fixed() && self.record.is_lost() {
+            advice::fixed_lease_ended(&self.claim().name, self.claim().lease);
+        }
         if !self.released {
             // A load for many keys may go on without this one.
             self.record.end();

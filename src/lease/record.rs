@@ -110,6 +110,11 @@ impl LeaseRecord {
         }
     }
 
+    /// Returns whether it is not renewed by itself.
+    pub(super) fn is_fixed(&self) -> bool {
+        self.upkeep.renew_every.is_none()
+    }
+
     pub(super) fn upkeep(&self) -> Upkeep {
         self.upkeep
     }

@@ -117,8 +117,6 @@ impl Job {
         Self { kept, ..Self::new(space, format!("{name}:{id}").into(), SystemTime::UNIX_EPOCH) }
     }
 
-    job_settings!();
-
     /// Begins the tick. Returns `None` if this tick or a later one was begun before, or if the
     /// mutex of the name is held.
     ///
@@ -148,6 +146,8 @@ impl Job {
         let waits = self.on_crash == OnCrash::RunAgain;
         Ok(begin(&self.front, (self.on_crash, self.kept), waits, |_| Some(tick)).await?.0)
     }
+
+    job_settings!();
 }
 
 /// The turns of a job that runs at intervals.
@@ -190,8 +190,6 @@ impl Ticks {
         Self { front: front(space, name), on_crash: OnCrash::Skip, period, last: None }
     }
 
-    job_settings!();
-
     /// Waits for a tick that is to run here, and returns its turn.
     ///
     /// - **The ticks** are the multiples of the period since 1970, by the clock of the server. A
@@ -232,6 +230,8 @@ impl Ticks {
         self.last = Some((turn.tick.at, Instant::now()));
         Ok(turn)
     }
+
+    job_settings!();
 
     /// Begins the tick that is due, or returns after which time to ask again.
     async fn try_next(&self) -> Result<ControlFlow<Turn, Duration>, Error> {

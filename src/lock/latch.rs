@@ -73,23 +73,6 @@ impl Latch {
         Self { space, latches, name, ttl, wait_limit }
     }
 
-    /// Sets how long an unfinished latch stands after it was [set](Self::set), and how long a
-    /// finished one stands after it was done. Defaults to 1 h; from 1 s to 30 days.
-    ///
-    /// The time of the call that set the latch counts. To count down and to wait, this setting does
-    /// nothing.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
-        self
-    }
-
-    /// Sets how long to wait for the end of the count, or for a backend that does not answer.
-    /// Defaults to 30 s.
-    pub fn wait_limit(mut self, limit: Duration) -> Self {
-        self.wait_limit = limit;
-        self
-    }
-
     /// Sets the latch to a count from 1 to 10,000, unless it is set already. Returns `true` if this
     /// call set it.
     ///
@@ -225,6 +208,23 @@ impl Latch {
     pub async fn clear(&self) -> Result<bool, Error> {
         let name = self.full_name()?;
         Ok(self.latches.clear_latch(&name).await?)
+    }
+
+    /// Sets how long an unfinished latch stands after it was [set](Self::set), and how long a
+    /// finished one stands after it was done. Defaults to 1 h; from 1 s to 30 days.
+    ///
+    /// The time of the call that set the latch counts. To count down and to wait, this setting does
+    /// nothing.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Sets how long to wait for the end of the count, or for a backend that does not answer.
+    /// Defaults to 30 s.
+    pub fn wait_limit(mut self, limit: Duration) -> Self {
+        self.wait_limit = limit;
+        self
     }
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {

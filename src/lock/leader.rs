@@ -56,19 +56,6 @@ impl Candidate {
         Self { mutex: Mutex::new(space, name, mode).wait_limit(Duration::MAX) }
     }
 
-    /// Sets how long the lease lasts unless it is renewed. Defaults to 10 s; from 20 ms to 24 h.
-    ///
-    /// This is also how long the others wait for a leader that died.
-    pub fn lease(self, lease: Duration) -> Self {
-        Self { mutex: self.mutex.lease(lease) }
-    }
-
-    /// Sets how often the lease is renewed. Defaults to a third of the lease; from 1 ms to less
-    /// than the lease.
-    pub fn renew_every(self, interval: Duration) -> Self {
-        Self { mutex: self.mutex.renew_every(interval) }
-    }
-
     /// Waits until this candidate leads, runs the work, and returns its output.
     ///
     /// - **Waiting** has no limit. If the backend does not answer, the candidate tries again after
@@ -100,6 +87,19 @@ impl Candidate {
     {
         // A shutdown that ended first would let the program end while the lease is held.
         self.mutex.space().engine.janitor().track(self.lead(work)).await
+    }
+
+    /// Sets how long the lease lasts unless it is renewed. Defaults to 10 s; from 20 ms to 24 h.
+    ///
+    /// This is also how long the others wait for a leader that died.
+    pub fn lease(self, lease: Duration) -> Self {
+        Self { mutex: self.mutex.lease(lease) }
+    }
+
+    /// Sets how often the lease is renewed. Defaults to a third of the lease; from 1 ms to less
+    /// than the lease.
+    pub fn renew_every(self, interval: Duration) -> Self {
+        Self { mutex: self.mutex.renew_every(interval) }
     }
 
     async fn lead<Work, Done>(&self, mut work: Work) -> Result<Done::Output, Error>
@@ -159,6 +159,28 @@ impl Term {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing. It can be asked for again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use bellwether::{Error, Locks};
+    /// # async fn next_order() -> u32 { 3 }
+    /// # async fn bill(_order: u32, _fence: u64) {}
+    /// async fn bill_all(locks: &Locks) -> Result<(), Error> {
+    ///     locks
+    ///         .leader("billing")
+    ///         .run(async |term| {
+    ///             // A task with the term stops by itself, also if the lease is lost.
+    ///             loop {
+    ///                 tokio::select! {
+    ///                     order = next_order() => bill(order, term.fence()).await,
+    ///                     () = term.ended() => break,
+    ///                 }
+    ///             }
+    ///         })
+    ///         .await
+    /// }
+    /// ```
     pub async fn ended(&self) {
         tokio::select! {
             () = self.ended.given() => {}

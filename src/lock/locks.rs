@@ -70,35 +70,6 @@ impl Locks {
         }
     }
 
-    name_settings!();
-
-    /// Sets a label for this process, such as the name of its pod.
-    ///
-    /// [`Mutex::holder`] tells any process the label of the holder. So does a
-    /// [`NotAcquired`](crate::ErrorKind::NotAcquired) error, if these locks have a label
-    /// themselves. The error of [`several`](Self::several) names has none. The label stands in the
-    /// lease, so a short one is best.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Locks, MemoryBackend};
-    ///
-    /// let locks = Locks::new(MemoryBackend::new()).owner("pod-7");
-    /// let mutex = locks.mutex("import");
-    /// let guard = mutex.lock().await?;
-    /// let holder = mutex.holder().await?.expect("the lock is held");
-    /// assert_eq!(holder.owner.as_deref(), Some("pod-7"));
-    /// assert_eq!(holder.fence, Some(guard.fence()));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn owner(mut self, label: impl Into<String>) -> Self {
-        self.space.label = Some(label.into().into());
-        self
-    }
-
     /// Returns a lock that one holder has at a time.
     ///
     /// A free lock goes to the first caller that asks. A released lock is handed over:
@@ -198,6 +169,35 @@ impl Locks {
     /// It is a [`once`](Self::once) whose tick is computed from the clock of the server.
     pub fn every(&self, name: impl Into<Key>, period: Duration) -> Ticks {
         Ticks::new(self.space.clone(), name.into(), period)
+    }
+
+    name_settings!();
+
+    /// Sets a label for this process, such as the name of its pod.
+    ///
+    /// [`Mutex::holder`] tells any process the label of the holder. So does a
+    /// [`NotAcquired`](crate::ErrorKind::NotAcquired) error, if these locks have a label
+    /// themselves. The error of [`several`](Self::several) names has none. The label stands in the
+    /// lease, so a short one is best.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Locks, MemoryBackend};
+    ///
+    /// let locks = Locks::new(MemoryBackend::new()).owner("pod-7");
+    /// let mutex = locks.mutex("import");
+    /// let guard = mutex.lock().await?;
+    /// let holder = mutex.holder().await?.expect("the lock is held");
+    /// assert_eq!(holder.owner.as_deref(), Some("pod-7"));
+    /// assert_eq!(holder.fence, Some(guard.fence()));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn owner(mut self, label: impl Into<String>) -> Self {
+        self.space.label = Some(label.into().into());
+        self
     }
 
     /// Returns the counters of these locks and their clones, and the number of leases held now.

@@ -83,6 +83,7 @@ mod jobs;
 pub mod ladder;
 mod latch;
 mod leader;
+mod list;
 mod locks;
 mod macros;
 mod majority;
@@ -104,6 +105,7 @@ pub use self::{
     jobs::{Job, OnCrash, Ticks},
     latch::Latch,
     leader::{Candidate, Term},
+    list::ListedLock,
     locks::Locks,
     mutex::{Holder, Mutex, MutexGuard},
     permits::{PermitId, Permits},

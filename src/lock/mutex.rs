@@ -65,9 +65,21 @@ impl Mutex {
         &self.front.space
     }
 
-    settings!(acquisition);
-    settings!(renewal);
-    settings!(fence);
+    /// Acquires the lock, waiting while there is another holder.
+    ///
+    /// # Errors
+    ///
+    /// - [`NotAcquired`](crate::ErrorKind::NotAcquired) if the wait limit or the retry strategy
+    ///   ended first.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the last try before that failed.
+    /// - The other errors of [`try_lock`](Self::try_lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, a lease that it may have acquired is released.
+    pub async fn lock(&self) -> Result<MutexGuard, Error> {
+        Ok(MutexGuard { held: self.front.acquire(self.mode).await? })
+    }
 
     /// Acquires the lock if it is free. Returns `None` if there is another holder, or if another
     /// caller of this process is about to acquire it.
@@ -91,22 +103,6 @@ impl Mutex {
         Ok(self.front.try_acquire(self.mode).await?.map(|held| MutexGuard { held }))
     }
 
-    /// Acquires the lock, waiting while there is another holder.
-    ///
-    /// # Errors
-    ///
-    /// - [`NotAcquired`](crate::ErrorKind::NotAcquired) if the wait limit or the retry strategy
-    ///   ended first.
-    /// - [`Backend`](crate::ErrorKind::Backend) if the last try before that failed.
-    /// - The other errors of [`try_lock`](Self::try_lock).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lease that it may have acquired is released.
-    pub async fn lock(&self) -> Result<MutexGuard, Error> {
-        Ok(MutexGuard { held: self.front.acquire(self.mode).await? })
-    }
-
     /// Returns the holder of the lock, or `None` if there is none.
     ///
     /// # Errors
@@ -116,11 +112,30 @@ impl Mutex {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
+    /// # runtime.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Locks, MemoryBackend};
+    ///
+    /// let locks = Locks::new(MemoryBackend::new()).owner("worker-3");
+    /// let mutex = locks.mutex("nightly");
+    /// let guard = mutex.lock().await?;
+    /// let holder = mutex.holder().await?.expect("it is held");
+    /// assert_eq!(holder.owner.as_deref(), Some("worker-3"));
+    /// assert_eq!(holder.fence, Some(guard.fence()));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
         self.front.sole_holder(self.mode).await
     }
 
     inspection!(self => self.mode);
+    settings!(acquisition);
+    settings!(renewal);
+    settings!(fence);
 }
 
 impl fmt::Debug for Mutex {

@@ -66,8 +66,6 @@ impl Permits {
         Self { front, limit }
     }
 
-    settings!(acquisition);
-
     /// Acquires a permit, waiting while all are held. The permit ends by itself after the lease.
     ///
     /// # Errors
@@ -149,6 +147,8 @@ impl Permits {
             Err(error) => Err(error),
         }
     }
+
+    settings!(acquisition);
 
     fn claim(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {
         self.front.upkeep()?;

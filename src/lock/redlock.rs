@@ -174,8 +174,6 @@ impl Redlock {
         Ok(Self { space: LockSpace::over(Arc::new(majority.clone()), Family::Redlock), majority })
     }
 
-    name_settings!();
-
     /// Returns a lock that one holder has at a time. Sends nothing to the servers yet.
     ///
     /// It is independent of the locks of [`Locks`](crate::Locks) under the same name at one of the
@@ -210,9 +208,24 @@ impl Redlock {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn start() -> Result<(), bellwether::Error> {
+    /// use bellwether::{RedisBackend, Redlock};
+    ///
+    /// let urls = ["redis://one/", "redis://two/", "redis://three/"];
+    /// let servers = urls.map(RedisBackend::open);
+    /// let redlock = Redlock::new(servers.into_iter().collect::<Result<Vec<_>, _>>()?)?;
+    /// redlock.ready().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn ready(&self) -> Result<(), Error> {
         self.majority.ready(&self.space.name(&Key::from("ready"))?).await
     }
+
+    name_settings!();
 
     /// Returns the counters of these locks and their clones, and the number of leases held now.
     ///

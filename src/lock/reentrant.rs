@@ -95,16 +95,15 @@ impl ReentrantMutex {
         Self { front: Front::new(space, name) }
     }
 
-    settings!(acquisition);
-    settings!(renewal);
-    settings!(fence);
-
     /// Creates a new holder, which does not have the lock yet.
     pub fn holder(&self) -> ReentrantHolder {
         ReentrantHolder { reentry: Reentry::new(self.front.clone()) }
     }
 
     inspection!(self => Mode::Exclusive);
+    settings!(acquisition);
+    settings!(renewal);
+    settings!(fence);
 }
 
 impl fmt::Debug for ReentrantMutex {
@@ -138,22 +137,6 @@ pub struct ReentrantHolder {
 }
 
 impl ReentrantHolder {
-    /// Acquires the lock if it is free, or if this holder has it. Returns `None` if there is
-    /// another holder, or if this holder waits for the lock in another task.
-    ///
-    /// # Errors
-    ///
-    /// - [`Panicked`](crate::ErrorKind::Panicked) if the retry strategy panicked.
-    /// - The errors of [`Mutex::try_lock`](super::Mutex::try_lock).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lease that it may have acquired is released, unless other tasks
-    /// of this holder wait for it.
-    pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
-        Ok(self.reentry.try_lock().await?.map(ReentrantGuard::new))
-    }
-
     /// Acquires the lock, waiting while there is another holder. If this holder has the lock,
     /// returns another guard of the same lease at once, without a request to the backend.
     ///
@@ -171,6 +154,22 @@ impl ReentrantHolder {
     /// of this holder wait for it. The acquisition continues for those.
     pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
         Ok(ReentrantGuard::new(self.reentry.lock().await?))
+    }
+
+    /// Acquires the lock if it is free, or if this holder has it. Returns `None` if there is
+    /// another holder, or if this holder waits for the lock in another task.
+    ///
+    /// # Errors
+    ///
+    /// - [`Panicked`](crate::ErrorKind::Panicked) if the retry strategy panicked.
+    /// - The errors of [`Mutex::try_lock`](super::Mutex::try_lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, a lease that it may have acquired is released, unless other tasks
+    /// of this holder wait for it.
+    pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
+        Ok(self.reentry.try_lock().await?.map(ReentrantGuard::new))
     }
 }
 

@@ -61,9 +61,6 @@ impl RwLock {
         Self { front: Front::new(space, name) }
     }
 
-    settings!(acquisition);
-    settings!(renewal);
-    settings!(fence);
     /// Acquires the lock beside other readers, waiting while a writer holds it or is earlier in the
     /// queue.
     ///
@@ -177,6 +174,10 @@ impl RwLock {
     pub async fn force_unlock(&self) -> Result<bool, Error> {
         self.front.clear(Mode::Write).await
     }
+
+    settings!(acquisition);
+    settings!(renewal);
+    settings!(fence);
 
     fn reader(&self, held: LeaseGuard) -> ReadGuard {
         ReadGuard::new(self.front.clone(), held)

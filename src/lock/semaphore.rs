@@ -71,8 +71,6 @@ impl Semaphore {
         Self { front: Front::new(space, name), limit }
     }
 
-    settings!(acquisition);
-    settings!(renewal);
     /// Acquires a permit, waiting while all are held.
     ///
     /// # Errors
@@ -172,6 +170,9 @@ impl Semaphore {
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.front.clear(any_permit(self.limit)).await
     }
+
+    settings!(acquisition);
+    settings!(renewal);
 
     fn mode(&self, count: u32) -> Result<Mode, Error> {
         permit_mode(&self.front.name, self.limit, count)

@@ -69,9 +69,21 @@ impl Several {
         Self { front: Front::new(space, all.join(", ").into()), names }
     }
 
-    settings!(acquisition);
-    settings!(renewal);
-    settings!(fence);
+    /// Acquires the locks, waiting while one of them has another holder.
+    ///
+    /// # Errors
+    ///
+    /// - [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended
+    ///   first.
+    /// - [`Backend`](ErrorKind::Backend) if the last try before that failed.
+    /// - The other errors of [`try_lock`](Self::try_lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, leases that it may have acquired are released.
+    pub async fn lock(&self) -> Result<SeveralGuard, Error> {
+        self.acquire(self.front.retry.clone(), true).await
+    }
 
     /// Acquires the locks if all of them are free. Returns `None` if one has another holder.
     ///
@@ -90,21 +102,9 @@ impl Several {
         none_if_not_acquired(self.acquire(self.front.one_try(), false).await)
     }
 
-    /// Acquires the locks, waiting while one of them has another holder.
-    ///
-    /// # Errors
-    ///
-    /// - [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended
-    ///   first.
-    /// - [`Backend`](ErrorKind::Backend) if the last try before that failed.
-    /// - The other errors of [`try_lock`](Self::try_lock).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, leases that it may have acquired are released.
-    pub async fn lock(&self) -> Result<SeveralGuard, Error> {
-        self.acquire(self.front.retry.clone(), true).await
-    }
+    settings!(acquisition);
+    settings!(renewal);
+    settings!(fence);
 
     async fn acquire(
         &self,
@@ -221,6 +221,18 @@ impl SeveralGuard {
     /// # Cancel safety
     ///
     /// Dropping the returned future drops the one that it runs. The locks stay held.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use bellwether::{Error, Locks};
+    /// # async fn transfer(_cents: u32) {}
+    /// async fn pay(locks: &Locks) -> Result<(), Error> {
+    ///     let guard = locks.several(["account:7", "account:9"]).lock().await?;
+    ///     guard.run(transfer(300)).await?;
+    ///     guard.unlock().await
+    /// }
+    /// ```
     pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, Error> {
         let output = run_until(self.lost(), work).await;
         output.ok_or_else(|| {

@@ -21,6 +21,22 @@ use crate::{
 /// Returned by [`Job::begin`](super::Job::begin) and [`Ticks::next`](super::Ticks::next). Its lease
 /// is renewed while the turn lives. Call [`done`](Self::done) after the work: a turn that is
 /// dropped counts as [a crash](super::OnCrash).
+///
+/// # Examples
+///
+/// ```
+/// # use std::time::{Duration, SystemTime};
+/// # use bellwether::{Error, Locks};
+/// # async fn send_report() -> Result<(), std::io::Error> { Ok(()) }
+/// async fn report(locks: &Locks, tick: SystemTime) -> Result<(), Error> {
+///     let Some(turn) = locks.once("report", tick).begin().await? else { return Ok(()) };
+///     if let Err(error) = turn.retry(Duration::from_secs(10), 3, send_report).await? {
+///         println!("no report for {:?}: {error}", turn.tick());
+///     }
+///     // Done, also without a report: the next tick makes the next one.
+///     turn.done().await
+/// }
+/// ```
 #[must_use = "a turn that is dropped counts as a crash"]
 pub struct Turn {
     pub(super) held: LeaseGuard,

@@ -10,11 +10,11 @@ use super::{Answer, Op, Operation};
 use crate::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Kept, Latches, Leases, Marked, Mode, Occupied, Owner, Renewal, Store,
-        TagEnd, TagEnds, Tap, Tick, Windows,
+        Failure, Grant, Holding, Kept, Latches, Leases, Marked, Mode, Occupied, Owner, Renewal,
+        SemaphoreKind, Store, TagEnd, TagEnds, Tap, Tick, Windows,
     },
     error::{BackendError, BackendErrorKind},
-    key::Name,
+    key::{Name, Namespace},
 };
 
 /// Meets each operation of an [`Interceptor`].
@@ -170,6 +170,17 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         ask!(self, Holder { name: name.clone(), mode })
     }
 
+    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
+        ask!(self, Inspect { name: name.clone(), kind })
+    }
+
+    async fn lock_names(
+        &self,
+        namespace: &Namespace,
+    ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
+        ask!(self, LockNames { namespace: namespace.clone() })
+    }
+
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         ask!(self, Clear { name: name.clone(), mode })
     }
@@ -277,6 +288,10 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
         ask!(self, Invalidate { name: name.clone(), fence_life })
+    }
+
+    async fn back_off(&self, name: &Name) -> Result<Option<(BackOff, Failure)>, BackendError> {
+        ask!(self, BackOff { name: name.clone() })
     }
 
     async fn tag_number(&self, tags: &Name) -> Result<u64, BackendError> {

@@ -7,11 +7,11 @@ use crate::backend::Leases;
 use crate::{
     backend::{
         Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Kept, Latches, Marked, Mode, Occupied, Owner, Renewal, Store, TagEnd,
-        TagEnds, Tick, Windows,
+        Failure, Grant, Holding, Kept, Latches, Marked, Mode, Occupied, Owner, Renewal,
+        SemaphoreKind, Store, TagEnd, TagEnds, Tick, Windows,
     },
     error::BackendError,
-    key::Name,
+    key::{Name, Namespace},
 };
 
 /// Declares the operations of a backend: name, arguments, answer, and how each is performed.
@@ -91,6 +91,11 @@ operations! {
     Mark { claim: Claim, tick: Tick } -> Marked = backend.mark(claim, *tick);
     /// Looks up who holds a lock: [`Leases::holder`].
     Holder { name: Name, mode: Mode } -> Option<Occupied> = backend.holder(name, *mode);
+    /// Looks into a lock or a load: [`Leases::inspect`].
+    Inspect { name: Name, kind: SemaphoreKind } -> Holding = backend.inspect(name, *kind);
+    /// Lists locks: [`Leases::lock_names`].
+    LockNames { namespace: Namespace } -> Vec<(Name, SemaphoreKind)> =
+        backend.lock_names(namespace);
     /// Ends a lease by force: [`Leases::clear`].
     Clear { name: Name, mode: Mode } -> bool = backend.clear(name, *mode);
     /// Registers a waiter for pushes: [`Leases::listen`] and [`Leases::changes`].
@@ -125,6 +130,8 @@ operations! {
     /// Removes an entry: [`Store::invalidate`].
     Invalidate { name: Name, fence_life: Duration } -> u64 =
         backend.invalidate(name, *fence_life);
+    /// Reads the record of failed loads: [`Store::back_off`].
+    BackOff { name: Name } -> Option<(BackOff, Failure)> = backend.back_off(name);
     /// Reads the last number of the tags: [`Store::tag_number`].
     TagNumber { tags: Name } -> u64 = backend.tag_number(tags);
     /// Reads when tags ended: [`Store::tag_ends`].

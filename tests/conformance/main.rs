@@ -13,6 +13,7 @@ mod fair;
 mod fences;
 mod handover;
 mod harness;
+mod inspections;
 mod lacks;
 mod large;
 mod latches;
@@ -172,6 +173,10 @@ rules! {
             each_claim_brings_its_limit,
             permits_can_be_looked_at_and_cleared,
             permits_do_not_interfere_with_other_modes,;
+        inspections:
+            a_lock_tells_its_holder_and_its_waiters,
+            a_lock_that_is_shared_tells_how_many_hold_it,
+            the_locks_of_a_namespace_are_listed,;
         contention:
             readers_and_writers_never_hold_together,
             permits_in_use_never_exceed_the_limit,
@@ -246,6 +251,9 @@ rules! {
             a_failure_sent_twice_backs_off_once,
             a_claim_gets_a_newer_entry_though_the_name_backs_off,
             a_failure_is_told_as_it_was,;
+        inspections:
+            a_load_tells_its_process_and_those_that_wait,
+            failed_loads_are_told_until_they_are_forgotten,;
         writes:
             a_put_writes_and_ends_the_lease,
             a_put_makes_the_commit_under_way_give_way,

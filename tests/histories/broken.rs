@@ -87,7 +87,7 @@ impl Scripts {
                 scripts.acquire = Some(cut("acquire", &[(fence, "math.max(last, stored, 1)")]));
             }
             Break::InvalidationBurnsNothing => {
-                let cuts = [("burn(lease, fence, text, fence_ms)", "''")];
+                let cuts = [("= burn(lease, fence, text, fence_ms)", "= ''")];
                 scripts.invalidate = Some(cut("change", &cuts));
             }
             Break::ReleaseIgnoresHolder => {

@@ -108,7 +108,7 @@ async fn locks_count_what_becomes_of_their_leases() {
     assert_eq!(locks.stats().failed, 1);
 }
 
-/// A label costs no request of an acquisition: it is written in a task, once an hour.
+/// A label costs no request of an acquisition: it stands in the lease.
 #[tokio::test(start_paused = true)]
 async fn a_label_tells_which_process_holds_a_lock() {
     let backend = MemoryBackend::new();

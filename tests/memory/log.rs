@@ -6,8 +6,9 @@ use std::{
 };
 
 use bellwether::{
-    BoxError, Cache, Error, MemoryBackend,
+    BoxError, Cache, Error, Locks, MemoryBackend, RedisBackend,
     error::{BackendError, BackendErrorKind},
+    lock::Mutex as Lock,
 };
 use testkit::faulty::{Fault, Faulty};
 use tokio::time::{Duration, sleep};
@@ -53,7 +54,8 @@ impl Subscriber for Lines {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut line = Line(event.metadata().level().to_string());
+        let metadata = event.metadata();
+        let mut line = Line(format!("{} target={}", metadata.level(), metadata.target()));
         event.record(&mut line);
         self.0.lock().unwrap().push(line.0);
     }
@@ -181,6 +183,68 @@ async fn an_outage_is_told_at_its_begin_each_minute_and_at_its_end() {
         assert!(line.contains(words) && !line.starts_with("DEBUG"), "{logged:?}");
     }
     assert!(logged[3].contains("away=180s") && logged[3].contains("degraded=180"), "{logged:?}");
+}
+
+/// Legal and unwise. The target is what a filter silences.
+#[tokio::test(start_paused = true)]
+async fn a_life_shorter_than_the_load_is_advised_against_once() {
+    let (lines, _collecting) = collect();
+    for (namespace, ttl, advised) in [("short-lived", 10 * MS, 1), ("long-lived", 90 * MS, 0)] {
+        let builder = Cache::builder(MemoryBackend::new()).namespace(namespace).ttl(ttl);
+        let cache: Cache<u32> = builder.build().unwrap();
+        for key in ["k", "l"] {
+            let load = async || {
+                sleep(20 * MS).await;
+                Ok::<_, BoxError>(7)
+            };
+            cache.get_or_load(key, move |_| async move { load().await }).await.unwrap();
+        }
+        let logged = lines.with(&format!("namespace=\"{namespace}\""));
+        assert_eq!(logged.len(), advised, "{logged:?}");
+        assert!(logged.iter().all(|line| line.starts_with("WARN")), "{logged:?}");
+        assert!(logged.iter().all(|line| line.contains("target=bellwether::advice")), "{logged:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_that_is_usually_too_short_is_advised_against_once() {
+    let (lines, _collecting) = collect();
+    let locks = Locks::new(MemoryBackend::new());
+    let hold = async |mutex: Lock, time: Duration| {
+        let guard = mutex.lease(30 * MS).lock().await.unwrap();
+        sleep(time).await;
+        drop(guard);
+    };
+    for round in 0..5 {
+        hold(locks.mutex("long-work").fixed_lease(), 40 * MS).await;
+        hold(locks.mutex("renewed"), 40 * MS).await;
+        hold(locks.mutex("short-work").fixed_lease(), 10 * MS).await;
+        let logged = lines.with("outlasts its lease");
+        assert_eq!(logged.len(), usize::from(round >= 2), "{logged:?}");
+        assert!(logged.iter().all(|line| line.contains("name=long-work")), "{logged:?}");
+    }
+}
+
+#[test]
+fn two_types_in_one_namespace_are_advised_against_once() {
+    let (lines, _collecting) = collect();
+    let builder = |namespace: &str| {
+        let backend = RedisBackend::open("redis://127.0.0.1/").unwrap();
+        Cache::builder(backend).namespace(namespace)
+    };
+    for _ in 0..2 {
+        let _: Cache<u32> = builder("two-types").build().unwrap();
+        let _: Cache<u32> = builder("one-type").build().unwrap();
+    }
+    assert_eq!(lines.with("share a namespace").len(), 0);
+    for _ in 0..2 {
+        let _ = Cache::<String>::builder(RedisBackend::open("redis://127.0.0.1/").unwrap())
+            .namespace("two-types")
+            .build()
+            .unwrap();
+    }
+    let logged = lines.with("share a namespace");
+    assert!(logged.len() == 1 && logged[0].contains("two-types"), "{logged:?}");
 }
 
 /// `fn main() -> Result<(), bellwether::Error>` prints the error by `Debug`.

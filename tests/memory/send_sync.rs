@@ -10,12 +10,13 @@ use bellwether::{
     Redlock,
     backend::{
         Acquired, Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Entry,
-        EntryKind, Failure, Grant, Handover, Latches, Leases, Mode, Occupied, Owner,
-        RedisBackendBuilder, Renewal, Replicas, SentinelMaster, Store, Tick, TickStep, Undecodable,
+        EntryKind, Failure, Grant, Handover, Holding, Latches, Leases, Mode, Occupied, Owner,
+        RedisBackendBuilder, Renewal, Replicas, SemaphoreKind, SentinelMaster, Store, Tick,
+        TickStep, Undecodable,
     },
     cache::{
-        Abandoned, Builder, Codec, Json, Lead, Loaded, Postcard, Raw, Request, Source, StaleValue,
-        Stats,
+        Abandoned, Builder, Codec, EntryState, Explanation, Json, Lead, Loaded, Postcard, Raw,
+        Request, Source, StaleValue, Stats,
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
@@ -24,9 +25,9 @@ use bellwether::{
     },
     lease::{Retry, RetryStrategy},
     lock::{
-        Candidate, Job, Latch, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard,
-        ReentrantGuard, ReentrantHolder, ReentrantMutex, RwLock, Semaphore, SemaphorePermit,
-        Several, SeveralGuard, Term, Ticks, Turn, Upgrade, WriteGuard,
+        Candidate, Job, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits,
+        ReadGuard, ReentrantGuard, ReentrantHolder, ReentrantMutex, RwLock, Semaphore,
+        SemaphorePermit, Several, SeveralGuard, Term, Ticks, Turn, Upgrade, WriteGuard,
     },
     testing::{Answer, Fault, Faults, Faulty, Interceptor, Op, Operation},
 };
@@ -117,6 +118,8 @@ types! {
     Source => yes yes yes yes;
     Abandoned => yes yes yes yes;
     Stats => yes yes yes yes;
+    EntryState => yes yes yes yes;
+    Explanation => yes yes yes yes;
     Json => yes yes yes yes;
     Postcard => yes yes yes yes;
     Raw => yes yes yes yes;
@@ -131,6 +134,7 @@ types! {
     ResponseBody<Full<Bytes>> => yes yes yes no;
     ResponseFuture<String, Infallible> => yes no yes no;
 
+    ListedLock => yes yes yes yes;
     Key => yes yes yes yes;
     Name => yes yes yes yes;
     Namespace => yes yes yes yes;
@@ -159,6 +163,8 @@ types! {
     Entry => yes yes yes yes;
     EntryKind => yes yes yes yes;
     Failure => yes yes yes yes;
+    Holding => yes yes yes yes;
+    SemaphoreKind => yes yes yes yes;
     Grant => yes yes yes no;
     Handover => yes yes yes yes;
     Mode => yes yes yes yes;
@@ -193,7 +199,7 @@ macro_rules! futures {
 }
 
 futures! {
-    locks: Locks => locks.shutdown(NO_TIME);
+    locks: Locks => locks.shutdown(NO_TIME), locks.list(), locks.explain("k");
     redlock: Redlock => redlock.ready(), redlock.shutdown(NO_TIME);
     job: Job => job.begin();
     ticks: (Ticks,) => { let (mut ticks,) = ticks; async move { ticks.next().await } };
@@ -224,7 +230,8 @@ futures! {
 
     cache: Cache<String> => cache.get("k"), cache.insert("k", &String::new()),
         cache.invalidate("k"), cache.shutdown(NO_TIME),
-        cache.expire("k"), cache.touch("k"), cache.peek("k"), cache.remaining("k"),
+        cache.explain("k"), cache.expire("k"), cache.touch("k"), cache.peek("k"),
+        cache.remaining("k"),
         cache.refresh("k", |_| async { Ok::<_, Infallible>(String::new()) }),
         cache.get_or_load("k", |_| async { Ok::<_, Infallible>(String::new()) });
     request: Request<String> => request.load(|_| async { Ok::<_, Infallible>(String::new()) });

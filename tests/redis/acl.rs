@@ -387,6 +387,30 @@ async fn the_rule_for_tags_is_enough_and_each_word_of_it_is_used() {
     }
 }
 
+/// All that operators look at needs one word more, which only the search of locks uses.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_and_keys_are_looked_into_by_users_of_theirs() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    for (user, scans) in [("app", false), ("operator", true)] {
+        let more: &[&str] = if scans { &["list"] } else { &[] };
+        let words: Vec<_> =
+            ["caches", "locks"].iter().chain(more).flat_map(|name| rule(name)).collect();
+        set_user(&mut raw, user, &words).await;
+        let backend = testkit::open(server.url_of(&format!("{user}:secret"), 0));
+        let locks = locks(backend.clone()).owner("pod-7");
+        let guard = locks.mutex(user).lock().await.unwrap();
+        assert_eq!(locks.explain(user).await.unwrap()[0].held.fence, guard.fence());
+        assert_eq!(locks.list().await.is_ok(), scans, "{user}");
+        let cache: Cache<u32> = Cache::builder(backend).namespace("shop").build().unwrap();
+        cache.insert(user, &7).await.unwrap();
+        assert!(cache.explain(user).await.unwrap().entry.is_some());
+    }
+    let refused = refusals(&mut raw).await;
+    let refused: Vec<_> = refused.iter().filter(|(_, what)| !what.starts_with("client")).collect();
+    assert!(refused.iter().all(|(user, what)| user == "app" && what == "scan"), "{refused:?}");
+}
+
 /// The patterns keep a user to its own keys and channels.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_rule_for_caches_forbids_locks() {

@@ -62,7 +62,7 @@ fn process(server: &RedisServer, name: &'static str, by: By, calls: &Arc<AtomicU
     let layer = BellwetherLayer::http(cache.clone()).default_lifetime(Duration::from_secs(60));
     let layer = match by {
         By::Vary => layer,
-        By::Part => layer.vary_by_header(name),
+        By::Part => layer.vary_by(name),
     };
     Process { app: BoxCloneSyncService::new(layer.layer(inner)), cache, layer }
 }

@@ -14,7 +14,7 @@ use bellwether::{
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::{Extensions, HeaderMap, Request, Response, StatusCode, Version, header};
+use http::{Extensions, HeaderMap, Request, Response, StatusCode, Version, header, request::Parts};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use tokio::time::sleep;
@@ -245,10 +245,10 @@ impl Scenario {
         let layer = BellwetherLayer::http(cache).default_lifetime(lifetime);
         let layer = layer.policy(policy).ignore_cookies(pair.ignored_cookies.split_whitespace());
         let layer = match pair.users.iter().any(|user| user.extension.is_some()) {
-            true => layer.identity(|parts| Some(known(&parts.extensions).to_owned())),
+            true => layer.vary_by(|parts: &Parts| Some(known(&parts.extensions).to_owned())),
             false => layer,
         };
-        pair.keyed.split_whitespace().fold(layer, BellwetherLayer::vary_by_header)
+        pair.keyed.split_whitespace().fold(layer, |layer, name| layer.vary_by(name))
     }
 
     fn origin(&self, count: tokio::sync::mpsc::UnboundedSender<()>) -> Inner {

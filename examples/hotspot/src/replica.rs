@@ -124,6 +124,7 @@ pub(crate) async fn serve(
         }
         way => {
             let answers = answers(&settings, shared)?;
+            tokio::spawn(answers.answer_top());
             let layer = BellwetherLayer::http(answers.clone()).default_lifetime(settings.ttl);
             let app = app.layer(match way {
                 Way::StaleWhileRevalidate | Way::LocalTier => {

@@ -140,6 +140,6 @@ fn sharing(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<H
         Policy::Careful => layer,
         Policy::Rfc9111 => layer.policy(layer::Policy::rfc9111()),
         // A request without an identity takes no part.
-        Policy::Off => layer.identity(|_parts: &Parts| None),
+        Policy::Off => layer.vary_by(|_parts: &Parts| None::<String>),
     }
 }

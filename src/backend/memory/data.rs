@@ -1,4 +1,5 @@
 mod entries;
+mod inspect;
 mod tags;
 
 use std::{
@@ -34,9 +35,10 @@ pub(super) struct Data {
     /// The names whose last loads failed.
     failures: HashMap<Arc<str>, StoredFailure>,
     entries: LruCache<EntryKey, StoredEntry>,
-    /// The last tag number of each namespace, and the ends of tags with when each is forgotten.
-    tag_numbers: HashMap<Arc<str>, u64>,
-    tag_ends: HashMap<TagKey, (TagEnds, Instant)>,
+    /// The last tag number of all namespaces.
+    pub(super) tag_number: u64,
+    /// The ends of tags, and when each is forgotten.
+    tag_ends: HashMap<Arc<str>, (TagEnds, Instant)>,
     /// When each of them ends, so that data without another request is dropped too.
     pub(super) expiries: BTreeSet<(Instant, Expiry)>,
     weight: usize,
@@ -48,9 +50,6 @@ pub(super) struct Data {
 
 /// The key of an entry. Entries of two schemas lie side by side.
 type EntryKey = (Arc<str>, u16);
-
-/// A namespace and a tag.
-type TagKey = (Arc<str>, Box<str>);
 
 pub(super) type SemaphoreKey = (Arc<str>, SemaphoreKind);
 
@@ -76,13 +75,14 @@ pub(super) enum Expiry {
     Mark(Arc<str>),
     Failure(Arc<str>),
     Entry(EntryKey),
-    Tag(TagKey),
+    Tag(Arc<str>),
 }
 
 impl Data {
     pub(super) fn new(limit: usize) -> Self {
         // Fences leave the process, so those of a new process must be greater than its last ones.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let micros = u64::try_from(since.as_micros()).unwrap_or(u64::MAX / 2);
         Self {
             semaphores: HashMap::new(),
             latches: HashMap::new(),
@@ -90,13 +90,13 @@ impl Data {
             marks: HashMap::new(),
             failures: HashMap::new(),
             entries: LruCache::unbounded(),
-            tag_numbers: HashMap::new(),
+            tag_number: micros,
             tag_ends: HashMap::new(),
             expiries: BTreeSet::new(),
             weight: 0,
             limit,
             origin: Instant::now(),
-            micros: u64::try_from(since.as_micros()).unwrap_or(u64::MAX / 2),
+            micros,
         }
     }
 

@@ -26,11 +26,11 @@ use super::{
 };
 use crate::{
     backend::{
-        Claim, Entry, Erased, ErasedLeases, ErasedStore, Grant, Kept, Marked, Mode, Occupied,
-        Renewal, Tick, channels::TopicRoute,
+        Claim, Entry, Erased, ErasedLeases, ErasedStore, Grant, Holding, Kept, Marked, Mode,
+        Occupied, Renewal, SemaphoreKind, Tick, channels::TopicRoute,
     },
     error::{BackendError, BackendErrorKind},
-    key::Name,
+    key::{Family, Name, Namespace},
 };
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
@@ -186,6 +186,20 @@ impl Leases for MemoryBackend {
         Ok(self.data().label(name, mode, Instant::now()))
     }
 
+    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
+        let held = self.data().inspect(name, kind, Instant::now());
+        let is_entry = name.family() == Family::Cache;
+        let waiting = if is_entry { u32::from(self.is_waited_for(name)) } else { held.waiting };
+        Ok(Holding { waiting, ..held })
+    }
+
+    async fn lock_names(
+        &self,
+        namespace: &Namespace,
+    ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
+        Ok(self.data().lock_names(namespace, Instant::now()))
+    }
+
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         let there = self.data().clear(name, mode, Instant::now());
         self.push(name, Change::Wake);
@@ -282,13 +296,17 @@ impl Store for MemoryBackend {
         Ok(fence)
     }
 
+    async fn back_off(&self, name: &Name) -> Result<Option<(BackOff, Failure)>, BackendError> {
+        Ok(self.data().back_off(name, Instant::now()))
+    }
+
     fn tap(&self, tier: Weak<dyn Tap>, _every: Duration) -> bool {
         self.channels.add_tap(tier);
         false
     }
 
-    async fn tag_number(&self, tags: &Name) -> Result<u64, BackendError> {
-        Ok(self.data().tag_number(tags, Instant::now()))
+    async fn tag_number(&self, _tags: &Name) -> Result<u64, BackendError> {
+        Ok(self.data().tag_number)
     }
 
     async fn tag_ends(
@@ -296,13 +314,14 @@ impl Store for MemoryBackend {
         tags: &Name,
         which: &[Arc<str>],
     ) -> Result<Vec<TagEnds>, BackendError> {
-        let mut data = self.data();
-        Ok(which.iter().map(|tag| data.tag_ends(tags, tag, Instant::now())).collect())
+        let (mut data, now) = (self.data(), Instant::now());
+        Ok(which.iter().map(|tag| data.tag_ends(&tags.prefix_of_sibling(tag), now)).collect())
     }
 
     async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
-        let number = self.data().end_tag(tags, tag, end, Instant::now());
-        self.channels.push(&tags.prefix_of_sibling(tag), Change::Invalidated(number));
+        let tag: Arc<str> = tags.prefix_of_sibling(tag).into();
+        let number = self.data().end_tag(tag.clone(), end, Instant::now());
+        self.channels.push(&tag, Change::Invalidated(number));
         Ok(number)
     }
 

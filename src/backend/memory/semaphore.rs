@@ -111,6 +111,10 @@ impl Queue {
         self.entries.is_empty() && self.kept.is_empty()
     }
 
+    pub(super) fn len(&self) -> u32 {
+        u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
+    }
+
     pub(super) fn has(&self, owner: Owner) -> bool {
         self.tickets.contains_key(&owner)
     }

@@ -21,17 +21,18 @@
 //! | `g` and a tag | string, PX | there, when the tag ended and expired last: two tag numbers |
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, because databases share channels |
 //! | `s` | channel | the same in a cluster, as a shard channel |
+//! | `a` | channel | what processes answer to `bellwether top`, under the key `bellwether-top` |
 //!
 //! A sorted set expires with its last member.
 //!
 //! At a single server, a process has one channel for all locks of one namespace and family:
 //! `namespace:family:p:` and the first half of its owner ids, or `p@3:` for database 3. A backend
-//! has one for all entries of one namespace, which ends with an id of its own. None
-//! listens to `namespace:c:p:rights`. Local tiers hear of changed
-//! entries on `namespace:c:p:t0` to `t4095`, and of ended tags on one of `namespace:t:p:t0` to
-//! `t4095`. Messages on them begin with the [prefix](crate::key::Name::prefix) of the name. A
-//! backend sends itself `h` and a time on its own channel, for its local tiers. In a cluster, a
-//! process has a channel for each name: `s:` and the first half of its owner ids.
+//! has one for all entries of one namespace, which ends with an id of its own. None listens to
+//! `namespace:c:p:rights`. Local tiers hear of changed entries on `namespace:c:p:t0` to `t4095`,
+//! and of ended tags on `namespace:t:p:t`. Messages on them begin with the
+//! [prefix](crate::key::Name::prefix) of the name. A backend sends itself `h` and a time on its own
+//! channel, for its local tiers. In a cluster, a process has a channel for each name: `s:` and the
+//! first half of its owner ids.
 
 use std::{
     sync::{Arc, LazyLock, PoisonError, RwLock, atomic::AtomicBool},
@@ -53,6 +54,8 @@ pub(super) const FENCE: &str = "f";
 pub(super) const MARK: &str = "m";
 pub(super) const LATCH: &str = "n";
 pub(super) const TAG_NUMBER: &str = "n";
+/// The suffix of the channel on which processes answer `bellwether top`.
+pub(super) const ANSWERS: &str = "a";
 
 /// Returns the suffix of the key of a tag.
 pub(super) fn tag(tag: &str) -> String {
@@ -132,6 +135,12 @@ impl ProcessChannels {
     /// Returns the channel on which the local tiers of all processes hear of changes of a name.
     pub(super) fn of_tiers(&self, name: &Name) -> String {
         format!("{}t{}", self.start(name), stripe_of(name.prefix()))
+    }
+
+    /// Returns the channel on which they hear of ended tags, in the namespace of a name.
+    pub(super) fn of_tags(&self, name: &Name) -> String {
+        let namespace = scope(name).trim_end_matches(':').rsplit_once(':');
+        format!("{}:t:{}t", namespace.unwrap_or_default().0, self.start)
     }
 
     /// Returns the channels for the namespace and family of a name.

@@ -190,9 +190,6 @@ impl RedisBackend {
     ///
     /// let backend = RedisBackend::open("redis://127.0.0.1/")?;
     /// backend.ready().await?;
-    /// // The same for a user with the rights of one of them:
-    /// backend.ready_for_caches().await?;
-    /// backend.ready_for_locks().await?;
     /// # Ok(()) }
     /// ```
     pub async fn ready(&self) -> Result<(), Error> {
@@ -203,11 +200,22 @@ impl RedisBackend {
     ///
     /// # Errors
     ///
-    /// As those of [`ready`](Self::ready).
+    /// As [`ready`](Self::ready).
     ///
     /// # Cancel safety
     ///
-    /// As that of [`ready`](Self::ready).
+    /// As [`ready`](Self::ready).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn start() -> Result<(), bellwether::Error> {
+    /// use bellwether::RedisBackend;
+    ///
+    /// let backend = RedisBackend::open("redis://pages:secret@127.0.0.1/")?;
+    /// backend.ready_for_caches().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn ready_for_caches(&self) -> Result<(), Error> {
         Ok(self.check_servers(true, false).await?)
     }
@@ -216,11 +224,22 @@ impl RedisBackend {
     ///
     /// # Errors
     ///
-    /// As those of [`ready`](Self::ready).
+    /// As [`ready`](Self::ready).
     ///
     /// # Cancel safety
     ///
-    /// As that of [`ready`](Self::ready).
+    /// As [`ready`](Self::ready).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn start() -> Result<(), bellwether::Error> {
+    /// use bellwether::RedisBackend;
+    ///
+    /// let backend = RedisBackend::open("redis://jobs:secret@127.0.0.1/")?;
+    /// backend.ready_for_locks().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn ready_for_locks(&self) -> Result<(), Error> {
         Ok(self.check_servers(false, true).await?)
     }

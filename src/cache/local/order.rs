@@ -3,7 +3,7 @@
 use std::{
     borrow::Cow,
     sync::{
-        Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -12,7 +12,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    backend::{DynStore, STRIPES, stripe_of},
+    backend::{DynStore, stripe_of},
     cache::tags::Tags,
     key::{Name, Namespace, key_of},
     sync::lock,
@@ -23,10 +23,9 @@ pub(super) struct Order {
     stripes: Box<[Mutex<ToldStripe>]>,
     /// How the prefixes of the names begin.
     scope: String,
-    /// The name of the tags, if entries have some, and how their prefixes begin.
-    tags: Option<(Name, String)>,
-    /// The epoch in which ended tags were known to be heard, plus 1.
-    tags_heard_in: AtomicU64,
+    /// How the prefixes of tags begin.
+    scope_of_tags: String,
+    pub(super) tags: Arc<Tags>,
     origin: Instant,
     /// All changes were told up to this moment, if they are told at all.
     complete_until: AtomicU64,
@@ -51,29 +50,23 @@ struct ToldStripe {
 /// A question to the backend whose answer may be kept.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cache) struct Fill {
-    stripe: usize,
-    changes: u64,
-    acts: u64,
+    pub(super) stripe: usize,
+    pub(super) changes: u64,
+    pub(super) acts: u64,
     pub(super) epoch: u64,
     pub(super) asked: u64,
     /// The greatest number of an ended tag that was told before the question.
-    pub(super) checked: u64,
-}
-
-impl Fill {
-    /// Returns the same question, whose answer is checked against the ends of tags until then.
-    pub(super) fn checked_until(self, checked: u64) -> Self {
-        Self { checked, ..self }
-    }
+    pub(super) ended: u64,
+    /// Changes of the name were heard before the question.
+    pub(super) is_heard: bool,
 }
 
 impl Order {
-    pub(super) fn new(namespace: &Namespace, tags: &Tags) -> Self {
-        let scope_of_tags = format!("{}:t:{{", namespace.as_str());
+    pub(super) fn new(namespace: &Namespace, tags: &Arc<Tags>, stripes: usize) -> Self {
         Self {
-            tags: tags.is_on.then(|| (tags.name.clone(), scope_of_tags)),
-            tags_heard_in: AtomicU64::new(0),
-            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
+            tags: tags.clone(),
+            scope_of_tags: format!("{}:t:{{", namespace.as_str()),
+            stripes: (0..stripes).map(|_| Mutex::default()).collect(),
             scope: format!("{}:c:{{", namespace.as_str()),
             origin: Instant::now(),
             complete_until: AtomicU64::new(0),
@@ -81,47 +74,35 @@ impl Order {
         }
     }
 
-    /// Begins a question to the backend. Returns `None` if the answer is not to be kept: changes of
-    /// the name are not heard yet. They will be from the second time on, or the first if it is to
-    /// hear at once.
-    pub(super) fn begin(&self, store: &dyn DynStore, name: &Name, at_once: bool) -> Option<Fill> {
+    /// Notes what was told of a name until now.
+    pub(super) fn mark(&self, name: &Name) -> Fill {
         // Before anything else is looked at.
-        let epoch = self.epoch();
-        let at = stripe_of(name.prefix());
-        let (fill, is_heard, begins) = {
-            let mut stripe = self.stripe(at);
-            let begins = std::mem::replace(&mut stripe.is_missed, true) || at_once;
-            let (changes, acts, asked) = (stripe.changes, stripe.acts, self.now());
-            let fill = Fill { stripe: at, changes, acts, epoch, asked, checked: 0 };
-            (fill, stripe.heard_in == Some(epoch), begins)
-        };
-        let are_tags_heard = self.hears_tags(store, epoch, begins);
-        if !is_heard {
-            if !store.hears(name, begins) {
-                return None;
-            }
-            self.stripe(at).heard_in = Some(epoch);
-        }
-        are_tags_heard.then_some(fill)
+        let (epoch, ended) = (self.epoch(), self.tags.greatest());
+        let at = self.stripe_of(name.prefix());
+        let stripe = self.stripe(at);
+        let (changes, acts, asked) = (stripe.changes, stripe.acts, self.now());
+        let is_heard = stripe.heard_in == Some(epoch);
+        Fill { stripe: at, changes, acts, epoch, asked, ended, is_heard }
     }
 
-    /// Returns whether ended tags are heard, if there are tags. Has them heard if it is to be.
-    fn hears_tags(&self, store: &dyn DynStore, epoch: u64, begins: bool) -> bool {
-        let Some((tags, _)) = &self.tags else { return true };
-        if self.tags_heard_in.load(Ordering::Acquire) == epoch + 1 {
-            return true;
+    /// Begins a question to the backend. If changes of the name are not heard yet, they will be
+    /// from the second time on, or the first if it is to hear at once.
+    pub(super) fn begin(&self, store: &dyn DynStore, name: &Name, at_once: bool) -> Fill {
+        let fill = self.mark(name);
+        if fill.is_heard {
+            return fill;
         }
-        let are_heard = store.hears(tags, begins);
-        if are_heard {
-            self.tags_heard_in.store(epoch + 1, Ordering::Release);
+        let was_missed = std::mem::replace(&mut self.stripe(fill.stripe).is_missed, true);
+        let is_heard = store.hears(name, was_missed || at_once);
+        if is_heard {
+            self.stripe(fill.stripe).heard_in = Some(fill.epoch);
         }
-        are_heard
+        Fill { is_heard, ..fill }
     }
 
     /// Returns the tag that a change with this prefix is about.
     pub(super) fn tag_of<'p>(&self, prefix: &'p str) -> Option<Cow<'p, str>> {
-        let (_, scope) = self.tags.as_ref()?;
-        prefix.strip_prefix(&**scope).and_then(key_of)
+        prefix.strip_prefix(&*self.scope_of_tags).and_then(key_of)
     }
 
     /// Keeps the answer to a question, unless something has come in between that is newer than its
@@ -138,7 +119,7 @@ impl Order {
 
     /// Lets go of a name, and of all answers to questions until now.
     pub(super) fn forget(&self, name: &Name, remove: impl FnOnce()) {
-        let mut stripe = self.stripe(stripe_of(name.prefix()));
+        let mut stripe = self.stripe(self.stripe_of(name.prefix()));
         stripe.acts += 1;
         remove();
     }
@@ -146,7 +127,7 @@ impl Order {
     /// Notes a change of the name with this prefix, and removes what is kept of its key.
     pub(super) fn changed(&self, prefix: &str, fence: u64, remove: impl FnOnce(&str)) {
         let Some(key) = prefix.strip_prefix(&*self.scope).and_then(key_of) else { return };
-        let mut stripe = self.stripe(stripe_of(prefix));
+        let mut stripe = self.stripe(self.stripe_of(prefix));
         stripe.changes += 1;
         stripe.greatest = stripe.greatest.max(fence);
         remove(&key);
@@ -186,6 +167,10 @@ impl Order {
 
     fn at(&self, moment: Instant) -> u64 {
         nanos(moment.saturating_duration_since(self.origin))
+    }
+
+    fn stripe_of(&self, prefix: &str) -> usize {
+        stripe_of(prefix) % self.stripes.len()
     }
 
     fn stripe(&self, at: usize) -> MutexGuard<'_, ToldStripe> {

@@ -14,7 +14,7 @@ use super::{
     order::{Fill, Order},
 };
 use crate::{
-    backend::{DynStore, Tap},
+    backend::{DynStore, STRIPES, Tap},
     cache::{Cache, Loaded, core::Core},
     error::Error,
     key::{Key, Name},
@@ -114,7 +114,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub fn watch(&self, listener: impl Fn(Option<&str>) + Send + Sync + 'static) -> EntryWatch<V> {
-        let order = Order::new(&self.core.settings.namespace, &self.core.tags);
+        let order = Order::new(&self.core.settings.namespace, &self.core.tags, STRIPES);
         let watched = Arc::new(WatchedOrder { order, listener: Box::new(listener) });
         let tap: Arc<dyn Tap> = watched.clone();
         self.core.store.tap(Arc::downgrade(&tap), GREATEST_STALENESS / 8);
@@ -134,7 +134,8 @@ impl<V: Clone + Send + Sync + 'static> EntryWatch<V> {
     pub fn ticket(&self, key: impl Into<Key>) -> Result<Ticket, Error> {
         let name = self.core.name(&key.into())?;
         let store: &dyn DynStore = self.core.store.as_ref();
-        Ok(Ticket(self.watched.order.begin(store, &name, true)))
+        let fill = self.watched.order.begin(store, &name, true);
+        Ok(Ticket(fill.is_heard.then_some(fill)))
     }
 
     /// Runs `insert` if the value that was loaded since the ticket is still current. No change is

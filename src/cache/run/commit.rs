@@ -7,12 +7,13 @@ use tracing::{debug, warn};
 
 use super::{AskedKey, Load, second_try, silence};
 use crate::{
-    backend::{BackOff, Committed, Entry, EntryKind, Grant, TagVerdict, answered_by},
+    backend::{BackOff, Committed, Entry, EntryKind, Grant, answered_by},
     cache::{
         Lead, Loaded, Source,
         breaker::RequestKind,
         error_codec,
         failures::{AfterFailure, whole_millis},
+        local::Fill,
         outcome::{Made, Record},
         refresh::QuietEntry,
     },
@@ -35,20 +36,12 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         self.guard.closing();
         let Self { asked, lead, guard, begun, .. } = &self;
         let (core, fence) = (&asked.core, guard.fence());
-        let question = core.memory.ask();
+        let mark = core.mark(&asked.name);
         let (entry, ttl) = asked.entry(&made, *begun, lead);
-        let (answer, verdict) = tokio::join!(self.try_commit(&entry, ttl), asked.ask_tags(lead));
-        let are_current = verdict == Some(TagVerdict::Current);
+        let (answer, are_current) =
+            tokio::join!(self.try_commit(&entry, ttl), asked.are_current(lead));
         core.committed_local(&asked.name, fence);
-        match &answer {
-            Ok(Committed::Stored) => {
-                let entry = entry.clone().with_fence(fence);
-                let question = question.filter(|_| are_current);
-                question.iter().for_each(|question| core.saw(&asked.key, *question, &entry));
-            }
-            Ok(_) => core.memory.drop_row(&asked.key),
-            Err(_) => {}
-        }
+        self.keep_copy(mark.filter(|_| are_current), &entry, &made.value, &answer);
         let is_stored = matches!(answer, Ok(Committed::Stored));
         let record = written(fence, &entry, is_stored);
         let led = |value| Loaded { value, source: Source::Led, record };
@@ -59,18 +52,10 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
                 self.guard.settled();
                 (led(made.value), current)
             }
-            Ok(Committed::Newer(entry)) => {
-                core.counters.refused.add();
-                debug!(fence = entry.fence, "commit refused: a newer entry is stored");
-                let judged = core.judge(Ok(Some(entry))).await;
-                let newer = core.decide(&asked.name, &asked.options().rules, judged).value();
-                match newer {
-                    Some((value, record, _)) => {
-                        (Loaded { value, source: Source::Received, record }, current)
-                    }
-                    None => (led(made.value), CommitEnd::Refused),
-                }
-            }
+            Ok(Committed::Newer(entry)) => match self.newer(entry).await {
+                Some(newer) => (newer, current),
+                None => (led(made.value), CommitEnd::Refused),
+            },
             Ok(Committed::Refused) => {
                 core.counters.refused.add();
                 debug!("commit refused: the key was invalidated, or the lease lost");
@@ -79,22 +64,44 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             Err(error) => {
                 core.counters.unstored.add();
                 asked.shard.breaker.failed(&error, &core.counters);
-                let kept = self.uncommitted(&made, verdict);
-                (led(made.value), kept)
+                asked.remember(&made, *begun, lead, asked.shard.breaker.outage());
+                (led(made.value), CommitEnd::Unknown)
             }
         }
     }
 
-    /// Returns what the backend has of a value whose commit has no answer.
-    fn uncommitted(&self, made: &Made<V>, verdict: Option<TagVerdict>) -> CommitEnd {
-        let Self { asked, lead, begun, .. } = self;
-        // Without an answer about the tags, they are as unknown as the commit.
-        let has_ended = verdict.is_some_and(|verdict| verdict != TagVerdict::Current);
-        if has_ended || asked.has_ended_here(lead) {
-            return CommitEnd::Refused;
+    /// Keeps what was stored for an outage, or lets go of what it has replaced.
+    fn keep_copy(
+        &self,
+        mark: Option<Fill>,
+        entry: &Entry,
+        value: &V,
+        answer: &Result<Committed, BackendError>,
+    ) {
+        let AskedKey { core, key, .. } = &self.asked;
+        let Some(copies) = &core.copies else { return };
+        match (answer, mark) {
+            (Ok(Committed::Stored), Some(mark)) => {
+                let entry = entry.clone().with_fence(self.guard.fence());
+                let seen = core.seen(&Entry { age: Some(Duration::ZERO), ..entry });
+                let rules = &self.asked.options().rules;
+                copies.note(mark, key, seen, || Some(value.clone()), false, rules);
+            }
+            (Ok(_), _) => copies.remove(key),
+            (Err(_), _) => {}
         }
-        asked.remember(made, *begun, lead, asked.shard.breaker.outage());
-        CommitEnd::Unknown
+    }
+
+    /// Returns the value of the newer entry that a commit has found, if it may be served.
+    async fn newer(&self, entry: Entry) -> Option<Loaded<V>> {
+        let AskedKey { core, key, name, .. } = &self.asked;
+        core.counters.refused.add();
+        debug!(fence = entry.fence, "commit refused: a newer entry is stored");
+        let mut answer = Ok(Some(entry));
+        core.judge(key, &mut answer).await;
+        let newer = core.decide(name, &self.asked.options().rules, answer);
+        let (value, record, _) = newer.value()?;
+        Some(Loaded { value, source: Source::Received, record })
     }
 
     fn count_commit(&self, is_stored: bool, ttl: Option<Duration>) {

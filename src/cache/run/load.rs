@@ -8,14 +8,15 @@ use tracing::{debug, warn};
 
 use super::{AskedKey, FlightEnd, ForLate, Held, Run, commit::CommitEnd};
 use crate::{
-    backend::{Entry, Grant, TagVerdict, Windows},
+    advice,
+    backend::{Entry, Grant, Tagged, Windows},
     cache::{
         AfterFailure, Lead, Loaded, Source,
         breaker::Outage,
         core::Permit,
         lead::Keeping,
         loader::{self, Produced},
-        outage_memory::Question,
+        local::Fill,
         outcome::{Alone, Head, Made, Outcome},
     },
     error::{Chain, Error, ErrorKind},
@@ -52,7 +53,7 @@ pub struct Load<V> {
 #[derive(Clone, Copy)]
 pub(super) struct LoadBegun {
     pub(super) at: Instant,
-    pub(super) asked: Option<Question>,
+    pub(super) mark: Option<Fill>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Load<V> {
@@ -81,13 +82,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// Begins the load: a tag that ends from here on ends its value.
     pub(super) async fn begin_tags(&mut self) {
         let AskedKey { core, .. } = &self.asked;
-        let losses = core.tags.losses();
-        let number = match core.tags.is_on {
-            true => Box::pin(core.tag_number()).await,
-            false => 0,
-        };
-        let tagged = core.tags.of_value(number, &self.asked.options().tags);
-        self.lead.begin_tags(tagged, losses);
+        self.lead.begin_tags(core.begin_tags(self.asked.options()).await);
         self.begun = self.asked.begin_load();
     }
 }
@@ -155,17 +150,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
         let lead = Lead::new(None, previous, Source::Degraded, self.wants_new());
-        let (begun, tags) = (self.asked.begin_load(), &core.tags);
-        // A later joiner may ask after the end of a tag.
-        let before = if tags.is_on { self.begin_epoch() } else { Epoch::END };
-        let tagged = tags.of_value(tags.greatest(), &self.asked.options().tags);
-        lead.begin_tags(tagged, tags.losses());
-        match self.produce(work, &lead, None, before).await {
+        let begun = self.asked.begin_load();
+        let (number, tagged) = (core.tags.greatest(), self.asked.options().tagged.clone());
+        lead.begin_tags(Tagged { number, ..tagged });
+        match self.produce(work, &lead, None, Epoch::END).await {
             Ok(Produced::Value(made)) => {
                 self.asked.remember(&made, begun, &lead, outage);
-                let has_ended = self.asked.has_ended_here(&lead);
-                let epoch = if has_ended { before } else { Epoch::END };
-                FlightEnd::new(Outcome::Value(Loaded::degraded(made.value)), epoch)
+                FlightEnd::new(Outcome::Value(Loaded::degraded(made.value)), Epoch::END)
             }
             Ok(Produced::Reserved) => FlightEnd::alone(Alone::Reserved),
             Ok(Produced::Uncacheable | Produced::Failing(_)) => {
@@ -243,7 +234,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             self.land_head(head, lead, epoch);
         }
         let (Some(guard), Some(leader)) = (guard, &self.leader) else { return pending().await };
-        let (asked, current) = (&self.asked, Some(TagVerdict::Current));
+        let asked = &self.asked;
         loop {
             leader.late_joiner().await;
             let epoch = leader.begin_epoch();
@@ -252,8 +243,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             match held {
                 Err(error) if error.kind() == ErrorKind::Lost => break,
                 // The end of a tag takes no lease away.
-                _ if asked.has_ended_here(lead) => break,
-                Ok(()) if !is_silent && Box::pin(asked.ask_tags(lead)).await != current => break,
+                Ok(()) if !is_silent && !Box::pin(asked.are_current(lead)).await => break,
                 // Without an answer, they are served as all callers are without a lease.
                 Ok(()) | Err(_) => leader.admit(epoch),
             }
@@ -266,7 +256,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     fn begin_load(&self) -> LoadBegun {
-        LoadBegun { at: Instant::now(), asked: self.core.memory.ask() }
+        LoadBegun { at: Instant::now(), mark: self.core.mark(&self.name) }
     }
 
     /// Returns whether a failure that is an answer for its caller concerns the other callers.
@@ -295,6 +285,8 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
                 (Entry::uncacheable(cost), Windows::fresh(core.settings.uncacheable_ttl))
             }
         };
+        let served = windows.fresh.saturating_add(windows.stale);
+        advice::loaded(&core.settings.namespace, cost, served);
         let ttl = (!keeping.do_not_store).then(|| windows.kept());
         (entry.with_windows(windows), ttl)
     }
@@ -317,29 +309,20 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let (core, keeping) = (&self.core, lead.keeping());
         let lasts = |outage: &Outage| self.shard.breaker.outage() == Some(*outage);
         let outage = outage.filter(|it| !keeping.do_not_store && lasts(it));
-        let (Some(outage), Some(asked)) = (outage, begun.asked) else { return };
-        if let Ok(entry) = core.entry(made, begun.at.elapsed(), lead.tagged())
-            && !self.has_ended_here(lead)
-        {
+        let (Some(outage), Some((copies, mark))) = (outage, core.copies.as_ref().zip(begun.mark))
+        else {
+            return;
+        };
+        if let Ok(entry) = core.entry(made, begun.at.elapsed(), lead.tagged()) {
             let entry = entry.with_windows(self.windows(&made.value, &keeping));
-            let seen = lead.previous().map_or(0, |previous| previous.fence);
-            core.memory.remember(&self.key, asked, outage, entry, seen);
+            // It replaces the stored one.
+            let entry = entry.with_fence(lead.previous().map_or(0, |previous| previous.fence));
+            copies.note_loaded(mark, &self.key, outage, core.seen(&entry), made.value.clone());
         }
     }
 
-    /// Returns whether this process knows that a tag of the value has ended since its load began,
-    /// or does not know that none has.
-    pub(super) fn has_ended_here(&self, lead: &Lead<V>) -> bool {
-        let tags = &self.core.tags;
-        lead.has_outlived(tags.losses())
-            || lead.tagged().is_some_and(|tagged| tags.have_ended(&tagged))
-    }
-
-    /// Asks what the ends of its tags say of the value. Returns `None` if there is no answer.
-    pub(super) async fn ask_tags(&self, lead: &Lead<V>) -> Option<TagVerdict> {
-        match lead.tagged().filter(|_| self.core.tags.is_on) {
-            None => Some(TagVerdict::Current),
-            Some(tagged) => self.core.counted(self.core.ask_tags(&tagged).await).ok(),
-        }
+    /// Returns whether no tag of the value has ended since its load began.
+    pub(super) async fn are_current(&self, lead: &Lead<V>) -> bool {
+        !self.core.tags.is_on || self.core.are_current(&lead.tagged()).await
     }
 }

@@ -13,7 +13,7 @@ use super::{AskedKey, FlightEnd, ForLate, Held, Load, Run, RunStart, Step, secon
 use crate::{
     backend::{
         Announcement, BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode,
-        Occupied, Owner, TagVerdict,
+        Occupied, Owner,
     },
     cache::{
         Source,
@@ -25,7 +25,6 @@ use crate::{
         previous::Previous,
         refresh::QuietEntry,
         settings::OnUncacheable,
-        tags::Judged,
     },
     error::{BackendError, BackendErrorKind, Chain, Error},
     flight::Epoch,
@@ -198,16 +197,8 @@ struct Claiming<'a, V> {
     epoch: Epoch,
     /// The fence of the holder that was in the way.
     fence: u64,
-    /// A push of the holder that has left something to ask for.
-    told: Option<ToldOfEntry>,
-}
-
-/// A push that tells of an entry.
-enum ToldOfEntry {
-    /// The entry is to be fetched.
-    Announced(Announcement),
-    /// The tags of the entry are to be asked for.
-    Tagged(Entry),
+    /// A push of the holder that tells of an entry.
+    told: Option<Change>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
@@ -255,19 +246,14 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
     fn pushed(&mut self, change: Change, _: &mut Waiting<'_>) -> Option<Step<V>> {
         let AskedKey { core, key, .. } = &self.run.asked;
         if matches!(change, Change::Announced(_) | Change::Invalidated(_)) {
-            core.memory.drop_row(key);
+            core.copies.iter().for_each(|copies| copies.remove(key));
         }
         match change {
             // A push that is older than the present holder is late or doubled.
-            Change::Entry(entry) if entry.fence >= self.fence => match entry.tagged {
-                None => self.judged((Ok(Some(entry)), TagVerdict::Current)),
-                Some(_) => {
-                    self.told = Some(ToldOfEntry::Tagged(entry));
-                    None
-                }
-            },
-            Change::Announced(announced) if announced.fence >= self.fence => {
-                self.told = Some(ToldOfEntry::Announced(announced));
+            Change::Entry(Entry { fence, .. }) | Change::Announced(Announcement { fence, .. })
+                if fence >= self.fence =>
+            {
+                self.told = Some(change);
                 None
             }
             Change::Failed(failure) if failure.fence() >= self.fence => {
@@ -295,8 +281,9 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     /// use.
     async fn follow_push(&mut self, left: Duration) -> Option<Step<V>> {
         match self.told.take()? {
-            ToldOfEntry::Announced(announced) => self.fetch(&announced, left).await,
-            ToldOfEntry::Tagged(entry) => self.received(entry).await,
+            Change::Announced(announced) => self.fetch(&announced, left).await,
+            Change::Entry(entry) => self.received(entry).await,
+            _ => None,
         }
     }
 
@@ -327,26 +314,20 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         }
     }
 
-    /// Returns the step that follows an entry of another process, if the entry is of use.
+    /// Returns the step that follows an entry of another process, if the entry is of use. If it is
+    /// of no use, the next claim has seen it.
     async fn received(&mut self, entry: Entry) -> Option<Step<V>> {
-        let judged = self.run.asked.core.judge(Ok(Some(entry))).await;
-        self.judged(judged)
-    }
-
-    /// Returns the step that follows an entry of another process whose tags were asked for. If it
-    /// is of no use, the next claim has seen it.
-    fn judged(&mut self, judged: Judged) -> Option<Step<V>> {
         let AskedKey { core, key, name, .. } = &self.run.asked;
         let options = self.run.asked.options();
-        let is_uncacheable = |entry: &Entry| entry.kind == EntryKind::Uncacheable;
-        if matches!(&judged.0, Ok(Some(entry)) if is_uncacheable(entry))
-            && options.sharing.on_uncacheable == OnUncacheable::Claim
-        {
+        let is_uncacheable = entry.kind == EntryKind::Uncacheable;
+        if is_uncacheable && options.sharing.on_uncacheable == OnUncacheable::Claim {
             return Some(Step::Land(FlightEnd::alone(Alone::Uncacheable)));
         }
+        let mut answer = Ok(Some(entry));
+        core.judge(key, &mut answer).await;
         // A push may be of an entry that is not stored, so it is not remembered.
-        core.memory.drop_row(key);
-        match self.run.decided(core.decide(name, &options.rules, judged), self.epoch) {
+        core.copies.iter().for_each(|copies| copies.remove(key));
+        match self.run.decided(core.decide(name, &options.rules, answer), self.epoch) {
             Step::Claim { seen, previous } => {
                 self.seen = seen.max(self.seen);
                 if previous.is_some() {

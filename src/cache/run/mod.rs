@@ -94,6 +94,13 @@ pub(super) enum RunStart {
     Behind,
 }
 
+impl RunStart {
+    /// Returns how a run begins whose caller has waited for an answer for this long, in vain.
+    pub(super) fn after(unanswered: Option<Duration>) -> Self {
+        if unanswered.is_some() { Self::Away } else { Self::Look }
+    }
+}
+
 /// How a flight ends.
 pub(super) struct FlightEnd<V> {
     outcome: Outcome<V>,

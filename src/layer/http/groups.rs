@@ -4,54 +4,32 @@
 //! of the first two has a space. A surrogate key is a group by another name.
 
 use http::{HeaderMap, HeaderName, Uri, Version, request::Parts};
+use sfv::{BareItem, List, ListEntry, Parser};
 
-use super::{
-    BellwetherLayer, Http, fields::structured::strings, requests::key, settings::HttpSettings,
-};
-use crate::cache::Lead;
+use super::{requests::key, settings::HttpSettings};
 
 const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
 const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidation");
 const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
-
-/// The origin of a request, as its groups know it.
-pub(super) struct GroupOrigin(String);
-
-impl GroupOrigin {
-    fn tag(&self, group: &str) -> String {
-        format!("{} {group}", self.0)
-    }
-}
 
 impl HttpSettings {
     /// Returns the origin of a request, if its cache has tags and the host is clear.
     pub(super) fn group_origin(
         &self,
         (version, uri, headers): (Version, &Uri, &HeaderMap),
-    ) -> Option<GroupOrigin> {
-        let is_of_use = self.cache.has_tags() && !self.coalesce_only;
-        is_of_use.then(|| key::origin(version, uri, headers)).flatten().map(GroupOrigin)
+    ) -> Option<String> {
+        let is_of_use = self.cache.has_tags() && !self.policy.coalesces;
+        is_of_use.then(|| key::origin(version, uri, headers)).flatten()
     }
 
-    /// Gives a response the tags of its groups.
-    pub(super) fn join_groups<V>(
-        &self,
-        origin: Option<&GroupOrigin>,
-        headers: &HeaderMap,
-        lead: &Lead<V>,
-    ) {
-        let groups = origin.into_iter().flat_map(|origin| self.groups(origin, headers));
-        groups.for_each(|group| lead.tag(group));
-    }
-
-    /// Returns the tags of the groups that some headers name.
-    pub(super) fn groups(&self, origin: &GroupOrigin, headers: &HeaderMap) -> Vec<String> {
+    /// Returns the tags of the groups of an origin that some headers name.
+    pub(super) fn groups(&self, origin: Option<&str>, headers: &HeaderMap) -> Vec<String> {
         let mut groups = listed(headers, &GROUPS);
         if self.surrogate_keys {
             let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());
             groups.extend(lines.flat_map(str::split_ascii_whitespace).map(str::to_owned));
         }
-        groups.iter().map(|group| origin.tag(group)).collect()
+        tags(origin, groups)
     }
 
     /// Returns whether a request names groups by a header, well or badly.
@@ -62,34 +40,27 @@ impl HttpSettings {
     /// Returns the tags of the groups that the answer to an unsafe request ends.
     pub(super) fn ended_groups(&self, parts: &Parts, answer: &HeaderMap) -> Vec<String> {
         let origin = self.group_origin((parts.version, &parts.uri, &parts.headers));
-        let Some(origin) = origin else { return Vec::new() };
-        listed(answer, &INVALIDATION).iter().map(|group| origin.tag(group)).collect()
+        tags(origin.as_deref(), listed(answer, &INVALIDATION))
     }
+}
+
+/// Returns the tags of some groups of an origin.
+fn tags(origin: Option<&str>, groups: Vec<String>) -> Vec<String> {
+    let tag = |origin| groups.iter().map(|group| format!("{origin} {group}")).collect();
+    origin.map(tag).unwrap_or_default()
 }
 
 /// Returns the strings of a list. Other members are ignored, and so is a field that is no list.
 fn listed(headers: &HeaderMap, name: &HeaderName) -> Vec<String> {
     let lines = headers.get_all(name).iter().map(|line| line.to_str().ok());
     let lines: Option<Vec<_>> = lines.collect();
-    lines.and_then(|lines| strings(&lines.join(", "))).unwrap_or_default()
-}
-
-impl BellwetherLayer<Http> {
-    /// Takes the words of `Surrogate-Key` in a response for groups of it, as those of
-    /// `Cache-Groups`. Several caches of other makers know this header.
-    ///
-    /// A `PURGE` that [passes its check](Self::purge_if) ends the groups in these headers.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).tags().build()?;
-    /// let layer = BellwetherLayer::http(cache).surrogate_keys();
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn surrogate_keys(mut self) -> Self {
-        self.settings().surrogate_keys = true;
-        self
-    }
+    let list = lines.and_then(|lines| Parser::new(&lines.join(", ")).parse::<List>().ok());
+    let text = |member| match member {
+        ListEntry::Item(item) => match item.bare_item {
+            BareItem::String(text) => Some(text.as_str().to_owned()),
+            _ => None,
+        },
+        ListEntry::InnerList(_) => None,
+    };
+    list.unwrap_or_default().into_iter().filter_map(text).collect()
 }

@@ -1,7 +1,5 @@
 //! Unsafe requests end the responses that they may have outdated (RFC 9111, section 4.4).
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{
@@ -14,39 +12,24 @@ use http_body::Body;
 use tracing::{Instrument, debug};
 
 use super::{
-    BellwetherLayer, CachedResponse, Http, ResponseBody,
+    CachedResponse, Http, ResponseBody,
     fields::location::Located,
     requests::{key::original, normal::is_respelled},
     settings::HttpSettings,
 };
 use crate::{cache::Cache, error::Error, key::Key};
 
-/// The resource of an unsafe request.
-pub(super) struct Target {
-    parts: Parts,
-}
-
-impl Target {
-    /// Returns the target of a request that may change it. An unknown method may.
-    pub(super) fn of<B>(request: &Request<B>) -> Option<Box<Self>> {
-        (!request.method().is_safe()).then(|| {
-            let (mut parts, ()) = Request::new(()).into_parts();
-            parts.method = request.method().clone();
-            parts.uri = request.uri().clone();
-            parts.version = request.version();
-            parts.headers = request.headers().clone();
-            parts.extensions = request.extensions().clone();
-            Box::new(Self { parts })
-        })
-    }
-
-    /// Returns the keys that an answer with these headers outdates: those of the target, and of its
-    /// locations on the same host.
-    fn keys(&self, settings: &HttpSettings, answer: &HeaderMap) -> Vec<Key> {
-        let names = [LOCATION, CONTENT_LOCATION];
-        let locations = names.iter().filter_map(|name| sole(answer, name));
-        settings.outdated(&self.parts, locations)
-    }
+/// Returns the head of a request that may change its resource. An unknown method may.
+pub(super) fn target<B>(request: &Request<B>) -> Option<Box<Parts>> {
+    (!request.method().is_safe()).then(|| {
+        let (mut parts, ()) = Request::new(()).into_parts();
+        parts.method = request.method().clone();
+        parts.uri = request.uri().clone();
+        parts.version = request.version();
+        parts.headers = request.headers().clone();
+        parts.extensions = request.extensions().clone();
+        Box::new(parts)
+    })
 }
 
 /// What an unsafe request or a `PURGE` ends.
@@ -121,17 +104,19 @@ impl Http {
     /// The task goes on if the caller goes away, because the service has changed the resources.
     pub(super) fn invalidate(
         &self,
-        target: &Target,
+        target: &Parts,
         status: StatusCode,
         answer: &HeaderMap,
     ) -> impl Future<Output = ()> + Send + use<> {
         let is_good = status.is_success() || status.is_redirection();
-        let ends = is_good && !self.0.coalesce_only && !is_grpc(answer);
+        let ends = is_good && !self.0.policy.coalesces && !is_grpc(answer);
+        let names = [LOCATION, CONTENT_LOCATION];
+        let locations = names.iter().filter_map(|name| sole(answer, name));
         let keys = match ends {
-            true => target.keys(&self.0, answer),
+            true => self.0.outdated(target, locations),
             false => Vec::new(),
         };
-        let groups = self.0.ended_groups(&target.parts, answer);
+        let groups = self.0.ended_groups(target, answer);
         let outdated = Outdated { keys, groups };
         let (cache, is_any) = (self.0.cache.clone(), !outdated.is_empty());
         let end = async move {
@@ -196,8 +181,7 @@ impl HttpSettings {
         let is_permitted = parts.method.as_str() == "PURGE" && check(parts);
         let purged = || {
             let origin = self.group_origin((parts.version, &parts.uri, &parts.headers));
-            let groups: Vec<_> =
-                origin.iter().flat_map(|it| self.groups(it, &parts.headers)).collect();
+            let groups = self.groups(origin.as_deref(), &parts.headers);
             // One whose groups cannot be ended is not taken for one of the URI.
             let keys = match Self::names_groups(&parts.headers) {
                 true => Vec::new(),
@@ -206,32 +190,6 @@ impl HttpSettings {
             Outdated { keys, groups }
         };
         is_permitted.then(purged).filter(|purged| !purged.is_empty())
-    }
-}
-
-impl BellwetherLayer<Http> {
-    /// Answers `PURGE` requests that pass a check. The response to a `GET` of the same URI ends,
-    /// with all its variants. A `PURGE` with `Cache-Groups` ends the responses of these groups of
-    /// its origin instead, if the cache has [tags](crate::cache::Builder::tags). One whose groups
-    /// cannot be ended reaches the inner service.
-    ///
-    /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend. Without
-    /// `purge_if`, or if the check fails, a `PURGE` goes to the inner service.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    /// use http::request::Parts;
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).purge_if(|parts: &Parts| {
-    ///     parts.headers.get("x-purge-key").is_some_and(|key| key == "a long random text")
-    /// });
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn purge_if(mut self, check: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.settings().purge = Some(Arc::new(check));
-        self
     }
 }
 

@@ -1,13 +1,19 @@
-use std::sync::Arc;
+//! How a layer for HTTP services is made, and all its settings.
+
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Response, request::Parts};
 
 use super::{
-    BellwetherLayer, CachedResponse, Http, KeyFor,
+    BellwetherLayer, CachedResponse, Http, KeyFor, Policy, Query, RequestDirectives, VaryBy,
     settings::{HttpSettings, Overload},
 };
-use crate::{cache::Cache, error::Error, key::Key};
+use crate::{
+    cache::{AfterFailure, Cache},
+    error::Error,
+    key::Key,
+};
 
 impl BellwetherLayer<Http> {
     /// Creates a layer for HTTP services: axum, hyper, or any service from `Request` to `Response`.
@@ -32,17 +38,14 @@ impl BellwetherLayer<Http> {
     /// # What the layer cannot see
     ///
     /// The layer sees the method, the URI and the headers of a request. It does not see what the
-    /// inner service makes of the rest. A response that depends on one of these needs a setting:
+    /// inner service makes of the rest. A response that depends on one of these needs
+    /// [`vary_by`](Self::vary_by):
     ///
-    /// - an extension that an outer layer sets, such as the user or the session:
-    ///   [`identity`](Self::identity);
-    /// - the address of the client (`ConnectInfo`), or its certificate:
-    ///   [`identity`](Self::identity);
-    /// - authentication *inside* of this layer: move it outside and add
-    ///   [`identity`](Self::identity), or answer with `private`;
-    /// - a header that the response does not name in its `Vary`, such as `X-Forwarded-Host`:
-    ///   [`vary_by_header`](Self::vary_by_header);
-    /// - anything else: [`vary_by`](Self::vary_by).
+    /// - an extension that an outer layer sets, such as the user or the session;
+    /// - the address of the client (`ConnectInfo`), or its certificate;
+    /// - authentication *inside* of this layer: move it outside, or answer with `private`;
+    /// - a header that the response does not name in its `Vary`, such as `X-Forwarded-Host`;
+    /// - anything else.
     ///
     /// Authentication inside of the layer is the worst case. A stored response is served before the
     /// inner service could refuse the request.
@@ -64,10 +67,10 @@ impl BellwetherLayer<Http> {
     /// - It has no header that [changes its method or its path](#headers-that-forbid-sharing). If a
     ///   proxy sets one on each request, let an outer layer remove it.
     /// - It has no header that [looks like a credential](#headers-that-forbid-sharing), unless that
-    ///   is [in the key](Self::vary_by_header) or [ignored](Self::ignore_headers).
+    ///   is [in the key](Self::vary_by) or [ignored](Self::ignore_headers).
     /// - It has no cookie, unless that is [ignored](Self::ignore_cookies).
     /// - Its `Cache-Control` has neither `no-cache` nor `no-store`, and its `Pragma` has no
-    ///   `no-cache`. [`coalesce_only`](Self::coalesce_only) and
+    ///   `no-cache`. [`coalesce_only`](super::Policy::coalesce_only) and
     ///   [`request_directives`](Self::request_directives) admit `no-cache`.
     /// - Its host is clear: it has at most one `Host`, which does not contradict the URI. A host
     ///   consists of letters, digits, `-`, `.`, `_` and a port. Requests without a host share among
@@ -154,8 +157,8 @@ impl BellwetherLayer<Http> {
     /// 5. CORS. Its headers are for one web page, and a preflight request does not reach this
     ///    layer. Inside, each `Origin` is a variant.
     /// 6. Sessions and authentication. They check the cookie or the `Authorization`, remove it, and
-    ///    put the user into an extension. [`identity`](Self::identity) adds what depends on it to
-    ///    the key. Their `Set-Cookie` is not stored. Inside, a response with `Set-Cookie` is not
+    ///    put the user into an extension. [`vary_by`](Self::vary_by) adds what depends on it to the
+    ///    key. Their `Set-Cookie` is not stored. Inside, a response with `Set-Cookie` is not
     ///    shared.
     /// 7. This layer.
     /// 8. Load shed, concurrency limits and buffers. They count requests that the service works on.
@@ -179,8 +182,8 @@ impl BellwetherLayer<Http> {
     /// their own. One invalidation of the key ends all of them. A hit costs two reads.
     ///
     /// A resource has at most 64 variants that were asked for in the last ten minutes, in each
-    /// process. Requests for others pass. With [`coalesce_only`](Self::coalesce_only), responses
-    /// with a `Vary` are not shared.
+    /// process. Requests for others pass. With [`coalesce_only`](super::Policy::coalesce_only),
+    /// responses with a `Vary` are not shared.
     ///
     /// # Conditions and ranges
     ///
@@ -191,7 +194,7 @@ impl BellwetherLayer<Http> {
     /// If nothing is stored, the inner service receives a `GET` without conditions and ranges, and
     /// its one response answers all callers. A response that turns out to be uncacheable goes to
     /// its caller, without a part selected. From then on the requests for this key reach the inner
-    /// service as they are. With [`coalesce_only`](Self::coalesce_only) they always do.
+    /// service as they are. With [`coalesce_only`](super::Policy::coalesce_only) they always do.
     ///
     /// # Freshness
     ///
@@ -253,10 +256,9 @@ impl BellwetherLayer<Http> {
     /// An unsafe request, such as a `POST`, reaches the inner service. If its answer is no error,
     /// the stored response of its URI ends before the caller gets the answer. So do the responses
     /// of its `Location` and `Content-Location`, if these are relative or name the same host. All
-    /// variants end. So do the responses for each [identity](Self::identity) and for each value of
-    /// [`vary_by_header`](Self::vary_by_header) and [`vary_by`](Self::vary_by). For that, the write
-    /// must pass a layer with as many of these. While the backend is away, a write ends what its
-    /// process remembers, and what is stored may be served again afterwards.
+    /// variants end. So do the responses for each value of [`vary_by`](Self::vary_by). For that,
+    /// the write must pass a layer with as many of these. While the backend is away, a write ends
+    /// what its process remembers, and what is stored may be served again afterwards.
     /// [`purge_if`](Self::purge_if) permits `PURGE` requests.
     ///
     /// If the cache has [tags](crate::cache::Builder::tags), a response belongs to the groups in
@@ -269,16 +271,14 @@ impl BellwetherLayer<Http> {
     ///
     /// # The key
     ///
-    /// The key consists of host, path with query, and the parts that the layer adds: an
-    /// [identity](Self::identity), headers, or what a function returns. In a layer that adds parts,
-    /// a resource has a marker, by which an invalidation ends the responses with all values of
-    /// them. So a hit costs one more read.
+    /// The key consists of host, path with query, and the [parts](Self::vary_by) that the layer
+    /// adds. In a layer that adds parts, a resource has a marker, by which an invalidation ends the
+    /// responses with all values of them. So a hit costs one more read.
     ///
     /// A scheme in the target of an HTTP/1.1 request is part of the key. In an HTTP/2 request it is
     /// not, so clients of both versions share. An invalidation ends the responses of each scheme. A
     /// key that is too long for the cache is replaced by its SHA-256, and so is a query of more
-    /// than 256 bytes. [`sort_query`](Self::sort_query), [`ignore_query`](Self::ignore_query) and
-    /// [`hash_query`](Self::hash_query) say what of a query counts, and what of it shows.
+    /// than 256 bytes. [`query`](Self::query) says what of a query counts, and what of it shows.
     ///
     /// Equivalent URIs have one key (RFC 9110, section 4.2.3), in requests, in `Location` and in
     /// `PURGE`. The case of the host, a default port and the case of any percent-encoding do not
@@ -417,41 +417,6 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Adds a header to responses that did not come from the cache, which says why.
-    ///
-    /// The header is `Cache-Status: bellwether; fwd=…` (RFC 9211). Its `detail` is the header of
-    /// the request that stood in the way, or `body`, `key`, `uncacheable` or `overloaded`. A
-    /// request with another method has `fwd=method`. Misses that can be shared have no header. The
-    /// layer's own response while a key backs off has `detail=backing-off` without a `fwd`.
-    /// [`Stats`](crate::cache::Stats) counts the same.
-    ///
-    /// Defaults to no header, because it tells clients about the settings of the layer.
-    ///
-    /// ```
-    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-    /// # runtime.unwrap().block_on(async {
-    /// use std::convert::Infallible;
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    /// use bytes::Bytes;
-    /// use http::{Request, Response};
-    /// use http_body_util::{Empty, Full};
-    /// use tower::{Layer, ServiceExt, service_fn};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).explain_passes();
-    /// let service = layer.layer(service_fn(|_request: Request<Empty<Bytes>>| async {
-    ///     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("product 42")))
-    /// }));
-    /// let request = Request::get("/").header("cookie", "theme=dark").body(Empty::new()).unwrap();
-    /// let response = service.oneshot(request).await.unwrap();
-    /// assert_eq!(response.headers()["cache-status"], "bellwether; fwd=bypass; detail=\"cookie\"");
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn explain_passes(mut self) -> Self {
-        self.settings().explain = true;
-        self
-    }
-
     /// Sets the response to callers whose load failed. Defaults to an empty response.
     /// [`http`](Self::http) lists its status among the errors.
     ///
@@ -477,6 +442,390 @@ impl BellwetherLayer<Http> {
         self
     }
 
+    /// Sets which requests and responses are shared. Defaults to [`Policy::careful`].
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Policy};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).policy(Policy::rfc9111());
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.settings().policy = policy;
+        self
+    }
+
+    /// Sets how long a response is shared that names no lifetime of its own. Without it, such a
+    /// response is not shared.
+    ///
+    /// It is at most the [`ttl`](crate::cache::Builder::ttl) of the cache, 60 s by default.
+    /// It applies to a response with neither `s-maxage` nor `max-age` nor `Expires`. Many services
+    /// send no such header with any response, private ones included. So set it only where all
+    /// responses may be shared, for example route by route.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).default_lifetime(Duration::from_secs(2));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn default_lifetime(mut self, lifetime: Duration) -> Self {
+        self.settings().default_lifetime = Some(lifetime);
+        self
+    }
+
+    /// Adds a part to the key: anything that the response depends on beside host, path and query.
+    ///
+    /// If the response depends on a part of the request that the key does not contain, one caller
+    /// receives the response of another. Each call adds one part, which is one of these:
+    ///
+    /// - The name of a header. All its lines count. A header that looks like a credential may then
+    ///   be in a request, and only a digest of it becomes part of the key. A request in which the
+    ///   header is not text takes no part. `Authorization`, `Cookie` and other headers [that
+    ///   exclude a request](Self::http) still do.
+    /// - A function that returns a text. Use it for what only the extensions of a request tell.
+    ///   Examples are the user that an outer layer has authenticated, and the client's address in
+    ///   `ConnectInfo`. Requests with one text share responses. If it returns an `Option`, `None`
+    ///   sends the request to the inner service.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    /// use http::request::Parts;
+    ///
+    /// /// An outer layer sets this extension.
+    /// #[derive(Clone)]
+    /// struct User {
+    ///     plan: &'static str,
+    ///     is_admin: bool,
+    /// }
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache)
+    ///     .vary_by("x-tenant")
+    ///     // Phones get smaller pictures.
+    ///     .vary_by(|parts: &Parts| match parts.headers.get("sec-ch-ua-mobile") {
+    ///         Some(mobile) if mobile == "?1" => "phone".to_owned(),
+    ///         _ => String::new(),
+    ///     })
+    ///     .vary_by(|parts: &Parts| match parts.extensions.get::<User>() {
+    ///         None => Some("anonymous".to_owned()),
+    ///         Some(user) if user.is_admin => None,
+    ///         Some(user) => Some(format!("plan {}", user.plan)),
+    ///     });
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// The parts are joined so that no two lists of parts have the same key. Return a hash of a
+    /// secret.
+    ///
+    /// An [unsafe request](Self::http) ends the responses with all values of the parts, also if it
+    /// is excluded itself. They stay in the backend until their lifetime ends, and are found no
+    /// more. Where each user changes what is theirs alone, give it a path or a host of its own.
+    ///
+    /// A request with credentials in its headers still takes no part. If an outer layer has checked
+    /// a cookie or a header, and a part stands for it, add [`ignore_cookies`](Self::ignore_cookies)
+    /// or [`ignore_headers`](Self::ignore_headers).
+    pub fn vary_by(mut self, part: impl VaryBy) -> Self {
+        let (part, settings) = (part.part(), self.settings());
+        settings.requests.known_headers.extend(part.header.clone());
+        settings.key_parts.push(part);
+        self
+    }
+
+    /// Sets what of a query counts, and what of it shows.
+    pub fn query(mut self, query: Query) -> Self {
+        self.settings().query = query;
+        self
+    }
+
+    /// Declares headers harmless that [look like credentials](Self::http): no response depends on
+    /// them.
+    ///
+    /// It has no effect on `Authorization`, `Cookie` and other headers that always exclude a
+    /// request.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache)
+    ///     .ignore_headers(["x-user-timezone", "idempotency-key"]);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn ignore_headers<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        let names = names.into_iter().map(|name| name.as_ref().to_ascii_lowercase());
+        self.settings().requests.known_headers.extend(names);
+        self
+    }
+
+    /// Declares cookies harmless: no response depends on them. A name may end with `*`.
+    ///
+    /// A request takes part if all its cookies are ignored. The inner service still receives them.
+    /// The names of cookies are compared with their case. A cookie in which the inner service may
+    /// read another one is not ignored. Such a cookie has a `,`, a `&`, a space or another
+    /// separator, plain or percent-encoded.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache)
+    ///     .ignore_cookies(["_ga", "_ga_*", "theme"]);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn ignore_cookies<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        let settings = self.settings();
+        names.into_iter().for_each(|name| settings.requests.ignored_cookies.add(name.as_ref()));
+        self
+    }
+
+    /// Sets what becomes of a request that asks for more than a stored response. Defaults to
+    /// [`RequestDirectives::Pass`].
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::RequestDirectives};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).request_directives(RequestDirectives::Ignore);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn request_directives(mut self, directives: RequestDirectives) -> Self {
+        self.settings().requests.directives = directives;
+        self
+    }
+
+    /// Sets for how long a response is served stale while it is refreshed, if it does not name that
+    /// time itself. Defaults to the [setting](crate::cache::Builder::stale_while_revalidate) of the
+    /// cache, which is zero unless it is set.
+    ///
+    /// The `stale-while-revalidate` of a response takes precedence. The docs of
+    /// [`http`](Self::http) say more.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache)
+    ///     .stale_while_revalidate(Duration::from_secs(30))
+    ///     .stale_if_error(Duration::from_secs(600))
+    ///     .keep_for_validation(Duration::from_secs(60))
+    ///     .max_stale(Duration::from_secs(3600));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
+        self.settings().stale.windows.while_revalidate = window;
+        self
+    }
+
+    /// Sets for how long a response is kept to be served if the service fails. It applies if the
+    /// response does not name that time itself. Defaults to the
+    /// [setting](crate::cache::Builder::stale_if_error) of the cache, which is zero unless it is
+    /// set.
+    ///
+    /// The `stale-if-error` of a response takes precedence. The docs of
+    /// [`http`](Self::http) say more.
+    pub fn stale_if_error(mut self, window: Duration) -> Self {
+        self.settings().stale.windows.if_error = window;
+        self
+    }
+
+    /// Sets for how long a response with a validator is kept for its validation, if it may not be
+    /// served stale. Zero keeps none. Defaults to 10 minutes.
+    ///
+    /// An `ETag` and a `Last-Modified` are validators. The next load asks the service whether the
+    /// response has changed. No caller is served it before the service has answered `304`.
+    pub fn keep_for_validation(mut self, time: Duration) -> Self {
+        self.settings().stale.validation = time;
+        self
+    }
+
+    /// Sets for how long a response may be served stale at most, whatever it names itself. Zero
+    /// serves no stale response. Defaults to a day.
+    pub fn max_stale(mut self, limit: Duration) -> Self {
+        self.settings().stale.limit = limit;
+        self
+    }
+
+    /// Sets what follows a `502`, `503` or `504` of the inner service, if no [stale
+    /// response](Self::http) is served in its place.
+    ///
+    /// Such a response says that the service fails, whatever the request. Its caller receives it.
+    /// The callers that wait for it receive a `503` of this layer, in every process. So do those
+    /// that come while the key backs off, and the service is not called. The `Retry-After` of a
+    /// `503` sets that time, up to a minute. This rule holds for responses without one. The first
+    /// response that is no failure ends it.
+    ///
+    /// Defaults to a [`BackOff`](AfterFailure::BackOff) of up to 100 ms, and after further failures
+    /// of up to 1 s. With [`BackOffFromSecond`](AfterFailure::BackOffFromSecond), the callers that
+    /// wait for the first failure receive its status, and the next caller may find the service
+    /// well. With [`LoadAgain`](AfterFailure::LoadAgain), the callers that wait send their own
+    /// requests, and no key backs off.
+    ///
+    /// A [rule](crate::cache::Builder::after_failure) and a
+    /// [policy](crate::cache::Builder::failure_policy) of the cache take precedence. Where the key
+    /// backs off, a `Retry-After` says for how long. Requests that pass change nothing. Nor do
+    /// failures of requests with `Authorization`, if no stale response is served in their place.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).when_unavailable(AfterFailure::BackOff {
+    ///     first: Duration::from_millis(20),
+    ///     longest: Duration::from_secs(5),
+    /// });
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn when_unavailable(mut self, rule: AfterFailure) -> Self {
+        self.settings().unavailable = rule;
+        self
+    }
+
+    /// Sets how long a body that is shared may make no progress. Defaults to 10 s.
+    ///
+    /// After this time the response is not stored, and no more callers read it. Those that read it
+    /// read on, for as long as the inner service sends. So the limit ends no response.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache)
+    ///     .body_idle_limit(Duration::from_secs(2))
+    ///     .body_limit(Duration::from_secs(20))
+    ///     .wait_limit(Duration::from_secs(5));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn body_idle_limit(mut self, limit: Duration) -> Self {
+        self.settings().body_idle = limit;
+        self
+    }
+
+    /// Sets how long a body that is shared may take in all. Defaults to 60 s.
+    ///
+    /// After this time the response is not stored, and no more callers read it. Those that read it
+    /// read on. The lease of the load is renewed until then.
+    pub fn body_limit(mut self, limit: Duration) -> Self {
+        self.settings().body_total = limit;
+        self
+    }
+
+    /// Sets how long a request waits for the response of another process. After that, its process
+    /// sends it to the inner service, at most once for all its callers. Defaults to 10 s, and to
+    /// the [`wait_limit`](crate::cache::Builder::wait_limit) of the cache if that is shorter.
+    ///
+    /// Another process has the response when its body is complete. So the limit is what a slow or
+    /// endless body of another process costs at most. A limit below the time in which the service
+    /// answers lets each process send a request of its own.
+    pub fn wait_limit(mut self, limit: Duration) -> Self {
+        self.settings().wait = limit;
+        self
+    }
+
+    /// Answers `PURGE` requests that pass a check. The response to a `GET` of the same URI ends,
+    /// with all its variants. A `PURGE` with `Cache-Groups` ends the responses of these groups of
+    /// its origin instead, if the cache has [tags](crate::cache::Builder::tags). One whose groups
+    /// cannot be ended reaches the inner service.
+    ///
+    /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend. Without
+    /// `purge_if`, or if the check fails, a `PURGE` goes to the inner service.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    /// use http::request::Parts;
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).purge_if(|parts: &Parts| {
+    ///     parts.headers.get("x-purge-key").is_some_and(|key| key == "a long random text")
+    /// });
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn purge_if(mut self, check: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.settings().purge = Some(Arc::new(check));
+        self
+    }
+
+    /// Takes the words of `Surrogate-Key` in a response for groups of it, as those of
+    /// `Cache-Groups`. Several caches of other makers know this header.
+    ///
+    /// A `PURGE` that [passes its check](Self::purge_if) ends the groups in these headers.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).tags().build()?;
+    /// let layer = BellwetherLayer::http(cache).surrogate_keys();
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn surrogate_keys(mut self) -> Self {
+        self.settings().surrogate_keys = true;
+        self
+    }
+
+    /// Adds a `Cache-Status` (RFC 9211) to all responses: how the cache answered.
+    ///
+    /// | parameters | meaning |
+    /// |---|---|
+    /// | `hit; ttl=…` | stored, and fresh for so many seconds |
+    /// | `hit; ttl=-…; detail=stale` | stored, and not fresh for so many seconds |
+    /// | `fwd=uri-miss; stored; ttl=…` | loaded for this request, and stored |
+    /// | `fwd=uri-miss; collapsed` | loaded for another request meanwhile |
+    /// | `fwd=uri-miss; detail=degraded` | loaded without a lease, and not stored |
+    ///
+    /// In place of `uri-miss`, it is `vary-miss` for a variant. It is `stale` if a response is
+    /// stored that is no longer fresh.
+    ///
+    /// A response that did not come from the cache has a `fwd=…` that says why. Its `detail` is
+    /// the header of the request that stood in the way, or `body`, `key`, `uncacheable` or
+    /// `overloaded`. A request with another method has `fwd=method`. The layer's own response while
+    /// a key backs off has `detail=backing-off` without a `fwd`. [`Stats`](crate::cache::Stats)
+    /// counts the same.
+    ///
+    /// Defaults to no header, because it tells clients about the traffic of others, and about the
+    /// settings of the layer.
+    ///
+    /// ```
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    /// # runtime.unwrap().block_on(async {
+    /// use std::convert::Infallible;
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    /// use bytes::Bytes;
+    /// use http::{Request, Response};
+    /// use http_body_util::{Empty, Full};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).cache_status();
+    /// let service = layer.layer(service_fn(|_request: Request<Empty<Bytes>>| async {
+    ///     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("product 42")))
+    /// }));
+    /// let request = Request::get("/").header("cookie", "theme=dark").body(Empty::new()).unwrap();
+    /// let response = service.oneshot(request).await.unwrap();
+    /// assert_eq!(response.headers()["cache-status"], "bellwether; fwd=bypass; detail=\"cookie\"");
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn cache_status(mut self) -> Self {
+        self.settings().tells_status = true;
+        self
+    }
+
     /// Returns the key under which the response to a request with these parts is shared.
     ///
     /// Use it to [invalidate](Cache::invalidate) that response. The key does not depend on the
@@ -484,12 +833,13 @@ impl BellwetherLayer<Http> {
     /// has the same key.
     ///
     /// The cache may hold a marker under this key: a response with the status 100. This is so if
-    /// the response has a `Vary`, or if the layer adds [parts](Self::identity) to the key. All
+    /// the response has a `Vary`, or if the layer adds [parts](Self::vary_by) to the key. All
     /// variants, and the responses with all values of the parts, end with it.
     /// [`expire`](Cache::expire) and [`touch`](Cache::touch) act on the marker alone.
     ///
     /// Returns `None` if the host is not clear, or if the request has no path. With
-    /// [`coalesce_only`](Self::coalesce_only), the parts are in the key, and may exclude a request.
+    /// [`coalesce_only`](super::Policy::coalesce_only), the parts are in the key, and may exclude a
+    /// request.
     ///
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -509,7 +859,7 @@ impl BellwetherLayer<Http> {
         self.mode.key_for(parts)
     }
 
-    pub(super) fn settings(&mut self) -> &mut HttpSettings {
+    fn settings(&mut self) -> &mut HttpSettings {
         Arc::make_mut(&mut self.mode.0)
     }
 }

@@ -2,17 +2,15 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::{BellwetherLayer, Http};
-
 /// Which requests and responses a layer shares.
 ///
 /// | | [`careful`](Self::careful) | [`rfc9111`](Self::rfc9111) |
 /// |---|---|---|
-/// | cookies in a request | only if [ignored](BellwetherLayer::ignore_cookies) | do not matter |
+/// | cookies in a request | only if [ignored] | do not matter |
 /// | `Authorization` in a request | never | with `public`, `s-maxage` or `must-revalidate` |
-/// | [headers like credentials](BellwetherLayer::http) | only if named | do not matter |
+/// | [headers like credentials] | only if named | do not matter |
 /// | statuses | `200` | all but `206` and `304` |
-/// | no lifetime | the [default one](BellwetherLayer::default_lifetime) | that, or a heuristic |
+/// | no lifetime | the [default one] | that, or a heuristic |
 /// | `Expires` | beside a `Date` | always |
 /// | a malformed `Cache-Control` | not shared | counts as stale |
 /// | `no-store` beside `must-understand` | not shared | shared if the status is understood |
@@ -43,6 +41,10 @@ use super::{BellwetherLayer, Http};
 /// );
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+///
+/// [ignored]: crate::BellwetherLayer::ignore_cookies
+/// [headers like credentials]: crate::BellwetherLayer::http
+/// [default one]: crate::BellwetherLayer::default_lifetime
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     pub(super) kind: PolicyKind,
@@ -50,6 +52,8 @@ pub struct Policy {
     pub(super) heuristic_limit: Duration,
     /// The statuses that may be shared, with the lifetime of those that name none.
     pub(super) statuses: Vec<(StatusCode, Duration)>,
+    /// A response goes only to the callers that wait for it.
+    pub(super) coalesces: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +65,7 @@ pub(super) enum PolicyKind {
 impl Policy {
     /// Shares what cannot belong to one user, by an allow-list. The default.
     ///
-    /// The docs of [`BellwetherLayer::http`] have the whole list.
+    /// The docs of [`BellwetherLayer::http`](crate::BellwetherLayer::http) have the whole list.
     pub fn careful() -> Self {
         Self::new(PolicyKind::Careful, Duration::ZERO)
     }
@@ -76,7 +80,7 @@ impl Policy {
     }
 
     fn new(kind: PolicyKind, heuristic_limit: Duration) -> Self {
-        Self { kind, heuristic_limit, statuses: Vec::new() }
+        Self { kind, heuristic_limit, statuses: Vec::new(), coalesces: false }
     }
 
     /// Sets the longest lifetime by a heuristic: a tenth of the time since `Last-Modified` (RFC
@@ -104,6 +108,26 @@ impl Policy {
         self
     }
 
+    /// Shares a response with the callers that wait for it, and stores nothing.
+    ///
+    /// A caller that comes while the response is on its way may receive it too, even if a write has
+    /// ended since the load began. The next caller begins a new load. A response needs no lifetime
+    /// for this, and may have `max-age=0`. But [`rfc9111`](Self::rfc9111) shares none that says
+    /// nothing, because its requests may have cookies. A request may have `no-cache`, as those have
+    /// that a browser reloads. All other rules hold.
+    ///
+    /// Another process waits for one load at most. A response that is too large to be
+    /// [pushed](crate::backend::RedisBackendBuilder::push_limit) is shared within its process only.
+    ///
+    /// ```
+    /// # use bellwether::layer::Policy;
+    /// let policy = Policy::careful().coalesce_only();
+    /// ```
+    pub fn coalesce_only(mut self) -> Self {
+        self.coalesces = true;
+        self
+    }
+
     pub(super) fn lifetime_of(&self, status: StatusCode) -> Option<Duration> {
         self.statuses.iter().find(|(known, _)| *known == status).map(|(_, lifetime)| *lifetime)
     }
@@ -112,24 +136,5 @@ impl Policy {
 impl Default for Policy {
     fn default() -> Self {
         Self::careful()
-    }
-}
-
-impl BellwetherLayer<Http> {
-    /// Sets which requests and responses are shared. Defaults to [`Policy::careful`].
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Policy};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).policy(Policy::rfc9111());
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn policy(mut self, policy: Policy) -> Self {
-        let settings = self.settings();
-        settings.requests.policy = policy.kind;
-        settings.policy = policy;
-        self
     }
 }

@@ -2,7 +2,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
-    HeaderValue, Request, Response, StatusCode,
+    HeaderValue, Response, StatusCode,
     header::{CACHE_CONTROL, RETRY_AFTER},
     request::Parts,
 };
@@ -12,25 +12,30 @@ use tokio::time::Instant;
 use super::{
     CachedResponse, Http, InnerServiceError, KeyFor,
     asked::Asked,
-    body::collect::BodyLimits,
-    generation::{GENERATION_LENGTH, OwnGenerations},
+    body::shared::BodyLimits,
     marks::{Marks, Whose},
-    policy::{Policy, PolicyKind},
-    reason::Reason,
+    policy::Policy,
     requests::{
         RequestRules,
         key::{self, KeyPart},
-        query::QueryRules,
+        query::Query,
     },
     responses::{ResponseRules, stale::StaleRules, subject::Subject, unavailable::UNAVAILABLE},
-    streaming::Streaming,
-    variants::limit::Variants,
+    status::Reason,
+    variants::{KEY_LENGTH, Place, Variants},
 };
 use crate::{
-    cache::{AfterFailure, Cache, OnFull},
+    cache::{Abandoned, AfterFailure, Cache, OnFull, Request},
     error::{Error, ErrorKind},
     key::Key,
 };
+
+/// A body that is silent for longer is a stream, or its sender has gone away.
+const IDLE: Duration = Duration::from_secs(10);
+/// A body within the size limit that takes longer is a stream.
+const TOTAL: Duration = Duration::from_secs(60);
+/// Most responses are complete by then, in any process.
+const WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 pub(super) struct HttpSettings {
@@ -40,16 +45,18 @@ pub(super) struct HttpSettings {
     pub(super) requests: RequestRules,
     pub(super) policy: Policy,
     pub(super) key_parts: Vec<KeyPart>,
-    pub(super) own_generations: Arc<OwnGenerations>,
-    pub(super) query: QueryRules,
+    pub(super) query: Query,
     pub(super) max_body: u64,
     pub(super) default_lifetime: Option<Duration>,
     pub(super) stale: StaleRules,
     pub(super) unavailable: AfterFailure,
-    pub(super) coalesce_only: bool,
     pub(super) overload: Overload,
-    pub(super) explain: bool,
-    pub(super) streaming: Streaming,
+    /// How long a body that is shared may make no progress.
+    pub(super) body_idle: Duration,
+    /// How long a body that is shared may take in all.
+    pub(super) body_total: Duration,
+    /// How long a request waits for the response of another process.
+    pub(super) wait: Duration,
     pub(super) tells_status: bool,
     pub(super) purge: Option<Check>,
     pub(super) surrogate_keys: bool,
@@ -83,17 +90,16 @@ impl HttpSettings {
             stale: StaleRules::of(&cache),
             unavailable: UNAVAILABLE,
             cache,
-            requests: RequestRules::new(PolicyKind::Careful),
+            requests: RequestRules::default(),
             policy: Policy::careful(),
             key_parts: Vec::new(),
-            own_generations: Arc::new(OwnGenerations::new()),
-            query: QueryRules::default(),
+            query: Query::default(),
             max_body: 1 << 20,
             default_lifetime: None,
-            coalesce_only: false,
             overload: Overload::Pass,
-            explain: false,
-            streaming: Streaming::default(),
+            body_idle: IDLE,
+            body_total: TOTAL,
+            wait: WAIT,
             tells_status: false,
             purge: None,
             surrogate_keys: false,
@@ -101,25 +107,16 @@ impl HttpSettings {
         }
     }
 
-    /// Returns the key of a request that takes part, and what it asks for.
-    pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<(Key, Asked), Reason> {
-        let mut asked = self.requests.check(parts, body, self.coalesce_only)?;
-        asked.since = Some(Instant::now());
-        asked.is_respelled = key::is_respelled(parts);
-        let resource = self.key(parts).ok_or(Reason::Key)?;
-        if !self.has_generations() {
-            return Ok((resource, asked));
-        }
-        asked.resource = Some(resource);
-        let texts = key::texts(parts, &self.key_parts).ok_or(Reason::Key)?;
-        let limit = self.cache.key_limit().saturating_sub(GENERATION_LENGTH);
-        let key = key::key(parts, "GET", key::scheme(parts), &texts, &self.query, limit);
-        Ok((key.ok_or(Reason::Key)?, asked))
-    }
-
-    /// Returns whether the key of a response contains the generation of its resource.
-    pub(super) fn has_generations(&self) -> bool {
-        !self.key_parts.is_empty() && !self.coalesce_only
+    /// Returns the place of a request that takes part, and what it asks for.
+    pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<(Place, Asked), Reason> {
+        self.requests.check(parts, body, &self.policy)?;
+        let key = self.key(parts).ok_or(Reason::Key)?;
+        let texts = match self.key_parts.is_empty() || self.policy.coalesces {
+            true => None,
+            false if self.cache.key_limit() < KEY_LENGTH => return Err(Reason::Key),
+            false => Some(key::texts(parts, &self.key_parts).ok_or(Reason::Key)?),
+        };
+        Ok((Place::new(key, texts), Asked::of(parts)))
     }
 
     /// Returns whether the answer to a request is expected to belong to its caller.
@@ -128,7 +125,7 @@ impl HttpSettings {
         self.marks.has(key, Whose::All) || is_reserved()
     }
 
-    /// Returns the key of the resource of a request.
+    /// Returns the key of the resource of a request. It is the same for all values of the parts.
     pub(super) fn key(&self, parts: &Parts) -> Option<Key> {
         self.key_with(parts, key::scheme(parts))
     }
@@ -140,7 +137,7 @@ impl HttpSettings {
     }
 
     fn key_with(&self, parts: &Parts, scheme: &str) -> Option<Key> {
-        let (verb, fields) = match self.coalesce_only {
+        let (verb, fields) = match self.policy.coalesces {
             true => ("COALESCE", key::texts(parts, &self.key_parts)?),
             false => ("GET", " *".repeat(self.key_parts.len())),
         };
@@ -148,21 +145,27 @@ impl HttpSettings {
     }
 
     /// Returns the rules for the response to a request.
-    pub(super) fn response_rules<B>(&self, request: &Request<B>) -> ResponseRules {
+    pub(super) fn response_rules<B>(&self, request: &http::Request<B>) -> ResponseRules {
         ResponseRules {
             policy: self.policy.clone(),
             subject: Subject::new(request, &self.query),
             sent: Instant::now(),
             max_body: self.body_size_limit(),
             default_lifetime: self.default_lifetime,
-            coalesce_only: self.coalesce_only,
             stale: self.stale,
             unavailable: self.unavailable,
         }
     }
 
     pub(super) fn body_limits(&self) -> BodyLimits {
-        self.streaming.limits(self.body_size_limit(), &self.cache)
+        let finish_unread = self.cache.abandoned() == Abandoned::Finish;
+        let (size, idle, total) = (self.body_size_limit(), self.body_idle, self.body_total);
+        BodyLimits { size, idle, total, finish_unread }
+    }
+
+    /// Returns a request to the cache, with the limits of the layer.
+    pub(super) fn request(&self, key: &Key) -> Request<CachedResponse> {
+        self.cache.request(key).rest_limit(self.body_total).wait_limit_below(self.wait)
     }
 
     fn body_size_limit(&self) -> u64 {

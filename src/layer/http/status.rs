@@ -1,11 +1,14 @@
-//! The `Cache-Status` of shared responses (RFC 9211).
+//! The `Cache-Status` of each response (RFC 9211): how the cache answered, or why it did not.
 
-use std::time::Duration;
+use std::{
+    fmt::{self, Display},
+    time::Duration,
+};
 
-use http::{HeaderValue, Response};
+use http::{HeaderName, HeaderValue, Response};
 
-use super::{BellwetherLayer, CachedResponse, Http};
-use crate::cache::{Loaded, Source};
+use super::{CachedResponse, Http};
+use crate::cache::{Alone, Loaded, Source};
 
 /// Why a request is sent to the inner service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +41,7 @@ impl Forward {
 }
 
 /// Returns the seconds for which a stored response is still fresh. They are negative if it is not.
-fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
+pub(super) fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
     let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
     match loaded.lateness() {
         Some(late) => Some(-seconds(late.saturating_add(Duration::from_nanos(999_999_999)))),
@@ -62,88 +65,76 @@ fn parameters(source: Source, ttl: Option<i64>, forward: Forward) -> String {
     }
 }
 
-/// Adds the header to a response, if there is one.
-pub(super) fn with_status<B>(
-    mut response: Response<B>,
-    status: Option<HeaderValue>,
-) -> Response<B> {
-    if let Some(status) = status {
-        response.headers_mut().append("cache-status", status);
-    }
-    response
-}
-
 impl Http {
-    /// Counts a shared response, and returns its header if that was asked for.
-    pub(super) fn status(
+    /// Counts a response from this source, which is fresh for so many seconds if it is stored. Adds
+    /// the header.
+    pub(super) fn with_source<B>(
         &self,
-        loaded: &Loaded<CachedResponse>,
+        mut response: Response<B>,
+        source: Source,
+        ttl: Option<i64>,
         forward: Forward,
-    ) -> Option<HeaderValue> {
-        self.count_miss(loaded.source(), forward);
-        let tells = self.0.tells_status;
-        tells.then(|| value(loaded.source(), ttl(loaded), forward)).flatten()
-    }
-
-    /// Counts why a response from this source was not a stored one.
-    fn count_miss(&self, source: Source, forward: Forward) {
+    ) -> Response<B> {
         let counters = self.0.cache.counters();
         match forward {
-            _ if matches!(source, Source::Hit | Source::Stale) => {}
+            _ if matches!(source, Source::Hit | Source::Local | Source::Stale) => {}
             Forward::Miss => {}
             Forward::VaryMiss => counters.missed_variant.add(),
             Forward::Stale => counters.missed_stale.add(),
         }
-    }
-
-    /// Counts a response from this source, which is to be fresh for so long, and adds the header.
-    pub(super) fn with_source<B>(
-        &self,
-        response: Response<B>,
-        source: Source,
-        ttl: Option<Duration>,
-        forward: Forward,
-    ) -> Response<B> {
-        self.count_miss(source, forward);
-        let tells = self.0.tells_status;
-        let ttl = ttl.and_then(|ttl| i64::try_from(ttl.as_secs()).ok());
-        with_status(response, tells.then(|| value(source, ttl, forward)).flatten())
+        if self.0.tells_status
+            && let Ok(value) =
+                HeaderValue::try_from(format!("bellwether; {}", parameters(source, ttl, forward)))
+        {
+            response.headers_mut().append("cache-status", value);
+        }
+        response
     }
 }
 
-fn value(source: Source, ttl: Option<i64>, forward: Forward) -> Option<HeaderValue> {
-    let text = parameters(source, ttl, forward);
-    HeaderValue::try_from(format!("bellwether; {text}")).ok()
+/// Why a request is answered without the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// Its method is neither `GET` nor `HEAD`.
+    Method,
+    /// It has a body.
+    Body,
+    /// It has this header.
+    Header(HeaderName),
+    /// It has no key: its host is not clear, or a part of the key excludes it.
+    Key,
+    /// The answers of its key belong to their callers.
+    Uncacheable,
+    /// Its resource has too many variants.
+    Variants,
+    /// Too many loads are under way.
+    Full,
+    /// The layer answers itself, because the key backs off.
+    BackingOff,
 }
 
-impl BellwetherLayer<Http> {
-    /// Adds a `Cache-Status` (RFC 9211) to all responses: how the cache answered.
-    ///
-    /// | parameters | meaning |
-    /// |---|---|
-    /// | `hit; ttl=…` | stored, and fresh for so many seconds |
-    /// | `hit; ttl=-…; detail=stale` | stored, and not fresh for so many seconds |
-    /// | `fwd=uri-miss; stored; ttl=…` | loaded for this request, and stored |
-    /// | `fwd=uri-miss; collapsed` | loaded for another request meanwhile |
-    /// | `fwd=uri-miss; detail=degraded` | loaded without a lease, and not stored |
-    ///
-    /// In place of `uri-miss`, it is `vary-miss` for a variant. It is `stale` if a response is
-    /// stored that is no longer fresh.
-    ///
-    /// Other responses have what [`explain_passes`](Self::explain_passes) says. Defaults to no
-    /// header, because it tells clients about the traffic of others.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).cache_status();
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn cache_status(mut self) -> Self {
-        self.settings().tells_status = true;
-        self.explain_passes()
+/// Writes the parameters of a `Cache-Status` header (RFC 9211).
+impl Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Method => "fwd=method",
+            Self::Body => "fwd=bypass; detail=body",
+            Self::Header(name) => return write!(f, "fwd=bypass; detail=\"{name}\""),
+            Self::Key => "fwd=bypass; detail=key",
+            Self::Uncacheable => "fwd=uri-miss; detail=uncacheable",
+            Self::Variants => "fwd=vary-miss; detail=variants",
+            Self::Full => "fwd=uri-miss; detail=overloaded",
+            Self::BackingOff => "detail=backing-off",
+        })
+    }
+}
+
+impl From<Alone> for Reason {
+    fn from(why: Alone) -> Self {
+        match why {
+            Alone::Uncacheable | Alone::Reserved => Self::Uncacheable,
+            Alone::Full => Self::Full,
+        }
     }
 }
 

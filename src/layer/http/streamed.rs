@@ -7,17 +7,12 @@ use http_body::Body;
 use tokio::time::Instant;
 
 use super::{
-    BodyError,
-    body::{
-        board::Missed,
-        collect::{BodyLimits, Collected, collect},
-        shared::{Reader, SharedBody},
-    },
+    body::shared::{BodyLimits, Missed, NotCollected, Reader, SharedBody},
     cached::{CachedResponse, ResponseHead},
     fields::framing::content_length,
     responses::Freshness,
     status::Forward,
-    variants::{Readers, selector::Selector},
+    variants::{Belongs, Marker},
 };
 use crate::{error::BoxError, time::after};
 
@@ -25,7 +20,7 @@ use crate::{error::BoxError, time::after};
 pub(super) struct StreamedResponse {
     head: ResponseHead,
     body: Arc<SharedBody>,
-    readers: Readers,
+    belongs: Belongs,
     /// Why the request was sent that it answers.
     forward: Forward,
     received: Instant,
@@ -35,28 +30,20 @@ pub(super) struct StreamedResponse {
 
 /// Why a caller does not read a response.
 pub(super) enum Apart {
-    /// Its request selects another variant.
-    Varies(Selector),
+    /// Its request selects another response, below this marker.
+    Varies(Marker),
     /// It came too late.
     Missed(Missed),
 }
 
-/// The end of a streamed response.
-pub(super) enum Streamed {
-    Whole(CachedResponse, Freshness),
-    Unfit,
-    Unread,
-    Broken(BodyError),
-}
-
 impl StreamedResponse {
-    /// Shares a response whose headers allow it.
+    /// Shares a response whose headers allow it. At most `most` bytes are kept for slow readers.
     pub(super) fn new<B>(
         parts: &Parts,
         body: B,
         freshness: &Freshness,
-        limit: u64,
-        readers: Readers,
+        most: u64,
+        belongs: Belongs,
         forward: Forward,
     ) -> Arc<Self>
     where
@@ -69,17 +56,16 @@ impl StreamedResponse {
         Arc::new(Self {
             head: ResponseHead::new(parts, freshness.age)
                 .only_validating(freshness.stale.only_validates()),
-            body: SharedBody::new(body, announced, limit),
-            readers,
+            body: SharedBody::new(body, announced, most),
+            belongs,
             forward,
             received,
             fresh_until: lifetime.map(|lifetime| after(received, lifetime)),
         })
     }
 
-    /// Returns whether it takes the place of a stored response that is no longer fresh.
-    pub(super) fn replaces_stale(&self) -> bool {
-        self.forward == Forward::Stale
+    pub(super) fn forward(&self) -> Forward {
+        self.forward
     }
 
     /// Returns the response for the caller whose request it answers.
@@ -89,17 +75,12 @@ impl StreamedResponse {
 
     /// Returns the response for another caller, with these headers.
     pub(super) fn follow(&self, request: &HeaderMap) -> Result<Response<Reader>, Apart> {
-        match &self.readers {
-            Readers::All => {}
-            Readers::Selecting { resource, selector, variant } => {
-                if selector.key(resource, request) != *variant {
-                    return Err(Apart::Varies(selector.clone()));
-                }
-            }
-            Readers::Own => return Err(Apart::Missed(Missed::Start)),
+        if let Belongs::Below(selected) = &self.belongs
+            && let Some(marker) = selected.misses(request)
+        {
+            return Err(Apart::Varies(marker.clone()));
         }
-        let now = Instant::now();
-        if self.fresh_until.is_some_and(|until| until <= now) {
+        if self.fresh_until.is_some_and(|until| until <= Instant::now()) {
             return Err(Apart::Missed(Missed::Start));
         }
         let age = self.head.age().saturating_add(self.received.elapsed().as_secs());
@@ -108,17 +89,16 @@ impl StreamedResponse {
     }
 
     /// Collects the body within its limits. The lifetime of the response began with its head.
-    pub(super) async fn collect(&self, limits: &BodyLimits, freshness: Freshness) -> Streamed {
-        let bytes = match collect(&self.body, limits).await {
-            Collected::Whole(bytes) => bytes,
-            Collected::Unfit => return Streamed::Unfit,
-            Collected::Unread => return Streamed::Unread,
-            Collected::Broken(error) => return Streamed::Broken(error),
-        };
+    pub(super) async fn collect(
+        &self,
+        limits: &BodyLimits,
+        freshness: Freshness,
+    ) -> Result<(CachedResponse, Freshness), NotCollected> {
+        let bytes = self.body.collect(limits).await?;
         let took = self.received.elapsed();
         let lifetime = freshness.lifetime.saturating_sub(took);
         let late = self.fresh_until.map_or(Duration::ZERO, |until| until.elapsed());
         let head = self.head.aged(took.as_secs()).late_by(late);
-        Streamed::Whole(CachedResponse::new(head, bytes), Freshness { lifetime, ..freshness })
+        Ok((CachedResponse::new(head, bytes), Freshness { lifetime, ..freshness }))
     }
 }

@@ -14,7 +14,11 @@ use super::origin::{
 };
 
 fn coalescing(backend: &MemoryBackend, inner: &Inner) -> [Layered; 2] {
-    [(), ()].map(|()| BellwetherLayer::http(cache(backend)).coalesce_only().layer(inner.clone()))
+    [(), ()].map(|()| {
+        BellwetherLayer::http(cache(backend))
+            .policy(Policy::careful().coalesce_only())
+            .layer(inner.clone())
+    })
 }
 
 #[tokio::test(start_paused = true)]
@@ -75,7 +79,8 @@ async fn what_another_layer_stored_is_not_served() {
     let (inner, _) = with_headers(&[]);
     let cache = cache(&MemoryBackend::new());
     let storing = http_layer(cache.clone()).layer(inner.clone());
-    let coalescing = BellwetherLayer::http(cache).coalesce_only().layer(inner);
+    let coalescing =
+        BellwetherLayer::http(cache).policy(Policy::careful().coalesce_only()).layer(inner);
     assert_eq!(ask(&storing, get("/")).await.text(), "1");
     assert_eq!(ask(&coalescing, get("/")).await.text(), "2");
     assert_eq!(ask(&storing, get("/")).await.text(), "1");
@@ -108,9 +113,8 @@ async fn a_silent_answer_to_a_request_with_a_cookie_is_for_its_caller() {
                 let user = request.headers()[credential].to_str().unwrap().to_owned();
                 Response::builder().status(status).body(Body::from(user)).unwrap()
             });
-            let layer =
-                BellwetherLayer::http(cache(&MemoryBackend::new())).policy(Policy::rfc9111());
-            let services = [layer.coalesce_only().layer(inner)];
+            let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
+            let services = [layer.policy(Policy::rfc9111().coalesce_only()).layer(inner)];
             let users = ["alice", "bob"].map(|user| get_with(&[(credential, user)]));
             let answers = ask_all(&services, users).await;
             assert_eq!(answers[0].text(), "alice");

@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 
 use axum::body::Body;
-use bellwether::{BellwetherLayer, Key, MemoryBackend, http_cache, layer::Http};
+use bellwether::{
+    BellwetherLayer, Key, MemoryBackend, http_cache,
+    layer::{Http, Query},
+};
 use http::{Request, Response, request::Parts};
 use tower::Layer;
 
@@ -197,7 +200,7 @@ async fn tenants_get_answers_of_their_own() {
         Response::new(Body::from(tenant))
     });
     let service = layer()
-        .vary_by(|parts| match parts.headers.get("x-tenant") {
+        .vary_by(|parts: &Parts| match parts.headers.get("x-tenant") {
             Some(tenant) => String::from_utf8_lossy(tenant.as_bytes()).into_owned(),
             None => String::new(),
         })
@@ -230,7 +233,7 @@ async fn queries_share_by_what_counts_of_them() {
     let (inner, calls) = origin(|_, request| {
         Response::new(Body::from(request.uri().query().unwrap_or_default().to_owned()))
     });
-    let service = layer().sort_query().ignore_query(["utm_*"]).hash_query().layer(inner);
+    let service = layer().query(Query::default().sort().ignore(["utm_*"]).hash()).layer(inner);
     for (uri, expected) in [
         ("/a?x=1&y=2&utm_id=3", "x=1&y=2&utm_id=3"),
         ("/a?y=2&x=1", "x=1&y=2&utm_id=3"),
@@ -242,7 +245,7 @@ async fn queries_share_by_what_counts_of_them() {
         assert_eq!(ask(&service, super::origin::get(uri)).await.text(), expected, "{uri}");
     }
     assert_eq!(calls.count(), 4);
-    let shown = layer().hash_query();
+    let shown = layer().query(Query::default().hash());
     let shown = key(&shown, "/a?token=secret", &[]).unwrap();
     assert!(!shown.to_string().contains("secret"), "{shown}");
 }

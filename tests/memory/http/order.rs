@@ -214,7 +214,7 @@ fn plans() -> (Stack, Calls) {
 async fn sessions_outside_share_by_identity_and_keep_their_cookies() {
     let (origin, calls) = plans();
     let plan = |parts: &Parts| Some(parts.extensions.get::<User>()?.0[..1].to_owned());
-    let shared = boxed(layer().identity(plan).layer(origin));
+    let shared = boxed(layer().vary_by(plan).layer(origin));
     let stack = sessions(shared.clone());
     for (user, expected) in [("anna", "a"), ("ben", "b"), ("alan", "a"), ("bill", "b")] {
         let (parts, body) = send(&stack, get_with(&[("cookie", user)])).await;

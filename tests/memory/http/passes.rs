@@ -7,7 +7,7 @@ use bellwether::{
     BellwetherLayer, Cache, MemoryBackend, http_cache,
     layer::{CachedResponse, Http, Overload},
 };
-use http::{Request, Response, StatusCode};
+use http::{Request, Response, StatusCode, request::Parts};
 use tokio::time::{Instant, sleep};
 use tower::Layer;
 
@@ -26,10 +26,10 @@ async fn each_caller_is_counted_once() {
     type Set = fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>;
     let sets: [(&str, Set); 5] = [
         ("", |layer| layer),
-        ("", |layer| layer.identity(|_| Some("user".to_owned()))),
-        ("", |layer| layer.vary_by_header("x-tenant")),
+        ("", |layer| layer.vary_by(|_: &Parts| Some("user".to_owned()))),
+        ("", |layer| layer.vary_by("x-tenant")),
         ("accept-language", |layer| layer),
-        ("accept-language", |layer| layer.vary_by(|_| String::new()).vary_by_header("x-a")),
+        ("accept-language", |layer| layer.vary_by(|_: &Parts| String::new()).vary_by("x-a")),
     ];
     for (at, (vary, set)) in sets.into_iter().enumerate() {
         let (inner, calls) = origin(move |call, _| {
@@ -71,8 +71,8 @@ async fn a_pass_is_counted_and_says_why() {
     let silent = http_layer(cache.clone());
     let explaining = silent
         .clone()
-        .explain_passes()
-        .identity(|parts| (parts.uri != "/private").then(String::new));
+        .cache_status()
+        .vary_by(|parts: &Parts| (parts.uri != "/private").then(String::new));
     let service = explaining.layer(inner.clone());
     let post = || Request::post("/").body(Body::empty()).unwrap();
     let with_body = || Request::get("/").body(Body::from("x")).unwrap();
@@ -96,8 +96,8 @@ async fn a_pass_is_counted_and_says_why() {
         assert_eq!(cache.stats().passed_uncacheable, passed);
     }
     // A shared answer has no reason.
-    for _ in 0..2 {
-        assert!(status(&ask(&service, get("/")).await).is_empty());
+    for expected in ["bellwether; fwd=uri-miss; stored; ttl=60", "bellwether; hit; ttl=60"] {
+        assert_eq!(status(&ask(&service, get("/")).await), [expected]);
     }
     assert_eq!(cache.stats().passed, 8);
     // The header is not there unless it is asked for.
@@ -123,7 +123,7 @@ async fn slow_urls_do_not_delay_others() {
     let inner = tower::util::BoxCloneSyncService::new(slow);
     for overload in [Overload::Pass, Overload::Refuse] {
         let cache = cache(&MemoryBackend::new());
-        let layer = http_layer(cache.clone()).when_overloaded(overload).explain_passes();
+        let layer = http_layer(cache.clone()).when_overloaded(overload).cache_status();
         let service = layer.layer(inner.clone());
         let requests = (0..1_100).map(|number| get(&format!("/slow/{number}")));
         let asked = {

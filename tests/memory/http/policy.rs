@@ -6,7 +6,7 @@ use axum::body::Body;
 use bellwether::{
     BellwetherLayer, MemoryBackend,
     cache::AfterFailure,
-    layer::{Policy, RequestDirectives},
+    layer::{Policy, Query, RequestDirectives},
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header::LOCATION,
@@ -266,7 +266,7 @@ async fn a_redirect_to_another_query_of_its_key_is_not_shared() {
         let day = Duration::from_secs(86_400);
         let policy = Policy::careful().status_lifetime(StatusCode::MOVED_PERMANENTLY, day);
         let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).policy(policy);
-        let service = layer.sort_query().ignore_query(["utm_*"]).layer(inner);
+        let service = layer.query(Query::default().sort().ignore(["utm_*"])).layer(inner);
         for _ in 0..2 {
             let mut request = get(from);
             request.headers_mut().insert("host", HeaderValue::from_static("shop.example"));

@@ -119,7 +119,9 @@ async fn vary_by_adds_the_original_path_of_a_foreign_router() {
         let prefix = request.extensions().get::<Prefix>().unwrap().0;
         axum::response::Response::new(Body::from(prefix))
     });
-    let layer = layer().vary_by(|parts| parts.extensions.get::<Prefix>().unwrap().0.to_owned());
+    let layer = layer().vary_by(|parts: &http::request::Parts| {
+        parts.extensions.get::<Prefix>().unwrap().0.to_owned()
+    });
     let service = layer.layer(inner);
     for prefix in ["/a", "/b", "/a", "/b"] {
         let mut request = get("/items");

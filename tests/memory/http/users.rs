@@ -3,7 +3,10 @@
 use std::net::SocketAddr;
 
 use axum::{body::Body, extract::ConnectInfo};
-use bellwether::{BellwetherLayer, MemoryBackend, layer::Http};
+use bellwether::{
+    BellwetherLayer, MemoryBackend,
+    layer::{Http, Policy},
+};
 use http::{HeaderMap, Method, Request, Response};
 use tower::Layer;
 
@@ -120,7 +123,7 @@ async fn headers_of_ordinary_browsers_and_proxies_share() {
 #[tokio::test(start_paused = true)]
 async fn a_header_in_the_key_separates_users() {
     for name in ["x-tenant", "x-api-key", "accept-language"] {
-        let (service, calls) = by_headers(layer().vary_by_header(&name.to_uppercase()));
+        let (service, calls) = by_headers(layer().vary_by(&*name.to_uppercase()));
         let request = |user| get_with(&[(name, user)]);
         let expected = |request: &Request<Body>| said(request.headers());
         each_gets_its_own(&service, request, expected, name).await;
@@ -172,7 +175,7 @@ async fn an_ignored_cookie_selects_if_the_answer_says_so() {
 
 #[tokio::test(start_paused = true)]
 async fn all_lines_of_a_header_are_in_the_key() {
-    let (service, calls) = by_headers(layer().vary_by_header("x-tenant"));
+    let (service, calls) = by_headers(layer().vary_by("x-tenant"));
     let requests: [&[(&str, &str)]; 6] = [
         &[],
         &[("x-tenant", "")],
@@ -199,12 +202,12 @@ async fn all_lines_of_a_header_are_in_the_key() {
 /// Without variants, the parts are in the key itself.
 #[test]
 fn the_key_has_only_a_digest_of_a_secret() {
-    let layer = layer().vary_by_header("x-api-key").vary_by_header("accept-language");
+    let layer = layer().vary_by("x-api-key").vary_by("accept-language");
     let request = get_with(&[("x-api-key", "s3cret"), ("accept-language", "en")]);
     let parts = request.into_parts().0;
     let key = layer.key(&parts).unwrap();
     assert!(!key.as_str().contains("s3cret") && !key.as_str().contains("2:en"), "{key}");
-    let key = layer.coalesce_only().key(&parts).unwrap();
+    let key = layer.policy(Policy::careful().coalesce_only()).key(&parts).unwrap();
     assert!(!key.as_str().contains("s3cret") && key.as_str().contains("2:en"), "{key}");
 }
 
@@ -236,8 +239,7 @@ async fn a_request_that_overrides_its_method_or_path_reaches_the_service() {
         ("x-forwarded-uri", "/admin"),
         ("x-envoy-original-path", "/admin"),
     ] {
-        let (service, calls) =
-            by_headers(layer().vary_by_header(name).ignore_headers([name.to_owned()]));
+        let (service, calls) = by_headers(layer().vary_by(name).ignore_headers([name.to_owned()]));
         ask(&service, get("/")).await;
         for call in 2..4 {
             let request = get_with(&[(name, value)]);
@@ -269,7 +271,7 @@ async fn an_identity_separates_the_users_of_an_outer_layer() {
     let identity = |parts: &http::request::Parts| {
         Some(parts.extensions.get::<User>().map_or("", |user| user.0).to_owned())
     };
-    let (service, calls) = for_users(layer().identity(identity), from_extension);
+    let (service, calls) = for_users(layer().vary_by(identity), from_extension);
     each_gets_its_own(&service, of_user, from_extension, "an extension").await;
     assert_eq!(ask(&service, get("/")).await.text(), "");
     assert_eq!(calls.count(), 3);
@@ -281,7 +283,7 @@ async fn an_identity_excludes_requests() {
         Some(_) => None,
         None => Some(String::new()),
     };
-    let (service, calls) = for_users(layer().identity(identity), from_extension);
+    let (service, calls) = for_users(layer().vary_by(identity), from_extension);
     each_gets_its_own(&service, of_user, from_extension, "an extension").await;
     assert_eq!(calls.count(), 24);
     for _ in 0..2 {
@@ -298,7 +300,7 @@ async fn an_identity_separates_client_addresses() {
     let identity = |parts: &http::request::Parts| {
         Some(parts.extensions.get::<ConnectInfo<SocketAddr>>()?.ip().to_string())
     };
-    let (service, calls) = for_users(layer().identity(identity), address);
+    let (service, calls) = for_users(layer().vary_by(identity), address);
     let request = |user| {
         let address = if user == "alice" { "192.0.2.1:80" } else { "192.0.2.2:80" };
         let mut request = get("/");

@@ -270,7 +270,7 @@ async fn a_resource_that_varies_by_more_than_was_known_shares_by_all_of_it() {
 async fn the_number_of_variants_is_limited() {
     let (inner, calls) = by_language();
     let cache = cache(&MemoryBackend::new());
-    let service = http_layer(cache.clone()).explain_passes().layer(inner);
+    let service = http_layer(cache.clone()).cache_status().layer(inner);
     let request = |number: usize| in_language(&format!("x-{number}"));
     for number in 0..64 {
         ask(&service, request(number)).await;

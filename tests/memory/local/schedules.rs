@@ -273,6 +273,11 @@ async fn play(seed: u64, planted: Planted, has_tier: bool) -> (usize, u64) {
     let mut too_old = 0;
     for _ in 0..400 {
         let (cache, key) = (&caches[rng.usize(0..2)], rng.usize(0..KEYS));
+        if rng.u8(..) < 8 {
+            // The reply tells this process of a greater number than it was told of by pushes. It
+            // may also be late.
+            let _ = caches[rng.usize(0..2)].invalidate_tag("of nothing").await;
+        }
         let asked = Instant::now();
         let (of_load, takes) = (written.clone(), MS * rng.u32(0..20));
         let loaded = cache.request(format!("{key}")).tag("of all").load(move |lead| async move {

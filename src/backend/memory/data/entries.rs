@@ -201,9 +201,13 @@ pub(super) struct StoredFailure {
 impl StoredFailure {
     /// Returns what a claim is told while the name backs off.
     pub(super) fn back_off(&self, now: Instant) -> Option<Claimed> {
-        let wait = self.until.checked_duration_since(now).filter(|wait| !wait.is_zero())?;
-        let back_off = BackOff { wait, failures: self.failures };
-        Some(Claimed::BacksOff(back_off, self.failure.clone()))
+        let (back_off, failure) = self.record(now);
+        (!back_off.wait.is_zero()).then_some(Claimed::BacksOff(back_off, failure))
+    }
+
+    pub(super) fn record(&self, now: Instant) -> (BackOff, Failure) {
+        let wait = self.until.saturating_duration_since(now);
+        (BackOff { wait, failures: self.failures }, self.failure.clone())
     }
 }
 

@@ -18,6 +18,7 @@ use super::{
     socket::{Progress, Socket},
 };
 use crate::{
+    advice,
     backend::redis::scripts::SCRIPTS,
     error::{BackendError, BackendErrorKind, BoxError},
     time::after,
@@ -205,6 +206,7 @@ pub(super) async fn prepare(connection: &mut MultiplexedConnection) {
     });
     if let Some(policy) = policy.filter(|policy| policy != "noeviction") {
         warn!(
+            target: advice::TARGET,
             policy,
             "the Redis server may evict leases when its memory is full; \
              set maxmemory-policy to noeviction"

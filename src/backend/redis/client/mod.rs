@@ -15,6 +15,7 @@ mod link;
 mod node;
 mod push;
 mod replicas;
+mod scan;
 mod sentinel;
 mod settings;
 mod socket;

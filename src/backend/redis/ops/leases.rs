@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use super::{super::RedisBackend, acquire::lock_call, millis, replies};
 use crate::{
     backend::{
-        Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Kept, Leases,
-        Marked, Mode, Need, Occupied, Renewal, Tick, TickStep, no_pass,
+        Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Holding, Kept,
+        Leases, Marked, Mode, Need, Occupied, Renewal, SemaphoreKind, Tick, TickStep, no_pass,
         redis::{
             client::Confirmation,
             keys,
@@ -20,7 +20,7 @@ use crate::{
         },
     },
     error::BackendError,
-    key::{Family, Name},
+    key::{Family, Name, Namespace},
 };
 
 impl Leases for RedisBackend {
@@ -144,6 +144,21 @@ impl Leases for RedisBackend {
         let key = name.suffixed(keys::semaphore(mode.into()).sole);
         let lease = self.0.servers.run(redis::cmd("GET").arg(&key), &key).await?;
         Ok(replies::label(&lease))
+    }
+
+    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
+        self.look_into(name, kind).await
+    }
+
+    async fn lock_names(
+        &self,
+        namespace: &Namespace,
+    ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
+        self.search_locks(namespace).await
+    }
+
+    async fn answer(&self, name: &Name, text: &str) -> Result<(), BackendError> {
+        self.publish_answer(name, text).await
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {

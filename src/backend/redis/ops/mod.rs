@@ -3,12 +3,12 @@
 mod acquire;
 mod changes;
 mod entries;
+mod inspect;
 mod latches;
 mod leases;
 mod ready;
 mod replies;
 mod store;
-mod tags;
 mod tier;
 
 use std::time::Duration;

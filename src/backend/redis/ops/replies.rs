@@ -8,7 +8,8 @@ use redis::Value;
 use super::PART;
 use crate::{
     backend::{
-        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Kept, Mark, Marked, Occupied,
+        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Holding, Kept, Mark, Marked,
+        Occupied,
     },
     error::{BackendError, BackendErrorKind},
 };
@@ -51,6 +52,17 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
         "free" => Ok(None),
         other => Err(unreadable(other)),
     }
+}
+
+/// Reads who holds a lock or loads an entry.
+pub(super) fn held(value: Value) -> Result<Holding, BackendError> {
+    let mut fields = Fields::new(value)?;
+    let (owner, Occupied { fence, remaining, holders }) = (fields.word()?, fields.occupied()?);
+    let (waiting, now) = (fields.count()?, fields.number()?);
+    let held = Holding { holders, expires_in: remaining, waiting, ..Holding::default() };
+    let Some(process) = owner.get(..16) else { return Ok(held) };
+    let label = Some(fields.word()?).filter(|label| !label.is_empty());
+    Ok(Holding { owner: label, ..held.by(process.to_owned(), fence, now) })
 }
 
 /// Reads the label in a lease, if it has one.
@@ -241,7 +253,7 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
-    let _ = (time_left(value), marked(value.clone()));
+    let _ = (time_left(value), marked(value.clone()), held(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()), changed(value.clone()));
     for count in 0..4 {

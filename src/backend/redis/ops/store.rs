@@ -6,6 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use redis::Value;
 
 use super::{
     super::RedisBackend,
@@ -17,10 +18,10 @@ use super::{
 use crate::{
     backend::{
         Announcement, BackOff, Change, Claim, Claimed, Committed, Entry, EntryAnswers, Erased,
-        ErasedStore, Failure, Grant, Owner, Store, TagEnd, TagEnds, Tap, Windows,
+        ErasedStore, Failure, Grant, Owner, Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
         redis::{
             keys,
-            scripts::{Call, SCRIPTS},
+            scripts::{Call, SCRIPTS, write_key},
         },
     },
     error::BackendError,
@@ -128,6 +129,10 @@ impl Store for RedisBackend {
         Ok(self.changed(self.change("supersede", name, None, fence_life)).await?.0)
     }
 
+    async fn back_off(&self, name: &Name) -> Result<Option<(BackOff, Failure)>, BackendError> {
+        self.record_of_failures(name).await
+    }
+
     fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
         self.0.servers.channels().add_tap(tier);
         self.tell_at_intervals(every)
@@ -138,7 +143,14 @@ impl Store for RedisBackend {
     }
 
     async fn tag_number(&self, tags: &Name) -> Result<u64, BackendError> {
-        self.last_tag_number(tags).await
+        let key = tags.suffixed(keys::TAG_NUMBER);
+        let last = self.0.servers.run(redis::cmd("GET").arg(&key), &key).await?;
+        if let Ok(number) = redis::from_redis_value(last) {
+            return Ok(number);
+        }
+        let call =
+            Call::new(&SCRIPTS.end_tag, 1).keys(tags, &[keys::TAG_NUMBER]).arg(millis(TAG_LIFE));
+        self.checked(replies::fence(self.0.servers.call(call).await?))
     }
 
     async fn tag_ends(
@@ -146,11 +158,31 @@ impl Store for RedisBackend {
         tags: &Name,
         which: &[Arc<str>],
     ) -> Result<Vec<TagEnds>, BackendError> {
-        self.ends_of_tags(tags, which).await
+        let mut read = redis::cmd("MGET");
+        which.iter().for_each(|tag| write_key(&mut read, tags, &keys::tag(tag)));
+        // What cannot be read may be an end.
+        let unread = TagEnds { ended: u64::MAX, expired: 0 };
+        let ends = |value: &Value| match value {
+            Value::BulkString(text) => TagEnds::decode(text).unwrap_or(unread),
+            _ => TagEnds::default(),
+        };
+        match self.0.servers.run(&read, tags.prefix()).await? {
+            Value::Array(values) if values.len() == which.len() => {
+                Ok(values.iter().map(ends).collect())
+            }
+            other => self.checked(Err(replies::unreadable(&other))),
+        }
     }
 
     async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
-        self.give_next_number(tags, tag, end).await
+        let tiers = self.0.process_channels.as_ref().map(|own| own.of_tags(tags));
+        let call = Call::new(&SCRIPTS.end_tag, 2)
+            .keys(tags, &[keys::TAG_NUMBER, &keys::tag(tag)])
+            .arg(millis(TAG_LIFE))
+            .arg(u8::from(end == TagEnd::Expired))
+            .arg(tiers.unwrap_or_default())
+            .arg(format!("{}i", tags.prefix_of_sibling(tag)));
+        self.checked(replies::fence(self.0.servers.call(call).await?))
     }
 }
 

@@ -49,18 +49,19 @@ impl RedisBackend {
     /// Returns whether the changes of a name are heard. Has its channel opened if it is to be.
     pub(super) fn hears_of(&self, name: &Name, begins: bool) -> bool {
         let Some(own) = &self.0.process_channels else { return true };
-        let (channels, channel) = (self.0.servers.channels(), own.of_tiers(name));
-        if channels.is_confirmed(&channel) {
+        let channels = self.0.servers.channels();
+        let wanted = [own.of_tags(name), own.of_tiers(name)];
+        if wanted.iter().all(|channel| channels.is_confirmed(channel)) {
             self.beat();
             return true;
         }
-        if begins && !channels.wants(&channel) {
+        if begins && !wanted.iter().all(|channel| channels.wants(channel)) {
             let own = own.of(name);
             if !own.is_wanted.swap(true, Ordering::Relaxed) {
                 channels.open(&own.registered);
             }
             self.0.heartbeat.channel.get_or_init(|| own.registered.clone());
-            channels.open(&channel.into());
+            wanted.into_iter().for_each(|channel| channels.open(&channel.into()));
             self.beat();
         }
         false

@@ -37,8 +37,8 @@ macro_rules! scripts {
 scripts! {
     lib: basics entries fences holds leases pushes queues;
     scripts:
-        acquire acquire_lock change clear commit convert end_tag holder keep_lock latch
-        mark pass_with_fence release release_lock renew rights
+        acquire acquire_lock back_off change clear commit convert end_tag holder inspect
+        keep_lock latch mark pass_with_fence release release_lock renew rights
 }
 
 /// Begins a line that names parts of `lib/`, each of which is inserted there once.

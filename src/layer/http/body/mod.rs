@@ -1,26 +1,22 @@
+//! The body that a caller receives, and its error.
+
+pub(super) mod shared;
+
 use std::{
+    error::Error as StdError,
     fmt,
     ops::Range,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
-
-pub(super) mod board;
-mod buffer;
-pub(super) mod collect;
-pub(super) mod error;
-mod seats;
-pub(super) mod shared;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project::pin_project;
 
-use self::{
-    error::BodyError,
-    shared::{Reader, in_bytes},
-};
-use crate::error::BoxError;
+use self::shared::{Reader, in_bytes};
+use crate::error::{BoxError, Chain};
 
 /// The body of a response: stored bytes, or the body of the inner service.
 ///
@@ -58,15 +54,19 @@ impl<B: Body> ResponseBody<B> {
         Self { source: BodySource::Shared { reader } }
     }
 
-    /// Returns the length of a body that others may read too, if it is known.
-    pub(super) fn shared_length(&self) -> Option<usize> {
-        let BodySource::Shared { reader } = &self.source else { return None };
-        reader.size_hint().exact()?.try_into().ok()
+    /// Returns the length of a body that is the same for all callers, if it is known.
+    pub(super) fn length(&self) -> Option<usize> {
+        match &self.source {
+            BodySource::Whole { bytes } => Some(bytes.as_ref().map_or(0, Bytes::len)),
+            BodySource::Untouched { .. } => None,
+            BodySource::Shared { reader } => reader.size_hint().exact()?.try_into().ok(),
+        }
     }
 
-    /// Returns a part of a body that others may read too, and any other body as it is.
+    /// Returns a part of a body whose length is known, and any other body as it is.
     pub(super) fn part(self, range: Range<usize>) -> Self {
         match self.source {
+            BodySource::Whole { bytes } => Self::whole(bytes.unwrap_or_default().slice(range)),
             BodySource::Shared { reader } => Self::shared(reader.part(range)),
             source => Self { source },
         }
@@ -125,11 +125,84 @@ where
 
 impl<B: Body> fmt::Debug for ResponseBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let source = match &self.source {
-            BodySource::Whole { .. } => "Whole",
-            BodySource::Untouched { .. } => "Untouched",
-            BodySource::Shared { .. } => "Shared",
-        };
-        f.debug_struct("ResponseBody").field("source", &source).finish_non_exhaustive()
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}
+
+/// The error of a response body. All readers of a shared body get the same one.
+///
+/// Its source is the error of the inner service's body, if there is one.
+///
+/// ```
+/// use bellwether::layer::{BodyError, BodyErrorKind};
+///
+/// fn is_of_the_service(error: &BodyError) -> bool {
+///     error.kind() == BodyErrorKind::Service
+/// }
+/// ```
+#[derive(Clone)]
+pub struct BodyError {
+    kind: BodyErrorKind,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+/// Why a response body broke off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BodyErrorKind {
+    /// The body of the inner service ended with an error.
+    Service,
+    /// The length of the body contradicts its `Content-Length`.
+    Length,
+    /// The body of the inner service panicked.
+    Panicked,
+    /// This reader of a shared body was too slow for it. The others read on.
+    Slow,
+}
+
+impl BodyError {
+    pub(super) fn new(kind: BodyErrorKind) -> Self {
+        Self { kind, source: None }
+    }
+
+    /// The error of the inner service's body.
+    pub(super) fn service(error: impl Into<BoxError>) -> Self {
+        match error.into().downcast::<Self>() {
+            // The body has passed through a body of this layer.
+            Ok(error) => *error,
+            Err(error) => Self { kind: BodyErrorKind::Service, source: Some(Arc::from(error)) },
+        }
+    }
+
+    /// Returns why the body broke off.
+    pub fn kind(&self) -> BodyErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Debug for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Chain(self))
+    }
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            BodyErrorKind::Service => "the response body broke off",
+            BodyErrorKind::Length => {
+                "the length of the response body contradicts its `Content-Length`"
+            }
+            BodyErrorKind::Panicked => "the response body panicked",
+            BodyErrorKind::Slow => {
+                "the response body was read too slowly for the buffer that it shares"
+            }
+        })
+    }
+}
+
+impl StdError for BodyError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
     }
 }

@@ -8,7 +8,7 @@ use http::{
     },
 };
 
-use super::{directives::seconds, names::listed};
+use super::{directives::seconds, vary::listed};
 
 /// Parses the header names in `Connection`. Returns `None` if one is not a header name.
 pub(crate) fn connection(headers: &HeaderMap) -> Option<Vec<HeaderName>> {

@@ -69,7 +69,7 @@ pub(crate) fn until(headers: &HeaderMap, name: &HeaderName) -> Option<Duration> 
 }
 
 /// Returns the date in a header. One that is there twice is no date.
-pub(super) fn date(headers: &HeaderMap, name: &HeaderName) -> Option<SystemTime> {
+fn date(headers: &HeaderMap, name: &HeaderName) -> Option<SystemTime> {
     let mut lines = headers.get_all(name).iter();
     let (line, second) = (lines.next()?, lines.next());
     second.is_none().then(|| httpdate::parse_http_date(line.to_str().ok()?).ok()).flatten()

@@ -1,13 +1,9 @@
 //! The field that controls this cache: a targeted one (RFC 9213), else `Cache-Control`.
 
-use std::collections::BTreeMap;
-
 use http::{HeaderMap, HeaderName, HeaderValue};
+use sfv::{BareItem, Dictionary, ListEntry, Parser};
 
-use super::{
-    directives::{Directives, Scope},
-    structured::{Item, dictionary},
-};
+use super::directives::{Directives, Scope};
 
 const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
 const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
@@ -59,7 +55,8 @@ pub(crate) fn is_readable(headers: &HeaderMap) -> bool {
 fn cdn(headers: &HeaderMap) -> Option<Directives> {
     let lines: Result<Vec<_>, _> =
         headers.get_all(&CDN_CACHE_CONTROL).iter().map(HeaderValue::to_str).collect();
-    Some(Directives::of_members(&dictionary(&lines.ok()?.join(","))?))
+    let members = Parser::new(&lines.ok()?.join(",")).parse().ok()?;
+    Some(Directives::of_members(&members))
 }
 
 /// Reads `CDN-Cache-Control` that is not a dictionary, if it may mean that nothing is shared.
@@ -69,19 +66,24 @@ fn unreadable_cdn(headers: &HeaderMap) -> Option<Directives> {
 }
 
 impl Directives {
-    fn of_members(members: &BTreeMap<String, Item>) -> Self {
-        let is = |name| matches!(members.get(name), Some(item) if *item != Item::Boolean(false));
+    fn of_members(members: &Dictionary) -> Self {
+        // `None` if it is not there, and `Some(None)` for a list, which no directive is.
+        let value = |name| match members.get(name)? {
+            ListEntry::Item(item) => Some(Some(&item.bare_item)),
+            ListEntry::InnerList(_) => Some(None),
+        };
+        let is = |name| !matches!(value(name), None | Some(Some(BareItem::Boolean(false))));
         // A number of another type is invalid, so the response is stale.
-        let seconds = |name| match members.get(name)? {
-            Item::Integer(number) => Some(u64::try_from(*number).unwrap_or(0)),
+        let seconds = |name| match value(name)? {
+            Some(BareItem::Integer(number)) => Some(u64::try_from(i64::from(*number)).unwrap_or(0)),
             _ => Some(0),
         };
         let scope = |name| {
             let mut scope = Scope::Nothing;
-            match members.get(name) {
-                None | Some(Item::Boolean(false)) => {}
-                Some(Item::Text(fields)) => scope.widen(Some(fields)),
-                Some(_) => scope.widen(None),
+            match value(name) {
+                Some(Some(BareItem::String(fields))) => scope.widen(Some(fields.as_str())),
+                _ if is(name) => scope.widen(None),
+                _ => {}
             }
             scope
         };

@@ -1,8 +1,6 @@
-//! The names of the headers by which the responses of a resource vary.
+//! Fields that list header names, and the headers by which the responses of a resource vary.
 
 use http::{HeaderMap, HeaderName, header::VARY};
-
-use super::names::listed;
 
 /// The most names that are told apart. A response with more is not shared.
 const MOST_NAMES: usize = 16;
@@ -10,15 +8,24 @@ const MOST_NAMES: usize = 16;
 /// Returns the names in the `Vary` of a response, in order. Returns `None` if no request can be
 /// known to select the same response.
 pub(crate) fn vary(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
-    let names = in_order(listed(headers, &VARY)?)?;
-    names.iter().all(|name| name != "*").then_some(names)
-}
-
-/// Sorts some names, each once. Returns `None` if there are too many.
-pub(crate) fn in_order(mut names: Vec<HeaderName>) -> Option<Vec<HeaderName>> {
+    let mut names = listed(headers, &VARY)?;
     names.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
     names.dedup();
-    (names.len() <= MOST_NAMES).then_some(names)
+    let is_known = names.len() <= MOST_NAMES && names.iter().all(|name| name != "*");
+    is_known.then_some(names)
+}
+
+/// Parses the header names in all lines of a field. Returns `None` if one is not a header name.
+pub(crate) fn listed(headers: &HeaderMap, field: &HeaderName) -> Option<Vec<HeaderName>> {
+    let mut names = Vec::new();
+    for line in headers.get_all(field) {
+        for name in line.to_str().ok()?.split(',').map(|name| name.trim_matches([' ', '\t'])) {
+            if !name.is_empty() {
+                names.push(HeaderName::from_bytes(name.as_bytes()).ok()?);
+            }
+        }
+    }
+    Some(names)
 }
 
 #[cfg(test)]

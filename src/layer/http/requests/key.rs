@@ -1,11 +1,10 @@
 //! Derives the key of an HTTP request.
 //!
-//! The text of a key is `GET <scheme> <host>[ <length>:<part>]... <original path and query>[
-//! <routed path and query>]`. A `<part>` is the result of one [`KeyPart`]. A layer that only
-//! coalesces has `COALESCE` in place of `GET`, so that it never finds what another layer stored.
-//!
-//! In a layer with parts, the generation of the resource follows. The key of the resource has a `*`
-//! in place of each part, so that it is the same for all requests.
+//! The text of a key is `GET <scheme> <host>[ *]... <original path and query>[ <routed path and
+//! query>]`, with a `*` for each [`KeyPart`]. So it is the same for all values of the parts, which
+//! select a place below its marker. A layer that only coalesces has no markers. Its key begins with
+//! `COALESCE`, so that it never finds what another layer stored, and has `<length>:<part>` in place
+//! of each `*`.
 //!
 //! Two requests that differ in one of these fields never have the same text. Scheme, host and path
 //! cannot contain a space. Each part follows its own length. A path begins with a slash, a length
@@ -23,21 +22,51 @@ use http::{
 
 use super::{
     normal,
-    query::{QueryRules, sha256},
+    query::{Query, sha256},
 };
 use crate::{
     key::Key,
     layer::http::fields::credentials::{HeaderClass, classify},
 };
 
-/// Returns a part of the key, or `None` if the request takes no part.
-pub(crate) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
+/// A part of the key of a request. [`BellwetherLayer::vary_by`] adds it.
+///
+/// It is implemented for names of headers, and for functions from [`&Parts`](Parts) to a `String`
+/// or an `Option<String>`. `None` sends the request to the inner service.
+///
+/// [`BellwetherLayer::vary_by`]: crate::BellwetherLayer::vary_by
+pub trait VaryBy {
+    /// Returns the part as a function.
+    #[doc(hidden)]
+    fn part(self) -> KeyPart;
+}
+
+type PartOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
+/// A part of the key, ready to be asked for.
+#[derive(Clone)]
+pub struct KeyPart {
+    /// The header that it is, in lower case.
+    pub(crate) header: Option<String>,
+    /// Returns `None` if the request takes no part.
+    text: Arc<PartOf>,
+}
+
+impl<F, T> VaryBy for F
+where
+    F: Fn(&Parts) -> T + Send + Sync + 'static,
+    T: Into<Option<String>>,
+{
+    fn part(self) -> KeyPart {
+        KeyPart { header: None, text: Arc::new(move |parts| self(parts).into()) }
+    }
+}
 
 /// Returns what the parts make of a request, or `None` if one of them excludes it.
 pub(crate) fn texts(parts: &Parts, key_parts: &[KeyPart]) -> Option<String> {
     let mut text = String::new();
     for part in key_parts {
-        let value = part(parts)?;
+        let value = (part.text)(parts)?;
         write!(text, " {}:{value}", value.len()).ok()?;
     }
     Some(text)
@@ -52,7 +81,7 @@ pub(crate) fn key(
     verb: &str,
     scheme: &str,
     fields: &str,
-    query: &QueryRules,
+    query: &Query,
     limit: usize,
 ) -> Option<Key> {
     let routed = path(&parts.uri)?;
@@ -84,23 +113,27 @@ fn digest(text: &str) -> String {
     format!("sha256:{}", sha256(text))
 }
 
-/// Returns the part of a header: its lines, each after its own length. The key contains only a
-/// digest of a header that looks like a credential.
+/// The lines of a header, each after its own length. The key contains only a digest of a header
+/// that looks like a credential.
 ///
 /// The part excludes requests in which the header is not text. Two of these could look the same.
-pub(crate) fn header_part(name: &str) -> KeyPart {
-    let is_secret = classify(name) == HeaderClass::Credential;
-    let name = HeaderName::from_bytes(name.as_bytes()).ok();
-    Arc::new(move |parts| {
-        let lines = name.iter().flat_map(|name| parts.headers.get_all(name));
-        let mut text = String::new();
-        for line in lines {
-            let line = line.to_str().ok()?;
-            write!(text, "{}:{line}", line.len()).ok()?;
-        }
-        let is_digest = is_secret && !text.is_empty();
-        Some(if is_digest { digest(&text) } else { text })
-    })
+impl VaryBy for &str {
+    fn part(self) -> KeyPart {
+        let header = self.to_ascii_lowercase();
+        let is_secret = classify(&header) == HeaderClass::Credential;
+        let name = HeaderName::from_bytes(header.as_bytes()).ok();
+        let text = move |parts: &Parts| {
+            let lines = name.iter().flat_map(|name| parts.headers.get_all(name));
+            let mut text = String::new();
+            for line in lines {
+                let line = line.to_str().ok()?;
+                write!(text, "{}:{line}", line.len()).ok()?;
+            }
+            let is_digest = is_secret && !text.is_empty();
+            Some(if is_digest { digest(&text) } else { text })
+        };
+        KeyPart { header: Some(header), text: Arc::new(text) }
+    }
 }
 
 /// Returns the path before `Router::nest` removed a prefix. Without it, `/a/items` and `/b/items`

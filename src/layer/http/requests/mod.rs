@@ -12,16 +12,14 @@ use http::{
 use http_body::Body;
 
 use super::{
-    BellwetherLayer, Http,
-    asked::{Asked, is_term},
+    asked::is_term,
     fields::{
-        cookies::IgnoredCookies,
-        credentials::{HeaderClass, classify},
+        credentials::{HeaderClass, IgnoredCookies, classify},
         directives::{Directives, Scope, pragma},
         framing::names_no_field,
     },
-    policy::PolicyKind,
-    reason::Reason,
+    policy::{Policy, PolicyKind},
+    status::Reason,
 };
 
 /// Decides about a request that asks for more than a stored response.
@@ -42,9 +40,8 @@ pub enum RequestDirectives {
 }
 
 /// The rules for requests, as far as the user of the layer sets them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct RequestRules {
-    pub(super) policy: PolicyKind,
     pub(super) directives: RequestDirectives,
     /// Headers that look like credentials, and that are in the key or declared harmless.
     pub(super) known_headers: Vec<String>,
@@ -52,49 +49,33 @@ pub(super) struct RequestRules {
 }
 
 impl RequestRules {
-    pub(super) fn new(policy: PolicyKind) -> Self {
-        Self {
-            policy,
-            directives: RequestDirectives::Pass,
-            known_headers: Vec::new(),
-            ignored_cookies: IgnoredCookies::default(),
-        }
-    }
-
     /// Checks that a request may receive the response to another request, if that may be shared.
-    /// Returns what it asks of that response.
     pub(super) fn check(
         &self,
         parts: &Parts,
         body: &impl Body,
-        coalesce_only: bool,
-    ) -> Result<Asked, Reason> {
+        policy: &Policy,
+    ) -> Result<(), Reason> {
         let is_head = parts.method == Method::HEAD;
         // If nothing is stored, the whole response would be fetched for each of these.
         let is_get = parts.method == Method::GET;
-        if !is_get && (coalesce_only || !is_head) {
+        if !is_get && (policy.coalesces || !is_head) {
             return Err(Reason::Method);
         }
         if !body.is_end_stream() && body.size_hint().exact() != Some(0) {
             return Err(Reason::Body);
         }
         let headers = &parts.headers;
-        let mut has_terms = is_head;
-        for name in headers.keys() {
-            if is_term(name) && !coalesce_only {
-                has_terms = true;
-            } else if is_term(name) || !self.permits(name, headers, coalesce_only) {
-                return Err(Reason::Header(name.clone()));
-            }
-        }
-        let mut asked = if has_terms { Asked::of(parts) } else { Asked::default() };
-        asked.is_authorized = headers.contains_key(AUTHORIZATION);
-        Ok(asked)
+        let forbids = |name: &&HeaderName| match is_term(name) {
+            true => policy.coalesces,
+            false => !self.permits(name, headers, policy),
+        };
+        headers.keys().find(forbids).map_or(Ok(()), |name| Err(Reason::Header(name.clone())))
     }
 
-    fn permits(&self, name: &HeaderName, headers: &HeaderMap, coalesce_only: bool) -> bool {
-        let is_careful = self.policy == PolicyKind::Careful;
-        let accepts_no_cache = coalesce_only || self.directives != RequestDirectives::Pass;
+    fn permits(&self, name: &HeaderName, headers: &HeaderMap, policy: &Policy) -> bool {
+        let is_careful = policy.kind == PolicyKind::Careful;
+        let accepts_no_cache = policy.coalesces || self.directives != RequestDirectives::Pass;
         match *name {
             // The response says whether it may be shared (RFC 9111, section 3.5).
             AUTHORIZATION | COOKIE if !is_careful => true,
@@ -115,23 +96,5 @@ impl RequestRules {
                 }
             },
         }
-    }
-}
-
-impl BellwetherLayer<Http> {
-    /// Sets what becomes of a request that asks for more than a stored response. Defaults to
-    /// [`RequestDirectives::Pass`].
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::RequestDirectives};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).request_directives(RequestDirectives::Ignore);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn request_directives(mut self, directives: RequestDirectives) -> Self {
-        self.settings().requests.directives = directives;
-        self
     }
 }

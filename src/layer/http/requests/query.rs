@@ -5,14 +5,32 @@ use std::{borrow::Cow, fmt::Write};
 use sha2::{Digest, Sha256};
 
 use super::normal;
-use crate::layer::http::{BellwetherLayer, Http};
 
 /// A longer query is hashed, so that names in the backend and in traces stay short.
 const LONGEST: usize = 256;
 
-/// The rules for queries, as far as the user of the layer sets them.
+/// What of a query counts, and what of it shows. By default all of it does, as it came.
+///
+/// The inner service always receives the query as it came.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Query};
+/// use http::Request;
+///
+/// let cache = http_cache(MemoryBackend::new()).build()?;
+/// let query = Query::default().sort().ignore(["utm_*", "fbclid"]);
+/// let layer = BellwetherLayer::http(cache).query(query.clone());
+/// let key = |uri: &str| layer.key(&Request::get(uri).body(()).unwrap().into_parts().0);
+/// assert_eq!(key("/list?page=2&by=name&utm_source=mail"), key("/list?by=name&page=2"));
+///
+/// let layer = layer.query(query.hash());
+/// let key = layer.key(&Request::get("/list?by=name").body(()).unwrap().into_parts().0);
+/// assert!(!format!("{key:?}").contains("name"));
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, Default)]
-pub(crate) struct QueryRules {
+pub struct Query {
     sorts: bool,
     hashes: bool,
     /// The names of parameters that no response depends on. One with a `*` at its end is the
@@ -20,7 +38,37 @@ pub(crate) struct QueryRules {
     ignored: Vec<String>,
 }
 
-impl QueryRules {
+impl Query {
+    /// Shares responses between requests whose queries differ in the order of their parameters.
+    ///
+    /// The order of several parameters with one name still counts. A query in which a `;` may
+    /// separate parameters, or whose names have a percent-encoding, stays as it is.
+    pub fn sort(mut self) -> Self {
+        self.sorts = true;
+        self
+    }
+
+    /// Declares parameters harmless: no response depends on them. A name may end with `*`.
+    ///
+    /// They are no part of the key. Names are compared with their case.
+    ///
+    /// A parameter in which the inner service may read another one is not ignored. It has a
+    /// separator (`;`, `,`, `?`, `#`, a space or its like, plain or percent-encoded), a second `=`,
+    /// or an invalid percent-encoding.
+    pub fn ignore<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.ignored.extend(names.into_iter().map(|name| name.as_ref().to_owned()));
+        self
+    }
+
+    /// Replaces the query in the key by its SHA-256, so that the names in the backend and the
+    /// traces do not show it. Use it if queries may be secret.
+    ///
+    /// A query of more than 256 bytes is always replaced.
+    pub fn hash(mut self) -> Self {
+        self.hashes = true;
+        self
+    }
+
     /// Returns a path with its query as it is in the key: in normal form.
     ///
     /// A hash follows a `#`, which no query has. So it is never the query of another request.
@@ -91,65 +139,13 @@ fn name(parameter: &str) -> &str {
     parameter.split_once('=').map_or(parameter, |(name, _)| name)
 }
 
-impl BellwetherLayer<Http> {
-    /// Shares responses between requests whose queries differ in the order of their parameters.
-    ///
-    /// The order of several parameters with one name still counts. The inner service receives the
-    /// query as it came. A query in which a `;` may separate parameters, or whose names have a
-    /// percent-encoding, stays as it is.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    /// use http::Request;
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).sort_query().ignore_query(["utm_*", "fbclid"]);
-    /// let key = |uri: &str| layer.key(&Request::get(uri).body(()).unwrap().into_parts().0);
-    /// assert_eq!(key("/list?page=2&by=name&utm_source=mail"), key("/list?by=name&page=2"));
-    ///
-    /// let layer = layer.hash_query();
-    /// let key = layer.key(&Request::get("/list?by=name").body(()).unwrap().into_parts().0);
-    /// assert!(!format!("{key:?}").contains("name"));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn sort_query(mut self) -> Self {
-        self.settings().query.sorts = true;
-        self
-    }
-
-    /// Declares parameters of the query harmless: no response depends on them. A name may end with
-    /// `*`.
-    ///
-    /// They are no part of the key. The inner service still receives them. Names are compared with
-    /// their case.
-    ///
-    /// A parameter in which the inner service may read another one is not ignored. It has a
-    /// separator (`;`, `,`, `?`, `#`, a space or its like, plain or percent-encoded), a second `=`,
-    /// or an invalid percent-encoding.
-    pub fn ignore_query<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
-        let names = names.into_iter().map(|name| name.as_ref().to_owned());
-        self.settings().query.ignored.extend(names);
-        self
-    }
-
-    /// Replaces the query in the key by its SHA-256, so that the names in the backend and the
-    /// traces do not show it. Use it if queries may be secret.
-    ///
-    /// A query of more than 256 bytes is always replaced.
-    pub fn hash_query(mut self) -> Self {
-        self.settings().query.hashes = true;
-        self
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn rules(sorts: bool, ignored: &[&str]) -> QueryRules {
+    fn rules(sorts: bool, ignored: &[&str]) -> Query {
         let ignored = ignored.iter().map(|name| (*name).to_owned()).collect();
-        QueryRules { sorts, hashes: false, ignored }
+        Query { sorts, hashes: false, ignored }
     }
 
     #[test]
@@ -198,15 +194,15 @@ mod tests {
 
     #[test]
     fn a_hashed_query_does_not_show() {
-        let hashes = QueryRules { hashes: true, ..rules(true, &["x"]) };
+        let hashes = Query { hashes: true, ..rules(true, &["x"]) };
         let hashed = hashes.apply("/a?token=secret&b=1");
         assert!(hashed.starts_with("/a?#") && hashed.len() == 4 + 64, "{hashed}");
         assert_eq!(hashes.apply("/a?b=1&x=2&token=secret"), hashed);
         assert_ne!(hashes.apply("/a?b=1&token=other"), hashed);
         assert_eq!(hashes.apply("/a?x=1"), "/a");
         let long = format!("/a?{}", "b".repeat(LONGEST + 1));
-        assert!(QueryRules::default().apply(&long).starts_with("/a?#"));
+        assert!(Query::default().apply(&long).starts_with("/a?#"));
         let longest = format!("/a?{}", "b".repeat(LONGEST));
-        assert_eq!(QueryRules::default().apply(&longest), longest);
+        assert_eq!(Query::default().apply(&longest), longest);
     }
 }

@@ -49,8 +49,6 @@ pub(super) struct ResponseRules {
     pub(super) max_body: u64,
     /// The lifetime of a response that has none of its own.
     pub(super) default_lifetime: Option<Duration>,
-    /// Responses go only to the callers that wait for them.
-    pub(super) coalesce_only: bool,
     /// The windows of a response that has none of its own, and their limit.
     pub(super) stale: StaleRules,
     /// What follows a response that says that the service fails.
@@ -140,7 +138,7 @@ impl ResponseRules {
 
     /// Returns whether requests can tell if they select a response (RFC 9111, section 4.1).
     fn is_selectable(&self, headers: &HeaderMap) -> bool {
-        vary(headers).is_some_and(|names| names.is_empty() || !self.coalesce_only)
+        vary(headers).is_some_and(|names| names.is_empty() || !self.policy.coalesces)
     }
 
     /// Returns `None` if the response must not be shared, or only while it is validated.
@@ -152,7 +150,7 @@ impl ResponseRules {
         }
         let received = SystemTime::now();
         let age = lifetime::age(headers, received, self.sent.elapsed());
-        if self.coalesce_only {
+        if self.policy.coalesces {
             let is_shared = match self.policy.kind {
                 // Its requests have nothing of their users.
                 PolicyKind::Careful => self.is_status_shared(parts.status),

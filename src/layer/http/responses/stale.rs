@@ -7,7 +7,7 @@ use http::response::Parts;
 use super::{Freshness, validation::has_validator};
 use crate::{
     cache::{Cache, Lead, Request},
-    layer::http::{BellwetherLayer, CachedResponse, Http, fields::directives::Directives},
+    layer::http::{CachedResponse, fields::directives::Directives},
 };
 
 /// The limit of both windows, unless the user sets another one.
@@ -20,18 +20,18 @@ const VALIDATION: Duration = Duration::from_secs(600);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StaleRules {
     /// The windows of a response that has none of its own.
-    windows: StaleWindows,
+    pub(crate) windows: StaleWindows,
     /// The longest window of any response.
     pub(crate) limit: Duration,
     /// For how long a response without windows is kept for its validation.
-    validation: Duration,
+    pub(crate) validation: Duration,
 }
 
 /// For how long a response may be served stale after its lifetime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StaleWindows {
-    while_revalidate: Duration,
-    if_error: Duration,
+    pub(crate) while_revalidate: Duration,
+    pub(crate) if_error: Duration,
     /// For how long it is kept for its validation, and may not be served. Zero if it has one of
     /// the other windows.
     validation: Duration,
@@ -95,12 +95,6 @@ impl Freshness {
         Self { lifetime: self.lifetime.min(cap), ..self }
     }
 
-    /// Returns how long the response is of use.
-    pub(crate) fn total(&self) -> Duration {
-        let stale = self.stale.while_revalidate.max(self.stale.kept());
-        self.lifetime.saturating_add(stale)
-    }
-
     /// Sets how long a response is kept that is stored without a load.
     pub(crate) fn kept(&self, request: Request<CachedResponse>) -> Request<CachedResponse> {
         request
@@ -117,61 +111,5 @@ impl Freshness {
         lead.expire_after(self.lifetime);
         lead.stale_while_revalidate(self.stale.while_revalidate);
         lead.stale_if_error(self.stale.kept());
-    }
-}
-
-impl BellwetherLayer<Http> {
-    /// Sets for how long a response is served stale while it is refreshed, if it does not name that
-    /// time itself. Defaults to the [setting](crate::cache::Builder::stale_while_revalidate) of the
-    /// cache, which is zero unless it is set.
-    ///
-    /// The `stale-while-revalidate` of a response takes precedence. The docs of
-    /// [`http`](Self::http) say more.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache)
-    ///     .stale_while_revalidate(Duration::from_secs(30))
-    ///     .stale_if_error(Duration::from_secs(600))
-    ///     .keep_for_validation(Duration::from_secs(60))
-    ///     .max_stale(Duration::from_secs(3600));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
-        self.settings().stale.windows.while_revalidate = window;
-        self
-    }
-
-    /// Sets for how long a response is kept to be served if the service fails. It applies if the
-    /// response does not name that time itself. Defaults to the
-    /// [setting](crate::cache::Builder::stale_if_error) of the cache, which is zero unless it is
-    /// set.
-    ///
-    /// The `stale-if-error` of a response takes precedence. The docs of
-    /// [`http`](Self::http) say more.
-    pub fn stale_if_error(mut self, window: Duration) -> Self {
-        self.settings().stale.windows.if_error = window;
-        self
-    }
-
-    /// Sets for how long a response with a validator is kept for its validation, if it may not be
-    /// served stale. Zero keeps none. Defaults to 10 minutes.
-    ///
-    /// An `ETag` and a `Last-Modified` are validators. The next load asks the service whether the
-    /// response has changed. No caller is served it before the service has answered `304`.
-    pub fn keep_for_validation(mut self, time: Duration) -> Self {
-        self.settings().stale.validation = time;
-        self
-    }
-
-    /// Sets for how long a response may be served stale at most, whatever it names itself. Zero
-    /// serves no stale response. Defaults to a day.
-    pub fn max_stale(mut self, limit: Duration) -> Self {
-        self.settings().stale.limit = limit;
-        self
     }
 }

@@ -8,7 +8,7 @@ use http::{
 
 use crate::layer::http::{
     fields::location::{Located, LocatedHost},
-    requests::{key, query::QueryRules},
+    requests::{key, query::Query},
 };
 
 /// The facts of a request that the rules for responses need.
@@ -19,12 +19,12 @@ pub(crate) struct Subject {
     authority: Option<Authority>,
     host: Option<HeaderValue>,
     path: Option<PathAndQuery>,
-    query: QueryRules,
+    query: Query,
 }
 
 impl Subject {
     /// `query` says which part of a query is in the key.
-    pub(crate) fn new<B>(request: &Request<B>, query: &QueryRules) -> Self {
+    pub(crate) fn new<B>(request: &Request<B>, query: &Query) -> Self {
         let (headers, uri) = (request.headers(), request.uri());
         Self {
             is_authorized: headers.contains_key(AUTHORIZATION),
@@ -86,7 +86,7 @@ mod tests {
             let request = Request::get(uri).header("host", "shop.example").body(()).unwrap();
             let mut headers = HeaderMap::new();
             headers.insert(LOCATION, HeaderValue::from_static(location));
-            let subject = Subject::new(&request, &QueryRules::default());
+            let subject = Subject::new(&request, &Query::default());
             let found = subject.is_redirected_to_itself(&headers);
             assert_eq!(found, to_itself, "{uri} {location}");
         }

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
+use bytes::{Buf, Bytes};
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER, response::Parts};
 
 use super::ResponseRules;
 use crate::{
-    cache::{AfterFailure, Lead, Produced},
-    error::{Error, ErrorKind},
+    cache::{AfterFailure, Codec, Lead, Produced},
+    error::{BoxError, Error, ErrorKind},
     layer::http::{
-        BellwetherLayer, CachedResponse, Http, InnerServiceError,
+        CachedResponse,
         fields::{directives::seconds, lifetime},
-        inner_error::is_failure,
     },
 };
 
@@ -73,42 +73,69 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     (!time.is_zero()).then_some(time)
 }
 
-impl BellwetherLayer<Http> {
-    /// Sets what follows a `502`, `503` or `504` of the inner service, if no [stale
-    /// response](Self::http) is served in its place.
-    ///
-    /// Such a response says that the service fails, whatever the request. Its caller receives it.
-    /// The callers that wait for it receive a `503` of this layer, in every process. So do those
-    /// that come while the key backs off, and the service is not called. The `Retry-After` of a
-    /// `503` sets that time, up to a minute. This rule holds for responses without one. The first
-    /// response that is no failure ends it.
-    ///
-    /// Defaults to a [`BackOff`](AfterFailure::BackOff) of up to 100 ms, and after further failures
-    /// of up to 1 s. With [`BackOffFromSecond`](AfterFailure::BackOffFromSecond), the callers that
-    /// wait for the first failure receive its status, and the next caller may find the service
-    /// well. With [`LoadAgain`](AfterFailure::LoadAgain), the callers that wait send their own
-    /// requests, and no key backs off.
-    ///
-    /// A [rule](crate::cache::Builder::after_failure) and a
-    /// [policy](crate::cache::Builder::failure_policy) of the cache take precedence. Where the key
-    /// backs off, a `Retry-After` says for how long. Requests that pass change nothing. Nor do
-    /// failures of requests with `Authorization`, if no stale response is served in their place.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).when_unavailable(AfterFailure::BackOff {
-    ///     first: Duration::from_millis(20),
-    ///     longest: Duration::from_secs(5),
-    /// });
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn when_unavailable(mut self, rule: AfterFailure) -> Self {
-        self.settings().unavailable = rule;
-        self
+/// The error of a load to which the inner service answered with a failure.
+///
+/// [`load_ref`](crate::Error::load_ref) returns it in every process, because the cache of
+/// [`http_cache`](crate::http_cache) has an [error codec](crate::cache::Builder::error_codec) for
+/// it. It has nothing but the status, because the response may be for one user only.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{
+///     BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache, layer::InnerServiceError,
+/// };
+/// use http::StatusCode;
+///
+/// let cache = http_cache(MemoryBackend::new())
+///     .failure_policy(|error| match error.load_ref::<InnerServiceError>()?.status() {
+///         // The service has a pool of connections that fills once a second.
+///         StatusCode::BAD_GATEWAY => Some(AfterFailure::RetryAfter(Duration::from_secs(1))),
+///         _ => None,
+///     })
+///     .build()?;
+/// let layer = BellwetherLayer::http(cache);
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("the inner service answered {status}")]
+pub struct InnerServiceError {
+    status: StatusCode,
+}
+
+impl InnerServiceError {
+    pub(crate) fn new(status: StatusCode) -> Self {
+        Self { status }
+    }
+
+    /// Returns the status of the response: `500`, `502`, `503` or `504`.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+}
+
+/// Returns whether a status says that the inner service failed.
+pub(crate) fn is_failure(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 500 | 502 | 503 | 504)
+}
+
+/// Encodes an [`InnerServiceError`] as its status, a big-endian `u16`.
+pub(crate) struct InnerServiceErrorCodec;
+
+impl Codec<InnerServiceError> for InnerServiceErrorCodec {
+    fn tag(&self) -> u16 {
+        5
+    }
+
+    fn encode(&self, error: &InnerServiceError) -> Result<Bytes, BoxError> {
+        Ok(Bytes::copy_from_slice(&error.status.as_u16().to_be_bytes()))
+    }
+
+    fn decode(&self, mut bytes: Bytes) -> Result<InnerServiceError, BoxError> {
+        match StatusCode::from_u16(bytes.try_get_u16()?)? {
+            status if is_failure(status) => Ok(InnerServiceError::new(status)),
+            status => Err(format!("{status} is no failure").into()),
+        }
     }
 }
 
@@ -138,6 +165,19 @@ mod tests {
             }
             let expected = expected.map(Duration::from_secs);
             assert_eq!(retry_after(&headers), expected, "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_status_of_a_failure_is_decoded() {
+        let decode = |bytes: Vec<u8>| InnerServiceErrorCodec.decode(bytes.into());
+        for status in [500, 502, 503, 504] {
+            let error = InnerServiceError::new(StatusCode::from_u16(status).unwrap());
+            let bytes = InnerServiceErrorCodec.encode(&error).unwrap();
+            assert_eq!(decode(bytes.to_vec()).unwrap(), error);
+        }
+        for bytes in [&[][..], &[1], &[0, 200], &[0, 101], &[2, 0x57], &[0xff, 0xff]] {
+            assert!(decode(bytes.to_vec()).is_err(), "{bytes:?}");
         }
     }
 }

@@ -1,0 +1,331 @@
+//! Checks a server: each finding has a verdict, and what to do.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant, SystemTime},
+};
+
+use bellwether::{Cache, RedisBackend};
+use redis::{Client, aio::MultiplexedConnection};
+use serde_json::{Value, json};
+
+use crate::{
+    Exit, Failure, Server, in_full,
+    show::{self, size, time, without_password},
+};
+
+/// How long a connection and each answer may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How many pings are timed.
+const PINGS: usize = 21;
+/// Round trips from which waits and hits suffer, and from which the default time-outs are too short.
+const SLOW: Duration = Duration::from_millis(5);
+const TOO_SLOW: Duration = Duration::from_millis(100);
+/// How far the clock of the server may be from the local one. Only ticks of jobs depend on it.
+const SKEW: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Good,
+    Fair,
+    Bad,
+}
+
+struct Finding {
+    verdict: Verdict,
+    what: &'static str,
+    found: String,
+    /// What to do, unless all is well.
+    advice: String,
+}
+
+fn good(what: &'static str, found: impl Into<String>) -> Finding {
+    Finding { verdict: Verdict::Good, what, found: found.into(), advice: String::new() }
+}
+
+fn fair(what: &'static str, found: impl Into<String>, advice: &str) -> Finding {
+    Finding { verdict: Verdict::Fair, what, found: found.into(), advice: advice.to_owned() }
+}
+
+fn bad(what: &'static str, found: impl Into<String>, advice: &str) -> Finding {
+    Finding { verdict: Verdict::Bad, ..fair(what, found, advice) }
+}
+
+/// Checks each server that was given, and prints what was found.
+pub(crate) async fn examine(server: &Server, json: bool) -> Result<Exit, Failure> {
+    let (mut all, mut is_bad) = (Vec::new(), false);
+    for url in &server.url {
+        let findings = match connect(url).await {
+            Ok(connection) => check(server, connection).await,
+            Err(failure) => vec![bad(
+                "connection",
+                in_full(&*failure),
+                "check that the server runs, and its address, user, password and TLS",
+            )],
+        };
+        is_bad |= findings.iter().any(|finding| finding.verdict == Verdict::Bad);
+        match json {
+            true => all.extend(findings.iter().map(|finding| finding.json(url))),
+            false => show::print(&text(url, &findings)),
+        }
+    }
+    if json {
+        show::print(&Value::Array(all).to_string());
+    }
+    Ok(if is_bad { Exit::Bad } else { Exit::Well })
+}
+
+async fn connect(url: &str) -> Result<MultiplexedConnection, Failure> {
+    let config = redis::AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(PATIENCE))
+        .set_response_timeout(Some(PATIENCE));
+    Ok(Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await?)
+}
+
+async fn check(server: &Server, mut connection: MultiplexedConnection) -> Vec<Finding> {
+    let info = info(&mut connection).await;
+    let field = |name: &str| info.get(name).map(String::as_str);
+    let mut findings = vec![version(&field)];
+    if field("redis_mode") == Some("sentinel") {
+        findings.push(sentinel(server, &mut connection).await);
+        return findings;
+    }
+    findings.push(role(server, &field));
+    if field("cluster_enabled") == Some("1") {
+        findings.push(cluster(&mut connection).await);
+    }
+    findings.extend([policy(&field), memory(&field)]);
+    findings.push(lua(&mut connection).await);
+    findings.push(latency(&mut connection).await);
+    findings.push(clock(&mut connection).await);
+    findings.extend(rights(server).await);
+    findings
+}
+
+/// Reads what the server says of itself. An ACL may forbid it.
+async fn info(connection: &mut MultiplexedConnection) -> HashMap<String, String> {
+    let text: String = redis::cmd("INFO").query_async(connection).await.unwrap_or_default();
+    let fields = text.lines().filter_map(|line| line.trim().split_once(':'));
+    fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+fn version<'a>(field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
+    let Some(redis) = field("redis_version") else {
+        let advice = "permit `+info`, so that this check and the warning about eviction work";
+        return fair("version", "not known: the user may not run INFO", advice);
+    };
+    let name = match field("valkey_version") {
+        Some(valkey) => format!("Valkey {valkey}"),
+        None => format!("Redis {redis}"),
+    };
+    let number = |at: usize| redis.split('.').nth(at).and_then(|part| part.parse::<u32>().ok());
+    match (number(0), number(1)) {
+        (Some(major), Some(minor)) if (major, minor) < (6, 2) => {
+            bad("version", name, "update the server to Redis 6.2 or later, or Valkey 8")
+        }
+        (Some(..7), _) if field("cluster_enabled") == Some("1") => {
+            let advice = "update the cluster to version 7, because waiters poll before it";
+            fair("version", name, advice)
+        }
+        _ => good("version", name),
+    }
+}
+
+fn role<'a>(server: &Server, field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
+    let replicas = field("connected_slaves").unwrap_or("0");
+    match (field("role"), field("cluster_enabled") == Some("1")) {
+        (Some("slave"), _) => {
+            let advice = "give the URL of the master, or of the sentinels with `--master`";
+            bad("role", "a replica, which refuses writes", advice)
+        }
+        (_, true) if !server.cluster => {
+            bad("role", "a node of a cluster", "give `--cluster`, and `cluster` to the builder")
+        }
+        (_, false) if server.cluster => {
+            bad("role", "no node of a cluster", "leave `--cluster` out")
+        }
+        (Some(role), _) => good("role", format!("{role} with {replicas} replicas")),
+        (None, _) => good("role", "not known"),
+    }
+}
+
+async fn sentinel(server: &Server, connection: &mut MultiplexedConnection) -> Finding {
+    let Some(name) = &server.master else {
+        let advice = "name its master by `--master`, or give the URL of the master";
+        return bad("role", "a sentinel", advice);
+    };
+    let mut ask = redis::cmd("SENTINEL");
+    ask.arg("get-master-addr-by-name").arg(name);
+    match ask.query_async::<Option<(String, u16)>>(connection).await {
+        Ok(Some((host, port))) => {
+            let found = format!("a sentinel; the master {name} is {host}:{port}");
+            fair("role", found, "run `doctor` for the master as well")
+        }
+        Ok(None) => bad("role", "a sentinel", "it watches no master of this name"),
+        Err(error) => bad("role", in_full(&error), "permit `+sentinel|get-master-addr-by-name`"),
+    }
+}
+
+async fn cluster(connection: &mut MultiplexedConnection) -> Finding {
+    let text: Result<String, _> = redis::cmd("CLUSTER").arg("INFO").query_async(connection).await;
+    let Ok(text) = text else {
+        return fair("cluster", "not known", "permit `+cluster|info`, for this check alone");
+    };
+    let field = |name: &str| {
+        text.lines().find_map(|line| line.trim().strip_prefix(name)).unwrap_or("?").to_owned()
+    };
+    let (state, masters) = (field("cluster_state:"), field("cluster_size:"));
+    let slots = field("cluster_slots_ok:");
+    let found = format!("{state}, {masters} masters, {slots} of 16384 slots");
+    match state == "ok" && slots == "16384" {
+        true => good("cluster", found),
+        false => bad("cluster", found, "mend the cluster: names of the other slots fail"),
+    }
+}
+
+fn policy<'a>(field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
+    let advice = "set `maxmemory-policy noeviction`: an evicted lease lets a second holder in";
+    let has_limit = field("maxmemory").is_some_and(|limit| limit != "0");
+    match field("maxmemory_policy") {
+        Some("noeviction") => good("eviction", "noeviction"),
+        Some(policy) if has_limit => bad("eviction", policy, advice),
+        Some(policy) => fair("eviction", format!("{policy}, and no `maxmemory`"), advice),
+        None => fair("eviction", "not known", "permit `+info`, or look up `maxmemory-policy`"),
+    }
+}
+
+fn memory<'a>(field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
+    let number = |name: &str| field(name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    let used = number("used_memory");
+    let limit = match number("maxmemory") {
+        0 => number("total_system_memory"),
+        limit => limit,
+    };
+    let share = (used * 100).checked_div(limit).unwrap_or(0);
+    let found = format!("{} of {}, {share} %", size(used), size(limit));
+    match share {
+        ..75 => good("memory", found),
+        75..90 => fair("memory", found, "raise `maxmemory`, or shorten the times to live"),
+        _ => bad("memory", found, "raise `maxmemory`: a full server grants no lease"),
+    }
+}
+
+async fn lua(connection: &mut MultiplexedConnection) -> Finding {
+    let mut script = redis::cmd("EVAL");
+    script.arg("return redis.call('TIME')[1]").arg(0);
+    match script.query_async::<String>(connection).await {
+        Ok(_) => good("scripts", "run"),
+        Err(error) => {
+            let advice = "permit `+eval +evalsha +script|load +time`: each operation is a script";
+            bad("scripts", in_full(&error), advice)
+        }
+    }
+}
+
+async fn latency(connection: &mut MultiplexedConnection) -> Finding {
+    let mut times = Vec::with_capacity(PINGS);
+    for _ in 0..PINGS {
+        let begun = Instant::now();
+        if let Err(error) = redis::cmd("PING").query_async::<()>(connection).await {
+            return bad("latency", in_full(&error), "permit `+ping`, or look at the network");
+        }
+        times.push(begun.elapsed());
+    }
+    times.sort_unstable();
+    let (median, worst) = (times[PINGS / 2], times[PINGS - 1]);
+    let found = format!("{} in the middle, {} at worst", time(median), time(worst));
+    match median {
+        _ if median < SLOW && worst < TOO_SLOW => good("latency", found),
+        _ if worst < TOO_SLOW => fair("latency", found, "run the server nearer to the service"),
+        _ => bad("latency", found, "look at `SLOWLOG GET`, or raise `command_timeout`"),
+    }
+}
+
+async fn clock(connection: &mut MultiplexedConnection) -> Finding {
+    let (begun, here) = (Instant::now(), SystemTime::now());
+    let reply = redis::cmd("TIME").query_async::<(u64, u64)>(connection).await;
+    let Ok((seconds, micros)) = reply else {
+        return bad("clock", "not known", "permit `+time`, which scripts need");
+    };
+    let there = Duration::from_secs(seconds) + Duration::from_micros(micros);
+    let here = here.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let apart = there.abs_diff(here + begun.elapsed() / 2);
+    let found = format!("{} from the clock of this machine", time(apart));
+    let advice = "run NTP on both: ticks of jobs, and fences after a failover, follow the server";
+    if apart < SKEW { good("clock", found) } else { fair("clock", found, advice) }
+}
+
+/// Tries what caches and locks need, in the namespace. It leaves fences that end within seconds.
+async fn rights(server: &Server) -> Vec<Finding> {
+    let backend = match server.backend() {
+        Ok(backend) => backend,
+        Err(failure) => return vec![bad("rights", in_full(&*failure), "mend the URL")],
+    };
+    let advice = "give the user the rule of docs/redis.md, \"Permissions\"";
+    let caches = try_cache(server, &backend).await;
+    let locks = try_lock(server, &backend).await;
+    let tried = [("for caches", caches), ("for locks", locks)];
+    let found = tried.map(|(what, outcome)| match outcome {
+        Ok(()) => good(what, format!("work in the namespace {}", server.namespace)),
+        Err(failure) => bad(what, in_full(&*failure), advice),
+    });
+    found.into()
+}
+
+async fn try_cache(server: &Server, backend: &RedisBackend) -> Result<(), Failure> {
+    backend.ready_for_caches().await?;
+    let cache: Cache<u64> = Cache::builder(backend.clone()).namespace(&server.namespace).build()?;
+    let key = unique();
+    cache.insert_with_ttl(&key, &1, PATIENCE).await?;
+    cache.invalidate(&key).await?;
+    Ok(())
+}
+
+async fn try_lock(server: &Server, backend: &RedisBackend) -> Result<(), Failure> {
+    backend.ready_for_locks().await?;
+    let locks = bellwether::Locks::new(backend.clone()).namespace(&server.namespace);
+    let mutex = locks.mutex(unique()).lease(PATIENCE).fence_life(PATIENCE).wait_limit(PATIENCE);
+    mutex.lock().await?.unlock().await?;
+    Ok(())
+}
+
+/// Returns a key that nobody uses.
+fn unique() -> String {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("bellwether-doctor-{}-{}", std::process::id(), since.as_nanos())
+}
+
+impl Finding {
+    fn json(&self, url: &str) -> Value {
+        let verdict = self.verdict.word();
+        json!({
+            "server": without_password(url),
+            "what": self.what,
+            "verdict": verdict,
+            "found": self.found,
+            "advice": self.advice,
+        })
+    }
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Good => "good",
+            Self::Fair => "fair",
+            Self::Bad => "BAD",
+        }
+    }
+}
+
+fn text(url: &str, findings: &[Finding]) -> String {
+    let mut rows = Vec::new();
+    for finding in findings {
+        let verdict = format!("  {}", finding.verdict.word());
+        rows.push([verdict, finding.what.to_owned(), finding.found.clone()]);
+        if !finding.advice.is_empty() {
+            rows.push([String::new(), String::new(), format!("-> {}", finding.advice)]);
+        }
+    }
+    format!("{}\n{}", without_password(url), show::table(&rows))
+}

@@ -1,0 +1,216 @@
+//! A screen of what goes on, refreshed each second: the busiest keys, the loads and the locks.
+//!
+//! The server knows the locks. What is asked for and loaded, only the processes know. They are
+//! asked on a channel of the namespace, and those that spawned `answer_top` answer.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io::{self, IsTerminal, Write},
+    time::Duration,
+};
+
+use bellwether::{
+    Key, Locks,
+    backend::{Leases, Mode},
+    key::{Family, Name, Namespace},
+    lock::ListedLock,
+};
+use futures_util::StreamExt;
+use redis::Client;
+use serde_json::{Value, json};
+use tokio::{
+    signal::ctrl_c,
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval, sleep},
+};
+
+use crate::{Exit, Failure, Server, show};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// A cache without an answer for so long has ended.
+const GONE: Duration = Duration::from_secs(3);
+/// How many keys, and how many locks, fit on a screen.
+const ROWS: usize = 10;
+/// The key whose channels have the questions and the answers.
+const QUESTIONS: &str = "bellwether-top";
+
+/// What the caches of the fleet have answered.
+#[derive(Default)]
+struct Fleet {
+    caches: HashMap<String, Answered>,
+}
+
+/// The last two answers of a cache, and when the last one came.
+struct Answered {
+    at: Instant,
+    last: Value,
+    before: Option<(Value, Instant)>,
+}
+
+/// What the fleet did in a second.
+#[derive(Default)]
+struct Second {
+    processes: usize,
+    flights: u64,
+    hits: f64,
+    loads: f64,
+    failures: f64,
+    waited: f64,
+    degraded: f64,
+    keys: Vec<(String, f64)>,
+}
+
+impl Fleet {
+    /// Takes in an answer. One that cannot be read is that of a later version.
+    fn hear(&mut self, payload: &[u8]) {
+        let Ok(last) = serde_json::from_slice::<Value>(payload) else { return };
+        let (Some(cache), at) = (last["cache"].as_str().map(str::to_owned), Instant::now()) else {
+            return;
+        };
+        let before = self.caches.remove(&cache).map(|answered| (answered.last, answered.at));
+        self.caches.insert(cache, Answered { at, last, before });
+    }
+
+    fn second(&mut self) -> Second {
+        self.caches.retain(|_, answered| answered.at.elapsed() < GONE);
+        let mut processes: Vec<_> = self.caches.values().map(|it| &it.last["process"]).collect();
+        processes.sort_by_key(|process| process.to_string());
+        processes.dedup();
+        let mut second = Second { processes: processes.len(), ..Second::default() };
+        let mut keys = BTreeMap::<String, f64>::new();
+        for Answered { at, last, before } in self.caches.values() {
+            second.flights += last["flights"].as_u64().unwrap_or(0);
+            let Some((before, since)) = before else { continue };
+            let seconds = at.duration_since(*since).as_secs_f64().max(0.1);
+            let rate = |field: &str| {
+                let number = |answer: &Value| answer[field].as_u64().unwrap_or(0);
+                number(last).saturating_sub(number(before)) as f64 / seconds
+            };
+            second.hits += rate("hits");
+            second.loads += rate("loads");
+            second.failures += rate("failures");
+            second.waited += rate("waited");
+            second.degraded += rate("degraded");
+            for pair in last["keys"].as_array().into_iter().flatten() {
+                let (Some(key), Some(count)) = (pair[0].as_str(), pair[1].as_f64()) else {
+                    continue;
+                };
+                *keys.entry(key.to_owned()).or_default() += count / seconds;
+            }
+        }
+        second.keys = keys.into_iter().collect();
+        second.keys.sort_by(|one, other| other.1.total_cmp(&one.1));
+        second.keys.truncate(ROWS);
+        second
+    }
+}
+
+/// Shows the screen until Ctrl-C, or for some seconds.
+pub(crate) async fn watch(
+    server: &Server,
+    seconds: Option<u64>,
+    json: bool,
+) -> Result<Exit, Failure> {
+    let backend = server.backend()?;
+    backend.ping().await?;
+    let namespace = Namespace::new(&server.namespace)?;
+    let name = Name::new(&namespace, Family::Cache, &Key::from(QUESTIONS), 512)?;
+    let mut answers = Client::open(server.url[0].as_str())?.get_async_pubsub().await?;
+    answers.subscribe(name.suffixed("a")).await?;
+    let mut answers = answers.into_on_message();
+    let mut locks = keep_listing(Locks::new(backend.clone()).namespace(&server.namespace));
+    let is_screen = !json && io::stdout().is_terminal();
+    let _screen = is_screen.then(Screen::open);
+    let (mut fleet, mut shown) = (Fleet::default(), 0);
+    let mut ticks = interval(SECOND);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ended = std::pin::pin!(ctrl_c());
+    loop {
+        tokio::select! {
+            _ = &mut ended => return Ok(Exit::Well),
+            Some(answer) = answers.next() => fleet.hear(answer.get_payload_bytes()),
+            _ = ticks.tick() => {
+                let (second, locks) = (fleet.second(), locks.borrow_and_update().clone());
+                let text = if json { text_json(&second, &locks) } else { text(server, &second, &locks) };
+                if is_screen { Screen::show(&text) } else { show::print(&text) }
+                if seconds.is_some_and(|seconds| shown >= seconds) {
+                    return Ok(Exit::Well);
+                }
+                shown += 1;
+                // The question: whoever listens to this name is woken.
+                backend.clear(&name, Mode::Exclusive).await?;
+            }
+        }
+    }
+}
+
+/// Lists the locks again and again. A search of many keys takes longer than a second.
+fn keep_listing(locks: Locks) -> watch::Receiver<Vec<ListedLock>> {
+    let (list, listed) = watch::channel(Vec::new());
+    tokio::spawn(async move {
+        while !list.is_closed() {
+            // While the server is away, the last list stays.
+            if let Ok(locks) = locks.list().await {
+                list.send_replace(locks);
+            }
+            sleep(SECOND).await;
+        }
+    });
+    listed
+}
+
+fn text(server: &Server, second: &Second, locks: &[ListedLock]) -> String {
+    let address = show::without_password(&server.url[0]);
+    let mut text = format!("bellwether top: {} at {address}\n\n", server.namespace);
+    let Second { processes, flights, hits, loads, failures, waited, degraded, .. } = second;
+    text += &match processes {
+        0 => "no process answers; spawn the future of `Cache::answer_top` in each\n".to_owned(),
+        _ => format!(
+            "{processes} processes   {hits:.0} hits/s   {loads:.1} loads/s   {failures:.1} failed/s   \
+             {waited:.0} waited/s   {degraded:.0} degraded/s   {flights} flights\n"
+        ),
+    };
+    let mut rows = vec![["BUSIEST KEYS".to_owned(), "REQUESTS/S".to_owned()]];
+    rows.extend(second.keys.iter().map(|(key, rate)| [key.clone(), format!("{rate:.0}")]));
+    format!("{text}\n{}\n{}", show::table(&rows), show::locks(&locks[..locks.len().min(ROWS)]))
+}
+
+fn text_json(second: &Second, locks: &[ListedLock]) -> String {
+    let keys: Vec<_> = second.keys.iter().map(|(key, rate)| json!([key, rate])).collect();
+    json!({
+        "processes": second.processes,
+        "flights": second.flights,
+        "hits": second.hits,
+        "loads": second.loads,
+        "failures": second.failures,
+        "waited": second.waited,
+        "degraded": second.degraded,
+        "keys": keys,
+        "locks": locks.iter().map(show::lock_json).collect::<Vec<_>>(),
+    })
+    .to_string()
+}
+
+/// The second screen of a terminal, which leaves the first one as it was.
+struct Screen;
+
+impl Screen {
+    fn open() -> Self {
+        print!("\x1b[?1049h\x1b[?25l");
+        Self
+    }
+
+    /// Shows a text from the first line on.
+    fn show(text: &str) {
+        // Each line ends what stood there before, and so does the last one of the rest.
+        print!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n"));
+        let _ = io::stdout().flush();
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        print!("\x1b[?25h\x1b[?1049l");
+        let _ = io::stdout().flush();
+    }
+}

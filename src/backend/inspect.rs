@@ -1,0 +1,68 @@
+//! What a backend knows of a name, for those who look for the cause of an incident.
+
+use std::{fmt, time::Duration};
+
+/// Who holds a lock or loads an entry, and how many wait.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use bellwether::{Locks, MemoryBackend};
+///
+/// let locks = Locks::new(MemoryBackend::new());
+/// let guard = locks.mutex("import").lock().await?;
+/// let lock = locks.explain("import").await?.remove(0);
+/// assert_eq!((lock.held.holders, lock.held.fence), (1, guard.fence()));
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holding {
+    /// The number of holders: readers, or permits that are out. Zero if nothing is held.
+    pub holders: u32,
+    /// The id of the process of the one holder. `None` for readers and permits.
+    pub process: Option<String>,
+    /// The label of that process, if the lock was acquired with [one](crate::Locks::owner). A load
+    /// has none.
+    pub owner: Option<String>,
+    /// The fencing token of the one holder, or zero.
+    pub fence: u64,
+    /// How long the one holder has held it. It is read from the fence, which begins as the time of
+    /// the grant.
+    pub held_for: Option<Duration>,
+    /// How long it is held unless a lease is renewed: by the last holder, if there are several.
+    pub expires_in: Duration,
+    /// The claims in the queue, or the processes that wait for the load. Those that died in the
+    /// last seconds count.
+    pub waiting: u32,
+}
+
+impl Holding {
+    /// Returns the same with the one holder, whose fence tells how long it has held.
+    pub(crate) fn by(self, process: String, fence: u64, now: u64) -> Self {
+        let held_for = Some(Duration::from_micros(now.saturating_sub(fence)));
+        Self { process: Some(process), fence, held_for, ..self }
+    }
+
+    /// Returns whether nothing is held, and nothing waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.holders == 0 && self.waiting == 0
+    }
+}
+
+impl fmt::Display for Holding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.holders, &self.owner, &self.process) {
+            (0, ..) => f.write_str("not held")?,
+            (_, Some(owner), _) => write!(f, "held by {owner}")?,
+            (_, None, Some(process)) => write!(f, "held by process {process}")?,
+            (holders, None, None) => write!(f, "held by {holders}")?,
+        }
+        if let Some(held_for) = self.held_for {
+            write!(f, " for {held_for:.1?}, fence {}", self.fence)?;
+        }
+        if self.holders > 0 {
+            write!(f, ", {:.1?} left", self.expires_in)?;
+        }
+        write!(f, ", {} waiting", self.waiting)
+    }
+}

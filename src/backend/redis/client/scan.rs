@@ -1,0 +1,66 @@
+//! The search for keys, which takes the server little of its time.
+
+use std::{sync::Arc, time::Duration};
+
+use redis::{Cmd, Value, from_redis_value};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Servers,
+    commands::{CommandConnection, Extras},
+    link::CommandDeadline,
+    settings::RedisConfig,
+};
+use crate::error::{BackendError, BackendErrorKind};
+
+/// How many keys the server looks at in one step.
+const STEP: u32 = 100;
+/// What a step takes the server at least. More is measured.
+const STEP_TIME: Duration = Duration::from_micros(100);
+/// The pause after a step, in times of the step: the server spends a hundredth of its time.
+const PAUSE: u32 = 100;
+
+impl Servers {
+    /// Returns the keys that match a pattern and are wanted, of each server. A key may come twice.
+    pub(in super::super) async fn scan(
+        &self,
+        pattern: &str,
+        is_wanted: fn(&str) -> bool,
+    ) -> Result<Vec<String>, BackendError> {
+        let found = self.at_each(|connection, _| async move {
+            scan_one(connection, &self.config, pattern, is_wanted).await
+        });
+        let keys = found.await?.into_iter().map(from_redis_value::<Vec<String>>);
+        Ok(keys.filter_map(Result::ok).flatten().collect())
+    }
+}
+
+async fn scan_one(
+    connection: Arc<CommandConnection>,
+    config: &RedisConfig,
+    pattern: &str,
+    is_wanted: fn(&str) -> bool,
+) -> Result<Value, BackendError> {
+    let run = async |command: &Cmd| {
+        let begun = Instant::now();
+        let deadline = CommandDeadline::from_now(config);
+        let reply = connection.run(command, Extras::default(), deadline).await?;
+        Ok::<_, BackendError>((reply.value, begun.elapsed()))
+    };
+    let (_, way) = run(&redis::cmd("PING")).await?;
+    let (mut cursor, mut found) = ("0".to_owned(), Vec::new());
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(STEP);
+        let (reply, time) = run(&scan).await?;
+        let keys: Vec<Vec<u8>>;
+        (cursor, keys) = from_redis_value(reply)
+            .map_err(|error| BackendError::new(BackendErrorKind::Unknown, error))?;
+        let is_text = |key: &Vec<u8>| std::str::from_utf8(key).is_ok_and(is_wanted);
+        found.extend(keys.into_iter().filter(is_text).map(Value::BulkString));
+        if cursor == "0" {
+            return Ok(Value::Array(found));
+        }
+        sleep(time.saturating_sub(way).max(STEP_TIME) * PAUSE).await;
+    }
+}

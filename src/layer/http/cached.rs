@@ -1,0 +1,377 @@
+//! A response that is stored, or shared without that.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::AGE, response::Parts,
+};
+use thiserror::Error;
+
+use super::{fields::framing::strip, responses::unavailable::InnerServiceErrorCodec};
+use crate::{
+    backend::Store,
+    cache::{Builder, Cache, Codec, Loaded, Source},
+    error::BoxError,
+};
+
+/// Holds a response that is shared: its status, its headers and its whole body.
+///
+/// It has no headers of a single connection, no extensions and no HTTP version. It is cheap to
+/// clone.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::{convert::Infallible, time::Duration};
+/// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+/// use bytes::Bytes;
+/// use http::{Request, Response, StatusCode};
+/// use http_body_util::{Empty, Full};
+/// use tower::{Layer, ServiceExt, service_fn};
+///
+/// let cache = http_cache(MemoryBackend::new()).build()?;
+/// let layer = BellwetherLayer::http(cache.clone()).default_lifetime(Duration::from_secs(5));
+/// let service = layer.layer(service_fn(|_request: Request<Empty<Bytes>>| async {
+///     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("product 42")))
+/// }));
+/// let request = Request::get("http://shop.example/products/42").body(Empty::new()).unwrap();
+/// let (parts, body) = request.into_parts();
+/// let key = layer.key(&parts).unwrap();
+/// service.oneshot(Request::from_parts(parts, body)).await.unwrap();
+///
+/// let stored = cache.get(key).await?.unwrap();
+/// assert_eq!(stored.status(), StatusCode::OK);
+/// assert!(stored.headers().is_empty());
+/// assert_eq!(stored.body(), "product 42");
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CachedResponse(Arc<ResponseData>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ResponseData {
+    head: ResponseHead,
+    body: Bytes,
+}
+
+/// A response that is shared, without its body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ResponseHead {
+    status: StatusCode,
+    headers: HeaderMap,
+    /// The age of the response when it was complete, in seconds.
+    age: u64,
+    /// Once it is no longer fresh, it may only be validated.
+    only_validates: bool,
+    /// For how long it had not been fresh any more when it was complete, in milliseconds.
+    late: u32,
+}
+
+impl ResponseHead {
+    pub(super) fn new(parts: &Parts, age: u64) -> Self {
+        let mut headers = parts.headers.clone();
+        strip(&mut headers);
+        headers.remove(AGE);
+        Self { status: parts.status, headers, age, only_validates: false, late: 0 }
+    }
+
+    /// Returns the head of a response that may only be validated once it is no longer fresh.
+    pub(super) fn only_validating(self, only_validates: bool) -> Self {
+        Self { only_validates, ..self }
+    }
+
+    /// Returns the head of a response that was complete so long after its lifetime.
+    pub(super) fn late_by(self, late: Duration) -> Self {
+        Self { late: late.as_millis().try_into().unwrap_or(u32::MAX), ..self }
+    }
+
+    /// Returns the age in seconds.
+    pub(super) fn age(&self) -> u64 {
+        self.age
+    }
+
+    /// Returns the head of the response when it is older by so many seconds.
+    pub(super) fn aged(&self, seconds: u64) -> Self {
+        Self { age: self.age.saturating_add(seconds), ..self.clone() }
+    }
+
+    /// Builds a response of this age, which has no `Age` if that is zero.
+    pub(super) fn response<B>(&self, body: B, age: u64) -> Response<B> {
+        self.clone().with_age(body, Some(age).filter(|age| *age > 0))
+    }
+
+    fn with_age<B>(self, body: B, age: Option<u64>) -> Response<B> {
+        let mut response = Response::new(body);
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers;
+        if let Some(age) = age {
+            response.headers_mut().insert(AGE, age.into());
+        }
+        response
+    }
+}
+
+impl CachedResponse {
+    /// Returns the status code.
+    pub fn status(&self) -> StatusCode {
+        self.0.head.status
+    }
+
+    /// Returns the headers, without `Age`.
+    pub fn headers(&self) -> &HeaderMap {
+        &self.0.head.headers
+    }
+
+    /// Returns the whole body.
+    pub fn body(&self) -> &Bytes {
+        &self.0.body
+    }
+
+    /// Returns whether a response is stored, or was fresh when a caller came that has waited so
+    /// long for it.
+    pub(super) fn is_in_time(loaded: &Loaded<Self>, waited: Duration) -> bool {
+        let late = loaded.value().0.head.late;
+        late == 0 || was_stored(loaded) || u128::from(late) <= waited.as_millis()
+    }
+
+    /// Returns whether the response may only be validated once it is no longer fresh.
+    pub(super) fn only_validates(&self) -> bool {
+        self.0.head.only_validates
+    }
+
+    pub(super) fn new(head: ResponseHead, body: Bytes) -> Self {
+        Self(Arc::new(ResponseData { head, body }))
+    }
+
+    /// Builds the response for one caller, with its `Age`.
+    pub(super) fn replay(loaded: Loaded<Self>) -> Response<Bytes> {
+        let was_stored = was_stored(&loaded);
+        let kept = loaded.age().unwrap_or_default().as_secs();
+        let response = loaded.into_value();
+        let on_arrival = response.0.head.age;
+        let age = on_arrival.saturating_add(kept);
+        response.with_age((was_stored || on_arrival > 0).then_some(age))
+    }
+
+    fn with_age(self, age: Option<u64>) -> Response<Bytes> {
+        // A hit has the only reference to what it decoded.
+        let ResponseData { head, body } = Arc::unwrap_or_clone(self.0);
+        head.with_age(body, age)
+    }
+}
+
+/// Returns whether a response is from the backend, or one that this process remembers.
+fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
+    match loaded.source() {
+        Source::Hit | Source::Local | Source::Stale => true,
+        Source::Degraded => loaded.age().is_some(),
+        _ => false,
+    }
+}
+
+/// Returns a builder of the cache for [`BellwetherLayer::http`](crate::BellwetherLayer::http).
+///
+/// The cache holds [`CachedResponse`]s and encodes them with the [`ResponseCodec`].
+///
+/// Over any backend but a [`MemoryBackend`](crate::MemoryBackend), the cache must have a
+/// [`namespace`](Builder::namespace): the name of the service. The key of a request is its host and
+/// path, so two services in one namespace would serve each other's responses. Without it,
+/// [`build`](Builder::build) fails.
+///
+/// The [`ttl`](Builder::ttl) of the cache is a cap on the lifetime of each response. It does not
+/// make a response cacheable.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+///
+/// let cache = http_cache(MemoryBackend::new())
+///     .namespace("shop")
+///     .ttl(Duration::from_secs(5))
+///     .build()?;
+/// let layer = BellwetherLayer::http(cache);
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+pub fn http_cache<B: Store>(backend: B) -> Builder<CachedResponse, ResponseCodec> {
+    Cache::builder(backend)
+        .codec(ResponseCodec)
+        .error_codec(InnerServiceErrorCodec)
+        .needs_namespace()
+}
+
+/// Encodes [`CachedResponse`]s as bytes, and decodes them.
+///
+/// All numbers are big-endian:
+///
+/// | field | type |
+/// |---|---|
+/// | version of this format | `u8` |
+/// | whether it may only be validated once it is no longer fresh | `u8`, 0 or 1 |
+/// | status | `u16` |
+/// | age on arrival, in seconds | `u64` |
+/// | time from the end of its lifetime to its arrival, in milliseconds | `u32` |
+/// | number of headers | `u32` |
+/// | each header: length of its name, the name, length of its value, the value | `u16`, `u32` |
+/// | body | the remaining bytes |
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ResponseCodec;
+
+const VERSION: u8 = 4;
+
+/// The bytes of a header with a name of one byte and no value.
+const SHORTEST_HEADER: usize = 7;
+
+/// The bytes are not a response of this version.
+#[derive(Debug, Error)]
+#[error("the bytes are not an HTTP response in a format that this version reads")]
+struct UnreadableResponse;
+
+impl Codec<CachedResponse> for ResponseCodec {
+    fn tag(&self) -> u16 {
+        4
+    }
+
+    fn encode(&self, value: &CachedResponse) -> Result<Bytes, BoxError> {
+        let ResponseData { head: stored, body } = &*value.0;
+        let headers: usize =
+            stored.headers.iter().map(|(name, value)| 6 + name.as_str().len() + value.len()).sum();
+        let mut bytes = BytesMut::with_capacity(20 + headers + body.len());
+        bytes.put_u8(VERSION);
+        bytes.put_u8(stored.only_validates.into());
+        bytes.put_u16(stored.status.as_u16());
+        bytes.put_u64(stored.age);
+        bytes.put_u32(stored.late);
+        bytes.put_u32(u32::try_from(stored.headers.len())?);
+        for (name, value) in &stored.headers {
+            bytes.put_u16(u16::try_from(name.as_str().len())?);
+            bytes.put_slice(name.as_str().as_bytes());
+            bytes.put_u32(u32::try_from(value.len())?);
+            bytes.put_slice(value.as_bytes());
+        }
+        bytes.put_slice(body);
+        Ok(bytes.freeze())
+    }
+
+    fn decode(&self, mut rest: Bytes) -> Result<CachedResponse, BoxError> {
+        if rest.try_get_u8()? != VERSION {
+            return Err(UnreadableResponse.into());
+        }
+        let only_validates = match rest.try_get_u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(UnreadableResponse.into()),
+        };
+        let status = StatusCode::from_u16(rest.try_get_u16()?)?;
+        let age = rest.try_get_u64()?;
+        let late = rest.try_get_u32()?;
+        let count = usize::try_from(rest.try_get_u32()?)?;
+        if count > rest.len() / SHORTEST_HEADER {
+            return Err(UnreadableResponse.into());
+        }
+        // Room for an `Age`, too.
+        let mut headers = HeaderMap::try_with_capacity(count + 1)?;
+        for _ in 0..count {
+            let length = rest.try_get_u16()?.into();
+            let name = HeaderName::from_bytes(rest.get(..length).ok_or(UnreadableResponse)?)?;
+            rest.advance(length);
+            let length = usize::try_from(rest.try_get_u32()?)?;
+            let value = HeaderValue::from_maybe_shared(take(&mut rest, length)?)?;
+            headers.try_append(name, value)?;
+        }
+        let head = ResponseHead { status, headers, age, only_validates, late };
+        Ok(CachedResponse::new(head, rest))
+    }
+
+    fn is_for_loader_only(&self, bytes: &[u8]) -> bool {
+        matches!(bytes, [VERSION, 1, ..])
+    }
+}
+
+fn take(rest: &mut Bytes, length: usize) -> Result<Bytes, UnreadableResponse> {
+    match length <= rest.len() {
+        true => Ok(rest.split_to(length)),
+        false => Err(UnreadableResponse),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    fn headers() -> impl Strategy<Value = HeaderMap> {
+        // Values are any bytes that a header may have. The short names make some headers repeat.
+        let value = vec(prop_oneof![Just(b'\t'), 32..127_u8, 128..=255_u8], 0..40);
+        vec(("[a-c]|[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20}", value), 0..12).prop_map(|headers| {
+            let mut map = HeaderMap::new();
+            for (name, value) in headers {
+                let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+                map.append(name, HeaderValue::from_bytes(&value).unwrap());
+            }
+            map
+        })
+    }
+
+    fn response() -> impl Strategy<Value = CachedResponse> {
+        let body = vec(any::<u8>(), 0..200);
+        let terms = (any::<u64>(), any::<bool>(), any::<u32>());
+        let fields = (100..1000_u16, headers(), body, terms);
+        fields.prop_map(|(status, headers, body, (age, only_validates, late))| {
+            let status = StatusCode::from_u16(status).unwrap();
+            let head = ResponseHead { status, headers, age, only_validates, late };
+            CachedResponse::new(head, body.into())
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn an_encoded_response_is_decoded(response in response()) {
+            let bytes = ResponseCodec.encode(&response).unwrap();
+            prop_assert_eq!(ResponseCodec.is_for_loader_only(&bytes), response.only_validates());
+            prop_assert_eq!(ResponseCodec.decode(bytes).unwrap(), response);
+        }
+
+        #[test]
+        fn any_bytes_are_a_response_or_an_error(bytes in vec(any::<u8>(), 0..200)) {
+            let _ = ResponseCodec.decode(bytes.into());
+        }
+
+        #[test]
+        fn damaged_bytes_are_a_response_or_an_error(
+            response in response(),
+            cut in any::<prop::sample::Index>(),
+            at in any::<prop::sample::Index>(),
+            byte in any::<u8>(),
+        ) {
+            let bytes = ResponseCodec.encode(&response).unwrap();
+            let _ = ResponseCodec.decode(bytes.slice(..cut.index(bytes.len())));
+            let mut damaged = bytes.to_vec();
+            let at = at.index(damaged.len());
+            damaged[at] = byte;
+            if let Ok(response) = ResponseCodec.decode(damaged.into()) {
+                // A decoded response can be sent to a client.
+                let _ = response.with_age(Some(1));
+            }
+        }
+
+        #[test]
+        fn different_responses_have_different_bytes(one in response(), other in response()) {
+            prop_assume!(one != other);
+            let bytes = |response| ResponseCodec.encode(&response).unwrap();
+            prop_assert_ne!(bytes(one), bytes(other));
+        }
+    }
+
+    #[test]
+    fn an_excessive_header_count_is_an_error() {
+        let mut bytes = BytesMut::from(&[VERSION, 0, 0, 200][..]);
+        bytes.put_bytes(0, 12);
+        bytes.put_u32(u32::MAX);
+        for _ in 0..40_000 {
+            bytes.put_slice(b"\0\x01a\0\0\0\0");
+        }
+        assert!(ResponseCodec.decode(bytes.freeze()).is_err());
+    }
+}

@@ -1,0 +1,487 @@
+//! Where a response is stored: under the key of its resource, or below a marker.
+//!
+//! A key may hold a marker in place of a response. A marker has a generation, and the names of the
+//! headers by which the responses differ. Each of them has a key of its own, which contains the
+//! generation. So each way to it leads through the marker. An invalidation removes the marker, and
+//! the next one has another generation. A response of the old one is never found again, even if its
+//! load began before the invalidation and ends after it.
+//!
+//! A response with a `Vary` writes the marker (RFC 9110, section 12.5.5). A response below a marker
+//! may vary by more headers. Its own key then holds a further marker.
+//!
+//! In a layer with parts of the key, the resource has a marker before a load begins, because no
+//! process knows which values of the parts there are. So requests with different parts share
+//! nothing else: no flight, no failure, no mark and no `Vary`. Where no marker can be written, a
+//! response is in a generation of this process. It is shared between callers that wait for it, and
+//! in an outage it is remembered. It is never stored, because an invalidation in another process
+//! does not end this generation.
+
+use std::{fmt::Write, hash::BuildHasher, sync::Mutex, time::Duration};
+
+use bytes::Bytes;
+use hashbrown::{DefaultHashBuilder, HashMap};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
+    header::{ACCEPT_ENCODING, ETAG, VARY},
+};
+use lru::LruCache;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::{
+    CachedResponse, Http, asked::is_term, cached::ResponseHead, fields::vary::vary,
+    responses::Freshness,
+};
+use crate::{
+    cache::{Cache, Flown, Lead, OnFull, OnUncacheable, Produced, Sharing},
+    key::Key,
+    sync::lock,
+};
+
+/// The status of a marker. No response has it.
+const MARK: StatusCode = StatusCode::CONTINUE;
+
+/// How long a marker is kept at least. What is stored below it is lost with it.
+const MARKER_LIFE: Duration = Duration::from_secs(86_400);
+
+/// The length of a key below a marker, in bytes.
+pub(super) const KEY_LENGTH: usize = "VARY ".len() + 32 + " ".len() + 64;
+
+/// How many markers may lead to a response. One more is not shared.
+const MOST_MARKERS: u8 = 4;
+
+/// How many responses below a marker are shared. A request for another one passes.
+const MOST_VARIANTS: usize = 64;
+
+/// How long a variant counts after its last request.
+const IN_USE: Duration = Duration::from_secs(600);
+
+/// How many markers are remembered. Beyond it, the one that was used least recently is forgotten.
+const MOST_GENERATIONS: usize = 10_000;
+
+/// The load of a marker makes no call, so its callers share it as those of any cache do.
+const SHARING: Sharing = Sharing {
+    on_uncacheable: OnUncacheable::Coalesce,
+    on_full: OnFull::Refuse,
+    waits_once: false,
+    takes_heads: false,
+    is_local: false,
+};
+
+/// An entry that leads to the responses below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Marker {
+    generation: String,
+    names: Vec<HeaderName>,
+}
+
+impl Marker {
+    /// Creates a marker of a new generation.
+    fn new(names: Vec<HeaderName>) -> Self {
+        Self { generation: uuid::Uuid::new_v4().simple().to_string(), names }
+    }
+
+    /// Returns whether an entry is a marker.
+    pub(super) fn is(entry: &CachedResponse) -> bool {
+        entry.status() == MARK
+    }
+
+    /// Returns the marker that an entry is, or `None` if the entry is a response.
+    pub(super) fn of(entry: &CachedResponse) -> Option<Self> {
+        if !Self::is(entry) {
+            return None;
+        }
+        let generation = entry.headers().get(ETAG)?.to_str().ok()?.to_owned();
+        Some(Self { generation, names: vary(entry.headers())? })
+    }
+
+    /// Returns the entry that this marker is.
+    fn entry(&self) -> Option<CachedResponse> {
+        let (mut parts, ()) = Response::new(()).into_parts();
+        parts.status = MARK;
+        parts.headers.insert(ETAG, HeaderValue::from_str(&self.generation).ok()?);
+        for name in &self.names {
+            parts.headers.append(VARY, HeaderValue::from_str(name.as_str()).ok()?);
+        }
+        Some(CachedResponse::new(ResponseHead::new(&parts, 0), Bytes::new()))
+    }
+}
+
+/// The key of a flight, and the way to it.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) key: Key,
+    /// What the layer adds to the key, if it is not in there yet.
+    parts: Option<String>,
+    /// The key without a generation, if it is below the marker of a resource with parts.
+    lasting: Option<Key>,
+    /// The key is in a generation of this process alone.
+    pub(super) is_local: bool,
+    /// How many markers lead to it.
+    depth: u8,
+    /// The headers that select it.
+    names: Vec<HeaderName>,
+}
+
+impl Place {
+    /// Returns the place of a resource, and what the layer adds to its key.
+    pub(super) fn new(key: Key, parts: Option<String>) -> Self {
+        let lasting = parts.as_ref().map(|parts| Key::from(format!("{key}{parts}")));
+        Self { key, parts, lasting, is_local: false, depth: 0, names: Vec::new() }
+    }
+
+    /// Returns the place below a marker that a request selects.
+    ///
+    /// Its key contains a digest of the headers and the parts, because they may be secret. No other
+    /// key starts with `VARY`.
+    pub(super) fn below(&self, marker: &Marker, request: &HeaderMap) -> Self {
+        let mut digest = Sha256::new();
+        let mut field = |bytes: &[u8]| {
+            digest.update((bytes.len() as u64).to_be_bytes());
+            digest.update(bytes);
+        };
+        field(self.key.as_str().as_bytes());
+        self.parts.iter().for_each(|parts| field(parts.as_bytes()));
+        // The service never sees a term, so that no response depends on it.
+        for name in marker.names.iter().filter(|name| !is_term(name)) {
+            let lines = || request.get_all(name).iter().map(HeaderValue::as_bytes);
+            match lines().count() as u64 {
+                1.. if *name == ACCEPT_ENCODING => field(&encodings(lines())),
+                count => {
+                    field(&count.to_be_bytes());
+                    lines().for_each(&mut field);
+                }
+            }
+        }
+        let mut key = format!("VARY {} ", marker.generation);
+        for byte in digest.finalize() {
+            // Writing to a `String` cannot fail.
+            let _ = write!(key, "{byte:02x}");
+        }
+        Self {
+            key: Key::from(key),
+            parts: None,
+            lasting: self.lasting.clone().filter(|_| marker.names.is_empty()),
+            is_local: self.is_local,
+            depth: self.depth.saturating_add(1),
+            names: self.names.iter().chain(&marker.names).cloned().collect(),
+        }
+    }
+
+    /// Returns the key that no invalidation changes, if headers do not select the place.
+    pub(super) fn lasting_key(&self) -> &Key {
+        self.lasting.as_ref().unwrap_or(&self.key)
+    }
+
+    /// Returns whether the layer adds parts to the key that are not in there yet.
+    pub(super) fn has_parts(&self) -> bool {
+        self.parts.is_some()
+    }
+
+    /// Returns whether headers select the place.
+    pub(super) fn is_variant(&self) -> bool {
+        !self.names.is_empty()
+    }
+
+    /// Returns where a response to a request belongs that the flight of this place has loaded.
+    /// `None` if nowhere, because its `Vary` has no end, or a key is too long.
+    pub(super) fn of(
+        &self,
+        response: &HeaderMap,
+        request: &HeaderMap,
+        key_limit: usize,
+    ) -> Option<Belongs> {
+        let names: Vec<_> =
+            vary(response)?.into_iter().filter(|name| !self.names.contains(name)).collect();
+        if names.is_empty() {
+            return Some(Belongs::Here);
+        }
+        if self.depth >= MOST_MARKERS || key_limit < KEY_LENGTH {
+            return None;
+        }
+        let marker = Marker::new(names);
+        let place = self.below(&marker, request);
+        Some(Belongs::Below(Box::new(Selected { above: self.clone(), marker, place })))
+    }
+}
+
+/// Where a response belongs that the flight of a place has loaded.
+#[derive(Clone)]
+pub(super) enum Belongs {
+    /// To this place.
+    Here,
+    /// Below a marker.
+    Below(Box<Selected>),
+}
+
+/// The place of a response below a marker that is not stored yet.
+#[derive(Clone)]
+pub(super) struct Selected {
+    /// The place of the marker.
+    above: Place,
+    marker: Marker,
+    place: Place,
+}
+
+impl Selected {
+    /// Returns the marker, if a request with these headers selects another response.
+    pub(super) fn misses(&self, request: &HeaderMap) -> Option<&Marker> {
+        let key = self.above.below(&self.marker, request).key;
+        (key != self.place.key).then_some(&self.marker)
+    }
+}
+
+/// The variants that this process has seen, and its own generations.
+pub(super) struct Variants {
+    /// By the hash of a generation, the hashes of the keys below it.
+    seen: Mutex<LruCache<u64, HashMap<u64, Instant>>>,
+    hasher: DefaultHashBuilder,
+    /// The generations of this process begin with it.
+    own: String,
+}
+
+impl Variants {
+    pub(super) fn new() -> Self {
+        Self {
+            seen: Mutex::new(LruCache::unbounded()),
+            hasher: DefaultHashBuilder::default(),
+            own: format!("{:016x}", fastrand::u64(..)),
+        }
+    }
+
+    /// Returns whether a variant is among those that are shared, and counts it.
+    pub(super) fn admit(&self, marker: &Marker, place: &Place) -> bool {
+        if marker.names.is_empty() {
+            return true;
+        }
+        let generation = self.hasher.hash_one(&marker.generation);
+        let (variant, now) = (self.hasher.hash_one(&place.key), Instant::now());
+        let mut all = lock(&self.seen);
+        let seen = all.get_or_insert_mut(generation, HashMap::new);
+        if seen.len() >= MOST_VARIANTS && !seen.contains_key(&variant) {
+            seen.retain(|_, used| now.duration_since(*used) < IN_USE);
+            if seen.len() >= MOST_VARIANTS {
+                return false;
+            }
+        }
+        seen.insert(variant, now);
+        if all.len() > MOST_GENERATIONS {
+            all.pop_lru();
+        }
+        true
+    }
+
+    /// Returns the marker of a resource in this process, until the process invalidates it.
+    fn own(&self, cache: &Cache<CachedResponse>, resource: &Key) -> Marker {
+        let invalidations = cache.invalidations(resource);
+        Marker { generation: format!("{}{invalidations:016x}", self.own), names: Vec::new() }
+    }
+}
+
+impl Http {
+    /// Returns the place below the marker of a resource with parts.
+    pub(super) async fn in_generation(&self, place: Place) -> Place {
+        let settings = &self.0;
+        let own = settings.variants.own(&settings.cache, &place.key);
+        let (http, without_lease) = (self.clone(), own.clone());
+        let flown = settings.request(&place.key).sharing(SHARING).fly(move |lead| async move {
+            let marker = match (http.renewed_marker(&lead), lead.fence()) {
+                (Some(renewed), _) => Some(renewed),
+                (None, Some(_)) => Marker::new(Vec::new()).entry(),
+                (None, None) => without_lease.entry(),
+            };
+            http.keep_marker(&lead);
+            Ok(marker.map_or(Produced::Uncacheable, |marker| Produced::Value(marker.into())))
+        });
+        let found = match flown.await {
+            Ok(Flown::Loaded(loaded)) => Marker::of(loaded.value()),
+            Ok(_) | Err(_) => None,
+        };
+        let marker = found.unwrap_or(own);
+        let is_local = marker.generation.starts_with(&settings.variants.own);
+        Place { is_local, ..place.below(&marker, &HeaderMap::new()) }
+    }
+
+    /// Stores a response below a new marker. Returns what the flight of the place above lands with:
+    /// the marker, by which each follower finds its own response.
+    ///
+    /// The response is stored before its marker, so that the followers find it.
+    pub(super) async fn store_below(
+        &self,
+        selected: &Selected,
+        response: &CachedResponse,
+        freshness: &Freshness,
+        lead: &Lead<CachedResponse>,
+    ) -> Produced<CachedResponse> {
+        let Selected { marker, place, .. } = selected;
+        let Some(entry) = marker.entry() else { return Produced::Uncacheable };
+        self.0.variants.admit(marker, place);
+        // The marker is of all responses below it, and each may be of other groups.
+        let tagged = lead.take_tags();
+        // Without a lease, the marker is not stored.
+        if lead.fence().is_some() && !freshness.lifetime.is_zero() {
+            let request = self.0.cache.request(&place.key).tagged(tagged);
+            if let Err(error) = freshness.kept(request).insert(response).await {
+                debug!(%error, "a variant is not stored");
+            }
+        }
+        self.keep_marker(lead);
+        Produced::Value(entry.into())
+    }
+
+    /// Renews a marker that is refreshed early, without a call of the service.
+    pub(super) fn renewed_marker(&self, lead: &Lead<CachedResponse>) -> Option<CachedResponse> {
+        let stale = lead.stale()?;
+        Marker::of(stale.value())?;
+        self.keep_marker(lead);
+        Some(stale.unchanged())
+    }
+
+    /// Sets how long a marker is kept: longer than what is stored below it. A process remembers it
+    /// for an outage, because it has a window for failures.
+    fn keep_marker(&self, lead: &Lead<CachedResponse>) {
+        let kept = self.0.cache.ttl().saturating_add(self.0.stale.limit);
+        lead.expire_after(MARKER_LIFE.max(kept));
+        lead.stale_while_revalidate(Duration::ZERO);
+        lead.stale_if_error(Duration::from_secs(1));
+    }
+}
+
+/// Normalises `Accept-Encoding`: case, spaces, empty elements, and the order of codings that are
+/// equally welcome. Two requests of one form accept the same codings, with the same preferences.
+fn encodings<'a>(lines: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut codings: Vec<Vec<u8>> = lines
+        .flat_map(|line| line.split(|byte| *byte == b','))
+        .map(|coding| {
+            let bytes = coding.iter().filter(|byte| !matches!(byte, b' ' | b'\t'));
+            bytes.map(u8::to_ascii_lowercase).collect()
+        })
+        .filter(|coding: &Vec<u8>| !coding.is_empty())
+        .collect();
+    codings.sort_unstable();
+    codings.dedup();
+    codings.join(&b","[..])
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+
+    fn headers(lines: &[(&str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+            headers.append(name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
+        }
+        headers
+    }
+
+    fn place(key: &str) -> Place {
+        Place::new(Key::from(key), None)
+    }
+
+    fn marker(names: &str) -> Marker {
+        Marker::new(vary(&headers(&[("vary", names)])).unwrap())
+    }
+
+    #[test]
+    fn a_marker_is_an_entry() {
+        let marker = marker("origin, cookie");
+        assert_eq!(Marker::of(&marker.entry().unwrap()), Some(marker));
+        let (parts, ()) = Response::new(()).into_parts();
+        let response = CachedResponse::new(ResponseHead::new(&parts, 0), Bytes::new());
+        assert_eq!(Marker::of(&response), None);
+    }
+
+    #[test]
+    fn a_response_belongs_below_a_marker_of_the_names_that_are_new() {
+        let request = headers(&[]);
+        let of =
+            |place: &Place, vary: &str| place.of(&headers(&[("vary", vary)]), &request, KEY_LENGTH);
+        let is_here = |place: &Place, vary: &str| matches!(of(place, vary), Some(Belongs::Here));
+        let below = |place: &Place, vary: &str| match of(place, vary) {
+            Some(Belongs::Below(selected)) => *selected,
+            _ => unreachable!(),
+        };
+        assert!(is_here(&place("a"), "") && of(&place("a"), "*").is_none());
+        let first = below(&place("a"), "x");
+        assert!(is_here(&first.place, "x"));
+        let second = below(&first.place, "x, y");
+        assert_eq!(second.marker.names, ["y"]);
+        assert!(is_here(&second.place, "y, x"));
+        let last = ["z", "v"].iter().fold(second.place, |last, name| below(&last, name).place);
+        assert!(of(&last, "w").is_none());
+    }
+
+    #[test]
+    fn each_difference_in_a_header_or_a_part_selects_another_place() {
+        let (marker, other) = (marker("a, b"), marker("a, b"));
+        let resource = place("GET  /a");
+        let with_part = |part: &str| Place::new(Key::from("GET  /a"), Some(part.to_owned()));
+        let key = |place: &Place, lines: &[(&str, &str)]| place.below(&marker, &headers(lines)).key;
+        let mut keys = vec![
+            resource.below(&other, &headers(&[])).key,
+            key(&place("GET  /b"), &[]),
+            key(&with_part(" 1:x"), &[]),
+            key(&with_part(" 1:y"), &[]),
+        ];
+        let requests: [&[(&str, &str)]; 10] = [
+            &[],
+            &[("a", "")],
+            &[("b", "")],
+            &[("a", "1")],
+            &[("a", "1"), ("a", "2")],
+            &[("a", "2"), ("a", "1")],
+            &[("a", "1, 2")],
+            &[("a", "1"), ("b", "2")],
+            &[("a", "2"), ("b", "1")],
+            &[("a", "\u{e4}")],
+        ];
+        keys.extend(requests.map(|lines| key(&resource, lines)));
+        let all: std::collections::HashSet<_> = keys.iter().collect();
+        assert_eq!(all.len(), keys.len());
+        assert_eq!(key(&resource, &[("c", "3"), ("a", "1")]), keys[7]);
+    }
+
+    #[test]
+    fn encodings_that_mean_the_same_select_one_variant() {
+        let form = |lines: &[&str]| encodings(lines.iter().map(|line| line.as_bytes()));
+        assert_eq!(form(&["gzip, deflate, br"]), form(&["BR ,gzip", "deflate,,"]));
+        assert_eq!(form(&["gzip; q=0.5"]), form(&["gzip;q=0.5"]));
+        let different = ["", "gzip", "gzip;q=0", "gzip;q=0.5", "gzip, br", "*", "identity"];
+        let forms: std::collections::HashSet<_> =
+            different.iter().map(|line| form(&[line])).collect();
+        assert_eq!(forms.len(), different.len());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_number_of_variants_is_limited_to_those_in_use() {
+        let variants = Variants::new();
+        let [one, other] = [marker("a"), marker("a")];
+        let at = |number: usize| place(&number.to_string());
+        for number in 0..MOST_VARIANTS {
+            assert!(variants.admit(&one, &at(number)));
+        }
+        assert!(!variants.admit(&one, &at(MOST_VARIANTS)));
+        assert!(variants.admit(&one, &at(0)) && variants.admit(&other, &at(MOST_VARIANTS)));
+        sleep(IN_USE / 2).await;
+        assert!(variants.admit(&one, &at(1)));
+        sleep(IN_USE / 2).await;
+        for number in 0..MOST_VARIANTS - 1 {
+            assert!(variants.admit(&one, &at(1000 + number)));
+        }
+        assert!(variants.admit(&one, &at(1)) && !variants.admit(&one, &at(2)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_number_of_markers_is_bounded() {
+        let (variants, at) = (Variants::new(), place("a"));
+        for _ in 0..MOST_GENERATIONS + 10 {
+            assert!(variants.admit(&marker("a"), &at));
+        }
+        assert_eq!(lock(&variants.seen).len(), MOST_GENERATIONS);
+    }
+}

@@ -1,0 +1,109 @@
+//! What locks there are, and who holds them.
+
+use std::{cmp::Reverse, collections::BTreeSet, fmt};
+
+use super::Locks;
+use crate::{
+    backend::{Holding, SemaphoreKind},
+    error::Error,
+    key::{Key, Name},
+};
+
+/// A lock that is held or waited for, as any process sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListedLock {
+    /// Its name.
+    pub name: String,
+    /// Which of the locks of that name.
+    pub kind: SemaphoreKind,
+    /// Who holds it, and how many wait.
+    pub held: Holding,
+}
+
+impl Locks {
+    /// Returns the locks of this namespace that are held or waited for. The lock that most callers
+    /// wait for comes first, and then the one that is held for longest. Latches are not among them.
+    ///
+    /// It searches all keys of the server, step by step, so that the server spends about 1 % of its
+    /// time on the search. That takes about 1 s for 10,000 keys, and two minutes for a million.
+    /// Then it reads each lock by a script. The user of the server needs the right to `SCAN`.
+    ///
+    /// # Errors
+    ///
+    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or lacks the right.
+    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the namespace is not valid.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the search.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Locks, MemoryBackend};
+    ///
+    /// let locks = Locks::new(MemoryBackend::new());
+    /// let guard = locks.mutex("import").lock().await?;
+    /// let held = locks.list().await?;
+    /// assert_eq!((held.len(), held[0].name.as_str()), (1, "import"));
+    /// println!("{}", held[0]);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn list(&self) -> Result<Vec<ListedLock>, Error> {
+        let namespace = self.space.namespace.as_ref().map_err(Error::clone)?;
+        let found = self.space.engine.backend().lock_names(namespace).await?;
+        let found: BTreeSet<_> =
+            found.into_iter().map(|(name, kind)| (name.key().into_owned(), kind)).collect();
+        let mut listed = Vec::with_capacity(found.len());
+        for (name, kind) in found {
+            listed.extend(self.look(&self.space.name(&Key::from(name))?, kind).await?);
+        }
+        listed.sort_by_key(|lock| Reverse((lock.held.waiting, lock.held.held_for)));
+        Ok(listed)
+    }
+
+    /// Returns the locks of this name that are held or waited for: at most one of each kind.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`list`](Self::list), and [`InvalidKey`](crate::ErrorKind::InvalidKey).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Locks, MemoryBackend};
+    ///
+    /// let locks = Locks::new(MemoryBackend::new());
+    /// assert!(locks.explain("import").await?.is_empty());
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn explain(&self, name: impl Into<Key>) -> Result<Vec<ListedLock>, Error> {
+        let name = self.space.name(&name.into())?;
+        let mut listed = Vec::new();
+        for kind in SemaphoreKind::ALL {
+            listed.extend(self.look(&name, kind).await?);
+        }
+        Ok(listed)
+    }
+
+    async fn look(&self, name: &Name, kind: SemaphoreKind) -> Result<Option<ListedLock>, Error> {
+        let held = self.space.engine.backend().inspect(name, kind).await?;
+        let name = name.key().into_owned();
+        Ok((!held.is_idle()).then_some(ListedLock { name, kind, held }))
+    }
+}
+
+impl fmt::Display for ListedLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}): {}", self.name, self.kind, self.held)
+    }
+}
