@@ -24,7 +24,7 @@ const USUAL: u32 = 3;
 /// How many subjects a process remembers. It gives no advice about further ones.
 const MOST_SUBJECTS: usize = 1000;
 
-/// What this process has seen.
+/// The settings and times that this process has seen.
 static SEEN: LazyLock<Mutex<Seen>> = LazyLock::new(Mutex::default);
 
 #[derive(Default)]

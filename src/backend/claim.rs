@@ -35,7 +35,7 @@ pub enum Mode {
     },
 }
 
-/// What a claim takes of its semaphore.
+/// The part of a semaphore that a claim takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// All of it.

@@ -1,8 +1,8 @@
-//! What a backend knows of a name, for those who look for the cause of an incident.
+//! The state of a name in a backend, for a user who looks for the cause of an incident.
 
 use std::{fmt, time::Duration};
 
-/// Who holds a lock or loads an entry, and how many wait.
+/// The holder of a lock or of a load, and how many wait.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {

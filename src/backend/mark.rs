@@ -16,13 +16,13 @@ pub struct Mark {
 pub struct Tick {
     /// The tick: microseconds since 1970, in at most 16 digits.
     pub at: u64,
-    /// What is to happen to it.
+    /// The step to take.
     pub step: TickStep,
     /// How long the mark is kept from then on.
     pub kept: Duration,
 }
 
-/// What is to happen to a tick.
+/// A step in the life of a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TickStep {
     /// It begins, if it is greater than the mark.

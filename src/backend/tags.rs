@@ -48,7 +48,7 @@ pub enum TagEnd {
     Expired,
 }
 
-/// What the ends of its tags say of an entry.
+/// The state of an entry by the ends of its tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum TagVerdict {
     Current,

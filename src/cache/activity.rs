@@ -1,4 +1,4 @@
-//! What a cache is busy with, for `bellwether top`.
+//! The busiest keys of a cache, for `bellwether top`.
 //!
 //! No key is counted until a question comes, nor once the last one is old. So a request reads one
 //! flag more, and nothing else.
@@ -35,7 +35,7 @@ const MOST_KEYS: usize = 256;
 /// So many are in an answer.
 const ANSWERED: usize = 20;
 
-/// How often keys were asked for, while somebody wants to know.
+/// How often keys were asked for, while a `top` asks.
 #[derive(Default)]
 pub(super) struct Activity {
     is_asked: AtomicBool,
@@ -83,7 +83,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// somewhere, each process counts the keys of every 16th request, and answers once a second by
     /// one `PUBLISH`. Otherwise no key is counted.
     ///
-    /// The keys go to whoever may subscribe in the namespace.
+    /// Each client that may subscribe in the namespace sees the keys.
     ///
     /// ```
     /// # let mut builder = tokio::runtime::Builder::new_current_thread();

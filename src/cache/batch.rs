@@ -41,7 +41,7 @@ use crate::{
 /// may not answer, or the caller may no longer poll.
 const DECISION_LIMIT: Duration = Duration::from_millis(50);
 
-/// What the keys of one call share.
+/// The state that the keys of one call share.
 pub(super) struct Shared {
     undecided: AtomicUsize,
     /// Notified when a key is decided.

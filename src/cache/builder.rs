@@ -433,7 +433,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// In this window no caller waits for a load. The first caller that finds the value stale lets
     /// its loader refresh it, and one process of the fleet does that at a time. All of them are
-    /// served the stale value at once, as [`Source::Stale`].
+    /// served the stale value at once, as [`Source::Stale`](super::Source::Stale).
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
         self.settings.options.stale_while_revalidate = window;
         self
@@ -443,7 +443,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Defaults to zero.
     ///
     /// In this window a caller waits for the load. If the load fails, panics or takes too long, the
-    /// caller is served the old value, as [`Source::Stale`]. The window runs
+    /// caller is served the old value, as [`Source::Stale`](super::Source::Stale). The window runs
     /// beside that of [`stale_while_revalidate`](Self::stale_while_revalidate).
     pub fn stale_if_error(mut self, window: Duration) -> Self {
         self.settings.options.stale_if_error = window;
@@ -453,7 +453,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how long a caller waits for a load while a value is kept [for
     /// failures](Self::stale_if_error). Defaults to no limit but that of the load.
     ///
-    /// After it the caller is served the old value, as [`Source::Stale`]. The
+    /// After it the caller is served the old value, as [`Source::Stale`](super::Source::Stale). The
     /// load goes on, also if no caller waits for it any more. Its own limit is still the
     /// [`load_limit`](Self::load_limit).
     ///

@@ -1,4 +1,4 @@
-//! What the backend knows of a key, for those who look for the cause of an incident.
+//! The state of a key, for a user who looks for the cause of an incident.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -9,11 +9,11 @@ use crate::{
     key::Key,
 };
 
-/// What the backend knows of a key.
+/// The state of a key in the backend.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// What the entry is good for.
+    /// The state of the entry.
     pub state: EntryState,
     /// For how much longer the entry is in this state. `None` if it is until the entry is gone.
     pub remaining: Option<Duration>,
@@ -30,7 +30,7 @@ pub struct Explanation {
     pub failure: Option<String>,
 }
 
-/// What an entry is good for.
+/// The state of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EntryState {

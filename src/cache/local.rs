@@ -376,7 +376,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     }
 }
 
-/// What is kept of an entry beside its value.
+/// The parts of an entry that are kept beside its value.
 pub(super) struct SeenEntry {
     /// Without its payload of this size.
     pub(super) entry: Entry,

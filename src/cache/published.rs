@@ -1,4 +1,4 @@
-//! What a cache publishes as metrics, and notes in spans.
+//! The metrics that a cache publishes, and the fields of its spans.
 
 use tracing::Span;
 

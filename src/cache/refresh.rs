@@ -149,7 +149,7 @@ pub(super) struct Refreshes<V> {
     stop: CancellationToken,
 }
 
-/// What this process knows of an entry for a while.
+/// The notes of this process about an entry, for a while.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(super) enum QuietEntry {
     /// It stored the entry, and is the first to refresh it.

@@ -14,7 +14,6 @@ use tokio::{
 
 use super::{
     Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, Waiting, Woken,
-    attended::attended,
     queue::{Entered, FailedPass, SlotNotice},
     record::LeaseSlot,
     try_limit,
@@ -106,7 +105,7 @@ impl Engine {
         limit: Duration,
     ) -> Result<LeaseGuard, Error> {
         let (begun, deadline) = (self.meter.begin(), after(Instant::now(), limit));
-        let acquired = attended(|| {
+        let acquired = self.janitor.watch().acquire(|| {
             let (engine, strategy) = (self.clone(), strategy.clone());
             let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
             async move {
@@ -131,7 +130,7 @@ impl Engine {
         limit: Duration,
     ) -> Result<Vec<LeaseGuard>, Error> {
         let (begun, deadline) = (self.meter.begin(), after(Instant::now(), limit));
-        let acquired = attended(|| {
+        let acquired = self.janitor.watch().acquire(|| {
             let (engine, strategy, claims) = (self.clone(), strategy.clone(), claims.clone());
             async move {
                 engine.acquire_in_order(&claims, upkeep, strategy.as_ref(), (limit, deadline)).await

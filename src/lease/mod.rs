@@ -42,7 +42,7 @@ pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
     acquire::{AskOutcome, Attempt, drive},
     acquisition::{Acquisition, Said},
-    attended::attended,
+    attended::Watch,
     engine::Engine,
     guard::LeaseGuard,
     record::LeaseRecord,

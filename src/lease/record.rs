@@ -134,7 +134,7 @@ impl LeaseRecord {
         drop(self.take_slot());
     }
 
-    /// Tells whoever still acts under the lease that it ends without a loss.
+    /// Tells the work that still runs under the lease that it ends without a loss.
     pub(super) fn end(&self) {
         self.lost.give();
     }

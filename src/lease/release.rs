@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::{FutureExt, future::poll_immediate};
+use futures_util::FutureExt;
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep, sleep_until, timeout},
@@ -13,7 +13,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
-use super::turns::Turns;
+use super::{attended::Watch, turns::Turns};
 use crate::{
     backend::{Claim, DynLeases, answered},
     error::{BackendError, Chain, Error, ErrorKind},
@@ -45,6 +45,7 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
 pub(crate) struct Janitor {
     backend: Arc<dyn DynLeases>,
     turns: Shards<Turns>,
+    watch: Watch,
     /// Releases that no caller polls.
     tasks: TaskTracker,
     /// Cancelled when nothing new may begin.
@@ -56,6 +57,7 @@ impl Janitor {
         Arc::new(Self {
             backend,
             turns: Shards::default(),
+            watch: Watch::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         })
@@ -63,6 +65,11 @@ impl Janitor {
 
     pub(crate) fn backend(&self) -> &Arc<dyn DynLeases> {
         &self.backend
+    }
+
+    /// Returns the watch on callers that do not poll their acquisitions.
+    pub(crate) fn watch(&self) -> &Watch {
+        &self.watch
     }
 
     /// Returns the turns to ask the shard of a name.
@@ -109,18 +116,14 @@ impl Janitor {
         self.tasks.track_future(work)
     }
 
-    /// Runs a release that its caller may drop or not poll: if it has to wait, it is a task.
+    /// Runs a release that its caller may drop or not poll.
     pub(super) async fn finish(
         &self,
         release: impl Future<Output = Result<(), Error>> + Send + 'static,
     ) -> Result<(), Error> {
-        let mut release = self.tasks.track_future(release).boxed();
-        match poll_immediate(&mut release).await {
-            Some(outcome) => outcome,
-            None => tokio::spawn(release).await.unwrap_or_else(|_gone| {
-                Err(Error::new(ErrorKind::Backend, "the runtime of the release has ended"))
-            }),
-        }
+        let finished = self.watch.finish(self.tasks.track_future(release)).await;
+        let gone = || Error::new(ErrorKind::Backend, "the runtime of the release has ended");
+        finished.unwrap_or_else(|| Err(gone()))
     }
 
     /// Stops the acquisitions: none starts any more, and those that wait fail.

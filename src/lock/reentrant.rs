@@ -26,7 +26,7 @@ use crate::{
     backend::Mode,
     error::{Error, ErrorKind},
     key::Key,
-    lease::{LeaseGuard, attended},
+    lease::{LeaseGuard, Watch},
     sync::lock,
     time::after,
 };
@@ -266,11 +266,15 @@ impl Reentry {
         Arc::new(Self { front, state: Mutex::default() })
     }
 
+    fn watch(&self) -> &Watch {
+        self.front.space.engine.janitor().watch()
+    }
+
     async fn lock(self: &Arc<Self>) -> Result<Arc<LeaseGuard>, Error> {
         let deadline = after(Instant::now(), self.front.wait_limit);
         // A task that is not polled must not keep a lease that another one has acquired and
         // released.
-        attended(|| self.clone().lock_until(deadline)).await
+        self.watch().acquire(|| self.clone().lock_until(deadline)).await
     }
 
     async fn lock_until(self: Arc<Self>, deadline: Instant) -> Result<Arc<LeaseGuard>, Error> {
@@ -292,7 +296,7 @@ impl Reentry {
     }
 
     async fn try_lock(self: &Arc<Self>) -> Result<Option<Arc<LeaseGuard>>, Error> {
-        attended(|| self.clone().try_once()).await
+        self.watch().acquire(|| self.clone().try_once()).await
     }
 
     async fn try_once(self: Arc<Self>) -> Result<Option<Arc<LeaseGuard>>, Error> {

@@ -24,6 +24,9 @@ const SLOWEST: Duration = TAKES.saturating_add(TIME_OUT).saturating_add(Duration
 /// A claim from before an outage may stand in the way after it, until its process is connected
 /// again and has undone it.
 const UNDO: Duration = Duration::from_millis(250);
+/// A lease that is gone tells nobody of its end. A waiter looks after 5 s, and may find the next
+/// load under way then.
+const LOOKS: Duration = Duration::from_secs(10);
 /// A number of answers that takes about a second and a half.
 const A_WHILE: usize = 180;
 
@@ -133,8 +136,8 @@ multi! {
         assert!(outcome.count(Source::Degraded) > 0);
     }
 
-    /// The lease of a load that others wait for is gone as well, and no release would announce
-    /// that.
+    /// The lease of a load that others wait for is gone as well, and with it the list of those that
+    /// wait.
     async fn requests_survive_a_server_whose_data_is_flushed() {
         let scene = Scene::begin("flushed", &[]).await;
         let mut raw = scene.server.raw().await;
@@ -142,7 +145,7 @@ multi! {
             raw.run::<()>(&["FLUSHALL"]).await;
             scene.load.answers(7).await;
         }
-        scene.end().await;
+        scene.end_within(SLOWEST + LOOKS).await;
     }
 
     async fn requests_survive_a_server_whose_scripts_are_flushed() {
@@ -198,7 +201,7 @@ multi! {
         let evicted = info.lines().find_map(|line| line.strip_prefix("evicted_keys:")).unwrap();
         assert!(evicted.trim().parse::<u64>().unwrap() > 0, "the server evicted nothing");
         raw.config_set("maxmemory", "0").await;
-        scene.end().await;
+        scene.end_within(SLOWEST + LOOKS).await;
     }
 
     async fn requests_survive_a_password_that_is_changed_and_changed_back() {
@@ -254,8 +257,7 @@ async fn without(right: &'static str) {
     scene.load.answers(2 * A_WHILE).await;
     user(&mut raw, &[]).await;
     // Without pushes that say so, a waiter learns of the end of a load when it looks.
-    // A waiter looks after 5 s, and may find the next load under way then.
-    let look = if right == "-publish" { Duration::from_secs(10) } else { Duration::ZERO };
+    let look = if right == "-publish" { LOOKS } else { Duration::ZERO };
     let outcome = scene.end_within(SLOWEST + look).await;
     assert_eq!(outcome.degraded_beside(&pings.silences()), 0);
 }

@@ -86,7 +86,7 @@ async fn a_tag_ends_in_each_process_and_database() {
         let url = server.url_of("", database);
         let [here, there] = [(); 2].map(|()| tiered(open(&url)));
         let plain = cache(open(&url));
-        let mut slowest = Duration::ZERO;
+        let (mut slowest, mut others_kept) = (Duration::ZERO, 0);
         for round in 0..20 {
             let tag = ["a", "ü{b}"][round % 2];
             for key in ["k", "l"] {
@@ -103,11 +103,15 @@ async fn a_tag_ends_in_each_process_and_database() {
             let gone = async || here.get_local("k").is_none();
             assert!(comes_true(STALENESS, gone).await, "the copy stays");
             slowest = slowest.max(ended.elapsed());
-            assert_eq!(here.get_local("l").is_some(), round % 3 != 2, "it has another tag");
+            let other = here.get_local("l");
+            assert!(other.is_none() || round % 3 != 2, "a clear leaves a copy");
+            others_kept += usize::from(other.is_some());
             for cache in [&here, &there, &plain] {
                 assert_eq!(cache.get("k").await.unwrap(), None);
             }
         }
+        // 14 at best. A process that stands still trusts no copy for a moment.
+        assert!(others_kept > 6, "copies with another tag are dropped: {others_kept} are kept");
         println!("the slowest drop of database {database} took {slowest:?}");
     }
 }

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::{
+    error::Error,
     process::Stdio,
     sync::{
         Arc, Mutex,
@@ -201,6 +202,8 @@ async fn ask(client: &Asking, proxy: &str, path: &str) -> Option<String> {
     let request = Request::get(format!("{proxy}{path}")).body(Empty::new()).unwrap();
     let response = match client.request(request).await {
         Ok(response) => response,
+        // A body that broke off before its head was written.
+        Err(error) if is_cut_off(&error) => return Some(format!("{error:?}")),
         Err(error) => panic!("the proxy itself fails: {error:?}"),
     };
     let status = response.status();
@@ -212,6 +215,11 @@ async fn ask(client: &Asking, proxy: &str, path: &str) -> Option<String> {
         Ok(_) => Some(status.to_string()),
         Err(error) => Some(format!("{status}, then {error:?}")),
     }
+}
+
+fn is_cut_off(error: &hyper_util::client::legacy::Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<hyper::Error>());
+    cause.is_some_and(hyper::Error::is_incomplete_message)
 }
 
 /// Asks one request after the other until the end.

@@ -1,4 +1,4 @@
-//! Who in this process is told of the changes of a name.
+//! The waiters of this process that are told of the changes of a name.
 //!
 //! A waiter registers before its request is sent, so it misses no push: the `registry` keeps its
 //! place, and the changes that it has not read. At a server, the changes of many names come

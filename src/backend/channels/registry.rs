@@ -1,4 +1,4 @@
-//! Who waits for what, the channels at the server, and the unread changes of each waiter.
+//! The waiters of a process, their unread changes, and the channels at the server.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -41,7 +41,7 @@ pub(super) struct ServerChannel {
     listeners: usize,
 }
 
-/// What is known of a subscription.
+/// The state of a subscription.
 #[derive(Clone, Debug)]
 pub(super) enum Subscription {
     /// It is asked for. Pushes may be missed.

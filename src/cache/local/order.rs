@@ -1,4 +1,4 @@
-//! What this process was told of changes, and in which order.
+//! The changes that this process was told of, in their order.
 
 use std::{
     borrow::Cow,
@@ -33,7 +33,7 @@ pub(super) struct Order {
     epoch: AtomicU64,
 }
 
-/// What was told of the names of one stripe.
+/// The changes of the names of one stripe.
 #[derive(Default)]
 struct ToldStripe {
     /// How many changes were told, and the greatest fence of these.

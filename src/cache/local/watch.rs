@@ -22,7 +22,7 @@ use crate::{
 
 type WatchListener = dyn Fn(Option<&str>) + Send + Sync;
 
-/// What the watches of a cache share.
+/// The state that the watches of a cache share.
 pub(in crate::cache) type Watches = RwLock<Vec<Weak<WatchedOrder>>>;
 
 /// The changes of one watch.

@@ -20,7 +20,7 @@ use crate::{
     error::{BackendError, BackendErrorKind, Chain, Error},
 };
 
-/// What the backend has of a value that was committed.
+/// The state of a committed value in the backend.
 pub(in crate::cache) enum CommitEnd {
     /// It has the value or a newer one, or has pushed the value.
     Current,

@@ -1,4 +1,4 @@
-//! What is known of a name, for those who look for the cause of an incident.
+//! The state of a name, for a user who looks for the cause of an incident.
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ use crate::error::{BackendError, BackendErrorKind};
 
 /// How many keys the server looks at in one step.
 const STEP: u32 = 100;
-/// What a step takes the server at least. More is measured.
+/// The least time that a step takes the server. More is measured.
 const STEP_TIME: Duration = Duration::from_micros(100);
 /// The pause after a step, in times of the step: the server spends a hundredth of its time.
 const PAUSE: u32 = 100;

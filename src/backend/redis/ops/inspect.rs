@@ -1,4 +1,4 @@
-//! What a server knows of a name, for those who look for the cause of an incident.
+//! The state of a name at a server, for a user who looks for the cause of an incident.
 
 use redis::Value;
 

@@ -160,7 +160,7 @@ impl Store for RedisBackend {
     ) -> Result<Vec<TagEnds>, BackendError> {
         let mut read = redis::cmd("MGET");
         which.iter().for_each(|tag| write_key(&mut read, tags, &keys::tag(tag)));
-        // What cannot be read may be an end.
+        // A number that cannot be read may be an end.
         let unread = TagEnds { ended: u64::MAX, expired: 0 };
         let ends = |value: &Value| match value {
             Value::BulkString(text) => TagEnds::decode(text).unwrap_or(unread),
