@@ -107,11 +107,9 @@ async fn attempt<T>(
         let stream = socket.secure(target).await?;
         let (connection, driver) =
             MultiplexedConnection::new_with_config(&settings, stream, config).await?;
-        let ended = progress.clone();
-        let driver = AbortOnDropHandle::new(tokio::spawn(async move {
-            let _ended = ended.ended.clone().drop_guard();
-            driver.await;
-        }));
+        let driven = progress.clone();
+        let driver = tokio::spawn(async move { driven.drive(driver).await });
+        let driver = AbortOnDropHandle::new(driver);
         let mut connected = Connected { connection, progress, _driver: driver };
         let answer = first(&mut connected).await?;
         Ok((connected, answer))
