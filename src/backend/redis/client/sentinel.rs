@@ -343,9 +343,11 @@ impl KnownSentinels {
     }
 
     /// Makes an address that a sentinel named known, if the server there is a master.
+    ///
+    /// It is told again when it is known, for a connection may have come late to another address.
     async fn look_at(&self, address: HostPort) {
         let is_known = self.seen.borrow().as_ref() == Some(&address);
-        if !is_known && self.is_master(address.clone()).await {
+        if is_known || self.is_master(address.clone()).await {
             self.seen.send_replace(Some(address));
         }
     }
