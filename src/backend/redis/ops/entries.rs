@@ -1,8 +1,9 @@
 //! Reads of entries, and the staging of large ones.
 //!
 //! A read is a `GET`. Where the age matters, a `PTTL` goes before it in the same write. The header
-//! says how long the entry is kept, so its age is that time less the time that is left. A write
-//! between the two commands makes an entry seem older than it is, and never younger.
+//! says how long the entry is kept, so its age is that time less the time that is left. The time
+//! that the answer takes counts as age. A write between the two commands makes an entry seem older
+//! than it is, and never younger.
 //!
 //! A writer sends a large entry by a plain `SET` to a key of its own. A server copies each argument
 //! of a script several times. The script behind it moves the entry to its place, and reads it only
@@ -17,6 +18,7 @@ use std::{
 
 use futures_util::future::join_all;
 use redis::{Cmd, Pipeline, RedisWrite, Value};
+use tokio::time::Instant;
 
 use super::{super::RedisBackend, replies};
 use crate::{
@@ -118,8 +120,10 @@ impl RedisBackend {
         for word in ["PTTL", "GET"] {
             reads.add_command(of_entry(word, name));
         }
+        let asked = Instant::now();
         let [left, value] = self.0.servers.run_both(&reads, name.prefix()).await?;
         let left = self.checked(replies::time_left(&left))?;
+        let left = left.map(|left| left.saturating_sub(asked.elapsed()));
         Ok(self.entry(value)?.map(|entry| entry.with_time_left(left)))
     }
 
