@@ -2,9 +2,8 @@
 //! served, and the bytes of the heap that a flight and a waiter take.
 //!
 //! `cargo bench --bench callers [-- part...]` starts a Redis server of its own. The parts are
-//! `crowd`, `memory`, `redis` and `waits`. The bytes are those that are
-//! allocated while all callers wait. They include the task and the future of each caller, which has
-//! a task of its own.
+//! `copies`, `crowd`, `memory`, `redis` and `waits`. The bytes are allocated while all callers
+//! wait. They include the task and the future of each caller, which has a task of its own.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
@@ -17,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bellwether::{BoxError, Cache, MemoryBackend, RedisBackend, backend::Store};
+use bellwether::{BoxError, Cache, MemoryBackend, RedisBackend, backend::Store, cache::LocalTier};
 use futures_util::poll;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use testkit::RedisServer;
@@ -38,6 +37,9 @@ async fn all() {
     let wanted: Vec<String> =
         std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let is_wanted = |part: &str| wanted.is_empty() || wanted.iter().any(|word| word == part);
+    if is_wanted("copies") {
+        copies().await;
+    }
     if is_wanted("crowd") {
         println!("callers of one key: from its landing to the last, and bytes for each\n");
         for callers in [1_000, 10_000, 100_000] {
@@ -78,6 +80,23 @@ fn cache(backend: impl Store) -> Cache<u64> {
 fn allocated(region: &Region<'_, System>) -> usize {
     let change = region.change();
     change.bytes_allocated.saturating_sub(change.bytes_deallocated)
+}
+
+/// Asserts that a caller that is served a copy of the local tier allocates nothing.
+async fn copies() {
+    let builder = Cache::<u64>::builder(MemoryBackend::new()).ttl(LIFE);
+    let cache = builder.local(LocalTier::default().max_age(LIFE)).build().unwrap();
+    cache.insert("k", &7).await.unwrap();
+    assert_eq!(cache.get("k").await.unwrap(), Some(7));
+    let load = |_| async { Err::<u64, _>(BoxError::from("there is a copy")) };
+    let region = Region::new(ALLOCATOR);
+    for _ in 0..1_000 {
+        assert_eq!(cache.get_or_load("k", load).await.unwrap(), 7);
+        assert_eq!(cache.get_local("k"), Some(7));
+    }
+    let allocations = region.change().allocations;
+    println!("{allocations} allocations for 2,000 copies of the local tier\n");
+    assert_eq!((allocations, cache.stats().local), (0, 2_000));
 }
 
 /// Starts callers of one key. Returns the time from the landing to the last, and the bytes of each.

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use bellwether::{BoxError, Locks, MemoryBackend, RedisBackend};
+use bellwether::{BoxError, ErrorKind, Locks, MemoryBackend, RedisBackend, lock::Turn};
 use tokio::{task::JoinSet, time::sleep};
 
 const PROCESSES: u32 = 5;
@@ -63,31 +63,49 @@ async fn run() -> Result<(), BoxError> {
 
 /// Runs a job by a schedule.
 async fn send_reports(locks: Locks, ahead: Duration, runs: Runs) -> Result<(), bellwether::Error> {
+    // The time as this process sees it.
+    let now = || SystemTime::now() + ahead;
+    let mut tick = next_in_schedule(now());
     loop {
-        // The time as this process sees it.
-        let now = SystemTime::now() + ahead;
-        let tick = next_in_schedule(now);
-        sleep(tick.duration_since(now).unwrap_or_default()).await;
+        sleep(tick.duration_since(now()).unwrap_or_default()).await;
         // Every process asks for the same tick, and one gets a turn.
-        if let Some(turn) = locks.once("report", tick).begin().await? {
-            let send = || async {
-                runs.count("report", tick);
-                Ok::<_, BoxError>(())
-            };
-            // A report that cannot be sent is tried again, up to three times.
-            match turn.retry(SECOND, 3, send).await? {
-                Ok(()) => turn.done().await?,
-                // Dropped, the turn counts as crashed, and the next one tells of it.
-                Err(error) => eprintln!("the report of {tick:?} was not sent: {error}"),
+        match locks.once("report", tick).begin().await {
+            Ok(Some(turn)) => send_report(turn, &runs).await?,
+            // Another process has it, or had it.
+            Ok(None) => {}
+            // The server is away for a moment. A tick may be asked for again, and late.
+            Err(error) if error.kind() == ErrorKind::Backend => {
+                eprintln!("jobs: {error}");
+                sleep(SECOND).await;
+                continue;
             }
+            Err(error) => return Err(error),
+        }
+        // Not from now on: a tick that came during a long run or an outage is asked for, too.
+        tick = next_in_schedule(tick);
+    }
+}
+
+async fn send_report(turn: Turn, runs: &Runs) -> Result<(), bellwether::Error> {
+    let send = || async {
+        runs.count("report", turn.tick());
+        Ok::<_, BoxError>(())
+    };
+    // A report that cannot be sent is tried again, up to three times.
+    match turn.retry(SECOND, 3, send).await? {
+        Ok(()) => turn.done().await,
+        // Dropped without `done`, the turn has crashed, and the next one tells of it.
+        Err(error) => {
+            eprintln!("the report of {:?} was not sent: {error}", turn.tick());
+            Ok(())
         }
     }
 }
 
 /// Returns the next full second.
 ///
-/// For another schedule, take a cron crate: it returns the next instant as well, and that converts
-/// into a `SystemTime`.
+/// For another schedule, take a cron crate: `schedule.after(&tick)` of the crate `cron` returns the
+/// next instant as well. A `DateTime` of `chrono` converts into a `SystemTime`.
 fn next_in_schedule(now: SystemTime) -> SystemTime {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     UNIX_EPOCH + Duration::from_secs(since.as_secs() + 1)

@@ -68,6 +68,49 @@ impl Borrow<str> for Key {
     }
 }
 
+impl AsRef<str> for Key {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What becomes a [`Key`] only where one is needed. A copy of the [local
+/// tier](crate::cache::Builder::local) is found by the text alone, without an allocation.
+///
+/// A type of your own that becomes a key needs one line more:
+///
+/// ```
+/// use bellwether::{Key, key::IntoKey};
+///
+/// struct ProductId(u64);
+///
+/// impl From<ProductId> for Key {
+///     fn from(id: ProductId) -> Self {
+///         Self::from(format!("product:{}", id.0))
+///     }
+/// }
+///
+/// impl IntoKey for ProductId {}
+/// ```
+pub trait IntoKey: Into<Key> {
+    /// Returns the text of the key that this becomes, if it is there already.
+    fn key_text(&self) -> Option<&str> {
+        None
+    }
+}
+
+macro_rules! has_text {
+    ($($text:ty),*) => {$(
+        impl IntoKey for $text {
+            fn key_text(&self) -> Option<&str> {
+                Some(self.as_ref())
+            }
+        }
+    )*};
+}
+
+has_text!(&str, String, &String, Arc<str>, Key, &Key);
+
 macro_rules! from_integer {
     ($($integer:ty),*) => {$(
         impl From<$integer> for Key {
@@ -75,6 +118,8 @@ macro_rules! from_integer {
                 Self(number.to_string().into())
             }
         }
+
+        impl IntoKey for $integer {}
     )*};
 }
 

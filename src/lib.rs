@@ -30,6 +30,7 @@
 //! | serve hot keys without a round trip | [`cache::Builder::local`] |
 //! | cache responses, or wrap a service | `BellwetherLayer` |
 //! | take a lock, or elect a leader | [`Locks`] |
+//! | run a job once for each tick of a schedule | [`Locks::once`], [`Locks::every`] |
 //! | take a lock that outlives any one server | [`Redlock`] |
 //! | run without a server, or test | [`MemoryBackend`] |
 //! | share the work of a fleet | `RedisBackend` |

@@ -1,7 +1,8 @@
 //! The metrics of caches and locks. Without the feature `metrics`, nothing is published.
 //!
 //! Counters and gauges are published by a task that reads [`Stats`](crate::cache::Stats) each
-//! second, so a hit costs nothing more. Times are recorded where they end, at loads and locks.
+//! second, so a hit costs nothing more. Times are recorded where they end, at loads and locks, and
+//! the ages of a sample of the local tier's copies.
 
 #[cfg(feature = "metrics")]
 use self::facade::Label;
@@ -46,6 +47,8 @@ impl Meter {
         _result: impl FnOnce() -> &'static str,
     ) {
     }
+
+    pub(crate) fn sample_local_age(&self, _age: impl FnOnce() -> std::time::Duration) {}
 }
 
 #[cfg(feature = "metrics")]
@@ -62,6 +65,8 @@ mod facade {
 
     /// How often counters and gauges are published.
     const INTERVAL: Duration = Duration::from_secs(1);
+    /// The age of one of so many copies is published.
+    const SAMPLED: u32 = 64;
 
     /// A label of all metrics of a cache, or of its locks.
     pub(crate) type Label = (&'static str, SharedString);
@@ -142,6 +147,15 @@ mod facade {
             let (Some(begun), Some(label)) = (begun.0, self.label.get()) else { return };
             let (key, name) = (label.0, label.1.clone());
             histogram!(timed.metric(), key => name, "result" => result()).record(begun.elapsed());
+        }
+
+        /// Publishes the age of a copy that is served, for a sample of the calls.
+        pub(crate) fn sample_local_age(&self, age: impl FnOnce() -> Duration) {
+            let Some(label) = self.label.get() else { return };
+            if fastrand::u32(..SAMPLED) == 0 {
+                histogram!("bellwether_local_age_seconds", label.0 => label.1.clone())
+                    .record(age());
+            }
         }
     }
 }

@@ -87,6 +87,11 @@ counters! {
         hits,
         /// Callers that were served a copy of the [local tier](crate::cache::Builder::local).
         local: StripedCounter,
+        /// Copies that the local tier dropped because it was told of a newer entry.
+        local_dropped,
+        /// Seconds in which it was unknown for more than
+        /// [`max_staleness`](crate::cache::LocalTier::max_staleness) what the local tier was told.
+        local_untrusted_seconds: TimeCounter,
         /// Callers that were served a stored entry that was no longer fresh.
         stale,
         /// Of `stale`, callers that reached `serve_stale_after`.
@@ -189,6 +194,20 @@ impl Counter {
 
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A time, of which the whole seconds are counted.
+#[derive(Default)]
+pub(crate) struct TimeCounter(AtomicU64);
+
+impl TimeCounter {
+    pub(crate) fn add(&self, nanos: u64) {
+        self.0.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed)).as_secs()
     }
 }
 

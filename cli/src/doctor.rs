@@ -6,7 +6,7 @@ use std::{
 };
 
 use bellwether::{Cache, RedisBackend};
-use redis::{Client, aio::MultiplexedConnection};
+use redis::{Client, RedisResult, aio::MultiplexedConnection};
 use serde_json::{Value, json};
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// How long a connection and each answer may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 /// How many pings are timed.
 const PINGS: usize = 21;
 /// Round trips from which waits and hits suffer, and from which the default time-outs are too short.
@@ -149,14 +149,22 @@ fn role<'a>(server: &Server, field: &impl Fn(&str) -> Option<&'a str>) -> Findin
     }
 }
 
+/// Asks a sentinel for the address of a master.
+pub(crate) async fn master_of(
+    name: &str,
+    sentinel: &mut MultiplexedConnection,
+) -> RedisResult<Option<(String, u16)>> {
+    let mut ask = redis::cmd("SENTINEL");
+    ask.arg("get-master-addr-by-name").arg(name);
+    ask.query_async(sentinel).await
+}
+
 async fn sentinel(server: &Server, connection: &mut MultiplexedConnection) -> Finding {
     let Some(name) = &server.master else {
         let advice = "name its master by `--master`, or give the URL of the master";
         return bad("role", "a sentinel", advice);
     };
-    let mut ask = redis::cmd("SENTINEL");
-    ask.arg("get-master-addr-by-name").arg(name);
-    match ask.query_async::<Option<(String, u16)>>(connection).await {
+    match master_of(name, connection).await {
         Ok(Some((host, port))) => {
             let found = format!("a sentinel; the master {name} is {host}:{port}");
             fair("role", found, "run `doctor` for the master as well")

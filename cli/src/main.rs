@@ -17,11 +17,7 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{
-    Cache, Locks, RedisBackend,
-    backend::{SemaphoreKind, SentinelMaster},
-    lock::ListedLock,
-};
+use bellwether::{Cache, Locks, RedisBackend, backend::SentinelMaster, lock::ListedLock};
 use clap::{Args, Parser, Subcommand};
 use serde_json::{Value, json};
 
@@ -41,7 +37,7 @@ struct Options {
 }
 
 /// Where the data is.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct Server {
     /// The Redis server. Several, after commas, are nodes of a cluster or sentinels.
     #[arg(
@@ -177,16 +173,24 @@ async fn run(options: Options) -> Result<Exit, Failure> {
         }
         Command::Locks => {
             let locks = server.locks()?.list().await?;
-            show::print(&if json { show::locks_json(&locks) } else { show::locks(&locks) });
+            show::print(&match json {
+                true => show::locks_json(&locks),
+                false => show::locks(&server.namespace, &locks),
+            });
             Ok(Exit::Well)
         }
         Command::Top { seconds } => top::watch(&server, seconds, json).await,
         Command::Explain { key, schema } => {
             let explained = server.cache(schema)?.explain(&key).await?;
-            show::print(&match json {
-                true => show::explanation_json(&key, &explained),
-                false => show::explanation(&key, &explained),
-            });
+            if json {
+                show::print(&show::explanation_json(&key, &explained));
+                return Ok(Exit::Well);
+            }
+            show::print(&show::explanation(&server.namespace, &key, &explained));
+            // A name alone does not say whether a key or a lock is meant.
+            for lock in server.locks()?.explain(&key).await? {
+                show::print(&format!("the lock {lock}"));
+            }
             Ok(Exit::Well)
         }
         Command::Unlock { name, yes } => unlock(&server.locks()?, &name, yes, json).await,
@@ -212,19 +216,23 @@ async fn unlock(locks: &Locks, name: &str, yes: bool, json: bool) -> Result<Exit
     if !yes && !may_unlock(name, &held)? {
         return Ok(Exit::Usage);
     }
+    let mut has_changed = false;
     for lock in &held {
-        match lock.kind {
-            SemaphoreKind::Mutex => locks.mutex(name).force_unlock().await?,
-            SemaphoreKind::ReadWrite => locks.rw_lock(name).force_unlock().await?,
-            _ => locks.semaphore(name, 1).force_release().await?,
-        };
+        // A holder that came while the user read the question keeps the lock.
+        has_changed |= !locks.end(lock).await?;
     }
     match (json, held.is_empty()) {
         (true, _) => show::print(&show::locks_json(&held)),
-        (false, true) => eprintln!("bellwether: {name} is not held"),
-        (false, false) => show::print(&format!("{name} is unlocked")),
+        (false, true) => eprintln!("bellwether: {name} is not held in this namespace"),
+        (false, false) if !has_changed => {
+            held.iter().for_each(|lock| show::print(&format!("ended: {lock}")));
+        }
+        (false, false) => {}
     }
-    Ok(if held.is_empty() { Exit::Nothing } else { Exit::Well })
+    if has_changed {
+        eprintln!("bellwether: {name} has another holder by now, which keeps it");
+    }
+    Ok(if held.is_empty() || has_changed { Exit::Nothing } else { Exit::Well })
 }
 
 /// Asks the user, where there is something to end.

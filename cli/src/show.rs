@@ -5,7 +5,11 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{backend::Holding, cache::Explanation, lock::ListedLock};
+use bellwether::{
+    backend::Holding,
+    cache::{EntryState, Explanation},
+    lock::ListedLock,
+};
 use serde_json::{Value, json};
 
 /// Prints a text. A reader that went away wants no more of it.
@@ -28,6 +32,7 @@ pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
 pub(crate) fn time(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     match seconds {
+        0.0 => "0 s".to_owned(),
         _ if seconds < 0.001 => format!("{} us", time.as_micros()),
         _ if seconds < 1.0 => format!("{} ms", time.as_millis()),
         _ if seconds < 120.0 => format!("{seconds:.1} s"),
@@ -62,9 +67,9 @@ pub(crate) fn holder(held: &Holding) -> String {
     }
 }
 
-pub(crate) fn locks(locks: &[ListedLock]) -> String {
+pub(crate) fn locks(namespace: &str, locks: &[ListedLock]) -> String {
     if locks.is_empty() {
-        return "no lock is held or waited for".to_owned();
+        return format!("no lock is held or waited for in the namespace {namespace}");
     }
     let head = ["NAME", "KIND", "HOLDER", "HELD FOR", "LEFT", "WAITING", "FENCE"];
     let row = |lock: &ListedLock| {
@@ -83,8 +88,12 @@ pub(crate) fn locks(locks: &[ListedLock]) -> String {
     table(&rows.collect::<Vec<_>>())
 }
 
-pub(crate) fn explanation(key: &str, explained: &Explanation) -> String {
-    let mut lines = vec![[key.to_owned(), state(explained)]];
+pub(crate) fn explanation(namespace: &str, key: &str, explained: &Explanation) -> String {
+    let state = match explained.state {
+        EntryState::Missing => format!("missing in the namespace {namespace}"),
+        _ => state(explained),
+    };
+    let mut lines = vec![[key.to_owned(), state]];
     let mut add = |what: &str, text: String| lines.push([format!("  {what}"), text]);
     if let Some(entry) = &explained.entry {
         let age = entry.age.map_or_else(String::new, |age| format!("{} ago, ", time(age)));

@@ -16,15 +16,19 @@ use bellwether::{
     lock::ListedLock,
 };
 use futures_util::StreamExt;
-use redis::Client;
+use redis::{Client, aio::PubSub};
 use serde_json::{Value, json};
 use tokio::{
     signal::ctrl_c,
-    sync::watch,
-    time::{Instant, MissedTickBehavior, interval, sleep},
+    sync::{mpsc, watch},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 
-use crate::{Exit, Failure, Server, show};
+use crate::{
+    Exit, Failure, Server,
+    doctor::{PATIENCE, master_of},
+    in_full, show,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// A cache without an answer for so long has ended.
@@ -50,6 +54,8 @@ struct Answered {
 /// What the fleet did in a second.
 #[derive(Default)]
 struct Second {
+    /// Why the server did not take the last question.
+    failure: Option<String>,
     processes: usize,
     flights: u64,
     hits: f64,
@@ -115,22 +121,21 @@ pub(crate) async fn watch(
     backend.ping().await?;
     let namespace = Namespace::new(&server.namespace)?;
     let name = Name::new(&namespace, Family::Cache, &Key::from(QUESTIONS), 512)?;
-    let mut answers = Client::open(server.url[0].as_str())?.get_async_pubsub().await?;
-    answers.subscribe(name.suffixed("a")).await?;
-    let mut answers = answers.into_on_message();
+    let mut answers = keep_hearing(server.clone(), name.suffixed("a")).await?;
     let mut locks = keep_listing(Locks::new(backend.clone()).namespace(&server.namespace));
     let is_screen = !json && io::stdout().is_terminal();
     let _screen = is_screen.then(Screen::open);
-    let (mut fleet, mut shown) = (Fleet::default(), 0);
+    let (mut fleet, mut shown, mut failure) = (Fleet::default(), 0, None);
     let mut ticks = interval(SECOND);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut ended = std::pin::pin!(ctrl_c());
     loop {
         tokio::select! {
             _ = &mut ended => return Ok(Exit::Well),
-            Some(answer) = answers.next() => fleet.hear(answer.get_payload_bytes()),
+            Some(answer) = answers.recv() => fleet.hear(&answer),
             _ = ticks.tick() => {
-                let (second, locks) = (fleet.second(), locks.borrow_and_update().clone());
+                let second = Second { failure: failure.take(), ..fleet.second() };
+                let locks = locks.borrow_and_update().clone();
                 let text = if json { text_json(&second, &locks) } else { text(server, &second, &locks) };
                 if is_screen { Screen::show(&text) } else { show::print(&text) }
                 if seconds.is_some_and(|seconds| shown >= seconds) {
@@ -138,10 +143,64 @@ pub(crate) async fn watch(
                 }
                 shown += 1;
                 // The question: whoever listens to this name is woken.
-                backend.clear(&name, Mode::Exclusive).await?;
+                let asked = backend.clear(&name, Mode::Exclusive).await;
+                failure = asked.err().map(|error| in_full(&error));
             }
         }
     }
+}
+
+/// Subscribes to the answers, and does so again after each break.
+async fn keep_hearing(
+    server: Server,
+    channel: String,
+) -> Result<mpsc::UnboundedReceiver<Vec<u8>>, Failure> {
+    let mut subscribed = subscribe(&server, &channel).await?;
+    let (hear, heard) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        loop {
+            let mut answers = subscribed.into_on_message();
+            while let Some(answer) = answers.next().await {
+                if hear.send(answer.get_payload_bytes().to_vec()).is_err() {
+                    return;
+                }
+            }
+            subscribed = loop {
+                sleep(SECOND).await;
+                match subscribe(&server, &channel).await {
+                    Ok(again) => break again,
+                    Err(_) if hear.is_closed() => return,
+                    Err(_) => {}
+                }
+            };
+        }
+    });
+    Ok(heard)
+}
+
+/// Subscribes at the first of the servers that answers. With sentinels, that is the master.
+async fn subscribe(server: &Server, channel: &str) -> Result<PubSub, Failure> {
+    let mut failure = None;
+    for url in &server.url {
+        match timeout(PATIENCE, subscribe_at(server, url, channel)).await {
+            Ok(Ok(answers)) => return Ok(answers),
+            Ok(Err(error)) => failure = Some(error),
+            Err(late) => failure = Some(late.into()),
+        }
+    }
+    Err(failure.unwrap_or_else(|| "no URL is given".into()))
+}
+
+async fn subscribe_at(server: &Server, url: &str, channel: &str) -> Result<PubSub, Failure> {
+    let mut client = Client::open(url)?;
+    if let Some(name) = &server.master {
+        let mut sentinel = client.get_multiplexed_async_connection().await?;
+        let master = master_of(name, &mut sentinel).await?;
+        client = Client::open(master.ok_or("the sentinels watch no master of this name")?)?;
+    }
+    let mut answers = client.get_async_pubsub().await?;
+    answers.subscribe(channel).await?;
+    Ok(answers)
 }
 
 /// Lists the locks again and again. A search of many keys takes longer than a second.
@@ -162,9 +221,13 @@ fn keep_listing(locks: Locks) -> watch::Receiver<Vec<ListedLock>> {
 fn text(server: &Server, second: &Second, locks: &[ListedLock]) -> String {
     let address = show::without_password(&server.url[0]);
     let mut text = format!("bellwether top: {} at {address}\n\n", server.namespace);
+    if let Some(failure) = &second.failure {
+        text += &format!("the server does not answer: {failure}\n");
+    }
     let Second { processes, flights, hits, loads, failures, waited, degraded, .. } = second;
     text += &match processes {
-        0 => "no process answers; spawn the future of `Cache::answer_top` in each\n".to_owned(),
+        0 if second.failure.is_some() => String::new(),
+        0 => "no process of this namespace answers; spawn `Cache::answer_top` in each\n".to_owned(),
         _ => format!(
             "{processes} processes   {hits:.0} hits/s   {loads:.1} loads/s   {failures:.1} failed/s   \
              {waited:.0} waited/s   {degraded:.0} degraded/s   {flights} flights\n"
@@ -172,12 +235,14 @@ fn text(server: &Server, second: &Second, locks: &[ListedLock]) -> String {
     };
     let mut rows = vec![["BUSIEST KEYS".to_owned(), "REQUESTS/S".to_owned()]];
     rows.extend(second.keys.iter().map(|(key, rate)| [key.clone(), format!("{rate:.0}")]));
-    format!("{text}\n{}\n{}", show::table(&rows), show::locks(&locks[..locks.len().min(ROWS)]))
+    let locks = show::locks(&server.namespace, &locks[..locks.len().min(ROWS)]);
+    format!("{text}\n{}\n{locks}", show::table(&rows))
 }
 
 fn text_json(second: &Second, locks: &[ListedLock]) -> String {
     let keys: Vec<_> = second.keys.iter().map(|(key, rate)| json!([key, rate])).collect();
     json!({
+        "error": second.failure,
         "processes": second.processes,
         "flights": second.flights,
         "hits": second.hits,

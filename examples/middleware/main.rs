@@ -18,7 +18,7 @@
 //! | compression | One plain body is stored, and each client gets a coding that it accepts. |
 //! | CORS | Its headers are for one web page, so they are not in the stored response. |
 //! | sessions | A cookie becomes an extension. A `Set-Cookie` is added, and never stored. |
-//! | **layer** | Its `identity` says for which users a response is. |
+//! | **layer** | Its `vary_by` says for which users a response is. |
 //! | load shed, concurrency limit | They count handlers that run. A hit needs no permit. |
 //! | handlers | |
 //!

@@ -28,8 +28,8 @@ impl Session {
 
 /// Puts the session into the extensions of a request, in place of its cookies.
 ///
-/// Without cookies the request takes part in sharing. The inner services read the extension, and
-/// the `identity` of the layer reads the same.
+/// Without cookies the request takes part in sharing. The inner services read the extension, and so
+/// does the `vary_by` of the layer.
 pub(crate) async fn find(mut request: Request, next: Next) -> Response {
     let known = user(request.headers());
     request.headers_mut().remove(COOKIE);
@@ -37,12 +37,12 @@ pub(crate) async fn find(mut request: Request, next: Next) -> Response {
     let user = known.unwrap_or_else(|| "guest".to_owned());
     request.extensions_mut().insert(Session { user });
     let mut response = next.run(request).await;
+    let headers = response.headers_mut();
     if is_new {
-        let headers = response.headers_mut();
         headers.append(SET_COOKIE, HeaderValue::from_static("session=guest; HttpOnly"));
-        // The caches of others must not store the cookie. The layer has stored what it may share.
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("private"));
     }
+    // The caches of others do not know the session. The layer has stored what it may share.
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("private"));
     response
 }
 

@@ -86,15 +86,19 @@ async fn in_process() {
     let amalgam = amalgam_in_process::<Bytes>();
     amalgam.set("hit", value).await.unwrap();
     memoized(1).await;
-    let mut times = [const { Vec::new() }; 3];
+    let load = |_| async { Err::<Bytes, _>(BoxError::from("there is a copy")) };
+    let mut times = [const { Vec::new() }; 4];
     for _ in 0..turns(600) {
         times[0].push(timed!(HITS, { assert!(ours.get_local("hit").is_some()) }));
         times[1].push(timed!(HITS, { assert!(amalgam.try_get("hit").await.unwrap().is_some()) }));
         times[2].push(timed!(HITS, { assert!(!memoized(1).await.is_empty()) }));
+        times[3].push(timed!(HITS, { assert!(ours.get_or_load("hit", load).await.is_ok()) }));
     }
-    let [ours, amalgam, cached] = &times;
+    let [ours, amalgam, cached, load] = &times;
     let rows = rows(Chart::Hit, Statistic::Median);
-    rows.peer(("get_local", ours), ("amalgam-cache, in its memory", amalgam)).unwrap();
+    let of_amalgam = ("amalgam-cache, in its memory", amalgam.as_slice());
+    rows.peer(("get_local", ours), of_amalgam).unwrap();
+    rows.peer(("get_or_load of a copy", load), of_amalgam).unwrap();
     rows.peer(("get_local", ours), ("an async function with #[cached]", cached)).unwrap();
 }
 

@@ -20,22 +20,18 @@ use super::{
 ///
 /// | bytes | what |
 /// |---|---|
-/// | 0..3 | `bw2`: this format |
+/// | 0..3 | `bw1`: this format |
 /// | 3 | `v` a value, `u` uncacheable |
 /// | 4..20 | the fence, decimal |
 /// | 20..36 | when it was stored, by the clock of the backend: microseconds, decimal |
 /// | 36..44 | the tag: schema and codec |
-/// | 44..52 | what loads cost, smoothed |
-/// | 52..60 | how far the costs spread |
-/// | 60..90 | the [windows](Windows): fresh, stale and error, 10 digits each; all 0: unknown |
-/// | 90..96 | the number of bytes between the header and the payload: none without tags |
-/// | 96.. | the tags, then the payload |
+/// | 44..52 | how long its load took |
+/// | 52..82 | the [windows](Windows): fresh, stale and error, 10 digits each; all 0: unknown |
+/// | 82..88 | the number of bytes between the header and the payload: none without tags |
+/// | 88.. | the tags, then the payload |
 ///
 /// The tags are: `t`; the tag number, in 16 decimal digits; how many tags there are, in 4
 /// hexadecimal digits; each tag behind its length in bytes, in 4 hexadecimal digits.
-///
-/// Format 1 is still read: `bw1`, kind, fence, tag and cost as above, and 8 digits of a time to
-/// live. Such an entry is fresh until it is gone.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Entry {
@@ -52,10 +48,8 @@ pub struct Entry {
     /// The reader of the payload: the schema in the upper 16 bits, the
     /// [codec](crate::cache::Codec::tag) in the lower.
     pub tag: u32,
-    /// How long loads take, smoothed over the last ones.
+    /// How long its load took. Zero if it was written without one.
     pub cost: Duration,
-    /// How far the costs of the last loads were from the smoothed cost, smoothed as well.
-    pub spread: Duration,
     /// How long it is of use. Without windows it is fresh until it is gone.
     pub windows: Option<Windows>,
     /// Its tags. `None` if its cache has none.
@@ -81,8 +75,7 @@ pub enum EntryKind {
 #[error("the bytes are not an entry in a format that this version reads")]
 pub struct Undecodable;
 
-const HEADER: usize = 96;
-const HEADER_1: usize = 44;
+const HEADER: usize = 88;
 
 impl Entry {
     /// The place of the fence in the encoded bytes.
@@ -101,7 +94,6 @@ impl Entry {
             age: None,
             tag,
             cost,
-            spread: Duration::ZERO,
             windows: None,
             tagged: None,
             payload,
@@ -134,12 +126,6 @@ impl Entry {
     /// Returns the same entry with tags.
     pub fn with_tags(mut self, tagged: Tagged) -> Self {
         self.tagged = Some(Arc::new(tagged));
-        self
-    }
-
-    /// Returns the same entry with how far the costs of loads spread.
-    pub fn with_spread(mut self, spread: Duration) -> Self {
-        self.spread = spread;
         self
     }
 
@@ -210,13 +196,12 @@ impl Entry {
             EntryKind::Value | EntryKind::Ended => 'v',
             EntryKind::Uncacheable => 'u',
         };
-        let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        let (cost, spread) = (millis(self.cost), millis(self.spread));
+        let cost = u32::try_from(self.cost.as_millis()).unwrap_or(u32::MAX);
         let [fresh, stale, error] = self.windows.map_or([0; 3], Windows::millis);
         let (fence, stored_at, tag) = (self.fence, self.stored_at, self.tag);
         let more = self.tags_weight();
         let mut header = format!(
-            "bw2{kind}{fence:016}{stored_at:016}{tag:08x}{cost:08x}{spread:08x}\
+            "bw1{kind}{fence:016}{stored_at:016}{tag:08x}{cost:08x}\
              {fresh:010x}{stale:010x}{error:010x}{more:06x}"
         );
         self.tagged.iter().for_each(|tagged| tagged.encode(&mut header));
@@ -229,29 +214,21 @@ impl Entry {
     /// # Errors
     ///
     /// Returns [`Undecodable`] for any other bytes.
-    pub fn decode(bytes: Bytes) -> Result<Self, Undecodable> {
-        let kind = match bytes.get(3) {
-            Some(b'v') => EntryKind::Value,
-            Some(b'u') => EntryKind::Uncacheable,
+    pub fn decode(mut bytes: Bytes) -> Result<Self, Undecodable> {
+        let header: &[u8; HEADER] = bytes.first_chunk().ok_or(Undecodable)?;
+        let kind = match &header[..4] {
+            b"bw1v" => EntryKind::Value,
+            b"bw1u" => EntryKind::Uncacheable,
             _ => return Err(Undecodable),
         };
-        match &bytes[..3] {
-            b"bw2" => Self::decode_2(kind, bytes),
-            b"bw1" => Self::decode_1(kind, bytes),
-            _ => Err(Undecodable),
-        }
-    }
-
-    fn decode_2(kind: EntryKind, mut bytes: Bytes) -> Result<Self, Undecodable> {
-        let header: &[u8; HEADER] = bytes.first_chunk().ok_or(Undecodable)?;
         let fence = digits::<10>(header, Self::FENCE.start)?;
         let stored_at = digits::<10>(header, Self::STORED_AT.start)?;
         let (tag, cost) = halves(digits::<16>(header, 36)?);
-        // 16 digits at a time, over the edges of the fields: the last four are read twice.
-        let (spread, fresh) = halves(digits::<16>(header, 52)?);
-        let middle = digits::<16>(header, 68)?;
-        let last = digits::<16>(header, 80)?;
-        let fresh = (u64::from(fresh) << 8) | (middle >> 56);
+        // Over the edges of the fields. Some digits are read twice.
+        let first = digits::<16>(header, 52)?;
+        let middle = digits::<16>(header, 60)?;
+        let last = digits::<16>(header, 72)?;
+        let fresh = first >> 24;
         let (stale, error) = ((middle >> 16) & LONGEST, last >> 24);
         let more = last & 0xff_ffff;
         let windows =
@@ -265,27 +242,14 @@ impl Entry {
         // A slice of the bytes would cost a reference count.
         bytes.advance(payload_at);
         let entry = Self::value(tag, Duration::from_millis(cost.into()), bytes);
-        let spread = Duration::from_millis(spread.into());
-        Ok(Self { kind, fence, stored_at, spread, windows, tagged, ..entry })
-    }
-
-    fn decode_1(kind: EntryKind, mut bytes: Bytes) -> Result<Self, Undecodable> {
-        let header = bytes.get(..HEADER_1).ok_or(Undecodable)?;
-        let fence = digits::<10>(header, Self::FENCE.start)?;
-        let (tag, cost) = halves(digits::<16>(header, 20)?);
-        // The time to live is of no use, but it must be one.
-        digits::<16>(header, HEADER_1 - 16)?;
-        bytes.advance(HEADER_1);
-        let entry = Self::value(tag, Duration::from_millis(cost.into()), bytes);
-        Ok(Self { kind, fence, ..entry })
+        Ok(Self { kind, fence, stored_at, windows, tagged, ..entry })
     }
 }
 
 impl PartialEq for Entry {
     fn eq(&self, other: &Self) -> bool {
-        let written = |entry: &Self| {
-            (entry.kind, entry.fence, entry.tag, entry.cost, entry.spread, entry.windows)
-        };
+        let written =
+            |entry: &Self| (entry.kind, entry.fence, entry.tag, entry.cost, entry.windows);
         let is_same = written(self) == written(other) && self.tagged == other.tagged;
         is_same && self.payload == other.payload
     }
@@ -307,7 +271,7 @@ fn digits<const RADIX: u64>(header: &[u8], at: usize) -> Result<u64, Undecodable
 }
 
 /// Reads 8 digits as the bytes of one number, so that each step is taken for all of them at once:
-/// each hit reads 92. After Daniel Lemire, "Quickly parsing eight digits", 2018.
+/// each hit reads 84. After Daniel Lemire, "Quickly parsing eight digits", 2018.
 #[inline(always)]
 fn eight_digits<const RADIX: u64>(text: [u8; 8]) -> Result<u64, Undecodable> {
     /// Multiplied by a byte, it is that byte eight times.

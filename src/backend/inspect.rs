@@ -2,6 +2,8 @@
 
 use std::{fmt, time::Duration};
 
+use super::Owner;
+
 /// The holder of a lock or of a load, and how many wait.
 ///
 /// ```
@@ -19,7 +21,9 @@ use std::{fmt, time::Duration};
 pub struct Holding {
     /// The number of holders: readers, or permits that are out. Zero if nothing is held.
     pub holders: u32,
-    /// The id of the process of the one holder. `None` for readers and permits.
+    /// The one holder. `None` for readers and permits.
+    pub(crate) holder: Option<Owner>,
+    /// The id of its process.
     pub process: Option<String>,
     /// The label of that process, if the lock was acquired with [one](crate::Locks::owner). A load
     /// has none.
@@ -38,9 +42,10 @@ pub struct Holding {
 
 impl Holding {
     /// Returns the same with the one holder, whose fence tells how long it has held.
-    pub(crate) fn by(self, process: String, fence: u64, now: u64) -> Self {
+    pub(crate) fn by(self, holder: Owner, fence: u64, now: u64) -> Self {
         let held_for = Some(Duration::from_micros(now.saturating_sub(fence)));
-        Self { process: Some(process), fence, held_for, ..self }
+        let process = Some(format!("{:016x}", holder.process_half()));
+        Self { holder: Some(holder), process, fence, held_for, ..self }
     }
 
     /// Returns whether nothing is held, and nothing waits.

@@ -16,13 +16,13 @@ use crate::{error::BackendError, key::Name};
 ///
 /// # Errors
 ///
-/// As those of [`Leases`]. The error is
+/// As with [`Leases`]. The error is
 /// [`BackendErrorKind::Foreign`](crate::error::BackendErrorKind::Foreign) if the name holds
 /// something that is not a latch, which is left alone.
 ///
 /// # Cancel safety
 ///
-/// As that of [`Leases`].
+/// As with [`Leases`].
 pub trait Latches: Leases {
     /// Sets a latch to `count`, for `ttl`, unless one stands. Returns whether one stands that was
     /// set under this `id`, so that a setting that is sent twice is recognised.

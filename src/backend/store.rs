@@ -21,12 +21,12 @@ use crate::{error::BackendError, key::Name};
 ///
 /// # Errors
 ///
-/// As those of [`Leases`]. [`get`](Self::get) returns [`BackendErrorKind::Foreign`] if the name
+/// As with [`Leases`]. [`get`](Self::get) returns [`BackendErrorKind::Foreign`] if the name
 /// holds something that is not an entry. A commit or a put replaces it.
 ///
 /// # Cancel safety
 ///
-/// As that of [`Leases`].
+/// As with [`Leases`].
 pub trait Store: Leases {
     /// Returns the entry, if there is one. If it has [windows](Windows) in which it is stale, it
     /// comes with its [age](Entry::age).

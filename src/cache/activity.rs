@@ -24,9 +24,10 @@ use crate::{
 
 /// The key whose channel has the questions.
 const QUESTIONS: &str = "bellwether-top";
-/// Keys are counted for so long after a question, which comes each second.
+/// Keys are counted for so long after a question, which comes each second. The end of the cache is
+/// noticed as late.
 const FRESH: Duration = Duration::from_secs(3);
-/// After how long a subscription that failed is tried again, and the end of the cache is noticed.
+/// After how long a subscription that failed is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
 /// One of so many requests is counted.
 const SAMPLED: u32 = 16;
@@ -132,8 +133,7 @@ async fn answer_all<V: Clone + Send + Sync + 'static>(
     id: &str,
 ) {
     loop {
-        let wait = if is_asked(core) { FRESH } else { AGAIN };
-        let asked = timeout(wait, changes.next()).await.is_ok();
+        let asked = timeout(FRESH, changes.next()).await.is_ok();
         let Some(core) = core.upgrade() else { return };
         core.activity.is_asked.store(asked, Ordering::Relaxed);
         let keys = core.activity.take();
@@ -148,13 +148,9 @@ async fn answer_all<V: Clone + Send + Sync + 'static>(
     }
 }
 
-fn is_asked<V>(core: &Weak<Core<V>>) -> bool {
-    core.upgrade().is_some_and(|core| core.activity.is_asked.load(Ordering::Relaxed))
-}
-
 impl<V: Clone + Send + Sync + 'static> Core<V> {
     fn answer(&self, id: &str, keys: &[(Key, u64)]) -> String {
-        let stats = self.counters.snapshot(self.flights.len());
+        let stats = self.stats();
         let keys: Vec<_> = keys.iter().map(|(key, count)| json!([key.as_str(), count])).collect();
         json!({
             "cache": id,

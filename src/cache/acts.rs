@@ -37,11 +37,11 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// As those of [`insert`](Self::insert).
+    /// As with [`insert`](Self::insert).
     ///
     /// # Cancel safety
     ///
-    /// As that of [`insert`](Self::insert).
+    /// As with [`insert`](Self::insert).
     pub async fn insert_with_ttl(
         &self,
         key: impl Into<Key>,
@@ -83,11 +83,11 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// As those of [`invalidate`](Self::invalidate).
+    /// As with [`invalidate`](Self::invalidate).
     ///
     /// # Cancel safety
     ///
-    /// As that of [`invalidate`](Self::invalidate).
+    /// As with [`invalidate`](Self::invalidate).
     ///
     /// # Examples
     ///
@@ -127,7 +127,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// As those of [`invalidate`](Self::invalidate).
+    /// As with [`invalidate`](Self::invalidate).
     ///
     /// # Cancel safety
     ///
@@ -183,7 +183,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// As those of [`get`](Self::get).
+    /// As with [`get`](Self::get).
     ///
     /// # Cancel safety
     ///
@@ -216,7 +216,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// As those of [`get`](Self::get).
+    /// As with [`get`](Self::get).
     ///
     /// # Cancel safety
     ///

@@ -380,10 +380,11 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         let tag = u32::from(settings.schema) << 16 | u32::from(self.codec.tag());
         let engine = Engine::new(self.store.clone());
         let tags = Arc::new(Tags::new(&settings));
+        let counters = Arc::<Counters>::default();
         let core = Core {
             try_limit: try_limit(settings.retry.as_ref(), engine.backend().as_ref()),
             engine,
-            copies: LocalStore::of(&settings, self.store.as_ref(), &tags),
+            copies: LocalStore::of(&settings, self.store.as_ref(), &tags, &counters),
             tags,
             store: self.store,
             codec: Arc::new(self.codec),
@@ -393,7 +394,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             abort: CancellationToken::new(),
             begun: TaskTracker::new(),
             loads: Arc::new(Semaphore::new(settings.max_loads)),
-            counters: Counters::default(),
+            counters,
             meter: crate::meter::Meter::default(),
             activity: Activity::default(),
             shards: Shards::default(),

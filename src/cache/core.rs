@@ -28,13 +28,13 @@ use super::{
     tags::{Answered, Tags},
 };
 use crate::{
-    backend::{DynStore, Entry, EntryKind, Tagged, Tap, Windows, answered_by},
+    backend::{DynStore, Entry, EntryKind, Tagged, Windows, answered_by},
     error::{BackendError, BackendErrorKind, BoxError, Chain, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
     lease::Engine,
     meter::Meter,
-    observe::{Counters, Once},
+    observe::{Counters, Once, Stats},
     shards::Shards,
 };
 
@@ -58,7 +58,7 @@ pub(super) struct Core<V> {
     pub(super) begun: TaskTracker,
     /// The permits of loads under way.
     pub(super) loads: Arc<Semaphore>,
-    pub(super) counters: Counters,
+    pub(super) counters: Arc<Counters>,
     pub(super) meter: Meter,
     pub(super) activity: Activity,
     pub(super) shards: Shards<Shard>,
@@ -135,6 +135,12 @@ impl<V> Core<V> {
         let settings = &self.settings;
         let name = Name::new(&settings.namespace, Family::Cache, key, settings.max_key)?;
         Ok(name.with_schema(settings.schema))
+    }
+
+    /// Returns what was counted until now.
+    pub(super) fn stats(&self) -> Stats {
+        self.copies.iter().for_each(|copies| copies.count_trust());
+        self.counters.snapshot(self.flights.len())
     }
 
     /// Returns the options of a request: its own, or those of the cache.
@@ -319,12 +325,15 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if row.fence() < options.least_fence {
             return None;
         }
+        self.meter.sample_local_age(|| copies.age_of_copy(&row));
         Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
     }
 
     /// Lets go of what the copies in this process have from before a commit under this fence.
     pub(super) fn committed_local(&self, name: &Name, fence: u64) {
-        self.copies.iter().for_each(|copies| copies.changed(name.prefix(), fence));
+        if let Some(copies) = &self.copies {
+            copies.drop_older(name.prefix(), fence);
+        }
         local::tell_all_of_commit(&self.watches, name, fence);
     }
 

@@ -57,7 +57,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// As those of [`get`](Self::get). A key that holds data of another program is an error.
+    /// As with [`get`](Self::get). A key that holds data of another program is an error.
     ///
     /// # Cancel safety
     ///
@@ -74,7 +74,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// cache.insert("stock:42", &17).await?;
     /// let explained = cache.explain("stock:42").await?;
     /// assert_eq!((explained.state, explained.bytes), (EntryState::Fresh, 2));
-    /// println!("{explained}");
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn explain(&self, key: impl Into<Key>) -> Result<Explanation, Error> {
@@ -133,25 +132,5 @@ impl fmt::Display for EntryState {
             Self::Ended => "ended",
             Self::Uncacheable => "uncacheable",
         })
-    }
-}
-
-impl fmt::Display for Explanation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.state.fmt(f)?;
-        if let Some(remaining) = self.remaining {
-            write!(f, " for {remaining:.1?}")?;
-        }
-        if let Some(entry) = &self.entry {
-            write!(f, ", {} bytes, fence {}", self.bytes, entry.fence)?;
-        }
-        if self.load.holders > 0 {
-            write!(f, "; its load is {}", self.load)?;
-        }
-        if let (Some(back_off), Some(failure)) = (self.back_off, &self.failure) {
-            let BackOff { wait, failures } = back_off;
-            write!(f, "; {failures} failed loads, no load for {wait:.1?}: {failure}")?;
-        }
-        Ok(())
     }
 }

@@ -18,7 +18,7 @@ use super::{Builder, Cache, Codec};
 use crate::{backend::MemoryBackend, error::BoxError, sync::lock};
 
 /// The weight of an entry in the backend: its header and the number.
-const ENTRY: usize = 104;
+const ENTRY: usize = 96;
 /// Values are found under so many locks.
 const STRIPES: usize = 16;
 

@@ -24,7 +24,10 @@ mod order;
 mod watch;
 
 use std::{
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -54,6 +57,7 @@ use crate::{
     backend::{DynStore, Entry, STRIPES, Tap},
     error::Error,
     key::{Key, Name},
+    observe::Counters,
 };
 
 /// How far a tier may be behind at most, in all versions of this crate.
@@ -139,7 +143,7 @@ impl LocalTier {
 /// The copies of entries that a process keeps: for its local tier, and for the time in which the
 /// backend is away. Its times count from the creation of its order.
 pub(super) struct LocalStore<V> {
-    rows: Rows<Key, Arc<LocalRow<V>>, ByWeight, DefaultHashBuilder>,
+    rows: LocalRows<V>,
     order: Order,
     /// `None` if no copy is served while the backend answers.
     tier: Option<TierTimes>,
@@ -147,6 +151,9 @@ pub(super) struct LocalStore<V> {
     remembers: bool,
     /// The weight of one copy at most, so that it does not displace all others.
     heaviest: usize,
+    counters: Arc<Counters>,
+    /// Until when the time without trust was counted.
+    counted_until: AtomicU64,
 }
 
 #[derive(Clone, Copy)]
@@ -188,42 +195,47 @@ impl<V> Weighter<Key, Arc<LocalRow<V>>> for ByWeight {
     }
 }
 
+type LocalRows<V> = Rows<Key, Arc<LocalRow<V>>, ByWeight, DefaultHashBuilder>;
+
+fn rows<V>(weight: usize, is_tier: bool) -> LocalRows<V> {
+    let hasher = DefaultHashBuilder::default();
+    let mut options = OptionsBuilder::new();
+    options.estimated_items_capacity((weight / USUAL_ROW).max(16)).weight_capacity(weight as u64);
+    if !is_tier {
+        // Each has a quarter of the weight, and so room for the heaviest copy.
+        options.shards(4);
+    }
+    match options.build() {
+        Ok(options) => Rows::with_options(options, ByWeight, hasher, DefaultLifecycle::default()),
+        // All that it needs is given.
+        Err(_) => Rows::with(16, weight as u64, ByWeight, hasher, <_>::default()),
+    }
+}
+
 impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     /// Creates the store of a cache, if it is to have one.
     pub(super) fn of(
         settings: &Settings,
         store: &dyn DynStore,
         tags: &Arc<Tags>,
+        counters: &Arc<Counters>,
     ) -> Option<Arc<Self>> {
         // The other backends are never away.
         let memory = settings.outage_memory.unwrap_or(if store.is_shared() { MEMORY } else { 0 });
         let weight = settings.local.map_or(0, |tier| tier.weight).saturating_add(memory);
-        (weight > 0).then(|| Self::new(settings, store, tags, weight, memory > 0))
+        let remembers = memory > 0;
+        (weight > 0).then(|| Self::new(settings, store, tags, counters, weight, remembers))
     }
 
     fn new(
         settings: &Settings,
         store: &dyn DynStore,
         tags: &Arc<Tags>,
+        counters: &Arc<Counters>,
         weight: usize,
         remembers: bool,
     ) -> Arc<Self> {
-        let hasher = DefaultHashBuilder::default();
-        let mut options = OptionsBuilder::new();
-        options
-            .estimated_items_capacity((weight / USUAL_ROW).max(16))
-            .weight_capacity(weight as u64);
-        if settings.local.is_none() {
-            // Each has a quarter of the weight, and so room for the heaviest copy.
-            options.shards(4);
-        }
-        let rows = match options.build() {
-            Ok(options) => {
-                Rows::with_options(options, ByWeight, hasher, DefaultLifecycle::default())
-            }
-            // All that it needs is given.
-            Err(_) => Rows::with(16, weight as u64, ByWeight, hasher, <_>::default()),
-        };
+        let rows = rows(weight, settings.local.is_some());
         let stripes = if settings.local.is_some() { STRIPES } else { FEW_STRIPES };
         let order = Order::new(&settings.namespace, tags, stripes);
         Arc::new_cyclic(|this: &Weak<Self>| {
@@ -232,7 +244,15 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
                 let max_staleness = if is_told { nanos(tier.max_staleness) } else { u64::MAX };
                 TierTimes { max_age: nanos(tier.max_age), max_staleness }
             };
-            Self { rows, order, tier: settings.local.map(times), remembers, heaviest: weight / 4 }
+            Self {
+                rows,
+                order,
+                tier: settings.local.map(times),
+                remembers,
+                heaviest: weight / 4,
+                counters: counters.clone(),
+                counted_until: AtomicU64::new(0),
+            }
         })
     }
 
@@ -288,8 +308,12 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     }
 
     fn age(&self, row: &LocalRow<V>) -> Option<Duration> {
-        let since = Duration::from_nanos(self.order.now().saturating_sub(row.asked));
-        Some(row.entry.age?.saturating_add(since))
+        Some(row.entry.age?.saturating_add(self.age_of_copy(row)))
+    }
+
+    /// Returns how long ago the backend was asked for this copy.
+    pub(super) fn age_of_copy(&self, row: &LocalRow<V>) -> Duration {
+        Duration::from_nanos(self.order.now().saturating_sub(row.asked))
     }
 
     /// Begins a question to the backend.
@@ -394,6 +418,24 @@ impl<V> LocalStore<V> {
         Some(((max_staleness < u64::MAX).then_some(lag), nanos(lag) < max_staleness))
     }
 
+    /// Counts the time without trust until now.
+    pub(super) fn count_trust(&self) {
+        let Some(tier) = self.tier else { return };
+        let trusted_until = self.order.complete_until().saturating_add(tier.max_staleness);
+        let now = self.order.now();
+        let counted = self.counted_until.fetch_max(now, Ordering::Relaxed);
+        self.counters.local_untrusted_seconds.add(now.saturating_sub(trusted_until.max(counted)));
+    }
+
+    /// Lets go of the copy of an entry from before this fence. Returns whether there was one.
+    pub(super) fn drop_older(&self, prefix: &str, fence: u64) -> bool {
+        let mut is_dropped = false;
+        self.order.changed(prefix, fence, |key| {
+            is_dropped = self.rows.remove_if(key, |row| row.entry.fence < fence).is_some();
+        });
+        is_dropped
+    }
+
     /// Notes that the backend has no entry of a key. A value that was loaded while it refuses
     /// writes stays, because the backend could not get it.
     pub(super) fn missed(&self, key: &Key) {
@@ -451,9 +493,9 @@ impl<V: Send + Sync + 'static> Tap for LocalStore<V> {
         if let Some(tag) = self.order.tag_of(prefix) {
             return self.order.tags.note(&tag, fence);
         }
-        self.order.changed(prefix, fence, |key| {
-            self.rows.remove_if(key, |row| row.entry.fence < fence);
-        });
+        if self.drop_older(prefix, fence) {
+            self.counters.local_dropped.add();
+        }
     }
 
     fn lost(&self) {
@@ -461,6 +503,7 @@ impl<V: Send + Sync + 'static> Tap for LocalStore<V> {
     }
 
     fn complete_until(&self, asked: Instant) {
+        self.count_trust();
         self.order.note_complete(asked);
     }
 }
@@ -481,7 +524,12 @@ mod tests {
     fn store(memory: usize) -> Option<Arc<LocalStore<u64>>> {
         let settings = Settings { outage_memory: Some(memory), ..Settings::default() };
         let backend = Arc::new(MemoryBackend::new()).erase_store().0;
-        LocalStore::of(&settings, backend.as_ref(), &Arc::new(Tags::new(&settings)))
+        LocalStore::of(
+            &settings,
+            backend.as_ref(),
+            &Arc::new(Tags::new(&settings)),
+            &<_>::default(),
+        )
     }
 
     fn name(key: &Key) -> Name {

@@ -93,11 +93,11 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// As those of [`get_or_load_many`](Self::get_or_load_many).
+    /// As with [`get_or_load_many`](Self::get_or_load_many).
     ///
     /// # Cancel safety
     ///
-    /// As that of [`get_or_load_many`](Self::get_or_load_many).
+    /// As with [`get_or_load_many`](Self::get_or_load_many).
     ///
     /// # Examples
     ///
@@ -161,7 +161,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// Each answer has its own, as that of [`get`](Self::get).
+    /// Each answer has its own, as with [`get`](Self::get).
     ///
     /// # Cancel safety
     ///
@@ -202,7 +202,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// Each answer has its own, as that of [`insert`](Self::insert).
+    /// Each answer has its own, as with [`insert`](Self::insert).
     ///
     /// # Cancel safety
     ///
@@ -225,7 +225,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// Each answer has its own, as that of [`invalidate`](Self::invalidate).
+    /// Each answer has its own, as with [`invalidate`](Self::invalidate).
     ///
     /// # Cancel safety
     ///

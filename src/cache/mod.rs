@@ -77,7 +77,7 @@ use crate::observe::Counters;
 use crate::{
     backend::Store,
     error::{BoxError, Error},
-    key::Key,
+    key::{IntoKey, Key},
 };
 
 /// A cache whose entries are loaded by one caller in the whole fleet.
@@ -154,15 +154,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// Dropping the future has no effect on other callers: the load goes on for them. A load that
     /// no caller waits for ends as the cache was [told](Builder::when_abandoned).
-    pub async fn get_or_load<F, Fut, E>(&self, key: impl Into<Key>, loader: F) -> Result<V, Error>
+    pub async fn get_or_load<F, Fut, E>(&self, key: impl IntoKey, loader: F) -> Result<V, Error>
     where
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<V, E>> + Send + 'static,
         E: Into<BoxError> + 'static,
     {
-        let key = key.into();
-        // Before the future of a load is made, which costs as much as a copy.
-        match self.get_local(key.as_str()) {
+        // Before a key and the future of a load are made, which each cost as much as a copy.
+        match key.key_text().and_then(|text| self.get_local(text)) {
             Some(copy) => Ok(copy),
             None => Ok(self.request(key).load(loader).await?.value),
         }
@@ -212,7 +211,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Returns what was counted since the cache was built.
     pub fn stats(&self) -> Stats {
-        self.core.counters.snapshot(self.core.flights.len())
+        self.core.stats()
     }
 
     /// Publishes the [counters](Self::stats) of this cache and its clones, and the times of loads

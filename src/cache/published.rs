@@ -64,7 +64,7 @@ impl<V: Clone + Send + Sync + 'static> crate::meter::Publisher for Core<V> {
     }
 
     fn counters(&self) -> Vec<crate::meter::MetricValue> {
-        let counted = self.counters.snapshot(0).each().into_iter();
+        let counted = self.stats().each().into_iter();
         counted
             .map(|(field, metric, value)| match field {
                 "hits" => (REQUESTS, Some("hit"), value),

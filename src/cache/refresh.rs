@@ -45,11 +45,11 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// As those of [`Request::refresh`].
+    /// As with [`Request::refresh`].
     ///
     /// # Cancel safety
     ///
-    /// As that of [`Request::refresh`].
+    /// As with [`Request::refresh`].
     ///
     /// # Examples
     ///

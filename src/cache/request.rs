@@ -58,7 +58,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// # Errors
     ///
-    /// As those of [`Cache::insert`](super::Cache::insert).
+    /// As with [`Cache::insert`](super::Cache::insert).
     ///
     /// # Cancel safety
     ///
@@ -96,11 +96,27 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// # Errors
     ///
-    /// As those of [`Cache::touch`](super::Cache::touch).
+    /// As with [`Cache::touch`](super::Cache::touch).
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the windows may or may not have begun anew.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let hour = Duration::from_secs(3600);
+    /// assert!(!cache.request("session:42").ttl(hour).touch().await?);
+    /// cache.insert("session:42", &7).await?;
+    /// assert!(cache.request("session:42").ttl(hour).touch().await?);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
     pub async fn touch(self) -> Result<bool, Error> {
         let Self { core, key, own } = self;
         let (name, life) = (core.name(&key)?, core.settings.fence_life());

@@ -39,10 +39,10 @@ const UNDO: Duration = Duration::from_millis(10);
 
 /// Looks after the work of one engine.
 #[derive(Clone, Default)]
-pub(crate) struct Watch(Arc<Mutex<Watched>>);
+pub(crate) struct Watch(Arc<Mutex<WatchQueue>>);
 
 #[derive(Default)]
-struct Watched {
+struct WatchQueue {
     /// When to look at which work, in order.
     queue: VecDeque<(Instant, Weak<dyn Look>)>,
     has_task: bool,
@@ -151,19 +151,15 @@ struct Work<T> {
     if_left: IfLeft,
 }
 
+#[derive(Default)]
 enum State<T> {
     /// The caller polls it, and is woken by this waker, once it has polled it.
     Carried(BoxFuture<'static, T>, Option<Waker>),
     /// A task polls it. It was looked at so often since its end.
     Moved(AbortOnDropHandle<T>, u32),
     /// The caller has its outcome, or it was dropped.
+    #[default]
     Gone,
-}
-
-impl<T> Default for State<T> {
-    fn default() -> Self {
-        Self::Gone
-    }
 }
 
 impl<T: Send + 'static> Work<T> {
@@ -209,11 +205,7 @@ impl<T: Send + 'static> Look for Work<T> {
 struct Attended<T: Send + 'static>(Arc<Work<T>>);
 
 impl<T: Send + 'static> Attended<T> {
-    fn new(
-        watch: &Watch,
-        work: impl Future<Output = T> + Send + 'static,
-        if_left: IfLeft,
-    ) -> Self {
+    fn new(watch: &Watch, work: impl Future<Output = T> + Send + 'static, if_left: IfLeft) -> Self {
         let work = work.instrument(Span::current()).boxed();
         let state = Mutex::new(State::Carried(work, None));
         let (watch, runtime) = (watch.clone(), Handle::current());

@@ -92,6 +92,7 @@ impl crate::meter::Publisher for Engine {
     }
 
     fn gauges(&self) -> Vec<(&'static str, f64)> {
-        vec![("bellwether_locks_held", self.renewals.held() as f64)]
+        let (held, waiting) = (self.renewals.held(), self.keeper.entries());
+        vec![("bellwether_locks_held", held as f64), ("bellwether_locks_waiting", waiting as f64)]
     }
 }

@@ -107,6 +107,12 @@ impl Keeper {
         KeptPlace { keeper: self.clone(), key, number, asks }
     }
 
+    /// Returns how many entries are kept.
+    #[cfg(feature = "metrics")]
+    pub(super) fn entries(&self) -> usize {
+        self.queues().values().map(|queue| queue.waiters.len()).sum()
+    }
+
     fn start(&self, key: KeptQueueKey, runtime: &Handle, mut tried: Vec<Id>) {
         tried.push(runtime.id());
         let task = KeeperTask { keeper: self.clone(), key, tried, has_ended: false };

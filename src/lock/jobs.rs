@@ -31,6 +31,9 @@ const END_OF_TICKS: u64 = 10_u64.pow(16);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnCrash {
     /// The tick is skipped, so it runs at most once. The next turn [tells](Turn::previous) of it.
+    /// With a nightly job that is a night later. The [guide] says how to be told sooner.
+    ///
+    /// [guide]: crate::guide#a-job-that-runs-once-in-the-fleet
     #[default]
     Skip,
     /// The tick runs again, unless a later one has begun. A process that was suspended past its
@@ -53,7 +56,8 @@ macro_rules! job_settings {
         /// Sets how long the lease of a turn lasts unless it is renewed. Defaults to 10 s; from 20
         /// ms to 24 h.
         ///
-        /// For so long after the process of a turn has died, no tick begins.
+        /// After the process of a turn was killed, the ticks within a lease are missed with
+        /// [`OnCrash::Skip`], and wait with [`OnCrash::RunAgain`].
         pub fn lease(mut self, lease: Duration) -> Self {
             self.front.lease = lease;
             self
@@ -118,7 +122,9 @@ impl Job {
     }
 
     /// Begins the tick. Returns `None` if this tick or a later one was begun before, or if the
-    /// mutex of the name is held.
+    /// [mutex](crate::Locks::mutex) of the name is held, by a turn or by any other caller.
+    ///
+    /// A tick may be asked for late, and again after an error.
     ///
     /// With [`OnCrash::Skip`] this does not wait. A tick that comes while the turn of an earlier
     /// one still runs is missed, unless it is asked for again. With [`OnCrash::RunAgain`] this

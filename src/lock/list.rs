@@ -2,10 +2,10 @@
 
 use std::{cmp::Reverse, collections::BTreeSet, fmt};
 
-use super::Locks;
+use super::{Locks, front::Front, semaphore::any_permit};
 use crate::{
-    backend::{Holding, SemaphoreKind},
-    error::Error,
+    backend::{Claim, Holding, Mode, SemaphoreKind},
+    error::{Error, ErrorKind},
     key::{Key, Name},
 };
 
@@ -69,7 +69,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// As those of [`list`](Self::list), and [`InvalidKey`](crate::ErrorKind::InvalidKey).
+    /// As with [`list`](Self::list), and [`InvalidKey`](crate::ErrorKind::InvalidKey).
     ///
     /// # Cancel safety
     ///
@@ -93,6 +93,53 @@ impl Locks {
             listed.extend(self.look(&name, kind).await?);
         }
         Ok(listed)
+    }
+
+    /// Ends what is held of a lock, if its holder is still the listed one. Returns `false` if it is
+    /// not. The next waiter gets the lock. Readers and permits have no one holder, so all of them
+    /// are ended.
+    ///
+    /// The holder learns of the loss at its next renewal, and with a fixed lease at its end. Until
+    /// then, a second holder is possible, and only a fencing token protects.
+    ///
+    /// # Errors
+    ///
+    /// As with [`Mutex::force_unlock`](crate::lock::Mutex::force_unlock), which ends whoever
+    /// holds.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the lock may or may not have been ended.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Locks, MemoryBackend};
+    ///
+    /// let locks = Locks::new(MemoryBackend::new());
+    /// let stuck = locks.mutex("import").lock().await?;
+    /// let listed = locks.explain("import").await?.remove(0);
+    /// assert!(locks.end(&listed).await?);
+    /// let _next = locks.mutex("import").lock().await?;
+    /// assert!(!locks.end(&listed).await?);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn end(&self, lock: &ListedLock) -> Result<bool, Error> {
+        let front = Front::new(self.space.clone(), lock.name.as_str().into());
+        let mode = match lock.kind {
+            SemaphoreKind::Mutex => Mode::Exclusive,
+            SemaphoreKind::ReadWrite => Mode::Write,
+            SemaphoreKind::Permits => any_permit(1),
+        };
+        let Some(holder) = lock.held.holder else { return front.clear(mode).await };
+        let claim = Claim { owner: holder, ..front.claim(mode)? };
+        match self.space.engine.janitor().end(claim).await {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Lost => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     async fn look(&self, name: &Name, kind: SemaphoreKind) -> Result<Option<ListedLock>, Error> {

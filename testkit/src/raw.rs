@@ -142,7 +142,7 @@ impl Raw {
                   local unit = tonumber(members[at + 1]) > 1e14 and 1000 or 1
                   redis.call('ZINCRBY', key, -ARGV[1] * unit, members[at])
                 end
-              elseif redis.pcall('GETRANGE', key, 0, 2) == 'bw2' then
+              elseif redis.pcall('GETRANGE', key, 0, 2) == 'bw1' then
                 local stored_at = tonumber(redis.call('GETRANGE', key, 20, 35)) - ARGV[1] * 1000
                 redis.call('SETRANGE', key, 20, string.format('%016.0f', stored_at))
               end

@@ -141,9 +141,26 @@ async fn a_lock_is_unlocked_after_a_question() {
     terminal.enter("clear; bellwether unlock import; echo \"[ended with $?]\"");
     terminal.shows("Unlock import? [y/N]").await;
     terminal.enter("y");
-    terminal.shows("import is unlocked").await;
+    terminal.shows("ended: import (mutex): held by pod-7").await;
     timeout(LIMIT, guard.lost()).await.expect("the holder is told");
     printed(&run(&server, &["unlock", "import"]).await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_came_after_the_question_keeps_its_lock() {
+    let server = RedisServer::start().await;
+    let [stuck, well] = ["pod-7", "pod-9"].map(|pod| locks(&server).owner(pod));
+    let guard = stuck.mutex("import").lock().await.unwrap();
+    until_locks_show(&server, "pod-7").await;
+    let terminal = Terminal::open(&server.url());
+    terminal.enter("bellwether unlock import; echo \"[ended with $?]\"");
+    terminal.shows("Unlock import? [y/N]").await;
+    guard.unlock().await.unwrap();
+    let mut guard = well.mutex("import").lock().await.unwrap();
+    terminal.enter("y");
+    terminal.shows("import has another holder by now, which keeps it").await;
+    terminal.shows("[ended with 3]").await;
+    guard.renew().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

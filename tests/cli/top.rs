@@ -1,8 +1,12 @@
 //! `top` shows what eight processes do, and which lock is stuck.
 
+use bellwether::{Cache, RedisBackend, backend::SentinelMaster};
+use testkit::{RedisServer, Sentinels};
+
 use super::{
+    NAMESPACE,
     fleet::{Fleet, HOLDER, STUCK},
-    printed, run,
+    printed, run, run_at,
     terminal::{Terminal, draw},
 };
 
@@ -30,4 +34,38 @@ async fn the_busiest_keys_and_the_stuck_lock_are_on_the_screen() {
     let json = printed(&run(&fleet.server, &["top", "--seconds", "3", "--json"]).await, 0);
     let last = json.lines().last().unwrap();
     assert!(last.contains(r#""processes":8"#) && last.contains(key), "{json}");
+}
+
+fn answering(backend: RedisBackend) -> Cache<u64> {
+    let cache = Cache::builder(backend).namespace(NAMESPACE).build().unwrap();
+    tokio::spawn(cache.answer_top());
+    cache
+}
+
+/// A screen is left running in an incident, so it outlives one of the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_screen_stays_while_the_server_is_away() {
+    let mut server = RedisServer::start().await;
+    let _cache = answering(testkit::open(server.url()));
+    let terminal = Terminal::open(&server.url());
+    terminal.enter("bellwether top");
+    terminal.shows("1 processes").await;
+    server.kill();
+    terminal.shows("the server does not answer: ").await;
+    server.start_again().await;
+    let is_back = |screen: &str| screen.contains("1 processes") && !screen.contains("not answer");
+    terminal.comes_to("the process", is_back).await;
+    terminal.press("C-c");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_behind_sentinels_answer() {
+    let sentinels = Sentinels::start(0).await;
+    let master = SentinelMaster::named(Sentinels::MASTER);
+    let builder = RedisBackend::builder().sentinels(sentinels.urls(), master);
+    let _cache = answering(builder.build().unwrap());
+    let urls = sentinels.urls().join(",");
+    let top = ["top", "--master", Sentinels::MASTER, "--seconds", "6", "--json"];
+    let json = printed(&run_at(&urls, &top).await, 0);
+    assert!(json.lines().any(|line| line.contains(r#""processes":1"#)), "{json}");
 }

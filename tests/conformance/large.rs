@@ -99,7 +99,7 @@ pub async fn the_waiters_for_a_large_entry_are_told<H: FullHarness>(h: &H) {
         match next(&mut changes).await {
             Change::Entry(entry) => assert!(entry == expected, "{size}"),
             Change::Announced(announced) => {
-                assert_eq!((announced.fence, announced.bytes), (expected.fence, size + 96));
+                assert_eq!((announced.fence, announced.bytes), (expected.fence, size + 88));
                 let fetched = there.fetch(&name, &announced).await.unwrap();
                 assert!(fetched == Some(expected), "{size}");
             }

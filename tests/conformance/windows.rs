@@ -62,7 +62,7 @@ pub async fn a_newer_entry_tells_its_age<H: FullHarness>(h: &H) {
 pub async fn an_entry_is_read_with_its_windows<H: FullHarness>(h: &H) {
     let [here, there] = [h.backend(), h.backend()];
     let windows = Windows::fresh(TTL / 4).stale(TTL / 2).error(TTL / 4);
-    let entry = value("v").with_windows(windows).with_spread(TTL / 100);
+    let entry = value("v").with_windows(windows);
     let mut changes = listen(&there, &name("k")).await;
     let claim = claim(&name("k"));
     let grant = begun(&here, &claim).await;

@@ -52,7 +52,7 @@ async fn assert_an_answer_for_each_user(answer: Answer) {
     }
     for key in raw.keys("pages:c:*:e").await {
         let entry: Vec<u8> = raw.run(&["GET", &key]).await;
-        assert!(entry.starts_with(b"bw2u"), "an answer is stored under {key}");
+        assert!(entry.starts_with(b"bw1u"), "an answer is stored under {key}");
         assert!(entry.len() < 100, "{} bytes", entry.len());
     }
     times.sort();

@@ -586,6 +586,15 @@ fn two_holders_of_a_lock_are_found() {
     assert_eq!(suspended.line(1, 301, held).breaks(), [Rule::OneHolder]);
     let after = Written::default().held(1, 1, 10, 100, 200).held(2, 1, 20, 201, 210);
     assert_eq!(after.breaks(), []);
+    // Nor does a leader lead beside a holder, or beside another leader.
+    let leads = |by, from| {
+        let first = Written::default().alone("m0", Kind::Leader, 1, 1, 10, 100, 300);
+        first.alone("m0", by, 2, 1, 20, from, 310)
+    };
+    for by in [Kind::Leader, Kind::Mutex] {
+        assert_eq!(leads(by, 200).breaks(), [Rule::OneHolder]);
+        assert_eq!(leads(by, 301).breaks(), []);
+    }
     let back = Written::default().held(1, 1, 20, 100, 200).held(2, 1, 10, 201, 210);
     assert_eq!(back.breaks(), [Rule::Fences]);
 }

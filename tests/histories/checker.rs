@@ -39,9 +39,10 @@
 //! - [`Rule::Refreshed`]: a refresh returns a value that was made or touched after it was asked
 //!   for.
 //! - [`Rule::Origin`]: a value was loaded or inserted for its key, and is not answered before that.
-//! - [`Rule::OneHolder`]: two holds of a lock do not overlap. An overlap is excused by a reported
-//!   loss of the older hold, a deletion of its lease, or a pause of its process. A lock that was
-//!   unlocked as held to the end had no other holder.
+//! - [`Rule::OneHolder`]: two holds of a lock do not overlap. The term of a leader is a hold, from
+//!   the call of its work until the work has returned or was dropped. An overlap is excused by a
+//!   reported loss of the older hold, a deletion of its lease, or a pause of its process. A lock
+//!   that was unlocked as held to the end had no other holder.
 //! - [`Rule::NoneBesideWriter`]: a hold of a writer and one of a reader do not overlap. The same
 //!   events of either hold excuse an overlap. A hold that was unlocked as held to the end has no
 //!   excuse.

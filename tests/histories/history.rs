@@ -247,6 +247,8 @@ pub enum Family {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Kind {
     Mutex,
+    /// The term of a leader. It stands beside the mutexes of its name.
+    Leader,
     Reader,
     Writer,
     /// A number of permits.

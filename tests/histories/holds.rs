@@ -13,7 +13,12 @@ impl Checker<'_> {
     pub fn holds(&mut self) {
         let mut names: HashMap<&str, Vec<&Hold>> = HashMap::new();
         for hold in self.index.holds.iter().filter(|hold| hold.fence > 0) {
-            self.tally.add(if hold.kind == Kind::Mutex { "locks" } else { "writers" }, 1);
+            let what = match hold.kind {
+                Kind::Mutex => "locks",
+                Kind::Leader => "terms",
+                _ => "writers",
+            };
+            self.tally.add(what, 1);
             names.entry(&hold.name).or_default().push(hold);
         }
         for (name, mut holds) in names {

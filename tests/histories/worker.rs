@@ -21,7 +21,7 @@ use bellwether::{
     cache::{
         Abandoned, AfterFailure, Batch, EarlyRefresh, Lead, Loaded, LocalTier, Source as From,
     },
-    lock::Upgrade,
+    lock::{Term, Upgrade},
 };
 use fastrand::Rng;
 use futures_util::future::join_all;
@@ -521,8 +521,10 @@ impl Worker {
     /// Acquires a lock, keeps it for a while and releases it.
     async fn lock(&self, rng: &mut Rng) {
         let mutex = |rng: &mut Rng| format!("m{}", rng.usize(0..self.setup.load.locks));
-        if rng.u8(0..10) == 0 {
-            return self.latch(rng).await;
+        match rng.u8(0..10) {
+            0 => return self.latch(rng).await,
+            1 => return self.lead(mutex(rng), rng).await,
+            _ => {}
         }
         let (name, mut how) = match rng.u8(0..9) {
             0..2 => (mutex(rng), How::Mutex),
@@ -587,6 +589,26 @@ impl Worker {
                 }
             };
             how = if let Guard::Writer(_) = guard { How::Writer } else { How::Reader };
+        }
+    }
+
+    /// Stands as a candidate, and leads for a while. Each term that is lost has a hold of its own.
+    async fn lead(&self, name: String, rng: &mut Rng) {
+        let candidate = self.locks.leader(name.as_str()).lease(self.lease(&name));
+        let (asked, takes) = (self.log.now(), Plan::new(rng).takes);
+        let work = |term: Term| {
+            let (hold, name, kind) = (self.number(), name.clone(), Kind::Leader);
+            self.log.tell(Event::Locked { hold, name, kind, fence: term.fence(), asked });
+            // Dropped at the end of the work, and where a loss drops the work.
+            let leads = Leads(self.log.clone(), hold);
+            async move {
+                sleep(takes).await;
+                drop(leads);
+            }
+        };
+        match rng.u8(0..3) {
+            0 => drop(cut_off(candidate.run(work), rng).await),
+            _ => drop(candidate.run(work).await),
         }
     }
 
@@ -733,6 +755,15 @@ struct Ended(Log, u64);
 impl Drop for Ended {
     fn drop(&mut self) {
         self.0.tell(Event::LoadEnded { number: self.1 });
+    }
+}
+
+/// A process believes that it leads while this lives.
+struct Leads(Log, u64);
+
+impl Drop for Leads {
+    fn drop(&mut self) {
+        self.0.tell(Event::Unlocking { hold: self.1 });
     }
 }
 

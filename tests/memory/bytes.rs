@@ -9,8 +9,7 @@ use bytes::Bytes;
 fn an_encoded_entry_is_decoded() {
     let entry = Entry::value(7, Duration::from_millis(210), Bytes::from_static(b"\0\xffv"))
         .with_fence(1_790_000_000_000_001)
-        .with_stored_at(1_790_000_000_210_001)
-        .with_spread(Duration::from_millis(20));
+        .with_stored_at(1_790_000_000_210_001);
     let windows = Windows::fresh(Duration::from_millis(60_001)).stale(Duration::MAX);
     for entry in [entry.clone(), entry.with_windows(windows)] {
         let decoded = Entry::decode(entry.encode()).unwrap();
@@ -19,20 +18,6 @@ fn an_encoded_entry_is_decoded() {
     }
     let uncacheable = Entry::uncacheable(Duration::ZERO).with_fence(1);
     assert_eq!(Entry::decode(uncacheable.encode()), Ok(uncacheable));
-}
-
-/// Entries of the first format are still there when a fleet is updated.
-#[test]
-fn an_entry_of_format_1_is_fresh_until_it_is_gone() {
-    let bytes = Bytes::from("bw1v179000000000000100000007000000d20000ea61payload");
-    let decoded = Entry::decode(bytes.clone()).unwrap();
-    let payload = Bytes::from_static(b"payload");
-    let entry = Entry::value(7, Duration::from_millis(210), payload);
-    assert_eq!(decoded, entry.with_fence(1_790_000_000_000_001));
-    assert_eq!((decoded.windows, decoded.stored_at), (None, 0));
-    for cut in 0..44 {
-        assert_eq!(Entry::decode(bytes.slice(..cut)), Err(Undecodable));
-    }
 }
 
 /// The header has room for what a later version writes.
@@ -57,11 +42,11 @@ fn an_encoded_entry_has_its_tags() {
     assert_eq!(Entry::decode(bytes.clone()), Ok(entry.clone()));
     // A later version may write more behind them.
     let (mut longer, end) = (bytes.to_vec(), bytes.len() - 1);
-    longer.splice(90..96, format!("{:06x}", end - 96 + 4).into_bytes());
+    longer.splice(82..88, format!("{:06x}", end - 88 + 4).into_bytes());
     longer.splice(end..end, *b"more");
     assert_eq!(Entry::decode(longer.into()), Ok(entry));
     // Without a whole list, it is not known what ends the entry.
-    for cut in 97..end {
+    for cut in 89..end {
         assert_eq!(Entry::decode(bytes.slice(..cut)), Err(Undecodable), "{cut}");
     }
 }
@@ -75,8 +60,7 @@ fn any_other_bytes_are_no_entry() {
     }
     // The format and the kind, then the fence and the time, then numbers with letters as digits.
     let may_be = |at: usize, byte: u8| match at {
-        0..2 => byte == good[at],
-        2 => matches!(byte, b'1' | b'2'),
+        0..3 => byte == good[at],
         3 => matches!(byte, b'v' | b'u'),
         4..36 => byte.is_ascii_digit(),
         _ => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
@@ -94,12 +78,11 @@ fn any_other_bytes_are_no_entry() {
 /// Each digit has its worth in its field, and in no other.
 #[test]
 fn each_digit_of_the_header_counts() {
-    let header = "bw2v0123456789012345678901234567890109abcdef89abcdef7654321f\
+    let header = "bw1v0123456789012345678901234567890109abcdef89abcdef\
                   0123456789fedcba98760a1b2c3d4e000000";
     let entry = Entry::decode(Bytes::from(header)).unwrap();
     assert_eq!((entry.fence, entry.stored_at), (123_456_789_012_345, 6_789_012_345_678_901));
     assert_eq!((entry.tag, entry.cost.as_millis()), (0x09ab_cdef, 0x89ab_cdef));
-    assert_eq!(entry.spread.as_millis(), 0x7654_321f);
     let [fresh, stale, error] =
         [0x01_2345_6789, 0xfe_dcba_9876, 0x0a_1b2c_3d4e].map(Duration::from_millis);
     assert_eq!(entry.windows, Some(Windows::fresh(fresh).stale(stale).error(error)));
@@ -112,7 +95,6 @@ fn any_other_bytes_mean_look_again() {
         "x",
         "e",
         "ebw1v",
-        "ebw2v",
         "f",
         "f12",
         "i",

@@ -13,6 +13,8 @@ use metrics_util::{
 use tokio::time::sleep;
 
 const PAGE: &str = include_str!("../../docs/metrics.md");
+/// So many that the ages of some are published.
+const COPIES: u64 = 2_000;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// What was published: the kind and the value of each metric with its labels.
@@ -50,6 +52,9 @@ async fn traffic(cache: &Cache<u64>, locks: &Locks) {
     for _ in 0..4 {
         cache.get_or_load("k", move |_| slow()).await.unwrap();
     }
+    for _ in 0..COPIES {
+        assert_eq!(cache.get_local("k"), Some(17));
+    }
     let fails = cache.get_or_load("bad", |_| async { Err::<u64, _>("the origin is away") });
     fails.await.unwrap_err();
     let guard = locks.mutex("m").lock().await.unwrap();
@@ -80,7 +85,7 @@ async fn each_metric_is_published_and_told_by_its_page() {
     let requests = |name| of(&seen, "bellwether_requests_total", &result(name)) as u64;
     assert_eq!((requests("led"), requests("followed"), requests("failed")), (1, 2, 1));
     assert_eq!((requests("hit"), requests("local")), (stats.hits, stats.local));
-    assert_eq!(stats.hits + stats.local, 4);
+    assert_eq!(stats.hits + stats.local, 4 + COPIES);
     // One time for the load, and one for the three callers that waited for it.
     assert_eq!(of(&seen, "bellwether_load_seconds", &result("value")), 2.0);
     assert_eq!(of(&seen, "bellwether_wait_seconds", &result("led")), 2.0);

@@ -2,6 +2,7 @@
 //! stopped, and a tick still runs once. A plain lock shows the fault that this avoids.
 //!
 //! `cargo test --test redis jobs:: -- --nocapture` prints what became of the ticks.
+//! `BELLWETHER_JOBS_SECONDS=60` makes it a tick each second for a minute.
 
 use std::{
     collections::BTreeMap,
@@ -24,12 +25,8 @@ use tokio::{
 
 const MS: Duration = Duration::from_millis(1);
 const PROCESSES: u32 = 5;
-const PERIOD: Duration = Duration::from_millis(300);
-const LEASE: Duration = Duration::from_millis(600);
 /// Shorter than the difference between two clocks, so that each process finds the lock free.
 const WORK: Duration = Duration::from_millis(20);
-/// How many ticks a test goes on for.
-const TICKS: u32 = 20;
 
 /// The environment variable that makes this process a worker: the URL of the server, what is
 /// tested, how far its clock is ahead, and the first tick, in milliseconds.
@@ -38,6 +35,20 @@ const VARIABLE: &str = "BELLWETHER_JOB";
 /// Returns whether the first turn of a tick goes on until its process is killed or stopped.
 fn hangs(number: u32) -> bool {
     number % 8 == 4
+}
+
+fn seconds() -> Option<u32> {
+    let text = std::env::var("BELLWETHER_JOBS_SECONDS").ok()?;
+    Some(text.parse().expect("a number of seconds"))
+}
+
+fn period() -> Duration {
+    seconds().map_or(300 * MS, |_| Duration::from_secs(1))
+}
+
+/// How many ticks a test goes on for.
+fn ticks() -> u32 {
+    seconds().unwrap_or(20)
 }
 
 fn now() -> Duration {
@@ -69,7 +80,7 @@ struct Worker {
 
 impl Worker {
     fn tick(&self, number: u32) -> Duration {
-        self.start + number * PERIOD
+        self.start + number * period()
     }
 
     /// Sleeps until a tick, by the clock of this process.
@@ -80,11 +91,11 @@ impl Worker {
     /// Returns the number of the next tick, by the clock of this process.
     fn next(&self) -> u32 {
         let since = (now() + self.ahead).saturating_sub(self.start);
-        u32::try_from(since.as_millis() / PERIOD.as_millis()).unwrap() + 1
+        u32::try_from(since.as_millis() / period().as_millis()).unwrap() + 1
     }
 
     fn job(&self, number: u32) -> Job {
-        self.locks.once("job", SystemTime::UNIX_EPOCH + self.tick(number)).lease(LEASE)
+        self.locks.once("job", SystemTime::UNIX_EPOCH + self.tick(number)).lease(2 * period())
     }
 
     async fn holds_a_plain_lock(&self) {
@@ -123,7 +134,7 @@ impl Worker {
     async fn work(&self, number: u32, turn: Turn) -> Result<(), Error> {
         let previous = turn.previous().map(|previous| {
             let since = previous.tick.duration_since(SystemTime::UNIX_EPOCH).unwrap();
-            let at = (since - self.start).as_millis() / PERIOD.as_millis();
+            let at = (since - self.start).as_millis() / period().as_millis();
             (u32::try_from(at).unwrap(), previous.is_done)
         });
         let (before, is_done) = previous.unzip();
@@ -165,7 +176,7 @@ struct Fleet {
 impl Fleet {
     async fn start(what: &str) -> Self {
         let server = RedisServer::start().await;
-        let start = (now() + 2 * PERIOD).as_millis();
+        let start = (now() + 2 * period()).as_millis();
         let (sender, lines) = unbounded_channel();
         let children = (0..PROCESSES).map(|at| {
             let set_up = format!("{} {what} {} {start}", server.url(), at * 50);
@@ -221,7 +232,7 @@ impl Fleet {
                         stopped = Some(began.process);
                     }
                 }
-            } else if began.number >= TICKS {
+            } else if began.number >= ticks() {
                 assert!(faults >= 2, "{faults} faults");
                 return;
             }
@@ -250,7 +261,7 @@ fn spawn(at: usize, set_up: String, lines: UnboundedSender<(usize, String)>) -> 
 async fn a_plain_lock_runs_a_tick_in_several_processes() {
     let mut fleet = Fleet::start("plain").await;
     let mut runs = BTreeMap::<u32, u32>::new();
-    while fleet.next().await.number < 6 {}
+    while fleet.next().await.number < ticks() / 3 {}
     fleet.began.iter().for_each(|began| *runs.entry(began.number).or_default() += 1);
     println!("runs of each tick: {runs:?}");
     assert!(runs.values().any(|runs| *runs > 1), "{runs:?}");
@@ -285,7 +296,7 @@ async fn a_tick_that_crashes_runs_again_and_none_is_lost() {
     assert!(again >= 2, "{again} ran again");
     assert!(fleet.began.windows(2).all(|pair| pair[1].fence > pair[0].fence));
     // The last one may be under way.
-    let expected: Vec<_> = (0..TICKS).map(|number| (number, 1)).collect();
+    let expected: Vec<_> = (0..ticks()).map(|number| (number, 1)).collect();
     let done: Vec<_> = fleet.done.into_iter().take(expected.len()).collect();
     assert_eq!(done, expected);
 }

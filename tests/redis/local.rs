@@ -60,7 +60,7 @@ async fn a_copy_costs_no_command_and_each_change_ends_it() {
             assert_eq!(here.get("k").await.unwrap(), Some(1));
         }
         for call in monitor.calls_from_clients().await {
-            assert!(["PUBLISH", "PING"].contains(&&*call.command), "{call:?}");
+            assert!(["EVALSHA", "PING"].contains(&&*call.command), "{call:?}");
         }
         let mut slowest = Duration::ZERO;
         for act in 0..20 {
@@ -71,6 +71,7 @@ async fn a_copy_costs_no_command_and_each_change_ends_it() {
                 _ => drop(there.invalidate("k").await.unwrap()),
             }
             slowest = slowest.max(dropped(&here, "k").await);
+            assert_eq!(here.stats().local_dropped, act + 1);
             there.insert("k", &act).await.unwrap();
             warm(&here, "k").await;
             assert_eq!(here.get_local("k"), Some(act));
@@ -220,11 +221,36 @@ async fn a_process_that_is_cut_off_trusts_nothing_and_then_heals() {
         );
     });
     futures_util::future::join_all(callers).await;
+    let untrusted = here.stats().local_untrusted_seconds;
+    assert!((9..12).contains(&untrusted), "{untrusted} s without trust");
     let asked = proxy.seen("GET") - before;
     println!("100 callers sent {asked} reads when the network was whole again");
     assert!(asked < 100, "{asked}");
     warm(&here, "k").await;
     assert_eq!(here.get_local("k"), Some(2));
+}
+
+/// It may be an old master, which other processes have left. It still publishes.
+#[tokio::test]
+async fn a_server_that_refuses_writes_is_not_trusted() {
+    for refuse in [
+        &["CONFIG", "SET", "min-replicas-to-write", "1"][..],
+        // No connection ends, as it does when sentinels demote a master.
+        &["REPLICAOF", "127.0.0.1", "1"],
+    ] {
+        let server = RedisServer::start().await;
+        let mut raw = server.raw().await;
+        let tier = LocalTier::default().max_staleness(STALENESS).max_age(2 * LIMIT);
+        let builder = Cache::<u64>::builder(testkit::open(server.url())).local(tier);
+        let here = builder.build().unwrap();
+        here.insert("k", &1).await.unwrap();
+        warm(&here, "k").await;
+        raw.run::<()>(refuse).await;
+        let took = dropped(&here, "k").await;
+        println!("{refuse:?}: its copy was served for {took:?}");
+        assert!(took <= STALENESS + 100 * MS, "{took:?}");
+        assert_eq!(here.get_local("k"), None);
+    }
 }
 
 /// A process that may not publish learns nothing from itself. Each of its copies is good for a

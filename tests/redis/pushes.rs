@@ -295,7 +295,7 @@ async fn registrations_live_as_long_as_the_lease() {
         assert_eq!(channels, expected);
         for message in &told {
             let payload = message.get_payload_bytes();
-            assert!(payload.starts_with(format!("t:c:{{{key}}}:ebw2v").as_bytes()), "{payload:?}");
+            assert!(payload.starts_with(format!("t:c:{{{key}}}:ebw1v").as_bytes()), "{payload:?}");
         }
     }
 }

@@ -381,7 +381,7 @@ async fn a_foreign_entry_is_reported_and_replaced() {
     let whole = String::from_utf8(value("v").with_fence(7).encode().to_vec()).unwrap();
     let foreign: Vec<Vec<String>> = [
         "SET K text",
-        "SET K bw2v0000000000000007",
+        "SET K bw1v0000000000000007",
         // A cut entry of this crate, and an entry whose header is damaged behind the fence.
         &format!("SET K {}", &whole[..25]),
         &format!("SET K {}", whole.replacen("00000007", "0000000x", 2)),
@@ -555,15 +555,15 @@ async fn databases_do_not_meet() {
 #[tokio::test]
 async fn a_large_entry_is_announced_and_not_pushed() {
     let server = RedisServer::start().await;
-    let backend = testkit::builder().server(server.url()).push_limit(152).build().unwrap();
+    let backend = testkit::builder().server(server.url()).push_limit(144).build().unwrap();
     let name = name("k");
     let mut changes = backend.changes(&name).await.unwrap();
-    // The limit of a push includes a header of 96 bytes.
+    // The limit of a push includes a header of 88 bytes.
     let (small, large) = (value(&"v".repeat(56)), value(&"v".repeat(57)));
     let fence = backend.put(&name, &small, TTL, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(small.clone().with_fence(fence)));
     let fence = backend.put(&name, &large, TTL, FENCE_LIFE).await.unwrap();
-    let announced = |fence| Change::Announced(Announcement { fence, bytes: 153, turn: None });
+    let announced = |fence| Change::Announced(Announcement { fence, bytes: 145, turn: None });
     assert_eq!(next(&mut changes).await, announced(fence));
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, fence).await.unwrap() else { panic!() };

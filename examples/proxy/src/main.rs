@@ -139,7 +139,7 @@ fn sharing(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<H
     match options.policy {
         Policy::Careful => layer,
         Policy::Rfc9111 => layer.policy(layer::Policy::rfc9111()),
-        // A request without an identity takes no part.
+        // A request without this part is not shared.
         Policy::Off => layer.vary_by(|_parts: &Parts| None::<String>),
     }
 }

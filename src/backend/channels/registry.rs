@@ -250,11 +250,31 @@ impl Changes {
     ///
     /// # Errors
     ///
-    /// That of the server, or that of the last attempt to connect to it.
+    /// What the server answered, or what the last attempt to connect to it ended with.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, changes may be missed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{
+    ///     MemoryBackend,
+    ///     backend::{Change, Leases, Mode},
+    ///     key::{Family, Key, Name, Namespace},
+    /// };
+    ///
+    /// let backend = MemoryBackend::new();
+    /// let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("import"), 512)?;
+    /// let mut changes = backend.listen(&name, None);
+    /// changes.confirmed().await?;
+    /// backend.clear(&name, Mode::Exclusive).await?;
+    /// assert_eq!(changes.next().await, Change::Wake);
+    /// # Ok::<_, bellwether::BoxError>(()) }).unwrap();
+    /// ```
     pub async fn confirmed(&mut self) -> Result<(), BackendError> {
         loop {
             match self.subscription() {

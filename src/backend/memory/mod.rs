@@ -39,7 +39,7 @@ use crate::{
 /// fleet do. Entries beyond the weight limit evict the least recently used ones. Leases are never
 /// evicted.
 ///
-/// Time is that of tokio, so a test that pauses it pauses this backend.
+/// It takes the time of tokio, so a test that pauses it pauses this backend.
 ///
 /// # Examples
 ///

@@ -19,6 +19,7 @@
 //! | `n` | hash, PX | a latch: what is left, its id, its time to live, and the ids of its steps |
 //! | `n` | string, PX | the last tag number of a namespace, under `namespace:t:{tags}:` |
 //! | `g` and a tag | string, PX | there, when the tag ended and expired last: two tag numbers |
+//! | `x` | | never there: a server that takes no writes refuses to remove it |
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, because databases share channels |
 //! | `s` | channel | the same in a cluster, as a shard channel |
 //! | `a` | channel | what processes answer to `bellwether top`, under the key `bellwether-top` |
@@ -54,6 +55,8 @@ pub(super) const FENCE: &str = "f";
 pub(super) const MARK: &str = "m";
 pub(super) const LATCH: &str = "n";
 pub(super) const TAG_NUMBER: &str = "n";
+/// The suffix of a key that is never there.
+pub(super) const UNUSED: &str = "x";
 /// The suffix of the channel on which processes answer `bellwether top`.
 pub(super) const ANSWERS: &str = "a";
 

@@ -214,7 +214,7 @@ impl BellwetherLayer<Http> {
     ///
     /// `CDN-Cache-Control` (RFC 9213), or else `Surrogate-Control`, takes the place of
     /// `Cache-Control` and `Expires`. So the inner service may permit sharing here that it forbids
-    /// to browsers.
+    /// to browsers. The field leaves with the response: a CDN in front reads it, too.
     ///
     /// # Stale responses
     ///
@@ -256,8 +256,8 @@ impl BellwetherLayer<Http> {
     /// An unsafe request, such as a `POST`, reaches the inner service. If its answer is no error,
     /// the stored response of its URI ends before the caller gets the answer. So do the responses
     /// of its `Location` and `Content-Location`, if these are relative or name the same host. All
-    /// variants end. So do the responses for each value of [`vary_by`](Self::vary_by). For that,
-    /// the write must pass a layer with as many of these. While the backend is away, a write ends
+    /// variants end. So do the responses for each value of [`vary_by`](Self::vary_by), if the write
+    /// passes a layer with equally many calls of `vary_by`. While the backend is away, a write ends
     /// what its process remembers, and what is stored may be served again afterwards.
     /// [`purge_if`](Self::purge_if) permits `PURGE` requests.
     ///
@@ -272,7 +272,10 @@ impl BellwetherLayer<Http> {
     /// # The key
     ///
     /// The key consists of host, path with query, and the [parts](Self::vary_by) that the layer
-    /// adds. In a layer that adds parts, a resource has a marker, by which an invalidation ends the
+    /// adds. A proxy in front must keep the `Host` of the client, or processes with different names
+    /// share nothing. Layers over one cache may serve different paths.
+    ///
+    /// In a layer that adds parts, a resource has a marker, by which an invalidation ends the
     /// responses with all values of them. So a hit costs one more read.
     ///
     /// A scheme in the target of an HTTP/1.1 request is part of the key. In an HTTP/2 request it is
@@ -793,10 +796,11 @@ impl BellwetherLayer<Http> {
     /// stored that is no longer fresh.
     ///
     /// A response that did not come from the cache has a `fwd=…` that says why. Its `detail` is
-    /// the header of the request that stood in the way, or `body`, `key`, `uncacheable` or
-    /// `overloaded`. A request with another method has `fwd=method`. The layer's own response while
-    /// a key backs off has `detail=backing-off` without a `fwd`. [`Stats`](crate::cache::Stats)
-    /// counts the same.
+    /// the header of the request that stood in the way, or one of these: `body`, for a request with
+    /// a body; `key`, if a [`vary_by`](Self::vary_by) returned `None` or the host is not clear;
+    /// `uncacheable`; `overloaded`. A request with another method has `fwd=method`. The layer's own
+    /// response while a key backs off has `detail=backing-off` without a `fwd`.
+    /// [`Stats`](crate::cache::Stats) counts the same.
     ///
     /// Defaults to no header, because it tells clients about the traffic of others, and about the
     /// settings of the layer.

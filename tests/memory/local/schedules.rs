@@ -298,8 +298,19 @@ async fn play(seed: u64, planted: Planted, has_tier: bool) -> (usize, u64) {
     (too_old, caches.iter().map(|cache| cache.stats().local).sum())
 }
 
-#[tokio::test(start_paused = true)]
-async fn no_value_is_older_than_the_bound() {
+/// Runs under paused time, without I/O. Its driver would make a system call for each timer, which
+/// takes half of the time.
+fn run(test: impl Future<Output = ()>) {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_time().start_paused(true).build().unwrap().block_on(test);
+}
+
+#[test]
+fn no_value_is_older_than_the_bound() {
+    run(play_all());
+}
+
+async fn play_all() {
     let wanted = std::env::var("BELLWETHER_LOCAL_SCHEDULES").ok();
     let schedules = wanted.map_or(25, |text| text.parse().unwrap());
     let (mut local, all) = (0, 400 * schedules);
@@ -315,8 +326,12 @@ async fn no_value_is_older_than_the_bound() {
 }
 
 /// What the test above finds, if it is there.
-#[tokio::test(start_paused = true)]
-async fn a_server_that_breaks_its_rules_is_found() {
+#[test]
+fn a_server_that_breaks_its_rules_is_found() {
+    run(play_each_planted());
+}
+
+async fn play_each_planted() {
     for (planted, has_tier) in [
         (Planted::LostPush, true),
         (Planted::Pong, true),

@@ -25,9 +25,8 @@ impl Data {
         if let Some(sole) = &semaphore.sole {
             let held =
                 Holding { holders: 1, expires_in: sole.ends - now, waiting, ..Holding::default() };
-            let process = format!("{:016x}", sole.owner.process_half());
             let owner = sole.label.as_deref().map(str::to_owned);
-            return Holding { owner, ..held.by(process, sole.fence, self.clock(now)) };
+            return Holding { owner, ..held.by(sole.owner, sole.fence, self.clock(now)) };
         }
         let last = semaphore.shared.values().map(|hold| hold.ends).max();
         let expires_in = last.map_or(Duration::ZERO, |ends| ends - now);

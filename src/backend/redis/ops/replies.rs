@@ -60,9 +60,9 @@ pub(super) fn held(value: Value) -> Result<Holding, BackendError> {
     let (owner, Occupied { fence, remaining, holders }) = (fields.word()?, fields.occupied()?);
     let (waiting, now) = (fields.count()?, fields.number()?);
     let held = Holding { holders, expires_in: remaining, waiting, ..Holding::default() };
-    let Some(process) = owner.get(..16) else { return Ok(held) };
+    let Ok(holder) = owner.parse() else { return Ok(held) };
     let label = Some(fields.word()?).filter(|label| !label.is_empty());
-    Ok(Holding { owner: label, ..held.by(process.to_owned(), fence, now) })
+    Ok(Holding { owner: label, ..held.by(holder, fence, now) })
 }
 
 /// Reads the label in a lease, if it has one.

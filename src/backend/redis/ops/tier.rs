@@ -5,6 +5,8 @@
 //! server. While nothing changes, a tier must know that nothing is on its way. So the backend
 //! publishes to itself at intervals: when that message arrives, all that was published before it
 //! has arrived. A `PING` on that connection proves less, for a proxy or a master of old answers it.
+//! The message goes out in a script that writes first, so a server that refuses writes is not
+//! trusted either.
 //!
 //! In a cluster the connections of several nodes would have to agree. There tiers are told nothing.
 
@@ -19,8 +21,17 @@ use std::{
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::super::{RedisBackend, RedisInner, client::OnDemandTask, keys};
-use crate::{error::BackendErrorKind, key::Name, sync::lock};
+use super::super::{
+    RedisBackend, RedisInner,
+    client::OnDemandTask,
+    keys,
+    scripts::{Call, SCRIPTS},
+};
+use crate::{
+    error::{BackendErrorKind, Chain},
+    key::Name,
+    sync::lock,
+};
 
 /// The messages of a backend to itself.
 #[derive(Default)]
@@ -28,7 +39,8 @@ pub(in super::super) struct Heartbeat {
     task: OnDemandTask,
     /// The shortest interval that a tier asked for.
     every: Mutex<Option<Duration>>,
-    channel: OnceLock<Arc<str>>,
+    /// Any name of the scope whose channel is in use.
+    name: OnceLock<Name>,
     is_refused: AtomicBool,
 }
 
@@ -60,7 +72,7 @@ impl RedisBackend {
             if !own.is_wanted.swap(true, Ordering::Relaxed) {
                 channels.open(&own.registered);
             }
-            self.0.heartbeat.channel.get_or_init(|| own.registered.clone());
+            self.0.heartbeat.name.get_or_init(|| name.clone());
             wanted.into_iter().for_each(|channel| channels.open(&channel.into()));
             self.beat();
         }
@@ -83,13 +95,19 @@ impl RedisBackend {
 
 impl RedisInner {
     async fn beat_once(&self) {
-        let Some(channel) = self.heartbeat.channel.get() else { return };
-        let mut publish = redis::cmd("PUBLISH");
-        publish.arg(&**channel).arg(keys::heartbeat());
-        if let Err(error) = self.servers.run(&publish, channel).await {
+        let Some((name, own)) = self.heartbeat.name.get().zip(self.process_channels.as_ref())
+        else {
+            return;
+        };
+        let call = Call::new(&SCRIPTS.beat, 1)
+            .keys(name, &[keys::UNUSED])
+            .arg(&*own.of(name).registered)
+            .arg(keys::heartbeat());
+        if let Err(error) = self.servers.call(call).await {
             let is_refusal = error.kind() == BackendErrorKind::Refused;
             if is_refusal && !self.heartbeat.is_refused.swap(true, Ordering::Relaxed) {
-                warn!("Redis refuses to publish, so local tiers serve little; permit PUBLISH");
+                let error = Chain(&error);
+                warn!(%error, "Redis refuses DEL or PUBLISH, so local tiers serve little");
             }
         }
     }

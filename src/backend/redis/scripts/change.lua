@@ -19,8 +19,7 @@ local what, fence_ms, tiers = unpack(ARGV)
 -- include: fence_at, fence_text, next_fence, entry_at, time_text, burn, tell_tiers
 local found, stored = entry_at(entry)
 local text = fence_text(next_fence(fence_at(fence), stored))
--- An entry of format 1 has no windows.
-local windows_now = found and string.sub(found, 3, 3) == '2' and string.sub(found, 61, 90)
+local windows_now = found and string.sub(found, 53, 82)
 if what ~= 'supersede' then tell_tiers(tiers, lease, text) end
 
 -- Ends the windows but the last one. Returns whether there is an entry now.
@@ -32,7 +31,7 @@ local function expire()
     local ended = ('0'):rep(20) .. string.format('%010x', age / 1000 + left)
     -- A full server refuses it, and then the entry goes.
     if type(redis.pcall('SETRANGE', entry, 4, text)) == 'number' then
-      redis.call('SETRANGE', entry, 60, ended)
+      redis.call('SETRANGE', entry, 52, ended)
       redis.call('PEXPIRE', entry, left)
       return true
     end
@@ -59,7 +58,7 @@ elseif what == 'touch' then
     and not string.find(windows_now, ('0'):rep(10), 21, true)
   if not windows_now or has_expired then return { 0, 0 } end
   redis.call('SETRANGE', entry, 4, text .. time_text())
-  redis.call('SETRANGE', entry, 60, windows)
+  redis.call('SETRANGE', entry, 52, windows)
   redis.call('PEXPIRE', entry, ttl_ms)
 elseif what == 'expire' then
   is_there = expire()

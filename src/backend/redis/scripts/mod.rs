@@ -37,7 +37,7 @@ macro_rules! scripts {
 scripts! {
     lib: basics entries fences holds leases pushes queues;
     scripts:
-        acquire acquire_lock back_off change clear commit convert end_tag holder inspect
+        acquire acquire_lock back_off beat change clear commit convert end_tag holder inspect
         keep_lock latch mark pass_with_fence release release_lock renew rights
 }
 
