@@ -413,3 +413,25 @@ impl MasterWatch {
         std::future::pending().await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    /// A sentinel that is behind named the old master after the watch had seen the new one.
+    #[tokio::test]
+    async fn a_connection_that_came_late_to_the_old_master_leaves_it() -> Result<(), Error> {
+        let sentinels = Sentinels::new(["redis://a"], "m".into(), &Access::default())?;
+        let (sentinels, at) = (Arc::new(sentinels), |host: &str| (host.to_owned(), 6379));
+        sentinels.known.seen.send_replace(Some(at("new")));
+        let seen = sentinels.known.seen.subscribe();
+        let address = at("old");
+        let mut watch = MasterWatch { sentinels: sentinels.clone(), seen, address, named_by: 0 };
+        assert!(watch.outdated().now_or_never().is_none());
+        sentinels.known.look_at(at("new")).await;
+        assert!(watch.outdated().now_or_never().is_some());
+        Ok(())
+    }
+}
