@@ -136,18 +136,6 @@ impl Entry {
         self
     }
 
-    /// Returns the same entry with its age, if the backend will keep it for this much longer.
-    ///
-    /// A time that cannot be right, or that is not known, makes it as old as it can be.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) fn with_time_left(mut self, left: Option<Duration>) -> Self {
-        self.age = self.windows.map(|windows| {
-            let kept = windows.kept();
-            left.and_then(|left| kept.checked_sub(left)).unwrap_or(kept)
-        });
-        self
-    }
-
     /// Returns how much of a memory limit it takes, in bytes.
     pub fn weight(&self) -> usize {
         HEADER + self.tags_weight() + self.payload.len()

@@ -1,9 +1,7 @@
 //! Reads of entries, and the staging of large ones.
 //!
-//! A read is a `GET`. Where the age matters, a `PTTL` goes before it in the same write. The header
-//! says how long the entry is kept, so its age is that time less the time that is left. The time
-//! that the answer takes counts as age. A write between the two commands makes an entry seem older
-//! than it is, and never younger.
+//! A read is a `GET`. Where the age matters, a `TIME` goes before it in the same write. The header
+//! says when the entry was stored. The time that the answer takes counts as age.
 //!
 //! A writer sends a large entry by a plain `SET` to a key of its own. A server copies each argument
 //! of a script several times. The script behind it moves the entry to its place, and reads it only
@@ -117,14 +115,12 @@ impl RedisBackend {
 
     async fn read_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         let mut reads = Pipeline::with_capacity(2);
-        for word in ["PTTL", "GET"] {
-            reads.add_command(of_entry(word, name));
-        }
+        reads.cmd("TIME").add_command(of_entry("GET", name));
         let asked = Instant::now();
-        let [left, value] = self.0.servers.run_both(&reads, name.prefix()).await?;
-        let left = self.checked(replies::time_left(&left))?;
-        let left = left.map(|left| left.saturating_sub(asked.elapsed()));
-        Ok(self.entry(value)?.map(|entry| entry.with_time_left(left)))
+        let [time, value] = self.0.servers.run_both(&reads, name.prefix()).await?;
+        let way = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let now = self.checked(replies::micros(time))?.saturating_add(way);
+        Ok(self.entry(value)?.map(|entry| entry.read_at(now)))
     }
 
     fn entry(&self, reply: Value) -> Result<Option<Entry>, BackendError> {

@@ -86,12 +86,11 @@ pub(super) fn marked(value: Value) -> Result<Marked, BackendError> {
     Ok(Marked { before: Some(Mark { tick, begun_by }), is_set, now })
 }
 
-/// Reads the reply to `PTTL`. Returns `None` for a key without a time to live, or without a value.
-pub(super) fn time_left(value: &Value) -> Result<Option<Duration>, BackendError> {
-    match value {
-        Value::Int(left) => Ok(u64::try_from(*left).ok().map(Duration::from_millis)),
-        other => Err(unreadable(other)),
-    }
+/// Reads the reply to `TIME`, in microseconds.
+pub(super) fn micros(value: Value) -> Result<u64, BackendError> {
+    let (seconds, micros) =
+        redis::from_redis_value::<(u64, u64)>(value.clone()).map_err(|_| unreadable(&value))?;
+    Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
 }
 
 /// Reads the state of a latch, and whether the server refused to publish, if the script published.
@@ -253,7 +252,7 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
-    let _ = (time_left(value), marked(value.clone()), held(value.clone()));
+    let _ = (micros(value.clone()), marked(value.clone()), held(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()), changed(value.clone()));
     for count in 0..4 {
