@@ -1,5 +1,5 @@
-//! Jobs that run once in five processes: one by a schedule, one at intervals. Tasks with locks of
-//! their own stand for the processes. Their clocks differ by 50 ms.
+//! Jobs that run once in five processes: one by a schedule of the crate `cron`, one at intervals.
+//! Tasks with locks of their own stand for the processes. Their clocks differ by 50 ms.
 //!
 //! ```text
 //! cargo run --example jobs
@@ -14,10 +14,14 @@ use std::{
 };
 
 use bellwether::{BoxError, ErrorKind, Locks, MemoryBackend, RedisBackend, lock::Turn};
+use chrono::{DateTime, Utc};
+use cron::Schedule;
 use tokio::{task::JoinSet, time::sleep};
 
 const PROCESSES: u32 = 5;
 const SECOND: Duration = Duration::from_secs(1);
+/// Each second. The fields are second, minute, hour, day, month and weekday.
+const SCHEDULE: &str = "* * * * * *";
 
 /// How often each tick was run, by the name of its job.
 #[derive(Clone, Default)]
@@ -42,11 +46,11 @@ async fn run() -> Result<(), BoxError> {
             Box::new(move || Ok(Locks::new(backend.clone())))
         }
     };
-    let runs = Runs::default();
+    let (runs, schedule) = (Runs::default(), SCHEDULE.parse::<Schedule>()?);
     let mut processes = JoinSet::new();
     for number in 0..PROCESSES {
         let (locks, ahead) = (open()?, number * Duration::from_millis(50));
-        processes.spawn(send_reports(locks.clone(), ahead, runs.clone()));
+        processes.spawn(send_reports(locks.clone(), schedule.clone(), ahead, runs.clone()));
         processes.spawn(clean_up(locks, runs.clone()));
     }
     // Each job ends with an error only.
@@ -62,11 +66,16 @@ async fn run() -> Result<(), BoxError> {
 }
 
 /// Runs a job by a schedule.
-async fn send_reports(locks: Locks, ahead: Duration, runs: Runs) -> Result<(), bellwether::Error> {
+async fn send_reports(
+    locks: Locks,
+    schedule: Schedule,
+    ahead: Duration,
+    runs: Runs,
+) -> Result<(), bellwether::Error> {
     // The time as this process sees it.
     let now = || SystemTime::now() + ahead;
-    let mut tick = next_in_schedule(now());
-    loop {
+    let mut next = next_in_schedule(&schedule, now());
+    while let Some(tick) = next {
         sleep(tick.duration_since(now()).unwrap_or_default()).await;
         // Every process asks for the same tick, and one gets a turn.
         match locks.once("report", tick).begin().await {
@@ -82,8 +91,9 @@ async fn send_reports(locks: Locks, ahead: Duration, runs: Runs) -> Result<(), b
             Err(error) => return Err(error),
         }
         // Not from now on: a tick that came during a long run or an outage is asked for, too.
-        tick = next_in_schedule(tick);
+        next = next_in_schedule(&schedule, tick);
     }
+    Ok(())
 }
 
 async fn send_report(turn: Turn, runs: &Runs) -> Result<(), bellwether::Error> {
@@ -102,13 +112,9 @@ async fn send_report(turn: Turn, runs: &Runs) -> Result<(), bellwether::Error> {
     }
 }
 
-/// Returns the next full second.
-///
-/// For another schedule, take a cron crate: `schedule.after(&tick)` of the crate `cron` returns the
-/// next instant as well. A `DateTime` of `chrono` converts into a `SystemTime`.
-fn next_in_schedule(now: SystemTime) -> SystemTime {
-    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    UNIX_EPOCH + Duration::from_secs(since.as_secs() + 1)
+/// Returns the next tick of a schedule, in UTC.
+fn next_in_schedule(schedule: &Schedule, now: SystemTime) -> Option<SystemTime> {
+    schedule.after(&DateTime::<Utc>::from(now)).next().map(SystemTime::from)
 }
 
 /// Runs a job at intervals. The ticks are those of the server, so no clock of a process counts.

@@ -89,8 +89,8 @@ counters! {
         local: StripedCounter,
         /// Copies that the local tier dropped because it was told of a newer entry.
         local_dropped,
-        /// Seconds in which it was unknown for more than
-        /// [`max_staleness`](crate::cache::LocalTier::max_staleness) what the local tier was told.
+        /// Seconds in which the local tier had not known for
+        /// [`max_staleness`](crate::cache::LocalTier::max_staleness) that it was told all changes.
         local_untrusted_seconds: TimeCounter,
         /// Callers that were served a stored entry that was no longer fresh.
         stale,

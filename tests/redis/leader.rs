@@ -155,7 +155,7 @@ async fn the_next_leader_acts_within_two_round_trips() {
     // All of them have the channel of this process. One that came a moment ago does not listen yet.
     let hear = comes_true(LIMIT, async || listeners(&mut raw).await == CANDIDATES);
     assert!(hear.await, "a candidate does not subscribe");
-    for _ in 0..6 {
+    for _ in 0..CANDIDATES + 6 {
         others_queue(&mut raw, CANDIDATES - 1).await;
         end.notify_one();
         let end = timeout(LIMIT, ended.recv()).await.unwrap().unwrap();
@@ -164,7 +164,16 @@ async fn the_next_leader_acts_within_two_round_trips() {
     }
     println!("round trips of {WAY:?}; from the end of a term to the next act: {gaps:.0?}");
     candidates.iter().for_each(JoinHandle::abort);
-    assert!(gaps.iter().all(|gap| *gap <= 2 * WAY), "{gaps:?}");
+    // A first request that waits for its connection makes the waiter ask once more.
+    let later = all_but_the_longest(gaps.split_off(CANDIDATES));
+    // A busy machine may be late once. The half of a round trip tells two of them from three.
+    assert!(later.iter().all(|gap| *gap < 5 * WAY / 2), "{later:?}");
+}
+
+fn all_but_the_longest(mut gaps: Vec<Duration>) -> Vec<Duration> {
+    gaps.sort();
+    gaps.pop();
+    gaps
 }
 
 async fn listeners(raw: &mut Raw) -> usize {
@@ -272,9 +281,11 @@ async fn a_process_that_ends_hands_over_and_one_that_is_killed_is_followed_in_it
     for round in 0..10 {
         let mut next = Process::start(&server);
         others_queue(&mut raw, 1).await;
-        let pid = leader.child.id().expect("the leader runs");
         let killed = now();
-        signal(pid, if round % 2 == 0 { "TERM" } else { "KILL" });
+        match round % 2 {
+            0 => signal(leader.child.id().expect("the leader runs"), "TERM"),
+            _ => leader.child.start_kill().unwrap(),
+        }
         let begun = next.says("leads").await;
         if round % 2 == 0 {
             let end = leader.says("ends").await;
@@ -286,7 +297,8 @@ async fn a_process_that_ends_hands_over_and_one_that_is_killed_is_followed_in_it
         leader = next;
     }
     println!("after the end of a term: {handed:.1?}; after a kill: {followed:.1?}");
+    // A busy machine may be late once. The time of a timer and of a task is on top.
+    let [handed, followed] = [handed, followed].map(all_but_the_longest);
     assert!(handed.iter().all(|gap| *gap < LEASE / 3), "{handed:?}");
-    // The time of a timer and of a task on a busy machine is on top.
-    assert!(followed.iter().all(|gap| *gap < LEASE + 300 * MS), "{followed:?}");
+    assert!(followed.iter().all(|gap| *gap < LEASE + 100 * MS), "{followed:?}");
 }
