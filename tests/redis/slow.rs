@@ -14,8 +14,7 @@ use tokio::time::timeout;
 const LATE: Duration = Duration::from_millis(1200);
 
 /// The first connect takes three round trips or more, which did not fit into the command time-out.
-/// At 80 ms the first request degraded, and at 220 ms the first hundred. At 300 ms the command
-/// time-out must be set.
+/// At 80 ms the first request degraded, and at 220 ms the first hundred.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_requests_of_a_process_far_away_are_answered() {
     for round_trip in [80, 150, 200, 220, 300].map(Duration::from_millis) {
@@ -39,12 +38,10 @@ async fn are_answered(round_trip: Duration) -> Result<(), String> {
     let builder = RedisBackend::builder().server(proxy.url());
     let backend = match round_trip.as_millis() {
         // Nothing needs to be set.
-        200 => builder,
-        300 => builder.command_timeout(4 * round_trip),
+        200 => builder.build().unwrap(),
         // A busy machine must not cause a time-out.
-        _ => builder.connect_timeout(LIMIT),
+        _ => builder.connect_timeout(LIMIT).build().unwrap(),
     };
-    let backend = backend.build().unwrap();
     let cache = Cache::<String>::builder(backend.clone()).build().unwrap();
     let requests = (0..100).map(|at| {
         let load = cache.request(at).load(|_| async { Ok::<_, Infallible>("v".to_owned()) });
