@@ -128,14 +128,15 @@ impl RedisBackendBuilder {
     ///
     /// A transfer that moves is not silent, however long it takes. A command waits as long for a
     /// connection that broke, and for the first one within the [connect
-    /// time-out](Self::connect_timeout).
+    /// time-out](Self::connect_timeout). Where round trips are long, a command may take four of
+    /// them, and a connection that broke eight.
     ///
     /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
-    /// a dead server is late but not lost. This is the one setting for a slower network or server:
-    /// set four round trips, if that is more. [`RedisBackend::ready`] measures the round trip, and
-    /// warns if the time-out is too short for it. The connect time-out and the
-    /// [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy follow it,
-    /// unless they are set. 24 h at most.
+    /// a dead server is late but not lost. This is the one setting for a slower network or server.
+    /// The connect time-out and the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the
+    /// retry strategy follow it, unless they are set. Round trips of up to 250 ms need no setting.
+    /// Where they are longer, set four of them: [`RedisBackend::ready`] measures, and warns.
+    /// 24 h at most.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self

@@ -28,7 +28,21 @@ use crate::{
 pub(super) struct Connected {
     pub(super) connection: MultiplexedConnection,
     pub(super) progress: Arc<Progress>,
+    /// How long the answer to the first question took.
+    pub(super) round_trip: Duration,
     _driver: AbortOnDropHandle<()>,
+}
+
+/// How many round trips a connection may be silent for. With one, a delay of another round trip
+/// would count as an outage.
+const SLOW_ROUND_TRIPS: u32 = 4;
+
+impl Connected {
+    /// Returns how long the connection may be silent while a command is under way.
+    pub(super) fn silence_limit(&self, config: &RedisConfig) -> Duration {
+        let few = self.round_trip.saturating_mul(SLOW_ROUND_TRIPS).min(config.connect_timeout);
+        config.command_timeout.max(few)
+    }
 }
 
 /// An attempt to connect that failed.
@@ -110,8 +124,11 @@ async fn attempt<T>(
         let driven = progress.clone();
         let driver = tokio::spawn(async move { driven.drive(driver).await });
         let driver = AbortOnDropHandle::new(driver);
-        let mut connected = Connected { connection, progress, _driver: driver };
+        let round_trip = Duration::ZERO;
+        let mut connected = Connected { connection, progress, round_trip, _driver: driver };
+        let asked = Instant::now();
         let answer = first(&mut connected).await?;
+        connected.round_trip = asked.elapsed();
         Ok((connected, answer))
     };
     let logged_in = timeout_at(end, log_in).await.unwrap_or_else(|_| late(limit));

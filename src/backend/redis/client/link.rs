@@ -5,7 +5,8 @@
 //! attempt is under way, the command waits for it within its own time-out. So nothing queues up
 //! while the server is away.
 //!
-//! A command times out when its connection was silent for the command time-out (`socket`).
+//! A command times out when its connection was silent for the command time-out (`socket`). Both
+//! times are longer where a round trip is long.
 //!
 //! A connection on which one command timed out gets no further commands. It may be dead, and a
 //! second try must not use it again. Or it lost a reply, and every later reply would go to the
@@ -41,6 +42,8 @@ use crate::{
 
 /// The rate at which buffers on the way are assumed to empty, in bytes each second.
 const BUFFERED_RATE: f64 = 8e6;
+/// The round trips that a new connection takes, with some to spare.
+const CONNECT_ROUND_TRIPS: u32 = 8;
 /// The least pause behind an attempt that failed. An attempt that hung was a pause itself.
 const AFTER_FAILURE: Duration = Duration::from_millis(20);
 
@@ -63,8 +66,8 @@ struct KeptConnection {
 enum ConnectionState {
     /// The task does not run.
     Idle,
-    /// An attempt is under way, for which commands wait.
-    Connecting,
+    /// An attempt is under way, for which commands wait. A round trip took this long before.
+    Connecting(Duration),
     Established(Arc<Established>),
     /// The last attempt failed. The task makes the next one.
     Failed(BackendError),
@@ -72,6 +75,7 @@ enum ConnectionState {
 
 pub(super) struct Established {
     connected: Connected,
+    silence_limit: Duration,
     /// Asks the task to replace this connection, but not a later one.
     broken: Notify,
 }
@@ -147,18 +151,18 @@ impl Link {
         };
         let unanswered = Unanswered { kept: &self.kept, used: &used, since: deadline.begun };
         let progress = &used.connected.progress;
+        let limit = deadline.limit.max(used.silence_limit);
         // Pinned on the stack, because the future is too large to be moved.
         let mut sending = pin!(send(used.connected.connection.clone()));
         let reply = tokio::select! {
             biased;
             reply = sending.as_mut() => Some(reply),
             // While bytes move, the reply is on its way, or a large command is.
-            () = progress.silent_for(deadline.limit, deadline.begun) => None,
+            () = progress.silent_for(limit, deadline.begun) => None,
         };
         // If the driver has ended, its last reply may have come since. There will be no other.
         let last = || unconstrained(sending).now_or_never().unwrap_or_else(connection_ended);
         let Some(reply) = reply.or_else(|| progress.ended.is_cancelled().then(last)) else {
-            let limit = self.kept.config.command_timeout;
             let why = format!("no reply within the command time-out of {limit:?}");
             return Err(BackendError::new(BackendErrorKind::Unknown, why));
         };
@@ -214,7 +218,10 @@ impl Link {
             let end = match now {
                 ConnectionState::Established(current) => return Ok(current),
                 ConnectionState::Failed(error) => return Err(error),
-                ConnectionState::Connecting => deadline.at(),
+                ConnectionState::Connecting(round_trip) => {
+                    let few = round_trip.saturating_mul(CONNECT_ROUND_TRIPS);
+                    deadline.at().max(after(deadline.begun, few))
+                }
                 ConnectionState::Idle => {
                     self.task.start(|| keep_connected(LinkRun(self.kept.clone())));
                     deadline.at_first(&self.kept.config)
@@ -253,7 +260,7 @@ impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         let progress = &self.used.connected.progress;
         // A caller may have the same time-out, which then ends a moment earlier than this one.
-        let limit = self.kept.config.command_timeout.mul_f64(0.9);
+        let limit = self.used.silence_limit.mul_f64(0.9);
         let is_silent = self.since.elapsed().min(progress.unmoved()) >= limit;
         // Callers with shorter time-outs leave one after another.
         if is_silent || progress.silence() >= limit {
@@ -267,7 +274,7 @@ impl KeptConnection {
     fn give_up(&self, used: &Arc<Established>) {
         self.state.send_if_modified(|state| match state {
             ConnectionState::Established(current) if Arc::ptr_eq(current, used) => {
-                *state = ConnectionState::Connecting;
+                *state = ConnectionState::Connecting(current.connected.round_trip);
                 true
             }
             _ => false,
@@ -282,13 +289,14 @@ impl KeptConnection {
             Ok(None) => {}
             Ok(Some(connected)) => {
                 let is_late = self.is_failed() || begun.elapsed() > self.config.command_timeout;
+                let round_trip = connected.round_trip;
                 let current = self.establish(connected);
                 if is_late {
                     // Each waiter asks in vain at the moment, with pauses.
                     self.events.wake();
                 }
                 self.serve(current, watch).await;
-                self.broke();
+                self.broke(round_trip);
                 *pauses = Pauses::default();
                 rest(Instant::now(), pauses, watch).await;
             }
@@ -301,7 +309,8 @@ impl KeptConnection {
 
     /// Hands a new connection to the commands.
     fn establish(&self, connected: Connected) -> Arc<Established> {
-        let current = Arc::new(Established { connected, broken: Notify::new() });
+        let silence_limit = connected.silence_limit(&self.config);
+        let current = Arc::new(Established { connected, silence_limit, broken: Notify::new() });
         self.state.send_replace(ConnectionState::Established(current.clone()));
         self.events.new_connections.send_replace(());
         if let Some(away) = self.events.outage.ends() {
@@ -310,13 +319,13 @@ impl KeptConnection {
         current
     }
 
-    fn broke(&self) {
+    fn broke(&self, round_trip: Duration) {
         let server = self.endpoint.shown();
         info!(%server, "the connection to Redis broke; connecting again");
         self.events.outage.begins();
         self.events.trouble.notify_one();
         // Commands wait for the first attempt after a break, and fail during later ones.
-        self.state.send_replace(ConnectionState::Connecting);
+        self.state.send_replace(ConnectionState::Connecting(round_trip));
     }
 
     fn is_failed(&self) -> bool {

@@ -58,84 +58,80 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 const MOVED_PAUSE: Duration = Duration::from_millis(10);
 
 pub(super) struct PushConnection {
+    kept: Arc<KeptSubscriptions>,
+    task: OnDemandTask,
+}
+
+/// What a push connection and its task share.
+struct KeptSubscriptions {
     endpoint: Endpoint,
     config: RedisConfig,
     events: NodeEvents,
-    state: Arc<Mutex<PushState>>,
-    task: OnDemandTask,
+    state: Mutex<PushState>,
 }
 
 enum PushState {
     /// There was no connection yet.
     New,
-    /// There is a connection, or the first attempt behind a break has not ended.
-    Up,
+    /// There is a connection, or the first attempt behind a break has not ended. A command may take
+    /// this long.
+    Up(Duration),
     /// The last attempt to connect failed.
     Down(BackendError),
 }
 
 impl PushConnection {
     pub(super) fn new(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
-        let state = Arc::new(Mutex::new(PushState::New));
-        Self { endpoint, config, events, state, task: OnDemandTask::default() }
+        let state = Mutex::new(PushState::New);
+        let kept = Arc::new(KeptSubscriptions { endpoint, config, events, state });
+        Self { kept, task: OnDemandTask::default() }
     }
 
     /// Starts the task on the current runtime, if it does not run.
     pub(super) fn start(&self) {
-        self.task.start(|| {
-            let run = PushRun {
-                endpoint: self.endpoint.clone(),
-                config: self.config.clone(),
-                events: self.events.clone(),
-                state: self.state.clone(),
-            };
-            run.keep_subscribed()
-        });
+        self.task.start(|| keep_subscribed(PushRun(self.kept.clone())));
     }
 
     /// Returns how long the answer to a subscription may take. Fails if the last attempt to connect
     /// failed. The task makes the next one.
     pub(super) fn answer_limit(&self) -> Result<Duration, BackendError> {
         self.start();
-        match &*lock(&self.state) {
+        let config = &self.kept.config;
+        match &*lock(&self.kept.state) {
             // The server may have to be found first.
-            PushState::New => Ok(self.config.connect_timeout.saturating_mul(2)),
-            PushState::Up => Ok(self.config.command_timeout),
+            PushState::New => Ok(config.connect_timeout.saturating_mul(2)),
+            PushState::Up(silence_limit) => Ok(*silence_limit),
             PushState::Down(error) => Err(error.clone()),
         }
     }
 }
 
 /// A run of the task. When it ends with its runtime, no subscription is in place any more.
-struct PushRun {
-    endpoint: Endpoint,
-    config: RedisConfig,
-    events: NodeEvents,
-    state: Arc<Mutex<PushState>>,
-}
+struct PushRun(Arc<KeptSubscriptions>);
 
 impl Drop for PushRun {
     fn drop(&mut self) {
-        *lock(&self.state) = PushState::New;
-        self.events.lost();
+        *lock(&self.0.state) = PushState::New;
+        self.0.events.lost();
     }
 }
 
-impl PushRun {
-    async fn keep_subscribed(self) {
-        let mut turns = self.events.channels.openings();
-        let mut is_refused = false;
-        let (mut pauses, mut watch) = (Pauses::default(), EndpointWatch::Never);
-        while self.is_wanted(&mut turns).await {
-            let mut begun = Instant::now();
-            if self.connect_and_serve(&mut turns, &mut watch, &mut is_refused).await {
-                (begun, pauses) = (Instant::now(), Pauses::default());
-            }
-            self.events.trouble.notify_one();
-            rest(begun, &mut pauses, &mut watch).await;
+async fn keep_subscribed(run: PushRun) {
+    let kept = &run.0;
+    let mut turns = kept.events.channels.openings();
+    let mut is_refused = false;
+    let (mut pauses, mut watch) = (Pauses::default(), EndpointWatch::Never);
+    while kept.is_wanted(&mut turns).await {
+        let mut begun = Instant::now();
+        if kept.connect_and_serve(&mut turns, &mut watch, &mut is_refused).await {
+            (begun, pauses) = (Instant::now(), Pauses::default());
         }
+        kept.events.trouble.notify_one();
+        rest(begun, &mut pauses, &mut watch).await;
     }
+}
 
+impl KeptSubscriptions {
     /// Completes when a channel is open. Returns `false` if none will open any more.
     ///
     /// While the server is down no waiter listens for long, so the task then goes on by itself.
@@ -164,10 +160,11 @@ impl PushRun {
         match connect(endpoint, watch, config, move |push| pushes.receive(push)).await {
             Ok(None) => true,
             Ok(Some(connected)) => {
-                *lock(state) = PushState::Up;
+                *lock(state) = PushState::Up(connected.silence_limit(config));
                 let ended = connected.progress.ended.clone();
+                let subscribed = HashSet::new();
                 let subscriptions =
-                    Subscriptions::new(connected, config, events, leaving, is_refused);
+                    Subscriptions { connected, config, events, subscribed, leaving, is_refused };
                 let served = tokio::select! {
                     end = keep_in_step(subscriptions, turns) => end,
                     // The replies that are outstanding do not matter: the waiters must be woken.
@@ -208,7 +205,7 @@ async fn keep_in_step(
     turns: &mut watch::Receiver<u64>,
 ) -> Result<(), RedisError> {
     turns.mark_unchanged();
-    subscriptions.retry_refused();
+    subscriptions.events.retry();
     let mut is_complete = subscriptions.reconcile().await?;
     loop {
         tokio::select! {
@@ -221,7 +218,7 @@ async fn keep_in_step(
             }
             () = sleep(PING_EVERY) => {
                 subscriptions.ping().await?;
-                subscriptions.retry_refused();
+                subscriptions.events.retry();
                 is_complete = subscriptions.reconcile().await?;
             }
         }
@@ -298,14 +295,14 @@ impl Pushes {
 ///
 /// The server ends the subscription to any other channel only when its slot has moved.
 #[derive(Clone, Default)]
-pub(super) struct PendingUnsubscribes(Arc<Mutex<HashSet<Arc<str>>>>);
+struct PendingUnsubscribes(Arc<Mutex<HashSet<Arc<str>>>>);
 
 impl PendingUnsubscribes {
     fn extend(&self, channels: &[Arc<str>]) {
         lock(&self.0).extend(channels.iter().cloned());
     }
 
-    pub(super) fn take(&self, channel: &[u8]) -> bool {
+    fn take(&self, channel: &[u8]) -> bool {
         std::str::from_utf8(channel).is_ok_and(|channel| lock(&self.0).remove(channel))
     }
 }
@@ -313,7 +310,7 @@ impl PendingUnsubscribes {
 /// A channel, and why the server refuses a subscription to it.
 type RefusedChannel = (Arc<str>, RedisError);
 
-pub(super) struct Subscriptions<'a> {
+struct Subscriptions<'a> {
     connected: Connected,
     config: &'a RedisConfig,
     events: &'a NodeEvents,
@@ -323,26 +320,11 @@ pub(super) struct Subscriptions<'a> {
     is_refused: &'a mut bool,
 }
 
-impl<'a> Subscriptions<'a> {
-    pub(super) fn new(
-        connected: Connected,
-        config: &'a RedisConfig,
-        events: &'a NodeEvents,
-        leaving: PendingUnsubscribes,
-        is_refused: &'a mut bool,
-    ) -> Self {
-        Self { connected, config, events, subscribed: HashSet::new(), leaving, is_refused }
-    }
-
-    /// Asks for the channels that the server refused when it next reconciles.
-    pub(super) fn retry_refused(&self) {
-        self.events.retry();
-    }
-
+impl Subscriptions<'_> {
     /// Subscribes to the channels that opened, and unsubscribes from those that closed.
     ///
     /// Returns whether all subscriptions are in place.
-    pub(super) async fn reconcile(&mut self) -> Result<bool, RedisError> {
+    async fn reconcile(&mut self) -> Result<bool, RedisError> {
         let events = self.events;
         let wanted = events.channels.not_refused(|channel| events.scope.contains(channel));
         let opened: Vec<_> =
@@ -462,10 +444,11 @@ impl<'a> Subscriptions<'a> {
         within(self.config.connect_timeout, sending).await
     }
 
-    pub(super) async fn ping(&mut self) -> Result<(), RedisError> {
+    async fn ping(&mut self) -> Result<(), RedisError> {
         let ping = redis::cmd("PING");
+        let limit = self.connected.silence_limit(self.config).saturating_mul(2);
         let sending = self.connected.connection.send_packed_command(&ping);
-        within(self.config.command_timeout.saturating_mul(2), sending).await.map(drop)
+        within(limit, sending).await.map(drop)
     }
 }
 

@@ -133,6 +133,10 @@ impl Progress {
         let silent = async {
             loop {
                 sleep_until(end()).await;
+                // Something may have moved since.
+                if Instant::now() < end() {
+                    continue;
+                }
                 // Only the second turn has begun after this.
                 let has_turned = self.turn(limit).await && self.turn(limit).await;
                 if !has_turned || self.at(self.turned.load(Ordering::Relaxed)) >= end() {
