@@ -2,11 +2,11 @@ use std::{fmt, str::FromStr, sync::LazyLock};
 
 use uuid::Uuid;
 
-/// The id of a holder: 64 random bits of the process, and 64 fresh ones for each acquisition.
+/// The id of a holder: 64 random bits of the process, then 62 random bits of the acquisition.
 ///
-/// An owner is never used for two acquisitions, nor again if it was released without an answer. So
-/// a late release cannot end a later grant. A backend finds the process of an owner by its first
-/// half.
+/// Each acquisition has a fresh owner, and a release without an answer ends its use. So a late
+/// release cannot end a later grant. A backend finds the process of an owner by its first half: the
+/// scripts read the first 16 digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(Uuid);
 
@@ -31,13 +31,12 @@ impl Owner {
     }
 
     /// Returns the half that all owners of this process share, as text.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn process() -> String {
         format!("{:016x}", *PROCESS)
     }
 }
 
-/// The id of this process.
+/// The id of this process. Each half of a version 4 UUID has fixed bits, and their XOR has none.
 static PROCESS: LazyLock<u64> = LazyLock::new(|| {
     let (high, low) = Uuid::new_v4().as_u64_pair();
     high ^ low

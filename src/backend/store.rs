@@ -45,7 +45,7 @@ pub trait Store: Leases {
     /// Returns the entries of some names, each as [`get`](Self::get) or, if they are to be `aged`,
     /// [`get_aged`](Self::get_aged) returns it, in the order of the names.
     ///
-    /// The default asks for each by itself, at once.
+    /// The default sends one request for each name, all at the same time.
     ///
     /// # Errors
     ///
@@ -104,7 +104,7 @@ pub trait Store: Leases {
     ///
     /// With a back-off, the name backs off for its time: a claim is told of that and of the
     /// failure. The failure is [remembered](BackOff::remembered) a while longer. A commit, a put, a
-    /// touch, an expiry or an invalidation ends both.
+    /// touch, an expiry, a supersession or an invalidation ends both.
     fn fail(
         &self,
         claim: &Claim,
@@ -191,8 +191,8 @@ pub trait Store: Leases {
         end: TagEnd,
     ) -> impl Future<Output = Result<u64, BackendError>> + Send;
 
-    /// Has a local tier told of the changes of entries, from now on. Returns whether the tier is
-    /// told at these intervals [up to when](Tap::complete_until) it knows all of them.
+    /// Tells a local tier of the changes of entries from now on. Returns whether the backend also
+    /// says, at these intervals, [up to when](Tap::complete_until) the tier has heard of all.
     ///
     /// The default is for a backend that tells nothing.
     #[doc(hidden)]

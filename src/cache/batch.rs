@@ -37,15 +37,17 @@ use crate::{
     sync::lock,
 };
 
-/// How long keys that are led wait for the next of the others to be decided, unless an operation of
-/// the backend may take longer. The caller may no longer poll.
+/// How long keys that are led wait for the next decision about another, unless an operation of the
+/// backend may take longer. A caller that no longer polls decides nothing.
 const DECISION_LIMIT: Duration = Duration::from_millis(50);
 
 /// The state that the keys of one call share.
 pub(super) struct Shared {
+    /// The number of keys that are neither loaded here, nor waited for, nor done.
     undecided: AtomicUsize,
     /// Notified when a key is decided.
     decided: Notify,
+    /// The permit that the keys share while one of them has it.
     permit: AsyncMutex<Weak<OwnedSemaphorePermit>>,
 }
 
@@ -119,8 +121,7 @@ impl<I: Eq + Hash, V> Batch<I, V> {
         self.ids.iter().zip(&self.leads)
     }
 
-    /// Has the load of one id fail with an error of its own. It counts for an id that gets no
-    /// value.
+    /// Fails the load of one id. If the loader also returns a value for it, the value wins.
     pub fn fail(&self, id: I, error: impl Into<BoxError>) {
         lock(&self.failures).insert(id, Error::load(error));
     }
@@ -185,6 +186,7 @@ where
             waiting.push(waits);
             waiting.len() == 1
         };
+        // After the push: the task takes all that wait once the last key is decided.
         member.decided();
         if is_first {
             let all = member.all.clone();

@@ -9,8 +9,8 @@
 //!
 //! Only silence opens the breaker: a server that answers with an error costs a round trip and no
 //! time-out. A grant that too few replicas confirmed costs their time, so after the first one no
-//! flight claims. A task claims as the probe, and reads go on. The same holds while a server
-//! refuses `WAIT`: each claim is in vain until the right is given, which the next probe finds.
+//! flight claims. Now and then a task claims as a probe, and reads go on. A server that refuses
+//! `WAIT` looks the same until it grants the right.
 //!
 //! The log tells when trouble begins and ends, and each minute that it lasts, not each request that
 //! meets it.
@@ -62,13 +62,12 @@ struct State {
     unconfirmed_until: Option<Instant>,
     /// The outage, if there was a failure since the last answer.
     outage: Option<Outage>,
-    /// The trouble that was logged.
+    /// What was logged of the outage.
     logged: Option<Logged>,
 }
 
 #[derive(Clone, Copy)]
 struct Logged {
-    trouble: Trouble,
     since: Instant,
     /// When the log told of it last.
     told: Instant,
@@ -92,14 +91,6 @@ impl Outage {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Trouble {
-    /// The backend does not answer.
-    Silence,
-    /// The backend refuses writes. Only a write that is accepted ends this.
-    Refusal,
-}
-
 /// The kind of request that the backend has answered. A write that changed nothing is a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestKind {
@@ -116,15 +107,11 @@ impl RequestKind {
 
 impl State {
     /// Notes trouble, and returns it if the log is to tell of it now.
-    fn log(&mut self, trouble: Trouble, counters: &Counters) -> Option<Logged> {
+    fn log(&mut self, counters: &Counters) -> Option<Logged> {
         let (now, degraded) = (Instant::now(), counters.degraded.get());
-        let new = Logged { trouble, since: now, told: now, degraded };
+        let new = Logged { since: now, told: now, degraded };
         let is_new = self.logged.is_none();
         let logged = self.logged.get_or_insert(new);
-        // A refusal lasts longer: an answer to a read does not end it.
-        if trouble == Trouble::Refusal {
-            logged.trouble = trouble;
-        }
         let is_due = is_new || now.duration_since(logged.told) >= TOLD_EVERY;
         if is_due {
             logged.told = now;
@@ -150,7 +137,8 @@ impl Breaker {
         }
     }
 
-    /// Returns whether this flight may claim a lease, or is to [probe](Self::is_unconfirmed).
+    /// Returns whether this flight may claim a lease. While grants are
+    /// [unconfirmed](Self::is_unconfirmed), it may only probe.
     pub(super) fn admits_claim(&self) -> bool {
         if !self.is_troubled() {
             return true;
@@ -208,8 +196,7 @@ impl Breaker {
         if what == RequestKind::Write {
             state.unconfirmed_until = None;
         }
-        let refuses = |logged: &Logged| logged.trouble == Trouble::Refusal;
-        if what == RequestKind::Read && state.logged.as_ref().is_some_and(refuses) {
+        if what == RequestKind::Read && state.outage.is_some_and(|outage| outage.refuses) {
             return;
         }
         state.outage = None;
@@ -223,6 +210,10 @@ impl Breaker {
     }
 
     pub(super) fn failed(&self, error: &BackendError, counters: &Counters) {
+        if error.kind() == BackendErrorKind::Foreign {
+            // The server has answered, and other names are well.
+            return;
+        }
         let mut state = self.state();
         self.troubled.store(true, Ordering::Release);
         let silent =
@@ -238,12 +229,14 @@ impl Breaker {
                     self.opened.notify_waiters();
                 }
             }
+        } else {
+            state.failures = 0;
+            state.open_until = None;
         }
         if error.kind() == BackendErrorKind::Unreplicated {
             state.unconfirmed_until = Some(Instant::now() + PAUSE);
         }
-        let trouble = if silent { Trouble::Silence } else { Trouble::Refusal };
-        let logged = state.log(trouble, counters);
+        let logged = state.log(counters);
         drop(state);
         let Some(Logged { since, told, degraded, .. }) = logged else { return };
         if told == since {
@@ -292,13 +285,10 @@ impl Default for Shard {
 }
 
 impl Shard {
-    /// Waits for a turn to ask the shard. `None` while the shard does not answer, so that no flight
-    /// waits for the time-outs of others.
+    /// Waits for a turn to ask the shard. Returns `None` while the breaker is open, so that no turn
+    /// is kept for a whole time-out. The caller goes on without one.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        let turn = match self.turns.try_acquire() {
-            Ok(turn) => Some(turn),
-            Err(_) => self.turns.acquire().await.ok(),
-        };
+        let turn = self.turns.acquire().await.ok();
         turn.filter(|_| !self.breaker.is_open())
     }
 }
@@ -370,8 +360,22 @@ mod tests {
         let breaker = Breaker::default();
         for _ in 0..10 {
             failed(&breaker, &BackendError::new(BackendErrorKind::Refused, "OOM"));
+            assert!(breaker.admits());
+            failed(&breaker, &silence());
         }
         assert!(breaker.admits());
+        (0..FAILURES).for_each(|_| failed(&breaker, &silence()));
+        tokio::time::sleep(PAUSE).await;
+        assert!(breaker.admits() && !breaker.admits());
+        failed(&breaker, &BackendError::new(BackendErrorKind::Refused, "LOADING"));
+        assert!(breaker.admits() && breaker.admits());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn foreign_data_under_one_name_is_no_outage() {
+        let breaker = Breaker::default();
+        failed(&breaker, &BackendError::new(BackendErrorKind::Foreign, "a list"));
+        assert!(!breaker.is_troubled() && breaker.outage().is_none());
     }
 
     /// A full server can be read and refuses claims. Logged for each request, it would fill the

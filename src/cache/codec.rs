@@ -46,8 +46,8 @@ pub trait Codec<V>: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// If the value has no encoding. It is then returned to the callers and not stored, as a value
-    /// that is [too large](super::Builder::max_value). The log has this error, and
+    /// If the value has no encoding. The value is returned to the callers and not stored. The same
+    /// happens if it is [too large](super::Builder::max_value). The log has this error, and
     /// [`insert`](super::Cache::insert) returns it.
     fn encode(&self, value: &V) -> Result<Bytes, BoxError>;
 
@@ -61,10 +61,9 @@ pub trait Codec<V>: Send + Sync + 'static {
 
     /// Returns whether an encoded value that is no longer fresh is for its loader alone.
     ///
-    /// [`Lead::stale`](super::Lead::stale) returns such a value. No caller is served it, also not
+    /// [`Lead::stale`](super::Lead::stale) returns such a value. No caller is served it, not even
     /// in place of a failure, and no process remembers it for an outage. Defaults to false.
-    fn is_for_loader_only(&self, bytes: &[u8]) -> bool {
-        let _ = bytes;
+    fn is_for_loader_only(&self, _bytes: &[u8]) -> bool {
         false
     }
 }
@@ -72,7 +71,7 @@ pub trait Codec<V>: Send + Sync + 'static {
 /// JSON, the default. It is readable in Redis, and tolerates fields that are added or removed.
 ///
 /// Finite floats are exact. A `NaN`, an infinity and `Some(None)` become `null`. In an `Option`,
-/// `null` is decoded as `None`. An `f64` beside it cannot be decoded, so its value is not stored.
+/// that reads back as `None`. In a plain `f64` it cannot be decoded, and the value is not stored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Json;
 

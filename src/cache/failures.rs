@@ -1,7 +1,8 @@
 //! The failed loads of a cache: what follows them, and what this process knows of them.
 //!
 //! The backend keeps the failures of loads under a lease, for the whole fleet. This process keeps
-//! those of loads without one, and asks for them only where it would load without a lease again.
+//! the failures of loads without one. They count for the next failure of the key, with or without
+//! a lease.
 
 use std::{
     sync::{
@@ -69,7 +70,8 @@ pub enum AfterFailure {
 const MILLISECOND: Duration = Duration::from_millis(1);
 const NANOSECOND: Duration = Duration::from_nanos(1);
 pub(super) const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
-/// After so many doublings of a millisecond, each wait is at its longest.
+/// The most doublings: `1 << 31` is the greatest power of two in a `u32`. From 1 ms, 27 of them
+/// exceed a day.
 const DOUBLINGS: u32 = 31;
 
 impl AfterFailure {
@@ -78,9 +80,9 @@ impl AfterFailure {
         Self::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
 
     /// Returns for how long a key backs off after this many failures in a row. `random` is from 0
-    /// to 1. Returns `None` if the failure is forgotten, and zero if it only counts.
+    /// to 1. Returns `None` if the failure is not recorded. Zero records it, and nothing waits.
     pub(super) fn wait(self, failures: u32, random: f64) -> Option<Duration> {
-        let (wait, whole) = match self {
+        let (wait, round_up) = match self {
             Self::LoadAgain => return None,
             // Not before the time that was asked for.
             Self::RetryAfter(time) => (time.min(LONGEST_RETRY_AFTER), MILLISECOND - NANOSECOND),
@@ -91,13 +93,11 @@ impl AfterFailure {
             Self::BackOff { first, longest } => {
                 let doublings = failures.saturating_sub(1).min(DOUBLINGS);
                 let all = first.saturating_mul(1 << doublings).min(longest);
-                (
-                    (all / 2).saturating_add((all / 2).mul_f64(random.clamp(0.0, 1.0))),
-                    Duration::ZERO,
-                )
+                let some = (all / 2).saturating_add((all / 2).mul_f64(random.clamp(0.0, 1.0)));
+                (some.max(all.min(MILLISECOND)), Duration::ZERO)
             }
         };
-        whole_millis(wait.saturating_add(whole))
+        whole_millis(wait.saturating_add(round_up))
     }
 }
 
@@ -125,6 +125,13 @@ struct FailedAlone {
     back_off: BackOff,
     /// Until when the key backs off.
     until: Instant,
+}
+
+impl FailedAlone {
+    /// Returns whether it neither has the key back off nor counts any more.
+    fn is_over(&self) -> bool {
+        Instant::now() >= after(self.until, self.back_off.remembered())
+    }
 }
 
 /// The number of keys whose failures without a lease are remembered.
@@ -156,9 +163,7 @@ impl Failures {
     /// Returns how many loads of a key have failed in a row without a lease.
     pub(super) fn failed_alone(&self, key: &Key) -> u32 {
         let Some(mut alone) = self.alone() else { return 0 };
-        let failed = alone
-            .get(key)
-            .filter(|failed| Instant::now() < after(failed.until, failed.back_off.remembered()));
+        let failed = alone.get(key).filter(|failed| !failed.is_over());
         failed.map_or(0, |failed| failed.back_off.failures)
     }
 
@@ -180,8 +185,18 @@ impl Failures {
         self.any_alone.store(!alone.is_empty(), Ordering::Release);
     }
 
+    /// Returns the failures, if there are any, without those that were over before they were used
+    /// again.
     fn alone(&self) -> Option<MutexGuard<'_, LruCache<Key, FailedAlone>>> {
-        self.any_alone.load(Ordering::Acquire).then(|| lock(&self.alone))
+        if !self.any_alone.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut alone = lock(&self.alone);
+        while alone.peek_lru().is_some_and(|(_, failed)| failed.is_over()) {
+            alone.pop_lru();
+        }
+        self.any_alone.store(!alone.is_empty(), Ordering::Release);
+        Some(alone)
     }
 }
 
@@ -228,6 +243,17 @@ mod tests {
         assert_eq!(AfterFailure::LoadAgain.wait(9, 0.5), None);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn failures_that_are_over_are_forgotten() {
+        let failures = Failures::new(None);
+        let back_off = BackOff { failures: 1, wait: 100 * MS };
+        failures.fail_alone(&Key::from("one"), &Error::load("away"), back_off);
+        assert!(failures.backs_off_alone(&Key::from("one")).is_some());
+        tokio::time::sleep(100 * MS + back_off.remembered()).await;
+        assert!(failures.backs_off_alone(&Key::from("another")).is_none());
+        assert!(lock(&failures.alone).is_empty() && failures.alone().is_none());
+    }
+
     proptest! {
         #[test]
         fn a_wait_is_between_half_and_all_of_its_step(
@@ -238,7 +264,9 @@ mod tests {
             let [first, longest] = [first, longest].map(Duration::from_micros);
             let step = first.saturating_mul(1 << failures.saturating_sub(1).min(31)).min(longest);
             let rule = AfterFailure::BackOff { first, longest };
-            let wait = rule.wait(failures, random).unwrap_or_default();
+            let wait = rule.wait(failures, random);
+            prop_assert_eq!(wait.is_none(), step < MS);
+            let wait = wait.unwrap_or_default();
             prop_assert!(wait <= step && wait + MS >= step / 2);
         }
     }

@@ -1,7 +1,7 @@
 //! A cache for one process, whose values are not encoded.
 //!
-//! The engine moves bytes. Here the bytes of a value are a number, and they own the value: when the
-//! last copy of them is dropped, so is the value.
+//! The engine moves bytes. Here the bytes are the number of a value. They own it, so it is dropped
+//! with their last copy. The code of a user, such as its `Clone` or `Drop`, runs under no lock.
 
 use std::{
     collections::HashMap,
@@ -17,9 +17,7 @@ use bytes::Bytes;
 use super::{Builder, Cache, Codec};
 use crate::{backend::MemoryBackend, error::BoxError, sync::lock};
 
-/// The weight of an entry in the backend: its header and the number.
-const ENTRY: usize = 96;
-/// Values are found under so many locks.
+/// The values lie in so many maps, each under its own lock.
 const STRIPES: usize = 16;
 
 /// The codec of [`Cache::in_process`], which leaves values as they are.
@@ -37,7 +35,7 @@ impl<V> ValueTable<V> {
     }
 }
 
-/// The owner of a value, whose number is its bytes.
+/// The bytes of a value: its number. They keep the value alive.
 struct ValueBytes<V> {
     number: u64,
     bytes: [u8; 8],
@@ -53,8 +51,7 @@ impl<V> AsRef<[u8]> for ValueBytes<V> {
 
 impl<V> Drop for ValueBytes<V> {
     fn drop(&mut self) {
-        let removed = lock(self.table.stripe(self.number)).remove(&self.number);
-        drop(removed);
+        lock(self.table.stripe(self.number)).remove(&self.number);
     }
 }
 
@@ -106,7 +103,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub fn in_process(values: usize) -> Builder<V, Unencoded<V>> {
         let stripes = std::array::from_fn(|_| Mutex::default());
         let table = Arc::new(ValueTable { next: AtomicU64::new(0), stripes });
-        let backend = MemoryBackend::with_weight(values.saturating_mul(ENTRY));
+        let backend = MemoryBackend::with_entries(values);
         Self::builder(backend).codec(Unencoded(table))
     }
 }

@@ -16,11 +16,11 @@ use crate::{
 pub(crate) enum Produced<V> {
     /// A value to share.
     Value(Made<V>),
-    /// An answer for its caller alone, which has it already.
+    /// An answer for its caller alone, which has it already. The name is marked as uncacheable.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Uncacheable,
-    /// An answer for its caller alone, because of what its request has. The load of another caller
-    /// may be for all.
+    /// An answer for its caller alone, which has it already. It depends on this request, so the
+    /// name is not marked.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Reserved,
     /// An answer for its caller alone, which says that the origin fails with this error. It is a
@@ -29,10 +29,8 @@ pub(crate) enum Produced<V> {
     Failing(Error),
 }
 
-/// Makes a loader of one that a user wrote, with errors of any type.
-///
-/// A codec may make another value of a value. So each caller gets what a hit will get.
-pub(super) async fn shared<V, E, Fut>(
+/// Awaits a user's loader, and returns its outcome. Callers get the value as a hit decodes it.
+pub(super) async fn of_user<V, E, Fut>(
     core: Arc<Core<V>>,
     lead: Lead<V>,
     loader: Fut,
@@ -63,8 +61,8 @@ where
     if is_unchanged { value.into() } else { core.made(value) }
 }
 
-/// Runs a loader, for the flight or load of this number, if there is one. Its time limit ends when
-/// it announces the head of its value.
+/// Runs a loader until its limit, for the flight or load of this number, if there is one. The limit
+/// no longer counts once the head of the value is announced.
 pub(super) async fn run<V, F, Fut>(
     work: F,
     lead: Lead<V>,

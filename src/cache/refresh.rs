@@ -109,7 +109,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     {
         let core = self.core.clone();
         let shared = core.clone();
-        let work = move |lead: Lead<V>| loader::shared(shared, lead.clone(), loader(lead));
+        let work = move |lead: Lead<V>| loader::of_user(shared, lead.clone(), loader(lead));
         self.refresh_by(work).map(move |flown| flown?.shared(&core))
     }
 

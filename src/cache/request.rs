@@ -162,7 +162,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         // Not an async function, whose future would hold a copy of what it passes on.
         let core = self.core.clone();
         let shared = core.clone();
-        let work = move |lead: Lead<V>| loader::shared(shared, lead.clone(), loader(lead));
+        let work = move |lead: Lead<V>| loader::of_user(shared, lead.clone(), loader(lead));
         self.fly(work).map(move |flown| flown?.shared(&core))
     }
 

@@ -116,18 +116,19 @@ impl LeaseGuard {
         let from = self.claim();
         let to = Claim { owner: Owner::fresh(), mode, ..from.clone() };
         let mut acquisition = Acquisition::new(self.engine.janitor.clone(), to);
-        let mut tries = 0;
+        // The first try may have begun the lease, and the second one only tells of it.
+        let (mut tries, begun) = (0, Instant::now());
         let passed = loop {
             tries += 1;
             match acquisition.ask(limit, |backend, to| backend.pass(from, to)).await {
-                Ok((grant, sent)) => break grant.map(|grant| (grant.fence(), sent)),
+                Ok((grant, _)) => break grant.map(|grant| grant.fence()),
                 // It may have happened: the same owner asks once more.
                 Err(error) if error.kind() == BackendErrorKind::Unknown && tries < 2 => {}
                 Err(error) => return Err(error.into()),
             }
         };
-        if let Some((fence, sent)) = passed {
-            let granted = acquisition.settle(self.record.upkeep(), fence, sent, None);
+        if let Some(fence) = passed {
+            let granted = acquisition.settle(self.record.upkeep(), fence, begun, None);
             let passed_on = self.engine.hold(granted);
             self.settled();
             return Ok(Ok(passed_on));

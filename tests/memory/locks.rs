@@ -630,6 +630,19 @@ async fn a_refused_upgrade_reports_an_unanswered_renewal() {
     there.rw_lock("m").write().await.unwrap().unlock().await.unwrap();
 }
 
+/// The first try begins the lease, and its reply is lost. The second one only tells of it.
+#[tokio::test(start_paused = true)]
+async fn a_downgrade_counts_its_lease_from_its_first_try() {
+    let locks = Locks::new(Faulty::once(Op::Pass, Fault::LoseReply));
+    let lock = locks.rw_lock("m").lease(LEASE).fixed_lease();
+    let writer = lock.write().await.unwrap();
+    let begun = Instant::now();
+    let reader = writer.downgrade().await.unwrap();
+    let late = begun.elapsed();
+    assert!(late >= 250 * MS && reader.remaining() <= LEASE - late, "{:?}", reader.remaining());
+    reader.unlock().await.unwrap();
+}
+
 /// Thousands of leases were released at once, and the last release had its turn seconds later. A
 /// short lease ended meanwhile, and its release reported a loss.
 #[tokio::test(start_paused = true)]

@@ -43,6 +43,8 @@ pub(super) struct Data {
     pub(super) expiries: BTreeSet<(Instant, Expiry)>,
     weight: usize,
     limit: usize,
+    /// How much of the limit an entry takes.
+    weigh: fn(&Entry) -> usize,
     /// The clock of the backend: microseconds at `origin`.
     origin: Instant,
     micros: u64,
@@ -79,7 +81,7 @@ pub(super) enum Expiry {
 }
 
 impl Data {
-    pub(super) fn new(limit: usize) -> Self {
+    pub(super) fn new(limit: usize, weigh: fn(&Entry) -> usize) -> Self {
         // Fences leave the process, so those of a new process must be greater than its last ones.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let micros = u64::try_from(since.as_micros()).unwrap_or(u64::MAX / 2);
@@ -95,6 +97,7 @@ impl Data {
             expiries: BTreeSet::new(),
             weight: 0,
             limit,
+            weigh,
             origin: Instant::now(),
             micros,
         }
@@ -259,7 +262,7 @@ impl Data {
                 }
                 Expiry::Entry(key) => {
                     if let Some(stored) = self.entries.pop(&key) {
-                        self.weight -= stored.entry.weight();
+                        self.weight -= (self.weigh)(&stored.entry);
                     }
                 }
             }

@@ -63,7 +63,17 @@ impl MemoryBackend {
 
     /// Creates a store for entries of so many bytes in all, with their headers.
     pub fn with_weight(limit: usize) -> Self {
-        Self { data: Arc::new(Mutex::new(Data::new(limit))), channels: Channels::default() }
+        Self::with_limit(limit, Entry::weight)
+    }
+
+    /// Creates a backend with so many entries at most, whatever their size.
+    pub(crate) fn with_entries(limit: usize) -> Self {
+        Self::with_limit(limit, |_| 1)
+    }
+
+    fn with_limit(limit: usize, weigh: fn(&Entry) -> usize) -> Self {
+        let data = Data::new(limit, weigh);
+        Self { data: Arc::new(Mutex::new(data)), channels: Channels::default() }
     }
 
     /// Returns the bytes of the stored entries. Expired entries that were not yet dropped count.
@@ -141,15 +151,20 @@ impl Leases for MemoryBackend {
 
     async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
         let name = claims.first().map(|claim| &claim.name);
+        let mut data = self.data();
         let heard = name.is_some_and(|name| self.is_waited_for(name));
-        let (kept, pushed) = self.data().keep(claims, life, heard, Instant::now());
+        let (kept, pushed) = data.keep(claims, life, heard, Instant::now());
+        drop(data);
         name.into_iter().for_each(|name| self.push_all(name, pushed.clone()));
         Ok(kept)
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        // Asked under the lock: a claim that enters the queue was registered before.
+        let mut data = self.data();
         let heard = self.is_waited_for(&claim.name);
-        let (held, pushed) = self.data().release(claim, heard, Instant::now());
+        let (held, pushed) = data.release(claim, heard, Instant::now());
+        drop(data);
         self.push_all(&claim.name, pushed);
         Ok(held)
     }
@@ -158,8 +173,10 @@ impl Leases for MemoryBackend {
         if !from.mode.passes_to(to.mode) {
             return Err(super::no_pass(from, to));
         }
+        let mut data = self.data();
         let heard = self.is_waited_for(&from.name);
-        let passed = self.data().convert(from, to, heard, Instant::now());
+        let passed = data.convert(from, to, heard, Instant::now());
+        drop(data);
         let Some((grant, pushed)) = passed else { return Ok(None) };
         self.push_all(&from.name, pushed);
         Ok(Some(grant))

@@ -78,7 +78,7 @@ impl Data {
         fence_life: Duration,
         now: Instant,
     ) -> Option<Entry> {
-        if entry.weight() > self.limit {
+        if (self.weigh)(entry) > self.limit {
             return None;
         }
         let fence = self.invalidate(name, fence_life, now);
@@ -167,15 +167,15 @@ impl Data {
     fn store(&mut self, name: &Name, entry: Entry, ends: Instant) -> bool {
         let key = entry_key(name);
         self.drop_entry(&key);
-        if entry.weight() > self.limit {
+        if (self.weigh)(&entry) > self.limit {
             return false;
         }
-        self.weight += entry.weight();
+        self.weight += (self.weigh)(&entry);
         self.expiries.insert((ends, Expiry::Entry(key.clone())));
         self.entries.put(key, StoredEntry { entry, ends });
         while self.weight > self.limit {
             let Some((key, stored)) = self.entries.pop_lru() else { break };
-            self.weight -= stored.entry.weight();
+            self.weight -= (self.weigh)(&stored.entry);
             self.expiries.remove(&(stored.ends, Expiry::Entry(key)));
         }
         true
@@ -183,7 +183,7 @@ impl Data {
 
     pub(super) fn drop_entry(&mut self, key: &EntryKey) {
         if let Some(stored) = self.entries.pop(key) {
-            self.weight -= stored.entry.weight();
+            self.weight -= (self.weigh)(&stored.entry);
             self.expiries.remove(&(stored.ends, Expiry::Entry(key.clone())));
         }
     }
