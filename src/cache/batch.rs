@@ -37,8 +37,8 @@ use crate::{
     sync::lock,
 };
 
-/// How long keys that are led wait for the next decision about another. A silent shard decides
-/// nothing, and neither does a caller that no longer polls.
+/// How long keys that are led wait for the next decision about another, unless an operation of the
+/// backend may take longer. A caller that no longer polls decides nothing.
 const DECISION_LIMIT: Duration = Duration::from_millis(50);
 
 /// The state that the keys of one call share.
@@ -198,8 +198,9 @@ where
 
     /// Loads the ids that wait when all keys of the call are decided.
     async fn load_together(self: Arc<Self>, all: Arc<Shared>) {
+        let limit = self.core.engine.backend().time_limit().unwrap_or(DECISION_LIMIT);
         while all.undecided.load(Ordering::Acquire) > 0
-            && timeout(DECISION_LIMIT, all.decided.notified()).await.is_ok()
+            && timeout(limit, all.decided.notified()).await.is_ok()
         {}
         let number = flight::next_id();
         let (batch, mut replies, _edges) = self.take_all(number);

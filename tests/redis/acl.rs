@@ -553,7 +553,12 @@ async fn a_read_that_is_refused_is_told_as_such() {
     assert_refused(writer.unlock().await, "the release of a writer");
     assert_refused(cache.insert("k", &"v".to_owned()).await, "an insert");
     assert_refused(cache.invalidate("k").await, "an invalidation");
-    let load = cache.request("k").load(|_| async { Ok::<_, BoxError>("v".to_owned()) });
+    set_user(&mut raw, "app", &all).await;
+    let mut operator = server.raw().await;
+    let load = cache.request("k").load(move |_| async move {
+        set_user(&mut operator, "app", &[&all[..], &["-get"]].concat()).await;
+        Ok::<_, BoxError>("v".to_owned())
+    });
     load.await.unwrap();
     assert_eq!(cache.stats().unstored, 1);
 

@@ -1,11 +1,11 @@
 //! Links with long round trips.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, sync::atomic::Ordering, time::Duration};
 
-use bellwether::{Cache, Locks, RedisBackend, cache::Source};
+use bellwether::{Cache, Error, Locks, RedisBackend, cache::Source};
 use futures_util::future::join_all;
 use testkit::{
-    LIMIT, RedisServer,
+    LIMIT, RedisServer, comes_true,
     proxy::{Fault, Proxy, kind},
 };
 use tokio::time::timeout;
@@ -56,6 +56,35 @@ async fn are_answered(round_trip: Duration) -> Result<(), String> {
     let lock = Locks::new(backend).mutex("k");
     let guard = timeout(LIMIT, lock.lock()).await.unwrap().map_err(|error| error.to_string())?;
     timeout(LIMIT, guard.unlock()).await.unwrap().map_err(|error| error.to_string())
+}
+
+/// A new connection takes three round trips, which are longer than the command time-out. Commands
+/// waited no longer than that, so each one failed until the connection was there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_break_of_a_connection_far_away_fails_no_later_command() {
+    let mut failures = Vec::new();
+    // On a busy machine a server may be silent for longer than the usual time-out.
+    while failures.len() < 3 {
+        match outlives_a_break().await {
+            Ok(()) => return,
+            Err(failure) => failures.push(failure),
+        }
+    }
+    panic!("{failures:?}");
+}
+
+/// Returns what failed of the commands that began after a break.
+async fn outlives_a_break() -> Result<(), Error> {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    proxy.lengthen_round_trip(Duration::from_millis(200));
+    let backend = RedisBackend::open(&proxy.url()).unwrap();
+    backend.ping().await?;
+    let connections = || proxy.counters().connections.load(Ordering::SeqCst);
+    let before = connections();
+    proxy.cut();
+    assert!(comes_true(LIMIT, async || connections() > before).await, "no new connection");
+    join_all((0..10).map(|_| backend.ping())).await.into_iter().collect()
 }
 
 /// A lock had a limit of its own for each try, and a renewal, too, so a longer command time-out did

@@ -126,14 +126,16 @@ impl RedisBackendBuilder {
 
     /// Sets how long the connection may be silent while a command is under way.
     ///
-    /// A transfer that moves is not silent, however long it takes. On a link with long round trips,
-    /// a command may take four of them. A command waits as long for a connection that broke, and
-    /// for the first one within the [connect time-out](Self::connect_timeout).
+    /// A transfer that moves is not silent, however long it takes. A command waits as long for a
+    /// connection that broke, and for the first one within the [connect
+    /// time-out](Self::connect_timeout). Where round trips are long, a command may take four of
+    /// them, and a connection that broke eight.
     ///
     /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
     /// a dead server is late but not lost. This is the one setting for a slower network or server.
     /// The connect time-out and the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the
-    /// retry strategy follow it, unless they are set. Round trips of up to 300 ms need no setting.
+    /// retry strategy follow it, unless they are set. Round trips of up to 250 ms need no setting.
+    /// Where they are longer, set four of them: [`RedisBackend::ready`] measures, and warns.
     /// 24 h at most.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
@@ -142,8 +144,7 @@ impl RedisBackendBuilder {
 
     /// Sets how long one attempt to connect may take, including TLS and authentication.
     ///
-    /// If the server is reached late within it, the rest may take up to as long again. Defaults to
-    /// four command time-outs, and at least 1 s. 24 h at most.
+    /// Defaults to four command time-outs, and at least 1 s. 24 h at most.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self

@@ -30,7 +30,7 @@ pub use self::{
 };
 use self::{
     client::{Deployment, RedisConfig, Servers},
-    ops::{Heartbeat, LargeNames},
+    ops::{AgedNamespaces, Heartbeat},
 };
 use crate::error::{BackendError, BackendErrorKind, Error};
 
@@ -68,9 +68,7 @@ struct RedisInner {
     config: RedisConfig,
     /// The suffix of channels.
     channel: String,
-    large: LargeNames,
-    /// Entries with windows were read, so reads ask for the time now and then.
-    timed: AtomicBool,
+    aged: AgedNamespaces,
     /// Other clients waited for the last entry that was committed. They are likely to wait for the
     /// next one, and hear of it before its committer does.
     is_awaited: AtomicBool,
@@ -120,14 +118,12 @@ impl RedisBackend {
             }
         };
         let servers = Servers::new(deployment, config.clone());
-        let large = LargeNames::default();
-        let [timed, is_awaited, publish_refused] = [false; 3].map(AtomicBool::new);
+        let [is_awaited, publish_refused] = [false; 2].map(AtomicBool::new);
         Self(Arc::new(RedisInner {
             servers,
             config,
             channel,
-            large,
-            timed,
+            aged: AgedNamespaces::default(),
             is_awaited,
             publish_refused,
             process_channels,
@@ -172,6 +168,8 @@ impl RedisBackend {
     /// [`ready_for_caches`](Self::ready_for_caches) or [`ready_for_locks`](Self::ready_for_locks).
     ///
     /// With [`replicas`](RedisBackendBuilder::replicas), the right to `WAIT` is checked as well.
+    /// The log has a warning if the round trip is long for the [command
+    /// time-out](RedisBackendBuilder::command_timeout).
     ///
     /// The patterns of keys and channels are not checked, because only caches and locks know their
     /// names. Nor is the right to subscribe: without it, waiters poll.

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use bellwether::{Cache, ErrorKind, Locks, RedisBackend, backend::Store};
+use bellwether::{
+    Cache, ErrorKind, Locks, RedisBackend,
+    backend::{Leases, Store},
+};
 use futures_util::{StreamExt, future::join_all};
 use testkit::{LIMIT, Raw, RedisServer, Sentinels, comes_true};
 use tokio::time::{Instant, timeout};
@@ -156,9 +159,9 @@ async fn a_planned_failover_is_followed_from_its_announcement() {
     for backend in &backends {
         backend.ping().await.unwrap();
     }
-    // One watch listens to each sentinel, for all backends of this process.
     for sentinel in &set.sentinels {
-        assert!(comes_true(LIMIT, async || watches(sentinel).await == 1).await, "no watch listens");
+        let listen = async || watches(sentinel).await == backends.len();
+        assert!(comes_true(LIMIT, listen).await, "a backend does not listen");
     }
     let old = set.servers[0].port();
     let client = redis::Client::open(set.sentinels[0].url()).unwrap();
@@ -182,27 +185,20 @@ async fn a_planned_failover_is_followed_from_its_announcement() {
     assert_ne!(set.master_after(old).await.port(), old);
 }
 
-/// Each backend asked and listened by itself.
+/// The connections of a backend share one watch.
 #[tokio::test]
-async fn backends_of_a_process_share_a_watch_that_ends_with_the_last_of_them() {
+async fn a_watch_ends_with_its_backend() {
     let set = Sentinels::start(1).await;
-    let mut backends: Vec<_> = (0..3).map(|_| backend(&set)).collect();
-    for backend in &backends {
-        backend.ping().await.unwrap();
-    }
-    let others = RedisBackend::builder().sentinels(&set.urls()[..1], Sentinels::MASTER);
-    let others = others.build().unwrap();
-    others.ping().await.unwrap();
+    let backend = backend(&set);
+    let listens = backend.changes(&name("k")).await.unwrap();
+    backend.ping().await.unwrap();
     let watched = async |expected| {
         let first = &set.sentinels[0];
         comes_true(LIMIT, async || watches(first).await == expected).await
     };
-    assert!(watched(2).await, "a list of other sentinels has a watch of its own");
-    backends.truncate(1);
-    drop(others);
     assert!(watched(1).await);
-    backends.clear();
-    assert!(watched(0).await, "the watch does not end with its last backend");
+    drop((backend, listens));
+    assert!(watched(0).await, "the watch does not end with its backend");
 }
 
 /// Returns how many connections listen to the announcements of a sentinel.

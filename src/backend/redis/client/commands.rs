@@ -1,26 +1,16 @@
 //! Commands, and what goes with them in one write.
 
-use std::sync::Arc;
-
-use futures_util::future::join_all;
 use redis::{Cmd, Pipeline, Value};
 
 use super::{
-    clock::ServerClock,
-    config::RedisConfig,
-    deadline::CommandDeadline,
-    endpoint::Endpoint,
-    events::NodeEvents,
     failure::{CommandFailure, CommandRetry},
-    grants::Grants,
-    link::{Confirmed, Link},
-    reconnect::Established,
-    replicas::Replicas,
+    link::{CommandDeadline, Link, Reply},
+    node::NodeEvents,
+    replicas::{Grants, Replicas},
+    sentinel::Endpoint,
+    settings::RedisConfig,
 };
-use crate::{
-    backend::redis::scripts::{Call, Staged},
-    error::BackendError,
-};
+use crate::{backend::redis::scripts::Call, error::BackendError};
 
 /// Sends commands on one connection.
 #[derive(Clone)]
@@ -29,8 +19,13 @@ pub(super) struct CommandConnection {
     grants: Grants,
 }
 
-/// The reply to one of several commands.
-pub(super) type Reply = Result<Value, BackendError>;
+/// The reply to a command.
+pub(super) struct Confirmed {
+    pub(super) value: Value,
+    /// How many replicas confirmed the command, or why the server did not count them. Zero if no
+    /// `WAIT` was sent.
+    pub(super) replicas: Result<usize, BackendError>,
+}
 
 /// Commands that are sent in the same write as a command, with nothing in between.
 #[derive(Clone, Copy, Default)]
@@ -45,8 +40,13 @@ pub(super) struct Extras {
     pub(super) asking: bool,
     /// A `WAIT` behind it and other grants, for this many replicas.
     pub(super) replicas: Option<Replicas>,
-    /// A `TIME` behind it, if a sample of the clock of the server is due.
-    pub(super) timed: bool,
+}
+
+impl Confirmed {
+    /// Creates the reply to a command that no replica had to confirm.
+    pub(super) fn of(value: Value) -> Self {
+        Self { value, replicas: Ok(0) }
+    }
 }
 
 impl CommandConnection {
@@ -72,7 +72,7 @@ impl CommandConnection {
         let extras = Extras { ping_first: call.is_answered_last(), ..extras };
         match self.run(call.by_digest(), extras, deadline).await {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
-                Box::pin(self.run(&call.with_source(), extras, deadline.remainder())).await
+                Box::pin(self.run(&call.with_source(), extras, deadline)).await
             }
             reply => reply,
         }
@@ -82,30 +82,17 @@ impl CommandConnection {
     async fn call_staged(
         &self,
         call: &Call<'_>,
-        staged: &Staged,
+        staged: &Pipeline,
         extras: Extras,
         deadline: CommandDeadline,
     ) -> Result<Confirmed, CommandFailure> {
-        let at = usize::from(extras.asking);
-        let asking;
-        let pipeline = if extras.asking {
-            asking = asking_each(&staged.both);
-            &asking
-        } else {
-            &staged.both
-        };
-        let count = 2 * (1 + at);
-        let sent = self.link.exchange(deadline.for_write(pipeline), |mut connection| async move {
-            connection.send_packed_commands(pipeline, 0, count).await
-        });
-        let (used, replies) = sent.await?;
-        let mut replies = replies.map_err(|error| self.link.failure(error, &used))?;
-        let reply = replies.pop().unwrap_or(Value::Nil).extract_error();
-        let staged = replies.swap_remove(at).extract_error();
-        let failure = match reply.map_err(|error| self.link.failure(error, &used)) {
-            Ok(value) => return Ok(Confirmed { value, replicas: Ok(0), time: None }),
+        let mut replies =
+            self.run_all(staged, extras.asking, deadline.for_write(staged)).await?.into_iter();
+        let (stage, script) = (replies.next(), replies.next());
+        let failure = match script.unwrap_or(Ok(Value::Nil)) {
+            Ok(value) => return Ok(Confirmed::of(value)),
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
-                match self.run(&call.with_source(), extras, deadline.remainder()).await {
+                match self.run(&call.with_source(), extras, deadline).await {
                     Ok(reply) => return Ok(reply),
                     Err(failure) => failure,
                 }
@@ -113,65 +100,23 @@ impl CommandConnection {
             Err(failure) => failure,
         };
         // Without its data the script fails, but the reason is that of the stage.
-        match (staged, &failure.retry) {
-            (Err(error), None) => Err(self.link.failure(error, &used)),
+        match (stage, &failure.retry) {
+            (Some(Err(refusal)), None) => Err(refusal),
             _ => Err(failure),
         }
     }
 
-    /// Runs scripts by their digests, all in one write.
-    pub(super) async fn call_all(
-        &self,
-        calls: &[&Call<'_>],
-        replicas: Option<Replicas>,
-        deadline: CommandDeadline,
-    ) -> Result<Vec<Result<Confirmed, CommandFailure>>, BackendError> {
-        if let Some(replicas) = replicas {
-            let grant = |call: &&Call<'_>| {
-                let grant = (call.by_digest().clone(), false);
-                self.grants.send(&self.link, grant, replicas, deadline)
-            };
-            return Ok(join_all(calls.iter().map(grant)).await);
-        }
-        let mut pipeline = redis::pipe();
-        for call in calls {
-            pipeline.add_command(call.by_digest().clone());
-        }
-        let count = calls.len();
-        let sent = self.link.exchange(deadline, |mut connection| async move {
-            connection.send_packed_commands(&pipeline, 0, count).await
-        });
-        let (used, replies) = sent.await?;
-        let replies = replies.map_err(|error| self.link.failure(error, &used).error)?;
-        let each = replies.into_iter().map(|value| match value.extract_error() {
-            Ok(value) => Ok(Confirmed { value, replicas: Ok(0), time: None }),
-            Err(error) => Err(self.link.failure(error, &used)),
-        });
-        Ok(each.collect())
-    }
-
-    /// Runs commands, all in one write. If they are `timed`, returns the time of the server, too.
+    /// Runs commands, all in one write.
     pub(super) async fn run_all(
         &self,
-        mut commands: Pipeline,
-        timed: bool,
+        commands: &Pipeline,
+        asking: bool,
         deadline: CommandDeadline,
-    ) -> Result<(Vec<Reply>, Option<u64>), BackendError> {
-        if timed {
-            commands.cmd("TIME");
-        }
-        let (asked, count) = (ServerClock::ask(), commands.len());
-        let sent = self.link.exchange(deadline, |mut connection| async move {
-            connection.send_packed_commands(&commands, 0, count).await
-        });
-        let (used, replies) = sent.await?;
-        let mut replies = replies.map_err(|error| self.link.failure(error, &used).error)?;
-        if timed {
-            used.clock.sample(&asked, replies.pop());
-        }
-        let each = replies.into_iter().map(Value::extract_error);
-        let each = each.map(|reply| reply.map_err(|error| self.link.failure(error, &used).error));
-        Ok((each.collect(), if timed { used.clock.now() } else { None }))
+    ) -> Result<Vec<Reply>, CommandFailure> {
+        let asked = asking.then(|| asking_each(commands));
+        let commands = asked.as_ref().unwrap_or(commands);
+        let replies = self.link.run_all(commands, deadline).await?.into_iter();
+        Ok(replies.skip(usize::from(asking)).step_by(1 + usize::from(asking)).collect())
     }
 
     /// Runs a command.
@@ -186,71 +131,32 @@ impl CommandConnection {
             return Box::pin(self.grants.send(&self.link, grant, replicas, deadline)).await;
         }
         if extras.ping_first || extras.asking {
-            return Box::pin(self.run_with_extras(command, extras, deadline)).await;
-        }
-        let has_turn = |current: Arc<Established>| current.clock.takes_turn();
-        if extras.timed && self.link.current().is_none_or(has_turn) {
-            return Box::pin(self.run_timed(command, deadline)).await;
+            return Box::pin(self.run_behind_others(command, extras, deadline)).await;
         }
         let sent = self.link.exchange(deadline, |mut connection| async move {
             connection.send_packed_command(command).await
         });
         let (used, reply) = sent.await?;
-        match reply.and_then(Value::extract_error) {
-            Ok(value) => {
-                let time = if extras.timed { used.clock.now() } else { None };
-                Ok(Confirmed { value, replicas: Ok(0), time })
-            }
-            Err(error) => Err(self.link.failure(error, &used)),
-        }
+        let reply = reply.and_then(Value::extract_error);
+        reply.map(Confirmed::of).map_err(|error| self.link.failure(error, &used))
     }
 
-    /// Runs a command and asks for the time of the server, in one write.
-    async fn run_timed(
-        &self,
-        command: &Cmd,
-        deadline: CommandDeadline,
-    ) -> Result<Confirmed, CommandFailure> {
-        let mut pipeline = redis::pipe();
-        pipeline.add_command(command.clone()).cmd("TIME");
-        let asked = ServerClock::ask();
-        let sent = self.link.exchange(deadline, |mut connection| async move {
-            connection.send_packed_commands(&pipeline, 0, 2).await
-        });
-        let (used, replies) = sent.await?;
-        let reply = replies.and_then(|mut replies| {
-            // Without the right to ask, the age of an entry is not known.
-            used.clock.sample(&asked, replies.pop());
-            let value = replies.pop().unwrap_or(Value::Nil).extract_error()?;
-            Ok(Confirmed { value, replicas: Ok(0), time: used.clock.now() })
-        });
-        reply.map_err(|error| self.link.failure(error, &used))
-    }
-
-    async fn run_with_extras(
+    async fn run_behind_others(
         &self,
         command: &Cmd,
         extras: Extras,
         deadline: CommandDeadline,
     ) -> Result<Confirmed, CommandFailure> {
-        let mut pipeline = redis::pipe();
+        let mut commands = redis::pipe();
         if extras.ping_first {
-            pipeline.cmd("PING");
+            commands.cmd("PING");
         }
         if extras.asking {
-            pipeline.cmd("ASKING");
+            commands.cmd("ASKING");
         }
-        pipeline.add_command(command.clone());
-        let skipped = usize::from(extras.ping_first) + usize::from(extras.asking);
-        let sent = self.link.exchange(deadline, |mut connection| async move {
-            connection.send_packed_commands(&pipeline, skipped, 1).await
-        });
-        let (used, replies) = sent.await?;
-        let reply = replies.and_then(|mut replies| {
-            let value = replies.pop().unwrap_or(Value::Nil).extract_error()?;
-            Ok(Confirmed { value, replicas: Ok(0), time: None })
-        });
-        reply.map_err(|error| self.link.failure(error, &used))
+        commands.add_command(command.clone());
+        let mut replies = self.run_all(&commands, false, deadline).await?;
+        replies.pop().unwrap_or(Ok(Value::Nil)).map(Confirmed::of)
     }
 }
 

@@ -1,34 +1,66 @@
 //! A new connection: to the server that an endpoint names, or for one question.
 
-use std::time::Duration;
+use std::{io, sync::Arc, time::Duration};
 
-use redis::{AsyncConnectionConfig, PushInfo, RedisError, aio::MultiplexedConnection};
-use tokio::time::{Instant, timeout};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use redis::{
+    AsyncConnectionConfig, ErrorKind, PushInfo, RedisError, Value,
+    aio::{MultiplexedConnection, PubSub},
+};
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::warn;
 
 use super::{
-    config::RedisConfig,
-    connect_error::{ConnectError, ConnectPhase},
-    endpoint::{Endpoint, EndpointWatch},
-    handshake::{config, refuse_replica, set_name},
-    stream::{Connected, Reached},
-    target::ConnectTarget,
+    failure::ClientError,
+    sentinel::{Endpoint, EndpointWatch},
+    settings::{ConnectTarget, RedisConfig},
+    socket::{Progress, Socket},
 };
-use crate::error::{BackendError, BackendErrorKind};
+use crate::{
+    advice,
+    backend::redis::scripts::SCRIPTS,
+    error::{BackendError, BackendErrorKind, BoxError},
+    time::after,
+};
 
-/// The rest of an attempt may take this many times as long as it took to reach the server. It has
-/// three round trips, where the socket has one.
-const REST: u32 = 6;
+/// A connection, and its driver, which ends with it.
+pub(super) struct Connected {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) progress: Arc<Progress>,
+    /// How long the answer to the first question took.
+    pub(super) round_trip: Duration,
+    _driver: AbortOnDropHandle<()>,
+}
+
+/// How many round trips a connection may be silent for. With one, a delay of another round trip
+/// would count as an outage.
+const SLOW_ROUND_TRIPS: u32 = 4;
+
+impl Connected {
+    /// Returns how long the connection may be silent while a command is under way.
+    pub(super) fn silence_limit(&self, config: &RedisConfig) -> Duration {
+        let few = self.round_trip.saturating_mul(SLOW_ROUND_TRIPS).min(config.connect_timeout);
+        config.command_timeout.max(few)
+    }
+}
+
+/// An attempt to connect that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub(super) struct ConnectError {
+    text: String,
+    source: ClientError,
+}
 
 /// Finds the server, connects, and checks that it can be written to.
 ///
 /// Replaces `watch` by that of the server. Returns `None` if it reports another server meanwhile,
-/// because an attempt at a host that is down may last until its time-out. Calls `on_end` when the
-/// connection has ended.
+/// because an attempt at a host that is down may last until its time-out.
 pub(super) async fn connect(
     endpoint: &Endpoint,
     watch: &mut EndpointWatch,
     settings: &RedisConfig,
-    on_end: impl FnOnce() + Send + 'static,
     on_push: impl Fn(PushInfo) + Send + Sync + 'static,
 ) -> Result<Option<Connected>, BackendError> {
     let (target, found) = endpoint.find().await?;
@@ -37,8 +69,15 @@ pub(super) async fn connect(
         on_push(push);
         Ok::<(), ()>(())
     });
+    let attempt = attempt(&target, settings.connect_timeout, config, async |connected| {
+        refuse_replica(&mut connected.connection).await?;
+        if let Some(name) = &settings.client_name {
+            set_name(&mut connected.connection, name).await?;
+        }
+        Ok(())
+    });
     let connected = tokio::select! {
-        connected = connect_to(&target, config, on_end, settings) => connected.map(Some),
+        connected = attempt => connected.map(|(connected, ())| Some(connected)),
         () = watch.outdated() => Ok(None),
     };
     if !matches!(connected, Ok(Some(_))) {
@@ -47,54 +86,208 @@ pub(super) async fn connect(
     connected.map_err(|error| BackendError::new(BackendErrorKind::Unavailable, error))
 }
 
-async fn connect_to(
+/// Asks a server one question on a connection of its own.
+pub(super) async fn ask<T>(
     target: &ConnectTarget,
-    config: AsyncConnectionConfig,
-    on_end: impl FnOnce() + Send + 'static,
-    settings: &RedisConfig,
-) -> Result<Connected, ConnectError> {
-    let (begun, limit) = (Instant::now(), settings.connect_timeout);
-    let mut phase = ConnectPhase::Credentials;
-    let reached = timeout(limit, Reached::new(target, &mut phase)).await;
-    let reached = reached.map_err(|_elapsed| ConnectError::elapsed(target, phase, limit))?;
-    let reached = reached.map_err(|error| ConnectError::failed(target, phase, error))?;
-    // A server that is far away could be reached, and may need as long again.
-    let took = begun.elapsed();
-    let limit = limit.saturating_sub(took).max(took.saturating_mul(REST).min(limit));
-    phase = ConnectPhase::Login;
-    let attempt = async {
-        let mut connected = reached.log_in(config, on_end).await?;
-        phase = ConnectPhase::Role;
-        let asked = Instant::now();
-        refuse_replica(&mut connected.connection).await?;
-        connected.round_trip = asked.elapsed();
-        if let Some(name) = &settings.client_name {
-            set_name(&mut connected.connection, name).await?;
-        }
-        Ok::<_, RedisError>(connected)
-    };
-    let connected = timeout(limit, attempt).await;
-    let connected = connected.map_err(|_elapsed| ConnectError::elapsed(target, phase, limit))?;
-    connected.map_err(|error| ConnectError::failed(target, phase, error))
+    limit: Duration,
+    question: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
+) -> Result<T, ConnectError> {
+    let question = async |connected: &mut Connected| question(&mut connected.connection).await;
+    attempt(target, limit, config(), question).await.map(|(_, answer)| answer)
 }
 
-/// Asks a server one question on a connection of its own. `what` it is asked for stands in the
-/// error.
-pub(super) async fn ask<T, F: Future<Output = Result<T, RedisError>>>(
+/// Connects to a server for subscriptions of its own, with RESP2.
+pub(super) async fn open_pubsub(target: &ConnectTarget) -> Result<PubSub, RedisError> {
+    let settings = target.settings().await?;
+    let stream = Socket::reach(target, Progress::new()).await?.secure(target).await?;
+    PubSub::new(&settings, stream).await
+}
+
+/// Connects and does the first thing on the connection, both within a limit.
+async fn attempt<T>(
     target: &ConnectTarget,
-    what: &'static str,
     limit: Duration,
-    question: impl FnOnce(MultiplexedConnection) -> F,
-) -> Result<T, ConnectError> {
-    let mut phase = ConnectPhase::Credentials;
-    let attempt = async {
-        let reached = Reached::new(target, &mut phase).await?;
-        phase = ConnectPhase::Login;
-        let connected = reached.log_in(config(), || ()).await?;
-        phase = ConnectPhase::Question(what);
-        question(connected.connection.clone()).await
+    config: AsyncConnectionConfig,
+    first: impl AsyncFnOnce(&mut Connected) -> Result<T, RedisError>,
+) -> Result<(Connected, T), ConnectError> {
+    let (end, progress) = (after(Instant::now(), limit), Progress::new());
+    let reach = async {
+        let settings = target.settings().await?;
+        Ok::<_, RedisError>((settings, Socket::reach(target, progress.clone()).await?))
     };
-    let answer = timeout(limit, attempt).await;
-    let answer = answer.map_err(|_elapsed| ConnectError::elapsed(target, phase, limit))?;
-    answer.map_err(|error| ConnectError::failed(target, phase, error))
+    let reached = timeout_at(end, reach).await.unwrap_or_else(|_| late(limit));
+    let (settings, socket) = reached.map_err(|error| ConnectError::unreached(target, error))?;
+    let log_in = async {
+        let stream = socket.secure(target).await?;
+        let (connection, driver) =
+            MultiplexedConnection::new_with_config(&settings, stream, config).await?;
+        let driven = progress.clone();
+        let driver = tokio::spawn(async move { driven.drive(driver).await });
+        let driver = AbortOnDropHandle::new(driver);
+        let round_trip = Duration::ZERO;
+        let mut connected = Connected { connection, progress, round_trip, _driver: driver };
+        let asked = Instant::now();
+        let answer = first(&mut connected).await?;
+        connected.round_trip = asked.elapsed();
+        Ok((connected, answer))
+    };
+    let logged_in = timeout_at(end, log_in).await.unwrap_or_else(|_| late(limit));
+    logged_in.map_err(|error| ConnectError::unusable(target, error))
+}
+
+fn late<T>(limit: Duration) -> Result<T, RedisError> {
+    let why = format!("no answer within {limit:?}");
+    Err(io::Error::new(io::ErrorKind::TimedOut, why).into())
+}
+
+impl ConnectError {
+    fn unreached(target: &ConnectTarget, error: RedisError) -> Self {
+        let text = format!("cannot connect to {}", target.info().addr());
+        Self { text, source: ClientError(error) }
+    }
+
+    /// Creates the error of a server that accepted the connection.
+    fn unusable(target: &ConnectTarget, error: RedisError) -> Self {
+        let server = target.info().addr();
+        let is_refusal = match error.kind() {
+            ErrorKind::AuthenticationFailed | ErrorKind::Client | ErrorKind::RESP3NotSupported => {
+                true
+            }
+            _ => error.code().is_some(),
+        };
+        let text = if is_refusal {
+            format!("{server} cannot be used")
+        } else {
+            let (kind, use_this) = match server {
+                redis::ConnectionAddr::TcpTls { .. } => ("without TLS", "`redis:`"),
+                _ => ("for TLS", "`rediss:`"),
+            };
+            format!(
+                "{server} accepted the connection, but did not log in; it may be overloaded, or \
+                 its port is {kind}: then use {use_this}"
+            )
+        };
+        Self { text, source: ClientError(error) }
+    }
+}
+
+/// Returns the configuration of a connection, without time-outs of the client library.
+///
+/// Each wait of this crate has a time-out of its own.
+fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(1024)
+}
+
+/// Fails if the server is a replica, which cannot be written to.
+pub(super) async fn refuse_replica(
+    connection: &mut MultiplexedConnection,
+) -> Result<(), RedisError> {
+    let role: Result<Value, _> = redis::cmd("ROLE").query_async(connection).await;
+    match role {
+        Ok(Value::Array(fields)) if fields.first().is_some_and(is_replica) => {
+            Err(RedisError::from((ErrorKind::Client, "the server is a read-only replica")))
+        }
+        Err(error) if error.is_unrecoverable_error() => Err(error),
+        // An ACL may forbid ROLE. A replica then answers the first write with READONLY.
+        _ => Ok(()),
+    }
+}
+
+fn is_replica(role: &Value) -> bool {
+    matches!(role, Value::BulkString(role) if role == b"slave" || role == b"replica")
+}
+
+/// Names the connection for `CLIENT LIST`.
+async fn set_name(connection: &mut MultiplexedConnection, name: &str) -> Result<(), RedisError> {
+    let set = redis::cmd("CLIENT").arg("SETNAME").arg(name).exec_async(connection).await;
+    match set {
+        Err(error) if error.is_unrecoverable_error() => Err(error),
+        // An ACL may forbid it. The connection works without a name.
+        _ => Ok(()),
+    }
+}
+
+/// Loads the scripts into the server, and warns if the server may evict leases.
+pub(super) async fn prepare(connection: &mut MultiplexedConnection) {
+    // An ACL may forbid either command. Each script is then sent with its first call.
+    let _: Result<(), _> = SCRIPTS.load().query_async(connection).await;
+    let memory: Result<String, _> = redis::cmd("INFO").arg("memory").query_async(connection).await;
+    let policy = memory.ok().and_then(|memory| {
+        let line = memory.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?;
+        Some(line.trim().to_owned())
+    });
+    if let Some(policy) = policy.filter(|policy| policy != "noeviction") {
+        warn!(
+            target: advice::TARGET,
+            policy,
+            "the Redis server may evict leases when its memory is full; \
+             set maxmemory-policy to noeviction"
+        );
+    }
+}
+
+/// Runs attempts, and returns the first success. Each begins when the one before it has failed, or
+/// has taken longer than `pause`. Returns the last failure if all of them fail.
+pub(super) async fn first_success<T, E: Into<BoxError>, F>(
+    attempts: impl IntoIterator<Item = F>,
+    pause: Duration,
+) -> Result<T, BoxError>
+where
+    F: Future<Output = Result<T, E>>,
+{
+    let mut waiting = attempts.into_iter().peekable();
+    let (mut running, mut failure) = (FuturesUnordered::new(), None);
+    let mut next_at = Instant::now();
+    loop {
+        if let Some(attempt) = waiting.next() {
+            running.push(attempt);
+            next_at = after(Instant::now(), pause);
+        }
+        let outcome = tokio::select! {
+            Some(outcome) = running.next() => outcome,
+            () = sleep_until(next_at), if waiting.peek().is_some() => continue,
+            else => break,
+        };
+        match outcome {
+            Ok(success) => return Ok(success),
+            Err(error) => failure = Some(error),
+        }
+    }
+    Err(failure.map_or_else(|| "there is nothing to try".into(), Into::into))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    async fn race(attempts: &[(u32, Result<u32, &'static str>)]) -> (Result<u32, String>, u32) {
+        let begun = Instant::now();
+        let attempts: Vec<_> = attempts
+            .iter()
+            .map(|(takes, outcome)| async move {
+                sleep(*takes * MS).await;
+                *outcome
+            })
+            .collect();
+        let outcome = first_success(attempts, 80 * MS).await.map_err(|error| error.to_string());
+        (outcome, begun.elapsed().as_millis().try_into().unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_hangs_holds_up_the_next_for_a_pause_only() {
+        assert_eq!(race(&[(5, Ok(1)), (1, Ok(2))]).await, (Ok(1), 5));
+        assert_eq!(race(&[(5000, Ok(1)), (3, Ok(2))]).await, (Ok(2), 83));
+        assert_eq!(race(&[(90, Ok(1)), (5000, Ok(2))]).await, (Ok(1), 90));
+        assert_eq!(race(&[(2, Err("a")), (3, Ok(2))]).await, (Ok(2), 5));
+        assert_eq!(race(&[(2, Err("a")), (3, Err("b"))]).await, (Err("b".to_owned()), 5));
+        assert_eq!(race(&[(1000, Err("a")), (3, Err("b"))]).await, (Err("a".to_owned()), 1000));
+        assert!(race(&[]).await.0.is_err());
+    }
 }

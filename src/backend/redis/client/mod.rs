@@ -1,45 +1,26 @@
 //! The connections to a single server, or to the nodes of a cluster.
 //!
 //! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server
-//! has up to four connections (`node`): for commands (`commands`), for large entries, for grants
-//! that replicas confirm (`grants`), and for pushes (`push`). Commands are sent on a `link`, each
-//! with its `deadline`. A task of its own keeps each connection (`reconnect`, `push`). A connection
-//! goes to a fixed server or to the master that sentinels name (`endpoint`, `sentinel`). It is made
-//! in `connect`. Between its socket and the client library (`stream`), a `write_batcher` joins
-//! commands, and `progress` tells when bytes last moved. The time-outs of its commands share one
-//! timer (`timeout_wheel`).
+//! has up to three connections (`node`): for commands, for grants that replicas confirm
+//! (`replicas`), and for pushes (`push`). Commands (`commands`) are sent on a `link`, whose task
+//! keeps it connected. A connection goes to a fixed server, to the master that sentinels name
+//! (`sentinel`), or to a node of a `cluster`. It is made in `connect`, over a `socket` that knows
+//! when bytes last moved. `failure` says what an error means.
 
-mod address;
-mod clock;
 mod cluster;
 mod commands;
-mod config;
 mod connect;
-mod connect_error;
-mod deadline;
-mod endpoint;
-mod events;
 mod failure;
-mod grants;
-mod handshake;
 mod link;
 mod node;
-mod progress;
 mod push;
-mod reconnect;
 mod replicas;
 mod scan;
 mod sentinel;
-mod staggered;
-mod stream;
-mod subscriptions;
-mod target;
+mod settings;
+mod socket;
 mod task;
-mod timeout_wheel;
-#[cfg(feature = "tls")]
-mod tls;
 mod topology;
-mod write_batcher;
 
 use std::{borrow::Borrow, sync::Arc, time::Duration};
 
@@ -53,24 +34,19 @@ use tokio::sync::watch;
 #[cfg(any(fuzzing, test))]
 pub(super) use self::topology::check_any_slots;
 pub(super) use self::{
-    clock::micros,
     cluster::ClusterSeeds,
-    config::{RedisConfig, default_connect_timeout},
-    endpoint::Endpoint,
-    sentinel::Sentinels,
-    target::Access,
+    sentinel::{Endpoint, Sentinels},
+    settings::{Access, RedisConfig, default_connect_timeout},
     task::OnDemandTask,
 };
-pub use self::{replicas::Replicas, sentinel::SentinelMaster, target::Credentials};
+pub use self::{replicas::Replicas, sentinel::SentinelMaster, settings::Credentials};
 
 use self::{
     cluster::Cluster,
-    commands::{CommandConnection, Extras, Reply},
-    deadline::CommandDeadline,
-    events::NodeEvents,
-    link::Confirmed,
-    node::{Lane, Node},
-    replicas::{WaitRefused, wait_for_none},
+    commands::{CommandConnection, Confirmed, Extras},
+    link::CommandDeadline,
+    node::{Lane, Node, NodeEvents},
+    replicas::{wait_for_none, wait_refused},
 };
 use super::scripts::Call;
 use crate::{
@@ -89,12 +65,6 @@ pub(super) enum Deployment {
 pub(super) struct Servers {
     config: RedisConfig,
     nodes: Nodes,
-}
-
-/// A reply, and the time of the server in microseconds, if the server tells it.
-pub(super) struct Timed {
-    pub(super) value: Value,
-    pub(super) time: Option<u64>,
 }
 
 /// Whether enough replicas confirmed a grant, or the error of one that does not count.
@@ -140,14 +110,11 @@ impl Servers {
         &self,
         calls: &[Call<'_>],
     ) -> Vec<Result<(Value, Confirmation), BackendError>> {
-        let replicas = self.config.replicas;
-        let replies = match &self.nodes {
-            Nodes::Single { .. } => {
-                join_all(calls.iter().map(|call| self.send(call, replicas))).await
-            }
-            Nodes::Cluster(cluster) => cluster.call_each(calls, replicas).boxed().await,
-        };
-        replies.into_iter().map(|reply| reply.map(|reply| self.confirmed(reply))).collect()
+        let renewals = calls.iter().map(async |call| {
+            let reply = self.send(call, self.config.replicas).await?;
+            Ok(self.confirmed(reply))
+        });
+        join_all(renewals).await
     }
 
     /// Returns what the renewals of one script may cost, in leases.
@@ -163,66 +130,40 @@ impl Servers {
 
     /// Runs a command that touches one key.
     pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
-        Ok(self.run_on(Lane::Commands, command, key, false).await?.value)
+        let reply = match &self.nodes {
+            Nodes::Single { node, .. } => {
+                let deadline = CommandDeadline::from_now(&self.config);
+                node.connection(Lane::Commands).run(command, Extras::default(), deadline).await?
+            }
+            Nodes::Cluster(cluster) => cluster.run(command, key).boxed().await?,
+        };
+        Ok(reply.value)
     }
 
-    /// Runs a command that reads one key. If it is `timed`, returns the time of the server
-    /// as well.
-    pub(super) async fn read(
+    /// Runs two commands that touch one key, in one write.
+    pub(super) async fn run_both(
         &self,
-        command: &Cmd,
+        commands: &Pipeline,
         key: &str,
-        timed: bool,
-    ) -> Result<Timed, BackendError> {
-        self.run_on(Lane::Commands, command, key, timed).await
+    ) -> Result<[Value; 2], BackendError> {
+        let replies = match &self.nodes {
+            Nodes::Single { node, .. } => {
+                let deadline = CommandDeadline::from_now(&self.config);
+                let connection = node.connection(Lane::Commands);
+                let replies = connection.run_all(commands, false, deadline).await?;
+                replies.into_iter().collect::<Result<Vec<_>, _>>()?
+            }
+            Nodes::Cluster(cluster) => cluster.run_all(commands, key).boxed().await?,
+        };
+        <[Value; 2]>::try_from(replies).map_err(|replies| {
+            let why = format!("{} replies to two commands", replies.len());
+            BackendError::new(BackendErrorKind::Unknown, why)
+        })
     }
 
     /// Returns whether all keys are at one server.
     pub(super) fn is_single(&self) -> bool {
         matches!(self.nodes, Nodes::Single { .. })
-    }
-
-    /// Reads several keys of a single server in one write, and if it is `timed`, the time of the
-    /// server as well.
-    pub(super) async fn read_together(
-        &self,
-        reads: Pipeline,
-        timed: bool,
-    ) -> Result<(Vec<Reply>, Option<u64>), BackendError> {
-        let Nodes::Single { node, .. } = &self.nodes else {
-            let why = "the keys are at several nodes";
-            return Err(BackendError::new(BackendErrorKind::Refused, why));
-        };
-        let deadline = CommandDeadline::from_now(&self.config);
-        node.connection(Lane::Commands).run_all(reads, timed, deadline).await
-    }
-
-    /// Reads as [`read`](Self::read) does. The reply is large, and may delay no other.
-    pub(super) async fn read_bulk(
-        &self,
-        command: &Cmd,
-        key: &str,
-        timed: bool,
-    ) -> Result<Timed, BackendError> {
-        self.run_on(Lane::Bulk, command, key, timed).await
-    }
-
-    async fn run_on(
-        &self,
-        lane: Lane,
-        command: &Cmd,
-        key: &str,
-        timed: bool,
-    ) -> Result<Timed, BackendError> {
-        let reply = match &self.nodes {
-            Nodes::Single { node, .. } => {
-                let deadline = CommandDeadline::from_now(&self.config);
-                let extras = Extras { timed, ..Extras::default() };
-                node.connection(lane).run(command, extras, deadline).await?
-            }
-            Nodes::Cluster(cluster) => cluster.run(lane, command, key, timed).boxed().await?,
-        };
-        Ok(Timed { value: reply.value, time: reply.time })
     }
 
     /// Runs a command at each server. A refusal is a [`Value::Nil`].
@@ -246,8 +187,7 @@ impl Servers {
         let waits = self.at_each(|connection, deadline| async move {
             match connection.run(wait, Extras::default(), deadline).await {
                 Err(failure) if failure.error.kind() == BackendErrorKind::Refused => {
-                    let refused = WaitRefused(failure.error);
-                    Err(BackendError::new(BackendErrorKind::Refused, refused))
+                    Err(wait_refused(BackendErrorKind::Refused, &failure.error))
                 }
                 reply => Ok(reply?.value),
             }

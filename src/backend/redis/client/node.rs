@@ -1,18 +1,29 @@
-//! The connections to one server.
+//! The connections to one server, and the events that they report to the rest of the process.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use super::{
-    commands::CommandConnection, config::RedisConfig, endpoint::Endpoint, events::NodeEvents,
-    push::PushConnection, replicas::Replicas,
+    commands::CommandConnection, push::PushConnection, replicas::Replicas, sentinel::Endpoint,
+    settings::RedisConfig, topology::NodeSlots,
 };
-use crate::backend::redis::scripts::Call;
+use crate::{
+    backend::{Channels, redis::scripts::Call},
+    error::BackendError,
+    sync::lock,
+};
 
 /// One server and its connections, each made when it is first needed.
 pub(super) struct Node {
     pub(super) commands: Arc<CommandConnection>,
     granting: CommandConnection,
-    bulk: CommandConnection,
     pub(super) push: PushConnection,
 }
 
@@ -22,15 +33,12 @@ pub(super) enum Lane {
     Commands,
     /// For grants that replicas confirm: a `WAIT` delays all later commands of its connection.
     Granting,
-    /// For large entries: their transfer delays all later commands of its connection.
-    Bulk,
 }
 
 impl Lane {
     /// Returns the lane of a call, which `replicas` must confirm.
     pub(super) fn of(call: &Call<'_>, replicas: Option<Replicas>) -> Self {
         match (call.staged(), replicas) {
-            (Some(staged), _) if staged.is_large => Self::Bulk,
             (None, Some(_)) => Self::Granting,
             _ => Self::Commands,
         }
@@ -43,7 +51,6 @@ impl Node {
         Self {
             commands: Arc::new(commands()),
             granting: commands(),
-            bulk: commands(),
             push: PushConnection::new(endpoint.clone(), config.clone(), events.clone()),
         }
     }
@@ -54,7 +61,6 @@ impl Node {
         match lane {
             Lane::Commands => &self.commands,
             Lane::Granting => &self.granting,
-            Lane::Bulk => &self.bulk,
         }
     }
 
@@ -62,6 +68,116 @@ impl Node {
     pub(super) fn replace_connections(&self) {
         self.commands.replace();
         self.granting.replace();
-        self.bulk.replace();
+    }
+}
+
+/// The events of one server, and the channels that they concern.
+#[derive(Clone)]
+pub(super) struct NodeEvents {
+    pub(super) channels: Channels,
+    pub(super) scope: ChannelScope,
+    /// Notified when a connection broke, or could not be made.
+    pub(super) trouble: Arc<Notify>,
+    /// Changes with each new connection for commands.
+    pub(super) new_connections: watch::Sender<()>,
+    pub(super) outage: Arc<ServerOutage>,
+}
+
+/// How often the log tells that a server is away.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// Since when the server is away, and when the log told of it last.
+#[derive(Default)]
+pub(super) struct ServerOutage(Mutex<Option<(Instant, Instant)>>);
+
+impl ServerOutage {
+    pub(super) fn begins(&self) {
+        let now = Instant::now();
+        lock(&self.0).get_or_insert((now, now));
+    }
+
+    /// Returns how long it is away, if the log has not told of it for a minute.
+    pub(super) fn lasts(&self) -> Option<Duration> {
+        let mut outage = lock(&self.0);
+        let (begun, told) = outage.as_mut()?;
+        if told.elapsed() < TOLD_EVERY {
+            return None;
+        }
+        *told = Instant::now();
+        Some(begun.elapsed())
+    }
+
+    /// Returns how long it was away, to the first that asks.
+    pub(super) fn ends(&self) -> Option<Duration> {
+        lock(&self.0).take().map(|(begun, _)| begun.elapsed())
+    }
+}
+
+/// The channels that one server serves.
+#[derive(Clone)]
+pub(super) enum ChannelScope {
+    All,
+    /// The channels of the slots that this node of a cluster serves.
+    Slots(NodeSlots),
+}
+
+impl NodeEvents {
+    /// Returns the events of a single server, which serves all channels.
+    pub(super) fn of_single(channels: Channels) -> Self {
+        let (trouble, new_connections) = (Arc::default(), watch::Sender::default());
+        let (scope, outage) = (ChannelScope::All, Arc::default());
+        Self { channels, scope, trouble, new_connections, outage }
+    }
+
+    /// Wakes the waiters on the server's channels, so that each asks again.
+    pub(super) fn wake(&self) {
+        self.channels.wake(|channel| self.scope.contains(channel));
+    }
+
+    /// Notes that the subscriptions to the server's channels are gone, and wakes the waiters.
+    pub(super) fn lost(&self) {
+        self.channels.lost(|channel| self.scope.contains(channel));
+    }
+
+    /// Notes that the server cannot be reached for its channels.
+    pub(super) fn failed(&self, error: &BackendError) {
+        self.channels.fail(|channel| self.scope.contains(channel), error);
+    }
+
+    /// Has the server asked again for the channels that it refused.
+    pub(super) fn retry(&self) {
+        self.channels.retry(|channel| self.scope.contains(channel));
+    }
+}
+
+impl ChannelScope {
+    pub(super) fn contains(&self, channel: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Slots(slots) => slots.contain(channel),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_is_told_each_minute() {
+        let (outage, second) = (ServerOutage::default(), Duration::from_secs(1));
+        assert_eq!(outage.lasts(), None);
+        outage.begins();
+        let mut told = Vec::new();
+        for _ in 0..200 {
+            advance(second).await;
+            outage.begins();
+            told.extend(outage.lasts());
+        }
+        assert_eq!(told, [60, 120, 180].map(Duration::from_secs));
+        assert_eq!((outage.ends(), outage.ends()), (Some(200 * second), None));
+        assert_eq!(outage.lasts(), None);
     }
 }

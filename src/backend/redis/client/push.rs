@@ -7,8 +7,15 @@
 //!
 //! It is separate from the connection for commands. Redis applies the output limit of pub/sub to a
 //! connection that subscribes, and closes it when large replies queue up.
+//!
+//! All channels that opened or closed since the last turn are one write. A single server gets all
+//! channels in one command. If it refuses that, it gets one command for each channel, because one
+//! forbidden channel makes it refuse all. A node of a cluster gets one command for each channel,
+//! because a command must not touch two slots. Its channels are shard channels (`SSUBSCRIBE`, Redis
+//! 7), on which a message goes to no other node.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -17,27 +24,27 @@ use std::{
 };
 
 use bytes::Bytes;
-use redis::{PushInfo, PushKind, RedisError, Value};
+use redis::{ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
 use tokio::{
     sync::{Notify, watch},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::{
-    config::RedisConfig,
-    connect::connect,
-    endpoint::{Endpoint, EndpointWatch},
-    events::NodeEvents,
-    reconnect::{Pacing, Round},
-    subscriptions::{PendingUnsubscribes, Subscriptions},
+    connect::{Connected, connect},
+    link::rest,
+    node::{ChannelScope, NodeEvents},
+    sentinel::{Endpoint, EndpointWatch},
+    settings::RedisConfig,
     task::OnDemandTask,
 };
 use crate::{
     backend::{Change, Channels, Handover, redis::keys},
-    error::{BackendError, Chain},
+    error::{BackendError, BackendErrorKind, Chain},
     observe::Rarely,
     sync::lock,
+    time::Pauses,
 };
 
 /// How often a silent connection is tested with a `PING`.
@@ -47,87 +54,84 @@ use crate::{
 const PING_EVERY: Duration = Duration::from_secs(1);
 /// How soon a subscription is tried again that cannot be made at the moment.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
+/// Two nodes may redirect to each other for a moment, which must not become a busy loop.
+const MOVED_PAUSE: Duration = Duration::from_millis(10);
 
 pub(super) struct PushConnection {
+    kept: Arc<KeptSubscriptions>,
+    task: OnDemandTask,
+}
+
+/// What a push connection and its task share.
+struct KeptSubscriptions {
     endpoint: Endpoint,
     config: RedisConfig,
     events: NodeEvents,
-    state: Arc<Mutex<PushState>>,
-    task: OnDemandTask,
+    state: Mutex<PushState>,
 }
 
 enum PushState {
     /// There was no connection yet.
     New,
-    /// There is a connection, on which a command may take this long.
+    /// There is a connection, or the first attempt behind a break has not ended. A command may take
+    /// this long.
     Up(Duration),
-    /// The connection broke, and the first attempt to make another has not ended.
-    Broken,
     /// The last attempt to connect failed.
     Down(BackendError),
 }
 
 impl PushConnection {
     pub(super) fn new(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
-        let state = Arc::new(Mutex::new(PushState::New));
-        Self { endpoint, config, events, state, task: OnDemandTask::default() }
+        let state = Mutex::new(PushState::New);
+        let kept = Arc::new(KeptSubscriptions { endpoint, config, events, state });
+        Self { kept, task: OnDemandTask::default() }
     }
 
     /// Starts the task on the current runtime, if it does not run.
     pub(super) fn start(&self) {
-        self.task.start(|| {
-            let run = PushRun {
-                endpoint: self.endpoint.clone(),
-                config: self.config.clone(),
-                events: self.events.clone(),
-                state: self.state.clone(),
-            };
-            run.keep_subscribed()
-        });
+        self.task.start(|| keep_subscribed(PushRun(self.kept.clone())));
     }
 
     /// Returns how long the answer to a subscription may take. Fails if the last attempt to connect
     /// failed. The task makes the next one.
     pub(super) fn answer_limit(&self) -> Result<Duration, BackendError> {
         self.start();
-        match &*lock(&self.state) {
+        let config = &self.kept.config;
+        match &*lock(&self.kept.state) {
             // The server may have to be found first.
-            PushState::New => Ok(self.config.connect_timeout.saturating_mul(2)),
+            PushState::New => Ok(config.connect_timeout.saturating_mul(2)),
             PushState::Up(silence_limit) => Ok(*silence_limit),
-            PushState::Broken => Ok(self.config.command_timeout),
             PushState::Down(error) => Err(error.clone()),
         }
     }
 }
 
 /// A run of the task. When it ends with its runtime, no subscription is in place any more.
-struct PushRun {
-    endpoint: Endpoint,
-    config: RedisConfig,
-    events: NodeEvents,
-    state: Arc<Mutex<PushState>>,
-}
+struct PushRun(Arc<KeptSubscriptions>);
 
 impl Drop for PushRun {
     fn drop(&mut self) {
-        *lock(&self.state) = PushState::New;
-        self.events.lost();
+        *lock(&self.0.state) = PushState::New;
+        self.0.events.lost();
     }
 }
 
-impl PushRun {
-    async fn keep_subscribed(self) {
-        let mut turns = self.events.channels.openings();
-        let mut is_refused = false;
-        let (mut pacing, mut watch) = (Pacing::default(), EndpointWatch::Never);
-        while self.is_wanted(&mut turns).await {
-            let begun = Instant::now();
-            let round = self.connect_and_serve(&mut turns, &mut watch, &mut is_refused).await;
-            self.events.trouble.notify_one();
-            pacing.rest(begun, &round, &mut watch).await;
+async fn keep_subscribed(run: PushRun) {
+    let kept = &run.0;
+    let mut turns = kept.events.channels.openings();
+    let mut is_refused = false;
+    let (mut pauses, mut watch) = (Pauses::default(), EndpointWatch::Never);
+    while kept.is_wanted(&mut turns).await {
+        let mut begun = Instant::now();
+        if kept.connect_and_serve(&mut turns, &mut watch, &mut is_refused).await {
+            (begun, pauses) = (Instant::now(), Pauses::default());
         }
+        kept.events.trouble.notify_one();
+        rest(begun, &mut pauses, &mut watch).await;
     }
+}
 
+impl KeptSubscriptions {
     /// Completes when a channel is open. Returns `false` if none will open any more.
     ///
     /// While the server is down no waiter listens for long, so the task then goes on by itself.
@@ -140,31 +144,34 @@ impl PushRun {
         matches!(&*lock(&self.state), PushState::Down(_))
     }
 
-    /// Connects, and serves until the connection breaks.
+    /// Connects, and serves until the connection breaks. Returns whether there was a connection, or
+    /// is to be one to another server at once.
     async fn connect_and_serve(
         &self,
         turns: &mut watch::Receiver<u64>,
         watch: &mut EndpointWatch,
         is_refused: &mut bool,
-    ) -> Round {
+    ) -> bool {
         let Self { endpoint, config, events, state } = self;
         let (end, leaving) = (Arc::<PushEnd>::default(), PendingUnsubscribes::default());
         let confirms = config.replicas.is_some();
         let (channels, leaves) = (events.channels.clone(), leaving.clone());
         let pushes = Pushes { channels, end: end.clone(), leaving: leaves, confirms };
-        let on_push = move |push| pushes.receive(push);
-        let ended = end.clone();
-        let on_end = move || ended.broken.notify_one();
-        match connect(endpoint, watch, config, on_end, on_push).await {
-            Ok(None) => Round::Moved,
+        match connect(endpoint, watch, config, move |push| pushes.receive(push)).await {
+            Ok(None) => true,
             Ok(Some(connected)) => {
-                *lock(state) = PushState::Up(config.silence_limit(connected.round_trip));
-                let (since, subscriptions) = (
-                    Instant::now(),
-                    Subscriptions::new(connected, config, events, leaving, is_refused),
-                );
-                let served = serve(subscriptions, turns, &end.broken, watch).await;
-                *lock(state) = PushState::Broken;
+                *lock(state) = PushState::Up(connected.silence_limit(config));
+                let ended = connected.progress.ended.clone();
+                let subscribed = HashSet::new();
+                let subscriptions =
+                    Subscriptions { connected, config, events, subscribed, leaving, is_refused };
+                let served = tokio::select! {
+                    end = keep_in_step(subscriptions, turns) => end,
+                    // The replies that are outstanding do not matter: the waiters must be woken.
+                    () = end.broken.notified() => Ok(()),
+                    () = ended.cancelled() => Ok(()),
+                    () = watch.outdated() => Ok(()),
+                };
                 end.is_over.store(true, Ordering::Release);
                 // The server may stay away for long, so each waiter asks at once and learns of it.
                 events.lost();
@@ -172,13 +179,13 @@ impl PushRun {
                     let error = Chain(&error);
                     debug!(%error, "the push connection to Redis broke; connecting again");
                 }
-                Round::Broke(since.elapsed())
+                true
             }
             Err(error) => {
                 tell(&error);
                 events.failed(&error);
                 *lock(state) = PushState::Down(error);
-                Round::Failed
+                false
             }
         }
     }
@@ -192,28 +199,13 @@ fn tell(error: &BackendError) {
     }
 }
 
-/// Keeps the subscriptions in step until the connection is broken, or another server is the master.
-///
-/// Does not wait for the replies that are outstanding then, because the waiters must be woken.
-async fn serve(
-    subscriptions: Subscriptions<'_>,
-    turns: &mut watch::Receiver<u64>,
-    broken: &Notify,
-    watch: &mut EndpointWatch,
-) -> Result<(), RedisError> {
-    tokio::select! {
-        end = keep_in_step(subscriptions, turns) => end,
-        () = broken.notified() => Ok(()),
-        () = watch.outdated() => Ok(()),
-    }
-}
-
+/// Keeps the subscriptions in step for as long as the connection answers.
 async fn keep_in_step(
     mut subscriptions: Subscriptions<'_>,
     turns: &mut watch::Receiver<u64>,
 ) -> Result<(), RedisError> {
     turns.mark_unchanged();
-    subscriptions.retry_refused();
+    subscriptions.events.retry();
     let mut is_complete = subscriptions.reconcile().await?;
     loop {
         tokio::select! {
@@ -226,7 +218,7 @@ async fn keep_in_step(
             }
             () = sleep(PING_EVERY) => {
                 subscriptions.ping().await?;
-                subscriptions.retry_refused();
+                subscriptions.events.retry();
                 is_complete = subscriptions.reconcile().await?;
             }
         }
@@ -297,4 +289,188 @@ impl Pushes {
             self.channels.receive(channel, topic, &change);
         }
     }
+}
+
+/// The shard channels whose unsubscription was asked for.
+///
+/// The server ends the subscription to any other channel only when its slot has moved.
+#[derive(Clone, Default)]
+struct PendingUnsubscribes(Arc<Mutex<HashSet<Arc<str>>>>);
+
+impl PendingUnsubscribes {
+    fn extend(&self, channels: &[Arc<str>]) {
+        lock(&self.0).extend(channels.iter().cloned());
+    }
+
+    fn take(&self, channel: &[u8]) -> bool {
+        std::str::from_utf8(channel).is_ok_and(|channel| lock(&self.0).remove(channel))
+    }
+}
+
+/// A channel, and why the server refuses a subscription to it.
+type RefusedChannel = (Arc<str>, RedisError);
+
+struct Subscriptions<'a> {
+    connected: Connected,
+    config: &'a RedisConfig,
+    events: &'a NodeEvents,
+    subscribed: HashSet<Arc<str>>,
+    leaving: PendingUnsubscribes,
+    /// The server refuses subscriptions, and the refusal was logged.
+    is_refused: &'a mut bool,
+}
+
+impl Subscriptions<'_> {
+    /// Subscribes to the channels that opened, and unsubscribes from those that closed.
+    ///
+    /// Returns whether all subscriptions are in place.
+    async fn reconcile(&mut self) -> Result<bool, RedisError> {
+        let events = self.events;
+        let wanted = events.channels.not_refused(|channel| events.scope.contains(channel));
+        let opened: Vec<_> =
+            wanted.iter().filter(|channel| !self.subscribed.contains(*channel)).cloned().collect();
+        // A listener that is refused may open the same channels again. It must not be told a
+        // refusal of those that was on its way before, so all refusals are told at once.
+        let mut refused = Vec::new();
+        let is_complete = match &events.scope {
+            _ if opened.is_empty() => true,
+            ChannelScope::All => self.enter(opened, &mut refused).await?,
+            ChannelScope::Slots(_) => self.enter_shard(opened, &mut refused).await?,
+        };
+        for (channel, refusal) in refused {
+            self.refuse(&channel, refusal);
+        }
+        for channel in wanted.iter().filter(|channel| self.subscribed.contains(*channel)) {
+            events.channels.answer(channel, Ok(()));
+        }
+        let stays =
+            |channel: &str| events.channels.wants(channel) && events.scope.contains(channel);
+        let closed: Vec<_> =
+            self.subscribed.iter().filter(|channel| !stays(channel)).cloned().collect();
+        if !closed.is_empty() {
+            self.leave(&closed).await?;
+            for channel in &closed {
+                self.subscribed.remove(channel);
+            }
+        }
+        Ok(is_complete)
+    }
+
+    async fn enter(
+        &mut self,
+        opened: Vec<Arc<str>>,
+        refused: &mut Vec<RefusedChannel>,
+    ) -> Result<bool, RedisError> {
+        if self.subscribe(&opened).await?.is_some() {
+            for channel in opened {
+                if let Some(refusal) = self.subscribe(std::slice::from_ref(&channel)).await? {
+                    refused.push((channel, refusal));
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    async fn enter_shard(
+        &mut self,
+        opened: Vec<Arc<str>>,
+        refused: &mut Vec<RefusedChannel>,
+    ) -> Result<bool, RedisError> {
+        let replies = self.each("SSUBSCRIBE", &opened).await?;
+        let mut is_complete = true;
+        for (channel, reply) in opened.into_iter().zip(replies) {
+            let Err(error) = reply.extract_error() else {
+                self.subscribed.insert(channel);
+                *self.is_refused = false;
+                continue;
+            };
+            match (error.kind(), &self.events.scope) {
+                (ErrorKind::Server(ServerErrorKind::Moved), ChannelScope::Slots(slots)) => {
+                    sleep(MOVED_PAUSE).await;
+                    slots.moved(&channel, &error);
+                    is_complete = false;
+                }
+                (ErrorKind::Server(kind), _) if passes_by_itself(kind) => is_complete = false,
+                _ => refused.push((channel, error)),
+            }
+        }
+        Ok(is_complete)
+    }
+
+    fn refuse(&mut self, channel: &str, refusal: RedisError) {
+        if !std::mem::replace(self.is_refused, true) {
+            warn!(error = %Chain(&refusal), "Redis refuses subscriptions; waiters poll instead");
+        }
+        let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
+        self.events.channels.answer(channel, Err(refusal));
+    }
+
+    async fn leave(&mut self, closed: &[Arc<str>]) -> Result<(), RedisError> {
+        if let ChannelScope::Slots(_) = self.events.scope {
+            self.leaving.extend(closed);
+            // The reply does not matter: if it is a refusal, the channel has moved to another node.
+            return self.each("SUNSUBSCRIBE", closed).await.map(drop);
+        }
+        let leaving = self.connected.connection.unsubscribe(texts(closed));
+        within(self.config.connect_timeout, leaving).await
+    }
+
+    /// Subscribes. Returns the refusal if the server refuses, and fails if there is no reply.
+    async fn subscribe(&mut self, opened: &[Arc<str>]) -> Result<Option<RedisError>, RedisError> {
+        let subscribing = self.connected.connection.subscribe(texts(opened));
+        match within(self.config.connect_timeout, subscribing).await {
+            Ok(()) => {
+                self.subscribed.extend(opened.iter().cloned());
+                *self.is_refused = false;
+                Ok(None)
+            }
+            Err(error) if error.code().is_some() => Ok(Some(error)),
+            // The outcome is unknown. A new connection begins without subscriptions.
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends one command for each channel, and returns the reply to each.
+    async fn each(
+        &mut self,
+        command: &str,
+        channels: &[Arc<str>],
+    ) -> Result<Vec<Value>, RedisError> {
+        let mut pipeline = redis::pipe();
+        for channel in channels {
+            pipeline.cmd(command).arg(channel.as_ref());
+        }
+        let sending = self.connected.connection.send_packed_commands(&pipeline, 0, channels.len());
+        within(self.config.connect_timeout, sending).await
+    }
+
+    async fn ping(&mut self) -> Result<(), RedisError> {
+        let ping = redis::cmd("PING");
+        let limit = self.connected.silence_limit(self.config).saturating_mul(2);
+        let sending = self.connected.connection.send_packed_command(&ping);
+        within(limit, sending).await.map(drop)
+    }
+}
+
+/// Returns whether a subscription that failed in this way may work a moment later.
+fn passes_by_itself(kind: ServerErrorKind) -> bool {
+    matches!(
+        kind,
+        ServerErrorKind::Ask
+            | ServerErrorKind::TryAgain
+            | ServerErrorKind::ClusterDown
+            | ServerErrorKind::BusyLoading
+    )
+}
+
+async fn within<T>(
+    limit: Duration,
+    sending: impl Future<Output = Result<T, RedisError>>,
+) -> Result<T, RedisError> {
+    let timed_out = |_| Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)));
+    timeout(limit, sending).await.unwrap_or_else(timed_out)
+}
+
+fn texts(channels: &[Arc<str>]) -> Vec<&str> {
+    channels.iter().map(AsRef::as_ref).collect()
 }

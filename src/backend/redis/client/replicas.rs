@@ -1,8 +1,27 @@
-use std::{fmt, time::Duration};
+//! Grants that replicas confirm, in batches with one `WAIT` each.
+//!
+//! A `WAIT` holds up whatever comes behind it on its connection. So such grants have a connection
+//! of their own. While one `WAIT` is under way, the next grants are gathered. They are sent in one
+//! write with the next `WAIT`, which confirms all writes of its connection before it.
 
-use redis::Cmd;
+use std::{
+    error::Error as _,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use crate::error::{BackendError, BackendErrorKind, Error, ErrorKind};
+use redis::{Cmd, Value};
+use tokio::sync::oneshot;
+
+use super::{
+    commands::Confirmed,
+    failure::CommandFailure,
+    link::{CommandDeadline, Link},
+};
+use crate::{
+    error::{BackendError, BackendErrorKind, Error, ErrorKind},
+    sync::lock,
+};
 
 /// The number of replicas that must confirm a grant before it counts.
 ///
@@ -114,23 +133,101 @@ pub(super) fn wait_for_none() -> Cmd {
     wait
 }
 
-/// The refusal of a `WAIT`.
-#[derive(Debug)]
-pub(super) struct WaitRefused(pub(super) BackendError);
+/// Returns the error for the refusal of a `WAIT`, with the words of the server.
+pub(super) fn wait_refused(kind: BackendErrorKind, refusal: &BackendError) -> BackendError {
+    let said = refusal.source().map(ToString::to_string).unwrap_or_default();
+    let why = format!(
+        "the server refused `WAIT`, which `replicas` needs; its user may lack `+wait` in its ACL \
+         rule: {said}"
+    );
+    BackendError::new(kind, why)
+}
 
-impl fmt::Display for WaitRefused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "the server refused `WAIT`, which `replicas` needs; its user may lack `+wait` in its \
-             ACL rule",
-        )
+/// The grants of one connection.
+#[derive(Clone, Default)]
+pub(super) struct Grants {
+    /// Those that are not sent yet.
+    gathered: Arc<Mutex<Vec<GrantCommand>>>,
+    /// Held while a batch is under way.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+struct GrantCommand {
+    command: Cmd,
+    /// An `ASKING` goes before it.
+    asking: bool,
+    told: oneshot::Sender<Result<Confirmed, CommandFailure>>,
+}
+
+impl GrantCommand {
+    fn tell(self, reply: Result<Confirmed, CommandFailure>) {
+        // The caller may have left. It undoes what was granted.
+        let _ = self.told.send(reply);
     }
 }
 
-impl std::error::Error for WaitRefused {
-    /// Returns the text of the server. The one of a [`BackendError`] says that nothing changed,
-    /// which is wrong for the grant.
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source()
+impl Grants {
+    /// Sends a grant with the next batch, and waits for its reply.
+    ///
+    /// Each grant has a task that waits for its turn, so no caller depends on another. The first
+    /// task sends the grants of those behind it, too.
+    pub(super) async fn send(
+        &self,
+        link: &Link,
+        (command, asking): (Cmd, bool),
+        replicas: Replicas,
+        deadline: CommandDeadline,
+    ) -> Result<Confirmed, CommandFailure> {
+        let (told, reply) = oneshot::channel();
+        lock(&self.gathered).push(GrantCommand { command, asking, told });
+        let (grants, link) = (self.clone(), link.clone());
+        tokio::spawn(async move {
+            let _turn = grants.turn.lock().await;
+            let mut batch = std::mem::take(&mut *lock(&grants.gathered));
+            batch.retain(|grant| !grant.told.is_closed());
+            if !batch.is_empty() {
+                send_all(&link, batch, replicas, deadline.restarted()).await;
+            }
+        });
+        reply.await.unwrap_or_else(|_ended| {
+            let why = "the runtime that sent the grant has ended";
+            Err(BackendError::new(BackendErrorKind::Unknown, why).into())
+        })
+    }
+}
+
+/// Sends grants and a `WAIT` in one write, and tells each caller.
+async fn send_all(
+    link: &Link,
+    grants: Vec<GrantCommand>,
+    replicas: Replicas,
+    deadline: CommandDeadline,
+) {
+    let mut commands = redis::pipe();
+    for grant in &grants {
+        if grant.asking {
+            commands.cmd("ASKING");
+        }
+        commands.add_command(grant.command.clone());
+    }
+    commands.add_command(replicas.wait_command());
+    let mut replies = match link.run_all(&commands, deadline).await {
+        Ok(replies) => replies,
+        Err(CommandFailure { error, .. }) => {
+            return grants.into_iter().for_each(|grant| grant.tell(Err(error.clone().into())));
+        }
+    };
+    let replicas = match replies.pop() {
+        Some(Ok(Value::Int(count))) => Ok(usize::try_from(count).unwrap_or(0)),
+        // The grants happened all the same, so their callers must undo them.
+        Some(Err(CommandFailure { error, .. })) => {
+            Err(wait_refused(BackendErrorKind::Unreplicated, &error))
+        }
+        _ => Ok(0),
+    };
+    let mut replies = replies.into_iter();
+    for grant in grants {
+        let reply = replies.nth(usize::from(grant.asking)).unwrap_or(Ok(Value::Nil));
+        grant.tell(reply.map(|value| Confirmed { value, replicas: replicas.clone() }));
     }
 }

@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 use super::{
     Servers,
     commands::{CommandConnection, Extras},
-    config::RedisConfig,
-    deadline::CommandDeadline,
+    link::CommandDeadline,
+    settings::RedisConfig,
 };
 use crate::error::{BackendError, BackendErrorKind};
 

@@ -79,7 +79,7 @@ impl RedisBackend {
                 Some(claimed) => return Ok(claimed),
                 None => {}
             }
-            let newer = Box::pin(self.read_whole(&claim.name, false)).await?;
+            let newer = Box::pin(self.read(&claim.name, false)).await?;
             if let Some(entry) = newer.filter(|entry| entry.fence > seen) {
                 return Ok(Claimed::Newer(entry));
             }

@@ -2,7 +2,7 @@
 
 mod acquire;
 mod changes;
-mod large;
+mod entries;
 mod latches;
 mod leases;
 mod ready;
@@ -14,9 +14,10 @@ use std::time::Duration;
 
 #[cfg(any(fuzzing, test))]
 pub(super) use self::replies::check_any_reply;
-pub(super) use self::{large::LargeNames, tier::Heartbeat};
+pub(super) use self::{entries::AgedNamespaces, tier::Heartbeat};
 
-/// The bytes of an entry that every reader asks for. They take 5 ms at 100 Mbit/s.
+/// The bytes of a newer entry that a reply has at most. They take 5 ms at 100 Mbit/s. The caller
+/// reads a larger entry by itself.
 const PART: usize = 64 << 10;
 
 /// Returns whole milliseconds, at least one, because Redis refuses a time of zero.

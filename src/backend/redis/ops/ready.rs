@@ -1,7 +1,11 @@
 //! The check of a server before a service begins to use it.
 
+use std::time::Duration;
+
 use futures_util::{FutureExt, future::BoxFuture};
 use redis::Value;
+use tokio::time::Instant;
+use tracing::warn;
 
 use super::{super::RedisBackend, replies};
 use crate::{
@@ -31,6 +35,10 @@ impl RedisBackend {
     async fn check(&self, for_caches: bool, for_locks: bool) -> Result<(), BackendError> {
         let servers = &self.0.servers;
         servers.ping().await?;
+        // The first question has waited for the connection.
+        let asked = Instant::now();
+        servers.ping().await?;
+        check_round_trip(asked.elapsed(), self.0.config.command_timeout);
         for info in servers.run_at_each(redis::cmd("INFO").arg("server")).await? {
             check_version(&info)?;
         }
@@ -52,6 +60,17 @@ impl RedisBackend {
         }
         // A script may not run it.
         servers.try_wait_at_each().await
+    }
+}
+
+/// Warns if a server is so far away that a busy moment may count as an outage.
+fn check_round_trip(round_trip: Duration, command_timeout: Duration) {
+    if round_trip > command_timeout {
+        warn!(
+            ?round_trip,
+            ?command_timeout,
+            "the round trip to Redis is long; set command_timeout"
+        );
     }
 }
 

@@ -9,7 +9,7 @@ use super::PART;
 use crate::{
     backend::{
         BackOff, Change, Claimed, Committed, Countdown, Entry, Failure, Grant, Holding, Kept, Mark,
-        Marked, Occupied, redis::client,
+        Marked, Occupied,
     },
     error::{BackendError, BackendErrorKind},
 };
@@ -35,7 +35,7 @@ pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
     }
 }
 
-/// Reads the fence, and whether the entry is there or was moved away.
+/// Reads the fence, and whether the entry is there.
 pub(super) fn changed(value: Value) -> Result<(u64, bool), BackendError> {
     let mut fields = Fields::new(value)?;
     Ok((fields.number()?, fields.number()? == 1))
@@ -76,7 +76,9 @@ pub(super) fn marked(value: Value) -> Result<Marked, BackendError> {
 
 /// Reads the reply to `TIME`, in microseconds.
 pub(super) fn micros(value: Value) -> Result<u64, BackendError> {
-    client::micros(value.clone()).ok_or_else(|| unreadable(&value))
+    let (seconds, micros) =
+        redis::from_redis_value::<(u64, u64)>(value.clone()).map_err(|_| unreadable(&value))?;
+    Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
 }
 
 /// Reads the state of a latch, and whether the server refused to publish, if the script published.
@@ -238,7 +240,7 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()));
-    let _ = (marked(value.clone()), held(value.clone()));
+    let _ = (micros(value.clone()), marked(value.clone()), held(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()), changed(value.clone()));
     for count in 0..4 {

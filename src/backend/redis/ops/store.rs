@@ -11,7 +11,7 @@ use redis::Value;
 use super::{
     super::RedisBackend,
     PART,
-    large::{staged_suffix, with_stage},
+    entries::{staged_suffix, with_stage},
     millis,
     replies::{self, CommitReply},
 };
@@ -46,15 +46,8 @@ impl Store for RedisBackend {
         self.read_many(names, aged).await
     }
 
-    async fn fetch(
-        &self,
-        name: &Name,
-        announced: &Announcement,
-    ) -> Result<Option<Entry>, BackendError> {
-        match announced.bytes > PART {
-            true => self.read_whole(name, false).await,
-            false => self.read(name, false).await,
-        }
+    async fn fetch(&self, name: &Name, _: &Announcement) -> Result<Option<Entry>, BackendError> {
+        self.read(name, false).await
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
@@ -129,13 +122,7 @@ impl Store for RedisBackend {
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let trash = staged_suffix(Owner::fresh());
-        let call = self.change("invalidate", name, Some(&trash), fence_life);
-        let (burnt, is_moved) = self.changed(call).await?;
-        if is_moved {
-            self.remove_soon(name.suffixed(&trash));
-        }
-        Ok(burnt)
+        Ok(self.changed(self.change("invalidate", name, None, fence_life)).await?.0)
     }
 
     async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
@@ -201,22 +188,22 @@ impl RedisBackend {
         &self,
         what: &str,
         name: &Name,
-        spare: Option<&str>,
+        staged: Option<&str>,
         fence_life: Duration,
     ) -> Call<'static> {
         let [before, after] = name.neighbours();
-        let mut call = Call::new(&SCRIPTS.change, 7 + usize::from(spare.is_some()))
+        let mut call = Call::new(&SCRIPTS.change, 7 + usize::from(staged.is_some()))
             .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
             .keys(name, &[keys::FAILURE])
             .arg(before)
             .arg(after);
-        if let Some(spare) = spare {
-            call = call.keys(name, &[spare]);
+        if let Some(staged) = staged {
+            call = call.keys(name, &[staged]);
         }
         call.arg(what).arg(millis(fence_life)).arg(self.tiers(name))
     }
 
-    /// Sends a change. Returns the fence, and whether the entry is there, or was moved away.
+    /// Sends a change. Returns the fence, and whether the entry is there.
     async fn changed(&self, call: Call<'_>) -> Result<(u64, bool), BackendError> {
         self.checked(replies::changed(self.0.servers.call(call).await?))
     }
@@ -272,7 +259,7 @@ impl RedisBackend {
             CommitReply::Done(outcome) => Ok(outcome),
             // The newer entry may be gone by now.
             CommitReply::PartOfNewer => {
-                let newer = Box::pin(self.read_whole(name, false)).await?;
+                let newer = Box::pin(self.read(name, false)).await?;
                 Ok(newer.map_or(Committed::Refused, Committed::Newer))
             }
             CommitReply::Unstaged => self.checked(Err(replies::unreadable(reply))),

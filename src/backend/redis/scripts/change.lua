@@ -5,15 +5,15 @@
 -- without an entry. `expire` ends its fresh and its stale window. `invalidate` removes it, and
 -- `supersede` leaves it as it is.
 --
--- Returns the fence, or 0 if nothing changed; and 1 if the entry is there, or was moved to `spare`.
+-- Returns the fence, or 0 if nothing changed; and 1 if the entry is there.
 --
 -- failure: the record of failed loads, which ends
 -- entry_before, entry_after: the entries of the neighbouring schemas
--- spare: holds a large entry that is put, in place of `kind` and `rest`; takes one that is removed
+-- staged: holds a large entry that is put, in place of `kind` and `rest`; or nil
 -- tiers: the channel of local tiers that may have the entry, or ''
 -- kind, rest: the bytes of an entry before its fence, and behind its time
 -- windows: of `touch`, as in the header
-local lease, fence, entry, channel, failure, entry_before, entry_after, spare = unpack(KEYS)
+local lease, fence, entry, channel, failure, entry_before, entry_after, staged = unpack(KEYS)
 local what, fence_ms, tiers = unpack(ARGV)
 
 -- include: fence_at, fence_text, next_fence, entry_at, time_text, burn, tell_tiers
@@ -40,14 +40,14 @@ local function expire()
   return false
 end
 
--- include: move_entry, move_away
+-- include: move_entry
 -- A full server refuses the first write of `put` and `touch`, and so all or none.
 local message, is_there, bytes = 'i' .. text, true
 if what == 'put' then
   local kind, rest, _, ttl_ms = unpack(ARGV, 4)
-  if spare and not move_entry(spare, entry, ttl_ms, 4, text .. time_text()) then
+  if staged and not move_entry(staged, entry, ttl_ms, 4, text .. time_text()) then
     return redis.error_reply('UNSTAGED the entry to write is not there')
-  elseif not spare then
+  elseif not staged then
     bytes = kind .. text .. time_text() .. rest
     redis.call('SET', entry, bytes, 'PX', ttl_ms)
   end
@@ -63,7 +63,7 @@ elseif what == 'touch' then
 elseif what == 'expire' then
   is_there = expire()
 elseif what == 'invalidate' then
-  is_there = move_away(entry, spare)
+  is_there = false
   redis.call('DEL', entry)
 else
   message = 'w'

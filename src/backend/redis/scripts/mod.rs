@@ -104,16 +104,10 @@ impl Scripts {
 pub(super) struct Call<'a> {
     script: &'a Script,
     by_digest: Cmd,
-    staged: Option<Staged>,
+    /// A command that stages an entry, and the script behind it. They are kept together, because
+    /// a copy of a large command costs as much as its transfer.
+    staged: Option<Pipeline>,
     answered_last: bool,
-}
-
-/// A command that stages an entry, and the script behind it.
-pub(super) struct Staged {
-    /// Kept together, because a copy of a large command costs as much as its transfer.
-    pub(super) both: Pipeline,
-    /// The transfer would hold up the commands behind it.
-    pub(super) is_large: bool,
 }
 
 /// Adds a key of a name to a command.
@@ -148,13 +142,13 @@ impl<'a> Call<'a> {
     /// arguments of the script must be there.
     ///
     /// A server copies each argument of a script several times, and a key not at all.
-    pub(super) fn with_stage(self, stage: Cmd, is_large: bool) -> Self {
+    pub(super) fn with_stage(self, stage: Cmd) -> Self {
         let mut both = Pipeline::with_capacity(2);
         both.add_command(stage).add_command(self.by_digest.clone());
-        Self { staged: Some(Staged { both, is_large }), ..self }
+        Self { staged: Some(both), ..self }
     }
 
-    pub(super) fn staged(&self) -> Option<&Staged> {
+    pub(super) fn staged(&self) -> Option<&Pipeline> {
         self.staged.as_ref()
     }
 

@@ -1,4 +1,4 @@
-//! The map from slots to the nodes of a cluster.
+//! The node that serves each slot, as far as it is known, and the waiters that a change wakes.
 
 use std::{
     fmt,
@@ -6,12 +6,158 @@ use std::{
     sync::Arc,
 };
 
-use redis::Value;
+use redis::{RedisError, Value};
+use tokio::sync::{Notify, watch};
+use tracing::warn;
 
+use crate::{
+    backend::Channels,
+    error::{BackendError, Chain},
+};
+
+pub(super) struct Topology {
+    state: watch::Sender<TopologyState>,
+    /// Notified when something does not fit the map: a slot has moved, or a connection broke.
+    pub(super) trouble: Arc<Notify>,
+    pub(super) channels: Channels,
+    /// Changes with each new connection to a node, and when slots have moved.
+    pub(super) new_connections: watch::Sender<()>,
+}
+
+#[derive(Clone)]
+pub(super) enum TopologyState {
+    /// No node was asked yet.
+    Unknown,
+    Known(Arc<SlotMap>),
+    /// The last attempt to ask failed. The refresh task makes the next one.
+    Failed(BackendError),
+}
+
+impl Topology {
+    pub(super) fn new() -> Self {
+        let state = watch::Sender::new(TopologyState::Unknown);
+        let (trouble, channels, new_connections) = Default::default();
+        Self { state, trouble, channels, new_connections }
+    }
+
+    pub(super) fn watch(&self) -> watch::Receiver<TopologyState> {
+        self.state.subscribe()
+    }
+
+    pub(super) fn known(&self) -> Option<Arc<SlotMap>> {
+        match &*self.state.borrow() {
+            TopologyState::Known(slots) => Some(slots.clone()),
+            _ => None,
+        }
+    }
+
+    /// Takes over the map that a node reported.
+    pub(super) fn replace(&self, now: SlotMap) {
+        let now = Arc::new(now);
+        let mut before = TopologyState::Unknown;
+        let changed = self.state.send_if_modified(|state| {
+            if matches!(state, TopologyState::Known(known) if *known == now) {
+                return false;
+            }
+            before = std::mem::replace(state, TopologyState::Known(now.clone()));
+            true
+        });
+        if !changed {
+            return;
+        }
+        match before {
+            TopologyState::Known(before) => {
+                self.channels_moved(|channel| {
+                    let slot = slot_of(channel.as_bytes());
+                    before.owner(slot) != now.owner(slot)
+                });
+            }
+            _ => self.channels.recheck(),
+        }
+    }
+
+    /// Takes over that a slot has moved, and asks for the whole map, because other slots may have
+    /// moved.
+    pub(super) fn slot_moved(&self, slot: u16, to: NodeAddress) {
+        let changed = self.state.send_if_modified(|state| match state {
+            TopologyState::Known(slots) if slots.owner(slot) != Some(&to) => {
+                *state = TopologyState::Known(Arc::new(slots.with(slot, to)));
+                true
+            }
+            _ => false,
+        });
+        if changed {
+            self.channels_moved(|channel| slot_of(channel.as_bytes()) == slot);
+        }
+        self.trouble.notify_one();
+    }
+
+    fn channels_moved(&self, has_moved: impl Fn(&str) -> bool) {
+        self.new_connections.send_replace(());
+        self.channels.lost(&has_moved);
+        self.channels.recheck();
+    }
+
+    /// Records that no node replied. A map that was known before stays.
+    pub(super) fn failed(&self, error: BackendError) {
+        let was_failed = matches!(&*self.state.borrow(), TopologyState::Failed(_));
+        let is_failed = self.state.send_if_modified(|state| {
+            let is_failed = !matches!(state, TopologyState::Known(_));
+            if is_failed {
+                *state = TopologyState::Failed(error.clone());
+            }
+            is_failed
+        });
+        if is_failed && !was_failed {
+            warn!(error = %Chain(&error), "no node of the cluster replies; trying again");
+            self.channels.wake(|_| true);
+        }
+    }
+
+    /// Records that the refresh task has ended with its runtime. A map that was known before stays.
+    pub(super) fn abandon(&self) {
+        self.state.send_if_modified(|state| {
+            let is_waiting = !matches!(state, TopologyState::Known(_));
+            if is_waiting {
+                *state = TopologyState::Unknown;
+            }
+            is_waiting
+        });
+    }
+}
+
+/// The slots that one node serves.
+#[derive(Clone)]
+pub(super) struct NodeSlots {
+    pub(super) topology: Arc<Topology>,
+    pub(super) address: NodeAddress,
+}
+
+impl NodeSlots {
+    pub(super) fn contain(&self, channel: &str) -> bool {
+        match &*self.topology.state.borrow() {
+            TopologyState::Known(slots) => {
+                slots.owner(slot_of(channel.as_bytes())) == Some(&self.address)
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes over that a channel's slot has moved, as the node's error says.
+    pub(super) fn moved(&self, channel: &str, error: &RedisError) {
+        let to =
+            error.redirect_node().and_then(|(to, _)| NodeAddress::read(to, &self.address.host));
+        if let Some(to) = to {
+            self.topology.slot_moved(slot_of(channel.as_bytes()), to);
+        }
+    }
+}
+
+/// The number of slots, which the protocol fixes.
 const COUNT: usize = 16_384;
 
 /// Returns the slot of a key: that of the text in its first braces, if there is any.
-pub(in super::super) fn slot_of(key: &[u8]) -> u16 {
+pub(super) fn slot_of(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
         let length = rest.iter().position(|byte| *byte == b'}')?;
@@ -30,9 +176,9 @@ fn crc16(bytes: &[u8]) -> u16 {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in super::super) struct NodeAddress {
-    pub(in super::super) host: Arc<str>,
-    pub(in super::super) port: u16,
+pub(super) struct NodeAddress {
+    pub(super) host: Arc<str>,
+    pub(super) port: u16,
 }
 
 impl NodeAddress {
@@ -40,7 +186,7 @@ impl NodeAddress {
     ///
     /// A node that does not know its own host gives only the port. Its host is then `from`, that of
     /// the node which replied.
-    pub(in super::super) fn read(text: &str, from: &str) -> Option<Self> {
+    pub(super) fn read(text: &str, from: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let host = if host.is_empty() { from } else { host };
@@ -79,7 +225,7 @@ impl fmt::Display for NodeAddress {
 }
 
 #[derive(Clone, PartialEq)]
-pub(in super::super) struct SlotMap {
+pub(super) struct SlotMap {
     owners: Vec<NodeAddress>,
     /// For each slot, one more than the index of its owner, or zero if no node serves it.
     owner: Box<[u16]>,
@@ -91,7 +237,7 @@ impl SlotMap {
     }
 
     /// Reads the reply to `CLUSTER SLOTS`. Returns `None` if it has another form, or names no slot.
-    pub(in super::super) fn read(reply: &Value, from: &str) -> Option<Self> {
+    pub(super) fn read(reply: &Value, from: &str) -> Option<Self> {
         let Value::Array(ranges) = reply else { return None };
         let mut slots = Self::none();
         for range in ranges {
@@ -118,7 +264,7 @@ impl SlotMap {
     }
 
     /// Returns the map with another owner of one slot.
-    pub(in super::super) fn with(&self, slot: u16, to: NodeAddress) -> Self {
+    pub(super) fn with(&self, slot: u16, to: NodeAddress) -> Self {
         let mut slots = self.clone();
         let owner = slots.index(to);
         if let Some(slot) = slots.owner.get_mut(usize::from(slot)) {
@@ -127,24 +273,24 @@ impl SlotMap {
         slots
     }
 
-    pub(in super::super) fn owner(&self, slot: u16) -> Option<&NodeAddress> {
+    pub(super) fn owner(&self, slot: u16) -> Option<&NodeAddress> {
         let owner = self.owner.get(usize::from(slot))?;
         self.owners.get(usize::from(*owner).checked_sub(1)?)
     }
 
     /// Returns a number for the owner of a slot, or zero if there is none.
-    pub(in super::super) fn number(&self, slot: u16) -> usize {
+    pub(super) fn number(&self, slot: u16) -> usize {
         self.owner(slot).map_or(0, NodeAddress::number)
     }
 
-    pub(in super::super) fn owners(&self) -> &[NodeAddress] {
+    pub(super) fn owners(&self) -> &[NodeAddress] {
         &self.owners
     }
 }
 
 /// Checks that any reply to `CLUSTER SLOTS` is a map of all slots, or none.
 #[cfg(any(fuzzing, test))]
-pub(in super::super::super) fn check_any_slots(value: &Value) {
+pub(in super::super) fn check_any_slots(value: &Value) {
     if let Some(slots) = SlotMap::read(value, "asked") {
         for slot in (0..=u16::MAX).step_by(251) {
             let owner = slots.owner(slot);

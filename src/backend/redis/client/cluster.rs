@@ -1,0 +1,465 @@
+//! The nodes of a Redis Cluster, each of which serves a part of the slots.
+//!
+//! All keys of a name lie in one slot, and one node serves each slot. A task keeps the map of them
+//! (`topology`). Each node has the connections that a single server has (`node`). They are made
+//! when they are first needed, and closed when the node serves no slot any more. A redirection to
+//! another node is followed at once, within the time-out of the command.
+//!
+//! The cluster connection of the client library is not used. There, a command waits while a node is
+//! reconnected, for as long as its retries last, and a connection that swallows commands is kept.
+
+use std::{
+    collections::{HashMap, HashSet},
+    mem::discriminant,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use redis::{
+    Cmd, ConnectionAddr, ConnectionInfo, ErrorKind as ClientErrorKind, Pipeline, RedisError, Value,
+    aio::MultiplexedConnection,
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout_at},
+};
+use tracing::debug;
+
+use super::{
+    commands::{CommandConnection, Confirmed, Extras},
+    connect::{ask, first_success},
+    failure::{CommandFailure, CommandRetry},
+    link::CommandDeadline,
+    node::{ChannelScope, Lane, Node, NodeEvents},
+    replicas::Replicas,
+    sentinel::Endpoint,
+    settings::{self, Access, ConnectTarget, RedisConfig},
+    task::OnDemandTask,
+    topology::{NodeAddress, NodeSlots, SlotMap, Topology, TopologyState, slot_of},
+};
+use crate::{
+    backend::{Channels, redis::scripts::Call},
+    error::{BackendError, BackendErrorKind, BoxError, Chain, Error, ErrorKind},
+    key::Name,
+    observe::Rarely,
+    sync::lock,
+    time::Pauses,
+};
+
+/// This many redirections are followed at once, and later ones after a pause.
+///
+/// Two nodes may redirect to each other for a moment.
+const MAX_HOPS: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(10);
+/// How long one node may take to report the slots, before the next one is asked, too.
+const ASK_PAUSE: Duration = Duration::from_millis(80);
+/// The least time between two questions to the cluster.
+const REFRESH_PAUSE: Duration = Duration::from_millis(20);
+
+/// The nodes by which a cluster is found. All nodes are connected to with the settings of the first
+/// one.
+#[derive(Clone)]
+pub(in super::super) struct ClusterSeeds {
+    targets: Vec<ConnectTarget>,
+    template: Box<ConnectionInfo>,
+}
+
+pub(super) struct Cluster {
+    nodes: Arc<ClusterNodes>,
+    refresh: OnDemandTask,
+}
+
+/// Something that is sent to the node that serves a slot.
+#[derive(Clone, Copy)]
+enum SlotCommand<'a> {
+    Run(&'a Cmd),
+    /// Commands that must all succeed.
+    RunAll(&'a Pipeline),
+    Call(&'a Call<'a>, Option<Replicas>),
+}
+
+impl ClusterSeeds {
+    pub(in super::super) fn read<'a>(
+        urls: impl IntoIterator<Item = &'a str>,
+        access: &Access,
+    ) -> Result<Self, Error> {
+        let invalid = |why: String| Err(Error::new(ErrorKind::InvalidConfig, why));
+        let infos = settings::parse_all(urls)?;
+        let Some(template) = infos.first().cloned().map(Box::new) else {
+            let why = "no node of the cluster was given; give the URL of one node or more";
+            return invalid(why.to_owned());
+        };
+        for info in &infos {
+            let database = info.redis_settings().db();
+            if database != 0 {
+                return invalid(format!(
+                    "the URL of a cluster node names database {database}, but a cluster has only \
+                     database 0; remove the database from the URL"
+                ));
+            }
+            if discriminant(info.addr()) != discriminant(template.addr()) {
+                let why = "some URLs of cluster nodes use TLS, and others do not; \
+                           use `rediss://` for all of them, or `redis://`";
+                return invalid(why.to_owned());
+            }
+            if let ConnectionAddr::Unix(path) = info.addr() {
+                return invalid(format!(
+                    "the URL of a cluster node names the socket file {}, but the nodes are \
+                     reached by TCP; give host and port",
+                    path.display()
+                ));
+            }
+        }
+        let targets = infos.into_iter().map(|info| ConnectTarget::new(info, access)).collect();
+        Ok(Self { targets, template })
+    }
+}
+
+impl Cluster {
+    pub(super) fn new(seeds: ClusterSeeds, config: RedisConfig) -> Self {
+        let nodes = ClusterNodes {
+            topology: Arc::new(Topology::new()),
+            seeds: seeds.targets,
+            template: *seeds.template,
+            config,
+            nodes: Default::default(),
+        };
+        Self { nodes: Arc::new(nodes), refresh: OnDemandTask::default() }
+    }
+
+    pub(super) fn channels(&self) -> &Channels {
+        &self.nodes.topology.channels
+    }
+
+    pub(super) fn new_connections(&self) -> watch::Receiver<()> {
+        self.nodes.topology.new_connections.subscribe()
+    }
+
+    pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Confirmed, BackendError> {
+        self.send(slot_of(key.as_bytes()), SlotCommand::Run(command)).await
+    }
+
+    /// Runs commands that touch one slot.
+    pub(super) async fn run_all(
+        &self,
+        commands: &Pipeline,
+        key: &str,
+    ) -> Result<Vec<Value>, BackendError> {
+        let reply = self.send(slot_of(key.as_bytes()), SlotCommand::RunAll(commands)).await?;
+        match reply.value {
+            Value::Array(values) => Ok(values),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    pub(super) async fn call(
+        &self,
+        call: &Call<'_>,
+        replicas: Option<Replicas>,
+    ) -> Result<Confirmed, BackendError> {
+        self.send(slot_of(call.first_key()), SlotCommand::Call(call, replicas)).await
+    }
+
+    /// Starts the push connection of the node that serves a channel's slot.
+    pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
+        let deadline = CommandDeadline::from_now(&self.nodes.config);
+        let node = self.owner(slot_of(channel.as_bytes()), deadline).await?;
+        node.connections.push.answer_limit()
+    }
+
+    /// Returns the connections for commands to the nodes that serve a slot.
+    pub(super) async fn commands(
+        &self,
+        deadline: CommandDeadline,
+    ) -> Result<Vec<Arc<CommandConnection>>, BackendError> {
+        let slots = self.slots(deadline).await?;
+        let nodes = slots.owners().iter().map(|owner| self.nodes.at(owner));
+        Ok(nodes.map(|node| node.connections.commands.clone()).collect())
+    }
+
+    pub(super) fn replace_connections(&self) {
+        for node in self.nodes.all() {
+            node.connections.replace_connections();
+        }
+    }
+
+    /// Returns a number for the node that serves a name, or zero if it is not known.
+    pub(super) fn shard(&self, name: &Name) -> usize {
+        let slots = self.nodes.topology.known();
+        slots.map_or(0, |slots| slots.number(slot_of(name.prefix().as_bytes())))
+    }
+
+    async fn send(&self, slot: u16, command: SlotCommand<'_>) -> Result<Confirmed, BackendError> {
+        let mut deadline = CommandDeadline::from_now(&self.nodes.config);
+        if self.nodes.topology.known().is_none() {
+            Box::pin(self.slots(deadline)).await?;
+            deadline = deadline.restarted();
+        }
+        let mut node = self.owner(slot, deadline).await?;
+        let (mut asking, mut hops) = (false, 0);
+        loop {
+            let failure = match command.send(&node, asking, deadline).await {
+                Ok(reply) => return Ok(reply),
+                Err(failure) => failure,
+            };
+            let redirection = match &failure.retry {
+                Some(CommandRetry::Moved(to)) => Some((node.resolve(to)?, false)),
+                Some(CommandRetry::Ask(to)) => Some((node.resolve(to)?, true)),
+                Some(CommandRetry::Later) => None,
+                _ => return Err(failure.error),
+            };
+            hops += 1;
+            if redirection.is_none() || hops > MAX_HOPS {
+                sleep(PAUSE).await;
+            }
+            if Instant::now() >= deadline.at() {
+                return Err(failure.error);
+            }
+            (node, asking) = match redirection {
+                Some((address, asking)) => (self.redirected(slot, &address, asking)?, asking),
+                None => (self.owner(slot, deadline).await?, false),
+            };
+        }
+    }
+
+    fn redirected(
+        &self,
+        slot: u16,
+        to: &NodeAddress,
+        asking: bool,
+    ) -> Result<Arc<ClusterNode>, BackendError> {
+        if !asking {
+            self.nodes.topology.slot_moved(slot, to.clone());
+        }
+        Ok(self.nodes.at(to))
+    }
+
+    async fn owner(
+        &self,
+        slot: u16,
+        deadline: CommandDeadline,
+    ) -> Result<Arc<ClusterNode>, BackendError> {
+        let slots = self.slots(deadline).await?;
+        match slots.owner(slot) {
+            Some(owner) => Ok(self.nodes.at(owner)),
+            None => {
+                self.nodes.topology.trouble.notify_one();
+                Err(unserved())
+            }
+        }
+    }
+
+    /// Returns the map of slots. The first call starts the task that asks for it.
+    async fn slots(&self, deadline: CommandDeadline) -> Result<Arc<SlotMap>, BackendError> {
+        let unavailable = |why| Err(BackendError::new(BackendErrorKind::Unavailable, why));
+        let start = || self.refresh.start(|| keep_known(RefreshRun(self.nodes.clone())));
+        start();
+        if let Some(slots) = self.nodes.topology.known() {
+            return Ok(slots);
+        }
+        let mut state = self.nodes.topology.watch();
+        loop {
+            let now = state.borrow_and_update().clone();
+            match now {
+                TopologyState::Known(slots) => return Ok(slots),
+                TopologyState::Failed(error) => return Err(error),
+                TopologyState::Unknown => start(),
+            }
+            let end = deadline.at_first(&self.nodes.config);
+            match timeout_at(end, state.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_closed)) => return unavailable("the connections were closed"),
+                Err(_elapsed) => return unavailable("no node has reported the slots yet"),
+            }
+        }
+    }
+}
+
+impl SlotCommand<'_> {
+    async fn send(
+        self,
+        node: &ClusterNode,
+        asking: bool,
+        deadline: CommandDeadline,
+    ) -> Result<Confirmed, CommandFailure> {
+        match self {
+            Self::Run(command) => {
+                let extras = Extras { asking, ..Extras::default() };
+                node.connections.connection(Lane::Commands).run(command, extras, deadline).await
+            }
+            Self::RunAll(commands) => {
+                let connection = node.connections.connection(Lane::Commands);
+                let replies = connection.run_all(commands, asking, deadline).await?;
+                let values = replies.into_iter().collect::<Result<_, _>>()?;
+                Ok(Confirmed::of(Value::Array(values)))
+            }
+            Self::Call(call, replicas) => {
+                let extras = Extras { asking, replicas, ..Extras::default() };
+                let lane = Lane::of(call, replicas);
+                node.connections.connection(lane).call(call, extras, deadline).await
+            }
+        }
+    }
+}
+
+impl ClusterNode {
+    /// Reads the address in a redirection of this node.
+    fn resolve(&self, to: &str) -> Result<NodeAddress, BackendError> {
+        NodeAddress::read(to, &self.address.host).ok_or_else(|| {
+            let why = format!("the redirection to `{to}` has no address of the form `host:port`");
+            BackendError::new(BackendErrorKind::Refused, why)
+        })
+    }
+}
+
+fn unserved() -> BackendError {
+    let why = "no node of the cluster serves the slot";
+    BackendError::new(BackendErrorKind::Unavailable, why)
+}
+
+struct ClusterNodes {
+    topology: Arc<Topology>,
+    seeds: Vec<ConnectTarget>,
+    /// The settings of each connection, but for the address.
+    template: ConnectionInfo,
+    config: RedisConfig,
+    nodes: Mutex<HashMap<NodeAddress, Arc<ClusterNode>>>,
+}
+
+/// A node of the cluster.
+struct ClusterNode {
+    address: NodeAddress,
+    connections: Node,
+}
+
+impl ClusterNodes {
+    /// Returns the node at an address.
+    fn at(&self, address: &NodeAddress) -> Arc<ClusterNode> {
+        if let Some(node) = lock(&self.nodes).get(address) {
+            return node.clone();
+        }
+        let endpoint = Endpoint::Server(Box::new(self.target(address)));
+        let slots = NodeSlots { topology: self.topology.clone(), address: address.clone() };
+        let events = NodeEvents {
+            channels: self.topology.channels.clone(),
+            scope: ChannelScope::Slots(slots),
+            trouble: self.topology.trouble.clone(),
+            new_connections: self.topology.new_connections.clone(),
+            outage: Arc::default(),
+        };
+        let connections = Node::new(&endpoint, &self.config, events);
+        let node = Arc::new(ClusterNode { address: address.clone(), connections });
+        // Another task may have inserted the node meanwhile, which is then used.
+        lock(&self.nodes).entry(address.clone()).or_insert(node).clone()
+    }
+
+    fn all(&self) -> Vec<Arc<ClusterNode>> {
+        lock(&self.nodes).values().cloned().collect()
+    }
+
+    fn target(&self, address: &NodeAddress) -> ConnectTarget {
+        let (host, port) = (address.host.to_string(), address.port);
+        let addr = match self.template.addr() {
+            ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: *insecure,
+                tls_params: tls_params.clone(),
+            },
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        ConnectTarget::new(self.template.clone().set_addr(addr), &self.config.access)
+    }
+}
+
+/// A run of the task. When it ends with its runtime, the next command starts it again.
+struct RefreshRun(Arc<ClusterNodes>);
+
+impl Drop for RefreshRun {
+    fn drop(&mut self) {
+        self.0.topology.abandon();
+    }
+}
+
+async fn keep_known(run: RefreshRun) {
+    let nodes = &run.0;
+    let topology = &nodes.topology;
+    let mut pauses = Pauses::default();
+    for turn in 0.. {
+        match nodes.ask_for_slots(turn).await {
+            Ok(slots) => {
+                topology.replace(slots);
+                nodes.settle();
+                pauses = Pauses::default();
+                sleep(REFRESH_PAUSE).await;
+                topology.trouble.notified().await;
+                // If a slot has moved, its new node subscribes at once.
+                nodes.settle();
+            }
+            Err(error) => {
+                static SAID: Rarely = Rarely::once_in(1);
+                if SAID.first() {
+                    debug!(error = %Chain(&*error), "no node reports the cluster's slots");
+                }
+                topology.failed(BackendError::new(BackendErrorKind::Unavailable, error));
+                sleep(pauses.next()).await;
+            }
+        }
+    }
+}
+
+impl ClusterNodes {
+    /// Asks the nodes for the map of slots, one after another.
+    ///
+    /// Each turn begins with another node, because one may be out of date or in trouble.
+    async fn ask_for_slots(&self, turn: usize) -> Result<SlotMap, BoxError> {
+        let known = self.topology.known();
+        let owners = known.iter().flat_map(|slots| slots.owners());
+        let mut asked: Vec<_> = owners.map(|address| self.target(address)).collect();
+        asked.extend(self.seeds.iter().cloned());
+        let count = asked.len();
+        asked.rotate_left(turn % count.max(1));
+        let (begun, limit) = (Instant::now(), self.config.connect_timeout);
+        let questions = asked.into_iter().map(async |target| {
+            let left = limit.saturating_sub(begun.elapsed());
+            ask(&target, left, async |connection| slots(connection, &target).await).await
+        });
+        first_success(questions, ASK_PAUSE).await
+    }
+
+    /// Drops the nodes that serve no slot any more, and starts the push connections of those that
+    /// serve the channels that are open.
+    fn settle(&self) {
+        let Some(slots) = self.topology.known() else { return };
+        let gone: Vec<_> = {
+            let mut nodes = lock(&self.nodes);
+            let gone = nodes.extract_if(|address, _| !slots.owners().contains(address));
+            gone.collect()
+        };
+        // Not under the lock, because a node ends with the tasks of its connections.
+        drop(gone);
+        let wanted = self.topology.channels.wanted();
+        let owners: HashSet<_> =
+            wanted.iter().filter_map(|channel| slots.owner(slot_of(channel.as_bytes()))).collect();
+        for owner in owners {
+            self.at(owner).connections.push.start();
+        }
+    }
+}
+
+async fn slots(
+    connection: &mut MultiplexedConnection,
+    target: &ConnectTarget,
+) -> Result<SlotMap, RedisError> {
+    let mut question = redis::cmd("CLUSTER");
+    question.arg("SLOTS");
+    let reply = connection.send_packed_command(&question).await?.extract_error()?;
+    let host = match target.info().addr() {
+        ConnectionAddr::Tcp(host, _) => host,
+        ConnectionAddr::TcpTls { host, .. } => host,
+        _ => "",
+    };
+    SlotMap::read(&reply, host).ok_or_else(|| {
+        RedisError::from((ClientErrorKind::Client, "the cluster has no slots assigned"))
+    })
+}
