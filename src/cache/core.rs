@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
+    time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -363,7 +363,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
-        let asked = self.begin_read(name);
+        let asked = self.begin_read(name, Instant::now());
         let mut answer = match self.needs_age(rules) {
             false => self.store.get(name).await,
             true => self.store.get_aged(name).await,
@@ -374,20 +374,21 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// As [`read`](Self::read), with the age of the entry.
     pub(super) async fn read_aged(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
-        let asked = self.begin_read(name);
+        let asked = self.begin_read(name, Instant::now());
         let mut answer = self.store.get_aged(name).await;
         self.judge(key, &mut answer).await;
         self.end_read((key, name), rules, asked, answer)
     }
 
     /// Reads some entries with one question, as [`read`](Self::read) does.
-    pub(super) async fn read_many(
-        &self,
-        keys: &[&Key],
-        names: &[Name],
-        rules: &Rules,
-    ) -> Vec<Decision<V>> {
-        let asked: Vec<_> = names.iter().map(|name| self.begin_read(name)).collect();
+    pub(super) async fn read_many<'a>(
+        &'a self,
+        keys: &'a [&'a Key],
+        names: &'a [Name],
+        rules: &'a Rules,
+    ) -> impl Iterator<Item = Decision<V>> + 'a {
+        let now = Instant::now();
+        let asked: Vec<_> = names.iter().map(|name| self.begin_read(name, now)).collect();
         let mut answers = match self.store.get_many(names, self.needs_age(rules)).await {
             Ok(answers) => answers,
             Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
@@ -396,7 +397,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let each = keys.iter().copied().zip(names).zip(asked).zip(answers);
         let decide =
             |(((key, name), asked), answer)| self.end_read((key, name), rules, asked, answer);
-        each.map(decide).collect()
+        each.map(decide)
     }
 
     /// Returns whether entries are read with their age, if their windows do not ask for it.
@@ -410,8 +411,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.copies.as_ref().map(|copies| copies.mark(name))
     }
 
-    fn begin_read(&self, name: &Name) -> Option<Fill> {
-        self.copies.as_ref().map(|copies| copies.begin(self.store.as_ref(), name))
+    fn begin_read(&self, name: &Name, now: Instant) -> Option<Fill> {
+        self.copies.as_ref().map(|copies| copies.begin(self.store.as_ref(), name, now))
     }
 
     fn end_read(

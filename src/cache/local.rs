@@ -317,16 +317,20 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     }
 
     /// Begins a question to the backend.
-    pub(super) fn begin(&self, store: &dyn DynStore, name: &Name) -> Fill {
+    pub(super) fn begin(&self, store: &dyn DynStore, name: &Name, now: Instant) -> Fill {
         match self.tier {
-            Some(_) => self.order.begin(store, name, false),
-            None => self.mark(name),
+            Some(_) => self.order.begin(store, name, now, false),
+            None => self.mark_at(name, now),
         }
     }
 
     /// Begins a load or a commit, whose value is kept for outages only.
     pub(super) fn mark(&self, name: &Name) -> Fill {
-        Fill { is_heard: false, ..self.order.mark(name) }
+        self.mark_at(name, Instant::now())
+    }
+
+    fn mark_at(&self, name: &Name, now: Instant) -> Fill {
+        Fill { is_heard: false, ..self.order.mark(name, now) }
     }
 
     /// Notes an entry that the backend has returned or stored, unless something has come since the
@@ -362,7 +366,11 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             return;
         }
         if until == 0 && !is_remembered {
-            return self.remove(key);
+            // Most reads are of a name without a row, and pay for one look.
+            if last.is_some() {
+                self.remove(key);
+            }
+            return;
         }
         let is_same = |row: &Arc<LocalRow<V>>| row.entry.fence == fence && row.outage.is_none();
         if until == 0 && last.is_some_and(|row| is_same(&row) && row.is_remembered) {

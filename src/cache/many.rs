@@ -1,8 +1,9 @@
 //! Many keys in one call.
 
-use std::{collections::HashMap, hash::Hash, sync::Arc};
+use std::{hash::Hash, sync::Arc};
 
 use futures_util::{StreamExt, future::join_all, stream};
+use hashbrown::{HashMap, hash_map::Entry};
 
 use super::{
     Batch, Cache, Loaded,
@@ -280,7 +281,9 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
     let options = &core.settings.options;
     let mut answers: Vec<_> = keys.iter().map(|_| None).collect();
     for (keys, answers) in keys.chunks(AT_ONCE).zip(answers.chunks_mut(AT_ONCE)) {
-        let (mut places, mut asked, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        let most = keys.len();
+        let (mut places, mut asked, mut names) =
+            (Vec::with_capacity(most), Vec::with_capacity(most), Vec::with_capacity(most));
         for (key, answer) in keys.iter().zip(answers) {
             if let Some(Loaded { value, source, record }) = core.local(key.as_str(), options) {
                 *answer = Some(Decision::Served(value, source, record));
@@ -317,15 +320,21 @@ impl<I> ManyIds<I> {
         given: impl IntoIterator<Item = I>,
         key_of: impl Fn(&I) -> K,
     ) -> Result<Self, Error> {
-        let (mut ids, mut keys, mut places) = (Vec::new(), Vec::new(), Vec::new());
-        let mut known = HashMap::new();
+        let given = given.into_iter();
+        let some = given.size_hint().0.min(MOST_KEYS);
+        let (mut ids, mut keys, mut places) =
+            (Vec::with_capacity(some), Vec::with_capacity(some), Vec::with_capacity(some));
+        let mut known = HashMap::with_capacity(some);
         for id in given {
             let key = key_of(&id).into();
-            let place = *known.entry(key).or_insert_with_key(|key| {
-                keys.push(key.clone());
-                ids.push(id);
-                keys.len() - 1
-            });
+            let place = match known.entry(key) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(new) => {
+                    keys.push(new.key().clone());
+                    ids.push(id);
+                    *new.insert(keys.len() - 1)
+                }
+            };
             places.push(place);
             if places.len() > MOST_KEYS {
                 let words = format!("more than {MOST_KEYS} ids in one call: ask for fewer at once");

@@ -75,20 +75,26 @@ impl Order {
     }
 
     /// Notes what was told of a name until now.
-    pub(super) fn mark(&self, name: &Name) -> Fill {
+    pub(super) fn mark(&self, name: &Name, now: Instant) -> Fill {
         // Before anything else is looked at.
         let (epoch, ended) = (self.epoch(), self.tags.greatest());
         let at = self.stripe_of(name.prefix());
         let stripe = self.stripe(at);
-        let (changes, acts, asked) = (stripe.changes, stripe.acts, self.now());
+        let (changes, acts, asked) = (stripe.changes, stripe.acts, self.at(now));
         let is_heard = stripe.heard_in == Some(epoch);
         Fill { stripe: at, changes, acts, epoch, asked, ended, is_heard }
     }
 
     /// Begins a question to the backend. If changes of the name are not heard yet, they will be
     /// from the second time on, or the first if it is to hear at once.
-    pub(super) fn begin(&self, store: &dyn DynStore, name: &Name, at_once: bool) -> Fill {
-        let fill = self.mark(name);
+    pub(super) fn begin(
+        &self,
+        store: &dyn DynStore,
+        name: &Name,
+        now: Instant,
+        at_once: bool,
+    ) -> Fill {
+        let fill = self.mark(name, now);
         if fill.is_heard {
             return fill;
         }

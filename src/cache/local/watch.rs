@@ -134,7 +134,7 @@ impl<V: Clone + Send + Sync + 'static> EntryWatch<V> {
     pub fn ticket(&self, key: impl Into<Key>) -> Result<Ticket, Error> {
         let name = self.core.name(&key.into())?;
         let store: &dyn DynStore = self.core.store.as_ref();
-        let fill = self.watched.order.begin(store, &name, true);
+        let fill = self.watched.order.begin(store, &name, Instant::now(), true);
         Ok(Ticket(fill.is_heard.then_some(fill)))
     }
 

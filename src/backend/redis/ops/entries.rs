@@ -66,7 +66,11 @@ impl RedisBackend {
         }
         // The prefix is enough to find the slot in a cluster.
         let value = self.0.servers.run(&of_entry("GET", name), name.prefix()).await?;
-        self.with_age(name, self.entry(value)?).await
+        let answer = self.entry(value);
+        match self.lacks_age(name, &answer) {
+            true => Box::pin(self.read_aged(name)).await,
+            false => answer,
+        }
     }
 
     /// Reads some entries as [`read`](Self::read) does, with one command if that is possible.
@@ -94,23 +98,27 @@ impl RedisBackend {
             Value::Array(values) if values.len() == names.len() => values,
             other => return self.checked(Err(replies::unreadable(&other))),
         };
-        let each = names.iter().zip(values);
-        let each = each.map(async |(name, value)| self.with_age(name, self.entry(value)?).await);
-        Ok(join_all(each).await)
+        let mut answers: EntryAnswers = values.into_iter().map(|value| self.entry(value)).collect();
+        // Few have windows that were not known of, and these are read again together.
+        let places = 0..names.len();
+        let lacking: Vec<_> =
+            places.filter(|at| self.lacks_age(&names[*at], &answers[*at])).collect();
+        let aged = join_all(lacking.iter().map(|at| self.read_aged(&names[*at]))).await;
+        for (at, answer) in lacking.into_iter().zip(aged) {
+            answers[at] = answer;
+        }
+        Ok(answers)
     }
 
-    /// Returns an entry that was read without its age. If it has windows, reads it again.
-    async fn with_age(
-        &self,
-        name: &Name,
-        entry: Option<Entry>,
-    ) -> Result<Option<Entry>, BackendError> {
-        let windows = entry.as_ref().and_then(|entry| entry.windows);
-        if windows.is_none_or(|windows| windows.is_fresh_only()) {
-            return Ok(entry);
+    /// Returns whether an entry that was read without its age has windows. The next reads in its
+    /// namespace ask for the age.
+    fn lacks_age(&self, name: &Name, answer: &Result<Option<Entry>, BackendError>) -> bool {
+        let Ok(Some(Entry { windows: Some(windows), .. })) = answer else { return false };
+        if windows.is_fresh_only() {
+            return false;
         }
         self.0.aged.of(name).store(true, Ordering::Relaxed);
-        Box::pin(self.read_aged(name)).await
+        true
     }
 
     async fn read_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
