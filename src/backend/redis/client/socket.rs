@@ -60,8 +60,8 @@ pub(super) struct Progress {
     moved: AtomicU64,
     /// When something was written first since the last read. Zero if nothing was.
     unanswered: AtomicU64,
-    /// When the driver has ended its last turn: it has read what there was, and has written.
-    turned: AtomicU64,
+    /// How often the driver has ended a turn: it has read what there was, and has written.
+    turns: AtomicU64,
     /// The task that reads from the connection.
     driver: AtomicWaker,
     /// Cancelled when the driver has ended. It has then dropped all commands that it had.
@@ -70,9 +70,9 @@ pub(super) struct Progress {
 
 impl Progress {
     pub(super) fn new() -> Arc<Self> {
-        let [moved, unanswered, turned] = [0; 3].map(AtomicU64::new);
+        let [moved, unanswered, turns] = [0; 3].map(AtomicU64::new);
         let (driver, ended) = (AtomicWaker::new(), CancellationToken::new());
-        Arc::new(Self { begun: Instant::now(), moved, unanswered, turned, driver, ended })
+        Arc::new(Self { begun: Instant::now(), moved, unanswered, turns, driver, ended })
     }
 
     fn now(&self) -> u64 {
@@ -112,7 +112,7 @@ impl Progress {
         poll_fn(|cx| {
             self.driver.register(cx.waker());
             let poll = driver.as_mut().poll(cx);
-            self.turned.store(self.now(), Ordering::Relaxed);
+            self.turns.fetch_add(1, Ordering::Relaxed);
             poll
         })
         .await
@@ -132,14 +132,15 @@ impl Progress {
         };
         let silent = async {
             loop {
-                sleep_until(end()).await;
+                let expected = end();
+                sleep_until(expected).await;
                 // Something may have moved since.
-                if Instant::now() < end() {
+                if end() != expected {
                     continue;
                 }
                 // Only the second turn has begun after this.
                 let has_turned = self.turn(limit).await && self.turn(limit).await;
-                if !has_turned || self.at(self.turned.load(Ordering::Relaxed)) >= end() {
+                if !has_turned || end() == expected {
                     return;
                 }
             }
@@ -152,11 +153,11 @@ impl Progress {
 
     /// Waits until the driver ends a turn. Returns `false` if it stands still.
     async fn turn(&self, limit: Duration) -> bool {
-        let asked = self.now();
+        let before = self.turns.load(Ordering::Relaxed);
         self.driver.wake();
         for pause in 0..PAUSES {
             sleep(limit * (1 << pause) / FIRST_PAUSE).await;
-            if self.turned.load(Ordering::Relaxed) >= asked {
+            if self.turns.load(Ordering::Relaxed) != before {
                 return true;
             }
         }
