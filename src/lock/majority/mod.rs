@@ -354,6 +354,11 @@ impl Leases for Majority {
         }
     }
 
+    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
+        only_exclusive(mode)?;
+        Ok(Leases::inspect(self, name, mode.into()).await?.in_mode(mode))
+    }
+
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         let (mut held, mut free, mut errors) = (Vec::new(), 0, Vec::new());
         for answer in self.each(|server| server.inspect(name, kind)).await {
