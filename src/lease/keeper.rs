@@ -9,7 +9,10 @@ mod tests;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -21,7 +24,7 @@ use tokio::{
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, DynLeases, Kept, Owner, SemaphoreKind, answered},
+    backend::{Claim, DynLeases, Kept, SemaphoreKind, answered},
     error::{BackendError, BackendErrorKind, Chain},
     key::Name,
     observe::Rarely,
@@ -50,6 +53,8 @@ pub(super) struct Keeper(Arc<KeeperCore>);
 struct KeeperCore {
     backend: Arc<dyn DynLeases>,
     queues: Mutex<HashMap<KeptQueueKey, KeptQueue>>,
+    /// The number of waiters that came.
+    came: AtomicU64,
 }
 
 type KeptQueueKey = (Name, SemaphoreKind);
@@ -57,14 +62,11 @@ type KeptQueueKey = (Name, SemaphoreKind);
 /// The waiters of one queue in this process.
 struct KeptQueue {
     /// In the order in which they came.
-    waiters: BTreeMap<WaiterKey, KeptWaiter>,
+    waiters: BTreeMap<u64, KeptWaiter>,
     look_at: Instant,
     /// Notified when the task must look earlier than it would.
     earlier: Arc<Notify>,
 }
-
-/// When a waiter came, and its owner.
-type WaiterKey = (Instant, Owner);
 
 struct KeptWaiter {
     claim: Claim,
@@ -76,32 +78,35 @@ struct KeptWaiter {
 pub(super) struct KeptPlace {
     keeper: Keeper,
     queue: KeptQueueKey,
-    waiter: WaiterKey,
+    /// No other waiter has this number, also not of a queue that begins again.
+    number: u64,
     asks: Arc<Notify>,
 }
 
 impl Keeper {
     pub(super) fn new(backend: Arc<dyn DynLeases>) -> Self {
-        Self(Arc::new(KeeperCore { backend, queues: Mutex::default() }))
+        let (queues, came) = (Mutex::default(), AtomicU64::new(0));
+        Self(Arc::new(KeeperCore { backend, queues, came }))
     }
 
     /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
     pub(super) fn enter(&self, claim: &Claim, remaining: Duration) -> KeptPlace {
         let key = (claim.name.clone(), SemaphoreKind::from(claim.mode));
-        let (waiter, asks) = ((Instant::now(), claim.owner), Arc::<Notify>::default());
+        let asks = Arc::<Notify>::default();
         let mut queues = self.queues();
+        let number = self.0.came.fetch_add(1, Ordering::Relaxed);
         let (queue, is_new) = match queues.entry(key.clone()) {
             Entry::Occupied(queue) => (queue.into_mut(), false),
             Entry::Vacant(vacant) => (vacant.insert(KeptQueue::new()), true),
         };
         let kept = KeptWaiter { claim: claim.clone(), asks: asks.clone() };
-        queue.waiters.insert(waiter, kept);
+        queue.waiters.insert(number, kept);
         queue.look_after(remaining);
         drop(queues);
         if is_new {
             tokio::spawn(KeeperTask { keeper: self.clone(), queue: key.clone() }.run());
         }
-        KeptPlace { keeper: self.clone(), queue: key, waiter, asks }
+        KeptPlace { keeper: self.clone(), queue: key, number, asks }
     }
 
     /// Returns how many entries are kept.
@@ -138,20 +143,15 @@ impl KeptQueue {
     }
 
     /// Makes the waiters ask whose entries are gone, and decides when to look next.
-    fn answered(
-        &mut self,
-        named: &[WaiterKey],
-        look_at: Instant,
-        answer: Result<Kept, BackendError>,
-    ) {
-        let wake = |is_gone: &dyn Fn(&WaiterKey) -> bool| {
-            let gone = self.waiters.iter().filter(|(waiter, _)| is_gone(waiter));
+    fn answered(&mut self, named: &[u64], look_at: Instant, answer: Result<Kept, BackendError>) {
+        let wake = |is_gone: &dyn Fn(&u64) -> bool| {
+            let gone = self.waiters.iter().filter(|(number, _)| is_gone(number));
             gone.for_each(|(_, waiter)| waiter.asks.notify_one());
         };
         match answer {
             Ok(kept) => {
                 let stands: HashMap<_, _> = named.iter().zip(kept.stands).collect();
-                wake(&|waiter| kept.has_lapsed || stands.get(waiter) == Some(&false));
+                wake(&|number| kept.has_lapsed || stands.get(number) == Some(&false));
                 self.look_at = look_at;
                 if !kept.has_lapsed && !kept.remaining.is_zero() {
                     self.look_after(kept.remaining);
@@ -171,7 +171,7 @@ impl KeptPlace {
     pub(super) fn met(&self, remaining: Duration) -> bool {
         let mut queues = self.keeper.queues();
         let queue = queues.get_mut(&self.queue);
-        let queue = queue.filter(|queue| queue.waiters.contains_key(&self.waiter));
+        let queue = queue.filter(|queue| queue.waiters.contains_key(&self.number));
         queue.map(|queue| queue.look_after(remaining)).is_some()
     }
 
@@ -184,7 +184,7 @@ impl KeptPlace {
 impl Drop for KeptPlace {
     fn drop(&mut self) {
         if let Some(queue) = self.keeper.queues().get_mut(&self.queue) {
-            queue.waiters.remove(&self.waiter);
+            queue.waiters.remove(&self.number);
         }
     }
 }
@@ -231,11 +231,11 @@ impl KeeperTask {
     }
 
     /// Returns the waiters that one request names.
-    fn named(&self) -> (Vec<WaiterKey>, Vec<Claim>) {
+    fn named(&self) -> (Vec<u64>, Vec<Claim>) {
         let queues = self.keeper.queues();
         let waiters = queues.get(&self.queue).map(|queue| queue.waiters.iter().take(NAMED));
         let named = waiters.into_iter().flatten();
-        named.map(|(waiter, kept)| (*waiter, kept.claim.clone())).unzip()
+        named.map(|(number, kept)| (*number, kept.claim.clone())).unzip()
     }
 }
 

@@ -10,7 +10,9 @@
 //!   was written or its lease deleted between the grants. It is also excused if the older load was
 //!   told of its loss, or if its process did not run when the newer load began.
 //! - [`Rule::OneFlight`]: two loads of a key in one process do not overlap, leased or not. An
-//!   overlap is excused if that process had written the key while the first load waited or ran.
+//!   overlap is excused if that process had written the key while the first load waited or ran. It
+//!   is also excused if the first load was told of its loss before: a load for many keys goes on
+//!   for the others when nobody waits for one.
 //!   Where values are refreshed, a load under a lease is left to the rule before.
 //! - [`Rule::Fences`]: a later grant or write has a greater fence, and no two have the same.
 //! - [`Rule::StoreGoesOn`]: nothing is stored under a fence after a greater one has been taken.
@@ -278,7 +280,8 @@ impl Checker<'_> {
             // A refresh is a flight apart, which only its lease holds apart from other loads.
             let refreshes = self.history.windows.is_some_and(|windows| windows.refreshes);
             let apart = refreshes && (first.fence.is_some() || second.fence.is_some());
-            if overlap > SLACK && !written && !paused && !apart {
+            let lost = first.lost.is_some_and(|lost| lost <= second.began);
+            if overlap > SLACK && !written && !paused && !apart && !lost {
                 self.violated(Rule::OneFlight, format!("{first:?} and {second:?}"));
             }
         }

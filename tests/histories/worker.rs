@@ -183,6 +183,8 @@ pub struct Worker {
     cache: Cache<Value>,
     locks: Locks,
     numbers: Arc<AtomicU64>,
+    /// The number of loads that run.
+    running: Arc<AtomicU64>,
 }
 
 impl Worker {
@@ -230,6 +232,7 @@ impl Worker {
                 .unwrap(),
             locks: Locks::new(backend),
             numbers: Arc::default(),
+            running: Arc::default(),
             setup: Arc::new(setup),
         }
     }
@@ -293,7 +296,7 @@ impl Worker {
 
     /// Waits until loads without callers have ended, and all leases are released.
     pub async fn settled(&self) {
-        while self.cache.stats().flights > 0 {
+        while self.cache.stats().flights > 0 || self.running.load(Ordering::Relaxed) > 0 {
             sleep(Duration::from_millis(1)).await;
         }
     }
@@ -480,7 +483,7 @@ impl Worker {
                 tag.iter().for_each(|_| lead.tag(OF_ALL));
                 worker.log.tell(Event::LoadBegan { key, value, fence: lead.fence() });
                 // Dropped when the load has returned, panicked, or was cancelled.
-                let _ended = Ended(worker.log.clone(), value.number);
+                let _ended = Ended::after(&worker, value.number);
                 let mut working = Box::pin(sleep(plan.takes));
                 tokio::select! {
                     () = &mut working => {}
@@ -750,11 +753,19 @@ impl Plan {
     }
 }
 
-struct Ended(Log, u64);
+struct Ended(Log, u64, Arc<AtomicU64>);
+
+impl Ended {
+    fn after(worker: &Worker, number: u64) -> Self {
+        worker.running.fetch_add(1, Ordering::Relaxed);
+        Self(worker.log.clone(), number, worker.running.clone())
+    }
+}
 
 impl Drop for Ended {
     fn drop(&mut self) {
         self.0.tell(Event::LoadEnded { number: self.1 });
+        self.2.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -2,7 +2,7 @@ use std::{collections::HashMap, error::Error, future::pending};
 
 use super::*;
 use crate::{
-    backend::{Acquired, Changes, Grant, Holding, Leases, Mode, Renewal, SemaphoreKind},
+    backend::{Acquired, Changes, Grant, Holding, Leases, Mode, Owner, Renewal},
     key::{Family, Key, Name, Namespace},
 };
 
