@@ -58,15 +58,18 @@ impl Shared {
         Arc::new(Self { undecided, decided, permit: AsyncMutex::default() })
     }
 
-    /// Returns one of the keys.
-    pub(super) fn member(self: &Arc<Self>) -> Arc<Member> {
-        Arc::new(Member { all: self.clone(), is_decided: AtomicBool::new(false) })
+    /// Returns one of the keys. The call has read it, and has missed an entry of this fence.
+    pub(super) fn member(self: &Arc<Self>, missed: Option<u64>) -> Arc<Member> {
+        Arc::new(Member { all: self.clone(), missed, is_decided: AtomicBool::new(false) })
     }
 }
 
 /// One key of a call. The last owner to drop it decides it.
 pub(super) struct Member {
     all: Arc<Shared>,
+    /// The fence that a claim tells whether an entry is newer than what the call has read. `None`
+    /// if it has read something else than a miss, or has no answer.
+    pub(super) missed: Option<u64>,
     is_decided: AtomicBool,
 }
 

@@ -135,14 +135,16 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let asked = ManyIds::new(ids, key_of);
         async move {
             let ManyIds { ids, keys, places } = asked?;
-            let answers = look_many(&cache.core, &keys).await;
+            let looks = look_many(&cache.core, &keys).await;
+            let missed: Vec<_> = looks.iter().map(BatchLook::missed).collect();
+            let answers: Vec<_> = looks.into_iter().map(BatchLook::served).collect();
             let gathering = Gathering::new(&cache.core, loader);
             let missing = answers.iter().filter(|answer| answer.is_none()).count();
             let shared = Shared::of(missing);
             let load = |at: usize| {
                 let (gathering, id) = (gathering.clone(), ids[at].clone());
                 let mut request = cache.request(keys[at].clone());
-                let member = shared.member();
+                let member = shared.member(missed[at]);
                 request.options_mut().batch = Some(member.clone());
                 let work = move |lead| gathering.load(id, lead, member);
                 let (core, flown) = (&cache.core, request.fly(work));
@@ -256,20 +258,43 @@ async fn fill_gaps<T, Fut: Future<Output = T>>(
     answers.into_iter().filter_map(|answer| answer.or_else(|| asked.next())).collect()
 }
 
-/// Looks for stored values that are served as they are. The other keys take the way of one key.
+/// What the call has read of one key.
+enum BatchLook<V> {
+    /// A value that is served as it is.
+    Served(Loaded<V>),
+    /// No value, or an entry of this fence that is of no use. The key begins with a claim.
+    Missed(u64),
+    /// Anything else. The key is read again by itself.
+    Open,
+}
+
+impl<V> BatchLook<V> {
+    fn missed(&self) -> Option<u64> {
+        if let Self::Missed(seen) = self { Some(*seen) } else { None }
+    }
+
+    fn served(self) -> Option<Result<Loaded<V>, Error>> {
+        if let Self::Served(loaded) = self { Some(Ok(loaded)) } else { None }
+    }
+}
+
+/// Looks for stored values. The keys without one take the way of one key.
 async fn look_many<V: Clone + Send + Sync + 'static>(
     core: &Arc<Core<V>>,
     keys: &[Key],
-) -> Vec<Option<Result<Loaded<V>, Error>>> {
+) -> Vec<BatchLook<V>> {
     if core.flights.is_closed() {
-        return keys.iter().map(|_| None).collect();
+        return keys.iter().map(|_| BatchLook::Open).collect();
     }
-    let served = |decision| {
-        let Some(Decision::Served(value, source, record)) = decision else { return None };
-        core.counters.served(source);
-        Some(Ok(Loaded { value, source, record }))
+    let look = |decision| match decision {
+        Some(Decision::Served(value, source, record)) => {
+            core.counters.served(source);
+            BatchLook::Served(Loaded { value, source, record })
+        }
+        Some(Decision::Miss { seen }) => BatchLook::Missed(seen),
+        _ => BatchLook::Open,
     };
-    read_many(core, keys).await.into_iter().map(served).collect()
+    read_many(core, keys).await.into_iter().map(look).collect()
 }
 
 /// Reads many keys, with few questions to the backend. A key is `None` if it is invalid, or if its

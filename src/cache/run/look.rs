@@ -32,8 +32,13 @@ use crate::{
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
-    /// Asks the backend for the entry.
+    /// Asks the backend for the entry, unless a call for many keys has done so.
     pub(super) async fn look(&self) -> Step<V> {
+        let member = self.asked.options().batch.as_ref();
+        if let Some(seen) = member.and_then(|member| member.missed) {
+            // If there is an entry by now, the claim returns it.
+            return Step::Claim { seen, previous: None };
+        }
         let _turn = match self.asked.shard.at_once.try_acquire() {
             Ok(turn) => Some(turn),
             // In a box, which most looks do not need.
