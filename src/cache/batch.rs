@@ -58,7 +58,8 @@ impl Shared {
         Arc::new(Self { undecided, decided, permit: AsyncMutex::default() })
     }
 
-    /// Returns one of the keys. The call has read it, and has missed an entry of this fence.
+    /// Returns one of the keys. `missed` is the fence of the entry that was of no use, or zero if
+    /// there was none.
     pub(super) fn member(self: &Arc<Self>, missed: Option<u64>) -> Arc<Member> {
         Arc::new(Member { all: self.clone(), missed, is_decided: AtomicBool::new(false) })
     }
@@ -67,8 +68,8 @@ impl Shared {
 /// One key of a call. The last owner to drop it decides it.
 pub(super) struct Member {
     all: Arc<Shared>,
-    /// The fence that a claim tells whether an entry is newer than what the call has read. `None`
-    /// if it has read something else than a miss, or has no answer.
+    /// The fence that the call missed: the claim returns any newer entry. `None` if the call did
+    /// not miss.
     pub(super) missed: Option<u64>,
     is_decided: AtomicBool,
 }

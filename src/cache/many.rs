@@ -258,7 +258,7 @@ async fn fill_gaps<T, Fut: Future<Output = T>>(
     answers.into_iter().filter_map(|answer| answer.or_else(|| asked.next())).collect()
 }
 
-/// What the call has read of one key.
+/// The result of the first look at one key.
 enum BatchLook<V> {
     /// A value that is served as it is.
     Served(Loaded<V>),

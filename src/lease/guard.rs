@@ -154,7 +154,7 @@ impl LeaseGuard {
 
     fn give_back(&mut self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
         self.end();
-        // What still runs under the lease learns that it ends, before another holder has it.
+        // Work under the lease learns that it ends, before another holder has it.
         self.record.end();
         give_back(self.engine.clone(), self.obligation(), self.record.take_slot())
     }

@@ -248,7 +248,7 @@ mod tests {
 
     static ON_DEMAND: Retry = Retry::on_demand();
 
-    /// Returns a waiter whose subscriptions are those of a server.
+    /// Returns a waiter with the subscriptions of a server.
     fn waiting(channels: &Channels) -> Result<(Waiting<'static>, Name), crate::Error> {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let limit = Duration::from_secs(60);

@@ -377,7 +377,7 @@ fn instant(tick: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_micros(tick)
 }
 
-/// The tick that was begun before that of a [`Turn`].
+/// The tick that was begun before the tick of a [`Turn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PreviousTick {

@@ -136,7 +136,7 @@ impl Locks {
         }
     }
 
-    /// Returns those of some locks that are held or waited for.
+    /// Returns the locks that are held or waited for, out of some names.
     async fn look(
         &self,
         locks: impl IntoIterator<Item = (Name, SemaphoreKind)>,

@@ -243,7 +243,7 @@ impl SeveralLeases {
     }
 }
 
-/// Makes one outcome of those of several leases. A loss outweighs a missing answer.
+/// Makes one outcome of the outcomes of several leases. A loss outweighs a missing answer.
 fn combined(outcomes: Vec<Result<(), Error>>) -> Result<(), Error> {
     let errors: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
     let lost = errors.iter().find(|error| error.kind() == ErrorKind::Lost);

@@ -13,7 +13,7 @@
 //! | a process is suspended, or its clock is set | `holder` |
 //! | the clock of the server is set | `clock` |
 //! | runtimes and caches end in the middle of a load | `ends` |
-//! | a burst of keys | `burst` |
+//! | a hundred thousand keys | `burst` |
 //! | many locks of one process | `crowd` |
 //! | a server is killed every few seconds, under load | `steady` |
 //!

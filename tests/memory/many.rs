@@ -60,6 +60,21 @@ fn sources(answers: Result<Vec<Result<Loaded<u64>, Error>>, Error>) -> Vec<Sourc
     answers.unwrap().into_iter().map(|answer| answer.unwrap().source()).collect()
 }
 
+/// Another process stores an entry between the look of a call and its claim.
+#[tokio::test(start_paused = true)]
+async fn an_entry_that_is_stored_behind_the_look_comes_with_the_claim() {
+    let memory = MemoryBackend::new();
+    let late = |op| (op == Op::Get).then_some(Fault::Late(50 * MS));
+    let backend = Faulty::over(memory.clone(), late);
+    let (here, there, calls) = (cache(backend.clone()), cache(memory), Calls::default());
+    let call = tokio::spawn(here.get_or_load_many([1, 2], key, calls.loader(MS)));
+    sleep(10 * MS).await;
+    there.insert(key(&1), &7).await.unwrap();
+    assert_eq!(values(call.await.unwrap()), [7, 4]);
+    assert_eq!(calls.take(), [[2]]);
+    assert_eq!(backend.count(Op::Get), 2, "a key was read twice");
+}
+
 #[tokio::test(start_paused = true)]
 async fn cold_keys_are_one_call_and_the_answers_are_in_order() {
     let (cache, calls) = (cache(MemoryBackend::new()), Calls::default());

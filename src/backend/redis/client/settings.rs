@@ -93,7 +93,7 @@ type Provider = Arc<dyn Fn() -> BoxFuture<'static, Result<Credentials, BoxError>
 /// How the connections of a backend log in, beyond what their URLs say.
 #[derive(Clone, Default)]
 pub(in super::super) struct Access {
-    /// Asked at each connect. Without it, the credentials are those of the URL.
+    /// Asked at each connect. Without it, the URL has the credentials.
     pub(in super::super) credentials: Option<Provider>,
     /// Without it, the roots of the system are trusted.
     #[cfg(feature = "tls")]
