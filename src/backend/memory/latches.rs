@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::{
@@ -9,7 +10,7 @@ use super::{
     data::{Data, Expiry},
 };
 use crate::{
-    backend::{Change, Countdown, Erased, ErasedLatches, Latches, Owner},
+    backend::{Change, Countdown, Latches, Owner},
     error::BackendError,
     key::Name,
     time::after,
@@ -102,12 +103,8 @@ impl Data {
     }
 }
 
+#[async_trait]
 impl Latches for MemoryBackend {
-    #[inline(never)]
-    fn erase_latches(self: Arc<Self>) -> ErasedLatches {
-        Erased(self)
-    }
-
     async fn set_latch(
         &self,
         name: &Name,

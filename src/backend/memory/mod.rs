@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
 use tokio::time::Instant;
 
 use self::data::Data;
@@ -26,8 +27,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Claim, Entry, Erased, ErasedLeases, ErasedStore, Grant, Holding, Kept, Marked, Mode,
-        Renewal, SemaphoreKind, Tick, channels::TopicRoute,
+        Claim, Entry, Grant, Holding, Kept, Marked, Mode, Renewal, SemaphoreKind, Tick,
+        channels::TopicRoute,
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
@@ -129,12 +130,8 @@ impl fmt::Debug for MemoryBackend {
     }
 }
 
+#[async_trait]
 impl Leases for MemoryBackend {
-    #[inline(never)]
-    fn erase_leases(self: Arc<Self>) -> ErasedLeases {
-        Erased(self)
-    }
-
     fn is_shared(&self) -> bool {
         false
     }
@@ -221,12 +218,8 @@ impl Leases for MemoryBackend {
     }
 }
 
+#[async_trait]
 impl Store for MemoryBackend {
-    #[inline(never)]
-    fn erase_store(self: Arc<Self>) -> ErasedStore {
-        Erased(self)
-    }
-
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         Ok(self.data().get(name, Instant::now()))
     }

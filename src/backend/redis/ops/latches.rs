@@ -1,11 +1,13 @@
 //! The [`Latches`] of a Redis backend.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
+
+use async_trait::async_trait;
 
 use super::{super::RedisBackend, millis, replies};
 use crate::{
     backend::{
-        Countdown, Erased, ErasedLatches, Latches, Owner,
+        Countdown, Latches, Owner,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -35,12 +37,8 @@ impl RedisBackend {
     }
 }
 
+#[async_trait]
 impl Latches for RedisBackend {
-    #[inline(never)]
-    fn erase_latches(self: Arc<Self>) -> ErasedLatches {
-        Erased(self)
-    }
-
     async fn set_latch(
         &self,
         name: &Name,

@@ -1,18 +1,19 @@
 //! The [`Leases`] of a Redis backend.
 
 use std::{
-    sync::{Arc, LazyLock},
+    sync::LazyLock,
     time::{Duration, Instant},
 };
 
+use async_trait::async_trait;
 use redis::Value;
 use tokio::sync::watch;
 
 use super::{super::RedisBackend, acquire::lock_call, millis, replies};
 use crate::{
     backend::{
-        Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Holding, Kept,
-        Leases, Marked, Mode, Need, Renewal, SemaphoreKind, Tick, TickStep, no_pass,
+        Acquired, Change, Changes, Claim, Claimed, Grant, Holding, Kept, Leases, Marked, Mode,
+        Need, Renewal, SemaphoreKind, Tick, TickStep, no_pass,
         redis::{
             client::Confirmation,
             keys,
@@ -23,12 +24,8 @@ use crate::{
     key::{Family, Name, Namespace},
 };
 
+#[async_trait]
 impl Leases for RedisBackend {
-    #[inline(never)]
-    fn erase_leases(self: Arc<Self>) -> ErasedLeases {
-        Erased(self)
-    }
-
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         match self.acquire_lock(claim).await? {
             Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),

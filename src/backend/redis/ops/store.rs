@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use redis::Value;
 
@@ -17,8 +18,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Announcement, BackOff, Change, Claim, Claimed, Committed, Entry, EntryAnswers, Erased,
-        ErasedStore, Failure, Grant, Owner, Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
+        Announcement, BackOff, Change, Claim, Claimed, Committed, Entry, EntryAnswers, Failure,
+        Grant, Owner, Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, write_key},
@@ -28,12 +29,8 @@ use crate::{
     key::Name,
 };
 
+#[async_trait]
 impl Store for RedisBackend {
-    #[inline(never)]
-    fn erase_store(self: Arc<Self>) -> ErasedStore {
-        Erased(self)
-    }
-
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         self.read(name, false).await
     }
