@@ -12,12 +12,7 @@ use tracing::Span;
 use super::{
     Loaded, core::Core, freshness::Rules, outcome::Outcome, run::AskedKey, settings::Options,
 };
-use crate::{
-    flight::{Follower, Waited},
-    key::Key,
-    spans,
-    time::after,
-};
+use crate::{flight::Follower, key::Key, spans, time::after};
 
 /// Until when a caller waits, and which stored values it accepts after that.
 pub(super) struct Patience {
@@ -33,14 +28,14 @@ pub(super) fn wait<V: Clone + Send + Sync + 'static>(
     key: &Key,
     follower: &mut Follower<Outcome<V>>,
     leads: bool,
-) -> impl Future<Output = Waited<Outcome<V>>> {
+) -> impl Future<Output = Option<Outcome<V>>> {
     let span = if leads { Span::none() } else { spans::load(key) };
     let waited = patiently(patience, core, key, follower);
     if span.is_disabled() {
         return Either::Left(waited);
     }
-    let ends = |waited: &Waited<Outcome<V>>, span: &Span| {
-        if let Waited::Outcome(outcome) = waited {
+    let ends = |waited: &Option<Outcome<V>>, span: &Span| {
+        if let Some(outcome) = waited {
             outcome.ends(span, false);
         }
     };
@@ -53,7 +48,7 @@ async fn patiently<V: Clone + Send + Sync + 'static>(
     core: &Arc<Core<V>>,
     key: &Key,
     follower: &mut Follower<Outcome<V>>,
-) -> Waited<Outcome<V>> {
+) -> Option<Outcome<V>> {
     match patience {
         None => follower.wait().await,
         // In a box, which most callers do not need.
@@ -74,7 +69,7 @@ impl Patience {
         core: &Arc<Core<V>>,
         key: &Key,
         follower: &mut Follower<Outcome<V>>,
-    ) -> Waited<Outcome<V>> {
+    ) -> Option<Outcome<V>> {
         // A look that is slow has a limit of its own. A second one would ask the same server.
         follower.carry().await;
         if let Ok(waited) = timeout_at(self.until, follower.wait()).await {
@@ -91,6 +86,6 @@ impl Patience {
         tracing::debug!("the stale value is served, because the load is slow");
         follower.leave_behind();
         core.counters.slow.add();
-        Waited::Outcome(Outcome::Value(old))
+        Some(Outcome::Value(old))
     }
 }

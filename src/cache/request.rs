@@ -20,7 +20,7 @@ use crate::backend::Tagged;
 use crate::{
     backend::Entry,
     error::{BoxError, Error, ErrorKind},
-    flight::{self, Edge, Follower, Joined, Notice, Refused, Task, Waited},
+    flight::{self, Edge, Follower, Joined, Notice, Refused, Task},
     key::{Family, Key, Name},
 };
 
@@ -207,9 +207,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     None => hurry(&core, own.as_deref(), &follower, unanswered),
                 }
                 match patience::wait(patience.as_deref(), &core, &key, &mut follower, leads).await {
-                    Waited::JoinAgain => unanswered = None,
-                    Waited::Outcome(Outcome::Unanswered(waited)) => unanswered = Some(waited),
-                    Waited::Outcome(end) => {
+                    None => unanswered = None,
+                    Some(Outcome::Unanswered(waited)) => unanswered = Some(waited),
+                    Some(end) => {
                         return ended(&core, end, leads, Some((follower, edge)));
                     }
                 }
@@ -397,9 +397,7 @@ where
 /// Joins the flight of a key.
 fn join<V>(core: &Core<V>, key: &Key, sharing: Sharing) -> Result<Joined<Outcome<V>>, Refused> {
     let mut joined = core.flights.join(key)?;
-    if sharing.takes_heads {
-        joined.follower.take_first();
-    }
+    joined.follower.take_head(sharing.takes_heads);
     Ok(joined)
 }
 

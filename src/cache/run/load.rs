@@ -209,11 +209,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         produced
     }
 
-    /// Lands the head of the value for the callers that joined before the epoch of its load: the
-    /// first of two landings.
+    /// Lands the head of the value for the callers that joined before the epoch of its load.
     fn land_head(&self, head: &Head, lead: &Lead<V>, epoch: Epoch) {
         if let Some(leader) = &self.leader {
-            leader.land_first(Outcome::Head(head.clone(), lead.source()), epoch);
+            leader.land_head(Outcome::Head(head.clone(), lead.source()), epoch);
         }
     }
 
@@ -247,7 +246,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
         }
         debug!("the lease is lost or a tag has ended, so no more callers are served this load");
-        leader.close_first();
+        leader.close_head();
         pending().await
     }
 }
