@@ -10,7 +10,7 @@ use super::{
     renewals::Renewals,
 };
 use crate::{
-    backend::{Claim, DynLeases, Marked, Tick, answered},
+    backend::{Claim, Leases, Marked, Tick, answered},
     error::{Error, ErrorKind},
     key::{Key, Name},
     meter::Meter,
@@ -36,7 +36,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(backend: Arc<dyn DynLeases>) -> Arc<Self> {
+    pub(crate) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
         let counters = Arc::<LockCounters>::default();
         let janitor = Janitor::new(backend.clone());
         Arc::new(Self {
@@ -51,7 +51,7 @@ impl Engine {
         })
     }
 
-    pub(crate) fn backend(&self) -> &Arc<dyn DynLeases> {
+    pub(crate) fn backend(&self) -> &Arc<dyn Leases> {
         self.janitor.backend()
     }
 

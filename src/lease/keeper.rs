@@ -24,7 +24,7 @@ use tokio::{
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, DynLeases, Kept, SemaphoreKind, answered},
+    backend::{Claim, Kept, Leases, SemaphoreKind, answered},
     error::{BackendError, BackendErrorKind, Chain},
     key::Name,
     observe::Rarely,
@@ -48,7 +48,7 @@ const JITTER: Duration = Duration::from_millis(50);
 
 /// The queue entries of one engine.
 pub(super) struct Keeper {
-    backend: Arc<dyn DynLeases>,
+    backend: Arc<dyn Leases>,
     queues: Mutex<HashMap<KeptQueueKey, KeptQueue>>,
     /// The number of waiters that came.
     came: AtomicU64,
@@ -81,7 +81,7 @@ pub(super) struct KeptPlace {
 }
 
 impl Keeper {
-    pub(super) fn new(backend: Arc<dyn DynLeases>) -> Arc<Self> {
+    pub(super) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
         let (queues, came) = (Mutex::default(), AtomicU64::new(0));
         Arc::new(Self { backend, queues, came })
     }

@@ -14,7 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, DynLeases, answered},
+    backend::{Claim, Leases, answered},
     error::{BackendError, Chain, Error, ErrorKind},
     observe::Rarely,
     time::after,
@@ -40,7 +40,7 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
 
 /// The releases of one backend.
 pub(crate) struct Janitor {
-    backend: Arc<dyn DynLeases>,
+    backend: Arc<dyn Leases>,
     /// Releases that no caller polls.
     tasks: TaskTracker,
     /// Cancelled when nothing new may begin.
@@ -48,11 +48,11 @@ pub(crate) struct Janitor {
 }
 
 impl Janitor {
-    pub(crate) fn new(backend: Arc<dyn DynLeases>) -> Arc<Self> {
+    pub(crate) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
         Arc::new(Self { backend, tasks: TaskTracker::new(), stop: CancellationToken::new() })
     }
 
-    pub(crate) fn backend(&self) -> &Arc<dyn DynLeases> {
+    pub(crate) fn backend(&self) -> &Arc<dyn Leases> {
         &self.backend
     }
 

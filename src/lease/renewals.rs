@@ -31,7 +31,7 @@ use super::{
     record::{Granted, LeaseRecord, LeaseSlot},
 };
 use crate::{
-    backend::{ANSWER_LIMIT, DynLeases, Owner, RENEWAL_BATCH, Renewal, in_time},
+    backend::{ANSWER_LIMIT, Leases, Owner, RENEWAL_BATCH, Renewal, in_time},
     error::{BackendError, Chain},
     observe::{LockCounters, Rarely},
     shards::Shards,
@@ -50,7 +50,7 @@ const LOOK: usize = 2 * RENEWAL_BATCH;
 
 /// The renewals of one engine.
 pub(super) struct Renewals {
-    backend: Arc<dyn DynLeases>,
+    backend: Arc<dyn Leases>,
     counters: Arc<LockCounters>,
     schedule: Mutex<Schedule>,
     /// The chunks that may be under way. The commands of others go in between. A shard that does
@@ -70,7 +70,7 @@ struct Schedule {
 }
 
 impl Renewals {
-    pub(super) fn new(backend: Arc<dyn DynLeases>, counters: Arc<LockCounters>) -> Arc<Self> {
+    pub(super) fn new(backend: Arc<dyn Leases>, counters: Arc<LockCounters>) -> Arc<Self> {
         let (schedule, chunks, changed) = Default::default();
         Arc::new(Self { backend, counters, schedule, chunks, changed })
     }

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, DynLeases, Holding, Mode, Occupied, in_time},
+    backend::{ANSWER_LIMIT, Claim, Holding, Leases, Mode, Occupied, in_time},
     error::{Chain, Error, ErrorKind},
     key::{Family, Key, Name, Namespace},
     lease::{AcquireTerms, Engine, LeaseGuard, Retry, RetryStrategy, Upkeep, try_limit},
@@ -37,7 +37,7 @@ pub(super) struct LockSpace {
 }
 
 impl LockSpace {
-    pub(super) fn over(backend: Arc<dyn DynLeases>, family: Family) -> Self {
+    pub(super) fn over(backend: Arc<dyn Leases>, family: Family) -> Self {
         let engine = Engine::new(backend);
         Self { engine, family, namespace: Ok(Namespace::standard()), max_name: 512, label: None }
     }
