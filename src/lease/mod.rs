@@ -38,7 +38,7 @@ mod wait;
 pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
     acquire::{AskOutcome, Attempt, drive},
-    acquisition::{Acquisition, Said},
+    acquisition::Acquisition,
     engine::Engine,
     guard::LeaseGuard,
     record::LeaseRecord,
