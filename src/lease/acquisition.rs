@@ -6,7 +6,7 @@ use tracing::debug;
 use super::{Upkeep, record::Granted, release::Janitor, trusted};
 use crate::{
     backend::{
-        Acquired, Claim, Claimed, DynLeases, Grant, HANDOVER_LIFE, Handover, Owner, answered_by,
+        Acquired, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Leases, Owner, answered_by,
     },
     error::{BackendError, Error},
     time::after,
@@ -87,7 +87,7 @@ impl Acquisition {
     pub(crate) async fn ask<'a, T, F>(
         &'a mut self,
         limit: Duration,
-        send: impl FnOnce(&'a dyn DynLeases, &'a Claim) -> F,
+        send: impl FnOnce(&'a dyn Leases, &'a Claim) -> F,
     ) -> Result<(T, Instant), BackendError>
     where
         F: Future<Output = Result<T, BackendError>> + 'a,

@@ -9,7 +9,7 @@ use super::{
     keeper::Keeper, queue::LocalQueues, record::LeaseRecord, release::Janitor, renewals::Renewals,
 };
 use crate::{
-    backend::{Claim, DynLeases, Marked, Tick, answered},
+    backend::{Claim, Leases, Marked, Tick, answered},
     error::{Error, ErrorKind},
     key::Key,
     meter::Meter,
@@ -31,7 +31,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(backend: Arc<dyn DynLeases>) -> Arc<Self> {
+    pub(crate) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
         let counters = Arc::<LockCounters>::default();
         let janitor = Janitor::new(backend.clone());
         Arc::new(Self {
@@ -45,7 +45,7 @@ impl Engine {
         })
     }
 
-    pub(crate) fn backend(&self) -> &Arc<dyn DynLeases> {
+    pub(crate) fn backend(&self) -> &Arc<dyn Leases> {
         self.janitor.backend()
     }
 

@@ -15,7 +15,7 @@ use tracing::debug;
 
 use super::{attended::Watch, turns::Turns};
 use crate::{
-    backend::{Claim, DynLeases, answered},
+    backend::{Claim, Leases, answered},
     error::{BackendError, Chain, Error, ErrorKind},
     key::Name,
     observe::Rarely,
@@ -43,7 +43,7 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
 
 /// The releases of one backend, and the requests to acquire from it.
 pub(crate) struct Janitor {
-    backend: Arc<dyn DynLeases>,
+    backend: Arc<dyn Leases>,
     turns: Shards<Turns>,
     watch: Watch,
     /// Releases that no caller polls.
@@ -53,7 +53,7 @@ pub(crate) struct Janitor {
 }
 
 impl Janitor {
-    pub(crate) fn new(backend: Arc<dyn DynLeases>) -> Arc<Self> {
+    pub(crate) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
         Arc::new(Self {
             backend,
             turns: Shards::default(),
@@ -63,7 +63,7 @@ impl Janitor {
         })
     }
 
-    pub(crate) fn backend(&self) -> &Arc<dyn DynLeases> {
+    pub(crate) fn backend(&self) -> &Arc<dyn Leases> {
         &self.backend
     }
 

@@ -28,7 +28,7 @@ use tracing::{debug, warn};
 
 use super::record::{Granted, LeaseRecord};
 use crate::{
-    backend::{ANSWER_LIMIT, DynLeases, Owner, RENEWAL_BATCH, Renewal, in_time},
+    backend::{ANSWER_LIMIT, Leases, Owner, RENEWAL_BATCH, Renewal, in_time},
     error::{BackendError, Chain},
     observe::{LockCounters, Rarely},
     shards::Shards,
@@ -51,7 +51,7 @@ const AT_ONCE: usize = 4;
 pub(super) struct Renewals(Arc<RenewalCore>);
 
 struct RenewalCore {
-    backend: Arc<dyn DynLeases>,
+    backend: Arc<dyn Leases>,
     counters: Arc<LockCounters>,
     schedule: Mutex<Schedule>,
     /// The chunks that may be under way. A shard that does not answer costs the others nothing.
@@ -78,7 +78,7 @@ struct Schedule {
 }
 
 impl Renewals {
-    pub(super) fn new(backend: Arc<dyn DynLeases>, counters: Arc<LockCounters>) -> Self {
+    pub(super) fn new(backend: Arc<dyn Leases>, counters: Arc<LockCounters>) -> Self {
         let (schedule, shards, changed) = Default::default();
         Self(Arc::new(RenewalCore { backend, counters, schedule, shards, changed }))
     }

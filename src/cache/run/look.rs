@@ -16,10 +16,10 @@ use crate::{
         Occupied, Owner,
     },
     cache::{
-        Source,
+        Loaded, Source,
         breaker::RequestKind,
         core::Decision,
-        error_codec,
+        failures,
         freshness::Rules,
         outcome::{Alone, Outcome},
         previous::Previous,
@@ -51,12 +51,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             None => (Some(stored.await), Epoch::END),
         };
         match decision {
-            Some(Decision::Served(value, source, record)) => {
-                Step::Land(FlightEnd::found(value, source, record, epoch))
-            }
-            Some(Decision::Refresh(value, source, previous)) => {
-                let end = FlightEnd::found(value, source, previous.record, epoch);
-                Step::LandAndRefresh(end, previous)
+            Some(Decision::Served(loaded)) => Step::Land(FlightEnd::found(loaded, epoch)),
+            Some(Decision::Refresh(loaded, previous)) => {
+                Step::LandAndRefresh(FlightEnd::found(loaded, epoch), previous)
             }
             Some(decision) => self.decided(decision, epoch),
             None => self.away(),
@@ -78,7 +75,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let epoch = self.begin_epoch();
         let rules = Rules { replaces: true, ..self.asked.options().rules };
         let previous = match self.asked.stored(&rules).await {
-            Decision::Refresh(_, _, previous) | Decision::Old(previous) => Some((previous, epoch)),
+            Decision::Refresh(_, previous) | Decision::Old(previous) => Some((previous, epoch)),
             _ => None,
         };
         Step::Claim { seen: fence, previous }
@@ -87,11 +84,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Returns the step that follows a decision about an entry of another process.
     fn decided(&self, decision: Decision<V>, epoch: Epoch) -> Step<V> {
         match decision {
-            Decision::Served(value, _, record) => {
-                Step::Land(FlightEnd::found(value, Source::Received, record, epoch))
-            }
-            Decision::Refresh(value, _, previous) => {
-                Step::Land(FlightEnd::found(value, Source::Received, previous.record, epoch))
+            Decision::Served(loaded) | Decision::Refresh(loaded, _) => {
+                let received = Loaded { source: Source::Received, ..loaded };
+                Step::Land(FlightEnd::found(received, epoch))
             }
             Decision::Old(previous) => match self.while_backing_off(&previous, epoch) {
                 Some(end) => Step::Land(end),
@@ -119,9 +114,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let previous = match core.recall(key, name, &self.asked.options().rules, outage) {
             Some(Decision::Old(previous)) => Some((previous, epoch)),
             Some(decision) => match decision.value() {
-                Some((value, record, _)) => {
-                    return Step::Land(FlightEnd::found(value, Source::Degraded, record, epoch));
-                }
+                Some(loaded) => return Step::Land(FlightEnd::found(loaded, epoch)),
                 None => None,
             },
             None => None,
@@ -147,9 +140,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let epoch = self.begin_epoch();
         let decision = self.asked.stored(&self.asked.options().rules).await;
         match decision.value() {
-            Some((value, record, source)) => {
-                let source = if source == Source::Hit { Source::Received } else { source };
-                FlightEnd::found(value, source, record, epoch)
+            Some(loaded) => {
+                let is_hit = loaded.source == Source::Hit;
+                let source = if is_hit { Source::Received } else { loaded.source };
+                FlightEnd::found(Loaded { source, ..loaded }, epoch)
             }
             None => self.full(error),
         }
@@ -267,7 +261,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
             }
             Change::Failed(failure) if failure.fence() >= self.fence => {
                 let codec = core.error_codec.as_deref();
-                Some(Step::Land(FlightEnd::failed(error_codec::error(codec, failure))))
+                Some(Step::Land(FlightEnd::failed(failures::error(codec, failure))))
             }
             _ => None,
         }
@@ -408,7 +402,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if let Some((previous, _)) = &self.held.previous {
             self.run.asked.leave_alone(previous.fence, back_off.wait);
         }
-        let error = error_codec::backing_off(core.error_codec.as_deref(), failure, back_off.wait);
+        let error = failures::backing_off(core.error_codec.as_deref(), failure, back_off.wait);
         Step::Land(FlightEnd {
             outcome: Outcome::Failed(error),
             epoch: self.epoch,

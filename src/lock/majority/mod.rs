@@ -23,6 +23,7 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
 use futures_util::{TryFutureExt, future::join_all};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -81,8 +82,8 @@ impl Majority {
         servers: impl IntoIterator<Item = B>,
         limit: Duration,
     ) -> Result<Self, Error> {
-        let janitor = |server: B| Janitor::new(Arc::new(server).erase_leases().0);
-        let servers: Arc<[_]> = servers.into_iter().map(janitor).collect();
+        let servers: Arc<[_]> =
+            servers.into_iter().map(|server| Janitor::new(Arc::new(server))).collect();
         if servers.is_empty() {
             return Err(Error::new(ErrorKind::InvalidConfig, "a majority needs at least 1 server"));
         }
@@ -301,6 +302,7 @@ impl Majority {
     }
 }
 
+#[async_trait]
 impl Leases for Majority {
     /// Asks all servers, and a few times more if other claims have asked at the same moment.
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
