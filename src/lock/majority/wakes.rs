@@ -18,7 +18,7 @@ use futures_util::{FutureExt, future::select_all};
 use tokio::time::interval;
 
 use crate::{
-    backend::{Change, Changes, Channels, channels::TopicRoute},
+    backend::{Change, Changes, Channels},
     key::Name,
     lease::Janitor,
     sync::lock,
@@ -38,7 +38,7 @@ impl Wakes {
     /// Registers a waiter for the wakes of a name.
     pub(super) fn listen(&self, name: &Name) -> Changes {
         let name = name.prefix();
-        self.channels.register([Some(TopicRoute { channel: name, topic: name }), None], None)
+        self.channels.register(name, [Some(name.clone()), None], None)
     }
 
     /// Listens to all servers, if that is not done yet.
@@ -52,8 +52,8 @@ impl Wakes {
             changes
         });
         // Keeps the answer about the subscription while no waiter is there.
-        let open = TopicRoute { channel: name.prefix(), topic: &"".into() };
-        let mut open = self.channels.register([Some(open), None], None);
+        let mut open =
+            self.channels.register(&"".into(), [Some(name.prefix().clone()), None], None);
         open.subscribe();
         let name = name.prefix().clone();
         let wakes = self.clone();
@@ -117,8 +117,7 @@ impl Hearing {
     /// Ends the task if no waiter is left. Each listens before it looks whether there is a task.
     fn ends(&mut self) -> bool {
         let mut heard = lock(&self.wakes.heard);
-        let route = TopicRoute { channel: &self.name, topic: &self.name };
-        self.ended = !self.wakes.channels.has_listeners(route);
+        self.ended = !self.wakes.channels.has_listeners(&self.name);
         if self.ended {
             heard.remove(&self.name);
         }
