@@ -10,8 +10,7 @@ use super::{
     activity::Activity,
     acts::Invalidations,
     core::Core,
-    error_codec::{ErrorCodec, Of},
-    failures::{AfterFailure, FailurePolicy, Failures},
+    failures::{AfterFailure, CodecOf, ErrorCodec, FailurePolicy, Failures},
     local::{LocalStore, Watches},
     refresh::Refreshes,
     settings::{self, Settings},
@@ -140,7 +139,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     where
         E: std::error::Error + Send + Sync + 'static,
     {
-        self.error_codec = Some(Arc::new(Of::<E, _>::new(codec)));
+        self.error_codec = Some(Arc::new(CodecOf::<E, _>::new(codec)));
         self
     }
 
