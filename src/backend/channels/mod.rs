@@ -2,9 +2,9 @@
 //!
 //! A waiter registers before its request is sent, so it misses no push: its [`Changes`] keep what
 //! it has not read. At a server, the changes of many names come through a few channels of the
-//! process, which stay open. While such a channel is not confirmed, pushes may be missed. So all its
-//! waiters are woken when the connection breaks, and when the channel is confirmed. A waiter that
-//! was told nothing while its request was under way can sleep.
+//! process, which stay open. While such a channel is not confirmed, pushes may be missed. So all
+//! its waiters are woken when the connection breaks, and when the channel is confirmed. A waiter
+//! that was told nothing while its request was under way can sleep.
 
 mod changes;
 
