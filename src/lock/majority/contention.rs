@@ -17,7 +17,7 @@ use futures_util::{FutureExt, future::select_all};
 use tokio::time::{Instant, sleep_until};
 
 use crate::{
-    backend::{Change, Changes, Channels, channels::TopicRoute},
+    backend::{Change, Changes, Channels},
     key::Name,
     lease::Janitor,
     sync::lock,
@@ -152,9 +152,9 @@ impl Hearing {
 
     fn is_over(&self) -> bool {
         let Contention { channels, contended, .. } = &*self.contention;
-        let route = TopicRoute { channel: self.name.prefix(), topic: self.name.prefix() };
         let until = lock(contended).get(&self.name).copied();
-        until.is_none_or(|until| until <= Instant::now()) && !channels.has_listeners(route)
+        until.is_none_or(|until| until <= Instant::now())
+            && !channels.has_listeners(self.name.prefix())
     }
 }
 

@@ -278,7 +278,7 @@ impl Pushes {
     }
 
     fn message(&self, channel: &str, message: Bytes) {
-        let (topic, at) = keys::split_message(channel, &message).unwrap_or((channel, 0));
+        let Some((topic, at)) = keys::split_message(channel, &message) else { return };
         for change in Change::decode_all(&message.slice(at..)) {
             let change = match change {
                 Change::Granted(handover) if self.confirms => {
@@ -286,7 +286,7 @@ impl Pushes {
                 }
                 change => change,
             };
-            self.channels.receive(channel, topic, &change);
+            self.channels.receive(topic, &change);
         }
     }
 }
