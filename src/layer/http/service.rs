@@ -82,11 +82,6 @@ where
             Err(why) => {
                 ResponseFuture::new(async move { http.pass(None, inner, request, why).await })
             }
-            Ok((place, asked)) if http.goes_alone(&place, &asked) => {
-                ResponseFuture::new(async move {
-                    http.pass(Some(&place), inner, request, Forward::Uncacheable).await
-                })
-            }
             Ok((place, asked)) => ResponseFuture::new(share(http, place, asked, inner, request)),
         }
     }
@@ -103,12 +98,6 @@ impl Http {
             false => Some(key::texts(parts, &self.0.key_parts).ok_or(Forward::Key)?),
         };
         Ok((Place::new(key, texts), Asked::of(parts, key::is_respelled(parts))))
-    }
-
-    /// Returns whether the answer to a request is expected to belong to its caller.
-    pub(super) fn goes_alone(&self, place: &Place, asked: &Asked) -> bool {
-        let has = |whose| self.0.marks.has(place.lasting_key(), whose);
-        !asked.is_respelled && (has(Whose::All) || (asked.is_authorized && has(Whose::Authorized)))
     }
 
     /// Calls the inner service as if the layer were not there. The answer to a request of a place

@@ -18,7 +18,7 @@ use super::{
     variants::{Marker, Place},
 };
 use crate::{
-    cache::{self, Alone, Flown, HeadOffer, Loaded, OnFull, Sharing, Source},
+    cache::{self, Alone, Flown, HeadOffer, Loaded, OnFull, OnUncacheable, Sharing, Source},
     error::{Error, ErrorKind},
     key::Key,
     sync::lock,
@@ -65,7 +65,8 @@ where
             }
             Settled::Varies(request, marker) => {
                 place = place.below(&marker, request.headers());
-                (request, http.why_alone(&marker, &place, &asked))
+                let is_one_of_few = http.0.variants.admit(&marker, &place);
+                (request, (!is_one_of_few).then_some(Forward::Variants))
             }
             Settled::Broken(request, offer) => match Box::pin(offer.decline()).await {
                 None => (request, None),
@@ -100,6 +101,13 @@ where
     S: InnerHttp<B>,
     B: Body + Send + 'static,
 {
+    let on_uncacheable = match asked.is_respelled {
+        true => Some(OnUncacheable::Pass),
+        false => http.0.marks.on_uncacheable(place.lasting_key(), asked.is_authorized),
+    };
+    let Some(on_uncacheable) = on_uncacheable else {
+        return Settled::Alone { request, why: Forward::Uncacheable, again: false };
+    };
     if place.has_parts() {
         return Settled::Varies(request, Box::pin(http.generation(place)).await);
     }
@@ -108,7 +116,7 @@ where
     }
     let settings = &http.0;
     let sharing = Sharing {
-        on_uncacheable: settings.marks.on_uncacheable(place.lasting_key()),
+        on_uncacheable,
         on_full: match settings.overload {
             Overload::Pass => OnFull::Pass,
             Overload::Refuse => OnFull::Refuse,
@@ -202,14 +210,6 @@ impl Http {
                 let again = why == Alone::Reserved && !asked.is_authorized;
                 Settled::Alone { request, why: why.into(), again }
             }
-        }
-    }
-
-    /// Returns why a request for a place below a marker goes alone, if it does.
-    fn why_alone(&self, marker: &Marker, place: &Place, asked: &Asked) -> Option<Forward> {
-        match self.0.variants.admit(marker, place) {
-            false => Some(Forward::Variants),
-            true => self.goes_alone(place, asked).then_some(Forward::Uncacheable),
         }
     }
 
