@@ -63,8 +63,8 @@ impl Marks {
         }
     }
 
-    /// Returns what becomes of a request if the fleet has a mark for its key. Returns `None` if this
-    /// process has one that is for the request. It goes alone then.
+    /// Returns what becomes of a request if the fleet has a mark for its key. Returns `None` if the
+    /// request goes alone, because of a mark of this process.
     pub(super) fn on_uncacheable(&self, key: &Key, is_authorized: bool) -> Option<OnUncacheable> {
         let is_reserved =
             || matches!(self.of(key, Whose::Authorized), Some(mark) if !mark.is_ended);
