@@ -92,7 +92,7 @@ use tower_service::Service;
 /// Wraps services so that equal requests share one response.
 ///
 /// All clones of a layer, and all services that they make, share one cache. The mode `M` decides
-/// what is shared and how: [`Values`](Values) or `Http`. The [module](self) has an example.
+/// what is shared and how: [`Values`] or `Http`. The [module](self) has an example.
 #[derive(Clone, Debug)]
 pub struct BellwetherLayer<M> {
     mode: M,

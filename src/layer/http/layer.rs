@@ -273,7 +273,7 @@ impl BellwetherLayer<Http> {
     ///
     /// After such a failure the key backs off in the whole fleet. No process sends a request, and
     /// all callers receive the stale response at once. A `503` with a `Retry-After` sets that time,
-    /// up to a minute. Otherwise [`AfterFailure`](crate::cache::AfterFailure) says more.
+    /// up to a minute. Otherwise [`AfterFailure`] says more.
     ///
     /// A response with `must-revalidate` or `proxy-revalidate` is never served stale. The same
     /// holds for one with `s-maxage`, unless it names a window itself: `s-maxage` implies
@@ -608,8 +608,8 @@ impl BellwetherLayer<Http> {
     /// Sets what follows a `502`, `503` or `504` of the inner service, if no [stale
     /// response](Self::http) is served in its place.
     ///
-    /// [A section](Self::http#unavailable-services) says who receives what. The `Retry-After` of a
-    /// `503` comes before this rule. The first response that is no failure ends it.
+    /// The docs of [`http`](Self::http) say who receives what. The `Retry-After` of a `503` comes
+    /// before this rule. The first response that is no failure ends it.
     ///
     /// Defaults to a [`BackOff`](AfterFailure::BackOff) of up to 100 ms, and after further failures
     /// of up to 1 s. With [`BackOffFromSecond`](AfterFailure::BackOffFromSecond), the callers that
@@ -811,7 +811,7 @@ pub enum Overload {
     #[default]
     Pass,
     /// The request is refused at once, with the response to an
-    /// [`Overloaded`](ErrorKind::Overloaded) error.
+    /// [`Overloaded`](crate::ErrorKind::Overloaded) error.
     Refuse,
 }
 

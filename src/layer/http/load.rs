@@ -210,7 +210,7 @@ impl ResponseLoad {
         let forward = Forward::of(self.place.is_variant(), lead.replaces());
         let streamed = Arc::new(StreamedResponse {
             head: ResponseHead::new(&parts, freshness.age, freshness.stale.only_validates()),
-            body: SharedBody::new(body, announced, self.http.body_size_limit()),
+            body: SharedBody::new(body, announced, self.http.body_limits()),
             variant,
             forward: forward.clone(),
             received: Instant::now(),
@@ -237,7 +237,7 @@ impl ResponseLoad {
         streamed: &StreamedResponse,
     ) -> Result<Produced<CachedResponse>, Error> {
         let (http, lead) = (&self.http, &self.lead);
-        match (streamed.collect(&http.body_limits()).await, &streamed.variant) {
+        match (streamed.collect().await, &streamed.variant) {
             (Ok((response, freshness)), None) => {
                 freshness.keep(lead);
                 Ok(Produced::Value(response.into()))
@@ -331,11 +331,8 @@ impl StreamedResponse {
     }
 
     /// Collects the body within its limits. The lifetime of the response began with its head.
-    async fn collect(
-        &self,
-        limits: &BodyLimits,
-    ) -> Result<(CachedResponse, Freshness), NotCollected> {
-        let bytes = self.body.collect(limits).await?;
+    async fn collect(&self) -> Result<(CachedResponse, Freshness), NotCollected> {
+        let bytes = self.body.collect().await?;
         let (took, late) = (self.received.elapsed(), self.late().unwrap_or_default());
         let lifetime = self.freshness.lifetime.saturating_sub(took);
         let response = CachedResponse::new(self.head.later(took, late), bytes);

@@ -50,7 +50,8 @@ const UNREAD: Duration = Duration::from_millis(50);
 /// When a body is no longer collected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
-    /// The largest body, in bytes.
+    /// The largest body, in bytes. Once a body is left to its readers, so many are kept for slow
+    /// ones.
     pub(crate) size: u64,
     /// The longest time without progress.
     pub(crate) idle: Duration,
@@ -84,6 +85,7 @@ type BodyEnd = Result<Option<HeaderMap>, BodyError>;
 pub(crate) struct SharedBody {
     /// The body of the inner service, until its end.
     source: Mutex<Option<UnsyncBoxBody<Bytes, BodyError>>>,
+    limits: BodyLimits,
     /// The length that the headers announce, or else the body. The heads of its readers have it.
     announced: Option<u64>,
     /// What the load and the readers look at.
@@ -107,7 +109,7 @@ struct State {
     pieces: VecDeque<(u64, Bytes)>,
     /// How many bytes were received.
     received: u64,
-    /// How many bytes are kept for slow readers, once the body is left to its readers.
+    /// How many bytes are kept for slow readers.
     most: u64,
     /// How many bytes each reader has read, by the numbers in which they have joined.
     readers: BTreeMap<u64, u64>,
@@ -136,9 +138,8 @@ enum Next {
 }
 
 impl SharedBody {
-    /// Shares a body. At most `most` bytes of it are kept for slow readers, once it is no longer
-    /// collected.
-    pub(crate) fn new<B>(body: B, announced: Option<u64>, most: u64) -> Arc<Self>
+    /// Shares a body, whose headers may announce a length.
+    pub(crate) fn new<B>(body: B, announced: Option<u64>, limits: BodyLimits) -> Arc<Self>
     where
         B: Body + Send + 'static,
         B::Error: Into<BoxError>,
@@ -147,9 +148,9 @@ impl SharedBody {
         let is_empty = body.is_end_stream();
         let source = body.map_err(BodyError::service).map_frame(in_bytes).boxed_unsync();
         let source = Mutex::new(Some(source));
-        let state = Mutex::new(State { most, ..State::default() });
+        let state = Mutex::new(State { most: limits.size, ..State::default() });
         let changed = Arc::new(BodyChanges(Notify::new()));
-        let shared = Self { source, announced, state, changed };
+        let shared = Self { source, limits, announced, state, changed };
         if is_empty {
             shared.end(Ok(None));
         }
@@ -165,10 +166,10 @@ impl SharedBody {
 
     /// Collects the body within its limits, while others read it. To be called once. It leaves the
     /// rest to the readers, if it ends before the body or is dropped.
-    pub(crate) async fn collect(&self, limits: &BodyLimits) -> Result<Bytes, NotCollected> {
-        let _leaving = Leaving(self);
+    pub(crate) async fn collect(&self) -> Result<Bytes, NotCollected> {
+        let (_leaving, limits) = (Leaving(self), &self.limits);
         let end = after(Instant::now(), limits.total);
-        let mut unread = pin!(self.unread(limits));
+        let mut unread = pin!(self.unread());
         let mut next_turn = TURN;
         loop {
             let (received, ended) = self.progress();
@@ -329,8 +330,8 @@ impl SharedBody {
 
     /// Completes when the body has no reader any more, and is not to be finished. A body that none
     /// has begun to read is loaded for later callers, such as that of a refresh.
-    async fn unread(&self, limits: &BodyLimits) {
-        if limits.finish_unread {
+    async fn unread(&self) {
+        if self.limits.finish_unread {
             return pending().await;
         }
         let mut readers = None;
@@ -581,17 +582,21 @@ mod tests {
         }
     }
 
+    fn limits(size: u64) -> BodyLimits {
+        BodyLimits { size, idle: Duration::MAX, total: Duration::MAX, finish_unread: true }
+    }
+
     /// Returns a shared body of ten chunks.
     fn ten_chunks(most: u64) -> Arc<SharedBody> {
         let chunk = |_| Ok::<_, Infallible>(Frame::data(Bytes::from(vec![7; CHUNK])));
         let body = StreamBody::new(stream::iter((0..10).map(chunk)));
-        SharedBody::new(body, None, most)
+        SharedBody::new(body, None, limits(most))
     }
 
     /// Returns a shared body to which the test adds the data.
     fn empty() -> Arc<SharedBody> {
         let never = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        SharedBody::new(never, None, 0)
+        SharedBody::new(never, None, limits(0))
     }
 
     fn reader(body: &Arc<SharedBody>) -> Reader {
@@ -639,7 +644,7 @@ mod tests {
     async fn a_body_that_contradicts_its_hint_is_broken() {
         for (length, until) in [(7, 1), (9, 0)] {
             let body = Hinted(Full::from(vec![7; length]));
-            let body = SharedBody::new(body, None, 100);
+            let body = SharedBody::new(body, None, limits(100));
             let mut part = reader(&body).part(0..8);
             while body.progress().1.is_none() {
                 more(&body).await;
