@@ -19,6 +19,7 @@ use super::{
     builder::Negative,
     failures::{ErrorCodec, Failures},
     freshness::{self, RefreshDelay, Rules, Window},
+    lead::Keeping,
     local::{self, Fill, LocalRow, LocalStore, SeenEntry, Watches},
     outcome::{Made, Outcome, Record},
     previous::Previous,
@@ -160,6 +161,11 @@ impl<V> Core<V> {
     /// Returns the options of a request: its own, or those of the cache.
     pub(super) fn options<'a>(&'a self, own: Option<&'a Options>) -> &'a Options {
         own.unwrap_or(&self.settings.options)
+    }
+
+    /// Lets go of the copy of a value, because there is a newer entry.
+    pub(super) fn drop_copy(&self, key: &Key) {
+        self.copies.iter().for_each(|copies| copies.remove(key));
     }
 
     /// Lets go of the copies of a value in this process.
@@ -358,19 +364,22 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
+        self.read_aged(key, name, rules, self.needs_age(rules)).await
+    }
+
+    /// As [`read`](Self::read), with the age of the entry if it is to have one.
+    pub(super) async fn read_aged(
+        &self,
+        key: &Key,
+        name: &Name,
+        rules: &Rules,
+        is_aged: bool,
+    ) -> Decision<V> {
         let asked = self.begin_read(name, Instant::now());
-        let mut answer = match self.needs_age(rules) {
+        let mut answer = match is_aged {
             false => self.store.get(name).await,
             true => self.store.get_aged(name).await,
         };
-        self.judge(key, &mut answer).await;
-        self.end_read((key, name), rules, asked, answer)
-    }
-
-    /// As [`read`](Self::read), with the age of the entry.
-    pub(super) async fn read_aged(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
-        let asked = self.begin_read(name, Instant::now());
-        let mut answer = self.store.get_aged(name).await;
         self.judge(key, &mut answer).await;
         self.end_read((key, name), rules, asked, answer)
     }
@@ -433,7 +442,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             (Some(seen), Decision::Old(previous)) => {
                 copies.note(asked, key, seen, || previous.value(), false, rules);
             }
-            (Some(_), _) => copies.remove(key),
+            (Some(_), _) => self.drop_copy(key),
             (None, Decision::Unanswered(_)) => {}
             (None, _) => copies.missed(key),
         }
@@ -465,6 +474,16 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             }
             _ => Decision::Served(Loaded { value, source, record: Record::of(&entry) }),
         })
+    }
+
+    /// Returns the windows of a value with these options, that its loader wants to be kept so.
+    pub(super) fn windows(
+        &self,
+        options: &Options,
+        own: Option<Windows>,
+        keeping: &Keeping,
+    ) -> Windows {
+        self.tags.limit(self.settings.windows(options, own, keeping))
     }
 
     /// Returns the windows of a value that is negative.

@@ -12,7 +12,7 @@ use crate::backend::{Entry, Windows};
 /// in the first half of the fresh window.
 ///
 /// That window may be shorter than the [`ttl`](super::Builder::ttl) of the cache, such as by
-/// [`none_ttl`](super::Builder::none_ttl).
+/// [`negative_ttl`](super::Builder::negative_ttl).
 ///
 /// ```
 /// use std::time::Duration;

@@ -25,7 +25,7 @@ use super::{
     core::{Core, Decision, Permit},
     freshness::Rules,
     loader::{self, Produced},
-    outcome::{Alone, Outcome, failed},
+    outcome::{Alone, Flown, Outcome, ended, failed},
     previous::Previous,
     refresh::QuietEntry,
     settings::{OnFull, Options},
@@ -130,14 +130,18 @@ impl<V> FlightEnd<V> {
         Self::new(Outcome::Value(loaded), epoch)
     }
 
-    /// Ends with an error, for all callers.
+    /// Ends with the same outcome for all callers.
+    fn for_all(outcome: Outcome<V>) -> Self {
+        Self::new(outcome, Epoch::END)
+    }
+
     fn failed(error: Error) -> Self {
-        Self::new(Outcome::Failed(error), Epoch::END)
+        Self::for_all(Outcome::Failed(error))
     }
 
     /// Lets each caller load for itself.
     fn alone(why: Alone) -> Self {
-        Self::new(Outcome::Alone(why), Epoch::END)
+        Self::for_all(Outcome::Alone(why))
     }
 
     /// Ends with an old value in place of a load that failed.
@@ -279,6 +283,16 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Step::Claim { .. } => Box::pin(self.load_alone(work, None, &mut held)).await,
         };
         self.or_fallback(end, held.previous)
+    }
+
+    /// Loads for one caller, without a flight and a lease. Nothing is stored.
+    pub(super) async fn load_for_caller<F, Fut>(&self, work: F) -> Result<Flown<V>, Error>
+    where
+        F: FnOnce(Lead<V>) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        let end = self.load_alone(work, None, &mut Held::default()).await;
+        ended(&self.asked.core, end.outcome, true, None)
     }
 
     /// Claims the lease, if that is the next step. Returns the step that follows.
@@ -468,6 +482,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         match self.asked.options().sharing.on_full {
             OnFull::Pass => FlightEnd::alone(Alone::Full),
             OnFull::Queue | OnFull::Refuse => FlightEnd::failed(error),
+        }
+    }
+
+    /// Returns the number of the flight or load. Loads that it asks for need no permit. A load for
+    /// a loader belongs to that one's flight.
+    fn number(&self) -> u64 {
+        match &self.leader {
+            Some(leader) => leader.id(),
+            None => flight::current().unwrap_or_else(flight::next_id),
         }
     }
 
