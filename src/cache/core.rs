@@ -364,19 +364,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
-        self.read_aged(key, name, rules, self.needs_age(rules)).await
-    }
-
-    /// As [`read`](Self::read), with the age of the entry if it is to have one.
-    pub(super) async fn read_aged(
-        &self,
-        key: &Key,
-        name: &Name,
-        rules: &Rules,
-        is_aged: bool,
-    ) -> Decision<V> {
         let asked = self.begin_read(name, Instant::now());
-        let mut answer = match is_aged {
+        let mut answer = match self.needs_age(rules) {
             false => self.store.get(name).await,
             true => self.store.get_aged(name).await,
         };
@@ -407,7 +396,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Returns whether entries are read with their age, if their windows do not ask for it.
     fn needs_age(&self, rules: &Rules) -> bool {
         let has_tier = self.copies.as_ref().is_some_and(|copies| copies.is_tier());
-        has_tier || rules.replaces || !matches!(rules.early, EarlyRefresh::Off)
+        has_tier || rules.replaces || rules.aged || !matches!(rules.early, EarlyRefresh::Off)
     }
 
     /// Notes what this process was told of a name before a load or a commit.

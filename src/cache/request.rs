@@ -15,14 +15,14 @@ use super::{
     outcome::{Flown, Outcome, cut_off, ended, failed},
     refresh::QuietEntry,
     run::{AskedKey, Run, RunStart},
-    settings::{Options, Sharing},
+    settings::Options,
 };
 #[cfg(feature = "http")]
 use crate::backend::Tagged;
 use crate::{
     backend::Entry,
     error::{BoxError, Error, ErrorKind},
-    flight::{self, Edge, Follower, Joined, Notice, Refused, Task},
+    flight::{self, Edge, Follower, Joined, Notice, Refused},
     key::{Family, Key, Name},
     spans,
     time::after,
@@ -188,15 +188,16 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             if let Some(loaded) = core.local(key.as_str(), options) {
                 return Ok(Flown::Loaded(loaded));
             }
-            let (sharing, patience) = (options.sharing, Patience::of(options));
+            let (takes_heads, patience) = (options.sharing.takes_heads, Patience::of(options));
             // How long this caller has waited for an answer that did not come.
             let mut unanswered = None;
             // Nothing but what the caller needs lives across the wait, so that its future is small.
             let why = loop {
-                let Joined { mut follower, leader } = match join(&core, &key, sharing) {
+                let Joined { mut follower, leader } = match core.flights.join(&key) {
                     Ok(joined) => joined,
                     Err(why) => break why,
                 };
+                follower.take_head(takes_heads);
                 let Some(edge) = nest(flight::current(), &follower) else {
                     drop((follower, leader));
                     return Box::pin(load_alone(&core, &key, work, own)).await;
@@ -204,9 +205,11 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 let leads = leader.is_some();
                 match leader {
                     Some(leader) => {
-                        let start = RunStart::after(unanswered);
+                        let is_away = unanswered.is_some();
+                        let start = if is_away { RunStart::Away } else { RunStart::Look };
                         let run = Run::new(&core, &key, own.take(), Some(leader), start)?;
-                        follower.lead(leader_work(run, &mut work)?);
+                        let work = work.take().ok_or_else(cut_off)?;
+                        follower.lead(Box::pin(run.run(work)));
                     }
                     None => hurry(&core, own.as_deref(), &follower, unanswered),
                 }
@@ -456,24 +459,6 @@ impl Patience {
         core.counters.slow.add();
         Some(Outcome::Value(old))
     }
-}
-
-/// Returns the work of a leader.
-fn leader_work<V, F, Fut>(run: Run<V>, work: &mut Option<F>) -> Result<Task, Error>
-where
-    V: Clone + Send + Sync + 'static,
-    F: FnOnce(Lead<V>) -> Fut + Send + 'static,
-    Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
-{
-    let work = work.take().ok_or_else(cut_off)?;
-    Ok(Box::pin(run.run(work)))
-}
-
-/// Joins the flight of a key.
-fn join<V>(core: &Core<V>, key: &Key, sharing: Sharing) -> Result<Joined<Outcome<V>>, Refused> {
-    let mut joined = core.flights.join(key)?;
-    joined.follower.take_head(sharing.takes_heads);
-    Ok(joined)
 }
 
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.

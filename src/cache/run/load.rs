@@ -365,7 +365,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         core.committed_local(&asked.name, fence);
         self.keep_copy(mark.filter(|_| are_current), &entry, &made.value, &answer);
         let is_stored = matches!(answer, Ok(Committed::Stored));
-        let record = written(fence, &entry, is_stored);
+        let has_value = is_stored && entry.kind == EntryKind::Value;
+        let record = Record::written(fence, &entry, has_value);
         let led = |value| Loaded { value, source: Source::Led, record };
         let current = if are_current { CommitEnd::Current } else { CommitEnd::Refused };
         match answer {
@@ -582,10 +583,4 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
             self.core.refreshes.note(what, &self.key, fence, wait);
         }
     }
-}
-
-/// Returns the record of an entry that was written, or only handed to the waiters.
-fn written(fence: u64, entry: &Entry, is_stored: bool) -> Option<Record> {
-    let has_value = is_stored && entry.kind == EntryKind::Value;
-    Record::written(fence, entry).map(|record| record.if_stored(has_value))
 }

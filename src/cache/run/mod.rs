@@ -93,13 +93,6 @@ pub(super) enum RunStart {
     Behind,
 }
 
-impl RunStart {
-    /// Returns how a run begins whose caller has waited for an answer for this long, in vain.
-    pub(super) fn after(unanswered: Option<Duration>) -> Self {
-        if unanswered.is_some() { Self::Away } else { Self::Look }
-    }
-}
-
 /// How a flight ends.
 pub(super) struct FlightEnd<V> {
     outcome: Outcome<V>,
@@ -121,18 +114,14 @@ enum ForLate {
 }
 
 impl<V> FlightEnd<V> {
-    fn new(outcome: Outcome<V>, epoch: Epoch) -> Self {
-        Self { outcome, epoch, late: ForLate::Look }
-    }
-
     /// Ends with a value of an entry.
     fn found(loaded: Loaded<V>, epoch: Epoch) -> Self {
-        Self::new(Outcome::Value(loaded), epoch)
+        Self { outcome: Outcome::Value(loaded), epoch, late: ForLate::Look }
     }
 
     /// Ends with the same outcome for all callers.
     fn for_all(outcome: Outcome<V>) -> Self {
-        Self::new(outcome, Epoch::END)
+        Self { outcome, epoch: Epoch::END, late: ForLate::Look }
     }
 
     fn failed(error: Error) -> Self {
@@ -227,8 +216,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let end = end.unwrap_or_else(|panic| FlightEnd::failed(loader::panicked(panic.as_ref())));
         let Self { asked, leader: Some(leader), .. } = self else { return };
-        let degraded = match &end.outcome {
-            Outcome::Value(loaded) if end.late == ForLate::Degraded => {
+        let degraded = match (&end.outcome, end.late) {
+            (Outcome::Value(loaded), ForLate::Degraded) => {
                 Some(Outcome::Value(Loaded::degraded(loaded.value.clone())))
             }
             _ => None,
