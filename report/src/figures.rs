@@ -161,7 +161,8 @@ impl Rows {
         );
         let Some(path) = env::var_os(FILE) else { return Ok(()) };
         let mut file = File::options().create(true).append(true).open(path)?;
-        writeln!(file, "{}", serde_json::to_string(&row)?)
+        // One write, because programs may run beside each other.
+        file.write_all(format!("{}\n", serde_json::to_string(&row)?).as_bytes())
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     advice,
-    backend::{DynStore, Windows},
+    backend::{Store, Windows},
     error::{Error, ErrorKind},
     flight::Group,
     key::Namespace,
@@ -58,7 +58,7 @@ use crate::{
 /// ```
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder<V, C = Json> {
-    store: Arc<dyn DynStore>,
+    store: Arc<dyn Store>,
     namespace: Option<String>,
     /// Over a shared backend, the default namespace is refused.
     needs_namespace: bool,
@@ -70,7 +70,7 @@ pub struct Builder<V, C = Json> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Builder<V> {
-    pub(super) fn new(store: Arc<dyn DynStore>) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
         Self {
             store,
             namespace: None,

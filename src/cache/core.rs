@@ -28,7 +28,7 @@ use super::{
     tags::{Answered, Tags},
 };
 use crate::{
-    backend::{DynStore, Entry, EntryKind, Tagged, Windows, answered_by},
+    backend::{Entry, EntryKind, Store, Tagged, Windows, answered_by},
     error::{BackendError, BackendErrorKind, BoxError, Chain, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
@@ -42,7 +42,7 @@ use crate::{
 pub(super) type Permit = Arc<OwnedSemaphorePermit>;
 
 pub(super) struct Core<V> {
-    pub(super) store: Arc<dyn DynStore>,
+    pub(super) store: Arc<dyn Store>,
     pub(super) engine: Arc<Engine>,
     pub(super) codec: Arc<dyn Codec<V>>,
     pub(super) error_codec: Option<Arc<dyn ErrorCodec>>,

@@ -144,7 +144,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Returns a builder of a cache over a backend.
     pub fn builder<B: Store>(backend: B) -> Builder<V> {
-        Builder::new(Arc::new(backend).erase_store().0)
+        Builder::new(Arc::new(backend))
     }
 
     /// Returns the stored value of a key, or the value that the one loader of the fleet makes now.
