@@ -192,39 +192,30 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             // How long this caller has waited for an answer that did not come.
             let mut unanswered = None;
             // Nothing but what the caller needs lives across the wait, so that its future is small.
-            let why = loop {
+            loop {
                 let Joined { mut follower, leader } = match core.flights.join(&key) {
                     Ok(joined) => joined,
-                    Err(why) => break why,
+                    Err(Refused::Closed) => break,
+                    Err(full) => return Err(failed(&core, overloaded(full))),
                 };
                 follower.take_head(takes_heads);
-                let Some(edge) = nest(flight::current(), &follower) else {
-                    drop((follower, leader));
-                    return Box::pin(load_alone(&core, &key, work, own)).await;
-                };
+                let Some(edge) = nest(flight::current(), &follower) else { break };
                 let leads = leader.is_some();
                 match leader {
                     Some(leader) => {
-                        let is_away = unanswered.is_some();
-                        let start = if is_away { RunStart::Away } else { RunStart::Look };
-                        let run = Run::new(&core, &key, own.take(), Some(leader), start)?;
-                        let work = work.take().ok_or_else(cut_off)?;
-                        follower.lead(Box::pin(run.run(work)));
+                        let run = Run::of_caller(&core, &key, own.take(), leader, unanswered)?;
+                        follower.lead(Box::pin(run.run(work.take().ok_or_else(cut_off)?)));
                     }
                     None => hurry(&core, own.as_deref(), &follower, unanswered),
                 }
                 match wait(patience.as_deref(), &core, &key, &mut follower, leads).await {
                     None => unanswered = None,
                     Some(Outcome::Unanswered(waited)) => unanswered = Some(waited),
-                    Some(end) => {
-                        return ended(&core, end, leads, Some((follower, edge)));
-                    }
+                    Some(end) => return ended(&core, end, leads, Some((follower, edge))),
                 }
-            };
-            match why {
-                Refused::Closed => Box::pin(load_alone(&core, &key, work, own)).await,
-                full => Err(failed(&core, overloaded(full))),
             }
+            // The cache is shut down, or a loader asks for a key that waits for it.
+            Box::pin(load_alone(&core, &key, work, own)).await
         }
     }
 }

@@ -186,6 +186,18 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Ok(Self { asked: AskedKey::new(core, key, own)?, leader, start })
     }
 
+    /// Returns the run of a leader whose caller has waited for an answer for this long, in vain.
+    pub(super) fn of_caller(
+        core: &Arc<Core<V>>,
+        key: &Key,
+        own: Option<Box<Options>>,
+        leader: Leader<Outcome<V>>,
+        unanswered: Option<Duration>,
+    ) -> Result<Self, Error> {
+        let start = if unanswered.is_some() { RunStart::Away } else { RunStart::Look };
+        Self::new(core, key, own, Some(leader), start)
+    }
+
     /// Runs to the end.
     pub(super) async fn run<F, Fut>(self, work: F)
     where
