@@ -18,7 +18,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use redis::{Arg, Cmd, Pipeline, RedisError, Value, aio::MultiplexedConnection};
+use redis::{Arg, Cmd, Pipeline, RedisError, aio::MultiplexedConnection};
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep_until, timeout, timeout_at},
@@ -77,9 +77,6 @@ pub(super) struct Established {
     /// Asks the task to replace this connection, but not a later one.
     broken: Notify,
 }
-
-/// The reply to one of several commands.
-pub(super) type Reply = Result<Value, CommandFailure>;
 
 /// When a command began, and how long its connection may be silent.
 #[derive(Clone, Copy)]
@@ -158,21 +155,6 @@ impl Link {
         };
         unanswered.disarm();
         Ok((used, reply))
-    }
-
-    /// Sends commands in one write, and returns the reply to each.
-    pub(super) async fn run_all(
-        &self,
-        commands: &Pipeline,
-        deadline: CommandDeadline,
-    ) -> Result<Vec<Reply>, CommandFailure> {
-        let sent = self.exchange(deadline, |mut connection| async move {
-            connection.send_packed_commands(commands, 0, commands.len()).await
-        });
-        let (used, replies) = sent.await?;
-        let failure = |error| self.failure(error, &used);
-        let replies = replies.map_err(failure)?.into_iter();
-        Ok(replies.map(|value| value.extract_error().map_err(failure)).collect())
     }
 
     /// Classifies an error, and replaces the connection if the error asks for it.

@@ -22,7 +22,7 @@ mod socket;
 mod task;
 mod topology;
 
-use std::{borrow::Borrow, sync::Arc, time::Duration};
+use std::{borrow::Borrow, time::Duration};
 
 use futures_util::{
     FutureExt, TryFutureExt,
@@ -35,6 +35,7 @@ use tokio::sync::watch;
 pub(super) use self::topology::check_any_slots;
 pub(super) use self::{
     cluster::ClusterSeeds,
+    replicas::Confirmation,
     sentinel::{Endpoint, Sentinels},
     settings::{Access, RedisConfig, default_connect_timeout},
     task::OnDemandTask,
@@ -43,9 +44,9 @@ pub use self::{replicas::Replicas, sentinel::SentinelMaster, settings::Credentia
 
 use self::{
     cluster::Cluster,
-    commands::{CommandConnection, Confirmed, Extras},
-    link::CommandDeadline,
-    node::{Lane, Node, NodeEvents},
+    commands::Before,
+    link::{CommandDeadline, Link},
+    node::{Node, NodeEvents},
     replicas::{wait_for_none, wait_refused},
 };
 use super::scripts::Call;
@@ -66,9 +67,6 @@ pub(super) struct Servers {
     config: RedisConfig,
     nodes: Nodes,
 }
-
-/// Whether enough replicas confirmed a grant, or the error of one that does not count.
-pub(super) type Confirmation = Result<(), BackendError>;
 
 /// The futures of a cluster are boxed, so that those of a single server stay small.
 enum Nodes {
@@ -93,7 +91,13 @@ impl Servers {
 
     /// Runs a script.
     pub(super) async fn call(&self, call: impl Borrow<Call<'_>>) -> Result<Value, BackendError> {
-        Ok(self.send(call.borrow(), None).await?.value)
+        let call = call.borrow();
+        match &self.nodes {
+            Nodes::Single { node, .. } => {
+                Ok(node.commands().call(call, Before::default(), self.deadline()).await?)
+            }
+            Nodes::Cluster(cluster) => cluster.call(call).boxed().await,
+        }
     }
 
     /// Runs a script that grants something. Returns whether enough replicas confirmed it, too.
@@ -101,8 +105,13 @@ impl Servers {
         &self,
         call: impl Borrow<Call<'_>>,
     ) -> Result<(Value, Confirmation), BackendError> {
-        let reply = self.send(call.borrow(), self.config.replicas).await?;
-        Ok(self.confirmed(reply))
+        let call = call.borrow();
+        match &self.nodes {
+            Nodes::Single { node, .. } => {
+                Ok(node.grant(call, Before::default(), self.deadline()).await?)
+            }
+            Nodes::Cluster(cluster) => cluster.grant(call).boxed().await,
+        }
     }
 
     /// Runs scripts that renew grants, all at once, each as [`grant`](Self::grant) does.
@@ -110,11 +119,7 @@ impl Servers {
         &self,
         calls: &[Call<'_>],
     ) -> Vec<Result<(Value, Confirmation), BackendError>> {
-        let renewals = calls.iter().map(async |call| {
-            let reply = self.send(call, self.config.replicas).await?;
-            Ok(self.confirmed(reply))
-        });
-        join_all(renewals).await
+        join_all(calls.iter().map(|call| self.grant(call))).await
     }
 
     /// Returns what the renewals of one script may cost, in leases.
@@ -130,14 +135,12 @@ impl Servers {
 
     /// Runs a command that touches one key.
     pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
-        let reply = match &self.nodes {
+        match &self.nodes {
             Nodes::Single { node, .. } => {
-                let deadline = CommandDeadline::from_now(&self.config);
-                node.connection(Lane::Commands).run(command, Extras::default(), deadline).await?
+                Ok(node.commands().run(command, Before::default(), self.deadline()).await?)
             }
-            Nodes::Cluster(cluster) => cluster.run(command, key).boxed().await?,
-        };
-        Ok(reply.value)
+            Nodes::Cluster(cluster) => cluster.run(command, key).boxed().await,
+        }
     }
 
     /// Runs two commands that touch one key, in one write.
@@ -148,10 +151,8 @@ impl Servers {
     ) -> Result<[Value; 2], BackendError> {
         let replies = match &self.nodes {
             Nodes::Single { node, .. } => {
-                let deadline = CommandDeadline::from_now(&self.config);
-                let connection = node.connection(Lane::Commands);
-                let replies = connection.run_all(commands, false, deadline).await?;
-                replies.into_iter().collect::<Result<Vec<_>, _>>()?
+                let commands = node.commands().send_all(commands, self.deadline());
+                commands.await?.into_iter().collect::<Result<Vec<_>, _>>()?
             }
             Nodes::Cluster(cluster) => cluster.run_all(commands, key).boxed().await?,
         };
@@ -169,9 +170,9 @@ impl Servers {
     /// Runs a command at each server. A refusal is a [`Value::Nil`].
     pub(super) async fn run_at_each(&self, command: &Cmd) -> Result<Vec<Value>, BackendError> {
         self.at_each(|connection, deadline| async move {
-            match connection.run(command, Extras::default(), deadline).await {
+            match connection.run(command, Before::default(), deadline).await {
                 Err(failure) if failure.error.kind() == BackendErrorKind::Refused => Ok(Value::Nil),
-                reply => Ok(reply?.value),
+                reply => Ok(reply?),
             }
         })
         .await
@@ -185,11 +186,11 @@ impl Servers {
         let wait = wait_for_none();
         let wait = &wait;
         let waits = self.at_each(|connection, deadline| async move {
-            match connection.run(wait, Extras::default(), deadline).await {
+            match connection.run(wait, Before::default(), deadline).await {
                 Err(failure) if failure.error.kind() == BackendErrorKind::Refused => {
                     Err(wait_refused(BackendErrorKind::Refused, &failure.error))
                 }
-                reply => Ok(reply?.value),
+                reply => Ok(reply?),
             }
         });
         waits.await.map(drop)
@@ -198,7 +199,7 @@ impl Servers {
     /// Runs a script without keys at each server.
     pub(super) async fn call_at_each(&self, call: &Call<'_>) -> Result<Vec<Value>, BackendError> {
         self.at_each(|connection, deadline| async move {
-            Ok(connection.call(call, Extras::default(), deadline).await?.value)
+            Ok(connection.call(call, Before::default(), deadline).await?)
         })
         .await
     }
@@ -210,7 +211,7 @@ impl Servers {
             let ping = redis::cmd("PING");
             let ping = &ping;
             self.at_each(|connection, deadline| async move {
-                Ok(connection.run(ping, Extras::default(), deadline).await?.value)
+                Ok(connection.run(ping, Before::default(), deadline).await?)
             })
             .await
         };
@@ -219,14 +220,14 @@ impl Servers {
 
     async fn at_each<T, F>(
         &self,
-        ask: impl Fn(Arc<CommandConnection>, CommandDeadline) -> F,
+        ask: impl Fn(Link, CommandDeadline) -> F,
     ) -> Result<Vec<T>, BackendError>
     where
         F: Future<Output = Result<T, BackendError>>,
     {
-        let deadline = CommandDeadline::from_now(&self.config);
+        let deadline = self.deadline();
         let connections = match &self.nodes {
-            Nodes::Single { node, .. } => vec![node.commands.clone()],
+            Nodes::Single { node, .. } => vec![node.commands().clone()],
             Nodes::Cluster(cluster) => cluster.commands(deadline).boxed().await?,
         };
         try_join_all(connections.into_iter().map(|connection| ask(connection, deadline))).await
@@ -273,27 +274,7 @@ impl Servers {
         }
     }
 
-    async fn send(
-        &self,
-        call: &Call<'_>,
-        replicas: Option<Replicas>,
-    ) -> Result<Confirmed, BackendError> {
-        match &self.nodes {
-            Nodes::Single { node, .. } => {
-                let extras = Extras { replicas, ..Extras::default() };
-                let deadline = CommandDeadline::from_now(&self.config);
-                let connection = node.connection(Lane::of(call, replicas));
-                Ok(connection.call(call, extras, deadline).await?)
-            }
-            Nodes::Cluster(cluster) => cluster.call(call, replicas).boxed().await,
-        }
-    }
-
-    fn confirmed(&self, reply: Confirmed) -> (Value, Confirmation) {
-        let confirmation = match self.config.replicas {
-            Some(needed) => reply.replicas.and_then(|confirmed| needed.check_met_by(confirmed)),
-            None => Ok(()),
-        };
-        (reply.value, confirmation)
+    fn deadline(&self) -> CommandDeadline {
+        CommandDeadline::from_now(&self.config)
     }
 }
