@@ -70,7 +70,7 @@ pub(super) struct Servers {
 
 /// The futures of a cluster are boxed, so that those of a single server stay small.
 enum Nodes {
-    Single { node: Box<Node>, channels: Channels, new_connections: watch::Sender<()> },
+    Single(Box<Node>),
     Cluster(Cluster),
 }
 
@@ -78,11 +78,7 @@ impl Servers {
     pub(super) fn new(deployment: Deployment, config: RedisConfig) -> Self {
         let nodes = match deployment {
             Deployment::Single(endpoint) => {
-                let channels = Channels::default();
-                let events = NodeEvents::of_single(channels.clone());
-                let new_connections = events.new_connections.clone();
-                let node = Box::new(Node::new(&endpoint, &config, events));
-                Nodes::Single { node, channels, new_connections }
+                Nodes::Single(Box::new(Node::new(&endpoint, &config, NodeEvents::of_single())))
             }
             Deployment::Cluster(seeds) => Nodes::Cluster(Cluster::new(seeds, config.clone())),
         };
@@ -93,7 +89,7 @@ impl Servers {
     pub(super) async fn call(&self, call: impl Borrow<Call<'_>>) -> Result<Value, BackendError> {
         let call = call.borrow();
         match &self.nodes {
-            Nodes::Single { node, .. } => {
+            Nodes::Single(node) => {
                 Ok(node.commands().call(call, Before::default(), self.deadline()).await?)
             }
             Nodes::Cluster(cluster) => cluster.call(call).boxed().await,
@@ -107,9 +103,7 @@ impl Servers {
     ) -> Result<(Value, Confirmation), BackendError> {
         let call = call.borrow();
         match &self.nodes {
-            Nodes::Single { node, .. } => {
-                Ok(node.grant(call, Before::default(), self.deadline()).await?)
-            }
+            Nodes::Single(node) => Ok(node.grant(call, Before::default(), self.deadline()).await?),
             Nodes::Cluster(cluster) => cluster.grant(call).boxed().await,
         }
     }
@@ -128,7 +122,7 @@ impl Servers {
     /// would block the others.
     pub(super) fn renew_batch(&self) -> usize {
         match self.nodes {
-            Nodes::Single { .. } => RENEWAL_BATCH,
+            Nodes::Single(_) => RENEWAL_BATCH,
             Nodes::Cluster(_) => 1,
         }
     }
@@ -136,7 +130,7 @@ impl Servers {
     /// Runs a command that touches one key.
     pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
         match &self.nodes {
-            Nodes::Single { node, .. } => {
+            Nodes::Single(node) => {
                 Ok(node.commands().run(command, Before::default(), self.deadline()).await?)
             }
             Nodes::Cluster(cluster) => cluster.run(command, key).boxed().await,
@@ -150,7 +144,7 @@ impl Servers {
         key: &str,
     ) -> Result<[Value; 2], BackendError> {
         let replies = match &self.nodes {
-            Nodes::Single { node, .. } => {
+            Nodes::Single(node) => {
                 let commands = node.commands().send_all(commands, self.deadline());
                 commands.await?.into_iter().collect::<Result<Vec<_>, _>>()?
             }
@@ -164,7 +158,7 @@ impl Servers {
 
     /// Returns whether all keys are at one server.
     pub(super) fn is_single(&self) -> bool {
-        matches!(self.nodes, Nodes::Single { .. })
+        matches!(self.nodes, Nodes::Single(_))
     }
 
     /// Runs a command at each server. A refusal is a [`Value::Nil`].
@@ -227,7 +221,7 @@ impl Servers {
     {
         let deadline = self.deadline();
         let connections = match &self.nodes {
-            Nodes::Single { node, .. } => vec![node.commands().clone()],
+            Nodes::Single(node) => vec![node.commands().clone()],
             Nodes::Cluster(cluster) => cluster.commands(deadline).boxed().await?,
         };
         try_join_all(connections.into_iter().map(|connection| ask(connection, deadline))).await
@@ -236,14 +230,14 @@ impl Servers {
     /// Replaces the current connections after a reply that does not match its command.
     pub(super) fn replace_connections(&self) {
         match &self.nodes {
-            Nodes::Single { node, .. } => node.replace_connections(),
+            Nodes::Single(node) => node.replace_connections(),
             Nodes::Cluster(cluster) => cluster.replace_connections(),
         }
     }
 
     pub(super) fn channels(&self) -> &Channels {
         match &self.nodes {
-            Nodes::Single { channels, .. } => channels,
+            Nodes::Single(node) => &node.events.channels,
             Nodes::Cluster(cluster) => cluster.channels(),
         }
     }
@@ -254,14 +248,14 @@ impl Servers {
     /// Fails if the server is known to be unreachable.
     pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
         match &self.nodes {
-            Nodes::Single { node, .. } => node.push.answer_limit(),
+            Nodes::Single(node) => node.push.answer_limit(),
             Nodes::Cluster(cluster) => cluster.start_push(channel).boxed().await,
         }
     }
 
     pub(super) fn shard(&self, name: &Name) -> usize {
         match &self.nodes {
-            Nodes::Single { .. } => 0,
+            Nodes::Single(_) => 0,
             Nodes::Cluster(cluster) => cluster.shard(name),
         }
     }
@@ -269,7 +263,7 @@ impl Servers {
     /// Returns a watch that changes with each new connection for commands.
     pub(super) fn new_connections(&self) -> watch::Receiver<()> {
         match &self.nodes {
-            Nodes::Single { new_connections, .. } => new_connections.subscribe(),
+            Nodes::Single(node) => node.events.new_connections.subscribe(),
             Nodes::Cluster(cluster) => cluster.new_connections(),
         }
     }

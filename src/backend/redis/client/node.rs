@@ -31,6 +31,7 @@ pub(super) struct Node {
     /// Only if replicas confirm grants. A `WAIT` delays all later commands of its connection.
     grants: Option<Grants>,
     pub(super) push: PushConnection,
+    pub(super) events: NodeEvents,
 }
 
 impl Node {
@@ -40,6 +41,7 @@ impl Node {
             commands: link(),
             grants: config.replicas.map(|needed| Grants::new(link(), needed)),
             push: PushConnection::new(endpoint.clone(), config.clone(), events.clone()),
+            events,
         }
     }
 
@@ -124,10 +126,9 @@ pub(super) enum ChannelScope {
 
 impl NodeEvents {
     /// Returns the events of a single server, which serves all channels.
-    pub(super) fn of_single(channels: Channels) -> Self {
-        let (trouble, new_connections) = (Arc::default(), watch::Sender::default());
-        let (scope, outage) = (ChannelScope::All, Arc::default());
-        Self { channels, scope, trouble, new_connections, outage }
+    pub(super) fn of_single() -> Self {
+        let (channels, trouble, new_connections, outage) = Default::default();
+        Self { channels, scope: ChannelScope::All, trouble, new_connections, outage }
     }
 
     /// Wakes the waiters on the server's channels, so that each asks again.
