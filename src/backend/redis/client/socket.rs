@@ -342,16 +342,18 @@ mod tls {
         TlsConnector::from(config).connect(name.to_owned(), socket).await
     }
 
+    /// Passes over roots that cannot be read, for the others may suffice.
     fn trusting_the_system() -> Result<rustls::ClientConfig, io::Error> {
         let mut found = rustls_native_certs::load_native_certs();
-        if let Some(error) = found.errors.pop() {
-            return Err(io::Error::other(error));
-        }
         let mut roots = rustls::RootCertStore::empty();
-        for certificate in found.certs {
-            roots.add(certificate).map_err(io::Error::other)?;
+        roots.add_parsable_certificates(found.certs);
+        match found.errors.pop() {
+            Some(error) if roots.is_empty() => Err(io::Error::other(error)),
+            _ => {
+                let config = rustls::ClientConfig::builder().with_root_certificates(roots);
+                Ok(config.with_no_client_auth())
+            }
         }
-        Ok(rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
     }
 }
 
