@@ -25,10 +25,7 @@ pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 /// `--cfg loom` in tests those of `loom`. See `scripts/loom`.
 pub(crate) mod checked {
     #[cfg(not(all(test, loom)))]
-    pub(crate) use std::sync::{
-        Mutex, OnceLock, RwLock,
-        atomic::{AtomicU64, AtomicUsize},
-    };
+    pub(crate) use std::sync::{Mutex, OnceLock, RwLock, atomic::AtomicUsize};
 
     #[cfg(not(all(test, loom)))]
     pub(crate) use tokio::runtime::Handle as Runtime;
@@ -86,10 +83,6 @@ pub(crate) mod checked {
 
             pub(crate) fn take(&mut self) -> Option<T> {
                 self.cell.take()
-            }
-
-            pub(crate) fn into_inner(self) -> Option<T> {
-                self.cell.into_inner()
             }
         }
 

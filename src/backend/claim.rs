@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::Owner;
-use crate::key::Name;
+use crate::key::{Family, Name};
 
 /// How a lease is held, and beside which other holders.
 ///
@@ -167,6 +167,13 @@ impl Claim {
             Mode::Permit { count: 1, .. } => format!("a permit of {key:?}"),
             Mode::Permit { count, .. } => format!("a set of {count} permits of {key:?}"),
         }
+    }
+
+    /// Returns whether its release wakes all waiters. Those for an entry, and those for a majority,
+    /// have no queue.
+    pub(super) fn wakes_all(&self) -> bool {
+        let is_mutex = matches!(self.mode, Mode::Exclusive | Mode::Fair);
+        is_mutex && matches!(self.name.family(), Family::Cache | Family::Redlock)
     }
 
     /// Returns how long its queue entry lasts unless its process [keeps](super::Leases::keep) it: 2

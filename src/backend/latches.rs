@@ -1,8 +1,8 @@
-use std::{future::Future, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use futures_util::{FutureExt, future::BoxFuture};
+use async_trait::async_trait;
 
-use super::{Erased, Leases, Owner, erased::erased};
+use super::{Leases, Owner};
 use crate::{error::BackendError, key::Name};
 
 /// Count-down latches: set once, counted down by many, waited for by many.
@@ -23,16 +23,17 @@ use crate::{error::BackendError, key::Name};
 /// # Cancel safety
 ///
 /// As with [`Leases`].
+#[async_trait]
 pub trait Latches: Leases {
     /// Sets a latch to `count`, for `ttl`, unless one stands. Returns whether one stands that was
     /// set under this `id`, so that a setting that is sent twice is recognised.
-    fn set_latch(
+    async fn set_latch(
         &self,
         name: &Name,
         id: Owner,
         count: u32,
         ttl: Duration,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send;
+    ) -> Result<bool, BackendError>;
 
     /// Counts a latch down, to zero at most. Returns what the step left, or `None` if no latch
     /// stands.
@@ -40,45 +41,20 @@ pub trait Latches: Leases {
     /// A step under an `id` is counted once. If it is sent again, it is told the count that it
     /// left, or zero once the latch is done. Listeners are told of zero, and not of the steps
     /// before.
-    fn count_down(
+    async fn count_down(
         &self,
         name: &Name,
         id: Owner,
         by: u32,
-    ) -> impl Future<Output = Result<Option<Countdown>, BackendError>> + Send;
+    ) -> Result<Option<Countdown>, BackendError>;
 
     /// Returns what is left of a latch, or `None` if no latch stands.
-    fn latch(
-        &self,
-        name: &Name,
-    ) -> impl Future<Output = Result<Option<Countdown>, BackendError>> + Send;
+    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError>;
 
     /// Removes a latch, or whatever stands in its place, and wakes the waiters. Returns whether
     /// something was there.
-    fn clear_latch(&self, name: &Name) -> impl Future<Output = Result<bool, BackendError>> + Send;
-
-    /// Returns the backend without its type.
-    ///
-    /// The backends of this crate override it. So their code is compiled with this crate, and not
-    /// once more with each crate that uses it.
-    #[doc(hidden)]
-    fn erase_latches(self: Arc<Self>) -> ErasedLatches
-    where
-        Self: Sized,
-    {
-        Erased(self)
-    }
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError>;
 }
-
-erased! {
-    trait DynLatches: Send; for Latches;
-    async fn set_latch(name: &'a Name, id: Owner, count: u32, ttl: Duration) -> bool;
-    async fn count_down(name: &'a Name, id: Owner, by: u32) -> Option<Countdown>;
-    async fn latch(name: &'a Name) -> Option<Countdown>;
-    async fn clear_latch(name: &'a Name) -> bool;
-}
-
-pub(crate) type ErasedLatches = Erased<dyn DynLatches>;
 
 /// The progress of a latch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,7 +30,6 @@ mod change;
 pub(crate) mod channels;
 mod claim;
 mod entry;
-mod erased;
 mod inspect;
 mod latches;
 mod mark;
@@ -43,9 +42,10 @@ mod tags;
 mod tap;
 mod windows;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use tokio::sync::watch;
+use async_trait::async_trait;
+use tokio::{sync::watch, time::timeout};
 
 use crate::{
     error::{BackendError, BackendErrorKind},
@@ -76,9 +76,6 @@ pub use self::tap::Tap;
 
 pub(crate) use self::{
     claim::{HANDOVER_LIFE, Need},
-    erased::{ANSWER_LIMIT, DynLeases, Erased, ErasedLeases, answered, answered_by, in_time},
-    latches::{DynLatches, ErasedLatches},
-    store::{DynStore, ErasedStore},
     tags::{TAG_LIFE, TAGGED_LIFE, TagVerdict},
     tap::{STRIPES, stripe_of},
 };
@@ -96,22 +93,19 @@ pub(crate) const RENEWAL_BATCH: usize = 100;
 ///
 /// Every future may be dropped at any point. Whether its operation happened is unknown then, and
 /// the caller undoes it.
+#[async_trait]
 pub trait Leases: Send + Sync + 'static {
     /// Grants the lease if it is free for a claim of its mode. Grants it again, with the same
     /// fence, to the owner that has it.
     ///
     /// A claim that [waits](Claim::waits) and is not granted enters the queue. Its entry lasts
     /// while its process [keeps](Self::keep) it.
-    fn acquire(&self, claim: &Claim)
-    -> impl Future<Output = Result<Acquired, BackendError>> + Send;
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError>;
 
     /// Makes each lease last its full time from now, if its owner still has it.
     ///
     /// Returns one answer for each claim, in their order.
-    fn renew(
-        &self,
-        claims: &[Claim],
-    ) -> impl Future<Output = Result<Vec<Renewal>, BackendError>> + Send;
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError>;
 
     /// Keeps the queue entries of one process for another `life` from now: all that it has in the
     /// queue of these claims, which are of one name, one queue and one process. Grants what is free
@@ -120,15 +114,9 @@ pub trait Leases: Send + Sync + 'static {
     /// The answer is about the given claims only, so a caller need not name all of its claims.
     ///
     /// The default is for a backend without queues: it keeps nothing, and the waiters ask again.
-    fn keep(
-        &self,
-        claims: &[Claim],
-        _life: Duration,
-    ) -> impl Future<Output = Result<Kept, BackendError>> + Send {
+    async fn keep(&self, claims: &[Claim], _life: Duration) -> Result<Kept, BackendError> {
         let stands = vec![false; claims.len()];
-        async {
-            Ok(Kept { remaining: Duration::ZERO, has_lapsed: true, handed_over: false, stands })
-        }
+        Ok(Kept { remaining: Duration::ZERO, has_lapsed: true, handed_over: false, stands })
     }
 
     /// Ends the lease if the claim has it, and its queue entry. Returns whether the claim had the
@@ -139,7 +127,7 @@ pub trait Leases: Send + Sync + 'static {
     /// lasts for the [time of a handover](Claim::handover_life) unless it is renewed. The queue
     /// entry ends with that. The other waiters are not told. A claim whose process does not hear of
     /// it keeps its place, but for an [exclusive](Mode::Exclusive) one, which loses it.
-    fn release(&self, claim: &Claim) -> impl Future<Output = Result<bool, BackendError>> + Send;
+    async fn release(&self, claim: &Claim) -> Result<bool, BackendError>;
 
     /// Passes a lease from its holder to another claim of the same name in one step, with a new
     /// fence. Returns `None` if the holder no longer has it.
@@ -148,11 +136,7 @@ pub trait Leases: Send + Sync + 'static {
     /// from a reader to a writer. The last returns `None` as well if there is another reader; the
     /// first reader keeps its lease then. A pass between other modes is
     /// [refused](crate::error::BackendErrorKind::Refused).
-    fn pass(
-        &self,
-        from: &Claim,
-        to: &Claim,
-    ) -> impl Future<Output = Result<Option<Grant>, BackendError>> + Send;
+    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError>;
 
     /// Passes a lease from its holder to another exclusive claim of the same name, or renews it if
     /// both are the same, and gives it this fence. The last fence of the name becomes this one,
@@ -160,14 +144,14 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// Only the locks of a [`Redlock`](crate::Redlock) need it. The default
     /// [refuses](crate::error::BackendErrorKind::Refused).
-    fn pass_with_fence(
+    async fn pass_with_fence(
         &self,
         _from: &Claim,
         _to: &Claim,
         _fence: u64,
-    ) -> impl Future<Output = Result<Option<Grant>, BackendError>> + Send {
+    ) -> Result<Option<Grant>, BackendError> {
         let why = "the backend cannot be one of the servers of a `Redlock`";
-        async move { Err(BackendError::new(BackendErrorKind::Refused, why)) }
+        Err(BackendError::new(BackendErrorKind::Refused, why))
     }
 
     /// Sets the [mark](Mark) of a name to a tick, if the claim has the mutex of the name and the
@@ -175,67 +159,47 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// Only [jobs](crate::Locks::once) need it. The default
     /// [refuses](crate::error::BackendErrorKind::Refused).
-    fn mark(
-        &self,
-        _claim: &Claim,
-        _tick: Tick,
-    ) -> impl Future<Output = Result<Marked, BackendError>> + Send {
+    async fn mark(&self, _claim: &Claim, _tick: Tick) -> Result<Marked, BackendError> {
         let why = "the backend keeps no marks, which jobs need";
-        async move { Err(BackendError::new(BackendErrorKind::Refused, why)) }
+        Err(BackendError::new(BackendErrorKind::Refused, why))
     }
 
     /// Returns who holds a lock, or loads an entry, and how many wait. A load has the kind
     /// [`Mutex`](SemaphoreKind::Mutex).
     ///
     /// The error is [`BackendErrorKind::Foreign`] if the name holds something that is not a lease.
-    fn inspect(
-        &self,
-        name: &Name,
-        kind: SemaphoreKind,
-    ) -> impl Future<Output = Result<Holding, BackendError>> + Send;
+    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError>;
 
     /// Returns the holder of the lease of a name in a mode, if there is one.
-    fn holder(
-        &self,
-        name: &Name,
-        mode: Mode,
-    ) -> impl Future<Output = Result<Option<Occupied>, BackendError>> + Send {
-        async move { Ok(self.inspect(name, mode.into()).await?.in_mode(mode)) }
+    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
+        Ok(self.inspect(name, mode.into()).await?.in_mode(mode))
     }
 
     /// Returns the locks of a namespace that are held or waited for, in any order. One may come
     /// twice, or be free by then.
     ///
     /// The default [refuses](crate::error::BackendErrorKind::Refused).
-    fn lock_names(
+    async fn lock_names(
         &self,
         _namespace: &Namespace,
-    ) -> impl Future<Output = Result<Vec<(Name, SemaphoreKind)>, BackendError>> + Send {
+    ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
         let why = "the backend does not search for locks";
-        async move { Err(BackendError::new(BackendErrorKind::Refused, why)) }
+        Err(BackendError::new(BackendErrorKind::Refused, why))
     }
 
     /// Publishes what this process does, for those who [ask](crate::Cache::answer_top).
     ///
     /// The default does nothing.
     #[doc(hidden)]
-    fn answer(
-        &self,
-        _name: &Name,
-        _text: &str,
-    ) -> impl Future<Output = Result<(), BackendError>> + Send {
-        async { Ok(()) }
+    async fn answer(&self, _name: &Name, _text: &str) -> Result<(), BackendError> {
+        Ok(())
     }
 
     /// Ends what is held of a name in a mode, and its queue, whatever stands there, and wakes the
     /// waiters. Returns whether something was there.
     ///
     /// Readers and the writer are ended together.
-    fn clear(
-        &self,
-        name: &Name,
-        mode: Mode,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send;
+    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError>;
 
     /// Registers a waiter for the changes of a name, before the waiter asks. It gets the changes of
     /// which the claim must know: those for all, and those for its owner. Without a claim, it gets
@@ -245,12 +209,10 @@ pub trait Leases: Send + Sync + 'static {
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes;
 
     /// Subscribes to all changes of a name. Returns when the server has confirmed the subscription.
-    fn changes(&self, name: &Name) -> impl Future<Output = Result<Changes, BackendError>> + Send {
-        async move {
-            let mut changes = self.listen(name, None);
-            changes.confirmed().await?;
-            Ok(changes)
-        }
+    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
+        let mut changes = self.listen(name, None);
+        changes.confirmed().await?;
+        Ok(changes)
     }
 
     /// Returns how long an operation takes at most, if the backend bounds its operations itself.
@@ -280,18 +242,6 @@ pub trait Leases: Send + Sync + 'static {
     fn new_connections(&self) -> Option<watch::Receiver<()>> {
         None
     }
-
-    /// Returns the backend without its type.
-    ///
-    /// The backends of this crate override it. So their code is compiled with this crate, and not
-    /// once more with each crate that uses it.
-    #[doc(hidden)]
-    fn erase_leases(self: Arc<Self>) -> ErasedLeases
-    where
-        Self: Sized,
-    {
-        Erased(self)
-    }
 }
 
 /// The answer to [`Leases::acquire`].
@@ -308,4 +258,36 @@ pub enum Acquired {
 fn no_pass(from: &Claim, to: &Claim) -> BackendError {
     let why = format!("{:?} does not pass to {:?}", from.mode, to.mode);
     BackendError::new(BackendErrorKind::Refused, why)
+}
+
+/// The limit for a backend that does not bound its own operations.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+
+/// Waits for the answer to an operation; the outcome is unknown if the limit passes first.
+pub(crate) async fn in_time<T>(
+    limit: Duration,
+    operation: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    timeout(limit, operation).await.unwrap_or_else(|elapsed| Err(BackendError::timed_out(elapsed)))
+}
+
+/// Waits for the answer to an operation that has no limit of its own.
+pub(crate) async fn answered<T>(
+    backend: &dyn Leases,
+    operation: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    let limit = backend.time_limit().unwrap_or_default().max(ANSWER_LIMIT);
+    answered_by(backend, limit, operation).await
+}
+
+/// Like [`in_time`], without a timer where the backend keeps the limit by itself.
+pub(crate) async fn answered_by<T>(
+    backend: &dyn Leases,
+    limit: Duration,
+    operation: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    match backend.time_limit() {
+        Some(own) if own <= limit => operation.await,
+        _ => in_time(limit, operation).await,
+    }
 }

@@ -1,17 +1,14 @@
 use std::{
-    future::Future,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use futures_util::{
-    FutureExt,
-    future::{BoxFuture, join_all},
-};
+use async_trait::async_trait;
+use futures_util::future::join_all;
 
 use super::{
-    Announcement, BackOff, Claim, DynLeases, Entry, Erased, Failure, Grant, Leases, Occupied,
-    TagEnd, TagEnds, Tap, Windows, erased::erased,
+    Announcement, BackOff, Claim, Entry, Failure, Grant, Leases, Occupied, TagEnd, TagEnds, Tap,
+    Windows,
 };
 #[cfg(doc)]
 use crate::{backend::Change, error::BackendErrorKind};
@@ -27,19 +24,17 @@ use crate::{error::BackendError, key::Name};
 /// # Cancel safety
 ///
 /// As with [`Leases`].
+#[async_trait]
 pub trait Store: Leases {
     /// Returns the entry, if there is one. If it has [windows](Windows) in which it is stale, it
     /// comes with its [age](Entry::age).
-    fn get(&self, name: &Name) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send;
+    async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError>;
 
     /// Returns the entry with its [age](Entry::age), if there is one.
     ///
     /// The default is [`get`](Self::get).
-    fn get_aged(
-        &self,
-        name: &Name,
-    ) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send {
-        self.get(name)
+    async fn get_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+        self.get(name).await
     }
 
     /// Returns the entries of some names, each as [`get`](Self::get) or, if they are to be `aged`,
@@ -50,38 +45,25 @@ pub trait Store: Leases {
     /// # Errors
     ///
     /// If the whole question has no answer. Each answer may be an error of its own.
-    fn get_many(
-        &self,
-        names: &[Name],
-        aged: bool,
-    ) -> impl Future<Output = Result<EntryAnswers, BackendError>> + Send {
-        let each = names.iter().map(move |name| async move {
-            match aged {
-                true => self.get_aged(name).await,
-                false => self.get(name).await,
-            }
-        });
-        join_all(each).map(Ok)
+    async fn get_many(&self, names: &[Name], aged: bool) -> Result<EntryAnswers, BackendError> {
+        let read = |name| if aged { self.get_aged(name) } else { self.get(name) };
+        Ok(join_all(names.iter().map(read)).await)
     }
 
     /// Returns the entry that was [announced](Change::Announced), or another one that stands now.
     ///
     /// The default is [`get`](Self::get).
-    fn fetch(
+    async fn fetch(
         &self,
         name: &Name,
         _announced: &Announcement,
-    ) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send {
-        self.get(name)
+    ) -> Result<Option<Entry>, BackendError> {
+        self.get(name).await
     }
 
     /// Acquires the lease, unless an entry stands with a greater fence than `seen`, or the name
     /// [backs off](Self::fail). The grant tells [how many loads](Grant::failures) have failed.
-    fn claim(
-        &self,
-        claim: &Claim,
-        seen: u64,
-    ) -> impl Future<Output = Result<Claimed, BackendError>> + Send;
+    async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError>;
 
     /// Writes an entry, ends the lease and pushes the entry to the waiters, all at once. It does so
     /// only if the fence of the grant is still the last one of the name. The entry gets that fence,
@@ -91,13 +73,13 @@ pub trait Store: Leases {
     ///
     /// Without a `ttl`, the entry is handed to the waiters and not written. The same happens if the
     /// server is too full to write. In each case the failures before it are forgotten.
-    fn commit(
+    async fn commit(
         &self,
         claim: &Claim,
         grant: &Grant,
         entry: &Entry,
         ttl: Option<Duration>,
-    ) -> impl Future<Output = Result<Committed, BackendError>> + Send;
+    ) -> Result<Committed, BackendError>;
 
     /// Ends the lease and pushes a failure to the present waiters. Returns whether the claim had
     /// the lease; if not, nothing changes.
@@ -105,80 +87,60 @@ pub trait Store: Leases {
     /// With a back-off, the name backs off for its time: a claim is told of that and of the
     /// failure. The failure is [remembered](BackOff::remembered) a while longer. A commit, a put, a
     /// touch, an expiry, a supersession or an invalidation ends both.
-    fn fail(
+    async fn fail(
         &self,
         claim: &Claim,
         failure: &Failure,
         back_off: Option<BackOff>,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send;
+    ) -> Result<bool, BackendError>;
 
     /// Writes an entry without a load. A load that is under way is not stored. Returns the new
     /// fence.
     ///
     /// Without room for it, the entry is refused, and nothing changes.
-    fn put(
+    async fn put(
         &self,
         name: &Name,
         entry: &Entry,
         ttl: Duration,
         fence_life: Duration,
-    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
+    ) -> Result<u64, BackendError>;
 
     /// Sets the windows of the entry, from now on, without writing its payload. A load that is
     /// under way is not stored. Returns the new fence of the entry. Returns `None` and changes
     /// nothing if there is no entry, or if it [expired](Self::expire).
-    fn touch(
+    async fn touch(
         &self,
         name: &Name,
         windows: Windows,
         fence_life: Duration,
-    ) -> impl Future<Output = Result<Option<u64>, BackendError>> + Send;
+    ) -> Result<Option<u64>, BackendError>;
 
     /// Ends the fresh and the stale window of the entry. It is kept for failures to the end of its
     /// error window, counted from now, but not longer than it would have been. Without an error
     /// window it is removed. A load that is under way is not stored. Returns the fence that was
     /// burnt.
-    fn expire(
-        &self,
-        name: &Name,
-        fence_life: Duration,
-    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
+    async fn expire(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError>;
 
     /// Ends the lease of a load that is under way, which is then not stored, and the record of
     /// failed loads. The entry stays. Returns the fence that was burnt.
-    fn supersede(
-        &self,
-        name: &Name,
-        fence_life: Duration,
-    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
+    async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError>;
 
     /// Removes the entry. A load that is under way is not stored. Returns the fence that was burnt.
-    fn invalidate(
-        &self,
-        name: &Name,
-        fence_life: Duration,
-    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
+    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError>;
 
     /// Returns the last number of the tags of a namespace. Each later [end](Self::end_tag) of a
     /// tag has a greater one.
     ///
     /// `tags` is the name under which the namespace keeps its tags.
-    fn tag_number(&self, tags: &Name) -> impl Future<Output = Result<u64, BackendError>> + Send;
+    async fn tag_number(&self, tags: &Name) -> Result<u64, BackendError>;
 
     /// Returns when some tags ended last, in their order.
-    fn tag_ends(
-        &self,
-        tags: &Name,
-        which: &[Arc<str>],
-    ) -> impl Future<Output = Result<Vec<TagEnds>, BackendError>> + Send;
+    async fn tag_ends(&self, tags: &Name, which: &[Arc<str>])
+    -> Result<Vec<TagEnds>, BackendError>;
 
     /// Gives a tag the next number, which is remembered for 30 days at least. Returns the number.
-    fn end_tag(
-        &self,
-        tags: &Name,
-        tag: &str,
-        end: TagEnd,
-    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
+    async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError>;
 
     /// Tells a local tier of the changes of entries from now on. Returns whether the backend also
     /// says, at these intervals, [up to when](Tap::complete_until) the tier has heard of all.
@@ -195,51 +157,7 @@ pub trait Store: Leases {
     fn hears(&self, _name: &Name, _begins: bool) -> bool {
         true
     }
-
-    /// Returns the backend without its type.
-    ///
-    /// The backends of this crate override it. So their code is compiled with this crate, and not
-    /// once more with each crate that uses it.
-    #[doc(hidden)]
-    fn erase_store(self: Arc<Self>) -> ErasedStore
-    where
-        Self: Sized,
-    {
-        Erased(self)
-    }
 }
-
-erased! {
-    trait DynStore: DynLeases; for Store;
-    async fn get(name: &'a Name) -> Option<Entry>;
-    async fn get_aged(name: &'a Name) -> Option<Entry>;
-    async fn get_many(names: &'a [Name], aged: bool) -> EntryAnswers;
-    async fn fetch(name: &'a Name, announced: &'a Announcement) -> Option<Entry>;
-    async fn claim(claim: &'a Claim, seen: u64) -> Claimed;
-    async fn commit(
-        claim: &'a Claim,
-        grant: &'a Grant,
-        entry: &'a Entry,
-        ttl: Option<Duration>
-    ) -> Committed;
-    async fn fail(
-        claim: &'a Claim,
-        failure: &'a Failure,
-        back_off: Option<BackOff>
-    ) -> bool;
-    async fn put(name: &'a Name, entry: &'a Entry, ttl: Duration, fence_life: Duration) -> u64;
-    async fn touch(name: &'a Name, windows: Windows, fence_life: Duration) -> Option<u64>;
-    async fn expire(name: &'a Name, fence_life: Duration) -> u64;
-    async fn supersede(name: &'a Name, fence_life: Duration) -> u64;
-    async fn invalidate(name: &'a Name, fence_life: Duration) -> u64;
-    async fn tag_number(tags: &'a Name) -> u64;
-    async fn tag_ends(tags: &'a Name, which: &'a [Arc<str>]) -> Vec<TagEnds>;
-    async fn end_tag(tags: &'a Name, tag: &'a str, end: TagEnd) -> u64;
-    fn tap(tier: Weak<dyn Tap>, every: Duration) -> bool;
-    fn hears(name: &Name, begins: bool) -> bool;
-}
-
-pub(crate) type ErasedStore = Erased<dyn DynStore>;
 
 /// The answer to [`Store::get_many`] for each name.
 pub type EntryAnswers = Vec<Result<Option<Entry>, BackendError>>;

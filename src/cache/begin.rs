@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::{
-    Cache, Lead, Loaded, Request, Source, StaleValue, loader,
-    outcome::{Alone, Outcome, failed},
-    run::{Begin, Load, Run, RunStart},
+    Cache, Lead, Loaded, Request, StaleValue, loader,
+    outcome::failed,
+    run::{Load, Run, RunStart},
     settings::OnUncacheable,
 };
 use crate::{
@@ -118,30 +118,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             return Ok(Begun::Alone(WhyAlone::ShutDown));
         }
         let run = Run::new(&core, &key, own, None, RunStart::Look)?;
-        let (outcome, load) = match Box::pin(run.begin()).await {
-            Begin::Load(load) => {
-                core.counters.loads.add();
-                return Ok(Begun::Load(*load));
-            }
-            Begin::Alone(why) => return Ok(Begun::Alone(why)),
-            Begin::Ended(outcome, load) => (outcome, load),
-        };
-        let loaded = match outcome {
-            Outcome::Value(loaded) => loaded,
-            Outcome::Failed(error) => return Err(failed(&core, error)),
-            Outcome::Alone(Alone::Uncacheable) => return Ok(Begun::Alone(WhyAlone::Uncacheable)),
-            // Not the end of a run without a flight.
-            Outcome::Alone(_) | Outcome::Head(..) | Outcome::Unanswered(_) => {
-                return Ok(Begun::Alone(WhyAlone::Unanswered));
-            }
-        };
-        core.counters.served(loaded.source());
-        if load.is_some() {
-            core.counters.refreshes.add();
-            core.counters.loads.add();
-        }
-        let is_old = loaded.source() == Source::Stale || load.is_some();
-        Ok(if is_old { Begun::Stale(loaded, load.map(|load| *load)) } else { Begun::Ready(loaded) })
+        Box::pin(run.begin()).await
     }
 }
 

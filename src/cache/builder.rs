@@ -10,8 +10,7 @@ use super::{
     activity::Activity,
     acts::Invalidations,
     core::Core,
-    error_codec::{ErrorCodec, Of},
-    failures::{AfterFailure, FailurePolicy, Failures},
+    failures::{AfterFailure, CodecOf, ErrorCodec, FailurePolicy, Failures},
     local::{LocalStore, Watches},
     refresh::Refreshes,
     settings::{self, Settings},
@@ -19,7 +18,7 @@ use super::{
 };
 use crate::{
     advice,
-    backend::{DynStore, Windows},
+    backend::{Store, Windows},
     error::{Error, ErrorKind},
     flight::Group,
     key::Namespace,
@@ -59,7 +58,7 @@ use crate::{
 /// ```
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder<V, C = Json> {
-    store: Arc<dyn DynStore>,
+    store: Arc<dyn Store>,
     namespace: Option<String>,
     /// Over a shared backend, the default namespace is refused.
     needs_namespace: bool,
@@ -71,7 +70,7 @@ pub struct Builder<V, C = Json> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Builder<V> {
-    pub(super) fn new(store: Arc<dyn DynStore>) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
         Self {
             store,
             namespace: None,
@@ -140,7 +139,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     where
         E: std::error::Error + Send + Sync + 'static,
     {
-        self.error_codec = Some(Arc::new(Of::<E, _>::new(codec)));
+        self.error_codec = Some(Arc::new(CodecOf::<E, _>::new(codec)));
         self
     }
 

@@ -17,8 +17,7 @@ use super::{
     batch,
     breaker::{Outage, Shard},
     builder::Negative,
-    error_codec::ErrorCodec,
-    failures::Failures,
+    failures::{ErrorCodec, Failures},
     freshness::{self, RefreshDelay, Rules, Window},
     local::{self, Fill, LocalRow, LocalStore, SeenEntry, Watches},
     outcome::{Made, Outcome, Record},
@@ -28,7 +27,7 @@ use super::{
     tags::{Answered, Tags},
 };
 use crate::{
-    backend::{DynStore, Entry, EntryKind, Tagged, Windows, answered_by},
+    backend::{Entry, EntryKind, Store, Tagged, Windows, answered_by},
     error::{BackendError, BackendErrorKind, BoxError, Chain, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
@@ -42,7 +41,7 @@ use crate::{
 pub(super) type Permit = Arc<OwnedSemaphorePermit>;
 
 pub(super) struct Core<V> {
-    pub(super) store: Arc<dyn DynStore>,
+    pub(super) store: Arc<dyn Store>,
     pub(super) engine: Arc<Engine>,
     pub(super) codec: Arc<dyn Codec<V>>,
     pub(super) error_codec: Option<Arc<dyn ErrorCodec>>,
@@ -78,9 +77,9 @@ pub(super) struct Core<V> {
 /// The use of an answer of the backend.
 pub(super) enum Decision<V> {
     /// The value is served.
-    Served(V, Source, Option<Record>),
+    Served(Loaded<V>),
     /// The value is served, and it is time to refresh it. It is still fresh, or stale.
-    Refresh(V, Source, Arc<Previous<V>>),
+    Refresh(Loaded<V>, Arc<Previous<V>>),
     /// The value is loaded under the lease. This entry may be served if the load fails.
     Old(Arc<Previous<V>>),
     /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the
@@ -93,11 +92,10 @@ pub(super) enum Decision<V> {
 }
 
 impl<V> Decision<V> {
-    /// Returns the value that is served, if there is one, with where it came from.
-    pub(super) fn value(self) -> Option<(V, Option<Record>, Source)> {
+    /// Returns the value that is served, if there is one.
+    pub(super) fn value(self) -> Option<Loaded<V>> {
         match self {
-            Self::Served(value, source, record) => Some((value, record, source)),
-            Self::Refresh(value, source, previous) => Some((value, previous.record, source)),
+            Self::Served(loaded) | Self::Refresh(loaded, _) => Some(loaded),
             _ => None,
         }
     }
@@ -107,11 +105,10 @@ impl<V> Decision<V> {
     where
         V: Clone + 'static,
     {
-        let (value, record, source) = match self {
-            Self::Old(previous) => (previous.fallback()?, previous.record, previous.source),
-            decision => decision.value()?,
-        };
-        Some(Loaded { value, source, record })
+        match self {
+            Self::Old(previous) => previous.fallback(),
+            decision => decision.value(),
+        }
     }
 }
 
@@ -209,17 +206,15 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             return Decision::Old(Arc::new(Previous::encoded(entry, rules, &self.codec)));
         }
         if let Some(value) = self.decoded(name, &mut entry) {
-            let source = match window {
-                Window::Early => Source::Hit,
-                Window::Stale => Source::Stale,
-                Window::Deferred => {
-                    return Decision::Served(value, Source::Stale, Record::of(&entry));
-                }
-                _ => return Decision::Served(value, Source::Hit, Record::of(&entry)),
-            };
-            let previous =
-                Previous::decoded(&entry, rules, &self.codec, value.clone(), Source::Stale);
-            return Decision::Refresh(value, source, Arc::new(previous));
+            let is_stale = matches!(window, Window::Stale | Window::Deferred);
+            let source = if is_stale { Source::Stale } else { Source::Hit };
+            let loaded = Loaded { value, source, record: Record::of(&entry) };
+            if !matches!(window, Window::Early | Window::Stale) {
+                return Decision::Served(loaded);
+            }
+            let value = loaded.value.clone();
+            let previous = Previous::decoded(&entry, rules, &self.codec, value, Source::Stale);
+            return Decision::Refresh(loaded, Arc::new(previous));
         }
         Decision::Miss { seen: entry.fence }
     }
@@ -428,12 +423,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let seen = answer.as_ref().ok().and_then(Option::as_ref).map(|entry| self.seen(entry));
         let decision = self.decide(name, rules, answer);
         match (seen, &decision) {
-            (Some(seen), Decision::Served(value, source, _)) => {
-                let is_hit = *source == Source::Hit;
-                copies.note(asked, key, seen, || Some(value.clone()), is_hit, rules);
+            (Some(seen), Decision::Served(loaded)) => {
+                let is_hit = loaded.source == Source::Hit;
+                copies.note(asked, key, seen, || Some(loaded.value.clone()), is_hit, rules);
             }
-            (Some(seen), Decision::Refresh(value, ..)) => {
-                copies.note(asked, key, seen, || Some(value.clone()), false, rules);
+            (Some(seen), Decision::Refresh(loaded, _)) => {
+                copies.note(asked, key, seen, || Some(loaded.value.clone()), false, rules);
             }
             (Some(seen), Decision::Old(previous)) => {
                 copies.note(asked, key, seen, || previous.value(), false, rules);
@@ -468,7 +463,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
                 let old = Previous::decoded(&entry, rules, &self.codec, value, source);
                 Decision::Old(Arc::new(old))
             }
-            _ => Decision::Served(value, source, Record::of(&entry)),
+            _ => Decision::Served(Loaded { value, source, record: Record::of(&entry) }),
         })
     }
 

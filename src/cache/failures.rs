@@ -1,10 +1,12 @@
 //! The failed loads of a cache: what follows them, and what this process knows of them.
 //!
-//! The backend keeps the failures of loads under a lease, for the whole fleet. This process keeps
-//! the failures of loads without one. They count for the next failure of the key, with or without
-//! a lease.
+//! The backend keeps the failures of loads under a lease, for the whole fleet. Their errors become
+//! bytes, so that other processes get the same error. This process keeps the failures of loads
+//! without a lease. They count for the next failure of the key, with or without one.
 
 use std::{
+    error::Error as StdError,
+    marker::PhantomData,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -12,10 +14,19 @@ use std::{
     time::Duration,
 };
 
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use lru::LruCache;
 use tokio::time::Instant;
 
-use crate::{backend::BackOff, error::Error, key::Key, observe::Rarely, sync::lock, time::after};
+use super::Codec;
+use crate::{
+    backend::{BackOff, Failure},
+    error::{BoxError, Error, ErrorKind},
+    key::Key,
+    observe::Rarely,
+    sync::lock,
+    time::after,
+};
 
 /// The rule after a failed load: when a caller may load its key again.
 ///
@@ -198,6 +209,97 @@ impl Failures {
         self.any_alone.store(!alone.is_empty(), Ordering::Release);
         Some(alone)
     }
+}
+
+/// The codec of a cache for the errors of its loaders, without its type.
+pub(super) trait ErrorCodec: Send + Sync {
+    /// Returns the bytes of the error that a loader returned. Returns `None` if it is of another
+    /// type, or has no encoding.
+    fn encode(&self, error: &Error) -> Option<Bytes>;
+
+    /// Returns the error that [`encode`](Self::encode) read in another process.
+    fn decode(&self, bytes: Bytes) -> Option<BoxError>;
+}
+
+/// The codec `C` for errors of the type `E`.
+pub(super) struct CodecOf<E, C> {
+    codec: C,
+    error: PhantomData<fn() -> E>,
+}
+
+impl<E, C> CodecOf<E, C> {
+    pub(super) fn new(codec: C) -> Self {
+        Self { codec, error: PhantomData }
+    }
+}
+
+impl<E, C> ErrorCodec for CodecOf<E, C>
+where
+    E: StdError + Send + Sync + 'static,
+    C: Codec<E>,
+{
+    fn encode(&self, error: &Error) -> Option<Bytes> {
+        let encoded = self.codec.encode(error.load_ref::<E>()?).ok()?;
+        let mut bytes = BytesMut::with_capacity(2 + encoded.len());
+        bytes.put_u16(self.codec.tag());
+        bytes.put_slice(&encoded);
+        Some(bytes.freeze())
+    }
+
+    fn decode(&self, mut bytes: Bytes) -> Option<BoxError> {
+        if bytes.try_get_u16().ok()? != self.codec.tag() {
+            return None;
+        }
+        Some(Box::new(self.codec.decode(bytes).ok()?))
+    }
+}
+
+/// Returns the failure of a load, as other processes are told of it.
+pub(super) fn failure(
+    codec: Option<&dyn ErrorCodec>,
+    fence: u64,
+    error: &Error,
+    back_off: Option<BackOff>,
+) -> Failure {
+    let wait = back_off.map_or(Duration::ZERO, |back_off| back_off.wait);
+    let failure = Failure::new(fence, error).with_wait(wait);
+    match codec.and_then(|codec| codec.encode(error)) {
+        Some(encoded) => failure.with_encoded(encoded),
+        None => failure,
+    }
+}
+
+/// Returns the error of a load that failed in another process.
+pub(super) fn error(codec: Option<&dyn ErrorCodec>, failure: Failure) -> Error {
+    let wait = failure.wait();
+    let error = match decoded(codec, &failure) {
+        Some(error) => {
+            Error::with_source(ErrorKind::Load, "the load failed in another process", error)
+        }
+        None => failure.into_error(),
+    };
+    match wait {
+        Some(wait) => error.with_retry_after(wait),
+        None => error,
+    }
+}
+
+/// Returns the error of a key that backs off for this time after a failure.
+pub(super) fn backing_off(
+    codec: Option<&dyn ErrorCodec>,
+    failure: &Failure,
+    wait: Duration,
+) -> Error {
+    let words = "the load failed, and its key backs off";
+    let (kind, source) = match decoded(codec, failure) {
+        Some(error) => (ErrorKind::Load, error),
+        None => (ErrorKind::BackingOff, failure.message().into()),
+    };
+    Error::with_source(kind, words, source).with_retry_after(wait)
+}
+
+fn decoded(codec: Option<&dyn ErrorCodec>, failure: &Failure) -> Option<BoxError> {
+    codec.and_then(|codec| codec.decode(failure.encoded().clone()))
 }
 
 #[cfg(test)]

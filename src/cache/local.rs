@@ -54,7 +54,7 @@ use super::{
     tags::Tags,
 };
 use crate::{
-    backend::{DynStore, Entry, STRIPES, Tap},
+    backend::{Entry, STRIPES, Store, Tap},
     error::Error,
     key::{Key, Name},
     observe::Counters,
@@ -216,7 +216,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     /// Creates the store of a cache, if it is to have one.
     pub(super) fn of(
         settings: &Settings,
-        store: &dyn DynStore,
+        store: &dyn Store,
         tags: &Arc<Tags>,
         counters: &Arc<Counters>,
     ) -> Option<Arc<Self>> {
@@ -229,7 +229,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
 
     fn new(
         settings: &Settings,
-        store: &dyn DynStore,
+        store: &dyn Store,
         tags: &Arc<Tags>,
         counters: &Arc<Counters>,
         weight: usize,
@@ -317,7 +317,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     }
 
     /// Begins a question to the backend.
-    pub(super) fn begin(&self, store: &dyn DynStore, name: &Name, now: Instant) -> Fill {
+    pub(super) fn begin(&self, store: &dyn Store, name: &Name, now: Instant) -> Fill {
         match self.tier {
             Some(_) => self.order.begin(store, name, now, false),
             None => self.mark_at(name, now),
@@ -531,7 +531,7 @@ mod tests {
 
     fn store(memory: usize) -> Option<Arc<LocalStore<u64>>> {
         let settings = Settings { outage_memory: Some(memory), ..Settings::default() };
-        let backend = Arc::new(MemoryBackend::new()).erase_store().0;
+        let backend: Arc<dyn Store> = Arc::new(MemoryBackend::new());
         LocalStore::of(
             &settings,
             backend.as_ref(),

@@ -135,9 +135,23 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let asked = ManyIds::new(ids, key_of);
         async move {
             let ManyIds { ids, keys, places } = asked?;
-            let looks = look_many(&cache.core, &keys).await;
-            let missed: Vec<_> = looks.iter().map(BatchLook::missed).collect();
-            let answers: Vec<_> = looks.into_iter().map(BatchLook::served).collect();
+            let looks = match cache.core.flights.is_closed() {
+                false => read_many(&cache.core, &keys).await,
+                true => keys.iter().map(|_| None).collect(),
+            };
+            let missed = |look: &Option<_>| match look {
+                Some(Decision::Miss { seen }) => Some(*seen),
+                _ => None,
+            };
+            let missed: Vec<_> = looks.iter().map(missed).collect();
+            let served = |look| match look {
+                Some(Decision::Served(loaded)) => {
+                    cache.core.counters.served(loaded.source);
+                    Some(Ok(loaded))
+                }
+                _ => None,
+            };
+            let answers: Vec<_> = looks.into_iter().map(served).collect();
             let gathering = Gathering::new(&cache.core, loader);
             let missing = answers.iter().filter(|answer| answer.is_none()).count();
             let shared = Shared::of(missing);
@@ -194,7 +208,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let decisions = read_many(&self.core, &keys).await.into_iter();
         let value = |decision| match decision {
             Decision::Unanswered(error) => Err(Error::from(error)),
-            decision => Ok(decision.value().map(|(value, ..)| value)),
+            decision => Ok(decision.value().map(Loaded::into_value)),
         };
         let answers = decisions.map(|decision| decision.map(value)).collect();
         // The others learn what is wrong.
@@ -258,45 +272,6 @@ async fn fill_gaps<T, Fut: Future<Output = T>>(
     answers.into_iter().filter_map(|answer| answer.or_else(|| asked.next())).collect()
 }
 
-/// The result of the first look at one key.
-enum BatchLook<V> {
-    /// A value that is served as it is.
-    Served(Loaded<V>),
-    /// No value, or an entry of this fence that is of no use. The key begins with a claim.
-    Missed(u64),
-    /// Anything else. The key is read again by itself.
-    Open,
-}
-
-impl<V> BatchLook<V> {
-    fn missed(&self) -> Option<u64> {
-        if let Self::Missed(seen) = self { Some(*seen) } else { None }
-    }
-
-    fn served(self) -> Option<Result<Loaded<V>, Error>> {
-        if let Self::Served(loaded) = self { Some(Ok(loaded)) } else { None }
-    }
-}
-
-/// Looks for stored values. The keys without one take the way of one key.
-async fn look_many<V: Clone + Send + Sync + 'static>(
-    core: &Arc<Core<V>>,
-    keys: &[Key],
-) -> Vec<BatchLook<V>> {
-    if core.flights.is_closed() {
-        return keys.iter().map(|_| BatchLook::Open).collect();
-    }
-    let look = |decision| match decision {
-        Some(Decision::Served(value, source, record)) => {
-            core.counters.served(source);
-            BatchLook::Served(Loaded { value, source, record })
-        }
-        Some(Decision::Miss { seen }) => BatchLook::Missed(seen),
-        _ => BatchLook::Open,
-    };
-    read_many(core, keys).await.into_iter().map(look).collect()
-}
-
 /// Reads many keys, with few questions to the backend. A key is `None` if it is invalid, or if its
 /// shard does not answer of late.
 async fn read_many<V: Clone + Send + Sync + 'static>(
@@ -310,8 +285,8 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
         let (mut places, mut asked, mut names) =
             (Vec::with_capacity(most), Vec::with_capacity(most), Vec::with_capacity(most));
         for (key, answer) in keys.iter().zip(answers) {
-            if let Some(Loaded { value, source, record }) = core.local(key.as_str(), options) {
-                *answer = Some(Decision::Served(value, source, record));
+            if let Some(copy) = core.local(key.as_str(), options) {
+                *answer = Some(Decision::Served(copy));
             } else if let Ok(name) = core.name(key)
                 && !core.shard(&name).breaker.is_troubled()
             {

@@ -19,7 +19,6 @@ mod breaker;
 mod builder;
 mod codec;
 mod core;
-mod error_codec;
 mod explain;
 mod failures;
 mod freshness;
@@ -29,7 +28,6 @@ mod loader;
 mod local;
 mod many;
 mod outcome;
-mod patience;
 mod previous;
 mod refresh;
 mod request;
@@ -123,7 +121,7 @@ pub struct Cache<V> {
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Returns a builder of a cache over a backend.
     pub fn builder<B: Store>(backend: B) -> Builder<V> {
-        Builder::new(Arc::new(backend).erase_store().0)
+        Builder::new(Arc::new(backend))
     }
 
     /// Returns the stored value of a key, or the value that the one loader of the fleet makes now.
@@ -195,7 +193,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let name = self.core.name(&key)?;
         match self.core.read(&key, &name, &options.rules).await {
             Decision::Unanswered(error) => Err(error.into()),
-            decision => Ok(decision.value().map(|(value, ..)| value)),
+            decision => Ok(decision.value().map(Loaded::into_value)),
         }
     }
 

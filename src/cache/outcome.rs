@@ -15,7 +15,7 @@ use super::core::Core;
 use crate::{
     backend::Entry,
     error::{Error, ErrorKind},
-    flight::{Edge, Follower, Waited},
+    flight::{Edge, Follower},
     observe::Counters,
     spans,
 };
@@ -218,7 +218,7 @@ pub(crate) enum Alone {
 #[derive(Clone)]
 pub(super) enum Outcome<V> {
     Value(Loaded<V>),
-    /// The head of a value, which was loaded so. It is the first of two landings.
+    /// The head of a value, which was loaded so.
     Head(Head, Source),
     /// Each caller loads for itself.
     Alone(Alone),
@@ -316,10 +316,10 @@ impl<V: Clone + Send + Sync + 'static> HeadOffer<V> {
     /// Dropping the future leaves the flight, which goes on for the others.
     pub(crate) async fn decline(self) -> Option<Result<Flown<V>, Error>> {
         let (mut follower, _edge) = self.follower?;
-        follower.leave_first();
+        follower.take_head(false);
         match follower.wait().await {
-            Waited::JoinAgain | Waited::Outcome(Outcome::Unanswered(_)) => None,
-            Waited::Outcome(outcome) => Some(ended(&self.core, outcome, false, None)),
+            None | Some(Outcome::Unanswered(_)) => None,
+            Some(outcome) => Some(ended(&self.core, outcome, false, None)),
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::{
-    Codec, Source,
+    Codec, Loaded, Source,
     freshness::{self, Rules},
     outcome::Record,
 };
@@ -22,7 +22,7 @@ pub(super) struct Previous<V> {
     pub(super) record: Option<Record>,
     pub(super) fence: u64,
     /// The source of the value, if it stands in for a failure.
-    pub(super) source: Source,
+    source: Source,
     /// Until when the value may stand in for a failure.
     on_error_until: Instant,
     codec: Arc<dyn Codec<V>>,
@@ -77,8 +77,9 @@ impl<V: Clone + 'static> Previous<V> {
     }
 
     /// Returns the value, if it may stand in for a failure now.
-    pub(super) fn fallback(&self) -> Option<V> {
-        self.left_on_error().and_then(|_| self.value())
+    pub(super) fn fallback(&self) -> Option<Loaded<V>> {
+        self.left_on_error()?;
+        Some(Loaded { value: self.value()?, source: self.source, record: self.record })
     }
 
     /// Returns for how much longer the value may stand in for a failure.

@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     error::{BoxError, Error},
-    flight::{self, Abandoned, Follower, Group, Joined, Leader, Limits, Waited},
+    flight::{self, Abandoned, Follower, Group, Joined, Leader, Limits},
     key::Key,
 };
 
@@ -133,8 +133,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let run = Run::new(&core, &key, own, Some(leader), RunStart::Supersede(burnt))?;
         follower.lead(Box::pin(run.run(work)));
         match follower.wait().await {
-            Waited::Outcome(outcome) => ended(&core, outcome, true, None),
-            Waited::JoinAgain => Err(cut_off()),
+            Some(outcome) => ended(&core, outcome, true, None),
+            None => Err(cut_off()),
         }
     }
 }

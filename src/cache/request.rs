@@ -2,17 +2,19 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::Either};
+use tokio::time::{Instant, timeout_at};
+use tracing::Span;
 
 use super::{
     AfterFailure, EarlyRefresh, Lead, Loaded, Source,
     core::Core,
+    freshness::Rules,
     lead::Keeping,
     loader::{self, Produced},
     outcome::{Alone, Flown, Outcome, cut_off, ended, failed},
-    patience::{self, Patience},
     refresh::QuietEntry,
-    run::{Run, RunStart},
+    run::{AskedKey, Run, RunStart},
     settings::{OnFull, Options, Sharing},
 };
 #[cfg(feature = "http")]
@@ -20,8 +22,10 @@ use crate::backend::Tagged;
 use crate::{
     backend::Entry,
     error::{BoxError, Error, ErrorKind},
-    flight::{self, Edge, Follower, Joined, Notice, Refused, Task, Waited},
+    flight::{self, Edge, Follower, Joined, Notice, Refused, Task},
     key::{Family, Key, Name},
+    spans,
+    time::after,
 };
 
 /// One request for a key, with options of its own. [`Cache::request`](super::Cache::request) makes
@@ -206,10 +210,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     }
                     None => hurry(&core, own.as_deref(), &follower, unanswered),
                 }
-                match patience::wait(patience.as_deref(), &core, &key, &mut follower, leads).await {
-                    Waited::JoinAgain => unanswered = None,
-                    Waited::Outcome(Outcome::Unanswered(waited)) => unanswered = Some(waited),
-                    Waited::Outcome(end) => {
+                match wait(patience.as_deref(), &core, &key, &mut follower, leads).await {
+                    None => unanswered = None,
+                    Some(Outcome::Unanswered(waited)) => unanswered = Some(waited),
+                    Some(end) => {
                         return ended(&core, end, leads, Some((follower, edge)));
                     }
                 }
@@ -383,6 +387,83 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 }
 
+/// The patience of a caller with a load, while there is an old value: until when it waits, and
+/// which stored values it accepts after that.
+struct Patience {
+    until: Instant,
+    rules: Rules,
+}
+
+/// Waits for the end of a flight, as long as the patience of its caller lasts. A caller that leads
+/// has the span of its load, and no other.
+fn wait<V: Clone + Send + Sync + 'static>(
+    patience: Option<&Patience>,
+    core: &Arc<Core<V>>,
+    key: &Key,
+    follower: &mut Follower<Outcome<V>>,
+    leads: bool,
+) -> impl Future<Output = Option<Outcome<V>>> {
+    let span = if leads { Span::none() } else { spans::load(key) };
+    let waited = patiently(patience, core, key, follower);
+    if span.is_disabled() {
+        return Either::Left(waited);
+    }
+    let ends = |waited: &Option<Outcome<V>>, span: &Span| {
+        if let Some(outcome) = waited {
+            outcome.ends(span, false);
+        }
+    };
+    // In a box, which callers need only where spans are collected.
+    Either::Right(Box::pin(spans::within(span, waited, ends)))
+}
+
+async fn patiently<V: Clone + Send + Sync + 'static>(
+    patience: Option<&Patience>,
+    core: &Arc<Core<V>>,
+    key: &Key,
+    follower: &mut Follower<Outcome<V>>,
+) -> Option<Outcome<V>> {
+    match patience {
+        None => follower.wait().await,
+        // In a box, which most callers do not need.
+        Some(patience) => Box::pin(patience.wait(core, key, follower)).await,
+    }
+}
+
+impl Patience {
+    /// Begins the patience of a caller, if it has a limit.
+    fn of(options: &Options) -> Option<Box<Self>> {
+        let limit = options.serve_stale_after?;
+        Some(Box::new(Self { until: after(Instant::now(), limit), rules: options.rules }))
+    }
+
+    /// Waits for a flight, and after the limit reads the stored value, if one may be served.
+    async fn wait<V: Clone + Send + Sync + 'static>(
+        &self,
+        core: &Arc<Core<V>>,
+        key: &Key,
+        follower: &mut Follower<Outcome<V>>,
+    ) -> Option<Outcome<V>> {
+        // A look that is slow has a limit of its own. A second one would ask the same server.
+        follower.carry().await;
+        if let Ok(waited) = timeout_at(self.until, follower.wait()).await {
+            return waited;
+        }
+        let old: Option<Loaded<V>> = tokio::select! {
+            biased;
+            waited = follower.wait() => return waited,
+            old = async {
+                AskedKey::new(core, key, None).ok()?.in_place_of_slow_load(&self.rules).await
+            } => old,
+        };
+        let Some(old) = old else { return follower.wait().await };
+        tracing::debug!("the stale value is served, because the load is slow");
+        follower.leave_behind();
+        core.counters.slow.add();
+        Some(Outcome::Value(old))
+    }
+}
+
 /// Returns the work of a leader.
 fn leader_work<V, F, Fut>(run: Run<V>, work: &mut Option<F>) -> Result<Task, Error>
 where
@@ -397,9 +478,7 @@ where
 /// Joins the flight of a key.
 fn join<V>(core: &Core<V>, key: &Key, sharing: Sharing) -> Result<Joined<Outcome<V>>, Refused> {
     let mut joined = core.flights.join(key)?;
-    if sharing.takes_heads {
-        joined.follower.take_first();
-    }
+    joined.follower.take_head(sharing.takes_heads);
     Ok(joined)
 }
 

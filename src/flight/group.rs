@@ -1,28 +1,48 @@
 //! The flights of a cache: their table, and the leaders that are under way.
 
 use std::{
+    future::poll_fn,
     hash::BuildHasher,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Poll,
     thread,
 };
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::{
-    flight::{Abandoned, Flight, Flights},
-    follower::Follower,
-    leader::Leader,
-    waiters::Waiters,
+    flight::{Abandoned, Flight, Follower, Leader},
+    wakers::Wakers,
 };
 use crate::{
     key::Key,
-    sync::checked::{AtomicUsize, RwLock, read, write},
+    sync::checked::{AtomicUsize, Mutex, RwLock, lock, read, write},
 };
 
 /// The flights of one cache.
 pub(crate) struct Group<T> {
     flights: Arc<Flights<T>>,
     limits: Limits,
+}
+
+/// The flights of one group, at most one for each key.
+pub(super) struct Flights<T> {
+    pub(super) map: Map<Arc<Flight<T>>>,
+    /// How many callers wait in all flights.
+    pub(super) waiting: AtomicUsize,
+    pub(super) leaders: Leaders,
+    pub(super) abandoned: Abandoned,
+}
+
+/// Flights are numbered through the process, so that one can wait for one of another cache.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Returns the number of a flight, or of a load without one.
+pub(crate) fn next_id() -> u64 {
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
 /// How many callers may wait.
@@ -85,7 +105,6 @@ impl<T> Group<T> {
         if let Some(follower) = found {
             return Self::following(follower);
         }
-        let flight = Flight::new(self.flights.clone(), key.clone(), hash);
         let mut table = write(stripe);
         let found = table.find(hash, same).map(|flight| self.follow(flight));
         if let Some(follower) = found {
@@ -96,8 +115,8 @@ impl<T> Group<T> {
         if !leaders.begin() {
             return Err(Refused::Closed);
         }
+        let (flight, follower) = Flight::begin(next_id(), self.flights.clone(), key.clone(), hash);
         table.insert_unique(hash, flight.clone(), |flight| flight.hash);
-        let follower = Follower::new(flight.clone());
         drop(table);
         Ok(Joined { follower, leader: Some(Leader { flight }) })
     }
@@ -108,7 +127,7 @@ impl<T> Group<T> {
         let map = &self.flights.map;
         if let Some(flight) = map.remove(map.hasher.hash_one(key), |flight| flight.key == *key) {
             // `close` does not find it any more.
-            flight.driver.detach();
+            flight.detach();
         }
     }
 
@@ -127,7 +146,7 @@ impl<T> Group<T> {
     pub(crate) fn close(&self) {
         self.flights.leaders.close();
         for flight in self.flights.map.all() {
-            flight.driver.detach();
+            flight.detach();
         }
     }
 
@@ -147,10 +166,7 @@ impl<T> Group<T> {
         if self.flights.leaders.is_closed() {
             return Err(Refused::Closed);
         }
-        if flight.present() >= limit as u64 {
-            return Err(Refused::FlightFull(limit));
-        }
-        Ok(Follower::new(flight.clone()))
+        flight.join(limit).ok_or(Refused::FlightFull(limit))
     }
 
     /// Completes a join after the lock is released.
@@ -220,7 +236,7 @@ pub(super) struct Leaders {
     /// and the caller that waits for it cannot miss each other.
     state: AtomicUsize,
     /// Callers that wait for the last leader.
-    idle: Waiters,
+    idle: Mutex<Wakers>,
 }
 
 /// No leader may begin any more.
@@ -244,7 +260,8 @@ impl Leaders {
     pub(super) fn end(&self) {
         // Pairs with `idle`: what the leader did, is visible to the caller that waited for it.
         if self.state.fetch_sub(1, Ordering::Release) == CLOSED | 1 {
-            self.idle.wake();
+            let idle = lock(&self.idle).take();
+            idle.wake();
         }
     }
 
@@ -254,7 +271,18 @@ impl Leaders {
 
     /// Returns when no leader is under way. The group must be closed.
     pub(super) async fn idle(&self) {
-        let none = || (self.state.load(Ordering::Acquire) == CLOSED).then_some(());
-        self.idle.until(none).await;
+        let mut registration = None;
+        poll_fn(|cx| {
+            let mut idle = lock(&self.idle);
+            // Under the lock, because the last leader takes the wakers under it afterwards.
+            if self.state.load(Ordering::Acquire) == CLOSED {
+                return Poll::Ready(());
+            }
+            let last = idle.register(&mut registration, cx.waker());
+            drop(idle);
+            drop(last);
+            Poll::Pending
+        })
+        .await;
     }
 }

@@ -3,16 +3,10 @@
 //!
 //! Weakened by hand, each of these orderings makes a test fail:
 //!
-//! - `Release` of a join, and `Acquire` of an epoch:
-//!   `the_question_of_a_leader_comes_after_what_its_callers_did`;
-//! - `AcqRel` of a leave, as `Release` or as `Acquire`:
-//!   `a_flight_that_all_callers_have_left_is_unwanted`;
 //! - `Release` of the end of a leader, and `Acquire` of `idle`: `a_closed_group_becomes_idle`.
 //!
-//! So does a count of late joiners that is off by one. A waiter that does not look under the lock
-//! sleeps through a landing, and the check does not end.
-
-mod first;
+//! So does a count of late joiners that is off by one. A follower that does not look under the
+//! lock sleeps through a landing, and the check does not end.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -21,10 +15,7 @@ use std::{
 
 use ::loom::{future::block_on, model, thread};
 
-use super::{
-    Epoch, Group, Joined, Leader, Limits, Notice, Refused, Waited, driver::Task, flight::Abandoned,
-    follower::Follower, waiters::Waiters,
-};
+use super::{Abandoned, Epoch, Follower, Group, Joined, Leader, Limits, Notice, Refused, Task};
 use crate::{key::Key, sync::checked::AtomicU64};
 
 const RELAXED: Ordering = Ordering::Relaxed;
@@ -49,7 +40,7 @@ fn ask(group: &Group<u64>, source: &AtomicU64) -> u64 {
         if let Some(leader) = leader {
             lead(leader, source);
         }
-        if let Waited::Outcome(value) = block_on(follower.wait()) {
+        if let Some(value) = block_on(follower.wait()) {
             return value;
         }
     }
@@ -90,9 +81,8 @@ fn carry(group: &Group<u64>) {
         if let Some(leader) = leader {
             follower.lead(work(leader, cell()));
         }
-        let waited = block_on(follower.wait());
-        if waited != Waited::JoinAgain {
-            break assert_eq!(waited, Waited::Outcome(7));
+        if let Some(outcome) = block_on(follower.wait()) {
+            break assert_eq!(outcome, 7);
         }
     }
 }
@@ -122,8 +112,7 @@ fn a_caller_is_served_nothing_older_than_its_question() {
     });
 }
 
-/// As above, without the map. The model checker keeps one access to each cell in mind, so the load
-/// of the limit in `Group::join` would hide the pair of orderings.
+/// As above, without the map.
 #[test]
 fn the_question_of_a_leader_comes_after_what_its_callers_did() {
     model(|| {
@@ -132,7 +121,7 @@ fn the_question_of_a_leader_comes_after_what_its_callers_did() {
         let (flight, changed) = (leader.flight.clone(), source.clone());
         let knows = thread::spawn(move || {
             changed.store(1, RELAXED);
-            Follower::new(flight)
+            flight.join(usize::MAX)
         });
         let epoch = leader.begin_epoch();
         assert!(epoch.joined < 2 || source.load(RELAXED) == 1);
@@ -157,7 +146,7 @@ fn late_joiners_are_told_apart() {
             })
             .collect();
         lead(leader, &source);
-        assert!(matches!(block_on(follower.wait()), Waited::Outcome(_)));
+        assert!(block_on(follower.wait()).is_some());
         callers.into_iter().for_each(|caller| caller.join().unwrap());
     });
 }
@@ -171,7 +160,7 @@ fn a_leader_that_is_dropped_sends_its_followers_on() {
         let (theirs, value) = (group.clone(), source.clone());
         let other = thread::spawn(move || ask(&theirs, &value));
         drop(leader);
-        assert_eq!(block_on(follower.wait()), Waited::JoinAgain);
+        assert_eq!(block_on(follower.wait()), None);
         other.join().unwrap();
         assert_eq!(group.len(), 0);
     });
@@ -200,7 +189,7 @@ fn the_work_ends_though_its_caller_leaves() {
         {
             let mut leading = std::pin::pin!(follower.wait());
             let polled = leading.as_mut().poll(&mut context());
-            assert!(matches!(polled, Poll::Pending | Poll::Ready(Waited::Outcome(7))));
+            assert!(matches!(polled, Poll::Pending | Poll::Ready(Some(7))));
         }
         drop(follower);
         other.join().unwrap();
@@ -247,9 +236,9 @@ fn a_closed_group_becomes_idle() {
         let (group, done) = (group(Abandoned::Finish), cell());
         let (theirs, work_done) = (group.clone(), done.clone());
         let other = thread::spawn(move || match theirs.join(&key()) {
-            Ok(Joined { follower, leader }) => {
-                follower.flight.driver.bring(work(leader.unwrap(), work_done));
-                let polled = follower.flight.driver.poll(&mut context());
+            Ok(Joined { mut follower, leader }) => {
+                follower.lead(work(leader.unwrap(), work_done));
+                let polled = follower.poll_work(&mut context());
                 Some((follower, polled))
             }
             Err(refused) => {
@@ -269,25 +258,19 @@ fn a_closed_group_becomes_idle() {
 #[test]
 fn no_waiter_sleeps_through_the_wake_up() {
     model(|| {
-        let shared = Arc::new((Waiters::default(), AtomicU64::new(0)));
-        let wait = |shared: Arc<(Waiters, AtomicU64)>, leaves: bool| {
-            let (waiters, landed) = &*shared;
-            let mut waiting =
-                std::pin::pin!(waiters.until(|| (landed.load(RELAXED) == 1).then_some(())));
-            match leaves {
-                true => drop(waiting.as_mut().poll(&mut context())),
-                false => block_on(waiting),
-            }
-        };
+        let group = group(Abandoned::Finish);
+        let (_follower, leader) = begin(&group);
         let others: Vec<_> = [true, false]
             .into_iter()
             .map(|leaves| {
-                let shared = shared.clone();
-                thread::spawn(move || wait(shared, leaves))
+                let mut follower = join(&group).follower;
+                thread::spawn(move || match leaves {
+                    true => drop(std::pin::pin!(follower.wait()).as_mut().poll(&mut context())),
+                    false => assert_eq!(block_on(follower.wait()), Some(7)),
+                })
             })
             .collect();
-        shared.1.store(1, RELAXED);
-        shared.0.wake();
+        leader.land(7, Epoch::END);
         others.into_iter().for_each(|other| other.join().unwrap());
     });
 }
@@ -306,5 +289,72 @@ fn a_notice_reaches_the_leader() {
         let question = std::future::pending::<()>();
         assert!(block_on(leader.ask(question)).0.is_none());
         telling.join().unwrap();
+    });
+}
+
+/// A leader that lands a head. It asks once more for each caller that joins too late for it.
+fn lead_head(leader: &Leader<u64>, source: &AtomicU64, callers: u64) {
+    let mut epoch = leader.begin_epoch();
+    leader.land_head(source.load(RELAXED), epoch);
+    while epoch.joined < callers {
+        block_on(leader.late_joiner());
+        epoch = leader.begin_epoch();
+        assert!(epoch.joined < callers || source.load(RELAXED) == 1);
+        leader.admit(epoch);
+    }
+}
+
+/// A caller that joins around the landing of a head is admitted to it, by a question that comes
+/// after what the caller did. The leader never lands for good.
+#[test]
+fn a_late_joiner_is_admitted_to_the_head() {
+    model(|| {
+        let (group, source) = (group(Abandoned::Finish), cell());
+        let (_follower, leader) = begin(&group);
+        let (flight, changed) = (leader.flight.clone(), source.clone());
+        let knows = thread::spawn(move || {
+            changed.store(1, RELAXED);
+            let mut follower = flight.join(usize::MAX).unwrap();
+            follower.take_head(true);
+            assert!(block_on(follower.wait()).is_some());
+        });
+        lead_head(&leader, &source, 2);
+        knows.join().unwrap();
+    });
+}
+
+/// A head that is closed leaves no late joiner waiting, and no caller joins it again.
+#[test]
+fn a_head_that_is_closed_sends_late_joiners_on() {
+    model(|| {
+        let (group, source) = (group(Abandoned::Finish), cell());
+        let (_follower, leader) = begin(&group);
+        let theirs = group.clone();
+        let other = thread::spawn(move || {
+            let Joined { mut follower, leader } = join(&theirs);
+            follower.take_head(true);
+            leader.is_some() || block_on(follower.wait()).is_none()
+        });
+        leader.land_head(source.load(RELAXED), Epoch { joined: 1 });
+        leader.close_head();
+        assert!(other.join().unwrap());
+        assert_eq!(group.len(), 0);
+    });
+}
+
+/// A flight is told that it is unwanted, or a caller has the head, but not both.
+#[test]
+fn a_flight_that_has_served_a_caller_is_wanted() {
+    model(|| {
+        let group = group(Abandoned::Cancel);
+        let (mut follower, leader) = begin(&group);
+        follower.take_head(true);
+        let other = join(&group).follower;
+        let leaves = thread::spawn(move || drop(other));
+        leader.land_head(7, leader.begin_epoch());
+        assert_eq!(block_on(follower.wait()), Some(7));
+        drop(follower);
+        leaves.join().unwrap();
+        assert!(!is_told(&leader));
     });
 }

@@ -11,28 +11,20 @@
 //! A caller must not be served what was read before it asked, because it may know of a change
 //! since. So the leader begins an epoch *before* each question to the backend. An outcome goes to
 //! the callers that joined before its epoch. The leader asks once more for all late
-//! joiners together ([`LateJoiners`](leader::LateJoiners)). If each joined anew, the first
+//! joiners together ([`LateJoiners`]). If each joined anew, the first
 //! would ask before the second had joined, and so on, one by one.
 
 mod cycle;
-mod driver;
 #[allow(clippy::module_inception)]
 mod flight;
-mod follower;
 mod group;
-mod landing;
-mod leader;
 #[cfg(all(test, loom))]
 mod loom;
-mod waiters;
+mod wakers;
 
 pub use self::flight::Abandoned;
 pub(crate) use self::{
     cycle::{Edge, current, nested, within},
-    driver::Task,
-    flight::next_id,
-    follower::Follower,
-    group::{Group, Joined, Limits, Refused},
-    landing::{Epoch, Waited},
-    leader::{LateJoiners, Leader, Notice},
+    flight::{Epoch, Follower, LateJoiners, Leader, Notice, Task},
+    group::{Group, Joined, Limits, Refused, next_id},
 };

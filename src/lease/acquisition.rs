@@ -6,7 +6,7 @@ use tracing::debug;
 use super::{Upkeep, record::Granted, release::Janitor, trusted};
 use crate::{
     backend::{
-        Acquired, Claim, Claimed, DynLeases, Grant, HANDOVER_LIFE, Handover, Owner, answered_by,
+        Acquired, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Leases, Owner, answered_by,
     },
     error::{BackendError, Error},
     time::after,
@@ -87,21 +87,18 @@ impl Acquisition {
     pub(crate) async fn ask<'a, T, F>(
         &'a mut self,
         limit: Duration,
-        send: impl FnOnce(&'a dyn DynLeases, &'a Claim) -> F,
+        send: impl FnOnce(&'a dyn Leases, &'a Claim) -> F,
     ) -> Result<(T, Instant), BackendError>
     where
         F: Future<Output = Result<T, BackendError>> + 'a,
         for<'t> Said: From<&'t T>,
     {
-        let turns = self.janitor.turns(&self.claim.name);
-        let _turn = turns.next().await;
         let sent = Instant::now();
         let before = self.begin(sent);
         let Self { janitor, claim, state, handover, .. } = self;
         let (janitor, claim): (&'a Janitor, &'a Claim) = (janitor, claim);
         let backend = janitor.backend().as_ref();
         let answer = answered_by(backend, limit, send(backend, claim)).await;
-        turns.ended(answer.as_ref().err());
         *state = after_answer(before, answer.as_ref().map(Said::from), handover);
         Ok((answer?, sent))
     }
@@ -153,7 +150,7 @@ impl Acquisition {
         let outcome_unknown = self.state == AcquisitionState::Unknown;
         self.state = AcquisitionState::Idle;
         let (claim, runtime) = (self.claim.clone(), self.runtime.clone());
-        Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown, slot: None }
+        Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown }
     }
 
     /// Releases the lease that was granted. Dropping the future does not stop the release.

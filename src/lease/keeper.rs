@@ -24,7 +24,7 @@ use tokio::{
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, DynLeases, Kept, SemaphoreKind, answered},
+    backend::{Claim, Kept, Leases, SemaphoreKind, answered},
     error::{BackendError, BackendErrorKind, Chain},
     key::Name,
     observe::Rarely,
@@ -51,7 +51,7 @@ const JITTER: Duration = Duration::from_millis(50);
 pub(super) struct Keeper(Arc<KeeperCore>);
 
 struct KeeperCore {
-    backend: Arc<dyn DynLeases>,
+    backend: Arc<dyn Leases>,
     queues: Mutex<HashMap<KeptQueueKey, KeptQueue>>,
     /// The number of waiters that came.
     came: AtomicU64,
@@ -84,7 +84,7 @@ pub(super) struct KeptPlace {
 }
 
 impl Keeper {
-    pub(super) fn new(backend: Arc<dyn DynLeases>) -> Self {
+    pub(super) fn new(backend: Arc<dyn Leases>) -> Self {
         let (queues, came) = (Mutex::default(), AtomicU64::new(0));
         Self(Arc::new(KeeperCore { backend, queues, came }))
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::backend::DynLeases;
+use crate::backend::Leases;
 
 /// The longest waits between tries, and their end.
 ///
@@ -53,7 +53,7 @@ pub trait RetryStrategy: Send + Sync + 'static {
 const TRY_LIMIT: Duration = Duration::from_millis(250);
 
 /// Returns how long one try may take.
-pub(crate) fn try_limit(strategy: &dyn RetryStrategy, backend: &dyn DynLeases) -> Duration {
+pub(crate) fn try_limit(strategy: &dyn RetryStrategy, backend: &dyn Leases) -> Duration {
     strategy.try_limit().or_else(|| backend.time_limit()).unwrap_or(TRY_LIMIT)
 }
 

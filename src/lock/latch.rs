@@ -9,7 +9,7 @@ use tracing::Instrument;
 use super::Locks;
 use super::space::LockSpace;
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, Countdown, DynLatches, Mode, Owner, in_time},
+    backend::{ANSWER_LIMIT, Claim, Countdown, Latches, Mode, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
     lease::{Retry, Waiting, Woken},
@@ -61,14 +61,14 @@ const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
 #[must_use = "a latch does nothing until it is set, counted down or waited for"]
 pub struct Latch {
     space: LockSpace,
-    latches: Arc<dyn DynLatches>,
+    latches: Arc<dyn Latches>,
     name: Key,
     ttl: Duration,
     wait_limit: Duration,
 }
 
 impl Latch {
-    pub(super) fn new(space: LockSpace, latches: Arc<dyn DynLatches>, name: Key) -> Self {
+    pub(super) fn new(space: LockSpace, latches: Arc<dyn Latches>, name: Key) -> Self {
         let (ttl, wait_limit) = (Duration::from_secs(3600), Duration::from_secs(30));
         Self { space, latches, name, ttl, wait_limit }
     }

@@ -11,7 +11,7 @@ use super::{
     macros::name_settings, space::LockSpace,
 };
 use crate::{
-    backend::{DynLatches, Latches, Mode},
+    backend::{Latches, Mode},
     key::{Family, Key},
     observe::LockStats,
 };
@@ -57,17 +57,14 @@ use crate::{
 #[derive(Clone)]
 pub struct Locks {
     pub(super) space: LockSpace,
-    pub(super) latches: Arc<dyn DynLatches>,
+    pub(super) latches: Arc<dyn Latches>,
 }
 
 impl Locks {
     /// Creates the locks of the namespace `bellwether` over a backend.
     pub fn new<B: Latches>(backend: B) -> Self {
         let backend = Arc::new(backend);
-        Self {
-            space: LockSpace::over(backend.clone().erase_leases().0, Family::Lock),
-            latches: backend.erase_latches().0,
-        }
+        Self { space: LockSpace::over(backend.clone(), Family::Lock), latches: backend }
     }
 
     /// Returns a lock that one holder has at a time.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    backend::DynLeases,
+    backend::Leases,
     error::Error,
     key::{Family, Key, Name, Namespace},
     lease::Engine,
@@ -21,7 +21,7 @@ pub(super) struct LockSpace {
 }
 
 impl LockSpace {
-    pub(super) fn over(backend: Arc<dyn DynLeases>, family: Family) -> Self {
+    pub(super) fn over(backend: Arc<dyn Leases>, family: Family) -> Self {
         let engine = Engine::new(backend);
         Self { engine, family, namespace: Ok(Namespace::standard()), max_name: 512, label: None }
     }

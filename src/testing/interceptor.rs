@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
+
 use super::{Answer, Op, Operation};
 use crate::{
     backend::{
@@ -132,6 +134,7 @@ fn not_an_answer(op: Op, answer: &Answer) -> BackendError {
     BackendError::new(BackendErrorKind::Unknown, why)
 }
 
+#[async_trait]
 impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         ask!(self, Acquire { claim: claim.clone() })
@@ -206,6 +209,7 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
     }
 }
 
+#[async_trait]
 impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
     fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
         self.hook.tap(&self.inner, tier, every)
@@ -303,6 +307,7 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
     }
 }
 
+#[async_trait]
 impl<B: Store + Latches, H: Hook<B>> Latches for Interceptor<B, H> {
     async fn set_latch(
         &self,

@@ -1,82 +1,51 @@
-mod entries;
-mod tags;
+//! The data, its clock, and what fences and marks need.
 
 use std::{
     collections::{BTreeSet, HashMap},
+    hash::Hash,
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use lru::LruCache;
 use tokio::time::Instant;
 
-use self::entries::StoredFailure;
 use super::{
+    entries::{Entries, StoredFailure},
     latches::StoredLatch,
-    semaphore::{SoleHold, StoredSemaphore},
+    semaphores::{Semaphore, SemaphoreKey},
 };
 use crate::{
-    backend::{
-        Claim, Claimed, Entry, Grant, Mark, Marked, Mode, Owner, SemaphoreKind, TagEnds, Tick,
-        TickStep,
-    },
+    backend::{Change, Claim, Entry, Mark, Marked, SemaphoreKind, TagEnds, Tick, TickStep},
     key::Name,
     time::after,
 };
 
-/// The data and its rules, which are those of the Redis scripts.
+/// The data and its rules, which are those of the Redis scripts. Each operation
+/// [begins](Self::begin), and leaves its pushes.
 pub(super) struct Data {
-    pub(super) semaphores: HashMap<SemaphoreKey, StoredSemaphore>,
-    pub(super) latches: HashMap<Arc<str>, StoredLatch>,
-    fences: HashMap<Arc<str>, Fence>,
-    /// The marks, and when each ends.
-    marks: HashMap<Arc<str>, (Mark, Instant)>,
-    /// The names whose last loads failed.
-    failures: HashMap<Arc<str>, StoredFailure>,
-    entries: LruCache<EntryKey, StoredEntry>,
+    pub(super) semaphores: Expiring<SemaphoreKey, Semaphore>,
+    pub(super) latches: Expiring<Arc<str>, StoredLatch>,
+    pub(super) fences: Expiring<Arc<str>, Fence>,
+    marks: Expiring<Arc<str>, Mark>,
+    pub(super) failures: Expiring<Arc<str>, StoredFailure>,
+    pub(super) entries: Entries,
+    pub(super) tag_ends: Expiring<Arc<str>, TagEnds>,
     /// The last tag number of all namespaces.
     pub(super) tag_number: u64,
-    /// The ends of tags, and when each is forgotten.
-    tag_ends: HashMap<Arc<str>, (TagEnds, Instant)>,
-    /// When each of them ends, so that data without another request is dropped too.
-    pub(super) expiries: BTreeSet<(Instant, Expiry)>,
-    weight: usize,
-    limit: usize,
-    /// How much of the limit an entry takes.
-    weigh: fn(&Entry) -> usize,
+    /// The changes that the operation pushes, each with its topic.
+    pub(super) pushes: Vec<(Arc<str>, Change)>,
+    /// The time of the operation.
+    pub(super) now: Instant,
     /// The clock of the backend: microseconds at `origin`.
     origin: Instant,
     micros: u64,
 }
 
-/// The key of an entry. Entries of two schemas lie side by side.
-type EntryKey = (Arc<str>, u16);
-
-pub(super) type SemaphoreKey = (Arc<str>, SemaphoreKind);
-
-struct Fence {
-    last: u64,
+/// The last fence of a name.
+pub(super) struct Fence {
+    pub(super) last: u64,
     /// The grant of this fence was committed.
-    spent: bool,
-    ends: Instant,
-}
-
-struct StoredEntry {
-    entry: Entry,
-    ends: Instant,
-}
-
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Expiry {
-    Sole(SemaphoreKey),
-    Shared(SemaphoreKey, Owner),
-    QueueEntries(SemaphoreKey, u64),
-    Latch(Arc<str>),
-    Fence(Arc<str>),
-    Mark(Arc<str>),
-    Failure(Arc<str>),
-    Entry(EntryKey),
-    Tag(Arc<str>),
+    pub(super) is_spent: bool,
 }
 
 impl Data {
@@ -85,185 +54,121 @@ impl Data {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let micros = u64::try_from(since.as_micros()).unwrap_or(u64::MAX / 2);
         Self {
-            semaphores: HashMap::new(),
-            latches: HashMap::new(),
-            fences: HashMap::new(),
-            marks: HashMap::new(),
-            failures: HashMap::new(),
-            entries: LruCache::unbounded(),
+            semaphores: Expiring::new(),
+            latches: Expiring::new(),
+            fences: Expiring::new(),
+            marks: Expiring::new(),
+            failures: Expiring::new(),
+            entries: Entries::new(limit, weigh),
+            tag_ends: Expiring::new(),
             tag_number: micros,
-            tag_ends: HashMap::new(),
-            expiries: BTreeSet::new(),
-            weight: 0,
-            limit,
-            weigh,
+            pushes: Vec::new(),
+            now: Instant::now(),
             origin: Instant::now(),
             micros,
         }
     }
 
-    pub(super) fn weight(&self) -> usize {
-        self.weight
+    /// Begins an operation: drops all data whose time has come.
+    pub(super) fn begin(&mut self) {
+        self.now = Instant::now();
+        self.semaphores.expire(self.now);
+        self.latches.expire(self.now);
+        self.fences.expire(self.now);
+        self.marks.expire(self.now);
+        self.failures.expire(self.now);
+        self.entries.expire(self.now);
+        self.tag_ends.expire(self.now);
     }
 
-    pub(super) fn claim(&mut self, claim: &Claim, seen: u64, now: Instant) -> Claimed {
-        self.expire(now);
-        let sole = self.sole(&claim.name, claim.mode);
-        let (is_free, mine) = (sole.is_none(), sole.is_some_and(|l| l.owner == claim.owner));
-        let occupied = sole.map(|sole| sole.occupied(now));
-        if !mine
-            && let Some(entry) = self.stored(&claim.name)
-            && entry.fence > seen
-        {
-            return Claimed::Newer(entry.clone().read_at(self.clock(now)));
-        }
-        let failed = self.failures.get(claim.name.prefix());
-        if is_free && let Some(back_off) = failed.and_then(|failed| failed.back_off(now)) {
-            return back_off;
-        }
-        let failures = failed.map_or(0, |failed| failed.failures);
-        match occupied.filter(|_| !mine) {
-            Some(occupied) => Claimed::Occupied(occupied),
-            None => Claimed::Granted(self.grant_sole(claim, now).after_failures(failures)),
-        }
-    }
-
-    pub(super) fn is_free(&self, name: &Name) -> bool {
-        self.sole(name, Mode::Exclusive).is_none()
-    }
-
-    /// Grants a sole hold that is free or is the claim's own. That keeps its fence, and a forgotten
-    /// fence stays forgotten.
-    pub(super) fn grant_sole(&mut self, claim: &Claim, now: Instant) -> Grant {
-        let (name, fence_ends) = (claim.name.prefix(), after(now, claim.fence_life));
-        let held = self.sole(&claim.name, claim.mode).map(|sole| sole.fence);
-        let fence = held.unwrap_or_else(|| self.next_fence(&claim.name, now));
-        self.set_sole(claim, fence, now);
-        let known = self.fences.get(name).map(|fence| (fence.last, fence.spent));
-        match (held, known) {
-            (None, _) => self.set_fence(name, fence, false, fence_ends),
-            (Some(_), Some((last, spent))) => self.set_fence(name, last, spent, fence_ends),
-            (Some(_), None) => {}
-        }
-        Grant::new(fence)
-    }
-
-    fn set_sole(&mut self, claim: &Claim, fence: u64, now: Instant) {
-        let key = (claim.name.prefix().clone(), claim.mode.into());
-        let ends = after(now, claim.lease);
-        let label = claim.label.clone();
-        let sole = Some(SoleHold { owner: claim.owner, fence, ends, label });
-        let semaphore = self.semaphores.entry(key.clone()).or_default();
-        if let Some(old) = std::mem::replace(&mut semaphore.sole, sole) {
-            self.expiries.remove(&(old.ends, Expiry::Sole(key.clone())));
-        }
-        self.expiries.insert((ends, Expiry::Sole(key)));
-    }
-
-    /// Returns the sole holder of a semaphore.
-    pub(super) fn sole(&self, name: &Name, mode: Mode) -> Option<&SoleHold> {
-        self.semaphores.get(&(name.prefix().clone(), mode.into()))?.sole.as_ref()
-    }
-
-    /// Ends a sole hold. Returns whether there was one.
-    pub(super) fn end_sole(&mut self, name: &Name, mode: Mode) -> bool {
-        let key = (name.prefix().clone(), mode.into());
-        let Some(sole) = self.change(&key, |semaphore| semaphore.sole.take()).flatten() else {
-            return false;
-        };
-        self.expiries.remove(&(sole.ends, Expiry::Sole(key)))
-    }
-
-    /// Passes a lease on, or renews it, with this fence. Returns `None` if neither has it.
-    pub(super) fn pass_with_fence(
-        &mut self,
-        from: &Claim,
-        to: &Claim,
-        fence: u64,
-        now: Instant,
-    ) -> Option<Grant> {
-        self.expire(now);
-        let holder = self.sole(&from.name, from.mode)?.owner;
-        if ![from.owner, to.owner].contains(&holder) {
-            return None;
-        }
-        self.set_sole(to, fence, now);
-        let name = to.name.prefix();
-        let last = self.fences.get(name).map_or(0, |fence| fence.last);
-        self.set_fence(name, last.max(fence), false, after(now, to.fence_life));
-        Some(Grant::new(fence))
-    }
-
-    /// Sets the mark of a name to a tick, if the claim has the mutex and the tick is possible.
-    pub(super) fn mark(&mut self, claim: &Claim, tick: Tick, now: Instant) -> Marked {
-        self.expire(now);
-        let (name, owner) = (claim.name.prefix(), claim.owner);
-        let is_held = self.sole(&claim.name, claim.mode).is_some_and(|sole| sole.owner == owner);
-        let before = self.marks.get(name).map(|(mark, _)| *mark);
-        let is_set = is_held && tick.is_possible(before, owner);
-        if is_set {
-            let begun_by = (tick.step != TickStep::Done).then_some(owner);
-            let (mark, ends) = (Mark { tick: tick.at, begun_by }, after(now, tick.kept));
-            if let Some((_, old)) = self.marks.insert(name.clone(), (mark, ends)) {
-                self.expiries.remove(&(old, Expiry::Mark(name.clone())));
-            }
-            self.expiries.insert((ends, Expiry::Mark(name.clone())));
-        }
-        Marked { before, is_set, now: self.clock(now) }
+    pub(super) fn push(&mut self, name: &Name, change: Change) {
+        self.pushes.push((name.prefix().clone(), change));
     }
 
     /// Returns the time of the backend in microseconds.
-    pub(super) fn clock(&self, now: Instant) -> u64 {
-        self.micros + u64::try_from((now - self.origin).as_micros()).unwrap_or(0)
+    pub(super) fn clock(&self) -> u64 {
+        self.micros + u64::try_from((self.now - self.origin).as_micros()).unwrap_or(0)
     }
 
-    fn next_fence(&self, name: &Name, now: Instant) -> u64 {
-        let clock = self.clock(now);
+    /// Makes a fence greater than all before it the last one of a name.
+    pub(super) fn next_fence(&mut self, name: &Name, life: Duration) -> u64 {
         let last = self.fences.get(name.prefix()).map_or(0, |fence| fence.last);
-        let stored = self.stored(name).map_or(0, |entry| entry.fence);
-        clock.max(last + 1).max(stored + 1)
+        let stored = self.entries.peek(name).map_or(0, |(entry, _)| entry.fence);
+        let fence = self.clock().max(last + 1).max(stored + 1);
+        self.set_fence(name, fence, life);
+        fence
     }
 
-    fn set_fence(&mut self, name: &Arc<str>, last: u64, spent: bool, ends: Instant) {
-        if let Some(old) = self.fences.insert(name.clone(), Fence { last, spent, ends }) {
-            self.expiries.remove(&(old.ends, Expiry::Fence(name.clone())));
+    pub(super) fn set_fence(&mut self, name: &Name, last: u64, life: Duration) {
+        let fence = Fence { last, is_spent: false };
+        self.fences.set(name.prefix().clone(), fence, after(self.now, life));
+    }
+
+    /// Sets the mark of a name to a tick, if the claim has the mutex and the tick is possible.
+    pub(super) fn mark(&mut self, claim: &Claim, tick: Tick) -> Marked {
+        let kind = SemaphoreKind::Mutex;
+        let is_held = self.on(&claim.name, kind, |_, semaphore| semaphore.is_held_by(claim));
+        let before = self.marks.get(claim.name.prefix()).copied();
+        let is_set = is_held && tick.is_possible(before, claim.owner);
+        if is_set {
+            let begun_by = (tick.step != TickStep::Done).then_some(claim.owner);
+            let mark = Mark { tick: tick.at, begun_by };
+            self.marks.set(claim.name.prefix().clone(), mark, after(self.now, tick.kept));
         }
-        self.expiries.insert((ends, Expiry::Fence(name.clone())));
+        Marked { before, is_set, now: self.clock() }
+    }
+}
+
+/// A map whose values end at a time.
+pub(super) struct Expiring<K, V> {
+    values: HashMap<K, (V, Instant)>,
+    ends: BTreeSet<(Instant, K)>,
+}
+
+impl<K: Clone + Hash + Ord, V> Expiring<K, V> {
+    pub(super) fn new() -> Self {
+        Self { values: HashMap::new(), ends: BTreeSet::new() }
     }
 
-    /// Drops all data whose time has come.
-    pub(super) fn expire(&mut self, now: Instant) {
-        while let Some((at, _)) = self.expiries.first()
-            && *at <= now
-            && let Some((_, end)) = self.expiries.pop_first()
+    pub(super) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.values.keys()
+    }
+
+    pub(super) fn get(&self, key: &K) -> Option<&V> {
+        self.values.get(key).map(|(value, _)| value)
+    }
+
+    pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        self.values.get_mut(key).map(|(value, _)| value)
+    }
+
+    pub(super) fn set(&mut self, key: K, value: V, ends: Instant) {
+        self.remove(&key);
+        self.ends.insert((ends, key.clone()));
+        self.values.insert(key, (value, ends));
+    }
+
+    /// Makes a value last until then, if it is there.
+    pub(super) fn keep(&mut self, key: &K, ends: Instant) {
+        if let Some(value) = self.remove(key) {
+            self.set(key.clone(), value, ends);
+        }
+    }
+
+    pub(super) fn remove(&mut self, key: &K) -> Option<V> {
+        let (value, ends) = self.values.remove(key)?;
+        self.ends.remove(&(ends, key.clone()));
+        Some(value)
+    }
+
+    fn expire(&mut self, now: Instant) {
+        while self.ends.first().is_some_and(|(ends, _)| *ends <= now)
+            && let Some((_, key)) = self.ends.pop_first()
         {
-            match end {
-                Expiry::Sole(key) => drop(self.change(&key, |semaphore| semaphore.sole.take())),
-                Expiry::Shared(key, owner) => {
-                    self.change(&key, |semaphore| semaphore.shared.remove(&owner));
-                }
-                Expiry::QueueEntries(key, process) => {
-                    self.change(&key, |semaphore| semaphore.queue.lapse(process));
-                }
-                Expiry::Failure(name) => drop(self.failures.remove(&name)),
-                Expiry::Tag(tag) => drop(self.tag_ends.remove(&tag)),
-                Expiry::Mark(name) => drop(self.marks.remove(&name)),
-                Expiry::Latch(name) => drop(self.latches.remove(&name)),
-                Expiry::Fence(name) => {
-                    self.fences.remove(&name);
-                    // Returns the memory of a burst.
-                    if self.fences.capacity() > 1024
-                        && self.fences.len() < self.fences.capacity() / 8
-                    {
-                        self.fences.shrink_to(self.fences.len() * 2);
-                        self.semaphores.shrink_to(self.semaphores.len() * 2);
-                    }
-                }
-                Expiry::Entry(key) => {
-                    if let Some(stored) = self.entries.pop(&key) {
-                        self.weight -= (self.weigh)(&stored.entry);
-                    }
-                }
+            self.values.remove(&key);
+            // Returns the memory of a burst.
+            if self.values.capacity() > 1024 && self.values.len() < self.values.capacity() / 8 {
+                self.values.shrink_to(self.values.len() * 2);
             }
         }
     }

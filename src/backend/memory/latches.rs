@@ -1,16 +1,12 @@
 //! The rules of latches, which are those of the Redis scripts.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{
-    MemoryBackend,
-    data::{Data, Expiry},
-};
+use super::data::Data;
 use crate::{
-    backend::{Change, Countdown, Erased, ErasedLatches, Latches, Owner},
-    error::BackendError,
+    backend::{Change, Countdown, Owner},
     key::Name,
     time::after,
 };
@@ -26,118 +22,43 @@ pub(super) struct StoredLatch {
     counted: HashMap<Owner, u32>,
 }
 
-impl StoredLatch {
-    fn countdown(&self, now: Instant) -> Countdown {
-        Countdown { left: self.left, remaining: self.ends - now }
-    }
-}
-
 impl Data {
-    fn set_latch(
-        &mut self,
-        name: &Name,
-        set: Owner,
-        left: u32,
-        ttl: Duration,
-        now: Instant,
-    ) -> bool {
-        self.expire(now);
+    /// Sets a latch unless there is one. Returns whether it was set under this id.
+    pub(super) fn set_latch(&mut self, name: &Name, set: Owner, left: u32, ttl: Duration) -> bool {
         if let Some(latch) = self.latches.get(name.prefix()) {
             return latch.set == set;
         }
-        let ends = after(now, ttl);
+        let ends = after(self.now, ttl);
         let latch = StoredLatch { left, set, ttl, ends, counted: HashMap::new() };
-        self.keep_latch(name.prefix().clone(), latch);
+        self.latches.set(name.prefix().clone(), latch, ends);
         true
     }
 
-    /// Counts down. Returns the count, and whether it has just become zero.
-    fn count_down(
-        &mut self,
-        name: &Name,
-        id: Owner,
-        by: u32,
-        now: Instant,
-    ) -> Option<(Countdown, bool)> {
-        self.expire(now);
+    /// Counts a latch down once for each id. A step by 0 only reads it.
+    pub(super) fn count_down(&mut self, name: &Name, id: Owner, by: u32) -> Option<Countdown> {
+        let now = self.now;
         let latch = self.latches.get_mut(name.prefix())?;
+        let remaining = latch.ends - now;
         if let Some(left) = latch.counted.get(&id) {
-            return Some((Countdown { left: *left, ..latch.countdown(now) }, false));
+            return Some(Countdown { left: *left, remaining });
         }
-        if latch.left == 0 {
-            return Some((latch.countdown(now), false));
+        if latch.left == 0 || by == 0 {
+            return Some(Countdown { left: latch.left, remaining });
         }
         latch.left = latch.left.saturating_sub(by);
         if latch.left > 0 {
             latch.counted.insert(id, latch.left);
-            return Some((latch.countdown(now), false));
+            return Some(Countdown { left: latch.left, remaining });
         }
-        let mut latch = self.drop_latch(name.prefix())?;
-        latch.counted = HashMap::new();
-        latch.ends = after(now, latch.ttl);
-        let countdown = latch.countdown(now);
-        self.keep_latch(name.prefix().clone(), latch);
-        Some((countdown, true))
-    }
-
-    fn latch(&mut self, name: &Name, now: Instant) -> Option<Countdown> {
-        self.expire(now);
-        self.latches.get(name.prefix()).map(|latch| latch.countdown(now))
-    }
-
-    fn clear_latch(&mut self, name: &Name, now: Instant) -> bool {
-        self.expire(now);
-        self.drop_latch(name.prefix()).is_some()
-    }
-
-    fn keep_latch(&mut self, name: Arc<str>, latch: StoredLatch) {
-        self.expiries.insert((latch.ends, Expiry::Latch(name.clone())));
-        self.latches.insert(name, latch);
-    }
-
-    fn drop_latch(&mut self, name: &Arc<str>) -> Option<StoredLatch> {
-        let latch = self.latches.remove(name)?;
-        self.expiries.remove(&(latch.ends, Expiry::Latch(name.clone())));
-        Some(latch)
-    }
-}
-
-impl Latches for MemoryBackend {
-    #[inline(never)]
-    fn erase_latches(self: Arc<Self>) -> ErasedLatches {
-        Erased(self)
-    }
-
-    async fn set_latch(
-        &self,
-        name: &Name,
-        id: Owner,
-        count: u32,
-        ttl: Duration,
-    ) -> Result<bool, BackendError> {
-        Ok(self.data().set_latch(name, id, count, ttl, Instant::now()))
-    }
-
-    async fn count_down(
-        &self,
-        name: &Name,
-        id: Owner,
-        by: u32,
-    ) -> Result<Option<Countdown>, BackendError> {
-        let counted = self.data().count_down(name, id, by, Instant::now());
-        if let Some((_, true)) = counted {
-            self.push(name, Change::Wake);
-        }
-        Ok(counted.map(|(countdown, _)| countdown))
-    }
-
-    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
-        Ok(self.data().latch(name, Instant::now()))
-    }
-
-    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
-        let there = self.data().clear_latch(name, Instant::now());
+        let (set, ttl) = (latch.set, latch.ttl);
+        self.latches.remove(name.prefix());
+        self.set_latch(name, set, 0, ttl);
         self.push(name, Change::Wake);
-        Ok(there)
+        Some(Countdown { left: 0, remaining: after(now, ttl) - now })
+    }
+
+    pub(super) fn clear_latch(&mut self, name: &Name) -> bool {
+        self.push(name, Change::Wake);
+        self.latches.remove(name.prefix()).is_some()
     }
 }

@@ -1,15 +1,14 @@
 //! The embedded backend: leases and entries in this process.
 //!
 //! It keeps the rules of the Redis backend to the letter, so that code which works here works
-//! there. Its fleet is the caches and locks of one process. `data` has the data and the rules of
-//! entries, `leases` and `latches` have the rules of leases and latches, and `semaphore` has the
-//! holders and their queue. None of them locks or waits: this file puts a mutex around the data,
-//! and pushes the changes.
+//! there. Its fleet is the caches and locks of one process. `data` has the tables, `entries`,
+//! `semaphores` and `latches` the rules. None of them locks or waits: this file puts a mutex around
+//! the data, and pushes the changes.
 
 mod data;
+mod entries;
 mod latches;
-mod leases;
-mod semaphore;
+mod semaphores;
 
 use std::{
     fmt,
@@ -17,21 +16,17 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
-
 use self::data::Data;
 use super::{
-    Acquired, BackOff, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store,
-    TagEnd, TagEnds, Tap, Windows,
+    Acquired, BackOff, Changes, Channels, Claim, Claimed, Committed, Countdown, Entry, Failure,
+    Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store,
+    TagEnd, TagEnds, Tap, Tick, Windows, channels::TopicRoute,
 };
 use crate::{
-    backend::{
-        Claim, Entry, Erased, ErasedLeases, ErasedStore, Grant, Holding, Kept, Marked, Mode,
-        Renewal, SemaphoreKind, Tick, channels::TopicRoute,
-    },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
 };
+use async_trait::async_trait;
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
 ///
@@ -78,7 +73,7 @@ impl MemoryBackend {
 
     /// Returns the bytes of the stored entries. Expired entries that were not yet dropped count.
     pub fn weight(&self) -> usize {
-        self.data().weight()
+        self.data().entries.weight
     }
 
     /// Returns the same store, whose pushes reach no waiter.
@@ -91,29 +86,22 @@ impl MemoryBackend {
         self.data.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Runs an operation, and pushes what it has changed when the data is no longer locked.
+    fn run<T>(&self, operation: impl FnOnce(&mut Data) -> T) -> T {
+        let mut data = self.data();
+        data.begin();
+        let answer = operation(&mut data);
+        let pushes = std::mem::take(&mut data.pushes);
+        drop(data);
+        pushes.into_iter().for_each(|(topic, change)| self.channels.push(&topic, change));
+        answer
+    }
+
+    /// Returns whether a waiter hears of a name. It is asked under the lock: a claim that enters the
+    /// queue was registered before.
     fn is_waited_for(&self, name: &Name) -> bool {
         let topic = name.prefix();
         self.channels.has_listeners(TopicRoute { channel: topic, topic })
-    }
-
-    fn push(&self, name: &Name, change: Change) {
-        self.channels.push(name.prefix(), change);
-    }
-
-    /// Pushes what a commit has changed.
-    fn push_commit(&self, name: &Name, outcome: &Committed, entry: Option<Entry>) {
-        match (entry, outcome) {
-            (Some(entry), _) => self.push(name, Change::Entry(entry)),
-            // The waiters for this load would wait for its end.
-            (None, Committed::Refused) if self.data().is_free(name) => {
-                self.push(name, Change::Wake);
-            }
-            (None, _) => {}
-        }
-    }
-
-    fn push_all(&self, name: &Name, changes: Vec<Change>) {
-        changes.into_iter().for_each(|change| self.push(name, change));
     }
 }
 
@@ -129,57 +117,34 @@ impl fmt::Debug for MemoryBackend {
     }
 }
 
+#[async_trait]
 impl Leases for MemoryBackend {
-    #[inline(never)]
-    fn erase_leases(self: Arc<Self>) -> ErasedLeases {
-        Erased(self)
-    }
-
     fn is_shared(&self) -> bool {
         false
     }
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        Ok(self.data().acquire(claim, Instant::now()))
+        Ok(self.run(|data| data.acquire(claim)))
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
-        let now = Instant::now();
-        let mut data = self.data();
-        Ok(claims.iter().map(|claim| data.renew(claim, now).into()).collect())
+        Ok(self.run(|data| claims.iter().map(|claim| data.renew(claim).into()).collect()))
     }
 
     async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
-        let name = claims.first().map(|claim| &claim.name);
-        let mut data = self.data();
-        let heard = name.is_some_and(|name| self.is_waited_for(name));
-        let (kept, pushed) = data.keep(claims, life, heard, Instant::now());
-        drop(data);
-        name.into_iter().for_each(|name| self.push_all(name, pushed.clone()));
-        Ok(kept)
+        let heard = || claims.first().is_some_and(|claim| self.is_waited_for(&claim.name));
+        Ok(self.run(|data| data.keep(claims, life, heard())))
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        // Asked under the lock: a claim that enters the queue was registered before.
-        let mut data = self.data();
-        let heard = self.is_waited_for(&claim.name);
-        let (held, pushed) = data.release(claim, heard, Instant::now());
-        drop(data);
-        self.push_all(&claim.name, pushed);
-        Ok(held)
+        Ok(self.run(|data| data.release(claim, self.is_waited_for(&claim.name))))
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
         if !from.mode.passes_to(to.mode) {
             return Err(super::no_pass(from, to));
         }
-        let mut data = self.data();
-        let heard = self.is_waited_for(&from.name);
-        let passed = data.convert(from, to, heard, Instant::now());
-        drop(data);
-        let Some((grant, pushed)) = passed else { return Ok(None) };
-        self.push_all(&from.name, pushed);
-        Ok(Some(grant))
+        Ok(self.run(|data| data.convert(from, to, self.is_waited_for(&from.name))))
     }
 
     async fn pass_with_fence(
@@ -188,15 +153,15 @@ impl Leases for MemoryBackend {
         to: &Claim,
         fence: u64,
     ) -> Result<Option<Grant>, BackendError> {
-        Ok(self.data().pass_with_fence(from, to, fence, Instant::now()))
+        Ok(self.run(|data| data.pass_with_fence(from, to, fence)))
     }
 
     async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
-        Ok(self.data().mark(claim, tick, Instant::now()))
+        Ok(self.run(|data| data.mark(claim, tick)))
     }
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
-        let held = self.data().inspect(name, kind, Instant::now());
+        let held = self.run(|data| data.inspect(name, kind));
         Ok(match name.family() {
             Family::Cache => Holding { waiting: u32::from(self.is_waited_for(name)), ..held },
             _ => held,
@@ -207,13 +172,11 @@ impl Leases for MemoryBackend {
         &self,
         namespace: &Namespace,
     ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
-        Ok(self.data().lock_names(namespace, Instant::now()))
+        Ok(self.run(|data| data.lock_names(namespace)))
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
-        let there = self.data().clear(name, mode, Instant::now());
-        self.push(name, Change::Wake);
-        Ok(there)
+        Ok(self.run(|data| data.clear(name, mode)))
     }
 
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
@@ -221,18 +184,14 @@ impl Leases for MemoryBackend {
     }
 }
 
+#[async_trait]
 impl Store for MemoryBackend {
-    #[inline(never)]
-    fn erase_store(self: Arc<Self>) -> ErasedStore {
-        Erased(self)
-    }
-
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        Ok(self.data().get(name, Instant::now()))
+        Ok(self.run(|data| data.get(name)))
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        Ok(self.data().claim(claim, seen, Instant::now()))
+        Ok(self.run(|data| data.claim(claim, seen)))
     }
 
     async fn commit(
@@ -242,13 +201,7 @@ impl Store for MemoryBackend {
         entry: &Entry,
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
-        let now = Instant::now();
-        let mut data = self.data();
-        let entry = entry.clone().with_fence(grant.fence()).with_stored_at(data.clock(now));
-        let (outcome, pushed) = data.commit(claim, &entry, ttl, now);
-        drop(data);
-        self.push_commit(&claim.name, &outcome, pushed.then_some(entry));
-        Ok(outcome)
+        Ok(self.run(|data| data.commit(claim, grant.fence(), entry, ttl)))
     }
 
     async fn fail(
@@ -257,11 +210,7 @@ impl Store for MemoryBackend {
         failure: &Failure,
         back_off: Option<BackOff>,
     ) -> Result<bool, BackendError> {
-        let held = self.data().fail(claim, failure, back_off, Instant::now());
-        if held {
-            self.push(&claim.name, Change::Failed(failure.clone()));
-        }
-        Ok(held)
+        Ok(self.run(|data| data.fail(claim, failure, back_off)))
     }
 
     async fn put(
@@ -271,16 +220,9 @@ impl Store for MemoryBackend {
         ttl: Duration,
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
-        let put = self.data().put(name, entry, ttl, fence_life, Instant::now());
-        let entry = put.ok_or_else(|| {
-            BackendError::new(
-                BackendErrorKind::Refused,
-                "the entry is larger than the weight limit",
-            )
-        })?;
-        let fence = entry.fence;
-        self.push(name, Change::Entry(entry));
-        Ok(fence)
+        let too_large = "the entry is larger than the weight limit";
+        self.run(|data| data.put(name, entry, ttl, fence_life))
+            .ok_or_else(|| BackendError::new(BackendErrorKind::Refused, too_large))
     }
 
     async fn touch(
@@ -289,21 +231,19 @@ impl Store for MemoryBackend {
         windows: Windows,
         fence_life: Duration,
     ) -> Result<Option<u64>, BackendError> {
-        let touched = self.data().touch(name, windows, fence_life, Instant::now());
-        touched.into_iter().for_each(|fence| self.push(name, Change::Invalidated(fence)));
-        Ok(touched)
+        Ok(self.run(|data| data.touch(name, windows, fence_life)))
     }
 
     async fn expire(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let fence = self.data().end_windows(name, fence_life, Instant::now());
-        self.push(name, Change::Invalidated(fence));
-        Ok(fence)
+        Ok(self.run(|data| data.end_windows(name, fence_life)))
     }
 
     async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let fence = self.data().supersede(name, fence_life, Instant::now());
-        self.push(name, Change::Wake);
-        Ok(fence)
+        Ok(self.run(|data| data.supersede(name, fence_life)))
+    }
+
+    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
+        Ok(self.run(|data| data.invalidate(name, fence_life)))
     }
 
     fn tap(&self, tier: Weak<dyn Tap>, _every: Duration) -> bool {
@@ -320,20 +260,41 @@ impl Store for MemoryBackend {
         tags: &Name,
         which: &[Arc<str>],
     ) -> Result<Vec<TagEnds>, BackendError> {
-        let (mut data, now) = (self.data(), Instant::now());
-        Ok(which.iter().map(|tag| data.tag_ends(&tags.prefix_of_sibling(tag), now)).collect())
+        let which: Vec<_> = which.iter().map(|tag| tags.prefix_of_sibling(tag).into()).collect();
+        Ok(self.run(|data| which.iter().map(|tag| data.ends_of(tag)).collect()))
     }
 
     async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
-        let tag: Arc<str> = tags.prefix_of_sibling(tag).into();
-        let number = self.data().end_tag(tag.clone(), end, Instant::now());
-        self.channels.push(&tag, Change::Invalidated(number));
-        Ok(number)
+        Ok(self.run(|data| data.end_tag(tags.prefix_of_sibling(tag).into(), end)))
+    }
+}
+
+#[async_trait]
+impl Latches for MemoryBackend {
+    async fn set_latch(
+        &self,
+        name: &Name,
+        id: Owner,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<bool, BackendError> {
+        Ok(self.run(|data| data.set_latch(name, id, count, ttl)))
     }
 
-    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let fence = self.data().invalidate(name, fence_life, Instant::now());
-        self.push(name, Change::Invalidated(fence));
-        Ok(fence)
+    async fn count_down(
+        &self,
+        name: &Name,
+        id: Owner,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        Ok(self.run(|data| data.count_down(name, id, by)))
+    }
+
+    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
+        Ok(self.run(|data| data.count_down(name, Owner::fresh(), 0)))
+    }
+
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
+        Ok(self.run(|data| data.clear_latch(name)))
     }
 }

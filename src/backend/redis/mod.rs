@@ -16,13 +16,8 @@ mod scripts;
 
 use std::{
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
 };
-
-use tracing::warn;
 
 pub use self::{
     builder::RedisBackendBuilder,
@@ -32,7 +27,7 @@ use self::{
     client::{Deployment, RedisConfig, Servers},
     ops::{AgedNamespaces, Heartbeat},
 };
-use crate::error::{BackendError, BackendErrorKind, Error};
+use crate::error::Error;
 
 /// Checks the parsers of replies. The fuzz target `redis_reply` calls it.
 #[cfg(any(fuzzing, test))]
@@ -72,7 +67,7 @@ struct RedisInner {
     /// Other clients waited for the last entry that was committed. They are likely to wait for the
     /// next one, and hear of it before its committer does.
     is_awaited: AtomicBool,
-    /// The server refused to publish for this backend when it last tried.
+    /// The server refused to publish for this backend, and the log has said so.
     publish_refused: AtomicBool,
     /// The channels of this process, at a single server.
     process_channels: Option<keys::ProcessChannels>,
@@ -242,28 +237,6 @@ impl RedisBackend {
     /// ```
     pub async fn ready_for_locks(&self) -> Result<(), Error> {
         Ok(self.check_servers(false, true).await?)
-    }
-
-    /// Replaces the connections if a reply could not be read, because it belongs to another
-    /// command.
-    fn checked<T>(&self, reply: Result<T, BackendError>) -> Result<T, BackendError> {
-        if reply.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
-            self.0.servers.replace_connections();
-        }
-        reply
-    }
-
-    /// Warns when the server begins to refuse to publish, if a script reported it.
-    fn record_publish_refused(&self, is_refused: Option<bool>) {
-        let Some(is_refused) = is_refused else { return };
-        let before = self.0.publish_refused.load(Ordering::Relaxed);
-        if is_refused == before {
-            return;
-        }
-        self.0.publish_refused.store(is_refused, Ordering::Relaxed);
-        if is_refused {
-            warn!("Redis refuses to publish, so waiters learn late of what ends; permit PUBLISH");
-        }
     }
 
     /// Returns the suffix of channels.

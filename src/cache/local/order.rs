@@ -12,7 +12,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    backend::{DynStore, stripe_of},
+    backend::{Store, stripe_of},
     cache::tags::Tags,
     key::{Name, Namespace, key_of},
     sync::lock,
@@ -89,7 +89,7 @@ impl Order {
     /// from the second time on, or the first if it is to hear at once.
     pub(super) fn begin(
         &self,
-        store: &dyn DynStore,
+        store: &dyn Store,
         name: &Name,
         now: Instant,
         at_once: bool,

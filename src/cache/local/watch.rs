@@ -14,7 +14,7 @@ use super::{
     order::{Fill, Order},
 };
 use crate::{
-    backend::{DynStore, STRIPES, Tap},
+    backend::{STRIPES, Store, Tap},
     cache::{Cache, Loaded, core::Core},
     error::Error,
     key::{Key, Name},
@@ -133,7 +133,7 @@ impl<V: Clone + Send + Sync + 'static> EntryWatch<V> {
     /// [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
     pub fn ticket(&self, key: impl Into<Key>) -> Result<Ticket, Error> {
         let name = self.core.name(&key.into())?;
-        let store: &dyn DynStore = self.core.store.as_ref();
+        let store: &dyn Store = self.core.store.as_ref();
         let fill = self.watched.order.begin(store, &name, Instant::now(), true);
         Ok(Ticket(fill.is_heard.then_some(fill)))
     }

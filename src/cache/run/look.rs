@@ -16,10 +16,10 @@ use crate::{
         Occupied, Owner,
     },
     cache::{
-        Source,
+        Loaded, Source,
         breaker::RequestKind,
         core::Decision,
-        error_codec,
+        failures,
         freshness::Rules,
         outcome::{Alone, Outcome},
         previous::Previous,
@@ -28,7 +28,7 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind, Chain, Error},
     flight::Epoch,
-    lease::{Acquisition, AskOutcome, Attempt, Waiting, drive},
+    lease::{Acquisition, Waiting, Woken},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -51,12 +51,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             None => (Some(stored.await), Epoch::END),
         };
         match decision {
-            Some(Decision::Served(value, source, record)) => {
-                Step::Land(FlightEnd::found(value, source, record, epoch))
-            }
-            Some(Decision::Refresh(value, source, previous)) => {
-                let end = FlightEnd::found(value, source, previous.record, epoch);
-                Step::LandAndRefresh(end, previous)
+            Some(Decision::Served(loaded)) => Step::Land(FlightEnd::found(loaded, epoch)),
+            Some(Decision::Refresh(loaded, previous)) => {
+                Step::LandAndRefresh(FlightEnd::found(loaded, epoch), previous)
             }
             Some(decision) => self.decided(decision, epoch),
             None => self.away(),
@@ -78,7 +75,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let epoch = self.begin_epoch();
         let rules = Rules { replaces: true, ..self.asked.options().rules };
         let previous = match self.asked.stored(&rules).await {
-            Decision::Refresh(_, _, previous) | Decision::Old(previous) => Some((previous, epoch)),
+            Decision::Refresh(_, previous) | Decision::Old(previous) => Some((previous, epoch)),
             _ => None,
         };
         Step::Claim { seen: fence, previous }
@@ -87,11 +84,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Returns the step that follows a decision about an entry of another process.
     fn decided(&self, decision: Decision<V>, epoch: Epoch) -> Step<V> {
         match decision {
-            Decision::Served(value, _, record) => {
-                Step::Land(FlightEnd::found(value, Source::Received, record, epoch))
-            }
-            Decision::Refresh(value, _, previous) => {
-                Step::Land(FlightEnd::found(value, Source::Received, previous.record, epoch))
+            Decision::Served(loaded) | Decision::Refresh(loaded, _) => {
+                let received = Loaded { source: Source::Received, ..loaded };
+                Step::Land(FlightEnd::found(received, epoch))
             }
             Decision::Old(previous) => match self.while_backing_off(&previous, epoch) {
                 Some(end) => Step::Land(end),
@@ -119,9 +114,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let previous = match core.recall(key, name, &self.asked.options().rules, outage) {
             Some(Decision::Old(previous)) => Some((previous, epoch)),
             Some(decision) => match decision.value() {
-                Some((value, record, _)) => {
-                    return Step::Land(FlightEnd::found(value, Source::Degraded, record, epoch));
-                }
+                Some(loaded) => return Step::Land(FlightEnd::found(loaded, epoch)),
                 None => None,
             },
             None => None,
@@ -147,9 +140,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let epoch = self.begin_epoch();
         let decision = self.asked.stored(&self.asked.options().rules).await;
         match decision.value() {
-            Some((value, record, source)) => {
-                let source = if source == Source::Hit { Source::Received } else { source };
-                FlightEnd::found(value, source, record, epoch)
+            Some(loaded) => {
+                let is_hit = loaded.source == Source::Hit;
+                let source = if is_hit { Source::Received } else { loaded.source };
+                FlightEnd::found(Loaded { source, ..loaded }, epoch)
             }
             None => self.full(error),
         }
@@ -180,12 +174,21 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             fence: 0,
             told: None,
         };
-        let step = drive(&mut claiming, &mut waiting).await;
+        let step = claiming.settle(&mut waiting).await;
         if let Step::Land(end) = &step {
             core.meter.woken(waiting.pushed_at, end.outcome.result(true));
         }
         step
     }
+}
+
+/// What the leader does after one request.
+enum AskOutcome<V> {
+    Settled(Step<V>),
+    /// It asks again at once.
+    Again,
+    /// It waits: another holder is in the way, for so long.
+    Occupied(Duration),
 }
 
 /// The claim of one leader.
@@ -210,10 +213,36 @@ struct Claiming<'a, V> {
     told: Option<Change>,
 }
 
-impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
-    type Outcome = Step<V>;
+impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
+    /// Asks, and waits while another holder is in the way, until the next step is known.
+    async fn settle(&mut self, waiting: &mut Waiting<'_>) -> Step<V> {
+        loop {
+            let remaining = match self.ask(waiting).await {
+                AskOutcome::Settled(step) => return step,
+                AskOutcome::Again => continue,
+                AskOutcome::Occupied(remaining) => remaining,
+            };
+            let woken = tokio::select! {
+                // In a box, so that a claim that need not wait stays small.
+                woken = Box::pin(waiting.after(Some(remaining))) => woken,
+                () = self.run.asked.shard.breaker.opened() => {
+                    debug!("nothing can be pushed any more");
+                    return self.run.away();
+                }
+            };
+            match woken {
+                Woken::Again => {}
+                Woken::TimeUp => self.time_up = true,
+                Woken::Pushed(change) => {
+                    if let Some(step) = self.pushed(change) {
+                        return step;
+                    }
+                }
+            }
+        }
+    }
 
-    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<Step<V>> {
+    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<V> {
         let (run, core, shard) = (self.run, &self.run.asked.core, &self.run.asked.shard);
         if let Some(step) = self.follow_push(waiting.left()).await {
             return AskOutcome::Settled(step);
@@ -252,7 +281,8 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
         }
     }
 
-    fn pushed(&mut self, change: Change, _: &mut Waiting<'_>) -> Option<Step<V>> {
+    /// Returns the step that a push settles. Otherwise the leader asks again.
+    fn pushed(&mut self, change: Change) -> Option<Step<V>> {
         let AskedKey { core, key, .. } = &self.run.asked;
         if matches!(change, Change::Announced(_) | Change::Invalidated(_)) {
             core.copies.iter().for_each(|copies| copies.remove(key));
@@ -267,25 +297,12 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
             }
             Change::Failed(failure) if failure.fence() >= self.fence => {
                 let codec = core.error_codec.as_deref();
-                Some(Step::Land(FlightEnd::failed(error_codec::error(codec, failure))))
+                Some(Step::Land(FlightEnd::failed(failures::error(codec, failure))))
             }
             _ => None,
         }
     }
 
-    async fn interrupted(&self) -> Step<V> {
-        self.run.asked.shard.breaker.opened().await;
-        debug!("nothing can be pushed any more");
-        self.run.away()
-    }
-
-    fn time_up(&mut self, _: &Waiting<'_>) -> Option<Step<V>> {
-        self.time_up = true;
-        None
-    }
-}
-
-impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     /// Asks for what a push has left open. Returns the step that follows the entry, if it is of
     /// use.
     async fn follow_push(&mut self, left: Duration) -> Option<Step<V>> {
@@ -408,7 +425,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if let Some((previous, _)) = &self.held.previous {
             self.run.asked.leave_alone(previous.fence, back_off.wait);
         }
-        let error = error_codec::backing_off(core.error_codec.as_deref(), failure, back_off.wait);
+        let error = failures::backing_off(core.error_codec.as_deref(), failure, back_off.wait);
         Step::Land(FlightEnd {
             outcome: Outcome::Failed(error),
             epoch: self.epoch,
@@ -416,7 +433,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         })
     }
 
-    fn occupied(&mut self, occupied: &Occupied) -> AskOutcome<Step<V>> {
+    fn occupied(&mut self, occupied: &Occupied) -> AskOutcome<V> {
         // A leader that waits for another process needs no permit to load.
         self.held.permit = None;
         let AskedKey { core, key, .. } = &self.run.asked;
@@ -439,7 +456,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         AskOutcome::Occupied(occupied.remaining)
     }
 
-    fn failed(&mut self, error: &BackendError) -> AskOutcome<Step<V>> {
+    fn failed(&mut self, error: &BackendError) -> AskOutcome<V> {
         let AskedKey { core, shard, .. } = &self.run.asked;
         // A request that an open breaker has cut short says nothing.
         if !shard.breaker.is_open() {

@@ -1,14 +1,13 @@
 //! The run of a leader: look, claim, load and commit, or wait for the process that has the lease.
 //!
 //! - `look` reads the entry, and claims the lease unless the entry is good enough.
-//! - `load` runs the loader, under the lease or without one.
-//! - `commit` ends the lease, with a value or a failure.
+//! - `load` runs the loader, under the lease or without one. It ends the lease, with a value or a
+//!   failure.
 //!
 //! A run always ends with an outcome. Where the backend fails, the leader loads without a lease,
 //! for this process alone, and stores nothing. Until the backend answers again, the later callers
 //! of this process are served what it loaded.
 
-mod commit;
 mod load;
 mod look;
 
@@ -21,12 +20,12 @@ use tracing::{Instrument, Span, debug};
 pub use self::load::Load;
 use super::{
     Lead, Loaded, Source,
-    begin::WhyAlone,
+    begin::{Begun, WhyAlone},
     breaker::{Outage, RequestKind, Shard},
     core::{Core, Decision, Permit},
     freshness::Rules,
     loader::{self, Produced},
-    outcome::{Alone, Outcome, Record},
+    outcome::{Alone, Outcome, failed},
     previous::Previous,
     refresh::QuietEntry,
     settings::{OnFull, Options},
@@ -127,8 +126,8 @@ impl<V> FlightEnd<V> {
     }
 
     /// Ends with a value of an entry.
-    fn found(value: V, source: Source, record: Option<Record>, epoch: Epoch) -> Self {
-        Self::new(Outcome::Value(Loaded { value, source, record }), epoch)
+    fn found(loaded: Loaded<V>, epoch: Epoch) -> Self {
+        Self::new(Outcome::Value(loaded), epoch)
     }
 
     /// Ends with an error, for all callers.
@@ -146,8 +145,7 @@ impl<V> FlightEnd<V> {
     where
         V: Clone + 'static,
     {
-        let end = Self::found(previous.fallback()?, previous.source, previous.record, epoch);
-        Some(Self { late: ForLate::Fallback, ..end })
+        Some(Self { late: ForLate::Fallback, ..Self::found(previous.fallback()?, epoch) })
     }
 }
 
@@ -172,18 +170,16 @@ impl<V> Step<V> {
     const LOAD_ALONE: Self = Self::LoadAlone { outage: None, previous: None };
 }
 
-/// How a run begins that is for one caller, outside of a flight.
-pub(super) enum Begin<V> {
-    /// With what is stored, and a load if it is time to refresh that.
-    Ended(Outcome<V>, Option<Box<Load<V>>>),
-    Load(Box<Load<V>>),
-    Alone(WhyAlone),
-}
-
 /// What a run has on its way to a load.
 struct Held<V> {
     permit: Option<Permit>,
     previous: Option<PreviousRead<V>>,
+}
+
+impl<V> Default for Held<V> {
+    fn default() -> Self {
+        Self { permit: None, previous: None }
+    }
 }
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -269,18 +265,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if let Some(leader) = &self.leader {
             leader.own_task().await;
         }
-        let mut held = Held { permit: None, previous: None };
-        let step = match step {
-            Step::Claim { seen, previous } => {
-                held.previous = previous;
-                match self.asked.options().sharing.is_local {
-                    true => Step::LOAD_ALONE,
-                    // In a box, which does not stay during the load.
-                    false => Box::pin(self.claim(seen, &mut held)).await,
-                }
-            }
-            step => step,
-        };
+        let mut held = Held::default();
+        // In a box, which does not stay during the load.
+        let step = Box::pin(self.claimed(step, &mut held)).await;
         let end = match step {
             Step::Land(end) | Step::LandAndRefresh(end, _) => end,
             // In boxes, which a process that waits for another one does not need.
@@ -292,6 +279,16 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Step::Claim { .. } => Box::pin(self.load_alone(work, None, &mut held)).await,
         };
         self.or_fallback(end, held.previous)
+    }
+
+    /// Claims the lease, if that is the next step. Returns the step that follows.
+    async fn claimed(&self, step: Step<V>, held: &mut Held<V>) -> Step<V> {
+        let Step::Claim { seen, previous } = step else { return step };
+        held.previous = previous;
+        match self.asked.options().sharing.is_local {
+            true => Step::LOAD_ALONE,
+            false => self.claim(seen, held).await,
+        }
     }
 
     /// Returns the end with the entry that is kept for this case, if a load has failed.
@@ -332,40 +329,54 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Looks, and claims the lease unless the entry is good enough, for a caller that loads itself.
-    pub(super) async fn begin(&self) -> Begin<V> {
-        let AskedKey { core, key, shard, .. } = &self.asked;
-        let mut held = Held { permit: None, previous: None };
-        let step = match self.look().await {
-            Step::LandAndRefresh(end, previous) => {
-                let is_quiet = core.refreshes.knows(QuietEntry::Refreshed, key, previous.fence);
-                let refresh =
-                    Self { asked: self.asked.clone(), leader: None, start: RunStart::Behind };
-                let load = if is_quiet { None } else { refresh.begin_behind(previous).await };
-                let mut load = load.map(|(load, _)| load);
-                if let Some(load) = &mut load {
-                    load.begin_tags().await;
-                }
-                return Begin::Ended(end.outcome, load);
-            }
-            Step::Claim { seen, previous } => {
-                held.previous = previous;
-                self.claim(seen, &mut held).await
-            }
-            step => step,
-        };
-        match step {
+    pub(super) async fn begin(&self) -> Result<Begun<V>, Error> {
+        let AskedKey { core, shard, .. } = &self.asked;
+        let mut held = Held::default();
+        let step = self.look().await;
+        let (end, old) = match self.claimed(step, &mut held).await {
             Step::Load(mut load, _) => {
                 load.begin_tags().await;
-                Begin::Load(load)
+                core.counters.loads.add();
+                return Ok(Begun::Load(*load));
             }
-            Step::Land(end) | Step::LandAndRefresh(end, _) => {
-                Begin::Ended(self.or_fallback(end, held.previous).outcome, None)
-            }
+            Step::LandAndRefresh(end, old) => (end, Some(old)),
+            Step::Land(end) => (self.or_fallback(end, held.previous), None),
             Step::Claim { .. } | Step::LoadAlone { .. } => {
                 let is_silent = shard.breaker.is_troubled();
-                Begin::Alone(if is_silent { WhyAlone::Unanswered } else { WhyAlone::WaitOver })
+                let why = if is_silent { WhyAlone::Unanswered } else { WhyAlone::WaitOver };
+                return Ok(Begun::Alone(why));
             }
+        };
+        let loaded = match end.outcome {
+            Outcome::Value(loaded) => loaded,
+            Outcome::Failed(error) => return Err(failed(core, error)),
+            Outcome::Alone(Alone::Uncacheable) => return Ok(Begun::Alone(WhyAlone::Uncacheable)),
+            // Not the end of a run without a flight.
+            Outcome::Alone(_) | Outcome::Head(..) | Outcome::Unanswered(_) => {
+                return Ok(Begun::Alone(WhyAlone::Unanswered));
+            }
+        };
+        core.counters.served(loaded.source());
+        let load = match old {
+            Some(old) => self.begin_refresh_of(old).await,
+            None => None,
+        };
+        let is_old = loaded.source() == Source::Stale || load.is_some();
+        Ok(if is_old { Begun::Stale(loaded, load) } else { Begun::Ready(loaded) })
+    }
+
+    /// Begins to refresh an entry, for a caller that loads itself.
+    async fn begin_refresh_of(&self, old: Arc<Previous<V>>) -> Option<Load<V>> {
+        let AskedKey { core, key, .. } = &self.asked;
+        if core.refreshes.knows(QuietEntry::Refreshed, key, old.fence) {
+            return None;
         }
+        let refresh = Self { asked: self.asked.clone(), leader: None, start: RunStart::Behind };
+        let (mut load, _) = refresh.begin_behind(old).await?;
+        load.begin_tags().await;
+        core.counters.refreshes.add();
+        core.counters.loads.add();
+        Some(*load)
     }
 
     /// Begins to refresh an entry, unless that is under way or not to be tried now.
@@ -493,9 +504,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
             Decision::Old(previous) if late == ForLate::Fallback => {
                 FlightEnd::fallback(&previous, Epoch::END).map(|end| end.outcome)
             }
-            decision => decision
-                .value()
-                .map(|(value, record, source)| Outcome::Value(Loaded { value, source, record })),
+            decision => decision.value().map(Outcome::Value),
         };
         joiners.land(outcome);
     }
@@ -571,7 +580,7 @@ mod tests {
         };
         let work = |_: Lead<Bytes>| std::future::pending::<Result<Produced<Bytes>, Error>>();
         let [first, second] = ["first", "second"].map(run);
-        let mut held = Held { permit: None, previous: None };
+        let mut held = Held::default();
         let sizes = [
             size_of_val(&second.beyond(Step::LOAD_ALONE, work)),
             size_of_val(&second.load_alone(work, None, &mut held)),

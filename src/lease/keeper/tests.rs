@@ -1,5 +1,7 @@
 use std::{collections::HashMap, error::Error, future::pending};
 
+use async_trait::async_trait;
+
 use super::*;
 use crate::{
     backend::{Acquired, Changes, Grant, Holding, Leases, Mode, Owner, Renewal},
@@ -26,6 +28,7 @@ fn is_silent(name: &Name) -> bool {
     name.prefix().contains("silent")
 }
 
+#[async_trait]
 impl Leases for Arc<Kepts> {
     async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
         *lock(&self.requests) += 1;

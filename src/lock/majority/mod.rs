@@ -27,6 +27,7 @@ mod wakes;
 
 use std::{collections::HashMap, error::Error as _, fmt, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use futures_util::{
     FutureExt,
     future::{BoxFuture, join_all, ready},
@@ -39,8 +40,8 @@ use tokio::{
 use self::{contention::Contention, known::KnownLeases, wakes::Wakes};
 use crate::{
     backend::{
-        Acquired, Changes, Claim, DynLeases, Grant, Holding, Leases, Mode, Occupied, Owner,
-        Renewal, SemaphoreKind, answered, in_time,
+        Acquired, Changes, Claim, Grant, Holding, Leases, Mode, Occupied, Owner, Renewal,
+        SemaphoreKind, answered, in_time,
     },
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     key::Name,
@@ -83,10 +84,8 @@ impl Majority {
         servers: impl IntoIterator<Item = B>,
         limit: Duration,
     ) -> Result<Self, Error> {
-        let servers: Arc<[_]> = servers
-            .into_iter()
-            .map(|server| Janitor::new(Arc::new(server).erase_leases().0))
-            .collect();
+        let servers: Arc<[_]> =
+            servers.into_iter().map(|server| Janitor::new(Arc::new(server))).collect();
         if servers.is_empty() {
             return Err(Error::new(ErrorKind::InvalidConfig, "a majority needs at least 1 server"));
         }
@@ -138,7 +137,7 @@ impl Majority {
     /// Asks all servers at once.
     async fn each<'a, T, F>(
         &'a self,
-        ask: impl Fn(&'a dyn DynLeases) -> F,
+        ask: impl Fn(&'a dyn Leases) -> F,
     ) -> Vec<Result<T, BackendError>>
     where
         F: Future<Output = Result<T, BackendError>>,
@@ -241,6 +240,7 @@ impl Majority {
     }
 }
 
+#[async_trait]
 impl Leases for Majority {
     /// Asks all servers, and a few times more if other claims have asked at the same moment.
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
@@ -441,7 +441,7 @@ fn only_exclusive(mode: Mode) -> Result<(), BackendError> {
 
 /// Passes the lease of one server, if that has one.
 fn pass_with_fence(
-    server: &dyn DynLeases,
+    server: &dyn Leases,
     from: Option<Claim>,
     to: Claim,
     fence: u64,

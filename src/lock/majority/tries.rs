@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{Majority, afresh, known::ServerHolder, pass_with_fence};
 use crate::{
-    backend::{Acquired, Claim, DynLeases, Grant, Occupied, Owner, in_time},
+    backend::{Acquired, Claim, Grant, Leases, Occupied, Owner, in_time},
     error::BackendError,
     lease::{Acquisition, Said, trusted},
 };
@@ -82,7 +82,7 @@ impl Majority {
         &'a self,
         acquisitions: Vec<Acquisition>,
         begun: Instant,
-        ask: impl Fn(usize, &'a dyn DynLeases, Claim) -> F,
+        ask: impl Fn(usize, &'a dyn Leases, Claim) -> F,
     ) -> Try<T>
     where
         F: Future<Output = Result<T, BackendError>> + Send + 'a,
@@ -123,7 +123,7 @@ impl Majority {
 
 fn acquire(
     _at: usize,
-    server: &dyn DynLeases,
+    server: &dyn Leases,
     claim: Claim,
 ) -> BoxFuture<'_, Result<Acquired, BackendError>> {
     async move { server.acquire(&claim).await }.boxed()

@@ -45,7 +45,7 @@ impl RedisBackend {
     }
 
     /// Subscribes to all changes of a name.
-    pub(super) async fn confirmed(&self, name: &Name) -> Result<Changes, BackendError> {
+    pub(super) async fn subscribed(&self, name: &Name) -> Result<Changes, BackendError> {
         let mut changes = self.register(name, None);
         let limit = self.0.servers.start_push(&name.suffixed(self.channel())).await?;
         match timeout(limit, changes.confirmed()).await {

@@ -1,11 +1,13 @@
 //! The [`Latches`] of a Redis backend.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
+
+use async_trait::async_trait;
 
 use super::{super::RedisBackend, millis, replies};
 use crate::{
     backend::{
-        Countdown, Erased, ErasedLatches, Latches, Owner,
+        Countdown, Latches, Owner,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -16,31 +18,14 @@ use crate::{
 };
 
 impl RedisBackend {
-    /// Counts down, or only reads what is left if that is by 0.
-    async fn count(
-        &self,
-        name: &Name,
-        id: Owner,
-        by: u32,
-    ) -> Result<Option<Countdown>, BackendError> {
-        let call = Call::new(&SCRIPTS.latch, 2)
-            .keys(name, &[keys::LATCH, self.channel()])
-            .owner(id)
-            .arg(by)
-            .arg("");
-        let reply = replies::countdown(self.0.servers.call(call).await?);
-        let (countdown, publish_refused) = self.checked(reply)?;
-        self.record_publish_refused(publish_refused);
-        Ok(countdown)
+    fn latch_call(&self, name: &Name, id: Owner, count: u32) -> Call<'static> {
+        let keys = [keys::LATCH, self.channel()];
+        Call::new(&SCRIPTS.latch, name, &keys).owner(id).arg(count)
     }
 }
 
+#[async_trait]
 impl Latches for RedisBackend {
-    #[inline(never)]
-    fn erase_latches(self: Arc<Self>) -> ErasedLatches {
-        Erased(self)
-    }
-
     async fn set_latch(
         &self,
         name: &Name,
@@ -48,12 +33,7 @@ impl Latches for RedisBackend {
         count: u32,
         ttl: Duration,
     ) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.latch, 2)
-            .keys(name, &[keys::LATCH, self.channel()])
-            .owner(id)
-            .arg(count)
-            .arg(millis(ttl));
-        self.checked(replies::flag(self.0.servers.call(call).await?))
+        self.run(&self.latch_call(name, id, count).arg(millis(ttl)), replies::flag).await
     }
 
     async fn count_down(
@@ -62,17 +42,19 @@ impl Latches for RedisBackend {
         id: Owner,
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
-        self.count(name, id, by).await
+        let call = self.latch_call(name, id, by).arg("");
+        let (countdown, flags) = self.run(&call, replies::countdown).await?;
+        self.note_refusal(flags.is_refused());
+        Ok(countdown)
     }
 
     async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
-        self.count(name, Owner::fresh(), 0).await
+        self.count_down(name, Owner::fresh(), 0).await
     }
 
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
         // A latch has no queue, and its own key stands in.
         let keys = [self.channel(), keys::LATCH, keys::LATCH, keys::LATCH];
-        let call = Call::new(&SCRIPTS.clear, keys.len()).keys(name, &keys).arg(0);
-        self.checked(replies::flag(self.0.servers.call(call).await?))
+        self.run(&Call::new(&SCRIPTS.clear, name, &keys).arg(0), replies::flag).await
     }
 }

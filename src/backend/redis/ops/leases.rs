@@ -1,41 +1,43 @@
 //! The [`Leases`] of a Redis backend.
 
 use std::{
-    sync::{Arc, LazyLock},
+    sync::LazyLock,
     time::{Duration, Instant},
 };
 
+use async_trait::async_trait;
+use bytes::Bytes;
 use redis::Value;
 use tokio::sync::watch;
 
-use super::{super::RedisBackend, acquire::lock_call, millis, replies};
+use super::{
+    super::RedisBackend,
+    millis,
+    replies::{self, Flags},
+};
 use crate::{
     backend::{
-        Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Holding, Kept,
-        Leases, Marked, Mode, Need, Renewal, SemaphoreKind, Tick, TickStep, no_pass,
+        Acquired, BackOff, Change, Changes, Claim, Claimed, Grant, Holding, Kept, Leases, Marked,
+        Mode, Need, Renewal, SemaphoreKind, Tick, TickStep, no_pass,
         redis::{
             client::Confirmation,
             keys,
-            scripts::{Call, SCRIPTS},
+            scripts::{Call, SCRIPTS, Script},
         },
     },
     error::BackendError,
     key::{Family, Name, Namespace},
 };
 
+#[async_trait]
 impl Leases for RedisBackend {
-    #[inline(never)]
-    fn erase_leases(self: Arc<Self>) -> ErasedLeases {
-        Erased(self)
-    }
-
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        match self.acquire_lock(claim).await? {
-            Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
-            Claimed::Occupied(occupied) => Ok(Acquired::Occupied(occupied)),
-            Claimed::Newer(_) | Claimed::BacksOff(..) => {
-                Err(replies::unreadable("an entry in reply to an acquire"))
-            }
+        let entry_life = if claim.waits { millis(claim.queue_entry_life()) } else { 0 };
+        let call = lock_call(&SCRIPTS.acquire_lock, claim, &[]).arg(entry_life);
+        match self.claimed(claim, &call).await? {
+            Some(Claimed::Granted(grant)) => Ok(Acquired::Granted(grant)),
+            Some(Claimed::Occupied(occupied)) => Ok(Acquired::Occupied(occupied)),
+            _ => self.checked(Err(replies::unreadable("an entry in reply to an acquire"))),
         }
     }
 
@@ -60,7 +62,23 @@ impl Leases for RedisBackend {
     }
 
     async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
-        self.keep_entries(claims, life).await
+        let Some(first) = claims.first() else { return Ok(Kept::nothing()) };
+        let mut call = semaphore_call(&SCRIPTS.keep_lock, first, &[self.channel()])
+            .arg(millis(first.fence_life))
+            .arg(millis(life));
+        for claim in claims {
+            call = call.arg(queue_entry(claim));
+        }
+        loop {
+            let (mut kept, flags) =
+                self.run(&call, |reply| replies::kept(reply, claims.len())).await?;
+            self.note_refusal(flags.is_refused());
+            if !flags.is_again() {
+                // No push tells them that the lease is free, so they ask.
+                kept.has_lapsed |= flags.is_refused();
+                return Ok(kept);
+            }
+        }
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
@@ -68,7 +86,13 @@ impl Leases for RedisBackend {
         if claim.name.family() == Family::Cache && !claim.waits && claim.mode == Mode::Exclusive {
             return self.release_entry(claim, Change::Wake.encode(), None).await;
         }
-        self.release_and_hand_over(claim).await
+        let call = lock_call(&SCRIPTS.release_lock, claim, &[self.channel()])
+            .arg(u8::from(claim.wakes_all()));
+        // If this process waits for the name, other processes are likely to wait as well. The
+        // server writes to them before it answers this caller. For a fair mutex each release would
+        // be two commands.
+        let is_contended = claim.mode == Mode::Exclusive && self.is_waited_for(&claim.name);
+        self.released(&call.answered_last(is_contended)).await
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
@@ -80,16 +104,9 @@ impl Leases for RedisBackend {
             Need::Units { count, .. } => count.to_string(),
         };
         let call = lock_call(&SCRIPTS.convert, to, &[self.channel()]).owner(from.owner).arg(units);
-        let (reply, confirmation) = loop {
-            let (reply, confirmation) = self.0.servers.grant(&call).await?;
-            if !replies::is_again(&reply) {
-                break (reply, confirmation);
-            }
-        };
-        let passed = self.checked(replies::passed(reply))?;
-        if let (Err(unconfirmed), Some(_)) = (confirmation, &passed) {
-            self.give_back(to).await;
-            return Err(unconfirmed);
+        let (passed, confirmation) = self.grant(&call, replies::passed).await?;
+        if passed.is_some() {
+            self.confirmed(to, confirmation).await?;
         }
         Ok(passed)
     }
@@ -100,15 +117,13 @@ impl Leases for RedisBackend {
         to: &Claim,
         fence: u64,
     ) -> Result<Option<Grant>, BackendError> {
-        let call = Call::new(&SCRIPTS.pass_with_fence, 2)
-            .keys(&from.name, &[keys::LEASE, keys::FENCE])
+        let call = Call::new(&SCRIPTS.pass_with_fence, &from.name, &[keys::LEASE, keys::FENCE])
             .owner(from.owner)
             .owner(to.owner)
             .arg(millis(to.lease))
             .arg(millis(to.fence_life))
             .arg(format!("{fence:016}"));
-        let (reply, confirmation) = self.0.servers.grant(&call).await?;
-        let passed = self.checked(replies::passed(reply))?;
+        let (passed, confirmation) = self.grant(&call, replies::passed).await?;
         confirmation.map(|()| passed)
     }
 
@@ -118,23 +133,20 @@ impl Leases for RedisBackend {
             TickStep::BeginAgain => "again",
             TickStep::Done => "done",
         };
-        let call = Call::new(&SCRIPTS.mark, 2)
-            .keys(&claim.name, &[keys::LEASE, keys::MARK])
+        let call = Call::new(&SCRIPTS.mark, &claim.name, &[keys::LEASE, keys::MARK])
             .owner(claim.owner)
             .arg(format!("{:016}", tick.at))
             .arg(step)
             .arg(millis(tick.kept));
-        let (reply, confirmation) = self.0.servers.grant(&call).await?;
-        let marked = self.checked(replies::marked(reply))?;
+        let (marked, confirmation) = self.grant(&call, replies::marked).await?;
         confirmation.map(|()| marked)
     }
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         let (keys, is_entry) = (keys::semaphore(kind), name.family() == Family::Cache);
-        let call = Call::new(&SCRIPTS.inspect, 4)
-            .keys(name, &[keys.sole, keys.shared, keys.queue, keys::FAILURE])
-            .arg(u8::from(is_entry));
-        self.checked(replies::held(self.0.servers.call(&call).await?))
+        let keys = [keys.sole, keys.shared, keys.queue, keys::FAILURE];
+        let call = Call::new(&SCRIPTS.inspect, name, &keys).arg(u8::from(is_entry));
+        self.run(&call, replies::held).await
     }
 
     async fn lock_names(
@@ -155,10 +167,8 @@ impl Leases for RedisBackend {
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         let keys = keys::semaphore(mode.into());
-        let call = Call::new(&SCRIPTS.clear, 5)
-            .keys(name, &[self.channel(), keys.deadlines, keys.sole, keys.shared, keys.queue])
-            .arg(1);
-        self.checked(replies::flag(self.0.servers.call(&call).await?))
+        let keys = [self.channel(), keys.deadlines, keys.sole, keys.shared, keys.queue];
+        self.run(&Call::new(&SCRIPTS.clear, name, &keys).arg(1), replies::flag).await
     }
 
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
@@ -166,7 +176,7 @@ impl Leases for RedisBackend {
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        self.confirmed(name).await
+        self.subscribed(name).await
     }
 
     /// The scripts of one renewal are sent at once, so that they share one command time-out.
@@ -185,6 +195,61 @@ impl Leases for RedisBackend {
 }
 
 impl RedisBackend {
+    /// Runs a script that may grant a claim. Returns `None` for a newer entry of which the reply has
+    /// only a part.
+    pub(super) async fn claimed(
+        &self,
+        claim: &Claim,
+        call: &Call<'_>,
+    ) -> Result<Option<Claimed>, BackendError> {
+        let (claimed, confirmation) = self.grant(call, replies::claimed).await?;
+        if let Some(Claimed::Granted(_)) = claimed {
+            self.confirmed(claim, confirmation).await?;
+        }
+        Ok(claimed)
+    }
+
+    /// Gives back a grant that too few replicas confirmed. If that fails as well, the caller that
+    /// claimed the lease undoes it.
+    async fn confirmed(&self, claim: &Claim, confirmation: Confirmation) -> Confirmation {
+        if confirmation.is_err() {
+            let _ = self.release(claim).await;
+        }
+        confirmation
+    }
+
+    /// Ends the lease of an entry, and pushes the reason. The name may back off after it.
+    pub(super) async fn release_entry(
+        &self,
+        claim: &Claim,
+        message: Bytes,
+        back_off: Option<BackOff>,
+    ) -> Result<bool, BackendError> {
+        let keys = [keys::LEASE, self.channel(), keys::FAILURE];
+        let keys = if back_off.is_some() { &keys[..] } else { &keys[..2] };
+        let mut call =
+            Call::new(&SCRIPTS.release, &claim.name, keys).owner(claim.owner).arg(&message[..]);
+        if let Some(back_off) = back_off {
+            call = call.arg(millis(back_off.wait)).arg(millis(back_off.remembered()));
+            call = call.arg(back_off.failures);
+        }
+        self.released(&call).await
+    }
+
+    /// Runs a script that releases. One that has more to do than it may is called again. If this
+    /// process ends before that, the next script of any waiter goes on.
+    async fn released(&self, call: &Call<'_>) -> Result<bool, BackendError> {
+        let mut was_held = false;
+        loop {
+            let flags = self.run(call, Flags::read).await?;
+            was_held |= flags.first();
+            self.note_refusal(flags.is_refused());
+            if !flags.is_again() {
+                return Ok(was_held);
+            }
+        }
+    }
+
     /// Reads which leases of a batch were renewed.
     fn renewed(
         &self,
@@ -195,6 +260,28 @@ impl RedisBackend {
         let held = self.checked(replies::flags(reply, batch.len()))?;
         confirmation.map(|()| held)
     }
+}
+
+/// Returns a call about a claim, with the keys of its semaphore. Further keys follow those.
+fn lock_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a> {
+    semaphore_call(script, claim, further).arg(queue_entry(claim)).arg(millis(claim.fence_life))
+}
+
+fn semaphore_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a> {
+    let keys = keys::semaphore(claim.mode.into());
+    let own = [keys.sole, keys.shared, keys::FENCE, keys.queue, keys.deadlines];
+    Call::new(script, &claim.name, &[&own, further].concat())
+}
+
+/// Returns a claim as `read_entry` in `scripts/lib/queues.lua` reads it.
+fn queue_entry(claim: &Claim) -> String {
+    let (need, limit) = match claim.mode.need() {
+        Need::Units { count, limit } => (count.to_string(), limit),
+        Need::Sole if claim.mode == Mode::Exclusive => ("x".to_owned(), 0),
+        Need::Sole => ("f".to_owned(), 0),
+    };
+    let label = claim.label.as_deref().unwrap_or_default();
+    format!("{}:{need}:{limit}:{}:{label}", claim.owner, millis(claim.lease))
 }
 
 /// The number of permits that cost a server as much as one lease. It renews each permit by itself.
@@ -220,16 +307,14 @@ fn renewal(batch: &[Claim]) -> Call<'static> {
     let is_fence_due = |claim: &Claim| claim.mode.is_fenced() && extends_fence(claim);
     let fences: Vec<_> =
         batch.iter().enumerate().filter(|(_, claim)| is_fence_due(claim)).collect();
-    let mut call = Call::new(&SCRIPTS.renew, batch.len() + fences.len());
-    for claim in batch {
+    let held = batch.iter().map(|claim| {
         let keys = keys::semaphore(claim.mode.into());
         let is_sole = claim.mode.need() == Need::Sole;
-        call = call.keys(&claim.name, &[if is_sole { keys.sole } else { keys.shared }]);
-    }
-    for (_, claim) in &fences {
-        call = call.keys(&claim.name, &[keys::FENCE]);
-    }
-    call = call.arg(batch.len());
+        (&claim.name, if is_sole { keys.sole } else { keys.shared })
+    });
+    let due = fences.iter().map(|(_, claim)| (&claim.name, keys::FENCE));
+    let keys: Vec<_> = held.chain(due).collect();
+    let mut call = Call::over(&SCRIPTS.renew, keys.into_iter()).arg(batch.len());
     for claim in batch {
         let members = match claim.mode.need() {
             Need::Sole => 0,

@@ -1,8 +1,6 @@
 //! The backend traits: each operation is one call of a script, and reads its reply.
 
-mod acquire;
 mod changes;
-mod entries;
 mod latches;
 mod leases;
 mod ready;
@@ -10,15 +8,67 @@ mod replies;
 mod store;
 mod tier;
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
+
+use redis::Value;
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::{RedisBackend, client::Confirmation, scripts::Call};
+use crate::error::{BackendError, BackendErrorKind};
 
 #[cfg(any(fuzzing, test))]
 pub(super) use self::replies::check_any_reply;
-pub(super) use self::{entries::AgedNamespaces, tier::Heartbeat};
+pub(super) use self::{store::AgedNamespaces, tier::Heartbeat};
 
 /// The bytes of a newer entry that a reply has at most. They take 5 ms at 100 Mbit/s. The caller
 /// reads a larger entry by itself.
 const PART: usize = 64 << 10;
+
+impl RedisBackend {
+    /// Runs a script, and reads its reply.
+    async fn run<T>(
+        &self,
+        call: &Call<'_>,
+        read: impl FnOnce(Value) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        self.checked(read(self.0.servers.call(call).await?))
+    }
+
+    /// Runs a script that grants something, and reads its reply.
+    ///
+    /// A script that has more to do than it may is called again, while the time for one command
+    /// lasts.
+    async fn grant<T>(
+        &self,
+        call: &Call<'_>,
+        read: impl FnOnce(Value) -> Result<T, BackendError>,
+    ) -> Result<(T, Confirmation), BackendError> {
+        let end = Instant::now() + self.0.config.command_timeout;
+        loop {
+            let (reply, confirmation) = self.0.servers.grant(call).await?;
+            if !replies::is_again(&reply) || Instant::now() >= end {
+                return Ok((self.checked(read(reply))?, confirmation));
+            }
+        }
+    }
+
+    /// Replaces the connections if a reply could not be read, because it belongs to another
+    /// command.
+    fn checked<T>(&self, reply: Result<T, BackendError>) -> Result<T, BackendError> {
+        if reply.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
+            self.0.servers.replace_connections();
+        }
+        reply
+    }
+
+    /// Warns once, if a script reports that the server refused to publish.
+    fn note_refusal(&self, is_refused: bool) {
+        if is_refused && !self.0.publish_refused.swap(true, Ordering::Relaxed) {
+            warn!("Redis refuses to publish, so waiters learn late of what ends; permit PUBLISH");
+        }
+    }
+}
 
 /// Returns whole milliseconds, at least one, because Redis refuses a time of zero.
 fn millis(time: Duration) -> u64 {

@@ -42,7 +42,7 @@ impl RedisBackend {
         for info in servers.run_at_each(redis::cmd("INFO").arg("server")).await? {
             check_version(&info)?;
         }
-        let call = Call::new(&SCRIPTS.rights, 0)
+        let call = Call::over(&SCRIPTS.rights, [].into_iter())
             .arg(format!("bellwether:rights:{}", Owner::fresh()))
             .arg(u8::from(for_caches))
             .arg(u8::from(for_locks))

@@ -20,19 +20,29 @@ pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
         return fence(value).map(|fence| Some(Claimed::Granted(Grant::new(fence))));
     }
     let mut fields = Fields::new(value)?;
-    match fields.word()?.as_str() {
-        "held" => fields.occupied().map(|occupied| Some(Claimed::Occupied(occupied))),
-        "newer" => Ok(fields.newer()?.map(Claimed::Newer)),
+    Ok(Some(match fields.word()?.as_str() {
+        "held" => Claimed::Occupied(fields.occupied()?),
+        AGAIN => Claimed::Occupied(Occupied { fence: 0, remaining: Duration::ZERO, holders: 0 }),
+        "newer" => return Ok(fields.newer()?.map(Claimed::Newer)),
         "granted" => {
             let (fence, failures) = (fields.number()?, fields.count()?);
-            Ok(Some(Claimed::Granted(Grant::new(fence).after_failures(failures))))
+            Claimed::Granted(Grant::new(fence).after_failures(failures))
         }
         "failed" => {
             let (back_off, failure) = fields.backs_off()?;
-            Ok(Some(Claimed::BacksOff(back_off, failure)))
+            Claimed::BacksOff(back_off, failure)
         }
-        other => Err(unreadable(other)),
-    }
+        other => return Err(unreadable(other)),
+    }))
+}
+
+/// What a script says that grants and has more to do than it may at once.
+const AGAIN: &str = "again";
+
+/// Returns whether a script that grants is to be called again.
+pub(super) fn is_again(value: &Value) -> bool {
+    let Value::Array(fields) = value else { return false };
+    matches!(fields.first(), Some(Value::BulkString(word)) if word == AGAIN.as_bytes())
 }
 
 /// Reads the fence, and whether the entry is there.
@@ -41,9 +51,11 @@ pub(super) fn changed(value: Value) -> Result<(u64, bool), BackendError> {
     Ok((fields.number()?, fields.number()? == 1))
 }
 
+/// Reads the reply to a pass. Shared units are granted before what is left to do.
 pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
     match value {
         Value::Nil => Ok(None),
+        value if is_again(&value) => Ok(Some(Grant::new(0))),
         value => fence(value).map(|fence| Some(Grant::new(fence))),
     }
 }
@@ -81,16 +93,16 @@ pub(super) fn micros(value: Value) -> Result<u64, BackendError> {
     Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
 }
 
-/// Reads the state of a latch, and whether the server refused to publish, if the script published.
-pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Option<bool>), BackendError> {
+/// Reads the state of a latch.
+pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Flags), BackendError> {
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
         "left" => {
             let left = u32::try_from(fields.number()?).map_err(unreadable)?;
             let remaining = Duration::from_millis(fields.number()?);
-            Ok((Some(Countdown { left, remaining }), fields.publish_refused()))
+            Ok((Some(Countdown { left, remaining }), fields.flags()?))
         }
-        "unset" => Ok((None, None)),
+        "unset" => Ok((None, Flags(0))),
         other => Err(unreadable(other)),
     }
 }
@@ -105,103 +117,76 @@ pub(super) enum CommitReply {
     PartOfNewer,
 }
 
-/// The reply of a commit about its push, if the script published.
-#[derive(Clone, Copy, Default)]
-pub(super) struct CommitPush {
-    /// Whether the server refused to publish.
-    pub(super) publish_refused: Option<bool>,
-    /// Whether a client waited for the entry.
-    pub(super) awaited: Option<bool>,
-}
-
-/// Reads the outcome, and what became of the push.
-pub(super) fn committed(value: Value) -> Result<(CommitReply, CommitPush), BackendError> {
-    if let Value::Int(flags) = value {
-        let outcome = match flags >> 3 {
-            -1 => return Ok((CommitReply::Unstaged, CommitPush::default())),
-            0 if flags == 0 => Committed::Refused,
+/// Reads the outcome of a commit, and its flags if it was made now.
+pub(super) fn committed(value: Value) -> Result<(CommitReply, Option<Flags>), BackendError> {
+    if let Value::Int(number) = value {
+        let outcome = match number >> 3 {
+            -1 => return Ok((CommitReply::Unstaged, None)),
+            0 if number == 0 => return Ok((CommitReply::Done(Committed::Refused), None)),
             1 => Committed::Pushed,
             2 => Committed::Stored,
-            _ => return Err(unreadable(flags)),
+            _ => return Err(unreadable(number)),
         };
-        let publish_refused = publish_refused(flags & 6)?;
-        let awaited = publish_refused.map(|_| flags & 1 == 1);
-        return Ok((CommitReply::Done(outcome), CommitPush { publish_refused, awaited }));
+        return Ok((CommitReply::Done(outcome), Some(Flags::of(number & 7)?)));
     }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
         "newer" => {
             let newer = fields.newer()?.map(Committed::Newer);
-            let reply = newer.map_or(CommitReply::PartOfNewer, CommitReply::Done);
-            Ok((reply, CommitPush::default()))
+            Ok((newer.map_or(CommitReply::PartOfNewer, CommitReply::Done), None))
         }
         other => Err(unreadable(other)),
     }
 }
 
-/// The handover that a script reports.
-#[derive(Clone, Copy)]
-pub(super) struct Told {
-    /// Whether the server refused to publish, if the script published.
-    pub(super) publish_refused: Option<bool>,
-    /// There is more to do than one script may, and it is to be called again.
-    pub(super) again: bool,
-}
+/// The bits of a reply. The first says whether a lease was held, or an entry waited for. The others
+/// stand in `lib/basics.lua`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flags(i64);
 
-impl Told {
-    /// The bit of `again` in `lib/basics.lua`.
+impl Flags {
+    const FIRST: i64 = 1;
+    const REFUSED: i64 = 4;
     const AGAIN: i64 = 8;
 
-    fn read(flags: i64) -> Result<Self, BackendError> {
-        let publish_refused = publish_refused(flags & !Self::AGAIN)?;
-        Ok(Self { publish_refused, again: flags & Self::AGAIN != 0 })
+    pub(super) fn read(value: Value) -> Result<Self, BackendError> {
+        match value {
+            Value::Int(bits) => Self::of(bits),
+            other => Err(unreadable(&other)),
+        }
     }
-}
 
-/// Reads whether it was held, and what became of the handover.
-pub(super) fn released(value: Value) -> Result<(bool, Told), BackendError> {
-    match value {
-        Value::Int(flags) => Ok((flags & 1 == 1, Told::read(flags & !1)?)),
-        other => Err(unreadable(&other)),
+    fn of(bits: i64) -> Result<Self, BackendError> {
+        match bits & !(Self::FIRST | Self::REFUSED | Self::AGAIN) {
+            0 => Ok(Self(bits)),
+            _ => Err(unreadable(bits)),
+        }
+    }
+
+    pub(super) fn first(self) -> bool {
+        self.0 & Self::FIRST != 0
+    }
+
+    /// Returns whether the server refused to publish.
+    pub(super) fn is_refused(self) -> bool {
+        self.0 & Self::REFUSED != 0
+    }
+
+    /// Returns whether the script has more to do than it may, and is to be called again.
+    pub(super) fn is_again(self) -> bool {
+        self.0 & Self::AGAIN != 0
     }
 }
 
 /// Reads what the keeping of a queue has found, with this many claims.
-pub(super) fn kept(value: Value, claims: usize) -> Result<(Kept, Told), BackendError> {
+pub(super) fn kept(value: Value, claims: usize) -> Result<(Kept, Flags), BackendError> {
     let mut fields = Fields::new(value)?;
-    let told = Told::read(i64::try_from(fields.number()?).map_err(unreadable)?)?;
+    let flags = fields.flags()?;
     let remaining = Duration::from_millis(fields.number()?);
-    let has_lapsed = fields.number()? == 1;
-    let handed_over = fields.number()? == 1;
+    let (has_lapsed, handed_over) = (fields.number()? == 1, fields.number()? == 1);
     let stands = (0..claims).map(|_| fields.number().map(|stands| stands == 1));
     let stands = stands.collect::<Result<_, _>>()?;
-    Ok((Kept { remaining, has_lapsed, handed_over, stands }, told))
-}
-
-/// Returns whether a script that grants is to be called again.
-pub(super) fn is_again(value: &Value) -> bool {
-    match value {
-        Value::Array(fields) => match fields.first() {
-            Some(Value::BulkString(word)) => word == b"again",
-            _ => false,
-        },
-        _ => false,
-    }
-}
-
-/// Reads the bits of `publish` (`lib/pushes.lua`) in a reply: not published, published, refused.
-fn publish_refused(flags: i64) -> Result<Option<bool>, BackendError> {
-    match flags {
-        0 => Ok(None),
-        2 => Ok(Some(false)),
-        4 => Ok(Some(true)),
-        other => Err(unreadable(other)),
-    }
-}
-
-/// Reads the first [`PART`] of an entry. Returns `None` if there is more.
-pub(super) fn part(bytes: Vec<u8>) -> Result<Option<Entry>, BackendError> {
-    if bytes.len() >= PART { Ok(None) } else { entry(bytes).map(Some) }
+    Ok((Kept { remaining, has_lapsed, handed_over, stands }, flags))
 }
 
 pub(super) fn entry(bytes: Vec<u8>) -> Result<Entry, BackendError> {
@@ -241,7 +226,7 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()));
     let _ = (micros(value.clone()), marked(value.clone()), held(value.clone()));
-    let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
+    let _ = (countdown(value.clone()), committed(value.clone()), Flags::read(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()), changed(value.clone()));
     for count in 0..4 {
         if let Ok((kept, _)) = kept(value.clone(), count) {
@@ -275,20 +260,20 @@ impl Fields {
         }
     }
 
-    /// The first part of an entry, and the time of the server.
+    /// An entry, and the time of the server. Returns `None` if the reply has only its first
+    /// [`PART`].
     fn newer(&mut self) -> Result<Option<Entry>, BackendError> {
         let bytes = self.bytes()?;
         let time = self.word()?;
         let time = time.parse().map_err(|_| unreadable(&time))?;
-        Ok(part(bytes)?.map(|entry| entry.read_at(time)))
+        if bytes.len() >= PART {
+            return Ok(None);
+        }
+        Ok(Some(entry(bytes)?.read_at(time)))
     }
 
-    /// A field that not every reply has.
-    fn publish_refused(&mut self) -> Option<bool> {
-        match self.0.next() {
-            Some(Value::Int(number)) => Some(number == 1),
-            _ => None,
-        }
+    fn flags(&mut self) -> Result<Flags, BackendError> {
+        Flags::read(self.0.next().unwrap_or(Value::Nil))
     }
 
     fn word(&mut self) -> Result<String, BackendError> {

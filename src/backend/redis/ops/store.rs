@@ -1,39 +1,71 @@
 //! The [`Store`] of a Redis backend.
+//!
+//! A read is a `GET`. Where the age matters, a `TIME` goes before it in the same write. The header
+//! says when the entry was stored. The time that the answer takes counts as age.
+//!
+//! A writer sends a large entry by a plain `SET` to a key of its own. A server copies each argument
+//! of a script several times. The script behind it moves the entry to its place, and reads it only
+//! if a waiter is to get it.
 
 use std::{
-    sync::{Arc, Weak, atomic::Ordering},
+    array,
+    io::Write,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
+use async_trait::async_trait;
 use bytes::Bytes;
-use redis::Value;
+use futures_util::future::join_all;
+use redis::{Cmd, Pipeline, RedisWrite, Value};
+use tokio::time::Instant;
 
 use super::{
     super::RedisBackend,
-    PART,
-    entries::{staged_suffix, with_stage},
-    millis,
+    PART, millis,
     replies::{self, CommitReply},
 };
 use crate::{
     backend::{
-        Announcement, BackOff, Change, Claim, Claimed, Committed, Entry, EntryAnswers, Erased,
-        ErasedStore, Failure, Grant, Owner, Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
+        Announcement, BackOff, Change, Claim, Claimed, Committed, Entry, EntryAnswers, Failure,
+        Grant, Owner, Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, write_key},
         },
     },
-    error::BackendError,
+    error::{BackendError, BackendErrorKind},
     key::Name,
 };
 
-impl Store for RedisBackend {
-    #[inline(never)]
-    fn erase_store(self: Arc<Self>) -> ErasedStore {
-        Erased(self)
-    }
+/// A smaller entry costs less as an argument of its script.
+const STAGE_FROM: usize = 16 << 10;
+/// How long a staged entry lasts if its script does not come, in milliseconds.
+const STAGE_LIFE: u64 = 10_000;
 
+/// The namespaces whose entries have windows, so reads ask for the age. Those of one hash share a
+/// place, and then ask in vain.
+pub(in super::super) struct AgedNamespaces([AtomicBool; 256]);
+
+impl Default for AgedNamespaces {
+    fn default() -> Self {
+        Self(array::from_fn(|_| AtomicBool::new(false)))
+    }
+}
+
+impl AgedNamespaces {
+    fn of(&self, name: &Name) -> &AtomicBool {
+        let namespace = name.prefix().bytes().take_while(|byte| *byte != b'{');
+        let hash = namespace.fold(0u8, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte));
+        &self.0[usize::from(hash)]
+    }
+}
+
+#[async_trait]
+impl Store for RedisBackend {
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         self.read(name, false).await
     }
@@ -42,8 +74,17 @@ impl Store for RedisBackend {
         self.read(name, true).await
     }
 
+    /// With one command, if that is possible.
     async fn get_many(&self, names: &[Name], aged: bool) -> Result<EntryAnswers, BackendError> {
-        self.read_many(names, aged).await
+        let is_aged = |name| aged || self.0.aged.of(name).load(Ordering::Relaxed);
+        if self.0.servers.is_single() && !names.is_empty() && !names.iter().any(is_aged) {
+            match self.read_all(names).await {
+                // The user has no right to `MGET`.
+                Err(error) if error.kind() == BackendErrorKind::Refused => {}
+                answers => return answers,
+            }
+        }
+        Ok(join_all(names.iter().map(|name| self.read(name, aged))).await)
     }
 
     async fn fetch(&self, name: &Name, _: &Announcement) -> Result<Option<Entry>, BackendError> {
@@ -51,7 +92,30 @@ impl Store for RedisBackend {
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        self.acquire_entry(claim, seen).await
+        let entry = claim.name.entry_suffix();
+        let keys = [keys::LEASE, keys::FENCE, &entry, keys::FAILURE];
+        let call = Call::new(&SCRIPTS.acquire, &claim.name, &keys)
+            .owner(claim.owner)
+            .arg(millis(claim.lease))
+            .arg(millis(claim.fence_life))
+            .arg(seen)
+            .arg(PART)
+            .arg(if claim.listens { self.registration() } else { "" });
+        loop {
+            match self.claimed(claim, &call).await? {
+                // An entry that this caller had not seen would have been the answer.
+                Some(Claimed::Granted(grant)) if seen == 0 => {
+                    return Ok(Claimed::Granted(grant.without_entry()));
+                }
+                Some(claimed) => return Ok(claimed),
+                None => {}
+            }
+            let newer = Box::pin(self.read(&claim.name, false)).await?;
+            if let Some(entry) = newer.filter(|entry| entry.fence > seen) {
+                return Ok(Claimed::Newer(entry));
+            }
+            // The entry has gone meanwhile.
+        }
     }
 
     async fn commit(
@@ -62,14 +126,27 @@ impl Store for RedisBackend {
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
         let entry = entry.clone().with_fence(grant.fence());
-        let is_staged = self.is_staged(&entry, ttl);
         let tiers = if grant.has_no_entry() { String::new() } else { self.tiers(&claim.name) };
-        let mut reply = self.commit_once(claim, &entry, ttl, is_staged, &tiers).await?;
-        if let CommitReply::Unstaged = reply {
-            // A full server takes no staged entry, but it pushes what it cannot store.
-            reply = Box::pin(self.commit_once(claim, &entry, ttl, false, &tiers)).await?;
+        let mut is_staged = self.is_staged(&entry, ttl);
+        loop {
+            let call = self.commit_call(claim, &entry, ttl, is_staged, &tiers);
+            let (reply, flags) = self.run(&call, replies::committed).await?;
+            if let Some(flags) = flags {
+                self.note_refusal(flags.is_refused());
+                self.0.is_awaited.store(flags.first(), Ordering::Relaxed);
+            }
+            match reply {
+                CommitReply::Done(outcome) => return Ok(outcome),
+                // The newer entry may be gone by now.
+                CommitReply::PartOfNewer => {
+                    let newer = Box::pin(self.read(&claim.name, false)).await?;
+                    return Ok(newer.map_or(Committed::Refused, Committed::Newer));
+                }
+                // A full server takes no staged entry, but it pushes what it cannot store.
+                CommitReply::Unstaged if is_staged => is_staged = false,
+                CommitReply::Unstaged => return self.checked(Err(replies::unreadable(reply))),
+            }
         }
-        self.outcome(&claim.name, reply).await
     }
 
     async fn fail(
@@ -91,7 +168,7 @@ impl Store for RedisBackend {
         let staged = self.is_staged(entry, Some(ttl)).then(|| staged_suffix(Owner::fresh()));
         let bytes = if staged.is_some() { Bytes::new() } else { entry.encode() };
         let mut call = self
-            .change("put", name, staged.as_deref(), fence_life)
+            .change_call("put", name, staged.as_deref(), fence_life)
             .arg(bytes.get(..Entry::FENCE.start).unwrap_or_default())
             .arg(bytes.get(Entry::STORED_AT.end..).unwrap_or_default())
             .arg(entry.weight())
@@ -100,7 +177,7 @@ impl Store for RedisBackend {
         if let Some(suffix) = &staged {
             call = with_stage(call, name, suffix, entry);
         }
-        Ok(self.changed(call).await?.0)
+        Ok(self.run(&call, replies::changed).await?.0)
     }
 
     async fn touch(
@@ -110,23 +187,23 @@ impl Store for RedisBackend {
         fence_life: Duration,
     ) -> Result<Option<u64>, BackendError> {
         let call = self
-            .change("touch", name, None, fence_life)
+            .change_call("touch", name, None, fence_life)
             .arg(windows.encoded())
             .arg(millis(windows.in_range().kept()));
-        let (fence, is_there) = self.changed(call).await?;
+        let (fence, is_there) = self.run(&call, replies::changed).await?;
         Ok(is_there.then_some(fence))
     }
 
     async fn expire(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        Ok(self.changed(self.change("expire", name, None, fence_life)).await?.0)
+        self.change("expire", name, fence_life).await
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        Ok(self.changed(self.change("invalidate", name, None, fence_life)).await?.0)
+        self.change("invalidate", name, fence_life).await
     }
 
     async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        Ok(self.changed(self.change("supersede", name, None, fence_life)).await?.0)
+        self.change("supersede", name, fence_life).await
     }
 
     fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
@@ -144,9 +221,8 @@ impl Store for RedisBackend {
         if let Ok(number) = redis::from_redis_value(last) {
             return Ok(number);
         }
-        let call =
-            Call::new(&SCRIPTS.end_tag, 1).keys(tags, &[keys::TAG_NUMBER]).arg(millis(TAG_LIFE));
-        self.checked(replies::fence(self.0.servers.call(call).await?))
+        let call = Call::new(&SCRIPTS.end_tag, tags, &[keys::TAG_NUMBER]).arg(millis(TAG_LIFE));
+        self.run(&call, replies::fence).await
     }
 
     async fn tag_ends(
@@ -172,61 +248,58 @@ impl Store for RedisBackend {
 
     async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
         let tiers = self.0.process_channels.as_ref().map(|own| own.of_tags(tags));
-        let call = Call::new(&SCRIPTS.end_tag, 2)
-            .keys(tags, &[keys::TAG_NUMBER, &keys::tag(tag)])
+        let call = Call::new(&SCRIPTS.end_tag, tags, &[keys::TAG_NUMBER, &keys::tag(tag)])
             .arg(millis(TAG_LIFE))
             .arg(u8::from(end == TagEnd::Expired))
             .arg(tiers.unwrap_or_default())
             .arg(format!("{}i", tags.prefix_of_sibling(tag)));
-        self.checked(replies::fence(self.0.servers.call(call).await?))
+        self.run(&call, replies::fence).await
     }
 }
 
 impl RedisBackend {
-    /// Returns a call of the script that changes an entry without a load.
-    fn change(
+    /// Changes an entry without a load. Returns the fence that was burnt.
+    async fn change(
+        &self,
+        what: &str,
+        name: &Name,
+        fence_life: Duration,
+    ) -> Result<u64, BackendError> {
+        Ok(self.run(&self.change_call(what, name, None, fence_life), replies::changed).await?.0)
+    }
+
+    fn change_call(
         &self,
         what: &str,
         name: &Name,
         staged: Option<&str>,
         fence_life: Duration,
     ) -> Call<'static> {
-        let [before, after] = name.neighbours();
-        let mut call = Call::new(&SCRIPTS.change, 7 + usize::from(staged.is_some()))
-            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .keys(name, &[keys::FAILURE])
-            .arg(before)
-            .arg(after);
-        if let Some(staged) = staged {
-            call = call.keys(name, &[staged]);
-        }
+        let [before, entry, after] = [-1_i16, 0, 1].map(|step| {
+            let schema = name.schema().wrapping_add_signed(step);
+            name.clone().with_schema(schema).entry_suffix()
+        });
+        let mut keys = vec![keys::LEASE, keys::FENCE, &entry, self.channel(), keys::FAILURE];
+        keys.extend([&*before, &*after].into_iter().chain(staged));
+        let call = Call::new(&SCRIPTS.change, name, &keys);
         call.arg(what).arg(millis(fence_life)).arg(self.tiers(name))
     }
 
-    /// Sends a change. Returns the fence, and whether the entry is there.
-    async fn changed(&self, call: Call<'_>) -> Result<(u64, bool), BackendError> {
-        self.checked(replies::changed(self.0.servers.call(call).await?))
-    }
-
-    /// Commits an entry that is staged, or an argument of the script.
-    async fn commit_once(
+    /// Returns the call that commits an entry, which is staged or an argument of the script.
+    fn commit_call(
         &self,
         claim: &Claim,
         entry: &Entry,
         ttl: Option<Duration>,
         is_staged: bool,
         tiers: &str,
-    ) -> Result<CommitReply, BackendError> {
+    ) -> Call<'static> {
         let name = &claim.name;
-        let suffix = is_staged.then(|| staged_suffix(claim.owner));
-        let mut call = Call::new(&SCRIPTS.commit, 5 + usize::from(is_staged))
-            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .keys(name, &[keys::FAILURE]);
+        let (suffix, staged) = (name.entry_suffix(), staged_suffix(claim.owner));
+        let keys = [keys::LEASE, keys::FENCE, &suffix, self.channel(), keys::FAILURE, &staged];
+        let keys = if is_staged { &keys[..] } else { &keys[..5] };
         let bytes = if is_staged { Bytes::new() } else { entry.encode() };
-        if let Some(suffix) = &suffix {
-            call = call.keys(name, &[suffix]);
-        }
-        call = call
+        let call = Call::new(&SCRIPTS.commit, name, keys)
             .owner(claim.owner)
             .arg(entry.fence)
             .arg(bytes.get(..Entry::STORED_AT.start).unwrap_or_default())
@@ -236,33 +309,108 @@ impl RedisBackend {
             .arg(self.0.config.push_limit)
             .arg(PART)
             .arg(self.0.process_channels.as_ref().map_or(String::new(), |own| own.start(name)))
-            .arg(tiers);
-        if let (Some(suffix), Some(_)) = (&suffix, ttl) {
-            call = with_stage(call, name, suffix, entry);
+            .arg(tiers)
+            .answered_last(self.0.is_awaited.load(Ordering::Relaxed));
+        match is_staged && ttl.is_some() {
+            true => with_stage(call, name, &staged, entry),
+            false => call,
         }
-        self.send_commit(call).await
     }
 
-    async fn send_commit(&self, call: Call<'_>) -> Result<CommitReply, BackendError> {
-        let call = call.answered_last(self.0.is_awaited.load(Ordering::Relaxed));
-        let reply = replies::committed(self.0.servers.call(call).await?);
-        let (reply, push) = self.checked(reply)?;
-        self.record_publish_refused(push.publish_refused);
-        if let Some(awaited) = push.awaited {
-            self.0.is_awaited.store(awaited, Ordering::Relaxed);
+    /// Reads an entry, with its age if that is asked for or if the entry has windows.
+    async fn read(&self, name: &Name, aged: bool) -> Result<Option<Entry>, BackendError> {
+        if aged || self.0.aged.of(name).load(Ordering::Relaxed) {
+            return self.read_aged(name).await;
         }
-        Ok(reply)
+        // The prefix is enough to find the slot in a cluster.
+        let value = self.0.servers.run(&of_entry("GET", name), name.prefix()).await?;
+        let answer = self.entry(value);
+        match self.lacks_age(name, &answer) {
+            true => Box::pin(self.read_aged(name)).await,
+            false => answer,
+        }
     }
 
-    async fn outcome(&self, name: &Name, reply: CommitReply) -> Result<Committed, BackendError> {
+    async fn read_all(&self, names: &[Name]) -> Result<EntryAnswers, BackendError> {
+        let mut get = Cmd::with_capacity(names.len() + 1, names.len() * 64);
+        get.arg("MGET");
+        names.iter().for_each(|name| write_key(&mut get, name, &name.entry_suffix()));
+        let values = match self.0.servers.run(&get, names[0].prefix()).await? {
+            Value::Array(values) if values.len() == names.len() => values,
+            other => return self.checked(Err(replies::unreadable(&other))),
+        };
+        let mut answers: EntryAnswers = values.into_iter().map(|value| self.entry(value)).collect();
+        // Few have windows that were not known of, and these are read again together.
+        let places = 0..names.len();
+        let lacking: Vec<_> =
+            places.filter(|at| self.lacks_age(&names[*at], &answers[*at])).collect();
+        let aged = join_all(lacking.iter().map(|at| self.read_aged(&names[*at]))).await;
+        for (at, answer) in lacking.into_iter().zip(aged) {
+            answers[at] = answer;
+        }
+        Ok(answers)
+    }
+
+    /// Returns whether an entry that was read without its age has windows. The next reads in its
+    /// namespace ask for the age.
+    fn lacks_age(&self, name: &Name, answer: &Result<Option<Entry>, BackendError>) -> bool {
+        let Ok(Some(Entry { windows: Some(windows), .. })) = answer else { return false };
+        if windows.is_fresh_only() {
+            return false;
+        }
+        self.0.aged.of(name).store(true, Ordering::Relaxed);
+        true
+    }
+
+    async fn read_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+        let mut reads = Pipeline::with_capacity(2);
+        reads.cmd("TIME").add_command(of_entry("GET", name));
+        let asked = Instant::now();
+        let [time, value] = self.0.servers.run_both(&reads, name.prefix()).await?;
+        let way = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let now = self.checked(replies::micros(time))?.saturating_add(way);
+        Ok(self.entry(value)?.map(|entry| entry.read_at(now)))
+    }
+
+    fn entry(&self, reply: Value) -> Result<Option<Entry>, BackendError> {
         match reply {
-            CommitReply::Done(outcome) => Ok(outcome),
-            // The newer entry may be gone by now.
-            CommitReply::PartOfNewer => {
-                let newer = Box::pin(self.read(name, false)).await?;
-                Ok(newer.map_or(Committed::Refused, Committed::Newer))
-            }
-            CommitReply::Unstaged => self.checked(Err(replies::unreadable(reply))),
+            Value::Nil => Ok(None),
+            Value::BulkString(bytes) => replies::entry(bytes).map(Some),
+            other => self.checked(Err(replies::unreadable(&other))),
         }
     }
+
+    /// Returns whether an entry with this time to live is staged, and not an argument of its
+    /// script. An entry that is only pushed is no argument either if it is too large for a push.
+    fn is_staged(&self, entry: &Entry, ttl: Option<Duration>) -> bool {
+        let bytes = entry.weight();
+        bytes > STAGE_FROM && (ttl.is_some() || bytes > self.0.config.push_limit)
+    }
+}
+
+/// Returns a command about the key of an entry.
+fn of_entry(word: &str, name: &Name) -> Cmd {
+    let mut command = Cmd::with_capacity(2, name.prefix().len() + 40);
+    command.arg(word);
+    write_key(&mut command, name, &name.entry_suffix());
+    command
+}
+
+/// Returns the suffix of the key under which an entry is staged.
+fn staged_suffix(writer: Owner) -> String {
+    format!("{}{writer}", keys::STAGED)
+}
+
+/// Adds the command that stages an entry to a call with all its arguments.
+fn with_stage<'a>(call: Call<'a>, name: &Name, suffix: &str, entry: &Entry) -> Call<'a> {
+    let mut set = Cmd::with_capacity(5, entry.weight() + 512);
+    set.arg("SET");
+    write_key(&mut set, name, suffix);
+    let mut value = set.writer_for_next_arg();
+    // Writes to memory do not fail.
+    let _ = value.write_all(entry.header().as_bytes());
+    let _ = value.write_all(&entry.payload);
+    drop(value);
+    set.arg("PX").arg(STAGE_LIFE);
+    call.with_stage(set)
 }

@@ -99,8 +99,7 @@ impl RedisInner {
         else {
             return;
         };
-        let call = Call::new(&SCRIPTS.beat, 1)
-            .keys(name, &[keys::UNUSED])
+        let call = Call::new(&SCRIPTS.beat, name, &[keys::UNUSED])
             .arg(&*own.of(name).registered)
             .arg(keys::heartbeat());
         if let Err(error) = self.servers.call(call).await {

@@ -1,10 +1,10 @@
 -- Writes an entry, ends its lease and publishes the entry, if its fence is the last one of the
 -- name. With a `ttl_ms` of '0', or on a full server, publishes the entry and does not write it.
 --
--- Returns 16 if stored or 8 if only pushed, plus the bits of `publish_entry` if it published; 0 if
--- the fence is not the last one; {'newer', entry, time} if an entry with a greater fence stands,
--- cut after `part` bytes, at this time; -1 and does nothing if the staged entry is not there, but
--- could be pushed as an argument.
+-- Returns 16 if stored or 8 if only pushed, plus 1 if a client waited for it, plus REFUSED; 0 if the
+-- fence is not the last one; {'newer', entry, time} if an entry with a greater fence stands, cut
+-- after `part` bytes, at this time; -1 and does nothing if the staged entry is not there, but could
+-- be pushed as an argument.
 --
 -- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `head` and `rest`; or nil
@@ -14,7 +14,7 @@
 -- start: of the channels of processes; '' if the channels are shard channels of the name
 local lease, fence, entry, channel, failure, staged = unpack(KEYS)
 local owner, granted, head, rest, size, ttl_ms, push_limit, part, start, tiers = unpack(ARGV)
-local UNSTAGED, STORED_AND_TOLD, STORED_NOT_TOLD = -1, 18, 20
+local UNSTAGED, STORED, STORED_REFUSED, PUSHED = -1, 16, 20, 8
 
 local time = redis.call('TIME')
 local stored_at = time[1] .. string.sub('00000' .. time[2], -6)
@@ -39,12 +39,11 @@ if type(value) == 'string' and (value == own or string.sub(value, 1, #own + 1) =
     waiting = 1
   end
   local heard = redis.pcall(command, channel, message)
-  if type(heard) ~= 'number' then return STORED_NOT_TOLD + waiting end
-  return STORED_AND_TOLD + math.min(waiting + heard, 1)
+  if type(heard) ~= 'number' then return STORED_REFUSED + waiting end
+  return STORED + math.min(waiting + heard, 1)
 end
 
 -- include: fence_at, entry_at, lease_at, end_lease, move_entry, publish_entry, tell_tiers
-local STORED, PUSHED = 16, 8
 
 -- Returns the reply if nothing is to be changed: the fence is not the last one, or the commit was
 -- made already.
@@ -91,7 +90,8 @@ local function commit_otherwise()
   local registered = lease_at(lease) == owner and end_lease(lease) or ''
   local stored = outcome == STORED and { granted, size, entry }
   local pushed = not staged and bytes
-  return outcome + publish_entry(channel, registered, pushed, push_limit, stored)
+  local awaited = publish_entry(channel, registered, pushed, push_limit, stored)
+  return outcome + awaited + refused
 end
 
 local reply = commit_otherwise()

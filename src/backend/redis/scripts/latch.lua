@@ -2,8 +2,8 @@
 --
 -- Returns 1 if the latch was set under this id, now or before, or 0 if under another id.
 --
--- Of a step, returns {'left', count, ms until it ends} and, if it published, 1 if that was refused
--- or 0; {'unset'} if there is no latch. A step that is sent again is told the count that it left.
+-- Of a step, returns {'left', count, ms until it ends, REFUSED or 0}; {'unset'} if there is no
+-- latch. A step that is sent again is told the count that it left.
 --
 -- set_ms: the time to live of a latch that is to be set; '' for a step
 local latch, channel = unpack(KEYS)
@@ -28,8 +28,8 @@ if not left or not set_by or not ttl or ends < 0 then
   return redis.error_reply('FOREIGN ' .. latch .. ' holds something that is not a latch')
 end
 if set_ms ~= '' then return set_by == id and 1 or 0 end
-if left > 0 and told then return {'left', tonumber(told), ends} end
-if left == 0 or count == '0' then return {'left', left, ends} end
+if left > 0 and told then return {'left', tonumber(told), ends, 0} end
+if left == 0 or count == '0' then return {'left', left, ends, 0} end
 
 left = math.max(0, left - count)
 -- Lets a full server count down: in a script that has written it lets all writes through, and this
@@ -37,9 +37,10 @@ left = math.max(0, left - count)
 redis.call('HDEL', latch, id)
 if left > 0 then
   redis.call('HSET', latch, 'left', left, id, left)
-  return {'left', left, ends}
+  return {'left', left, ends, 0}
 end
 -- A step that is sent again finds zero, so that the ids are not needed any more.
 redis.call('DEL', latch)
 set(0, set_by, ttl)
-return {'left', 0, ttl, publish(channel, 'w') == REFUSED and 1 or 0}
+publish(channel, 'w')
+return {'left', 0, ttl, refused}

@@ -122,10 +122,26 @@ pub(super) fn write_key(command: &mut Cmd, name: &Name, suffix: &str) {
 const WORDS_BEFORE_KEYS: usize = 3;
 
 impl<'a> Call<'a> {
-    /// Creates a call with this many keys, to be added before the first argument.
-    pub(super) fn new(script: &'a Script, keys: usize) -> Self {
+    /// Creates a call with the keys of a name that have these suffixes.
+    pub(super) fn new(script: &'a Script, name: &Name, suffixes: &[&str]) -> Self {
+        Self::over(script, suffixes.iter().map(|suffix| (name, *suffix)))
+    }
+
+    /// Creates a call with keys of several names, each by its suffix.
+    pub(super) fn over<'k>(
+        script: &'a Script,
+        keys: impl ExactSizeIterator<Item = (&'k Name, &'k str)>,
+    ) -> Self {
         let mut by_digest = Cmd::with_capacity(16, 512);
-        by_digest.arg("EVALSHA").arg(&script.digest).arg(keys);
+        by_digest.arg("EVALSHA").arg(&script.digest).arg(keys.len());
+        // One buffer, because writing each key in two parts into the command costs twice as much.
+        let mut key = Vec::with_capacity(96);
+        for (name, suffix) in keys {
+            key.clear();
+            key.extend_from_slice(name.prefix().as_bytes());
+            key.extend_from_slice(suffix.as_bytes());
+            by_digest.arg(&key[..]);
+        }
         Self { script, by_digest, staged: None, answered_last: false }
     }
 
@@ -152,23 +168,9 @@ impl<'a> Call<'a> {
         self.staged.as_ref()
     }
 
-    /// Adds a key, or an argument.
+    /// Adds an argument.
     pub(super) fn arg(mut self, argument: impl ToRedisArgs) -> Self {
         self.by_digest.arg(argument);
-        self
-    }
-
-    /// Adds the keys of a name with these suffixes.
-    pub(super) fn keys(mut self, name: &Name, suffixes: &[&str]) -> Self {
-        let prefix = name.prefix().as_bytes();
-        // One buffer, because writing each key in two parts into the command costs twice as much.
-        let mut key = Vec::with_capacity(prefix.len() + 16);
-        key.extend_from_slice(prefix);
-        for suffix in suffixes {
-            key.truncate(prefix.len());
-            key.extend_from_slice(suffix.as_bytes());
-            self.by_digest.arg(&key[..]);
-        }
         self
     }
 

@@ -3,7 +3,7 @@
 -- With a record of failed loads, no claim is granted for `wait_ms`. The record stands for `kept_ms`
 -- after that, so that the next failure is counted with it.
 --
--- Returns 1 plus the bit of `publish` if it ended, or 0 if the owner does not have it.
+-- Returns 1 if it ended, plus REFUSED, or 0 if the owner does not have it.
 --
 -- failure: the record, or nil
 -- failures: the number of failed loads in a row
@@ -17,4 +17,5 @@ if failure then
   local record = table.concat({ wait_ms, kept_ms, failures, message }, ',')
   redis.pcall('SET', failure, record, 'PX', wait_ms + kept_ms)
 end
-return 1 + publish_to_all(channel, registered, message)
+publish_to_all(channel, registered, message)
+return 1 + refused

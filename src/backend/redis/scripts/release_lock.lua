@@ -1,7 +1,6 @@
 -- Ends what an owner holds, and its queue entry, and grants what is free then.
 --
--- Returns 1 if it was held or 0 if not, plus the bit of `publish` if it published, plus AGAIN if
--- the script is to be called again.
+-- Returns 1 if it was held or 0 if not, plus REFUSED, plus AGAIN if the script is to be called again.
 --
 -- claim: see `read_entry` in `lib/queues.lua`
 -- wakes_all: '1' if there are waiters without a queue, which are woken when it is empty
@@ -19,7 +18,8 @@ if type(value) == 'string' and string.find(value, owner .. ':', 1, true) == 1 th
   -- The usual case: no claim waits.
   if not has_queue then
     redis.call('DEL', deadlines)
-    return 1 + (wakes_all == '1' and publish(channel, 'w') or 0)
+    if wakes_all == '1' then publish(channel, 'w') end
+    return 1 + refused
   end
 end
 
@@ -39,6 +39,6 @@ end
 redis.call('ZREM', queue, claim)
 -- A value that is no lease stays as it is. The next claim reports it.
 if redis.call('EXISTS', lease) == 1 then return was_held end
-local told = grant_next(at, fence_ms, returned)
-if told == 0 and was_held == 1 and wakes_all == '1' then told = publish(channel, 'w') end
-return was_held + told
+local again, _, is_heard = grant_next(at, fence_ms, returned)
+if again == 0 and not is_heard and was_held == 1 and wakes_all == '1' then publish(channel, 'w') end
+return was_held + refused + again

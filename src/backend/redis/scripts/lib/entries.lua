@@ -43,7 +43,7 @@ local AWAITED = 1
 
 -- Pushes an entry to all waiters, or announces it. An entry is announced if it is larger than the
 -- limit, or if many processes wait for it. Each of these has a turn to fetch it, so that they do
--- not all fetch it at once. Returns the bit of `publish`, plus AWAITED if a client waited.
+-- not all fetch it at once. Returns AWAITED if a client waited, or 0.
 --
 -- registered: as for `publish_to_all`
 -- bytes: the entry, or nil if it was staged. It is read again if a waiter is to get it. The
@@ -62,8 +62,7 @@ local function publish_entry(channel, registered, bytes, limit, stored)
     if pushed and (#pushed * count <= PUSHED_AT_ONCE or not stored) then return pushed end
     return announced and announced .. turn or 'w'
   end
-  local told, waiting = publish_to_all(channel, registered, message, message_for)
-  return told + (waiting > 0 and AWAITED or 0)
+  return publish_to_all(channel, registered, message, message_for) > 0 and AWAITED or 0
 end
 
 -- part: move_entry

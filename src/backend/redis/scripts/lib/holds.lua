@@ -90,8 +90,8 @@ local function grant(lease, fence_key, owner, lease_ms, fence_ms, stored, label)
 end
 
 -- part: grant_next
--- include: batch, again, first_alive, kept_ms, holds_at, hold, grant, fence_text, clock
--- include: publish_to_process, read_entry
+-- include: batch, again, kept_ms, holds_at, hold, grant, fence_text, clock, publish_to_process
+-- include: read_entry
 
 -- How long a lease lasts that is handed over, unless it is renewed.
 local HANDOVER_MS = 2000
@@ -104,100 +104,83 @@ local function handover(owner, ticket, life, at)
   return owner .. math.max(at - math.floor(ticket / 1000) + life, 0)
 end
 
--- Hands a free lease to a waiter. Does nothing if its process does not hear of it. Returns what
--- `publish` returns.
-local function grant_sole(to, owner, lease_ms, label, ticket, at)
-  local life = math.min(HANDOVER_MS, lease_ms)
-  local granted = fence_text(grant(to.lease, to.fence, owner, life, to.fence_ms, 0, label))
-  local message = 'g' .. granted .. handover(owner, ticket, life, at)
-  local told, heard = publish_to_process(to.channel, owner, message)
-  if heard == 0 then redis.call('DEL', to.lease) end
-  return told, heard
-end
-
--- Hands units to the claims at the head of the queue while they fit, with one message for each
--- process. A claim whose process does not hear keeps its place, and what it needs.
-local function grant_shared(to, at)
-  local out = holds_at(to.shared, at)
-  local heads, groups = redis.call('ZRANGE', to.queue, 0, BATCH - 1, 'WITHSCORES'), {}
-  local returned, is_all, dead = to.returned, #heads < 2 * BATCH, {}
-  local moved = returned
-  for index = 1, #heads, 2 do
-    local claim, ticket = heads[index], heads[index + 1]
-    local owner, units, limit, lease_ms = read_entry(claim)
-    local process = string.sub(owner, 1, 16)
-    local group = groups[process]
-    if not group then
-      group = { left = kept_ms(to.deadlines, claim, at), claims = {}, texts = {} }
-      groups[process], groups[#groups + 1] = group, group
-    end
-    if group.left <= 0 then
-      dead[#dead + 1] = claim
-    elseif not units or out + units > tonumber(limit) then
-      is_all = true
-      break
-    elseif moved > 0 and moved + units > UNITS then
-      is_all = false
-      break
-    else
-      out, moved = out + units, moved + units
-      local life = math.min(HANDOVER_MS, lease_ms)
-      group.claims[#group.claims + 1] = claim
-      group.texts[#group.texts + 1] = handover(owner, ticket, life, at)
-      group[#group + 1] = { owner, units, at, life }
-    end
-  end
-
-  local told, unheard_ms, handed = 0, nil, false
-  -- The time stands for a fence: a push that is older than another holder is known by it.
-  local stamp = 'g' .. fence_text(now())
-  for _, group in ipairs(groups) do
-    local message, heard = stamp .. table.concat(group.texts, ','), 0
-    if group[1] then told, heard = publish_to_process(to.channel, group[1][1], message) end
-    if heard > 0 then
-      handed = true
-      for _, one in ipairs(group) do hold(to.shared, unpack(one)) end
-      redis.call('ZREM', to.queue, unpack(group.claims))
-    elseif group[1] then
-      unheard_ms = math.min(unheard_ms or group.left, group.left)
-    end
-  end
-  if dead[1] then redis.call('ZREM', to.queue, unpack(dead)) end
-  if not is_all and (handed or dead[1] or returned > 0) then return AGAIN end
-  return told, unheard_ms, handed
-end
-
 -- Grants what is free to the claims at the head of the queue, in their order and while they fit.
--- There must be no sole holder.
+-- There must be no sole holder. A process gets one message for all of its shared claims.
 --
--- Returns the bit of `publish`, or AGAIN if the script is to be called again; the milliseconds
--- until the entry of a claim ends that fits and does not hear of it, or nil; whether a claim hears;
--- and an error if the key does not hold units.
+-- A claim whose process does not hear of its grant keeps its place, or is passed over: see
+-- `read_entry`. No claim keeps its place whose process has stopped to keep its entries.
+--
+-- Returns AGAIN if the script is to be called again, or 0; the milliseconds until the entry of a
+-- claim ends that fits and does not hear of it, or nil; whether a claim hears; and an error if the
+-- key does not hold units.
 --
 -- KEYS: the lease, the shared units, the fence, the queue, the deadlines, and the channel
 -- returned: the units that the script has taken back
 local function grant_next(at, fence_ms, returned)
   local lease, shared, fence, queue, deadlines, channel = unpack(KEYS)
-  local to = {
-    lease = lease, shared = shared, fence = fence, queue = queue, deadlines = deadlines,
-    channel = channel, fence_ms = fence_ms, returned = returned,
-  }
-  for _ = 1, BATCH / 4 do
-    local claim, left, ticket = first_alive(to.queue, to.deadlines, at)
-    if claim == AGAIN then return AGAIN end
+  local out, _, foreign = holds_at(shared, at)
+  if foreign then return 0, nil, false, foreign end
+
+  local groups, gone, moved, again = {}, {}, returned, 0
+  local is_heard, unheard_ms, is_empty = false, nil, false
+  local heads = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+  for index = 1, BATCH do
+    -- Most heads are the only ones to look at, and the others are read together.
+    if index == 2 then heads = redis.call('ZRANGE', queue, 0, BATCH - 1, 'WITHSCORES') end
+    local claim, ticket = heads[2 * index - 1], heads[2 * index]
     if not claim then
-      redis.call('DEL', to.deadlines)
-      return 0
+      is_empty = not groups[1]
+      break
     end
-    local owner, units, _, lease_ms, label, need = read_entry(claim)
-    local out, _, foreign = holds_at(to.shared, at)
-    if foreign then return 0, nil, false, foreign end
-    if units then return grant_shared(to, at) end
-    if out > 0 then return 0 end
-    local told, heard = grant_sole(to, owner, lease_ms, label, ticket, at)
-    if heard == 0 and (need == 'f' or told == REFUSED) then return told, left, false end
-    redis.call('ZREM', to.queue, claim)
-    if heard > 0 then return told, nil, true end
+    local owner, units, limit, lease_ms, label, need = read_entry(claim)
+    local left, life = kept_ms(deadlines, claim, at), math.min(HANDOVER_MS, lease_ms)
+    local text = handover(owner, ticket, life, at)
+    if left <= 0 then
+      gone[#gone + 1] = claim
+    elseif units and out + units > tonumber(limit) or not units and out > 0 then
+      break
+    elseif not units then
+      local granted = fence_text(grant(lease, fence, owner, life, fence_ms, 0, label))
+      is_heard = publish_to_process(channel, owner, 'g' .. granted .. text) > 0
+      if not is_heard then redis.call('DEL', lease) end
+      if not is_heard and (need == 'f' or refused > 0) then
+        unheard_ms = left
+        break
+      end
+      gone[#gone + 1] = claim
+      if is_heard then break end
+    elseif moved > 0 and moved + units > UNITS then
+      again = AGAIN
+      break
+    else
+      local process = string.sub(owner, 1, 16)
+      local group = groups[process]
+      if not group then
+        group = { left = left, claims = {}, texts = {} }
+        groups[process], groups[#groups + 1] = group, group
+      end
+      out, moved = out + units, moved + units
+      group.claims[#group.claims + 1] = claim
+      group.texts[#group.texts + 1] = text
+      group[#group + 1] = { owner, units, at, life }
+    end
+    if index == BATCH then again = AGAIN end
   end
-  return AGAIN
+
+  -- The time stands for a fence: a push that is older than another holder is known by it.
+  local stamp = groups[1] and 'g' .. fence_text(now())
+  for _, group in ipairs(groups) do
+    local message = stamp .. table.concat(group.texts, ',')
+    if publish_to_process(channel, group[1][1], message) > 0 then
+      is_heard = true
+      for _, one in ipairs(group) do hold(shared, unpack(one)) end
+      redis.call('ZREM', queue, unpack(group.claims))
+    else
+      unheard_ms = math.min(unheard_ms or group.left, group.left)
+    end
+  end
+  if gone[1] then redis.call('ZREM', queue, unpack(gone)) end
+  if is_empty then redis.call('DEL', deadlines) end
+  if not is_heard and not gone[1] and returned == 0 then again = 0 end
+  return again, unheard_ms, is_heard
 end

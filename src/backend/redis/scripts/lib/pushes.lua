@@ -1,17 +1,17 @@
 -- Messages to the processes that wait.
 
 -- part: publish
--- The bits of `publish` in a reply.
-local PUBLISHED, REFUSED = 2, 4
+-- The bit of a reply which says that an ACL has refused to publish.
+local REFUSED, refused = 4, 0
 
--- Publishes a message. A shard channel of a cluster is known by its suffix `s`. Returns PUBLISHED,
--- or REFUSED (by an ACL), and how many clients received the message. A refusal must not fail the
--- script, which has done its work by then.
+-- Publishes a message. A shard channel of a cluster is known by its suffix `s`. Returns how many
+-- clients received it. A refusal must not fail the script, which has done its work by then.
 local function publish(channel, message)
   local command = string.find(channel, '}:s', 1, true) and 'SPUBLISH' or 'PUBLISH'
   local heard = redis.pcall(command, channel, message)
-  if type(heard) == 'number' then return PUBLISHED, heard end
-  return REFUSED, 0
+  if type(heard) == 'number' then return heard end
+  refused = REFUSED
+  return 0
 end
 
 -- part: process_channels
@@ -29,7 +29,7 @@ end
 -- include: publish, process_channels
 
 -- Publishes a message about a name to the process of one of its waiters, by the first half of the
--- waiter's id. `channel` is that of the name. Returns what `publish` returns.
+-- waiter's id. `channel` is that of the name.
 local function publish_to_process(channel, waiter, message)
   local start, name = process_channels(channel)
   return publish(start .. string.sub(waiter, 1, 16), name .. message)
@@ -38,9 +38,8 @@ end
 -- part: publish_to_all
 -- include: publish, process_channels
 
--- Publishes on the channel of a name, and to each backend that registered. Returns what `publish`
--- returns for the channel of the name, with the number of registered backends added to that of the
--- clients.
+-- Publishes on the channel of a name, and to each backend that registered. Returns how many there
+-- were, with the clients on the channel of the name.
 --
 -- registered: as in the lease
 -- message: for the channel of the name
@@ -54,8 +53,7 @@ local function publish_to_all(channel, registered, message, message_for)
     local own = message_for and message_for(#waiting, turn - 1) or message
     publish(start .. process, name .. own)
   end
-  local told, heard = publish(channel, message)
-  return told, heard + #waiting
+  return publish(channel, message) + #waiting
 end
 
 -- part: tell_tiers

@@ -1,0 +1,290 @@
+//! The entries, the fences that their commits and changes burn, failed loads, and tags.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use lru::LruCache;
+use tokio::time::Instant;
+
+use super::data::Data;
+use crate::{
+    backend::{
+        BackOff, Change, Claim, Claimed, Committed, Entry, Failure, Need, SemaphoreKind, TAG_LIFE,
+        TagEnd, TagEnds, Windows,
+    },
+    key::Name,
+    time::after,
+};
+
+/// The key of an entry. Entries of two schemas lie side by side.
+type EntryKey = (Arc<str>, u16);
+
+/// The entries, of which the least recently used ones make room.
+pub(super) struct Entries {
+    stored: LruCache<EntryKey, (Entry, Instant)>,
+    ends: BTreeSet<(Instant, EntryKey)>,
+    pub(super) weight: usize,
+    limit: usize,
+    /// How much of the limit an entry takes.
+    weigh: fn(&Entry) -> usize,
+}
+
+impl Entries {
+    pub(super) fn new(limit: usize, weigh: fn(&Entry) -> usize) -> Self {
+        Self { stored: LruCache::unbounded(), ends: BTreeSet::new(), weight: 0, limit, weigh }
+    }
+
+    /// Returns an entry and when it ends. It does not count as used.
+    pub(super) fn peek(&self, name: &Name) -> Option<&(Entry, Instant)> {
+        self.stored.peek(&entry_key(name))
+    }
+
+    fn fits(&self, entry: &Entry) -> bool {
+        (self.weigh)(entry) <= self.limit
+    }
+
+    /// Writes an entry and makes room for it. Returns whether it is there now.
+    fn put(&mut self, name: &Name, entry: Entry, ends: Instant) -> bool {
+        let key = entry_key(name);
+        self.remove(&key);
+        if !self.fits(&entry) {
+            return false;
+        }
+        self.weight += (self.weigh)(&entry);
+        self.ends.insert((ends, key.clone()));
+        self.stored.put(key, (entry, ends));
+        while self.weight > self.limit
+            && let Some((oldest, _)) = self.stored.peek_lru()
+        {
+            self.remove(&oldest.clone());
+        }
+        true
+    }
+
+    fn remove(&mut self, key: &EntryKey) {
+        if let Some((entry, ends)) = self.stored.pop(key) {
+            self.weight -= (self.weigh)(&entry);
+            self.ends.remove(&(ends, key.clone()));
+        }
+    }
+
+    pub(super) fn expire(&mut self, now: Instant) {
+        while let Some((ends, key)) = self.ends.first()
+            && *ends <= now
+        {
+            self.remove(&key.clone());
+        }
+    }
+}
+
+fn entry_key(name: &Name) -> EntryKey {
+    (name.prefix().clone(), name.schema())
+}
+
+/// The last of some failed loads in a row.
+pub(super) struct StoredFailure {
+    failure: Failure,
+    failures: u32,
+    /// Until when the name backs off.
+    until: Instant,
+}
+
+impl StoredFailure {
+    pub(super) fn record(&self, now: Instant) -> (BackOff, Failure) {
+        let wait = self.until.saturating_duration_since(now);
+        (BackOff { wait, failures: self.failures }, self.failure.clone())
+    }
+}
+
+impl Data {
+    pub(super) fn get(&mut self, name: &Name) -> Option<Entry> {
+        let clock = self.clock();
+        let (entry, _) = self.entries.stored.get(&entry_key(name))?;
+        Some(entry.clone().read_at(clock))
+    }
+
+    /// Returns an entry with a greater fence.
+    fn newer(&self, name: &Name, fence: u64) -> Option<Entry> {
+        let (entry, _) = self.entries.peek(name).filter(|(entry, _)| entry.fence > fence)?;
+        Some(entry.clone().read_at(self.clock()))
+    }
+
+    pub(super) fn claim(&mut self, claim: &Claim, seen: u64) -> Claimed {
+        self.on(&claim.name, SemaphoreKind::Mutex, |data, semaphore| {
+            let failed = data.failures.get(claim.name.prefix());
+            let failed = failed.map(|failed| failed.record(data.now));
+            let failures = failed.as_ref().map_or(0, |(back_off, _)| back_off.failures);
+            if !semaphore.is_held_by(claim) {
+                if let Some(entry) = data.newer(&claim.name, seen) {
+                    return Claimed::Newer(entry);
+                }
+                if let Some(occupied) = semaphore.in_the_way(Need::Sole, data.now) {
+                    return Claimed::Occupied(occupied);
+                }
+                if let Some((back_off, failure)) = failed.filter(|(it, _)| !it.wait.is_zero()) {
+                    return Claimed::BacksOff(back_off, failure);
+                }
+            }
+            Claimed::Granted(data.grant(semaphore, claim).after_failures(failures))
+        })
+    }
+
+    /// Writes an entry and ends its lease, if its fence is the last one of the name.
+    pub(super) fn commit(
+        &mut self,
+        claim: &Claim,
+        fence: u64,
+        entry: &Entry,
+        ttl: Option<Duration>,
+    ) -> Committed {
+        let name = &claim.name;
+        let is_stored = self.entries.peek(name).is_some_and(|(entry, _)| entry.fence == fence);
+        match self.fences.get_mut(name.prefix()) {
+            // It was made already.
+            Some(last) if last.last == fence && last.is_spent && is_stored => {
+                return Committed::Stored;
+            }
+            Some(last) if last.last == fence && last.is_spent => return Committed::Pushed,
+            Some(last) if last.last == fence => last.is_spent = true,
+            _ => return self.refuse_commit(name, fence),
+        }
+        self.end(claim);
+        self.failures.remove(name.prefix());
+        let entry = entry.clone().with_fence(fence).with_stored_at(self.clock());
+        self.push(name, Change::Entry(entry.clone()));
+        match ttl {
+            Some(ttl) if self.entries.put(name, entry, after(self.now, ttl)) => Committed::Stored,
+            _ => Committed::Pushed,
+        }
+    }
+
+    fn refuse_commit(&mut self, name: &Name, fence: u64) -> Committed {
+        if let Some(newer) = self.newer(name, fence) {
+            return Committed::Newer(newer);
+        }
+        if !self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.has_sole()) {
+            // The waiters for this load would wait for its end.
+            self.push(name, Change::Wake);
+        }
+        Committed::Refused
+    }
+
+    /// Ends the lease of a load that failed. Returns whether the claim had it.
+    pub(super) fn fail(
+        &mut self,
+        claim: &Claim,
+        failure: &Failure,
+        back_off: Option<BackOff>,
+    ) -> bool {
+        if !self.end(claim) {
+            return false;
+        }
+        if let Some(back_off) = back_off {
+            let until = after(self.now, back_off.wait);
+            let (failure, failures) = (failure.clone(), back_off.failures);
+            let stored = StoredFailure { failure, failures, until };
+            let ends = after(until, back_off.remembered());
+            self.failures.set(claim.name.prefix().clone(), stored, ends);
+        }
+        self.push(&claim.name, Change::Failed(failure.clone()));
+        true
+    }
+
+    /// Writes an entry without a load. Returns its fence, or `None` if there is no room; then
+    /// nothing changes.
+    pub(super) fn put(
+        &mut self,
+        name: &Name,
+        entry: &Entry,
+        ttl: Duration,
+        fence_life: Duration,
+    ) -> Option<u64> {
+        if !self.entries.fits(entry) {
+            return None;
+        }
+        let fence = self.burn(name, fence_life);
+        self.remove_all(name);
+        let entry = entry.clone().with_fence(fence).with_stored_at(self.clock());
+        self.push(name, Change::Entry(entry.clone()));
+        self.entries.put(name, entry, after(self.now, ttl));
+        Some(fence)
+    }
+
+    /// Sets the windows of an entry. Returns its new fence, or `None` if there is no entry.
+    pub(super) fn touch(
+        &mut self,
+        name: &Name,
+        windows: Windows,
+        fence_life: Duration,
+    ) -> Option<u64> {
+        let (entry, _) = self.entries.peek(name)?;
+        if entry.windows.is_some_and(|windows| windows.are_ended()) {
+            return None;
+        }
+        let entry = entry.clone().with_windows(windows);
+        let kept = entry.windows.map_or(Duration::ZERO, |windows| windows.kept());
+        let fence = self.burn(name, fence_life);
+        let entry = entry.with_fence(fence).with_stored_at(self.clock());
+        self.entries.put(name, entry, after(self.now, kept));
+        self.push(name, Change::Invalidated(fence));
+        Some(fence)
+    }
+
+    /// Ends the fresh and the stale window of an entry. Returns the fence that was burnt.
+    pub(super) fn end_windows(&mut self, name: &Name, fence_life: Duration) -> u64 {
+        let ended = self.entries.peek(name).and_then(|(entry, ends)| {
+            let error = entry.windows?.error.min(*ends - self.now);
+            (!error.is_zero()).then(|| (entry.clone(), error))
+        });
+        let fence = self.invalidate(name, fence_life);
+        if let Some((entry, error)) = ended {
+            let age = self.clock().saturating_sub(entry.stored_at);
+            let kept = Duration::from_micros(age).saturating_add(error);
+            let windows = Some(Windows::fresh(Duration::ZERO).error(kept));
+            let entry = Entry { windows, ..entry.with_fence(fence) };
+            self.entries.put(name, entry, after(self.now, error));
+        }
+        fence
+    }
+
+    pub(super) fn supersede(&mut self, name: &Name, fence_life: Duration) -> u64 {
+        let fence = self.burn(name, fence_life);
+        self.push(name, Change::Wake);
+        fence
+    }
+
+    pub(super) fn invalidate(&mut self, name: &Name, fence_life: Duration) -> u64 {
+        let fence = self.burn(name, fence_life);
+        self.remove_all(name);
+        self.push(name, Change::Invalidated(fence));
+        fence
+    }
+
+    /// Burns a fence and ends the lease, so that no load under way is stored.
+    fn burn(&mut self, name: &Name, fence_life: Duration) -> u64 {
+        self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.end_sole());
+        self.failures.remove(name.prefix());
+        self.next_fence(name, fence_life)
+    }
+
+    /// Removes an entry, and those of the neighbouring schemas.
+    fn remove_all(&mut self, name: &Name) {
+        for schema in [-1_i16, 0, 1] {
+            let schema = name.schema().wrapping_add_signed(schema);
+            self.entries.remove(&(name.prefix().clone(), schema));
+        }
+    }
+
+    /// Returns the ends of a tag, by the prefix of a name for its namespace and itself.
+    pub(super) fn ends_of(&self, tag: &Arc<str>) -> TagEnds {
+        self.tag_ends.get(tag).copied().unwrap_or_default()
+    }
+
+    /// Gives a tag the next number, and returns it.
+    pub(super) fn end_tag(&mut self, tag: Arc<str>, end: TagEnd) -> u64 {
+        self.tag_number = self.clock().max(self.tag_number + 1);
+        let ends = self.ends_of(&tag).with(end, self.tag_number);
+        self.pushes.push((tag.clone(), Change::Invalidated(self.tag_number)));
+        self.tag_ends.set(tag, ends, after(self.now, TAG_LIFE));
+        self.tag_number
+    }
+}

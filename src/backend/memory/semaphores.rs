@@ -1,0 +1,411 @@
+//! The semaphores: their holders, the queue of those that wait, and the rules of the Redis scripts.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::data::Data;
+use crate::{
+    backend::{
+        Acquired, Change, Claim, Grant, Handover, Holding, Kept, Mode, Need, Occupied, Owner,
+        SemaphoreKind,
+    },
+    key::{Family, Name, Namespace},
+    time::after,
+};
+
+pub(super) type SemaphoreKey = (Arc<str>, SemaphoreKind);
+
+/// A sole holder, or holders that share it, and one queue.
+#[derive(Default)]
+pub(super) struct Semaphore {
+    sole: Option<SoleHold>,
+    shared: HashMap<Owner, SharedHold>,
+    queue: Queue,
+}
+
+struct SoleHold {
+    owner: Owner,
+    fence: u64,
+    ends: Instant,
+    /// The label of the holder's process.
+    label: Option<Arc<str>>,
+}
+
+struct SharedHold {
+    units: u32,
+    ends: Instant,
+}
+
+impl Data {
+    /// Looks at a semaphore, or changes it. It lasts until its last hold and queue entry end.
+    pub(super) fn on<T>(
+        &mut self,
+        name: &Name,
+        kind: SemaphoreKind,
+        change: impl FnOnce(&mut Self, &mut Semaphore) -> T,
+    ) -> T {
+        let key = (name.prefix().clone(), kind);
+        let mut semaphore = self.semaphores.remove(&key).unwrap_or_default();
+        semaphore.expire(self.now);
+        let answer = change(self, &mut semaphore);
+        if let Some(ends) = semaphore.ends() {
+            self.semaphores.set(key, semaphore, ends);
+        }
+        answer
+    }
+
+    /// Grants a claim that fits beside the holders while no claim is before it in the queue; or
+    /// again to the owner that has it. A claim that is not granted enters the queue.
+    pub(super) fn acquire(&mut self, claim: &Claim) -> Acquired {
+        self.on(&claim.name, claim.mode.into(), |data, semaphore| {
+            let now = data.now;
+            let in_the_way = || {
+                let first = semaphore.queue.first()?;
+                let remaining = semaphore.queue.left(first, now);
+                let before = Occupied { fence: 0, remaining, holders: semaphore.out() };
+                (first.claim.owner != claim.owner).then_some(before)
+            };
+            let occupied = semaphore.in_the_way(claim.mode.need(), now).or_else(in_the_way);
+            if let Some(occupied) = occupied.filter(|_| !semaphore.is_held_by(claim)) {
+                if claim.waits {
+                    semaphore.queue.enter(claim, now);
+                    semaphore.queue.keep(claim, after(now, claim.queue_entry_life()));
+                }
+                return Acquired::Occupied(occupied);
+            }
+            semaphore.queue.leave(claim.owner);
+            Acquired::Granted(data.grant(semaphore, claim))
+        })
+    }
+
+    /// Grants what is free; or again what the claim has, which keeps its fence.
+    pub(super) fn grant(&mut self, semaphore: &mut Semaphore, claim: &Claim) -> Grant {
+        let held = semaphore.sole.as_ref().filter(|sole| sole.owner == claim.owner);
+        let fence = match (claim.mode.need(), held) {
+            (Need::Units { .. }, _) => 0,
+            (Need::Sole, Some(held)) => {
+                // A fence that was forgotten stays forgotten.
+                self.fences.keep(claim.name.prefix(), after(self.now, claim.fence_life));
+                held.fence
+            }
+            (Need::Sole, None) => self.next_fence(&claim.name, claim.fence_life),
+        };
+        semaphore.hold(claim, fence, after(self.now, claim.lease));
+        Grant::new(fence)
+    }
+
+    pub(super) fn renew(&mut self, claim: &Claim) -> bool {
+        self.on(&claim.name, claim.mode.into(), |data, semaphore| {
+            let is_held = semaphore.is_held_by(claim);
+            if is_held {
+                data.grant(semaphore, claim);
+            }
+            is_held
+        })
+    }
+
+    /// Keeps the queue entries of the process of some claims, and grants what is free. `heard` says
+    /// whether the waiters hear a push.
+    pub(super) fn keep(&mut self, claims: &[Claim], life: Duration, heard: bool) -> Kept {
+        let Some(first) = claims.first() else { return Kept::nothing() };
+        self.on(&first.name, first.mode.into(), |data, semaphore| {
+            let now = data.now;
+            let has_lapsed = semaphore.queue.keep(first, after(now, life)).is_none();
+            let stands = claims.iter().map(|claim| semaphore.queue.has(claim.owner)).collect();
+            let handed_over = data.grant_next(semaphore, first, heard);
+            let remaining = match semaphore.queue.first() {
+                Some(unheard) if semaphore.in_the_way(unheard.claim.mode.need(), now).is_none() => {
+                    semaphore.queue.left(unheard, now)
+                }
+                _ => semaphore.first_end().map_or(Duration::ZERO, |ends| ends - now),
+            };
+            Kept { remaining, has_lapsed, handed_over, stands }
+        })
+    }
+
+    /// Ends what the claim holds, and its queue entry, and grants what is free then. Returns
+    /// whether it was held.
+    pub(super) fn release(&mut self, claim: &Claim, heard: bool) -> bool {
+        self.on(&claim.name, claim.mode.into(), |data, semaphore| {
+            semaphore.queue.leave(claim.owner);
+            let was_held = semaphore.end(claim);
+            if !data.grant_next(semaphore, claim, heard) && was_held && claim.wakes_all() {
+                data.push(&claim.name, Change::Wake);
+            }
+            was_held
+        })
+    }
+
+    /// Ends what the claim of a load holds, which grants nothing. Returns whether it was held.
+    pub(super) fn end(&mut self, claim: &Claim) -> bool {
+        self.on(&claim.name, claim.mode.into(), |_, semaphore| semaphore.end(claim))
+    }
+
+    /// Converts what one owner holds into the hold of another one. Returns `None` if `from` has
+    /// nothing to convert.
+    pub(super) fn convert(&mut self, from: &Claim, to: &Claim, heard: bool) -> Option<Grant> {
+        self.on(&from.name, from.mode.into(), |data, semaphore| {
+            if !semaphore.is_held_by(to) {
+                let is_only = match from.mode.need() {
+                    Need::Sole => true,
+                    Need::Units { count, .. } => semaphore.out() == count,
+                };
+                if !semaphore.is_held_by(from) || !is_only {
+                    return None;
+                }
+                semaphore.queue.leave(to.owner);
+                semaphore.end(from);
+            } else if let Some(sole) = &semaphore.sole {
+                return Some(Grant::new(sole.fence));
+            }
+            let grant = data.grant(semaphore, to);
+            if let Need::Units { .. } = to.mode.need() {
+                data.grant_next(semaphore, to, heard);
+            }
+            Some(grant)
+        })
+    }
+
+    /// Passes a lease on, or renews it, with this fence. Returns `None` if neither has it.
+    pub(super) fn pass_with_fence(
+        &mut self,
+        from: &Claim,
+        to: &Claim,
+        fence: u64,
+    ) -> Option<Grant> {
+        self.on(&from.name, from.mode.into(), |data, semaphore| {
+            if !semaphore.is_held_by(from) && !semaphore.is_held_by(to) {
+                return None;
+            }
+            semaphore.hold(to, fence, after(data.now, to.lease));
+            let last = data.fences.get(to.name.prefix()).map_or(0, |fence| fence.last);
+            data.set_fence(&to.name, last.max(fence), to.fence_life);
+            Some(Grant::new(fence))
+        })
+    }
+
+    /// Returns who holds a semaphore, and how many wait.
+    pub(super) fn inspect(&mut self, name: &Name, kind: SemaphoreKind) -> Holding {
+        let failed = self.failures.get(name.prefix()).map(|failed| failed.record(self.now));
+        self.on(name, kind, |data, semaphore| {
+            let (waiting, holders) = (semaphore.queue.len(), semaphore.out());
+            let last = semaphore.last_end();
+            let expires_in = last.map_or(Duration::ZERO, |ends| ends - data.now);
+            let held = Holding { waiting, holders, expires_in, failed, ..Holding::default() };
+            let Some(sole) = &semaphore.sole else { return held };
+            let held = Holding { holders: 1, ..held };
+            held.by(sole.owner, sole.fence, data.clock(), sole.label.as_deref())
+        })
+    }
+
+    /// Returns the locks of a namespace that are held or waited for.
+    pub(super) fn lock_names(&mut self, namespace: &Namespace) -> Vec<(Name, SemaphoreKind)> {
+        let named = |(prefix, kind): &SemaphoreKey| {
+            Some((Name::from_prefix(namespace, Family::Lock, prefix)?, *kind))
+        };
+        self.semaphores.keys().filter_map(named).collect()
+    }
+
+    pub(super) fn clear(&mut self, name: &Name, mode: Mode) -> bool {
+        self.push(name, Change::Wake);
+        self.on(name, mode.into(), |_, semaphore| {
+            let cleared = std::mem::take(semaphore);
+            cleared.last_end().is_some() || cleared.queue.first().is_some()
+        })
+    }
+
+    /// Grants what is free to the claims at the head of the queue, in their order and while they
+    /// fit. Returns whether it pushes a grant.
+    fn grant_next(&mut self, semaphore: &mut Semaphore, by: &Claim, heard: bool) -> bool {
+        let mut is_granted = false;
+        while let Some(first) = semaphore.queue.first().cloned()
+            && semaphore.in_the_way(first.claim.mode.need(), self.now).is_none()
+        {
+            // A claim that does not hear keeps its place, or is passed over.
+            if !heard && first.claim.mode != Mode::Exclusive {
+                break;
+            }
+            semaphore.queue.leave(first.claim.owner);
+            if heard {
+                let (owner, lease) = (first.claim.owner, first.claim.handover_life());
+                let next = Claim { lease, fence_life: by.fence_life, ..first.claim };
+                // The time stands for a fence where there is none.
+                let fence = self.grant(semaphore, &next).fence().max(self.clock());
+                let ends = self.now - first.since + lease;
+                self.push(&by.name, Change::Granted(Handover { owner, fence, ends }));
+                is_granted = true;
+            }
+        }
+        is_granted
+    }
+}
+
+impl Semaphore {
+    /// Drops what has ended.
+    fn expire(&mut self, now: Instant) {
+        self.sole.take_if(|sole| sole.ends <= now);
+        self.shared.retain(|_, hold| hold.ends > now);
+        self.queue.expire(now);
+    }
+
+    /// Returns when its last hold and queue entry end.
+    fn ends(&self) -> Option<Instant> {
+        self.last_end().max(self.queue.kept.values().max().copied())
+    }
+
+    fn hold_ends(&self) -> impl Iterator<Item = Instant> {
+        let shared = self.shared.values().map(|hold| hold.ends);
+        self.sole.iter().map(|sole| sole.ends).chain(shared)
+    }
+
+    fn first_end(&self) -> Option<Instant> {
+        self.hold_ends().min()
+    }
+
+    fn last_end(&self) -> Option<Instant> {
+        self.hold_ends().max()
+    }
+
+    /// Returns whether a claim holds what it needs.
+    pub(super) fn is_held_by(&self, claim: &Claim) -> bool {
+        match claim.mode.need() {
+            Need::Sole => self.sole.as_ref().is_some_and(|sole| sole.owner == claim.owner),
+            Need::Units { .. } => self.shared.contains_key(&claim.owner),
+        }
+    }
+
+    /// Returns whether there is a sole holder.
+    pub(super) fn has_sole(&self) -> bool {
+        self.sole.is_some()
+    }
+
+    /// Makes a claim hold what it needs until then.
+    fn hold(&mut self, claim: &Claim, fence: u64, ends: Instant) {
+        let owner = claim.owner;
+        match claim.mode.need() {
+            Need::Sole => {
+                self.sole = Some(SoleHold { owner, fence, ends, label: claim.label.clone() });
+            }
+            Need::Units { count, .. } => {
+                self.shared.insert(owner, SharedHold { units: count, ends });
+            }
+        }
+    }
+
+    /// Ends what a claim holds. Returns whether it held it.
+    pub(super) fn end(&mut self, claim: &Claim) -> bool {
+        match claim.mode.need() {
+            Need::Sole => self.sole.take_if(|sole| sole.owner == claim.owner).is_some(),
+            Need::Units { .. } => self.shared.remove(&claim.owner).is_some(),
+        }
+    }
+
+    /// Ends the sole hold, whoever has it.
+    pub(super) fn end_sole(&mut self) {
+        self.sole = None;
+    }
+
+    /// Returns the units that are out.
+    fn out(&self) -> u32 {
+        self.shared.values().map(|hold| hold.units).sum()
+    }
+
+    /// Returns what is in the way of a need, whatever waits.
+    pub(super) fn in_the_way(&self, need: Need, now: Instant) -> Option<Occupied> {
+        if let Some(SoleHold { fence, ends, .. }) = self.sole {
+            return Some(Occupied { fence, remaining: ends - now, holders: 1 });
+        }
+        let out = self.out();
+        let missing = match need {
+            Need::Sole => out,
+            Need::Units { count, limit } => out.saturating_add(count).saturating_sub(limit),
+        };
+        let remaining = self.back(missing).map_or(Duration::ZERO, |ends| ends - now);
+        (missing > 0).then_some(Occupied { fence: 0, remaining, holders: out })
+    }
+
+    /// Returns when so many units are back at the latest.
+    fn back(&self, needed: u32) -> Option<Instant> {
+        let mut holds: Vec<_> = self.shared.values().map(|hold| (hold.ends, hold.units)).collect();
+        holds.sort_unstable();
+        let mut back = 0;
+        let ends = holds.iter().find(|(_, units)| {
+            back += units;
+            back >= needed
+        });
+        ends.or(holds.last()).map(|(ends, _)| *ends)
+    }
+}
+
+/// The claims that wait, in their order. Their entries last while their process keeps them.
+#[derive(Default)]
+struct Queue {
+    entries: BTreeMap<u64, QueueEntry>,
+    tickets: HashMap<Owner, u64>,
+    /// Until when each process keeps its entries.
+    kept: HashMap<u64, Instant>,
+    last: u64,
+}
+
+#[derive(Clone)]
+struct QueueEntry {
+    claim: Claim,
+    /// When the claim entered the queue.
+    since: Instant,
+}
+
+impl Queue {
+    fn len(&self) -> u32 {
+        u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
+    }
+
+    fn has(&self, owner: Owner) -> bool {
+        self.tickets.contains_key(&owner)
+    }
+
+    fn first(&self) -> Option<&QueueEntry> {
+        self.entries.values().next()
+    }
+
+    /// Enters the queue, or keeps the old entry of the owner.
+    fn enter(&mut self, claim: &Claim, now: Instant) {
+        if !self.has(claim.owner) {
+            self.last += 1;
+            self.tickets.insert(claim.owner, self.last);
+            self.entries.insert(self.last, QueueEntry { claim: claim.clone(), since: now });
+        }
+    }
+
+    fn leave(&mut self, owner: Owner) {
+        if let Some(ticket) = self.tickets.remove(&owner) {
+            self.entries.remove(&ticket);
+        }
+    }
+
+    /// Returns for how long an entry is kept.
+    fn left(&self, entry: &QueueEntry, now: Instant) -> Duration {
+        let ends = self.kept.get(&entry.claim.owner.process_half());
+        ends.map_or(Duration::ZERO, |ends| *ends - now)
+    }
+
+    /// Keeps the entries of the process of a claim. Returns until when they were kept before.
+    fn keep(&mut self, claim: &Claim, until: Instant) -> Option<Instant> {
+        self.kept.insert(claim.owner.process_half(), until)
+    }
+
+    /// Removes the entries of each process that has stopped to keep them.
+    fn expire(&mut self, now: Instant) {
+        let count = self.kept.len();
+        self.kept.retain(|_, until| *until > now);
+        if self.kept.len() < count {
+            let is_kept = |owner: Owner| self.kept.contains_key(&owner.process_half());
+            self.entries.retain(|_, entry| is_kept(entry.claim.owner));
+            self.tickets.retain(|owner, _| is_kept(*owner));
+        }
+    }
+}
