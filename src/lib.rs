@@ -10,14 +10,10 @@
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-//! use std::time::Duration;
 //! use bellwether::{Cache, MemoryBackend};
 //!
 //! # async fn query(id: u32) -> Result<String, std::io::Error> { Ok(format!("product {id}")) }
-//! let products: Cache<String> = Cache::builder(MemoryBackend::new())
-//!     .namespace("products")
-//!     .ttl(Duration::from_secs(60))
-//!     .build()?;
+//! let products: Cache<String> = Cache::new(MemoryBackend::new(), "products")?;
 //! let product = products.get_or_load("42", |_lead| query(42)).await?;
 //! assert_eq!(product, "product 42");
 //! # Ok::<_, bellwether::Error>(()) }).unwrap();

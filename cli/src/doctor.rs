@@ -287,7 +287,7 @@ async fn try_cache(server: &Server, backend: &RedisBackend) -> Result<(), Failur
     backend.ready_for_caches().await?;
     let cache: Cache<u64> = Cache::builder(backend.clone()).namespace(&server.namespace).build()?;
     let key = unique();
-    cache.insert_with_ttl(&key, &1, PATIENCE).await?;
+    cache.request(&key).ttl(PATIENCE).insert(&1).await?;
     cache.invalidate(&key).await?;
     Ok(())
 }

@@ -34,13 +34,11 @@ mod inspect;
 mod latches;
 mod mark;
 mod memory;
-mod owner;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 mod store;
 mod tags;
 mod tap;
-mod windows;
 
 use std::time::Duration;
 
@@ -59,16 +57,14 @@ pub use self::redis::{
 pub use self::{
     change::{Announcement, BackOff, Change, Failure, Handover},
     channels::{Changes, Channels},
-    claim::{Claim, Grant, Kept, Mode, Occupied, Renewal, SemaphoreKind},
-    entry::{Entry, EntryKind, Undecodable},
+    claim::{Claim, Grant, Kept, Mode, Occupied, Owner, Renewal, SemaphoreKind},
+    entry::{Entry, EntryKind, Undecodable, Windows},
     inspect::Holding,
     latches::{Countdown, Latches},
     mark::{Mark, Marked, Tick, TickStep},
     memory::MemoryBackend,
-    owner::Owner,
     store::{Claimed, Committed, EntryAnswers, Store},
     tags::{TagEnd, TagEnds, Tagged},
-    windows::Windows,
 };
 
 #[doc(hidden)]

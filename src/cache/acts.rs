@@ -17,6 +17,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Stores a value for as long as the cache keeps values. The value of a load that is under way
     /// is not stored. Returns the fence of the value, which
     /// [`not_older_than`](super::Request::not_older_than) accepts.
+    /// [`Request::insert`](super::Request::insert) stores it for a time of its own.
     ///
     /// # Errors
     ///
@@ -30,25 +31,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// If the future is dropped, the value may or may not be stored.
     pub async fn insert(&self, key: impl Into<Key>, value: &V) -> Result<u64, Error> {
         self.request(key).insert(value).await
-    }
-
-    /// Stores a value for a time of its own. Zero keeps it for 1 ms. Everything else is as for
-    /// [`insert`](Self::insert).
-    ///
-    /// # Errors
-    ///
-    /// As with [`insert`](Self::insert).
-    ///
-    /// # Cancel safety
-    ///
-    /// As with [`insert`](Self::insert).
-    pub async fn insert_with_ttl(
-        &self,
-        key: impl Into<Key>,
-        value: &V,
-        ttl: Duration,
-    ) -> Result<u64, Error> {
-        self.request(key).ttl(ttl).insert(value).await
     }
 
     /// Removes a value. The value of a load that is under way is not stored. A caller that asks
@@ -205,7 +187,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn peek(&self, key: impl Into<Key>) -> Result<Option<Loaded<V>>, Error> {
         let key = key.into();
         let name = self.core.name(&key)?;
-        match self.core.read_aged(&key, &name, &Rules::ALL).await {
+        match self.core.read(&key, &name, &Rules { aged: true, ..Rules::ALL }).await {
             Decision::Unanswered(error) => Err(error.into()),
             decision => Ok(decision.value_or_fallback()),
         }
@@ -231,7 +213,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// use bellwether::{Cache, MemoryBackend};
     ///
     /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
-    /// cache.insert_with_ttl("stock:42", &17, Duration::from_secs(60)).await?;
+    /// cache.request("stock:42").ttl(Duration::from_secs(60)).insert(&17).await?;
     /// assert!(cache.remaining("stock:42").await?.unwrap() > Duration::from_secs(50));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```

@@ -424,7 +424,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// The part is random for each value, so that values which are stored together do not end
     /// together. The process that stores a value chooses it, and the entry carries the result.
     pub fn ttl_jitter(mut self, part: f64) -> Self {
-        self.settings.options.ttl_jitter = part;
+        self.settings.ttl_jitter = part;
         self
     }
 
@@ -506,8 +506,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// Sets how long a value is kept that says that there is none, such as a page that is not
-    /// found. Defaults to the [`ttl`](Self::ttl).
+    /// Sets how long a value is kept that says that there is none, such as a `None`, or a page that
+    /// is not found. Defaults to the [`ttl`](Self::ttl).
     ///
     /// Such a value is gone when its time is over. It is not served stale, neither while it is
     /// refreshed nor in place of a failure. A loader may set other times by its
@@ -518,8 +518,10 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// use std::time::Duration;
     /// use bellwether::{Cache, MemoryBackend};
     ///
-    /// let cache: Cache<(u16, String)> = Cache::builder(MemoryBackend::new())
-    ///     .ttl(Duration::from_secs(600))
+    /// let stock: Cache<Option<u64>> = Cache::builder(MemoryBackend::new())
+    ///     .negative_ttl(Duration::from_secs(5), Option::is_none)
+    ///     .build()?;
+    /// let pages: Cache<(u16, String)> = Cache::builder(MemoryBackend::new())
     ///     .negative_ttl(Duration::from_secs(5), |(status, _)| *status == 404)
     ///     .build()?;
     /// # Ok::<_, bellwether::Error>(())
@@ -531,29 +533,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ) -> Self {
         self.negative = Some(Negative::new(ttl, is_negative));
         self
-    }
-}
-
-impl<T: Clone + Send + Sync + 'static, C> Builder<Option<T>, C> {
-    /// Sets how long `None` is kept: the [`negative_ttl`](Self::negative_ttl) of it.
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BoxError, Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<Option<u64>> = Cache::builder(MemoryBackend::new())
-    ///     .ttl(Duration::from_secs(600))
-    ///     .none_ttl(Duration::from_secs(5))
-    ///     .build()?;
-    /// let load = |_lead| async { Ok::<_, BoxError>(None) };
-    /// assert_eq!(cache.get_or_load("stock:42", load).await?, None);
-    /// assert!(cache.remaining("stock:42").await?.unwrap() <= Duration::from_secs(5));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub fn none_ttl(self, ttl: Duration) -> Self {
-        self.negative_ttl(ttl, Option::is_none)
     }
 }
 

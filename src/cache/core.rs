@@ -19,6 +19,7 @@ use super::{
     builder::Negative,
     failures::{ErrorCodec, Failures},
     freshness::{self, RefreshDelay, Rules, Window},
+    lead::Keeping,
     local::{self, Fill, LocalRow, LocalStore, SeenEntry, Watches},
     outcome::{Made, Outcome, Record},
     previous::Previous,
@@ -160,6 +161,11 @@ impl<V> Core<V> {
     /// Returns the options of a request: its own, or those of the cache.
     pub(super) fn options<'a>(&'a self, own: Option<&'a Options>) -> &'a Options {
         own.unwrap_or(&self.settings.options)
+    }
+
+    /// Lets go of the copy of a value, because there is a newer entry.
+    pub(super) fn drop_copy(&self, key: &Key) {
+        self.copies.iter().for_each(|copies| copies.remove(key));
     }
 
     /// Lets go of the copies of a value in this process.
@@ -367,14 +373,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.end_read((key, name), rules, asked, answer)
     }
 
-    /// As [`read`](Self::read), with the age of the entry.
-    pub(super) async fn read_aged(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
-        let asked = self.begin_read(name, Instant::now());
-        let mut answer = self.store.get_aged(name).await;
-        self.judge(key, &mut answer).await;
-        self.end_read((key, name), rules, asked, answer)
-    }
-
     /// Reads some entries with one question, as [`read`](Self::read) does.
     pub(super) async fn read_many<'a>(
         &'a self,
@@ -398,7 +396,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Returns whether entries are read with their age, if their windows do not ask for it.
     fn needs_age(&self, rules: &Rules) -> bool {
         let has_tier = self.copies.as_ref().is_some_and(|copies| copies.is_tier());
-        has_tier || rules.replaces || !matches!(rules.early, EarlyRefresh::Off)
+        has_tier || rules.replaces || rules.aged || !matches!(rules.early, EarlyRefresh::Off)
     }
 
     /// Notes what this process was told of a name before a load or a commit.
@@ -433,7 +431,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             (Some(seen), Decision::Old(previous)) => {
                 copies.note(asked, key, seen, || previous.value(), false, rules);
             }
-            (Some(_), _) => copies.remove(key),
+            (Some(_), _) => self.drop_copy(key),
             (None, Decision::Unanswered(_)) => {}
             (None, _) => copies.missed(key),
         }
@@ -465,6 +463,16 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             }
             _ => Decision::Served(Loaded { value, source, record: Record::of(&entry) }),
         })
+    }
+
+    /// Returns the windows of a value with these options, that its loader wants to be kept so.
+    pub(super) fn windows(
+        &self,
+        options: &Options,
+        own: Option<Windows>,
+        keeping: &Keeping,
+    ) -> Windows {
+        self.tags.limit(self.settings.windows(options, own, keeping))
     }
 
     /// Returns the windows of a value that is negative.

@@ -12,7 +12,7 @@ use crate::backend::{Entry, Windows};
 /// in the first half of the fresh window.
 ///
 /// That window may be shorter than the [`ttl`](super::Builder::ttl) of the cache, such as by
-/// [`none_ttl`](super::Builder::none_ttl).
+/// [`negative_ttl`](super::Builder::negative_ttl).
 ///
 /// ```
 /// use std::time::Duration;
@@ -57,6 +57,8 @@ pub(super) struct Rules {
     pub(super) early: EarlyRefresh,
     /// A fresh entry is replaced, too, whatever its age.
     pub(super) replaces: bool,
+    /// The age of an entry is asked for, also if no window depends on it.
+    pub(super) aged: bool,
     /// The longest stale window and the longest error window that the caller accepts.
     pub(super) stale: Duration,
     pub(super) error: Duration,
@@ -69,6 +71,7 @@ impl Rules {
     pub(super) const ALL: Self = Self {
         early: EarlyRefresh::Off,
         replaces: false,
+        aged: false,
         stale: Duration::MAX,
         error: Duration::MAX,
         copy: Duration::MAX,

@@ -51,7 +51,6 @@ struct LeadInner<V> {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Keeping {
     pub(super) ttl: Option<Duration>,
-    pub(super) ttl_jitter: Option<f64>,
     pub(super) stale_while_revalidate: Option<Duration>,
     pub(super) stale_if_error: Option<Duration>,
     pub(super) do_not_store: bool,
@@ -167,12 +166,6 @@ impl<V> Lead<V> {
     /// keeps it for 1 ms at most, and [`do_not_store`](Self::do_not_store) stores nothing.
     pub fn expire_after(&self, ttl: Duration) {
         self.keep(|keeping| keeping.ttl = Some(ttl));
-    }
-
-    /// Sets the largest part by which the time to live is shortened, in place of the
-    /// [setting](super::Builder::ttl_jitter) of the cache or the request.
-    pub fn ttl_jitter(&self, part: f64) {
-        self.keep(|keeping| keeping.ttl_jitter = Some(part));
     }
 
     /// Sets how long the value is served stale while it is refreshed, in place of the

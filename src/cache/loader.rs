@@ -62,24 +62,20 @@ where
     if is_unchanged { value.into() } else { core.made(value) }
 }
 
-/// Runs a loader until its limit, for the flight or load of this number, if there is one. The limit
-/// no longer counts once the head of the value is announced.
+/// Runs a loader until its limit, for the flight or load of this number. The limit no longer
+/// counts once the head of the value is announced.
 pub(super) async fn run<V, F, Fut>(
     work: F,
     lead: Lead<V>,
     limit: Duration,
-    (number, meter): (Option<u64>, &Meter),
+    (number, meter): (u64, &Meter),
 ) -> Result<Produced<V>, Error>
 where
     F: FnOnce(Lead<V>) -> Fut,
     Fut: Future<Output = Result<Produced<V>, Error>>,
 {
     let begun = Instant::now();
-    let limited = limited(work, lead, limit);
-    let ended = match number {
-        Some(number) => flight::within(number, limited).await,
-        None => limited.await,
-    };
+    let ended = flight::within(number, limited(work, lead, limit)).await;
     let produced = match ended {
         Some(Ok(produced)) => produced,
         Some(Err(panic)) => Err(panicked(panic.as_ref())),

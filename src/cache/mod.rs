@@ -98,7 +98,7 @@ use crate::{
 ///
 /// cache.insert("product:43", &"whistle".to_owned()).await?;
 /// assert_eq!(cache.get("product:43").await?.as_deref(), Some("whistle"));
-/// cache.insert_with_ttl("product:44", &"gong".to_owned(), Duration::from_secs(5)).await?;
+/// cache.request("product:44").ttl(Duration::from_secs(5)).insert(&"gong".to_owned()).await?;
 /// cache.invalidate("product:43").await?;
 /// assert_eq!(cache.get("product:43").await?, None);
 ///
@@ -119,6 +119,29 @@ pub struct Cache<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
+    /// Creates a cache over a backend with the default settings. The
+    /// [namespace](Builder::namespace) separates it from the other caches of the backend.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the namespace is not 1 to 64 letters,
+    /// digits, `.`, `_` or `-`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use bellwether::{Cache, MemoryBackend};
+    ///
+    /// let products: Cache<String> = Cache::new(MemoryBackend::new(), "products")?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    pub fn new<B: Store>(backend: B, namespace: impl Into<String>) -> Result<Self, Error>
+    where
+        Json: Codec<V>,
+    {
+        Self::builder(backend).namespace(namespace).build()
+    }
+
     /// Returns a builder of a cache over a backend.
     pub fn builder<B: Store>(backend: B) -> Builder<V> {
         Builder::new(Arc::new(backend))

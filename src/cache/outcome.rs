@@ -42,25 +42,18 @@ pub(super) struct Record {
 impl Record {
     /// Returns the record of an entry, or `None` if neither its fence nor its age is known.
     pub(super) fn of(entry: &Entry) -> Option<Self> {
-        Self::new(entry.fence, entry, age(entry))
+        let fence = NonZeroU64::new(entry.fence);
+        let stored = age(entry).and_then(|age| Instant::now().checked_sub(age));
+        // Without a fence, it is not stored.
+        let fresh = fence.and(entry.windows).map(|windows| windows.fresh);
+        (fence.is_some() || stored.is_some()).then_some(Self { fence, stored, fresh })
     }
 
-    /// Returns the record of an entry that is written under this fence now.
-    pub(super) fn written(fence: u64, entry: &Entry) -> Option<Self> {
-        Self::new(fence, entry, Some(Duration::ZERO))
-    }
-
-    fn new(fence: u64, entry: &Entry, age: Option<Duration>) -> Option<Self> {
-        let fence = NonZeroU64::new(fence);
-        let stored = age.and_then(|age| Instant::now().checked_sub(age));
-        let fresh = entry.windows.map(|windows| windows.fresh);
-        let record = Self { fence, stored, fresh }.if_stored(fence.is_some());
-        (fence.is_some() || stored.is_some()).then_some(record)
-    }
-
-    /// Returns the record without a time to live, unless the entry is stored.
-    pub(super) fn if_stored(self, is_stored: bool) -> Self {
-        Self { fresh: self.fresh.filter(|_| is_stored), ..self }
+    /// Returns the record of an entry that is written under this fence now. It has no time to live
+    /// if it is not stored.
+    pub(super) fn written(fence: u64, entry: &Entry, is_stored: bool) -> Option<Self> {
+        let fresh = entry.windows.filter(|_| is_stored).map(|windows| windows.fresh);
+        Some(Self { fence: Some(NonZeroU64::new(fence)?), stored: Some(Instant::now()), fresh })
     }
 
     /// Returns the fence, or `None` if the value was loaded without a lease.

@@ -125,10 +125,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let Some((mut follower, leader)) = core.refreshes.begin_anew(&key) else {
             return Err(Error::shut_down());
         };
-        let within = flight::current();
-        let Some(_edge) = nest(within, &follower) else {
+        let Some(_edge) = nest(flight::current(), &follower) else {
             drop((follower, leader));
-            return Box::pin(load_alone(core, Some(work), own, within)).await;
+            return Box::pin(load_alone(&core, &key, Some(work), own)).await;
         };
         let run = Run::new(&core, &key, own, Some(leader), RunStart::Supersede(burnt))?;
         follower.lead(Box::pin(run.run(work)));

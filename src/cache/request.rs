@@ -7,22 +7,22 @@ use tokio::time::{Instant, timeout_at};
 use tracing::Span;
 
 use super::{
-    AfterFailure, EarlyRefresh, Lead, Loaded, Source,
+    AfterFailure, EarlyRefresh, Lead, Loaded,
     core::Core,
     freshness::Rules,
     lead::Keeping,
     loader::{self, Produced},
-    outcome::{Alone, Flown, Outcome, cut_off, ended, failed},
+    outcome::{Flown, Outcome, cut_off, ended, failed},
     refresh::QuietEntry,
     run::{AskedKey, Run, RunStart},
-    settings::{OnFull, Options, Sharing},
+    settings::Options,
 };
 #[cfg(feature = "http")]
 use crate::backend::Tagged;
 use crate::{
     backend::Entry,
     error::{BoxError, Error, ErrorKind},
-    flight::{self, Edge, Follower, Joined, Notice, Refused, Task},
+    flight::{self, Edge, Follower, Joined, Notice, Refused},
     key::{Family, Key, Name},
     spans,
     time::after,
@@ -86,7 +86,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let (value, payload) = core.round_trip(value)?;
         let negative = own.is_none().then(|| core.negative_windows(&value)).flatten();
         let options = core.options(own.as_deref());
-        let windows = core.tags.limit(options.windows_of(negative, &Keeping::default())).in_range();
+        let windows = core.windows(options, negative, &Keeping::default()).in_range();
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let entry = Entry::value(core.tag, Duration::ZERO, payload).with_windows(windows);
         let entry = core.tagged(entry, core.begin_tags(options).await)?;
@@ -124,7 +124,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn touch(self) -> Result<bool, Error> {
         let Self { core, key, own } = self;
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
-        let windows = core.tags.limit(core.options(own.as_deref()).windows());
+        let windows = core.windows(core.options(own.as_deref()), None, &Keeping::default());
         let touch = async {
             // The end of a tag may be forgotten before the windows would end.
             if core.tags.is_on {
@@ -188,37 +188,34 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             if let Some(loaded) = core.local(key.as_str(), options) {
                 return Ok(Flown::Loaded(loaded));
             }
-            let (sharing, patience) = (options.sharing, Patience::of(options));
+            let (takes_heads, patience) = (options.sharing.takes_heads, Patience::of(options));
             // How long this caller has waited for an answer that did not come.
             let mut unanswered = None;
             // Nothing but what the caller needs lives across the wait, so that its future is small.
-            let why = loop {
-                let Joined { mut follower, leader } = match join(&core, &key, sharing) {
+            loop {
+                let Joined { mut follower, leader } = match core.flights.join(&key) {
                     Ok(joined) => joined,
-                    Err(why) => break why,
+                    Err(Refused::Closed) => break,
+                    Err(full) => return Err(failed(&core, overloaded(full))),
                 };
-                let Some(edge) = nest(flight::current(), &follower) else {
-                    drop((follower, leader));
-                    return Box::pin(load_alone(core, work, own, flight::current())).await;
-                };
+                follower.take_head(takes_heads);
+                let Some(edge) = nest(flight::current(), &follower) else { break };
                 let leads = leader.is_some();
                 match leader {
                     Some(leader) => {
-                        let start = RunStart::after(unanswered);
-                        let run = Run::new(&core, &key, own.take(), Some(leader), start)?;
-                        follower.lead(leader_work(run, &mut work)?);
+                        let run = Run::of_caller(&core, &key, own.take(), leader, unanswered)?;
+                        follower.lead(Box::pin(run.run(work.take().ok_or_else(cut_off)?)));
                     }
                     None => hurry(&core, own.as_deref(), &follower, unanswered),
                 }
                 match wait(patience.as_deref(), &core, &key, &mut follower, leads).await {
                     None => unanswered = None,
                     Some(Outcome::Unanswered(waited)) => unanswered = Some(waited),
-                    Some(end) => {
-                        return ended(&core, end, leads, Some((follower, edge)));
-                    }
+                    Some(end) => return ended(&core, end, leads, Some((follower, edge))),
                 }
-            };
-            Box::pin(refused(core, work, own, flight::current(), why)).await
+            }
+            // The cache is shut down, or a loader asks for a key that waits for it.
+            Box::pin(load_alone(&core, &key, work, own)).await
         }
     }
 }
@@ -229,15 +226,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// 1 ms at most, and [`Lead::do_not_store`](crate::cache::Lead::do_not_store) stores nothing.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options_mut().ttl = ttl;
-        self
-    }
-
-    /// Sets by which part of it the time to live is shortened at most, if this caller is the one
-    /// that loads the value. A part outside of 0 to 1 counts as the nearest of the two.
-    ///
-    /// Everything else is as for [`Builder::ttl_jitter`](crate::cache::Builder::ttl_jitter).
-    pub fn ttl_jitter(mut self, part: f64) -> Self {
-        self.options_mut().ttl_jitter = part;
         self
     }
 
@@ -464,24 +452,6 @@ impl Patience {
     }
 }
 
-/// Returns the work of a leader.
-fn leader_work<V, F, Fut>(run: Run<V>, work: &mut Option<F>) -> Result<Task, Error>
-where
-    V: Clone + Send + Sync + 'static,
-    F: FnOnce(Lead<V>) -> Fut + Send + 'static,
-    Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
-{
-    let work = work.take().ok_or_else(cut_off)?;
-    Ok(Box::pin(run.run(work)))
-}
-
-/// Joins the flight of a key.
-fn join<V>(core: &Core<V>, key: &Key, sharing: Sharing) -> Result<Joined<Outcome<V>>, Refused> {
-    let mut joined = core.flights.join(key)?;
-    joined.follower.take_head(sharing.takes_heads);
-    Ok(joined)
-}
-
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.
 /// A caller that is no loader enters nothing. Returns `None` if the two would wait for each other.
 pub(super) fn nest<T>(from: Option<u64>, follower: &Follower<T>) -> Option<Option<Edge>> {
@@ -511,75 +481,20 @@ fn hurry<V, T>(
     }
 }
 
-/// Loads for one caller of a cache that is shut down. A caller beyond a limit is told.
-async fn refused<V, F, Fut>(
-    core: Arc<Core<V>>,
-    work: Option<F>,
-    own: Option<Box<Options>>,
-    within: Option<u64>,
-    why: Refused,
-) -> Result<Flown<V>, Error>
-where
-    V: Clone + Send + Sync + 'static,
-    F: FnOnce(Lead<V>) -> Fut,
-    Fut: Future<Output = Result<Produced<V>, Error>>,
-{
-    if why != Refused::Closed {
-        return Err(failed(&core, overloaded(why)));
-    }
-    let options = core.options(own.as_deref());
-    // A loader that waits for a permit that loaders hold could wait for itself.
-    let _permit = match within {
-        Some(_) => None,
-        None => match core.permit(options).await {
-            Ok(permit) => Some(permit),
-            Err(_) if options.sharing.on_full == OnFull::Pass => {
-                return Ok(Flown::Alone(Alone::Full));
-            }
-            Err(error) => return Err(failed(&core, error)),
-        },
-    };
-    // The number marks the loads that this one waits for, which need no permit.
-    let number = within.unwrap_or_else(flight::next_id);
-    load_alone(core.clone(), work, own, Some(number)).await
-}
-
 /// Loads for one caller, without a flight and a lease. Nothing is stored.
 pub(super) async fn load_alone<V, F, Fut>(
-    core: Arc<Core<V>>,
+    core: &Arc<Core<V>>,
+    key: &Key,
     work: Option<F>,
     own: Option<Box<Options>>,
-    number: Option<u64>,
 ) -> Result<Flown<V>, Error>
 where
     V: Clone + Send + Sync + 'static,
     F: FnOnce(Lead<V>) -> Fut,
     Fut: Future<Output = Result<Produced<V>, Error>>,
 {
-    let work = work.ok_or_else(cut_off)?;
-    core.counters.loads.add();
-    let limit = core.options(own.as_deref()).load_limit;
-    let lead = Lead::new(None, None, Source::Degraded, false);
-    let produced = tokio::select! {
-        biased;
-        produced = loader::run(work, lead.clone(), limit, (number, &core.meter)) => produced,
-        // No other caller wants the rest, and nothing is to be stored.
-        () = lead.announced() => {
-            let head = lead.head().cloned().ok_or_else(cut_off)?;
-            return ended(&core, Outcome::Head(head, Source::Degraded), true, None);
-        }
-    };
-    match produced {
-        Ok(Produced::Value(made)) => {
-            ended(&core, Outcome::Value(Loaded::degraded(made.value)), true, None)
-        }
-        Ok(Produced::Reserved) => Ok(Flown::Alone(Alone::Reserved)),
-        Ok(Produced::Uncacheable | Produced::Failing(_)) => Ok(Flown::Alone(Alone::Uncacheable)),
-        Err(error) => {
-            core.counters.failures.add();
-            Err(failed(&core, error))
-        }
-    }
+    let run = Run::new(core, key, own, None, RunStart::Away)?;
+    run.load_for_caller(work.ok_or_else(cut_off)?).await
 }
 
 fn overloaded(full: Refused) -> Error {

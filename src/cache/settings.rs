@@ -23,8 +23,6 @@ const DAY: Duration = Duration::from_secs(86_400);
 #[derive(Clone)]
 pub(super) struct Options {
     pub(super) ttl: Duration,
-    /// The part of the time to live by which it is shortened at most.
-    pub(super) ttl_jitter: f64,
     pub(super) stale_while_revalidate: Duration,
     pub(super) stale_if_error: Duration,
     pub(super) rules: Rules,
@@ -53,19 +51,13 @@ impl Options {
         self.batch.iter().for_each(|member| member.decided());
     }
 
-    /// Returns the windows of a value.
-    pub(super) fn windows(&self) -> Windows {
-        self.windows_of(None, &Keeping::default())
-    }
-
     /// Returns the windows of a value that its loader wants to be kept so. It may have `own`
     /// windows, in place of those of the options.
-    pub(super) fn windows_of(&self, own: Option<Windows>, keeping: &Keeping) -> Windows {
+    fn windows(&self, own: Option<Windows>, keeping: &Keeping) -> Windows {
         let windows = own.unwrap_or(
             Windows::fresh(self.ttl).stale(self.stale_while_revalidate).error(self.stale_if_error),
         );
-        let jitter = keeping.ttl_jitter.unwrap_or(self.ttl_jitter);
-        Windows::fresh(shortened(keeping.ttl.unwrap_or(windows.fresh), jitter))
+        Windows::fresh(keeping.ttl.unwrap_or(windows.fresh))
             .stale(keeping.stale_while_revalidate.unwrap_or(windows.stale))
             .error(keeping.stale_if_error.unwrap_or(windows.error))
     }
@@ -75,11 +67,10 @@ impl Options {
 fn shortened(ttl: Duration, jitter: f64) -> Duration {
     match jitter > 0.0 {
         true => {
-            let seconds = ttl.as_secs_f64() * (1.0 - jitter.min(1.0) * fastrand::f64());
+            let seconds = ttl.as_secs_f64() * (1.0 - jitter * fastrand::f64());
             // The longest time is rounded up beyond itself.
             Duration::try_from_secs_f64(seconds).map_or(ttl, |shortened| shortened.min(ttl))
         }
-        // Also if it is not a number.
         false => ttl,
     }
 }
@@ -129,6 +120,8 @@ pub(super) struct Settings {
     pub(super) namespace: Namespace,
     pub(super) schema: u16,
     pub(super) options: Options,
+    /// The part of the time to live by which it is shortened at most.
+    pub(super) ttl_jitter: f64,
     pub(super) uncacheable_ttl: Duration,
     pub(super) lease: Duration,
     pub(super) renew_every: Option<Duration>,
@@ -149,7 +142,6 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             ttl: Duration::from_secs(60),
-            ttl_jitter: 0.0,
             stale_while_revalidate: Duration::ZERO,
             stale_if_error: Duration::ZERO,
             rules: Rules::ALL,
@@ -179,6 +171,7 @@ impl Default for Settings {
             namespace: Namespace::standard(),
             schema: 0,
             options: Options::default(),
+            ttl_jitter: 0.0,
             uncacheable_ttl: Duration::from_secs(10),
             lease: Duration::from_secs(5),
             renew_every: None,
@@ -208,6 +201,18 @@ impl Settings {
         self.lease * 2 + Duration::from_secs(5)
     }
 
+    /// Returns the windows of a value with these options, that its loader wants to be kept so. It
+    /// may have `own` windows, in place of those of the options.
+    pub(super) fn windows(
+        &self,
+        options: &Options,
+        own: Option<Windows>,
+        keeping: &Keeping,
+    ) -> Windows {
+        let windows = options.windows(own, keeping);
+        Windows { fresh: shortened(windows.fresh, self.ttl_jitter), ..windows }
+    }
+
     /// Returns how often a lease is renewed.
     fn renew_every(&self) -> Duration {
         self.renew_every.unwrap_or(self.lease / 3)
@@ -225,7 +230,7 @@ impl Settings {
     pub(super) fn check(&self) -> Result<(), Error> {
         let renew_every = self.renew_every();
         at_least("ttl", self.options.ttl, MILLISECOND)?;
-        let jitter = self.options.ttl_jitter;
+        let jitter = self.ttl_jitter;
         if !(0.0..=1.0).contains(&jitter) {
             return Err(outside("ttl_jitter", jitter, format_args!("from 0 to 1")));
         }

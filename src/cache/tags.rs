@@ -141,7 +141,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
                 Ok(ends) => {
                     let verdict = tagged.verdict(ends);
                     if verdict != TagVerdict::Current {
-                        self.copies.iter().for_each(|copies| copies.remove(key));
+                        self.drop_copy(key);
                     }
                     entry.judge(verdict);
                 }

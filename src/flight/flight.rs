@@ -179,30 +179,6 @@ impl<T> Flight<T> {
         parked.into_iter().for_each(Parked::spawn);
     }
 
-    /// Polls the work for the leader's caller. Ready when there is nothing more for it to poll.
-    fn poll_work(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let taken = match &mut lock(&self.state).work {
-            LeaderWork::OfCaller(parked) => parked.take(),
-            LeaderWork::Moving | LeaderWork::OfTask => None,
-        };
-        let Some(mut parked) = taken else { return Poll::Ready(()) };
-        let is_over = parked.task.as_mut().poll(cx).is_ready();
-        let mut state = lock(&self.state);
-        if is_over || matches!(state.work, LeaderWork::Moving) {
-            state.work = LeaderWork::OfTask;
-            drop(state);
-            if !is_over {
-                parked.spawn();
-            }
-            return Poll::Ready(());
-        }
-        let last = replaced(&mut parked.caller, cx);
-        state.work = LeaderWork::OfCaller(Some(parked));
-        drop(state);
-        drop(last);
-        Poll::Pending
-    }
-
     fn tell(&self, notice: Notice) {
         let leader = lock(&self.state).tell(notice);
         leader.into_iter().for_each(Waker::wake);
@@ -237,6 +213,9 @@ impl<T> Flight<T> {
     /// Tells the leader that the flight is unwanted, if the last caller has left. A flight that has
     /// landed, or has a head, is wanted by the callers that it served.
     fn abandon(&self) {
+        if self.flights.abandoned == Abandoned::Finish {
+            return;
+        }
         let mut table = write(self.flights.map.stripe(self.hash));
         let mut state = lock(&self.state);
         let has_served = self.head.get().is_some() || self.landing.get().is_some();
@@ -514,12 +493,33 @@ impl<T> Follower<T> {
         poll_fn(|cx| self.poll_work(cx))
     }
 
+    /// Ready when there is nothing more for this follower to poll.
     pub(super) fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if let Stage::Carrying = self.stage {
-            ready!(self.flight.poll_work(cx));
+        let Stage::Carrying = self.stage else { return Poll::Ready(()) };
+        let taken = match &mut lock(&self.flight.state).work {
+            LeaderWork::OfCaller(parked) => parked.take(),
+            LeaderWork::Moving | LeaderWork::OfTask => None,
+        };
+        let Some(mut parked) = taken else {
             self.stage = Stage::Waiting;
+            return Poll::Ready(());
+        };
+        let is_over = parked.task.as_mut().poll(cx).is_ready();
+        let mut state = lock(&self.flight.state);
+        if is_over || matches!(state.work, LeaderWork::Moving) {
+            self.stage = Stage::Waiting;
+            state.work = LeaderWork::OfTask;
+            drop(state);
+            if !is_over {
+                parked.spawn();
+            }
+            return Poll::Ready(());
         }
-        Poll::Ready(())
+        let last = replaced(&mut parked.caller, cx);
+        state.work = LeaderWork::OfCaller(Some(parked));
+        drop(state);
+        drop(last);
+        Poll::Pending
     }
 
     /// Lets the flight go on, even if no caller is left.
@@ -602,8 +602,7 @@ impl<T> Drop for Follower<T> {
         drop(state);
         drop(waker);
         parked.into_iter().for_each(Parked::spawn);
-        let may_cancel = flight.flights.abandoned == Abandoned::Cancel;
-        if is_last && may_cancel && !matches!(self.stage, Stage::Served) {
+        if is_last && !matches!(self.stage, Stage::Served) {
             flight.abandon();
         }
     }

@@ -15,7 +15,9 @@ use std::{
 
 use ::loom::{future::block_on, model, thread};
 
-use super::{Abandoned, Epoch, Follower, Group, Joined, Leader, Limits, Notice, Refused, Task};
+use super::{
+    Abandoned, Epoch, Follower, Group, Joined, Leader, Limits, Notice, Refused, flight::Task,
+};
 use crate::{key::Key, sync::checked::AtomicU64};
 
 const RELAXED: Ordering = Ordering::Relaxed;

@@ -25,6 +25,6 @@ mod wakers;
 pub use self::flight::Abandoned;
 pub(crate) use self::{
     cycle::{Edge, current, nested, within},
-    flight::{Epoch, Follower, LateJoiners, Leader, Notice, Task},
+    flight::{Epoch, Follower, LateJoiners, Leader, Notice},
     group::{Group, Joined, Limits, Refused, next_id},
 };

@@ -66,11 +66,8 @@
 //!
 //! A trait that serves both would need one method for each line of either.
 
-mod future;
 #[cfg(feature = "http")]
 mod http;
-mod key_for;
-mod service;
 mod values;
 
 #[cfg(all(feature = "http", any(fuzzing, test)))]
@@ -80,9 +77,80 @@ pub use self::http::{
     BodyError, BodyErrorKind, CachedResponse, Http, InnerServiceError, Overload, Policy, Query,
     RequestDirectives, ResponseBody, ResponseCodec, VaryBy, http_cache,
 };
-pub use self::{
-    future::ResponseFuture,
-    key_for::KeyFor,
-    service::{Bellwether, BellwetherLayer},
-    values::Values,
+pub use self::values::{KeyFor, Values};
+
+use std::{
+    fmt,
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll},
 };
+
+use tower_layer::Layer;
+use tower_service::Service;
+
+/// Wraps services so that equal requests share one response.
+///
+/// All clones of a layer, and all services that they make, share one cache. The mode `M` decides
+/// what is shared and how: [`Values`] or `Http`. The [module](self) has an example.
+#[derive(Clone, Debug)]
+pub struct BellwetherLayer<M> {
+    mode: M,
+}
+
+/// Shares the responses of an inner service. A [`BellwetherLayer`] makes it.
+///
+/// It is always ready; [readiness](self#readiness) says what that means for the layers around it.
+/// Clones share one cache. Each clone has its own clone of `S`.
+#[derive(Clone, Debug)]
+pub struct Bellwether<S, M> {
+    /// Never called itself, only cloned. So this service holds no readiness of the inner service.
+    inner: S,
+    mode: M,
+}
+
+impl<S, M: Clone> Layer<S> for BellwetherLayer<M> {
+    type Service = Bellwether<S, M>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Bellwether { inner, mode: self.mode.clone() }
+    }
+}
+
+/// Resolves to the response of a [`Bellwether`] service.
+///
+/// Dropping it never affects another caller.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct ResponseFuture<Res, E>(Pin<Box<dyn Future<Output = Result<Res, E>> + Send>>);
+
+impl<Res, E> ResponseFuture<Res, E> {
+    fn new(response: impl Future<Output = Result<Res, E>> + Send + 'static) -> Self {
+        Self(Box::pin(response))
+    }
+}
+
+impl<Res, E> Future for ResponseFuture<Res, E> {
+    type Output = Result<Res, E>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(context)
+    }
+}
+
+impl<Res, E> fmt::Debug for ResponseFuture<Res, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
+    }
+}
+
+/// Makes a clone of a service ready, then calls it.
+async fn oneshot<S, Req>(mut clone: S, request: Req) -> Result<S::Response, S::Error>
+where
+    S: Service<Req>,
+{
+    poll_fn(|context| clone.poll_ready(context)).await?;
+    let response = clone.call(request);
+    // The clone may hold a permit or a slot of the inner service. It must not outlive the call.
+    drop(clone);
+    response.await
+}

@@ -36,7 +36,7 @@ mod wait;
 pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
     acquire::AcquireTerms,
-    acquisition::{Acquisition, Said},
+    acquisition::Acquisition,
     engine::Engine,
     guard::LeaseGuard,
     record::LeaseRecord,

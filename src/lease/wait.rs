@@ -220,7 +220,7 @@ mod tests {
     use super::*;
     use crate::{
         MemoryBackend,
-        backend::{Channels, Mode, channels::TopicRoute},
+        backend::{Channels, Mode},
         key::{Family, Key, Name, Namespace},
         lease::Retry,
     };
@@ -236,8 +236,8 @@ mod tests {
         let janitor = Janitor::new(Arc::new(MemoryBackend::new()));
         let claim = Claim::new(name.clone(), Mode::Exclusive, limit, limit);
         let mut waiting = Waiting::new(&janitor, claim, &ON_DEMAND, limit);
-        let route = TopicRoute { channel: name.prefix(), topic: name.prefix() };
-        waiting.changes = Some(channels.register([Some(route), None], None));
+        let channel = Some(name.prefix().clone());
+        waiting.changes = Some(channels.register(name.prefix(), [channel, None], None));
         Ok((waiting, name))
     }
 

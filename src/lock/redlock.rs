@@ -25,12 +25,11 @@ use crate::{
 /// together, and they [shut down](Self::shutdown) together. So create one for the process, and
 /// clone it.
 ///
-/// This is the Redlock algorithm of S. Sanfilippo ("Distributed Locks with Redis", redis.io). All
-/// servers are asked at once. A lock is held if a majority grants it in less time than the lease
-/// lasts. Without a majority, the grants are released. A request without an answer is undone as
-/// soon as possible. The undo is repeated until one lease has passed, at most for a minute.
-///
-/// It adds a [fencing token](#the-fencing-token), which costs an acquisition one more round trip.
+/// This is the Redlock algorithm of S. Sanfilippo ("Distributed Locks with Redis", redis.io), with
+/// a [fencing token](#the-fencing-token). All servers are asked at once. A lock is held if a
+/// majority grants it in less time than the lease lasts. Without a majority, the grants are
+/// released. A request without an answer is undone until one lease has passed, for a minute at
+/// most.
 ///
 /// While a guard lives, its lease is renewed at all servers. The guard reports the loss when no
 /// majority can have the lease any more. It does so by the holder's own clock, before another
@@ -63,79 +62,59 @@ use crate::{
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 ///
-/// # How many servers
+/// # The servers
 ///
-/// Use three servers, of which one may fail, or five, of which two may fail. An even number needs
-/// one more for its majority, and survives no more failures than the odd number below it.
+/// Use three servers, of which one may fail, or five, of which two may fail. Each must be a master
+/// of its own: a replica that is promoted has not seen the last grants. All processes must name the
+/// same servers. No two of the names may lead to the same server, which cannot be detected here.
 ///
-/// Each server must be a master of its own: a replica that is promoted has not seen the last
-/// grants. All processes must name the same servers. No two of the names may lead to the same
-/// server, which cannot be detected here.
+/// Each server has 50 ms for an answer. With round trips above 10 ms, set [another
+/// limit](Self::with_answer_limit); [`ready`](Self::ready) says so. The server that completes a
+/// majority counts: of three servers, the second fastest. One server that is far away or hangs
+/// costs each acquisition and each unlock the limit, and no more.
 ///
 /// # The fencing token
 ///
-/// M. Kleppmann showed why a lock with a lease needs a token ("How to do distributed locking",
-/// 2016). A holder may pause for longer than its lease: its process is suspended, or the network
-/// delays its writes. Only a resource that refuses a token smaller than the greatest it has seen
-/// can tell it from its successor. Redlock as published has no token that grows from holder to
-/// holder, since each server counts for itself.
+/// A holder may pause for longer than its lease: its process is suspended, or the network delays
+/// its writes. Only a resource that refuses a token smaller than the greatest it has seen can tell
+/// it from its successor (M. Kleppmann, "How to do distributed locking", 2016). Redlock as
+/// published has no such token, since each server counts for itself.
 ///
-/// Here the token is the greatest of those that the majority has granted. It is written to a
-/// majority before the guard is returned. Two majorities have a server in common, and that server
-/// grants a greater token to the next holder.
-///
-/// So tokens grow while every majority has a server that kept its data for the [fence
-/// life](Mutex::fence_life). A server that comes back empty can break the order of the tokens, as
-/// it can break the exclusion: see [below](#a-server-that-lost-its-data). If two holders at once do
-/// damage, let the resource check the token, and have the servers keep their data.
+/// Here the token is the greatest that a server has granted. It is written to a majority before the
+/// guard is returned, which costs one more round trip. The next holder's majority shares a server
+/// with that one, which grants a greater token. So tokens grow while every majority has a server
+/// that kept its data for the [fence life](Mutex::fence_life).
 ///
 /// Like all leases, these need clocks that run at nearly the same pace, at a majority of the
 /// servers. A difference of a hundredth is allowed for.
 ///
 /// # A server that lost its data
 ///
-/// A server that crashes and comes back empty has forgotten its grants, and may grant them again.
-/// With one more server, that makes a second majority. So start it again only after the longest
-/// lease in use has passed, or have it write each command to its disk with `appendfsync always`.
+/// A server that comes back empty has forgotten its grants, and may grant them again. With one more
+/// server that makes a second majority, and the order of the tokens can break. So start it again
+/// only after the longest lease in use has passed, or have it write each command to its disk with
+/// `appendfsync always`.
 ///
-/// A lock that a majority of the other servers holds goes on. The second renewal after the restart
-/// takes it at that server too. The same happens if a server was away when the lock was acquired.
-/// So servers can be restarted one after another, with two renewals in between, and a lock that is
-/// renewed stays held. With the default interval, one lease is time enough.
-///
-/// # Servers far away
-///
-/// Each server has 50 ms for an answer. Servers with round trips above 10 ms need [another
-/// limit](Self::with_answer_limit): four round trips, so that a busy moment is no outage. The
-/// server that completes a majority counts: of three servers, the second fastest. One server that
-/// is far away or hangs costs each acquisition and each unlock the limit, and no more.
-///
-/// # The start of a service
-///
-/// [`ready`](Self::ready) connects, measures the round trip, and says so if the limit is too short
-/// for it. Without it, the first request may fail because its connections are not made yet; `lock`
-/// asks again. [`ready_for_locks`](crate::RedisBackend::ready_for_locks) of each server reports
-/// wrong passwords and missing rights.
+/// A lock that a majority of the other servers holds goes on, and its second renewal takes it at
+/// that server too. So a lock that is renewed survives servers that restart one after another, with
+/// two renewals in between. With the default interval, one lease is time enough.
 ///
 /// # Only mutexes
 ///
 /// Two majorities have a server in common, and that server refuses the second one. This is enough
 /// for one holder at a time, and not for counting. With three permits at each of five servers, five
-/// holders can have three servers each. A latch that is counted down at different majorities has as
-/// many counts as servers, and may never reach zero at any majority. So there is no semaphore and
-/// no latch here.
+/// holders can have three servers each. So there is no semaphore and no latch here.
 ///
 /// # Waiting
 ///
-/// As with [`Locks`](crate::Locks), only the first waiter of a process contends, and there is no
-/// queue at the servers. A release wakes the waiter of each process. If several ask at the same
-/// moment and none has a majority, they pause at random and ask again, up to three times. Then they
-/// sleep until the next release, for 0.7 s at most.
+/// As with [`Locks`](crate::Locks), only the first waiter of a process contends. There is no queue
+/// at the servers. A release wakes the waiter of each process, which asks after a random pause of
+/// up to 8 ms. The process that had the lock last pauses for longer. If several ask at the same
+/// moment and none has a majority, they ask again, up to three times. Then they sleep until the
+/// next release, for 0.7 s at most.
 ///
-/// A process that had to wait passes the lock to each of its waiters once. While several processes
-/// want it, each asks after a random pause of up to 8 ms, and the one that had it last after a
-/// longer one. So processes have about even shares of a contended lock, and not in the order in
-/// which they came.
+/// A process that had to wait passes the lock to each of its waiters once. So processes have about
+/// even shares of a contended lock, and not in the order in which they came.
 #[derive(Clone)]
 pub struct Redlock {
     space: LockSpace,
@@ -152,16 +131,13 @@ impl Redlock {
         Self::with_answer_limit(servers, ANSWER_LIMIT)
     }
 
-    /// Creates locks as [`new`](Self::new) does, with another limit for the answer of one server.
-    /// The limit of `new` is 50 ms.
+    /// Creates locks as [`new`](Self::new) does, with another limit for the answer of one server,
+    /// also to a batch of renewals. The limit of `new` is 50 ms.
     ///
-    /// Set at least four round trips to the servers, and more if they are busy.
-    ///
-    /// The limit must be short against the lease, because a late answer is spent from it. Each
-    /// acquisition and each unlock waits that long for a server that hangs. It also limits the
-    /// answer to a batch of renewals. A try asks the servers up to four times, one after the other.
-    /// A [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy bounds all of
-    /// these requests, and must leave room for them.
+    /// Set at least four round trips to the servers, so that a busy moment is no outage. It must be
+    /// short against the lease, because a late answer is spent from it. A
+    /// [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy must leave room
+    /// for four answers, one after the other.
     ///
     /// # Errors
     ///
@@ -182,10 +158,8 @@ impl Redlock {
         Mutex::new(self.space.clone(), name.into(), Mode::Exclusive)
     }
 
-    /// Returns a lock that one holder has at a time, any number of times. Sends nothing to the
-    /// servers yet.
-    ///
-    /// It is the same lock as the [mutex](Self::mutex) of that name.
+    /// Returns the lock of the [mutex](Self::mutex) of that name, which its holder may acquire
+    /// again. Sends nothing to the servers yet.
     pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
         ReentrantMutex::new(self.space.clone(), name.into())
     }
@@ -196,8 +170,12 @@ impl Redlock {
         Candidate::new(self.space.clone(), name.into(), Mode::Exclusive)
     }
 
-    /// Checks that a majority of the servers answers, in a quarter of the [answer
-    /// limit](Self::with_answer_limit). Makes the connections to them.
+    /// Connects to the servers, and checks that a majority answers in a quarter of the [answer
+    /// limit](Self::with_answer_limit).
+    ///
+    /// Without it, the first request may fail because its connections are not made yet; `lock` asks
+    /// again. Wrong passwords and missing rights are reported by
+    /// [`ready_for_locks`](crate::RedisBackend::ready_for_locks) of each server.
     ///
     /// # Errors
     ///

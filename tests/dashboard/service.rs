@@ -144,7 +144,7 @@ impl Desk {
             "hold" => self.held = Some(self.locks.mutex("till").lock().await.unwrap()),
             "release" => self.held.take().unwrap().unlock().await.unwrap(),
             "expire" => {
-                self.prices.insert_with_ttl("hot", &7, LAST_LIFE).await.unwrap();
+                self.prices.request("hot").ttl(LAST_LIFE).insert(&7).await.unwrap();
                 sleep(LAST_LIFE).await;
             }
             words => panic!("no service can do this: {words}"),

@@ -76,7 +76,7 @@ async fn all_callers_get_the_value_that_the_codec_makes() {
 #[tokio::test(start_paused = true)]
 async fn a_value_that_becomes_none_is_kept_as_none() {
     let cache: Cache<Option<Option<u32>>> =
-        Cache::builder(MemoryBackend::new()).none_ttl(LOAD).build().unwrap();
+        Cache::builder(MemoryBackend::new()).negative_ttl(LOAD, Option::is_none).build().unwrap();
     cache.insert("inserted", &Some(None)).await.unwrap();
     cache.get_or_load("loaded", |_| async { Ok::<_, BoxError>(Some(None)) }).await.unwrap();
     for key in ["inserted", "loaded"] {

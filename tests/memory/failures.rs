@@ -445,7 +445,9 @@ async fn a_failure_without_an_answer_backs_off_once() {
 #[tokio::test(start_paused = true)]
 async fn none_is_kept_for_a_time_of_its_own() {
     let none_ttl = TTL / 10;
-    let builder = Cache::<Option<usize>>::builder(MemoryBackend::new()).ttl(TTL).none_ttl(none_ttl);
+    let builder = Cache::<Option<usize>>::builder(MemoryBackend::new())
+        .ttl(TTL)
+        .negative_ttl(none_ttl, Option::is_none);
     let cache = builder.stale_while_revalidate(ERROR).stale_if_error(ERROR).build().unwrap();
     let load = |value| async move { Ok::<Option<usize>, ShopError>(value) };
     let kept = async |key: &str| cache.remaining(key).await.unwrap().unwrap();
@@ -455,7 +457,7 @@ async fn none_is_kept_for_a_time_of_its_own() {
         assert_eq!(kept(&key).await, ttl);
         cache.insert(&*key, &value).await.unwrap();
         assert_eq!(kept(&key).await, ttl);
-        cache.insert_with_ttl(&*key, &value, 3 * TTL).await.unwrap();
+        cache.request(&*key).ttl(3 * TTL).insert(&value).await.unwrap();
         assert_eq!(kept(&key).await, 3 * TTL);
     }
     let keeps_longer = |lead: Lead<Option<usize>>| async move {
@@ -471,7 +473,7 @@ async fn none_is_kept_for_a_time_of_its_own() {
     let error = cache.get_or_load("gone", |_| async { Err(ShopError::Down) }).await.unwrap_err();
     assert_eq!(error.load_ref(), Some(&ShopError::Down));
     let builder = Cache::<Option<usize>>::builder(MemoryBackend::new());
-    let error = builder.none_ttl(Duration::ZERO).build().unwrap_err();
+    let error = builder.negative_ttl(Duration::ZERO, Option::is_none).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig);
 }
 

@@ -374,12 +374,12 @@ async fn an_early_refresh_begins_at_its_edge() {
 async fn an_early_refresh_begins_in_the_second_half_of_each_life() {
     let builder = || {
         let builder = Cache::<Option<u64>>::builder(MemoryBackend::new()).ttl(600 * TTL);
-        builder.none_ttl(5 * TTL).early_refresh(EarlyRefresh::Within(60 * TTL))
+        builder.negative_ttl(5 * TTL, Option::is_none).early_refresh(EarlyRefresh::Within(60 * TTL))
     };
     let jittered = builder().ttl(10 * TTL).ttl_jitter(0.5).build().unwrap();
     let cache = builder().build().unwrap();
     for (life, cache, value) in [
-        ("none_ttl", &cache, None),
+        ("negative_ttl", &cache, None),
         ("request", &cache, Some(1)),
         ("loader", &cache, Some(2)),
         ("jitter", &jittered, Some(3)),

@@ -290,7 +290,7 @@ async fn the_time_to_live_is_shortened_by_a_part_of_it() {
             0 => drop(cache.insert(key, &key).await.unwrap()),
             1 => drop(cache.get_or_load(key, |_| async { Ok::<_, BoxError>(1) }).await.unwrap()),
             _ => {
-                cache.insert_with_ttl(key, &key, WINDOW).await.unwrap();
+                cache.request(key).ttl(WINDOW).insert(&key).await.unwrap();
                 assert!(cache.touch(key).await.unwrap());
             }
         }
@@ -303,21 +303,15 @@ async fn the_time_to_live_is_shortened_by_a_part_of_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_and_loaders_have_a_jitter_of_their_own() {
-    let [cache] = fleet(|builder| builder.ttl_jitter(1.0));
-    for part in [0.0, -1.0, f64::NAN] {
-        cache.request("k").ttl_jitter(part).insert(&1).await.unwrap();
-        assert_eq!(cache.remaining("k").await.unwrap(), Some(TTL));
-        cache.invalidate("k").await.unwrap();
-        let load = move |lead: Lead<u64>| async move {
-            lead.ttl_jitter(part);
-            lead.expire_after(2 * TTL);
-            Ok::<_, BoxError>(1)
-        };
-        cache.request("k").load(load).await.unwrap();
-        assert_eq!(cache.remaining("k").await.unwrap(), Some(2 * TTL));
-        cache.invalidate("k").await.unwrap();
-    }
+async fn the_jitter_is_a_part_of_any_time_to_live() {
+    let [cache] = fleet(|builder| builder.ttl_jitter(0.5));
+    let load = |lead: Lead<u64>| async move {
+        lead.expire_after(4 * TTL);
+        Ok::<_, BoxError>(1)
+    };
+    cache.request("k").load(load).await.unwrap();
+    let kept = cache.remaining("k").await.unwrap().unwrap();
+    assert!(kept >= 2 * TTL && kept <= 4 * TTL, "{kept:?}");
     for part in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
         let built = Cache::<u64>::builder(MemoryBackend::new()).ttl_jitter(part).build();
         assert_eq!(built.unwrap_err().kind(), ErrorKind::InvalidConfig);

@@ -21,7 +21,7 @@ async fn ask(cache: &Cache<String>, key: &str) -> Loaded<String> {
 async fn an_inserted_value_is_kept_for_a_time_of_its_own() {
     let cache = cache(&MemoryBackend::new());
     for (ttl, kept) in [(5 * TTL, 5 * TTL), (100 * MS, 100 * MS), (Duration::ZERO, MS)] {
-        cache.insert_with_ttl("k", &"inserted".to_owned(), ttl).await.unwrap();
+        cache.request("k").ttl(ttl).insert(&"inserted".to_owned()).await.unwrap();
         sleep(kept - MS).await;
         assert_eq!(cache.get("k").await.unwrap().as_deref(), Some("inserted"), "{ttl:?}");
         sleep(MS).await;
@@ -59,7 +59,7 @@ async fn a_value_says_its_fence_its_age_and_its_time_left() {
     fences.dedup();
     assert_eq!(fences.len(), 1);
 
-    here.insert_with_ttl("k", &"inserted".to_owned(), TTL * 2).await.unwrap();
+    here.request("k").ttl(TTL * 2).insert(&"inserted".to_owned()).await.unwrap();
     let hit = ask(&there, "k").await;
     assert!(hit.fence().unwrap() > fences[0] && hit.age().unwrap() < TTL / 6, "{hit:?}");
     assert!(hit.expires_in().unwrap() > TTL, "{hit:?}");

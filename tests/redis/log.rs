@@ -7,7 +7,11 @@ use std::{
     time::Duration,
 };
 
-use bellwether::Locks;
+use bellwether::{
+    Key, Locks,
+    backend::Leases,
+    key::{Family, Name, Namespace},
+};
 use testkit::{
     LIMIT, RedisServer, eventually,
     proxy::{Mode, Proxy},
@@ -129,4 +133,28 @@ async fn an_outage_is_told_once_and_its_attempts_once_a_second() {
     let most = 2 + begun.elapsed().as_secs() as usize;
     let often: Vec<_> = attempts.filter(|(_, count)| **count > most).collect();
     assert!(often.is_empty(), "at most {most} of each: {often:?}");
+}
+
+/// A user may subscribe to the channels of one namespace only. Each subscription that the server
+/// allowed made the next refusal worth a line.
+#[tokio::test]
+async fn refused_subscriptions_are_told_once_beside_others_that_are_not() {
+    let lines = Lines::default();
+    let _second = tracing::Dispatch::new(Lines::default());
+    let _logged = tracing::subscriber::set_default(lines.clone());
+    let server = RedisServer::start().await;
+    let rule = ["on", ">p", "+@all", "~*", "resetchannels", "&may:*"];
+    let set = [&["ACL", "SETUSER", "shop"], &rule[..]].concat();
+    server.raw().await.run::<()>(&set).await;
+    let backend = testkit::open(server.url_of("shop:p", 0));
+    let name = |namespace, key: String| {
+        Name::new(&Namespace::new(namespace).unwrap(), Family::Lock, &Key::from(key), 512).unwrap()
+    };
+    for at in 0..5 {
+        let key = format!("k{at}");
+        backend.changes(&name("may-not", key.clone())).await.unwrap_err();
+        backend.changes(&name("may", key)).await.unwrap();
+    }
+    let told = lines.count(Level::WARN);
+    assert_eq!(told["Redis refuses subscriptions; waiters poll instead"], 1, "{told:?}");
 }

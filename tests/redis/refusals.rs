@@ -148,7 +148,7 @@ async fn a_server_that_refuses_writes_keeps_an_old_entry() {
         scene.refusal.end(&mut scene.raw).await;
         let builder = Cache::<u32>::builder(scene.backend.clone()).namespace("refusals");
         let cache = builder.ttl(LIFE).stale_if_error(LIFE).build().unwrap();
-        cache.insert_with_ttl("k", &7, 50 * MS).await.unwrap();
+        cache.request("k").ttl(50 * MS).insert(&7).await.unwrap();
         scene.refusal.begin_again(&mut scene.raw).await;
         sleep(60 * MS).await;
         for _ in 0..100 {

@@ -2,7 +2,11 @@
 
 use std::{convert::Infallible, sync::atomic::Ordering, time::Duration};
 
-use bellwether::{Cache, Error, Locks, RedisBackend, cache::Source};
+use bellwether::{
+    Cache, Error, Locks, RedisBackend,
+    backend::{Change, Leases, Store},
+    cache::Source,
+};
 use futures_util::future::join_all;
 use testkit::{
     LIMIT, RedisServer, comes_true,
@@ -85,6 +89,30 @@ async fn outlives_a_break() -> Result<(), Error> {
     proxy.cut();
     assert!(comes_true(LIMIT, async || connections() > before).await, "no new connection");
     join_all((0..10).map(|_| backend.ping())).await.into_iter().collect()
+}
+
+/// The reply to the test of a push connection comes behind all pushes. They take longer than the
+/// reply may take, and the connection was replaced. Each of its waiters then asked again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pushes_that_take_long_are_no_silence() {
+    const SIZE: usize = 64 << 10;
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let backend = RedisBackend::open(&proxy.url()).unwrap();
+    let name = crate::name("k");
+    let mut changes = backend.changes(&name).await.unwrap();
+    let connections = || proxy.counters().connections.load(Ordering::SeqCst);
+    let before = connections();
+    proxy.limit_rate(1 << 20);
+    let (mut raw, text) = (server.raw().await, "x".repeat(SIZE));
+    for _ in 0..48 {
+        let heard: usize = raw.run(&["PUBLISH", &name.suffixed("c"), &text]).await;
+        assert_eq!(heard, 1);
+    }
+    let fence = testkit::open(server.url()).invalidate(&name, LIMIT).await.unwrap();
+    let last = async { while changes.next().await != Change::Invalidated(fence) {} };
+    timeout(LIMIT, last).await.expect("the push is lost");
+    assert_eq!(connections(), before);
 }
 
 /// A lock had a limit of its own for each try, and a renewal, too, so a longer command time-out did

@@ -123,6 +123,8 @@ async fn the_client() {
     let (Ok(task), Ok(url)) = (env::var(TASK), env::var(URL)) else { return };
     match task.as_str() {
         "server" => works(|| testkit::open(&url), Some(&url)).await,
+        // The client library, which would cut the connections, does not pass over the root.
+        "roots" => works(|| testkit::open(&url), None).await,
         "cluster" => works(|| testkit::builder().cluster([&url]).build().unwrap(), None).await,
         "refused" => {
             let error = RedisBackend::open(&url).unwrap().ping().await.unwrap_err();
@@ -185,6 +187,20 @@ async fn a_server_works_over_tls() {
     client("server", port.number(), &certificates.root()).await;
     client("insecure", port.number(), &certificates.root()).await;
     client("refused", port.number(), &Certificates::new().root()).await;
+}
+
+/// One root of the system that could not be read failed each connection.
+#[tokio::test]
+async fn a_root_that_cannot_be_read_is_passed_over() {
+    let certificates = Certificates::new();
+    let (arguments, port) = certificates.arguments();
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let _server = RedisServer::start_with(&arguments).await;
+    let unreadable = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let roots = certificates.file("roots.pem");
+    let readable = fs::read_to_string(certificates.root()).unwrap();
+    fs::write(&roots, [unreadable, &readable].concat()).unwrap();
+    client("roots", port.number(), &roots).await;
 }
 
 #[tokio::test]

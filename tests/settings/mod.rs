@@ -25,7 +25,7 @@ fn back_off(first: Duration, longest: Duration) -> AfterFailure {
 
 pub const OF_CACHES: [Set<Builder<Option<u32>>>; 24] = [
     |it, time| it.ttl(time),
-    |it, time| it.none_ttl(time),
+    |it, time| it.negative_ttl(time, Option::is_none),
     |it, time| it.uncacheable_ttl(time),
     |it, time| it.stale_while_revalidate(time),
     |it, time| it.stale_if_error(time),
@@ -52,10 +52,8 @@ pub const OF_CACHES: [Set<Builder<Option<u32>>>; 24] = [
 /// The place of the limit of one try.
 const TRY_LIMIT: usize = 23;
 
-pub const OF_REQUESTS: [Set<Request<Option<u32>>>; 11] = [
+pub const OF_REQUESTS: [Set<Request<Option<u32>>>; 9] = [
     |it, time| it.ttl(time),
-    |it, time| it.ttl_jitter(time.as_secs_f64()),
-    |it, time| it.ttl_jitter(1.0 / (1.0 + time.as_secs_f64())),
     |it, time| it.stale_while_revalidate(time),
     |it, time| it.stale_if_error(time),
     |it, time| it.serve_stale_after(time),
@@ -67,13 +65,9 @@ pub const OF_REQUESTS: [Set<Request<Option<u32>>>; 11] = [
 ];
 
 /// Sets something of a load that is under way.
-pub const OF_LOADS: [Set<Lead<Option<u32>>>; 6] = [
+pub const OF_LOADS: [Set<Lead<Option<u32>>>; 5] = [
     |it, time| {
         it.expire_after(time);
-        it
-    },
-    |it, time| {
-        it.ttl_jitter(1.0 / (1.0 + time.as_secs_f64()));
         it
     },
     |it, time| {

@@ -1,26 +1,27 @@
 //! The waiters of this process that are told of the changes of a name.
 //!
-//! A waiter registers before its request is sent, so it misses no push: the `registry` keeps its
-//! place, and the changes that it has not read. At a server, the changes of many names come
-//! through a few channels of the process, which stay open. While such a channel is not confirmed,
-//! pushes may be missed. So all its waiters are woken when the connection breaks, and when the
-//! channel is confirmed. A waiter that was told nothing while its request was under way can sleep.
+//! A waiter registers before its request is sent, so it misses no push: its [`Changes`] keep what
+//! it has not read. At a server, the changes of many names come through a few channels of the
+//! process, which stay open. While such a channel is not confirmed, pushes may be missed. So all
+//! its waiters are woken when the connection breaks, and when the channel is confirmed. A waiter
+//! that was told nothing while its request was under way can sleep.
 
-mod registry;
+mod changes;
 
 use std::{
+    collections::{BTreeMap, HashMap},
     fmt,
-    sync::{Arc, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak},
+    task::Waker,
 };
 
 use tokio::{sync::watch, time::Instant};
 
-use self::registry::{Subscription, WaiterRegistry};
+use self::changes::Inbox;
 use super::{Change, Owner, Tap};
-use crate::error::BackendError;
+use crate::{error::BackendError, sync::lock};
 
-pub use self::registry::Changes;
-pub(crate) use self::registry::TopicRoute;
+pub use self::changes::Changes;
 
 /// The waiters of a backend. For writing a backend.
 ///
@@ -37,65 +38,154 @@ pub(crate) use self::registry::TopicRoute;
 /// # });
 /// ```
 #[derive(Clone, Default)]
-pub struct Channels(Arc<WaiterRegistry>);
+pub struct Channels(Arc<Registry>);
+
+#[derive(Default)]
+struct Registry {
+    state: Mutex<State>,
+    /// Counts the channels that open and close, for the tasks that subscribe to them.
+    openings: watch::Sender<u64>,
+    /// The local tiers that are told of the changes of entries.
+    taps: RwLock<Vec<Weak<dyn Tap>>>,
+}
+
+#[derive(Default)]
+struct State {
+    waiters: BTreeMap<WaiterPlace, Waiter>,
+    /// The channels to subscribe to at the server.
+    channels: HashMap<Arc<str>, ServerChannel>,
+    /// The number of the next place.
+    next: u64,
+}
+
+/// The place of a waiter. The waiters of one topic lie side by side, and those without an owner
+/// come first.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct WaiterPlace {
+    topic: Arc<str>,
+    owner: Option<Owner>,
+    /// Tells places with the same owner apart.
+    number: u64,
+}
+
+struct Waiter {
+    inbox: Arc<Inbox>,
+    channels: ChannelsOfWaiter,
+}
+
+/// The channels of a server through which a waiter hears.
+type ChannelsOfWaiter = [Option<Arc<str>>; 2];
+
+struct ServerChannel {
+    subscription: Subscription,
+    /// The channel closes when the last of them leaves.
+    listeners: usize,
+}
+
+/// The state of a subscription.
+#[derive(Clone, Debug)]
+enum Subscription {
+    /// It is asked for. Pushes may be missed.
+    Pending,
+    /// Pushes arrive.
+    Confirmed,
+    /// The server refuses it, or cannot be reached.
+    Failed(BackendError),
+}
 
 impl Channels {
-    /// Registers a waiter of a channel. It gets the changes without an
+    /// Registers a waiter of a topic. It gets the changes without an
     /// [addressee](Change::addressee) and those for its owner. Without an owner, it gets all.
-    pub fn listen(&self, channel: &Arc<str>, owner: Option<Owner>) -> Changes {
-        let route = TopicRoute { channel, topic: channel };
-        Changes::new(&self.0, [Some(route), None], owner, false)
+    pub fn listen(&self, topic: &Arc<str>, owner: Option<Owner>) -> Changes {
+        self.register(topic, [None, None], owner)
     }
 
-    /// Pushes a change to the waiters of a channel. A change [for one owner](Change::addressee)
-    /// goes to the one that has this owner, and to those without an owner.
-    pub fn push(&self, channel: &str, change: Change) {
-        self.receive(channel, channel, &change);
+    /// Pushes a change to the waiters of a topic. A change [for one owner](Change::addressee) goes
+    /// to the one that has this owner, and to those without an owner.
+    pub fn push(&self, topic: &str, change: Change) {
+        self.receive(topic, &change);
+    }
+
+    /// Registers a waiter whose changes come through some channels of a server.
+    pub(crate) fn register(
+        &self,
+        topic: &Arc<str>,
+        channels: ChannelsOfWaiter,
+        owner: Option<Owner>,
+    ) -> Changes {
+        let inbox = Arc::<Inbox>::default();
+        let mut state = self.state();
+        state.next += 1;
+        let place = WaiterPlace { topic: topic.clone(), owner, number: state.next };
+        let waiter = Waiter { inbox: inbox.clone(), channels: channels.clone() };
+        state.waiters.insert(place.clone(), waiter);
+        drop(state);
+        Changes::new(self.clone(), inbox, place, channels)
     }
 
     /// Returns whether a topic has waiters.
-    pub(crate) fn has_listeners(&self, route: TopicRoute<'_>) -> bool {
-        self.0.state().has_listeners(route)
+    pub(crate) fn has_listeners(&self, topic: &Arc<str>) -> bool {
+        self.state().from(topic, None).next().is_some()
     }
 
     /// Has a local tier told of the changes of entries.
     pub(crate) fn add_tap(&self, tap: Weak<dyn Tap>) {
-        self.0.add_tap(tap);
+        let mut taps = self.0.taps.write().unwrap_or_else(PoisonError::into_inner);
+        taps.retain(|tap| tap.strong_count() > 0);
+        taps.push(tap);
     }
 
-    /// Pushes a change that came through a channel.
-    pub(crate) fn receive(&self, channel: &str, topic: &str, change: &Change) {
+    /// Tells all local tiers. Returns whether there is one.
+    fn tell_taps(&self, tell: impl Fn(&dyn Tap)) -> bool {
+        let taps = self.0.taps.read().unwrap_or_else(PoisonError::into_inner);
+        let told = taps.iter().filter_map(Weak::upgrade).map(|tap| tell(&*tap));
+        told.count() > 0
+    }
+
+    /// Pushes a change. One with an addressee costs the same however many waiters have other
+    /// owners.
+    pub(crate) fn receive(&self, topic: &str, change: &Change) {
         if let Some(fence) = change.of_entry() {
-            self.0.tell_taps(|tap| tap.changed(topic, fence));
+            self.tell_taps(|tap| tap.changed(topic, fence));
         }
-        // No waiter is no error: the last one may have just left.
-        let woken = self.0.state().push(channel, topic, change);
-        woken.wake();
+        let state = self.state();
+        if state.waiters.is_empty() {
+            return;
+        }
+        let (topic, addressee) = (Arc::from(topic), change.addressee());
+        let is_for = |place: &WaiterPlace| place.owner.is_none() || addressee.is_none();
+        let all = state.from(&topic, None).take_while(|(place, _)| is_for(place));
+        let one = addressee.map(|owner| state.from(&topic, Some(owner)));
+        let one = one.into_iter().flatten().take_while(|(place, _)| place.owner == addressee);
+        let woken = put(all.chain(one).map(|(_, waiter)| waiter), change);
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.0.state)
+    }
+
+    /// Makes the tasks that subscribe look at all channels.
+    pub(crate) fn recheck(&self) {
+        self.0.openings.send_modify(|openings| *openings = openings.wrapping_add(1));
     }
 }
 
 /// For a backend that subscribes at a server.
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 impl Channels {
-    /// Registers a waiter whose changes come from a server.
-    pub(crate) fn register(
-        &self,
-        routes: [Option<TopicRoute<'_>>; 2],
-        owner: Option<Owner>,
-    ) -> Changes {
-        Changes::new(&self.0, routes, owner, true)
-    }
-
     /// Opens a channel of the process, which stays open.
     pub(crate) fn open(&self, channel: &Arc<str>) {
-        if self.0.state().open(channel) {
-            self.0.recheck();
+        let must_ask = self.state().open(channel);
+        if must_ask {
+            self.recheck();
         }
     }
 
     /// Returns whether a channel is open, and its pushes arrive.
     pub(crate) fn is_confirmed(&self, channel: &str) -> bool {
-        let state = self.0.state();
+        let state = self.state();
         let known = state.channels.get(channel);
         known.is_some_and(|known| matches!(known.subscription, Subscription::Confirmed))
     }
@@ -103,33 +193,33 @@ impl Channels {
     /// Notes that the pushes of all that happened before the server was asked at this moment have
     /// arrived.
     pub(crate) fn complete_until(&self, asked: Instant) {
-        self.0.tell_taps(|tap| tap.complete_until(asked));
+        self.tell_taps(|tap| tap.complete_until(asked));
     }
 
     /// Returns whether there is a local tier.
     pub(crate) fn is_tapped(&self) -> bool {
-        self.0.tell_taps(|_| ())
+        self.tell_taps(|_| ())
     }
 
     /// Makes the waiters on some channels look again.
     pub(crate) fn wake(&self, which: impl Fn(&str) -> bool) {
-        let woken = self.0.state().wake(which);
-        woken.wake();
+        let woken = self.state().wake(which);
+        woken.into_iter().for_each(Waker::wake);
     }
 
     /// Returns the channels to subscribe to.
     pub(crate) fn wanted(&self) -> Vec<Arc<str>> {
-        self.0.state().channels.keys().cloned().collect()
+        self.state().channels.keys().cloned().collect()
     }
 
     /// Returns whether a channel is to be subscribed to.
     pub(crate) fn wants(&self, channel: &str) -> bool {
-        self.0.state().channels.contains_key(channel)
+        self.state().channels.contains_key(channel)
     }
 
     /// Returns some of the channels to subscribe to, without those that the server refuses.
     pub(crate) fn not_refused(&self, which: impl Fn(&str) -> bool) -> Vec<Arc<str>> {
-        let state = self.0.state();
+        let state = self.state();
         let is_wanted = |known: &Subscription| !matches!(known, Subscription::Failed(_));
         let channels = state.channels.iter();
         let channels = channels.filter(|(name, it)| which(name) && is_wanted(&it.subscription));
@@ -138,7 +228,7 @@ impl Channels {
 
     /// Returns whether any of some channels is to be subscribed to.
     pub(crate) fn any(&self, which: impl Fn(&str) -> bool) -> bool {
-        self.0.state().channels.keys().any(|channel| which(channel))
+        self.state().channels.keys().any(|channel| which(channel))
     }
 
     /// Tells whenever a channel opens or closes.
@@ -146,14 +236,9 @@ impl Channels {
         self.0.openings.subscribe()
     }
 
-    /// Makes the tasks that subscribe look at all channels.
-    pub(crate) fn recheck(&self) {
-        self.0.recheck();
-    }
-
     /// Notes what the server has said of a subscription, and tells the waiters if that is new.
     pub(crate) fn answer(&self, channel: &str, answer: Result<(), BackendError>) {
-        let mut state = self.0.state();
+        let mut state = self.state();
         let Some(known) = state.channels.get_mut(channel) else { return };
         let is_new = !matches!(
             (&known.subscription, &answer),
@@ -163,9 +248,9 @@ impl Channels {
             Ok(()) => Subscription::Confirmed,
             Err(error) => Subscription::Failed(error),
         };
-        let woken = is_new.then(|| state.wake_one(channel));
+        let woken = if is_new { state.wake(|known| known == channel) } else { Vec::new() };
         drop(state);
-        woken.into_iter().for_each(|woken| woken.wake());
+        woken.into_iter().for_each(Waker::wake);
     }
 
     /// Notes that no server can be reached for some channels.
@@ -177,26 +262,82 @@ impl Channels {
 
     /// Notes that the subscriptions to some channels are gone, and makes their waiters look again.
     pub(crate) fn lost(&self, which: impl Fn(&str) -> bool) {
-        let mut state = self.0.state();
+        let mut state = self.state();
         for (_, known) in state.channels.iter_mut().filter(|(channel, _)| which(channel)) {
             known.subscription = Subscription::Pending;
         }
         let woken = state.wake(which);
         drop(state);
-        woken.wake();
+        woken.into_iter().for_each(Waker::wake);
         // After the subscriptions, so that a tier which still saw one is told.
-        self.0.tell_taps(|tap| tap.lost());
+        self.tell_taps(|tap| tap.lost());
     }
 
     /// Has the server asked again for those of some channels that it refused.
     pub(crate) fn retry(&self, which: impl Fn(&str) -> bool) {
-        let mut state = self.0.state();
+        let mut state = self.state();
         for (_, known) in state.channels.iter_mut().filter(|(channel, _)| which(channel)) {
-            if matches!(known.subscription, Subscription::Failed(_)) {
-                known.subscription = Subscription::Pending;
-            }
+            known.ask_again();
         }
     }
+}
+
+impl State {
+    /// Returns the waiters of a topic, from those of this owner on.
+    fn from<'a>(
+        &'a self,
+        topic: &'a Arc<str>,
+        owner: Option<Owner>,
+    ) -> impl Iterator<Item = (&'a WaiterPlace, &'a Waiter)> {
+        let first = WaiterPlace { topic: topic.clone(), owner, number: 0 };
+        self.waiters.range(first..).take_while(move |(place, _)| place.topic == *topic)
+    }
+
+    /// Makes the waiters on some channels look again.
+    fn wake(&self, which: impl Fn(&str) -> bool) -> Vec<Waker> {
+        let hears = |waiter: &&Waiter| waiter.channels.iter().flatten().any(|it| which(it));
+        put(self.waiters.values().filter(hears), &Change::Wake)
+    }
+
+    /// Opens a channel for one more listener. Returns whether the server must be asked for it.
+    fn open(&mut self, channel: &Arc<str>) -> bool {
+        if let Some(known) = self.channels.get_mut(channel) {
+            known.listeners += 1;
+            // The server may allow by now what it refused.
+            return known.ask_again();
+        }
+        let opened = ServerChannel { subscription: Subscription::Pending, listeners: 1 };
+        self.channels.insert(channel.clone(), opened);
+        true
+    }
+
+    /// Returns whether that was the last listener of the channel.
+    fn close(&mut self, channel: &str) -> bool {
+        let Some(known) = self.channels.get_mut(channel) else { return false };
+        known.listeners -= 1;
+        let is_last = known.listeners == 0;
+        if is_last {
+            self.channels.remove(channel);
+        }
+        is_last
+    }
+}
+
+impl ServerChannel {
+    /// Has the server asked again if it refused. Returns whether it did.
+    fn ask_again(&mut self) -> bool {
+        let is_failed = matches!(self.subscription, Subscription::Failed(_));
+        if is_failed {
+            self.subscription = Subscription::Pending;
+        }
+        is_failed
+    }
+}
+
+/// Adds a change for some waiters. Returns the tasks to wake when no lock is held any more.
+#[must_use]
+fn put<'a>(waiters: impl Iterator<Item = &'a Waiter>, change: &Change) -> Vec<Waker> {
+    waiters.filter_map(|waiter| waiter.inbox.put(change.clone())).collect()
 }
 
 impl fmt::Debug for Channels {
@@ -283,7 +424,7 @@ mod tests {
         let heard = all.each_mut().map(|changes| poll(changes, &wakes));
         assert_eq!(heard, [turn.clone(), turn.clone(), turn, None]);
         drop(all);
-        assert!(!channels.has_listeners(TopicRoute { channel: &topic, topic: &topic }));
+        assert!(!channels.has_listeners(&topic));
     }
 
     #[test]
@@ -307,10 +448,8 @@ mod tests {
         let wakes = Arc::<Wakes>::default();
         channels.open(&process);
         let mut openings = channels.openings();
-        let register = |topic| {
-            let route = TopicRoute { channel: &process, topic };
-            channels.register([Some(route), None], Some(Owner::fresh()))
-        };
+        let register =
+            |topic| channels.register(topic, [Some(process.clone()), None], Some(Owner::fresh()));
         let mut both = [register(&one), register(&other)];
         let all_told = |both: &mut [Changes; 2], arrive| {
             for changes in both {
@@ -345,9 +484,8 @@ mod tests {
     #[test]
     fn a_channel_of_a_name_opens_when_a_waiter_subscribes() {
         let channels = Channels::default();
-        let name = Arc::from("n");
-        let route = TopicRoute { channel: &name, topic: &name };
-        let mut both = [(); 2].map(|()| channels.register([Some(route), None], None));
+        let name = Arc::<str>::from("n");
+        let mut both = [(); 2].map(|()| channels.register(&name, [Some(name.clone()), None], None));
         assert!(channels.wanted().is_empty());
         for changes in &mut both {
             assert!(!changes.subscribe());

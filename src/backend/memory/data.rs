@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{
     entries::{Entries, StoredFailure},
     latches::StoredLatch,
-    semaphores::{Semaphore, SemaphoreKey},
+    semaphores::{SemaphoreKey, StoredSemaphore},
 };
 use crate::{
     backend::{Change, Claim, Entry, Mark, Marked, SemaphoreKind, TagEnds, Tick, TickStep},
@@ -23,7 +23,7 @@ use crate::{
 /// The data and its rules, which are those of the Redis scripts. Each operation
 /// [begins](Self::begin), and leaves its pushes.
 pub(super) struct Data {
-    pub(super) semaphores: Expiring<SemaphoreKey, Semaphore>,
+    pub(super) semaphores: Expiring<SemaphoreKey, StoredSemaphore>,
     pub(super) latches: Expiring<Arc<str>, StoredLatch>,
     pub(super) fences: Expiring<Arc<str>, Fence>,
     marks: Expiring<Arc<str>, Mark>,

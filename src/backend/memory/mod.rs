@@ -20,7 +20,7 @@ use self::data::Data;
 use super::{
     Acquired, BackOff, Changes, Channels, Claim, Claimed, Committed, Countdown, Entry, Failure,
     Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store,
-    TagEnd, TagEnds, Tap, Tick, Windows, channels::TopicRoute,
+    TagEnd, TagEnds, Tap, Tick, Windows,
 };
 use crate::{
     error::{BackendError, BackendErrorKind},
@@ -97,11 +97,10 @@ impl MemoryBackend {
         answer
     }
 
-    /// Returns whether a waiter hears of a name. It is asked under the lock: a claim that enters the
-    /// queue was registered before.
+    /// Returns whether a waiter hears of a name. It is asked under the lock: a claim that enters
+    /// the queue was registered before.
     fn is_waited_for(&self, name: &Name) -> bool {
-        let topic = name.prefix();
-        self.channels.has_listeners(TopicRoute { channel: topic, topic })
+        self.channels.has_listeners(name.prefix())
     }
 }
 

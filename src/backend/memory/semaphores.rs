@@ -22,7 +22,7 @@ pub(super) type SemaphoreKey = (Arc<str>, SemaphoreKind);
 
 /// A sole holder, or holders that share it, and one queue.
 #[derive(Default)]
-pub(super) struct Semaphore {
+pub(super) struct StoredSemaphore {
     sole: Option<SoleHold>,
     shared: HashMap<Owner, SharedHold>,
     queue: Queue,
@@ -47,7 +47,7 @@ impl Data {
         &mut self,
         name: &Name,
         kind: SemaphoreKind,
-        change: impl FnOnce(&mut Self, &mut Semaphore) -> T,
+        change: impl FnOnce(&mut Self, &mut StoredSemaphore) -> T,
     ) -> T {
         let key = (name.prefix().clone(), kind);
         let mut semaphore = self.semaphores.remove(&key).unwrap_or_default();
@@ -84,7 +84,7 @@ impl Data {
     }
 
     /// Grants what is free; or again what the claim has, which keeps its fence.
-    pub(super) fn grant(&mut self, semaphore: &mut Semaphore, claim: &Claim) -> Grant {
+    pub(super) fn grant(&mut self, semaphore: &mut StoredSemaphore, claim: &Claim) -> Grant {
         let held = semaphore.sole.as_ref().filter(|sole| sole.owner == claim.owner);
         let fence = match (claim.mode.need(), held) {
             (Need::Units { .. }, _) => 0,
@@ -221,7 +221,7 @@ impl Data {
 
     /// Grants what is free to the claims at the head of the queue, in their order and while they
     /// fit. Returns whether it pushes a grant.
-    fn grant_next(&mut self, semaphore: &mut Semaphore, by: &Claim, heard: bool) -> bool {
+    fn grant_next(&mut self, semaphore: &mut StoredSemaphore, by: &Claim, heard: bool) -> bool {
         let mut is_granted = false;
         while let Some(first) = semaphore.queue.first().cloned()
             && semaphore.in_the_way(first.claim.mode.need(), self.now).is_none()
@@ -245,7 +245,7 @@ impl Data {
     }
 }
 
-impl Semaphore {
+impl StoredSemaphore {
     /// Drops what has ended.
     fn expire(&mut self, now: Instant) {
         self.sole.take_if(|sole| sole.ends <= now);

@@ -199,13 +199,14 @@ pub(super) fn heartbeat_sent(message: &[u8]) -> Option<Instant> {
     ORIGIN.checked_add(Duration::from_micros(micros))
 }
 
-/// Splits a message on the channel of a process into the prefix of a name and the change. Returns
-/// `None` for a message on a channel of a name, which is the change.
-pub(super) fn split_message<'m>(channel: &str, message: &'m [u8]) -> Option<(&'m str, usize)> {
+/// Returns the prefix of the name that a message is about, and where the change begins. A message
+/// on a channel of a name is the change. One on the channel of a process begins with the prefix.
+pub(super) fn split_message<'m>(channel: &'m str, message: &'m [u8]) -> Option<(&'m str, usize)> {
+    let prefix_in = |text: &[u8]| Some(text.windows(2).position(|pair| pair == b"}:")? + 2);
     if channel.contains('{') {
-        return None;
+        return Some((&channel[..prefix_in(channel.as_bytes())?], 0));
     }
-    let end = message.windows(2).position(|pair| pair == b"}:")? + 2;
+    let end = prefix_in(message)?;
     Some((std::str::from_utf8(&message[..end]).ok()?, end))
 }
 
@@ -235,7 +236,7 @@ mod tests {
                 assert_eq!((topic, &message[at..]), (&**name.prefix(), "w}:"));
             }
             let channel = name.suffixed(&channel(0));
-            assert_eq!(split_message(&channel, b"w"), None);
+            assert_eq!(split_message(&channel, b"w"), Some((&**name.prefix(), 0)));
         }
         assert_eq!(split_message("bellwether:l:p:0123456789abcdef", b"w"), None);
         Ok(())

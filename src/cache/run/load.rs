@@ -19,11 +19,11 @@ use crate::{
         lead::Keeping,
         loader::{self, Produced},
         local::Fill,
-        outcome::{Alone, Head, Made, Outcome, Record},
+        outcome::{Alone, Head, Made, Outcome, Record, cut_off},
         refresh::QuietEntry,
     },
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
-    flight::{self, Epoch},
+    flight::Epoch,
     lease::LeaseGuard,
 };
 
@@ -72,7 +72,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         Self {
             lead: Lead::new(lease, previous, Source::Led, run.wants_new()),
             guard,
-            number: run.leader.as_ref().map_or_else(flight::next_id, |leader| leader.id()),
+            number: run.number(),
             failures: grant.failures(),
             has_no_entry: grant.has_no_entry(),
             begun: asked.begin_load(),
@@ -132,7 +132,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Loads without a lease, for all callers of this process that wait.
+    /// Loads without a lease, for all callers of this process that wait, or for one without a
+    /// flight.
     pub(super) async fn load_alone<F, Fut>(
         &self,
         work: F,
@@ -156,10 +157,25 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let begun = self.asked.begin_load();
         let (number, tagged) = (core.tags.greatest(), self.asked.options().tagged.clone());
         lead.begin_tags(Tagged { number, ..tagged });
-        match self.produce(work, &lead, None, Epoch::END).await {
+        let head = async {
+            match self.leader {
+                Some(_) => pending().await,
+                None => lead.announced().await,
+            }
+        };
+        let produced = tokio::select! {
+            biased;
+            produced = self.produce(work, &lead, None, Epoch::END) => produced,
+            // No other caller wants the rest, and nothing is to be stored.
+            () = head => {
+                let end = lead.head().map(|head| Outcome::Head(head.clone(), lead.source()));
+                return end.map_or_else(|| FlightEnd::failed(cut_off()), FlightEnd::for_all);
+            }
+        };
+        match produced {
             Ok(Produced::Value(made)) => {
                 self.asked.remember(&made, begun, &lead, outage);
-                FlightEnd::new(Outcome::Value(Loaded::degraded(made.value)), Epoch::END)
+                FlightEnd::for_all(Outcome::Value(Loaded::degraded(made.value)))
             }
             Ok(Produced::Reserved) => FlightEnd::alone(Alone::Reserved),
             Ok(Produced::Uncacheable | Produced::Failing(_)) => {
@@ -184,7 +200,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         let AskedKey { core, key, .. } = &self.asked;
         core.counters.loads.add();
-        let number = self.leader.as_ref().map(|leader| leader.id());
+        let number = self.number();
         let limit = self.asked.options().load_limit;
         let produced = tokio::select! {
             biased;
@@ -293,8 +309,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
 
     /// Returns the windows of a value. One that says that there is none may have its own.
     fn windows(&self, value: &V, keeping: &Keeping) -> Windows {
-        let windows = self.options().windows_of(self.core.negative_windows(value), keeping);
-        self.core.tags.limit(windows)
+        self.core.windows(self.options(), self.core.negative_windows(value), keeping)
     }
 
     /// Remembers a value for the later callers of this process, if the outage has not ended since
@@ -350,7 +365,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         core.committed_local(&asked.name, fence);
         self.keep_copy(mark.filter(|_| are_current), &entry, &made.value, &answer);
         let is_stored = matches!(answer, Ok(Committed::Stored));
-        let record = written(fence, &entry, is_stored);
+        let has_value = is_stored && entry.kind == EntryKind::Value;
+        let record = Record::written(fence, &entry, has_value);
         let led = |value| Loaded { value, source: Source::Led, record };
         let current = if are_current { CommitEnd::Current } else { CommitEnd::Refused };
         match answer {
@@ -394,7 +410,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
                 let rules = &self.asked.options().rules;
                 copies.note(mark, key, seen, || Some(value.clone()), false, rules);
             }
-            (Ok(_), _) => copies.remove(key),
+            (Ok(_), _) => core.drop_copy(key),
             (Err(_), _) => {}
         }
     }
@@ -567,10 +583,4 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
             self.core.refreshes.note(what, &self.key, fence, wait);
         }
     }
-}
-
-/// Returns the record of an entry that was written, or only handed to the waiters.
-fn written(fence: u64, entry: &Entry, is_stored: bool) -> Option<Record> {
-    let has_value = is_stored && entry.kind == EntryKind::Value;
-    Record::written(fence, entry).map(|record| record.if_stored(has_value))
 }

@@ -285,7 +285,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     fn pushed(&mut self, change: Change) -> Option<Step<V>> {
         let AskedKey { core, key, .. } = &self.run.asked;
         if matches!(change, Change::Announced(_) | Change::Invalidated(_)) {
-            core.copies.iter().for_each(|copies| copies.remove(key));
+            core.drop_copy(key);
         }
         match change {
             // A push that is older than the present holder is late or doubled.
@@ -352,7 +352,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let mut answer = Ok(Some(entry));
         core.judge(key, &mut answer).await;
         // A push may be of an entry that is not stored, so it is not remembered.
-        core.copies.iter().for_each(|copies| copies.remove(key));
+        core.drop_copy(key);
         match self.run.decided(core.decide(name, &options.rules, answer), self.epoch) {
             Step::Claim { seen, previous } => {
                 self.seen = seen.max(self.seen);

@@ -25,7 +25,7 @@ use super::{
     core::{Core, Decision, Permit},
     freshness::Rules,
     loader::{self, Produced},
-    outcome::{Alone, Outcome, failed},
+    outcome::{Alone, Flown, Outcome, ended, failed},
     previous::Previous,
     refresh::QuietEntry,
     settings::{OnFull, Options},
@@ -93,13 +93,6 @@ pub(super) enum RunStart {
     Behind,
 }
 
-impl RunStart {
-    /// Returns how a run begins whose caller has waited for an answer for this long, in vain.
-    pub(super) fn after(unanswered: Option<Duration>) -> Self {
-        if unanswered.is_some() { Self::Away } else { Self::Look }
-    }
-}
-
 /// How a flight ends.
 pub(super) struct FlightEnd<V> {
     outcome: Outcome<V>,
@@ -121,23 +114,23 @@ enum ForLate {
 }
 
 impl<V> FlightEnd<V> {
-    fn new(outcome: Outcome<V>, epoch: Epoch) -> Self {
-        Self { outcome, epoch, late: ForLate::Look }
-    }
-
     /// Ends with a value of an entry.
     fn found(loaded: Loaded<V>, epoch: Epoch) -> Self {
-        Self::new(Outcome::Value(loaded), epoch)
+        Self { outcome: Outcome::Value(loaded), epoch, late: ForLate::Look }
     }
 
-    /// Ends with an error, for all callers.
+    /// Ends with the same outcome for all callers.
+    fn for_all(outcome: Outcome<V>) -> Self {
+        Self { outcome, epoch: Epoch::END, late: ForLate::Look }
+    }
+
     fn failed(error: Error) -> Self {
-        Self::new(Outcome::Failed(error), Epoch::END)
+        Self::for_all(Outcome::Failed(error))
     }
 
     /// Lets each caller load for itself.
     fn alone(why: Alone) -> Self {
-        Self::new(Outcome::Alone(why), Epoch::END)
+        Self::for_all(Outcome::Alone(why))
     }
 
     /// Ends with an old value in place of a load that failed.
@@ -193,6 +186,18 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Ok(Self { asked: AskedKey::new(core, key, own)?, leader, start })
     }
 
+    /// Returns the run of a leader whose caller has waited for an answer for this long, in vain.
+    pub(super) fn of_caller(
+        core: &Arc<Core<V>>,
+        key: &Key,
+        own: Option<Box<Options>>,
+        leader: Leader<Outcome<V>>,
+        unanswered: Option<Duration>,
+    ) -> Result<Self, Error> {
+        let start = if unanswered.is_some() { RunStart::Away } else { RunStart::Look };
+        Self::new(core, key, own, Some(leader), start)
+    }
+
     /// Runs to the end.
     pub(super) async fn run<F, Fut>(self, work: F)
     where
@@ -223,8 +228,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let end = end.unwrap_or_else(|panic| FlightEnd::failed(loader::panicked(panic.as_ref())));
         let Self { asked, leader: Some(leader), .. } = self else { return };
-        let degraded = match &end.outcome {
-            Outcome::Value(loaded) if end.late == ForLate::Degraded => {
+        let degraded = match (&end.outcome, end.late) {
+            (Outcome::Value(loaded), ForLate::Degraded) => {
                 Some(Outcome::Value(Loaded::degraded(loaded.value.clone())))
             }
             _ => None,
@@ -279,6 +284,16 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Step::Claim { .. } => Box::pin(self.load_alone(work, None, &mut held)).await,
         };
         self.or_fallback(end, held.previous)
+    }
+
+    /// Loads for one caller, without a flight and a lease. Nothing is stored.
+    pub(super) async fn load_for_caller<F, Fut>(&self, work: F) -> Result<Flown<V>, Error>
+    where
+        F: FnOnce(Lead<V>) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        let end = self.load_alone(work, None, &mut Held::default()).await;
+        ended(&self.asked.core, end.outcome, true, None)
     }
 
     /// Claims the lease, if that is the next step. Returns the step that follows.
@@ -468,6 +483,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         match self.asked.options().sharing.on_full {
             OnFull::Pass => FlightEnd::alone(Alone::Full),
             OnFull::Queue | OnFull::Refuse => FlightEnd::failed(error),
+        }
+    }
+
+    /// Returns the number of the flight or load. Loads that it asks for need no permit. A load for
+    /// a loader belongs to that one's flight.
+    fn number(&self) -> u64 {
+        match &self.leader {
+            Some(leader) => leader.id(),
+            None => flight::current().unwrap_or_else(flight::next_id),
         }
     }
 

@@ -1,14 +1,17 @@
-//! What a request asks of a shared response: its headers alone, a part of it, or a condition.
+//! What a request asks of a shared response: its headers alone, a part of it (RFC 9110, section
+//! 14), or a condition (section 13).
+//!
+//! A fresh stored response stands for the resource. So it answers `If-Match` and
+//! `If-Unmodified-Since` too, as the inner service would.
 
 use std::{ops::Range, time::Duration};
 
-use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode,
     header::{
         AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH,
-        CONTENT_RANGE, CONTENT_TYPE, ETAG, EXPIRES, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH,
-        IF_RANGE, IF_UNMODIFIED_SINCE, LAST_MODIFIED, RANGE,
+        CONTENT_RANGE, CONTENT_TYPE, DATE, ETAG, EXPIRES, IF_MATCH, IF_MODIFIED_SINCE,
+        IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, LAST_MODIFIED, RANGE,
     },
     request, response,
 };
@@ -17,12 +20,14 @@ use tokio::time::Instant;
 
 use super::{
     ResponseBody,
-    conditions::{Selection, Verdict, evaluate, permits_part, select},
-    requests::key,
+    fields::{date, sole},
 };
 
 const TERMS: [HeaderName; 6] =
     [IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE];
+
+/// The part of a body that an answer without a body has.
+const NOTHING: Range<usize> = 0..0;
 
 /// What one request asks for. Most ask for the whole response, as it is stored.
 #[derive(Clone, Debug)]
@@ -35,13 +40,6 @@ pub(super) struct Asked {
     pub(super) is_authorized: bool,
     /// When it came.
     since: Instant,
-}
-
-/// How much of the body an answer has.
-enum KeptBody {
-    All,
-    Part(Range<usize>),
-    Nothing,
 }
 
 /// Returns whether a header is a condition or a range.
@@ -61,7 +59,7 @@ pub(super) fn ask_for_all<B>(request: &mut Request<B>) {
 }
 
 impl Asked {
-    pub(super) fn of(parts: &request::Parts) -> Self {
+    pub(super) fn of(parts: &request::Parts, is_respelled: bool) -> Self {
         let mut terms = HeaderMap::new();
         for (name, value) in parts.headers.iter().filter(|(name, _)| is_term(name)) {
             terms.append(name, value.clone());
@@ -69,7 +67,7 @@ impl Asked {
         Self {
             is_head: parts.method == Method::HEAD,
             terms,
-            is_respelled: key::is_respelled(parts),
+            is_respelled,
             is_authorized: parts.headers.contains_key(AUTHORIZATION),
             since: Instant::now(),
         }
@@ -91,21 +89,23 @@ impl Asked {
         }
         let (mut parts, body) = response.into_parts();
         let body = match self.apply(&mut parts, body.length()) {
-            KeptBody::All => body,
-            KeptBody::Part(range) => body.part(range),
-            KeptBody::Nothing => ResponseBody::whole(Bytes::new()),
+            None => body,
+            Some(range) => body.part(range),
         };
         Response::from_parts(parts, body)
     }
 
-    /// Changes the head of a response, and returns how much of its body is kept.
-    fn apply(&self, parts: &mut response::Parts, length: Option<usize>) -> KeptBody {
+    /// Changes the head of a response, and returns the part that it has of its body. `None` is all
+    /// of it.
+    fn apply(&self, parts: &mut response::Parts, length: Option<usize>) -> Option<Range<usize>> {
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
         if parts.status == StatusCode::OK {
             match evaluate(&self.terms, &parts.headers) {
                 Verdict::Proceed => {}
-                Verdict::NotModified => return not_modified(parts),
-                Verdict::Failed => return without_body(parts, StatusCode::PRECONDITION_FAILED),
+                Verdict::NotModified => return Some(not_modified(parts)),
+                Verdict::Failed => {
+                    return Some(without_body(parts, StatusCode::PRECONDITION_FAILED));
+                }
             }
         }
         match length {
@@ -116,47 +116,42 @@ impl Asked {
             Some(length) if parts.status == StatusCode::OK => return self.select(parts, length),
             _ => {}
         }
-        if self.is_head { KeptBody::Nothing } else { KeptBody::All }
+        self.is_head.then_some(NOTHING)
     }
 
-    fn select(&self, parts: &mut response::Parts, length: usize) -> KeptBody {
+    fn select(&self, parts: &mut response::Parts, length: usize) -> Option<Range<usize>> {
+        let range = selected(&self.terms, length)?;
         if !permits_part(&self.terms, &parts.headers) {
-            return KeptBody::All;
+            return None;
         }
-        match select(&self.terms, length) {
-            Selection::Whole => KeptBody::All,
-            Selection::Part(range) => {
-                parts.status = StatusCode::PARTIAL_CONTENT;
-                // The caller has the rest of the headers (RFC 9110, section 15.3.7).
-                if self.terms.contains_key(IF_RANGE) {
-                    strip_representation(&mut parts.headers);
-                }
-                parts.headers.insert(CONTENT_LENGTH, range.len().into());
-                let text = format!("bytes {}-{}/{length}", range.start, range.end - 1);
-                set(&mut parts.headers, text);
-                KeptBody::Part(range)
-            }
-            Selection::Unsatisfiable => {
-                let kept = without_body(parts, StatusCode::RANGE_NOT_SATISFIABLE);
-                set(&mut parts.headers, format!("bytes */{length}"));
-                kept
-            }
+        if range.is_empty() {
+            let nothing = without_body(parts, StatusCode::RANGE_NOT_SATISFIABLE);
+            set(&mut parts.headers, format!("bytes */{length}"));
+            return Some(nothing);
         }
+        parts.status = StatusCode::PARTIAL_CONTENT;
+        // The caller has the rest of the headers (RFC 9110, section 15.3.7).
+        if self.terms.contains_key(IF_RANGE) {
+            strip_representation(&mut parts.headers);
+        }
+        parts.headers.insert(CONTENT_LENGTH, range.len().into());
+        set(&mut parts.headers, format!("bytes {}-{}/{length}", range.start, range.end - 1));
+        Some(range)
     }
 }
 
 /// Keeps the headers that a `304` has (RFC 9110, section 15.4.5).
-fn not_modified(parts: &mut response::Parts) -> KeptBody {
+fn not_modified(parts: &mut response::Parts) -> Range<usize> {
     parts.status = StatusCode::NOT_MODIFIED;
     strip_representation(&mut parts.headers);
     if parts.headers.contains_key(ETAG) {
         parts.headers.remove(LAST_MODIFIED);
     }
-    KeptBody::Nothing
+    NOTHING
 }
 
 /// Turns the response into an error without a body, which no other cache may store.
-fn without_body(parts: &mut response::Parts, status: StatusCode) -> KeptBody {
+fn without_body(parts: &mut response::Parts, status: StatusCode) -> Range<usize> {
     parts.status = status;
     strip_representation(&mut parts.headers);
     for name in [ETAG, LAST_MODIFIED, EXPIRES] {
@@ -164,7 +159,7 @@ fn without_body(parts: &mut response::Parts, status: StatusCode) -> KeptBody {
     }
     parts.headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     parts.headers.insert(CONTENT_LENGTH, 0.into());
-    KeptBody::Nothing
+    NOTHING
 }
 
 /// Removes the headers about the body that the answer does not have.
@@ -180,8 +175,154 @@ fn set(headers: &mut HeaderMap, content_range: String) {
     }
 }
 
+/// The effect of a request's conditions on its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// The answer is as without conditions.
+    Proceed,
+    /// The caller has the response already: `304 Not Modified`.
+    NotModified,
+    /// The response is not the one that the caller wants: `412 Precondition Failed`.
+    Failed,
+}
+
+/// Evaluates the conditions in the order of RFC 9110, section 13.2.2.
+fn evaluate(asked: &HeaderMap, stored: &HeaderMap) -> Verdict {
+    if asked.contains_key(IF_MATCH) {
+        if !matches(asked, IF_MATCH, stored, |tag, etag| tag.is_strongly(etag)) {
+            return Verdict::Failed;
+        }
+    } else if let (Some(asked), Some(modified)) =
+        (date(asked, IF_UNMODIFIED_SINCE), date(stored, LAST_MODIFIED))
+        && modified > asked
+    {
+        return Verdict::Failed;
+    }
+    let is_known = if asked.contains_key(IF_NONE_MATCH) {
+        matches(asked, IF_NONE_MATCH, stored, |tag, etag| tag.is_weakly(etag))
+    } else {
+        // RFC 9111, section 4.3.2: without `Last-Modified`, the date of the response counts.
+        let modified = date(stored, LAST_MODIFIED).or_else(|| date(stored, DATE));
+        let asked = date(asked, IF_MODIFIED_SINCE);
+        asked.zip(modified).is_some_and(|(asked, modified)| modified <= asked)
+    };
+    if is_known { Verdict::NotModified } else { Verdict::Proceed }
+}
+
+/// Returns whether the `If-Range` of a request permits a part (RFC 9110, section 13.1.5).
+fn permits_part(asked: &HeaderMap, stored: &HeaderMap) -> bool {
+    if !asked.contains_key(IF_RANGE) {
+        return true;
+    }
+    let Some(value) = sole(asked, IF_RANGE) else { return false };
+    if let Some((tag, rest)) = Tag::parse(value.as_bytes()) {
+        return rest.is_empty() && etag(stored).is_some_and(|etag| tag.is_strongly(etag));
+    }
+    let (wanted, modified) = (date(asked, IF_RANGE), date(stored, LAST_MODIFIED));
+    // Section 8.8.2.2: two changes within one second have the same `Last-Modified`.
+    let is_strong = modified.zip(date(stored, DATE)).is_some_and(|(modified, answered)| {
+        answered.duration_since(modified).is_ok_and(|since| since >= Duration::from_secs(1))
+    });
+    is_strong && wanted == modified
+}
+
+/// Returns whether `*` or a tag of the list matches the stored response.
+fn matches(
+    asked: &HeaderMap,
+    name: HeaderName,
+    stored: &HeaderMap,
+    is_same: impl Fn(Tag<'_>, Tag<'_>) -> bool,
+) -> bool {
+    let etag = etag(stored);
+    asked.get_all(name).iter().any(|line| {
+        let line = line.as_bytes().trim_ascii();
+        line == b"*" || etag.is_some_and(|etag| tags(line).any(|tag| is_same(tag, etag)))
+    })
+}
+
+/// An entity tag (RFC 9110, section 8.8.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tag<'a> {
+    is_weak: bool,
+    opaque: &'a [u8],
+}
+
+impl<'a> Tag<'a> {
+    /// Parses the tag at the start of a text. Returns it with the rest of the text.
+    fn parse(text: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let (is_weak, text) = match text.strip_prefix(b"W/") {
+            Some(text) => (true, text),
+            None => (false, text),
+        };
+        let text = text.strip_prefix(b"\"")?;
+        let end = text.iter().position(|byte| *byte == b'"')?;
+        let opaque = &text[..end];
+        let fits = opaque.iter().all(|byte| *byte > b' ' && *byte != 0x7f);
+        fits.then_some((Self { is_weak, opaque }, &text[end + 1..]))
+    }
+
+    fn is_strongly(self, other: Tag<'_>) -> bool {
+        !self.is_weak && self == other
+    }
+
+    fn is_weakly(self, other: Tag<'_>) -> bool {
+        self.opaque == other.opaque
+    }
+}
+
+/// Parses a list of tags, up to the first element that is none.
+fn tags(line: &[u8]) -> impl Iterator<Item = Tag<'_>> {
+    let mut rest = line;
+    std::iter::from_fn(move || {
+        while let [b',' | b' ' | b'\t', after @ ..] = rest {
+            rest = after;
+        }
+        let (tag, after) = Tag::parse(rest)?;
+        let after = after.trim_ascii_start();
+        // A tag ends at a comma. Otherwise it is part of something else.
+        let ends = after.is_empty() || after.starts_with(b",");
+        rest = after;
+        ends.then_some(tag)
+    })
+}
+
+fn etag(headers: &HeaderMap) -> Option<Tag<'_>> {
+    let (tag, rest) = Tag::parse(sole(headers, ETAG)?.as_bytes())?;
+    rest.is_empty().then_some(tag)
+}
+
+/// Returns the part of a body of this length that a `Range` selects (section 14). It is empty if no
+/// byte of it exists. Returns `None` for the whole body: without a range, or with one that may be
+/// ignored.
+///
+/// Several ranges select the whole body, as section 14.2 permits. Many small ones in one request
+/// would cost more than the body.
+fn selected(asked: &HeaderMap, length: usize) -> Option<Range<usize>> {
+    let (unit, set) = sole(asked, RANGE)?.to_str().ok()?.split_once('=')?;
+    unit.trim().eq_ignore_ascii_case("bytes").then(|| part(set.trim(), length)).flatten()
+}
+
+/// Returns `None` if the text is not one range.
+fn part(set: &str, length: usize) -> Option<Range<usize>> {
+    let (first, last) = set.split_once('-')?;
+    match (position(first)?, position(last)?) {
+        (None, None) => None,
+        (None, Some(suffix)) => Some(length.saturating_sub(suffix)..length),
+        (Some(first), None) => Some(first..length),
+        (Some(first), Some(last)) if first > last => None,
+        (Some(first), Some(last)) => Some(first..last.saturating_add(1).min(length)),
+    }
+}
+
+/// Parses a position, which may be left out. One beyond `usize` becomes the greatest.
+fn position(text: &str) -> Option<Option<usize>> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| (!text.is_empty()).then(|| text.parse().unwrap_or(usize::MAX)))
+}
+
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use http_body_util::Empty;
 
     use super::*;
@@ -189,7 +330,7 @@ mod tests {
     #[test]
     fn a_head_of_a_response_without_content_has_no_length() {
         let (parts, ()) = Request::head("/").body(()).unwrap().into_parts();
-        let asked = Asked::of(&parts);
+        let asked = Asked::of(&parts, false);
         for (status, length) in [(StatusCode::NO_CONTENT, None), (StatusCode::NOT_FOUND, Some("0"))]
         {
             let mut response = Response::new(Bytes::new());
@@ -198,5 +339,163 @@ mod tests {
             let found = answer.headers().get(CONTENT_LENGTH).map(|length| length.to_str().unwrap());
             assert_eq!(found, length, "{status}");
         }
+    }
+
+    const EARLY: &str = "Tue, 15 Nov 1994 12:45:25 GMT";
+    const LATE: &str = "Tue, 15 Nov 1994 12:45:26 GMT";
+
+    type Lines<'a> = &'a [(&'a str, &'a str)];
+
+    fn headers(lines: Lines<'_>) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+            headers.append(name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn tags_are_compared_as_their_condition_demands() {
+        use Verdict::{Failed, NotModified, Proceed};
+        // Each with a strong and with a weak tag in the response.
+        let table = [
+            ("*", [NotModified, NotModified], [Proceed, Proceed]),
+            ("\"a\"", [NotModified, NotModified], [Proceed, Failed]),
+            ("W/\"a\"", [NotModified, NotModified], [Failed, Failed]),
+            ("\"b\" ,\t, \"a\"", [NotModified, NotModified], [Proceed, Failed]),
+            ("\"b,\", W/\"a\"", [NotModified, NotModified], [Failed, Failed]),
+            ("\"b\"", [Proceed, Proceed], [Failed, Failed]),
+            ("\"A\"", [Proceed, Proceed], [Failed, Failed]),
+            ("a", [Proceed, Proceed], [Failed, Failed]),
+            ("w/\"a\"", [Proceed, Proceed], [Failed, Failed]),
+            ("\"b\"\"a\"", [Proceed, Proceed], [Failed, Failed]),
+            ("", [Proceed, Proceed], [Failed, Failed]),
+        ];
+        for (line, none_match, match_) in table {
+            for (at, etag) in ["\"a\"", "W/\"a\""].into_iter().enumerate() {
+                let stored = headers(&[("etag", etag)]);
+                let verdict = |name| evaluate(&headers(&[(name, line)]), &stored);
+                assert_eq!(verdict("if-none-match"), none_match[at], "{line} {etag}");
+                assert_eq!(verdict("if-match"), match_[at], "{line} {etag}");
+            }
+        }
+        let two = headers(&[("if-none-match", "\"b\""), ("if-none-match", "\"a\"")]);
+        assert_eq!(evaluate(&two, &headers(&[("etag", "\"a\"")])), NotModified);
+        for stored in [headers(&[]), headers(&[("etag", "\"a\""), ("etag", "\"a\"")])] {
+            assert_eq!(evaluate(&two, &stored), Proceed);
+        }
+    }
+
+    #[test]
+    fn dates_are_compared_and_tags_come_first() {
+        use Verdict::{Failed, NotModified, Proceed};
+        let since = "if-modified-since";
+        let unmodified = "if-unmodified-since";
+        let [early, late] = [EARLY, LATE].map(|date| ("last-modified", date));
+        let tag = ("etag", "\"a\"");
+        let table: [(Lines<'_>, Lines<'_>, Verdict); 15] = [
+            (&[(since, EARLY)], &[early], NotModified),
+            (&[(since, LATE)], &[early], NotModified),
+            (&[(since, EARLY)], &[late], Proceed),
+            (&[(since, "Tuesday, 15-Nov-94 12:45:26 GMT")], &[late], NotModified),
+            (&[(since, "soon")], &[early], Proceed),
+            (&[(since, LATE), (since, LATE)], &[early], Proceed),
+            (&[(since, LATE)], &[("date", LATE)], NotModified),
+            (&[(since, EARLY)], &[("date", LATE)], Proceed),
+            (&[(since, LATE)], &[], Proceed),
+            (&[(since, LATE), ("if-none-match", "\"b\"")], &[early, tag], Proceed),
+            (&[(unmodified, EARLY)], &[early], Proceed),
+            (&[(unmodified, EARLY)], &[late], Failed),
+            (&[(unmodified, EARLY)], &[("date", LATE)], Proceed),
+            (&[(unmodified, EARLY), ("if-match", "\"a\"")], &[late, tag], Proceed),
+            (&[("if-match", "\"b\""), ("if-none-match", "\"a\"")], &[tag], Failed),
+        ];
+        for (asked, stored, verdict) in table {
+            assert_eq!(evaluate(&headers(asked), &headers(stored)), verdict, "{asked:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_needs_a_strong_validator() {
+        let (etag, weak) = (("etag", "\"a\""), ("etag", "W/\"a\""));
+        let (modified, dated) = (("last-modified", EARLY), ("date", LATE));
+        let table: [(&str, Lines<'_>, bool); 8] = [
+            ("\"a\"", &[etag], true),
+            ("\"b\"", &[etag], false),
+            ("\"a\", \"a\"", &[etag], false),
+            ("W/\"a\"", &[weak], false),
+            (EARLY, &[modified, dated], true),
+            (LATE, &[modified, dated], false),
+            (EARLY, &[modified, ("date", EARLY)], false),
+            (EARLY, &[modified], false),
+        ];
+        for (value, stored, permitted) in table {
+            let asked = headers(&[("if-range", value)]);
+            assert_eq!(permits_part(&asked, &headers(stored)), permitted, "{value} {stored:?}");
+        }
+        assert!(permits_part(&headers(&[]), &headers(&[])));
+        let twice = headers(&[("if-range", "\"a\""), ("if-range", "\"a\"")]);
+        assert!(!permits_part(&twice, &headers(&[etag])));
+    }
+
+    fn range(lines: &[&str], length: usize) -> Option<Range<usize>> {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(RANGE, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+        }
+        selected(&headers, length)
+    }
+
+    #[test]
+    fn one_range_selects_a_part() {
+        for (line, length, part) in [
+            ("bytes=0-0", 10, 0..1),
+            ("bytes=0-9", 10, 0..10),
+            ("bytes=3-5", 10, 3..6),
+            ("bytes=3-", 10, 3..10),
+            ("bytes=9-99999999999999999999999999", 10, 9..10),
+            ("bytes=-3", 10, 7..10),
+            ("bytes=-30", 10, 0..10),
+            ("Bytes = 2-2 ", 10, 2..3),
+        ] {
+            assert_eq!(range(&[line], length), Some(part), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_range_without_a_byte_cannot_be_satisfied() {
+        for (line, length) in [
+            ("bytes=10-", 10),
+            ("bytes=10-20", 10),
+            ("bytes=99999999999999999999999999-", 10),
+            ("bytes=-0", 10),
+            ("bytes=0-", 0),
+            ("bytes=-5", 0),
+        ] {
+            assert!(range(&[line], length).unwrap().is_empty(), "{line}");
+        }
+    }
+
+    #[test]
+    fn any_other_range_is_ignored() {
+        for line in [
+            "bytes=0-1,3-4",
+            "bytes=0-1, 3-4",
+            "lines=0-1",
+            "bytes=5-3",
+            "bytes=-",
+            "bytes=",
+            "bytes",
+            "bytes=a-b",
+            "bytes=+1-2",
+            "bytes=1 - 2",
+            "bytes=1--2",
+            "\u{e4}",
+        ] {
+            assert_eq!(range(&[line], 10), None, "{line}");
+        }
+        assert_eq!(range(&[], 10), None);
+        assert_eq!(range(&["bytes=0-1", "bytes=0-1"], 10), None);
     }
 }

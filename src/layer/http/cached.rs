@@ -8,7 +8,7 @@ use http::{
 };
 use thiserror::Error;
 
-use super::{fields::framing::strip, responses::unavailable::InnerServiceErrorCodec};
+use super::{fields::strip, responses::unavailable::InnerServiceErrorCodec};
 use crate::{
     backend::Store,
     cache::{Builder, Cache, Codec, Loaded, Source},
@@ -46,11 +46,8 @@ use crate::{
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CachedResponse(Arc<ResponseData>);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct ResponseData {
-    head: ResponseHead,
+pub struct CachedResponse {
+    head: Arc<ResponseHead>,
     body: Bytes,
 }
 
@@ -68,31 +65,22 @@ pub(super) struct ResponseHead {
 }
 
 impl ResponseHead {
-    pub(super) fn new(parts: &Parts, age: u64) -> Self {
+    pub(super) fn new(parts: &Parts, age: u64, only_validates: bool) -> Self {
         let mut headers = parts.headers.clone();
         strip(&mut headers);
         headers.remove(AGE);
-        Self { status: parts.status, headers, age, only_validates: false, late: 0 }
+        Self { status: parts.status, headers, age, only_validates, late: 0 }
     }
 
-    /// Returns the head of a response that may only be validated once it is no longer fresh.
-    pub(super) fn only_validating(self, only_validates: bool) -> Self {
-        Self { only_validates, ..self }
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
     }
 
-    /// Returns the head of a response that was complete so long after its lifetime.
-    pub(super) fn late_by(self, late: Duration) -> Self {
-        Self { late: late.as_millis().try_into().unwrap_or(u32::MAX), ..self }
-    }
-
-    /// Returns the age in seconds.
-    pub(super) fn age(&self) -> u64 {
-        self.age
-    }
-
-    /// Returns the head of the response when it is older by so many seconds.
-    pub(super) fn aged(&self, seconds: u64) -> Self {
-        Self { age: self.age.saturating_add(seconds), ..self.clone() }
+    /// Returns the head of a response whose body took this long, and that had not been fresh for
+    /// so long then.
+    pub(super) fn later(&self, took: Duration, late: Duration) -> Self {
+        let age = self.age.saturating_add(took.as_secs());
+        Self { age, late: late.as_millis().try_into().unwrap_or(u32::MAX), ..self.clone() }
     }
 
     /// Builds a response of this age, which has no `Age` if that is zero.
@@ -114,33 +102,33 @@ impl ResponseHead {
 impl CachedResponse {
     /// Returns the status code.
     pub fn status(&self) -> StatusCode {
-        self.0.head.status
+        self.head.status
     }
 
     /// Returns the headers, without `Age`.
     pub fn headers(&self) -> &HeaderMap {
-        &self.0.head.headers
+        &self.head.headers
     }
 
     /// Returns the whole body.
     pub fn body(&self) -> &Bytes {
-        &self.0.body
+        &self.body
     }
 
     /// Returns whether a response is stored, or was fresh when a caller came that has waited so
     /// long for it.
     pub(super) fn is_in_time(loaded: &Loaded<Self>, waited: Duration) -> bool {
-        let late = loaded.value().0.head.late;
+        let late = loaded.value().head.late;
         late == 0 || was_stored(loaded) || u128::from(late) <= waited.as_millis()
     }
 
     /// Returns whether the response may only be validated once it is no longer fresh.
     pub(super) fn only_validates(&self) -> bool {
-        self.0.head.only_validates
+        self.head.only_validates
     }
 
     pub(super) fn new(head: ResponseHead, body: Bytes) -> Self {
-        Self(Arc::new(ResponseData { head, body }))
+        Self { head: Arc::new(head), body }
     }
 
     /// Builds the response for one caller, with its `Age`.
@@ -148,15 +136,11 @@ impl CachedResponse {
         let was_stored = was_stored(&loaded);
         let kept = loaded.age().unwrap_or_default().as_secs();
         let response = loaded.into_value();
-        let on_arrival = response.0.head.age;
+        let on_arrival = response.head.age;
         let age = on_arrival.saturating_add(kept);
-        response.with_age((was_stored || on_arrival > 0).then_some(age))
-    }
-
-    fn with_age(self, age: Option<u64>) -> Response<Bytes> {
+        let age = (was_stored || on_arrival > 0).then_some(age);
         // A hit has the only reference to what it decoded.
-        let ResponseData { head, body } = Arc::unwrap_or_clone(self.0);
-        head.with_age(body, age)
+        Arc::unwrap_or_clone(response.head).with_age(response.body, age)
     }
 }
 
@@ -233,7 +217,7 @@ impl Codec<CachedResponse> for ResponseCodec {
     }
 
     fn encode(&self, value: &CachedResponse) -> Result<Bytes, BoxError> {
-        let ResponseData { head: stored, body } = &*value.0;
+        let CachedResponse { head: stored, body } = value;
         let headers: usize =
             stored.headers.iter().map(|(name, value)| 6 + name.as_str().len() + value.len()).sum();
         let mut bytes = BytesMut::with_capacity(20 + headers + body.len());
@@ -352,7 +336,7 @@ mod tests {
             damaged[at] = byte;
             if let Ok(response) = ResponseCodec.decode(damaged.into()) {
                 // A decoded response can be sent to a client.
-                let _ = response.with_age(Some(1));
+                let _ = response.head.response((), 1);
             }
         }
 

@@ -1,21 +1,27 @@
-//! Unsafe requests end the responses that they may have outdated (RFC 9111, section 4.4).
+//! Unsafe requests end the responses that they may have outdated (RFC 9111, section 4.4), and a
+//! `PURGE` those that it names.
+//!
+//! Groups of responses (RFC 9875) are tags of the cache. A group belongs to its origin, so its tag
+//! begins with that: `<scheme> <host> <group>`. Neither of the first two has a space. A surrogate
+//! key is a group by another name.
 
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri,
-    header::{CONTENT_LOCATION, CONTENT_TYPE, HOST, LOCATION},
+    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version,
+    header::{CONTENT_LOCATION, CONTENT_TYPE, LOCATION},
     request::Parts,
     uri::PathAndQuery,
 };
 use http_body::Body;
+use sfv::{BareItem, List, ListEntry, Parser};
 use tracing::{Instrument, debug};
 
 use super::{
     CachedResponse, Http, ResponseBody,
-    fields::location::Located,
-    requests::{key::original, normal::is_respelled},
-    settings::HttpSettings,
+    fields::sole,
+    key::{self, original},
+    uri::{Located, authority, is_respelled},
 };
 use crate::{cache::Cache, error::Error, key::Key};
 
@@ -54,20 +60,11 @@ fn located(parts: &Parts, location: &str) -> Option<Parts> {
     Some(parts)
 }
 
-fn sole<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
-    let mut values = headers.get_all(name).iter();
-    let (value, second) = (values.next()?, values.next());
-    second.is_none().then(|| value.to_str().ok()).flatten()
-}
-
 /// Returns the path and query of a location on the host of the request.
 fn resolve(parts: &Parts, location: &str) -> Option<PathAndQuery> {
     let Located { host, path } =
         Located::resolve(location, original(&parts.uri, &parts.extensions)?)?;
-    let own = || match parts.uri.authority() {
-        Some(authority) => Some(authority.clone()),
-        None => sole(&parts.headers, &HOST)?.parse().ok(),
-    };
+    let own = || authority(&parts.uri, &parts.headers);
     // The scheme may be that of a terminator of TLS in front. The keys are those of each scheme.
     host.is_none_or(|host| own().is_some_and(|own| host.is(&own))).then_some(path)
 }
@@ -111,12 +108,12 @@ impl Http {
         let is_good = status.is_success() || status.is_redirection();
         let ends = is_good && !self.0.policy.coalesces && !is_grpc(answer);
         let names = [LOCATION, CONTENT_LOCATION];
-        let locations = names.iter().filter_map(|name| sole(answer, name));
+        let locations = names.into_iter().filter_map(|name| sole(answer, name)?.to_str().ok());
         let keys = match ends {
-            true => self.0.outdated(target, locations),
+            true => self.outdated(target, locations),
             false => Vec::new(),
         };
-        let groups = self.0.ended_groups(target, answer);
+        let groups = self.ended_groups(target, answer);
         let outdated = Outdated { keys, groups };
         let (cache, is_any) = (self.0.cache.clone(), !outdated.is_empty());
         let end = async move {
@@ -155,7 +152,7 @@ async fn end_all(cache: &Cache<CachedResponse>, outdated: Outdated) -> Result<()
     keys.into_iter().map(|ended| ended.map(drop)).chain(groups).collect()
 }
 
-impl HttpSettings {
+impl Http {
     /// Returns the keys of a resource and of locations on its host. If its path has segments of
     /// dots, the service may take it for the path without them, whose keys are among these.
     fn outdated<'a>(
@@ -177,7 +174,7 @@ impl HttpSettings {
     /// Returns what a request is to purge, if the user of the layer permits that: the groups in its
     /// headers, or else the keys of its URI.
     pub(super) fn purged(&self, parts: &Parts) -> Option<Outdated> {
-        let check = self.purge.as_ref()?;
+        let check = self.0.purge.as_ref()?;
         let is_permitted = parts.method.as_str() == "PURGE" && check(parts);
         let purged = || {
             let origin = self.group_origin((parts.version, &parts.uri, &parts.headers));
@@ -191,6 +188,63 @@ impl HttpSettings {
         };
         is_permitted.then(purged).filter(|purged| !purged.is_empty())
     }
+}
+
+const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
+const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidation");
+const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
+
+impl Http {
+    /// Returns the origin of a request, if its cache has tags and the host is clear.
+    pub(super) fn group_origin(
+        &self,
+        (version, uri, headers): (Version, &Uri, &HeaderMap),
+    ) -> Option<String> {
+        let is_of_use = self.0.cache.has_tags() && !self.0.policy.coalesces;
+        is_of_use.then(|| key::origin(version, uri, headers)).flatten()
+    }
+
+    /// Returns the tags of the groups of an origin that some headers name.
+    pub(super) fn groups(&self, origin: Option<&str>, headers: &HeaderMap) -> Vec<String> {
+        let mut groups = listed(headers, &GROUPS);
+        if self.0.surrogate_keys {
+            let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());
+            groups.extend(lines.flat_map(str::split_ascii_whitespace).map(str::to_owned));
+        }
+        tags(origin, groups)
+    }
+
+    /// Returns whether a request names groups by a header, well or badly.
+    pub(super) fn names_groups(headers: &HeaderMap) -> bool {
+        headers.contains_key(GROUPS) || headers.contains_key(SURROGATES)
+    }
+
+    /// Returns the tags of the groups that the answer to an unsafe request ends.
+    pub(super) fn ended_groups(&self, parts: &Parts, answer: &HeaderMap) -> Vec<String> {
+        let origin = self.group_origin((parts.version, &parts.uri, &parts.headers));
+        tags(origin.as_deref(), listed(answer, &INVALIDATION))
+    }
+}
+
+/// Returns the tags of some groups of an origin.
+fn tags(origin: Option<&str>, groups: Vec<String>) -> Vec<String> {
+    let tag = |origin| groups.iter().map(|group| format!("{origin} {group}")).collect();
+    origin.map(tag).unwrap_or_default()
+}
+
+/// Returns the strings of a list. Other members are ignored, and so is a field that is no list.
+fn listed(headers: &HeaderMap, name: &HeaderName) -> Vec<String> {
+    let lines = headers.get_all(name).iter().map(|line| line.to_str().ok());
+    let lines: Option<Vec<_>> = lines.collect();
+    let list = lines.and_then(|lines| Parser::new(&lines.join(", ")).parse::<List>().ok());
+    let text = |member| match member {
+        ListEntry::Item(item) => match item.bare_item {
+            BareItem::String(text) => Some(text.as_str().to_owned()),
+            _ => None,
+        },
+        ListEntry::InnerList(_) => None,
+    };
+    list.unwrap_or_default().into_iter().filter_map(text).collect()
 }
 
 #[cfg(test)]

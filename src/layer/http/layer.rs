@@ -1,13 +1,18 @@
 //! How a layer for HTTP services is made, and all its settings.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Response, request::Parts};
 
 use super::{
     BellwetherLayer, CachedResponse, Http, KeyFor, Policy, Query, RequestDirectives, VaryBy,
-    settings::{HttpSettings, Overload},
+    key::KeyPart,
+    marks::Marks,
+    requests::RequestRules,
+    responses::{freshness::StaleRules, unavailable::UNAVAILABLE},
+    share::error_response,
+    variants::Variants,
 };
 use crate::{
     cache::{AfterFailure, Cache},
@@ -32,6 +37,58 @@ impl BellwetherLayer<Http> {
     /// let app: Router = Router::new().route("/products/{id}", get(product)).layer(
     ///     BellwetherLayer::http(cache).default_lifetime(Duration::from_secs(5)),
     /// );
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Settings
+    ///
+    /// Each setting has a default.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache};
+    /// use bellwether::layer::{Overload, Policy, Query, RequestDirectives};
+    /// use bytes::Bytes;
+    /// use http::{Response, StatusCode, request::Parts};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).max_loads(100).tags().build()?;
+    /// let layer = BellwetherLayer::http(cache)
+    ///     // What is shared, and for how long.
+    ///     .policy(Policy::careful().status_lifetime(StatusCode::GONE, Duration::from_secs(60)))
+    ///     .default_lifetime(Duration::from_secs(2))
+    ///     .max_body(256 << 10)
+    ///     // What distinguishes two requests.
+    ///     .vary_by("x-tenant")
+    ///     .query(Query::default().ignore(["utm_*"]))
+    ///     .ignore_headers(["x-user-timezone", "idempotency-key"])
+    ///     .ignore_cookies(["_ga", "_ga_*", "theme"])
+    ///     .request_directives(RequestDirectives::Ignore)
+    ///     // What a response is good for when its lifetime is over.
+    ///     .stale_while_revalidate(Duration::from_secs(30))
+    ///     .stale_if_error(Duration::from_secs(600))
+    ///     .keep_for_validation(Duration::from_secs(60))
+    ///     .max_stale(Duration::from_secs(3600))
+    ///     // What ends it earlier.
+    ///     .surrogate_keys()
+    ///     .purge_if(|parts: &Parts| {
+    ///         parts.headers.get("x-purge-key").is_some_and(|key| key == "a long random text")
+    ///     })
+    ///     // Slow bodies, failures and overload.
+    ///     .body_idle_limit(Duration::from_secs(2))
+    ///     .body_limit(Duration::from_secs(20))
+    ///     .wait_limit(Duration::from_secs(5))
+    ///     .when_unavailable(AfterFailure::BackOff {
+    ///         first: Duration::from_millis(20),
+    ///         longest: Duration::from_secs(5),
+    ///     })
+    ///     .when_overloaded(Overload::Refuse)
+    ///     .on_error(|_error| {
+    ///         let mut response = Response::new(Bytes::from("try again later"));
+    ///         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    ///         response
+    ///     })
+    ///     .cache_status();
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     ///
@@ -131,20 +188,7 @@ impl BellwetherLayer<Http> {
     ///
     /// A middleware *outside* of this layer sees all requests, and nothing that it adds to a
     /// response is stored. One *inside* sees the requests that are sent on, and its changes are
-    /// stored. The right order is:
-    ///
-    /// ```text
-    ///    request                                                   response
-    ///       |      1  trace, request ids                               ^
-    ///       |      2  catch panic                                      |
-    ///       |      3  time limit of a caller                           |  what they add
-    ///       |      4  compression                                      |  is not stored
-    ///       |      5  CORS                                             |
-    ///       v      6  sessions, authentication                         |
-    ///    ======    7  this layer: a hit goes back from here       ======
-    ///       |      8  load shed, concurrency limit, buffer             ^
-    ///       v         your service                                     |  is stored
-    /// ```
+    /// stored. The right order, from the outside to your service:
     ///
     /// 1. Trace and request ids. A hit is a request, too. A stored id belongs to another request.
     /// 2. Catch panic, for middlewares and requests that pass. This layer answers for a
@@ -160,7 +204,7 @@ impl BellwetherLayer<Http> {
     ///    put the user into an extension. [`vary_by`](Self::vary_by) adds what depends on it to the
     ///    key. Their `Set-Cookie` is not stored. Inside, a response with `Set-Cookie` is not
     ///    shared.
-    /// 7. This layer.
+    /// 7. This layer. A hit goes back from here.
     /// 8. Load shed, concurrency limits and buffers. They count requests that the service works on.
     ///    Outside, each caller that waits for a response counts, and a hit may be refused.
     ///
@@ -203,14 +247,11 @@ impl BellwetherLayer<Http> {
     /// Its age is taken off. The [`ttl`](crate::cache::Builder::ttl) of the cache is a cap on it. A
     /// stored response is served with its `Age`.
     ///
-    /// The age of a response at its arrival is its `Age` and the time that the service took. If the
-    /// time since its `Date` is longer, that counts (RFC 9111, section 4.2.3). Without an `Age`,
-    /// the service made it itself, and the time that it took does not count. Of a list in `Age` the
-    /// first member counts, and an `Age` that is no number is ignored (section 5.1).
-    ///
-    /// A `Date` that is no date, or that is there twice, is ignored. Then only the `Age` counts.
-    /// The careful policy does not share a response whose only lifetime is an `Expires`, and
-    /// [`Policy::rfc9111`](super::Policy::rfc9111) takes the time of receipt for its `Date`.
+    /// The age at the arrival is the `Age` and the time that the service took, or the time since
+    /// the `Date` if that is longer (RFC 9111, section 4.2.3). Without an `Age`, the service made
+    /// the response itself, and the time that it took does not count. An invalid `Age` or `Date` is
+    /// ignored. Without a `Date`, the careful policy does not share a response whose only lifetime
+    /// is an `Expires`. [`Policy::rfc9111`](super::Policy::rfc9111) takes the time of receipt.
     ///
     /// `CDN-Cache-Control` (RFC 9213), or else `Surrogate-Control`, takes the place of
     /// `Cache-Control` and `Expires`. So the inner service may permit sharing here that it forbids
@@ -232,7 +273,7 @@ impl BellwetherLayer<Http> {
     ///
     /// After such a failure the key backs off in the whole fleet. No process sends a request, and
     /// all callers receive the stale response at once. A `503` with a `Retry-After` sets that time,
-    /// up to a minute. Otherwise [`AfterFailure`](crate::cache::AfterFailure) says more.
+    /// up to a minute. Otherwise [`AfterFailure`] says more.
     ///
     /// A response with `must-revalidate` or `proxy-revalidate` is never served stale. The same
     /// holds for one with `s-maxage`, unless it names a window itself: `s-maxage` implies
@@ -285,12 +326,11 @@ impl BellwetherLayer<Http> {
     ///
     /// Equivalent URIs have one key (RFC 9110, section 4.2.3), in requests, in `Location` and in
     /// `PURGE`. The case of the host, a default port and the case of any percent-encoding do not
-    /// matter. Nor does the percent-encoding of letters, digits, `-`, `.`, `_` and `~`. A host
-    /// without a scheme has both default ports. The inner service receives the URI as it came, and
-    /// may take some spellings for another resource. So a request with an encoding that is not
-    /// needed only reads what is stored. If that is nothing, it passes. So does one with a segment
-    /// `.` or `..`, which stays in the key. A write to such a path also ends the responses of the
-    /// path without it.
+    /// matter. A host without a scheme has both default ports. The inner service receives the URI
+    /// as it came, and may take some spellings for another resource. So a request with an encoding
+    /// that is not needed, of a letter or one of `0-9-._~`, only reads what is stored, or passes.
+    /// So does one with a segment `.` or `..`, which stays in the key. A write to such a path also
+    /// ends the responses of the path without it.
     ///
     /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
     /// prefix. The feature works for routers of axum 0.8. Under nested routers of any other version
@@ -385,15 +425,6 @@ impl BellwetherLayer<Http> {
     /// The
     /// [`max_value`](crate::cache::Builder::max_value) of the cache, 8 MiB by default, is a limit
     /// too.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).max_body(256 << 10);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn max_body(mut self, bytes: u64) -> Self {
         self.settings().max_body = bytes;
         self
@@ -406,15 +437,6 @@ impl BellwetherLayer<Http> {
     /// Passed requests do not count.
     ///
     /// Neither choice waits. So URLs that are slow do not delay those that are not.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Overload};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).max_loads(100).build()?;
-    /// let layer = BellwetherLayer::http(cache).when_overloaded(Overload::Refuse);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn when_overloaded(mut self, overload: Overload) -> Self {
         self.settings().overload = overload;
         self
@@ -422,21 +444,6 @@ impl BellwetherLayer<Http> {
 
     /// Sets the response to callers whose load failed. Defaults to an empty response.
     /// [`http`](Self::http) lists its status among the errors.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    /// use bytes::Bytes;
-    /// use http::{Response, StatusCode};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).on_error(|_error| {
-    ///     let mut response = Response::new(Bytes::from("try again later"));
-    ///     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-    ///     response
-    /// });
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn on_error(
         mut self,
         response: impl Fn(&Error) -> Response<Bytes> + Send + Sync + 'static,
@@ -446,15 +453,6 @@ impl BellwetherLayer<Http> {
     }
 
     /// Sets which requests and responses are shared. Defaults to [`Policy::careful`].
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Policy};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).policy(Policy::rfc9111());
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn policy(mut self, policy: Policy) -> Self {
         self.settings().policy = policy;
         self
@@ -467,16 +465,6 @@ impl BellwetherLayer<Http> {
     /// It applies to a response with neither `s-maxage` nor `max-age` nor `Expires`. Many services
     /// send no such header with any response, private ones included. So set it only where all
     /// responses may be shared, for example route by route.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).default_lifetime(Duration::from_secs(2));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn default_lifetime(mut self, lifetime: Duration) -> Self {
         self.settings().default_lifetime = Some(lifetime);
         self
@@ -552,16 +540,6 @@ impl BellwetherLayer<Http> {
     ///
     /// It has no effect on `Authorization`, `Cookie` and other headers that always exclude a
     /// request.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache)
-    ///     .ignore_headers(["x-user-timezone", "idempotency-key"]);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn ignore_headers<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         let names = names.into_iter().map(|name| name.as_ref().to_ascii_lowercase());
         self.settings().requests.known_headers.extend(names);
@@ -574,16 +552,6 @@ impl BellwetherLayer<Http> {
     /// The names of cookies are compared with their case. A cookie in which the inner service may
     /// read another one is not ignored. Such a cookie has a `,`, a `&`, a space or another
     /// separator, plain or percent-encoded.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache)
-    ///     .ignore_cookies(["_ga", "_ga_*", "theme"]);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn ignore_cookies<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         let settings = self.settings();
         names.into_iter().for_each(|name| settings.requests.ignored_cookies.add(name.as_ref()));
@@ -592,15 +560,6 @@ impl BellwetherLayer<Http> {
 
     /// Sets what becomes of a request that asks for more than a stored response. Defaults to
     /// [`RequestDirectives::Pass`].
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::RequestDirectives};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).request_directives(RequestDirectives::Ignore);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn request_directives(mut self, directives: RequestDirectives) -> Self {
         self.settings().requests.directives = directives;
         self
@@ -612,20 +571,6 @@ impl BellwetherLayer<Http> {
     ///
     /// The `stale-while-revalidate` of a response takes precedence. The docs of
     /// [`http`](Self::http) say more.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache)
-    ///     .stale_while_revalidate(Duration::from_secs(30))
-    ///     .stale_if_error(Duration::from_secs(600))
-    ///     .keep_for_validation(Duration::from_secs(60))
-    ///     .max_stale(Duration::from_secs(3600));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
         self.settings().stale.windows.while_revalidate = window;
         self
@@ -649,7 +594,7 @@ impl BellwetherLayer<Http> {
     /// An `ETag` and a `Last-Modified` are validators. The next load asks the service whether the
     /// response has changed. No caller is served it before the service has answered `304`.
     pub fn keep_for_validation(mut self, time: Duration) -> Self {
-        self.settings().stale.validation = time;
+        self.settings().stale.windows.validation = time;
         self
     }
 
@@ -663,11 +608,8 @@ impl BellwetherLayer<Http> {
     /// Sets what follows a `502`, `503` or `504` of the inner service, if no [stale
     /// response](Self::http) is served in its place.
     ///
-    /// Such a response says that the service fails, whatever the request. Its caller receives it.
-    /// The callers that wait for it receive a `503` of this layer, in every process. So do those
-    /// that come while the key backs off, and the service is not called. The `Retry-After` of a
-    /// `503` sets that time, up to a minute. This rule holds for responses without one. The first
-    /// response that is no failure ends it.
+    /// The docs of [`http`](Self::http) say who receives what. The `Retry-After` of a `503` comes
+    /// before this rule. The first response that is no failure ends it.
     ///
     /// Defaults to a [`BackOff`](AfterFailure::BackOff) of up to 100 ms, and after further failures
     /// of up to 1 s. With [`BackOffFromSecond`](AfterFailure::BackOffFromSecond), the callers that
@@ -679,19 +621,6 @@ impl BellwetherLayer<Http> {
     /// [policy](crate::cache::Builder::failure_policy) of the cache take precedence. Where the key
     /// backs off, a `Retry-After` says for how long. Requests that pass change nothing. Nor do
     /// failures of requests with `Authorization`, if no stale response is served in their place.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).when_unavailable(AfterFailure::BackOff {
-    ///     first: Duration::from_millis(20),
-    ///     longest: Duration::from_secs(5),
-    /// });
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn when_unavailable(mut self, rule: AfterFailure) -> Self {
         self.settings().unavailable = rule;
         self
@@ -701,19 +630,6 @@ impl BellwetherLayer<Http> {
     ///
     /// After this time the response is not stored, and no more callers read it. Those that read it
     /// read on, for as long as the inner service sends. So the limit ends no response.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache)
-    ///     .body_idle_limit(Duration::from_secs(2))
-    ///     .body_limit(Duration::from_secs(20))
-    ///     .wait_limit(Duration::from_secs(5));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn body_idle_limit(mut self, limit: Duration) -> Self {
         self.settings().body_idle = limit;
         self
@@ -747,18 +663,6 @@ impl BellwetherLayer<Http> {
     ///
     /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend. Without
     /// `purge_if`, or if the check fails, a `PURGE` goes to the inner service.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    /// use http::request::Parts;
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
-    /// let layer = BellwetherLayer::http(cache).purge_if(|parts: &Parts| {
-    ///     parts.headers.get("x-purge-key").is_some_and(|key| key == "a long random text")
-    /// });
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn purge_if(mut self, check: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.settings().purge = Some(Arc::new(check));
         self
@@ -768,15 +672,6 @@ impl BellwetherLayer<Http> {
     /// `Cache-Groups`. Several caches of other makers know this header.
     ///
     /// A `PURGE` that [passes its check](Self::purge_if) ends the groups in these headers.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    ///
-    /// let cache = http_cache(MemoryBackend::new()).tags().build()?;
-    /// let layer = BellwetherLayer::http(cache).surrogate_keys();
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn surrogate_keys(mut self) -> Self {
         self.settings().surrogate_keys = true;
         self
@@ -865,5 +760,93 @@ impl BellwetherLayer<Http> {
 
     fn settings(&mut self) -> &mut HttpSettings {
         Arc::make_mut(&mut self.mode.0)
+    }
+}
+
+/// A body that is silent for longer is a stream, or its sender has gone away.
+const IDLE: Duration = Duration::from_secs(10);
+/// A body within the size limit that takes longer is a stream.
+const TOTAL: Duration = Duration::from_secs(60);
+/// Most responses are complete by then, in any process.
+const WAIT: Duration = Duration::from_secs(10);
+
+#[derive(Clone)]
+pub(super) struct HttpSettings {
+    pub(super) cache: Cache<CachedResponse>,
+    pub(super) marks: Arc<Marks>,
+    pub(super) variants: Arc<Variants>,
+    pub(super) requests: RequestRules,
+    pub(super) policy: Policy,
+    pub(super) key_parts: Vec<KeyPart>,
+    pub(super) query: Query,
+    pub(super) max_body: u64,
+    pub(super) default_lifetime: Option<Duration>,
+    pub(super) stale: StaleRules,
+    pub(super) unavailable: AfterFailure,
+    pub(super) overload: Overload,
+    /// How long a body that is shared may make no progress.
+    pub(super) body_idle: Duration,
+    /// How long a body that is shared may take in all.
+    pub(super) body_total: Duration,
+    /// How long a request waits for the response of another process.
+    pub(super) wait: Duration,
+    pub(super) tells_status: bool,
+    pub(super) purge: Option<Check>,
+    pub(super) surrogate_keys: bool,
+    pub(super) on_error: OnError,
+}
+
+/// Decides about a request.
+pub(super) type Check = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+
+pub(super) type OnError = Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>;
+
+/// Decides about a request that needs a load beyond the [cap on loads] of the cache.
+///
+/// [cap on loads]: crate::cache::Builder::max_loads
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Overload {
+    /// The request goes to the inner service at once, as if the layer were not there.
+    #[default]
+    Pass,
+    /// The request is refused at once, with the response to an
+    /// [`Overloaded`](crate::ErrorKind::Overloaded) error.
+    Refuse,
+}
+
+impl HttpSettings {
+    fn new(cache: Cache<CachedResponse>) -> Self {
+        Self {
+            marks: Arc::new(Marks::new(cache.uncacheable_ttl())),
+            variants: Arc::new(Variants::new()),
+            stale: StaleRules::of(&cache),
+            unavailable: UNAVAILABLE,
+            cache,
+            requests: RequestRules::default(),
+            policy: Policy::careful(),
+            key_parts: Vec::new(),
+            query: Query::default(),
+            max_body: 1 << 20,
+            default_lifetime: None,
+            overload: Overload::Pass,
+            body_idle: IDLE,
+            body_total: TOTAL,
+            wait: WAIT,
+            tells_status: false,
+            purge: None,
+            surrogate_keys: false,
+            on_error: Arc::new(error_response),
+        }
+    }
+}
+
+impl fmt::Debug for Http {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Http")
+            .field("cache", &self.0.cache)
+            .field("max_body", &self.0.max_body)
+            .field("default_lifetime", &self.0.default_lifetime)
+            .finish_non_exhaustive()
     }
 }

@@ -1,28 +1,78 @@
 //! The load of a response: the call of the inner service, and what becomes of its answer.
+//!
+//! An answer that may be shared is announced with its head, and callers read its body while it
+//! arrives.
 
-use http::{HeaderMap, Response, StatusCode, response::Parts};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use http::{HeaderMap, Request, Response, StatusCode, response::Parts};
 use http_body::Body;
+use tokio::{sync::oneshot, time::Instant};
 use tracing::debug;
 
 use super::{
-    CachedResponse, Http, InnerHttp, ResponseBody, asked,
-    body::shared::NotCollected,
+    CachedResponse, CallResult, Http, InnerHttp, ResponseBody, asked,
+    body::shared::{BodyLimits, Missed, NotCollected, Reader, SharedBody},
+    cached::ResponseHead,
+    fields::content_length,
     marks::Whose,
     responses::{
-        Freshness, ResponseClass, ResponseRules, lacks_body,
+        Freshness, ResponseClass, SentRequest, lacks_body,
         unavailable::is_failure,
         validation::{Validated, Validation},
     },
-    share::LedExchange,
-    status::{Forward, Reason},
-    streamed::StreamedResponse,
-    variants::{Belongs, Place},
+    status::Forward,
+    variants::{Marker, Place, Variant},
 };
 use crate::{
-    cache::{Lead, Produced},
-    error::{BoxError, Error, ErrorKind},
-    layer::future::oneshot,
+    cache::{Abandoned, Lead, Produced},
+    error::{Error, ErrorKind},
+    layer,
+    sync::lock,
 };
+
+/// One caller's side of an exchange with the flight that it may lead.
+///
+/// It holds the request until it runs, then the response if it is for this caller. The request can
+/// be taken only once, so it runs at most once. A response that the flight leaves here reaches the
+/// caller however the flight ends. It is dropped with the caller.
+pub(super) struct Exchange<Req, Res> {
+    pub(super) request: Arc<Mutex<Option<Req>>>,
+    pub(super) response: oneshot::Receiver<Res>,
+}
+
+/// The side of the flight.
+pub(super) struct FlightExchange<Req, Res> {
+    request: Arc<Mutex<Option<Req>>>,
+    response: oneshot::Sender<Res>,
+}
+
+/// The exchange of a flight with the caller that leads it.
+pub(super) type LedExchange<S, B> = FlightExchange<Request<B>, CallResult<S, B>>;
+
+impl<Req, Res> Exchange<Req, Res> {
+    pub(super) fn new(request: Req) -> (Self, FlightExchange<Req, Res>) {
+        let request = Arc::new(Mutex::new(Some(request)));
+        let (sender, receiver) = oneshot::channel();
+        let of_flight = FlightExchange { request: Arc::clone(&request), response: sender };
+        (Self { request, response: receiver }, of_flight)
+    }
+}
+
+impl<Req, Res> FlightExchange<Req, Res> {
+    /// Takes the request, if no side has taken it.
+    fn request(&self) -> Option<Req> {
+        lock(&self.request).take()
+    }
+
+    /// Leaves the response to the caller, if it has not gone away.
+    fn answer(self, response: Res) {
+        drop(self.response.send(response));
+    }
+}
 
 /// Calls the inner service for the leader, and decides whether its response may be shared.
 pub(super) async fn load<S, B>(
@@ -41,67 +91,44 @@ where
     let Some(mut request) = exchange.request() else {
         return Err(Error::new(ErrorKind::Cancelled, "the request has run already"));
     };
-    let mut sent = SentRequest {
-        rules: http.0.response_rules(&request),
-        origin: http.0.group_origin((request.version(), request.uri(), request.headers())),
-        forward: Forward::of(place.is_variant(), lead.replaces()),
-        request: HeaderMap::new(),
-        ends_stored: false,
-        http,
-        place,
-        lead,
-    };
     asked::ask_for_all(&mut request);
-    sent.request = request.headers().clone();
-    let validation = Validation::begin(&sent.lead, &mut request);
-    let response = match oneshot(inner, request).await {
+    let sent = SentRequest::new(&request);
+    let load = ResponseLoad { http, place, lead, sent };
+    let validation = Validation::begin(&load.lead, &mut request);
+    let response = match layer::oneshot(inner, request).await {
         Ok(response) => response,
         Err(error) => {
             exchange.answer(Err(error));
             return Err(Error::new(ErrorKind::Load, "the inner service returned an error"));
         }
     };
-    let response = sent.validated(validation, response).await?;
-    sent.land::<S, B>(response, exchange).await
+    let response = load.validated(validation, response).await?;
+    load.land::<S, B>(response, exchange).await
 }
 
-/// A request that was sent, and what its answer is judged by.
-struct SentRequest {
+/// The load of a response, after its request was sent.
+struct ResponseLoad {
     http: Http,
     place: Place,
     lead: Lead<CachedResponse>,
-    rules: ResponseRules,
-    /// `None` if its groups are of no use.
-    origin: Option<String>,
-    /// The headers of the request.
-    request: HeaderMap,
-    /// Why it was sent.
-    forward: Forward,
-    /// A response is stored, and the answer says that it is of no use any more.
-    ends_stored: bool,
+    sent: SentRequest,
 }
 
-impl SentRequest {
+impl ResponseLoad {
     /// Returns the response that an answer stands for: itself, or the stored one with a new head.
     async fn validated<B: Body>(
-        &mut self,
+        &self,
         validation: Option<Validation>,
         answer: Response<B>,
     ) -> Result<Response<ResponseBody<B>>, Error> {
-        let status = answer.status();
-        // An answer that is no failure says so of itself (RFC 9111, section 4.3.3). A `304` does so
-        // with the fields that the stored response has now.
-        let is_conclusive = !status.is_server_error() && status != StatusCode::NOT_MODIFIED;
-        self.ends_stored = self.lead.replaces() && is_conclusive;
         match validation.map_or(Validated::Replaced, |validation| validation.end(&answer)) {
             Validated::Replaced => Ok(answer.map(ResponseBody::untouched)),
             Validated::Renewed(parts, body) => {
-                self.ends_stored = self.lead.replaces();
                 Ok(Response::from_parts(*parts, ResponseBody::whole(body)))
             }
             Validated::Unknown { may_stand_in } => {
                 if !may_stand_in {
-                    self.end_stored().await;
+                    self.remove_stored().await;
                 }
                 let words = "the inner service validated another response";
                 Err(Error::new(ErrorKind::Load, words))
@@ -115,35 +142,43 @@ impl SentRequest {
         response: Response<ResponseBody<S::Body>>,
         exchange: LedExchange<S, B>,
     ) -> Result<Produced<CachedResponse>, Error> {
-        let settings = &self.http.0;
         let (parts, body) = response.into_parts();
-        let belongs = self.place.of(&parts.headers, &self.request, settings.cache.key_limit());
-        let (class, belongs) = match (self.classify(&parts, &body), belongs) {
-            (ResponseClass::Shareable(_), None) => (ResponseClass::Uncacheable, Belongs::Here),
-            (class, belongs) => (class, belongs.unwrap_or(Belongs::Here)),
-        };
-        if self.ends_stored && !matches!(class, ResponseClass::Shareable(_)) {
-            self.end_stored().await;
-        }
-        let (whose, produced) = match class {
-            ResponseClass::Shareable(freshness) => {
-                // The longest lifetime begins with the head, as the response's own does.
-                let freshness = freshness.capped(settings.cache.ttl());
-                let streamed = self.announce::<S, B>(&parts, body, &freshness, &belongs, exchange);
-                return self.collect(&belongs, &streamed, freshness).await;
+        let (request, limit) = (&self.sent.headers, self.http.0.cache.key_limit());
+        let variant = self.place.variant(&parts.headers, request, limit);
+        match (self.classify(&parts, &body), variant) {
+            (ResponseClass::Shareable(freshness), Some(variant)) => {
+                let streamed = self.announce::<S, B>(parts, body, freshness, variant, exchange);
+                self.collect(&streamed).await
             }
+            (class, _) => Ok(self.land_alone::<S, B>(class, parts, body, exchange).await),
+        }
+    }
+
+    /// Returns what the flight lands with if its response is for the caller alone.
+    async fn land_alone<S: InnerHttp<B>, B>(
+        &self,
+        class: ResponseClass,
+        parts: Parts,
+        body: ResponseBody<S::Body>,
+        exchange: LedExchange<S, B>,
+    ) -> Produced<CachedResponse> {
+        self.end_stored(parts.status).await;
+        let (whose, produced) = match class {
             ResponseClass::Failing => {
-                let produced = self.rules.failing(&parts, &self.lead);
+                let produced = self.http.failing(&self.sent, &parts, &self.lead);
                 exchange.answer(Ok(Response::from_parts(parts, body)));
-                return Ok(produced);
+                return produced;
             }
             ResponseClass::Reserved => (Whose::Authorized, Produced::Reserved),
-            ResponseClass::Uncacheable => (Whose::All, Produced::Uncacheable),
+            // One that could be shared has a `Vary` without an end.
+            ResponseClass::Uncacheable | ResponseClass::Shareable(_) => {
+                (Whose::All, Produced::Uncacheable)
+            }
         };
-        settings.marks.set(self.place.lasting_key(), whose);
+        self.http.0.marks.set(self.place.lasting_key(), whose);
         let response = Response::from_parts(parts, body);
-        exchange.answer(Ok(self.http.explained(response, &Reason::Uncacheable)));
-        Ok(produced)
+        exchange.answer(Ok(self.http.explained(response, || Forward::Uncacheable)));
+        produced
     }
 
     /// Returns the class of an answer.
@@ -156,33 +191,40 @@ impl SentRequest {
         if is_failure(parts.status) && self.lead.has_stand_in() {
             return ResponseClass::Failing;
         }
-        self.rules.classify(parts, body.size_hint().lower())
+        self.http.classify(&self.sent, parts, body.size_hint().lower())
     }
 
     /// Shares a response while its body arrives, with the caller that leads and with others.
     fn announce<S: InnerHttp<B>, B>(
         &self,
-        parts: &Parts,
+        parts: Parts,
         body: ResponseBody<S::Body>,
-        freshness: &Freshness,
-        belongs: &Belongs,
+        freshness: Freshness,
+        variant: Option<Variant>,
         exchange: LedExchange<S, B>,
-    ) -> std::sync::Arc<StreamedResponse>
-    where
-        <S::Body as Body>::Error: Into<BoxError>,
-    {
-        let (settings, lead, forward) = (&self.http.0, &self.lead, self.forward);
-        let most = settings.body_limits().size;
-        let streamed =
-            StreamedResponse::new(parts, body, freshness, most, belongs.clone(), forward);
+    ) -> Arc<StreamedResponse> {
+        let (settings, lead, sent) = (&self.http.0, &self.lead, &self.sent);
+        // The longest lifetime begins with the head, as the response's own does.
+        let freshness = freshness.capped(settings.cache.ttl());
+        let announced = content_length(&parts.headers).unwrap_or_default();
+        let forward = Forward::of(self.place.is_variant(), lead.replaces());
+        let streamed = Arc::new(StreamedResponse {
+            head: ResponseHead::new(&parts, freshness.age, freshness.stale.only_validates()),
+            body: SharedBody::new(body, announced, self.http.body_limits()),
+            variant,
+            forward: forward.clone(),
+            received: Instant::now(),
+            freshness,
+        });
         if let Ok(response) = streamed.own() {
             let is_stored = lead.fence().is_some() && !freshness.lifetime.is_zero();
             let ttl = is_stored.then_some(freshness.lifetime.as_secs());
             let ttl = ttl.and_then(|ttl| i64::try_from(ttl).ok());
-            let response = self.http.with_source(response, lead.source(), ttl, forward);
+            let response = self.http.with_source(response, lead.source(), ttl, &forward);
             exchange.answer(Ok(response.map(ResponseBody::shared)));
         }
-        let groups = settings.groups(self.origin.as_deref(), &parts.headers);
+        let origin = self.http.group_origin((sent.version, &sent.uri, &sent.headers));
+        let groups = self.http.groups(origin.as_deref(), &parts.headers);
         groups.into_iter().for_each(|group| lead.tag(group));
         lead.announce(streamed.clone());
         streamed
@@ -192,24 +234,20 @@ impl SentRequest {
     /// lands with.
     async fn collect(
         &self,
-        belongs: &Belongs,
         streamed: &StreamedResponse,
-        freshness: Freshness,
     ) -> Result<Produced<CachedResponse>, Error> {
         let (http, lead) = (&self.http, &self.lead);
-        match (streamed.collect(&http.0.body_limits(), freshness).await, belongs) {
-            (Ok((response, freshness)), Belongs::Here) => {
+        match (streamed.collect().await, &streamed.variant) {
+            (Ok((response, freshness)), None) => {
                 freshness.keep(lead);
                 Ok(Produced::Value(response.into()))
             }
             // In a box, which most loads do not need.
-            (Ok((response, freshness)), Belongs::Below(selected)) => {
-                Ok(Box::pin(http.store_below(selected, &response, &freshness, lead)).await)
+            (Ok((response, freshness)), Some(variant)) => {
+                Ok(Box::pin(http.store_below(variant, &response, &freshness, lead)).await)
             }
             (Err(NotCollected::Unfit), _) => {
-                if self.ends_stored {
-                    self.end_stored().await;
-                }
+                self.end_stored(streamed.head.status()).await;
                 http.0.marks.set(self.place.lasting_key(), Whose::All);
                 Ok(Produced::Uncacheable)
             }
@@ -221,11 +259,83 @@ impl SentRequest {
         }
     }
 
-    /// Removes a stored response that is of no use. The next request has no validator, and no
-    /// caller is served it as a stale one.
-    async fn end_stored(&self) {
+    /// Removes the stored response, if an answer with this status says that it is of no use. One
+    /// that is no failure does so (RFC 9111, section 4.3.3).
+    async fn end_stored(&self, status: StatusCode) {
+        if self.lead.replaces() && !status.is_server_error() && status != StatusCode::NOT_MODIFIED {
+            self.remove_stored().await;
+        }
+    }
+
+    /// Removes the stored response. The next request has no validator, and no caller is served it
+    /// as a stale one.
+    async fn remove_stored(&self) {
         if let Err(error) = self.http.0.cache.invalidate(&self.place.key).await {
             debug!(%error, "a response that is of no use is not removed");
         }
+    }
+}
+
+impl Http {
+    fn body_limits(&self) -> BodyLimits {
+        let finish_unread = self.0.cache.abandoned() == Abandoned::Finish;
+        let (size, idle, total) = (self.body_size_limit(), self.0.body_idle, self.0.body_total);
+        BodyLimits { size, idle, total, finish_unread }
+    }
+}
+
+/// The head of a response that is shared while its body arrives, and the body as far as it has.
+pub(super) struct StreamedResponse {
+    head: ResponseHead,
+    body: Arc<SharedBody>,
+    /// Which variant it is, if its flight did not know that.
+    variant: Option<Variant>,
+    /// Why the request was sent that it answers.
+    pub(super) forward: Forward,
+    received: Instant,
+    freshness: Freshness,
+}
+
+/// Why a caller does not read a response.
+pub(super) enum Apart {
+    /// Its request selects another response, below this marker.
+    Varies(Marker),
+    /// It came too late.
+    Missed(Missed),
+}
+
+impl StreamedResponse {
+    /// Returns the response for the caller whose request it answers.
+    fn own(&self) -> Result<Response<Reader>, Missed> {
+        Ok(self.head.response(self.body.reader(true)?, self.freshness.age))
+    }
+
+    /// Returns the response for another caller, with these headers.
+    pub(super) fn follow(&self, request: &HeaderMap) -> Result<Response<Reader>, Apart> {
+        if let Some(marker) = self.variant.as_ref().and_then(|variant| variant.misses(request)) {
+            return Err(Apart::Varies(marker.clone()));
+        }
+        if self.late().is_some() {
+            return Err(Apart::Missed(Missed::Start));
+        }
+        let age = self.freshness.age.saturating_add(self.received.elapsed().as_secs());
+        let reader = self.body.reader(false).map_err(Apart::Missed)?;
+        Ok(self.head.response(reader, age))
+    }
+
+    /// Returns for how long the response is no longer fresh. It always is if it is for those only
+    /// that ask meanwhile.
+    fn late(&self) -> Option<Duration> {
+        let lifetime = Some(self.freshness.lifetime).filter(|lifetime| !lifetime.is_zero())?;
+        self.received.elapsed().checked_sub(lifetime)
+    }
+
+    /// Collects the body within its limits. The lifetime of the response began with its head.
+    async fn collect(&self) -> Result<(CachedResponse, Freshness), NotCollected> {
+        let bytes = self.body.collect().await?;
+        let (took, late) = (self.received.elapsed(), self.late().unwrap_or_default());
+        let lifetime = self.freshness.lifetime.saturating_sub(took);
+        let response = CachedResponse::new(self.head.later(took, late), bytes);
+        Ok((response, Freshness { lifetime, ..self.freshness }))
     }
 }

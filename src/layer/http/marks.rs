@@ -63,16 +63,16 @@ impl Marks {
         }
     }
 
-    /// Returns whether the answers of a key belong to their callers.
-    pub(super) fn has(&self, key: &Key, whose: Whose) -> bool {
-        self.of(key, whose).is_some_and(|mark| !mark.is_ended)
-    }
-
-    /// Returns what becomes of a request if the fleet has a mark for its key.
-    pub(super) fn on_uncacheable(&self, key: &Key) -> OnUncacheable {
+    /// Returns what becomes of a request if the fleet has a mark for its key. Returns `None` if the
+    /// request goes alone, because of a mark of this process.
+    pub(super) fn on_uncacheable(&self, key: &Key, is_authorized: bool) -> Option<OnUncacheable> {
+        let is_reserved =
+            || matches!(self.of(key, Whose::Authorized), Some(mark) if !mark.is_ended);
         match self.of(key, Whose::All) {
-            Some(KeyMark { is_ended: true, .. }) => OnUncacheable::Claim,
-            _ => OnUncacheable::Pass,
+            Some(KeyMark { is_ended: false, .. }) => None,
+            _ if is_authorized && is_reserved() => None,
+            Some(KeyMark { is_ended: true, .. }) => Some(OnUncacheable::Claim),
+            None => Some(OnUncacheable::Pass),
         }
     }
 
@@ -122,18 +122,23 @@ mod tests {
 
     const LIFE: Duration = Duration::from_secs(10);
 
+    /// Returns whether a key is marked for requests with an `Authorization`, or for all.
+    fn has(marks: &Marks, key: &Key, is_authorized: bool) -> bool {
+        marks.on_uncacheable(key, is_authorized).is_none()
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_key_is_marked_for_as_long_as_that_is_renewed() {
         let (marks, key) = (Marks::new(LIFE), Key::from("a"));
-        assert!(!marks.has(&key, Whose::All));
+        assert!(!has(&marks, &key, true));
         marks.set(&key, Whose::All);
         for _ in 0..3 {
             sleep(LIFE - Duration::from_millis(1)).await;
-            assert!(marks.has(&key, Whose::All) && !marks.has(&key, Whose::Authorized));
+            assert!(has(&marks, &key, false));
             marks.renew(&key, Whose::All);
         }
         sleep(LIFE).await;
-        assert!(!marks.has(&key, Whose::All));
+        assert!(!has(&marks, &key, true));
     }
 
     /// Callers that went alone at the same time have answers of both kinds.
@@ -141,15 +146,21 @@ mod tests {
     async fn an_answer_to_an_older_request_does_not_bring_a_mark_back() {
         let (marks, key) = (Marks::new(LIFE), Key::from("a"));
         marks.renew(&key, Whose::All);
-        assert!(marks.has(&key, Whose::All));
+        assert!(has(&marks, &key, false));
         marks.end(&key);
         marks.renew(&key, Whose::All);
-        assert!(!marks.has(&key, Whose::All));
-        assert_eq!(marks.on_uncacheable(&key), OnUncacheable::Claim);
+        assert!(!has(&marks, &key, true));
+        assert_eq!(marks.on_uncacheable(&key, false), Some(OnUncacheable::Claim));
         // A request that leads was sent after that.
         marks.set(&key, Whose::All);
-        assert!(marks.has(&key, Whose::All));
-        assert_eq!(marks.on_uncacheable(&key), OnUncacheable::Pass);
+        assert!(has(&marks, &key, false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_mark_for_credentials_concerns_no_other_request() {
+        let (marks, key) = (Marks::new(LIFE), Key::from("a"));
+        marks.set(&key, Whose::Authorized);
+        assert!(has(&marks, &key, true) && !has(&marks, &key, false));
     }
 
     #[tokio::test(start_paused = true)]
@@ -157,6 +168,6 @@ mod tests {
         let (marks, key) = (Marks::new(LIFE), |number: usize| Key::from(number));
         (0..MOST_KEYS + 10).for_each(|number| marks.set(&key(number), Whose::All));
         assert_eq!(marks.known.load(Ordering::Relaxed), MOST_KEYS);
-        assert!(!marks.has(&key(0), Whose::All) && marks.has(&key(10), Whose::All));
+        assert!(!has(&marks, &key(0), false) && has(&marks, &key(10), false));
     }
 }

@@ -2,20 +2,20 @@
 //!
 //! A request goes this way:
 //!
-//! - `service` chooses its way. `requests` decides whether the request takes part, and under which
-//!   key. If it does not, it goes to the inner service.
+//! - `service` chooses its way. `requests` decides whether the request takes part, and `key` under
+//!   which key. If it does not take part, it goes to the inner service.
 //! - `share` takes it to the flight of its response, and answers it when that has landed. What the
-//!   request asks for is in `asked`, which evaluates its `conditions`.
+//!   request asks for is in `asked`.
 //! - `variants` says where a response is stored: under the key of its resource, or below a marker.
 //! - `load` calls the inner service for the flight that this caller leads. `responses` decides
-//!   whether the response may be shared, and for how long.
-//! - `streamed` is a response that is shared while its body arrives, and `body` is that body.
+//!   whether the response may be shared, and for how long. If it may, callers read its `body` while
+//!   it arrives.
 //! - `cached` is the response that is stored, and `status` the header that says how the cache
 //!   answered, or why it did not.
 //!
-//! Beside that way, `fields` parses header fields, `marks` knows the keys whose answers are not
-//! shared, and `invalidation` ends what an unsafe request outdates. `settings` holds what a user of
-//! the layer sets, in `layer` and `policy`.
+//! Beside that way, `fields` parses header fields and `uri` places, `marks` knows the keys whose
+//! answers are not shared, and `invalidation` ends what an unsafe request outdates. `layer` and
+//! `policy` hold what a user of the layer sets.
 //!
 //! [`ResponseBody`] is the body that callers receive, [`CachedResponse`] the response that is
 //! stored, and [`InnerServiceError`] what waiters learn of a response that is a failure.
@@ -23,10 +23,9 @@
 mod asked;
 mod body;
 mod cached;
-mod conditions;
 mod fields;
-mod groups;
 mod invalidation;
+mod key;
 mod layer;
 mod load;
 mod marks;
@@ -34,10 +33,9 @@ mod policy;
 mod requests;
 mod responses;
 mod service;
-mod settings;
 mod share;
 mod status;
-mod streamed;
+mod uri;
 mod variants;
 
 #[cfg(any(fuzzing, test))]
@@ -45,17 +43,18 @@ pub(crate) use self::fields::targeted::check_any_lines;
 pub use self::{
     body::{BodyError, BodyErrorKind, ResponseBody},
     cached::{CachedResponse, ResponseCodec, http_cache},
+    key::{Query, VaryBy},
+    layer::Overload,
     policy::Policy,
-    requests::{RequestDirectives, key::VaryBy, query::Query},
+    requests::RequestDirectives,
     responses::unavailable::InnerServiceError,
-    settings::Overload,
 };
 
 use std::sync::Arc;
 
 use self::{
+    layer::HttpSettings,
     service::{CallResult, InnerHttp},
-    settings::HttpSettings,
 };
 use super::{BellwetherLayer, KeyFor};
 

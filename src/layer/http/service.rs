@@ -2,21 +2,24 @@
 
 use std::task::{Context, Poll};
 
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode, request, response::Parts};
 use http_body::Body;
 use tower_service::Service;
 
 use super::{
-    Http, ResponseBody, invalidation,
+    Http, ResponseBody,
+    asked::Asked,
+    invalidation, key,
     marks::Whose,
-    responses::ResponseClass,
-    share::{answer_respelled, share},
-    status::Reason,
-    variants::Place,
+    responses::{ResponseClass, SentRequest},
+    share::share,
+    status::Forward,
+    variants::{KEY_LENGTH, Place},
 };
 use crate::{
     error::BoxError,
-    layer::{Bellwether, ResponseFuture, future::oneshot},
+    key::Key,
+    layer::{Bellwether, ResponseFuture, oneshot},
 };
 
 /// An HTTP service that the layer can wrap.
@@ -68,99 +71,84 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (http, inner) = (self.mode.clone(), self.inner.clone());
         let (parts, body) = request.into_parts();
-        let admitted = http.0.admit(&parts, &body);
-        if let Err(Reason::Method) = admitted
-            && let Some(purged) = http.0.purged(&parts)
+        let admitted = http.admit(&parts, &body);
+        if let Err(Forward::Method) = admitted
+            && let Some(purged) = http.purged(&parts)
         {
             return ResponseFuture::new(async move { Ok(http.purge(purged).await) });
         }
         let request = Request::from_parts(parts, body);
-        let (place, asked) = match admitted {
-            Ok(admitted) => admitted,
+        match admitted {
             Err(why) => {
-                return ResponseFuture::new(async move { http.pass(inner, request, why).await });
+                ResponseFuture::new(async move { http.pass(None, inner, request, why).await })
             }
-        };
-        if asked.is_respelled {
-            return ResponseFuture::new(answer_respelled(http, place, asked, inner, request));
+            Ok((place, asked)) => ResponseFuture::new(share(http, place, asked, inner, request)),
         }
-        if http.0.goes_alone(place.lasting_key(), &asked) {
-            return ResponseFuture::new(async move {
-                http.pass_marked(&place, inner, request, Reason::Uncacheable).await
-            });
-        }
-        ResponseFuture::new(share(http, place, asked, inner, request))
     }
 }
 
 impl Http {
-    /// Calls the inner service as if the layer were not there.
+    /// Returns the place of a request that takes part, and what it asks for.
+    fn admit(&self, parts: &request::Parts, body: &impl Body) -> Result<(Place, Asked), Forward> {
+        self.0.requests.check(parts, body, &self.0.policy)?;
+        let key = self.key(parts).ok_or(Forward::Key)?;
+        let texts = match self.0.key_parts.is_empty() || self.0.policy.coalesces {
+            true => None,
+            false if self.0.cache.key_limit() < KEY_LENGTH => return Err(Forward::Key),
+            false => Some(key::texts(parts, &self.0.key_parts).ok_or(Forward::Key)?),
+        };
+        Ok((Place::new(key, texts), Asked::of(parts, key::is_respelled(parts))))
+    }
+
+    /// Calls the inner service as if the layer were not there. The answer to a request of a place
+    /// renews or ends the mark of that.
     pub(super) async fn pass<S, B>(
         &self,
+        place: Option<&Place>,
         inner: S,
         request: Request<B>,
-        why: Reason,
+        why: Forward,
     ) -> CallResult<S, B>
     where
         S: InnerHttp<B>,
     {
         self.count(&why);
         let target = invalidation::target(&request);
-        let response = oneshot(inner, request).await?;
+        let sent = place.map(|place| (place.lasting_key(), SentRequest::new(&request)));
+        let (parts, body) = oneshot(inner, request).await?.into_parts();
         if let Some(target) = target {
-            let (status, headers) = (response.status(), response.headers());
-            self.invalidate(&target, status, headers).await;
+            self.invalidate(&target, parts.status, &parts.headers).await;
         }
-        Ok(self.explained(response, &why).map(ResponseBody::untouched))
+        if let Some((key, sent)) = sent {
+            self.learn(key, &sent, &parts, body.size_hint().lower());
+        }
+        let response = Response::from_parts(parts, ResponseBody::untouched(body));
+        Ok(self.explained(response, || why))
     }
 
-    /// Calls the inner service for a request of a place. Its answer renews or ends the mark of the
-    /// place.
-    pub(super) async fn pass_marked<S, B>(
-        &self,
-        place: &Place,
-        inner: S,
-        request: Request<B>,
-        why: Reason,
-    ) -> CallResult<S, B>
-    where
-        S: InnerHttp<B>,
-    {
-        self.count(&why);
-        let (rules, marks, key) =
-            (self.0.response_rules(&request), &self.0.marks, place.lasting_key());
-        let (parts, body) = oneshot(inner, request).await?.into_parts();
-        match rules.classify(&parts, body.size_hint().lower()) {
-            // They say nothing of the whole response, which the load of a flight asks for.
-            _ if matches!(parts.status, StatusCode::NOT_MODIFIED | StatusCode::PARTIAL_CONTENT) => {
-            }
+    /// Renews or ends the mark of a key by the answer to a request that went alone.
+    fn learn(&self, key: &Key, sent: &SentRequest, answer: &Parts, least: u64) {
+        // They say nothing of the whole response, which the load of a flight asks for.
+        if matches!(answer.status, StatusCode::NOT_MODIFIED | StatusCode::PARTIAL_CONTENT) {
+            return;
+        }
+        let marks = &self.0.marks;
+        match self.classify(sent, answer, least) {
             ResponseClass::Shareable(_) => marks.end(key),
             ResponseClass::Uncacheable => marks.renew(key, Whose::All),
             ResponseClass::Reserved => marks.renew(key, Whose::Authorized),
             ResponseClass::Failing => {}
         }
-        let response = Response::from_parts(parts, ResponseBody::untouched(body));
-        Ok(self.explained(response, &why))
     }
 
-    fn count(&self, why: &Reason) {
+    fn count(&self, why: &Forward) {
         let counters = self.0.cache.counters();
         counters.passed.add();
         match why {
-            Reason::Method => counters.passed_method.add(),
-            Reason::Uncacheable => counters.passed_uncacheable.add(),
-            Reason::Full => counters.passed_overloaded.add(),
+            Forward::Method => counters.passed_method.add(),
+            Forward::Uncacheable => counters.passed_uncacheable.add(),
+            Forward::Full => counters.passed_overloaded.add(),
             _ => {}
         }
-    }
-
-    /// Adds the header that says why, if that was asked for.
-    pub(super) fn explained<B>(&self, mut response: Response<B>, why: &Reason) -> Response<B> {
-        if self.0.tells_status
-            && let Ok(value) = HeaderValue::from_str(&format!("bellwether; {why}"))
-        {
-            response.headers_mut().append("cache-status", value);
-        }
-        response
     }
 }

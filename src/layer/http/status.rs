@@ -10,8 +10,8 @@ use http::{HeaderName, HeaderValue, Response};
 use super::{CachedResponse, Http};
 use crate::cache::{Alone, Loaded, Source};
 
-/// Why a request is sent to the inner service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a request is sent to the inner service, or is answered without the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Forward {
     /// Nothing is stored under its key.
     Miss,
@@ -19,82 +19,6 @@ pub(super) enum Forward {
     VaryMiss,
     /// The stored response is no longer fresh.
     Stale,
-}
-
-impl Forward {
-    /// Returns why a request is sent that wants a variant or the one response of a resource.
-    pub(super) fn of(is_variant: bool, is_stale: bool) -> Self {
-        match is_stale {
-            true => Self::Stale,
-            false if is_variant => Self::VaryMiss,
-            false => Self::Miss,
-        }
-    }
-
-    fn parameter(self) -> &'static str {
-        match self {
-            Self::Miss => "fwd=uri-miss",
-            Self::VaryMiss => "fwd=vary-miss",
-            Self::Stale => "fwd=stale",
-        }
-    }
-}
-
-/// Returns the seconds for which a stored response is still fresh. They are negative if it is not.
-pub(super) fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
-    let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
-    match loaded.lateness() {
-        Some(late) => Some(-seconds(late.saturating_add(Duration::from_nanos(999_999_999)))),
-        None => loaded.expires_in().map(seconds),
-    }
-}
-
-/// Returns the parameters for a response from this source, which is fresh for so many seconds if it
-/// is stored.
-fn parameters(source: Source, ttl: Option<i64>, forward: Forward) -> String {
-    let miss = forward.parameter();
-    match (source, ttl) {
-        (Source::Hit | Source::Local, Some(ttl)) => format!("hit; ttl={ttl}"),
-        (Source::Hit | Source::Local, None) => "hit".to_owned(),
-        (Source::Stale, Some(ttl)) => format!("hit; ttl={ttl}; detail=stale"),
-        (Source::Stale, None) => "hit; detail=stale".to_owned(),
-        (Source::Led, Some(ttl)) => format!("{miss}; stored; ttl={ttl}"),
-        (Source::Followed | Source::Received, _) => format!("{miss}; collapsed"),
-        (Source::Degraded, _) => format!("{miss}; detail=degraded"),
-        (Source::Led, None) => miss.to_owned(),
-    }
-}
-
-impl Http {
-    /// Counts a response from this source, which is fresh for so many seconds if it is stored. Adds
-    /// the header.
-    pub(super) fn with_source<B>(
-        &self,
-        mut response: Response<B>,
-        source: Source,
-        ttl: Option<i64>,
-        forward: Forward,
-    ) -> Response<B> {
-        let counters = self.0.cache.counters();
-        match forward {
-            _ if matches!(source, Source::Hit | Source::Local | Source::Stale) => {}
-            Forward::Miss => {}
-            Forward::VaryMiss => counters.missed_variant.add(),
-            Forward::Stale => counters.missed_stale.add(),
-        }
-        if self.0.tells_status
-            && let Ok(value) =
-                HeaderValue::try_from(format!("bellwether; {}", parameters(source, ttl, forward)))
-        {
-            response.headers_mut().append("cache-status", value);
-        }
-        response
-    }
-}
-
-/// Why a request is answered without the cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reason {
     /// Its method is neither `GET` nor `HEAD`.
     Method,
     /// It has a body.
@@ -113,10 +37,24 @@ pub(super) enum Reason {
     BackingOff,
 }
 
+impl Forward {
+    /// Returns why a request is sent that wants a variant or the one response of a resource.
+    pub(super) fn of(is_variant: bool, is_stale: bool) -> Self {
+        match is_stale {
+            true => Self::Stale,
+            false if is_variant => Self::VaryMiss,
+            false => Self::Miss,
+        }
+    }
+}
+
 /// Writes the parameters of a `Cache-Status` header (RFC 9211).
-impl Display for Reason {
+impl Display for Forward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Miss => "fwd=uri-miss",
+            Self::VaryMiss => "fwd=vary-miss",
+            Self::Stale => "fwd=stale",
             Self::Method => "fwd=method",
             Self::Body => "fwd=bypass; detail=body",
             Self::Header(name) => return write!(f, "fwd=bypass; detail=\"{name}\""),
@@ -129,12 +67,71 @@ impl Display for Reason {
     }
 }
 
-impl From<Alone> for Reason {
+impl From<Alone> for Forward {
     fn from(why: Alone) -> Self {
         match why {
             Alone::Uncacheable | Alone::Reserved => Self::Uncacheable,
             Alone::Full => Self::Full,
         }
+    }
+}
+
+/// Returns the seconds for which a stored response is still fresh. They are negative if it is not.
+pub(super) fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
+    let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    match loaded.lateness() {
+        Some(late) => Some(-seconds(late.saturating_add(Duration::from_nanos(999_999_999)))),
+        None => loaded.expires_in().map(seconds),
+    }
+}
+
+/// Returns the parameters for a response from this source, which is fresh for so many seconds if it
+/// is stored.
+fn parameters(source: Source, ttl: Option<i64>, miss: &Forward) -> String {
+    match (source, ttl) {
+        (Source::Hit | Source::Local, Some(ttl)) => format!("hit; ttl={ttl}"),
+        (Source::Hit | Source::Local, None) => "hit".to_owned(),
+        (Source::Stale, Some(ttl)) => format!("hit; ttl={ttl}; detail=stale"),
+        (Source::Stale, None) => "hit; detail=stale".to_owned(),
+        (Source::Led, Some(ttl)) => format!("{miss}; stored; ttl={ttl}"),
+        (Source::Followed | Source::Received, _) => format!("{miss}; collapsed"),
+        (Source::Degraded, _) => format!("{miss}; detail=degraded"),
+        (Source::Led, None) => miss.to_string(),
+    }
+}
+
+impl Http {
+    /// Counts a response from this source, which is fresh for so many seconds if it is stored. Adds
+    /// the header.
+    pub(super) fn with_source<B>(
+        &self,
+        response: Response<B>,
+        source: Source,
+        ttl: Option<i64>,
+        forward: &Forward,
+    ) -> Response<B> {
+        let counters = self.0.cache.counters();
+        match forward {
+            _ if matches!(source, Source::Hit | Source::Local | Source::Stale) => {}
+            Forward::VaryMiss => counters.missed_variant.add(),
+            Forward::Stale => counters.missed_stale.add(),
+            _ => {}
+        }
+        self.explained(response, || parameters(source, ttl, forward))
+    }
+
+    /// Adds the header, if that was asked for.
+    pub(super) fn explained<B, T: Display>(
+        &self,
+        mut response: Response<B>,
+        parameters: impl FnOnce() -> T,
+    ) -> Response<B> {
+        if self.0.tells_status
+            && let Ok(value) = HeaderValue::try_from(format!("bellwether; {}", parameters()))
+        {
+            response.headers_mut().append("cache-status", value);
+        }
+        response
     }
 }
 
@@ -162,7 +159,7 @@ mod tests {
                 (Forward::Stale, "stale"),
             ] {
                 let expected = expected.replace("uri-miss", word);
-                assert_eq!(parameters(source, ttl, forward), expected);
+                assert_eq!(parameters(source, ttl, &forward), expected);
             }
         }
     }

@@ -16,7 +16,12 @@
 //! in an outage it is remembered. It is never stored, because an invalidation in another process
 //! does not end this generation.
 
-use std::{fmt::Write, hash::BuildHasher, sync::Mutex, time::Duration};
+use std::{
+    fmt::Write,
+    hash::BuildHasher,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use hashbrown::{DefaultHashBuilder, HashMap};
@@ -30,8 +35,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::{
-    CachedResponse, Http, asked::is_term, cached::ResponseHead, fields::vary::vary,
-    responses::Freshness,
+    CachedResponse, Http, asked::is_term, cached::ResponseHead, fields::vary, responses::Freshness,
 };
 use crate::{
     cache::{Cache, Flown, Lead, OnFull, OnUncacheable, Produced, Sharing},
@@ -69,6 +73,9 @@ const SHARING: Sharing = Sharing {
     is_local: false,
 };
 
+/// The generations of one process begin with it, and those in the backend with a hexadecimal digit.
+const LOCAL: &str = "local ";
+
 /// An entry that leads to the responses below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Marker {
@@ -80,6 +87,12 @@ impl Marker {
     /// Creates a marker of a new generation.
     fn new(names: Vec<HeaderName>) -> Self {
         Self { generation: uuid::Uuid::new_v4().simple().to_string(), names }
+    }
+
+    /// Creates the marker of a resource in this process, until the process invalidates it.
+    fn local(cache: &Cache<CachedResponse>, resource: &Key) -> Self {
+        let generation = format!("{LOCAL}{}", cache.invalidations(resource));
+        Self { generation, names: Vec::new() }
     }
 
     /// Returns whether an entry is a marker.
@@ -104,7 +117,7 @@ impl Marker {
         for name in &self.names {
             parts.headers.append(VARY, HeaderValue::from_str(name.as_str()).ok()?);
         }
-        Some(CachedResponse::new(ResponseHead::new(&parts, 0), Bytes::new()))
+        Some(CachedResponse::new(ResponseHead::new(&parts, 0, false), Bytes::new()))
     }
 }
 
@@ -163,7 +176,7 @@ impl Place {
             key: Key::from(key),
             parts: None,
             lasting: self.lasting.clone().filter(|_| marker.names.is_empty()),
-            is_local: self.is_local,
+            is_local: self.is_local || marker.generation.starts_with(LOCAL),
             depth: self.depth.saturating_add(1),
             names: self.names.iter().chain(&marker.names).cloned().collect(),
         }
@@ -184,70 +197,60 @@ impl Place {
         !self.names.is_empty()
     }
 
-    /// Returns where a response to a request belongs that the flight of this place has loaded.
-    /// `None` if nowhere, because its `Vary` has no end, or a key is too long.
-    pub(super) fn of(
+    /// Returns the variant that a response is which the flight of this place has loaded, or `None`
+    /// in it if the response belongs to this place.
+    ///
+    /// Returns `None` if the response belongs nowhere, because its `Vary` has no end, or a key is
+    /// too long.
+    pub(super) fn variant(
         &self,
         response: &HeaderMap,
         request: &HeaderMap,
         key_limit: usize,
-    ) -> Option<Belongs> {
+    ) -> Option<Option<Variant>> {
         let names: Vec<_> =
             vary(response)?.into_iter().filter(|name| !self.names.contains(name)).collect();
         if names.is_empty() {
-            return Some(Belongs::Here);
+            return Some(None);
         }
         if self.depth >= MOST_MARKERS || key_limit < KEY_LENGTH {
             return None;
         }
         let marker = Marker::new(names);
         let place = self.below(&marker, request);
-        Some(Belongs::Below(Box::new(Selected { above: self.clone(), marker, place })))
+        Some(Some(Variant(Arc::new(VariantPlaces { above: self.clone(), marker, place }))))
     }
 }
 
-/// Where a response belongs that the flight of a place has loaded.
+/// A response that belongs below a marker which is not stored yet.
 #[derive(Clone)]
-pub(super) enum Belongs {
-    /// To this place.
-    Here,
-    /// Below a marker.
-    Below(Box<Selected>),
-}
+pub(super) struct Variant(Arc<VariantPlaces>);
 
-/// The place of a response below a marker that is not stored yet.
-#[derive(Clone)]
-pub(super) struct Selected {
+struct VariantPlaces {
     /// The place of the marker.
     above: Place,
     marker: Marker,
     place: Place,
 }
 
-impl Selected {
+impl Variant {
     /// Returns the marker, if a request with these headers selects another response.
     pub(super) fn misses(&self, request: &HeaderMap) -> Option<&Marker> {
-        let key = self.above.below(&self.marker, request).key;
-        (key != self.place.key).then_some(&self.marker)
+        let VariantPlaces { above, marker, place } = &*self.0;
+        (above.below(marker, request).key != place.key).then_some(marker)
     }
 }
 
-/// The variants that this process has seen, and its own generations.
+/// The variants that this process has seen.
 pub(super) struct Variants {
     /// By the hash of a generation, the hashes of the keys below it.
     seen: Mutex<LruCache<u64, HashMap<u64, Instant>>>,
     hasher: DefaultHashBuilder,
-    /// The generations of this process begin with it.
-    own: String,
 }
 
 impl Variants {
     pub(super) fn new() -> Self {
-        Self {
-            seen: Mutex::new(LruCache::unbounded()),
-            hasher: DefaultHashBuilder::default(),
-            own: format!("{:016x}", fastrand::u64(..)),
-        }
+        Self { seen: Mutex::new(LruCache::unbounded()), hasher: DefaultHashBuilder::default() }
     }
 
     /// Returns whether a variant is among those that are shared, and counts it.
@@ -271,21 +274,14 @@ impl Variants {
         }
         true
     }
-
-    /// Returns the marker of a resource in this process, until the process invalidates it.
-    fn own(&self, cache: &Cache<CachedResponse>, resource: &Key) -> Marker {
-        let invalidations = cache.invalidations(resource);
-        Marker { generation: format!("{}{invalidations:016x}", self.own), names: Vec::new() }
-    }
 }
 
 impl Http {
-    /// Returns the place below the marker of a resource with parts.
-    pub(super) async fn in_generation(&self, place: Place) -> Place {
-        let settings = &self.0;
-        let own = settings.variants.own(&settings.cache, &place.key);
-        let (http, without_lease) = (self.clone(), own.clone());
-        let flown = settings.request(&place.key).sharing(SHARING).fly(move |lead| async move {
+    /// Returns the marker of a resource with parts.
+    pub(super) async fn generation(&self, place: &Place) -> Marker {
+        let local = Marker::local(&self.0.cache, &place.key);
+        let (http, without_lease) = (self.clone(), local.clone());
+        let flown = self.request(&place.key).sharing(SHARING).fly(move |lead| async move {
             let marker = match (http.renewed_marker(&lead), lead.fence()) {
                 (Some(renewed), _) => Some(renewed),
                 (None, Some(_)) => Marker::new(Vec::new()).entry(),
@@ -294,13 +290,10 @@ impl Http {
             http.keep_marker(&lead);
             Ok(marker.map_or(Produced::Uncacheable, |marker| Produced::Value(marker.into())))
         });
-        let found = match flown.await {
-            Ok(Flown::Loaded(loaded)) => Marker::of(loaded.value()),
-            Ok(_) | Err(_) => None,
-        };
-        let marker = found.unwrap_or(own);
-        let is_local = marker.generation.starts_with(&settings.variants.own);
-        Place { is_local, ..place.below(&marker, &HeaderMap::new()) }
+        match flown.await {
+            Ok(Flown::Loaded(loaded)) => Marker::of(loaded.value()).unwrap_or(local),
+            Ok(_) | Err(_) => local,
+        }
     }
 
     /// Stores a response below a new marker. Returns what the flight of the place above lands with:
@@ -309,12 +302,12 @@ impl Http {
     /// The response is stored before its marker, so that the followers find it.
     pub(super) async fn store_below(
         &self,
-        selected: &Selected,
+        variant: &Variant,
         response: &CachedResponse,
         freshness: &Freshness,
         lead: &Lead<CachedResponse>,
     ) -> Produced<CachedResponse> {
-        let Selected { marker, place, .. } = selected;
+        let VariantPlaces { marker, place, .. } = &*variant.0;
         let Some(entry) = marker.entry() else { return Produced::Uncacheable };
         self.0.variants.admit(marker, place);
         // The marker is of all responses below it, and each may be of other groups.
@@ -392,27 +385,27 @@ mod tests {
         let marker = marker("origin, cookie");
         assert_eq!(Marker::of(&marker.entry().unwrap()), Some(marker));
         let (parts, ()) = Response::new(()).into_parts();
-        let response = CachedResponse::new(ResponseHead::new(&parts, 0), Bytes::new());
+        let response = CachedResponse::new(ResponseHead::new(&parts, 0, false), Bytes::new());
         assert_eq!(Marker::of(&response), None);
     }
 
     #[test]
     fn a_response_belongs_below_a_marker_of_the_names_that_are_new() {
         let request = headers(&[]);
-        let of =
-            |place: &Place, vary: &str| place.of(&headers(&[("vary", vary)]), &request, KEY_LENGTH);
-        let is_here = |place: &Place, vary: &str| matches!(of(place, vary), Some(Belongs::Here));
-        let below = |place: &Place, vary: &str| match of(place, vary) {
-            Some(Belongs::Below(selected)) => *selected,
-            _ => unreachable!(),
+        let of = |place: &Place, vary: &str| {
+            place.variant(&headers(&[("vary", vary)]), &request, KEY_LENGTH)
         };
+        let is_here = |place: &Place, vary: &str| matches!(of(place, vary), Some(None));
+        let below = |place: &Place, vary: &str| of(place, vary).unwrap().unwrap().0;
         assert!(is_here(&place("a"), "") && of(&place("a"), "*").is_none());
         let first = below(&place("a"), "x");
         assert!(is_here(&first.place, "x"));
         let second = below(&first.place, "x, y");
         assert_eq!(second.marker.names, ["y"]);
         assert!(is_here(&second.place, "y, x"));
-        let last = ["z", "v"].iter().fold(second.place, |last, name| below(&last, name).place);
+        let last = ["z", "v"].iter();
+        let last = last.fold(second.place.clone(), |last, name| below(&last, name).place.clone());
+
         assert!(of(&last, "w").is_none());
     }
 

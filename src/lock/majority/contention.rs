@@ -1,19 +1,32 @@
-//! Which process asks first, when several wait for a name.
+//! Other processes that want the same name: which of them asks first, and what wakes them.
 //!
-//! A release wakes them all. Each asks after a random time, so that mostly one of them finds a
-//! majority free.
+//! A release wakes all processes that wait. Each asks after a random time, so that mostly one of
+//! them finds a majority free. A process that takes a lock again and again may meet no other, and
+//! does not know that others wait. So it gives way from time to time.
 //!
-//! A process that takes a lock again and again may meet no other, and does not know that others
-//! wait. So it gives way from time to time.
+//! A waiter is woken when one more push has come from a majority. A push of fewer servers is mostly
+//! the noise of waiters, each of which gives back what it got of a lock that another holder has.
 
-use std::{collections::HashMap, sync::Mutex, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use tokio::time::Instant;
+use futures_util::{FutureExt, future::select_all};
+use tokio::time::{Instant, sleep_until};
 
-use crate::{key::Name, sync::lock};
+use crate::{
+    backend::{Change, Changes, Channels},
+    key::Name,
+    lease::Janitor,
+    sync::lock,
+};
 
 /// For how long a name counts as contended after another claim was in the way.
 const CONTENDED: Duration = Duration::from_secs(1);
+/// How often the waiters look while no majority pushes.
+const UNHEARD_LOOK: Duration = Duration::from_millis(100);
 /// The longest pause before a claim of a contended name.
 const LONGEST_PAUSE: Duration = Duration::from_millis(8);
 /// A process that takes a lock again this soon takes it from waiters that are just woken.
@@ -21,58 +34,141 @@ const AGAIN: Duration = Duration::from_millis(5);
 /// How often such a process gives way, and for how long.
 const TURN: Duration = Duration::from_millis(50);
 const GIVE_WAY: Duration = Duration::from_millis(2);
-/// The number of names that are remembered.
+/// The number of names whose release is remembered.
 const NAMES: usize = 1024;
 
-/// The names that this process had of late, or for which other processes were in the way.
 #[derive(Default)]
-pub(super) struct Contention(Mutex<HashMap<Name, Contended>>);
+pub(super) struct Contention {
+    /// The waiters of this process.
+    channels: Channels,
+    /// The names for which a task listens, and until when they count as contended.
+    contended: Mutex<HashMap<Name, Instant>>,
+    streaks: Mutex<HashMap<Name, Streak>>,
+}
 
-struct Contended {
-    /// Until when it counts as contended.
-    until: Instant,
-    /// When this process had the lock last.
+/// The holds of this process, one soon after another.
+struct Streak {
+    /// When it began, or when the process gave way last.
+    since: Instant,
     released: Instant,
-    /// When this process gave way last, or came to the lock after a while.
-    turn: Instant,
 }
 
 impl Contention {
     /// Returns how long a claim waits before it asks, if it is to wait.
     pub(super) fn pause(&self, name: &Name) -> Option<Duration> {
-        let (mut names, now) = (lock(&self.0), Instant::now());
-        let one = names.get_mut(name)?;
-        let is_again = now - one.released < AGAIN;
-        if one.until > now {
+        let now = Instant::now();
+        let is_contended = lock(&self.contended).get(name).is_some_and(|until| *until > now);
+        let mut streaks = lock(&self.streaks);
+        let streak = streaks.get_mut(name).filter(|streak| now - streak.released < AGAIN);
+        if is_contended {
             // The process that had the lock last comes behind most others.
-            let least = if is_again { 0.5 } else { 0.0 };
+            let least = if streak.is_some() { 0.5 } else { 0.0 };
             return Some(LONGEST_PAUSE.mul_f64(least + (1.0 - least) * fastrand::f64()));
         }
-        if is_again && now - one.turn < TURN {
+        let Some(streak) = streak else {
+            streaks.remove(name);
             return None;
+        };
+        let is_over = now - streak.since >= TURN;
+        if is_over {
+            streak.since = now;
         }
-        one.turn = now;
-        is_again.then_some(GIVE_WAY)
-    }
-
-    /// Notes that another claim was in the way.
-    pub(super) fn met(&self, name: &Name) {
-        self.note(name, |one, now| one.until = now + CONTENDED);
+        is_over.then_some(GIVE_WAY)
     }
 
     /// Notes that this process has the lock no longer.
     pub(super) fn released(&self, name: &Name) {
-        self.note(name, |one, now| one.released = now);
+        let (mut streaks, now) = (lock(&self.streaks), Instant::now());
+        if streaks.len() >= NAMES {
+            streaks.retain(|_, streak| now - streak.released < AGAIN);
+        }
+        if streaks.len() < NAMES {
+            let new = || Streak { since: now, released: now };
+            streaks.entry(name.clone()).or_insert_with(new).released = now;
+        }
     }
 
-    fn note(&self, name: &Name, change: impl FnOnce(&mut Contended, Instant)) {
-        let (mut names, now) = (lock(&self.0), Instant::now());
-        if names.len() >= NAMES {
-            names.retain(|_, one| one.until > now);
-        }
-        if names.len() < NAMES {
-            let new = || Contended { until: now, released: now, turn: now };
-            change(names.entry(name.clone()).or_insert_with(new), now);
+    /// Notes that another claim was in the way. From then on a task listens for the waiters of the
+    /// name, until there are none and the name no longer counts as contended.
+    pub(super) fn met(self: &Arc<Self>, name: &Name, servers: &[Arc<Janitor>]) {
+        let until = Instant::now() + CONTENDED;
+        if lock(&self.contended).insert(name.clone(), until).is_none() {
+            let each = servers.iter().map(|server| server.backend().listen(name, None)).collect();
+            let hearing = Hearing { contention: self.clone(), name: name.clone() };
+            tokio::spawn(hearing.run(each));
         }
     }
+
+    /// Registers a waiter.
+    pub(super) fn listen(&self, name: &Name) -> Changes {
+        self.channels.listen(name.prefix(), None)
+    }
+}
+
+/// The task that listens for a name.
+struct Hearing {
+    contention: Arc<Contention>,
+    name: Name,
+}
+
+impl Hearing {
+    async fn run(self, mut each: Vec<Changes>) {
+        let needed = each.len() / 2 + 1;
+        let (mut pushes, mut hears) = (vec![0_u64; each.len()], false);
+        let mut look = Instant::now() + CONTENDED;
+        loop {
+            let heard = each.iter_mut().map(Changes::subscribe).filter(|heard| *heard).count();
+            if !std::mem::replace(&mut hears, heard >= needed) && hears {
+                // What was pushed before is missed.
+                self.wake();
+            } else if !hears {
+                look = look.min(Instant::now() + UNHEARD_LOOK);
+            }
+            let next = select_all(each.iter_mut().map(|changes| changes.next().boxed()));
+            tokio::select! {
+                (_, which, _) = next => {
+                    let before = common(&pushes, needed);
+                    pushes.iter_mut().skip(which).take(1).for_each(|count| *count += 1);
+                    if common(&pushes, needed) > before {
+                        self.wake();
+                    }
+                }
+                () = sleep_until(look) => {
+                    if self.is_over() {
+                        return;
+                    }
+                    if !hears {
+                        self.wake();
+                    }
+                    look = Instant::now() + CONTENDED;
+                }
+            }
+        }
+    }
+
+    fn wake(&self) {
+        self.contention.channels.push(self.name.prefix(), Change::Wake);
+    }
+
+    fn is_over(&self) -> bool {
+        let Contention { channels, contended, .. } = &*self.contention;
+        let until = lock(contended).get(&self.name).copied();
+        until.is_none_or(|until| until <= Instant::now())
+            && !channels.has_listeners(self.name.prefix())
+    }
+}
+
+impl Drop for Hearing {
+    /// A waiter that has come just now is late: it asks again after 0.7 s at most. So are the
+    /// waiters if the runtime of the task is gone.
+    fn drop(&mut self) {
+        lock(&self.contention.contended).remove(&self.name);
+    }
+}
+
+/// Returns the number of pushes that at least this many servers have sent.
+fn common(pushes: &[u64], needed: usize) -> u64 {
+    let mut sorted = pushes.to_vec();
+    sorted.sort_unstable_by(|one, other| other.cmp(one));
+    sorted.get(needed - 1).copied().unwrap_or_default()
 }

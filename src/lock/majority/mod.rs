@@ -5,39 +5,29 @@
 //! server that granted or renewed it then. Those are a majority, and another holder needs one of
 //! them. At a server that missed a renewal, the lease ends sooner.
 //!
-//! The fence of a grant is the greatest that a server of it has granted. It is written back to a
-//! majority before the grant counts. A later majority has one of these servers, which grants a
-//! greater fence.
+//! The fence of a hold is the greatest that a server has granted. It is written to a majority
+//! before the hold counts. A later majority has one of these servers, which grants a greater fence.
+//! A pass within the process is such a write as well, of the next fence.
 //!
-//! A renewal that a majority confirms also takes the lease at each server that denies it for the
-//! second time in a row. That server was away during the acquisition, or has restarted since.
-//! Without this, servers that restart one after another would end a lease although a majority was
-//! there all the time. A server that denies it once may be the first that a [clear](Leases::clear)
-//! has reached, so one denial changes nothing.
-//!
-//! A try without a majority is undone at each server by itself, and at once where the server
-//! granted it. Where the outcome is unknown, the undo is repeated until one lease has passed. Each
-//! try has a fresh owner, since a late undo must not end the grant of a later try. [`KnownLeases`]
-//! maps the owner of the caller to the owners at the servers.
+//! A try without a majority is undone at each server: at once where the server granted it, and
+//! until one lease has passed where the outcome is unknown. A late undo must not end a later grant,
+//! so each try has a fresh owner at each server.
 
 mod contention;
-mod known;
-mod tries;
-mod wakes;
 
-use std::{collections::HashMap, error::Error as _, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    error::Error as _,
+    fmt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use async_trait::async_trait;
-use futures_util::{
-    FutureExt,
-    future::{BoxFuture, join_all, ready},
-};
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep, timeout},
-};
+use futures_util::{TryFutureExt, future::join_all};
+use tokio::time::{Instant, sleep, timeout};
 
-use self::{contention::Contention, known::KnownLeases, wakes::Wakes};
+use self::contention::Contention;
 use crate::{
     backend::{
         Acquired, Changes, Claim, Grant, Holding, Leases, Mode, Occupied, Owner, Renewal,
@@ -45,17 +35,16 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     key::Name,
-    lease::{Acquisition, Janitor},
+    lease::{Acquisition, Janitor, trusted},
+    sync::lock,
 };
 
 /// The default limit for the answer of one server.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 /// How many answers an operation waits for at most, one after the other.
 const ANSWERS: u32 = 4;
-/// How often claims that have split the servers between them ask again before they sleep.
+/// How often claims that have split the servers between them ask before they sleep.
 const TRIES: u32 = 3;
-/// The bound of the first pause between these tries, which doubles.
-const PAUSE: Duration = Duration::from_millis(2);
 
 /// Exclusive leases that a majority of independent servers holds, as one backend. Clones share the
 /// servers and what is held at them.
@@ -68,9 +57,18 @@ pub struct Majority {
     servers: Arc<[Arc<Janitor>]>,
     /// The time that each server has for an answer.
     limit: Duration,
-    held: Arc<KnownLeases>,
+    /// What is held, by the caller's owner.
+    held: Arc<Mutex<HashMap<Owner, Hold>>>,
     contention: Arc<Contention>,
-    wakes: Wakes,
+}
+
+/// A lease that a majority holds.
+#[derive(Clone, Default)]
+struct Hold {
+    fence: u64,
+    /// The owner of its share at each server, in their order. `None` where it has none: the server
+    /// has granted nothing, or has denied it at a renewal.
+    owners: Vec<Option<Owner>>,
 }
 
 impl Majority {
@@ -89,8 +87,7 @@ impl Majority {
         if servers.is_empty() {
             return Err(Error::new(ErrorKind::InvalidConfig, "a majority needs at least 1 server"));
         }
-        let (held, contention, wakes) = Default::default();
-        Ok(Self { servers, limit, held, contention, wakes })
+        Ok(Self { servers, limit, held: Arc::default(), contention: Arc::default() })
     }
 
     /// Waits until the undos at the servers have ended or the limit passes.
@@ -108,16 +105,11 @@ impl Majority {
             let asked = Instant::now();
             ask().await.map(|_| asked.elapsed())
         });
-        let (mut times, mut errors) = (Vec::new(), Vec::new());
-        for measured in join_all(measured).await {
-            match measured {
-                Ok(time) => times.push(time),
-                Err(error) => errors.push(error),
-            }
-        }
+        let answers = join_all(measured).await;
+        let mut times: Vec<_> = answers.iter().flatten().collect();
         times.sort();
         let Some(round_trip) = times.get(self.needed() - 1) else {
-            return Err(self.undecided(errors).into());
+            return Err(self.undecided(&answers).into());
         };
         let (least, limit) = (round_trip.saturating_mul(ANSWERS), self.limit);
         if least <= limit {
@@ -134,87 +126,34 @@ impl Majority {
         self.servers.len() / 2 + 1
     }
 
-    /// Asks all servers at once.
-    async fn each<'a, T, F>(
-        &'a self,
-        ask: impl Fn(&'a dyn Leases) -> F,
-    ) -> Vec<Result<T, BackendError>>
-    where
-        F: Future<Output = Result<T, BackendError>>,
-    {
-        let asked = self.servers.iter().map(|server| ask(server.backend().as_ref()));
-        join_all(asked.map(|answer| in_time(self.limit, answer))).await
-    }
-
-    /// Answers a claim that is sent again and has the lease already: it lasts its full time from
-    /// now.
-    async fn again(&self, claim: &Claim) -> Result<Option<Grant>, BackendError> {
-        let Some(fence) = self.held.fence(claim) else { return Ok(None) };
-        let renewed = Leases::renew(self, std::slice::from_ref(claim)).await?;
-        let is_held = renewed.first().is_some_and(|renewal| renewal.is_held());
-        Ok(is_held.then(|| Grant::new(fence)))
-    }
-
-    /// The lease in the way of a claim without a majority.
-    fn refused(
+    /// Returns whether a majority says yes, or so many servers say no that none can. Returns an
+    /// error if too few have answered.
+    fn decide<T>(
         &self,
-        answers: Vec<Result<Acquired, BackendError>>,
-    ) -> Result<Occupied, BackendError> {
-        let (mut free, mut held, mut errors) = (0, Vec::new(), Vec::new());
-        for answer in answers {
-            match answer {
-                Ok(Acquired::Granted(_)) => free += 1,
-                Ok(Acquired::Occupied(occupied)) => held.push(occupied),
-                Err(error) => errors.push(error),
-            }
-        }
-        // So many more servers must become free. They do when their leases end, at the latest.
-        let more = self.needed().checked_sub(free + 1);
-        more.and_then(|more| one_of(held, more)).ok_or_else(|| self.undecided(errors))
-    }
-
-    /// Takes a lease of a majority at one more server, in a task of its own.
-    fn complete(&self, claim: &Claim, at: usize) {
-        let (Some(server), Some(fence)) = (self.servers.get(at), self.held.fence(claim)) else {
-            return;
-        };
-        let (server, held, limit) = (server.clone(), self.held.clone(), self.limit);
-        let (ours, theirs) = (claim.owner, afresh(claim));
-        server.clone().spawn(async move {
-            let mut acquisition = Acquisition::new(server, theirs.clone());
-            drop(acquisition.ask(limit, |server, claim| server.acquire(claim)).await);
-            if !acquisition.is_granted() {
-                return;
-            }
-            let written = acquisition
-                .ask(limit, |server, claim| server.pass_with_fence(claim, claim, fence))
-                .await;
-            // A lease that was released meanwhile must not be taken: dropped, it is undone.
-            if matches!(written, Ok((Some(_), _))) && held.replace(ours, at, theirs.owner) {
-                acquisition.keep();
-            }
-        });
-    }
-
-    /// Decides by the number of servers that say yes and no. Returns `None` if too few answered.
-    fn decided(&self, yes: usize, no: usize) -> Option<bool> {
+        answers: &[Result<T, BackendError>],
+        is_yes: impl Fn(&T) -> bool,
+    ) -> Result<bool, BackendError> {
+        let said: Vec<_> = answers.iter().flatten().map(is_yes).collect();
+        let yes = said.iter().filter(|yes| **yes).count();
+        let no = said.len() - yes;
         if yes >= self.needed() {
-            Some(true)
+            Ok(true)
         } else if self.servers.len() - no < self.needed() {
-            Some(false)
+            Ok(false)
         } else {
-            None
+            Err(self.undecided(answers))
         }
     }
 
     /// The error of an operation that the servers that answered did not decide.
-    fn undecided(&self, errors: impl IntoIterator<Item = BackendError>) -> BackendError {
-        let errors: Vec<_> = errors.into_iter().collect();
-        let foreign = |error: &&BackendError| error.kind() == BackendErrorKind::Foreign;
-        if self.servers.len() - errors.iter().filter(foreign).count() < self.needed()
-            && let Some(error) = errors.iter().find(foreign)
+    fn undecided<T>(&self, answers: &[Result<T, BackendError>]) -> BackendError {
+        let errors: Vec<_> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
+        let foreign: Vec<_> =
+            errors.iter().filter(|error| error.kind() == BackendErrorKind::Foreign).collect();
+        if self.servers.len() - foreign.len() < self.needed()
+            && let Some(error) = foreign.first()
         {
-            return error.clone();
+            return (**error).clone();
         }
         let (all, failed, limit) = (self.servers.len(), errors.len(), self.limit);
         let why = errors.first().map_or(String::new(), |why| {
@@ -225,17 +164,140 @@ impl Majority {
         BackendError::new(BackendErrorKind::Unavailable, message)
     }
 
-    /// The answer about one lease, from what each server says of it.
-    fn renewal(&self, claim: &Claim, said: &[Renewal]) -> Renewal {
-        let count = |what| said.iter().filter(|said| **said == what).count();
-        let missing = self.held.said(claim.owner, said);
-        match self.decided(count(Renewal::Held), count(Renewal::NotHeld)) {
-            Some(true) => {
-                missing.into_iter().for_each(|at| self.complete(claim, at));
-                Renewal::Held
+    /// Returns what is held for a claim.
+    fn hold(&self, claim: &Claim) -> Option<Hold> {
+        lock(&self.held).get(&claim.owner).cloned()
+    }
+
+    /// Answers a claim that is sent again and has the lease already: it lasts its full time from
+    /// now.
+    async fn again(&self, claim: &Claim) -> Result<Option<Grant>, BackendError> {
+        let Some(hold) = self.hold(claim) else { return Ok(None) };
+        let renewed = Leases::renew(self, std::slice::from_ref(claim)).await?;
+        Ok((renewed == [Renewal::Held]).then(|| Grant::new(hold.fence)))
+    }
+
+    /// Asks all servers once. Returns the answer of the majority, and whether any has granted the
+    /// claim.
+    async fn ask(&self, claim: &Claim, begun: Instant) -> Result<(Acquired, bool), BackendError> {
+        let asked = self.servers.iter().map(async |server| {
+            let mut acquisition = Acquisition::new(server.clone(), share(claim, None));
+            let answer = acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
+            (acquisition, answer.map(|(answer, _)| answer))
+        });
+        let (tried, answers): (Vec<_>, Vec<_>) = join_all(asked).await.into_iter().unzip();
+        let (mut fences, mut held) = (vec![0; answers.len()], Vec::new());
+        for (answer, fence) in answers.iter().zip(&mut fences) {
+            match answer {
+                Ok(Acquired::Granted(grant)) => *fence = grant.fence(),
+                Ok(Acquired::Occupied(occupied)) => held.push(*occupied),
+                Err(_) => {}
             }
-            Some(false) => Renewal::NotHeld,
-            None => Renewal::Unknown,
+        }
+        let owner = |one: &Acquisition| one.is_granted().then(|| one.claim().owner);
+        let hold = Hold {
+            fence: fences.iter().copied().max().unwrap_or_default(),
+            owners: tried.iter().map(owner).collect(),
+        };
+        // Those without an answer undo themselves.
+        let granted: Vec<_> = tried.into_iter().filter(Acquisition::is_granted).collect();
+        let is_any_granted = !granted.is_empty();
+        let answer = match granted.len() < self.needed() {
+            true => Ok(self.in_the_way(granted.len(), held).map(Acquired::Occupied)),
+            false => {
+                let grant = self.write_fence(claim, &hold, &fences, begun).await;
+                grant.map(|grant| grant.map(Acquired::Granted))
+            }
+        };
+        let answer = answer.and_then(|answer| answer.ok_or_else(|| self.undecided(&answers)));
+        if let Ok(Acquired::Granted(_)) = answer {
+            lock(&self.held).insert(claim.owner, hold);
+            granted.into_iter().for_each(Acquisition::keep);
+        } else {
+            // A release that takes longer than the limit goes on in the background.
+            join_all(granted.into_iter().map(|one| timeout(self.limit, one.give_back()))).await;
+        }
+        answer.map(|answer| (answer, is_any_granted))
+    }
+
+    /// Returns the lease in the way, of those at the servers that are not free. It ends when so
+    /// many have ended that a majority is free.
+    fn in_the_way(&self, free: usize, mut held: Vec<Occupied>) -> Option<Occupied> {
+        let more = self.needed().checked_sub(free + 1)?;
+        held.sort_by_key(|occupied| occupied.fence);
+        // That of a holder at most of the servers.
+        let fence = held.get(held.len() / 2)?.fence;
+        held.sort_by_key(|occupied| occupied.remaining);
+        Some(Occupied { fence, remaining: held.get(more)?.remaining, holders: 1 })
+    }
+
+    /// Writes the fence of a hold to a majority, which renews its shares. Returns `None` if no
+    /// majority has it any more.
+    ///
+    /// The servers are known to have these fences. The lease counts from `begun`.
+    async fn write_fence(
+        &self,
+        claim: &Claim,
+        hold: &Hold,
+        known: &[u64],
+        begun: Instant,
+    ) -> Result<Option<Grant>, BackendError> {
+        let fence = hold.fence;
+        let there = self.servers.iter().zip(&hold.owners).enumerate();
+        let written = there.map(async |(at, (server, owner))| {
+            if owner.is_none() || known.get(at) == Some(&fence) {
+                return Ok(owner.is_some());
+            }
+            let share = share(claim, *owner);
+            let written = server.backend().pass_with_fence(&share, &share, fence);
+            in_time(self.limit, written).await.map(|grant| grant.is_some())
+        });
+        let answers = join_all(written).await;
+        let is_written = self.decide(&answers, |written| *written)?;
+        if is_written && begun.elapsed() >= trusted(claim.lease) {
+            return Err(self.undecided(&answers));
+        }
+        Ok(is_written.then(|| Grant::new(fence)))
+    }
+
+    /// Notes which servers deny their share of a hold that a majority has renewed. One that has
+    /// none and answers, since it was away or has restarted, is asked for a share. A server that
+    /// denies one for the first time may be the first that a [clear](Leases::clear) has reached.
+    fn note_denied(&self, claim: &Claim, asked: &Hold, said: &[Result<bool, BackendError>]) {
+        let mut held = lock(&self.held);
+        let Some(hold) = held.get_mut(&claim.owner) else { return };
+        let there = hold.owners.iter_mut().zip(&asked.owners).zip(self.servers.iter().zip(said));
+        for (at, ((owner, asked), (server, said))) in there.enumerate() {
+            if !matches!(said, Ok(false)) || owner != asked {
+                continue;
+            }
+            if owner.take().is_none() {
+                let (majority, claim) = (self.clone(), claim.clone());
+                server.spawn(async move { majority.take_share(&claim, at).await });
+            }
+        }
+    }
+
+    /// Takes a share of a hold at a server that has none.
+    async fn take_share(&self, claim: &Claim, at: usize) {
+        let (Some(server), Some(Hold { fence, .. })) = (self.servers.get(at), self.hold(claim))
+        else {
+            return;
+        };
+        let mut acquisition = Acquisition::new(server.clone(), share(claim, None));
+        let asked = acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
+        if !matches!(asked, Ok((Acquired::Granted(_), _))) {
+            return;
+        }
+        let written = acquisition
+            .ask(self.limit, |server, claim| server.pass_with_fence(claim, claim, fence))
+            .await;
+        let mut held = lock(&self.held);
+        let owner = held.get_mut(&claim.owner).and_then(|hold| hold.owners.get_mut(at));
+        // If the hold was released meanwhile, the acquisition is dropped and undone.
+        if let (Ok((Some(_), _)), Some(owner @ None)) = (written, owner) {
+            *owner = Some(acquisition.claim().owner);
+            acquisition.keep();
         }
     }
 }
@@ -249,78 +311,71 @@ impl Leases for Majority {
         if let Some(grant) = self.again(claim).await? {
             return Ok(Acquired::Granted(grant));
         }
-        if let Some(pause) = self.contention.pause(&claim.name) {
-            sleep(pause).await;
-        }
         let mut tries = 0;
         loop {
-            let (is_split, refusal) = match self.ask_for_majority(claim, begun).await {
-                Ok(fence) => return Ok(Acquired::Granted(Grant::new(fence))),
-                Err(refused) => refused,
-            };
-            tries += 1;
-            // A server that does not answer may have taken all the time.
-            if !is_split || tries == TRIES || begun.elapsed() >= self.limit {
-                if refusal.is_ok() {
-                    self.contention.met(&claim.name);
-                    self.wakes.hear(&self.servers, self.needed(), &claim.name);
-                }
-                return refusal.map(Acquired::Occupied);
+            if let Some(pause) = self.contention.pause(&claim.name) {
+                sleep(pause).await;
             }
-            sleep((PAUSE * (1 << tries)).mul_f64(fastrand::f64())).await;
+            tries += 1;
+            let (answer, is_any_granted) = self.ask(claim, begun).await?;
+            if let Acquired::Granted(_) = answer {
+                return Ok(answer);
+            }
+            self.contention.met(&claim.name, &self.servers);
+            // A server that does not answer may have taken all the time.
+            if !is_any_granted || tries == TRIES || begun.elapsed() >= self.limit {
+                return Ok(answer);
+            }
         }
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
-        let known = claims.iter().filter_map(|claim| Some((claim, self.held.of(claim)?)));
-        let (held, theirs): (Vec<_>, Vec<_>) = known.unzip();
-        if held.is_empty() {
-            return Ok(vec![Renewal::NotHeld; claims.len()]);
-        }
-        let asked = self.servers.iter().enumerate().map(|(at, server)| {
-            let there: Vec<_> = theirs.iter().filter_map(|each| each.get(at).cloned()).collect();
-            in_time(self.limit, async move { server.backend().renew(&there).await })
+        let holds: Vec<_> =
+            claims.iter().map(|claim| self.hold(claim).unwrap_or_default()).collect();
+        let asked = self.servers.iter().enumerate().map(async |(at, server)| {
+            let owner = |hold: &Hold| hold.owners.get(at).copied().flatten();
+            let each = claims.iter().zip(&holds);
+            let shares: Vec<_> = each.map(|(claim, hold)| share(claim, owner(hold))).collect();
+            in_time(self.limit, server.backend().renew(&shares)).await
         });
         let answers = join_all(asked).await;
-        let mut decided = HashMap::new();
-        for (which, claim) in held.into_iter().enumerate() {
-            let said = answers
-                .iter()
-                .map(|answer| answer.as_ref().ok().and_then(|each| each.get(which)).copied());
-            let said: Vec<_> = said.map(|said| said.unwrap_or(Renewal::Unknown)).collect();
-            decided.insert(claim.owner, self.renewal(claim, &said));
-        }
-        let of = |claim: &Claim| decided.get(&claim.owner).copied().unwrap_or(Renewal::NotHeld);
-        let renewed: Vec<_> = claims.iter().map(of).collect();
-        match renewed.iter().all(|renewal| *renewal == Renewal::Unknown) {
-            true => Err(self.undecided(answers.into_iter().filter_map(Result::err))),
-            false => Ok(renewed),
-        }
-    }
-
-    /// Releases the lease at each server by itself. A release that takes longer than the limit
-    /// goes on in the background.
-    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let Some((_, theirs)) = self.held.remove(claim) else { return Ok(false) };
-        self.contention.released(&claim.name);
-        let granted: Vec<_> = self.servers.iter().zip(theirs).collect();
-        let (mut yes, mut errors) = (0, Vec::new());
-        let mut no = granted.iter().filter(|(_, theirs)| theirs.is_none()).count();
-        let ended = granted.into_iter().filter_map(|(server, theirs)| {
-            theirs.map(|theirs| timeout(self.limit, server.end(theirs)))
-        });
-        for ended in join_all(ended).await {
-            match ended {
-                Ok(Ok(())) => yes += 1,
-                Ok(Err(error)) if error.kind() == ErrorKind::Lost => no += 1,
-                Ok(Err(error)) => errors.push(BackendError::new(BackendErrorKind::Unknown, error)),
-                Err(elapsed) => errors.push(BackendError::timed_out(elapsed)),
+        let (mut renewals, mut undecided) = (Vec::with_capacity(claims.len()), None);
+        for (which, (claim, hold)) in claims.iter().zip(&holds).enumerate() {
+            let said: Vec<_> = answers.iter().map(|answer| said_of(answer, which)).collect();
+            let decided = self.decide(&said, |is_held| *is_held);
+            if let Ok(true) = decided {
+                self.note_denied(claim, hold, &said);
             }
+            renewals.push(decided.as_ref().map_or(Renewal::Unknown, |held| Renewal::from(*held)));
+            undecided = undecided.or(decided.err());
         }
-        self.decided(yes, no).ok_or_else(|| self.undecided(errors))
+        match undecided {
+            Some(error) if renewals.iter().all(|each| *each == Renewal::Unknown) => Err(error),
+            _ => Ok(renewals),
+        }
     }
 
-    /// Passes the lease at each server that has granted it, with the next fence.
+    /// Releases each share by itself. A release that takes longer than the limit goes on in the
+    /// background.
+    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        let Some(hold) = lock(&self.held).remove(&claim.owner) else { return Ok(false) };
+        self.contention.released(&claim.name);
+        let shares = self.servers.iter().zip(hold.owners);
+        let ended = shares.map(async |(server, owner)| {
+            if owner.is_none() {
+                return Ok(false);
+            }
+            match timeout(self.limit, server.end(share(claim, owner))).await {
+                Ok(Ok(())) => Ok(true),
+                Ok(Err(error)) if error.kind() == ErrorKind::Lost => Ok(false),
+                Ok(Err(error)) => Err(BackendError::new(BackendErrorKind::Unknown, error)),
+                Err(elapsed) => Err(BackendError::timed_out(elapsed)),
+            }
+        });
+        self.decide(&join_all(ended).await, |was_held| *was_held)
+    }
+
+    /// Gives the hold to the other claim, with the next fence. The owners at the servers stay.
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
         only_exclusive(from.mode)?;
         only_exclusive(to.mode)?;
@@ -328,30 +383,17 @@ impl Leases for Majority {
         if let Some(grant) = self.again(to).await? {
             return Ok(Some(grant));
         }
-        let Some((fence, ours)) = self.held.granted(from) else { return Ok(None) };
-        let fence = fence + 1;
-        let pass = |at: usize, server, to| {
-            pass_with_fence(server, ours.get(at).cloned().flatten(), to, fence)
+        let Some(hold) = self.hold(from) else { return Ok(None) };
+        let next = Hold { fence: hold.fence + 1, ..hold };
+        let Some(grant) = self.write_fence(to, &next, &[], begun).await? else {
+            // A minority may still have it.
+            return self.release(from).await.map(|_| None);
         };
-        let tried = self.ask_all(self.acquisitions(&afresh(to)), begun, pass).await;
-        // A server that may not have passed the lease may still have it under the old owner.
-        let now = self.held.remove(from).map_or_else(|| ours.clone(), |(_, theirs)| theirs);
-        let there = self.servers.iter().zip(&ours).zip(now);
-        for (((server, asked), now), answer) in there.zip(&tried.answers) {
-            if let Some(now) = now.filter(|now| answer.is_err() || asked.as_ref() != Some(now)) {
-                server.undo(now, false, &Handle::current());
-            }
-        }
-        if tried.is_granted_by(self.needed()) {
-            self.keep_granted(tried.acquisitions, to.owner, fence);
-            return Ok(Some(Grant::new(fence)));
-        }
-        self.give_back(tried.acquisitions).await;
-        let no = tried.answers.iter().filter(|answer| matches!(answer, Ok(None))).count();
-        match self.decided(0, no) {
-            Some(_) => Ok(None),
-            None => Err(self.undecided(tried.answers.into_iter().filter_map(Result::err))),
-        }
+        let mut held = lock(&self.held);
+        Ok(held.remove(&from.owner).map(|hold| {
+            held.insert(to.owner, Hold { fence: grant.fence(), ..hold });
+            grant
+        }))
     }
 
     async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
@@ -360,54 +402,40 @@ impl Leases for Majority {
     }
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
-        let (mut held, mut free, mut errors) = (Vec::new(), 0, Vec::new());
-        for answer in self.each(|server| server.inspect(name, kind)).await {
-            match answer.map(|held| held.in_mode(Mode::Exclusive)) {
-                Ok(Some(occupied)) => held.push(occupied),
-                Ok(None) => free += 1,
-                Err(error) => errors.push(error),
-            }
+        let asked = self.servers.iter().map(|server| {
+            let holding = in_time(self.limit, server.backend().inspect(name, kind));
+            holding.map_ok(|holding| holding.in_mode(Mode::Exclusive))
+        });
+        let answers = join_all(asked).await;
+        if !self.decide(&answers, Option::is_some)? {
+            return Ok(Holding::default());
         }
-        match self.decided(held.len(), free) {
-            // It ends when so many of these leases have ended that the rest is no majority.
-            Some(true) => {
-                let last = held.len() - self.needed();
-                let occupied = one_of(held, last);
-                Ok(occupied.map_or_else(
-                    Holding::default,
-                    |Occupied { fence, remaining, .. }| Holding {
-                        holders: 1,
-                        fence,
-                        expires_in: remaining,
-                        ..Holding::default()
-                    },
-                ))
-            }
-            Some(false) => Ok(Holding::default()),
-            None => Err(self.undecided(errors)),
-        }
+        let free = answers.iter().filter(|answer| matches!(answer, Ok(None))).count();
+        let held = answers.into_iter().flatten().flatten().collect();
+        Ok(self.in_the_way(free, held).map_or_else(Holding::default, |occupied| Holding {
+            holders: 1,
+            fence: occupied.fence,
+            expires_in: occupied.remaining,
+            ..Holding::default()
+        }))
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         only_exclusive(mode)?;
-        let answers = self.each(|server| server.clear(name, mode)).await;
-        let (cleared, errors): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
-        if cleared.len() < self.needed() {
-            return Err(self.undecided(errors.into_iter().filter_map(Result::err)));
+        let servers = self.servers.iter();
+        let cleared = servers.map(|server| in_time(self.limit, server.backend().clear(name, mode)));
+        let answers = join_all(cleared).await;
+        self.decide(&answers, |_| true)?;
+        Ok(answers.into_iter().flatten().any(|was_there| was_there))
+    }
+
+    /// A task listens to all servers from the first refusal on, or for a listener without a claim.
+    fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
+        let changes = self.contention.listen(name);
+        if claim.is_none() {
+            self.contention.met(name, &self.servers);
         }
-        Ok(cleared.into_iter().flatten().any(|there| there))
-    }
-
-    /// A task listens to all servers from the first refusal on.
-    fn listen(&self, name: &Name, _claim: Option<&Claim>) -> Changes {
-        self.wakes.listen(name)
-    }
-
-    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        let mut changes = self.wakes.listen(name);
-        self.wakes.hear(&self.servers, self.needed(), name);
-        in_time(self.limit.saturating_mul(ANSWERS), changes.confirmed()).await?;
-        Ok(changes)
+        changes
     }
 
     fn time_limit(&self) -> Option<Duration> {
@@ -424,9 +452,9 @@ impl fmt::Debug for Majority {
     }
 }
 
-/// The claim of one try: with a fresh owner, and without a queue entry.
-fn afresh(claim: &Claim) -> Claim {
-    Claim { owner: Owner::fresh(), waits: false, ..claim.clone() }
+/// Returns the claim of a share at one server: under the owner that has it, or a fresh one.
+fn share(claim: &Claim, owner: Option<Owner>) -> Claim {
+    Claim { owner: owner.unwrap_or_else(Owner::fresh), waits: false, ..claim.clone() }
 }
 
 fn only_exclusive(mode: Mode) -> Result<(), BackendError> {
@@ -439,24 +467,16 @@ fn only_exclusive(mode: Mode) -> Result<(), BackendError> {
     }
 }
 
-/// Passes the lease of one server, if that has one.
-fn pass_with_fence(
-    server: &dyn Leases,
-    from: Option<Claim>,
-    to: Claim,
-    fence: u64,
-) -> BoxFuture<'_, Result<Option<Grant>, BackendError>> {
-    match from {
-        Some(from) => async move { server.pass_with_fence(&from, &to, fence).await }.boxed(),
-        None => ready(Ok(None)).boxed(),
+/// Returns what a server says of one lease of a batch.
+fn said_of(
+    answer: &Result<Vec<Renewal>, BackendError>,
+    which: usize,
+) -> Result<bool, BackendError> {
+    match answer.as_ref().map_err(BackendError::clone)?.get(which) {
+        Some(Renewal::Held) => Ok(true),
+        Some(Renewal::NotHeld) => Ok(false),
+        Some(Renewal::Unknown) | None => {
+            Err(BackendError::new(BackendErrorKind::Unknown, "the server does not know"))
+        }
     }
-}
-
-/// Returns the lease of these that ends `at` that place in their order. Its fence is that in the
-/// middle, which is that of a holder at most of the servers.
-fn one_of(mut held: Vec<Occupied>, at: usize) -> Option<Occupied> {
-    held.sort_by_key(|occupied| occupied.fence);
-    let fence = held.get(held.len() / 2)?.fence;
-    held.sort_by_key(|occupied| occupied.remaining);
-    Some(Occupied { fence, remaining: held.get(at)?.remaining, holders: 1 })
 }

@@ -99,7 +99,7 @@ async fn a_copy_ends_with_its_entry_or_its_age() {
     let cache = builder().local(LocalTier::default()).build().unwrap();
     let brief = builder().local(LocalTier::default().max_age(5 * MS)).build().unwrap();
     let writer = builder().build().unwrap();
-    writer.insert_with_ttl("k", &1, 3_000 * MS).await.unwrap();
+    writer.request("k").ttl(3_000 * MS).insert(&1).await.unwrap();
     advance(1_000 * MS).await;
     for cache in [&cache, &brief] {
         warm(cache).await;

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use bellwether::{
     Cache,
-    backend::{Leases, Renewal},
+    backend::{Change, Leases, Renewal},
     cache::Source,
     error::BackendErrorKind,
 };
 use testkit::{Cluster, LIMIT, comes_true};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{TIMEOUT, backend, claim, locks};
+use super::{TIMEOUT, backend, claim, locks, name};
 
 /// The delay that a busy machine adds to a time-out.
 const SLACK: Duration = Duration::from_secs(2);
@@ -106,6 +106,29 @@ async fn a_node_that_hangs_does_not_affect_entries_of_other_nodes() {
     cluster.nodes[1].resume();
     let again = async || ask(&cache, &of_each[1]).await.0 == Source::Hit;
     assert!(comes_true(LIMIT, again).await, "the node is not used again");
+}
+
+/// A push connection was tested only after a second in which no channel of any node opened or
+/// closed. A process with many waits never tested the connection to the node that hung.
+#[tokio::test]
+async fn listeners_learn_of_a_node_that_hangs_while_others_come_and_go() {
+    let cluster = Cluster::start_with(2, 0, &["--cluster-node-timeout", "60000"]).await;
+    let backend = backend(&cluster);
+    let keys = cluster.key_of_each(2, |at| format!("k{at}")).await;
+    let mut stays = backend.changes(&name(&keys[1])).await.unwrap();
+    let visits = async || {
+        loop {
+            drop(backend.changes(&name(&keys[0])).await.unwrap());
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    cluster.nodes[1].stop_signal();
+    let told = async { timeout(LIMIT, stays.next()).await };
+    let told = tokio::select! {
+        told = told => told,
+        () = visits() => unreachable!(),
+    };
+    assert_eq!(told.expect("the connection is not tested"), Change::Wake);
 }
 
 /// Returns the source of the value of a key, and the time that it took.

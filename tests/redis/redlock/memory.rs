@@ -74,7 +74,8 @@ async fn a_minority_of_shares_is_released_and_waited_for() {
     let begun = Instant::now();
     assert!(redlock.mutex("m").try_lock().await.unwrap().is_none());
     assert_eq!(shares(&servers, "m").await, 2);
-    assert!(begun.elapsed() <= 15 * MS, "{:?}", begun.elapsed());
+    // Three tries, with two pauses of 8 ms at most.
+    assert!(begun.elapsed() <= 18 * MS, "{:?}", begun.elapsed());
     assert!(redlock.mutex("m").is_locked().await.unwrap());
     let left = 3000 * MS - begun.elapsed();
     assert_eq!(redlock.mutex("m").expires_in().await.unwrap(), Some(left));

@@ -26,12 +26,12 @@ use tokio::{
 use tracing::debug;
 
 use super::{
-    commands::{CommandConnection, Confirmed, Extras},
+    commands::Before,
     connect::{ask, first_success},
     failure::{CommandFailure, CommandRetry},
-    link::CommandDeadline,
-    node::{ChannelScope, Lane, Node, NodeEvents},
-    replicas::Replicas,
+    link::{CommandDeadline, Link},
+    node::{ChannelScope, Node, NodeEvents},
+    replicas::Confirmation,
     sentinel::Endpoint,
     settings::{self, Access, ConnectTarget, RedisConfig},
     task::OnDemandTask,
@@ -67,15 +67,6 @@ pub(in super::super) struct ClusterSeeds {
 pub(super) struct Cluster {
     nodes: Arc<ClusterNodes>,
     refresh: OnDemandTask,
-}
-
-/// Something that is sent to the node that serves a slot.
-#[derive(Clone, Copy)]
-enum SlotCommand<'a> {
-    Run(&'a Cmd),
-    /// Commands that must all succeed.
-    RunAll(&'a Pipeline),
-    Call(&'a Call<'a>, Option<Replicas>),
 }
 
 impl ClusterSeeds {
@@ -135,29 +126,41 @@ impl Cluster {
         self.nodes.topology.new_connections.subscribe()
     }
 
-    pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Confirmed, BackendError> {
-        self.send(slot_of(key.as_bytes()), SlotCommand::Run(command)).await
+    pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
+        let run = |node: Arc<ClusterNode>, before, deadline| async move {
+            node.connections.commands().run(command, before, deadline).await
+        };
+        self.send(slot_of(key.as_bytes()), run).await
     }
 
-    /// Runs commands that touch one slot.
+    /// Runs commands that touch one slot, and that must all succeed.
     pub(super) async fn run_all(
         &self,
         commands: &Pipeline,
         key: &str,
     ) -> Result<Vec<Value>, BackendError> {
-        let reply = self.send(slot_of(key.as_bytes()), SlotCommand::RunAll(commands)).await?;
-        match reply.value {
-            Value::Array(values) => Ok(values),
-            _ => Ok(Vec::new()),
-        }
+        let run_all = |node: Arc<ClusterNode>, before, deadline| async move {
+            let replies = node.connections.commands().run_all(commands, before, deadline).await?;
+            replies.into_iter().collect()
+        };
+        self.send(slot_of(key.as_bytes()), run_all).await
     }
 
-    pub(super) async fn call(
+    pub(super) async fn call(&self, call: &Call<'_>) -> Result<Value, BackendError> {
+        let run = |node: Arc<ClusterNode>, before, deadline| async move {
+            node.connections.commands().call(call, before, deadline).await
+        };
+        self.send(slot_of(call.first_key()), run).await
+    }
+
+    pub(super) async fn grant(
         &self,
         call: &Call<'_>,
-        replicas: Option<Replicas>,
-    ) -> Result<Confirmed, BackendError> {
-        self.send(slot_of(call.first_key()), SlotCommand::Call(call, replicas)).await
+    ) -> Result<(Value, Confirmation), BackendError> {
+        let run = |node: Arc<ClusterNode>, before, deadline| async move {
+            node.connections.grant(call, before, deadline).await
+        };
+        self.send(slot_of(call.first_key()), run).await
     }
 
     /// Starts the push connection of the node that serves a channel's slot.
@@ -171,10 +174,10 @@ impl Cluster {
     pub(super) async fn commands(
         &self,
         deadline: CommandDeadline,
-    ) -> Result<Vec<Arc<CommandConnection>>, BackendError> {
+    ) -> Result<Vec<Link>, BackendError> {
         let slots = self.slots(deadline).await?;
         let nodes = slots.owners().iter().map(|owner| self.nodes.at(owner));
-        Ok(nodes.map(|node| node.connections.commands.clone()).collect())
+        Ok(nodes.map(|node| node.connections.commands().clone()).collect())
     }
 
     pub(super) fn replace_connections(&self) {
@@ -189,16 +192,24 @@ impl Cluster {
         slots.map_or(0, |slots| slots.number(slot_of(name.prefix().as_bytes())))
     }
 
-    async fn send(&self, slot: u16, command: SlotCommand<'_>) -> Result<Confirmed, BackendError> {
+    /// Sends something to the node that serves a slot.
+    async fn send<T, F>(
+        &self,
+        slot: u16,
+        command: impl Fn(Arc<ClusterNode>, Before, CommandDeadline) -> F,
+    ) -> Result<T, BackendError>
+    where
+        F: Future<Output = Result<T, CommandFailure>>,
+    {
         let mut deadline = CommandDeadline::from_now(&self.nodes.config);
         if self.nodes.topology.known().is_none() {
             Box::pin(self.slots(deadline)).await?;
             deadline = deadline.restarted();
         }
         let mut node = self.owner(slot, deadline).await?;
-        let (mut asking, mut hops) = (false, 0);
+        let (mut before, mut hops) = (Before::default(), 0);
         loop {
-            let failure = match command.send(&node, asking, deadline).await {
+            let failure = match command(node.clone(), before, deadline).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
@@ -215,23 +226,17 @@ impl Cluster {
             if Instant::now() >= deadline.at() {
                 return Err(failure.error);
             }
-            (node, asking) = match redirection {
-                Some((address, asking)) => (self.redirected(slot, &address, asking)?, asking),
-                None => (self.owner(slot, deadline).await?, false),
+            before.asking = matches!(redirection, Some((_, true)));
+            node = match redirection {
+                Some((to, asking)) => {
+                    if !asking {
+                        self.nodes.topology.slot_moved(slot, to.clone());
+                    }
+                    self.nodes.at(&to)
+                }
+                None => self.owner(slot, deadline).await?,
             };
         }
-    }
-
-    fn redirected(
-        &self,
-        slot: u16,
-        to: &NodeAddress,
-        asking: bool,
-    ) -> Result<Arc<ClusterNode>, BackendError> {
-        if !asking {
-            self.nodes.topology.slot_moved(slot, to.clone());
-        }
-        Ok(self.nodes.at(to))
     }
 
     async fn owner(
@@ -270,33 +275,6 @@ impl Cluster {
                 Ok(Ok(())) => {}
                 Ok(Err(_closed)) => return unavailable("the connections were closed"),
                 Err(_elapsed) => return unavailable("no node has reported the slots yet"),
-            }
-        }
-    }
-}
-
-impl SlotCommand<'_> {
-    async fn send(
-        self,
-        node: &ClusterNode,
-        asking: bool,
-        deadline: CommandDeadline,
-    ) -> Result<Confirmed, CommandFailure> {
-        match self {
-            Self::Run(command) => {
-                let extras = Extras { asking, ..Extras::default() };
-                node.connections.connection(Lane::Commands).run(command, extras, deadline).await
-            }
-            Self::RunAll(commands) => {
-                let connection = node.connections.connection(Lane::Commands);
-                let replies = connection.run_all(commands, asking, deadline).await?;
-                let values = replies.into_iter().collect::<Result<_, _>>()?;
-                Ok(Confirmed::of(Value::Array(values)))
-            }
-            Self::Call(call, replicas) => {
-                let extras = Extras { asking, replicas, ..Extras::default() };
-                let lane = Lane::of(call, replicas);
-                node.connections.connection(lane).call(call, extras, deadline).await
             }
         }
     }

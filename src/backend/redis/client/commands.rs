@@ -4,75 +4,41 @@ use redis::{Cmd, Pipeline, Value};
 
 use super::{
     failure::{CommandFailure, CommandRetry},
-    link::{CommandDeadline, Link, Reply},
-    node::NodeEvents,
-    replicas::{Grants, Replicas},
-    sentinel::Endpoint,
-    settings::RedisConfig,
+    link::{CommandDeadline, Link},
 };
-use crate::{backend::redis::scripts::Call, error::BackendError};
-
-/// Sends commands on one connection.
-#[derive(Clone)]
-pub(super) struct CommandConnection {
-    link: Link,
-    grants: Grants,
-}
+use crate::backend::redis::scripts::Call;
 
 /// The reply to a command.
-pub(super) struct Confirmed {
-    pub(super) value: Value,
-    /// How many replicas confirmed the command, or why the server did not count them. Zero if no
-    /// `WAIT` was sent.
-    pub(super) replicas: Result<usize, BackendError>,
-}
+pub(super) type Reply = Result<Value, CommandFailure>;
 
-/// Commands that are sent in the same write as a command, with nothing in between.
+/// Commands that are sent in the same write before a command, with nothing in between.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Extras {
-    /// A `PING` before it.
+pub(super) struct Before {
+    /// A `PING`.
     ///
     /// Redis flushes replies in the reverse order in which clients became writable. A `PING` sent
     /// first puts this client at the end, so that a waiter hears of a release before its releaser
     /// does.
-    pub(super) ping_first: bool,
-    /// An `ASKING` before it, for a node that is about to receive the slot.
+    ping: bool,
+    /// An `ASKING`, for a node that is about to receive the slot.
     pub(super) asking: bool,
-    /// A `WAIT` behind it and other grants, for this many replicas.
-    pub(super) replicas: Option<Replicas>,
 }
 
-impl Confirmed {
-    /// Creates the reply to a command that no replica had to confirm.
-    pub(super) fn of(value: Value) -> Self {
-        Self { value, replicas: Ok(0) }
-    }
-}
-
-impl CommandConnection {
-    pub(super) fn new(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
-        Self { link: Link::new(endpoint, config, events), grants: Grants::default() }
-    }
-
-    /// Replaces the current connection, after a reply that does not match its command.
-    pub(super) fn replace(&self) {
-        self.link.replace();
-    }
-
+impl Link {
     /// Runs a script, and sends its source if the server does not know it.
     pub(super) async fn call(
         &self,
         call: &Call<'_>,
-        extras: Extras,
+        before: Before,
         deadline: CommandDeadline,
-    ) -> Result<Confirmed, CommandFailure> {
+    ) -> Reply {
         if let Some(staged) = call.staged() {
-            return Box::pin(self.call_staged(call, staged, extras, deadline)).await;
+            return Box::pin(self.call_staged(call, staged, before, deadline)).await;
         }
-        let extras = Extras { ping_first: call.is_answered_last(), ..extras };
-        match self.run(call.by_digest(), extras, deadline).await {
+        let before = Before { ping: call.is_answered_last(), ..before };
+        match self.run(call.by_digest(), before, deadline).await {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
-                Box::pin(self.run(&call.with_source(), extras, deadline)).await
+                Box::pin(self.run(&call.with_source(), before, deadline)).await
             }
             reply => reply,
         }
@@ -83,16 +49,16 @@ impl CommandConnection {
         &self,
         call: &Call<'_>,
         staged: &Pipeline,
-        extras: Extras,
+        before: Before,
         deadline: CommandDeadline,
-    ) -> Result<Confirmed, CommandFailure> {
+    ) -> Reply {
         let mut replies =
-            self.run_all(staged, extras.asking, deadline.for_write(staged)).await?.into_iter();
+            self.run_all(staged, before, deadline.for_write(staged)).await?.into_iter();
         let (stage, script) = (replies.next(), replies.next());
         let failure = match script.unwrap_or(Ok(Value::Nil)) {
-            Ok(value) => return Ok(Confirmed::of(value)),
+            Ok(value) => return Ok(value),
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
-                match self.run(&call.with_source(), extras, deadline).await {
+                match self.run(&call.with_source(), before, deadline).await {
                     Ok(reply) => return Ok(reply),
                     Err(failure) => failure,
                 }
@@ -106,65 +72,67 @@ impl CommandConnection {
         }
     }
 
-    /// Runs commands, all in one write.
-    pub(super) async fn run_all(
-        &self,
-        commands: &Pipeline,
-        asking: bool,
-        deadline: CommandDeadline,
-    ) -> Result<Vec<Reply>, CommandFailure> {
-        let asked = asking.then(|| asking_each(commands));
-        let commands = asked.as_ref().unwrap_or(commands);
-        let replies = self.link.run_all(commands, deadline).await?.into_iter();
-        Ok(replies.skip(usize::from(asking)).step_by(1 + usize::from(asking)).collect())
-    }
-
     /// Runs a command.
     pub(super) async fn run(
         &self,
         command: &Cmd,
-        extras: Extras,
+        before: Before,
         deadline: CommandDeadline,
-    ) -> Result<Confirmed, CommandFailure> {
-        if let Some(replicas) = extras.replicas {
-            let grant = (command.clone(), extras.asking);
-            return Box::pin(self.grants.send(&self.link, grant, replicas, deadline)).await;
+    ) -> Reply {
+        if before.ping || before.asking {
+            return Box::pin(self.run_behind(command, before, deadline)).await;
         }
-        if extras.ping_first || extras.asking {
-            return Box::pin(self.run_behind_others(command, extras, deadline)).await;
-        }
-        let sent = self.link.exchange(deadline, |mut connection| async move {
+        let sent = self.exchange(deadline, |mut connection| async move {
             connection.send_packed_command(command).await
         });
         let (used, reply) = sent.await?;
         let reply = reply.and_then(Value::extract_error);
-        reply.map(Confirmed::of).map_err(|error| self.link.failure(error, &used))
+        reply.map_err(|error| self.failure(error, &used))
     }
 
-    async fn run_behind_others(
-        &self,
-        command: &Cmd,
-        extras: Extras,
-        deadline: CommandDeadline,
-    ) -> Result<Confirmed, CommandFailure> {
+    async fn run_behind(&self, command: &Cmd, before: Before, deadline: CommandDeadline) -> Reply {
         let mut commands = redis::pipe();
-        if extras.ping_first {
+        if before.ping {
             commands.cmd("PING");
         }
-        if extras.asking {
+        if before.asking {
             commands.cmd("ASKING");
         }
         commands.add_command(command.clone());
-        let mut replies = self.run_all(&commands, false, deadline).await?;
-        replies.pop().unwrap_or(Ok(Value::Nil)).map(Confirmed::of)
+        let mut replies = self.send_all(&commands, deadline).await?;
+        replies.pop().unwrap_or(Ok(Value::Nil))
     }
-}
 
-/// Returns the same commands with an `ASKING` before each.
-fn asking_each(commands: &Pipeline) -> Pipeline {
-    let mut pipeline = redis::pipe();
-    for command in commands.cmd_iter() {
-        pipeline.cmd("ASKING").add_command(command.clone());
+    /// Runs commands, all in one write. Returns the reply to each.
+    pub(super) async fn run_all(
+        &self,
+        commands: &Pipeline,
+        before: Before,
+        deadline: CommandDeadline,
+    ) -> Result<Vec<Reply>, CommandFailure> {
+        if !before.asking {
+            return self.send_all(commands, deadline).await;
+        }
+        let mut asking = redis::pipe();
+        for command in commands.cmd_iter() {
+            asking.cmd("ASKING").add_command(command.clone());
+        }
+        let replies = self.send_all(&asking, deadline).await?;
+        Ok(replies.into_iter().skip(1).step_by(2).collect())
     }
-    pipeline
+
+    /// Sends commands in one write, and returns the reply to each.
+    pub(super) async fn send_all(
+        &self,
+        commands: &Pipeline,
+        deadline: CommandDeadline,
+    ) -> Result<Vec<Reply>, CommandFailure> {
+        let sent = self.exchange(deadline, |mut connection| async move {
+            connection.send_packed_commands(commands, 0, commands.len()).await
+        });
+        let (used, replies) = sent.await?;
+        let failure = |error| self.failure(error, &used);
+        let replies = replies.map_err(failure)?.into_iter();
+        Ok(replies.map(|value| value.extract_error().map_err(failure)).collect())
+    }
 }

@@ -16,13 +16,11 @@
 //! callers. A command may be sent in the same moment, and then lies in a queue that is not read any
 //! more. So all commands look when a driver has ended.
 
-use std::{io, pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
-use futures_util::FutureExt;
-use redis::{Arg, Cmd, Pipeline, RedisError, Value, aio::MultiplexedConnection};
+use redis::{Arg, Cmd, Pipeline, RedisError, aio::MultiplexedConnection};
 use tokio::{
     sync::{Notify, watch},
-    task::unconstrained,
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tracing::{info, warn};
@@ -79,9 +77,6 @@ pub(super) struct Established {
     /// Asks the task to replace this connection, but not a later one.
     broken: Notify,
 }
-
-/// The reply to one of several commands.
-pub(super) type Reply = Result<Value, CommandFailure>;
 
 /// When a command began, and how long its connection may be silent.
 #[derive(Clone, Copy)]
@@ -150,39 +145,16 @@ impl Link {
             }
         };
         let unanswered = Unanswered { kept: &self.kept, used: &used, since: deadline.begun };
-        let progress = &used.connected.progress;
         let limit = deadline.limit.max(used.silence_limit);
         // Pinned on the stack, because the future is too large to be moved.
-        let mut sending = pin!(send(used.connected.connection.clone()));
-        let reply = tokio::select! {
-            biased;
-            reply = sending.as_mut() => Some(reply),
-            // While bytes move, the reply is on its way, or a large command is.
-            () = progress.silent_for(limit, deadline.begun) => None,
-        };
-        // If the driver has ended, its last reply may have come since. There will be no other.
-        let last = || unconstrained(sending).now_or_never().unwrap_or_else(connection_ended);
-        let Some(reply) = reply.or_else(|| progress.ended.is_cancelled().then(last)) else {
+        let sending = pin!(send(used.connected.connection.clone()));
+        let reply = used.connected.progress.reply(sending, limit, deadline.begun);
+        let Some(reply) = reply.await else {
             let why = format!("no reply within the command time-out of {limit:?}");
             return Err(BackendError::new(BackendErrorKind::Unknown, why));
         };
         unanswered.disarm();
         Ok((used, reply))
-    }
-
-    /// Sends commands in one write, and returns the reply to each.
-    pub(super) async fn run_all(
-        &self,
-        commands: &Pipeline,
-        deadline: CommandDeadline,
-    ) -> Result<Vec<Reply>, CommandFailure> {
-        let sent = self.exchange(deadline, |mut connection| async move {
-            connection.send_packed_commands(commands, 0, commands.len()).await
-        });
-        let (used, replies) = sent.await?;
-        let failure = |error| self.failure(error, &used);
-        let replies = replies.map_err(failure)?.into_iter();
-        Ok(replies.map(|value| value.extract_error().map_err(failure)).collect())
     }
 
     /// Classifies an error, and replaces the connection if the error asks for it.
@@ -234,10 +206,6 @@ impl Link {
             }
         }
     }
-}
-
-fn connection_ended<T>() -> Result<T, RedisError> {
-    Err(io::Error::from(io::ErrorKind::BrokenPipe).into())
 }
 
 /// A command that is under way.

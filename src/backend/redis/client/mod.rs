@@ -22,7 +22,7 @@ mod socket;
 mod task;
 mod topology;
 
-use std::{borrow::Borrow, sync::Arc, time::Duration};
+use std::{borrow::Borrow, time::Duration};
 
 use futures_util::{
     FutureExt, TryFutureExt,
@@ -35,6 +35,7 @@ use tokio::sync::watch;
 pub(super) use self::topology::check_any_slots;
 pub(super) use self::{
     cluster::ClusterSeeds,
+    replicas::Confirmation,
     sentinel::{Endpoint, Sentinels},
     settings::{Access, RedisConfig, default_connect_timeout},
     task::OnDemandTask,
@@ -43,9 +44,9 @@ pub use self::{replicas::Replicas, sentinel::SentinelMaster, settings::Credentia
 
 use self::{
     cluster::Cluster,
-    commands::{CommandConnection, Confirmed, Extras},
-    link::CommandDeadline,
-    node::{Lane, Node, NodeEvents},
+    commands::Before,
+    link::{CommandDeadline, Link},
+    node::{Node, NodeEvents},
     replicas::{wait_for_none, wait_refused},
 };
 use super::scripts::Call;
@@ -67,12 +68,9 @@ pub(super) struct Servers {
     nodes: Nodes,
 }
 
-/// Whether enough replicas confirmed a grant, or the error of one that does not count.
-pub(super) type Confirmation = Result<(), BackendError>;
-
 /// The futures of a cluster are boxed, so that those of a single server stay small.
 enum Nodes {
-    Single { node: Box<Node>, channels: Channels, new_connections: watch::Sender<()> },
+    Single(Box<Node>),
     Cluster(Cluster),
 }
 
@@ -80,11 +78,7 @@ impl Servers {
     pub(super) fn new(deployment: Deployment, config: RedisConfig) -> Self {
         let nodes = match deployment {
             Deployment::Single(endpoint) => {
-                let channels = Channels::default();
-                let events = NodeEvents::of_single(channels.clone());
-                let new_connections = events.new_connections.clone();
-                let node = Box::new(Node::new(&endpoint, &config, events));
-                Nodes::Single { node, channels, new_connections }
+                Nodes::Single(Box::new(Node::new(&endpoint, &config, NodeEvents::of_single())))
             }
             Deployment::Cluster(seeds) => Nodes::Cluster(Cluster::new(seeds, config.clone())),
         };
@@ -93,7 +87,13 @@ impl Servers {
 
     /// Runs a script.
     pub(super) async fn call(&self, call: impl Borrow<Call<'_>>) -> Result<Value, BackendError> {
-        Ok(self.send(call.borrow(), None).await?.value)
+        let call = call.borrow();
+        match &self.nodes {
+            Nodes::Single(node) => {
+                Ok(node.commands().call(call, Before::default(), self.deadline()).await?)
+            }
+            Nodes::Cluster(cluster) => cluster.call(call).boxed().await,
+        }
     }
 
     /// Runs a script that grants something. Returns whether enough replicas confirmed it, too.
@@ -101,8 +101,11 @@ impl Servers {
         &self,
         call: impl Borrow<Call<'_>>,
     ) -> Result<(Value, Confirmation), BackendError> {
-        let reply = self.send(call.borrow(), self.config.replicas).await?;
-        Ok(self.confirmed(reply))
+        let call = call.borrow();
+        match &self.nodes {
+            Nodes::Single(node) => Ok(node.grant(call, Before::default(), self.deadline()).await?),
+            Nodes::Cluster(cluster) => cluster.grant(call).boxed().await,
+        }
     }
 
     /// Runs scripts that renew grants, all at once, each as [`grant`](Self::grant) does.
@@ -110,11 +113,7 @@ impl Servers {
         &self,
         calls: &[Call<'_>],
     ) -> Vec<Result<(Value, Confirmation), BackendError>> {
-        let renewals = calls.iter().map(async |call| {
-            let reply = self.send(call, self.config.replicas).await?;
-            Ok(self.confirmed(reply))
-        });
-        join_all(renewals).await
+        join_all(calls.iter().map(|call| self.grant(call))).await
     }
 
     /// Returns what the renewals of one script may cost, in leases.
@@ -123,21 +122,19 @@ impl Servers {
     /// would block the others.
     pub(super) fn renew_batch(&self) -> usize {
         match self.nodes {
-            Nodes::Single { .. } => RENEWAL_BATCH,
+            Nodes::Single(_) => RENEWAL_BATCH,
             Nodes::Cluster(_) => 1,
         }
     }
 
     /// Runs a command that touches one key.
     pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
-        let reply = match &self.nodes {
-            Nodes::Single { node, .. } => {
-                let deadline = CommandDeadline::from_now(&self.config);
-                node.connection(Lane::Commands).run(command, Extras::default(), deadline).await?
+        match &self.nodes {
+            Nodes::Single(node) => {
+                Ok(node.commands().run(command, Before::default(), self.deadline()).await?)
             }
-            Nodes::Cluster(cluster) => cluster.run(command, key).boxed().await?,
-        };
-        Ok(reply.value)
+            Nodes::Cluster(cluster) => cluster.run(command, key).boxed().await,
+        }
     }
 
     /// Runs two commands that touch one key, in one write.
@@ -147,11 +144,9 @@ impl Servers {
         key: &str,
     ) -> Result<[Value; 2], BackendError> {
         let replies = match &self.nodes {
-            Nodes::Single { node, .. } => {
-                let deadline = CommandDeadline::from_now(&self.config);
-                let connection = node.connection(Lane::Commands);
-                let replies = connection.run_all(commands, false, deadline).await?;
-                replies.into_iter().collect::<Result<Vec<_>, _>>()?
+            Nodes::Single(node) => {
+                let commands = node.commands().send_all(commands, self.deadline());
+                commands.await?.into_iter().collect::<Result<Vec<_>, _>>()?
             }
             Nodes::Cluster(cluster) => cluster.run_all(commands, key).boxed().await?,
         };
@@ -163,15 +158,15 @@ impl Servers {
 
     /// Returns whether all keys are at one server.
     pub(super) fn is_single(&self) -> bool {
-        matches!(self.nodes, Nodes::Single { .. })
+        matches!(self.nodes, Nodes::Single(_))
     }
 
     /// Runs a command at each server. A refusal is a [`Value::Nil`].
     pub(super) async fn run_at_each(&self, command: &Cmd) -> Result<Vec<Value>, BackendError> {
         self.at_each(|connection, deadline| async move {
-            match connection.run(command, Extras::default(), deadline).await {
+            match connection.run(command, Before::default(), deadline).await {
                 Err(failure) if failure.error.kind() == BackendErrorKind::Refused => Ok(Value::Nil),
-                reply => Ok(reply?.value),
+                reply => Ok(reply?),
             }
         })
         .await
@@ -185,11 +180,11 @@ impl Servers {
         let wait = wait_for_none();
         let wait = &wait;
         let waits = self.at_each(|connection, deadline| async move {
-            match connection.run(wait, Extras::default(), deadline).await {
+            match connection.run(wait, Before::default(), deadline).await {
                 Err(failure) if failure.error.kind() == BackendErrorKind::Refused => {
                     Err(wait_refused(BackendErrorKind::Refused, &failure.error))
                 }
-                reply => Ok(reply?.value),
+                reply => Ok(reply?),
             }
         });
         waits.await.map(drop)
@@ -198,7 +193,7 @@ impl Servers {
     /// Runs a script without keys at each server.
     pub(super) async fn call_at_each(&self, call: &Call<'_>) -> Result<Vec<Value>, BackendError> {
         self.at_each(|connection, deadline| async move {
-            Ok(connection.call(call, Extras::default(), deadline).await?.value)
+            Ok(connection.call(call, Before::default(), deadline).await?)
         })
         .await
     }
@@ -210,7 +205,7 @@ impl Servers {
             let ping = redis::cmd("PING");
             let ping = &ping;
             self.at_each(|connection, deadline| async move {
-                Ok(connection.run(ping, Extras::default(), deadline).await?.value)
+                Ok(connection.run(ping, Before::default(), deadline).await?)
             })
             .await
         };
@@ -219,14 +214,14 @@ impl Servers {
 
     async fn at_each<T, F>(
         &self,
-        ask: impl Fn(Arc<CommandConnection>, CommandDeadline) -> F,
+        ask: impl Fn(Link, CommandDeadline) -> F,
     ) -> Result<Vec<T>, BackendError>
     where
         F: Future<Output = Result<T, BackendError>>,
     {
-        let deadline = CommandDeadline::from_now(&self.config);
+        let deadline = self.deadline();
         let connections = match &self.nodes {
-            Nodes::Single { node, .. } => vec![node.commands.clone()],
+            Nodes::Single(node) => vec![node.commands().clone()],
             Nodes::Cluster(cluster) => cluster.commands(deadline).boxed().await?,
         };
         try_join_all(connections.into_iter().map(|connection| ask(connection, deadline))).await
@@ -235,14 +230,14 @@ impl Servers {
     /// Replaces the current connections after a reply that does not match its command.
     pub(super) fn replace_connections(&self) {
         match &self.nodes {
-            Nodes::Single { node, .. } => node.replace_connections(),
+            Nodes::Single(node) => node.replace_connections(),
             Nodes::Cluster(cluster) => cluster.replace_connections(),
         }
     }
 
     pub(super) fn channels(&self) -> &Channels {
         match &self.nodes {
-            Nodes::Single { channels, .. } => channels,
+            Nodes::Single(node) => &node.events.channels,
             Nodes::Cluster(cluster) => cluster.channels(),
         }
     }
@@ -253,14 +248,14 @@ impl Servers {
     /// Fails if the server is known to be unreachable.
     pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
         match &self.nodes {
-            Nodes::Single { node, .. } => node.push.answer_limit(),
+            Nodes::Single(node) => node.push.answer_limit(),
             Nodes::Cluster(cluster) => cluster.start_push(channel).boxed().await,
         }
     }
 
     pub(super) fn shard(&self, name: &Name) -> usize {
         match &self.nodes {
-            Nodes::Single { .. } => 0,
+            Nodes::Single(_) => 0,
             Nodes::Cluster(cluster) => cluster.shard(name),
         }
     }
@@ -268,32 +263,12 @@ impl Servers {
     /// Returns a watch that changes with each new connection for commands.
     pub(super) fn new_connections(&self) -> watch::Receiver<()> {
         match &self.nodes {
-            Nodes::Single { new_connections, .. } => new_connections.subscribe(),
+            Nodes::Single(node) => node.events.new_connections.subscribe(),
             Nodes::Cluster(cluster) => cluster.new_connections(),
         }
     }
 
-    async fn send(
-        &self,
-        call: &Call<'_>,
-        replicas: Option<Replicas>,
-    ) -> Result<Confirmed, BackendError> {
-        match &self.nodes {
-            Nodes::Single { node, .. } => {
-                let extras = Extras { replicas, ..Extras::default() };
-                let deadline = CommandDeadline::from_now(&self.config);
-                let connection = node.connection(Lane::of(call, replicas));
-                Ok(connection.call(call, extras, deadline).await?)
-            }
-            Nodes::Cluster(cluster) => cluster.call(call, replicas).boxed().await,
-        }
-    }
-
-    fn confirmed(&self, reply: Confirmed) -> (Value, Confirmation) {
-        let confirmation = match self.config.replicas {
-            Some(needed) => reply.replicas.and_then(|confirmed| needed.check_met_by(confirmed)),
-            None => Ok(()),
-        };
-        (reply.value, confirmation)
+    fn deadline(&self) -> CommandDeadline {
+        CommandDeadline::from_now(&self.config)
     }
 }

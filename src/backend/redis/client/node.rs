@@ -11,8 +11,13 @@ use tokio::{
 };
 
 use super::{
-    commands::CommandConnection, push::PushConnection, replicas::Replicas, sentinel::Endpoint,
-    settings::RedisConfig, topology::NodeSlots,
+    commands::Before,
+    link::{CommandDeadline, Link},
+    push::PushConnection,
+    replicas::{GrantReply, Grants},
+    sentinel::Endpoint,
+    settings::RedisConfig,
+    topology::NodeSlots,
 };
 use crate::{
     backend::{Channels, redis::scripts::Call},
@@ -22,52 +27,50 @@ use crate::{
 
 /// One server and its connections, each made when it is first needed.
 pub(super) struct Node {
-    pub(super) commands: Arc<CommandConnection>,
-    granting: CommandConnection,
+    commands: Link,
+    /// Only if replicas confirm grants. A `WAIT` delays all later commands of its connection.
+    grants: Option<Grants>,
     pub(super) push: PushConnection,
-}
-
-/// The connection for a command.
-#[derive(Clone, Copy)]
-pub(super) enum Lane {
-    Commands,
-    /// For grants that replicas confirm: a `WAIT` delays all later commands of its connection.
-    Granting,
-}
-
-impl Lane {
-    /// Returns the lane of a call, which `replicas` must confirm.
-    pub(super) fn of(call: &Call<'_>, replicas: Option<Replicas>) -> Self {
-        match (call.staged(), replicas) {
-            (None, Some(_)) => Self::Granting,
-            _ => Self::Commands,
-        }
-    }
+    pub(super) events: NodeEvents,
 }
 
 impl Node {
     pub(super) fn new(endpoint: &Endpoint, config: &RedisConfig, events: NodeEvents) -> Self {
-        let commands = || CommandConnection::new(endpoint.clone(), config.clone(), events.clone());
+        let link = || Link::new(endpoint.clone(), config.clone(), events.clone());
         Self {
-            commands: Arc::new(commands()),
-            granting: commands(),
+            commands: link(),
+            grants: config.replicas.map(|needed| Grants::new(link(), needed)),
             push: PushConnection::new(endpoint.clone(), config.clone(), events.clone()),
+            events,
         }
     }
 
-    /// Returns a connection for a command. A waiter may listen behind it, so pushes are ready.
-    pub(super) fn connection(&self, lane: Lane) -> &CommandConnection {
+    /// Returns the connection for commands. A waiter may listen behind it, so pushes are ready.
+    pub(super) fn commands(&self) -> &Link {
         self.push.start();
-        match lane {
-            Lane::Commands => &self.commands,
-            Lane::Granting => &self.granting,
+        &self.commands
+    }
+
+    /// Runs a script that grants something. Returns whether enough replicas confirmed it, too.
+    pub(super) async fn grant(
+        &self,
+        call: &Call<'_>,
+        before: Before,
+        deadline: CommandDeadline,
+    ) -> GrantReply {
+        let commands = self.commands();
+        match &self.grants {
+            Some(grants) => Box::pin(grants.call(call, before.asking, deadline)).await,
+            None => Ok((commands.call(call, before, deadline).await?, Ok(()))),
         }
     }
 
     /// Replaces the connections after a reply that does not match its command.
     pub(super) fn replace_connections(&self) {
         self.commands.replace();
-        self.granting.replace();
+        if let Some(grants) = &self.grants {
+            grants.link.replace();
+        }
     }
 }
 
@@ -123,10 +126,9 @@ pub(super) enum ChannelScope {
 
 impl NodeEvents {
     /// Returns the events of a single server, which serves all channels.
-    pub(super) fn of_single(channels: Channels) -> Self {
-        let (trouble, new_connections) = (Arc::default(), watch::Sender::default());
-        let (scope, outage) = (ChannelScope::All, Arc::default());
-        Self { channels, scope, trouble, new_connections, outage }
+    pub(super) fn of_single() -> Self {
+        let (channels, trouble, new_connections, outage) = Default::default();
+        Self { channels, scope: ChannelScope::All, trouble, new_connections, outage }
     }
 
     /// Wakes the waiters on the server's channels, so that each asks again.

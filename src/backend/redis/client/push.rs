@@ -16,19 +16,21 @@
 
 use std::{
     collections::HashSet,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    io,
+    pin::pin,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use bytes::Bytes;
-use redis::{ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
-use tokio::{
-    sync::{Notify, watch},
-    time::{Instant, sleep, timeout},
+use redis::{
+    ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection,
 };
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::{
@@ -38,6 +40,7 @@ use super::{
     sentinel::{Endpoint, EndpointWatch},
     settings::RedisConfig,
     task::OnDemandTask,
+    topology::NodeSlots,
 };
 use crate::{
     backend::{Change, Channels, Handover, redis::keys},
@@ -68,6 +71,8 @@ struct KeptSubscriptions {
     config: RedisConfig,
     events: NodeEvents,
     state: Mutex<PushState>,
+    /// How often the log tells of refused subscriptions.
+    refusals: Rarely,
 }
 
 enum PushState {
@@ -82,9 +87,9 @@ enum PushState {
 
 impl PushConnection {
     pub(super) fn new(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
-        let state = Mutex::new(PushState::New);
-        let kept = Arc::new(KeptSubscriptions { endpoint, config, events, state });
-        Self { kept, task: OnDemandTask::default() }
+        let (state, refusals) = (Mutex::new(PushState::New), Rarely::default());
+        let kept = KeptSubscriptions { endpoint, config, events, state, refusals };
+        Self { kept: Arc::new(kept), task: OnDemandTask::default() }
     }
 
     /// Starts the task on the current runtime, if it does not run.
@@ -119,11 +124,10 @@ impl Drop for PushRun {
 async fn keep_subscribed(run: PushRun) {
     let kept = &run.0;
     let mut turns = kept.events.channels.openings();
-    let mut is_refused = false;
     let (mut pauses, mut watch) = (Pauses::default(), EndpointWatch::Never);
     while kept.is_wanted(&mut turns).await {
         let mut begun = Instant::now();
-        if kept.connect_and_serve(&mut turns, &mut watch, &mut is_refused).await {
+        if kept.connect_and_serve(&mut turns, &mut watch).await {
             (begun, pauses) = (Instant::now(), Pauses::default());
         }
         kept.events.trouble.notify_one();
@@ -150,10 +154,9 @@ impl KeptSubscriptions {
         &self,
         turns: &mut watch::Receiver<u64>,
         watch: &mut EndpointWatch,
-        is_refused: &mut bool,
     ) -> bool {
-        let Self { endpoint, config, events, state } = self;
-        let (end, leaving) = (Arc::<PushEnd>::default(), PendingUnsubscribes::default());
+        let Self { endpoint, config, events, state, .. } = self;
+        let (end, leaving) = (CancellationToken::new(), PendingUnsubscribes::default());
         let confirms = config.replicas.is_some();
         let (channels, leaves) = (events.channels.clone(), leaving.clone());
         let pushes = Pushes { channels, end: end.clone(), leaving: leaves, confirms };
@@ -163,16 +166,15 @@ impl KeptSubscriptions {
                 *lock(state) = PushState::Up(connected.silence_limit(config));
                 let ended = connected.progress.ended.clone();
                 let subscribed = HashSet::new();
-                let subscriptions =
-                    Subscriptions { connected, config, events, subscribed, leaving, is_refused };
+                let subscriptions = Subscriptions { connected, kept: self, subscribed, leaving };
                 let served = tokio::select! {
                     end = keep_in_step(subscriptions, turns) => end,
                     // The replies that are outstanding do not matter: the waiters must be woken.
-                    () = end.broken.notified() => Ok(()),
+                    () = end.cancelled() => Ok(()),
                     () = ended.cancelled() => Ok(()),
                     () = watch.outdated() => Ok(()),
                 };
-                end.is_over.store(true, Ordering::Release);
+                end.cancel();
                 // The server may stay away for long, so each waiter asks at once and learns of it.
                 events.lost();
                 if let Err(error) = served {
@@ -205,38 +207,30 @@ async fn keep_in_step(
     turns: &mut watch::Receiver<u64>,
 ) -> Result<(), RedisError> {
     turns.mark_unchanged();
-    subscriptions.events.retry();
+    subscriptions.kept.events.retry();
     let mut is_complete = subscriptions.reconcile().await?;
+    let mut ping_at = Instant::now() + PING_EVERY;
     loop {
         tokio::select! {
-            changed = turns.changed() => match changed {
-                Ok(()) => is_complete = subscriptions.reconcile().await?,
-                Err(_) => return Ok(()),
+            changed = turns.changed() => if changed.is_err() {
+                return Ok(());
             },
-            () = sleep(RETRY_AFTER), if !is_complete => {
-                is_complete = subscriptions.reconcile().await?;
-            }
-            () = sleep(PING_EVERY) => {
+            () = sleep(RETRY_AFTER), if !is_complete => {}
+            () = sleep_until(ping_at) => {
                 subscriptions.ping().await?;
-                subscriptions.events.retry();
-                is_complete = subscriptions.reconcile().await?;
+                subscriptions.kept.events.retry();
+                ping_at = Instant::now() + PING_EVERY;
             }
         }
+        is_complete = subscriptions.reconcile().await?;
     }
-}
-
-/// The end of a connection.
-#[derive(Default)]
-struct PushEnd {
-    broken: Notify,
-    /// It was given up.
-    is_over: AtomicBool,
 }
 
 /// Hands each push of a connection to the waiters on its channel.
 struct Pushes {
     channels: Channels,
-    end: Arc<PushEnd>,
+    /// The end of the connection, which a push may bring about.
+    end: CancellationToken,
     leaving: PendingUnsubscribes,
     /// Replicas must confirm grants. A lease that is handed over wakes its waiter only, which then
     /// asks for the lease itself.
@@ -255,7 +249,7 @@ impl Pushes {
                 };
                 let Ok(channel) = std::str::from_utf8(&channel) else { return };
                 match keys::heartbeat_sent(&message) {
-                    Some(sent) if !self.end.is_over.load(Ordering::Acquire) => {
+                    Some(sent) if !self.end.is_cancelled() => {
                         self.channels.complete_until(sent);
                     }
                     Some(_) => {}
@@ -270,7 +264,7 @@ impl Pushes {
                     _ => false,
                 };
                 if !was_asked_for {
-                    self.end.broken.notify_one();
+                    self.end.cancel();
                 }
             }
             _ => {}
@@ -278,7 +272,7 @@ impl Pushes {
     }
 
     fn message(&self, channel: &str, message: Bytes) {
-        let (topic, at) = keys::split_message(channel, &message).unwrap_or((channel, 0));
+        let Some((topic, at)) = keys::split_message(channel, &message) else { return };
         for change in Change::decode_all(&message.slice(at..)) {
             let change = match change {
                 Change::Granted(handover) if self.confirms => {
@@ -286,7 +280,7 @@ impl Pushes {
                 }
                 change => change,
             };
-            self.channels.receive(channel, topic, &change);
+            self.channels.receive(topic, &change);
         }
     }
 }
@@ -298,8 +292,8 @@ impl Pushes {
 struct PendingUnsubscribes(Arc<Mutex<HashSet<Arc<str>>>>);
 
 impl PendingUnsubscribes {
-    fn extend(&self, channels: &[Arc<str>]) {
-        lock(&self.0).extend(channels.iter().cloned());
+    fn set(&self, channels: &[Arc<str>]) {
+        *lock(&self.0) = channels.iter().cloned().collect();
     }
 
     fn take(&self, channel: &[u8]) -> bool {
@@ -312,12 +306,9 @@ type RefusedChannel = (Arc<str>, RedisError);
 
 struct Subscriptions<'a> {
     connected: Connected,
-    config: &'a RedisConfig,
-    events: &'a NodeEvents,
+    kept: &'a KeptSubscriptions,
     subscribed: HashSet<Arc<str>>,
     leaving: PendingUnsubscribes,
-    /// The server refuses subscriptions, and the refusal was logged.
-    is_refused: &'a mut bool,
 }
 
 impl Subscriptions<'_> {
@@ -325,7 +316,7 @@ impl Subscriptions<'_> {
     ///
     /// Returns whether all subscriptions are in place.
     async fn reconcile(&mut self) -> Result<bool, RedisError> {
-        let events = self.events;
+        let events = &self.kept.events;
         let wanted = events.channels.not_refused(|channel| events.scope.contains(channel));
         let opened: Vec<_> =
             wanted.iter().filter(|channel| !self.subscribed.contains(*channel)).cloned().collect();
@@ -335,16 +326,18 @@ impl Subscriptions<'_> {
         let is_complete = match &events.scope {
             _ if opened.is_empty() => true,
             ChannelScope::All => self.enter(opened, &mut refused).await?,
-            ChannelScope::Slots(_) => self.enter_shard(opened, &mut refused).await?,
+            ChannelScope::Slots(slots) => self.enter_shard(slots, opened, &mut refused).await?,
         };
         for (channel, refusal) in refused {
             self.refuse(&channel, refusal);
         }
-        for channel in wanted.iter().filter(|channel| self.subscribed.contains(*channel)) {
-            events.channels.answer(channel, Ok(()));
-        }
+        // A slot may have moved meanwhile. Its new node answers for its channels.
         let stays =
             |channel: &str| events.channels.wants(channel) && events.scope.contains(channel);
+        let is_subscribed = |channel: &&Arc<str>| self.subscribed.contains(*channel);
+        for channel in wanted.iter().filter(is_subscribed).filter(|channel| stays(channel)) {
+            events.channels.answer(channel, Ok(()));
+        }
         let closed: Vec<_> =
             self.subscribed.iter().filter(|channel| !stays(channel)).cloned().collect();
         if !closed.is_empty() {
@@ -373,55 +366,59 @@ impl Subscriptions<'_> {
 
     async fn enter_shard(
         &mut self,
+        slots: &NodeSlots,
         opened: Vec<Arc<str>>,
         refused: &mut Vec<RefusedChannel>,
     ) -> Result<bool, RedisError> {
         let replies = self.each("SSUBSCRIBE", &opened).await?;
-        let mut is_complete = true;
+        let (mut is_complete, mut moved) = (true, Vec::new());
         for (channel, reply) in opened.into_iter().zip(replies) {
             let Err(error) = reply.extract_error() else {
                 self.subscribed.insert(channel);
-                *self.is_refused = false;
                 continue;
             };
-            match (error.kind(), &self.events.scope) {
-                (ErrorKind::Server(ServerErrorKind::Moved), ChannelScope::Slots(slots)) => {
-                    sleep(MOVED_PAUSE).await;
-                    slots.moved(&channel, &error);
-                    is_complete = false;
-                }
-                (ErrorKind::Server(kind), _) if passes_by_itself(kind) => is_complete = false,
+            match error.kind() {
+                ErrorKind::Server(ServerErrorKind::Moved) => moved.push((channel, error)),
+                ErrorKind::Server(kind) if passes_by_itself(kind) => is_complete = false,
                 _ => refused.push((channel, error)),
             }
         }
-        Ok(is_complete)
+        if moved.is_empty() {
+            return Ok(is_complete);
+        }
+        sleep(MOVED_PAUSE).await;
+        for (channel, error) in moved {
+            slots.moved(&channel, &error);
+        }
+        Ok(false)
     }
 
     fn refuse(&mut self, channel: &str, refusal: RedisError) {
-        if !std::mem::replace(self.is_refused, true) {
+        if self.kept.refusals.first() {
             warn!(error = %Chain(&refusal), "Redis refuses subscriptions; waiters poll instead");
         }
         let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
-        self.events.channels.answer(channel, Err(refusal));
+        self.kept.events.channels.answer(channel, Err(refusal));
     }
 
-    async fn leave(&mut self, closed: &[Arc<str>]) -> Result<(), RedisError> {
-        if let ChannelScope::Slots(_) = self.events.scope {
-            self.leaving.extend(closed);
+    async fn leave(&self, closed: &[Arc<str>]) -> Result<(), RedisError> {
+        if let ChannelScope::Slots(_) = self.kept.events.scope {
+            self.leaving.set(closed);
             // The reply does not matter: if it is a refusal, the channel has moved to another node.
-            return self.each("SUNSUBSCRIBE", closed).await.map(drop);
+            self.each("SUNSUBSCRIBE", closed).await?;
+            self.leaving.set(&[]);
+            return Ok(());
         }
-        let leaving = self.connected.connection.unsubscribe(texts(closed));
-        within(self.config.connect_timeout, leaving).await
+        let limit = self.kept.config.connect_timeout;
+        self.within(limit, async |mut it| it.unsubscribe(texts(closed)).await).await
     }
 
     /// Subscribes. Returns the refusal if the server refuses, and fails if there is no reply.
     async fn subscribe(&mut self, opened: &[Arc<str>]) -> Result<Option<RedisError>, RedisError> {
-        let subscribing = self.connected.connection.subscribe(texts(opened));
-        match within(self.config.connect_timeout, subscribing).await {
+        let limit = self.kept.config.connect_timeout;
+        match self.within(limit, async |mut it| it.subscribe(texts(opened)).await).await {
             Ok(()) => {
                 self.subscribed.extend(opened.iter().cloned());
-                *self.is_refused = false;
                 Ok(None)
             }
             Err(error) if error.code().is_some() => Ok(Some(error)),
@@ -431,24 +428,33 @@ impl Subscriptions<'_> {
     }
 
     /// Sends one command for each channel, and returns the reply to each.
-    async fn each(
-        &mut self,
-        command: &str,
-        channels: &[Arc<str>],
-    ) -> Result<Vec<Value>, RedisError> {
+    async fn each(&self, command: &str, channels: &[Arc<str>]) -> Result<Vec<Value>, RedisError> {
         let mut pipeline = redis::pipe();
         for channel in channels {
             pipeline.cmd(command).arg(channel.as_ref());
         }
-        let sending = self.connected.connection.send_packed_commands(&pipeline, 0, channels.len());
-        within(self.config.connect_timeout, sending).await
+        let (limit, count) = (self.kept.config.connect_timeout, channels.len());
+        self.within(limit, async |mut it| it.send_packed_commands(&pipeline, 0, count).await).await
     }
 
-    async fn ping(&mut self) -> Result<(), RedisError> {
+    async fn ping(&self) -> Result<(), RedisError> {
         let ping = redis::cmd("PING");
-        let limit = self.connected.silence_limit(self.config).saturating_mul(2);
-        let sending = self.connected.connection.send_packed_command(&ping);
-        within(limit, sending).await.map(drop)
+        let limit = self.connected.silence_limit(&self.kept.config).saturating_mul(2);
+        self.within(limit, async |mut it| it.send_packed_command(&ping).await).await.map(drop)
+    }
+
+    /// Waits for a reply, which comes behind all pushes. It fails when none of them comes any more.
+    async fn within<T, F>(
+        &self,
+        limit: Duration,
+        send: impl FnOnce(MultiplexedConnection) -> F,
+    ) -> Result<T, RedisError>
+    where
+        F: Future<Output = Result<T, RedisError>>,
+    {
+        let sending = pin!(send(self.connected.connection.clone()));
+        let reply = self.connected.progress.reply(sending, limit, Instant::now()).await;
+        reply.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
     }
 }
 
@@ -461,14 +467,6 @@ fn passes_by_itself(kind: ServerErrorKind) -> bool {
             | ServerErrorKind::ClusterDown
             | ServerErrorKind::BusyLoading
     )
-}
-
-async fn within<T>(
-    limit: Duration,
-    sending: impl Future<Output = Result<T, RedisError>>,
-) -> Result<T, RedisError> {
-    let timed_out = |_| Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)));
-    timeout(limit, sending).await.unwrap_or_else(timed_out)
 }
 
 fn texts(channels: &[Arc<str>]) -> Vec<&str> {

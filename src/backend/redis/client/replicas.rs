@@ -14,11 +14,11 @@ use redis::{Cmd, Value};
 use tokio::sync::oneshot;
 
 use super::{
-    commands::Confirmed,
-    failure::CommandFailure,
+    failure::{CommandFailure, CommandRetry},
     link::{CommandDeadline, Link},
 };
 use crate::{
+    backend::redis::scripts::Call,
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     sync::lock,
 };
@@ -107,8 +107,7 @@ impl Replicas {
         Ok(())
     }
 
-    /// Returns the `WAIT` command.
-    pub(super) fn wait_command(self) -> Cmd {
+    fn wait_command(self) -> Cmd {
         let mut wait = redis::cmd("WAIT");
         // A time-out of zero would have no end.
         wait.arg(self.count).arg(self.within.as_millis().max(1).to_string());
@@ -116,7 +115,7 @@ impl Replicas {
     }
 
     /// Checks that this number of confirmations is enough.
-    pub(super) fn check_met_by(self, confirmed: usize) -> Result<(), BackendError> {
+    fn check_met_by(self, confirmed: usize) -> Confirmation {
         if u32::try_from(confirmed).is_ok_and(|confirmed| confirmed >= self.count) {
             return Ok(());
         }
@@ -143,9 +142,17 @@ pub(super) fn wait_refused(kind: BackendErrorKind, refusal: &BackendError) -> Ba
     BackendError::new(kind, why)
 }
 
-/// The grants of one connection.
-#[derive(Clone, Default)]
+/// Whether enough replicas confirmed a grant, or the error of one that does not count.
+pub(in super::super) type Confirmation = Result<(), BackendError>;
+
+/// The reply to a grant.
+pub(super) type GrantReply = Result<(Value, Confirmation), CommandFailure>;
+
+/// The connection for grants that replicas confirm.
+#[derive(Clone)]
 pub(super) struct Grants {
+    pub(super) link: Link,
+    needed: Replicas,
     /// Those that are not sent yet.
     gathered: Arc<Mutex<Vec<GrantCommand>>>,
     /// Held while a batch is under way.
@@ -156,37 +163,50 @@ struct GrantCommand {
     command: Cmd,
     /// An `ASKING` goes before it.
     asking: bool,
-    told: oneshot::Sender<Result<Confirmed, CommandFailure>>,
+    told: oneshot::Sender<GrantReply>,
 }
 
 impl GrantCommand {
-    fn tell(self, reply: Result<Confirmed, CommandFailure>) {
+    fn tell(self, reply: GrantReply) {
         // The caller may have left. It undoes what was granted.
         let _ = self.told.send(reply);
     }
 }
 
 impl Grants {
+    pub(super) fn new(link: Link, needed: Replicas) -> Self {
+        Self { link, needed, gathered: Arc::default(), turn: Arc::default() }
+    }
+
+    /// Runs a script, and sends its source if the server does not know it.
+    pub(super) async fn call(
+        &self,
+        call: &Call<'_>,
+        asking: bool,
+        deadline: CommandDeadline,
+    ) -> GrantReply {
+        match self.send(call.by_digest().clone(), asking, deadline).await {
+            Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
+                self.send(call.with_source(), asking, deadline).await
+            }
+            reply => reply,
+        }
+    }
+
     /// Sends a grant with the next batch, and waits for its reply.
     ///
     /// Each grant has a task that waits for its turn, so no caller depends on another. The first
     /// task sends the grants of those behind it, too.
-    pub(super) async fn send(
-        &self,
-        link: &Link,
-        (command, asking): (Cmd, bool),
-        replicas: Replicas,
-        deadline: CommandDeadline,
-    ) -> Result<Confirmed, CommandFailure> {
+    async fn send(&self, command: Cmd, asking: bool, deadline: CommandDeadline) -> GrantReply {
         let (told, reply) = oneshot::channel();
         lock(&self.gathered).push(GrantCommand { command, asking, told });
-        let (grants, link) = (self.clone(), link.clone());
+        let grants = self.clone();
         tokio::spawn(async move {
             let _turn = grants.turn.lock().await;
             let mut batch = std::mem::take(&mut *lock(&grants.gathered));
             batch.retain(|grant| !grant.told.is_closed());
             if !batch.is_empty() {
-                send_all(&link, batch, replicas, deadline.restarted()).await;
+                grants.send_all(batch, deadline.restarted()).await;
             }
         });
         reply.await.unwrap_or_else(|_ended| {
@@ -194,40 +214,37 @@ impl Grants {
             Err(BackendError::new(BackendErrorKind::Unknown, why).into())
         })
     }
-}
 
-/// Sends grants and a `WAIT` in one write, and tells each caller.
-async fn send_all(
-    link: &Link,
-    grants: Vec<GrantCommand>,
-    replicas: Replicas,
-    deadline: CommandDeadline,
-) {
-    let mut commands = redis::pipe();
-    for grant in &grants {
-        if grant.asking {
-            commands.cmd("ASKING");
+    /// Sends grants and a `WAIT` in one write, and tells each caller.
+    async fn send_all(&self, grants: Vec<GrantCommand>, deadline: CommandDeadline) {
+        let mut commands = redis::pipe();
+        for grant in &grants {
+            if grant.asking {
+                commands.cmd("ASKING");
+            }
+            commands.add_command(grant.command.clone());
         }
-        commands.add_command(grant.command.clone());
-    }
-    commands.add_command(replicas.wait_command());
-    let mut replies = match link.run_all(&commands, deadline).await {
-        Ok(replies) => replies,
-        Err(CommandFailure { error, .. }) => {
-            return grants.into_iter().for_each(|grant| grant.tell(Err(error.clone().into())));
+        commands.add_command(self.needed.wait_command());
+        let mut replies = match self.link.send_all(&commands, deadline).await {
+            Ok(replies) => replies,
+            Err(CommandFailure { error, .. }) => {
+                return grants.into_iter().for_each(|grant| grant.tell(Err(error.clone().into())));
+            }
+        };
+        let confirmation = match replies.pop() {
+            Some(Ok(Value::Int(count))) => {
+                self.needed.check_met_by(usize::try_from(count).unwrap_or(0))
+            }
+            // The grants happened all the same, so their callers must undo them.
+            Some(Err(CommandFailure { error, .. })) => {
+                Err(wait_refused(BackendErrorKind::Unreplicated, &error))
+            }
+            _ => self.needed.check_met_by(0),
+        };
+        let mut replies = replies.into_iter();
+        for grant in grants {
+            let reply = replies.nth(usize::from(grant.asking)).unwrap_or(Ok(Value::Nil));
+            grant.tell(reply.map(|value| (value, confirmation.clone())));
         }
-    };
-    let replicas = match replies.pop() {
-        Some(Ok(Value::Int(count))) => Ok(usize::try_from(count).unwrap_or(0)),
-        // The grants happened all the same, so their callers must undo them.
-        Some(Err(CommandFailure { error, .. })) => {
-            Err(wait_refused(BackendErrorKind::Unreplicated, &error))
-        }
-        _ => Ok(0),
-    };
-    let mut replies = replies.into_iter();
-    for grant in grants {
-        let reply = replies.nth(usize::from(grant.asking)).unwrap_or(Ok(Value::Nil));
-        grant.tell(reply.map(|value| Confirmed { value, replicas: replicas.clone() }));
     }
 }

@@ -1,14 +1,14 @@
 //! The search for keys, which takes the server little of its time.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use redis::{Cmd, from_redis_value};
 use tokio::time::{Instant, sleep};
 
 use super::{
     Servers,
-    commands::{CommandConnection, Extras},
-    link::CommandDeadline,
+    commands::Before,
+    link::{CommandDeadline, Link},
     settings::RedisConfig,
 };
 use crate::error::{BackendError, BackendErrorKind};
@@ -29,15 +29,15 @@ impl Servers {
 }
 
 async fn scan_one(
-    connection: Arc<CommandConnection>,
+    connection: Link,
     config: &RedisConfig,
     pattern: &str,
 ) -> Result<Vec<String>, BackendError> {
     let run = async |command: &Cmd| {
         let begun = Instant::now();
         let deadline = CommandDeadline::from_now(config);
-        let reply = connection.run(command, Extras::default(), deadline).await?;
-        Ok::<_, BackendError>((reply.value, begun.elapsed()))
+        let reply = connection.run(command, Before::default(), deadline).await?;
+        Ok::<_, BackendError>((reply, begun.elapsed()))
     };
     let (_, way) = run(&redis::cmd("PING")).await?;
     let (mut cursor, mut found) = ("0".to_owned(), Vec::new());

@@ -7,7 +7,6 @@ use redis::{
     ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo,
     RedisError,
 };
-use socket2::TcpKeepalive;
 
 use super::replicas::Replicas;
 use crate::error::{BoxError, Chain, Error, ErrorKind, words_of};
@@ -224,15 +223,6 @@ fn unreadable(which: &str, scheme: &str, error: RedisError) -> Error {
          (or `rediss://`, `redis+unix://`), with special characters in the password percent-encoded"
     );
     Error::with_source(ErrorKind::InvalidConfig, why, error)
-}
-
-/// Detects a peer that swallows packets after about 15 s, also while nothing is sent.
-pub(super) fn keepalive() -> TcpKeepalive {
-    let keepalive =
-        TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(3));
-    #[cfg(not(any(target_os = "openbsd", target_os = "windows")))]
-    let keepalive = keepalive.with_retries(3);
-    keepalive
 }
 
 #[cfg(test)]

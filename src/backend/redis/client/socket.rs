@@ -21,9 +21,9 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{future::select_ok, task::AtomicWaker};
+use futures_util::{FutureExt, future::select_ok, task::AtomicWaker};
 use redis::{ConnectionAddr, ErrorKind, RedisError};
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, lookup_host},
@@ -32,7 +32,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::settings::{ConnectTarget, keepalive};
+use super::settings::ConnectTarget;
 use crate::time::after;
 
 /// How much of a large command the socket takes before its peer has some of it.
@@ -118,12 +118,32 @@ impl Progress {
         .await
     }
 
+    /// Waits for a reply. Returns `None` if the connection is silent for this long before.
+    ///
+    /// While bytes move, the reply is on its way, or a large command is.
+    pub(super) async fn reply<T>(
+        &self,
+        mut sending: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
+        limit: Duration,
+        begun: Instant,
+    ) -> Option<Result<T, RedisError>> {
+        tokio::select! {
+            biased;
+            reply = sending.as_mut() => return Some(reply),
+            () = self.silent_for(limit, begun) => {}
+        }
+        // If the driver has ended, its last reply may have come since. There will be no other.
+        let ended = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+        let last = || unconstrained(sending).now_or_never().unwrap_or_else(ended);
+        self.ended.is_cancelled().then(last)
+    }
+
     /// Completes when nothing has moved for this long, and this long after `begun`, or when the
     /// driver has ended.
     ///
     /// Only what the driver has seen counts. A busy process may not have run it for so long, while
     /// replies lie in the socket.
-    pub(super) async fn silent_for(&self, limit: Duration, begun: Instant) {
+    async fn silent_for(&self, limit: Duration, begun: Instant) {
         let end = || {
             let moved = self.moved.load(Ordering::Relaxed);
             // The driver may have written late.
@@ -289,6 +309,15 @@ async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream, RedisError> {
     Ok(socket)
 }
 
+/// Detects a peer that swallows packets after about 15 s, also while nothing is sent.
+fn keepalive() -> TcpKeepalive {
+    let keepalive =
+        TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(3));
+    #[cfg(not(any(target_os = "openbsd", target_os = "windows")))]
+    let keepalive = keepalive.with_retries(3);
+    keepalive
+}
+
 /// TLS with rustls, and the roots of the system unless a configuration is given.
 #[cfg(feature = "tls")]
 mod tls {
@@ -313,16 +342,18 @@ mod tls {
         TlsConnector::from(config).connect(name.to_owned(), socket).await
     }
 
+    /// Passes over roots that cannot be read, for the others may suffice.
     fn trusting_the_system() -> Result<rustls::ClientConfig, io::Error> {
         let mut found = rustls_native_certs::load_native_certs();
-        if let Some(error) = found.errors.pop() {
-            return Err(io::Error::other(error));
-        }
         let mut roots = rustls::RootCertStore::empty();
-        for certificate in found.certs {
-            roots.add(certificate).map_err(io::Error::other)?;
+        roots.add_parsable_certificates(found.certs);
+        match found.errors.pop() {
+            Some(error) if roots.is_empty() => Err(io::Error::other(error)),
+            _ => {
+                let config = rustls::ClientConfig::builder().with_root_certificates(roots);
+                Ok(config.with_no_client_auth())
+            }
         }
-        Ok(rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::super::{RedisBackend, keys};
 use crate::{
-    backend::{Changes, Claim, channels::TopicRoute},
+    backend::{Changes, Claim},
     error::{BackendError, BackendErrorKind},
     key::{Family, Name},
 };
@@ -22,26 +22,16 @@ impl RedisBackend {
     /// Registers a waiter, and has the channel of this process opened.
     pub(super) fn register(&self, name: &Name, claim: Option<&Claim>) -> Changes {
         let (channels, owner) = (self.0.servers.channels(), claim.map(|claim| claim.owner));
-        if let Some(channel) = &claim.and_then(|claim| self.own_channel(claim)) {
-            let route = TopicRoute { channel, topic: name.prefix() };
-            return channels.register([Some(route), None], owner);
+        if let Some(own) = claim.and_then(|claim| self.own_channel(claim)) {
+            return channels.register(name.prefix(), [Some(own), None], owner);
         }
         let of_name: Arc<str> = name.suffixed(self.channel()).into();
-        let route = Some(TopicRoute { channel: &of_name, topic: &of_name });
-        if claim.is_some_and(|claim| !claim.waits) {
-            return channels.register([route, None], owner);
-        }
-        match &self.0.process_channels {
-            Some(own) => {
-                let own = own.of(name);
-                let own = TopicRoute { channel: &own.queued, topic: name.prefix() };
-                channels.register([route, Some(own)], owner)
-            }
-            None => {
-                let own = keys::own_shard_channel(&of_name);
-                channels.register([route, Some(TopicRoute { channel: &own, topic: &own })], owner)
-            }
-        }
+        // The process hears of what is granted to it in the queue.
+        let own = claim.is_none_or(|claim| claim.waits).then(|| match &self.0.process_channels {
+            Some(own) => own.of(name).queued.clone(),
+            None => keys::own_shard_channel(&of_name),
+        });
+        channels.register(name.prefix(), [Some(of_name), own], owner)
     }
 
     /// Subscribes to all changes of a name.
@@ -53,21 +43,6 @@ impl RedisBackend {
             Err(_elapsed) => {
                 let why = format!("no subscription within {limit:?}");
                 Err(BackendError::new(BackendErrorKind::Unavailable, why))
-            }
-        }
-    }
-
-    /// Returns whether a claim of this process waits for a name in a queue.
-    pub(super) fn is_waited_for(&self, name: &Name) -> bool {
-        let channels = self.0.servers.channels();
-        match &self.0.process_channels {
-            Some(own) => {
-                let channel = &own.of(name).queued;
-                channels.has_listeners(TopicRoute { channel, topic: name.prefix() })
-            }
-            None => {
-                let channel = &name.suffixed(self.channel()).into();
-                channels.has_listeners(TopicRoute { channel, topic: channel })
             }
         }
     }

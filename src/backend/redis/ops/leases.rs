@@ -91,7 +91,8 @@ impl Leases for RedisBackend {
         // If this process waits for the name, other processes are likely to wait as well. The
         // server writes to them before it answers this caller. For a fair mutex each release would
         // be two commands.
-        let is_contended = claim.mode == Mode::Exclusive && self.is_waited_for(&claim.name);
+        let is_contended = claim.mode == Mode::Exclusive
+            && self.0.servers.channels().has_listeners(claim.name.prefix());
         self.released(&call.answered_last(is_contended)).await
     }
 
@@ -195,8 +196,8 @@ impl Leases for RedisBackend {
 }
 
 impl RedisBackend {
-    /// Runs a script that may grant a claim. Returns `None` for a newer entry of which the reply has
-    /// only a part.
+    /// Runs a script that may grant a claim. Returns `None` for a newer entry of which the reply
+    /// has only a part.
     pub(super) async fn claimed(
         &self,
         claim: &Claim,

@@ -1,10 +1,10 @@
 -- Writes an entry, ends its lease and publishes the entry, if its fence is the last one of the
 -- name. With a `ttl_ms` of '0', or on a full server, publishes the entry and does not write it.
 --
--- Returns 16 if stored or 8 if only pushed, plus 1 if a client waited for it, plus REFUSED; 0 if the
--- fence is not the last one; {'newer', entry, time} if an entry with a greater fence stands, cut
--- after `part` bytes, at this time; -1 and does nothing if the staged entry is not there, but could
--- be pushed as an argument.
+-- Returns 16 if stored or 8 if only pushed, plus 1 if a client waited for it, plus REFUSED; 0 if
+-- the fence is not the last one; {'newer', entry, time} if an entry with a greater fence stands,
+-- cut after `part` bytes, at this time; -1 and does nothing if the staged entry is not there, but
+-- could be pushed as an argument.
 --
 -- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `head` and `rest`; or nil

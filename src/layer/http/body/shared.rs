@@ -50,7 +50,8 @@ const UNREAD: Duration = Duration::from_millis(50);
 /// When a body is no longer collected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
-    /// The largest body, in bytes.
+    /// The largest body, in bytes. Once a body is left to its readers, so many are kept for slow
+    /// ones.
     pub(crate) size: u64,
     /// The longest time without progress.
     pub(crate) idle: Duration,
@@ -84,24 +85,31 @@ type BodyEnd = Result<Option<HeaderMap>, BodyError>;
 pub(crate) struct SharedBody {
     /// The body of the inner service, until its end.
     source: Mutex<Option<UnsyncBoxBody<Bytes, BodyError>>>,
-    /// Apart from the source, which keeps it as a waker.
-    board: Arc<Board>,
+    limits: BodyLimits,
     /// The length that the headers announce, or else the body. The heads of its readers have it.
     announced: Option<u64>,
-}
-
-/// What the load and the readers look at.
-struct Board {
+    /// What the load and the readers look at.
     state: Mutex<State>,
-    changed: Notify,
+    /// Tells them of each change. The source keeps it as a waker, so it does not keep the source.
+    changed: Arc<BodyChanges>,
 }
 
+/// As a waker of the body, it wakes all readers that wait.
+struct BodyChanges(Notify);
+
+impl Wake for BodyChanges {
+    fn wake(self: Arc<Self>) {
+        self.0.notify_waiters();
+    }
+}
+
+#[derive(Default)]
 struct State {
     /// The bytes that are kept, each piece with its place in the body.
     pieces: VecDeque<(u64, Bytes)>,
     /// How many bytes were received.
     received: u64,
-    /// How many bytes are kept for slow readers, once the body is left to its readers.
+    /// How many bytes are kept for slow readers.
     most: u64,
     /// How many bytes each reader has read, by the numbers in which they have joined.
     readers: BTreeMap<u64, u64>,
@@ -130,9 +138,8 @@ enum Next {
 }
 
 impl SharedBody {
-    /// Shares a body. At most `most` bytes of it are kept for slow readers, once it is no longer
-    /// collected.
-    pub(crate) fn new<B>(body: B, announced: Option<u64>, most: u64) -> Arc<Self>
+    /// Shares a body, whose headers may announce a length.
+    pub(crate) fn new<B>(body: B, announced: Option<u64>, limits: BodyLimits) -> Arc<Self>
     where
         B: Body + Send + 'static,
         B::Error: Into<BoxError>,
@@ -141,7 +148,9 @@ impl SharedBody {
         let is_empty = body.is_end_stream();
         let source = body.map_err(BodyError::service).map_frame(in_bytes).boxed_unsync();
         let source = Mutex::new(Some(source));
-        let shared = Self { source, board: Arc::new(Board::new(most)), announced };
+        let state = Mutex::new(State { most: limits.size, ..State::default() });
+        let changed = Arc::new(BodyChanges(Notify::new()));
+        let shared = Self { source, limits, announced, state, changed };
         if is_empty {
             shared.end(Ok(None));
         }
@@ -150,25 +159,25 @@ impl SharedBody {
 
     /// Returns a reader from the start on.
     pub(crate) fn reader(self: &Arc<Self>, takes_trailers: bool) -> Result<Reader, Missed> {
-        let (body, number) = (Arc::clone(self), self.board.join()?);
-        let next = None;
+        let number = lock(&self.state).join()?;
+        let (body, next) = (Arc::clone(self), None);
         Ok(Reader { body, number, place: 0, until: None, takes_trailers, next, is_done: false })
     }
 
     /// Collects the body within its limits, while others read it. To be called once. It leaves the
     /// rest to the readers, if it ends before the body or is dropped.
-    pub(crate) async fn collect(&self, limits: &BodyLimits) -> Result<Bytes, NotCollected> {
-        let _leaving = Leaving(&self.board);
+    pub(crate) async fn collect(&self) -> Result<Bytes, NotCollected> {
+        let (_leaving, limits) = (Leaving(self), &self.limits);
         let end = after(Instant::now(), limits.total);
-        let mut unread = pin!(self.board.unread(limits));
+        let mut unread = pin!(self.unread());
         let mut next_turn = TURN;
         loop {
-            let (received, ended) = self.board.progress();
+            let (received, ended) = self.progress();
             match ended {
                 Some(Ok(Some(_trailers))) => return Err(NotCollected::Unfit),
                 Some(Err(error)) => return Err(NotCollected::Broken(error)),
                 _ if received > limits.size => return Err(NotCollected::Unfit),
-                Some(Ok(None)) => return Ok(self.board.whole()),
+                Some(Ok(None)) => return Ok(self.whole()),
                 None => {}
             }
             // A body that is always ready lets its readers read it meanwhile. The first turn is
@@ -191,11 +200,11 @@ impl SharedBody {
 
     /// Returns the next data for a reader at this place, or the end of the body.
     async fn next(self: Arc<Self>, number: u64, place: u64) -> Result<Bytes, BodyEnd> {
-        let waker = Waker::from(Arc::clone(&self.board));
+        let waker = Waker::from(Arc::clone(&self.changed));
         loop {
-            let mut changed = pin!(self.board.changed.notified());
+            let mut changed = pin!(self.changed.0.notified());
             changed.as_mut().enable();
-            match self.board.next(number, place) {
+            match self.what_is_next(number, place) {
                 Next::Data(data) => return Ok(data),
                 Next::End(end) => return Err(end),
                 Next::Poll => {
@@ -226,7 +235,7 @@ impl SharedBody {
             Err(_panic) => (Some(Err(BodyError::new(BodyErrorKind::Panicked))), true),
         };
         let end = match frame.map(|frame| frame.map(Frame::into_data)) {
-            Some(Ok(Ok(data))) => self.board.push(data, self.announced, is_end),
+            Some(Ok(Ok(data))) => self.push(data, is_end),
             Some(Ok(Err(frame))) => Some(Ok(frame.into_trailers().ok())),
             Some(Err(error)) => Some(Err(error)),
             None => Some(Ok(None)),
@@ -241,7 +250,7 @@ impl SharedBody {
     }
 
     fn end(&self, end: BodyEnd) {
-        self.board.change(|state| {
+        self.change(|state| {
             let is_short = self.announced.is_some_and(|length| length != state.received);
             state.end = Some(match end {
                 Ok(_) if is_short => Err(BodyError::new(BodyErrorKind::Length)),
@@ -249,63 +258,12 @@ impl SharedBody {
             });
         });
     }
-}
-
-/// Dropped, it leaves the rest of a body to its readers.
-struct Leaving<'a>(&'a Board);
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        self.0.change(|state| {
-            if state.end.is_none() {
-                state.left = Some(Left { patience: PATIENCE, full_since: None });
-                state.free();
-            }
-        });
-    }
-}
-
-/// As a waker of the body, it wakes all readers that wait.
-impl Wake for Board {
-    fn wake(self: Arc<Self>) {
-        self.changed.notify_waiters();
-    }
-}
-
-impl Board {
-    fn new(most: u64) -> Self {
-        let state = State {
-            pieces: VecDeque::new(),
-            received: 0,
-            most,
-            readers: BTreeMap::new(),
-            joined: 0,
-            is_read: false,
-            left: None,
-            end: None,
-        };
-        Self { state: Mutex::new(state), changed: Notify::new() }
-    }
 
     /// Changes the state, and wakes all that wait for that.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let changed = change(&mut lock(&self.state));
-        self.changed.notify_waiters();
+        self.changed.0.notify_waiters();
         changed
-    }
-
-    /// Returns the number of a new reader, which reads from the start.
-    fn join(&self) -> Result<u64, Missed> {
-        let mut state = lock(&self.state);
-        match &*state {
-            State { end: Some(Err(_)), .. } => return Err(Missed::Broken),
-            State { left: Some(_), .. } => return Err(Missed::Start),
-            _ => {}
-        }
-        state.joined += 1;
-        let number = state.joined;
-        state.readers.insert(number, 0);
-        Ok(number)
     }
 
     /// Removes a reader. Returns whether the body of the inner service has no reader any more.
@@ -318,7 +276,7 @@ impl Board {
     }
 
     /// Returns what there is for a reader at this place.
-    fn next(&self, number: u64, place: u64) -> Next {
+    fn what_is_next(&self, number: u64, place: u64) -> Next {
         let mut state = lock(&self.state);
         state.is_read = true;
         if place < state.start() {
@@ -328,16 +286,16 @@ impl Board {
         let is_freed = state.go_on(number, place, place + data.len() as u64);
         drop(state);
         if is_freed {
-            self.changed.notify_waiters();
+            self.changed.0.notify_waiters();
         }
         Next::Data(data)
     }
 
     /// Adds data of the body. Returns the end of the body, if this is the last, or too much.
-    fn push(&self, data: Bytes, announced: Option<u64>, is_last: bool) -> Option<BodyEnd> {
+    fn push(&self, data: Bytes, is_last: bool) -> Option<BodyEnd> {
         self.change(|state| {
             let received = state.received.saturating_add(data.len() as u64);
-            if announced.is_some_and(|announced| received > announced) {
+            if self.announced.is_some_and(|announced| received > announced) {
                 return Some(Err(BodyError::new(BodyErrorKind::Length)));
             }
             state.push(data);
@@ -372,13 +330,13 @@ impl Board {
 
     /// Completes when the body has no reader any more, and is not to be finished. A body that none
     /// has begun to read is loaded for later callers, such as that of a refresh.
-    async fn unread(&self, limits: &BodyLimits) {
-        if limits.finish_unread {
+    async fn unread(&self) {
+        if self.limits.finish_unread {
             return pending().await;
         }
         let mut readers = None;
         loop {
-            let mut changed = pin!(self.changed.notified());
+            let mut changed = pin!(self.changed.0.notified());
             changed.as_mut().enable();
             let left = {
                 let state = lock(&self.state);
@@ -393,7 +351,33 @@ impl Board {
     }
 }
 
+/// Dropped, it leaves the rest of a body to its readers.
+struct Leaving<'a>(&'a SharedBody);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.change(|state| {
+            if state.end.is_none() {
+                state.left = Some(Left { patience: PATIENCE, full_since: None });
+                state.free();
+            }
+        });
+    }
+}
+
 impl State {
+    /// Returns the number of a new reader, which reads from the start.
+    fn join(&mut self) -> Result<u64, Missed> {
+        match (&self.end, &self.left) {
+            (Some(Err(_)), _) => return Err(Missed::Broken),
+            (_, Some(_)) => return Err(Missed::Start),
+            _ => {}
+        }
+        self.joined += 1;
+        self.readers.insert(self.joined, 0);
+        Ok(self.joined)
+    }
+
     /// Returns the place of the first byte that is kept.
     fn start(&self) -> u64 {
         self.pieces.front().map_or(self.received, |(start, _)| *start)
@@ -501,7 +485,7 @@ impl Reader {
     pub(super) fn part(mut self, range: Range<usize>) -> Self {
         self.place = range.start as u64;
         self.until = Some(range.end as u64);
-        self.body.board.change(|state| state.go_on(self.number, 0, self.place));
+        self.body.change(|state| state.go_on(self.number, 0, self.place));
         self
     }
 
@@ -541,11 +525,11 @@ impl Reader {
 
     pub(super) fn is_end_stream(&self) -> bool {
         let has_more = |(left, trailers)| left > 0 || (trailers && self.takes_trailers);
-        self.is_done() || self.body.board.rest(self.place).is_some_and(|rest| !has_more(rest))
+        self.is_done() || self.body.rest(self.place).is_some_and(|rest| !has_more(rest))
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
-        let whole = || self.body.board.rest(self.place).map(|(left, _)| left + self.place);
+        let whole = || self.body.rest(self.place).map(|(left, _)| left + self.place);
         let end = self.until.or_else(whole).or(self.body.announced);
         let left = end.map(|end| end.saturating_sub(self.place));
         left.map_or_else(SizeHint::default, SizeHint::with_exact)
@@ -555,7 +539,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         self.next = None;
-        if self.body.board.leave(self.number) {
+        if self.body.leave(self.number) {
             let unread = lock(&self.body.source).take();
             drop(unread);
         }
@@ -598,11 +582,21 @@ mod tests {
         }
     }
 
+    fn limits(size: u64) -> BodyLimits {
+        BodyLimits { size, idle: Duration::MAX, total: Duration::MAX, finish_unread: true }
+    }
+
     /// Returns a shared body of ten chunks.
     fn ten_chunks(most: u64) -> Arc<SharedBody> {
         let chunk = |_| Ok::<_, Infallible>(Frame::data(Bytes::from(vec![7; CHUNK])));
         let body = StreamBody::new(stream::iter((0..10).map(chunk)));
-        SharedBody::new(body, None, most)
+        SharedBody::new(body, None, limits(most))
+    }
+
+    /// Returns a shared body to which the test adds the data.
+    fn empty() -> Arc<SharedBody> {
+        let never = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>());
+        SharedBody::new(never, None, limits(0))
     }
 
     fn reader(body: &Arc<SharedBody>) -> Reader {
@@ -619,7 +613,7 @@ mod tests {
     }
 
     fn held(body: &SharedBody) -> u64 {
-        lock(&body.board.state).held()
+        lock(&body.state).held()
     }
 
     #[tokio::test]
@@ -635,7 +629,7 @@ mod tests {
             }
         }
         more(&body).await;
-        let whole = body.board.whole();
+        let whole = body.whole();
         assert_eq!((whole.len(), held(&body)), (10 * CHUNK, 10 * CHUNK as u64));
         // A late reader shares the bytes that are stored.
         let mut late = reader(&body);
@@ -650,12 +644,12 @@ mod tests {
     async fn a_body_that_contradicts_its_hint_is_broken() {
         for (length, until) in [(7, 1), (9, 0)] {
             let body = Hinted(Full::from(vec![7; length]));
-            let body = SharedBody::new(body, None, 100);
+            let body = SharedBody::new(body, None, limits(100));
             let mut part = reader(&body).part(0..8);
-            while body.board.progress().1.is_none() {
+            while body.progress().1.is_none() {
                 more(&body).await;
             }
-            assert!(matches!(body.board.progress().1, Some(Err(_))), "{length} of 8 bytes");
+            assert!(matches!(body.progress().1, Some(Err(_))), "{length} of 8 bytes");
             let cx = &mut Context::from_waker(Waker::noop());
             for _ in 0..until {
                 assert!(matches!(part.poll_frame(cx), Poll::Ready(Some(Ok(_)))));
@@ -668,7 +662,7 @@ mod tests {
     async fn a_body_without_a_collector_is_freed_behind_its_slowest_reader() {
         let body = ten_chunks(4 * CHUNK as u64);
         let (mut fast, mut slow) = (reader(&body), reader(&body));
-        drop(Leaving(&body.board));
+        drop(Leaving(&body));
         assert!(body.reader(false).is_err());
         for chunks in [1, 2, 3] {
             assert_eq!(read(&mut fast), Poll::Ready(Some(CHUNK)));
@@ -685,13 +679,13 @@ mod tests {
         assert_eq!(read(&mut fast), Poll::Ready(None));
     }
 
-    fn rest(board: &Board, mut place: u64) -> Vec<u8> {
+    fn rest(body: &SharedBody, mut place: u64) -> Vec<u8> {
         let mut read = Vec::new();
-        while let Some(data) = lock(&board.state).at(place) {
+        while let Some(data) = lock(&body.state).at(place) {
             place += data.len() as u64;
             read.extend_from_slice(&data);
         }
-        assert_eq!(place, lock(&board.state).received);
+        assert_eq!(place, lock(&body.state).received);
         read
     }
 
@@ -702,24 +696,24 @@ mod tests {
             from in any::<prop::sample::Index>(),
         ) {
             let all: Vec<u8> = (0..sizes.iter().sum::<usize>()).map(|at| (at * 31) as u8).collect();
-            let (board, mut given) = (Board::new(0), 0);
+            let (body, mut given) = (empty(), 0);
             for size in sizes {
-                board.push(Bytes::copy_from_slice(&all[given..given + size]), None, false);
+                body.push(Bytes::copy_from_slice(&all[given..given + size]), false);
                 given += size;
-                prop_assert_eq!(board.progress().0, given as u64);
+                prop_assert_eq!(body.progress().0, given as u64);
             }
             let from = from.index(all.len() + 1);
-            prop_assert_eq!(rest(&board, from as u64), &all[from..]);
-            prop_assert_eq!(board.whole(), &all);
-            prop_assert_eq!(rest(&board, from as u64), &all[from..]);
+            prop_assert_eq!(rest(&body, from as u64), &all[from..]);
+            prop_assert_eq!(body.whole(), &all);
+            prop_assert_eq!(rest(&body, from as u64), &all[from..]);
         }
     }
 
     #[test]
     fn many_small_pieces_are_kept_as_few() {
-        let board = Board::new(0);
-        (0..1 << 20).for_each(|_| drop(board.push(Bytes::from_static(b"x"), None, false)));
-        let state = lock(&board.state);
+        let body = empty();
+        (0..1 << 20).for_each(|_| drop(body.push(Bytes::from_static(b"x"), false)));
+        let state = lock(&body.state);
         assert!(state.pieces.len() <= 1 + (1 << 20) / JOINED, "{}", state.pieces.len());
         assert_eq!(state.held(), 1 << 20);
     }

@@ -52,7 +52,7 @@ impl Scope {
     }
 
     /// Widens the scope by a directive with this value.
-    pub(super) fn widen(&mut self, fields: Option<&str>) {
+    fn widen(&mut self, fields: Option<&str>) {
         let named = fields.unwrap_or_default().split(',').map(str::trim);
         let names = named.filter(|name| !name.is_empty()).map(str::to_ascii_lowercase);
         let mut names: Vec<String> = names.collect();
@@ -103,7 +103,7 @@ impl Directives {
         Some(directives)
     }
 
-    fn set(&mut self, element: &Element<'_>) {
+    pub(super) fn set(&mut self, element: &Element<'_>) {
         let value = element.value.as_deref();
         // Text behind the value belongs to it, and makes it invalid.
         let number = if element.is_clean { value.and_then(seconds) } else { None };
@@ -144,13 +144,13 @@ impl Directives {
 }
 
 /// One element of a list: a name, perhaps with a value, perhaps with a parameter.
-struct Element<'a> {
-    name: &'a str,
-    value: Option<Cow<'a, str>>,
+pub(super) struct Element<'a> {
+    pub(super) name: &'a str,
+    pub(super) value: Option<Cow<'a, str>>,
     /// The name of the first parameter.
-    target: Option<&'a str>,
+    pub(super) target: Option<&'a str>,
     /// Nothing else follows before the next comma.
-    is_clean: bool,
+    pub(super) is_clean: bool,
 }
 
 impl<'a> Element<'a> {

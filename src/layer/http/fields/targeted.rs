@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sfv::{BareItem, Dictionary, ListEntry, Parser};
 
-use super::directives::{Directives, Scope};
+use super::directives::{Directives, Element};
 
 const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
 const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
@@ -25,29 +25,26 @@ impl Controls {
     /// A targeted field counts if it says anything that this cache knows. Returns `None` if the
     /// field that counts is not readable.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
-        let directives = cdn(headers).or_else(|| unreadable_cdn(headers));
-        if let Some(directives) = directives.filter(says_something) {
-            return Some(Self { directives, is_targeted: true });
-        }
-        if headers.contains_key(&SURROGATE_CONTROL) {
+        let cdn = cdn(headers);
+        let is_unreadable = cdn.is_none();
+        let mut targeted = cdn.or_else(|| unreadable_cdn(headers)).filter(says_something);
+        if targeted.is_none() {
             let lines = headers.get_all(&SURROGATE_CONTROL);
             let is_mine = |name: &str| name.eq_ignore_ascii_case(TARGET);
-            let directives = Directives::parse_lines(lines, Some(is_mine))?;
-            if says_something(&directives) {
-                return Some(Self { directives, is_targeted: true });
-            }
+            targeted = Some(Directives::parse_lines(lines, Some(is_mine))?).filter(says_something);
         }
-        Some(Self { directives: Directives::parse(headers)?, is_targeted: false })
+        let is_targeted = targeted.is_some();
+        let mut directives = match targeted {
+            Some(directives) => directives,
+            None => Directives::parse(headers)?,
+        };
+        directives.malformed |= is_unreadable;
+        Some(Self { directives, is_targeted })
     }
 }
 
 fn says_something(directives: &Directives) -> bool {
     *directives != Directives::default()
-}
-
-/// Returns whether `CDN-Cache-Control` is a dictionary, if there is one.
-pub(crate) fn is_readable(headers: &HeaderMap) -> bool {
-    cdn(headers).is_some()
 }
 
 /// Reads `CDN-Cache-Control`. One that is not a dictionary is ignored (RFC 9213, section 2.1),
@@ -66,41 +63,25 @@ fn unreadable_cdn(headers: &HeaderMap) -> Option<Directives> {
 }
 
 impl Directives {
+    /// Takes the members of a dictionary for directives. A value of another type than the directive
+    /// has is invalid.
     fn of_members(members: &Dictionary) -> Self {
-        // `None` if it is not there, and `Some(None)` for a list, which no directive is.
-        let value = |name| match members.get(name)? {
-            ListEntry::Item(item) => Some(Some(&item.bare_item)),
-            ListEntry::InnerList(_) => Some(None),
-        };
-        let is = |name| !matches!(value(name), None | Some(Some(BareItem::Boolean(false))));
-        // A number of another type is invalid, so the response is stale.
-        let seconds = |name| match value(name)? {
-            Some(BareItem::Integer(number)) => Some(u64::try_from(i64::from(*number)).unwrap_or(0)),
-            _ => Some(0),
-        };
-        let scope = |name| {
-            let mut scope = Scope::Nothing;
-            match value(name) {
-                Some(Some(BareItem::String(fields))) => scope.widen(Some(fields.as_str())),
-                _ if is(name) => scope.widen(None),
-                _ => {}
-            }
-            scope
-        };
-        Self {
-            no_store: is("no-store"),
-            no_cache: scope("no-cache"),
-            private: scope("private"),
-            public: is("public"),
-            must_understand: is("must-understand"),
-            must_revalidate: is("must-revalidate"),
-            proxy_revalidate: is("proxy-revalidate"),
-            max_age: seconds("max-age"),
-            s_maxage: seconds("s-maxage"),
-            stale_while_revalidate: seconds("stale-while-revalidate"),
-            stale_if_error: seconds("stale-if-error"),
-            ..Self::default()
+        let mut directives = Self::default();
+        for (name, member) in members {
+            let name = name.as_str();
+            let names_fields = matches!(name, "private" | "no-cache");
+            let value = match member {
+                ListEntry::Item(item) => match &item.bare_item {
+                    BareItem::Boolean(false) => continue,
+                    BareItem::Integer(number) if !names_fields => Some(number.to_string().into()),
+                    BareItem::String(fields) if names_fields => Some(fields.as_str().into()),
+                    _ => None,
+                },
+                ListEntry::InnerList(_) => None,
+            };
+            directives.set(&Element { name, value, target: None, is_clean: true });
         }
+        directives
     }
 }
 
@@ -120,7 +101,7 @@ pub(crate) fn check_any_lines(lines: &[u8]) {
                 headers.append(name, value.clone());
             }
         }
-        let _ = (crate::layer::http::fields::framing::connection(&headers), Controls::of(&headers));
+        let _ = (super::connection(&headers), Controls::of(&headers));
         // A dictionary that restricts is never overruled by `Cache-Control`.
         if cdn(&headers).is_some_and(|directives| directives.no_store) {
             let controls = Controls::of(&headers);
@@ -144,7 +125,7 @@ pub(crate) fn check_any_lines(lines: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::directives::Scope, *};
 
     fn controls(headers: &[(&'static str, &'static str)]) -> Option<Controls> {
         let mut map = HeaderMap::new();

@@ -3,56 +3,85 @@
 //! The rules decide before a response is stored or handed to another request. A response is not
 //! shared if it has a property that the rules do not know, or a header that they cannot parse.
 
-pub(super) mod stale;
-pub(super) mod subject;
+pub(super) mod freshness;
 pub(super) mod unavailable;
 pub(super) mod validation;
 
 use std::time::{Duration, SystemTime};
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri, Version,
     header::{
         ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN,
-        CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, ORIGIN, SET_COOKIE, TRAILER,
+        AUTHORIZATION, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, LOCATION, ORIGIN, SET_COOKIE,
+        TRAILER,
     },
     response::Parts,
+    uri::PathAndQuery,
 };
 use http_body::Body;
 use tokio::time::Instant;
 
-use self::{
-    stale::{StaleRules, StaleWindows},
-    subject::Subject,
-};
+pub(super) use self::freshness::Freshness;
+use self::freshness::{Lifetime, StaleWindows};
 use super::{
+    Http,
     fields::{
+        Contradiction, connection, content_length,
         directives::{Directives, Scope, pragma},
-        framing::{Contradiction, connection, content_length},
-        lifetime::{self, Lifetime},
-        targeted::{self, Controls},
-        vary::vary,
+        targeted::Controls,
+        vary,
     },
-    policy::{Policy, PolicyKind},
+    key::{self, Query},
+    policy::PolicyKind,
+    uri::{Located, authority},
 };
-use crate::cache::AfterFailure;
 
-/// The rules for responses to one request, as far as the user of the layer sets them.
-#[derive(Clone, Debug)]
-pub(super) struct ResponseRules {
-    pub(super) policy: Policy,
-    /// The request.
-    pub(super) subject: Subject,
-    /// When it was sent.
-    pub(super) sent: Instant,
-    /// The largest body that may be shared.
-    pub(super) max_body: u64,
-    /// The lifetime of a response that has none of its own.
-    pub(super) default_lifetime: Option<Duration>,
-    /// The windows of a response that has none of its own, and their limit.
-    pub(super) stale: StaleRules,
-    /// What follows a response that says that the service fails.
-    pub(super) unavailable: AfterFailure,
+/// The head of a request that was sent to the inner service.
+pub(crate) struct SentRequest {
+    pub(super) at: Instant,
+    pub(super) version: Version,
+    pub(super) uri: Uri,
+    pub(super) headers: HeaderMap,
+    /// The path before a router removed a prefix.
+    original: Option<PathAndQuery>,
+}
+
+impl SentRequest {
+    pub(super) fn new<B>(request: &Request<B>) -> Self {
+        Self {
+            at: Instant::now(),
+            version: request.version(),
+            uri: request.uri().clone(),
+            headers: request.headers().clone(),
+            original: key::original(request.uri(), request.extensions()).cloned(),
+        }
+    }
+
+    pub(super) fn is_authorized(&self) -> bool {
+        self.headers.contains_key(AUTHORIZATION)
+    }
+
+    /// Returns whether a `Location` differs from the place of the request at most in the scheme and
+    /// in parts of the query that are not in the key. A request for that other place may share the
+    /// key, and would get the redirect again.
+    pub(super) fn is_redirected_to_itself(&self, answer: &HeaderMap, query: &Query) -> bool {
+        let root = PathAndQuery::from_static("/");
+        let path = self.original.as_ref().unwrap_or(&root);
+        answer.get_all(LOCATION).iter().any(|location| {
+            let Ok(location) = location.to_str() else { return true };
+            match Located::resolve(location, path) {
+                Some(Located { host, path: located }) => {
+                    // Ports differ with the scheme, so they do not count.
+                    host.zip(authority(&self.uri, &self.headers))
+                        .is_none_or(|(host, own)| host.is_named(&own))
+                        && query.apply(located.as_str()) == query.apply(path.as_str())
+                }
+                // One that cannot be read may lead anywhere.
+                None => location.contains("//"),
+            }
+        })
+    }
 }
 
 /// The classes of responses, judged by their status and headers.
@@ -84,17 +113,6 @@ pub(super) fn lacks_body(headers: &HeaderMap, body: &impl Body) -> bool {
     is_announced && (body.is_end_stream() || body.size_hint().exact() == Some(0))
 }
 
-/// How long a response may be shared.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Freshness {
-    /// The remaining time. Zero if only those may have it that wait for it.
-    pub(super) lifetime: Duration,
-    /// For how long it may be served stale after that.
-    pub(super) stale: StaleWindows,
-    /// The age of the response when it arrived, in seconds.
-    pub(super) age: u64,
-}
-
 /// Fields whose response belongs to one caller, whatever it says about caches.
 const PERSONAL: [HeaderName; 5] = [
     SET_COOKIE,
@@ -104,21 +122,26 @@ const PERSONAL: [HeaderName; 5] = [
     TRAILER,
 ];
 
-impl ResponseRules {
-    /// Classifies a response whose body has at least `least` bytes.
-    pub(super) fn classify(&self, parts: &Parts, least: u64) -> ResponseClass {
-        let headers = &parts.headers;
+impl Http {
+    /// Returns the size of the largest body that may be shared.
+    pub(super) fn body_size_limit(&self) -> u64 {
+        self.0.max_body.min(self.0.cache.value_limit() as u64)
+    }
+
+    /// Classifies the response to a request. Its body has at least `least` bytes.
+    pub(super) fn classify(&self, sent: &SentRequest, parts: &Parts, least: u64) -> ResponseClass {
+        let (headers, most) = (&parts.headers, self.body_size_limit());
         let length = || match content_length(headers) {
-            Ok(length) => length.is_none_or(|length| length <= self.max_body),
+            Ok(length) => length.is_none_or(|length| length <= most),
             Err(Contradiction) => false,
         };
         let is_readable = || connection(headers).is_some() && length() && !endless(headers);
-        if least <= self.max_body
+        if least <= most
             && self.is_impersonal(headers)
             && is_readable()
-            && let Some(freshness) = self.freshness(parts)
+            && let Some(freshness) = self.freshness(sent, parts)
         {
-            return match self.is_reserved(headers) {
+            return match self.is_reserved(sent, headers) {
                 true => ResponseClass::Reserved,
                 false => ResponseClass::Shareable(freshness),
             };
@@ -128,7 +151,7 @@ impl ResponseRules {
 
     /// Returns whether no field of a response ties it to its caller.
     fn is_impersonal(&self, headers: &HeaderMap) -> bool {
-        let is_careful = self.policy.kind == PolicyKind::Careful;
+        let is_careful = self.0.policy.kind == PolicyKind::Careful;
         !PERSONAL.iter().any(|name| headers.contains_key(name))
             && self.is_selectable(headers)
             && !depends_on_origin(headers)
@@ -138,20 +161,20 @@ impl ResponseRules {
 
     /// Returns whether requests can tell if they select a response (RFC 9111, section 4.1).
     fn is_selectable(&self, headers: &HeaderMap) -> bool {
-        vary(headers).is_some_and(|names| names.is_empty() || !self.policy.coalesces)
+        vary(headers).is_some_and(|names| names.is_empty() || !self.0.policy.coalesces)
     }
 
     /// Returns `None` if the response must not be shared, or only while it is validated.
-    fn freshness(&self, parts: &Parts) -> Option<Freshness> {
+    fn freshness(&self, sent: &SentRequest, parts: &Parts) -> Option<Freshness> {
         let headers = &parts.headers;
         let controls = Controls::of(headers)?;
-        if !self.is_storable(parts, &controls.directives) {
+        if !self.is_storable(sent, parts, &controls.directives) {
             return None;
         }
         let received = SystemTime::now();
-        let age = lifetime::age(headers, received, self.sent.elapsed());
-        if self.policy.coalesces {
-            let is_shared = match self.policy.kind {
+        let age = freshness::age(headers, received, sent.at.elapsed());
+        if self.0.policy.coalesces {
+            let is_shared = match self.0.policy.kind {
                 // Its requests have nothing of their users.
                 PolicyKind::Careful => self.is_status_shared(parts.status),
                 PolicyKind::Rfc9111 => self.lifetime(parts, &controls, received).is_some(),
@@ -161,24 +184,24 @@ impl ResponseRules {
         }
         let lifetime = self.lifetime(parts, &controls, received)?;
         let lifetime = lifetime.checked_sub(Duration::from_secs(age))?;
-        let stale = self.stale.windows(parts, &controls.directives);
+        let stale = self.0.stale.windows(parts, &controls.directives);
         (!lifetime.is_zero()).then_some(Freshness { lifetime, stale, age })
     }
 
     /// Returns whether a response may be stored at all (RFC 9111, section 3).
-    fn is_storable(&self, parts: &Parts, directives: &Directives) -> bool {
+    fn is_storable(&self, sent: &SentRequest, parts: &Parts, directives: &Directives) -> bool {
         let headers = &parts.headers;
         if matches!(parts.status.as_u16(), ..200 | 206 | 304)
             || self.forbids_storing(directives, parts.status)
-            || (parts.status.is_redirection() && self.subject.is_redirected_to_itself(headers))
+            || (parts.status.is_redirection()
+                && sent.is_redirected_to_itself(headers, &self.0.query))
         {
             return false;
         }
-        match self.policy.kind {
+        match self.0.policy.kind {
             PolicyKind::Careful => {
                 let is_whole = |scope: &Scope| *scope == Scope::Nothing;
                 !directives.malformed
-                    && targeted::is_readable(headers)
                     && is_whole(&directives.no_cache)
                     && is_whole(&directives.private)
             }
@@ -194,25 +217,25 @@ impl ResponseRules {
     fn forbids_storing(&self, directives: &Directives, status: StatusCode) -> bool {
         match directives.must_understand {
             true if !is_understood(status) => true,
-            true if self.policy.kind == PolicyKind::Rfc9111 => false,
+            true if self.0.policy.kind == PolicyKind::Rfc9111 => false,
             _ => directives.no_store,
         }
     }
 
     /// Returns whether a response is for the credentials of its request alone (RFC 9111, section
     /// 3.5).
-    fn is_reserved(&self, headers: &HeaderMap) -> bool {
+    fn is_reserved(&self, sent: &SentRequest, headers: &HeaderMap) -> bool {
         let permits = |it: &Directives| it.public || it.must_revalidate || it.s_maxage.is_some();
-        self.policy.kind == PolicyKind::Rfc9111
-            && self.subject.is_authorized
+        self.0.policy.kind == PolicyKind::Rfc9111
+            && sent.is_authorized()
             && !Controls::of(headers).is_some_and(|controls| permits(&controls.directives))
     }
 
     /// Returns whether responses with a status are shared.
     fn is_status_shared(&self, status: StatusCode) -> bool {
         status == StatusCode::OK
-            || self.policy.kind == PolicyKind::Rfc9111
-            || self.policy.lifetime_of(status).is_some()
+            || self.0.policy.kind == PolicyKind::Rfc9111
+            || self.0.policy.lifetime_of(status).is_some()
     }
 
     /// Returns how long a response is fresh from its origin on.
@@ -226,12 +249,12 @@ impl ResponseRules {
         if !self.is_status_shared(status) {
             return None;
         }
-        let is_careful = self.policy.kind == PolicyKind::Careful;
+        let is_careful = self.0.policy.kind == PolicyKind::Careful;
         if is_careful && controls.directives.max_age == Some(0) {
             // It forbids sharing, even next to a larger `s-maxage`.
             return None;
         }
-        match lifetime::named(controls, headers, received) {
+        match freshness::named(controls, headers, received) {
             Lifetime::Named(lifetime) => Some(lifetime),
             // The clock may be wrong.
             Lifetime::Until(_) if is_careful => None,
@@ -246,11 +269,11 @@ impl ResponseRules {
         directives: &Directives,
         received: SystemTime,
     ) -> Option<Duration> {
-        let default = self.default_lifetime.filter(|_| parts.status == StatusCode::OK);
-        let set = self.policy.lifetime_of(parts.status).or(default);
-        let limit = self.policy.heuristic_limit;
+        let default = self.0.default_lifetime.filter(|_| parts.status == StatusCode::OK);
+        let set = self.0.policy.lifetime_of(parts.status).or(default);
+        let limit = self.0.policy.heuristic_limit;
         let is_heuristic = is_heuristically_cacheable(parts.status) || directives.public;
-        let heuristic = || lifetime::heuristic(&parts.headers, received, limit);
+        let heuristic = || freshness::heuristic(&parts.headers, received, limit);
         set.or_else(|| heuristic().filter(|_| is_heuristic))
     }
 }
@@ -293,4 +316,37 @@ fn endless(headers: &HeaderMap) -> bool {
         kind.starts_with(b"text/event-stream") || kind.starts_with(b"multipart/x-mixed-replace")
     };
     headers.get_all(CONTENT_TYPE).iter().any(streams)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    #[test]
+    fn a_redirect_to_another_scheme_leads_to_itself() {
+        for (uri, location, to_itself) in [
+            ("/a?b=1", "https://shop.example/a?b=1", true),
+            ("/a?b=1", "https://SHOP.example:8443/a?b=1", true),
+            ("http://shop.example/a", "https://shop.example/a", true),
+            ("/", "https://shop.example", true),
+            ("/a", "https:// shop.example", true),
+            ("/a", "/b", false),
+            ("/a", "b/c", false),
+            ("/a", "/a#top", true),
+            ("/b/a", "./a", true),
+            ("/a?b=1", "/a?b=2", false),
+            ("/a", "/b?next=https://shop.example/a", false),
+            ("/a?b=1", "https://shop.example/a", false),
+            ("/a", "https://www.shop.example/a", false),
+            ("/a", "https://shop.example/a/", false),
+        ] {
+            let request = Request::get(uri).header("host", "shop.example").body(()).unwrap();
+            let mut headers = HeaderMap::new();
+            headers.insert(LOCATION, HeaderValue::from_static(location));
+            let sent = SentRequest::new(&request);
+            let found = sent.is_redirected_to_itself(&headers, &Query::default());
+            assert_eq!(found, to_itself, "{uri} {location}");
+        }
+    }
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER, response::Parts};
 
-use super::ResponseRules;
+use super::{SentRequest, freshness};
 use crate::{
     cache::{AfterFailure, Codec, Lead, Produced},
     error::{BoxError, Error, ErrorKind},
     layer::http::{
-        CachedResponse,
-        fields::{directives::seconds, lifetime},
+        CachedResponse, Http,
+        fields::{directives::seconds, sole},
     },
 };
 
@@ -22,12 +22,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 pub(crate) const UNAVAILABLE: AfterFailure =
     AfterFailure::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(1) };
 
-impl ResponseRules {
+impl Http {
     /// Returns what a flight lands with, whose response is a failure or another error. A stale one
     /// may stand in for a failure (RFC 5861, section 4), or others are told of it. Tells the lead
     /// what is to follow.
     pub(crate) fn failing(
         &self,
+        sent: &SentRequest,
         parts: &Parts,
         lead: &Lead<CachedResponse>,
     ) -> Produced<CachedResponse> {
@@ -36,8 +37,7 @@ impl ResponseRules {
         if !is_failure(status) {
             return Produced::Uncacheable;
         }
-        let concerns_all = !self.subject.is_authorized;
-        if concerns_all {
+        if !sent.is_authorized() {
             self.tell_what_follows(parts, lead);
         } else if !lead.has_stand_in() {
             return Produced::Reserved;
@@ -55,7 +55,7 @@ impl ResponseRules {
         }
         // A `500` may say something of the request alone.
         if parts.status != StatusCode::INTERNAL_SERVER_ERROR {
-            lead.after_common_failure(self.unavailable);
+            lead.after_common_failure(self.0.unavailable);
         }
     }
 }
@@ -63,13 +63,8 @@ impl ResponseRules {
 /// Returns the time of a `Retry-After`. A date counts from the `Date` of the response, because the
 /// clock of this process may be wrong.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let mut values = headers.get_all(RETRY_AFTER).iter();
-    let (value, second) = (values.next()?, values.next());
-    let in_seconds = || seconds(value.to_str().ok()?).map(Duration::from_secs);
-    let time = match second {
-        None => in_seconds().or_else(|| lifetime::until(headers, &RETRY_AFTER))?,
-        Some(_) => return None,
-    };
+    let in_seconds = seconds(sole(headers, RETRY_AFTER)?.to_str().ok()?).map(Duration::from_secs);
+    let time = in_seconds.or_else(|| freshness::until(headers, RETRY_AFTER))?;
     (!time.is_zero()).then_some(time)
 }
 

@@ -14,7 +14,7 @@ use http::{
 
 use crate::{
     cache::Lead,
-    layer::http::{CachedResponse, fields::framing::strip},
+    layer::http::{CachedResponse, fields::strip},
 };
 
 /// Returns whether the service can validate a response.
@@ -163,7 +163,7 @@ mod tests {
         ] {
             let (mut parts, ()) = Response::new(()).into_parts();
             parts.headers = headers(old);
-            let stored = CachedResponse::new(ResponseHead::new(&parts, 0), "body".into());
+            let stored = CachedResponse::new(ResponseHead::new(&parts, 0, false), "body".into());
             let mut answer = Response::new(());
             *answer.headers_mut() = headers(new);
             let end = |answer: &_| Validation(stored.clone()).end(answer);

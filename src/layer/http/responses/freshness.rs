@@ -1,17 +1,143 @@
-//! How long a response is fresh, and how old it is (RFC 9111, section 4.2).
+//! How long a response is fresh and how old it is (RFC 9111, section 4.2), and for how long it may
+//! be served stale (RFC 5861).
 
 use std::time::{Duration, SystemTime};
 
 use http::{
     HeaderMap, HeaderName,
     header::{AGE, DATE, EXPIRES, LAST_MODIFIED},
+    response::Parts,
 };
 
-use super::{directives::seconds, targeted::Controls};
+use super::validation::has_validator;
+use crate::{
+    cache::{Cache, Lead, Request},
+    layer::http::{
+        CachedResponse,
+        fields::{
+            date,
+            directives::{Directives, seconds},
+            targeted::Controls,
+        },
+    },
+};
+
+/// How long a response may be shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Freshness {
+    /// The remaining time. Zero if only those may have it that wait for it.
+    pub(crate) lifetime: Duration,
+    /// For how long it may be served stale after that.
+    pub(crate) stale: StaleWindows,
+    /// The age of the response when it arrived, in seconds.
+    pub(crate) age: u64,
+}
+
+/// The limit of both windows, unless the user sets another one.
+const LIMIT: Duration = Duration::from_secs(86_400);
+
+/// For how long a response is kept for its validation, unless the user sets another time.
+const VALIDATION: Duration = Duration::from_secs(600);
+
+/// The settings that decide about stale responses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StaleRules {
+    /// The windows of a response that has none of its own.
+    pub(crate) windows: StaleWindows,
+    /// The longest window of any response.
+    pub(crate) limit: Duration,
+}
+
+/// For how long a response may be served stale after its lifetime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StaleWindows {
+    pub(crate) while_revalidate: Duration,
+    pub(crate) if_error: Duration,
+    /// For how long it is kept for its validation, and may not be served. Zero if it has one of
+    /// the other windows.
+    pub(crate) validation: Duration,
+}
+
+impl StaleRules {
+    /// Returns the settings of a cache.
+    pub(crate) fn of(cache: &Cache<CachedResponse>) -> Self {
+        let while_revalidate = cache.stale_while_revalidate();
+        let if_error = cache.stale_if_error();
+        let windows = StaleWindows { while_revalidate, if_error, validation: VALIDATION };
+        Self { windows, limit: LIMIT }
+    }
+
+    /// Returns the windows of a response with these directives.
+    pub(super) fn windows(&self, parts: &Parts, directives: &Directives) -> StaleWindows {
+        let windows = self.serving(directives);
+        match windows.while_revalidate.max(windows.if_error).is_zero() && has_validator(parts) {
+            true => StaleWindows { validation: self.windows.validation, ..windows },
+            false => windows,
+        }
+    }
+
+    /// Returns the windows in which a response with these directives may be served.
+    fn serving(&self, directives: &Directives) -> StaleWindows {
+        if directives.revalidates() {
+            return StaleWindows::default();
+        }
+        let window = |named: Option<u64>, setting: Duration| match named {
+            Some(seconds) => Duration::from_secs(seconds).min(self.limit),
+            // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
+            None if directives.s_maxage.is_some() => Duration::ZERO,
+            None => setting.min(self.limit),
+        };
+        StaleWindows {
+            while_revalidate: window(
+                directives.stale_while_revalidate,
+                self.windows.while_revalidate,
+            ),
+            if_error: window(directives.stale_if_error, self.windows.if_error),
+            validation: Duration::ZERO,
+        }
+    }
+}
+
+impl StaleWindows {
+    /// Returns whether the response may only be validated once it is no longer fresh.
+    pub(crate) fn only_validates(&self) -> bool {
+        !self.validation.is_zero()
+    }
+
+    /// Returns for how long the response is kept in case of a failure, or for its validation.
+    fn kept(&self) -> Duration {
+        self.if_error.max(self.validation)
+    }
+}
+
+impl Freshness {
+    /// Returns the same freshness with a lifetime of this at most.
+    pub(crate) fn capped(self, cap: Duration) -> Self {
+        Self { lifetime: self.lifetime.min(cap), ..self }
+    }
+
+    /// Sets how long a response is kept that is stored without a load.
+    pub(crate) fn kept(&self, request: Request<CachedResponse>) -> Request<CachedResponse> {
+        request
+            .ttl(self.lifetime)
+            .stale_while_revalidate(self.stale.while_revalidate)
+            .stale_if_error(self.stale.kept())
+    }
+
+    /// Sets how long the response is kept.
+    pub(crate) fn keep(&self, lead: &Lead<CachedResponse>) {
+        if self.lifetime.is_zero() {
+            return lead.do_not_store();
+        }
+        lead.expire_after(self.lifetime);
+        lead.stale_while_revalidate(self.stale.while_revalidate);
+        lead.stale_if_error(self.stale.kept());
+    }
+}
 
 /// The lifetime that a response names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lifetime {
+pub(super) enum Lifetime {
     /// This long from the origin on.
     Named(Duration),
     /// A date that has to be compared with the clock of this process.
@@ -23,7 +149,7 @@ pub(crate) enum Lifetime {
 /// Returns the lifetime that a response names (section 4.2.1).
 ///
 /// `received` is the time at which it came. Invalid freshness is stale.
-pub(crate) fn named(controls: &Controls, headers: &HeaderMap, received: SystemTime) -> Lifetime {
+pub(super) fn named(controls: &Controls, headers: &HeaderMap, received: SystemTime) -> Lifetime {
     let directives = &controls.directives;
     if let Some(seconds) = directives.s_maxage.or(directives.max_age) {
         return Lifetime::Named(Duration::from_secs(seconds));
@@ -31,22 +157,22 @@ pub(crate) fn named(controls: &Controls, headers: &HeaderMap, received: SystemTi
     if controls.is_targeted || !headers.contains_key(EXPIRES) {
         return Lifetime::Silent;
     }
-    let Some(expires) = date(headers, &EXPIRES) else { return Lifetime::Named(Duration::ZERO) };
+    let Some(expires) = date(headers, EXPIRES) else { return Lifetime::Named(Duration::ZERO) };
     let since = |date| expires.duration_since(date).unwrap_or_default();
-    match date(headers, &DATE) {
+    match date(headers, DATE) {
         Some(date) => Lifetime::Named(since(date)),
         None => Lifetime::Until(since(received)),
     }
 }
 
 /// Returns a lifetime of a tenth of the time since the last change (section 4.2.2).
-pub(crate) fn heuristic(
+pub(super) fn heuristic(
     headers: &HeaderMap,
     received: SystemTime,
     limit: Duration,
 ) -> Option<Duration> {
-    let changed = date(headers, &LAST_MODIFIED)?;
-    let sent = date(headers, &DATE).unwrap_or(received);
+    let changed = date(headers, LAST_MODIFIED)?;
+    let sent = date(headers, DATE).unwrap_or(received);
     Some((sent.duration_since(changed).ok()? / 10).min(limit))
 }
 
@@ -55,31 +181,23 @@ pub(crate) fn heuristic(
 /// `took` is the time since its request was sent. A response without an `Age` comes from the
 /// service itself, which made it at the end of that time. So does one with an invalid `Age`, which
 /// is ignored (section 5.1). Of a list the first member counts.
-pub(crate) fn age(headers: &HeaderMap, received: SystemTime, took: Duration) -> u64 {
+pub(super) fn age(headers: &HeaderMap, received: SystemTime, took: Duration) -> u64 {
     let first = headers.get(AGE).and_then(|line| line.as_bytes().split(|it| *it == b',').next());
     let told = first.and_then(|age| seconds(str::from_utf8(age.trim_ascii()).ok()?));
     let told = told.map_or(0, |age| age.saturating_add(took.as_secs()));
-    let apparent = date(headers, &DATE).and_then(|sent| received.duration_since(sent).ok());
+    let apparent = date(headers, DATE).and_then(|sent| received.duration_since(sent).ok());
     told.max(apparent.unwrap_or_default().as_secs())
 }
 
 /// Returns the time from the `Date` of a response to the date in another header.
-pub(crate) fn until(headers: &HeaderMap, name: &HeaderName) -> Option<Duration> {
-    date(headers, name)?.duration_since(date(headers, &DATE)?).ok()
-}
-
-/// Returns the date in a header. One that is there twice is no date.
-fn date(headers: &HeaderMap, name: &HeaderName) -> Option<SystemTime> {
-    let mut lines = headers.get_all(name).iter();
-    let (line, second) = (lines.next()?, lines.next());
-    second.is_none().then(|| httpdate::parse_http_date(line.to_str().ok()?).ok()).flatten()
+pub(super) fn until(headers: &HeaderMap, name: HeaderName) -> Option<Duration> {
+    date(headers, name)?.duration_since(date(headers, DATE)?).ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
+    use http::HeaderValue;
 
     /// 14 November 2023, 22:13:20.
     fn now() -> SystemTime {

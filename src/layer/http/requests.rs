@@ -1,12 +1,103 @@
-//! The names of request headers and cookies: which of them belong to one user, which to all.
+//! Decides which requests take part: an allow-list.
 
-use http::{HeaderMap, header::COOKIE};
+use http::{
+    HeaderMap, HeaderName, Method,
+    header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA},
+    request::Parts,
+};
+use http_body::Body;
 
-use crate::layer::http::requests::normal::may_hold_another;
+use super::{
+    asked::is_term,
+    fields::{
+        directives::{Directives, Scope, pragma},
+        names_no_field,
+    },
+    policy::{Policy, PolicyKind},
+    status::Forward,
+    uri::may_hold_another,
+};
+
+/// Decides about a request that asks for more than a stored response.
+///
+/// The directives are `no-cache` in `Cache-Control`, and in `Pragma` if there is no
+/// `Cache-Control`. `max-age`, `min-fresh`, `max-stale` and `only-if-cached` are not looked at. A
+/// request with `no-store` always reaches the inner service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RequestDirectives {
+    /// The request reaches the inner service, and its response is not stored. The default of both
+    /// policies, because the client asks for the response of the service.
+    #[default]
+    Pass,
+    /// The request is treated as if it had none of them. So no client can make the inner service
+    /// work for a response that is stored, such as by reloading a page.
+    Ignore,
+}
+
+/// The rules for requests, as far as the user of the layer sets them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RequestRules {
+    pub(super) directives: RequestDirectives,
+    /// Headers that look like credentials, and that are in the key or declared harmless.
+    pub(super) known_headers: Vec<String>,
+    pub(super) ignored_cookies: IgnoredCookies,
+}
+
+impl RequestRules {
+    /// Checks that a request may receive the response to another request, if that may be shared.
+    pub(super) fn check(
+        &self,
+        parts: &Parts,
+        body: &impl Body,
+        policy: &Policy,
+    ) -> Result<(), Forward> {
+        let is_head = parts.method == Method::HEAD;
+        // If nothing is stored, the whole response would be fetched for each of these.
+        let is_get = parts.method == Method::GET;
+        if !is_get && (policy.coalesces || !is_head) {
+            return Err(Forward::Method);
+        }
+        if !body.is_end_stream() && body.size_hint().exact() != Some(0) {
+            return Err(Forward::Body);
+        }
+        let headers = &parts.headers;
+        let forbids = |name: &&HeaderName| match is_term(name) {
+            true => policy.coalesces,
+            false => !self.permits(name, headers, policy),
+        };
+        headers.keys().find(forbids).map_or(Ok(()), |name| Err(Forward::Header(name.clone())))
+    }
+
+    fn permits(&self, name: &HeaderName, headers: &HeaderMap, policy: &Policy) -> bool {
+        let is_careful = policy.kind == PolicyKind::Careful;
+        let accepts_no_cache = policy.coalesces || self.directives != RequestDirectives::Pass;
+        match *name {
+            // The response says whether it may be shared (RFC 9111, section 3.5).
+            AUTHORIZATION | COOKIE if !is_careful => true,
+            COOKIE => self.ignored_cookies.cover(headers),
+            CONNECTION => names_no_field(headers),
+            CACHE_CONTROL => Directives::parse(headers).is_some_and(|wanted| {
+                let is_refused = wanted.no_store || (is_careful && wanted.malformed);
+                !is_refused && (accepts_no_cache || wanted.no_cache == Scope::Nothing)
+            }),
+            // Section 5.4: it does not count beside `Cache-Control`.
+            PRAGMA if !is_careful && headers.contains_key(CACHE_CONTROL) => true,
+            PRAGMA => accepts_no_cache || !pragma(headers),
+            _ => match classify(name.as_str()) {
+                HeaderClass::Harmless => true,
+                HeaderClass::Forbidden => false,
+                HeaderClass::Credential => {
+                    !is_careful || self.known_headers.iter().any(|known| name == known.as_str())
+                }
+            },
+        }
+    }
+}
 
 /// The meaning of a header's name for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HeaderClass {
+pub(super) enum HeaderClass {
     /// The header does not stand in the way of sharing.
     Harmless,
     /// The request takes no part, whatever was declared.
@@ -18,7 +109,7 @@ pub(crate) enum HeaderClass {
 
 /// Classifies a header by its name in lower case. Headers with rules about their values count as
 /// harmless here.
-pub(crate) fn classify(name: &str) -> HeaderClass {
+pub(super) fn classify(name: &str) -> HeaderClass {
     match name {
         // A list is faster than the search below.
         _ if is_ordinary(name) => HeaderClass::Harmless,
@@ -141,7 +232,7 @@ fn looks_like_credential(name: &str) -> bool {
 
 /// Cookies that no response depends on.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct IgnoredCookies {
+pub(super) struct IgnoredCookies {
     names: Vec<String>,
     /// The beginnings of names.
     prefixes: Vec<String>,
@@ -149,7 +240,7 @@ pub(crate) struct IgnoredCookies {
 
 impl IgnoredCookies {
     /// Adds a name, or with a `*` at its end the beginning of names.
-    pub(crate) fn add(&mut self, name: &str) {
+    pub(super) fn add(&mut self, name: &str) {
         match name.strip_suffix('*') {
             Some(prefix) => self.prefixes.push(prefix.to_owned()),
             None => self.names.push(name.to_owned()),
@@ -158,7 +249,7 @@ impl IgnoredCookies {
 
     /// Returns whether all cookies of a request are ignored. One in which the service may read
     /// another cookie is not, such as `_ga=1, session=A`.
-    pub(crate) fn cover(&self, headers: &HeaderMap) -> bool {
+    pub(super) fn cover(&self, headers: &HeaderMap) -> bool {
         let mut cookies = headers.get_all(COOKIE).iter().flat_map(|line| pairs(line.as_bytes()));
         cookies.all(|(name, value)| {
             self.has(name) && !may_hold_another(name) && !may_hold_another(value)
@@ -182,9 +273,8 @@ fn pairs(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
+    use http::HeaderValue;
 
     #[test]
     fn names_of_credentials_are_found_in_any_part_of_a_name() {
