@@ -1,21 +1,16 @@
-//! The loop of every acquisition: ask once, wait while others are in the way, and ask again.
-//!
-//! [`drive`] is the loop. An [`Attempt`] says what is asked, what a push may settle, and what ends
-//! the wait early. One lease and the claim of a cache are attempts.
+//! The loop of an acquisition: ask once, wait while others are in the way, and ask again.
 
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::{
     sync::oneshot,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
     Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, Waiting, Woken,
-    queue::{Entered, SlotNotice},
-    record::LeaseSlot,
-    try_limit,
+    attended::attended, queue::SlotNotice, record::LeaseSlot, try_limit,
 };
 use crate::{
     backend::{Acquired, Change, Changes, Claim, Mode, Owner},
@@ -27,67 +22,9 @@ use crate::{
 /// is comes first, and has the machine to itself: it waits for less than the local queue may.
 const GIVE_WAY: Duration = Duration::from_millis(1);
 
-/// One acquisition, in the terms of the loop.
-pub(crate) trait Attempt {
-    /// How the acquisition ends, well or not.
-    type Outcome;
-
-    /// Asks once.
-    fn ask(
-        &mut self,
-        waiting: &mut Waiting<'_>,
-    ) -> impl Future<Output = AskOutcome<Self::Outcome>> + Send;
-
-    /// Returns the outcome if a push settles it. Otherwise the loop asks again.
-    fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<Self::Outcome>;
-
-    /// Completes if the wait is to end early.
-    fn interrupted(&self) -> impl Future<Output = Self::Outcome> + Send;
-
-    /// Returns the outcome of a wait that is over, or `None` to ask a last time.
-    fn time_up(&mut self, waiting: &Waiting<'_>) -> Option<Self::Outcome>;
-}
-
-/// The result of one request.
-pub(crate) enum AskOutcome<O> {
-    /// The acquisition has ended.
-    Settled(O),
-    /// The next request is due at once.
-    Again,
-    /// Another holder is in the way, for so long.
-    Occupied(Duration),
-    /// The request failed, and another one may not.
-    Failed,
-}
-
-/// Drives an attempt to its outcome. Both are borrowed, since a future holds its arguments twice.
-///
-/// # Cancel safety
-///
-/// The caller drops the attempt with its own future, and its [`Acquisition`]s undo themselves.
-pub(crate) async fn drive<A: Attempt>(attempt: &mut A, waiting: &mut Waiting<'_>) -> A::Outcome {
-    loop {
-        let remaining = match attempt.ask(waiting).await {
-            AskOutcome::Settled(outcome) => return outcome,
-            AskOutcome::Again => continue,
-            AskOutcome::Occupied(remaining) => Some(remaining),
-            AskOutcome::Failed => None,
-        };
-        // In a box, so that an acquisition that need not wait stays small.
-        let woken = tokio::select! {
-            woken = Box::pin(waiting.after(remaining)) => woken,
-            outcome = attempt.interrupted() => return outcome,
-        };
-        let outcome = match woken {
-            Woken::TimeUp => attempt.time_up(waiting),
-            Woken::Pushed(change) => attempt.pushed(change, waiting),
-            Woken::Again => None,
-        };
-        if let Some(outcome) = outcome {
-            return outcome;
-        }
-    }
-}
+/// After how long a caller asks a shard without a turn. It is longer than a burst of 20,000 callers
+/// takes. A server that hangs may keep all turns.
+const LONGEST_TURN: Duration = Duration::from_secs(2);
 
 impl Engine {
     /// Acquires a lease, waiting while other holders are in the way.
@@ -104,14 +41,13 @@ impl Engine {
         limit: Duration,
     ) -> Result<LeaseGuard, Error> {
         let deadline = after(Instant::now(), limit);
-        let acquired = self.janitor.watch().acquire(|| {
-            let (engine, strategy) = (self.clone(), strategy.clone());
-            let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
+        let begin = || {
+            let (engine, strategy, claim) = (self.clone(), strategy.clone(), claim.clone());
             async move {
-                engine.acquire_until(claim, upkeep, strategy.as_ref(), (limit, deadline)).await
+                engine.acquire_until(&claim, upkeep, strategy.as_ref(), (limit, deadline)).await
             }
-        });
-        acquired.await
+        };
+        attended(begin).await
     }
 
     /// Acquires leases of different names one after another, within one limit. If one is not
@@ -129,13 +65,13 @@ impl Engine {
         limit: Duration,
     ) -> Result<Vec<LeaseGuard>, Error> {
         let deadline = after(Instant::now(), limit);
-        let acquired = self.janitor.watch().acquire(|| {
+        let begin = || {
             let (engine, strategy, claims) = (self.clone(), strategy.clone(), claims.clone());
             async move {
                 engine.acquire_in_order(&claims, upkeep, strategy.as_ref(), (limit, deadline)).await
             }
-        });
-        acquired.await
+        };
+        attended(begin).await
     }
 
     async fn acquire_in_order(
@@ -149,7 +85,6 @@ impl Engine {
             let connections = self.backend().new_connections();
             let (mut held, mut outcome) = (Vec::with_capacity(claims.len()), Ok(()));
             for claim in claims {
-                let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
                 match self.acquire_until(claim, upkeep, strategy, limits).await {
                     Ok(lease) => held.push(lease),
                     Err(error) => {
@@ -173,105 +108,104 @@ impl Engine {
         }
     }
 
+    /// Acquires a lease under a fresh owner.
     async fn acquire_until(
         self: &Arc<Self>,
-        claim: Claim,
+        claim: &Claim,
         upkeep: Upkeep,
         strategy: &dyn RetryStrategy,
         (limit, deadline): (Duration, Instant),
     ) -> Result<LeaseGuard, Error> {
+        if self.janitor.is_stopped() {
+            return Err(Error::shut_down());
+        }
+        let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
         let mut waiting = Waiting::new(&self.janitor, claim.clone(), strategy, limit);
         waiting.end_at(deadline);
         waiting.keep_entries(&self.keeper);
-        let mut attempt = OneAttempt {
-            engine: self,
-            acquisition: Acquisition::new(self.janitor.clone(), claim),
-            upkeep,
-            strategy,
-            slot: None,
-            failure: None,
+        let acquisition = Acquisition::new(self.janitor.clone(), claim);
+        let mut contender = Contender { engine: self, acquisition, upkeep, slot: None };
+        let try_limit = try_limit(strategy, self.backend().as_ref());
+        let held = tokio::select! {
+            biased;
+            held = contender.acquire(&mut waiting, try_limit) => held?,
+            () = self.janitor.stopped() => return Err(Error::shut_down()),
         };
-        let outcome = drive(&mut attempt, &mut waiting).await;
-        if outcome.is_ok() {
-            self.meter.woken(waiting.pushed_at, "acquired");
-        }
-        outcome
+        self.meter.woken(waiting.pushed_at, "acquired");
+        Ok(held)
     }
 }
 
-/// The acquisition of one lease.
-struct OneAttempt<'a> {
+/// One caller that wants a lease.
+struct Contender<'a> {
     engine: &'a Arc<Engine>,
     acquisition: Acquisition,
     upkeep: Upkeep,
-    strategy: &'a dyn RetryStrategy,
     /// The slot of the local queue, once this caller has it.
     slot: Option<LeaseSlot>,
-    /// The error of the last request, if it failed.
-    failure: Option<BackendError>,
 }
 
-type LeaseOutcome = Result<LeaseGuard, Error>;
-
-impl Attempt for OneAttempt<'_> {
-    type Outcome = LeaseOutcome;
-
-    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<LeaseOutcome> {
-        if self.engine.janitor.is_stopped() {
-            return AskOutcome::Settled(Err(Error::shut_down()));
+impl Contender<'_> {
+    /// Asks until the lease is granted, handed over, or passed on in this process.
+    async fn acquire(
+        &mut self,
+        waiting: &mut Waiting<'_>,
+        try_limit: Duration,
+    ) -> Result<LeaseGuard, Error> {
+        if let Some(passed) = self.queue_up(waiting).await? {
+            return Ok(passed);
         }
-        if self.slot.is_none()
-            && let Some(asked) = self.queue_up(waiting).await
-        {
-            return asked;
-        }
-        waiting.listen();
-        let limit = try_limit(self.strategy, self.engine.backend().as_ref());
-        match self.acquisition.ask(limit, |backend, claim| backend.acquire(claim)).await {
-            Ok((Acquired::Granted(grant), sent)) => {
-                let waited = self.acquisition.is_waiting();
-                let changes = if waited { waiting.take_changes() } else { None };
-                AskOutcome::Settled(Ok(self.hold(grant.fence(), sent, None, changes)))
-            }
-            Ok((Acquired::Occupied(occupied), _)) => {
-                self.failure = None;
-                AskOutcome::Occupied(occupied.remaining)
-            }
-            Err(error) if error.kind() == BackendErrorKind::Foreign => {
-                AskOutcome::Settled(Err(error.into()))
-            }
-            Err(error) => {
-                if self.must_restart(&error) {
-                    self.restart(waiting);
+        loop {
+            waiting.listen();
+            let (remaining, failure) = match self.ask(try_limit, waiting.left()).await {
+                Ok((Acquired::Granted(grant), sent)) => {
+                    let waited = self.acquisition.is_waiting();
+                    let changes = if waited { waiting.take_changes() } else { None };
+                    return Ok(self.hold(grant.fence(), sent, None, changes));
                 }
-                self.failure = Some(error);
-                AskOutcome::Failed
+                Ok((Acquired::Occupied(occupied), _)) => (Some(occupied.remaining), None),
+                Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
+                Err(error) => {
+                    self.restart_after(&error, waiting);
+                    (None, Some(error))
+                }
+            };
+            // In a box, so that an acquisition that need not wait stays small.
+            let held = match Box::pin(waiting.after(remaining)).await {
+                Woken::Again => None,
+                Woken::Pushed(change) => self.handed_over(&change, waiting),
+                Woken::TimeUp => {
+                    return Err(failure.map_or_else(|| self.not_acquired(waiting), Error::from));
+                }
+            };
+            if let Some(held) = held {
+                return Ok(held);
             }
         }
     }
 
-    fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<LeaseOutcome> {
+    /// Asks once, in a turn if there is one within the time that is `left`.
+    async fn ask(
+        &mut self,
+        limit: Duration,
+        left: Duration,
+    ) -> Result<(Acquired, Instant), BackendError> {
+        let shard = self.engine.turns_of(&self.acquisition.claim().name);
+        let _turn = timeout(LONGEST_TURN.min(left), shard.0.acquire()).await;
+        self.acquisition.ask(limit, |backend, claim| backend.acquire(claim)).await
+    }
+
+    /// Returns the lease if this push hands it over.
+    fn handed_over(&mut self, change: &Change, waiting: &mut Waiting<'_>) -> Option<LeaseGuard> {
         let Change::Granted(handover) = change else { return None };
         // One that is not renewed asks, so that it has its full time.
         self.upkeep.renew_every?;
-        let until = self.acquisition.trusts(&handover)?;
+        let until = self.acquisition.trusts(handover)?;
         let is_fenced = self.acquisition.claim().mode.is_fenced();
         let fence = if is_fenced { handover.fence } else { 0 };
-        Some(Ok(self.hold(fence, Instant::now(), Some(until), waiting.take_changes())))
+        Some(self.hold(fence, Instant::now(), Some(until), waiting.take_changes()))
     }
 
-    async fn interrupted(&self) -> LeaseOutcome {
-        self.engine.janitor.stopped().await;
-        Err(Error::shut_down())
-    }
-
-    fn time_up(&mut self, waiting: &Waiting<'_>) -> Option<LeaseOutcome> {
-        let failure = self.failure.take().map(Error::from);
-        Some(Err(failure.unwrap_or_else(|| self.not_acquired(waiting))))
-    }
-}
-
-impl OneAttempt<'_> {
     /// Holds what was granted. The local queue slot and the waiter's registration move on with the
     /// lease.
     fn hold(
@@ -281,53 +215,42 @@ impl OneAttempt<'_> {
         until: Option<Instant>,
         changes: Option<Changes>,
     ) -> LeaseGuard {
-        let mut granted = self.acquisition.settle(self.upkeep, fence, since, until);
-        granted.slot = self.slot.take();
-        if let Some(slot) = &mut granted.slot {
+        let granted = self.acquisition.settle(self.upkeep, fence, since, until);
+        let mut slot = self.slot.take();
+        if let Some(slot) = &mut slot {
             slot.begin(changes);
         }
-        self.engine.hold(granted)
+        let record = self.engine.renewals.start(granted, slot);
+        LeaseGuard::new(self.engine.clone(), record)
     }
 
-    /// Takes the slot of the local queue, and waits for it while another caller has it.
-    ///
-    /// Returns `None` if this caller contends at the backend now.
-    async fn queue_up(&mut self, waiting: &mut Waiting<'_>) -> Option<AskOutcome<LeaseOutcome>> {
-        let claim = self.acquisition.claim();
-        let notices = match self.engine.queues.enter(claim, self.upkeep) {
-            Entered::None => return None,
-            Entered::First(slot) => {
-                self.slot = Some(slot);
-                return None;
-            }
-            Entered::Behind(notices) => notices,
-        };
-        let mut queued = LocalPlace { engine: self.engine, notices };
-        let notice = tokio::select! {
-            notice = Box::pin(waiting.bounded(&mut queued.notices)) => notice,
-            () = self.engine.janitor.stopped() => {
-                return Some(AskOutcome::Settled(Err(Error::shut_down())));
-            }
-        };
-        match notice {
-            Some(Ok(SlotNotice::Passed(record))) => {
-                Some(AskOutcome::Settled(Ok(LeaseGuard::new(self.engine.clone(), record))))
-            }
-            Some(Ok(SlotNotice::Contend { slot, restarts })) => {
-                if restarts {
-                    self.restart(waiting);
+    /// Takes the slot of the local queue, and waits for it while another caller has it. Returns the
+    /// lease if it is passed to this caller.
+    async fn queue_up(&mut self, waiting: &mut Waiting<'_>) -> Result<Option<LeaseGuard>, Error> {
+        // The other modes are granted in order by their queue at the backend.
+        while self.acquisition.claim().mode == Mode::Exclusive {
+            let notices = match self.engine.queues.enter(self.acquisition.claim(), self.upkeep) {
+                Ok(slot) => {
+                    self.slot = Some(slot);
+                    break;
                 }
-                self.contend(slot, waiting).await;
-                None
+                Err(notices) => notices,
+            };
+            let mut queued = LocalPlace { engine: self.engine, notices };
+            match Box::pin(waiting.bounded(&mut queued.notices)).await {
+                Some(Ok(SlotNotice::Passed(record))) => {
+                    return Ok(Some(LeaseGuard::new(self.engine.clone(), record)));
+                }
+                Some(Ok(SlotNotice::Contend(slot))) => {
+                    self.contend(slot, waiting).await;
+                    break;
+                }
+                // The holder that was passing the lease on is gone with its runtime.
+                Some(Err(_)) => {}
+                None => return Err(self.not_acquired(waiting)),
             }
-            // The holder that was passing the lease on is gone with its runtime, and may have done
-            // so.
-            Some(Err(_)) => {
-                self.restart(waiting);
-                Some(AskOutcome::Again)
-            }
-            None => Some(AskOutcome::Settled(Err(self.not_acquired(waiting)))),
         }
+        Ok(None)
     }
 
     /// Takes over the slot. The registration of the last caller that contended ends when this one
@@ -342,21 +265,20 @@ impl OneAttempt<'_> {
         self.slot = Some(slot);
     }
 
-    /// Returns whether the next request needs a fresh owner. It does if too few replicas confirmed
+    /// Goes on under a fresh owner if this error asks for it. It does if too few replicas confirmed
     /// a grant, or if a permit may be granted late. A permit leaves with its id, and no guard would
     /// undo that.
-    fn must_restart(&self, error: &BackendError) -> bool {
+    fn restart_after(&mut self, error: &BackendError, waiting: &mut Waiting<'_>) {
         let is_permit = matches!(self.acquisition.claim().mode, Mode::Permit { .. });
-        match error.kind() {
+        let restarts = match error.kind() {
             BackendErrorKind::Unreplicated => true,
             BackendErrorKind::Unknown => is_permit && self.upkeep.renew_every.is_none(),
             _ => false,
+        };
+        if restarts {
+            self.acquisition.restart();
+            waiting.turn_to(self.acquisition.claim());
         }
-    }
-
-    fn restart(&mut self, waiting: &mut Waiting<'_>) {
-        self.acquisition.restart();
-        waiting.turn_to(self.acquisition.claim());
     }
 
     fn not_acquired(&self, waiting: &Waiting<'_>) -> Error {
@@ -364,8 +286,7 @@ impl OneAttempt<'_> {
     }
 }
 
-/// A place in the local queue. Dropped, it releases a lease that was passed to it meanwhile, or may
-/// have been.
+/// A place in the local queue. Dropped, it releases a lease that was passed to it meanwhile.
 struct LocalPlace<'a> {
     engine: &'a Arc<Engine>,
     notices: oneshot::Receiver<SlotNotice<Arc<LeaseRecord>>>,

@@ -93,15 +93,12 @@ impl Acquisition {
         F: Future<Output = Result<T, BackendError>> + 'a,
         for<'t> Said: From<&'t T>,
     {
-        let turns = self.janitor.turns(&self.claim.name);
-        let _turn = turns.next().await;
         let sent = Instant::now();
         let before = self.begin(sent);
         let Self { janitor, claim, state, handover, .. } = self;
         let (janitor, claim): (&'a Janitor, &'a Claim) = (janitor, claim);
         let backend = janitor.backend().as_ref();
         let answer = answered_by(backend, limit, send(backend, claim)).await;
-        turns.ended(answer.as_ref().err());
         *state = after_answer(before, answer.as_ref().map(Said::from), handover);
         Ok((answer?, sent))
     }
@@ -153,7 +150,7 @@ impl Acquisition {
         let outcome_unknown = self.state == AcquisitionState::Unknown;
         self.state = AcquisitionState::Idle;
         let (claim, runtime) = (self.claim.clone(), self.runtime.clone());
-        Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown, slot: None }
+        Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown }
     }
 
     /// Releases the lease that was granted. Dropping the future does not stop the release.

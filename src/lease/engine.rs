@@ -3,7 +3,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
     keeper::Keeper, queue::LocalQueues, record::LeaseRecord, release::Janitor, renewals::Renewals,
@@ -11,11 +11,23 @@ use super::{
 use crate::{
     backend::{Claim, Leases, Marked, Tick, answered},
     error::{Error, ErrorKind},
-    key::Key,
+    key::{Key, Name},
     meter::Meter,
     observe::{LockCounters, LockStats},
+    shards::Shards,
     spans,
 };
+
+/// Turns to ask one shard. Thousands of requests at once would wait in our own connection until
+/// their time-outs. Renewals and releases need no turn.
+pub(super) struct Turns(pub(super) Semaphore);
+
+impl Default for Turns {
+    /// As many as keep a connection busy, and few enough for an answer well within the time-out.
+    fn default() -> Self {
+        Self(Semaphore::new(128))
+    }
+}
 
 /// The parts that the leases of one `Cache` or one `Locks` share.
 pub(crate) struct Engine {
@@ -24,6 +36,7 @@ pub(crate) struct Engine {
     pub(super) renewals: Renewals,
     pub(super) keeper: Keeper,
     pub(super) queues: LocalQueues<Arc<LeaseRecord>>,
+    turns: Shards<Turns>,
     /// How many fixed leases ended before their guards.
     pub(super) outlasted: AtomicU32,
     /// Publishes the times of locks.
@@ -40,6 +53,7 @@ impl Engine {
             keeper: Keeper::new(backend),
             janitor,
             queues: LocalQueues::default(),
+            turns: Shards::default(),
             outlasted: AtomicU32::default(),
             meter: Meter::default(),
         })
@@ -52,6 +66,11 @@ impl Engine {
     /// The janitor, which undoes the acquisitions of this engine.
     pub(crate) fn janitor(&self) -> &Arc<Janitor> {
         &self.janitor
+    }
+
+    /// Returns the turns to ask the shard of a name for a lease.
+    pub(super) fn turns_of(&self, name: &Name) -> Arc<Turns> {
+        self.turns.of(self.backend().shard(name), |_| true)
     }
 
     /// Sets the mark of the name of a claim to a tick, if the claim has the lease.

@@ -17,7 +17,7 @@ use crate::{
 impl Engine {
     /// Holds a lease that was granted.
     pub(crate) fn hold(self: &Arc<Self>, granted: Granted) -> LeaseGuard {
-        LeaseGuard::new(self.clone(), self.renewals.start(granted))
+        LeaseGuard::new(self.clone(), self.renewals.start(granted, None))
     }
 }
 
@@ -96,7 +96,7 @@ impl LeaseGuard {
     /// Disarms the guard: the backend has ended the lease with the operation that it was for.
     pub(crate) fn settled(mut self) {
         self.end();
-        if self.record.outcome_unknown() {
+        if self.record.granted.outcome_unknown {
             self.obligation().settle_late();
         }
     }
@@ -127,7 +127,7 @@ impl LeaseGuard {
             }
         };
         if let Some(fence) = passed {
-            let granted = acquisition.settle(self.record.upkeep(), fence, begun, None);
+            let granted = acquisition.settle(self.record.granted.upkeep, fence, begun, None);
             let passed_on = self.engine.hold(granted);
             self.settled();
             return Ok(Ok(passed_on));
@@ -138,16 +138,17 @@ impl LeaseGuard {
 
     fn obligation(&self) -> Release {
         let (janitor, claim) = (self.engine.janitor.clone(), self.claim().clone());
-        let runtime = self.record.runtime().clone();
-        Release::new(janitor, claim, self.record.outcome_unknown(), runtime)
+        let runtime = self.record.granted.runtime.clone();
+        Release::new(janitor, claim, self.record.granted.outcome_unknown, runtime)
     }
 
     fn end(&mut self) {
         self.closing();
         self.released = true;
         let result = if self.record.is_lost() { "lost" } else { "held" };
-        self.engine.meter.ended("bellwether_lock_hold_seconds", self.record.since(), result);
-        if self.record.is_fixed() && self.record.is_lost() {
+        self.engine.meter.ended("bellwether_lock_hold_seconds", self.record.granted.since, result);
+        let is_fixed = self.record.granted.upkeep.renew_every.is_none();
+        if is_fixed && self.record.is_lost() {
             advice::fixed_lease_ended(&self.engine.outlasted, self.claim());
         }
     }
@@ -178,7 +179,7 @@ impl Drop for LeaseGuard {
     fn drop(&mut self) {
         if !self.released {
             let given_back = self.give_back();
-            self.engine.janitor.spawn_on(given_back, self.record.runtime());
+            self.engine.janitor.spawn_on(given_back, &self.record.granted.runtime);
         }
     }
 }
@@ -210,38 +211,37 @@ async fn pass(
     next: QueuedCaller<Arc<LeaseRecord>>,
     slot: LeaseSlot,
 ) -> Result<bool, BackendError> {
+    // The caller asks under its own owner if the pass fails, so it gets a fresh one here.
+    let claim = Claim { owner: Owner::fresh(), ..next.claim.clone() };
     // The next caller does not know that it is given a lease, and this future may be dropped.
-    let (claim, runtime) = (next.claim.clone(), next.runtime.clone());
-    let owed = Release::new(engine.janitor.clone(), claim, true, runtime);
+    let owed = Release::new(engine.janitor.clone(), claim.clone(), true, next.runtime.clone());
     let (backend, since) = (engine.backend().as_ref(), Instant::now());
-    let grant = match answered(backend, backend.pass(from, &next.claim)).await {
+    let grant = match answered(backend, backend.pass(from, &claim)).await {
         Ok(Some(grant)) => grant,
-        Ok(None) => {
-            owed.disarm();
-            drop(next.notify(SlotNotice::Contend { slot, restarts: false }));
-            return Ok(false);
-        }
-        Err(error) => {
-            drop(next.notify(SlotNotice::Contend { slot, restarts: true }));
-            // `owed` is dropped: the lease is released under the owner of the next caller.
-            return match error.kind() {
+        other => {
+            drop(next.notify(SlotNotice::Contend(slot)));
+            return match other {
+                Ok(_) => {
+                    owed.disarm();
+                    Ok(false)
+                }
                 // It was given away, but the next caller cannot rely on it.
-                BackendErrorKind::Unreplicated => Ok(true),
-                _ => Err(error),
+                Err(error) if error.kind() == BackendErrorKind::Unreplicated => Ok(true),
+                Err(error) => Err(error),
             };
         }
     };
     owed.disarm();
-    let record = engine.renewals.start(Granted {
-        claim: next.claim.clone(),
+    let granted = Granted {
+        claim,
         upkeep: next.upkeep,
         runtime: next.runtime.clone(),
         fence: grant.fence(),
         since,
         until: None,
         outcome_unknown: false,
-        slot: Some(slot),
-    });
+    };
+    let record = engine.renewals.start(granted, Some(slot));
     if let Some(SlotNotice::Passed(record)) = next.notify(SlotNotice::Passed(record)) {
         // The caller has left: its guard releases the lease.
         drop(LeaseGuard::new(engine.clone(), record));

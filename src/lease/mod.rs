@@ -3,8 +3,7 @@
 //! The leases are granted by a [`backend`](crate::backend). The files, each of which may use those
 //! above it:
 //!
-//! - `turns`: the turns of requests to ask a shard.
-//! - `attended`: work that its caller does not poll.
+//! - `attended`: acquisitions that their callers do not poll.
 //! - `release`: releases that must happen, and the janitor that does them.
 //! - `acquisition`: a claim on its way to a lease, and its undo.
 //! - `queue`: the callers of this process that want one lease.
@@ -32,12 +31,10 @@ mod record;
 mod release;
 mod renewals;
 mod retry;
-mod turns;
 mod wait;
 
 pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
-    acquire::{AskOutcome, Attempt, drive},
     acquisition::Acquisition,
     engine::Engine,
     guard::LeaseGuard,

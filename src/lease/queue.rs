@@ -5,8 +5,6 @@
 //! lease passes it to the next caller in one round trip, with a new fence. After [`PASSES`] times
 //! or [`TURN`] in a row the lease is released instead, so that other processes get it. A dropped
 //! slot goes to the next caller, which contends then.
-//!
-//! Modes whose queue at the backend grants in order have no local queue.
 
 use std::{
     collections::VecDeque,
@@ -19,7 +17,7 @@ use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 use super::Upkeep;
 use crate::{
-    backend::{Changes, Claim, Mode},
+    backend::{Changes, Claim},
     key::{Family, Name},
 };
 
@@ -50,12 +48,7 @@ pub(super) enum SlotNotice<T> {
     /// The lease was passed to it.
     Passed(T),
     /// It contends now.
-    Contend {
-        slot: Slot<T>,
-        /// A pass to it failed, and may have happened. It goes on under a fresh owner, and the
-        /// lease is released under the old one.
-        restarts: bool,
-    },
+    Contend(Slot<T>),
 }
 
 /// The right of one caller to contend for a lease, or to hold it, for this process.
@@ -70,22 +63,13 @@ pub(super) struct Slot<T> {
     changes: Option<Box<Changes>>,
 }
 
-/// The answer to a caller that enters a local queue.
-pub(super) enum Entered<T> {
-    /// There is no queue to wait in.
-    None,
-    /// The caller has the slot.
-    First(Slot<T>),
-    /// The caller waits behind others.
-    Behind(oneshot::Receiver<SlotNotice<T>>),
-}
-
 impl<T> LocalQueues<T> {
-    /// Enters the queue of a claim.
-    pub(super) fn enter(&self, claim: &Claim, upkeep: Upkeep) -> Entered<T> {
-        if claim.mode != Mode::Exclusive {
-            return Entered::None;
-        }
+    /// Enters the queue of a claim. Returns the slot, or what tells of it later.
+    pub(super) fn enter(
+        &self,
+        claim: &Claim,
+        upkeep: Upkeep,
+    ) -> Result<Slot<T>, oneshot::Receiver<SlotNotice<T>>> {
         match self.queues().entry(claim.name.clone()) {
             Entry::Occupied(mut queue) => {
                 let (notify, notices) = oneshot::channel();
@@ -96,11 +80,11 @@ impl<T> LocalQueues<T> {
                 }
                 let (claim, runtime) = (claim.clone(), Handle::current());
                 queue.push_back(QueuedCaller { claim, upkeep, runtime, notify });
-                Entered::Behind(notices)
+                Err(notices)
             }
             Entry::Vacant(queue) => {
                 queue.insert(VecDeque::new());
-                Entered::First(Slot::new(self.clone(), claim.name.clone()))
+                Ok(Slot::new(self.clone(), claim.name.clone()))
             }
         }
     }
@@ -189,14 +173,17 @@ impl<T> Drop for Slot<T> {
         drop(queues);
         let mut slot = Self::new(self.queues.clone(), self.name.clone());
         slot.changes = self.changes.take();
-        drop(waiter.notify(SlotNotice::Contend { slot, restarts: false }));
+        drop(waiter.notify(SlotNotice::Contend(slot)));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::{Key, Namespace};
+    use crate::{
+        backend::Mode,
+        key::{Key, Namespace},
+    };
 
     /// One caller holds the lease for long, and others try again and again.
     #[tokio::test]
@@ -205,18 +192,14 @@ mod tests {
         let claim = Claim::new(name.clone(), Mode::Exclusive, TURN, TURN);
         let upkeep = Upkeep { renew_every: None, max_hold: Duration::MAX };
         let queues = LocalQueues::<()>::default();
-        let Entered::First(slot) = queues.enter(&claim, upkeep) else {
-            panic!("another caller has the slot")
-        };
-        let Entered::Behind(stays) = queues.enter(&claim, upkeep) else {
-            panic!("there is no queue")
-        };
+        let Ok(slot) = queues.enter(&claim, upkeep) else { panic!("another caller has the slot") };
+        let Err(stays) = queues.enter(&claim, upkeep) else { panic!("there are two slots") };
         for _ in 0..10_000 {
             drop(queues.enter(&claim, upkeep));
         }
         assert!(queues.queues().get(&name).is_some_and(|queue| queue.len() < 16));
         drop(slot);
-        assert!(matches!(stays.await, Ok(SlotNotice::Contend { .. })));
+        assert!(matches!(stays.await, Ok(SlotNotice::Contend(_))));
         assert!(queues.queues().is_empty());
         Ok(())
     }

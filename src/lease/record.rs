@@ -1,6 +1,6 @@
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -10,29 +10,22 @@ use tokio::{
 };
 
 use super::{Upkeep, queue, trusted};
-use crate::{backend::Claim, observe::LockCounters, signal::Signal, time::after};
+use crate::{backend::Claim, observe::LockCounters, signal::Signal, sync::lock, time::after};
 
 /// The right of this process to contend for a lease, or to hold it.
 pub(super) type LeaseSlot = queue::Slot<Arc<LeaseRecord>>;
 
 /// One held lease, as its guard and the renewals share it.
 pub(crate) struct LeaseRecord {
-    claim: Claim,
-    upkeep: Upkeep,
-    fence: u64,
-    /// The runtime on which the lease was acquired.
-    runtime: Handle,
-    /// A time before the request that was granted.
-    since: Instant,
+    pub(super) granted: Granted,
     /// When the total hold ends.
     ends: Instant,
-    /// A request of the acquisition had no answer, and may be granted after the release.
-    outcome_unknown: bool,
     lost: Signal,
     counters: Arc<LockCounters>,
     times: Mutex<Times>,
     /// The holder's slot in the local queue. It is given up when the lease is lost, so that a
-    /// holder that is stuck does not keep the next callers from contending.
+    /// holder that is stuck does not keep the next callers from contending. A holder whose lease is
+    /// not renewed would never be told of a loss, and has no slot.
     slot: Mutex<Option<LeaseSlot>>,
 }
 
@@ -49,38 +42,30 @@ pub(super) struct Times {
 pub(crate) struct Granted {
     pub(super) claim: Claim,
     pub(super) upkeep: Upkeep,
+    /// The runtime on which the lease was acquired.
     pub(super) runtime: Handle,
     pub(super) fence: u64,
     /// A time before the request that was granted.
     pub(super) since: Instant,
     /// When the lease ends, if a holder handed it over for less than its full time.
     pub(super) until: Option<Instant>,
+    /// A request of the acquisition had no answer, and may be granted after the release.
     pub(super) outcome_unknown: bool,
-    /// The slot that goes with the lease. A lease that is not renewed gives it up, since a holder
-    /// that is never told of a loss would hold up the next callers.
-    pub(super) slot: Option<LeaseSlot>,
 }
 
 impl LeaseRecord {
-    pub(super) fn new(granted: Granted, counters: Arc<LockCounters>) -> Self {
-        let Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown, slot } =
-            granted;
+    pub(super) fn new(
+        granted: Granted,
+        slot: Option<LeaseSlot>,
+        counters: Arc<LockCounters>,
+    ) -> Self {
+        let Granted { upkeep, since, until, .. } = granted;
         let ends = after(since, upkeep.max_hold);
-        let deadline = until.unwrap_or_else(|| after(since, trusted(claim.lease))).min(ends);
-        let times = Times { deadline, timer: since, renewing: false };
-        Self {
-            claim,
-            upkeep,
-            fence,
-            runtime,
-            since,
-            ends,
-            outcome_unknown,
-            lost: Signal::default(),
-            counters,
-            times: Mutex::new(times),
-            slot: Mutex::new(slot.filter(|_| upkeep.renew_every.is_some())),
-        }
+        let deadline = until.unwrap_or_else(|| after(since, trusted(granted.claim.lease)));
+        let times = Times { deadline: deadline.min(ends), timer: since, renewing: false };
+        let slot = slot.filter(|_| upkeep.renew_every.is_some());
+        let (times, slot) = (Mutex::new(times), Mutex::new(slot));
+        Self { granted, ends, lost: Signal::default(), counters, times, slot }
     }
 
     /// Completes when the lease is lost, also if no renewal finds that out.
@@ -99,11 +84,11 @@ impl LeaseRecord {
     }
 
     pub(crate) fn claim(&self) -> &Claim {
-        &self.claim
+        &self.granted.claim
     }
 
     pub(crate) fn fence(&self) -> u64 {
-        self.fence
+        self.granted.fence
     }
 
     /// How long the lease is held for certain if no renewal succeeds.
@@ -112,27 +97,6 @@ impl LeaseRecord {
             true => Duration::ZERO,
             false => self.deadline().saturating_duration_since(Instant::now()),
         }
-    }
-
-    pub(super) fn since(&self) -> Instant {
-        self.since
-    }
-
-    /// Returns whether it is not renewed by itself.
-    pub(super) fn is_fixed(&self) -> bool {
-        self.upkeep.renew_every.is_none()
-    }
-
-    pub(super) fn upkeep(&self) -> Upkeep {
-        self.upkeep
-    }
-
-    pub(super) fn runtime(&self) -> &Handle {
-        &self.runtime
-    }
-
-    pub(super) fn outcome_unknown(&self) -> bool {
-        self.outcome_unknown
     }
 
     pub(super) fn tell_lost(&self) {
@@ -148,7 +112,7 @@ impl LeaseRecord {
     }
 
     pub(super) fn take_slot(&self) -> Option<LeaseSlot> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.slot).take()
     }
 
     pub(super) fn deadline(&self) -> Instant {
@@ -157,24 +121,24 @@ impl LeaseRecord {
 
     /// Extends the lease, which a request sent at `sent` renewed.
     pub(super) fn renewed(&self, sent: Instant) {
-        let deadline = after(sent, trusted(self.claim.lease)).min(self.ends);
+        let deadline = after(sent, trusted(self.granted.claim.lease)).min(self.ends);
         let mut times = self.times();
         times.deadline = times.deadline.max(deadline);
     }
 
     pub(super) fn times(&self) -> MutexGuard<'_, Times> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.times)
     }
 
     /// Returns whether the lease is to be renewed at `now`.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.upkeep.renew_every.is_some() && now < self.ends
+        self.granted.upkeep.renew_every.is_some() && now < self.ends
     }
 
     /// When to look at the lease next, after a renewal that began at `sent`.
     pub(super) fn next_look(&self, sent: Instant) -> Instant {
         let deadline = self.deadline();
-        match self.upkeep.renew_every {
+        match self.granted.upkeep.renew_every {
             Some(every) if after(sent, every) < self.ends => deadline.min(after(sent, every)),
             _ => deadline,
         }
@@ -184,8 +148,8 @@ impl LeaseRecord {
 impl fmt::Debug for LeaseRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LeaseRecord")
-            .field("name", &self.claim.name.key())
-            .field("fence", &self.fence)
+            .field("name", &self.granted.claim.name.key())
+            .field("fence", &self.granted.fence)
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
     }

@@ -13,13 +13,10 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
-use super::{attended::Watch, turns::Turns};
 use crate::{
     backend::{Claim, Leases, answered},
     error::{BackendError, Chain, Error, ErrorKind},
-    key::Name,
     observe::Rarely,
-    shards::Shards,
     time::after,
 };
 
@@ -41,11 +38,9 @@ const LATE: [(u32, Duration); 4] = [
 /// How long an acquisition is believed to lie in a server that does not answer.
 const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
 
-/// The releases of one backend, and the requests to acquire from it.
+/// The releases of one backend.
 pub(crate) struct Janitor {
     backend: Arc<dyn Leases>,
-    turns: Shards<Turns>,
-    watch: Watch,
     /// Releases that no caller polls.
     tasks: TaskTracker,
     /// Cancelled when nothing new may begin.
@@ -54,27 +49,11 @@ pub(crate) struct Janitor {
 
 impl Janitor {
     pub(crate) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
-        Arc::new(Self {
-            backend,
-            turns: Shards::default(),
-            watch: Watch::default(),
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
-        })
+        Arc::new(Self { backend, tasks: TaskTracker::new(), stop: CancellationToken::new() })
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn Leases> {
         &self.backend
-    }
-
-    /// Returns the watch on callers that do not poll their acquisitions.
-    pub(super) fn watch(&self) -> &Watch {
-        &self.watch
-    }
-
-    /// Returns the turns to ask the shard of a name.
-    pub(super) fn turns(&self, name: &Name) -> Arc<Turns> {
-        self.turns.of(self.backend.shard(name), |_| true)
     }
 
     /// Releases the lease of a claim. Returns [`Lost`](ErrorKind::Lost) if it was not held.
@@ -116,14 +95,19 @@ impl Janitor {
         self.tasks.track_future(work)
     }
 
-    /// Runs a release that its caller may drop or not poll.
+    /// Runs a release, which goes on in a task if it does not end at once. Its caller may drop it
+    /// or not poll it.
     pub(super) async fn finish(
         &self,
         release: impl Future<Output = Result<(), Error>> + Send + 'static,
     ) -> Result<(), Error> {
-        let finished = self.watch.finish(self.tasks.track_future(release)).await;
-        let gone = || Error::new(ErrorKind::Backend, "the runtime of the release has ended");
-        finished.unwrap_or_else(|| Err(gone()))
+        let mut release = Box::pin(release);
+        match (&mut release).now_or_never() {
+            Some(released) => released,
+            None => self.tasks.spawn(release).await.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Backend, "the runtime of the release has ended"))
+            }),
+        }
     }
 
     /// Stops the acquisitions: none starts any more, and those that wait fail.

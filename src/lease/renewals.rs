@@ -12,13 +12,13 @@
 //! lease, less the drift. So it passes here before the lease ends on the server.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
+    mem::take,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use hashbrown::HashMap;
 use tokio::{
     runtime::{Handle, Id},
     sync::{Notify, Semaphore, watch},
@@ -26,7 +26,7 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::record::{Granted, LeaseRecord};
+use super::record::{Granted, LeaseRecord, LeaseSlot};
 use crate::{
     backend::{ANSWER_LIMIT, Leases, Owner, RENEWAL_BATCH, Renewal, in_time},
     error::{BackendError, Chain},
@@ -68,11 +68,11 @@ impl Default for ChunkPermits {
     }
 }
 
-/// The leases that are held, and when to look at each: to renew it, or at its deadline.
+/// When to look at what.
 #[derive(Default)]
 struct Schedule {
-    held: HashMap<Owner, Arc<LeaseRecord>>,
-    timers: BTreeSet<(Instant, Owner)>,
+    /// The leases that are held, each at its next look: to renew it, or at its deadline.
+    held: BTreeMap<(Instant, Owner), Arc<LeaseRecord>>,
     /// When the task looks by itself; `None` without a task.
     looks: Option<Instant>,
 }
@@ -88,17 +88,16 @@ impl Renewals {
         self.0.schedule().held.len()
     }
 
-    /// Begins to renew a lease that counts since `since`. A lease that was handed over is short,
-    /// and is renewed soon.
-    pub(super) fn start(&self, granted: Granted) -> Arc<LeaseRecord> {
+    /// Begins to renew a lease that was granted. A lease that was handed over is short, and is
+    /// renewed soon.
+    pub(super) fn start(&self, granted: Granted, slot: Option<LeaseSlot>) -> Arc<LeaseRecord> {
         let (since, is_short) = (granted.since, granted.until.is_some());
-        let record = Arc::new(LeaseRecord::new(granted, self.0.counters.clone()));
+        let record = Arc::new(LeaseRecord::new(granted, slot, self.0.counters.clone()));
         self.0.counters.acquired.add();
         let look = record.next_look(since);
         let look = if is_short { look.min(since + SOON) } else { look };
         let mut schedule = self.0.schedule();
-        schedule.held.insert(record.claim().owner, record.clone());
-        schedule.set_timer(&record, look);
+        schedule.look_at(look, record.clone());
         match schedule.looks {
             None => self.0.run_on(schedule, &Handle::current(), Vec::new()),
             Some(by_itself) if look < by_itself => self.0.changed.notify_one(),
@@ -120,40 +119,39 @@ impl Renewals {
 }
 
 impl Schedule {
-    fn remove(&mut self, record: &LeaseRecord) {
-        let owner = record.claim().owner;
-        self.held.remove(&owner);
-        self.timers.remove(&(record.times().timer, owner));
+    fn look_at(&mut self, at: Instant, record: Arc<LeaseRecord>) {
+        record.times().timer = at;
+        self.held.insert((at, record.claim().owner), record);
     }
 
-    /// Sets the one timer of a lease.
-    fn set_timer(&mut self, record: &LeaseRecord, at: Instant) {
-        let owner = record.claim().owner;
-        let mut times = record.times();
-        self.timers.remove(&(times.timer, owner));
-        times.timer = at;
-        self.timers.insert((at, owner));
+    fn holds(&self, record: &LeaseRecord) -> bool {
+        let timer = record.times().timer;
+        self.held.contains_key(&(timer, record.claim().owner))
+    }
+
+    /// Takes a lease out, if it is still held.
+    fn remove(&mut self, record: &LeaseRecord) -> Option<Arc<LeaseRecord>> {
+        let timer = record.times().timer;
+        self.held.remove(&(timer, record.claim().owner))
     }
 
     /// Returns the leases to be renewed now, and tells the losses. Leases that fall due within a
     /// tenth of the first one's interval come along, so that chunks form.
     fn take_due(&mut self, now: Instant) -> Vec<Arc<LeaseRecord>> {
-        let first = self.timers.first().filter(|(at, _)| *at <= now);
-        let Some(first) = first.and_then(|(_, owner)| self.held.get(owner)) else {
-            return Vec::new();
-        };
-        let until = now + first.upkeep().renew_every.unwrap_or_default() / 10;
-        let past = self.timers.iter().take_while(|(at, _)| *at <= until).take(LOOK);
-        let past: Vec<_> = past.filter_map(|(_, owner)| self.held.get(owner).cloned()).collect();
+        let first = self.held.first_key_value().filter(|((at, _), _)| *at <= now);
+        let Some((_, first)) = first else { return Vec::new() };
+        let until = now + first.granted.upkeep.renew_every.unwrap_or_default() / 10;
+        let past = self.held.iter().take_while(|((at, _), _)| *at <= until).take(LOOK);
+        let past: Vec<_> = past.map(|(_, record)| record.clone()).collect();
         past.into_iter().filter(|record| self.is_due(record, now)).collect()
     }
 
     /// Returns whether a lease is to be renewed now. Tells its loss if its deadline has passed.
-    fn is_due(&mut self, record: &LeaseRecord, now: Instant) -> bool {
+    fn is_due(&mut self, record: &Arc<LeaseRecord>, now: Instant) -> bool {
+        self.remove(record);
         if record.is_lost() {
             warn!(name = ?record.claim().name, "lease lost: it could not be renewed in time");
             record.tell_lost();
-            self.remove(record);
             return false;
         }
         let (renews, deadline) = {
@@ -162,50 +160,45 @@ impl Schedule {
             times.renewing |= renews;
             (renews, times.deadline)
         };
-        self.set_timer(record, deadline);
+        self.look_at(deadline, record.clone());
         renews
     }
 
-    /// Notes the answer about a lease that was renewed at `sent`.
-    fn renewed(&mut self, record: &LeaseRecord, sent: Instant, answer: Renewal) {
+    /// Notes the answer about a lease that was renewed at `sent`, and decides when to look next.
+    fn renewed(&mut self, record: Arc<LeaseRecord>, sent: Instant, answer: Renewal) {
         let (claim, now) = (record.claim(), Instant::now());
-        match answer {
+        let look = match answer {
             Renewal::Held => {
                 record.renewed(sent);
-                let mut look = record.next_look(sent);
-                // Renewals of many leases spread over the interval.
-                if let Some(every) = record.upkeep().renew_every
-                    && self.held.len() > RENEWAL_BATCH
-                    && look < record.deadline()
-                {
-                    look -= every.mul_f64(fastrand::f64() / 10.0);
+                let look = record.next_look(sent);
+                match record.granted.upkeep.renew_every {
+                    // Renewals of many leases spread over the interval.
+                    Some(every) if self.held.len() > RENEWAL_BATCH && look < record.deadline() => {
+                        look - every.mul_f64(fastrand::f64() / 10.0)
+                    }
+                    _ => look,
                 }
-                self.set_timer(record, look);
             }
             Renewal::NotHeld => {
                 warn!(name = ?claim.name, "lease lost: the server no longer has it");
                 record.tell_lost();
-                self.remove(record);
+                return;
             }
             Renewal::Unknown => {
                 let deadline = record.deadline();
                 // A lease that was handed over has less than its full time left.
                 let pause = (claim.lease / 20).min((deadline - now) / 8).max(RETRY);
-                self.set_timer(record, deadline.min(now + pause));
+                deadline.min(now + pause)
             }
-        }
+        };
+        self.look_at(look, record);
     }
 
-    /// Makes renewals due: those that are under way, or those that are not.
-    fn renew_again(&mut self, under_way: bool) {
+    /// Makes the renewals due that are not under way.
+    fn renew_all(&mut self) {
         let now = Instant::now();
-        let all: Vec<_> = self.held.values().cloned().collect();
-        for record in all {
-            let is_under_way = record.times().renewing;
-            if is_under_way == under_way && record.is_due(now) {
-                record.times().renewing = false;
-                self.set_timer(&record, now);
-            }
+        for record in take(&mut self.held).into_values() {
+            self.look_at(now, record);
         }
     }
 }
@@ -244,9 +237,7 @@ impl RenewalCore {
         let Some(first) = chunk.first() else { return };
         let shard = self.shards.of(self.backend.shard(&first.claim().name), |_| true);
         let _permit = shard.0.acquire().await;
-        let is_held =
-            |record: &Arc<LeaseRecord>| self.schedule().held.contains_key(&record.claim().owner);
-        chunk.retain(is_held);
+        chunk.retain(|record| self.schedule().holds(record));
         let sent = Instant::now();
         let claims: Vec<_> = chunk.iter().map(|record| record.claim().clone()).collect();
         let leases = claims.iter().map(|claim| claim.lease);
@@ -275,9 +266,7 @@ impl RenewalCore {
         let mut schedule = self.schedule();
         for (at, record) in chunk.iter().enumerate() {
             record.times().renewing = false;
-            if !schedule.held.contains_key(&record.claim().owner) {
-                continue;
-            }
+            let Some(record) = schedule.remove(record) else { continue };
             // An answer with too few parts says of the rest that it is not held.
             let renewal = match &answer {
                 Ok(each) => each.get(at).copied().unwrap_or(Renewal::NotHeld),
@@ -296,7 +285,7 @@ impl RenewalCore {
     fn next_look(&self) -> Option<Instant> {
         let mut schedule = self.schedule();
         let lingers = schedule.looks.filter(|looks| *looks > Instant::now());
-        schedule.looks = schedule.timers.first().map(|(at, _)| *at).or(lingers);
+        schedule.looks = schedule.held.first_key_value().map(|((at, _), _)| *at).or(lingers);
         schedule.looks
     }
 }
@@ -324,7 +313,7 @@ impl RenewalTask {
                 Some(()) = renewals.next() => {}
                 () = sleep_until(next) => {}
                 () = shared.changed.notified() => {}
-                () = changed(&mut connections) => shared.schedule().renew_again(false),
+                () = changed(&mut connections) => shared.schedule().renew_all(),
             }
         }
     }
@@ -337,11 +326,12 @@ impl Drop for RenewalTask {
         }
         let mut schedule = self.shared.schedule();
         schedule.looks = None;
-        schedule.renew_again(true);
-        let mut runtimes = schedule.held.values().map(|record| record.runtime());
+        schedule.held.values().for_each(|record| record.times().renewing = false);
+        schedule.renew_all();
+        let mut runtimes = schedule.held.values().map(|record| &record.granted.runtime);
         let next = runtimes.find(|runtime| !self.tried.contains(&runtime.id())).cloned();
         if let Some(runtime) = next {
-            let tried = std::mem::take(&mut self.tried);
+            let tried = take(&mut self.tried);
             self.shared.run_on(schedule, &runtime, tried);
         }
     }

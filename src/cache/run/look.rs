@@ -28,7 +28,7 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind, Chain, Error},
     flight::Epoch,
-    lease::{Acquisition, AskOutcome, Attempt, Waiting, drive},
+    lease::{Acquisition, Waiting, Woken},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -174,12 +174,21 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             fence: 0,
             told: None,
         };
-        let step = drive(&mut claiming, &mut waiting).await;
+        let step = claiming.settle(&mut waiting).await;
         if let Step::Land(end) = &step {
             core.meter.woken(waiting.pushed_at, end.outcome.result(true));
         }
         step
     }
+}
+
+/// What the leader does after one request.
+enum AskOutcome<V> {
+    Settled(Step<V>),
+    /// It asks again at once.
+    Again,
+    /// It waits: another holder is in the way, for so long.
+    Occupied(Duration),
 }
 
 /// The claim of one leader.
@@ -204,10 +213,36 @@ struct Claiming<'a, V> {
     told: Option<Change>,
 }
 
-impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
-    type Outcome = Step<V>;
+impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
+    /// Asks, and waits while another holder is in the way, until the next step is known.
+    async fn settle(&mut self, waiting: &mut Waiting<'_>) -> Step<V> {
+        loop {
+            let remaining = match self.ask(waiting).await {
+                AskOutcome::Settled(step) => return step,
+                AskOutcome::Again => continue,
+                AskOutcome::Occupied(remaining) => remaining,
+            };
+            let woken = tokio::select! {
+                // In a box, so that a claim that need not wait stays small.
+                woken = Box::pin(waiting.after(Some(remaining))) => woken,
+                () = self.run.asked.shard.breaker.opened() => {
+                    debug!("nothing can be pushed any more");
+                    return self.run.away();
+                }
+            };
+            match woken {
+                Woken::Again => {}
+                Woken::TimeUp => self.time_up = true,
+                Woken::Pushed(change) => {
+                    if let Some(step) = self.pushed(change) {
+                        return step;
+                    }
+                }
+            }
+        }
+    }
 
-    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<Step<V>> {
+    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<V> {
         let (run, core, shard) = (self.run, &self.run.asked.core, &self.run.asked.shard);
         if let Some(step) = self.follow_push(waiting.left()).await {
             return AskOutcome::Settled(step);
@@ -246,7 +281,8 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
         }
     }
 
-    fn pushed(&mut self, change: Change, _: &mut Waiting<'_>) -> Option<Step<V>> {
+    /// Returns the step that a push settles. Otherwise the leader asks again.
+    fn pushed(&mut self, change: Change) -> Option<Step<V>> {
         let AskedKey { core, key, .. } = &self.run.asked;
         if matches!(change, Change::Announced(_) | Change::Invalidated(_)) {
             core.copies.iter().for_each(|copies| copies.remove(key));
@@ -267,19 +303,6 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, V> {
         }
     }
 
-    async fn interrupted(&self) -> Step<V> {
-        self.run.asked.shard.breaker.opened().await;
-        debug!("nothing can be pushed any more");
-        self.run.away()
-    }
-
-    fn time_up(&mut self, _: &Waiting<'_>) -> Option<Step<V>> {
-        self.time_up = true;
-        None
-    }
-}
-
-impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     /// Asks for what a push has left open. Returns the step that follows the entry, if it is of
     /// use.
     async fn follow_push(&mut self, left: Duration) -> Option<Step<V>> {
@@ -410,7 +433,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         })
     }
 
-    fn occupied(&mut self, occupied: &Occupied) -> AskOutcome<Step<V>> {
+    fn occupied(&mut self, occupied: &Occupied) -> AskOutcome<V> {
         // A leader that waits for another process needs no permit to load.
         self.held.permit = None;
         let AskedKey { core, key, .. } = &self.run.asked;
@@ -433,7 +456,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         AskOutcome::Occupied(occupied.remaining)
     }
 
-    fn failed(&mut self, error: &BackendError) -> AskOutcome<Step<V>> {
+    fn failed(&mut self, error: &BackendError) -> AskOutcome<V> {
         let AskedKey { core, shard, .. } = &self.run.asked;
         // A request that an open breaker has cut short says nothing.
         if !shard.breaker.is_open() {
