@@ -109,7 +109,7 @@ impl Hearing {
             return;
         }
         match pushes {
-            true => self.wakes.channels.answer(&self.name, Ok(())),
+            true => self.wakes.channels.answer(|channel| *channel == *self.name, Ok(())),
             false => self.wakes.channels.lost(|channel| *channel == *self.name),
         }
     }

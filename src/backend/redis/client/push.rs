@@ -340,9 +340,7 @@ impl Subscriptions<'_> {
         for (channel, refusal) in refused {
             self.refuse(&channel, refusal);
         }
-        for channel in wanted.iter().filter(|channel| self.subscribed.contains(*channel)) {
-            events.channels.answer(channel, Ok(()));
-        }
+        events.channels.answer(|channel| self.subscribed.contains(channel), Ok(()));
         let stays =
             |channel: &str| events.channels.wants(channel) && events.scope.contains(channel);
         let closed: Vec<_> =
@@ -402,7 +400,7 @@ impl Subscriptions<'_> {
             warn!(error = %Chain(&refusal), "Redis refuses subscriptions; waiters poll instead");
         }
         let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
-        self.events.channels.answer(channel, Err(refusal));
+        self.events.channels.answer(|refused| refused == channel, Err(refusal));
     }
 
     async fn leave(&mut self, closed: &[Arc<str>]) -> Result<(), RedisError> {
