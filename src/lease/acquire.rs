@@ -26,6 +26,15 @@ const GIVE_WAY: Duration = Duration::from_millis(1);
 /// takes. A server that hangs may keep all turns.
 const LONGEST_TURN: Duration = Duration::from_secs(2);
 
+/// How a lease is acquired and kept.
+#[derive(Clone)]
+pub(crate) struct AcquireTerms {
+    pub(crate) upkeep: Upkeep,
+    pub(crate) retry: Arc<dyn RetryStrategy>,
+    /// How long the caller waits.
+    pub(crate) limit: Duration,
+}
+
 impl Engine {
     /// Acquires a lease, waiting while other holders are in the way.
     ///
@@ -36,16 +45,12 @@ impl Engine {
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         claim: Claim,
-        upkeep: Upkeep,
-        strategy: Arc<dyn RetryStrategy>,
-        limit: Duration,
+        terms: AcquireTerms,
     ) -> Result<LeaseGuard, Error> {
-        let deadline = after(Instant::now(), limit);
+        let deadline = after(Instant::now(), terms.limit);
         let begin = || {
-            let (engine, strategy, claim) = (self.clone(), strategy.clone(), claim.clone());
-            async move {
-                engine.acquire_until(&claim, upkeep, strategy.as_ref(), (limit, deadline)).await
-            }
+            let (engine, claim, terms) = (self.clone(), claim.clone(), terms.clone());
+            async move { engine.acquire_until(deadline, &claim, &terms).await }
         };
         attended(begin).await
     }
@@ -60,32 +65,27 @@ impl Engine {
     pub(crate) async fn acquire_each(
         self: &Arc<Self>,
         claims: Vec<Claim>,
-        upkeep: Upkeep,
-        strategy: Arc<dyn RetryStrategy>,
-        limit: Duration,
+        terms: AcquireTerms,
     ) -> Result<Vec<LeaseGuard>, Error> {
-        let deadline = after(Instant::now(), limit);
+        let deadline = after(Instant::now(), terms.limit);
         let begin = || {
-            let (engine, strategy, claims) = (self.clone(), strategy.clone(), claims.clone());
-            async move {
-                engine.acquire_in_order(&claims, upkeep, strategy.as_ref(), (limit, deadline)).await
-            }
+            let (engine, claims, terms) = (self.clone(), claims.clone(), terms.clone());
+            async move { engine.acquire_in_order(deadline, &claims, &terms).await }
         };
         attended(begin).await
     }
 
     async fn acquire_in_order(
         self: &Arc<Self>,
+        deadline: Instant,
         claims: &[Claim],
-        upkeep: Upkeep,
-        strategy: &dyn RetryStrategy,
-        limits: (Duration, Instant),
+        terms: &AcquireTerms,
     ) -> Result<Vec<LeaseGuard>, Error> {
         loop {
             let connections = self.backend().new_connections();
             let (mut held, mut outcome) = (Vec::with_capacity(claims.len()), Ok(()));
             for claim in claims {
-                match self.acquire_until(claim, upkeep, strategy, limits).await {
+                match self.acquire_until(deadline, claim, terms).await {
                     Ok(lease) => held.push(lease),
                     Err(error) => {
                         outcome = Err(error);
@@ -111,21 +111,22 @@ impl Engine {
     /// Acquires a lease under a fresh owner.
     async fn acquire_until(
         self: &Arc<Self>,
+        deadline: Instant,
         claim: &Claim,
-        upkeep: Upkeep,
-        strategy: &dyn RetryStrategy,
-        (limit, deadline): (Duration, Instant),
+        terms: &AcquireTerms,
     ) -> Result<LeaseGuard, Error> {
         if self.janitor.is_stopped() {
             return Err(Error::shut_down());
         }
-        let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
-        let mut waiting = Waiting::new(&self.janitor, claim.clone(), strategy, limit);
-        waiting.end_at(deadline);
-        waiting.keep_entries(&self.keeper);
+        let AcquireTerms { upkeep, limit, .. } = *terms;
+        let (retry, claim) =
+            (terms.retry.as_ref(), Claim { owner: Owner::fresh(), ..claim.clone() });
+        let mut waiting = Waiting::new(&self.janitor, claim.clone(), retry, limit);
+        waiting.deadline = deadline;
+        waiting.keeper = Some(self.keeper.clone());
         let acquisition = Acquisition::new(self.janitor.clone(), claim);
         let mut contender = Contender { engine: self, acquisition, upkeep, slot: None };
-        let try_limit = try_limit(strategy, self.backend().as_ref());
+        let try_limit = try_limit(retry, self.backend().as_ref());
         let held = tokio::select! {
             biased;
             held = contender.acquire(&mut waiting, try_limit) => held?,

@@ -1,4 +1,4 @@
-use std::{sync::Arc, time::Duration};
+use std::{mem::replace, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, time::Instant};
 use tracing::debug;
@@ -94,19 +94,14 @@ impl Acquisition {
         for<'t> Said: From<&'t T>,
     {
         let sent = Instant::now();
-        let before = self.begin(sent);
         let Self { janitor, claim, state, handover, .. } = self;
+        handover.asked(sent);
+        let before = replace(state, AcquisitionState::Asking);
         let (janitor, claim): (&'a Janitor, &'a Claim) = (janitor, claim);
         let backend = janitor.backend().as_ref();
         let answer = answered_by(backend, limit, send(backend, claim)).await;
         *state = after_answer(before, answer.as_ref().map(Said::from), handover);
         Ok((answer?, sent))
-    }
-
-    /// Notes a request that is sent at `sent`. Returns the state before it.
-    fn begin(&mut self, sent: Instant) -> AcquisitionState {
-        self.handover.asked(sent);
-        std::mem::replace(&mut self.state, AcquisitionState::Asking)
     }
 
     /// Gives up an owner that may be granted the lease or may be released late, and goes on with a

@@ -3,10 +3,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::time::Instant;
 
 use super::{
-    keeper::Keeper, queue::LocalQueues, record::LeaseRecord, release::Janitor, renewals::Renewals,
+    ShardPermits, keeper::Keeper, queue::LocalQueues, record::LeaseRecord, release::Janitor,
+    renewals::Renewals,
 };
 use crate::{
     backend::{Claim, Leases, Marked, Tick, answered},
@@ -18,25 +19,16 @@ use crate::{
     spans,
 };
 
-/// Turns to ask one shard. Thousands of requests at once would wait in our own connection until
-/// their time-outs. Renewals and releases need no turn.
-pub(super) struct Turns(pub(super) Semaphore);
-
-impl Default for Turns {
-    /// As many as keep a connection busy, and few enough for an answer well within the time-out.
-    fn default() -> Self {
-        Self(Semaphore::new(128))
-    }
-}
-
 /// The parts that the leases of one `Cache` or one `Locks` share.
 pub(crate) struct Engine {
     pub(super) counters: Arc<LockCounters>,
     pub(super) janitor: Arc<Janitor>,
-    pub(super) renewals: Renewals,
-    pub(super) keeper: Keeper,
-    pub(super) queues: LocalQueues<Arc<LeaseRecord>>,
-    turns: Shards<Turns>,
+    pub(super) renewals: Arc<Renewals>,
+    pub(super) keeper: Arc<Keeper>,
+    pub(super) queues: Arc<LocalQueues<Arc<LeaseRecord>>>,
+    /// The acquisitions that may be under way: as many as keep a connection busy, and few enough
+    /// for an answer well within the time-out. Renewals and releases need no turn.
+    turns: Shards<ShardPermits<128>>,
     /// How many fixed leases ended before their guards.
     pub(super) outlasted: AtomicU32,
     /// Publishes the times of locks.
@@ -52,7 +44,7 @@ impl Engine {
             counters,
             keeper: Keeper::new(backend),
             janitor,
-            queues: LocalQueues::default(),
+            queues: Arc::default(),
             turns: Shards::default(),
             outlasted: AtomicU32::default(),
             meter: Meter::default(),
@@ -69,7 +61,7 @@ impl Engine {
     }
 
     /// Returns the turns to ask the shard of a name for a lease.
-    pub(super) fn turns_of(&self, name: &Name) -> Arc<Turns> {
+    pub(super) fn turns_of(&self, name: &Name) -> Arc<ShardPermits<128>> {
         self.turns.of(self.backend().shard(name), |_| true)
     }
 

@@ -47,10 +47,7 @@ const NAMED: usize = 32;
 const JITTER: Duration = Duration::from_millis(50);
 
 /// The queue entries of one engine.
-#[derive(Clone)]
-pub(super) struct Keeper(Arc<KeeperCore>);
-
-struct KeeperCore {
+pub(super) struct Keeper {
     backend: Arc<dyn Leases>,
     queues: Mutex<HashMap<KeptQueueKey, KeptQueue>>,
     /// The number of waiters that came.
@@ -76,7 +73,7 @@ struct KeptWaiter {
 
 /// A waiter whose queue entry is kept. Dropped, it is kept no more.
 pub(super) struct KeptPlace {
-    keeper: Keeper,
+    keeper: Arc<Keeper>,
     queue: KeptQueueKey,
     /// No other waiter has this number, also not of a queue that begins again.
     number: u64,
@@ -84,17 +81,17 @@ pub(super) struct KeptPlace {
 }
 
 impl Keeper {
-    pub(super) fn new(backend: Arc<dyn Leases>) -> Self {
+    pub(super) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
         let (queues, came) = (Mutex::default(), AtomicU64::new(0));
-        Self(Arc::new(KeeperCore { backend, queues, came }))
+        Arc::new(Self { backend, queues, came })
     }
 
     /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
-    pub(super) fn enter(&self, claim: &Claim, remaining: Duration) -> KeptPlace {
+    pub(super) fn enter(self: &Arc<Self>, claim: &Claim, remaining: Duration) -> KeptPlace {
         let key = (claim.name.clone(), SemaphoreKind::from(claim.mode));
         let asks = Arc::<Notify>::default();
         let mut queues = self.queues();
-        let number = self.0.came.fetch_add(1, Ordering::Relaxed);
+        let number = self.came.fetch_add(1, Ordering::Relaxed);
         let (queue, is_new) = match queues.entry(key.clone()) {
             Entry::Occupied(queue) => (queue.into_mut(), false),
             Entry::Vacant(vacant) => (vacant.insert(KeptQueue::new()), true),
@@ -123,7 +120,7 @@ impl Keeper {
     }
 
     fn queues(&self) -> MutexGuard<'_, HashMap<KeptQueueKey, KeptQueue>> {
-        lock(&self.0.queues)
+        lock(&self.queues)
     }
 }
 
@@ -191,14 +188,14 @@ impl Drop for KeptPlace {
 
 /// The task of one queue. It runs on the runtime of a waiter.
 struct KeeperTask {
-    keeper: Keeper,
+    keeper: Arc<Keeper>,
     queue: KeptQueueKey,
 }
 
 impl KeeperTask {
     async fn run(self) {
         static SAID: Rarely = Rarely::once_in(1);
-        let backend = self.keeper.0.backend.clone();
+        let backend = self.keeper.backend.clone();
         while let Some((look_at, earlier)) = self.next_look() {
             if look_at > Instant::now() {
                 tokio::select! {

@@ -35,6 +35,7 @@ mod wait;
 
 pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
+    acquire::AcquireTerms,
     acquisition::{Acquisition, Said},
     engine::Engine,
     guard::LeaseGuard,
@@ -46,6 +47,8 @@ pub(crate) use self::{
 
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
+
 /// How a lease is kept while it is held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Upkeep {
@@ -53,6 +56,16 @@ pub(crate) struct Upkeep {
     pub(crate) renew_every: Option<Duration>,
     /// How long it may be held in all.
     pub(crate) max_hold: Duration,
+}
+
+/// The requests that may be under way at one shard. More would wait in our own connection until
+/// their time-outs.
+struct ShardPermits<const COUNT: usize>(Semaphore);
+
+impl<const COUNT: usize> Default for ShardPermits<COUNT> {
+    fn default() -> Self {
+        Self(Semaphore::new(COUNT))
+    }
 }
 
 /// Returns the part of a lease that its holder trusts. The rest is the drift of the Redlock

@@ -8,7 +8,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -19,6 +19,7 @@ use super::Upkeep;
 use crate::{
     backend::{Changes, Claim},
     key::{Family, Name},
+    sync::lock,
 };
 
 /// How often a lease passes on within one process before other processes get it.
@@ -31,7 +32,7 @@ const TURN: Duration = Duration::from_millis(50);
 /// The local queues of one engine. Each exists while a caller contends or holds.
 ///
 /// `T` is a lease that is passed from its holder to the next caller.
-pub(super) struct LocalQueues<T>(Arc<Mutex<CallersByName<T>>>);
+pub(super) struct LocalQueues<T>(Mutex<CallersByName<T>>);
 
 type CallersByName<T> = HashMap<Name, VecDeque<QueuedCaller<T>>>;
 
@@ -53,7 +54,7 @@ pub(super) enum SlotNotice<T> {
 
 /// The right of one caller to contend for a lease, or to hold it, for this process.
 pub(super) struct Slot<T> {
-    queues: LocalQueues<T>,
+    queues: Arc<LocalQueues<T>>,
     name: Name,
     passes: u32,
     /// How often the lease passes on in this turn.
@@ -66,7 +67,7 @@ pub(super) struct Slot<T> {
 impl<T> LocalQueues<T> {
     /// Enters the queue of a claim. Returns the slot, or what tells of it later.
     pub(super) fn enter(
-        &self,
+        self: &Arc<Self>,
         claim: &Claim,
         upkeep: Upkeep,
     ) -> Result<Slot<T>, oneshot::Receiver<SlotNotice<T>>> {
@@ -90,19 +91,13 @@ impl<T> LocalQueues<T> {
     }
 
     fn queues(&self) -> MutexGuard<'_, CallersByName<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T> Clone for LocalQueues<T> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
+        lock(&self.0)
     }
 }
 
 impl<T> Default for LocalQueues<T> {
     fn default() -> Self {
-        Self(Arc::default())
+        Self(Mutex::default())
     }
 }
 
@@ -114,7 +109,7 @@ impl<T> QueuedCaller<T> {
 }
 
 impl<T> Slot<T> {
-    fn new(queues: LocalQueues<T>, name: Name) -> Self {
+    fn new(queues: Arc<LocalQueues<T>>, name: Name) -> Self {
         let since = Instant::now();
         Self { queues, name, passes: 0, most_passes: PASSES, since, changes: None }
     }
@@ -191,7 +186,7 @@ mod tests {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let claim = Claim::new(name.clone(), Mode::Exclusive, TURN, TURN);
         let upkeep = Upkeep { renew_every: None, max_hold: Duration::MAX };
-        let queues = LocalQueues::<()>::default();
+        let queues = Arc::<LocalQueues<()>>::default();
         let Ok(slot) = queues.enter(&claim, upkeep) else { panic!("another caller has the slot") };
         let Err(stays) = queues.enter(&claim, upkeep) else { panic!("there are two slots") };
         for _ in 0..10_000 {

@@ -21,12 +21,15 @@ use std::{
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     runtime::{Handle, Id},
-    sync::{Notify, Semaphore, watch},
+    sync::{Notify, watch},
     time::{Instant, sleep_until},
 };
 use tracing::{debug, warn};
 
-use super::record::{Granted, LeaseRecord, LeaseSlot};
+use super::{
+    ShardPermits,
+    record::{Granted, LeaseRecord, LeaseSlot},
+};
 use crate::{
     backend::{ANSWER_LIMIT, Leases, Owner, RENEWAL_BATCH, Renewal, in_time},
     error::{BackendError, Chain},
@@ -44,28 +47,17 @@ const LINGER: Duration = Duration::from_millis(50);
 const RETRY: Duration = Duration::from_millis(10);
 /// How many leases one look takes at most, while other callers wait for the lock.
 const LOOK: usize = 2 * RENEWAL_BATCH;
-/// How many chunks are under way at a shard. The commands of others go in between.
-const AT_ONCE: usize = 4;
 
 /// The renewals of one engine.
-pub(super) struct Renewals(Arc<RenewalCore>);
-
-struct RenewalCore {
+pub(super) struct Renewals {
     backend: Arc<dyn Leases>,
     counters: Arc<LockCounters>,
     schedule: Mutex<Schedule>,
-    /// The chunks that may be under way. A shard that does not answer costs the others nothing.
-    shards: Shards<ChunkPermits>,
+    /// The chunks that may be under way. The commands of others go in between. A shard that does
+    /// not answer costs the others nothing.
+    chunks: Shards<ShardPermits<4>>,
     /// Notified when the task must look earlier than it would.
     changed: Notify,
-}
-
-struct ChunkPermits(Semaphore);
-
-impl Default for ChunkPermits {
-    fn default() -> Self {
-        Self(Semaphore::new(AT_ONCE))
-    }
 }
 
 /// When to look at what.
@@ -78,29 +70,33 @@ struct Schedule {
 }
 
 impl Renewals {
-    pub(super) fn new(backend: Arc<dyn Leases>, counters: Arc<LockCounters>) -> Self {
-        let (schedule, shards, changed) = Default::default();
-        Self(Arc::new(RenewalCore { backend, counters, schedule, shards, changed }))
+    pub(super) fn new(backend: Arc<dyn Leases>, counters: Arc<LockCounters>) -> Arc<Self> {
+        let (schedule, chunks, changed) = Default::default();
+        Arc::new(Self { backend, counters, schedule, chunks, changed })
     }
 
     /// Returns how many leases are held.
     pub(super) fn held(&self) -> usize {
-        self.0.schedule().held.len()
+        self.schedule().held.len()
     }
 
     /// Begins to renew a lease that was granted. A lease that was handed over is short, and is
     /// renewed soon.
-    pub(super) fn start(&self, granted: Granted, slot: Option<LeaseSlot>) -> Arc<LeaseRecord> {
+    pub(super) fn start(
+        self: &Arc<Self>,
+        granted: Granted,
+        slot: Option<LeaseSlot>,
+    ) -> Arc<LeaseRecord> {
         let (since, is_short) = (granted.since, granted.until.is_some());
-        let record = Arc::new(LeaseRecord::new(granted, slot, self.0.counters.clone()));
-        self.0.counters.acquired.add();
+        let record = Arc::new(LeaseRecord::new(granted, slot, self.counters.clone()));
+        self.counters.acquired.add();
         let look = record.next_look(since);
         let look = if is_short { look.min(since + SOON) } else { look };
-        let mut schedule = self.0.schedule();
+        let mut schedule = self.schedule();
         schedule.look_at(look, record.clone());
         match schedule.looks {
-            None => self.0.run_on(schedule, &Handle::current(), Vec::new()),
-            Some(by_itself) if look < by_itself => self.0.changed.notify_one(),
+            None => self.run_on(schedule, &Handle::current(), Vec::new()),
+            Some(by_itself) if look < by_itself => self.changed.notify_one(),
             Some(_) => {}
         }
         record
@@ -108,12 +104,12 @@ impl Renewals {
 
     /// Renews a lease no more.
     pub(super) fn forget(&self, record: &LeaseRecord) {
-        let mut schedule = self.0.schedule();
+        let mut schedule = self.schedule();
         schedule.remove(record);
         let ends = Instant::now() + LINGER;
         if schedule.held.is_empty() && schedule.looks.is_some_and(|by_itself| by_itself > ends) {
             schedule.looks = Some(ends);
-            self.0.changed.notify_one();
+            self.changed.notify_one();
         }
     }
 }
@@ -203,7 +199,7 @@ impl Schedule {
     }
 }
 
-impl RenewalCore {
+impl Renewals {
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
         lock(&self.schedule)
     }
@@ -235,7 +231,7 @@ impl RenewalCore {
     /// Renews a chunk of leases when its shard has few others under way.
     async fn renew(self: Arc<Self>, mut chunk: Vec<Arc<LeaseRecord>>) {
         let Some(first) = chunk.first() else { return };
-        let shard = self.shards.of(self.backend.shard(&first.claim().name), |_| true);
+        let shard = self.chunks.of(self.backend.shard(&first.claim().name), |_| true);
         let _permit = shard.0.acquire().await;
         chunk.retain(|record| self.schedule().holds(record));
         let sent = Instant::now();
@@ -292,7 +288,7 @@ impl RenewalCore {
 
 /// The task that renews. If its runtime goes away, it goes on in that of a lease that is held.
 struct RenewalTask {
-    shared: Arc<RenewalCore>,
+    shared: Arc<Renewals>,
     /// The runtimes that have ended it, and its own.
     tried: Vec<Id>,
     has_ended: bool,

@@ -160,44 +160,9 @@ impl Default for Retry {
 
 impl RetryStrategy for Retry {
     fn waits(&self) -> Box<dyn Iterator<Item = Duration> + Send> {
-        Box::new(RetryPauses {
-            pace: self.pace,
-            tries: 0,
-            times: self.times.unwrap_or(usize::MAX),
-            left: self.within,
-        })
-    }
-
-    fn try_limit(&self) -> Option<Duration> {
-        self.try_limit
-    }
-}
-
-struct RetryPauses {
-    pace: Pace,
-    tries: usize,
-    times: usize,
-    left: Option<Duration>,
-}
-
-impl Iterator for RetryPauses {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        if self.tries >= self.times {
-            return None;
-        }
-        let wait = match self.pace {
-            Pace::OnDemand => Duration::MAX,
-            Pace::Fixed(interval) => interval,
-            Pace::Exponential { base, cap } => {
-                let doublings = u32::try_from(self.tries).unwrap_or(u32::MAX).min(31);
-                let bound = base.saturating_mul(1 << doublings).min(cap);
-                bound.mul_f64(fastrand::f64())
-            }
-        };
-        self.tries += 1;
-        match &mut self.left {
+        let (pace, mut left) = (self.pace, self.within);
+        let waits = (0..self.times.unwrap_or(usize::MAX)).map(move |tries| pace.wait(tries));
+        Box::new(waits.map_while(move |wait| match &mut left {
             Some(left) if left.is_zero() => None,
             Some(left) => {
                 let wait = wait.min(*left);
@@ -205,6 +170,23 @@ impl Iterator for RetryPauses {
                 Some(wait)
             }
             None => Some(wait),
+        }))
+    }
+
+    fn try_limit(&self) -> Option<Duration> {
+        self.try_limit
+    }
+}
+
+impl Pace {
+    fn wait(self, tries: usize) -> Duration {
+        match self {
+            Self::OnDemand => Duration::MAX,
+            Self::Fixed(interval) => interval,
+            Self::Exponential { base, cap } => {
+                let doublings = u32::try_from(tries).unwrap_or(u32::MAX).min(31);
+                base.saturating_mul(1 << doublings).min(cap).mul_f64(fastrand::f64())
+            }
         }
     }
 }

@@ -42,14 +42,14 @@ pub(crate) struct Waiting<'a> {
     /// Its registration for pushes.
     changes: Option<Changes>,
     /// Keeps the queue entry of the claim, if it has one.
-    keeper: Option<Keeper>,
+    pub(super) keeper: Option<Arc<Keeper>>,
     place: Option<KeptPlace>,
     /// The waits of the strategy, once one was needed.
     waits: Option<Box<dyn Iterator<Item = Duration> + Send>>,
     /// When the strategy's present wait ends.
     until: Option<Instant>,
     limit: Duration,
-    deadline: Instant,
+    pub(super) deadline: Instant,
     /// The pauses after requests that failed.
     pauses: Pauses,
     /// When the push came that has ended the last sleep, for the metrics.
@@ -87,16 +87,6 @@ impl<'a> Waiting<'a> {
             pauses: Pauses::default(),
             pushed_at: None,
         }
-    }
-
-    /// Ends at a time, if it has begun earlier than now.
-    pub(super) fn end_at(&mut self, deadline: Instant) {
-        self.deadline = deadline;
-    }
-
-    /// Has the queue entry of its claim kept while it waits.
-    pub(super) fn keep_entries(&mut self, keeper: &Keeper) {
-        self.keeper = Some(keeper.clone());
     }
 
     /// Waits for another claim of the same name from now on.
@@ -143,59 +133,50 @@ impl<'a> Waiting<'a> {
     /// Waits after a request that found the lease held for another `remaining`, or that failed.
     pub(crate) async fn after(&mut self, remaining: Option<Duration>) -> Woken {
         self.pushed_at = None;
-        let Some(remaining) = remaining else { return self.after_failure().await };
-        self.pauses = Pauses::default();
-        if self.changes.is_none() {
+        if remaining.is_some() && self.changes.is_none() {
             // What happened since the request was missed.
             self.listen();
             return Woken::Again;
         }
-        let told = Instant::now();
         let Some(until) = self.until() else { return Woken::TimeUp };
-        let has_entry = self.keep_entry(remaining);
-        let mut look = match has_entry {
-            true => self.deadline,
-            false => {
-                let jitter = JITTER.mul_f64(fastrand::f64());
-                told + remaining.saturating_add(jitter).min(LONGEST_SLEEP)
-            }
+        let look = match remaining {
+            Some(remaining) => self.next_look(remaining),
+            // Until the shard can be expected to answer.
+            None => after(Instant::now(), self.pauses.next()),
         };
-        if !self.listen().subscribe() {
-            look = look.min(told + UNHEARD_LOOK.mul_f64(0.5 + fastrand::f64() / 2.0));
-        }
         let wake = look.min(until).min(self.deadline);
         tokio::select! {
             biased;
-            change = pushed(self.changes.as_mut()) => self.pushed(change),
+            change = pushed(self.changes.as_mut()) => {
+                self.pushed_at = self.changes.as_ref().and_then(Changes::last);
+                Woken::Pushed(change)
+            }
             () = kept(self.place.as_ref()) => Woken::Again,
             () = sleep_until(wake) => self.woken(wake),
         }
     }
 
-    /// Has the queue entry kept, whose lease in the way lasts for another `remaining`. Returns
-    /// `false` if the claim has no entry.
-    fn keep_entry(&mut self, remaining: Duration) -> bool {
-        let Some(keeper) = self.keeper.as_ref().filter(|_| self.claim.waits) else { return false };
-        if !self.place.as_ref().is_some_and(|place| place.met(remaining)) {
-            self.place = Some(keeper.enter(&self.claim, remaining));
+    /// Returns when to look again at a lease that is held for another `remaining`, if nothing wakes
+    /// the waiter. Has its queue entry kept, if the claim has one.
+    fn next_look(&mut self, remaining: Duration) -> Instant {
+        self.pauses = Pauses::default();
+        let now = Instant::now();
+        let look = match self.keeper.as_ref().filter(|_| self.claim.waits) {
+            Some(keeper) => {
+                if !self.place.as_ref().is_some_and(|place| place.met(remaining)) {
+                    self.place = Some(keeper.enter(&self.claim, remaining));
+                }
+                self.deadline
+            }
+            None => {
+                let jitter = JITTER.mul_f64(fastrand::f64());
+                now + remaining.saturating_add(jitter).min(LONGEST_SLEEP)
+            }
+        };
+        match self.listen().subscribe() {
+            true => look,
+            false => look.min(now + UNHEARD_LOOK.mul_f64(0.5 + fastrand::f64() / 2.0)),
         }
-        true
-    }
-
-    /// Waits after a request that failed, until the shard can be expected to answer.
-    async fn after_failure(&mut self) -> Woken {
-        let Some(until) = self.until() else { return Woken::TimeUp };
-        let wake = after(Instant::now(), self.pauses.next()).min(until).min(self.deadline);
-        tokio::select! {
-            biased;
-            change = pushed(self.changes.as_mut()) => self.pushed(change),
-            () = sleep_until(wake) => self.woken(wake),
-        }
-    }
-
-    fn pushed(&mut self, change: Change) -> Woken {
-        self.pushed_at = self.changes.as_ref().and_then(Changes::last);
-        Woken::Pushed(change)
     }
 
     fn woken(&mut self, wake: Instant) -> Woken {

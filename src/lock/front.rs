@@ -9,12 +9,11 @@ use std::{
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::{Holder, space::LockSpace};
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, Holding, Mode, Occupied, in_time},
+    backend::{ANSWER_LIMIT, Claim, Leases, Holding, Mode, Occupied, in_time},
     error::{Chain, Error, ErrorKind},
-    key::{Key, Name},
-    lease::{LeaseGuard, Retry, RetryStrategy, Upkeep},
+    key::{Family, Key, Name, Namespace},
+    lease::{AcquireTerms, Engine, LeaseGuard, Retry, RetryStrategy, Upkeep, try_limit},
     observe::Rarely,
 };
 
@@ -24,6 +23,34 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 /// The pause after an error that may pass. A random part of it is added, so that processes do not
 /// ask together.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// The engine and the naming rules that all locks of one `Locks` or `Redlock` have in common.
+#[derive(Clone)]
+pub(super) struct LockSpace {
+    pub(super) engine: Arc<Engine>,
+    family: Family,
+    /// An invalid namespace is reported by the first use of a lock.
+    pub(super) namespace: Result<Namespace, Error>,
+    pub(super) max_name: usize,
+    /// The label of this process, for operators.
+    pub(super) label: Option<Arc<str>>,
+}
+
+impl LockSpace {
+    pub(super) fn over(backend: Arc<dyn Leases>, family: Family) -> Self {
+        let engine = Engine::new(backend);
+        Self { engine, family, namespace: Ok(Namespace::standard()), max_name: 512, label: None }
+    }
+
+    pub(super) fn namespace(self, namespace: String) -> Self {
+        Self { namespace: Namespace::new(&namespace), ..self }
+    }
+
+    pub(super) fn name(&self, key: &Key) -> Result<Name, Error> {
+        let namespace = self.namespace.as_ref().map_err(Error::clone)?;
+        Name::new(namespace, self.family, key, self.max_name)
+    }
+}
 
 /// A name, and how its lease is acquired and kept.
 #[derive(Clone)]
@@ -71,9 +98,9 @@ impl Front {
 
     /// Acquires a lease in a mode, waiting while others are in the way.
     pub(super) async fn acquire(&self, mode: Mode) -> Result<LeaseGuard, Error> {
-        match self.acquire_claim(self.claim(mode)?, self.retry.clone()).await {
+        match self.acquire_claim(self.claim(mode)?, self.terms(true)?).await {
             Err(error) if self.space.label.is_some() && error.kind() == ErrorKind::NotAcquired => {
-                Err(Box::pin(self.with_owner(error, mode)).await)
+                Err(Box::pin(self.with_holder_label(error, mode)).await)
             }
             acquired => acquired,
         }
@@ -81,25 +108,27 @@ impl Front {
 
     /// Tries once. Returns `None` if others are in the way.
     pub(super) async fn try_acquire(&self, mode: Mode) -> Result<Option<LeaseGuard>, Error> {
-        let mut claim = self.claim(mode)?;
-        claim.waits = false;
-        none_if_not_acquired(self.acquire_claim(claim, self.one_try()).await)
+        let claim = Claim { waits: false, ..self.claim(mode)? };
+        none_if_not_acquired(self.acquire_claim(claim, self.terms(false)?).await)
     }
 
-    async fn acquire_claim(
-        &self,
-        claim: Claim,
-        retry: Arc<dyn RetryStrategy>,
-    ) -> Result<LeaseGuard, Error> {
-        let upkeep = self.upkeep()?;
+    async fn acquire_claim(&self, claim: Claim, terms: AcquireTerms) -> Result<LeaseGuard, Error> {
         let engine = &self.space.engine;
-        let acquiring = engine.acquire(claim, upkeep, retry, self.wait_limit);
-        engine.observed(&self.name, acquiring).await
+        engine.observed(&self.name, engine.acquire(claim, terms)).await
     }
 
-    /// The strategy of a call that does not wait.
-    pub(super) fn one_try(&self) -> Arc<dyn RetryStrategy> {
-        Arc::new(Retry::one_try_of(self.retry.as_ref()))
+    /// Returns how a lease is acquired and kept, by a call that waits or by one that does not.
+    pub(super) fn terms(&self, waits: bool) -> Result<AcquireTerms, Error> {
+        let retry = match waits {
+            true => self.retry.clone(),
+            false => Arc::new(Retry::one_try_of(self.retry.as_ref())),
+        };
+        Ok(AcquireTerms { upkeep: self.upkeep()?, retry, limit: self.wait_limit })
+    }
+
+    /// Returns how long one try may take.
+    pub(super) fn try_limit(&self) -> Duration {
+        try_limit(self.retry.as_ref(), self.space.engine.backend().as_ref())
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {
@@ -109,7 +138,7 @@ impl Front {
     }
 
     /// Adds to an error which process holds the lock, if that is known.
-    async fn with_owner(&self, error: Error, mode: Mode) -> Error {
+    async fn with_holder_label(&self, error: Error, mode: Mode) -> Error {
         let Ok(name) = self.full_name() else { return error };
         let held = self.space.engine.backend().inspect(name, mode.into());
         match in_time(ANSWER_LIMIT, held).await {
@@ -118,23 +147,12 @@ impl Front {
         }
     }
 
-    /// Looks up the one holder in a mode, and the label of its process.
-    pub(super) async fn sole_holder(&self, mode: Mode) -> Result<Option<Holder>, Error> {
-        let held = self.held(mode).await?;
-        let holder = |it: Occupied| Holder {
-            owner: held.owner.clone(),
-            expires_in: it.remaining,
-            fence: Some(it.fence),
-        };
-        Ok(held.in_mode(mode).map(holder))
-    }
-
     /// Looks up what is held in a mode.
     pub(super) async fn holder(&self, mode: Mode) -> Result<Option<Occupied>, Error> {
         Ok(self.held(mode).await?.in_mode(mode))
     }
 
-    async fn held(&self, mode: Mode) -> Result<Holding, Error> {
+    pub(super) async fn held(&self, mode: Mode) -> Result<Holding, Error> {
         Ok(self.space.engine.backend().inspect(self.full_name()?, mode.into()).await?)
     }
 
@@ -160,28 +178,25 @@ impl Front {
             RenewalPace::Every(interval) => Some(interval),
             RenewalPace::Never => None,
         };
-        let is_lease_valid = (SHORTEST_LEASE..=LONGEST_LEASE).contains(&self.lease);
-        let is_pace_valid =
-            renew_every.is_none_or(|every| every >= SHORTEST_INTERVAL && every < self.lease);
         let (name, lease) = (self.name.as_str(), self.lease);
-        let wrong = if !is_lease_valid {
+        ensure((SHORTEST_LEASE..=LONGEST_LEASE).contains(&lease), || {
             format!("the lease of {name:?} is {lease:?}; set it from 20 ms to 24 h")
-        } else if !is_pace_valid {
-            let every = renew_every.unwrap_or_default();
+        })?;
+        let every = renew_every.unwrap_or(SHORTEST_INTERVAL);
+        ensure(every >= SHORTEST_INTERVAL && every < lease, || {
             format!(
                 "{name:?} is to be renewed every {every:?}; \
                  set an interval from 1 ms to less than its lease of {lease:?}"
             )
-        } else if self.max_hold < self.lease {
-            let limit = self.max_hold;
-            format!("`max_hold` of {name:?} is {limit:?}; set at least its lease of {lease:?}")
-        } else if self.fence_life < self.lease {
-            let life = self.fence_life;
+        })?;
+        let (max_hold, life) = (self.max_hold, self.fence_life);
+        ensure(max_hold >= lease, || {
+            format!("`max_hold` of {name:?} is {max_hold:?}; set at least its lease of {lease:?}")
+        })?;
+        ensure(life >= lease, || {
             format!("`fence_life` of {name:?} is {life:?}; set at least its lease of {lease:?}")
-        } else {
-            return Ok(Upkeep { renew_every, max_hold: self.max_hold });
-        };
-        Err(Error::new(ErrorKind::InvalidConfig, wrong))
+        })?;
+        Ok(Upkeep { renew_every, max_hold })
     }
 }
 
@@ -193,6 +208,11 @@ impl fmt::Debug for Front {
             .field("wait_limit", &self.wait_limit)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns an error with this reason unless the settings are right.
+pub(super) fn ensure(is_right: bool, why: impl FnOnce() -> String) -> Result<(), Error> {
+    is_right.then_some(()).ok_or_else(|| Error::new(ErrorKind::InvalidConfig, why()))
 }
 
 pub(super) fn none_if_not_acquired<T>(outcome: Result<T, Error>) -> Result<Option<T>, Error> {
@@ -235,14 +255,14 @@ fn may_pass(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::ShutDown | ErrorKind::InvalidKey | ErrorKind::InvalidConfig)
 }
 
-/// Runs a future until it completes, or returns `None` if the lease is lost first.
+/// Runs a future until it completes, or returns `None` if the end comes first.
 pub(super) async fn run_until<Work: Future>(
-    lost: impl Future<Output = ()>,
+    end: impl Future<Output = ()>,
     work: Work,
 ) -> Option<Work::Output> {
     tokio::select! {
         biased;
-        () = lost => None,
+        () = end => None,
         output = work => Some(output),
     }
 }

@@ -5,9 +5,8 @@ use std::time::{Duration, SystemTime};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    front::{Front, run_until, through_outages},
+    front::{Front, LockSpace, ensure, run_until, through_outages},
     macros::{guard, settings},
-    space::LockSpace,
 };
 use crate::{
     backend::{Mark, Mode, Tick, TickStep},
@@ -200,11 +199,10 @@ impl Ticks {
     ///
     /// If the future is dropped, a tick may be begun, and counts as crashed then.
     pub async fn next(&mut self) -> Result<Turn, Error> {
-        if !(SHORTEST_PERIOD..=KEPT).contains(&self.period) {
+        ensure((SHORTEST_PERIOD..=KEPT).contains(&self.period), || {
             let (name, period) = (&self.front.name, self.period);
-            let why = format!("the period of {name:?} is {period:?}; set it from 10 ms to 30 days");
-            return Err(Error::new(ErrorKind::InvalidConfig, why));
-        }
+            format!("the period of {name:?} is {period:?}; set it from 10 ms to 30 days")
+        })?;
         let (period, lease, last) = (micros(self.period), self.front.lease, self.last);
         // Work that always crashes is not done without a pause.
         let rests = |tick| last.is_some_and(|(last, at)| last == tick && at.elapsed() < lease);

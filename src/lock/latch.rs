@@ -7,7 +7,7 @@ use tracing::Instrument;
 
 #[cfg(doc)]
 use super::Locks;
-use super::space::LockSpace;
+use super::front::{LockSpace, ensure};
 use crate::{
     backend::{ANSWER_LIMIT, Claim, Countdown, Latches, Mode, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
@@ -90,13 +90,10 @@ impl Latch {
     /// If the future is dropped, the latch may or may not have been set.
     pub async fn set(&self, count: u32) -> Result<bool, Error> {
         let (name, count) = (self.full_name()?, in_range(count)?);
-        if !(SHORTEST_TTL..=LONGEST_TTL).contains(&self.ttl) {
-            let why = format!(
-                "the time to live of the latch {} is {:?}; set it from 1 s to 30 days",
-                self.name, self.ttl
-            );
-            return Err(Error::new(ErrorKind::InvalidConfig, why));
-        }
+        ensure((SHORTEST_TTL..=LONGEST_TTL).contains(&self.ttl), || {
+            let (name, ttl) = (&self.name, self.ttl);
+            format!("the time to live of the latch {name} is {ttl:?}; set it from 1 s to 30 days")
+        })?;
         let id = Owner::fresh();
         let set = || self.latches.set_latch(&name, id, count, self.ttl);
         self.send(&name, "set", set).instrument(self.span()).await
@@ -302,11 +299,6 @@ impl fmt::Debug for Latch {
 }
 
 fn in_range(count: u32) -> Result<u32, Error> {
-    match count {
-        1..=MOST => Ok(count),
-        _ => {
-            let why = format!("the count is {count}; pass one from 1 to {MOST}");
-            Err(Error::new(ErrorKind::InvalidConfig, why))
-        }
-    }
+    let why = || format!("the count is {count}; pass one from 1 to {MOST}");
+    ensure((1..=MOST).contains(&count), why).map(|()| count)
 }

@@ -5,9 +5,8 @@ use std::{sync::Arc, time::Duration};
 use tracing::warn;
 
 use super::{
-    front::{Front, RenewalPace, run_until, through_outages},
+    front::{Front, LockSpace, RenewalPace, run_until, through_outages},
     macros::settings,
-    space::LockSpace,
 };
 use crate::{backend::Mode, error::Error, key::Key, lease::LeaseRecord};
 

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Candidate, Job, Latch, Mutex, Permits, ReentrantMutex, RwLock, Semaphore, Several, Ticks,
-    macros::name_settings, space::LockSpace,
+    front::LockSpace, macros::name_settings,
 };
 use crate::{
     backend::{Latches, Mode},
@@ -176,22 +176,6 @@ impl Locks {
     /// [`NotAcquired`](crate::ErrorKind::NotAcquired) error, if these locks have a label
     /// themselves. The error of [`several`](Self::several) names has none. The label stands in the
     /// lease, so a short one is best.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Locks, MemoryBackend};
-    ///
-    /// let locks = Locks::new(MemoryBackend::new()).owner("pod-7");
-    /// let mutex = locks.mutex("import");
-    /// let guard = mutex.lock().await?;
-    /// let holder = mutex.holder().await?.expect("the lock is held");
-    /// assert_eq!(holder.owner.as_deref(), Some("pod-7"));
-    /// assert_eq!(holder.fence, Some(guard.fence()));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn owner(mut self, label: impl Into<String>) -> Self {
         self.space.label = Some(label.into().into());
         self

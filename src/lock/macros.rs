@@ -82,6 +82,26 @@ macro_rules! guard {
         /// # Cancel safety
         ///
         /// Dropping the future changes nothing. It can be asked for again.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use std::time::Duration;
+        /// # use bellwether::{Error, Locks};
+        /// # async fn write(_stock: u32, _fence: u64) {}
+        /// async fn change_stock(locks: &Locks) -> Result<(), Error> {
+        ///     let guard = locks.mutex("stock:42").lock().await?;
+        ///     tokio::select! {
+        ///         // The store refuses a write with a smaller fencing token than it has seen.
+        ///         () = write(7, guard.fence()) => {}
+        ///         () = guard.lost() => println!("another holder may have the lock"),
+        ///     }
+        ///     if !guard.is_lost() && guard.remaining() < Duration::from_secs(8) {
+        ///         guard.renew().await?;
+        ///     }
+        ///     guard.unlock().await
+        /// }
+        /// ```
         pub async fn lost(&self) {
             self.held.lost().await;
         }

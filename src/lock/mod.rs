@@ -93,7 +93,6 @@
 
 mod front;
 mod jobs;
-pub mod ladder;
 mod latch;
 mod leader;
 mod list;
@@ -101,13 +100,15 @@ mod locks;
 mod macros;
 mod majority;
 mod mutex;
-mod permits;
 mod redlock;
 mod reentrant;
 mod rw;
 mod semaphore;
 mod several;
-mod space;
+
+pub mod ladder {
+    #![doc = include_str!("../../docs/ladder.md")]
+}
 
 /// For the tests of the rules that every backend keeps.
 #[doc(hidden)]
@@ -118,12 +119,11 @@ pub use self::{
     leader::{Candidate, Term},
     list::ListedLock,
     locks::Locks,
-    mutex::{Holder, Mutex, MutexGuard},
-    permits::{PermitId, Permits},
+    mutex::{Mutex, MutexGuard},
     redlock::Redlock,
     reentrant::{ReentrantGuard, ReentrantHolder, ReentrantMutex},
     rw::{ReadGuard, RwLock, Upgrade, WriteGuard},
-    semaphore::{Semaphore, SemaphorePermit},
+    semaphore::{PermitId, Permits, Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
 };
 pub use crate::observe::LockStats;

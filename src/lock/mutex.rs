@@ -1,13 +1,15 @@
 //! The mutex, plain or fair.
 
-use std::time::Duration;
-
 use super::{
-    front::Front,
+    front::{Front, LockSpace},
     macros::{guard, inspection, settings},
-    space::LockSpace,
 };
-use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
+use crate::{
+    backend::{Holding, Mode},
+    error::Error,
+    key::Key,
+    lease::LeaseGuard,
+};
 
 /// A lock that one holder has at a time: a name, and how it is to be held.
 ///
@@ -86,7 +88,7 @@ impl Mutex {
         Ok(self.front.try_acquire(self.mode).await?.map(|held| MutexGuard { held }))
     }
 
-    /// Returns the holder of the lock, or `None` if there is none.
+    /// Returns who holds the lock, and how many wait. Returns `None` if there is no holder.
     ///
     /// # Errors
     ///
@@ -108,11 +110,12 @@ impl Mutex {
     /// let guard = mutex.lock().await?;
     /// let holder = mutex.holder().await?.expect("it is held");
     /// assert_eq!(holder.owner.as_deref(), Some("worker-3"));
-    /// assert_eq!(holder.fence, Some(guard.fence()));
+    /// assert_eq!(holder.fence, guard.fence());
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
-    pub async fn holder(&self) -> Result<Option<Holder>, Error> {
-        self.front.sole_holder(self.mode).await
+    pub async fn holder(&self) -> Result<Option<Holding>, Error> {
+        let held = self.front.held(self.mode).await?;
+        Ok(held.in_mode(self.mode).is_some().then_some(held))
     }
 
     inspection!(self => self.mode);
@@ -126,28 +129,6 @@ impl Mutex {
 /// Its lease is renewed while the guard lives. If the guard is dropped, the lock is released [in
 /// the background](super#dropped-guards). [`unlock`](Self::unlock) also reports whether the lock
 /// was held to the end.
-///
-/// # Examples
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{Locks, MemoryBackend};
-///
-/// # async fn write(stock: u32, fence: u64) {}
-/// let guard = Locks::new(MemoryBackend::new()).mutex("stock:42").lock().await?;
-/// tokio::select! {
-///     // The store refuses a write with a smaller fencing token than the greatest it has seen.
-///     () = write(7, guard.fence()) => {}
-///     () = guard.lost() => println!("another holder may have the lock"),
-/// }
-/// if guard.remaining() < Duration::from_secs(8) {
-///     guard.renew().await?;
-/// }
-/// assert!(!guard.is_lost());
-/// guard.unlock().await?;
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct MutexGuard {
@@ -158,18 +139,4 @@ impl MutexGuard {
     guard!(fence);
     guard!(lease);
     guard!(unlock);
-}
-
-/// The holder of a lock, as any process sees it.
-///
-/// Returned by [`Mutex::holder`](super::Mutex::holder).
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Holder {
-    /// The label of its process, if it has [one](crate::Locks::owner).
-    pub owner: Option<String>,
-    /// How long it keeps the lock unless it renews its lease.
-    pub expires_in: Duration,
-    /// Its fencing token.
-    pub fence: Option<u64>,
 }

@@ -7,8 +7,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Candidate, Majority, Mutex, ReentrantMutex, macros::name_settings, majority::ANSWER_LIMIT,
-    space::LockSpace,
+    Candidate, Majority, Mutex, ReentrantMutex, front::LockSpace, macros::name_settings,
+    majority::ANSWER_LIMIT,
 };
 use crate::{
     backend::{Leases, Mode},

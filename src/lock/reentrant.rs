@@ -15,9 +15,8 @@ use futures_util::FutureExt;
 use tokio::sync::Notify;
 
 use super::{
-    front::Front,
+    front::{Front, LockSpace},
     macros::{guard, inspection, settings},
-    space::LockSpace,
 };
 use crate::{
     backend::Mode,
@@ -179,29 +178,6 @@ impl fmt::Debug for ReentrantHolder {
 /// lock. All of them share one lease, which is renewed while one of them lives, and one fencing
 /// token. If the lease is lost, each guard reports it, also after its holder has acquired the lock
 /// anew.
-///
-/// # Examples
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{Locks, MemoryBackend};
-///
-/// # async fn write(balance: u32, fence: u64) {}
-/// let holder = Locks::new(MemoryBackend::new()).reentrant_mutex("account:7").holder();
-/// let guard = holder.lock().await?;
-/// tokio::select! {
-///     // The store refuses a write with a smaller fencing token than the greatest it has seen.
-///     () = write(7, guard.fence()) => {}
-///     () = guard.lost() => println!("another holder may have the lock"),
-/// }
-/// if guard.remaining() < Duration::from_secs(8) {
-///     guard.renew().await?;
-/// }
-/// assert!(!guard.is_lost());
-/// guard.unlock().await?;
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 #[derive(Clone, Debug)]
 #[must_use = "the lock is released when its last guard is dropped"]
 pub struct ReentrantGuard {

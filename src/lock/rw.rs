@@ -1,18 +1,12 @@
 //! The read-write lock, its guards, and how one becomes the other.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
-    front::Front,
+    front::{Front, LockSpace},
     macros::{guard, settings},
-    space::LockSpace,
 };
-use crate::{
-    backend::Mode,
-    error::Error,
-    key::Key,
-    lease::{LeaseGuard, try_limit},
-};
+use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 
 /// A lock that many readers or one writer have at a time.
 ///
@@ -177,11 +171,11 @@ impl RwLock {
     settings!(fence);
 
     fn reader(&self, held: LeaseGuard) -> ReadGuard {
-        ReadGuard::new(self.front.clone(), held)
+        ReadGuard { held: Arc::new(held), try_limit: self.front.try_limit() }
     }
 
     fn writer(&self, held: LeaseGuard) -> WriteGuard {
-        WriteGuard::new(self.front.clone(), held)
+        WriteGuard { held, try_limit: self.front.try_limit() }
     }
 }
 
@@ -196,24 +190,15 @@ impl RwLock {
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
 /// use bellwether::{Locks, MemoryBackend, lock::Upgrade};
 ///
 /// # async fn is_outdated() -> bool { true }
 /// let reader = Locks::new(MemoryBackend::new()).rw_lock("prices").read().await?;
-/// let outdated = tokio::select! {
-///     outdated = is_outdated() => outdated,
-///     () = reader.lost() => return Ok(()), // A writer may have the lock.
-/// };
-/// if outdated {
+/// if is_outdated().await {
 ///     match reader.try_upgrade().await? {
 ///         Upgrade::Done(writer) => writer.unlock().await?,
-///         Upgrade::Refused(reader) => {
-///             // There are other readers, and this one still reads.
-///             assert!(!reader.is_lost() && reader.remaining() > Duration::ZERO);
-///             reader.renew().await?;
-///             reader.unlock().await?;
-///         }
+///         // There are other readers, and this one still reads.
+///         Upgrade::Refused(reader) => reader.unlock().await?,
 ///     }
 /// }
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
@@ -221,15 +206,12 @@ impl RwLock {
 #[derive(Clone, Debug)]
 #[must_use = "the lock is released when its last guard is dropped"]
 pub struct ReadGuard {
-    front: Front,
     held: Arc<LeaseGuard>,
+    /// How long a change of the mode may take.
+    try_limit: Duration,
 }
 
 impl ReadGuard {
-    fn new(front: Front, held: LeaseGuard) -> Self {
-        Self { front, held: Arc::new(held) }
-    }
-
     guard!(lease);
 
     /// Makes this reader the writer in one step. Returns the guard as
@@ -247,14 +229,14 @@ impl ReadGuard {
     ///
     /// If the future is dropped, both locks are given up.
     pub async fn try_upgrade(self) -> Result<Upgrade, Error> {
-        let front = self.front;
+        let try_limit = self.try_limit;
         let held = match Arc::try_unwrap(self.held) {
             Ok(held) => held,
-            Err(held) => return Ok(Upgrade::Refused(Self { front, held })),
+            Err(held) => return Ok(Upgrade::Refused(Self { held, try_limit })),
         };
-        Ok(match pass_to(&front, held, Mode::Write).await? {
-            Ok(held) => Upgrade::Done(WriteGuard::new(front, held)),
-            Err(held) => Upgrade::Refused(Self::new(front, held)),
+        Ok(match held.pass_to(Mode::Write, try_limit).await? {
+            Ok(held) => Upgrade::Done(WriteGuard { held, try_limit }),
+            Err(held) => Upgrade::Refused(Self { held: Arc::new(held), try_limit }),
         })
     }
 
@@ -281,40 +263,24 @@ pub enum Upgrade {
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
 /// use bellwether::{Locks, MemoryBackend};
 ///
-/// # async fn write(prices: &[u32], fence: u64) {}
 /// let lock = Locks::new(MemoryBackend::new()).rw_lock("prices");
 /// let writer = lock.write().await?;
-/// tokio::select! {
-///     // The store refuses a write with a smaller fencing token than the greatest it has seen.
-///     () = write(&[7, 9], writer.fence()) => {}
-///     () = writer.lost() => println!("another holder may have the lock"),
-/// }
-/// if writer.remaining() < Duration::from_secs(8) {
-///     writer.renew().await?;
-/// }
 /// let reader = writer.downgrade().await?;
+/// assert!(!lock.is_write_locked().await?);
 /// reader.unlock().await?;
-///
-/// let writer = lock.write().await?;
-/// assert!(!writer.is_lost());
-/// writer.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct WriteGuard {
-    front: Front,
     held: LeaseGuard,
+    /// How long a change of the mode may take.
+    try_limit: Duration,
 }
 
 impl WriteGuard {
-    fn new(front: Front, held: LeaseGuard) -> Self {
-        Self { front, held }
-    }
-
     guard!(lease);
     guard!(fence);
 
@@ -330,22 +296,12 @@ impl WriteGuard {
     ///
     /// If the future is dropped, both locks are given up.
     pub async fn downgrade(self) -> Result<ReadGuard, Error> {
-        let front = self.front;
-        match pass_to(&front, self.held, Mode::Read).await? {
-            Ok(held) => Ok(ReadGuard::new(front, held)),
+        let try_limit = self.try_limit;
+        match self.held.pass_to(Mode::Read, try_limit).await? {
+            Ok(held) => Ok(ReadGuard { held: Arc::new(held), try_limit }),
             Err(held) => Err(held.lost_error()),
         }
     }
 
     guard!(unlock);
-}
-
-/// Passes a lease on to another mode. Returns the old lease if that is refused.
-async fn pass_to(
-    front: &Front,
-    held: LeaseGuard,
-    mode: Mode,
-) -> Result<Result<LeaseGuard, LeaseGuard>, Error> {
-    let limit = try_limit(front.retry.as_ref(), front.space.engine.backend().as_ref());
-    held.pass_to(mode, limit).await
 }

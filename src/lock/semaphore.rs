@@ -1,12 +1,14 @@
-//! The semaphore: permits that are renewed while their guard lives.
+//! The semaphore: permits that are renewed while their guard lives, and permits with an id, which
+//! outlive the process that acquired them.
+
+use std::{fmt, str::FromStr};
 
 use super::{
-    front::Front,
+    front::{Front, LockSpace, RenewalPace, ensure},
     macros::{guard, settings},
-    space::LockSpace,
 };
 use crate::{
-    backend::Mode,
+    backend::{Claim, Mode, Owner, Renewal},
     error::{Error, ErrorKind},
     key::Key,
     lease::LeaseGuard,
@@ -166,19 +168,16 @@ impl Semaphore {
 }
 
 /// Checks how many permits are to be acquired, and returns the mode for it.
-pub(super) fn permit_mode(name: &Key, limit: u32, count: u32) -> Result<Mode, Error> {
-    let wrong = match (limit, count) {
-        (0, _) => format!("the semaphore {name:?} has 0 permits; give at least 1"),
-        (_, 0) => format!("0 permits of {name:?} are requested; request at least 1"),
-        _ if count > limit => {
-            format!("{count} permits of {name:?} are requested, but it has only {limit}")
-        }
-        _ if count > MOST_AT_ONCE => format!(
-            "{count} permits of {name:?} are requested at once; request at most {MOST_AT_ONCE}"
-        ),
-        _ => return Ok(Mode::Permit { limit, count }),
-    };
-    Err(Error::new(ErrorKind::InvalidConfig, wrong))
+fn permit_mode(name: &Key, limit: u32, count: u32) -> Result<Mode, Error> {
+    ensure(limit > 0, || format!("the semaphore {name:?} has 0 permits; give at least 1"))?;
+    ensure(count > 0, || format!("0 permits of {name:?} are requested; request at least 1"))?;
+    ensure(count <= limit, || {
+        format!("{count} permits of {name:?} are requested, but it has only {limit}")
+    })?;
+    ensure(count <= MOST_AT_ONCE, || {
+        format!("{count} permits of {name:?} are requested at once; request at most {MOST_AT_ONCE}")
+    })?;
+    Ok(Mode::Permit { limit, count })
 }
 
 /// The mode of permits that are held already. Their count and the limit do not matter any more.
@@ -198,21 +197,11 @@ pub(super) fn any_permit(limit: u32) -> Mode {
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
 /// use bellwether::{Locks, MemoryBackend};
 ///
-/// # async fn export() {}
 /// let semaphore = Locks::new(MemoryBackend::new()).semaphore("exports", 3);
 /// let permit = semaphore.acquire_many(2).await?;
 /// assert_eq!(permit.count(), 2);
-/// tokio::select! {
-///     () = export() => {}
-///     () = permit.lost() => println!("others may have these permits"),
-/// }
-/// if permit.remaining() < Duration::from_secs(8) {
-///     permit.renew().await?;
-/// }
-/// assert!(!permit.is_lost());
 /// permit.release().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
@@ -244,5 +233,165 @@ impl SemaphorePermit {
     /// If the future is dropped, the permits are released all the same.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
+    }
+}
+
+/// Permits that are not tied to a guard or a process. Each has an id and ends with its lease,
+/// whatever happens to the process that acquired it.
+///
+/// Created by [`Locks::permits`](crate::Locks::permits).
+///
+/// Use it for work that outlives a call or moves between processes. One process acquires a permit
+/// and stores or sends its id, and another process renews or releases it. A permit is not renewed
+/// by itself. The [semaphore](Semaphore) of the same name shares these permits.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend, lease::Retry, lock::PermitId};
+///
+/// let exports = Locks::new(MemoryBackend::new())
+///     .permits("exports", 1)
+///     .lease(Duration::from_secs(60))
+///     .wait_limit(Duration::from_secs(2))
+///     .retry(Retry::on_demand().times(100));
+/// let id = exports.acquire().await?.to_string();
+/// assert!(exports.try_acquire().await?.is_none());
+///
+/// // In another process, a minute later at most:
+/// let id: PermitId = id.parse()?;
+/// exports.renew(id).await?;
+/// assert!(exports.release(id).await?);
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens until a permit is acquired"]
+pub struct Permits {
+    front: Front,
+    limit: u32,
+}
+
+/// The id of a permit of [`Permits`].
+///
+/// A process that knows the id may release the permit. The id cannot be guessed. Its text has 32
+/// hexadecimal digits, and [`str::parse`] reads it back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PermitId(Owner);
+
+impl Permits {
+    pub(super) fn new(space: LockSpace, name: Key, limit: u32) -> Self {
+        let mut front = Front::new(space, name);
+        front.renewal = RenewalPace::Never;
+        Self { front, limit }
+    }
+
+    /// Acquires a permit, waiting while all are held. The permit ends by itself after the lease.
+    ///
+    /// # Errors
+    ///
+    /// The [errors of all locks](super#errors-of-all-locks). `InvalidConfig` also if there are no
+    /// permits.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, a permit that it may have acquired is released.
+    pub async fn acquire(&self) -> Result<PermitId, Error> {
+        let held = self.front.acquire(permit_mode(&self.front.name, self.limit, 1)?).await?;
+        Ok(PermitId(held.detach()))
+    }
+
+    /// Acquires a permit. Returns `None` if all are held, or if another caller waits.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), but no `NotAcquired`.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, a permit that it may have acquired is released.
+    pub async fn try_acquire(&self) -> Result<Option<PermitId>, Error> {
+        let held = self.front.try_acquire(permit_mode(&self.front.name, self.limit, 1)?).await?;
+        Ok(held.map(LeaseGuard::detach).map(PermitId))
+    }
+
+    /// Renews a permit, so that it lasts its full lease from now.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](ErrorKind::Lost) if the permit had ended or was released, and the [errors of all
+    /// locks](super#errors-of-all-locks).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the permit may or may not have been renewed.
+    pub async fn renew(&self, id: PermitId) -> Result<(), Error> {
+        let claim = self.claim(id)?;
+        let renewed = self.front.space.engine.backend().renew(&[claim]).await?;
+        match renewed.first() {
+            Some(Renewal::Held) => Ok(()),
+            _ => {
+                let name = self.front.name.as_str();
+                let why = format!("the permit of {name:?} has ended or was released");
+                Err(Error::new(ErrorKind::Lost, why))
+            }
+        }
+    }
+
+    /// Releases a permit. Returns `true` if it was held, and `false` if it had ended or was
+    /// released before.
+    ///
+    /// # Errors
+    ///
+    /// The [errors of all locks](super#errors-of-all-locks). A release without an answer is
+    /// repeated in the background, and the permit ends by itself at the latest.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after it was first polled, the permit is released all the same.
+    pub async fn release(&self, id: PermitId) -> Result<bool, Error> {
+        match self.front.space.engine.janitor().end(self.claim(id)?).await {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Lost => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    settings!(acquisition);
+
+    fn claim(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {
+        self.front.upkeep()?;
+        Ok(Claim { owner, ..self.front.claim(any_permit(self.limit))? })
+    }
+}
+
+impl fmt::Display for PermitId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for PermitId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PermitId({})", self.0)
+    }
+}
+
+impl FromStr for PermitId {
+    type Err = Error;
+
+    /// Reads the text that [`to_string`](ToString::to_string) wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidKey`](ErrorKind::InvalidKey) if the text is not the id of a permit.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let invalid = |error| {
+            // The text is not shown, because an id with a slip is almost an id.
+            let why = "the text is not the id of a permit; expected 32 hexadecimal digits";
+            Error::with_source(ErrorKind::InvalidKey, why, error)
+        };
+        text.parse().map(Self).map_err(invalid)
     }
 }

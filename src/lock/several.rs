@@ -1,19 +1,18 @@
 //! The mutexes of several names, acquired in the order of the names.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use futures_util::future::{join_all, select_all};
 
 use super::{
-    front::{Front, none_if_not_acquired},
+    front::{Front, LockSpace, ensure, none_if_not_acquired},
     macros::{guard, settings},
-    space::LockSpace,
 };
 use crate::{
     backend::{Claim, Mode},
     error::{Error, ErrorKind},
     key::Key,
-    lease::{LeaseGuard, RetryStrategy},
+    lease::LeaseGuard,
 };
 
 /// The most names for one acquisition, each of which costs a request.
@@ -79,7 +78,7 @@ impl Several {
     ///
     /// If the future is dropped, leases that it may have acquired are released.
     pub async fn lock(&self) -> Result<SeveralGuard, Error> {
-        self.acquire(self.front.retry.clone(), true).await
+        self.acquire(true).await
     }
 
     /// Acquires the locks if all of them are free. Returns `None` if one has another holder.
@@ -92,24 +91,18 @@ impl Several {
     ///
     /// If the future is dropped, leases that it may have acquired are released.
     pub async fn try_lock(&self) -> Result<Option<SeveralGuard>, Error> {
-        none_if_not_acquired(self.acquire(self.front.one_try(), false).await)
+        none_if_not_acquired(self.acquire(false).await)
     }
 
     settings!(acquisition);
     settings!(renewal);
     settings!(fence);
 
-    async fn acquire(
-        &self,
-        retry: Arc<dyn RetryStrategy>,
-        waits: bool,
-    ) -> Result<SeveralGuard, Error> {
-        let front = &self.front;
-        let upkeep = front.upkeep()?;
+    async fn acquire(&self, waits: bool) -> Result<SeveralGuard, Error> {
+        let terms = self.front.terms(waits)?;
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
-        let engine = &front.space.engine;
-        let acquiring = engine.acquire_each(claims, upkeep, retry, front.wait_limit);
-        let held = engine.observed(&front.name, acquiring).await?;
+        let engine = &self.front.space.engine;
+        let held = engine.observed(&self.front.name, engine.acquire_each(claims, terms)).await?;
         Ok(SeveralGuard { held: SeveralLeases(names.into_iter().zip(held).collect()) })
     }
 
@@ -127,17 +120,17 @@ impl Several {
     fn sorted_names(&self) -> Result<Vec<Key>, Error> {
         let mut names = self.names.clone();
         names.sort();
-        let twice = names.windows(2).find(|pair| pair.first() == pair.last());
-        let wrong = if names.is_empty() {
+        ensure(!names.is_empty(), || {
             format!("there are no names to lock; pass from 1 to {MOST_NAMES}")
-        } else if names.len() > MOST_NAMES {
+        })?;
+        ensure(names.len() <= MOST_NAMES, || {
             format!("{} names are too many to lock; pass at most {MOST_NAMES}", names.len())
-        } else if let Some([name, ..]) = twice {
-            format!("the name {name:?} occurs twice; pass each name once")
-        } else {
-            return Ok(names);
-        };
-        Err(Error::new(ErrorKind::InvalidConfig, wrong))
+        })?;
+        if let Some([name, ..]) = names.windows(2).find(|pair| pair.first() == pair.last()) {
+            let why = format!("the name {name:?} occurs twice; pass each name once");
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
+        }
+        Ok(names)
     }
 }
 
@@ -152,7 +145,6 @@ impl Several {
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
 /// use bellwether::{Key, Locks, MemoryBackend};
 ///
 /// # async fn write(account: &Key, fence: u64) {}
@@ -160,16 +152,9 @@ impl Several {
 /// let guard = locks.several(["account:7", "account:9"]).lock().await?;
 /// for (account, fence) in guard.fences() {
 ///     assert_eq!(guard.fence(account), Some(fence));
-///     tokio::select! {
-///         // The store refuses a write with a smaller fencing token than the greatest it has seen.
-///         () = write(account, fence) => {}
-///         () = guard.lost() => println!("another holder may have one of the locks"),
-///     }
+///     // The store refuses a write with a smaller fencing token than the greatest it has seen.
+///     write(account, fence).await;
 /// }
-/// if guard.remaining() < Duration::from_secs(8) {
-///     guard.renew().await?;
-/// }
-/// assert!(!guard.is_lost());
 /// guard.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```

@@ -245,7 +245,7 @@ async fn a_label_costs_no_command_of_a_lock() {
     let [here, there] = ["pod-7", "pod-8"].map(|pod| Locks::new(open(server.url())).owner(pod));
     let guard = here.mutex("k").lock().await.unwrap();
     let holder = there.mutex("k").holder().await.unwrap().expect("the lock is held");
-    assert_eq!(holder.fence, Some(guard.fence()));
+    assert_eq!(holder.fence, guard.fence());
     assert_eq!(holder.owner.as_deref(), Some("pod-7"));
     let mutex = there.mutex("k");
     let (next, ()) = tokio::join!(mutex.lock(), async {

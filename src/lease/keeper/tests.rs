@@ -81,11 +81,11 @@ fn claim(key: String, mode: Mode) -> Result<Claim, crate::Error> {
     Ok(Claim::new(name, mode, LEASE, LEASE))
 }
 
-fn keeper() -> (Keeper, Arc<Kepts>) {
+fn keeper() -> (Arc<Keeper>, Arc<Kepts>) {
     late_keeper(Duration::ZERO)
 }
 
-fn late_keeper(late: Duration) -> (Keeper, Arc<Kepts>) {
+fn late_keeper(late: Duration) -> (Arc<Keeper>, Arc<Kepts>) {
     let kepts = Arc::new(Kepts { late, ..Kepts::default() });
     (Keeper::new(Arc::new(kepts.clone())), kepts)
 }
