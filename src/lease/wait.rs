@@ -261,7 +261,7 @@ mod tests {
     async fn while_a_subscription_is_lost_the_looks_come_at_intervals() -> Result<(), crate::Error>
     {
         let channels = Channels::default();
-        let (mut waiting, name) = waiting(&channels)?;
+        let (mut waiting, _) = waiting(&channels)?;
         assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
         for lost in [false, true] {
             if lost {

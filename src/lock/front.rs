@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, Leases, Holding, Mode, Occupied, in_time},
+    backend::{ANSWER_LIMIT, Claim, Holding, Leases, Mode, Occupied, in_time},
     error::{Chain, Error, ErrorKind},
     key::{Family, Key, Name, Namespace},
     lease::{AcquireTerms, Engine, LeaseGuard, Retry, RetryStrategy, Upkeep, try_limit},
