@@ -30,7 +30,7 @@ pub enum Change {
     Granted(Handover),
 }
 
-/// An entry that waiters are to [fetch](crate::backend::Store::fetch).
+/// An entry that waiters are to [read](crate::backend::Store::get).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announcement {
     /// The fence of the entry.

@@ -7,11 +7,10 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 
 use super::{
-    Announcement, BackOff, Claim, Entry, Failure, Grant, Leases, Occupied, TagEnd, TagEnds, Tap,
-    Windows,
+    BackOff, Claim, Entry, Failure, Grant, Leases, Occupied, TagEnd, TagEnds, Tap, Windows,
 };
 #[cfg(doc)]
-use crate::{backend::Change, error::BackendErrorKind};
+use crate::error::BackendErrorKind;
 use crate::{error::BackendError, key::Name};
 
 /// Entries, and the lease under which each is rebuilt.
@@ -48,17 +47,6 @@ pub trait Store: Leases {
     async fn get_many(&self, names: &[Name], aged: bool) -> Result<EntryAnswers, BackendError> {
         let read = |name| if aged { self.get_aged(name) } else { self.get(name) };
         Ok(join_all(names.iter().map(read)).await)
-    }
-
-    /// Returns the entry that was [announced](Change::Announced), or another one that stands now.
-    ///
-    /// The default is [`get`](Self::get).
-    async fn fetch(
-        &self,
-        name: &Name,
-        _announced: &Announcement,
-    ) -> Result<Option<Entry>, BackendError> {
-        self.get(name).await
     }
 
     /// Acquires the lease, unless an entry stands with a greater fence than `seen`, or the name

@@ -11,9 +11,9 @@ use async_trait::async_trait;
 use super::{Answer, Op, Operation};
 use crate::{
     backend::{
-        Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal,
-        SemaphoreKind, Store, TagEnd, TagEnds, Tap, Tick, Windows,
+        Acquired, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure, Grant,
+        Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store, TagEnd,
+        TagEnds, Tap, Tick, Windows,
     },
     error::{BackendError, BackendErrorKind},
     key::{Name, Namespace},
@@ -225,14 +225,6 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
 
     async fn get_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         ask!(self, GetAged { name: name.clone() })
-    }
-
-    async fn fetch(
-        &self,
-        name: &Name,
-        announced: &Announcement,
-    ) -> Result<Option<Entry>, BackendError> {
-        ask!(self, Fetch { name: name.clone(), announced: *announced })
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {

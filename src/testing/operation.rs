@@ -6,9 +6,9 @@ use std::{sync::Arc, time::Duration};
 use crate::backend::Leases;
 use crate::{
     backend::{
-        Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Holding, Kept, Latches, Marked, Mode, Owner, Renewal, SemaphoreKind, Store,
-        TagEnd, TagEnds, Tick, Windows,
+        Acquired, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure, Grant,
+        Holding, Kept, Latches, Marked, Mode, Owner, Renewal, SemaphoreKind, Store, TagEnd,
+        TagEnds, Tick, Windows,
     },
     error::BackendError,
     key::{Name, Namespace},
@@ -103,9 +103,6 @@ operations! {
     Get { name: Name } -> Option<Entry> = backend.get(name);
     /// Reads an entry with its age: [`Store::get_aged`].
     GetAged { name: Name } -> Option<Entry> = backend.get_aged(name);
-    /// Reads an entry that was announced: [`Store::fetch`].
-    Fetch { name: Name, announced: Announcement } -> Option<Entry> =
-        backend.fetch(name, announced);
     /// Takes the lease of a load: [`Store::claim`].
     Claim { claim: Claim, seen: u64 } -> Claimed = backend.claim(claim, *seen);
     /// Stores a loaded value: [`Store::commit`].

@@ -107,8 +107,7 @@ impl Recorder {
                 self.saw(&claim.name, entry);
             }
             (Operation::Get { name }, Answer::Get(Some(entry)))
-            | (Operation::GetAged { name }, Answer::GetAged(Some(entry)))
-            | (Operation::Fetch { name, .. }, Answer::Fetch(Some(entry))) => self.saw(name, entry),
+            | (Operation::GetAged { name }, Answer::GetAged(Some(entry))) => self.saw(name, entry),
             (Operation::Commit { claim, fence, .. }, Answer::Commit(Committed::Stored)) => {
                 self.log.tell(Event::Stored { key: key(&claim.name), fence: *fence, sent });
             }

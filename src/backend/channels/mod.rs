@@ -9,7 +9,7 @@
 mod changes;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak},
     task::Waker,
@@ -236,28 +236,30 @@ impl Channels {
         self.0.openings.subscribe()
     }
 
-    /// Notes what the server has said of a subscription, and tells the waiters if that is new.
-    pub(crate) fn answer(&self, channel: &str, answer: Result<(), BackendError>) {
+    /// Notes what the server has said of the subscriptions to some channels, or that no server can
+    /// be reached for them. Tells the waiters on those for which that is new.
+    pub(crate) fn answer(&self, which: impl Fn(&str) -> bool, answer: Result<(), BackendError>) {
         let mut state = self.state();
-        let Some(known) = state.channels.get_mut(channel) else { return };
-        let is_new = !matches!(
-            (&known.subscription, &answer),
-            (Subscription::Confirmed, Ok(())) | (Subscription::Failed(_), Err(_))
-        );
-        known.subscription = match answer {
-            Ok(()) => Subscription::Confirmed,
-            Err(error) => Subscription::Failed(error),
+        let mut told = HashSet::new();
+        for (channel, known) in state.channels.iter_mut().filter(|(channel, _)| which(channel)) {
+            let is_new = !matches!(
+                (&known.subscription, &answer),
+                (Subscription::Confirmed, Ok(())) | (Subscription::Failed(_), Err(_))
+            );
+            if is_new {
+                told.insert(channel.clone());
+            }
+            known.subscription = match &answer {
+                Ok(()) => Subscription::Confirmed,
+                Err(error) => Subscription::Failed(error.clone()),
+            };
+        }
+        let woken = match told.is_empty() {
+            true => Vec::new(),
+            false => state.wake(|channel| told.contains(channel)),
         };
-        let woken = if is_new { state.wake(|known| known == channel) } else { Vec::new() };
         drop(state);
         woken.into_iter().for_each(Waker::wake);
-    }
-
-    /// Notes that no server can be reached for some channels.
-    pub(crate) fn fail(&self, which: impl Fn(&str) -> bool, error: &BackendError) {
-        for channel in self.wanted().iter().filter(|channel| which(channel)) {
-            self.answer(channel, Err(error.clone()));
-        }
     }
 
     /// Notes that the subscriptions to some channels are gone, and makes their waiters look again.
@@ -460,16 +462,16 @@ mod tests {
         };
         assert!(!both[0].subscribe());
         for _ in 0..2 {
-            channels.answer(&process, Ok(()));
+            channels.answer(|_| true, Ok(()));
             all_told(&mut both, true);
             // The same answer again says nothing new.
-            channels.answer(&process, Ok(()));
+            channels.answer(|_| true, Ok(()));
             assert!(both.iter_mut().all(|changes| poll(changes, &wakes).is_none()));
             channels.lost(|_| true);
             all_told(&mut both, false);
         }
         let refused = BackendError::new(BackendErrorKind::Refused, "no right");
-        channels.answer(&process, Err(refused));
+        channels.answer(|_| true, Err(refused));
         all_told(&mut both, false);
         assert!(channels.not_refused(|_| true).is_empty());
         channels.retry(|_| true);

@@ -36,7 +36,10 @@
 //! first half of its owner ids.
 
 use std::{
-    sync::{Arc, LazyLock, PoisonError, RwLock, atomic::AtomicBool},
+    sync::{
+        Arc, LazyLock, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -44,7 +47,7 @@ use hashbrown::HashMap;
 use tokio::time::Instant;
 
 use crate::{
-    backend::{Owner, SemaphoreKind, stripe_of},
+    backend::{Channels, Owner, SemaphoreKind, stripe_of},
     key::Name,
 };
 
@@ -130,7 +133,16 @@ pub(super) struct ScopeChannels {
     /// For claims of entries, which register the id of their backend.
     pub(super) registered: Arc<str>,
     /// The server was asked for the one in use.
-    pub(super) is_wanted: AtomicBool,
+    is_wanted: AtomicBool,
+}
+
+impl ScopeChannels {
+    /// Has the one in use opened, for good.
+    pub(super) fn open(&self, channels: &Channels, channel: &Arc<str>) {
+        if !self.is_wanted.swap(true, Ordering::Relaxed) {
+            channels.open(channel);
+        }
+    }
 }
 
 impl ProcessChannels {

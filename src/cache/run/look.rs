@@ -329,7 +329,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         }
         let turn = shard.turn().await;
         self.epoch = run.begin_epoch();
-        let fetched = core.counted(core.store.fetch(name, announced).await);
+        let fetched = core.counted(core.store.get(name).await);
         drop(turn);
         match fetched {
             Ok(entry) => self.received(entry.filter(|it| it.fence >= announced.fence)?).await,

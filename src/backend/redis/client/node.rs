@@ -143,7 +143,7 @@ impl NodeEvents {
 
     /// Notes that the server cannot be reached for its channels.
     pub(super) fn failed(&self, error: &BackendError) {
-        self.channels.fail(|channel| self.scope.contains(channel), error);
+        self.channels.answer(|channel| self.scope.contains(channel), Err(error.clone()));
     }
 
     /// Has the server asked again for the channels that it refused.

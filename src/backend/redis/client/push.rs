@@ -332,12 +332,11 @@ impl Subscriptions<'_> {
             self.refuse(&channel, refusal);
         }
         // A slot may have moved meanwhile. Its new node answers for its channels.
+        let is_subscribed = |channel: &str| self.subscribed.contains(channel);
+        let is_here = |channel: &str| is_subscribed(channel) && events.scope.contains(channel);
+        events.channels.answer(is_here, Ok(()));
         let stays =
             |channel: &str| events.channels.wants(channel) && events.scope.contains(channel);
-        let is_subscribed = |channel: &&Arc<str>| self.subscribed.contains(*channel);
-        for channel in wanted.iter().filter(is_subscribed).filter(|channel| stays(channel)) {
-            events.channels.answer(channel, Ok(()));
-        }
         let closed: Vec<_> =
             self.subscribed.iter().filter(|channel| !stays(channel)).cloned().collect();
         if !closed.is_empty() {
@@ -398,7 +397,7 @@ impl Subscriptions<'_> {
             warn!(error = %Chain(&refusal), "Redis refuses subscriptions; waiters poll instead");
         }
         let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
-        self.kept.events.channels.answer(channel, Err(refusal));
+        self.kept.events.channels.answer(|refused| refused == channel, Err(refusal));
     }
 
     async fn leave(&self, closed: &[Arc<str>]) -> Result<(), RedisError> {

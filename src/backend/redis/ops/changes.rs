@@ -7,7 +7,7 @@
 //! In a cluster a script publishes in the slot of its name only. So a process has such a channel
 //! for each name that it waits for.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use tokio::time::timeout;
 
@@ -61,9 +61,7 @@ impl RedisBackend {
         }
         let own = self.0.process_channels.as_ref()?.of(&claim.name);
         let channel = if claim.waits { &own.queued } else { &own.registered };
-        if !own.is_wanted.swap(true, Ordering::Relaxed) {
-            self.0.servers.channels().open(channel);
-        }
+        own.open(self.0.servers.channels(), channel);
         Some(channel.clone())
     }
 }

@@ -30,8 +30,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Announcement, BackOff, Change, Claim, Claimed, Committed, Entry, EntryAnswers, Failure,
-        Grant, Owner, Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
+        BackOff, Change, Claim, Claimed, Committed, Entry, EntryAnswers, Failure, Grant, Owner,
+        Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, write_key},
@@ -85,10 +85,6 @@ impl Store for RedisBackend {
             }
         }
         Ok(join_all(names.iter().map(|name| self.read(name, aged))).await)
-    }
-
-    async fn fetch(&self, name: &Name, _: &Announcement) -> Result<Option<Entry>, BackendError> {
-        self.read(name, false).await
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {

@@ -69,9 +69,7 @@ impl RedisBackend {
         }
         if begins && !wanted.iter().all(|channel| channels.wants(channel)) {
             let own = own.of(name);
-            if !own.is_wanted.swap(true, Ordering::Relaxed) {
-                channels.open(&own.registered);
-            }
+            own.open(channels, &own.registered);
             self.0.heartbeat.name.get_or_init(|| name.clone());
             wanted.into_iter().for_each(|channel| channels.open(&channel.into()));
             self.beat();

@@ -15,14 +15,14 @@ local owner, lease_ms, fence_ms, seen, part, process = unpack(ARGV)
 -- The usual case: there is neither a lease nor an entry, and no load has failed.
 -- include: clock_fence, set_lease
 if redis.call('EXISTS', lease, entry, failure) == 0 then
-  local new = clock_fence(fence, fence_ms, redis.call('TIME'))
+  local new = clock_fence(fence, fence_ms)
   if new then
     set_lease(lease, owner, new, lease_ms)
     return tonumber(new)
   end
 end
 
--- include: lease_at, entry_at, grant, renew_lease, time_text, failure_at
+-- include: lease_at, entry_at, grant, renew_lease, clock, failure_at
 local holder, held, left, foreign, value = lease_at(lease)
 if foreign then return foreign end
 

@@ -14,19 +14,19 @@ local owner, units, limit, lease_ms, label = read_entry(claim)
 -- The usual case: there is no holder and no queue.
 -- include: clock_fence, set_lease
 if not units and redis.call('EXISTS', lease, shared, queue) == 0 then
-  local granted = clock_fence(fence, fence_ms, redis.call('TIME'))
+  local granted = clock_fence(fence, fence_ms)
   if granted then
     set_lease(lease, owner, granted, lease_ms, label)
     return tonumber(granted)
   end
 end
 
--- include: clock_ms, lease_at, holds_at, extend_hold, renew_lease
+-- include: clock, lease_at, holds_at, extend_hold, renew_lease
 local at = now_ms()
 local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
 if holder == owner then
-  -- The lease may have been handed over to it while it waited.
+  -- It may have been handed over to it while it waited.
   redis.call('ZREM', queue, claim)
   renew_lease(lease, fence, lease_ms, fence_ms)
   return held
@@ -65,7 +65,7 @@ elseif not holder then
   left = (redis.call('ZRANGE', shared, unpack(range))[2] or at) - at
 end
 
--- include: keep, kept_ms, clock, out_of_memory
+-- include: keep, kept_ms, out_of_memory
 -- How soon a claim looks again that has no entry, in milliseconds.
 local LOOK_MS = 100
 

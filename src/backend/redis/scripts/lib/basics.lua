@@ -17,25 +17,19 @@ local function keep(key, life_ms)
 end
 
 -- part: clock
--- Returns the server's time in microseconds. A Lua number holds it exactly until the year 2255.
-local function now()
-  local time = redis.call('TIME')
-  return time[1] * 1000000 + time[2]
-end
-
--- part: clock_ms
--- include: clock
-
--- Returns the server's time in milliseconds.
-local function now_ms()
-  return math.floor(now() / 1000)
-end
-
--- part: time_text
 -- Returns the server's time in microseconds as text: 16 digits.
 local function time_text()
   local time = redis.call('TIME')
   return time[1] .. string.sub('00000' .. time[2], -6)
+end
+
+-- Returns the same as a number. A Lua number holds it exactly until the year 2255.
+local function now()
+  return tonumber(time_text())
+end
+
+local function now_ms()
+  return math.floor(now() / 1000)
 end
 
 -- part: batch

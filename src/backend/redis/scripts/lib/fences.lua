@@ -27,11 +27,13 @@ local function next_fence(last, stored)
 end
 
 -- part: clock_fence
+-- include: clock
+
 -- Takes a fence from the clock: writes it, and reads the last fence in the same call. Returns its
 -- text. Returns nil, and leaves the last fence as it is, unless the new fence is known to be
--- greater. `time` is the reply of TIME.
-local function clock_fence(key, fence_ms, time)
-  local fence = time[1] .. string.sub('00000' .. time[2], -6)
+-- greater.
+local function clock_fence(key, fence_ms)
+  local fence = time_text()
   local last = redis.pcall('SET', key, fence, 'PX', fence_ms, 'GET')
   if not last then return fence end
   if type(last) ~= 'string' then return nil end

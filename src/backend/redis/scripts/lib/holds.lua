@@ -33,7 +33,7 @@ end
 -- part: hold
 -- include: batch, keep, write_hold
 
--- Makes a new hold last this long from now, and the set with it. Removes holds that have ended.
+-- Makes a new hold last this long from now, and the set with it. Removes ended holds.
 local function hold(set, owner, count, at, life_ms)
   write_hold(set, owner, count, at + life_ms)
   keep(set, life_ms)
@@ -60,11 +60,8 @@ local function extend_hold(set, owner, count, at, life_ms)
 end
 
 -- part: write_hold
--- Writes all members of a hold with one score, after these options of ZADD. Returns its reply. One
--- command for each member would cost the server three times as much.
---
--- Nothing else gives members a score. So all members of a hold end together, and the first of them,
--- the owner, tells when.
+-- Writes all members of a hold with one score, after these options of ZADD. Returns its reply.
+-- Nothing else gives members a score. So they end together, and the first, the owner, tells when.
 local function write_hold(set, owner, count, score, ...)
   local words, start = { ... }, owner .. ':'
   -- A command makes a text of a number each time that it stands there.
