@@ -71,7 +71,8 @@ fn redis(server: &RedisServer) -> RedisBackend {
 }
 
 fn cache(backend: impl Store) -> Cache<u64> {
-    let builder = Cache::builder(backend).max_loads(1 << 20).load_limit(LIFE).wait_limit(LIFE);
+    let builder =
+        Cache::builder(backend, "bellwether").max_loads(1 << 20).load_limit(LIFE).wait_limit(LIFE);
     let builder = builder.max_waiters(1 << 20).max_waiters_per_key(1 << 20).lease(LIFE);
     builder.build().unwrap()
 }
@@ -84,7 +85,7 @@ fn allocated(region: &Region<'_, System>) -> usize {
 
 /// Asserts that a caller that is served a copy of the local tier allocates nothing.
 async fn copies() {
-    let builder = Cache::<u64>::builder(MemoryBackend::new()).ttl(LIFE);
+    let builder = Cache::<u64>::builder(MemoryBackend::new(), "bellwether").ttl(LIFE);
     let cache = builder.local(LocalTier::default().max_age(LIFE)).build().unwrap();
     cache.insert("k", &7).await.unwrap();
     assert_eq!(cache.get("k").await.unwrap(), Some(7));

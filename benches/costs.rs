@@ -110,7 +110,7 @@ async fn all() {
 async fn local_hits() {
     const TIMES: u32 = 2_000;
     const TURNS: usize = 600;
-    let builder = Cache::<Bytes>::builder(MemoryBackend::new()).codec(Raw).ttl(LONG);
+    let builder = Cache::<Bytes>::builder(MemoryBackend::new(), "bellwether").codec(Raw).ttl(LONG);
     let tier = LocalTier::default().max_age(LONG);
     let ours = builder.local(tier).build().unwrap();
     let moka = moka::future::Cache::new(10_000);
@@ -198,7 +198,8 @@ async fn names() {
     };
     let backend = Interceptor { inner: MemoryBackend::new(), hook };
     let tier = LocalTier::default().max_age(LONG);
-    let cache = Cache::<String>::builder(backend).ttl(LONG).local(tier).build().unwrap();
+    let cache =
+        Cache::<String>::builder(backend, "bellwether").ttl(LONG).local(tier).build().unwrap();
     cache.insert("stored", &"v".repeat(128)).await.unwrap();
     let resident = || {
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -225,8 +226,8 @@ async fn names() {
 
 /// Opens a cache of a process with a local tier, and waits until it has a copy.
 async fn with_copy(server: &RedisServer, key: &str) -> Cache<Bytes> {
-    let builder = Cache::<Bytes>::builder(RedisBackend::open(&server.url()).unwrap());
-    let builder = builder.codec(Raw).ttl(LONG).namespace("tier");
+    let builder = Cache::<Bytes>::builder(RedisBackend::open(&server.url()).unwrap(), "tier");
+    let builder = builder.codec(Raw).ttl(LONG);
     let cache = builder.local(LocalTier::default()).build().unwrap();
     cache.insert(key, &Bytes::from_static(b"value")).await.unwrap();
     while cache.get_local(key).is_none() {
@@ -376,7 +377,7 @@ fn beside(keys: &[String], each: impl Fn(&str) -> Duration + Clone + Send + 'sta
 /// Measures the processor time of each of 5,000 callers on one cold key.
 async fn followers() {
     const CALLERS: usize = 5_000;
-    let ours: Cache<u64> = Cache::builder(MemoryBackend::new()).build().unwrap();
+    let ours: Cache<u64> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
     let theirs: Arc<quick_cache::sync::Cache<usize, u64>> =
         Arc::new(quick_cache::sync::Cache::new(10_000));
     let mut figures = [const { Vec::new() }; 2];
@@ -470,8 +471,8 @@ async fn hits(server: &RedisServer) {
 
 /// Returns a cache with tags, and a key whose value has so many of them.
 async fn tagged(server: &RedisServer, count: usize, tier: bool) -> (Cache<Bytes>, String) {
-    let builder = Cache::<Bytes>::builder(RedisBackend::open(&server.url()).unwrap());
-    let builder = builder.codec(Raw).ttl(LONG).namespace("tagged").tags();
+    let builder = Cache::<Bytes>::builder(RedisBackend::open(&server.url()).unwrap(), "tagged");
+    let builder = builder.codec(Raw).ttl(LONG).tags();
     let builder = match tier {
         true => builder.local(LocalTier::default().max_age(LONG)),
         false => builder,
@@ -596,7 +597,7 @@ async fn batches(server: &RedisServer) {
     for key in &keys {
         local.insert(key.clone(), Bytes::from(vec![b'v'; 128])).await;
     }
-    let copies = Cache::<Bytes>::builder(RedisBackend::open(&server.url()).unwrap());
+    let copies = Cache::<Bytes>::builder(RedisBackend::open(&server.url()).unwrap(), "bellwether");
     let copies = copies.codec(Raw).local(LocalTier::default().max_age(LONG)).build().unwrap();
     while keys.iter().any(|key| copies.get_local(key).is_none()) {
         assert!(copies.get_many(&keys).await.iter().all(Result::is_ok));
@@ -661,7 +662,7 @@ async fn batches(server: &RedisServer) {
     // Over a slow link, only round trips count.
     let proxy = Proxy::start(server.port());
     let backend = RedisBackend::builder().server(proxy.url()).command_timeout(TIME_OUT);
-    let cache = Cache::builder(backend.build().unwrap()).codec(Raw).namespace("slow");
+    let cache = Cache::builder(backend.build().unwrap(), "slow").codec(Raw);
     let cache = cache.build().unwrap();
     let link = Duration::from_millis(100);
     proxy.lengthen_round_trip(link);
@@ -704,7 +705,7 @@ async fn server_time(connection: &mut MultiplexedConnection) -> Duration {
 async fn rebuild(server: &RedisServer) {
     let (_, cache) = stored(server, &["warm".to_owned()]).await;
     cache.request("warm-load").load(one).await.unwrap();
-    let locks = Locks::new(RedisBackend::open(&server.url()).unwrap());
+    let locks = Locks::new(RedisBackend::open(&server.url()).unwrap(), "bellwether");
     locks.mutex("warm").lock().await.unwrap().unlock().await.unwrap();
     let mut monitor = server.monitor().await;
     cache.request("rebuild").load(one).await.unwrap();
@@ -721,7 +722,7 @@ async fn rebuild(server: &RedisServer) {
 async fn locks(server: &RedisServer) {
     const TURNS: usize = 1_000;
     const CYCLES: u32 = 10;
-    let locks = Locks::new(RedisBackend::open(&server.url()).unwrap());
+    let locks = Locks::new(RedisBackend::open(&server.url()).unwrap(), "bellwether");
     let mutex = locks.mutex("cycle");
     let [acquire, release] =
         ["acquire_lock", "release_lock"].map(|name| Script::new(&testkit::script(name)));
@@ -825,7 +826,7 @@ async fn wake(server: &RedisServer) {
 
 async fn stored(server: &RedisServer, keys: &[String]) -> (RedisBackend, Cache<Bytes>) {
     let backend = RedisBackend::open(&server.url()).unwrap();
-    let cache = Cache::builder(backend.clone()).codec(Raw).build().unwrap();
+    let cache = Cache::builder(backend.clone(), "bellwether").codec(Raw).build().unwrap();
     for key in keys {
         cache.insert(key, &Bytes::from(vec![b'v'; 128])).await.unwrap();
     }
@@ -835,7 +836,8 @@ async fn stored(server: &RedisServer, keys: &[String]) -> (RedisBackend, Cache<B
 /// Stores a value with a stale window. The first cache remembers it for an outage.
 async fn windowed(backend: &RedisBackend) -> [Cache<Bytes>; 2] {
     let builder = || {
-        let builder = Cache::builder(backend.clone()).codec(Raw).ttl(Duration::from_secs(3600));
+        let builder =
+            Cache::builder(backend.clone(), "bellwether").codec(Raw).ttl(Duration::from_secs(3600));
         builder.stale_while_revalidate(Duration::from_secs(3600))
     };
     let caches = [builder(), builder().outage_memory(0)].map(|builder| builder.build().unwrap());

@@ -103,7 +103,7 @@ async fn script_time(raw: &mut Raw) -> Duration {
 
 fn cache(server: &RedisServer) -> Cache<Bytes> {
     let backend = RedisBackend::open(&server.url()).unwrap();
-    Cache::builder(backend).namespace("crowd").codec(RawCodec).lease(LIFE).build().unwrap()
+    Cache::builder(backend, "crowd").codec(RawCodec).lease(LIFE).build().unwrap()
 }
 
 /// Measures the time from the end of a load until the last of the waiting caches has the value.

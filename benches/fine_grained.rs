@@ -28,7 +28,7 @@ fn main() {
     runtime.block_on(async {
         let server = RedisServer::start().await;
         let locks: Vec<_> = (0..PROCESSES)
-            .map(|_| Locks::new(RedisBackend::open(&server.url()).unwrap()))
+            .map(|_| Locks::new(RedisBackend::open(&server.url()).unwrap(), "bellwether"))
             .collect();
         println!("{TASKS} tasks over {ITEMS} items, a lock held for {HELD:?}:");
         work(&locks, 1, Duration::from_millis(200)).await;

@@ -226,7 +226,7 @@ fn caches(
     let cache = |_| {
         let inner = RedisBackend::open(&server.url()).unwrap();
         let backend = Interceptor { inner, hook: Claims(origin.claims.clone()) };
-        with(Cache::builder(backend).ttl(TTL)).build().unwrap()
+        with(Cache::builder(backend, "bellwether").ttl(TTL)).build().unwrap()
     };
     (0..processes).map(cache).collect()
 }
@@ -248,7 +248,8 @@ fn ask(
 /// Each process keeps values for itself.
 async fn alone(processes: usize) {
     let origin = Arc::new(Origin::default());
-    let cache = |_| Cache::<u64>::builder(MemoryBackend::new()).ttl(TTL).build().unwrap();
+    let cache =
+        |_| Cache::<u64>::builder(MemoryBackend::new(), "bellwether").ttl(TTL).build().unwrap();
     let caches: Vec<_> = (0..processes).map(cache).collect();
     run("each process for itself", processes, &origin, |process, key| {
         ask(&caches[process], &origin, key)

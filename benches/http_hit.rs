@@ -47,7 +47,7 @@ const ROWS: Rows = Rows {
 
 async fn from_memory(rounds: usize) {
     let bare = router();
-    let cache = http_cache(MemoryBackend::new()).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether").build().unwrap();
     let layer = BellwetherLayer::http(cache.clone()).default_lifetime(Duration::from_secs(60));
     let layered = bare.clone().layer(layer);
     let mut times = [const { Vec::new() }; 2];
@@ -67,8 +67,7 @@ async fn from_memory(rounds: usize) {
 
 async fn from_redis(rounds: usize) {
     let server = RedisServer::start().await;
-    let cache = http_cache(RedisBackend::open(&server.url()).unwrap());
-    let cache = cache.namespace("shop").build().unwrap();
+    let cache = http_cache(RedisBackend::open(&server.url()).unwrap(), "shop").build().unwrap();
     let layer = BellwetherLayer::http(cache.clone()).default_lifetime(Duration::from_secs(3_600));
     let (parts, _) = request().into_parts();
     let key = layer.key(&parts).unwrap();

@@ -101,7 +101,7 @@ async fn renewal() {
 async fn all_at_once(names: usize) {
     let server = RedisServer::start().await;
     let backend = RedisBackend::open(&server.url()).unwrap();
-    let locks = Locks::new(backend.clone());
+    let locks = Locks::new(backend.clone(), "bellwether");
     let busy = BusyCache::start(backend).await;
     sleep(Duration::from_millis(300)).await;
     let quiet = busy.slowest();
@@ -132,7 +132,7 @@ async fn all_at_once(names: usize) {
 async fn held(leases: usize) {
     let server = RedisServer::start().await;
     let backend = RedisBackend::open(&server.url()).unwrap();
-    let locks = Locks::new(backend.clone());
+    let locks = Locks::new(backend.clone(), "bellwether");
     let busy = BusyCache::start(backend).await;
     let mut raw = server.raw().await;
     let begun = Instant::now();
@@ -180,7 +180,7 @@ struct Shared {
 
 impl BusyCache {
     async fn start(backend: RedisBackend) -> Self {
-        let cache: Cache<u64> = Cache::builder(backend).build().unwrap();
+        let cache: Cache<u64> = Cache::builder(backend, "bellwether").build().unwrap();
         for key in 0..KEYS {
             cache.insert(key, &1).await.unwrap();
         }

@@ -36,7 +36,7 @@ fn measured() -> f64 {
 }
 
 async fn hits() -> f64 {
-    let builder = Cache::builder(MemoryBackend::new()).ttl(Duration::from_secs(3600));
+    let builder = Cache::builder(MemoryBackend::new(), "bellwether").ttl(Duration::from_secs(3600));
     let cache: Cache<u64> = builder.build().unwrap();
     #[cfg(feature = "metrics")]
     {

@@ -296,7 +296,10 @@ fn finish(mut child: Child) -> Done {
 /// Returns the locks at the last server, which is never down, and those of a majority.
 fn fronts(task: &Task) -> (Locks, Redlock) {
     let backends: Vec<_> = task.urls.iter().map(|url| RedisBackend::open(url).unwrap()).collect();
-    (Locks::new(backends.last().unwrap().clone()), Redlock::new(backends).unwrap())
+    (
+        Locks::new(backends.last().unwrap().clone(), "bellwether"),
+        Redlock::new(backends, "bellwether").unwrap(),
+    )
 }
 
 /// Returns the commands that clients have sent to all servers.

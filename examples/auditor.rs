@@ -67,11 +67,11 @@ async fn main() -> Result<(), Error> {
     let shared = MemoryBackend::new();
     let open = || {
         let builder = match &server {
-            Some(url) => Cache::<usize>::builder(RedisBackend::open(url)?),
-            None => Cache::builder(shared.clone()),
+            Some(url) => Cache::<usize>::builder(RedisBackend::open(url)?, "auditor"),
+            None => Cache::builder(shared.clone(), "auditor"),
         };
         let tier = LocalTier::default().max_staleness(BOUND);
-        builder.namespace("auditor").local(tier).build()
+        builder.local(tier).build()
     };
     let database = Database::default();
     let mut readers = JoinSet::new();

@@ -109,11 +109,10 @@ impl Shop {
     fn new(backend: impl Store + Clone) -> Result<Self, bellwether::Error> {
         Ok(Self {
             database: Arc::new(Database::filled()),
-            products: Cache::builder(backend.clone())
-                .namespace("shop")
+            products: Cache::builder(backend.clone(), "shop")
                 .ttl(Duration::from_secs(60))
                 .build()?,
-            pages: http_cache(backend).namespace("shop-pages").build()?,
+            pages: http_cache(backend, "shop-pages").build()?,
         })
     }
 }

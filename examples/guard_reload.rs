@@ -24,14 +24,12 @@ use tokio::{task::JoinSet, time::sleep};
 async fn main() -> Result<(), BoxError> {
     // With `RedisBackend::open(url)?` in its place, all processes form one fleet.
     let backend = MemoryBackend::new();
-    let cache: Cache<String> = Cache::builder(backend.clone())
-        .namespace("reports")
-        .ttl(Duration::from_secs(60))
-        .build()?;
+    let cache: Cache<String> =
+        Cache::builder(backend.clone(), "reports").ttl(Duration::from_secs(60)).build()?;
 
     one_load_for_a_hundred(&cache).await?;
     one_error_for_a_hundred(&cache).await?;
-    a_lock(&Locks::new(backend)).await?;
+    a_lock(&Locks::new(backend, "shop")).await?;
     Ok(())
 }
 

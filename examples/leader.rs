@@ -40,10 +40,10 @@ async fn main() -> ExitCode {
 
 async fn run() -> Result<(), BoxError> {
     let open: Box<dyn Fn() -> Result<Locks, BoxError>> = match std::env::var("REDIS_URL") {
-        Ok(url) => Box::new(move || Ok(Locks::new(RedisBackend::open(&url)?))),
+        Ok(url) => Box::new(move || Ok(Locks::new(RedisBackend::open(&url)?, "shop"))),
         Err(_) => {
             let backend = MemoryBackend::new();
-            Box::new(move || Ok(Locks::new(backend.clone())))
+            Box::new(move || Ok(Locks::new(backend.clone(), "shop")))
         }
     };
     let work = watch::Sender::new(Work::default());

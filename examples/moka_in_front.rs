@@ -128,5 +128,5 @@ async fn run() -> Result<(), BoxError> {
 }
 
 fn cache(backend: impl Store) -> Result<Cache<u64>, Error> {
-    Cache::builder(backend).namespace("prices").build()
+    Cache::builder(backend, "prices").build()
 }

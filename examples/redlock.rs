@@ -106,7 +106,7 @@ fn client(servers: &[Server]) -> Result<Redlock, bellwether::Error> {
         RedisBackend::builder().server(url).command_timeout(ANSWER_LIMIT).build()
     };
     let servers = servers.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    Redlock::with_answer_limit(servers, ANSWER_LIMIT)
+    Redlock::with_answer_limit(servers, "redlock", ANSWER_LIMIT)
 }
 
 /// Counts a till up from tasks of several clients, each time by a read, a pause and a write.

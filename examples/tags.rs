@@ -50,7 +50,7 @@ async fn run() -> Result<(), BoxError> {
 }
 
 fn builder(backend: impl bellwether::backend::Store) -> bellwether::cache::Builder<String> {
-    Cache::builder(backend).namespace("shop-pages").tags().local(LocalTier::default())
+    Cache::builder(backend, "shop-pages").tags().local(LocalTier::default())
 }
 
 /// Looks at the page of each customer and product. Returns those that were loaded.

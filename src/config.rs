@@ -19,8 +19,8 @@
 //! let text = r#"{ "ttl": "1m 30s", "max_loads": 100 }"#;
 //! let config: Products = serde_json::from_str(text).unwrap();
 //! assert_eq!(config.ttl, Duration::from_secs(90));
-//! let cache: Cache<String> =
-//!     Cache::builder(MemoryBackend::new()).ttl(config.ttl).max_loads(config.max_loads).build()?;
+//! let builder = Cache::<String>::builder(MemoryBackend::new(), "products");
+//! let cache = builder.ttl(config.ttl).max_loads(config.max_loads).build()?;
 //! # Ok::<_, bellwether::Error>(())
 //! ```
 

@@ -21,7 +21,7 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 /// use std::io;
 /// use bellwether::{Cache, ErrorKind, MemoryBackend};
 ///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new()).build()?;
+/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop").build()?;
 /// let load = cache.get_or_load("product:42", |_lead| async {
 ///     Err(io::Error::new(io::ErrorKind::NotFound, "no such product"))
 /// });

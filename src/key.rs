@@ -156,7 +156,7 @@ impl Namespace {
         &self.0
     }
 
-    /// Returns the default namespace, `bellwether`.
+    /// Returns the namespace `bellwether`.
     pub fn standard() -> Self {
         Self("bellwether".into())
     }

@@ -61,7 +61,7 @@ counters! {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{BoxError, Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// for _ in 0..3 {
     ///     cache.get_or_load("stock:42", |_lead| async { Ok::<_, BoxError>(17) }).await?;
     /// }
@@ -144,7 +144,7 @@ counters! {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Locks, MemoryBackend};
     ///
-    /// let locks = Locks::new(MemoryBackend::new());
+    /// let locks = Locks::new(MemoryBackend::new(), "shop");
     /// let guard = locks.mutex("stock:42").lock().await?;
     /// assert!(locks.mutex("stock:42").try_lock().await?.is_none());
     /// let stats = locks.stats();

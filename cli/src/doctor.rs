@@ -285,7 +285,7 @@ async fn rights(server: &Server) -> Vec<Finding> {
 
 async fn try_cache(server: &Server, backend: &RedisBackend) -> Result<(), Failure> {
     backend.ready_for_caches().await?;
-    let cache: Cache<u64> = Cache::builder(backend.clone()).namespace(&server.namespace).build()?;
+    let cache: Cache<u64> = Cache::builder(backend.clone(), &server.namespace).build()?;
     let key = unique();
     cache.request(&key).ttl(PATIENCE).insert(&1).await?;
     cache.invalidate(&key).await?;
@@ -294,7 +294,7 @@ async fn try_cache(server: &Server, backend: &RedisBackend) -> Result<(), Failur
 
 async fn try_lock(server: &Server, backend: &RedisBackend) -> Result<(), Failure> {
     backend.ready_for_locks().await?;
-    let locks = bellwether::Locks::new(backend.clone()).namespace(&server.namespace);
+    let locks = bellwether::Locks::new(backend.clone(), &server.namespace);
     let mutex = locks.mutex(unique()).lease(PATIENCE).fence_life(PATIENCE).wait_limit(PATIENCE);
     mutex.lock().await?.unlock().await?;
     Ok(())

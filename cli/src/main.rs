@@ -125,12 +125,12 @@ impl Server {
     }
 
     fn locks(&self) -> Result<Locks, Failure> {
-        Ok(Locks::new(self.backend()?).namespace(&self.namespace))
+        Ok(Locks::new(self.backend()?, &self.namespace))
     }
 
     /// Opens a cache whose values are not looked at.
     fn cache(&self, schema: u16) -> Result<Cache<Value>, Failure> {
-        let builder = Cache::builder(self.backend()?).namespace(&self.namespace);
+        let builder = Cache::builder(self.backend()?, &self.namespace);
         Ok(builder.schema(schema).tags().build()?)
     }
 }

@@ -124,7 +124,7 @@ pub(crate) async fn watch(
     let namespace = Namespace::new(&server.namespace)?;
     let name = Name::new(&namespace, Family::Cache, &Key::from(QUESTIONS), 512)?;
     let mut answers = keep_hearing(server.clone(), name.suffixed("a")).await?;
-    let mut locks = keep_listing(Locks::new(backend.clone()).namespace(&server.namespace));
+    let mut locks = keep_listing(Locks::new(backend.clone(), &server.namespace));
     let is_screen = !json && io::stdout().is_terminal();
     let _screen = is_screen.then(Screen::open);
     let (mut fleet, mut shown, mut failure) = (Fleet::default(), 0, None);

@@ -109,7 +109,7 @@ async fn connect(url: &str) -> Result<(MultiplexedConnection, Locks), BoxError> 
     let redis = Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await?;
     let backend = RedisBackend::builder().server(url).command_timeout(PATIENCE).build()?;
     backend.ping().await?;
-    Ok((redis, Locks::new(backend)))
+    Ok((redis, Locks::new(backend, "shop")))
 }
 
 /// A process, from the side of the stage. It is killed on drop.

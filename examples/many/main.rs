@@ -75,7 +75,7 @@ type Rows = Vec<(i64, Option<Product>)>;
 async fn main() -> Result<(), BoxError> {
     let shop = Shop::open()?;
     // With `RedisBackend::open(url)?` in its place, all processes form one fleet.
-    let cache = Cache::builder(MemoryBackend::new()).namespace("shop").build()?;
+    let cache = Cache::builder(MemoryBackend::new(), "shop").build()?;
 
     one_query_for_a_page(&cache, &shop).await?;
     one_query_for_a_tick(cache, &shop).await

@@ -58,10 +58,10 @@ async fn main() -> Result<(), BoxError> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let cache = match env::var("REDIS_URL") {
         // The backend connects in the background. The service also starts while Redis is down.
-        Ok(url) => http_cache(RedisBackend::open(&url)?),
-        Err(_) => http_cache(MemoryBackend::new()),
+        Ok(url) => http_cache(RedisBackend::open(&url)?, "middleware"),
+        Err(_) => http_cache(MemoryBackend::new(), "middleware"),
     };
-    let cache = cache.namespace("middleware").build()?;
+    let cache = cache.build()?;
     let listen = if options.once { ([127, 0, 0, 1], 0).into() } else { options.listen };
     let listener = TcpListener::bind(listen).await?;
     let address = listener.local_addr()?;

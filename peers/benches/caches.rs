@@ -79,7 +79,8 @@ async fn memoized(_id: u64) -> Bytes {
 async fn in_process() {
     const HITS: u32 = 2_000;
     let value = Bytes::from(vec![b'v'; 100]);
-    let ours = Cache::<Bytes>::builder(MemoryBackend::new()).codec(bellwether::cache::Raw);
+    let ours =
+        Cache::<Bytes>::builder(MemoryBackend::new(), "bellwether").codec(bellwether::cache::Raw);
     let ours = ours.ttl(LONG).local(LocalTier::default().max_age(LONG)).build().unwrap();
     ours.insert("hit", &value).await.unwrap();
     assert!(ours.get("hit").await.unwrap().is_some());
@@ -111,7 +112,7 @@ async fn over_redis(url: &str) {
     const HITS: u32 = 30;
     let value = "v".repeat(128);
     let ours: Cache<String> =
-        Cache::builder(RedisBackend::open(url).unwrap()).namespace("ours").build().unwrap();
+        Cache::builder(RedisBackend::open(url).unwrap(), "ours").build().unwrap();
     ours.insert("hit", &value).await.unwrap();
     let far = EntryOptions::new(LONG).with_skip_memory(true, true);
     let amalgam = amalgam_over_redis(url, "far", far).await;
@@ -160,7 +161,7 @@ async fn loaded_once(_id: usize) -> u64 {
 
 /// Measures the processor time of each caller of a cold key.
 async fn crowds() {
-    let ours: Cache<u64> = Cache::builder(MemoryBackend::new()).build().unwrap();
+    let ours: Cache<u64> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
     let moka: moka::future::Cache<usize, u64> = moka::future::Cache::new(10_000);
     let amalgam = Arc::new(amalgam_in_process::<u64>());
     let mut times = [const { Vec::new() }; 4];
@@ -221,9 +222,8 @@ where
 /// Measures the time from the end of a load to the answer of a caller in another process. Both
 /// "processes" are caches of this one, with connections of their own.
 async fn fleet(url: &str) {
-    let ours: [Cache<String>; 2] = [0, 1].map(|_| {
-        Cache::builder(RedisBackend::open(url).unwrap()).namespace("fleet").build().unwrap()
-    });
+    let ours: [Cache<String>; 2] =
+        [0, 1].map(|_| Cache::builder(RedisBackend::open(url).unwrap(), "fleet").build().unwrap());
     let mut theirs = Vec::new();
     for process in ["here", "there"] {
         let options = EntryOptions::new(LONG);

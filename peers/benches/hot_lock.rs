@@ -342,7 +342,7 @@ impl Taker {
         Self {
             how,
             held,
-            locks: (0..fronts).map(|_| Locks::new(backend.clone())).collect(),
+            locks: (0..fronts).map(|_| Locks::new(backend.clone(), "bellwether")).collect(),
             connection: client.get_multiplexed_async_connection().await.unwrap(),
             client,
             rslock,

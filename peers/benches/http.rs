@@ -72,7 +72,8 @@ async fn all() {
 /// Measures the processor time of hits in the process.
 async fn from_memory() {
     const HITS: u32 = 1_000;
-    let ours = BellwetherLayer::http(http_cache(MemoryBackend::new()).build().unwrap());
+    let ours =
+        BellwetherLayer::http(http_cache(MemoryBackend::new(), "bellwether").build().unwrap());
     let ours = ours.layer(service_fn(page));
     let memory = backend::memory::InMemoryBackend::new(10_000);
     let theirs = CacheLayer::builder(memory).ttl(LONG).build().layer(service_fn(page));
@@ -95,7 +96,7 @@ async fn from_memory() {
 
 async fn from_redis(url: &str) {
     const HITS: u32 = 30;
-    let cache = http_cache(RedisBackend::open(url).unwrap()).namespace("shop").build().unwrap();
+    let cache = http_cache(RedisBackend::open(url).unwrap(), "shop").build().unwrap();
     let ours = BellwetherLayer::http(cache).layer(service_fn(page));
     let client = redis::Client::open(url).unwrap().get_connection_manager().await.unwrap();
     let redis = backend::redis::RedisBackend::new(client);
@@ -163,7 +164,8 @@ where
 /// Measures hits over one connection, of the layer in an axum server and of the programs.
 async fn over_a_socket() {
     const HITS: u32 = 30;
-    let ours = BellwetherLayer::http(http_cache(MemoryBackend::new()).build().unwrap());
+    let ours =
+        BellwetherLayer::http(http_cache(MemoryBackend::new(), "bellwether").build().unwrap());
     let ours = serve(router().layer(ours)).await;
     let origin = serve(router()).await;
     let mut programs = Vec::new();

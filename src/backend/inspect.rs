@@ -10,7 +10,7 @@ use super::{BackOff, Failure, Mode, Occupied, Owner};
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
 /// use bellwether::{Locks, MemoryBackend};
 ///
-/// let locks = Locks::new(MemoryBackend::new());
+/// let locks = Locks::new(MemoryBackend::new(), "shop");
 /// let guard = locks.mutex("import").lock().await?;
 /// let lock = locks.explain("import").await?.remove(0);
 /// assert_eq!((lock.held.holders, lock.held.fence), (1, guard.fence()));

@@ -79,7 +79,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// use std::time::Duration;
     /// use bellwether::{BoxError, Cache, MemoryBackend, cache::Source};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new())
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
     ///     .stale_if_error(Duration::from_secs(600))
     ///     .build()?;
     /// cache.insert("stock:42", &17).await?;
@@ -122,7 +122,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// assert!(!cache.touch("stock:42").await?);
     /// cache.insert("stock:42", &17).await?;
     /// assert!(cache.touch("stock:42").await?);
@@ -150,7 +150,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # builder.enable_time().start_paused(true).build().unwrap().block_on(async {
     /// use bellwether::{Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// cache.invalidate("price:42").await?;
     /// cache.settled().await;
     /// // Now tell the customers.
@@ -178,7 +178,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Cache, MemoryBackend, cache::Source};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// cache.insert("stock:42", &17).await?;
     /// let stored = cache.peek("stock:42").await?.unwrap();
     /// assert_eq!((*stored.value(), stored.source()), (17, Source::Hit));
@@ -212,7 +212,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// use std::time::Duration;
     /// use bellwether::{Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// cache.request("stock:42").ttl(Duration::from_secs(60)).insert(&17).await?;
     /// assert!(cache.remaining("stock:42").await?.unwrap() > Duration::from_secs(50));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();

@@ -74,7 +74,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///     Ok(17)
     /// }
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// let stock = match cache.begin("stock:42").await? {
     ///     Begun::Ready(loaded) | Begun::Stale(loaded, _) => loaded.into_value(),
     ///     Begun::Load(load) => match fetch().await {
@@ -154,7 +154,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// use bellwether::{Cache, MemoryBackend, cache::Begun};
     ///
     /// # async fn query() -> u64 { 7 }
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// let Begun::Load(load) = cache.begin("stock:42").await? else { return Ok(()) };
     /// tokio::select! {
     ///     value = load.scope(query()) => assert_eq!(*load.commit(value).await.value(), 7),
@@ -189,7 +189,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Cache, ErrorKind, MemoryBackend, cache::Begun};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// let Begun::Load(load) = cache.begin("stock:42").await? else { return Ok(()) };
     /// load.confirm().await?;
     /// cache.invalidate("stock:42").await?;

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     advice,
     backend::{Store, Windows},
-    error::{Error, ErrorKind},
+    error::Error,
     flight::Group,
     key::Namespace,
     lease::{Engine, RetryStrategy, try_limit},
@@ -34,8 +34,7 @@ use crate::{
 /// use std::time::Duration;
 /// use bellwether::{Cache, MemoryBackend, cache::{Abandoned, Json}, lease::Retry};
 ///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new())
-///     .namespace("shop")
+/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
 ///     .schema(2)
 ///     .codec(Json)
 ///     .ttl(Duration::from_secs(60))
@@ -59,9 +58,7 @@ use crate::{
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder<V, C = Json> {
     store: Arc<dyn Store>,
-    namespace: Option<String>,
-    /// Over a shared backend, the default namespace is refused.
-    needs_namespace: bool,
+    namespace: String,
     codec: C,
     error_codec: Option<Arc<dyn ErrorCodec>>,
     failure_policy: Option<FailurePolicy>,
@@ -70,11 +67,10 @@ pub struct Builder<V, C = Json> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Builder<V> {
-    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>, namespace: String) -> Self {
         Self {
             store,
-            namespace: None,
-            needs_namespace: false,
+            namespace,
             codec: Json,
             error_codec: None,
             failure_policy: None,
@@ -85,21 +81,11 @@ impl<V: Clone + Send + Sync + 'static> Builder<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
-    /// Sets the namespace: 1 to 64 letters, digits, `.`, `_` or `-`. Defaults to `bellwether`.
-    ///
-    /// All caches of one namespace and [schema](Self::schema) must have one type of value. A
-    /// `Cache` of another type reads the bytes of this one as its own.
-    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = Some(namespace.into());
-        self
-    }
-
     /// Sets how values become bytes. Defaults to [`Json`].
     pub fn codec<D>(self, codec: D) -> Builder<V, D> {
         Builder {
             store: self.store,
             namespace: self.namespace,
-            needs_namespace: self.needs_namespace,
             codec,
             error_codec: self.error_codec,
             failure_policy: self.failure_policy,
@@ -132,7 +118,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// impl std::error::Error for ShopError {}
     ///
     /// let cache: Cache<String> =
-    ///     Cache::builder(MemoryBackend::new()).error_codec::<ShopError>(Json).build()?;
+    ///     Cache::builder(MemoryBackend::new(), "shop").error_codec::<ShopError>(Json).build()?;
     /// # Ok::<_, bellwether::Error>(())
     /// ```
     pub fn error_codec<E>(mut self, codec: impl Codec<E>) -> Self
@@ -298,7 +284,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Cache, MemoryBackend};
     ///
-    /// let orders: Cache<u64> = Cache::builder(MemoryBackend::new()).tags().build()?;
+    /// let orders: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").tags().build()?;
     /// orders.request("order:1").tag("customer:7").insert(&17).await?;
     /// orders.request("order:2").tag("customer:8").insert(&18).await?;
     /// orders.invalidate_tag("customer:7").await?;
@@ -347,32 +333,18 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// Demands a [namespace](Self::namespace) over a backend that other processes share.
-    ///
-    /// The keys of such a cache are not chosen by its user, so those of two services may be equal.
-    #[cfg(feature = "http")]
-    pub(crate) fn needs_namespace(mut self) -> Self {
-        self.needs_namespace = true;
-        self
-    }
-
     /// Builds the cache.
     ///
     /// # Errors
     ///
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if a setting is outside its range. The
-    /// limits of loads, callers, keys and values are at least 1. A cache of
-    /// `http_cache` over a backend that other processes share must have a namespace.
+    /// limits of loads, callers, keys and values are at least 1.
     pub fn build(self) -> Result<Cache<V>, Error>
     where
         C: Codec<V>,
     {
         let mut settings = self.settings;
-        match &self.namespace {
-            Some(namespace) => settings.namespace = Namespace::new(namespace)?,
-            None if self.needs_namespace && self.store.is_shared() => return Err(no_namespace()),
-            None => {}
-        }
+        settings.namespace = Namespace::new(&self.namespace)?;
         settings.check()?;
         self.negative.iter().try_for_each(Negative::check)?;
         advice::built::<V>(self.store.is_shared(), &settings.namespace, settings.schema);
@@ -518,10 +490,10 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// use std::time::Duration;
     /// use bellwether::{Cache, MemoryBackend};
     ///
-    /// let stock: Cache<Option<u64>> = Cache::builder(MemoryBackend::new())
+    /// let stock: Cache<Option<u64>> = Cache::builder(MemoryBackend::new(), "shop")
     ///     .negative_ttl(Duration::from_secs(5), Option::is_none)
     ///     .build()?;
-    /// let pages: Cache<(u16, String)> = Cache::builder(MemoryBackend::new())
+    /// let pages: Cache<(u16, String)> = Cache::builder(MemoryBackend::new(), "shop")
     ///     .negative_ttl(Duration::from_secs(5), |(status, _)| *status == 404)
     ///     .build()?;
     /// # Ok::<_, bellwether::Error>(())
@@ -534,12 +506,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self.negative = Some(Negative::new(ttl, is_negative));
         self
     }
-}
-
-fn no_namespace() -> Error {
-    let words = "an HTTP cache over a shared backend has no `namespace`; set the name of the \
-                 service, because two services with one host name would have the same keys";
-    Error::new(ErrorKind::InvalidConfig, words)
 }
 
 /// Values that say that there is none, which are kept for a time of their own.

@@ -34,7 +34,7 @@ use crate::error::BoxError;
 ///     }
 /// }
 ///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new()).codec(Utf8).build()?;
+/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop").codec(Utf8).build()?;
 /// # Ok::<_, bellwether::Error>(())
 /// ```
 pub trait Codec<V>: Send + Sync + 'static {

@@ -70,7 +70,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Cache, MemoryBackend, cache::EntryState};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// cache.insert("stock:42", &17).await?;
     /// let explained = cache.explain("stock:42").await?;
     /// assert_eq!((explained.state, explained.bytes), (EntryState::Fresh, 2));

@@ -38,7 +38,7 @@ use crate::{
 /// use std::time::Duration;
 /// use bellwether::{Cache, MemoryBackend, cache::AfterFailure};
 ///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new())
+/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
 ///     .after_failure(AfterFailure::BACK_OFF)
 ///     .failure_policy(|error| match error.load_ref::<std::io::Error>()?.kind() {
 ///         // The mistake of one caller is not to block the others.

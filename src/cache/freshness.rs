@@ -18,7 +18,7 @@ use crate::backend::{Entry, Windows};
 /// use std::time::Duration;
 /// use bellwether::{Cache, MemoryBackend, cache::EarlyRefresh};
 ///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new())
+/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
 ///     .ttl(Duration::from_secs(60))
 ///     .early_refresh(EarlyRefresh::LastPart(0.2))
 ///     .build()?;

@@ -104,7 +104,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let stripes = std::array::from_fn(|_| Mutex::default());
         let table = Arc::new(ValueTable { next: AtomicU64::new(0), stripes });
         let backend = MemoryBackend::with_entries(values);
-        Self::builder(backend).codec(Unencoded(table))
+        Self::builder(backend, "in-process").codec(Unencoded(table))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{backend::Tagged, lease::LeaseRecord, signal::Signal, sync::lock};
 /// use std::time::Duration;
 /// use bellwether::{BoxError, Cache, MemoryBackend};
 ///
-/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
 /// let load = cache.get_or_load("stock:42", |lead| async move {
 ///     assert!(lead.fence().is_some());
 ///     let stock = tokio::select! {
@@ -134,7 +134,7 @@ impl<V> Lead<V> {
     ///     # Ok(Some(Page { etag: "1".into(), body: "bell".into() }))
     /// }
     ///
-    /// let cache: Cache<Page> = Cache::builder(MemoryBackend::new())
+    /// let cache: Cache<Page> = Cache::builder(MemoryBackend::new(), "shop")
     ///     .stale_if_error(Duration::from_secs(600))
     ///     .build()?;
     /// for _ in 0..2 {

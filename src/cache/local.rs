@@ -80,7 +80,7 @@ const USUAL_ROW: usize = 1024;
 /// use std::time::Duration;
 /// use bellwether::{BoxError, Cache, MemoryBackend, cache::LocalTier};
 ///
-/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new())
+/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
 ///     .local(LocalTier::weight(16 << 20).max_staleness(Duration::from_millis(500)))
 ///     .build()?;
 /// for _ in 0..3 {

@@ -62,7 +62,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///     Ok(ids.into_iter().map(|id| (id, id % 10)).collect())
     /// }
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// cache.insert("stock:41", &7).await?;
     /// let load = |batch: Batch<u64, u64>| query(batch.ids().to_vec());
     /// let stocks = cache.get_or_load_many([42, 41, 43], |id| format!("stock:{id}"), load).await?;
@@ -107,7 +107,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{BoxError, Cache, MemoryBackend, cache::{Batch, Source}};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// cache.insert("41", &7).await?;
     /// let load = |batch: Batch<u64, u64>| async move {
     ///     Ok::<_, BoxError>(batch.ids().iter().map(|id| (*id, id % 10)).collect::<Vec<_>>())
@@ -191,7 +191,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// let written = cache.insert_many([("stock:41", 7), ("stock:42", 2)]).await;
     /// assert!(written.iter().all(Result::is_ok));
     /// cache.invalidate_many(["stock:41", "stock:43"]).await;

@@ -87,8 +87,7 @@ use crate::{
 /// use std::time::Duration;
 /// use bellwether::{Cache, MemoryBackend};
 ///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new())
-///     .namespace("shop")
+/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
 ///     .ttl(Duration::from_secs(60))
 ///     .build()?;
 /// let product = cache
@@ -120,7 +119,7 @@ pub struct Cache<V> {
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Creates a cache over a backend with the default settings. The
-    /// [namespace](Builder::namespace) separates it from the other caches of the backend.
+    /// [namespace](Self::builder) separates it from the other caches of the backend.
     ///
     /// # Errors
     ///
@@ -139,18 +138,24 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     where
         Json: Codec<V>,
     {
-        Self::builder(backend).namespace(namespace).build()
+        Self::builder(backend, namespace).build()
     }
 
     /// Returns a builder of a cache over a backend.
-    pub fn builder<B: Store>(backend: B) -> Builder<V> {
-        Builder::new(Arc::new(backend))
+    ///
+    /// The namespace is the first part of all keys: 1 to 64 letters, digits, `.`, `_` or `-`. All
+    /// caches of one namespace and [schema](Builder::schema) must have one type of value. A cache
+    /// of another type reads the bytes of this one as its own.
+    pub fn builder<B: Store>(backend: B, namespace: impl Into<String>) -> Builder<V> {
+        Builder::new(Arc::new(backend), namespace.into())
     }
 
     /// Returns the stored value of a key, or the value that the one loader of the fleet makes now.
     ///
     /// The loader runs only if this caller is the one that leads. It runs in a task of its own, in
-    /// the tracing span of this caller, and must not block its thread.
+    /// the tracing span of this caller, and must not block its thread. So it owns what it uses:
+    /// clone that, and write `move |_lead| async move { … }`. Where a `?` leaves the type of the
+    /// error open, end with `Ok::<_, MyError>(value)`.
     ///
     /// It runs for its caller alone, and ends with it, after a [shutdown](Self::shutdown) and where
     /// a loader asks for the key that it loads.
@@ -246,7 +251,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// tokio::spawn(cache.publish_metrics("stock"));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```

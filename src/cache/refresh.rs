@@ -58,7 +58,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{BoxError, Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// cache.insert("stock:42", &17).await?;
     /// assert_eq!(cache.refresh("stock:42", |_lead| async { Ok::<_, BoxError>(16) }).await?, 16);
     /// assert_eq!(cache.get("stock:42").await?, Some(16));

@@ -36,7 +36,7 @@ use crate::{
 /// use std::time::Duration;
 /// use bellwether::{BoxError, Cache, MemoryBackend, cache::Source};
 ///
-/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
 /// let loaded = cache
 ///     .request("stock:42")
 ///     .ttl(Duration::from_secs(5))
@@ -76,7 +76,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// use std::time::Duration;
     /// use bellwether::{Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// let request = cache.request("stock:42").ttl(Duration::from_secs(5));
     /// request.stale_if_error(Duration::from_secs(600)).insert(&17).await?;
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
@@ -114,7 +114,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// use std::time::Duration;
     /// use bellwether::{Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// let hour = Duration::from_secs(3600);
     /// assert!(!cache.request("session:42").ttl(hour).touch().await?);
     /// cache.insert("session:42", &7).await?;
@@ -328,7 +328,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{BoxError, Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// let fence = cache.insert("stock:42", &16).await?;
     /// // In another process, which was sent the fence:
     /// let request = cache.request("stock:42").not_older_than(fence);

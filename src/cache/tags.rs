@@ -217,7 +217,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{BoxError, Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).tags().build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").tags().build()?;
     /// for order in ["order:1", "order:2"] {
     ///     let load = |lead: bellwether::cache::Lead<u64>| async move {
     ///         lead.tag("customer:7");
@@ -255,7 +255,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// use std::time::Duration;
     /// use bellwether::{BoxError, Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new())
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
     ///     .tags()
     ///     .stale_if_error(Duration::from_secs(600))
     ///     .build()?;
@@ -289,7 +289,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).tags().build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").tags().build()?;
     /// cache.insert("order:1", &17).await?;
     /// cache.clear().await?;
     /// assert_eq!(cache.get("order:1").await?, None);

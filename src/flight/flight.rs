@@ -29,7 +29,7 @@ use crate::{
 /// ```
 /// use bellwether::{Cache, MemoryBackend, cache::Abandoned};
 ///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new())
+/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
 ///     .when_abandoned(Abandoned::Cancel)
 ///     .build()?;
 /// # Ok::<_, bellwether::Error>(())

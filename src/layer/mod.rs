@@ -15,7 +15,7 @@
 //!     id: u64,
 //! }
 //!
-//! let cache: Cache<String> = Cache::builder(MemoryBackend::new()).build()?;
+//! let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop").build()?;
 //! let mut service = ServiceBuilder::new()
 //!     .layer(BellwetherLayer::new(cache, |query: &Query| Some(Key::from(query.id))))
 //!     .service(service_fn(|query: Query| async move {

@@ -37,13 +37,9 @@ pub(super) struct LockSpace {
 }
 
 impl LockSpace {
-    pub(super) fn over(backend: Arc<dyn Leases>, family: Family) -> Self {
-        let engine = Engine::new(backend);
-        Self { engine, family, namespace: Ok(Namespace::standard()), max_name: 512, label: None }
-    }
-
-    pub(super) fn namespace(self, namespace: String) -> Self {
-        Self { namespace: Namespace::new(&namespace), ..self }
+    pub(super) fn over(backend: Arc<dyn Leases>, family: Family, namespace: &str) -> Self {
+        let (engine, namespace) = (Engine::new(backend), Namespace::new(namespace));
+        Self { engine, family, namespace, max_name: 512, label: None }
     }
 
     pub(super) fn name(&self, key: &Key) -> Result<Name, Error> {

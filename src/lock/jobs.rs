@@ -66,7 +66,7 @@ macro_rules! job_settings {
 /// use bellwether::{Locks, MemoryBackend};
 ///
 /// # async fn send_report(_day: SystemTime, _fence: u64) {}
-/// let locks = Locks::new(MemoryBackend::new());
+/// let locks = Locks::new(MemoryBackend::new(), "shop");
 /// // The instant in the schedule, and not the time at which a process asks.
 /// let tick = SystemTime::UNIX_EPOCH + Duration::from_secs(20_000 * 86_400);
 /// if let Some(turn) = locks.once("report", tick).begin().await? {
@@ -150,7 +150,7 @@ impl Job {
 /// use bellwether::{Locks, MemoryBackend};
 ///
 /// # async fn clean_up() -> Result<(), std::io::Error> { Ok(()) }
-/// let locks = Locks::new(MemoryBackend::new());
+/// let locks = Locks::new(MemoryBackend::new(), "shop");
 /// let mut ticks = locks.every("clean-up", Duration::from_secs(60));
 /// # for _ in 0..3 {
 /// // loop {

@@ -44,7 +44,7 @@ const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
 /// use std::time::Duration;
 /// use bellwether::{Locks, MemoryBackend};
 ///
-/// let parts = Locks::new(MemoryBackend::new())
+/// let parts = Locks::new(MemoryBackend::new(), "shop")
 ///     .latch("import:7")
 ///     .ttl(Duration::from_secs(600))
 ///     .wait_limit(Duration::from_secs(5));

@@ -27,7 +27,7 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseRecord};
 ///
 /// # async fn told_to_end() {}
 /// # async fn send_invoices(_fence: u64) { std::future::pending().await }
-/// let locks = Locks::new(MemoryBackend::new());
+/// let locks = Locks::new(MemoryBackend::new(), "shop");
 /// let candidate = locks.leader("invoices").lease(Duration::from_secs(5));
 /// tokio::select! {
 ///     // The store of the invoices refuses a fence that is smaller than the greatest it has seen.

@@ -45,7 +45,7 @@ impl Locks {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Locks, MemoryBackend};
     ///
-    /// let locks = Locks::new(MemoryBackend::new());
+    /// let locks = Locks::new(MemoryBackend::new(), "shop");
     /// let guard = locks.mutex("import").lock().await?;
     /// let held = locks.list().await?;
     /// assert_eq!((held.len(), held[0].name.as_str()), (1, "import"));
@@ -81,7 +81,7 @@ impl Locks {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Locks, MemoryBackend};
     ///
-    /// let locks = Locks::new(MemoryBackend::new());
+    /// let locks = Locks::new(MemoryBackend::new(), "shop");
     /// assert!(locks.explain("import").await?.is_empty());
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
@@ -112,7 +112,7 @@ impl Locks {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Locks, MemoryBackend};
     ///
-    /// let locks = Locks::new(MemoryBackend::new());
+    /// let locks = Locks::new(MemoryBackend::new(), "shop");
     /// let stuck = locks.mutex("import").lock().await?;
     /// let listed = locks.explain("import").await?.remove(0);
     /// assert!(locks.end(&listed).await?);

@@ -33,7 +33,7 @@ use crate::{
 /// use bellwether::{Locks, MemoryBackend};
 ///
 /// # async fn change_stock(fence: u64) {}
-/// let locks = Locks::new(MemoryBackend::new()).namespace("shop").max_name(100);
+/// let locks = Locks::new(MemoryBackend::new(), "shop").max_name(100);
 ///
 /// // One holder at a time.
 /// let guard = locks.mutex("stock:42").lease(Duration::from_secs(5)).lock().await?;
@@ -61,10 +61,15 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// Creates the locks of the namespace `bellwether` over a backend.
-    pub fn new<B: Latches>(backend: B) -> Self {
-        let backend = Arc::new(backend);
-        Self { space: LockSpace::over(backend.clone(), Family::Lock), latches: backend }
+    /// Creates the locks of a namespace over a backend.
+    ///
+    /// The namespace is the first part of all names: 1 to 64 letters, digits, `.`, `_` or `-`. Two
+    /// namespaces share no lock. With one outside its range, every call to a lock returns
+    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig).
+    pub fn new<B: Latches>(backend: B, namespace: impl Into<String>) -> Self {
+        let (backend, namespace) = (Arc::new(backend), namespace.into());
+        let space = LockSpace::over(backend.clone(), Family::Lock, &namespace);
+        Self { space, latches: backend }
     }
 
     /// Returns a lock that one holder has at a time.
@@ -200,7 +205,7 @@ impl Locks {
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Locks, MemoryBackend};
     ///
-    /// let locks = Locks::new(MemoryBackend::new());
+    /// let locks = Locks::new(MemoryBackend::new(), "shop");
     /// tokio::spawn(locks.publish_metrics("shop"));
     /// # })
     /// ```

@@ -256,17 +256,6 @@ macro_rules! inspection {
 /// The settings that `Locks` and `Redlock` have in common.
 macro_rules! name_settings {
     () => {
-        /// Sets the namespace: 1 to 64 letters, digits, `.`, `_` or `-`. Defaults to `bellwether`.
-        ///
-        /// Two namespaces over one backend share no lock. The value that this returns shares the
-        /// engine with the other clones, and [ends](Self::shutdown) with them. With a namespace
-        /// outside its range, every call to a lock returns
-        /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig).
-        pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-            self.space = self.space.namespace(namespace.into());
-            self
-        }
-
         /// Sets the longest name, in bytes. Defaults to 512.
         ///
         /// A longer name is [`InvalidKey`](crate::ErrorKind::InvalidKey).

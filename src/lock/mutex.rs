@@ -23,7 +23,7 @@ use crate::{
 /// use std::time::Duration;
 /// use bellwether::{Locks, MemoryBackend, lease::Retry};
 ///
-/// let mutex = Locks::new(MemoryBackend::new())
+/// let mutex = Locks::new(MemoryBackend::new(), "shop")
 ///     .mutex("stock:42")
 ///     .lease(Duration::from_secs(5))
 ///     .renew_every(Duration::from_secs(1))
@@ -105,7 +105,7 @@ impl Mutex {
     /// # runtime.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Locks, MemoryBackend};
     ///
-    /// let locks = Locks::new(MemoryBackend::new()).owner("worker-3");
+    /// let locks = Locks::new(MemoryBackend::new(), "shop").owner("worker-3");
     /// let mutex = locks.mutex("nightly");
     /// let guard = mutex.lock().await?;
     /// let holder = mutex.holder().await?.expect("it is held");

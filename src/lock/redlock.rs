@@ -45,7 +45,7 @@ use crate::{
 /// # async fn write_report() {}
 /// // Each is a `RedisBackend::open(url)?` on a machine of its own.
 /// let servers = [MemoryBackend::new(), MemoryBackend::new(), MemoryBackend::new()];
-/// let redlock = Redlock::new(servers.clone())?.namespace("reports").max_name(100);
+/// let redlock = Redlock::new(servers.clone(), "reports")?.max_name(100);
 ///
 /// let guard = redlock.mutex("nightly").lock().await?;
 /// tokio::select! {
@@ -57,7 +57,7 @@ use crate::{
 /// redlock.shutdown(Duration::from_secs(1)).await;
 ///
 /// // Servers of busy machines need more time to answer.
-/// let redlock = Redlock::with_answer_limit(servers, Duration::from_millis(100))?;
+/// let redlock = Redlock::with_answer_limit(servers, "shop", Duration::from_millis(100))?;
 /// # drop(redlock);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
@@ -122,13 +122,17 @@ pub struct Redlock {
 }
 
 impl Redlock {
-    /// Creates locks of the namespace `bellwether` over these servers. Sends nothing to them yet.
+    /// Creates the locks of a [namespace](crate::Locks::new) over these servers. Sends nothing to
+    /// them yet.
     ///
     /// # Errors
     ///
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if there is no server.
-    pub fn new<B: Leases>(servers: impl IntoIterator<Item = B>) -> Result<Self, Error> {
-        Self::with_answer_limit(servers, ANSWER_LIMIT)
+    pub fn new<B: Leases>(
+        servers: impl IntoIterator<Item = B>,
+        namespace: impl Into<String>,
+    ) -> Result<Self, Error> {
+        Self::with_answer_limit(servers, namespace, ANSWER_LIMIT)
     }
 
     /// Creates locks as [`new`](Self::new) does, with another limit for the answer of one server,
@@ -144,10 +148,12 @@ impl Redlock {
     /// As [`new`](Self::new).
     pub fn with_answer_limit<B: Leases>(
         servers: impl IntoIterator<Item = B>,
+        namespace: impl Into<String>,
         limit: Duration,
     ) -> Result<Self, Error> {
-        let majority = Majority::new(servers, limit)?;
-        Ok(Self { space: LockSpace::over(Arc::new(majority.clone()), Family::Redlock), majority })
+        let (majority, namespace) = (Majority::new(servers, limit)?, namespace.into());
+        let backend = Arc::new(majority.clone());
+        Ok(Self { space: LockSpace::over(backend, Family::Redlock, &namespace), majority })
     }
 
     /// Returns a lock that one holder has at a time. Sends nothing to the servers yet.
@@ -195,7 +201,7 @@ impl Redlock {
     ///
     /// let urls = ["redis://one/", "redis://two/", "redis://three/"];
     /// let servers = urls.map(RedisBackend::open);
-    /// let redlock = Redlock::new(servers.into_iter().collect::<Result<Vec<_>, _>>()?)?;
+    /// let redlock = Redlock::new(servers.into_iter().collect::<Result<Vec<_>, _>>()?, "shop")?;
     /// redlock.ready().await?;
     /// # Ok(()) }
     /// ```

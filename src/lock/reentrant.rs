@@ -56,7 +56,7 @@ use crate::{
 ///     guard.unlock().await
 /// }
 ///
-/// let mutex = Locks::new(MemoryBackend::new())
+/// let mutex = Locks::new(MemoryBackend::new(), "shop")
 ///     .reentrant_mutex("account:7")
 ///     .lease(Duration::from_secs(5))
 ///     .renew_every(Duration::from_secs(1))
@@ -113,7 +113,7 @@ impl ReentrantMutex {
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
 /// use bellwether::{Locks, MemoryBackend};
 ///
-/// let mutex = Locks::new(MemoryBackend::new()).reentrant_mutex("account:7");
+/// let mutex = Locks::new(MemoryBackend::new(), "shop").reentrant_mutex("account:7");
 /// let (holder, other) = (mutex.holder(), mutex.holder());
 /// let guard = holder.lock().await?;
 /// assert!(holder.try_lock().await?.is_some());

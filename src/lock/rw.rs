@@ -25,7 +25,7 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 /// use std::time::Duration;
 /// use bellwether::{Locks, MemoryBackend, lease::Retry};
 ///
-/// let lock = Locks::new(MemoryBackend::new())
+/// let lock = Locks::new(MemoryBackend::new(), "shop")
 ///     .rw_lock("prices")
 ///     .lease(Duration::from_secs(5))
 ///     .renew_every(Duration::from_secs(1))
@@ -193,7 +193,7 @@ impl RwLock {
 /// use bellwether::{Locks, MemoryBackend, lock::Upgrade};
 ///
 /// # async fn is_outdated() -> bool { true }
-/// let reader = Locks::new(MemoryBackend::new()).rw_lock("prices").read().await?;
+/// let reader = Locks::new(MemoryBackend::new(), "shop").rw_lock("prices").read().await?;
 /// if is_outdated().await {
 ///     match reader.try_upgrade().await? {
 ///         Upgrade::Done(writer) => writer.unlock().await?,
@@ -265,7 +265,7 @@ pub enum Upgrade {
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
 /// use bellwether::{Locks, MemoryBackend};
 ///
-/// let lock = Locks::new(MemoryBackend::new()).rw_lock("prices");
+/// let lock = Locks::new(MemoryBackend::new(), "shop").rw_lock("prices");
 /// let writer = lock.write().await?;
 /// let reader = writer.downgrade().await?;
 /// assert!(!lock.is_write_locked().await?);

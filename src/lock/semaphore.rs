@@ -35,7 +35,7 @@ const MOST_AT_ONCE: u32 = 1000;
 /// use std::time::Duration;
 /// use bellwether::{Locks, MemoryBackend, lease::Retry};
 ///
-/// let semaphore = Locks::new(MemoryBackend::new())
+/// let semaphore = Locks::new(MemoryBackend::new(), "shop")
 ///     .semaphore("exports", 3)
 ///     .lease(Duration::from_secs(5))
 ///     .renew_every(Duration::from_secs(1))
@@ -199,7 +199,7 @@ pub(super) fn any_permit(limit: u32) -> Mode {
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
 /// use bellwether::{Locks, MemoryBackend};
 ///
-/// let semaphore = Locks::new(MemoryBackend::new()).semaphore("exports", 3);
+/// let semaphore = Locks::new(MemoryBackend::new(), "shop").semaphore("exports", 3);
 /// let permit = semaphore.acquire_many(2).await?;
 /// assert_eq!(permit.count(), 2);
 /// permit.release().await?;
@@ -252,7 +252,7 @@ impl SemaphorePermit {
 /// use std::time::Duration;
 /// use bellwether::{Locks, MemoryBackend, lease::Retry, lock::PermitId};
 ///
-/// let exports = Locks::new(MemoryBackend::new())
+/// let exports = Locks::new(MemoryBackend::new(), "shop")
 ///     .permits("exports", 1)
 ///     .lease(Duration::from_secs(60))
 ///     .wait_limit(Duration::from_secs(2))

@@ -33,7 +33,7 @@ const MOST_NAMES: usize = 64;
 /// use std::time::Duration;
 /// use bellwether::{Locks, MemoryBackend, lease::Retry};
 ///
-/// let locks = Locks::new(MemoryBackend::new());
+/// let locks = Locks::new(MemoryBackend::new(), "shop");
 /// let several = locks
 ///     .several(["account:7", "account:9"])
 ///     .lease(Duration::from_secs(5))
@@ -148,7 +148,7 @@ impl Several {
 /// use bellwether::{Key, Locks, MemoryBackend};
 ///
 /// # async fn write(account: &Key, fence: u64) {}
-/// let locks = Locks::new(MemoryBackend::new());
+/// let locks = Locks::new(MemoryBackend::new(), "shop");
 /// let guard = locks.several(["account:7", "account:9"]).lock().await?;
 /// for (account, fence) in guard.fences() {
 ///     assert_eq!(guard.fence(account), Some(fence));

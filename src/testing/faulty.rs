@@ -67,7 +67,7 @@ type FaultPlan = Box<dyn FnMut(Op) -> Option<Fault> + Send>;
 ///
 /// // The first read has no answer. All other operations work.
 /// let backend = Faulty::once(Op::Get, Fault::Hang);
-/// let cache: Cache<u64> = Cache::builder(backend.clone()).build()?;
+/// let cache: Cache<u64> = Cache::builder(backend.clone(), "shop").build()?;
 /// let load = || cache.request("stock").load(|_lead| async { Ok::<_, BoxError>(17) });
 /// assert_eq!(load().await?.source(), Source::Degraded);
 /// assert_eq!(load().await?.source(), Source::Led);

@@ -50,7 +50,7 @@ use crate::{
 /// # runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
 /// let commits = Commits::default();
 /// let backend = Interceptor { inner: MemoryBackend::new(), hook: commits.clone() };
-/// let cache: Cache<u64> = Cache::builder(backend).build()?;
+/// let cache: Cache<u64> = Cache::builder(backend, "shop").build()?;
 /// cache.get_or_load("stock", |_lead| async { Ok::<_, BoxError>(17) }).await?;
 /// assert_eq!(commits.0.load(Ordering::SeqCst), 1);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();

@@ -29,7 +29,7 @@ impl Asked {
     }
 
     pub fn of(backend: RedisBackend, name: &str, lease: Duration) -> Self {
-        Self { locks: Locks::new(backend), name: name.to_owned(), lease, wait: WAIT }
+        Self { locks: Locks::new(backend, "bellwether"), name: name.to_owned(), lease, wait: WAIT }
     }
 
     pub fn within(mut self, wait: Duration) -> Self {

@@ -14,11 +14,11 @@ use super::{NAMESPACE, printed, run, run_at, terminal::Terminal};
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn locks(server: &RedisServer) -> Locks {
-    Locks::new(testkit::open(server.url())).namespace(NAMESPACE)
+    Locks::new(testkit::open(server.url()), NAMESPACE)
 }
 
 fn cache(server: &RedisServer) -> Cache<String> {
-    let builder = Cache::builder(testkit::open(server.url())).namespace(NAMESPACE).tags();
+    let builder = Cache::builder(testkit::open(server.url()), NAMESPACE).tags();
     builder.ttl(MINUTE).stale_if_error(MINUTE).build().unwrap()
 }
 

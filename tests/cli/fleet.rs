@@ -61,8 +61,7 @@ impl Fleet {
             processes.push(child);
             tasks.spawn(ask_for_ever(address));
         }
-        let locks =
-            |label: &str| Locks::new(testkit::open(server.url())).namespace(NAMESPACE).owner(label);
+        let locks = |label: &str| Locks::new(testkit::open(server.url()), NAMESPACE).owner(label);
         let holder = locks(HOLDER);
         let guard = holder.mutex(STUCK).lock().await.unwrap();
         for waiter in 0..3 {

@@ -37,7 +37,7 @@ async fn the_busiest_keys_and_the_stuck_lock_are_on_the_screen() {
 }
 
 fn answering(backend: RedisBackend) -> Cache<u64> {
-    let cache = Cache::builder(backend).namespace(NAMESPACE).build().unwrap();
+    let cache = Cache::builder(backend, NAMESPACE).build().unwrap();
     tokio::spawn(cache.answer_top());
     cache
 }

@@ -101,7 +101,7 @@ pub async fn permits_of_a_dead_holder_come_back<H: FullHarness>(h: &H) {
 
 /// An id outlives its permit, so it may be released twice, also by another process.
 pub async fn a_second_release_by_id_is_no_loss<H: FullHarness>(h: &H) {
-    let [here, there] = [h.backend(), h.backend()].map(Locks::new);
+    let [here, there] = [h.backend(), h.backend()].map(|backend| Locks::new(backend, "bellwether"));
     let permits = [here, there].map(|locks| locks.permits("k", 1).lease(LEASE));
     let id = permits[0].acquire().await.unwrap();
     assert!(permits[0].release(id).await.unwrap());

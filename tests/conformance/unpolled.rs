@@ -68,7 +68,7 @@ async fn touch<T>(future: Pin<&mut (impl Future<Output = T> + ?Sized)>) -> Optio
 
 /// Returns the locks of two processes, and of one process twice.
 fn processes<H: FullHarness>(h: &H) -> [(&'static str, [Locks; 2]); 2] {
-    let [here, there] = [h.backend(), h.backend()].map(Locks::new);
+    let [here, there] = [h.backend(), h.backend()].map(|backend| Locks::new(backend, "bellwether"));
     [("one process", [here.clone(), here.clone()]), ("two processes", [here, there])]
 }
 
@@ -136,7 +136,7 @@ pub async fn a_task_of_a_reentrant_holder_that_is_not_polled_keeps_nothing<H: Fu
 
 /// The release is sent, and its caller does not read the answer.
 pub async fn an_unlock_that_is_not_polled_delays_no_other<H: FullHarness>(h: &H) {
-    let locks = Locks::new(h.backend());
+    let locks = Locks::new(h.backend(), "bellwether");
     let held = locks.mutex("k").lock().await.unwrap();
     let mut waiting = MUTEX(locks.clone());
     assert!(timeout(SHORT, &mut waiting).await.is_err());

@@ -122,12 +122,12 @@ struct Desk {
 impl Desk {
     fn open(redis: &str) -> Self {
         let backend = RedisBackend::open(redis).unwrap();
-        let products = Cache::builder(backend.clone()).namespace("products").ttl(500 * MS);
-        let prices = Cache::builder(backend.clone()).namespace("prices").ttl(3_600_000 * MS);
+        let products = Cache::builder(backend.clone(), "products").ttl(500 * MS);
+        let prices = Cache::builder(backend.clone(), "prices").ttl(3_600_000 * MS);
         let desk = Self {
             products: products.build().unwrap(),
             prices: prices.local(LocalTier::default()).build().unwrap(),
-            locks: Locks::new(backend),
+            locks: Locks::new(backend, "bellwether"),
             origin_fails: Arc::default(),
             held: None,
         };

@@ -90,8 +90,7 @@ async fn a_burst_of_a_hundred_thousand_keys_leaves_nothing_behind() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let caches = [Abandoned::Finish, Abandoned::Cancel].map(|abandoned| {
-        Cache::builder(testkit::open(server.url()))
-            .namespace("t")
+        Cache::builder(testkit::open(server.url()), "t")
             .ttl(Duration::from_secs(600))
             .when_abandoned(abandoned)
             .build()

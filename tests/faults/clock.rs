@@ -73,7 +73,7 @@ impl Scene {
 async fn fences_grow_when_the_clock_is_set() {
     let _turn = turn().await;
     let mut scene = scene().await;
-    let locks = Locks::new(testkit::open(scene.server.url()));
+    let locks = Locks::new(testkit::open(scene.server.url()), "bellwether");
     let (mut last, mut last_lock, mut back) = (0, 0, false);
     for ahead in [HOUR, 0, -HOUR, HOUR, -HOUR, 0] {
         for cache in [0, 1] {
@@ -188,7 +188,7 @@ const TTL: Duration = Duration::from_secs(60);
 async fn with_windows(scene: &Scene) -> Cache<String> {
     let backend = testkit::open(scene.server.url());
     until_connected(&backend).await;
-    let builder = Cache::builder(backend).namespace("t").ttl(TTL);
+    let builder = Cache::builder(backend, "t").ttl(TTL);
     let window = Duration::from_secs(2 * HOUR.unsigned_abs());
     builder.stale_while_revalidate(window).stale_if_error(2 * window).build().unwrap()
 }

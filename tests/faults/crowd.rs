@@ -38,7 +38,7 @@ struct BusyCache {
 
 impl BusyCache {
     async fn start(backend: RedisBackend) -> Result<Self, Error> {
-        let cache: Cache<u64> = Cache::builder(backend).build().unwrap();
+        let cache: Cache<u64> = Cache::builder(backend, "bellwether").build().unwrap();
         for key in 0..KEYS {
             cache.insert(key, &1).await?;
         }
@@ -101,7 +101,8 @@ async fn a_burst_of_locks_fails_nowhere_and_leaves_a_cache_alone() {
     play(async |server| {
         let backend = RedisBackend::open(&server.url())?;
         until_connected(&backend).await;
-        let (locks, busy) = (Locks::new(backend.clone()), BusyCache::start(backend).await?);
+        let (locks, busy) =
+            (Locks::new(backend.clone(), "bellwether"), BusyCache::start(backend).await?);
         let guards = lock_all(&locks, 0..NAMES, Duration::from_secs(30)).await?;
         let mut unlocks = JoinSet::new();
         for guard in guards {
@@ -125,7 +126,8 @@ async fn many_held_leases_are_kept_beside_a_busy_cache() {
     play(async |server| {
         let backend = RedisBackend::open(&server.url())?;
         until_connected(&backend).await;
-        let (locks, busy) = (Locks::new(backend.clone()), BusyCache::start(backend).await?);
+        let (locks, busy) =
+            (Locks::new(backend.clone(), "bellwether"), BusyCache::start(backend).await?);
         let mut guards = lock_all(&locks, 0..HELD, LEASE).await?;
         guards.extend(lock_all(&locks, HELD..HELD + 20, LEASE / 3).await?);
         // Each lease has ended, unless it was renewed.

@@ -65,9 +65,7 @@ fn a_runtime_that_is_dropped_in_mid_load_costs_its_lease() {
     for round in 0..2 {
         let going = runtime();
         let key = format!("k{round}");
-        let build = |backend| {
-            Cache::<String>::builder(backend).namespace("t").lease(LEASE).build().unwrap()
-        };
+        let build = |backend| Cache::<String>::builder(backend, "t").lease(LEASE).build().unwrap();
         let [a, b] = [(); 2].map(|()| build(testkit::open(server.url())));
         let (loader, gate) = gated("never");
         let leading = going.spawn(a.request(&key).load(loader));
@@ -107,8 +105,8 @@ fn a_guard_dropped_outside_of_its_runtime_is_released_when_that_is_driven() {
     let _turn = staying.block_on(turn());
     let server = staying.block_on(RedisServer::start());
     let idle = Builder::new_current_thread().enable_all().build().unwrap();
-    let there = Locks::new(testkit::open(server.url()));
-    let locks = Locks::new(testkit::open(server.url()));
+    let there = Locks::new(testkit::open(server.url()), "bellwether");
+    let locks = Locks::new(testkit::open(server.url()), "bellwether");
     let mutex = locks.mutex("k").lease(Duration::from_secs(600));
     let guard = idle.block_on(mutex.lock()).unwrap();
     drop(guard);

@@ -65,14 +65,14 @@ async fn turn() -> MutexGuard<'static, ()> {
 async fn connected(url: &str) -> Cache<String> {
     let backend = RedisBackend::open(url).unwrap();
     until_connected(&backend).await;
-    Cache::builder(backend).namespace("t").build().unwrap()
+    Cache::builder(backend, "t").build().unwrap()
 }
 
 /// Does the same for a test that is not about time-outs.
 async fn patient(url: &str) -> Cache<String> {
     let backend = testkit::open(url);
     until_connected(&backend).await;
-    Cache::builder(backend).namespace("t").build().unwrap()
+    Cache::builder(backend, "t").build().unwrap()
 }
 
 async fn until_connected(backend: &RedisBackend) {

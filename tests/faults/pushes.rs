@@ -29,7 +29,7 @@ async fn waiters_without_any_push_are_served_within_the_lease() {
     let mut raw = server.raw().await;
     let proxy = Proxy::start(server.port());
     let build = |url: String| {
-        let builder = Cache::<String>::builder(testkit::open(url)).namespace("t");
+        let builder = Cache::<String>::builder(testkit::open(url), "t");
         builder.lease(LEASE).build().unwrap()
     };
     let a = build(server.url());

@@ -129,7 +129,7 @@ async fn an_orphaned_lease_lasts_for_its_time_at_most() {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     let build = |backend: RedisBackend| {
-        Cache::<String>::builder(backend).namespace("t").lease(LEASE).build().unwrap()
+        Cache::<String>::builder(backend, "t").lease(LEASE).build().unwrap()
     };
     let cases =
         [(true, Fault::Silence), (true, Fault::Cut), (false, Fault::Silence), (false, Fault::Cut)];

@@ -101,8 +101,7 @@ pub fn work() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.unwrap();
     let backend = testkit::open(url);
-    let cache: Cache<String> =
-        Cache::builder(backend.clone()).namespace("t").lease(lease).build().unwrap();
+    let cache: Cache<String> = Cache::builder(backend.clone(), "t").lease(lease).build().unwrap();
     let opened = gate.clone();
     runtime.spawn(async move {
         while backend.ping().await.is_err() {}

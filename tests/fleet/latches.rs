@@ -14,7 +14,7 @@ const CALLERS: usize = 25;
 
 /// Returns a latch that is set, and a fleet whose processes wait for it.
 async fn waiting(server: &RedisServer, processes: usize, count: u32) -> (Fleet, Latch) {
-    let latch = Locks::new(testkit::open(server.url())).latch("l");
+    let latch = Locks::new(testkit::open(server.url()), "bellwether").latch("l");
     assert!(latch.set(count).await.unwrap());
     let mut fleet = Fleet::start(processes, &Setup::new(server.url())).await;
     for process in 0..processes {

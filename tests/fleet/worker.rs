@@ -96,8 +96,7 @@ impl Worker {
         let backend = builder.command_timeout(COMMAND_TIMEOUT).build().unwrap();
         backend.ping().await.unwrap();
         Self {
-            cache: Cache::builder(backend.clone())
-                .namespace("fleet")
+            cache: Cache::builder(backend.clone(), "fleet")
                 .lease(Duration::from_millis(setup.lease_ms))
                 .wait_limit(Duration::from_millis(setup.wait_ms))
                 .ttl(Duration::from_millis(setup.ttl_ms))
@@ -105,8 +104,8 @@ impl Worker {
                 .retry(Retry::on_demand().try_limit(COMMAND_TIMEOUT))
                 .build()
                 .unwrap(),
-            pages: http_cache(backend.clone()).namespace("pages").build().unwrap(),
-            locks: Locks::new(backend),
+            pages: http_cache(backend.clone(), "pages").build().unwrap(),
+            locks: Locks::new(backend, "bellwether"),
             raw: testkit::patient(&setup.url).await.unwrap(),
             held: Arc::default(),
             loads: Arc::default(),

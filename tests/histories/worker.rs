@@ -205,7 +205,7 @@ impl Worker {
     pub fn over<B: Store + Latches + Clone>(backend: B, log: Log, setup: Setup) -> Self {
         let abandoned = if setup.load.cancel { Abandoned::Cancel } else { Abandoned::Finish };
         let early = if setup.load.early { EarlyRefresh::LastPart(0.2) } else { EarlyRefresh::Off };
-        let builder = Cache::builder(backend.clone());
+        let builder = Cache::builder(backend.clone(), "histories");
         let builder = match setup.load.backs_off {
             true => builder.after_failure(BACK_OFF),
             false => builder,
@@ -218,7 +218,6 @@ impl Worker {
         Self {
             log,
             cache: builder
-                .namespace("histories")
                 .lease(Duration::from_millis(setup.load.lease_ms))
                 .ttl(Duration::from_millis(setup.load.ttl_ms))
                 .stale_while_revalidate(Duration::from_millis(setup.load.stale_ms))
@@ -230,7 +229,7 @@ impl Worker {
                 .when_abandoned(abandoned)
                 .build()
                 .unwrap(),
-            locks: Locks::new(backend),
+            locks: Locks::new(backend, "bellwether"),
             numbers: Arc::default(),
             running: Arc::default(),
             setup: Arc::new(setup),

@@ -12,7 +12,7 @@ const LEASE: Duration = Duration::from_secs(1);
 fn fleet(with: impl Fn(Builder<u64>) -> Builder<u64>) -> [Cache<u64>; 2] {
     let backend = MemoryBackend::new();
     [(); 2].map(|()| {
-        let builder = Cache::builder(backend.clone()).ttl(TTL).lease(LEASE);
+        let builder = Cache::builder(backend.clone(), "bellwether").ttl(TTL).lease(LEASE);
         with(builder).build().unwrap()
     })
 }
@@ -97,7 +97,8 @@ async fn a_load_that_ends_without_a_value_lets_the_next_process_load() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_dropped_holds_nothing() {
     let faulty = Faulty::new(|op| (op == Op::Claim).then_some(Fault::Late(10 * MS)));
-    let cache: Cache<u64> = Cache::builder(faulty.clone()).lease(LEASE).build().unwrap();
+    let cache: Cache<u64> =
+        Cache::builder(faulty.clone(), "bellwether").lease(LEASE).build().unwrap();
     assert!(timeout(5 * MS, cache.begin("k")).await.is_err());
     faulty.plan(|_| None);
     let begun = Instant::now();
@@ -174,7 +175,7 @@ async fn a_load_is_lost_at_its_limit_and_at_a_shutdown() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_without_a_backend_or_at_its_limit_is_alone() {
     let faulty = Faulty::new(|_| Some(Fault::Refuse));
-    let cache: Cache<u64> = Cache::builder(faulty).build().unwrap();
+    let cache: Cache<u64> = Cache::builder(faulty, "bellwether").build().unwrap();
     let begun = cache.begin("k").await.unwrap();
     assert!(matches!(begun, Begun::Alone(WhyAlone::Unanswered)), "{begun:?}");
     let [cache, other] = fleet(|builder| builder);

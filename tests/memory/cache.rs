@@ -81,7 +81,8 @@ impl Drop for Running {
 
 fn fleet(size: usize) -> (MemoryBackend, Vec<Cache<String>>) {
     let backend = MemoryBackend::new();
-    let caches = (0..size).map(|_| Cache::builder(backend.clone()).build().unwrap()).collect();
+    let caches =
+        (0..size).map(|_| Cache::builder(backend.clone(), "bellwether").build().unwrap()).collect();
     (backend, caches)
 }
 
@@ -167,7 +168,7 @@ async fn a_load_without_callers_fills_the_cache() {
 async fn a_load_without_callers_is_cancelled_if_configured() {
     let backend = MemoryBackend::new();
     let build = || {
-        let builder = Cache::<String>::builder(backend.clone());
+        let builder = Cache::<String>::builder(backend.clone(), "bellwether");
         builder.when_abandoned(Abandoned::Cancel).build().unwrap()
     };
     let (here, there) = (build(), build());
@@ -359,8 +360,9 @@ async fn a_lead_decides_how_its_value_is_kept() {
 #[tokio::test(start_paused = true)]
 async fn a_value_over_the_limit_is_returned_without_a_queue() {
     let backend = MemoryBackend::new();
-    let caches: Vec<Cache<String>> =
-        (0..5).map(|_| Cache::builder(backend.clone()).max_value(4).build().unwrap()).collect();
+    let caches: Vec<Cache<String>> = (0..5)
+        .map(|_| Cache::builder(backend.clone(), "bellwether").max_value(4).build().unwrap())
+        .collect();
     let origin = Origin::default();
     let begun = Instant::now();
     let asked = caches.iter().map(|cache| ask(cache, &origin, 100 * MS)).collect();
@@ -433,7 +435,8 @@ async fn two_loaders_that_ask_for_each_other_are_both_served() {
 /// ever come back.
 #[tokio::test(start_paused = true)]
 async fn loads_that_loaders_wait_for_never_queue_behind_them() {
-    let cache: Cache<String> = Cache::builder(MemoryBackend::new()).max_loads(2).build().unwrap();
+    let cache: Cache<String> =
+        Cache::builder(MemoryBackend::new(), "bellwether").max_loads(2).build().unwrap();
     let origin = Origin::default();
     let outer: Vec<_> = (0..50)
         .map(|n| {
@@ -456,7 +459,7 @@ async fn loads_that_loaders_wait_for_never_queue_behind_them() {
 
 #[tokio::test(start_paused = true)]
 async fn the_limit_on_loads_holds_and_refuses_with_a_kind() {
-    let cache: Cache<String> = Cache::builder(MemoryBackend::new())
+    let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "bellwether")
         .max_loads(3)
         .wait_limit(Duration::from_secs(1))
         .build()
@@ -510,7 +513,7 @@ async fn a_shutdown_cancels_longer_loads_and_the_next_process_begins_at_once() {
 #[test]
 fn a_runtime_that_goes_away_hands_its_flights_over() {
     let cache: Cache<String> =
-        Cache::builder(MemoryBackend::new()).lease(200 * MS).build().unwrap();
+        Cache::builder(MemoryBackend::new(), "bellwether").lease(200 * MS).build().unwrap();
     let leading = tokio::runtime::Runtime::new().unwrap();
     let origin = Origin::default();
     let first = leading.spawn(cache.request("k").load(origin.loader(Duration::from_secs(60))));
@@ -541,9 +544,10 @@ fn a_runtime_that_goes_away_hands_its_flights_over() {
 #[tokio::test(start_paused = true)]
 async fn an_entry_that_cannot_be_decoded_counts_as_missing() {
     let backend = MemoryBackend::new();
-    let words: Cache<String> = Cache::builder(backend.clone()).build().unwrap();
-    let numbers: Cache<u64> = Cache::builder(backend.clone()).build().unwrap();
-    let bytes: Cache<Vec<u8>> = Cache::builder(backend.clone()).codec(Raw).build().unwrap();
+    let words: Cache<String> = Cache::builder(backend.clone(), "bellwether").build().unwrap();
+    let numbers: Cache<u64> = Cache::builder(backend.clone(), "bellwether").build().unwrap();
+    let bytes: Cache<Vec<u8>> =
+        Cache::builder(backend.clone(), "bellwether").codec(Raw).build().unwrap();
     words.insert("k", &"seven".to_owned()).await.unwrap();
     assert_eq!(numbers.get("k").await.unwrap(), None);
     assert_eq!(bytes.get("k").await.unwrap(), None);
@@ -555,7 +559,9 @@ async fn an_entry_that_cannot_be_decoded_counts_as_missing() {
 #[tokio::test(start_paused = true)]
 async fn two_schemas_do_not_overwrite_each_other_and_an_invalidation_removes_both() {
     let backend = MemoryBackend::new();
-    let of = |schema| Cache::<String>::builder(backend.clone()).schema(schema).build().unwrap();
+    let of = |schema| {
+        Cache::<String>::builder(backend.clone(), "bellwether").schema(schema).build().unwrap()
+    };
     let (old, new) = (of(6), of(7));
     old.get_or_load("k", |_| async { Ok::<_, BoxError>("old".to_owned()) }).await.unwrap();
     new.get_or_load("k", |_| async { Ok::<_, BoxError>("new".to_owned()) }).await.unwrap();
@@ -567,10 +573,10 @@ async fn two_schemas_do_not_overwrite_each_other_and_an_invalidation_removes_bot
 
 #[tokio::test(start_paused = true)]
 async fn bad_keys_and_settings_are_refused_with_a_kind() {
-    let build = || Cache::<String>::builder(MemoryBackend::new());
+    let build = || Cache::<String>::builder(MemoryBackend::new(), "bellwether");
     let day = Duration::from_secs(100_000);
     for builder in [
-        build().namespace("a:b"),
+        Cache::builder(MemoryBackend::new(), "a:b"),
         build().ttl(Duration::ZERO),
         build().lease(Duration::ZERO),
         build().lease(day),
@@ -595,7 +601,7 @@ async fn bad_keys_and_settings_are_refused_with_a_kind() {
 /// The longest possible durations must not overflow a sum.
 #[tokio::test(start_paused = true)]
 async fn endless_durations_do_not_panic() {
-    let cache: Cache<String> = Cache::builder(MemoryBackend::new())
+    let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "bellwether")
         .ttl(Duration::MAX)
         .load_limit(Duration::MAX)
         .wait_limit(Duration::MAX)
@@ -607,7 +613,7 @@ async fn endless_durations_do_not_panic() {
 }
 
 fn two_over(faulty: &Faulty) -> [Cache<String>; 2] {
-    [0, 1].map(|_| Cache::builder(faulty.clone()).build().unwrap())
+    [0, 1].map(|_| Cache::builder(faulty.clone(), "bellwether").build().unwrap())
 }
 
 /// Only the answer of the claim was lost, and the claim holds the lease. If the leader loaded
@@ -733,9 +739,12 @@ async fn a_waiter_does_not_claim_while_the_backend_is_silent() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_without_a_permit_is_served_by_another_process() {
     let backend = MemoryBackend::new();
-    let narrow: Cache<String> =
-        Cache::builder(backend.clone()).max_loads(1).wait_limit(200 * MS).build().unwrap();
-    let other: Cache<String> = Cache::builder(backend).build().unwrap();
+    let narrow: Cache<String> = Cache::builder(backend.clone(), "bellwether")
+        .max_loads(1)
+        .wait_limit(200 * MS)
+        .build()
+        .unwrap();
+    let other: Cache<String> = Cache::builder(backend, "bellwether").build().unwrap();
     let origin = Origin::default();
     let slow = tokio::spawn(narrow.request("slow").load(origin.loader(1000 * MS)));
     settle().await;
@@ -826,8 +835,9 @@ async fn a_claim_that_arrives_after_the_commit_is_undone() {
     let lease = Duration::from_secs(10);
     let mut astray = Some(Fault::Astray(700 * MS));
     let faulty = Faulty::new(move |op| if op == Op::Claim { astray.take() } else { None });
-    let build =
-        |faulty| Cache::<String>::builder(faulty).lease(lease).ttl(20 * MS).build().unwrap();
+    let build = |faulty| {
+        Cache::<String>::builder(faulty, "bellwether").lease(lease).ttl(20 * MS).build().unwrap()
+    };
     let other = build(Faulty::over(faulty.inner.clone(), |_| None));
     let origin = Origin::default();
     let begun = Instant::now();
@@ -871,7 +881,7 @@ async fn dropping_a_request_at_any_await_leaves_nothing_behind() {
                 (op != Op::Release).then_some(Fault::Late(5 * MS))
             });
             let build = || {
-                let builder = Cache::<String>::builder(faulty.clone());
+                let builder = Cache::<String>::builder(faulty.clone(), "bellwether");
                 builder.when_abandoned(policy).build().unwrap()
             };
             let [here, there] = [build(), build()];
@@ -913,7 +923,7 @@ impl serde::Serialize for Hostile {
 /// lead in turn, and panic in turn.
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_a_codec_is_an_outcome_for_all_callers() {
-    let cache: Cache<Hostile> = Cache::builder(MemoryBackend::new()).build().unwrap();
+    let cache: Cache<Hostile> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
     let begun = Arc::new(AtomicUsize::new(0));
     let asked: Vec<_> = (0..10)
         .map(|_| {
@@ -958,7 +968,7 @@ async fn a_backend_that_stays_silent_costs_nothing_after_the_first_few_requests(
 /// connection.
 #[tokio::test(start_paused = true)]
 async fn callers_beyond_the_limits_are_refused_at_once() {
-    let build = || Cache::<String>::builder(MemoryBackend::new());
+    let build = || Cache::<String>::builder(MemoryBackend::new(), "bellwether");
     let per_key = build().max_waiters_per_key(10).build().unwrap();
     let in_all = build().max_waiters(10).build().unwrap();
     for (cache, other_key_too) in [(&per_key, false), (&in_all, true)] {
@@ -998,7 +1008,8 @@ async fn callers_beyond_the_limits_are_refused_at_once() {
 /// stampede.
 #[tokio::test(start_paused = true)]
 async fn loads_after_a_shutdown_are_limited() {
-    let cache: Cache<String> = Cache::builder(MemoryBackend::new()).max_loads(4).build().unwrap();
+    let cache: Cache<String> =
+        Cache::builder(MemoryBackend::new(), "bellwether").max_loads(4).build().unwrap();
     cache.shutdown(Duration::ZERO).await;
     let origin = Origin::default();
     let asked = (0..20).map(|_| ask(&cache, &origin, 100 * MS)).collect();

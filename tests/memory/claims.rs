@@ -17,7 +17,8 @@ struct Fleet {
 impl Fleet {
     fn new(size: usize, quiet: Duration, with: impl Fn(Builder<usize>) -> Builder<usize>) -> Self {
         let backend = Faulty::new(|_| None);
-        let cache = |_| with(Cache::builder(backend.clone()).ttl(TTL)).build().unwrap();
+        let cache =
+            |_| with(Cache::builder(backend.clone(), "bellwether").ttl(TTL)).build().unwrap();
         let caches = (0..size).map(cache).collect();
         Self { backend, caches, loads: Arc::default(), quiet }
     }

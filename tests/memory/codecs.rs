@@ -17,8 +17,9 @@ where
     C: Codec<V> + Clone,
 {
     let backend = MemoryBackend::new();
-    let caches = [(), ()]
-        .map(|()| Cache::<V>::builder(backend.clone()).codec(codec.clone()).build().unwrap());
+    let caches = [(), ()].map(|()| {
+        Cache::<V>::builder(backend.clone(), "bellwether").codec(codec.clone()).build().unwrap()
+    });
     let mut asked = Vec::new();
     for cache in caches.iter().flat_map(|cache| [cache, cache]) {
         let value = value.clone();
@@ -46,7 +47,7 @@ async fn a_float_is_stored_to_its_last_place() {
         let served = served(Json, &price).await;
         assert!(served.iter().all(|it| it.to_bits() == price.to_bits()), "{price}: {served:?}");
     }
-    let cache: Cache<f64> = Cache::builder(MemoryBackend::new()).build().unwrap();
+    let cache: Cache<f64> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
     let price = 1.0 / 100.0 * 1.19;
     cache.insert("p", &price).await.unwrap();
     assert_eq!(cache.get("p").await.unwrap().map(f64::to_bits), Some(price.to_bits()));
@@ -75,8 +76,10 @@ async fn all_callers_get_the_value_that_the_codec_makes() {
 /// The windows follow what the codec makes of a value.
 #[tokio::test(start_paused = true)]
 async fn a_value_that_becomes_none_is_kept_as_none() {
-    let cache: Cache<Option<Option<u32>>> =
-        Cache::builder(MemoryBackend::new()).negative_ttl(LOAD, Option::is_none).build().unwrap();
+    let cache: Cache<Option<Option<u32>>> = Cache::builder(MemoryBackend::new(), "bellwether")
+        .negative_ttl(LOAD, Option::is_none)
+        .build()
+        .unwrap();
     cache.insert("inserted", &Some(None)).await.unwrap();
     cache.get_or_load("loaded", |_| async { Ok::<_, BoxError>(Some(None)) }).await.unwrap();
     for key in ["inserted", "loaded"] {
@@ -87,7 +90,7 @@ async fn a_value_that_becomes_none_is_kept_as_none() {
 /// An unchanged value was decoded before, and its bytes are not needed.
 #[tokio::test(start_paused = true)]
 async fn an_unchanged_value_is_not_encoded_again() {
-    let cache: Cache<Page> = Cache::builder(MemoryBackend::new()).build().unwrap();
+    let cache: Cache<Page> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
     let page = Page { title: "bell".to_owned(), hits: 7, note: None };
     cache.insert("k", &page).await.unwrap();
     let load = |lead: Lead<Page>| async move {
@@ -115,7 +118,8 @@ where
     V: Clone + fmt::Debug + Send + Sync + 'static,
     C: Codec<V>,
 {
-    let cache = Cache::<V>::builder(MemoryBackend::new()).codec(codec).build().unwrap();
+    let cache =
+        Cache::<V>::builder(MemoryBackend::new(), "bellwether").codec(codec).build().unwrap();
     let error = cache.insert("k", &value).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Codec);
     let source = error.source().unwrap().to_string();

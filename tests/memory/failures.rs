@@ -86,7 +86,7 @@ impl Origin {
 
 fn fleet(size: usize, with: impl Fn(Builder<usize>) -> Builder<usize>) -> Vec<Cache<usize>> {
     let backend = MemoryBackend::new();
-    let build = |_| with(Cache::builder(backend.clone()).ttl(TTL)).build().unwrap();
+    let build = |_| with(Cache::builder(backend.clone(), "bellwether").ttl(TTL)).build().unwrap();
     (0..size).map(build).collect()
 }
 
@@ -142,7 +142,8 @@ async fn a_stale_value_stands_in_while_its_key_backs_off() {
 async fn a_process_claims_once_for_each_back_off() {
     let backend = Faulty::new(|_| None);
     let caches = [(), ()].map(|()| {
-        let builder = Cache::<usize>::builder(backend.clone()).ttl(TTL).stale_if_error(ERROR);
+        let builder =
+            Cache::<usize>::builder(backend.clone(), "bellwether").ttl(TTL).stale_if_error(ERROR);
         builder.build().unwrap()
     });
     let origin = Origin::default();
@@ -404,7 +405,7 @@ async fn a_loader_and_a_request_have_rules_of_their_own() {
 async fn without_a_backend_each_process_backs_off() {
     let caches = [(), ()].map(|()| {
         let backend = Faulty::new(|_| Some(Fault::Refuse));
-        always(Cache::builder(backend).ttl(TTL)).build().unwrap()
+        always(Cache::builder(backend, "bellwether").ttl(TTL)).build().unwrap()
     });
     let origin = Origin::failing();
     for (number, cache) in caches.iter().enumerate() {
@@ -430,7 +431,7 @@ async fn without_a_backend_each_process_backs_off() {
 async fn a_failure_without_an_answer_backs_off_once() {
     for fault in [Fault::LoseReply, Fault::Refuse] {
         let backend = Faulty::once(Op::Fail, fault);
-        let cache = always(Cache::builder(backend.clone()).ttl(TTL)).build().unwrap();
+        let cache = always(Cache::builder(backend.clone(), "bellwether").ttl(TTL)).build().unwrap();
         let origin = Origin::failing();
         let error = origin.ask(&cache).await.unwrap_err();
         assert!(error.retry_after().is_some());
@@ -445,7 +446,7 @@ async fn a_failure_without_an_answer_backs_off_once() {
 #[tokio::test(start_paused = true)]
 async fn none_is_kept_for_a_time_of_its_own() {
     let none_ttl = TTL / 10;
-    let builder = Cache::<Option<usize>>::builder(MemoryBackend::new())
+    let builder = Cache::<Option<usize>>::builder(MemoryBackend::new(), "bellwether")
         .ttl(TTL)
         .negative_ttl(none_ttl, Option::is_none);
     let cache = builder.stale_while_revalidate(ERROR).stale_if_error(ERROR).build().unwrap();
@@ -472,7 +473,7 @@ async fn none_is_kept_for_a_time_of_its_own() {
     sleep(MS).await;
     let error = cache.get_or_load("gone", |_| async { Err(ShopError::Down) }).await.unwrap_err();
     assert_eq!(error.load_ref(), Some(&ShopError::Down));
-    let builder = Cache::<Option<usize>>::builder(MemoryBackend::new());
+    let builder = Cache::<Option<usize>>::builder(MemoryBackend::new(), "bellwether");
     let error = builder.negative_ttl(Duration::ZERO, Option::is_none).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig);
 }
@@ -482,7 +483,9 @@ async fn none_is_kept_for_a_time_of_its_own() {
 fn what_follows_a_failure_has_a_range() {
     let [day, hour] = [86_400, 3_600].map(Duration::from_secs);
     let back_off = |first, longest| AfterFailure::BackOff { first, longest };
-    let build = |rule| Cache::<u64>::builder(MemoryBackend::new()).after_failure(rule).build();
+    let build = |rule| {
+        Cache::<u64>::builder(MemoryBackend::new(), "bellwether").after_failure(rule).build()
+    };
     for (rule, name) in [
         (back_off(MS - Duration::from_nanos(1), MS), "after_failure.first"),
         (back_off(2 * MS, MS), "after_failure.longest"),

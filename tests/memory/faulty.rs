@@ -10,7 +10,7 @@ use crate::prelude::*;
 const LOAD: Duration = Duration::from_millis(100);
 
 fn cache(backend: Faulty) -> Cache<u64> {
-    Cache::builder(backend).ttl(Duration::from_secs(60)).build().unwrap()
+    Cache::builder(backend, "bellwether").ttl(Duration::from_secs(60)).build().unwrap()
 }
 
 async fn load(cache: &Cache<u64>, key: &str) -> Loaded<u64> {
@@ -40,7 +40,7 @@ async fn a_backend_that_fills_up_hands_the_load_over_and_lets_locks_end() {
     let inner = MemoryBackend::new();
     let front = || Faulty::over(inner.clone(), |_| None);
     let (here, there) = (front(), cache(front()));
-    let guard = Locks::new(here.clone()).mutex("m").lock().await.unwrap();
+    let guard = Locks::new(here.clone(), "bellwether").mutex("m").lock().await.unwrap();
     let leader = cache(here.clone());
     let fills = async {
         sleep(LOAD / 2).await;
@@ -73,8 +73,8 @@ async fn a_waiter_whose_push_is_lost_finds_out_by_itself() {
     assert_eq!((*waited.value(), there.stats().loads), (17, 0));
     assert!(begun.elapsed() > Duration::from_secs(4), "{:?}", begun.elapsed());
 
-    let guard = Locks::new(lossy.clone()).mutex("m").lock().await.unwrap();
-    let rival = Locks::new(inner).mutex("m");
+    let guard = Locks::new(lossy.clone(), "bellwether").mutex("m").lock().await.unwrap();
+    let rival = Locks::new(inner, "bellwether").mutex("m");
     let waits = tokio::spawn(async move { rival.lock().await.map(|_| Instant::now()) });
     sleep(MS).await;
     guard.unlock().await.unwrap();
@@ -97,7 +97,7 @@ impl Hook<MemoryBackend> for Confused {
 #[tokio::test(start_paused = true)]
 async fn the_answer_to_another_operation_is_an_error() {
     let backend = Interceptor { inner: MemoryBackend::new(), hook: Confused };
-    let error = Locks::new(backend).mutex("m").is_locked().await.unwrap_err();
+    let error = Locks::new(backend, "bellwether").mutex("m").is_locked().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(
         format!("{error:#}").contains("asked for Inspect and answered ClearLatch"),

@@ -57,7 +57,7 @@ impl Origin {
 }
 
 fn builder(backend: &MemoryBackend) -> Builder<usize> {
-    Cache::builder(backend.clone()).ttl(TTL)
+    Cache::builder(backend.clone(), "bellwether").ttl(TTL)
 }
 
 fn fleet(size: usize, with: impl Fn(Builder<usize>) -> Builder<usize>) -> Vec<Cache<usize>> {
@@ -139,7 +139,7 @@ async fn a_process_claims_once_for_each_refresh() {
     let backend = MemoryBackend::new();
     let faulty = Faulty::over(backend.clone(), |_| None);
     let observed: Cache<usize> =
-        with_windows(Cache::builder(faulty.clone()).ttl(TTL)).build().unwrap();
+        with_windows(Cache::builder(faulty.clone(), "bellwether").ttl(TTL)).build().unwrap();
     let other = with_windows(builder(&backend)).build().unwrap();
     let origin = Origin::default();
     origin.ask(&other).await.unwrap();
@@ -373,7 +373,8 @@ async fn an_early_refresh_begins_at_its_edge() {
 #[tokio::test(start_paused = true)]
 async fn an_early_refresh_begins_in_the_second_half_of_each_life() {
     let builder = || {
-        let builder = Cache::<Option<u64>>::builder(MemoryBackend::new()).ttl(600 * TTL);
+        let builder =
+            Cache::<Option<u64>>::builder(MemoryBackend::new(), "bellwether").ttl(600 * TTL);
         builder.negative_ttl(5 * TTL, Option::is_none).early_refresh(EarlyRefresh::Within(60 * TTL))
     };
     let jittered = builder().ttl(10 * TTL).ttl_jitter(0.5).build().unwrap();

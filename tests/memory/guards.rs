@@ -36,7 +36,7 @@ macro_rules! ends_with_the_lock {
 
 #[tokio::test(start_paused = true)]
 async fn a_guard_runs_work_until_the_lock_is_lost() {
-    let locks = Locks::new(MemoryBackend::new());
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let limit = 3 * LEASE;
     let mutex = |name: &str| locks.mutex(name).lease(LEASE).max_hold(limit);
     ends_with_the_lock!(mutex("m").lock().await.unwrap(), limit);
@@ -49,7 +49,7 @@ async fn a_guard_runs_work_until_the_lock_is_lost() {
     ends_with_the_lock!(semaphore.acquire().await.unwrap(), limit);
     let several = locks.several(["a", "b"]).lease(LEASE).max_hold(limit);
     ends_with_the_lock!(several.lock().await.unwrap(), limit);
-    let redlock = Redlock::new([MemoryBackend::new()]).unwrap();
+    let redlock = Redlock::new([MemoryBackend::new()], "bellwether").unwrap();
     let mutex = redlock.mutex("m").lease(LEASE).max_hold(limit);
     ends_with_the_lock!(mutex.lock().await.unwrap(), limit);
 }
@@ -57,7 +57,7 @@ async fn a_guard_runs_work_until_the_lock_is_lost() {
 /// A dropped run leaves the lock with its guard.
 #[tokio::test(start_paused = true)]
 async fn a_run_that_is_dropped_keeps_the_lock() {
-    let locks = Locks::new(MemoryBackend::new());
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let guard = locks.mutex("m").lock().await.unwrap();
     assert!(timeout(MS, guard.run(pending::<()>())).await.is_err());
     assert!(!guard.is_lost());
@@ -74,7 +74,7 @@ async fn locks_count_what_becomes_of_their_leases() {
             Fault::Refuse
         })
     });
-    let locks = Locks::new(faulty.clone());
+    let locks = Locks::new(faulty.clone(), "bellwether");
     let mutex = locks.mutex("m").lease(LEASE);
     let guard = mutex.lock().await.unwrap();
     assert!(mutex.try_lock().await.unwrap().is_none());
@@ -96,7 +96,9 @@ async fn locks_count_what_becomes_of_their_leases() {
     sleep(MS).await;
     guard.unlock().await.unwrap();
     let guard = passed.await.unwrap();
-    assert!(Locks::new(faulty.inner.clone()).mutex("m").force_unlock().await.unwrap());
+    assert!(
+        Locks::new(faulty.inner.clone(), "bellwether").mutex("m").force_unlock().await.unwrap()
+    );
     guard.lost().await;
     drop(guard);
     let stats = locks.stats();
@@ -111,7 +113,7 @@ async fn locks_count_what_becomes_of_their_leases() {
 #[tokio::test(start_paused = true)]
 async fn a_label_tells_which_process_holds_a_lock() {
     let backend = MemoryBackend::new();
-    let plain = Locks::new(backend.clone());
+    let plain = Locks::new(backend.clone(), "bellwether");
     let guard = plain.mutex("m").lock().await.unwrap();
     let holder = plain.mutex("m").holder().await.unwrap().unwrap();
     assert_eq!((holder.owner, holder.fence), (None, guard.fence()));
@@ -130,7 +132,7 @@ async fn a_label_tells_which_process_holds_a_lock() {
     guard.unlock().await.unwrap();
 
     // Another namespace is told of its own.
-    let elsewhere = locks.clone().namespace("elsewhere");
+    let elsewhere = Locks::new(backend, "elsewhere").owner("pod-7");
     let guard = elsewhere.mutex("m").lock().await.unwrap();
     sleep(MS).await;
     let holder = elsewhere.mutex("m").holder().await.unwrap().unwrap();

@@ -23,7 +23,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn process(backend: &MemoryBackend) -> Locks {
-    Locks::new(backend.clone())
+    Locks::new(backend.clone(), "bellwether")
 }
 
 /// Returns the tick of this number, an hour after the one before it.
@@ -190,7 +190,7 @@ async fn a_tick_with_a_lost_answer_is_not_begun_again() {
         // The first one only looks.
         (op == Op::Mark && marks == 2).then_some(Fault::LoseReply)
     });
-    let locks = Locks::new(backend.clone());
+    let locks = Locks::new(backend.clone(), "bellwether");
     let error = locks.once("job", tick(1)).begin().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     sleep(MS).await;
@@ -206,7 +206,7 @@ async fn a_tick_whose_lease_ends_before_it_begins_may_be_asked_for_again() {
         marks += usize::from(op == Op::Mark);
         (op == Op::Mark && marks == 2).then_some(Fault::Late(900 * MS))
     });
-    let job = Locks::new(backend).once("job", tick(1)).lease(500 * MS).fixed_lease();
+    let job = Locks::new(backend, "bellwether").once("job", tick(1)).lease(500 * MS).fixed_lease();
     assert_eq!(job.begin().await.unwrap_err().kind(), ErrorKind::Lost);
     assert!(job.begin().await.unwrap().is_some());
 }
@@ -314,7 +314,7 @@ async fn work_that_always_crashes_is_done_once_in_a_lease() {
 #[tokio::test(start_paused = true)]
 async fn a_job_waits_through_an_outage() {
     let backend = Faulty::new(|_| Some(Fault::Refuse));
-    let locks = Locks::new(backend.clone());
+    let locks = Locks::new(backend.clone(), "bellwether");
     let mut ticks = locks.every("job", SECOND);
     let waits = tokio::spawn(async move { ticks.next().await.unwrap().done().await });
     sleep(600 * SECOND).await;

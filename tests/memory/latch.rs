@@ -16,7 +16,10 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn two() -> (Latch, Latch) {
     let backend = MemoryBackend::new();
-    (Locks::new(backend.clone()).latch("l"), Locks::new(backend).latch("l"))
+    (
+        Locks::new(backend.clone(), "bellwether").latch("l"),
+        Locks::new(backend, "bellwether").latch("l"),
+    )
 }
 
 fn waiting(latch: &Latch) -> JoinHandle<(Result<(), Error>, Instant)> {
@@ -111,7 +114,7 @@ async fn a_wait_ends_at_its_limit() {
 #[tokio::test(start_paused = true)]
 async fn a_waiter_looks_every_0_7_seconds_and_not_more_often() {
     let faulty = Faulty::new(|_| None);
-    let latch = Locks::new(faulty.clone()).latch("l").wait_limit(60 * SECOND);
+    let latch = Locks::new(faulty.clone(), "bellwether").latch("l").wait_limit(60 * SECOND);
     latch.set(1).await.unwrap();
     assert_eq!(latch.wait().await.unwrap_err().kind(), ErrorKind::NotDone);
     // One look at the beginning, then one for every 0.61 to 0.7 s.
@@ -123,9 +126,9 @@ async fn a_waiter_looks_every_0_7_seconds_and_not_more_often() {
 #[tokio::test(start_paused = true)]
 async fn a_lost_push_costs_0_7_seconds_or_the_rest_of_the_wait() {
     let backend = MemoryBackend::new();
-    let here = Locks::new(backend.clone()).latch("l");
+    let here = Locks::new(backend.clone(), "bellwether").latch("l");
     let deaf = Faulty::over(backend, |op| (op == Op::Changes).then_some(Fault::LosePushes));
-    let deaf = Locks::new(deaf).latch("l");
+    let deaf = Locks::new(deaf, "bellwether").latch("l");
     here.set(1).await.unwrap();
     let long = waiting(&deaf);
     let short = waiting(&deaf.clone().wait_limit(1200 * MS));
@@ -143,9 +146,9 @@ async fn a_lost_push_costs_0_7_seconds_or_the_rest_of_the_wait() {
 async fn a_waiter_without_a_subscription_polls() {
     let backend = MemoryBackend::new();
     let mute = Faulty::over(backend.clone(), |op| (op == Op::Changes).then_some(Fault::Refuse));
-    let here = Locks::new(backend).latch("l");
+    let here = Locks::new(backend, "bellwether").latch("l");
     here.set(1).await.unwrap();
-    let waiter = waiting(&Locks::new(mute).latch("l"));
+    let waiter = waiting(&Locks::new(mute, "bellwether").latch("l"));
     sleep(10 * SECOND).await;
     let done = Instant::now();
     here.count_down().await.unwrap();
@@ -166,7 +169,7 @@ async fn a_step_with_any_fault_counts_once() {
             next += usize::from(op == Op::CountDown);
             (op == Op::CountDown && next % 4 != 0).then_some(fault)
         });
-        let latch = Locks::new(faulty.clone()).latch("l");
+        let latch = Locks::new(faulty.clone(), "bellwether").latch("l");
         latch.set(20).await.unwrap();
         for step in 1..=5 {
             assert_eq!(latch.count_down_by(3).await.unwrap(), 20 - 3 * step, "{fault:?}");
@@ -179,7 +182,7 @@ async fn a_step_with_any_fault_counts_once() {
 async fn a_setting_whose_answer_is_lost_is_recognised() {
     for fault in [Fault::LoseReply, Fault::Double, Fault::Hang, Fault::Refuse] {
         let faulty = Faulty::once(Op::SetLatch, fault);
-        let latch = Locks::new(faulty.clone()).latch("l");
+        let latch = Locks::new(faulty.clone(), "bellwether").latch("l");
         assert!(latch.set(2).await.unwrap(), "{fault:?}");
         assert!(!latch.set(2).await.unwrap(), "{fault:?}");
         assert_eq!(latch.left().await.unwrap(), 2, "{fault:?}");
@@ -194,7 +197,7 @@ async fn a_step_without_an_answer_is_an_error_that_states_what_is_known() {
         (Fault::LoseReply, "the latch \"l\" may or may not have been counted down"),
     ] {
         let faulty = Faulty::new(move |op| (op == Op::CountDown).then_some(fault));
-        let latch = Locks::new(faulty.clone()).latch("l").wait_limit(5 * SECOND);
+        let latch = Locks::new(faulty.clone(), "bellwether").latch("l").wait_limit(5 * SECOND);
         latch.set(2).await.unwrap();
         let begun = Instant::now();
         let error = latch.count_down().await.unwrap_err();
@@ -215,7 +218,7 @@ async fn a_step_without_an_answer_is_an_error_that_states_what_is_known() {
 async fn a_caller_that_leaves_changes_only_its_own_step() {
     for time in 0..40 {
         let faulty = Faulty::new(|_| Some(Fault::Late(10 * MS)));
-        let latch = Locks::new(faulty.clone()).latch("l");
+        let latch = Locks::new(faulty.clone(), "bellwether").latch("l");
         latch.set(3).await.unwrap();
         let _ = timeout(time * MS, latch.wait()).await;
         let counted = timeout(time * MS, latch.count_down()).await.is_ok();
@@ -230,7 +233,7 @@ async fn a_caller_that_leaves_changes_only_its_own_step() {
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_waits_and_lets_running_steps_count() {
     let backend = MemoryBackend::new();
-    let locks = Locks::new(backend);
+    let locks = Locks::new(backend, "bellwether");
     let latch = locks.latch("l");
     latch.set(2).await.unwrap();
     let waiter = waiting(&latch);
@@ -245,7 +248,7 @@ async fn a_shutdown_ends_waits_and_lets_running_steps_count() {
 
 #[tokio::test(start_paused = true)]
 async fn names_counts_and_times_are_checked() {
-    let locks = Locks::new(MemoryBackend::new());
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let latch = locks.latch("l");
     for count in [0, 10_001, u32::MAX] {
         assert_eq!(latch.set(count).await.unwrap_err().kind(), ErrorKind::InvalidConfig);

@@ -17,7 +17,7 @@ use crate::prelude::*;
 type Request = &'static str;
 
 fn cache(backend: &MemoryBackend) -> Cache<String> {
-    Cache::builder(backend.clone()).build().unwrap()
+    Cache::builder(backend.clone(), "bellwether").build().unwrap()
 }
 
 fn keyed(request: &Request) -> Option<Key> {
@@ -105,8 +105,10 @@ async fn a_call_without_callers_is_cancelled_if_configured() {
             self.0.store(true, Ordering::SeqCst);
         }
     }
-    let cache: Cache<String> =
-        Cache::builder(MemoryBackend::new()).when_abandoned(Abandoned::Cancel).build().unwrap();
+    let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "bellwether")
+        .when_abandoned(Abandoned::Cancel)
+        .build()
+        .unwrap();
     let told = dropped.clone();
     let service = BellwetherLayer::new(cache, keyed).layer(service_fn(move |_: Request| {
         let told = Told(told.clone());
@@ -257,8 +259,10 @@ async fn a_clone_is_made_ready_before_it_is_called() {
 
 #[tokio::test(start_paused = true)]
 async fn a_service_that_never_gets_ready_fails_at_the_load_limit() {
-    let cache: Cache<String> =
-        Cache::builder(MemoryBackend::new()).load_limit(Duration::from_secs(1)).build().unwrap();
+    let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "bellwether")
+        .load_limit(Duration::from_secs(1))
+        .build()
+        .unwrap();
     let (service, mut handle) = over_mock(cache);
     handle.allow(0);
     let error = service.oneshot("a").await.unwrap_err();

@@ -26,7 +26,7 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn process(backend: &MemoryBackend) -> Locks {
-    Locks::new(backend.clone())
+    Locks::new(backend.clone(), "bellwether")
 }
 
 /// Counts the leaders, and fails if there are two.
@@ -129,7 +129,7 @@ async fn a_candidate_that_is_dropped_hands_over_at_once() {
 async fn a_leader_of_a_majority_hands_over() {
     let (servers, office) = ([(); 3].map(|()| MemoryBackend::new()), Office::default());
     let (sender, mut terms) = unbounded_channel();
-    let candidate = || Redlock::new(servers.clone()).unwrap().leader("work");
+    let candidate = || Redlock::new(servers.clone(), "bellwether").unwrap().leader("work");
     let first = stands(candidate(), &office, &sender);
     let term = next(&mut terms).await;
     let second = stands(candidate(), &office, &sender);
@@ -231,7 +231,7 @@ async fn a_candidate_waits_through_an_outage() {
     let backend = Faulty::new(move |op| {
         (op == Op::Acquire).then(|| count.fetch_add(1, Ordering::Relaxed)).map(|_| Fault::Refuse)
     });
-    let candidate = Locks::new(backend.clone()).leader("work");
+    let candidate = Locks::new(backend.clone(), "bellwether").leader("work");
     let waits =
         tokio::spawn(async move { candidate.run(|term| async move { term.fence() }).await });
     sleep(600 * SECOND).await;

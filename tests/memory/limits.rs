@@ -39,7 +39,8 @@ async fn outage_memory_process() {
         return;
     }
     let faulty = Faulty::over(MemoryBackend::new(), |_| Some(Fault::Refuse));
-    let cache = Cache::<u32>::builder(faulty).ttl(TTL).outage_memory(LIMIT).build().unwrap();
+    let cache =
+        Cache::<u32>::builder(faulty, "bellwether").ttl(TTL).outage_memory(LIMIT).build().unwrap();
     let mut before = 0;
     for at in 0..50_000 {
         if at == 100 {

@@ -15,7 +15,7 @@ const LEASE: Duration = Duration::from_secs(10);
 
 fn two() -> (Locks, Locks) {
     let backend = MemoryBackend::new();
-    (Locks::new(backend.clone()), Locks::new(backend))
+    (Locks::new(backend.clone(), "bellwether"), Locks::new(backend, "bellwether"))
 }
 
 #[tokio::test(start_paused = true)]
@@ -25,7 +25,7 @@ async fn a_lock_has_one_holder_at_a_time_and_growing_fences() {
     let last = Arc::new(std::sync::Mutex::new(0));
     let tasks: Vec<_> = (0..40)
         .map(|_| {
-            let locks = Locks::new(backend.clone());
+            let locks = Locks::new(backend.clone(), "bellwether");
             let (inside, last) = (inside.clone(), last.clone());
             tokio::spawn(async move {
                 let guard = locks.mutex("m").lock().await.unwrap();
@@ -98,9 +98,9 @@ async fn a_loss_is_reported_before_the_next_holder_gets_in() {
     for fault in [Fault::Refuse, Fault::Hang] {
         let backend = MemoryBackend::new();
         let cut_off = Faulty::over(backend.clone(), move |op| (op == Op::Renew).then_some(fault));
-        let guard = Locks::new(cut_off).mutex("m").lease(LEASE).lock().await.unwrap();
+        let guard = Locks::new(cut_off, "bellwether").mutex("m").lease(LEASE).lock().await.unwrap();
         let next = tokio::spawn(async move {
-            let guard = Locks::new(backend).mutex("m").lock().await.unwrap();
+            let guard = Locks::new(backend, "bellwether").mutex("m").lock().await.unwrap();
             (Instant::now(), guard)
         });
         timeout(LEASE, guard.lost()).await.unwrap();
@@ -128,7 +128,8 @@ fn first_renewals_fail(mut failures: u32) -> Faulty {
 #[tokio::test(start_paused = true)]
 async fn a_failed_renewal_is_repeated_while_the_lease_lasts() {
     let faulty = first_renewals_fail(3);
-    let guard = Locks::new(faulty.clone()).mutex("m").lease(LEASE).lock().await.unwrap();
+    let guard =
+        Locks::new(faulty.clone(), "bellwether").mutex("m").lease(LEASE).lock().await.unwrap();
     sleep(5 * LEASE).await;
     assert!(!guard.is_lost());
     guard.unlock().await.unwrap();
@@ -142,7 +143,7 @@ async fn a_failed_renewal_is_repeated_while_the_lease_lasts() {
 #[tokio::test(start_paused = true)]
 async fn an_unlock_reports_a_known_loss() {
     let faulty = Faulty::new(|op| (op != Op::Acquire).then_some(Fault::Hang));
-    let guard = Locks::new(faulty).mutex("m").lease(LEASE).lock().await.unwrap();
+    let guard = Locks::new(faulty, "bellwether").mutex("m").lease(LEASE).lock().await.unwrap();
     guard.lost().await;
     assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
 }
@@ -153,8 +154,8 @@ async fn an_unlock_reports_a_known_loss() {
 async fn a_handover_outlives_failed_renewals() {
     let faulty = first_renewals_fail(3);
     let lease = Duration::from_secs(60);
-    let held = Locks::new(faulty.inner.clone()).fair_mutex("m").lock().await.unwrap();
-    let next = Locks::new(faulty.clone()).fair_mutex("m").lease(lease);
+    let held = Locks::new(faulty.inner.clone(), "bellwether").fair_mutex("m").lock().await.unwrap();
+    let next = Locks::new(faulty.clone(), "bellwether").fair_mutex("m").lease(lease);
     let waiting = tokio::spawn(async move { next.lock().await.unwrap() });
     // The waiter has registered before it asks.
     while faulty.count(Op::Acquire) < 1 {
@@ -177,7 +178,7 @@ async fn a_handover_outlives_failed_renewals() {
 #[tokio::test(start_paused = true)]
 async fn a_thousand_locks_are_renewed_together() {
     let faulty = Faulty::new(|_| None);
-    let locks = Locks::new(faulty.clone());
+    let locks = Locks::new(faulty.clone(), "bellwether");
     let mut guards = Vec::new();
     for n in 0..1000 {
         guards.push(locks.mutex(n).lease(LEASE).lock().await.unwrap());
@@ -205,7 +206,7 @@ async fn a_stuck_holder_loses_the_lock_at_its_hold_limit() {
 #[tokio::test(start_paused = true)]
 async fn a_grant_whose_answer_was_lost_is_recognised() {
     let faulty = Faulty::once(Op::Acquire, Fault::LoseReply);
-    let guard = Locks::new(faulty).mutex("m").lease(LEASE).lock().await.unwrap();
+    let guard = Locks::new(faulty, "bellwether").mutex("m").lease(LEASE).lock().await.unwrap();
     assert!(!guard.is_lost());
     guard.unlock().await.unwrap();
 }
@@ -216,10 +217,10 @@ async fn an_acquisition_that_is_dropped_is_undone() {
     for (fault, within) in [(Fault::LoseReply, 10 * MS), (Fault::Late(50 * MS), LEASE + 100 * MS)] {
         let backend = MemoryBackend::new();
         let faulty = Faulty::over(backend.clone(), move |op| (op == Op::Acquire).then_some(fault));
-        let mutex = Locks::new(faulty).mutex("m").lease(LEASE);
+        let mutex = Locks::new(faulty, "bellwether").mutex("m").lease(LEASE);
         assert!(timeout(30 * MS, mutex.lock()).await.is_err());
         let begun = Instant::now();
-        drop(Locks::new(backend).mutex("m").lock().await.unwrap());
+        drop(Locks::new(backend, "bellwether").mutex("m").lock().await.unwrap());
         assert!(begun.elapsed() <= within, "{fault:?}: {:?}", begun.elapsed());
     }
 }
@@ -233,7 +234,7 @@ async fn a_failed_release_is_reported_and_repeated() {
             Fault::Refuse
         })
     });
-    let locks = Locks::new(faulty);
+    let locks = Locks::new(faulty, "bellwether");
     let guard = locks.mutex("m").lease(LEASE).lock().await.unwrap();
     assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Backend);
     let begun = Instant::now();
@@ -244,7 +245,7 @@ async fn a_failed_release_is_reported_and_repeated() {
 #[tokio::test(start_paused = true)]
 async fn a_release_whose_caller_leaves_still_happens() {
     let faulty = Faulty::new(|op| (op == Op::Release).then_some(Fault::Late(20 * MS)));
-    let locks = Locks::new(faulty);
+    let locks = Locks::new(faulty, "bellwether");
     let guard = locks.mutex("m").lease(LEASE).lock().await.unwrap();
     assert!(timeout(5 * MS, guard.unlock()).await.is_err());
     let begun = Instant::now();
@@ -254,7 +255,7 @@ async fn a_release_whose_caller_leaves_still_happens() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failing_backend_is_an_error_with_its_source() {
-    let locks = Locks::new(Faulty::new(|_| Some(Fault::Refuse)));
+    let locks = Locks::new(Faulty::new(|_| Some(Fault::Refuse)), "bellwether");
     let begun = Instant::now();
     assert_eq!(locks.mutex("m").try_lock().await.unwrap_err().kind(), ErrorKind::Backend);
     assert_eq!(begun.elapsed(), Duration::ZERO);
@@ -287,14 +288,14 @@ async fn a_shutdown_ends_waits_and_starts_nothing() {
 #[tokio::test(start_paused = true)]
 async fn names_namespaces_and_settings_are_checked() {
     let backend = MemoryBackend::new();
-    let locks = Locks::new(backend.clone());
-    let other = Locks::new(backend).namespace("other");
+    let locks = Locks::new(backend.clone(), "bellwether");
+    let other = Locks::new(backend, "other");
     let _guard = locks.mutex("{m}").lock().await.unwrap();
     assert!(other.mutex("{m}").try_lock().await.unwrap().is_some());
     for name in [String::new(), "n".repeat(513)] {
         assert_eq!(locks.mutex(name).lock().await.unwrap_err().kind(), ErrorKind::InvalidKey);
     }
-    let elsewhere = locks.clone().namespace("a b");
+    let elsewhere = Locks::new(MemoryBackend::new(), "a b");
     for outcome in [
         elsewhere.mutex("m").is_locked().await.map(drop),
         elsewhere.several(["m"]).try_lock().await.map(drop),
@@ -319,7 +320,7 @@ async fn names_namespaces_and_settings_are_checked() {
 
 #[tokio::test(start_paused = true)]
 async fn endless_durations_do_not_panic() {
-    let locks = Locks::new(MemoryBackend::new());
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let mutex = locks
         .mutex("m")
         .wait_limit(Duration::MAX)
@@ -362,9 +363,9 @@ async fn a_lock_reported_as_lost_is_not_released_as_held() {
 async fn a_try_that_arrives_after_the_unlock_is_undone() {
     let mut astray = Some(Fault::Astray(400 * MS));
     let faulty = Faulty::new(move |op| if op == Op::Acquire { astray.take() } else { None });
-    let others = Locks::new(faulty.inner.clone());
+    let others = Locks::new(faulty.inner.clone(), "bellwether");
     let begun = Instant::now();
-    let guard = Locks::new(faulty).mutex("m").lease(LEASE).lock().await.unwrap();
+    let guard = Locks::new(faulty, "bellwether").mutex("m").lease(LEASE).lock().await.unwrap();
     guard.unlock().await.unwrap();
     assert!(begun.elapsed() < 400 * MS, "the first try has arrived already");
     sleep((401 * MS).saturating_sub(begun.elapsed())).await;
@@ -378,9 +379,9 @@ async fn a_try_that_arrives_after_the_unlock_is_undone() {
 async fn a_try_that_arrives_after_the_release_of_its_permit_is_undone() {
     let mut astray = Some(Fault::Astray(400 * MS));
     let faulty = Faulty::new(move |op| if op == Op::Acquire { astray.take() } else { None });
-    let others = Locks::new(faulty.inner.clone()).permits("s", 1);
+    let others = Locks::new(faulty.inner.clone(), "bellwether").permits("s", 1);
     let begun = Instant::now();
-    let permits = Locks::new(faulty).permits("s", 1).lease(LEASE);
+    let permits = Locks::new(faulty, "bellwether").permits("s", 1).lease(LEASE);
     let id = permits.acquire().await.unwrap();
     assert!(permits.release(id).await.unwrap());
     assert!(begun.elapsed() < 400 * MS, "the first try has arrived already");
@@ -452,7 +453,7 @@ fn waiting(locks: &Locks, order: &Arc<std::sync::Mutex<Vec<usize>>>, n: usize) -
 #[tokio::test(start_paused = true)]
 async fn the_callers_of_one_process_are_served_in_order_and_one_contends() {
     let faulty = Faulty::new(|_| None);
-    let locks = Locks::new(faulty.clone());
+    let locks = Locks::new(faulty.clone(), "bellwether");
     let order = Arc::default();
     let mut tasks = Vec::new();
     for n in 0..10 {
@@ -505,7 +506,7 @@ async fn a_caller_that_leaves_the_local_queue_delays_no_other() {
 #[tokio::test(start_paused = true)]
 async fn a_waiter_of_a_redlock_that_is_not_polled_delays_no_other() {
     let servers = [(); 3].map(|()| MemoryBackend::new());
-    let [here, there] = [(); 2].map(|()| Redlock::new(servers.clone()).unwrap());
+    let [here, there] = [(); 2].map(|()| Redlock::new(servers.clone(), "bellwether").unwrap());
     for locks in [&here, &there] {
         let held = here.mutex("m").lock().await.unwrap();
         let mutex = locks.mutex("m");
@@ -535,7 +536,7 @@ async fn a_holder_that_lost_the_lock_does_not_block_its_own_process() {
 async fn a_pass_whose_answer_is_lost_orphans_nothing() {
     for fault in [Fault::LoseReply, Fault::Hang, Fault::Refuse] {
         let faulty = Faulty::once(Op::Pass, fault);
-        let locks = Locks::new(faulty);
+        let locks = Locks::new(faulty, "bellwether");
         let first = locks.mutex("m").lease(LEASE).lock().await.unwrap();
         let second = tokio::spawn({
             let mutex = locks.mutex("m").lease(LEASE);
@@ -557,7 +558,7 @@ async fn a_pass_to_a_caller_that_leaves_meanwhile_orphans_nothing() {
     for fault in [Fault::LoseReply, Fault::Hang, Fault::Late(50 * MS)] {
         for by_its_limit in [false, true] {
             let faulty = Faulty::once(Op::Pass, fault);
-            let locks = Locks::new(faulty.clone());
+            let locks = Locks::new(faulty.clone(), "bellwether");
             let first = locks.mutex("m").lock().await.unwrap();
             let limit = Duration::from_millis(if by_its_limit { 20 } else { 10_000 });
             let second = tokio::spawn({
@@ -609,8 +610,8 @@ async fn a_refused_upgrade_reports_a_lost_lease() {
 async fn a_refused_upgrade_reports_an_unanswered_renewal() {
     let unanswered = |op| (op == Op::Renew).then_some(Fault::LoseReply);
     let memory = MemoryBackend::new();
-    let there = Locks::new(memory.clone());
-    let here = Locks::new(Faulty::over(memory, unanswered));
+    let there = Locks::new(memory.clone(), "bellwether");
+    let here = Locks::new(Faulty::over(memory, unanswered), "bellwether");
     let other = there.rw_lock("m").read().await.unwrap();
     let reader = here.rw_lock("m").read().await.unwrap();
     assert_eq!(reader.try_upgrade().await.unwrap_err().kind(), ErrorKind::Backend);
@@ -621,7 +622,7 @@ async fn a_refused_upgrade_reports_an_unanswered_renewal() {
 /// The first try begins the lease, and its reply is lost. The second one only tells of it.
 #[tokio::test(start_paused = true)]
 async fn a_downgrade_counts_its_lease_from_its_first_try() {
-    let locks = Locks::new(Faulty::once(Op::Pass, Fault::LoseReply));
+    let locks = Locks::new(Faulty::once(Op::Pass, Fault::LoseReply), "bellwether");
     let lock = locks.rw_lock("m").lease(LEASE).fixed_lease();
     let writer = lock.write().await.unwrap();
     let begun = Instant::now();
@@ -637,7 +638,7 @@ async fn a_downgrade_counts_its_lease_from_its_first_try() {
 async fn releases_wait_for_no_turn() {
     const SHORT: Duration = Duration::from_millis(500);
     let slow = Faulty::new(|op| (op == Op::Release).then_some(Fault::Late(50 * MS)));
-    let locks = Locks::new(slow);
+    let locks = Locks::new(slow, "bellwether");
     let mut guards = Vec::new();
     for at in 0..5000 {
         guards.push(locks.mutex(format!("m{at}")).lease(SHORT).lock().await.unwrap());
@@ -659,7 +660,7 @@ async fn releases_wait_for_no_turn() {
 #[tokio::test(start_paused = true)]
 async fn an_error_names_the_lock_and_what_ended_the_wait() {
     let (limit, once) = (200 * MS, Retry::never());
-    let locks = Locks::new(MemoryBackend::new()).namespace("shop");
+    let locks = Locks::new(MemoryBackend::new(), "shop");
     let mutex = locks.mutex("{held}").wait_limit(limit);
     let held = mutex.lock().await.unwrap();
     let error = mutex.lock().await.unwrap_err();

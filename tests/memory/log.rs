@@ -73,13 +73,14 @@ fn collect() -> (Lines, (tracing::Dispatch, tracing::subscriber::DefaultGuard)) 
 async fn the_log_has_the_error_of_the_codec() {
     let (lines, _collecting) = collect();
     let backend = MemoryBackend::new();
-    let words: Cache<String> = Cache::builder(backend.clone()).build().unwrap();
-    let numbers: Cache<f64> = Cache::builder(backend.clone()).build().unwrap();
+    let words: Cache<String> = Cache::builder(backend.clone(), "bellwether").build().unwrap();
+    let numbers: Cache<f64> = Cache::builder(backend.clone(), "bellwether").build().unwrap();
     words.insert("k", &"seven".to_owned()).await.unwrap();
     assert_eq!(numbers.get("k").await.unwrap(), None);
     let logged = lines.with("an entry cannot be decoded");
     assert!(logged.len() == 1 && logged[0].contains("invalid type: string"), "{logged:?}");
-    let newer: Cache<String> = Cache::builder(backend).schema(0).codec(Text).build().unwrap();
+    let newer: Cache<String> =
+        Cache::builder(backend, "bellwether").schema(0).codec(Text).build().unwrap();
     assert_eq!(newer.get("k").await.unwrap(), None);
     let logged = lines.with("another schema or codec");
     assert_eq!(logged.len(), 1, "{logged:?}");
@@ -109,7 +110,7 @@ impl bellwether::cache::Codec<String> for Text {
 async fn the_end_of_a_load_is_logged_with_its_time_and_outcome() {
     let (lines, _collecting) = collect();
     let cache: Cache<u32> =
-        Cache::builder(MemoryBackend::new()).load_limit(MS * 30).build().unwrap();
+        Cache::builder(MemoryBackend::new(), "bellwether").load_limit(MS * 30).build().unwrap();
     let load = async |key: &'static str, time: Duration, is_good: bool| {
         let load = cache.get_or_load(key, move |_| async move {
             sleep(time).await;
@@ -142,7 +143,7 @@ async fn the_end_of_a_load_is_logged_with_its_time_and_outcome() {
 async fn the_end_of_an_outage_is_logged_with_its_time_and_its_requests() {
     let (lines, _collecting) = collect();
     let faulty = Faulty::over(MemoryBackend::new(), |_| None);
-    let cache: Cache<u32> = Cache::builder(faulty.clone()).build().unwrap();
+    let cache: Cache<u32> = Cache::builder(faulty.clone(), "bellwether").build().unwrap();
     let load = async || cache.get_or_load("k", |_| async { Ok::<_, BoxError>(7) }).await.unwrap();
     faulty.plan(|_| Some(Fault::Refuse));
     for _ in 0..5 {
@@ -163,7 +164,7 @@ async fn the_end_of_an_outage_is_logged_with_its_time_and_its_requests() {
 async fn an_outage_is_told_at_its_begin_each_minute_and_at_its_end() {
     let (lines, _collecting) = collect();
     let faulty = Faulty::over(MemoryBackend::new(), |_| None);
-    let cache: Cache<u32> = Cache::builder(faulty.clone()).build().unwrap();
+    let cache: Cache<u32> = Cache::builder(faulty.clone(), "bellwether").build().unwrap();
     let load = async || cache.get_or_load("k", |_| async { Ok::<_, BoxError>(7) }).await.unwrap();
     faulty.plan(|_| Some(Fault::Refuse));
     for _ in 0..190 {
@@ -186,7 +187,7 @@ async fn an_outage_is_told_at_its_begin_each_minute_and_at_its_end() {
 async fn a_life_shorter_than_the_load_is_advised_against_once() {
     let (lines, _collecting) = collect();
     for (namespace, ttl, advised) in [("short-lived", 10 * MS, 1), ("long-lived", 90 * MS, 0)] {
-        let builder = Cache::builder(MemoryBackend::new()).namespace(namespace).ttl(ttl);
+        let builder = Cache::builder(MemoryBackend::new(), namespace).ttl(ttl);
         let cache: Cache<u32> = builder.build().unwrap();
         for key in ["k", "l"] {
             let load = async || {
@@ -205,7 +206,7 @@ async fn a_life_shorter_than_the_load_is_advised_against_once() {
 #[tokio::test(start_paused = true)]
 async fn a_fixed_lease_that_is_usually_too_short_is_advised_against_once() {
     let (lines, _collecting) = collect();
-    let locks = Locks::new(MemoryBackend::new());
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let hold = async |mutex: Lock, time: Duration| {
         let guard = mutex.lease(30 * MS).lock().await.unwrap();
         sleep(time).await;
@@ -226,7 +227,7 @@ fn two_types_in_one_namespace_are_advised_against_once() {
     let (lines, _collecting) = collect();
     let builder = |namespace: &str| {
         let backend = RedisBackend::open("redis://127.0.0.1/").unwrap();
-        Cache::builder(backend).namespace(namespace)
+        Cache::builder(backend, namespace)
     };
     for _ in 0..2 {
         let _: Cache<u32> = builder("two-types").build().unwrap();
@@ -234,10 +235,12 @@ fn two_types_in_one_namespace_are_advised_against_once() {
     }
     assert_eq!(lines.with("share a namespace").len(), 0);
     for _ in 0..2 {
-        let _ = Cache::<String>::builder(RedisBackend::open("redis://127.0.0.1/").unwrap())
-            .namespace("two-types")
-            .build()
-            .unwrap();
+        let _ = Cache::<String>::builder(
+            RedisBackend::open("redis://127.0.0.1/").unwrap(),
+            "two-types",
+        )
+        .build()
+        .unwrap();
     }
     let logged = lines.with("share a namespace");
     assert!(logged.len() == 1 && logged[0].contains("two-types"), "{logged:?}");

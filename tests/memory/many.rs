@@ -41,7 +41,7 @@ impl Calls {
 type Made = Result<HashMap<u64, u64>, BoxError>;
 
 fn cache(backend: impl Store) -> Cache<u64> {
-    Cache::builder(backend).namespace("many").build().unwrap()
+    Cache::builder(backend, "many").build().unwrap()
 }
 
 fn key(id: &u64) -> String {
@@ -254,7 +254,7 @@ async fn ids_that_a_dead_process_led_are_loaded_when_its_leases_end() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_of_the_loader_takes_one_permit_and_nested_calls_none() {
-    let builder = Cache::<u64>::builder(MemoryBackend::new()).max_loads(1);
+    let builder = Cache::<u64>::builder(MemoryBackend::new(), "bellwether").max_loads(1);
     let (cache, calls) = (builder.wait_limit(900 * MS).build().unwrap(), Calls::default());
     let slow = cache.request("slow").load(|_| async {
         sleep(100 * MS).await;
@@ -289,7 +289,8 @@ async fn a_call_of_the_loader_takes_one_permit_and_nested_calls_none() {
 /// A batch waits for a permit that a loader has, which then waits for a key of the batch.
 #[tokio::test(start_paused = true)]
 async fn a_loader_that_waits_for_a_batch_lends_it_no_deadlock() {
-    let cache = Cache::<u64>::builder(MemoryBackend::new()).max_loads(1).build().unwrap();
+    let cache =
+        Cache::<u64>::builder(MemoryBackend::new(), "bellwether").max_loads(1).build().unwrap();
     let (inner, calls) = (cache.clone(), Calls::default());
     let never = |_| async { Err::<u64, _>(BoxError::from("the batch leads")) };
     let outer = tokio::spawn(cache.request("outer").load(move |_| async move {
@@ -324,7 +325,7 @@ async fn a_loader_that_asks_for_a_key_of_its_batch_loads_it_for_itself() {
 async fn a_call_that_is_dropped_gives_back_each_lease_or_goes_on() {
     for abandoned in [Abandoned::Cancel, Abandoned::Finish] {
         let (backend, calls) = (MemoryBackend::new(), Calls::default());
-        let builder = Cache::<u64>::builder(backend.clone()).namespace("many");
+        let builder = Cache::<u64>::builder(backend.clone(), "many");
         let here = builder.when_abandoned(abandoned).build().unwrap();
         let call = here.get_or_load_many(0..20, key, calls.loader(50 * MS));
         timeout(10 * MS, call).await.expect_err("the load takes longer");
@@ -345,7 +346,7 @@ async fn a_call_that_is_dropped_gives_back_each_lease_or_goes_on() {
 #[tokio::test(start_paused = true)]
 async fn a_loader_is_told_of_the_keys_that_nobody_waits_for() {
     let backend = MemoryBackend::new();
-    let here = Cache::<u64>::builder(backend.clone()).namespace("many");
+    let here = Cache::<u64>::builder(backend.clone(), "many");
     let here = here.when_abandoned(Abandoned::Cancel).build().unwrap();
     let there = cache(backend);
     let told = Arc::<Mutex<Vec<u64>>>::default();
@@ -406,7 +407,7 @@ async fn a_call_that_is_no_longer_polled_blocks_nobody() {
 
 #[tokio::test(start_paused = true)]
 async fn stale_values_are_served_at_once_and_refreshed_together() {
-    let builder = Cache::<u64>::builder(MemoryBackend::new()).ttl(100 * MS);
+    let builder = Cache::<u64>::builder(MemoryBackend::new(), "bellwether").ttl(100 * MS);
     let cache = builder.stale_while_revalidate(60_000 * MS).build().unwrap();
     let calls = Calls::default();
     for id in 0..30 {

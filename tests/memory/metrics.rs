@@ -66,7 +66,7 @@ async fn traffic(cache: &Cache<u64>, locks: &Locks) {
 
 /// Waits for a load and for a lock of another process, and is woken at the end of each.
 async fn wake_ups(cache: &Cache<u64>, locks: &Locks, backend: &MemoryBackend) {
-    let other: Cache<u64> = Cache::builder(backend.clone()).build().unwrap();
+    let other: Cache<u64> = Cache::builder(backend.clone(), "bellwether").build().unwrap();
     let load = other.get_or_load("w", |_| async {
         sleep(SECOND).await;
         Ok::<_, BoxError>(17)
@@ -77,7 +77,7 @@ async fn wake_ups(cache: &Cache<u64>, locks: &Locks, backend: &MemoryBackend) {
     };
     let (loaded, received) = tokio::join!(load, receives);
     assert_eq!((loaded.unwrap(), received.unwrap()), (17, 17));
-    let held = Locks::new(backend.clone()).mutex("w").lock().await.unwrap();
+    let held = Locks::new(backend.clone(), "bellwether").mutex("w").lock().await.unwrap();
     let releases = async {
         sleep(SECOND).await;
         held.unlock().await.unwrap();
@@ -93,9 +93,9 @@ async fn each_metric_is_published_and_told_by_its_page() {
     let snapshotter = recorder.snapshotter();
     let _recording = metrics::set_default_local_recorder(&recorder);
     let backend = MemoryBackend::new();
-    let builder = Cache::builder(backend.clone()).local(LocalTier::default());
+    let builder = Cache::builder(backend.clone(), "bellwether").local(LocalTier::default());
     let cache: Cache<u64> = builder.build().unwrap();
-    let locks = Locks::new(backend.clone());
+    let locks = Locks::new(backend.clone(), "bellwether");
     tokio::spawn(cache.publish_metrics("products"));
     tokio::spawn(locks.publish_metrics("shop"));
     sleep(SECOND).await;
@@ -143,8 +143,8 @@ async fn each_metric_is_published_and_told_by_its_page() {
 
 #[tokio::test(start_paused = true)]
 async fn what_publishes_ends_with_its_cache() {
-    let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build().unwrap();
-    let locks = Locks::new(MemoryBackend::new());
+    let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let of_cache = tokio::spawn(cache.publish_metrics("products"));
     let of_locks = tokio::spawn(locks.publish_metrics("shop"));
     let clone = cache.clone();

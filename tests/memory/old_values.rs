@@ -18,7 +18,11 @@ fn build(builder: Builder<u64>) -> Cache<u64> {
 fn fleet() -> (Cache<u64>, Cache<u64>, Faulty) {
     let backend = MemoryBackend::new();
     let faulty = Faulty::over(backend.clone(), |_| None);
-    (build(Cache::builder(faulty.clone())), build(Cache::builder(backend)), faulty)
+    (
+        build(Cache::builder(faulty.clone(), "bellwether")),
+        build(Cache::builder(backend, "bellwether")),
+        faulty,
+    )
 }
 
 /// A loader that asks whether there is anything new, which takes a while. There is not.

@@ -25,7 +25,7 @@ impl Scene {
 
     fn with(set: impl Fn(Builder<usize>) -> Builder<usize>) -> Self {
         let faulty = Faulty::over(MemoryBackend::new(), |_| None);
-        let builder = Cache::builder(faulty.clone()).ttl(TTL).outage_memory(1 << 20);
+        let builder = Cache::builder(faulty.clone(), "bellwether").ttl(TTL).outage_memory(1 << 20);
         let cache = set(builder).build().unwrap();
         Self { faulty, cache, loads: Arc::default(), fails: Arc::default() }
     }
@@ -318,7 +318,7 @@ async fn no_act_on_a_value_that_was_seen_is_undone() {
 /// Another process over the same backend, which is never away for it.
 fn other(scene: &Scene) -> Cache<usize> {
     let backend = scene.faulty.inner.clone();
-    stale(Cache::builder(backend).ttl(TTL)).build().unwrap()
+    stale(Cache::builder(backend, "bellwether").ttl(TTL)).build().unwrap()
 }
 
 /// A look has told this process that another one has removed or replaced the value.

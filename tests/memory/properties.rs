@@ -514,7 +514,7 @@ fn play(
             _ => Some(Fault::Late(rng.u32(0..60) * MS)),
         });
         let cache = || {
-            Cache::builder(faulty.clone())
+            Cache::builder(faulty.clone(), "bellwether")
                 .ttl(120 * MS)
                 .lease(400 * MS)
                 .load_limit(LOAD_LIMIT)

@@ -25,7 +25,7 @@ fn kind<T>(result: Result<T, Error>) -> ErrorKind {
 #[tokio::test(start_paused = true)]
 async fn the_last_guard_releases_the_lease() {
     let faulty = Faulty::new(|_| None);
-    let locks = Locks::new(faulty.clone());
+    let locks = Locks::new(faulty.clone(), "bellwether");
     let mutex = locks.reentrant_mutex("m").lease(LEASE);
     let holder = mutex.holder();
     let first = holder.lock().await.unwrap();
@@ -58,7 +58,8 @@ async fn the_last_guard_releases_the_lease() {
 #[tokio::test(start_paused = true)]
 async fn holders_exclude_each_other_and_the_mutex_of_that_name() {
     let backend = MemoryBackend::new();
-    let (here, there) = (Locks::new(backend.clone()), Locks::new(backend));
+    let (here, there) =
+        (Locks::new(backend.clone(), "bellwether"), Locks::new(backend, "bellwether"));
     let mutex = here.reentrant_mutex("m");
     let (one, another) = (mutex.holder(), mutex.holder());
     let elsewhere = there.reentrant_mutex("m").holder();
@@ -86,7 +87,7 @@ async fn holders_exclude_each_other_and_the_mutex_of_that_name() {
 #[tokio::test(start_paused = true)]
 async fn tasks_of_a_holder_share_an_acquisition_that_survives_a_leaver() {
     let faulty = Faulty::new(|_| None);
-    let locks = Locks::new(faulty.clone());
+    let locks = Locks::new(faulty.clone(), "bellwether");
     for leaver in [0, 1] {
         let holder = locks.reentrant_mutex("m").holder();
         let stranger = locks.mutex("m").lock().await.unwrap();
@@ -120,7 +121,7 @@ async fn tasks_of_a_holder_share_an_acquisition_that_survives_a_leaver() {
 #[tokio::test(start_paused = true)]
 async fn tasks_of_a_holder_are_served_together() {
     let faulty = Faulty::new(|op| (op == Op::Acquire).then_some(Fault::Late(20 * MS)));
-    let locks = Locks::new(faulty.clone());
+    let locks = Locks::new(faulty.clone(), "bellwether");
     let holder = locks.reentrant_mutex("m").holder();
     let tasks: Vec<_> = (0..50).map(|_| locking(&holder)).collect();
     let tried = holder.try_lock().await;
@@ -138,7 +139,7 @@ async fn tasks_of_a_holder_are_served_together() {
     sleep(5 * MS).await;
     tasks.iter().for_each(JoinHandle::abort);
     let begun = Instant::now();
-    drop(Locks::new(faulty.inner).mutex("m").lock().await.unwrap());
+    drop(Locks::new(faulty.inner, "bellwether").mutex("m").lock().await.unwrap());
     assert!(begun.elapsed() < LEASE + 100 * MS);
 }
 
@@ -146,7 +147,7 @@ async fn tasks_of_a_holder_are_served_together() {
 /// itself.
 #[tokio::test(start_paused = true)]
 async fn each_task_of_a_holder_keeps_its_own_wait_limit() {
-    let locks = Locks::new(MemoryBackend::new());
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let _other = locks.mutex("m").lock().await.unwrap();
     let holder = locks.reentrant_mutex("m").wait_limit(700 * MS).holder();
     let begun = Instant::now();
@@ -161,8 +162,8 @@ async fn each_task_of_a_holder_keeps_its_own_wait_limit() {
     assert!(elapsed >= 1200 * MS && elapsed < 1210 * MS, "{elapsed:?}");
     // A task that joins a try without waiting still waits.
     let faulty = Faulty::new(|op| (op == Op::Acquire).then_some(Fault::Late(20 * MS)));
-    let held = Locks::new(faulty.inner.clone()).mutex("m").lock().await.unwrap();
-    let holder = Locks::new(faulty).reentrant_mutex("m").holder();
+    let held = Locks::new(faulty.inner.clone(), "bellwether").mutex("m").lock().await.unwrap();
+    let holder = Locks::new(faulty, "bellwether").reentrant_mutex("m").holder();
     let (tried, waited) = tokio::join!(holder.try_lock(), async {
         let waiting = locking(&holder);
         sleep(100 * MS).await;
@@ -176,7 +177,8 @@ async fn each_task_of_a_holder_keeps_its_own_wait_limit() {
 #[tokio::test(start_paused = true)]
 async fn a_loss_is_reported_by_every_guard_and_not_joined() {
     let faulty = Faulty::new(|op| (op == Op::Renew).then_some(Fault::Refuse));
-    let holder = Locks::new(faulty.clone()).reentrant_mutex("m").lease(LEASE).holder();
+    let holder =
+        Locks::new(faulty.clone(), "bellwether").reentrant_mutex("m").lease(LEASE).holder();
     let old: Vec<_> = [holder.lock().await.unwrap(), holder.lock().await.unwrap()].into();
     let cloned = old[0].clone();
     for guard in old.iter().chain([&cloned]) {
@@ -199,11 +201,11 @@ async fn a_loss_is_reported_by_every_guard_and_not_joined() {
 #[tokio::test(start_paused = true)]
 async fn a_lease_ended_from_outside_is_acquired_anew() {
     let backend = MemoryBackend::new();
-    let mutex = Locks::new(backend.clone()).reentrant_mutex("m").lease(LEASE);
+    let mutex = Locks::new(backend.clone(), "bellwether").reentrant_mutex("m").lease(LEASE);
     let holder = mutex.holder();
     let guard = holder.lock().await.unwrap();
     assert_eq!(mutex.expires_in().await.unwrap(), Some(LEASE));
-    assert!(Locks::new(backend).reentrant_mutex("m").force_unlock().await.unwrap());
+    assert!(Locks::new(backend, "bellwether").reentrant_mutex("m").force_unlock().await.unwrap());
     assert_eq!(kind(guard.renew().await), ErrorKind::Lost);
     let anew = holder.lock().await.unwrap();
     assert!(anew.fence() > guard.fence());
@@ -214,7 +216,7 @@ async fn a_lease_ended_from_outside_is_acquired_anew() {
 /// A strategy is foreign code.
 #[tokio::test(start_paused = true)]
 async fn a_strategy_that_panics_is_an_error_for_each_caller() {
-    let locks = Locks::new(MemoryBackend::new());
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let other = locks.mutex("m").lock().await.unwrap();
     let broken = || iter::from_fn(|| -> Option<Duration> { panic!("the strategy panicked") });
     let holder = locks.reentrant_mutex("m").retry(broken).holder();
@@ -228,7 +230,7 @@ async fn a_strategy_that_panics_is_an_error_for_each_caller() {
 
 #[tokio::test(start_paused = true)]
 async fn bad_settings_bad_names_and_shutdown_are_errors() {
-    let locks = Locks::new(MemoryBackend::new());
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let invalid = locks.reentrant_mutex("m").lease(Duration::ZERO).holder();
     assert_eq!(kind(invalid.lock().await), ErrorKind::InvalidConfig);
     assert_eq!(kind(locks.reentrant_mutex("").holder().try_lock().await), ErrorKind::InvalidKey);
@@ -250,7 +252,7 @@ async fn bad_settings_bad_names_and_shutdown_are_errors() {
 /// hold the mutex together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn holders_exclude_each_other_on_many_threads() {
-    let locks = Locks::new(MemoryBackend::new());
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let inside = Arc::new([const { std::sync::atomic::AtomicUsize::new(0) }; 2]);
     let mut tasks = Vec::new();
     for one in 0..2 {

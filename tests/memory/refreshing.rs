@@ -45,7 +45,7 @@ impl Origin {
 fn fleet<const N: usize>(with: impl Fn(Builder<u64>) -> Builder<u64>) -> [Cache<u64>; N] {
     let backend = MemoryBackend::new();
     [(); N].map(|()| {
-        let builder = Cache::builder(backend.clone()).ttl(TTL).stale_if_error(WINDOW);
+        let builder = Cache::builder(backend.clone(), "bellwether").ttl(TTL).stale_if_error(WINDOW);
         with(builder).build().unwrap()
     })
 }
@@ -163,7 +163,7 @@ async fn a_refresh_has_until_the_deadline_of_a_shutdown() {
 #[tokio::test(start_paused = true)]
 async fn a_refresh_needs_a_backend_that_answers() {
     let faulty = Faulty::new(|op| (op == Op::Supersede).then_some(Fault::Refuse));
-    let cache: Cache<u64> = Cache::builder(faulty).build().unwrap();
+    let cache: Cache<u64> = Cache::builder(faulty, "bellwether").build().unwrap();
     let origin = Origin::default();
     let error = cache.refresh("k", origin.loader()).await.unwrap_err();
     assert_eq!((error.kind(), origin.asked()), (ErrorKind::Backend, 0));
@@ -256,7 +256,7 @@ async fn a_value_that_may_not_be_served_is_not_served_after_the_limit() {
 /// Returns an impatient cache with a value that may stand in, and whose reads take a while.
 async fn with_an_old_value() -> (Cache<u64>, Origin) {
     let faulty = Faulty::new(|_| None);
-    let builder = Cache::builder(faulty.clone()).ttl(TTL).stale_if_error(WINDOW);
+    let builder = Cache::builder(faulty.clone(), "bellwether").ttl(TTL).stale_if_error(WINDOW);
     let cache: Cache<u64> = builder.serve_stale_after(LIMIT).build().unwrap();
     let origin = Origin::default();
     cache.insert("k", &100).await.unwrap();
@@ -313,7 +313,8 @@ async fn the_jitter_is_a_part_of_any_time_to_live() {
     let kept = cache.remaining("k").await.unwrap().unwrap();
     assert!(kept >= 2 * TTL && kept <= 4 * TTL, "{kept:?}");
     for part in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
-        let built = Cache::<u64>::builder(MemoryBackend::new()).ttl_jitter(part).build();
+        let built =
+            Cache::<u64>::builder(MemoryBackend::new(), "bellwether").ttl_jitter(part).build();
         assert_eq!(built.unwrap_err().kind(), ErrorKind::InvalidConfig);
     }
 }

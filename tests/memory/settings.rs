@@ -40,7 +40,7 @@ fn a_strategy_of_zero_does_not_spin() {
     for retry in [Retry::fixed(Duration::ZERO), Retry::exponential(Duration::ZERO, Duration::MAX)] {
         let case = async {
             let backend = Faulty::new(|_| None);
-            let locks = Locks::new(backend.clone());
+            let locks = Locks::new(backend.clone(), "bellwether");
             let _held = locks.mutex("m").lock().await.unwrap();
             let waiter = locks.mutex("m").wait_limit(Duration::from_secs(1)).retry(retry);
             prop_assert_eq!(waiter.lock().await.unwrap_err().kind(), ErrorKind::NotAcquired);

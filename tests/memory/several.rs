@@ -38,9 +38,9 @@ async fn are_free(locks: &Locks, names: &[&str]) -> bool {
 #[tokio::test(start_paused = true)]
 async fn several_locks_are_acquired_all_or_none_each_with_its_fence() {
     let backend = MemoryBackend::new();
-    let others = Locks::new(backend.clone());
+    let others = Locks::new(backend.clone(), "bellwether");
     {
-        let locks = Locks::new(counted(&backend));
+        let locks = Locks::new(counted(&backend), "bellwether");
         let before = locked(&others, "b").await;
         let begun = Instant::now();
         assert!(locks.several(NAMES).try_lock().await.unwrap().is_none());
@@ -71,8 +71,8 @@ async fn several_locks_are_acquired_all_or_none_each_with_its_fence() {
 #[tokio::test(start_paused = true)]
 async fn a_waiter_for_several_holds_the_names_before_and_is_woken_by_pushes() {
     let backend = MemoryBackend::new();
-    let others = Locks::new(backend.clone());
-    let locks = Locks::new(counted(&backend));
+    let others = Locks::new(backend.clone(), "bellwether");
+    let locks = Locks::new(counted(&backend), "bellwether");
     let (b, c) = (locked(&others, "b").await, locked(&others, "c").await);
     let waiting = taking(&locks, ["c", "b", "a"]);
     sleep(30 * LEASE).await;
@@ -90,10 +90,11 @@ async fn a_waiter_for_several_holds_the_names_before_and_is_woken_by_pushes() {
 #[tokio::test(start_paused = true)]
 async fn a_wait_ends_at_its_limit_and_names_the_held_lock() {
     let backend = MemoryBackend::new();
-    let others = Locks::new(backend.clone());
+    let others = Locks::new(backend.clone(), "bellwether");
     let _held = locked(&others, "b").await;
     {
-        let several = Locks::new(counted(&backend)).several(NAMES).wait_limit(700 * MS);
+        let several =
+            Locks::new(counted(&backend), "bellwether").several(NAMES).wait_limit(700 * MS);
         let begun = Instant::now();
         let error = several.lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotAcquired);
@@ -112,10 +113,11 @@ async fn a_wait_ends_at_its_limit_and_names_the_held_lock() {
 async fn a_dead_holders_lease_is_waited_out() {
     let backend = MemoryBackend::new();
     {
-        let dead = Locks::new(backend.clone()).mutex("b").lease(LEASE).fixed_lease();
+        let dead = Locks::new(backend.clone(), "bellwether").mutex("b").lease(LEASE).fixed_lease();
         let dead = dead.lock().await.unwrap();
         let begun = Instant::now();
-        let (guard, at) = taking(&Locks::new(counted(&backend)), NAMES).await.unwrap();
+        let (guard, at) =
+            taking(&Locks::new(counted(&backend), "bellwether"), NAMES).await.unwrap();
         assert!(dead.is_lost() && at - begun <= LEASE + 100 * MS, "{:?}", at - begun);
         guard.unwrap().unlock().await.unwrap();
     }
@@ -134,7 +136,7 @@ async fn claims_of_overlapping_sets_never_block_each_other() {
         let mut tasks = JoinSet::new();
         for (at, set) in sets.into_iter().cycle().take(24).enumerate() {
             // Some contenders share a process, others do not.
-            let locks = Locks::new(way.clone());
+            let locks = Locks::new(way.clone(), "bellwether");
             let busy = busy.clone();
             tasks.spawn(async move {
                 for _ in 0..10 {
@@ -165,8 +167,8 @@ async fn claims_of_overlapping_sets_never_block_each_other() {
 #[tokio::test(start_paused = true)]
 async fn the_loss_of_one_lock_is_reported_and_the_others_are_released() {
     let backend = MemoryBackend::new();
-    let others = Locks::new(backend.clone());
-    let guard = Locks::new(backend).several(NAMES).lease(LEASE).lock().await.unwrap();
+    let others = Locks::new(backend.clone(), "bellwether");
+    let guard = Locks::new(backend, "bellwether").several(NAMES).lease(LEASE).lock().await.unwrap();
     assert!(others.mutex("b").force_unlock().await.unwrap());
     let next = locked(&others, "b").await;
     timeout(LEASE / 2, guard.lost()).await.unwrap();
@@ -184,8 +186,9 @@ async fn a_loss_is_reported_before_the_next_holder_gets_in() {
     for fault in [Fault::Refuse, Fault::Hang] {
         let backend = MemoryBackend::new();
         let cut_off = Faulty::over(backend.clone(), move |op| (op == Op::Renew).then_some(fault));
-        let guard = Locks::new(cut_off).several(NAMES).lease(LEASE).lock().await.unwrap();
-        let next = taking(&Locks::new(backend), ["c", "b"]);
+        let guard =
+            Locks::new(cut_off, "bellwether").several(NAMES).lease(LEASE).lock().await.unwrap();
+        let next = taking(&Locks::new(backend, "bellwether"), ["c", "b"]);
         timeout(LEASE, guard.lost()).await.unwrap();
         let lost = Instant::now();
         let (other, at) = next.await.unwrap();
@@ -198,7 +201,8 @@ async fn a_loss_is_reported_before_the_next_holder_gets_in() {
 #[tokio::test(start_paused = true)]
 async fn several_locks_are_renewed_together() {
     let faulty = Faulty::new(|_| None);
-    let guard = Locks::new(faulty.clone()).several(0..50).lease(LEASE).lock().await.unwrap();
+    let guard =
+        Locks::new(faulty.clone(), "bellwether").several(0..50).lease(LEASE).lock().await.unwrap();
     sleep(3 * LEASE + LEASE / 6).await;
     assert!(!guard.is_lost());
     assert!((8..=10).contains(&faulty.count(Op::Renew)), "{}", faulty.count(Op::Renew));
@@ -218,7 +222,7 @@ async fn a_faulty_try_is_repaired() {
     for fault in faults {
         for wrong in 1..=4 {
             let backend = MemoryBackend::new();
-            let others = Locks::new(backend.clone());
+            let others = Locks::new(backend.clone(), "bellwether");
             {
                 let way = counted(&backend);
                 let mut asked = 0;
@@ -226,7 +230,7 @@ async fn a_faulty_try_is_repaired() {
                     asked += usize::from(op == Op::Acquire);
                     (op == Op::Acquire && asked == wrong).then_some(fault)
                 });
-                let locks = Locks::new(way.clone());
+                let locks = Locks::new(way.clone(), "bellwether");
                 let begun = Instant::now();
                 let guard = locks.several(NAMES).lease(LEASE).lock().await.unwrap();
                 assert!(begun.elapsed() < LEASE / 10, "{fault:?} {wrong}: {:?}", begun.elapsed());
@@ -246,12 +250,12 @@ async fn a_caller_that_leaves_releases_all() {
     for fault in [Fault::Late(10 * MS), Fault::LoseReply] {
         for time in 0..60 {
             let backend = MemoryBackend::new();
-            let others = Locks::new(backend.clone());
+            let others = Locks::new(backend.clone(), "bellwether");
             {
                 let way = counted(&backend);
                 let held = locked(&others, "c").await;
                 way.plan(move |_| Some(fault));
-                let locks = Locks::new(way.clone());
+                let locks = Locks::new(way.clone(), "bellwether");
                 // Once while a name is held, and once while all are free.
                 for held in [Some(held), None] {
                     let several = locks.several(NAMES).lease(LEASE);
@@ -278,7 +282,7 @@ async fn an_unlock_that_is_dropped_or_fails_still_releases() {
                 fault
             })
         });
-        let locks = Locks::new(faulty);
+        let locks = Locks::new(faulty, "bellwether");
         let guard = locks.several(NAMES).lease(LEASE).lock().await.unwrap();
         match timeout(5 * MS, guard.unlock()).await {
             Err(_) => assert!(matches!(fault, Fault::Late(_))),
@@ -292,14 +296,14 @@ async fn an_unlock_that_is_dropped_or_fails_still_releases() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failing_backend_is_an_error_and_a_shutdown_ends_waits() {
-    let locks = Locks::new(Faulty::new(|_| Some(Fault::Refuse)));
+    let locks = Locks::new(Faulty::new(|_| Some(Fault::Refuse)), "bellwether");
     let error = locks.several(NAMES).wait_limit(2 * LEASE).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(std::error::Error::source(&error).is_some());
 
     let backend = MemoryBackend::new();
-    let _held = locked(&Locks::new(backend.clone()), "b").await;
-    let locks = Locks::new(backend);
+    let _held = locked(&Locks::new(backend.clone(), "bellwether"), "b").await;
+    let locks = Locks::new(backend, "bellwether");
     let waiting = taking(&locks, NAMES);
     sleep(MS).await;
     let begun = Instant::now();
@@ -311,7 +315,7 @@ async fn a_failing_backend_is_an_error_and_a_shutdown_ends_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn names_and_settings_are_checked() {
-    let locks = Locks::new(MemoryBackend::new());
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let kind = async |several: bellwether::lock::Several| several.lock().await.unwrap_err().kind();
     assert_eq!(kind(locks.several::<Key>([])).await, ErrorKind::InvalidConfig);
     assert_eq!(kind(locks.several(["a", "b", "a"])).await, ErrorKind::InvalidConfig);
@@ -340,7 +344,7 @@ async fn overlapping_sets_get_on() {
     for sets in cases {
         {
             let backend = MemoryBackend::new();
-            let fronts = [(), (), ()].map(|()| Locks::new(backend.clone()));
+            let fronts = [(), (), ()].map(|()| Locks::new(backend.clone(), "bellwether"));
             let mut callers = JoinSet::new();
             let end = Instant::now() + Duration::from_secs(2);
             for number in 0..48 {

@@ -110,7 +110,7 @@ async fn each_caller_that_waits_for_a_load_has_a_span_and_a_hit_has_none() {
     let (spans, _collecting) = Spans::collect(Level::DEBUG);
     let backend = MemoryBackend::new();
     let [here, there]: [Cache<u32>; 2] =
-        [(); 2].map(|()| Cache::builder(backend.clone()).build().unwrap());
+        [(); 2].map(|()| Cache::builder(backend.clone(), "bellwether").build().unwrap());
     let callers = [
         load_within(&here, "load").instrument(info_span!("a")),
         load_within(&here, "load").instrument(info_span!("b")),
@@ -131,7 +131,7 @@ async fn each_caller_that_waits_for_a_load_has_a_span_and_a_hit_has_none() {
 #[tokio::test(start_paused = true)]
 async fn a_refresh_has_a_span_and_one_in_the_background_follows_from_its_caller() {
     let (spans, _collecting) = Spans::collect(Level::DEBUG);
-    let builder = Cache::builder(MemoryBackend::new()).ttl(100 * MS);
+    let builder = Cache::builder(MemoryBackend::new(), "bellwether").ttl(100 * MS);
     let cache: Cache<u32> = builder.stale_while_revalidate(1000 * MS).build().unwrap();
     let load = async |_| Ok::<_, BoxError>(7);
     cache.insert("k", &6).await.unwrap();
@@ -149,7 +149,7 @@ async fn a_refresh_has_a_span_and_one_in_the_background_follows_from_its_caller(
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_has_a_span() {
     let (spans, _collecting) = Spans::collect(Level::DEBUG);
-    let locks = Locks::new(MemoryBackend::new());
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let held = locks.mutex("m").lock().instrument(info_span!("caller")).await.unwrap();
     assert_eq!(spans.take(), ["caller>lock name=m result=acquired"]);
     locks.mutex("m").wait_limit(MS).lock().await.unwrap_err();
@@ -164,7 +164,7 @@ async fn an_acquisition_has_a_span() {
 #[tokio::test(start_paused = true)]
 async fn a_loader_runs_in_the_span_of_its_caller_whatever_the_level() {
     let (spans, _collecting) = Spans::collect(Level::INFO);
-    let cache: Cache<u32> = Cache::builder(MemoryBackend::new()).build().unwrap();
+    let cache: Cache<u32> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
     let [a, b] = [load_within(&cache, "a"), load_within(&cache, "a")];
     join_all([a.instrument(info_span!("a")), b.instrument(info_span!("b"))]).await;
     assert_eq!((cache.stats().led, cache.stats().followed), (1, 1));

@@ -59,7 +59,8 @@ fn stacks(wrap: Wrap) -> [(&'static str, Stack, Arc<AtomicUsize>); 3] {
                 }
             }
         }));
-        let cache: Cache<String> = Cache::builder(MemoryBackend::new()).build().unwrap();
+        let cache: Cache<String> =
+            Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
         let keyed = |request: &&'static str| (*request != "own").then(|| Key::from(*request));
         let inner = if place == "outside" { origin } else { wrap(origin) };
         let layered = boxed(BellwetherLayer::new(cache, keyed).layer(inner));

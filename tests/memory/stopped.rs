@@ -15,7 +15,7 @@ use crate::prelude::*;
 
 fn slow() -> (Faulty, Cache<u32>) {
     let faulty = Faulty::new(|op| (op == Op::Get).then_some(Fault::Late(10 * MS)));
-    let cache = Cache::builder(faulty.clone()).build().unwrap();
+    let cache = Cache::builder(faulty.clone(), "bellwether").build().unwrap();
     (faulty, cache)
 }
 
@@ -71,7 +71,8 @@ async fn a_shutdown_does_not_wait_for_the_poll_of_a_leader() {
 /// another key waited for a permit that it held itself. A reading of the code found this.
 #[tokio::test(start_paused = true)]
 async fn a_nested_load_after_a_shutdown_does_not_wait_for_itself() {
-    let cache: Cache<u32> = Cache::builder(MemoryBackend::new()).max_loads(1).build().unwrap();
+    let cache: Cache<u32> =
+        Cache::builder(MemoryBackend::new(), "bellwether").max_loads(1).build().unwrap();
     cache.shutdown(MS).await;
     let inner = cache.clone();
     let begun = Instant::now();
@@ -87,7 +88,7 @@ async fn a_nested_load_after_a_shutdown_does_not_wait_for_itself() {
 fn leases_are_renewed_after_the_runtime_of_the_first_is_gone() {
     // A busy machine may stop a runtime for longer than a short lease.
     let lease = 3_000 * MS;
-    let locks = Locks::new(MemoryBackend::new());
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let [first, second, third] = [0, 1, 2].map(|_| Runtime::new().unwrap());
     let lock = |runtime: &Runtime, name: &str| {
         let mutex = locks.mutex(name).lease(lease);
@@ -120,7 +121,7 @@ fn a_lease_that_was_passed_on_is_renewed_in_the_runtime_of_its_owner() {
     // A busy machine may stop a runtime for longer than a short lease.
     let lease = 3_000 * MS;
     let faulty = Faulty::new(|_| None);
-    let locks = Locks::new(faulty.clone());
+    let locks = Locks::new(faulty.clone(), "bellwether");
     let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
     let (held, next) = waits_behind(&locks, &first, &second, lease);
     first.block_on(held.unlock()).unwrap();
@@ -141,7 +142,7 @@ fn a_lease_that_was_passed_on_is_renewed_in_the_runtime_of_its_owner() {
 #[test]
 fn a_waiter_gets_a_lock_whose_pass_was_cut_off_by_a_dropped_runtime() {
     let faulty = Faulty::once(Op::Pass, Fault::LoseReply);
-    let locks = Locks::new(faulty.clone());
+    let locks = Locks::new(faulty.clone(), "bellwether");
     let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
     let (held, next) = waits_behind(&locks, &first, &second, 10_000 * MS);
     first.spawn(held.unlock());

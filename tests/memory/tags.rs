@@ -11,7 +11,7 @@ use crate::prelude::*;
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn builder(backend: impl Store) -> Builder<u64> {
-    Cache::builder(backend).namespace("tags").ttl(HOUR).tags()
+    Cache::builder(backend, "tags").ttl(HOUR).tags()
 }
 
 fn cache(backend: impl Store) -> Cache<u64> {
@@ -214,11 +214,8 @@ async fn an_unchanged_value_begins_anew() {
 #[tokio::test(start_paused = true)]
 async fn a_cache_without_tags_says_so_and_reads_those_of_others() {
     let backend = MemoryBackend::new();
-    let plain: Cache<u64> = Cache::builder(backend.clone())
-        .namespace("tags")
-        .local(LocalTier::default())
-        .build()
-        .unwrap();
+    let plain: Cache<u64> =
+        Cache::builder(backend.clone(), "tags").local(LocalTier::default()).build().unwrap();
     for ended in [plain.invalidate_tag("a").await, plain.expire_tag("a").await, plain.clear().await]
     {
         let error = ended.unwrap_err();

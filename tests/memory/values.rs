@@ -10,7 +10,7 @@ use crate::prelude::*;
 const TTL: Duration = Duration::from_secs(60);
 
 fn cache(backend: &MemoryBackend) -> Cache<String> {
-    Cache::builder(backend.clone()).ttl(TTL).build().unwrap()
+    Cache::builder(backend.clone(), "bellwether").ttl(TTL).build().unwrap()
 }
 
 async fn ask(cache: &Cache<String>, key: &str) -> Loaded<String> {
@@ -109,7 +109,7 @@ impl std::error::Error for ShopError {}
 async fn fails(error: impl Into<BoxError> + Clone + Send + 'static) -> Vec<bellwether::Error> {
     let backend = MemoryBackend::new();
     let caches = [(), ()].map(|()| {
-        let builder = Cache::<String>::builder(backend.clone());
+        let builder = Cache::<String>::builder(backend.clone(), "bellwether");
         builder.error_codec::<ShopError>(Json).build().unwrap()
     });
     let asked: Vec<_> = (0..6)

@@ -74,7 +74,7 @@ fn check(holds: bool, what: &str) -> Result<(), Error> {
 async fn use_caches(backends: [RedisBackend; 9], key: &str) -> Result<(), Error> {
     backends[0].ping().await?;
     let caches = backends.map(|backend| {
-        let cache = Cache::<String>::builder(backend).namespace("shop");
+        let cache = Cache::<String>::builder(backend, "shop");
         // Without the right to publish, the other process waits for the end of this lease.
         cache.lease(2000 * MS).renew_every(200 * MS).build().unwrap()
     });
@@ -126,7 +126,7 @@ async fn use_caches(backends: [RedisBackend; 9], key: &str) -> Result<(), Error>
 }
 
 fn locks(backend: RedisBackend) -> Locks {
-    Locks::new(backend).namespace("shop")
+    Locks::new(backend, "shop")
 }
 
 /// Waits until a caller waits for a lock: it has a queue entry at one of the servers, or it has
@@ -367,7 +367,7 @@ async fn the_rule_for_tags_is_enough_and_each_word_of_it_is_used() {
         let user = format!("user-{at}");
         set_user(&mut raw, &user, &words).await;
         let [here, there] = backends(&server.url_of(&format!("{user}:secret"), 0)).map(|backend| {
-            let builder = Cache::<u64>::builder(backend).namespace("shop").tags();
+            let builder = Cache::<u64>::builder(backend, "shop").tags();
             builder.local(LocalTier::default()).build().unwrap()
         });
         let use_tags = async || {
@@ -402,7 +402,7 @@ async fn locks_and_keys_are_looked_into_by_users_of_theirs() {
         let guard = locks.mutex(user).lock().await.unwrap();
         assert_eq!(locks.explain(user).await.unwrap()[0].held.fence, guard.fence());
         assert_eq!(locks.list().await.is_ok(), scans, "{user}");
-        let cache: Cache<u32> = Cache::builder(backend).namespace("shop").build().unwrap();
+        let cache: Cache<u32> = Cache::builder(backend, "shop").build().unwrap();
         cache.insert(user, &7).await.unwrap();
         assert!(cache.explain(user).await.unwrap().entry.is_some());
     }
@@ -419,7 +419,7 @@ async fn the_rule_for_caches_forbids_locks() {
     let backend = testkit::open(server.url_of("app:secret", 0));
     let mutex = locks(backend.clone()).mutex("k");
     mutex.try_lock().await.unwrap_err();
-    let other: Cache<String> = Cache::builder(backend).namespace("other").build().unwrap();
+    let other: Cache<String> = Cache::builder(backend, "other").build().unwrap();
     other.insert("k", &"v".to_owned()).await.unwrap_err();
 }
 
@@ -432,8 +432,9 @@ async fn the_rule_for_a_majority_is_enough() {
     let backend = |server: &RedisServer| testkit::open(server.url_of("app:secret", 0));
     let [one, two] = [0, 1].map(|_| {
         let backends = servers.iter().map(&backend);
-        let redlock = Redlock::with_answer_limit(backends.collect::<Vec<_>>(), LIMIT).unwrap();
-        redlock.namespace("shop").mutex("k").wait_limit(LIMIT)
+        let redlock =
+            Redlock::with_answer_limit(backends.collect::<Vec<_>>(), "shop", LIMIT).unwrap();
+        redlock.mutex("k").wait_limit(LIMIT)
     });
     let guard = one.lock().await.unwrap();
     guard.renew().await.unwrap();
@@ -542,7 +543,7 @@ async fn a_read_that_is_refused_is_told_as_such() {
     set_user(&mut raw, "app", &all).await;
     let backend = testkit::open(server.url_of("app:secret", 0));
     let locks = locks(backend.clone());
-    let cache = Cache::<String>::builder(backend).namespace("shop").build().unwrap();
+    let cache = Cache::<String>::builder(backend, "shop").build().unwrap();
 
     let mutex = locks.mutex("m").lock().await.unwrap();
     let writer = locks.rw_lock("w").write().await.unwrap();

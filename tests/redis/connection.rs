@@ -129,7 +129,7 @@ async fn the_longest_time_outs_do_not_panic() {
     }
     let builder = builder().command_timeout(longest).connect_timeout(longest);
     let backend = builder.build().unwrap();
-    let locks = bellwether::Locks::new(backend.clone());
+    let locks = bellwether::Locks::new(backend.clone(), "bellwether");
     locks.several(["a", "b"]).lock().await.unwrap().unlock().await.unwrap();
     drop(backend.changes(&name("k")).await.unwrap());
     locks.shutdown(LIMIT).await;

@@ -57,7 +57,7 @@ async fn a_rotated_password_needs_no_restart() {
         .build()
         .unwrap();
     backend.ping().await.unwrap();
-    let locks = Locks::new(backend.clone());
+    let locks = Locks::new(backend.clone(), "bellwether");
     let guard = locks.mutex("m").lock().await.unwrap();
     set_password(&mut raw, "two").await;
     vault.set("two");
@@ -117,7 +117,9 @@ async fn a_panic_of_the_callback_is_a_failed_attempt() {
         let said = ["the callback for credentials panicked", "credentials", "127.0.0.1"];
         assert!(said.iter().all(|said| error.contains(said)), "{error}");
         assert!(error.contains(if is_early { "no early" } else { "no late" }), "{error}");
-        let mutex = Locks::new(backend.clone()).mutex("m").wait_limit(Duration::from_millis(300));
+        let mutex = Locks::new(backend.clone(), "bellwether")
+            .mutex("m")
+            .wait_limit(Duration::from_millis(300));
         let locked = timeout(LIMIT, mutex.lock()).await.expect("the call outlasts its limit");
         assert!(format!("{:#}", locked.unwrap_err()).contains("panicked"));
         let before = asked.load(Ordering::SeqCst);

@@ -27,7 +27,9 @@ impl Scene {
     }
 
     fn cache(&self, with: impl Fn(Builder<usize>) -> Builder<usize>) -> Cache<usize> {
-        with(Cache::builder(testkit::open(self.server.url())).ttl(TTL)).build().unwrap()
+        with(Cache::builder(testkit::open(self.server.url()), "bellwether").ttl(TTL))
+            .build()
+            .unwrap()
     }
 
     async fn ask(&self, cache: &Cache<usize>) -> (usize, Source) {

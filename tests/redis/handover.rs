@@ -35,7 +35,7 @@ fn plain(url: &str) -> Mutex {
 }
 
 fn locks(url: &str) -> Locks {
-    Locks::new(testkit::open(url))
+    Locks::new(testkit::open(url), "bellwether")
 }
 
 /// Waits for the lock, in a task.

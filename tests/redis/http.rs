@@ -53,8 +53,7 @@ fn process(
     answer: impl Fn(usize) -> Response<Body> + Clone + Send + Sync + 'static,
 ) -> App {
     let calls = calls.clone();
-    let cache = http_cache(testkit::open(server.url()))
-        .namespace("shop")
+    let cache = http_cache(testkit::open(server.url()), "shop")
         .retry(Retry::on_demand().try_limit(LIMIT))
         .build()
         .unwrap();

@@ -63,8 +63,11 @@ fn worker() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let words: Vec<_> = set_up.split(' ').collect();
     let millis = |at: usize| Duration::from_millis(words[at].parse().unwrap());
-    let worker =
-        Worker { locks: Locks::new(testkit::open(words[0])), ahead: millis(2), start: millis(3) };
+    let worker = Worker {
+        locks: Locks::new(testkit::open(words[0]), "bellwether"),
+        ahead: millis(2),
+        start: millis(3),
+    };
     match words[1] {
         "plain" => runtime.block_on(worker.holds_a_plain_lock()),
         "skip" => runtime.block_on(worker.skips()),
@@ -307,7 +310,7 @@ async fn an_interval_runs_each_tick_of_the_server_once() {
     let server = RedisServer::start().await;
     let (sender, mut turns) = unbounded_channel();
     let processes = (0..PROCESSES).map(|_| {
-        let locks = Locks::new(testkit::open(server.url()));
+        let locks = Locks::new(testkit::open(server.url()), "bellwether");
         let sender = sender.clone();
         tokio::spawn(async move {
             let mut ticks = locks.every("job", 200 * MS);

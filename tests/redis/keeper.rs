@@ -35,7 +35,7 @@ async fn queued(backend: &RedisBackend, mode: Mode, names: usize) -> Vec<Vec<Cla
 async fn waiters_for_many_names_keep_their_places() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let [holder, waiter] = [(); 2].map(|()| Locks::new(open(server.url())));
+    let [holder, waiter] = [(); 2].map(|()| Locks::new(open(server.url()), "bellwether"));
     let (mut held, mut waiting) = (Vec::new(), JoinSet::new());
     for number in 0..NAMES {
         let name = format!("k{number}");

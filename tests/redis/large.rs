@@ -36,7 +36,12 @@ async fn never(_: bellwether::cache::Lead<Bytes>) -> Result<Bytes, Infallible> {
 }
 
 fn cache(backend: RedisBackend) -> Cache<Bytes> {
-    Cache::builder(backend).codec(Raw).max_value(64 * MIB).load_limit(LIMIT).build().unwrap()
+    Cache::builder(backend, "bellwether")
+        .codec(Raw)
+        .max_value(64 * MIB)
+        .load_limit(LIMIT)
+        .build()
+        .unwrap()
 }
 
 /// Returns a cache behind a slow link.

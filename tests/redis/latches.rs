@@ -31,7 +31,7 @@ fn commands(calls: Vec<Call>) -> Vec<String> {
 
 /// A refusal that stays was asked for again until the wait limit, which is 30 s by default.
 async fn set_is_refused_at_once(backend: &RedisBackend, said: &str) {
-    let latch = Locks::new(backend.clone()).latch("refused").wait_limit(100 * LIMIT);
+    let latch = Locks::new(backend.clone(), "bellwether").latch("refused").wait_limit(100 * LIMIT);
     let set = tokio::time::timeout(LIMIT, latch.set(3)).await;
     let error = set.expect("the refused call goes on").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
@@ -77,7 +77,7 @@ async fn steps_are_counted_on_a_full_server_and_nothing_is_set() {
 async fn a_foreign_key_is_reported_and_left_alone_until_the_latch_is_cleared() {
     let server = RedisServer::start().await;
     let backend = open(&server);
-    let latch = Locks::new(backend.clone()).latch("line\r\nbreak");
+    let latch = Locks::new(backend.clone(), "bellwether").latch("line\r\nbreak");
     let mut raw = server.raw().await;
     let name = name("line\r\nbreak");
     let key = name.suffixed("n");
@@ -119,7 +119,8 @@ async fn a_foreign_key_is_reported_and_left_alone_until_the_latch_is_cleared() {
 #[tokio::test]
 async fn each_step_is_one_command_and_a_wait_is_four() {
     let server = RedisServer::start().await;
-    let (here, there) = (Locks::new(open(&server)), Locks::new(open(&server)));
+    let (here, there) =
+        (Locks::new(open(&server), "bellwether"), Locks::new(open(&server), "bellwether"));
     let (here, there) = (here.latch("k"), there.latch("k"));
     // The connections are in place after this.
     there.set(1).await.unwrap();
@@ -159,7 +160,7 @@ async fn each_step_is_one_command_and_a_wait_is_four() {
 #[tokio::test]
 async fn a_finished_latch_is_small_and_ends() {
     let server = RedisServer::start().await;
-    let latch = Locks::new(open(&server)).latch("k").ttl(TTL);
+    let latch = Locks::new(open(&server), "bellwether").latch("k").ttl(TTL);
     let mut raw = server.raw().await;
     let key = name("k").suffixed("n");
     latch.set(200).await.unwrap();
@@ -181,7 +182,7 @@ async fn a_finished_latch_is_small_and_ends() {
 async fn a_waiter_is_told_when_the_server_has_forgotten_the_latch() {
     let mut server = RedisServer::start().await;
     // The backend has the usual time-outs, because this test depends on them.
-    let latch = Locks::new(RedisBackend::open(&server.url()).unwrap()).latch("k");
+    let latch = Locks::new(RedisBackend::open(&server.url()).unwrap(), "bellwether").latch("k");
     latch.set(2).await.unwrap();
     latch.count_down().await.unwrap();
     let waiter = tokio::spawn({
@@ -208,7 +209,7 @@ async fn waiters_of_the_same_process_are_told_without_the_right_to_publish() {
     let mut raw = server.raw().await;
     let rights = ["on", ">secret", "~*", "&*", "+@all", "-publish"];
     raw.run::<()>(&[&["ACL", "SETUSER", "app"][..], &rights].concat()).await;
-    let latch = Locks::new(testkit::open(server.url_of("app:secret", 0))).latch("k");
+    let latch = Locks::new(testkit::open(server.url_of("app:secret", 0)), "bellwether").latch("k");
     latch.set(1).await.unwrap();
     let waiter = tokio::spawn({
         let latch = latch.clone();

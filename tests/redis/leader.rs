@@ -43,7 +43,7 @@ impl Fleet {
 
     /// Runs a candidate with connections of its own, which leads until it is dropped.
     fn stands(&self, lease: Duration) -> JoinHandle<()> {
-        let (fleet, locks) = (self.clone(), Locks::new(testkit::open(&self.url)));
+        let (fleet, locks) = (self.clone(), Locks::new(testkit::open(&self.url), "bellwether"));
         tokio::spawn(async move {
             locks.leader("work").lease(lease).run(|term| fleet.clone().leads(term)).await.unwrap();
         })
@@ -135,7 +135,7 @@ async fn the_next_leader_acts_within_two_round_trips() {
     let (mut acted, mut ended) = (acts.1, ends.1);
     let end = Arc::new(Notify::new());
     let candidates = (0..CANDIDATES).map(|_| {
-        let locks = Locks::new(testkit::open(proxy.url()));
+        let locks = Locks::new(testkit::open(proxy.url()), "bellwether");
         let (acts, ends, end) = (acts.0.clone(), ends.0.clone(), end.clone());
         tokio::spawn(async move {
             let candidate = locks.leader("work").lease(Duration::from_secs(60));
@@ -207,7 +207,7 @@ fn worker() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut told = signals(SignalKind::terminate()).unwrap();
-        let locks = Locks::new(testkit::open(&url));
+        let locks = Locks::new(testkit::open(&url), "bellwether");
         let candidate = locks.leader("work").lease(LEASE);
         let work = async |_term: Term| {
             let _act = Act::begin();

@@ -20,7 +20,7 @@ const STALENESS: Duration = Duration::from_millis(500);
 
 fn cache(backend: RedisBackend) -> Cache<u64> {
     let tier = LocalTier::default().max_staleness(STALENESS);
-    Cache::builder(backend).namespace("local").local(tier).build().unwrap()
+    Cache::builder(backend, "local").local(tier).build().unwrap()
 }
 
 fn open(url: impl Into<String>) -> Cache<u64> {
@@ -87,7 +87,7 @@ async fn a_copy_costs_no_command_and_each_change_ends_it() {
 async fn a_refresh_in_another_process_ends_the_copy() {
     let server = RedisServer::start().await;
     let caches = [(); 2].map(|()| {
-        let builder = Cache::<String>::builder(testkit::open(server.url())).namespace("local");
+        let builder = Cache::<String>::builder(testkit::open(server.url()), "local");
         let builder = builder.early_refresh(EarlyRefresh::Within(Duration::from_secs(20)));
         let tier = LocalTier::default().max_staleness(STALENESS);
         builder.ttl(Duration::from_secs(60)).local(tier).build().unwrap()
@@ -241,7 +241,7 @@ async fn a_server_that_refuses_writes_is_not_trusted() {
         let server = RedisServer::start().await;
         let mut raw = server.raw().await;
         let tier = LocalTier::default().max_staleness(STALENESS).max_age(2 * LIMIT);
-        let builder = Cache::<u64>::builder(testkit::open(server.url())).local(tier);
+        let builder = Cache::<u64>::builder(testkit::open(server.url()), "bellwether").local(tier);
         let here = builder.build().unwrap();
         here.insert("k", &1).await.unwrap();
         warm(&here, "k").await;
@@ -274,7 +274,7 @@ async fn a_copy_in_a_cluster_lasts_for_its_age() {
     let caches = [(); 2].map(|()| {
         let backend = testkit::builder().cluster(cluster.urls()).build().unwrap();
         let tier = LocalTier::default().max_age(STALENESS);
-        Cache::<u64>::builder(backend).namespace("local").local(tier).build().unwrap()
+        Cache::<u64>::builder(backend, "local").local(tier).build().unwrap()
     });
     let [here, there] = &caches;
     there.insert("k", &1).await.unwrap();
@@ -292,7 +292,7 @@ async fn a_copy_in_a_cluster_lasts_for_its_age() {
 #[tokio::test]
 async fn a_watch_is_told_of_changes_and_of_breaks() {
     let server = RedisServer::start().await;
-    let plain = || Cache::<u64>::builder(testkit::open(server.url())).namespace("local");
+    let plain = || Cache::<u64>::builder(testkit::open(server.url()), "local");
     let (here, there) = (plain().build().unwrap(), plain().build().unwrap());
     let told = Arc::new(Mutex::new(Vec::new()));
     let telling = told.clone();

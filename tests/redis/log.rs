@@ -92,7 +92,7 @@ async fn an_outage_is_told_once_and_its_attempts_once_a_second() {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     let backend = testkit::open(proxy.url());
-    let locks = Locks::new(backend.clone());
+    let locks = Locks::new(backend.clone(), "bellwether");
     let mut held = Vec::new();
     for at in 0..10 {
         held.push(locks.mutex(format!("k{at}")).lease(LEASE).lock().await.unwrap());

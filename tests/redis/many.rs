@@ -15,7 +15,7 @@ use bellwether::{
 use testkit::{Cluster, RedisServer};
 
 fn cache(backend: RedisBackend) -> Cache<u64> {
-    Cache::builder(backend).namespace("many").build().unwrap()
+    Cache::builder(backend, "many").build().unwrap()
 }
 
 /// Loads these ids in one call. Returns the sources, and how often the loader was called.
@@ -59,8 +59,7 @@ async fn cold_keys_are_two_commands_each_and_hits_are_one() {
 async fn many_hits_are_one_command() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let cache: Cache<String> =
-        Cache::builder(testkit::open(server.url())).namespace("many").build().unwrap();
+    let cache: Cache<String> = Cache::builder(testkit::open(server.url()), "many").build().unwrap();
     let keys = || (0..128).map(|key| key.to_string());
     cache.insert_many(keys().filter(|key| key != "7").map(|key| (key.clone(), key))).await;
     let check = async || {

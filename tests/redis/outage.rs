@@ -92,7 +92,7 @@ async fn a_silent_server_costs_a_thousand_waiters_no_more_attempts() {
 }
 
 async fn serve_waiters_after(scene: Scene) {
-    let locks = Locks::new(scene.backend.clone());
+    let locks = Locks::new(scene.backend.clone(), "bellwether");
     // The connection for pushes is in use, too.
     locks.mutex("k").lock().await.unwrap().unlock().await.unwrap();
     scene.leave().await;
@@ -119,7 +119,7 @@ async fn an_idle_process_finds_its_server_within_two_seconds() {
     sleep(scene.length).await;
     let back = scene.come_back("an idle process");
     sleep(1200 * MS).await;
-    let cache = Cache::<String>::builder(scene.backend.clone()).build().unwrap();
+    let cache = Cache::<String>::builder(scene.backend.clone(), "bellwether").build().unwrap();
     let load = async || {
         let load = cache.request("k").load(|_| async { Ok::<_, std::io::Error>("v".to_owned()) });
         timeout(LIMIT, load).await.unwrap().unwrap().source() == Source::Led
@@ -130,7 +130,7 @@ async fn an_idle_process_finds_its_server_within_two_seconds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_cost_few_attempts() {
     let scene = Scene::begin().await;
-    let cache = Cache::<String>::builder(scene.backend.clone()).build().unwrap();
+    let cache = Cache::<String>::builder(scene.backend.clone(), "bellwether").build().unwrap();
     let load = |at: u32| {
         let cache = cache.clone();
         async move {
@@ -163,7 +163,8 @@ async fn a_server_that_is_stopped_costs_a_hot_key_that_was_seen_no_load() {
     let mut server = RedisServer::start().await;
     let backend = testkit::open(server.url());
     let hour = Duration::from_secs(3600);
-    let cache = Cache::<u64>::builder(backend).stale_while_revalidate(hour).build().unwrap();
+    let cache =
+        Cache::<u64>::builder(backend, "bellwether").stale_while_revalidate(hour).build().unwrap();
     let never = |_| async { Err::<u64, _>(BoxError::from("a load")) };
     let ask = async || {
         let loaded = timeout(LIMIT, cache.request("hot").load(never)).await.unwrap().unwrap();
@@ -187,7 +188,7 @@ async fn a_server_that_is_stopped_costs_a_hot_key_that_was_seen_no_load() {
 async fn a_server_that_is_stopped_costs_a_hot_key_one_load() {
     let mut server = RedisServer::start().await;
     let backend = testkit::open(server.url());
-    let cache = Cache::<u64>::builder(backend).build().unwrap();
+    let cache = Cache::<u64>::builder(backend, "bellwether").build().unwrap();
     let loads = Arc::new(AtomicU64::new(0));
     let ask = async |key: &str| {
         let loads = loads.clone();

@@ -49,7 +49,7 @@ async fn waits_of_a_process_share_one_subscription() {
     const WAITS: usize = 20;
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let [here, there] = [(); 2].map(|()| Locks::new(open(server.url())));
+    let [here, there] = [(); 2].map(|()| Locks::new(open(server.url()), "bellwether"));
     let wait = async |raw: &mut Raw, name: &str| {
         let held = mutex(&here, name).lock().await.unwrap();
         let waiter = mutex(&there, name);
@@ -121,10 +121,10 @@ impl Hook<RedisBackend> for ReleasedInBetween {
 #[tokio::test]
 async fn a_push_before_the_answer_is_not_missed() {
     let server = RedisServer::start().await;
-    let here = Locks::new(open(server.url()));
+    let here = Locks::new(open(server.url()), "bellwether");
     let hook = ReleasedInBetween { held: Arc::default(), claims: Arc::default() };
     let inner = open(server.url());
-    let there = Locks::new(Interceptor { inner, hook: hook.clone() });
+    let there = Locks::new(Interceptor { inner, hook: hook.clone() }, "bellwether");
     let mut raw = server.raw().await;
     mutex(&there, "warm").lock().await.unwrap().unlock().await.unwrap();
     assert!(comes_true(LIMIT, async || raw.process_channels().await.len() == 1).await);
@@ -146,7 +146,7 @@ async fn a_process_has_a_channel_for_each_database_namespace_and_family() {
     let [first, second] = [0, 3].map(|database| open(server.url_of("", database)));
     for backend in [&first, &second] {
         for namespace in ["shop", "shop.eu"] {
-            let locks = Locks::new(backend.clone()).namespace(namespace);
+            let locks = Locks::new(backend.clone(), namespace);
             mutex(&locks, "k").lock().await.unwrap().unlock().await.unwrap();
         }
     }
@@ -161,7 +161,7 @@ async fn a_process_has_a_channel_for_each_database_namespace_and_family() {
 }
 
 fn cache(url: &str) -> Cache<Bytes> {
-    let builder = Cache::builder(open(url)).namespace("t").codec(RawCodec).lease(LEASE);
+    let builder = Cache::builder(open(url), "t").codec(RawCodec).lease(LEASE);
     builder.wait_limit(LIMIT).load_limit(LIMIT).build().unwrap()
 }
 
@@ -330,7 +330,7 @@ async fn a_value_of_any_size_is_loaded_once_for_a_crowd() {
     // The time-outs are the usual ones.
     let caches: Vec<_> = std::iter::repeat_with(|| {
         let backend = RedisBackend::open(&server.url()).unwrap();
-        let builder = Cache::builder(backend).namespace("t").codec(RawCodec).lease(LEASE);
+        let builder = Cache::builder(backend, "t").codec(RawCodec).lease(LEASE);
         builder.wait_limit(LIMIT).load_limit(LIMIT).build().unwrap()
     })
     .take(CROWD)

@@ -23,7 +23,7 @@ struct Waiters {
 
 impl Waiters {
     async fn begin(server: &RedisServer, backend: RedisBackend) -> Self {
-        let locks = Locks::new(backend);
+        let locks = Locks::new(backend, "bellwether");
         let mut locked = JoinSet::new();
         for at in 0..WAITERS {
             let lock = locks.mutex(format!("k{at}")).wait_limit(LIMIT);

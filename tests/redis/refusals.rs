@@ -107,7 +107,7 @@ async fn in_each_scene(play: impl AsyncFn(&mut Scene)) {
 async fn a_server_that_refuses_writes_costs_one_load_for_each_life() {
     in_each_scene(async |scene| {
         let refusal = scene.refusal;
-        let builder = Cache::<usize>::builder(scene.backend.clone()).namespace("refusals");
+        let builder = Cache::<usize>::builder(scene.backend.clone(), "refusals");
         let cache = builder.ttl(LIFE).build().unwrap();
         let ask = async |life: Duration| {
             let number = cache.stats().loads as usize;
@@ -146,7 +146,7 @@ async fn a_server_that_refuses_writes_keeps_an_old_entry() {
             return;
         }
         scene.refusal.end(&mut scene.raw).await;
-        let builder = Cache::<u32>::builder(scene.backend.clone()).namespace("refusals");
+        let builder = Cache::<u32>::builder(scene.backend.clone(), "refusals");
         let cache = builder.ttl(LIFE).stale_if_error(LIFE).build().unwrap();
         cache.request("k").ttl(50 * MS).insert(&7).await.unwrap();
         scene.refusal.begin_again(&mut scene.raw).await;
@@ -163,7 +163,7 @@ async fn a_server_that_refuses_writes_keeps_an_old_entry() {
 #[tokio::test]
 async fn a_server_that_refuses_writes_costs_one_load_of_a_url() {
     in_each_scene(async |scene| {
-        let cache = http_cache(scene.backend.clone()).namespace("refusals").build().unwrap();
+        let cache = http_cache(scene.backend.clone(), "refusals").build().unwrap();
         let loads = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&loads);
         let inner = service_fn(move |_: Request<Body>| {

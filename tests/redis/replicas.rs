@@ -152,7 +152,7 @@ async fn a_waiter_does_not_trust_a_grant_that_replicas_must_confirm() {
 async fn a_missing_confirmation_is_the_kind_of_the_source() {
     let (master, replica) = pair().await;
     let backend = hasty(1).server(master.url()).build().unwrap();
-    let locks = Locks::new(backend.clone());
+    let locks = Locks::new(backend.clone(), "bellwether");
     let short = Duration::from_secs(2);
     let guard = locks.mutex("held").lease(short).lock().await.unwrap();
     replica.stop_signal();
@@ -163,7 +163,7 @@ async fn a_missing_confirmation_is_the_kind_of_the_source() {
     // No renewal counts, so the holder is told in time.
     guard.lost().await;
     // A cache loads without a lease.
-    let cache: Cache<String> = Cache::builder(backend).build().unwrap();
+    let cache: Cache<String> = Cache::builder(backend, "bellwether").build().unwrap();
     let load = |_| async { Ok::<_, std::io::Error>("v".to_owned()) };
     let loaded = cache.request("c").load(load).await.unwrap();
     assert_eq!(loaded.source(), Source::Degraded);
@@ -205,7 +205,7 @@ async fn a_user_that_may_not_wait_is_told() {
     unreplicated(answer);
 
     // A cache loads without leases, and with them as soon as the right is given.
-    let cache: Cache<String> = Cache::builder(backend.clone()).build().unwrap();
+    let cache: Cache<String> = Cache::builder(backend.clone(), "bellwether").build().unwrap();
     let source = async |at: usize| {
         let load = |_| async { Ok::<_, std::io::Error>("v".to_owned()) };
         cache.request(at).load(load).await.unwrap().source()
@@ -312,7 +312,7 @@ async fn after_the_first_unconfirmed_grant_no_miss_waits_for_replicas() {
     const MISSES: usize = 100;
     let server = RedisServer::start().await;
     let backend = hasty(1).server(server.url()).build().unwrap();
-    let cache = bellwether::Cache::<String>::builder(backend).build().unwrap();
+    let cache = bellwether::Cache::<String>::new(backend, "bellwether").unwrap();
     // Entries are written without a confirmation, and read all the same.
     cache.insert("stored", &"v".to_owned()).await.unwrap();
     let mut monitor = server.monitor().await;
@@ -336,7 +336,7 @@ async fn no_caller_waits_for_a_probe_of_the_replicas() {
     let limit = Duration::from_secs(2);
     let replicas = Replicas::confirming(1).within(limit);
     let backend = confirming(replicas).server(server.url()).build().unwrap();
-    let cache = bellwether::Cache::<String>::builder(backend).build().unwrap();
+    let cache = bellwether::Cache::<String>::new(backend, "bellwether").unwrap();
     let miss = async |at: usize| {
         let load = cache.request(at).load(|_| async { Ok::<_, std::io::Error>("v".to_owned()) });
         assert_eq!(load.await.unwrap().source(), bellwether::cache::Source::Degraded);
@@ -366,7 +366,8 @@ async fn waits(master: &RedisServer) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiting_reader_and_a_waiting_permit_are_confirmed() {
     let (master, replica) = pair().await;
-    let [here, there] = [0, 1].map(|_| Locks::new(hasty(1).server(master.url()).build().unwrap()));
+    let [here, there] =
+        [0, 1].map(|_| Locks::new(hasty(1).server(master.url()).build().unwrap(), "bellwether"));
     let writer = here.rw_lock("k").write().await.unwrap();
     let permit = here.semaphore("k", 1).acquire().await.unwrap();
     let reader = there.rw_lock("k").wait_limit(LIMIT);

@@ -169,7 +169,7 @@ async fn calls_of_commands(raw: &mut Raw) -> Vec<(String, u32)> {
 async fn a_late_process_asks_once_and_a_mark_is_four_calls_in_its_script() {
     let server = RedisServer::start().await;
     let backend = open(server.url());
-    let locks = Locks::new(backend.clone());
+    let locks = Locks::new(backend.clone(), "bellwether");
     let mut raw = server.raw().await;
     let job = |second| locks.once("job", SystemTime::UNIX_EPOCH + Duration::from_secs(second));
     // The connection is in place after this turn.
@@ -242,7 +242,8 @@ async fn each_connection_has_the_name_that_was_given() {
 #[tokio::test]
 async fn a_label_costs_no_command_of_a_lock() {
     let server = RedisServer::start().await;
-    let [here, there] = ["pod-7", "pod-8"].map(|pod| Locks::new(open(server.url())).owner(pod));
+    let [here, there] =
+        ["pod-7", "pod-8"].map(|pod| Locks::new(open(server.url()), "bellwether").owner(pod));
     let guard = here.mutex("k").lock().await.unwrap();
     let holder = there.mutex("k").holder().await.unwrap().expect("the lock is held");
     assert_eq!(holder.fence, guard.fence());
@@ -270,7 +271,7 @@ async fn a_label_costs_no_command_of_a_lock() {
 #[tokio::test]
 async fn several_locks_are_acquired_by_one_command_each() {
     let server = RedisServer::start().await;
-    let locks = Locks::new(open(server.url()));
+    let locks = Locks::new(open(server.url()), "bellwether");
     let mut raw = server.raw().await;
     // The connection is in place after this call.
     locks.mutex("a0").lock().await.unwrap().unlock().await.unwrap();

@@ -53,7 +53,7 @@ async fn any_time_out_of_a_backend_works_or_is_refused() {
         let words = format!("{given} {command:?} {connect:?} {within:?}");
         match builder.build() {
             Ok(backend) => {
-                let cache = Cache::<u32>::builder(backend).namespace("timeouts").build().unwrap();
+                let cache = Cache::<u32>::builder(backend, "timeouts").build().unwrap();
                 let load = cache.get_or_load("k", |_| async { Ok::<_, BoxError>(7) });
                 assert_eq!(load.await.expect(&words), 7);
             }

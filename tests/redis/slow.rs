@@ -46,7 +46,7 @@ async fn are_answered(round_trip: Duration) -> Result<(), String> {
         // A busy machine must not cause a time-out.
         _ => builder.connect_timeout(LIMIT).build().unwrap(),
     };
-    let cache = Cache::<String>::builder(backend.clone()).build().unwrap();
+    let cache = Cache::<String>::builder(backend.clone(), "bellwether").build().unwrap();
     let requests = (0..100).map(|at| {
         let load = cache.request(at).load(|_| async { Ok::<_, Infallible>("v".to_owned()) });
         timeout(LIMIT, load)
@@ -57,7 +57,7 @@ async fn are_answered(round_trip: Duration) -> Result<(), String> {
     if (led, stats.degraded, stats.stored) != (100, 0, 100) {
         return Err(format!("{led} of 100 led, {stats:?}"));
     }
-    let lock = Locks::new(backend).mutex("k");
+    let lock = Locks::new(backend, "bellwether").mutex("k");
     let guard = timeout(LIMIT, lock.lock()).await.unwrap().map_err(|error| error.to_string())?;
     timeout(LIMIT, guard.unlock()).await.unwrap().map_err(|error| error.to_string())
 }
@@ -124,13 +124,13 @@ async fn one_setting_is_enough_for_a_server_that_answers_late() {
     let builder = RedisBackend::builder().server(proxy.url());
     let backend = builder.command_timeout(LIMIT).build().unwrap();
     backend.ping().await.unwrap();
-    let lock = Locks::new(backend.clone()).namespace("late").mutex("k");
+    let lock = Locks::new(backend.clone(), "late").mutex("k");
     let late = |which: &'static str| (which, proxy.when_times(1, kind(which), Fault::Delay(LATE)));
     let of_lock = ["acquire_lock", "renew", "release_lock"].map(late);
     let guard = timeout(LIMIT, lock.try_lock()).await.unwrap().unwrap().unwrap();
     timeout(LIMIT, guard.renew()).await.unwrap().unwrap();
     timeout(LIMIT, guard.unlock()).await.unwrap().unwrap();
-    let cache = Cache::<String>::builder(backend).namespace("late").build().unwrap();
+    let cache = Cache::<String>::builder(backend, "late").build().unwrap();
     let of_cache = ["get", "claim", "commit", "put"].map(late);
     let load = cache.request("k").load(|_| async { Ok::<_, Infallible>("v".to_owned()) });
     assert_eq!(timeout(LIMIT, load).await.unwrap().unwrap().source(), Source::Led);

@@ -16,12 +16,12 @@ const MS: Duration = Duration::from_millis(1);
 const STALENESS: Duration = Duration::from_millis(500);
 
 fn cache(backend: RedisBackend) -> Cache<u64> {
-    Cache::builder(backend).namespace("tags").tags().build().unwrap()
+    Cache::builder(backend, "tags").tags().build().unwrap()
 }
 
 fn tiered(backend: RedisBackend) -> Cache<u64> {
     let tier = LocalTier::default().max_staleness(STALENESS);
-    Cache::builder(backend).namespace("tags").tags().local(tier).build().unwrap()
+    Cache::builder(backend, "tags").tags().local(tier).build().unwrap()
 }
 
 /// Reads until the tier has a copy: its channels must be confirmed first.

@@ -153,12 +153,12 @@ async fn works(open: impl Fn() -> RedisBackend, url: Option<&str>) {
     let change = timeout(LIMIT, changes.next()).await.unwrap();
     assert!(matches!(&change, Change::Granted(_)) && change.addressee() == Some(next.owner));
     there.release(&next).await.unwrap();
-    let cache = Cache::<String>::builder(here.clone()).build().unwrap();
+    let cache = Cache::<String>::builder(here.clone(), "bellwether").build().unwrap();
     for expected in [Source::Led, Source::Hit] {
         let load = |_| async { Ok::<_, std::io::Error>("x".to_owned()) };
         assert_eq!(cache.request("k").load(load).await.unwrap().source(), expected);
     }
-    let [here, there] = [Locks::new(here), Locks::new(there)];
+    let [here, there] = [Locks::new(here, "bellwether"), Locks::new(there, "bellwether")];
     let held = here.mutex("m").lock().await.unwrap();
     let waiting = tokio::spawn(async move { there.mutex("m").lock().await.unwrap().fence() });
     if let Some(url) = url {

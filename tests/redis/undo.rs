@@ -23,7 +23,7 @@ fn open(server: &RedisServer) -> RedisBackend {
 }
 
 fn cache(server: &RedisServer) -> Cache<String> {
-    Cache::builder(open(server)).lease(LEASE).build().unwrap()
+    Cache::builder(open(server), "bellwether").lease(LEASE).build().unwrap()
 }
 
 async fn load(cache: Cache<String>) -> Source {

@@ -143,8 +143,7 @@ async fn two_users_in_two_processes_of_the_system_get_what_is_theirs() {
 const AT_ONCE: usize = 16;
 
 fn cache(backend: &RedisBackend, scenario: usize) -> Cache<CachedResponse> {
-    http_cache(backend.clone())
-        .namespace(format!("shop-{scenario}"))
+    http_cache(backend.clone(), format!("shop-{scenario}"))
         .retry(Retry::on_demand().try_limit(LIMIT))
         .build()
         .unwrap()

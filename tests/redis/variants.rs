@@ -34,8 +34,7 @@ struct Process {
 }
 
 fn process(server: &RedisServer, name: &'static str, by: By, calls: &Arc<AtomicUsize>) -> Process {
-    let cache = http_cache(testkit::open(server.url()))
-        .namespace("shop")
+    let cache = http_cache(testkit::open(server.url()), "shop")
         .retry(Retry::on_demand().try_limit(LIMIT))
         .build()
         .unwrap();

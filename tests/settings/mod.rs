@@ -159,7 +159,7 @@ pub async fn use_cache<B: Store + Clone>(
     [of_cache, of_request, of_load]: Picks,
 ) -> Result<(), TestCaseError> {
     overflows();
-    let builder = || Cache::<Option<u32>>::builder(backend.clone()).namespace("settings");
+    let builder = || Cache::<Option<u32>>::builder(backend.clone(), "settings");
     let built = apply(&OF_CACHES, &of_cache, builder()).build();
     let cache = match built {
         Ok(cache) => cache,
@@ -250,7 +250,7 @@ pub async fn use_locks<B: Store + Latches + Clone>(
     picks: Vec<(usize, Duration)>,
 ) -> Result<(), TestCaseError> {
     overflows();
-    let locks = Locks::new(backend.clone());
+    let locks = Locks::new(backend.clone(), "bellwether");
     let named = |kind| format!("{name}-{kind}");
     let mutex = lock_settings!(picks, locks.mutex(name), renew_every, fence_life);
     let fair = lock_settings!(picks, locks.fair_mutex(named("fair")), renew_every, fence_life);

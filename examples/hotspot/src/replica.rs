@@ -158,12 +158,13 @@ pub(crate) async fn serve_as_process() -> Result<(), Failure> {
 
 /// Opens a cache of answers over the store of the way.
 fn answers(settings: &Settings, shared: MemoryBackend) -> Result<Cache<CachedResponse>, Failure> {
+    let namespace = &settings.namespace;
     let builder = match (settings.way, &settings.redis) {
-        (Way::InProcess, _) => http_cache(MemoryBackend::new()),
-        (_, None) => http_cache(shared),
-        (_, Some(url)) => http_cache(RedisBackend::open(url)?),
+        (Way::InProcess, _) => http_cache(MemoryBackend::new(), namespace),
+        (_, None) => http_cache(shared, namespace),
+        (_, Some(url)) => http_cache(RedisBackend::open(url)?, namespace),
     };
-    let builder = builder.namespace(&settings.namespace).ttl(settings.ttl);
+    let builder = builder.ttl(settings.ttl);
     let builder = match settings.way {
         Way::EarlyRefresh => builder.early_refresh(EarlyRefresh::LastPart(0.2)),
         Way::LocalTier if !settings.copies.is_zero() => {
@@ -176,11 +177,12 @@ fn answers(settings: &Settings, shared: MemoryBackend) -> Result<Cache<CachedRes
 
 /// Opens a plain cache of texts over the shared store.
 fn texts(settings: &Settings, shared: MemoryBackend) -> Result<Cache<String>, Failure> {
+    let namespace = &settings.namespace;
     let builder = match &settings.redis {
-        None => Cache::builder(shared),
-        Some(url) => Cache::builder(RedisBackend::open(url)?),
+        None => Cache::builder(shared, namespace),
+        Some(url) => Cache::builder(RedisBackend::open(url)?, namespace),
     };
-    Ok(builder.namespace(&settings.namespace).ttl(settings.ttl).build()?)
+    Ok(builder.ttl(settings.ttl).build()?)
 }
 
 /// Looks into the cache, and loads and inserts if there is no entry, as most services do.

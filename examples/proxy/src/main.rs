@@ -99,18 +99,12 @@ async fn proxy(
 
 fn cache(options: &Options) -> Result<Cache<CachedResponse>, BoxError> {
     let limits = |builder: Builder<CachedResponse, ResponseCodec>| {
-        builder
-            .namespace(&options.namespace)
-            .ttl(options.ttl)
-            .load_limit(options.timeout)
-            .max_loads(options.loads)
-            .tags()
-            .build()
+        builder.ttl(options.ttl).load_limit(options.timeout).max_loads(options.loads).tags().build()
     };
     Ok(match &options.redis {
         // The backend connects in the background. The proxy also starts while Redis is down.
-        Some(url) => limits(http_cache(RedisBackend::open(url)?))?,
-        None => limits(http_cache(MemoryBackend::new()))?,
+        Some(url) => limits(http_cache(RedisBackend::open(url)?, &options.namespace))?,
+        None => limits(http_cache(MemoryBackend::new(), &options.namespace))?,
     })
 }
 

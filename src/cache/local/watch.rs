@@ -92,7 +92,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// use std::{collections::HashMap, sync::{Arc, Mutex}};
     /// use bellwether::{BoxError, Cache, MemoryBackend};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// // Stands for a cache of your own, such as one of `moka`.
     /// let own = Arc::new(Mutex::new(HashMap::new()));
     /// let kept = own.clone();

@@ -596,7 +596,8 @@ mod tests {
     /// A process may have 100,000 flights under way. These futures are most of each.
     #[tokio::test]
     async fn the_futures_of_a_flight_are_small() {
-        let cache = Cache::<Bytes>::builder(MemoryBackend::new()).codec(Raw).build().unwrap();
+        let cache =
+            Cache::<Bytes>::builder(MemoryBackend::new(), "bellwether").codec(Raw).build().unwrap();
         let run = |key: &str| {
             let key = Key::from(key);
             let leader = cache.core.flights.join(&key).unwrap().leader;

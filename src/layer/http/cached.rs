@@ -29,7 +29,7 @@ use crate::{
 /// use http_body_util::{Empty, Full};
 /// use tower::{Layer, ServiceExt, service_fn};
 ///
-/// let cache = http_cache(MemoryBackend::new()).build()?;
+/// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
 /// let layer = BellwetherLayer::http(cache.clone()).default_lifetime(Duration::from_secs(5));
 /// let service = layer.layer(service_fn(|_request: Request<Empty<Bytes>>| async {
 ///     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("product 42")))
@@ -157,10 +157,8 @@ fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
 ///
 /// The cache holds [`CachedResponse`]s and encodes them with the [`ResponseCodec`].
 ///
-/// Over any backend but a [`MemoryBackend`](crate::MemoryBackend), the cache must have a
-/// [`namespace`](Builder::namespace): the name of the service. The key of a request is its host and
-/// path, so two services in one namespace would serve each other's responses. Without it,
-/// [`build`](Builder::build) fails.
+/// The namespace is the name of the service. The key of a request is its host and path, so two
+/// services in one namespace would serve each other's responses.
 ///
 /// The [`ttl`](Builder::ttl) of the cache is a cap on the lifetime of each response. It does not
 /// make a response cacheable.
@@ -170,18 +168,17 @@ fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
 /// use std::time::Duration;
 /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
 ///
-/// let cache = http_cache(MemoryBackend::new())
-///     .namespace("shop")
+/// let cache = http_cache(MemoryBackend::new(), "shop")
 ///     .ttl(Duration::from_secs(5))
 ///     .build()?;
 /// let layer = BellwetherLayer::http(cache);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-pub fn http_cache<B: Store>(backend: B) -> Builder<CachedResponse, ResponseCodec> {
-    Cache::builder(backend)
-        .codec(ResponseCodec)
-        .error_codec(InnerServiceErrorCodec)
-        .needs_namespace()
+pub fn http_cache<B: Store>(
+    backend: B,
+    namespace: impl Into<String>,
+) -> Builder<CachedResponse, ResponseCodec> {
+    Cache::builder(backend, namespace).codec(ResponseCodec).error_codec(InnerServiceErrorCodec)
 }
 
 /// Encodes [`CachedResponse`]s as bytes, and decodes them.

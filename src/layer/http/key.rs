@@ -244,7 +244,7 @@ const LONGEST: usize = 256;
 /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Query};
 /// use http::Request;
 ///
-/// let cache = http_cache(MemoryBackend::new()).build()?;
+/// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
 /// let query = Query::default().sort().ignore(["utm_*", "fbclid"]);
 /// let layer = BellwetherLayer::http(cache).query(query.clone());
 /// let key = |uri: &str| layer.key(&Request::get(uri).body(()).unwrap().into_parts().0);

@@ -33,7 +33,7 @@ impl BellwetherLayer<Http> {
     ///     format!("product {id}")
     /// }
     ///
-    /// let cache = http_cache(MemoryBackend::new()).namespace("shop").build()?;
+    /// let cache = http_cache(MemoryBackend::new(), "shop").build()?;
     /// let app: Router = Router::new().route("/products/{id}", get(product)).layer(
     ///     BellwetherLayer::http(cache).default_lifetime(Duration::from_secs(5)),
     /// );
@@ -52,7 +52,7 @@ impl BellwetherLayer<Http> {
     /// use bytes::Bytes;
     /// use http::{Response, StatusCode, request::Parts};
     ///
-    /// let cache = http_cache(MemoryBackend::new()).max_loads(100).tags().build()?;
+    /// let cache = http_cache(MemoryBackend::new(), "pages").max_loads(100).tags().build()?;
     /// let layer = BellwetherLayer::http(cache)
     ///     // What is shared, and for how long.
     ///     .policy(Policy::careful().status_lifetime(StatusCode::GONE, Duration::from_secs(60)))
@@ -496,7 +496,7 @@ impl BellwetherLayer<Http> {
     ///     is_admin: bool,
     /// }
     ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
     /// let layer = BellwetherLayer::http(cache)
     ///     .vary_by("x-tenant")
     ///     // Phones get smaller pictures.
@@ -710,7 +710,7 @@ impl BellwetherLayer<Http> {
     /// use http_body_util::{Empty, Full};
     /// use tower::{Layer, ServiceExt, service_fn};
     ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
     /// let layer = BellwetherLayer::http(cache).cache_status();
     /// let service = layer.layer(service_fn(|_request: Request<Empty<Bytes>>| async {
     ///     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("product 42")))
@@ -746,7 +746,7 @@ impl BellwetherLayer<Http> {
     /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
     /// use http::Request;
     ///
-    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
     /// let layer = BellwetherLayer::http(cache.clone());
     /// let put = Request::put("http://shop.example/products/42").body(()).unwrap();
     /// if let Some(key) = layer.key(&put.into_parts().0) {

@@ -35,7 +35,7 @@ use http::StatusCode;
 /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Policy};
 /// use http::StatusCode;
 ///
-/// let cache = http_cache(MemoryBackend::new()).build()?;
+/// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
 /// let layer = BellwetherLayer::http(cache).policy(
 ///     Policy::careful().status_lifetime(StatusCode::NOT_FOUND, Duration::from_secs(5)),
 /// );

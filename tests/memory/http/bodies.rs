@@ -138,7 +138,7 @@ async fn a_body_of_the_limit_is_shared() {
 #[tokio::test(start_paused = true)]
 async fn a_body_that_the_cache_cannot_store_is_not_collected() {
     let (inner, calls) = origin(|call, _| Response::new(Body::from(vec![call as u8; 200])));
-    let cache = http_cache(MemoryBackend::new()).max_value(100).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether").max_value(100).build().unwrap();
     let service = http_layer(cache).layer(inner);
     let answers = ask_all(&[service], (0..3).map(|_| get("/"))).await;
     assert_eq!((calls.count(), different(&answers)), (3, 3));
@@ -221,8 +221,10 @@ async fn an_answer_with_trailers_belongs_to_its_caller() {
 #[tokio::test(start_paused = true)]
 async fn a_body_that_stalls_goes_to_its_callers_at_once() {
     let (inner, mut feeds) = fed(&[]);
-    let cache =
-        http_cache(MemoryBackend::new()).load_limit(Duration::from_secs(8)).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether")
+        .load_limit(Duration::from_secs(8))
+        .build()
+        .unwrap();
     let service = http_layer(cache).layer(inner);
     let begun = Instant::now();
     let responses: Vec<_> =

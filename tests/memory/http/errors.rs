@@ -54,7 +54,8 @@ async fn a_panic_is_a_bad_gateway_for_all_callers() {
 #[tokio::test(start_paused = true)]
 async fn a_service_that_hangs_is_a_gateway_time_out() {
     let (inner, _) = origin(|_, _| Response::new(Body::empty()));
-    let cache = http_cache(MemoryBackend::new()).load_limit(DELAY / 2).build().unwrap();
+    let cache =
+        http_cache(MemoryBackend::new(), "bellwether").load_limit(DELAY / 2).build().unwrap();
     let service = http_layer(cache).layer(inner);
     for answer in ask_all(&[service], (0..3).map(|_| get("/"))).await {
         assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
@@ -64,8 +65,11 @@ async fn a_service_that_hangs_is_a_gateway_time_out() {
 #[tokio::test(start_paused = true)]
 async fn too_many_loads_are_a_service_that_is_unavailable() {
     let (inner, calls) = origin(|_, _| Response::new(Body::empty()));
-    let cache =
-        http_cache(MemoryBackend::new()).max_loads(1).wait_limit(DELAY / 2).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether")
+        .max_loads(1)
+        .wait_limit(DELAY / 2)
+        .build()
+        .unwrap();
     let service = http_layer(cache).when_overloaded(Overload::Refuse).layer(inner);
     let mut statuses: Vec<_> = ask_all(&[service], ["/a", "/b", "/a"].map(get))
         .await
@@ -94,7 +98,8 @@ async fn a_cache_that_is_shut_down_lets_each_request_through() {
 #[tokio::test(start_paused = true)]
 async fn the_answer_to_a_failure_can_be_replaced() {
     let (inner, _) = origin(|_, _| Response::new(Body::empty()));
-    let cache = http_cache(MemoryBackend::new()).load_limit(DELAY / 2).build().unwrap();
+    let cache =
+        http_cache(MemoryBackend::new(), "bellwether").load_limit(DELAY / 2).build().unwrap();
     let service = http_layer(cache)
         .on_error(|error| {
             assert_eq!(error.kind(), ErrorKind::LoadTimeout);

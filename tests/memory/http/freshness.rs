@@ -80,7 +80,10 @@ async fn the_default_lifetime_is_for_answers_without_one() {
 #[tokio::test(start_paused = true)]
 async fn a_short_ttl_of_the_cache_stays_short() {
     let (inner, calls) = with_headers(&[("cache-control", "max-age=60")]);
-    let cache = http_cache(MemoryBackend::new()).ttl(Duration::from_millis(100)).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether")
+        .ttl(Duration::from_millis(100))
+        .build()
+        .unwrap();
     let service = http_layer(cache).layer(inner);
     ask(&service, get("/")).await;
     sleep(Duration::from_millis(101)).await;
@@ -93,7 +96,7 @@ async fn a_short_ttl_of_the_cache_stays_short() {
 async fn an_answer_that_is_remembered_of_an_outage_states_its_age() {
     let (inner, calls) = with_headers(&[("cache-control", "max-age=60")]);
     let away = Faulty::new(|_| Some(Fault::Refuse));
-    let cache = http_cache(away).namespace("shop").outage_memory(1 << 20).build().unwrap();
+    let cache = http_cache(away, "shop").outage_memory(1 << 20).build().unwrap();
     let service = http_layer(cache).layer(inner);
     assert!(!ask(&service, get("/")).await.headers.contains_key("age"));
     sleep(Duration::from_secs(59)).await;
@@ -156,7 +159,7 @@ async fn lifetimes_without_end_are_served() {
         let response = Response::builder().header("cache-control", &control).header("vary", "a");
         response.body(Body::from("x")).unwrap()
     });
-    let cache = http_cache(MemoryBackend::new()).ttl(Duration::MAX).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether").ttl(Duration::MAX).build().unwrap();
     let service: Layered = http_layer(cache).max_stale(Duration::MAX).layer(inner);
     for _ in 0..3 {
         assert_eq!(ask(&service, get("/")).await.text(), "x");

@@ -42,8 +42,7 @@ async fn callers_share_by_user_while_the_backend_refuses_writes() {
         for parts in [false, true] {
             let (inner, calls) = origin(|_, _| Response::new(Body::from("x")));
             let backend = Interceptor { inner: MemoryBackend::new(), hook: Full(kind) };
-            let cache =
-                http_cache(backend).namespace("shop").outage_memory(1 << 20).build().unwrap();
+            let cache = http_cache(backend, "shop").outage_memory(1 << 20).build().unwrap();
             let layer = http_layer(cache);
             let layer = if parts { by_identity(layer) } else { layer };
             let service: Layered = layer.layer(inner);
@@ -73,7 +72,7 @@ async fn a_write_ends_what_was_stored_while_too_many_loads_ran() {
             matches!(op, Op::Get | Op::GetAged | Op::Claim | Op::Commit)
                 .then_some(Fault::Late(Duration::from_millis(2)))
         });
-        let cache = http_cache(backend).max_loads(1).build().unwrap();
+        let cache = http_cache(backend, "bellwether").max_loads(1).build().unwrap();
         let layer = by_identity(http_layer(cache)).when_overloaded(Overload::Pass);
         let service: Layered = layer.layer(inner);
         let under_load = |url: &'static str, offset: u64| {
@@ -107,7 +106,8 @@ async fn a_write_ends_what_was_stored_while_too_many_loads_ran() {
 #[tokio::test(start_paused = true)]
 async fn a_write_ends_what_was_stored_while_too_many_callers_waited() {
     let (inner, _) = origin(|call, _| Response::new(Body::from(call.to_string())));
-    let cache = http_cache(MemoryBackend::new()).max_waiters_per_key(2).build().unwrap();
+    let cache =
+        http_cache(MemoryBackend::new(), "bellwether").max_waiters_per_key(2).build().unwrap();
     let service: Layered = by_identity(http_layer(cache)).layer(inner);
     let crowd = || async {
         let users = ["alice", "bob", "carol", "dave"];
@@ -139,8 +139,8 @@ async fn a_request_waits_for_another_process_no_longer_than_its_limit() {
             let layer = if parts { by_identity(layer) } else { layer };
             layer.layer(inner.clone())
         };
-        let one: Layered = service(http_cache(dead).namespace("s").build().unwrap());
-        let other: Layered = service(http_cache(backend).namespace("s").build().unwrap());
+        let one: Layered = service(http_cache(dead, "s").build().unwrap());
+        let other: Layered = service(http_cache(backend, "s").build().unwrap());
         let dying = tokio::spawn(async move { ask(&one, of("alice")).await });
         sleep(Duration::from_millis(20)).await;
         dying.abort();
@@ -184,7 +184,7 @@ async fn a_response_of_a_part_is_remembered_for_an_outage() {
             response.body(Body::from("x")).unwrap()
         });
         let faulty = Faulty::new(|_| None);
-        let builder = http_cache(faulty.clone()).namespace("s").outage_memory(1 << 20);
+        let builder = http_cache(faulty.clone(), "s").outage_memory(1 << 20);
         let layer = http_layer(builder.build().unwrap());
         let service: Layered = if parts { by_identity(layer) } else { layer }.layer(inner);
         ask(&service, of("alice")).await;
@@ -204,7 +204,7 @@ async fn a_write_during_the_renewal_of_the_marker_ends_all() {
         let services: [Layered; 2] = [(), ()].map(|()| {
             let late =
                 Faulty::over(backend.clone(), |_| Some(Fault::Late(Duration::from_millis(5))));
-            let cache = http_cache(late).ttl(Duration::from_secs(12_000)).namespace("s");
+            let cache = http_cache(late, "s").ttl(Duration::from_secs(12_000));
             by_identity(http_layer(cache.outage_memory(1 << 20).build().unwrap()))
                 .layer(inner.clone())
         });

@@ -6,7 +6,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::prelude::*;
 
 fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
-    http_cache(backend.clone()).tags().build().unwrap()
+    http_cache(backend.clone(), "bellwether").tags().build().unwrap()
 }
 
 fn request(method: &str, host: &str, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
@@ -151,7 +151,7 @@ async fn the_end_of_a_response_does_not_end_its_groups() {
 
 #[tokio::test(start_paused = true)]
 async fn without_tags_groups_are_headers_as_others() {
-    let cache = http_cache(MemoryBackend::new()).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether").build().unwrap();
     let service = layer(cache).layer(origin(echo).0);
     page(&service, "/a", r#""a""#).await;
     end(&service, "POST", "shop", r#""a""#).await;
@@ -204,7 +204,7 @@ async fn a_validated_response_has_the_groups_of_its_304() {
         }
         .unwrap()
     });
-    let cache = http_cache(MemoryBackend::new())
+    let cache = http_cache(MemoryBackend::new(), "bellwether")
         .stale_if_error(Duration::from_secs(3600))
         .tags()
         .build()

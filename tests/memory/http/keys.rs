@@ -169,7 +169,7 @@ fn a_key_that_is_too_long_is_its_hash() {
     // A key of the longest permitted length is not hashed.
     let limit = key(&layer, "/aaa", &[]).unwrap().as_str().len();
     let limited = |limit| {
-        let cache = http_cache(MemoryBackend::new()).max_key(limit).build().unwrap();
+        let cache = http_cache(MemoryBackend::new(), "bellwether").max_key(limit).build().unwrap();
         http_layer(cache)
     };
     assert!(key(&limited(limit), "/aaa", &[]).is_some());

@@ -6,7 +6,7 @@ use tokio::time::Duration;
 use super::prelude::*;
 
 fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
-    let builder = http_cache(backend.clone()).namespace("shop");
+    let builder = http_cache(backend.clone(), "shop");
     builder.local(LocalTier::default()).build().unwrap()
 }
 

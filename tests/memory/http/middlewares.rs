@@ -97,7 +97,7 @@ fn stack(wrap: Wrap, place: Place) -> (Stack, Calls) {
 }
 
 fn layer() -> BellwetherLayer<bellwether::layer::Http> {
-    let cache = http_cache(MemoryBackend::new()).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether").build().unwrap();
     BellwetherLayer::http(cache).default_lifetime(Duration::from_secs(3600))
 }
 

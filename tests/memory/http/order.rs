@@ -244,7 +244,8 @@ async fn a_timeout_outside_ends_the_wait_of_a_caller_and_not_the_load() {
 #[tokio::test(start_paused = true)]
 async fn the_load_limit_answers_all_callers_at_once() {
     let (origin, calls) = origin(&[]);
-    let cache = http_cache(MemoryBackend::new()).load_limit(DELAY / 2).build().unwrap();
+    let cache =
+        http_cache(MemoryBackend::new(), "bellwether").load_limit(DELAY / 2).build().unwrap();
     let stack = boxed(http_layer(cache).layer(origin));
     let begun = Instant::now();
     assert_eq!(statuses(&stack, 20, || get("/")).await, [504; 20]);

@@ -53,7 +53,7 @@ pub(crate) fn with_headers(headers: &[(&'static str, &'static str)]) -> (Inner, 
 }
 
 pub(crate) fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
-    http_cache(backend.clone()).build().unwrap()
+    http_cache(backend.clone(), "bellwether").build().unwrap()
 }
 
 /// Returns the layer over a cache. It shares responses that name no lifetime for as long as the

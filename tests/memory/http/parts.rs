@@ -258,7 +258,7 @@ async fn callers_share_by_user_while_the_backend_is_away() {
     for memory in [0, 1 << 20] {
         let (inner, calls) = by_user();
         let away = Faulty::new(|_| Some(Fault::Refuse));
-        let cache = http_cache(away).namespace("shop").outage_memory(memory).build().unwrap();
+        let cache = http_cache(away, "shop").outage_memory(memory).build().unwrap();
         let services: [Layered; 1] = [by_identity(http_layer(cache)).layer(inner)];
         for round in 1..4 {
             let users = ["alice", "bob"];
@@ -349,7 +349,7 @@ async fn a_response_is_found_for_as_long_as_it_is_fresh() {
         let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
         let backend = MemoryBackend::new();
         let services = [(), ()].map(|()| {
-            let cache = http_cache(backend.clone()).ttl(Duration::from_secs(12_000));
+            let cache = http_cache(backend.clone(), "bellwether").ttl(Duration::from_secs(12_000));
             by_identity(http_layer(cache.build().unwrap())).layer(inner.clone())
         });
         for at in 0..count {
@@ -366,7 +366,7 @@ async fn an_invalidation_that_fails_ends_what_the_process_remembers() {
     for memory in [0, 1 << 20] {
         let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
         let faulty = Faulty::new(|_| None);
-        let builder = http_cache(faulty.clone()).namespace("shop").outage_memory(memory);
+        let builder = http_cache(faulty.clone(), "shop").outage_memory(memory);
         let cache = builder.stale_if_error(Duration::from_secs(600)).build().unwrap();
         let layer = by_identity(http_layer(cache.clone()));
         let service = layer.layer(inner);
@@ -394,7 +394,10 @@ async fn a_slow_load_answers_its_caller_after_a_write() {
             answer.await
         }
     });
-    let cache = http_cache(MemoryBackend::new()).serve_stale_after(5 * DELAY).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether")
+        .serve_stale_after(5 * DELAY)
+        .build()
+        .unwrap();
     let service = by_identity(http_layer(cache)).layer(BoxCloneSyncService::new(slow));
     let leading = service.clone();
     let led = tokio::spawn(async move { ask(&leading, of("slow")).await });
@@ -410,7 +413,7 @@ async fn a_slow_load_answers_its_caller_after_a_write() {
 async fn a_cache_of_short_keys_answers_each_request() {
     for limit in [20, 40, 60, 104, 512] {
         let (inner, calls) = by_user();
-        let cache = http_cache(MemoryBackend::new()).max_key(limit).build().unwrap();
+        let cache = http_cache(MemoryBackend::new(), "bellwether").max_key(limit).build().unwrap();
         let service = by_identity(http_layer(cache)).layer(inner);
         for _ in 0..3 {
             assert_eq!(ask(&service, of("alice")).await.text(), "alice", "{limit}");

@@ -159,7 +159,7 @@ async fn callers_that_waited_for_another_process_pass_as_well() {
     });
     let backend = MemoryBackend::new();
     let [one, other] = [1024, 1].map(|loads| {
-        let cache = http_cache(backend.clone()).max_loads(loads).build().unwrap();
+        let cache = http_cache(backend.clone(), "bellwether").max_loads(loads).build().unwrap();
         http_layer(cache).layer(inner.clone())
     });
     let ask_later = |service: &super::origin::Layered, path: &'static str| {

@@ -132,7 +132,7 @@ fn body(start: String, rng: &mut Rng) -> Body {
 fn processes(plan: Plan, backends: &[Faulty]) -> Vec<[Layered; 3]> {
     let inner = origin(plan);
     let process = |backend: &Faulty| {
-        let builder = http_cache(backend.clone()).namespace("shop").outage_memory(plan.memory);
+        let builder = http_cache(backend.clone(), "shop").outage_memory(plan.memory);
         let builder = if plan.is_patient { builder } else { builder.serve_stale_after(100 * MS) };
         let builder = match plan.is_early {
             true => builder.early_refresh(EarlyRefresh::Within(500 * MS)),

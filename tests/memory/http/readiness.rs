@@ -171,7 +171,7 @@ async fn waiters_hold_no_readiness() {
 
 fn over_mock(when_abandoned: Abandoned) -> (Stack, Handle<Request<Body>, Response<Body>>) {
     let (inner, handle): (Mock<Request<Body>, Response<Body>>, _) = mock::pair();
-    let cache = http_cache(MemoryBackend::new())
+    let cache = http_cache(MemoryBackend::new(), "bellwether")
         .load_limit(Duration::from_secs(1))
         .when_abandoned(when_abandoned)
         .build()

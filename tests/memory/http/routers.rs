@@ -145,7 +145,7 @@ async fn a_layer_within_itself_does_not_wait_for_itself() {
 
 #[tokio::test]
 async fn hyper_serves_the_layer() {
-    let cache = http_cache(MemoryBackend::new()).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether").build().unwrap();
     let (inner, calls) = origin(|_, request| {
         assert_eq!(request.headers()["host"], "shop.example");
         axum::response::Response::new(Body::from("a product"))

@@ -23,7 +23,7 @@ fn slow(control: &'static str, pieces: usize, pause: Duration) -> (Inner, Calls)
 /// `ttl` of 5 s.
 fn kept_for_five_seconds(control: &'static str, pieces: usize) -> (Layered, Calls) {
     let (inner, calls) = slow(control, pieces, SECOND);
-    let cache = http_cache(MemoryBackend::new()).ttl(5 * SECOND).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether").ttl(5 * SECOND).build().unwrap();
     (http_layer(cache).layer(inner), calls)
 }
 
@@ -34,7 +34,7 @@ fn processes(count: usize, inner: &Inner) -> Vec<Layered> {
 }
 
 fn cancelling_at(backend: &MemoryBackend, inner: &Inner) -> Layered {
-    let builder = http_cache(backend.clone()).when_abandoned(Abandoned::Cancel);
+    let builder = http_cache(backend.clone(), "bellwether").when_abandoned(Abandoned::Cancel);
     BellwetherLayer::http(builder.build().unwrap()).layer(inner.clone())
 }
 
@@ -220,7 +220,8 @@ async fn a_body_that_no_caller_is_to_read_is_not_cancelled() {
         ("max-age=1, stale-if-error=600", DELAY / 2),
     ] {
         let (inner, calls) = slow(control, 3, DELAY * 2);
-        let builder = http_cache(MemoryBackend::new()).when_abandoned(Abandoned::Cancel);
+        let builder =
+            http_cache(MemoryBackend::new(), "bellwether").when_abandoned(Abandoned::Cancel);
         let cache = builder.serve_stale_after(patience).build().unwrap();
         let service = BellwetherLayer::http(cache).layer(inner);
         ask(&service, get("/")).await;

@@ -76,7 +76,8 @@ async fn the_answer_and_the_route_decide_how_long_an_answer_is_stale() {
     ];
     for (directives, set, stale) in table {
         let (inner, calls) = with_headers(&[("cache-control", directives)]);
-        let cache = http_cache(MemoryBackend::new()).stale_while_revalidate(2 * SECOND);
+        let cache =
+            http_cache(MemoryBackend::new(), "bellwether").stale_while_revalidate(2 * SECOND);
         let service = set(BellwetherLayer::http(cache.build().unwrap())).layer(inner);
         for is_at_once in [true, false] {
             ask(&service, get("/")).await;
@@ -186,7 +187,7 @@ async fn a_caller_that_comes_to_a_broken_body_is_answered_as_those_that_wait() {
         let (inner, mut feeds) = fed(headers);
         let gate = Gate::default();
         let backend = Interceptor { inner: MemoryBackend::new(), hook: gate.clone() };
-        let cache = http_cache(backend).namespace("shop").build().unwrap();
+        let cache = http_cache(backend, "shop").build().unwrap();
         let service = BellwetherLayer::http(cache).layer(inner);
         let asks = || {
             let service = service.clone();
@@ -251,7 +252,7 @@ async fn callers_are_told_how_long_a_key_backs_off() {
     let (inner, calls) = origin(|_, _| down("20"));
     let backend = MemoryBackend::new();
     let services = [(), ()].map(|()| {
-        let cache = http_cache(backend.clone()).after_failure(AfterFailure::BACK_OFF);
+        let cache = http_cache(backend.clone(), "bellwether").after_failure(AfterFailure::BACK_OFF);
         BellwetherLayer::http(cache.build().unwrap()).layer(inner.clone())
     });
     let own = ask(&services[0], get("/")).await;
@@ -364,7 +365,8 @@ async fn a_refresh_without_a_value_is_not_repeated_at_once() {
             answer.body(Body::from(call.to_string())).unwrap()
         });
         let rule = AfterFailure::RetryAfter(SECOND);
-        let cache = http_cache(MemoryBackend::new()).after_failure(rule).build().unwrap();
+        let cache =
+            http_cache(MemoryBackend::new(), "bellwether").after_failure(rule).build().unwrap();
         let service = http_layer(cache).layer(inner.clone());
         ask(&service, get("/")).await;
         sleep(11 * SECOND).await;

@@ -265,7 +265,10 @@ async fn a_body_without_readers_is_finished_and_stored() {
 }
 
 fn cancelling() -> Cache<CachedResponse> {
-    http_cache(MemoryBackend::new()).when_abandoned(Abandoned::Cancel).build().unwrap()
+    http_cache(MemoryBackend::new(), "bellwether")
+        .when_abandoned(Abandoned::Cancel)
+        .build()
+        .unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -321,7 +324,7 @@ async fn the_lease_is_held_while_the_body_arrives() {
     let (inner, mut feeds) = fed(&[("cache-control", "max-age=100")]);
     let backend = MemoryBackend::new();
     let [here, there] = [(), ()].map(|()| {
-        let cache = http_cache(backend.clone()).ttl(200 * SECOND).build().unwrap();
+        let cache = http_cache(backend.clone(), "bellwether").ttl(200 * SECOND).build().unwrap();
         http_layer(cache).layer(inner.clone())
     });
     let body = open(&here, get("/")).await;

@@ -95,7 +95,7 @@ async fn a_policy_for_failures_knows_the_status() {
     let (inner, calls) = origin(|_, _| refusal(500));
     let backend = MemoryBackend::new();
     let services = [(), ()].map(|()| {
-        let cache = http_cache(backend.clone()).failure_policy(|error| {
+        let cache = http_cache(backend.clone(), "bellwether").failure_policy(|error| {
             match error.load_ref::<InnerServiceError>()?.status() {
                 StatusCode::INTERNAL_SERVER_ERROR => Some(AfterFailure::RetryAfter(SECOND)),
                 _ => None,
@@ -125,7 +125,7 @@ async fn a_failure_that_is_no_rule_for_others_stays_with_its_caller() {
     for set in [rule, policy] {
         for status in [500, 503] {
             let (inner, calls) = origin(move |_, _| refusal(status));
-            let cache = set(http_cache(MemoryBackend::new())).build().unwrap();
+            let cache = set(http_cache(MemoryBackend::new(), "bellwether")).build().unwrap();
             let services = [http_layer(cache).layer(inner)];
             for answer in ask_all(&services, (0..20).map(|_| get("/"))).await {
                 assert_eq!((answer.status.as_u16(), answer.text()), (status, "refused"));
@@ -223,7 +223,7 @@ async fn the_service_is_not_called_before_its_retry_after() {
 async fn a_process_without_its_backend_leaves_the_service_alone() {
     let (inner, calls) = origin(|_, _| refusal(503));
     let faulty = Faulty::new(|_| Some(Fault::Refuse));
-    let cache = http_cache(faulty).namespace("shop").build().unwrap();
+    let cache = http_cache(faulty, "shop").build().unwrap();
     let service = http_layer(cache).layer(inner);
     for round in 1..=2 {
         let answers = ask_all(std::slice::from_ref(&service), (0..500).map(|_| get("/"))).await;
@@ -279,7 +279,7 @@ async fn a_failure_for_one_user_concerns_no_other() {
             });
         let backend = MemoryBackend::new();
         let services = [(), ()].map(|()| {
-            let cache = set(http_cache(backend.clone())).build().unwrap();
+            let cache = set(http_cache(backend.clone(), "bellwether")).build().unwrap();
             http_layer(cache).policy(Policy::rfc9111()).layer(inner.clone())
         });
         let refused = ask(&services[0], get_with(&[("authorization", "Basic YTpi")])).await;
@@ -299,7 +299,7 @@ async fn a_failure_for_one_user_ends_no_row_of_failures() {
         let (inner, calls) = origin(|_, _| refusal(503));
         let backend = MemoryBackend::new();
         let services = [(), ()].map(|()| {
-            let builder = http_cache(backend.clone());
+            let builder = http_cache(backend.clone(), "bellwether");
             let builder = if of_cache { builder.after_failure(rule) } else { builder };
             let layer = http_layer(builder.build().unwrap()).policy(Policy::rfc9111());
             if of_cache { layer } else { layer.when_unavailable(rule) }.layer(inner.clone())
@@ -325,7 +325,7 @@ async fn the_rule_is_that_of_the_layer_or_of_the_cache() {
         (Some(AfterFailure::LoadAgain), five, Duration::ZERO),
     ] {
         let (inner, calls) = origin(|_, _| refusal(503));
-        let builder = http_cache(MemoryBackend::new());
+        let builder = http_cache(MemoryBackend::new(), "bellwether");
         let builder = match of_cache {
             Some(rule) => builder.after_failure(rule),
             None => builder,

@@ -119,7 +119,8 @@ async fn a_304_about_another_response_is_an_error_that_stale_hides() {
         }
     });
     let service =
-        BellwetherLayer::http(http_cache(MemoryBackend::new()).build().unwrap()).layer(inner);
+        BellwetherLayer::http(http_cache(MemoryBackend::new(), "bellwether").build().unwrap())
+            .layer(inner);
     ask(&service, get("/")).await;
     sleep(Duration::from_secs(61)).await;
     let answer = ask(&service, get("/")).await;
@@ -223,7 +224,7 @@ async fn a_response_that_is_kept_for_validation_is_not_served_in_an_outage() {
         for away_at in [1, 61] {
             let (inner, calls) = failing(control, 503);
             let faulty = Faulty::over(MemoryBackend::new(), |_| None);
-            let builder = http_cache(faulty.clone()).namespace("shop").outage_memory(1 << 20);
+            let builder = http_cache(faulty.clone(), "shop").outage_memory(1 << 20);
             let layer = BellwetherLayer::http(builder.build().unwrap()).policy(policy.clone());
             let service = layer.layer(inner);
             ask(&service, get("/")).await;

@@ -100,7 +100,10 @@ async fn a_marker_does_not_answer_the_caller_whose_load_is_slow() {
             answer.await
         }
     });
-    let cache = http_cache(MemoryBackend::new()).serve_stale_after(5 * DELAY).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether")
+        .serve_stale_after(5 * DELAY)
+        .build()
+        .unwrap();
     let service = http_layer(cache).layer(BoxCloneSyncService::new(slow));
     let leading = service.clone();
     let led = tokio::spawn(async move { ask(&leading, in_language("en")).await });
@@ -117,7 +120,7 @@ async fn a_marker_does_not_answer_the_caller_whose_load_is_slow() {
 async fn a_cache_of_short_keys_shares_no_variants() {
     for (limit, count) in [(101, 4), (102, 1)] {
         let (inner, calls) = by_language();
-        let cache = http_cache(MemoryBackend::new()).max_key(limit).build().unwrap();
+        let cache = http_cache(MemoryBackend::new(), "bellwether").max_key(limit).build().unwrap();
         let service = http_layer(cache).layer(inner);
         for _ in 0..4 {
             assert_language(&ask(&service, in_language("en")).await, "en");
@@ -138,7 +141,7 @@ async fn a_variant_that_was_seen_stands_in_while_the_backend_is_away() {
         answer.body(Body::from(call.to_string())).unwrap()
     });
     let faulty = Faulty::new(|_| None);
-    let cache = http_cache(faulty.clone()).namespace("shop").outage_memory(1 << 20);
+    let cache = http_cache(faulty.clone(), "shop").outage_memory(1 << 20);
     let service = http_layer(cache.build().unwrap()).layer(inner);
     for _ in 0..2 {
         ask(&service, in_language("en")).await;
@@ -302,7 +305,8 @@ async fn encodings_in_another_order_share() {
 async fn an_early_refresh_keeps_the_marker() {
     let (inner, calls) = by_language();
     let early = EarlyRefresh::Within(Duration::from_secs(1_000_000));
-    let cache = http_cache(MemoryBackend::new()).early_refresh(early).build().unwrap();
+    let cache =
+        http_cache(MemoryBackend::new(), "bellwether").early_refresh(early).build().unwrap();
     let service = http_layer(cache).layer(inner);
     for at in 0..50 {
         let answer = ask(&service, in_language(["en", "de"][at % 2])).await;

@@ -164,9 +164,9 @@ async fn a_writer_that_goes_away_ends_what_it_has_outdated() {
         let body = Body::from(call.to_string());
         Response::builder().header("location", location).body(body).unwrap()
     });
-    let own = http_cache(backend).namespace("shop").build().unwrap();
+    let own = http_cache(backend, "shop").build().unwrap();
     let reader = http_layer(own).layer(inner.clone());
-    let writer = http_layer(http_cache(late).namespace("shop").build().unwrap()).layer(inner);
+    let writer = http_layer(http_cache(late, "shop").build().unwrap()).layer(inner);
     for path in ["/a", "/b"] {
         ask(&reader, at(path)).await;
     }
@@ -186,7 +186,8 @@ async fn a_grpc_call_waits_for_no_backend() {
         let answer = Response::builder().header("content-type", kind);
         answer.body(Body::from(call.to_string())).unwrap()
     });
-    let service = http_layer(http_cache(backend.clone()).build().unwrap()).layer(inner);
+    let service =
+        http_layer(http_cache(backend.clone(), "bellwether").build().unwrap()).layer(inner);
     for kind in ["application/grpc", "application/grpc+proto", "application/grpc-web"] {
         let mut call = request("POST", "/shop.Shop/Buy");
         call.headers_mut().insert("content-type", kind.parse().unwrap());
@@ -229,7 +230,10 @@ async fn a_purge_needs_the_permission_of_the_user() {
         let status = if request.method() == "PURGE" { 405 } else { 200 };
         Response::builder().status(status).body(Body::from(call.to_string())).unwrap()
     });
-    let cache = http_cache(MemoryBackend::new()).ttl(Duration::from_secs(3600)).build().unwrap();
+    let cache = http_cache(MemoryBackend::new(), "bellwether")
+        .ttl(Duration::from_secs(3600))
+        .build()
+        .unwrap();
     let layer = http_layer(cache).purge_if(|parts| parts.headers.contains_key("x-may"));
     let service = layer.layer(inner);
     ask(&service, get("/")).await;

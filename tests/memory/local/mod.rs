@@ -10,7 +10,7 @@ use tokio::time::advance;
 use crate::prelude::*;
 
 fn cache(backend: impl Store) -> Cache<u64> {
-    Cache::builder(backend).local(LocalTier::default()).build().unwrap()
+    Cache::builder(backend, "bellwether").local(LocalTier::default()).build().unwrap()
 }
 
 /// Loads a value, if there is none.
@@ -64,7 +64,8 @@ async fn a_value_has_a_life_in_the_process_and_one_in_the_fleet() {
 async fn an_act_ends_the_copies_here_and_there() {
     let backend = MemoryBackend::new();
     let [here, there] = [(); 2].map(|()| {
-        let builder = Cache::builder(backend.clone()).stale_if_error(Duration::from_secs(60));
+        let builder =
+            Cache::builder(backend.clone(), "bellwether").stale_if_error(Duration::from_secs(60));
         builder.local(LocalTier::default()).build().unwrap()
     });
     for both in [[&here, &there], [&there, &here]] {
@@ -95,7 +96,8 @@ async fn an_act_ends_the_copies_here_and_there() {
 #[tokio::test(start_paused = true)]
 async fn a_copy_ends_with_its_entry_or_its_age() {
     let backend = MemoryBackend::new();
-    let builder = || Cache::<u64>::builder(backend.clone()).ttl(Duration::from_secs(60));
+    let builder =
+        || Cache::<u64>::builder(backend.clone(), "bellwether").ttl(Duration::from_secs(60));
     let cache = builder().local(LocalTier::default()).build().unwrap();
     let brief = builder().local(LocalTier::default().max_age(5 * MS)).build().unwrap();
     let writer = builder().build().unwrap();
@@ -123,7 +125,7 @@ async fn a_copy_ends_with_its_entry_or_its_age() {
 #[tokio::test(start_paused = true)]
 async fn a_copy_is_refreshed_as_its_entry_is() {
     for early in [EarlyRefresh::Within(300 * MS), EarlyRefresh::LastPart(0.3)] {
-        let builder = Cache::<u64>::builder(MemoryBackend::new()).ttl(1_000 * MS);
+        let builder = Cache::<u64>::builder(MemoryBackend::new(), "bellwether").ttl(1_000 * MS);
         let cache = builder.early_refresh(early).local(LocalTier::default()).build().unwrap();
         let mut last = 0;
         for at in 0..200 {
@@ -145,7 +147,7 @@ async fn a_copy_is_refreshed_as_its_entry_is() {
 
 #[tokio::test(start_paused = true)]
 async fn stale_values_and_failures_go_around_the_tier() {
-    let builder = Cache::<u64>::builder(MemoryBackend::new()).ttl(100 * MS);
+    let builder = Cache::<u64>::builder(MemoryBackend::new(), "bellwether").ttl(100 * MS);
     let builder = builder.stale_while_revalidate(100 * MS).stale_if_error(1_000 * MS);
     let cache = builder.local(LocalTier::default()).build().unwrap();
     cache.insert("k", &1).await.unwrap();
@@ -200,12 +202,12 @@ async fn a_change_is_settled_when_no_tier_may_be_behind() {
     cache.settled().await;
     assert_eq!(begun.elapsed(), 2_000 * MS);
     let tier = LocalTier::default().max_staleness(begun.elapsed());
-    assert!(Cache::<u64>::builder(MemoryBackend::new()).local(tier).build().is_ok());
+    assert!(Cache::<u64>::builder(MemoryBackend::new(), "bellwether").local(tier).build().is_ok());
 }
 
 #[tokio::test]
 async fn the_weight_of_all_copies_is_bounded() {
-    let builder = Cache::<String>::builder(MemoryBackend::new());
+    let builder = Cache::<String>::builder(MemoryBackend::new(), "bellwether");
     let cache = builder.local(LocalTier::weight(256 << 10)).build().unwrap();
     let keys: Vec<_> = (0..1_000).map(|at| format!("key:{at}")).collect();
     for key in &keys {
@@ -229,7 +231,7 @@ fn settings_outside_their_ranges_are_refused() {
         (tier.max_staleness(99 * MS), "local.max_staleness"),
         (tier.max_staleness(2_001 * MS), "local.max_staleness"),
     ] {
-        let built = Cache::<u64>::builder(MemoryBackend::new()).local(tier).build();
+        let built = Cache::<u64>::builder(MemoryBackend::new(), "bellwether").local(tier).build();
         let error = built.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert!(error.to_string().contains(setting), "{error}");

@@ -208,8 +208,10 @@ async fn play(seed: u64, planted: Planted, has_tier: bool) -> (usize, u64) {
     for process in 0..2 {
         let line = Connection::new(seed * 2 + process, planted);
         let tier = LocalTier::default().max_staleness(STALENESS);
-        let builder =
-            Cache::<u64>::builder(Interceptor { inner: backend.clone(), hook: line.clone() });
+        let builder = Cache::<u64>::builder(
+            Interceptor { inner: backend.clone(), hook: line.clone() },
+            "bellwether",
+        );
         let builder = if has_tier { builder.local(tier) } else { builder };
         let cache = builder.ttl(Duration::from_secs(60)).tags().build().unwrap();
         running.spawn(line.clone().run(STALENESS / 4));
@@ -224,8 +226,11 @@ async fn play(seed: u64, planted: Planted, has_tier: bool) -> (usize, u64) {
     }
     let (writer, history, mut chance) = (backend.clone(), written.clone(), rng.fork());
     running.spawn(async move {
-        let writer: Cache<u64> =
-            Cache::builder(writer).ttl(Duration::from_secs(60)).tags().build().unwrap();
+        let writer: Cache<u64> = Cache::builder(writer, "bellwether")
+            .ttl(Duration::from_secs(60))
+            .tags()
+            .build()
+            .unwrap();
         loop {
             let (act, key) = (chance.u8(0..6), chance.usize(0..KEYS));
             let write = |key: usize| {

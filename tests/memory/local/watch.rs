@@ -33,7 +33,7 @@ impl Front {
 
 fn caches() -> [Cache<u64>; 2] {
     let backend = MemoryBackend::new();
-    [(); 2].map(|()| Cache::builder(backend.clone()).build().unwrap())
+    [(); 2].map(|()| Cache::builder(backend.clone(), "bellwether").build().unwrap())
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use super::{LEASE, backend, claim, locks, name, patient};
 #[tokio::test]
 async fn leases_on_all_nodes_are_renewed() {
     let cluster = Cluster::start(3, 0).await;
-    let locks = Locks::new(patient(&cluster));
+    let locks = Locks::new(patient(&cluster), "bellwether");
     let names: Vec<_> = (0..300).map(|at| format!("k{at}")).collect();
     let guards = join_all(names.iter().map(async |name| {
         let lock = locks.mutex(name.as_str()).lease(LEASE).renew_every(Duration::from_millis(200));
@@ -128,7 +128,7 @@ async fn pushes_go_only_through_the_node_that_serves_the_name() {
 #[tokio::test]
 async fn a_load_of_two_processes_is_led_once() {
     let cluster = Cluster::start(3, 0).await;
-    let build = || Cache::<String>::builder(patient(&cluster)).build().unwrap();
+    let build = || Cache::<String>::builder(patient(&cluster), "bellwether").build().unwrap();
     let caches = [build(), build()];
     let loads: Arc<Mutex<HashMap<String, usize>>> = Arc::default();
     let mut callers = Vec::new();
@@ -253,7 +253,7 @@ async fn waiters_poll_without_sharded_channels() {
     let cluster = Cluster::start_with(1, 0, &old).await;
     let (here, there) = (backend(&cluster), locks(&cluster));
     assert!(here.changes(&name("k")).await.is_err());
-    let guard = Locks::new(here).mutex("k").lease(LEASE).lock().await.unwrap();
+    let guard = Locks::new(here, "bellwether").mutex("k").lease(LEASE).lock().await.unwrap();
     let waiter = there.mutex("k").lease(LEASE).wait_limit(2 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let mut raw = cluster.nodes[0].raw().await;

@@ -33,7 +33,7 @@ fn patient(cluster: &Cluster) -> RedisBackend {
 }
 
 fn locks(cluster: &Cluster) -> Locks {
-    Locks::new(backend(cluster))
+    Locks::new(backend(cluster), "bellwether")
 }
 
 fn name(key: &str) -> Name {

@@ -177,7 +177,7 @@ async fn contenders_never_hold_together_while_their_slot_moves() {
     let inside = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let contenders: Vec<_> = (0..4)
         .map(|_| {
-            let (locks, inside) = (Locks::new(backend(&cluster)), inside.clone());
+            let (locks, inside) = (Locks::new(backend(&cluster), "bellwether"), inside.clone());
             tokio::spawn(async move {
                 let mut last = 0;
                 for _ in 0..40 {

@@ -48,7 +48,7 @@ async fn a_node_that_hangs_does_not_affect_leases_of_other_nodes() {
 #[tokio::test]
 async fn a_node_that_hangs_does_not_affect_entries_of_other_nodes() {
     let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
-    let cache = Cache::<String>::builder(backend(&cluster)).build().unwrap();
+    let cache = Cache::<String>::builder(backend(&cluster), "bellwether").build().unwrap();
     let of_each = cluster.key_of_each(3, |at| format!("k{at}")).await;
     for key in &of_each {
         assert_eq!(ask(&cache, key).await.0, Source::Led);

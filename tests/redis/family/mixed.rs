@@ -102,7 +102,8 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
 async fn ten_thousand_operations_leave_nothing_but_fences() {
     let server = RedisServer::start().await;
     // The test is not about time-outs, and with these limits a busy machine causes few.
-    let fleet: Arc<[Locks]> = (0..3).map(|_| Locks::new(testkit::open(server.url()))).collect();
+    let fleet: Arc<[Locks]> =
+        (0..3).map(|_| Locks::new(testkit::open(server.url()), "bellwether")).collect();
     let seed = std::env::var("BELLWETHER_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));
     println!("BELLWETHER_SEED={seed}");

@@ -28,7 +28,7 @@ async fn tokens_grow_over_majorities_and_clocks() {
     let mut last = 0;
     for at in 0..20 {
         let away = [at % 5, (at + 1 + at / 5) % 5];
-        let redlock = Redlock::new(dead(&servers, &away, Fault::Refuse)).unwrap();
+        let redlock = Redlock::new(dead(&servers, &away, Fault::Refuse), "bellwether").unwrap();
         let guard = redlock.mutex("m").lock().await.unwrap();
         assert!(guard.fence() > last, "{} after {last}, without {away:?}", guard.fence());
         last = guard.fence();
@@ -43,7 +43,8 @@ async fn tokens_grow_over_majorities_and_clocks() {
 #[tokio::test(start_paused = true)]
 async fn tokens_grow_over_passes() {
     let servers: [_; 3] = servers();
-    let (here, there) = (Redlock::new(servers.clone()), Redlock::new(servers.clone()));
+    let (here, there) =
+        (Redlock::new(servers.clone(), "bellwether"), Redlock::new(servers.clone(), "bellwether"));
     let (here, there) = (here.unwrap(), there.unwrap());
     let first = here.mutex("m").lock().await.unwrap();
     let next = tokio::spawn({
@@ -69,7 +70,7 @@ async fn a_lock_without_a_token_at_a_majority_is_not_held() {
         servers[2].pass_with_fence(&ahead, &ahead, 1 << 52).await.unwrap();
         servers[2].release(&ahead).await.unwrap();
         let faults = [(0, Op::PassWithFence, fault), (1, Op::PassWithFence, fault)];
-        let redlock = Redlock::new(seen(&servers, &faults)).unwrap();
+        let redlock = Redlock::new(seen(&servers, &faults), "bellwether").unwrap();
         assert_eq!(kind(redlock.mutex("m").try_lock().await), ErrorKind::Backend);
         sleep(MS).await;
         assert_eq!(shares(&servers, "m").await, 0, "{fault:?}");

@@ -155,7 +155,8 @@ impl<B: Store + Latches + Clone> Hook<B> for Link {
 }
 
 fn linked<B: Store + Latches + Clone>(servers: Vec<B>) -> Redlock {
-    Redlock::new(servers.into_iter().map(|inner| Interceptor { inner, hook: Link })).unwrap()
+    Redlock::new(servers.into_iter().map(|inner| Interceptor { inner, hook: Link }), "bellwether")
+        .unwrap()
 }
 
 /// Two processes of two tasks had 2 and 1,211 holds in 15 s, and the others failed: the process
@@ -215,7 +216,7 @@ async fn processes_have_even_shares_at_real_servers() {
         servers[..down].iter_mut().for_each(RedisServer::kill);
         let front = || {
             let backends = urls.iter().map(|url| RedisBackend::open(url).unwrap());
-            Redlock::with_answer_limit(backends, Duration::from_millis(200)).unwrap()
+            Redlock::with_answer_limit(backends, "bellwether", Duration::from_millis(200)).unwrap()
         };
         for (processes, tasks) in [(2, 2), (4, 4)] {
             let fronts: Vec<_> = (0..processes).map(|_| front()).collect();

@@ -21,7 +21,7 @@ const LEASE: Duration = Duration::from_secs(2);
 
 fn redlock<'a>(urls: impl Iterator<Item = &'a str>) -> Redlock {
     let backends: Vec<_> = urls.map(|url| RedisBackend::open(url).unwrap()).collect();
-    Redlock::with_answer_limit(backends, Duration::from_millis(200)).unwrap()
+    Redlock::with_answer_limit(backends, "bellwether", Duration::from_millis(200)).unwrap()
 }
 
 /// Holds the lock until it is killed, if this process was started for that.

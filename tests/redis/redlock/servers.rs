@@ -42,7 +42,7 @@ async fn client_of(urls: &[String], answer_limit: Duration) -> Redlock {
     let backends: Vec<_> = urls.iter().map(|url| RedisBackend::open(url).unwrap()).collect();
     // Connects to the servers that are there.
     join_all(backends.iter().map(RedisBackend::ping)).await;
-    Redlock::with_answer_limit(backends, answer_limit).unwrap()
+    Redlock::with_answer_limit(backends, "bellwether", answer_limit).unwrap()
 }
 
 async fn lock(redlock: &Redlock, name: &str) -> MutexGuard {
@@ -148,7 +148,7 @@ async fn an_unlock_ends_the_lock_at_every_server() {
         let servers = start(count).await;
         // Each server takes part, because no answer is late, even on a busy machine.
         let backends = servers.iter().map(|server| testkit::open(server.url()));
-        let redlock = Redlock::with_answer_limit(backends, LIMIT).unwrap();
+        let redlock = Redlock::with_answer_limit(backends, "bellwether", LIMIT).unwrap();
         let mutex = redlock.mutex("m").lease(LEASE);
         let guard = mutex.lock().await.unwrap();
         for server in &servers {

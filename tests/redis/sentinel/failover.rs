@@ -19,7 +19,7 @@ fn backend(set: &Sentinels) -> RedisBackend {
 }
 
 fn locks(set: &Sentinels) -> Locks {
-    Locks::new(backend(set))
+    Locks::new(backend(set), "bellwether")
 }
 
 /// Waits until all writes have reached the replicas.
@@ -114,7 +114,7 @@ async fn an_unreplicated_lease_is_reported_as_lost_and_goes_to_the_waiter() {
 #[tokio::test]
 async fn a_master_that_hangs_is_replaced_and_not_used_again() {
     let set = Sentinels::start(1).await;
-    let build = || Cache::<String>::builder(backend(&set)).build().unwrap();
+    let build = || Cache::<String>::builder(backend(&set), "bellwether").build().unwrap();
     let (here, there) = (build(), build());
     let load = |cache: &Cache<String>, key: &'static str| {
         let cache = cache.clone();
@@ -221,7 +221,7 @@ async fn holders_learn_at_once_that_a_new_master_lacks_their_leases() {
     let build = |number: usize| {
         let builder = RedisBackend::builder().sentinels(set.urls(), Sentinels::MASTER);
         let builder = builder.command_timeout(Duration::from_secs(1));
-        Locks::new(builder.client_name(format!("holder-{number}")).build().unwrap())
+        Locks::new(builder.client_name(format!("holder-{number}")).build().unwrap(), "bellwether")
     };
     let processes: Vec<_> = (0..PROCESSES).map(build).collect();
     for locks in &processes {
