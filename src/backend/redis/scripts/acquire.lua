@@ -22,7 +22,7 @@ if redis.call('EXISTS', lease, entry, failure) == 0 then
   end
 end
 
--- include: lease_at, entry_at, grant, renew_lease, clock, failure_at
+-- include: lease_at, entry_at, grant, renew_lease, time, failure_at
 local holder, held, left, foreign, value = lease_at(lease)
 if foreign then return foreign end
 

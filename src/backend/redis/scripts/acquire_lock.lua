@@ -21,7 +21,7 @@ if not units and redis.call('EXISTS', lease, shared, queue) == 0 then
   end
 end
 
--- include: clock, lease_at, holds_at, extend_hold, renew_lease
+-- include: clock_ms, lease_at, holds_at, extend_hold, renew_lease
 local at = now_ms()
 local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end

@@ -16,7 +16,7 @@
 local lease, fence, entry, channel, failure, entry_before, entry_after, staged = unpack(KEYS)
 local what, fence_ms, tiers = unpack(ARGV)
 
--- include: fence_at, fence_text, next_fence, entry_at, clock, burn, tell_tiers
+-- include: fence_at, fence_text, next_fence, entry_at, time, burn, tell_tiers
 local found, stored = entry_at(entry)
 local text = fence_text(next_fence(fence_at(fence), stored))
 local windows_now = found and string.sub(found, 53, 82)

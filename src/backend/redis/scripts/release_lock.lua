@@ -24,7 +24,7 @@ if type(value) == 'string' and string.find(value, owner .. ':', 1, true) == 1 th
   end
 end
 
--- include: clock, held_until, grant_next
+-- include: clock_ms, held_until, grant_next
 local at = now_ms()
 if units then
   local is_held = held_until(shared, owner, at)

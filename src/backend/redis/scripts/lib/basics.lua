@@ -16,18 +16,23 @@ local function keep(key, life_ms)
   if redis.call('PTTL', key) < tonumber(life_ms) then redis.call('PEXPIRE', key, life_ms) end
 end
 
--- part: clock
+-- part: time
 -- Returns the server's time in microseconds as text: 16 digits.
 local function time_text()
   local time = redis.call('TIME')
   return time[1] .. string.sub('00000' .. time[2], -6)
 end
 
+-- part: clock
+-- include: time
 -- Returns the same as a number. A Lua number holds it exactly until the year 2255.
 local function now()
   return tonumber(time_text())
 end
 
+-- part: clock_ms
+-- include: clock
+-- Returns it in milliseconds.
 local function now_ms()
   return math.floor(now() / 1000)
 end

@@ -27,7 +27,7 @@ local function next_fence(last, stored)
 end
 
 -- part: clock_fence
--- include: clock
+-- include: time
 
 -- Takes a fence from the clock: writes it, and reads the last fence in the same call. Returns its
 -- text. Returns nil, and leaves the last fence as it is, unless the new fence is known to be

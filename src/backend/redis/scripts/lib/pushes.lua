@@ -2,7 +2,7 @@
 
 -- part: publish
 -- The bit of a reply which says that an ACL has refused to publish.
-local REFUSED, refused = 4, 0
+local REFUSED, refused = 4, 0 -- luacheck: ignore refused
 
 -- Publishes a message. A shard channel of a cluster is known by its suffix `s`. Returns how many
 -- clients received it. A refusal must not fail the script, which has done its work by then.
