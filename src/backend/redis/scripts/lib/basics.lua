@@ -25,6 +25,7 @@ end
 
 -- part: clock
 -- include: time
+
 -- Returns the same as a number. A Lua number holds it exactly until the year 2255.
 local function now()
   return tonumber(time_text())
@@ -32,6 +33,7 @@ end
 
 -- part: clock_ms
 -- include: clock
+
 -- Returns it in milliseconds.
 local function now_ms()
   return math.floor(now() / 1000)
