@@ -77,8 +77,7 @@ fn the_outage_memory_counts_what_it_takes() {
 }
 
 #[test]
-#[ignore = "waits for the smaller memory backend: it counts neither keys, rows nor fences yet"]
-fn row_8_the_memory_backend_counts_what_it_takes() {
+fn the_memory_backend_counts_what_it_takes() {
     let grown = growth("limits::memory_backend_process");
     assert!(grown < 1.5, "{grown:.2} times the limit");
 }

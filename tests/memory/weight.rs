@@ -11,21 +11,24 @@ use crate::prelude::*;
 const LEASE: Duration = Duration::from_secs(60);
 const FENCE_LIFE: Duration = Duration::from_secs(600);
 const TTL: Duration = Duration::from_secs(120);
-/// The weight of ten entries of 100 bytes, with their headers.
-const LIMIT: usize = 1000;
+/// The weight of ten entries of 1,000 bytes.
+const LIMIT: usize = 10_000;
 
+/// Returns a name. All are of one length.
 fn name(key: &str) -> Name {
-    Name::new(&Namespace::standard(), Family::Cache, &Key::from(key), 512).unwrap()
+    Name::new(&Namespace::standard(), Family::Cache, &Key::from(format!("{key:>8}")), 512).unwrap()
 }
 
 fn claim(name: &Name) -> Claim {
     Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
 }
 
-/// Returns an entry with a weight in bytes.
-fn entry(weight: usize) -> Entry {
-    let header = Entry::uncacheable(Duration::ZERO).weight();
-    Entry::value(7, Duration::ZERO, Bytes::from(vec![b'v'; weight - header]))
+/// Returns an entry that takes so many bytes, with its key and its fence.
+async fn entry(weight: usize) -> Entry {
+    let of = |bytes| Entry::value(7, Duration::ZERO, Bytes::from(vec![b'v'; bytes]));
+    let alone = MemoryBackend::new();
+    alone.put(&name("k"), &of(0), TTL, FENCE_LIFE).await.unwrap();
+    of(weight - alone.weight())
 }
 
 #[tokio::test(start_paused = true)]
@@ -33,16 +36,16 @@ async fn the_least_recently_used_entries_make_room() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let names: Vec<_> = (0..11).map(|at| name(&format!("k{at}"))).collect();
     for name in &names[..10] {
-        backend.put(name, &entry(100), TTL, FENCE_LIFE).await.unwrap();
+        backend.put(name, &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
     }
     assert_eq!(backend.weight(), LIMIT);
     assert!(backend.get(&names[0]).await.unwrap().is_some());
-    backend.put(&names[10], &entry(100), TTL, FENCE_LIFE).await.unwrap();
+    backend.put(&names[10], &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
     assert_eq!(backend.weight(), LIMIT);
     assert!(backend.get(&names[0]).await.unwrap().is_some());
     assert!(backend.get(&names[1]).await.unwrap().is_none());
     // One large entry may replace many.
-    backend.put(&names[1], &entry(LIMIT), TTL, FENCE_LIFE).await.unwrap();
+    backend.put(&names[1], &entry(LIMIT).await, TTL, FENCE_LIFE).await.unwrap();
     assert_eq!(backend.weight(), LIMIT);
     assert!(backend.get(&names[0]).await.unwrap().is_none());
     assert!(backend.get(&names[1]).await.unwrap().is_some());
@@ -58,12 +61,12 @@ async fn leases_and_fences_make_no_room() {
         held.push((claim, grant));
     }
     for at in 0..100 {
-        backend.put(&name(&format!("k{at}")), &entry(900), TTL, FENCE_LIFE).await.unwrap();
+        backend.put(&name(&format!("k{at}")), &entry(9000).await, TTL, FENCE_LIFE).await.unwrap();
     }
     for (claim, grant) in held {
         let stranger = self::claim(&claim.name);
         assert!(matches!(backend.acquire(&stranger).await, Ok(Acquired::Occupied(_))));
-        let outcome = backend.commit(&claim, &grant, &entry(100), Some(TTL)).await.unwrap();
+        let outcome = backend.commit(&claim, &grant, &entry(1000).await, Some(TTL)).await.unwrap();
         assert_eq!(outcome, Committed::Stored);
     }
     assert_eq!(backend.weight(), LIMIT);
@@ -74,11 +77,12 @@ async fn leases_and_fences_make_no_room() {
 async fn a_commit_that_is_too_large_hands_over_and_drops_the_older_entry() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let name = name("k");
-    let seen = backend.put(&name, &entry(100), TTL, FENCE_LIFE).await.unwrap();
+    let seen = backend.put(&name, &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, seen).await.unwrap() else { panic!() };
     for _ in 0..2 {
-        let outcome = backend.commit(&refresh, &grant, &entry(LIMIT + 1), Some(TTL)).await.unwrap();
+        let outcome =
+            backend.commit(&refresh, &grant, &entry(LIMIT + 1).await, Some(TTL)).await.unwrap();
         assert_eq!(outcome, Committed::Pushed);
     }
     assert_eq!(backend.get(&name).await.unwrap(), None);
@@ -90,15 +94,15 @@ async fn a_commit_that_is_too_large_hands_over_and_drops_the_older_entry() {
 async fn a_put_that_is_too_large_fails_and_changes_nothing() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let name = name("k");
-    let seen = backend.put(&name, &entry(100), TTL, FENCE_LIFE).await.unwrap();
+    let seen = backend.put(&name, &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, seen).await.unwrap() else { panic!() };
-    let error = backend.put(&name, &entry(LIMIT + 1), TTL, FENCE_LIFE).await.unwrap_err();
+    let error = backend.put(&name, &entry(LIMIT + 1).await, TTL, FENCE_LIFE).await.unwrap_err();
     assert_eq!(error.kind(), BackendErrorKind::Refused);
-    assert_eq!(backend.get(&name).await.unwrap(), Some(entry(100).with_fence(seen)));
-    let outcome = backend.commit(&refresh, &grant, &entry(200), Some(TTL)).await.unwrap();
+    assert_eq!(backend.get(&name).await.unwrap(), Some(entry(1000).await.with_fence(seen)));
+    let outcome = backend.commit(&refresh, &grant, &entry(2000).await, Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);
-    assert_eq!(backend.weight(), 200);
+    assert_eq!(backend.weight(), 2000);
 }
 
 /// An entry that is never read again must not stay for ever.
@@ -106,13 +110,47 @@ async fn a_put_that_is_too_large_fails_and_changes_nothing() {
 async fn an_ended_entry_weighs_nothing() {
     let backend = MemoryBackend::with_weight(LIMIT);
     for at in 0..5 {
-        backend.put(&name(&format!("k{at}")), &entry(100), TTL, FENCE_LIFE).await.unwrap();
+        backend.put(&name(&format!("k{at}")), &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
     }
-    backend.put(&name("k0"), &entry(200), TTL * 2, FENCE_LIFE).await.unwrap();
-    assert_eq!(backend.weight(), 600);
+    backend.put(&name("k0"), &entry(2000).await, TTL * 2, FENCE_LIFE).await.unwrap();
+    assert_eq!(backend.weight(), 6000);
     tokio::time::advance(TTL).await;
     assert_eq!(backend.get(&name("other")).await.unwrap(), None);
-    assert_eq!(backend.weight(), 200);
+    assert_eq!(backend.weight(), 2000);
     backend.invalidate(&name("k0"), FENCE_LIFE).await.unwrap();
     assert_eq!(backend.weight(), 0);
+}
+
+/// A fence that makes room for entries must not let another one be granted twice.
+#[tokio::test(start_paused = true)]
+async fn fences_grow_when_they_are_evicted_with_their_entries() {
+    let backend = MemoryBackend::with_weight(LIMIT);
+    let mut last = [0; 20];
+    for at in 0..100 {
+        let (name, last) = (name(&format!("k{}", at % 20)), &mut last[at % 20]);
+        let fence = backend.put(&name, &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
+        let claim = claim(&name);
+        let Claimed::Granted(grant) = backend.claim(&claim, fence).await.unwrap() else { panic!() };
+        assert!(fence > *last && grant.fence() > fence, "{last}, {fence}, {grant:?}");
+        *last = grant.fence();
+        assert!(backend.release(&claim).await.unwrap());
+    }
+}
+
+/// A load whose fence was evicted is refused, as if its key had been invalidated.
+#[tokio::test(start_paused = true)]
+async fn a_load_whose_fence_was_evicted_is_not_stored() {
+    let backend = MemoryBackend::with_weight(LIMIT);
+    let name = name("k");
+    let seen = backend.put(&name, &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
+    let late = claim(&name);
+    let Claimed::Granted(grant) = backend.claim(&late, seen).await.unwrap() else { panic!() };
+    assert!(backend.release(&late).await.unwrap());
+    for at in 0..10 {
+        let other = self::name(&format!("k{at}"));
+        backend.put(&other, &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
+    }
+    let outcome = backend.commit(&late, &grant, &entry(1000).await, Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Refused);
+    assert_eq!(backend.get(&name).await.unwrap(), None);
 }

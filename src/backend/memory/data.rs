@@ -10,12 +10,12 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    entries::{Entries, StoredFailure},
+    entries::{Entries, StoredFailure, Weigh},
     latches::StoredLatch,
     semaphores::{SemaphoreKey, StoredSemaphore},
 };
 use crate::{
-    backend::{Change, Claim, Entry, Mark, Marked, SemaphoreKind, TagEnds, Tick, TickStep},
+    backend::{Change, Claim, Mark, Marked, SemaphoreKind, TagEnds, Tick, TickStep},
     key::Name,
     time::after,
 };
@@ -26,6 +26,8 @@ pub(super) struct Data {
     pub(super) semaphores: Expiring<SemaphoreKey, StoredSemaphore>,
     pub(super) latches: Expiring<Arc<str>, StoredLatch>,
     pub(super) fences: Expiring<Arc<str>, Fence>,
+    /// The greatest fence that was forgotten before its time.
+    forgotten: u64,
     marks: Expiring<Arc<str>, Mark>,
     pub(super) failures: Expiring<Arc<str>, StoredFailure>,
     pub(super) entries: Entries,
@@ -49,7 +51,7 @@ pub(super) struct Fence {
 }
 
 impl Data {
-    pub(super) fn new(limit: usize, weigh: fn(&Entry) -> usize) -> Self {
+    pub(super) fn new(limit: usize, weigh: Weigh) -> Self {
         // Fences leave the process, so those of a new process must be greater than its last ones.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let micros = u64::try_from(since.as_micros()).unwrap_or(u64::MAX / 2);
@@ -57,6 +59,7 @@ impl Data {
             semaphores: Expiring::new(),
             latches: Expiring::new(),
             fences: Expiring::new(),
+            forgotten: 0,
             marks: Expiring::new(),
             failures: Expiring::new(),
             entries: Entries::new(limit, weigh),
@@ -92,7 +95,7 @@ impl Data {
 
     /// Makes a fence greater than all before it the last one of a name.
     pub(super) fn next_fence(&mut self, name: &Name, life: Duration) -> u64 {
-        let last = self.fences.get(name.prefix()).map_or(0, |fence| fence.last);
+        let last = self.fences.get(name.prefix()).map_or(self.forgotten, |fence| fence.last);
         let stored = self.entries.peek(name).map_or(0, |(entry, _)| entry.fence);
         let fence = self.clock().max(last + 1).max(stored + 1);
         self.set_fence(name, fence, life);
@@ -102,6 +105,16 @@ impl Data {
     pub(super) fn set_fence(&mut self, name: &Name, last: u64, life: Duration) {
         let fence = Fence { last, is_spent: false };
         self.fences.set(name.prefix().clone(), fence, after(self.now, life));
+    }
+
+    /// Forgets the fence of a name without a holder, whose entry was evicted. A load under way is
+    /// not stored.
+    pub(super) fn forget_fence(&mut self, name: &Arc<str>) {
+        if self.semaphores.get(&(name.clone(), SemaphoreKind::Mutex)).is_none()
+            && let Some(fence) = self.fences.remove(name)
+        {
+            self.forgotten = self.forgotten.max(fence.last);
+        }
     }
 
     /// Sets the mark of a name to a tick, if the claim has the mutex and the tick is possible.

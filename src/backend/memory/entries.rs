@@ -18,18 +18,29 @@ use crate::{
 /// The key of an entry. Entries of two schemas lie side by side.
 type EntryKey = (Arc<str>, u16);
 
+/// How much of the limit an entry takes under its key.
+pub(super) type Weigh = fn(&EntryKey, &Entry) -> usize;
+
+/// What the tables take for an entry and its fence, beside its key and its payload, in bytes. It is
+/// measured.
+const ROW: usize = 600;
+
+/// Weighs an entry by the memory that it takes.
+pub(super) fn weigh_bytes((prefix, _): &EntryKey, entry: &Entry) -> usize {
+    ROW + prefix.len() + entry.weight()
+}
+
 /// The entries, of which the least recently used ones make room.
 pub(super) struct Entries {
     stored: LruCache<EntryKey, (Entry, Instant)>,
     ends: BTreeSet<(Instant, EntryKey)>,
     pub(super) weight: usize,
     limit: usize,
-    /// How much of the limit an entry takes.
-    weigh: fn(&Entry) -> usize,
+    weigh: Weigh,
 }
 
 impl Entries {
-    pub(super) fn new(limit: usize, weigh: fn(&Entry) -> usize) -> Self {
+    pub(super) fn new(limit: usize, weigh: Weigh) -> Self {
         Self { stored: LruCache::unbounded(), ends: BTreeSet::new(), weight: 0, limit, weigh }
     }
 
@@ -38,31 +49,28 @@ impl Entries {
         self.stored.peek(&entry_key(name))
     }
 
-    fn fits(&self, entry: &Entry) -> bool {
-        (self.weigh)(entry) <= self.limit
+    fn fits(&self, name: &Name, entry: &Entry) -> bool {
+        (self.weigh)(&entry_key(name), entry) <= self.limit
     }
 
-    /// Writes an entry and makes room for it. Returns whether it is there now.
-    fn put(&mut self, name: &Name, entry: Entry, ends: Instant) -> bool {
+    fn put(&mut self, name: &Name, entry: Entry, ends: Instant) {
         let key = entry_key(name);
-        self.remove(&key);
-        if !self.fits(&entry) {
-            return false;
-        }
-        self.weight += (self.weigh)(&entry);
+        self.weight += (self.weigh)(&key, &entry);
         self.ends.insert((ends, key.clone()));
         self.stored.put(key, (entry, ends));
-        while self.weight > self.limit
-            && let Some((oldest, _)) = self.stored.peek_lru()
-        {
-            self.remove(&oldest.clone());
-        }
-        true
+    }
+
+    /// Removes the least recently used entry if all are too heavy together. Returns its name.
+    fn evict(&mut self) -> Option<Arc<str>> {
+        let (oldest, _) = self.stored.peek_lru().filter(|_| self.weight > self.limit)?;
+        let oldest = oldest.clone();
+        self.remove(&oldest);
+        Some(oldest.0)
     }
 
     fn remove(&mut self, key: &EntryKey) {
         if let Some((entry, ends)) = self.stored.pop(key) {
-            self.weight -= (self.weigh)(&entry);
+            self.weight -= (self.weigh)(key, &entry);
             self.ends.remove(&(ends, key.clone()));
         }
     }
@@ -152,7 +160,7 @@ impl Data {
         let entry = entry.clone().with_fence(fence).with_stored_at(self.clock());
         self.push(name, Change::Entry(entry.clone()));
         match ttl {
-            Some(ttl) if self.entries.put(name, entry, after(self.now, ttl)) => Committed::Stored,
+            Some(ttl) if self.store(name, entry, after(self.now, ttl)) => Committed::Stored,
             _ => Committed::Pushed,
         }
     }
@@ -198,15 +206,28 @@ impl Data {
         ttl: Duration,
         fence_life: Duration,
     ) -> Option<u64> {
-        if !self.entries.fits(entry) {
+        if !self.entries.fits(name, entry) {
             return None;
         }
         let fence = self.burn(name, fence_life);
         self.remove_all(name);
         let entry = entry.clone().with_fence(fence).with_stored_at(self.clock());
         self.push(name, Change::Entry(entry.clone()));
-        self.entries.put(name, entry, after(self.now, ttl));
+        self.store(name, entry, after(self.now, ttl));
         Some(fence)
+    }
+
+    /// Writes an entry and makes room for it. Returns whether it is there now.
+    fn store(&mut self, name: &Name, entry: Entry, ends: Instant) -> bool {
+        self.entries.remove(&entry_key(name));
+        if !self.entries.fits(name, &entry) {
+            return false;
+        }
+        self.entries.put(name, entry, ends);
+        while let Some(evicted) = self.entries.evict() {
+            self.forget_fence(&evicted);
+        }
+        true
     }
 
     /// Sets the windows of an entry. Returns its new fence, or `None` if there is no entry.
@@ -224,7 +245,7 @@ impl Data {
         let kept = entry.windows.map_or(Duration::ZERO, |windows| windows.kept());
         let fence = self.burn(name, fence_life);
         let entry = entry.with_fence(fence).with_stored_at(self.clock());
-        self.entries.put(name, entry, after(self.now, kept));
+        self.store(name, entry, after(self.now, kept));
         self.push(name, Change::Invalidated(fence));
         Some(fence)
     }
@@ -241,7 +262,7 @@ impl Data {
             let kept = Duration::from_micros(age).saturating_add(error);
             let windows = Some(Windows::fresh(Duration::ZERO).error(kept));
             let entry = Entry { windows, ..entry.with_fence(fence) };
-            self.entries.put(name, entry, after(self.now, error));
+            self.store(name, entry, after(self.now, error));
         }
         fence
     }

@@ -16,7 +16,12 @@ use std::{
     time::Duration,
 };
 
-use self::data::Data;
+use async_trait::async_trait;
+
+use self::{
+    data::Data,
+    entries::{Weigh, weigh_bytes},
+};
 use super::{
     Acquired, BackOff, Changes, Channels, Claim, Claimed, Committed, Countdown, Entry, Failure,
     Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store,
@@ -26,7 +31,6 @@ use crate::{
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
 };
-use async_trait::async_trait;
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
 ///
@@ -56,22 +60,24 @@ impl MemoryBackend {
         Self::with_weight(64 << 20)
     }
 
-    /// Creates a store for entries of so many bytes in all, with their headers.
+    /// Creates a store whose entries take so many bytes of memory in all. Each counts with its key
+    /// and its fence, which are about 600 bytes more than its value.
     pub fn with_weight(limit: usize) -> Self {
-        Self::with_limit(limit, Entry::weight)
+        Self::with_limit(limit, weigh_bytes)
     }
 
     /// Creates a backend with so many entries at most, whatever their size.
     pub(crate) fn with_entries(limit: usize) -> Self {
-        Self::with_limit(limit, |_| 1)
+        Self::with_limit(limit, |_, _| 1)
     }
 
-    fn with_limit(limit: usize, weigh: fn(&Entry) -> usize) -> Self {
+    fn with_limit(limit: usize, weigh: Weigh) -> Self {
         let data = Data::new(limit, weigh);
         Self { data: Arc::new(Mutex::new(data)), channels: Channels::default() }
     }
 
-    /// Returns the bytes of the stored entries. Expired entries that were not yet dropped count.
+    /// Returns the bytes that the stored entries take. Expired entries that were not yet dropped
+    /// count.
     pub fn weight(&self) -> usize {
         self.data().entries.weight
     }
