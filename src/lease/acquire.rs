@@ -50,7 +50,7 @@ impl Engine {
         let deadline = after(Instant::now(), terms.limit);
         let begin = || {
             let (engine, claim, terms) = (self.clone(), claim.clone(), terms.clone());
-            async move { engine.acquire_until(deadline, &claim, &terms).await }
+            async move { engine.janitor.track(engine.acquire_until(deadline, &claim, &terms)).await }
         };
         attended(begin).await
     }
@@ -70,7 +70,7 @@ impl Engine {
         let deadline = after(Instant::now(), terms.limit);
         let begin = || {
             let (engine, claims, terms) = (self.clone(), claims.clone(), terms.clone());
-            async move { engine.acquire_in_order(deadline, &claims, &terms).await }
+            async move { engine.janitor.track(engine.acquire_in_order(deadline, &claims, &terms)).await }
         };
         attended(begin).await
     }

@@ -3,7 +3,7 @@
 //! A [`Release`] is an obligation: dropped before it is done, it goes on in a task on the runtime
 //! of the acquisition. If that runtime is gone, the lease ends by itself.
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::resume_unwind, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tokio::{
@@ -104,7 +104,10 @@ impl Janitor {
         let mut release = Box::pin(release);
         match (&mut release).now_or_never() {
             Some(released) => released,
-            None => self.tasks.spawn(release).await.unwrap_or_else(|_| {
+            None => self.tasks.spawn(release).await.unwrap_or_else(|error| {
+                if let Ok(panic) = error.try_into_panic() {
+                    resume_unwind(panic);
+                }
                 Err(Error::new(ErrorKind::Backend, "the runtime of the release has ended"))
             }),
         }

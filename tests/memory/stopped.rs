@@ -7,7 +7,7 @@
 use std::pin::pin;
 
 use bellwether::lock::MutexGuard;
-use futures_util::{StreamExt, poll, stream::FuturesUnordered};
+use futures_util::{StreamExt, future::join_all, poll, stream::FuturesUnordered};
 use testkit::{LIMIT, comes_true};
 use tokio::runtime::Runtime;
 
@@ -45,6 +45,41 @@ async fn requests_that_are_not_polled_take_no_permit_from_others() {
         assert_eq!(other.expect("the cache stands still"), 7);
     }
     assert_eq!(served, keys.len());
+}
+
+/// Refreshes and begun loads asked in the task of their caller, and kept permits for work in tasks
+/// of its own. A reading of the code found this.
+#[tokio::test(start_paused = true)]
+async fn refreshes_and_begun_loads_that_are_not_polled_take_no_permit_from_others() {
+    let (_, cache) = slow();
+    let refresh = |n: u32| cache.refresh(n, |_| async { Ok::<_, BoxError>(7) });
+    let mut refreshes = pin!(join_all((0..400).map(refresh)));
+    let mut begun = pin!(join_all((400..800_u32).map(|n| cache.begin(n))));
+    // All of them ask for their entries now.
+    assert!(poll!(refreshes.as_mut()).is_pending());
+    assert!(poll!(begun.as_mut()).is_pending());
+    for key in ["a", "b"] {
+        let other = timeout(LIMIT, get(&cache, key)).await;
+        assert_eq!(other.expect("the cache stands still"), 7);
+    }
+    assert!(refreshes.await.into_iter().all(|value| value.unwrap() == 7));
+    assert_eq!(begun.await.len(), 400);
+}
+
+/// A shutdown did not wait for an acquisition that was under way. Its lease stayed if the runtime
+/// ended then. A reading of the code found this.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_the_undo_of_an_acquisition() {
+    let memory = MemoryBackend::new();
+    let lose = |op| (op == Op::Acquire).then_some(Fault::LoseReply);
+    let locks = Locks::new(Faulty::over(memory.clone(), lose), "bellwether");
+    let mutex = locks.mutex("m");
+    let acquiring = tokio::spawn(async move { mutex.lock().await });
+    let plain = Locks::new(memory, "bellwether");
+    assert!(comes_true(LIMIT, async || plain.mutex("m").is_locked().await.unwrap()).await);
+    locks.shutdown(1000 * MS).await;
+    assert!(!plain.mutex("m").is_locked().await.unwrap());
+    assert_eq!(acquiring.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
 }
 
 /// A shutdown waits for the leaders, and one of them was not polled any more. A reading of the code

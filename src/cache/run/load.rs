@@ -105,7 +105,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         load.begin_tags().await;
         let produced = self.produce(work, &load.lead, Some(&load.guard), granted).await;
         // The lease is renewed until this turn has come.
-        let _turn = self.asked.shard.turn().await;
+        let _turn = self.turn().await;
         // In boxes, which do not stay during the load.
         match produced {
             Ok(Produced::Value(made)) => {

@@ -42,7 +42,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let _turn = match self.asked.shard.at_once.try_acquire() {
             Ok(turn) => Some(turn),
             // In a box, which most looks do not need.
-            Err(_) => Box::pin(self.turn_to_look()).await,
+            Err(_) => Box::pin(self.turn()).await,
         };
         // Pinned here, since a future holds its arguments twice.
         let stored = pin!(self.asked.stored(&self.asked.options().rules));
@@ -60,18 +60,17 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    async fn turn_to_look(&self) -> Option<SemaphorePermit<'_>> {
-        // A caller may stop polling the look, and would block the queue for all.
-        if let Some(leader) = &self.leader {
-            leader.own_task().await;
-        }
+    /// Waits for a turn to ask the shard, in a task. A caller that polls the work may stop, and
+    /// would block the queue for all. One without a leader has no task, so it asks without a turn.
+    pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.leader.as_ref()?.own_task().await;
         self.asked.shard.turn().await
     }
 
     /// Asks for the entry that a refresh is to replace, and has none if there is no answer. The
     /// load needs a lease with a greater fence.
     pub(super) async fn look_for_old(&self, fence: u64) -> Step<V> {
-        let _turn = self.asked.shard.turn().await;
+        let _turn = self.turn().await;
         let epoch = self.begin_epoch();
         let rules = Rules { replaces: true, ..self.asked.options().rules };
         let previous = match self.asked.stored(&rules).await {
@@ -136,7 +135,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Looks once more, where this process may not load: another process may have loaded meanwhile.
     async fn look_instead(&self, error: Error) -> FlightEnd<V> {
-        let _turn = self.asked.shard.turn().await;
+        let _turn = self.turn().await;
         let epoch = self.begin_epoch();
         let decision = self.asked.stored(&self.asked.options().rules).await;
         match decision.value() {
@@ -250,7 +249,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if let Err(error) = run.permit(self.held).await {
             return AskOutcome::Settled(Step::Land(run.look_instead(error).await));
         }
-        let turn = shard.turn().await;
+        let turn = run.turn().await;
         if !shard.breaker.admits_claim() {
             return AskOutcome::Settled(run.away());
         }
@@ -327,7 +326,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             () = sleep(turn_to_fetch(announced).min(left / 2)) => {}
             () = shard.breaker.opened() => return Some(run.away()),
         }
-        let turn = shard.turn().await;
+        let turn = run.turn().await;
         self.epoch = run.begin_epoch();
         let fetched = core.counted(core.store.get(name).await);
         drop(turn);

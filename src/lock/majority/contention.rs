@@ -94,7 +94,7 @@ impl Contention {
         let until = Instant::now() + CONTENDED;
         if lock(&self.contended).insert(name.clone(), until).is_none() {
             let each = servers.iter().map(|server| server.backend().listen(name, None)).collect();
-            let hearing = Hearing { contention: self.clone(), name: name.clone() };
+            let hearing = Hearing { contention: self.clone(), name: name.clone(), ended: false };
             tokio::spawn(hearing.run(each));
         }
     }
@@ -109,10 +109,11 @@ impl Contention {
 struct Hearing {
     contention: Arc<Contention>,
     name: Name,
+    ended: bool,
 }
 
 impl Hearing {
-    async fn run(self, mut each: Vec<Changes>) {
+    async fn run(mut self, mut each: Vec<Changes>) {
         let needed = each.len() / 2 + 1;
         let (mut pushes, mut hears) = (vec![0_u64; each.len()], false);
         let mut look = Instant::now() + CONTENDED;
@@ -130,11 +131,13 @@ impl Hearing {
                     let before = common(&pushes, needed);
                     pushes.iter_mut().skip(which).take(1).for_each(|count| *count += 1);
                     if common(&pushes, needed) > before {
+                        // A server whose pushes were noise is not ahead of the others for good.
+                        pushes.fill(0);
                         self.wake();
                     }
                 }
                 () = sleep_until(look) => {
-                    if self.is_over() {
+                    if self.ends() {
                         return;
                     }
                     if !hears {
@@ -150,19 +153,26 @@ impl Hearing {
         self.contention.channels.push(self.name.prefix(), Change::Wake);
     }
 
-    fn is_over(&self) -> bool {
+    /// Ends the task if no waiter is left. Each registers before it looks whether there is a task,
+    /// so the look for waiters and the end are one step.
+    fn ends(&mut self) -> bool {
         let Contention { channels, contended, .. } = &*self.contention;
-        let until = lock(contended).get(&self.name).copied();
-        until.is_none_or(|until| until <= Instant::now())
-            && !channels.has_listeners(self.name.prefix())
+        let mut contended = lock(contended);
+        let counts = contended.get(&self.name).is_some_and(|until| *until > Instant::now());
+        self.ended = !counts && !channels.has_listeners(self.name.prefix());
+        if self.ended {
+            contended.remove(&self.name);
+        }
+        self.ended
     }
 }
 
 impl Drop for Hearing {
-    /// A waiter that has come just now is late: it asks again after 0.7 s at most. So are the
-    /// waiters if the runtime of the task is gone.
+    /// If the runtime of the task is gone, its waiters ask again after 0.7 s at most.
     fn drop(&mut self) {
-        lock(&self.contention.contended).remove(&self.name);
+        if !self.ended {
+            lock(&self.contention.contended).remove(&self.name);
+        }
     }
 }
 

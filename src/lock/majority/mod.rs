@@ -25,7 +25,10 @@ use std::{
 
 use async_trait::async_trait;
 use futures_util::{TryFutureExt, future::join_all};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout},
+};
 
 use self::contention::Contention;
 use crate::{
@@ -195,7 +198,7 @@ impl Majority {
             }
         }
         let owner = |one: &Acquisition| one.is_granted().then(|| one.claim().owner);
-        let hold = Hold {
+        let mut hold = Hold {
             fence: fences.iter().copied().max().unwrap_or_default(),
             owners: tried.iter().map(owner).collect(),
         };
@@ -205,14 +208,16 @@ impl Majority {
         let answer = match granted.len() < self.needed() {
             true => Ok(self.in_the_way(granted.len(), held).map(Acquired::Occupied)),
             false => {
-                let grant = self.write_fence(claim, &hold, &fences, begun).await;
-                grant.map(|grant| grant.map(Acquired::Granted))
+                let is_written = self.write_fence(claim, &mut hold, &fences, begun).await;
+                is_written.map(|it| it.then(|| Acquired::Granted(Grant::new(hold.fence))))
             }
         };
         let answer = answer.and_then(|answer| answer.ok_or_else(|| self.undecided(&answers)));
         if let Ok(Acquired::Granted(_)) = answer {
+            // The others undo themselves.
+            let is_held = |one: &Acquisition| hold.owners.contains(&Some(one.claim().owner));
+            granted.into_iter().filter(is_held).for_each(Acquisition::keep);
             lock(&self.held).insert(claim.owner, hold);
-            granted.into_iter().for_each(Acquisition::keep);
         } else {
             // A release that takes longer than the limit goes on in the background.
             join_all(granted.into_iter().map(|one| timeout(self.limit, one.give_back()))).await;
@@ -231,17 +236,18 @@ impl Majority {
         Some(Occupied { fence, remaining: held.get(more)?.remaining, holders: 1 })
     }
 
-    /// Writes the fence of a hold to a majority, which renews its shares. Returns `None` if no
-    /// majority has it any more.
+    /// Writes the fence of a hold to a majority, which renews its shares. Returns whether a majority
+    /// has it still. A share that has missed the fence leaves the hold: it would be the only one of
+    /// these servers in a later majority that grants a smaller fence.
     ///
     /// The servers are known to have these fences. The lease counts from `begun`.
     async fn write_fence(
         &self,
         claim: &Claim,
-        hold: &Hold,
+        hold: &mut Hold,
         known: &[u64],
         begun: Instant,
-    ) -> Result<Option<Grant>, BackendError> {
+    ) -> Result<bool, BackendError> {
         let fence = hold.fence;
         let there = self.servers.iter().zip(&hold.owners).enumerate();
         let written = there.map(async |(at, (server, owner))| {
@@ -257,7 +263,10 @@ impl Majority {
         if is_written && begun.elapsed() >= trusted(claim.lease) {
             return Err(self.undecided(&answers));
         }
-        Ok(is_written.then(|| Grant::new(fence)))
+        for (owner, written) in hold.owners.iter_mut().zip(&answers) {
+            *owner = owner.filter(|_| matches!(written, Ok(true)));
+        }
+        Ok(is_written)
     }
 
     /// Notes which servers deny their share of a hold that a majority has renewed. One that has
@@ -375,7 +384,8 @@ impl Leases for Majority {
         self.decide(&join_all(ended).await, |was_held| *was_held)
     }
 
-    /// Gives the hold to the other claim, with the next fence. The owners at the servers stay.
+    /// Gives the hold to the other claim, with the next fence. The owners at the servers stay. A
+    /// share that has missed the fence is undone.
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
         only_exclusive(from.mode)?;
         only_exclusive(to.mode)?;
@@ -384,16 +394,20 @@ impl Leases for Majority {
             return Ok(Some(grant));
         }
         let Some(hold) = self.hold(from) else { return Ok(None) };
-        let next = Hold { fence: hold.fence + 1, ..hold };
-        let Some(grant) = self.write_fence(to, &next, &[], begun).await? else {
+        let mut next = Hold { fence: hold.fence + 1, ..hold };
+        if !self.write_fence(to, &mut next, &[], begun).await? {
             // A minority may still have it.
             return self.release(from).await.map(|_| None);
-        };
-        let mut held = lock(&self.held);
-        Ok(held.remove(&from.owner).map(|hold| {
-            held.insert(to.owner, Hold { fence: grant.fence(), ..hold });
-            grant
-        }))
+        }
+        let Some(before) = lock(&self.held).remove(&from.owner) else { return Ok(None) };
+        let (grant, owners) = (Grant::new(next.fence), next.owners.clone());
+        lock(&self.held).insert(to.owner, next);
+        for (server, (before, now)) in self.servers.iter().zip(before.owners.iter().zip(owners)) {
+            if before.is_some() && *before != now {
+                server.undo(share(to, *before), false, &Handle::current());
+            }
+        }
+        Ok(Some(grant))
     }
 
     async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
@@ -429,13 +443,16 @@ impl Leases for Majority {
         Ok(answers.into_iter().flatten().any(|was_there| was_there))
     }
 
-    /// A task listens to all servers from the first refusal on, or for a listener without a claim.
-    fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
+    /// A task listens to all servers from the first refusal on.
+    fn listen(&self, name: &Name, _claim: Option<&Claim>) -> Changes {
+        self.contention.listen(name)
+    }
+
+    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
         let changes = self.contention.listen(name);
-        if claim.is_none() {
-            self.contention.met(name, &self.servers);
-        }
-        changes
+        // The task wakes the listener when a majority can be heard.
+        self.contention.met(name, &self.servers);
+        Ok(changes)
     }
 
     fn time_limit(&self) -> Option<Duration> {

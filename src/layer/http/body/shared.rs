@@ -243,8 +243,9 @@ impl SharedBody {
         if let Some(end) = end {
             let ended = source.take();
             drop(source);
-            drop(ended);
             self.end(end);
+            // Last, because it is the code of the service, and may panic.
+            drop(ended);
         }
         Poll::Ready(())
     }
