@@ -50,7 +50,10 @@ impl Engine {
         let deadline = after(Instant::now(), terms.limit);
         let begin = || {
             let (engine, claim, terms) = (self.clone(), claim.clone(), terms.clone());
-            async move { engine.janitor.track(engine.acquire_until(deadline, &claim, &terms)).await }
+            async move {
+                let acquiring = engine.acquire_until(deadline, &claim, &terms);
+                engine.janitor.track(acquiring).await
+            }
         };
         attended(begin).await
     }
@@ -70,7 +73,10 @@ impl Engine {
         let deadline = after(Instant::now(), terms.limit);
         let begin = || {
             let (engine, claims, terms) = (self.clone(), claims.clone(), terms.clone());
-            async move { engine.janitor.track(engine.acquire_in_order(deadline, &claims, &terms)).await }
+            async move {
+                let acquiring = engine.acquire_in_order(deadline, &claims, &terms);
+                engine.janitor.track(acquiring).await
+            }
         };
         attended(begin).await
     }

@@ -236,9 +236,9 @@ impl Majority {
         Some(Occupied { fence, remaining: held.get(more)?.remaining, holders: 1 })
     }
 
-    /// Writes the fence of a hold to a majority, which renews its shares. Returns whether a majority
-    /// has it still. A share that has missed the fence leaves the hold: it would be the only one of
-    /// these servers in a later majority that grants a smaller fence.
+    /// Writes the fence of a hold to a majority, which renews its shares. Returns whether a
+    /// majority has it still. A share that has missed the fence leaves the hold: a later majority
+    /// may have no other of these servers, and would grant a smaller fence.
     ///
     /// The servers are known to have these fences. The lease counts from `begun`.
     async fn write_fence(
