@@ -234,9 +234,9 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// default.
     ///
     /// Over one server that keeps its data, the tier adds at most its
-    /// [staleness](LocalTier::max_staleness): a call returns what that server would have answered
-    /// at some moment after the call began, less that time. This counts the changes by this crate,
-    /// from processes that may publish. All other changes are bounded by the
+    /// [staleness](LocalTier::max_staleness): a call returns nothing older than what that server
+    /// held so long before the call. This counts the changes by this crate, from processes that may
+    /// publish. All other changes are bounded by the
     /// [age](LocalTier::max_age) of a copy. In a cluster that is the only bound, and so it is for a
     /// backend of your own.
     ///
@@ -305,7 +305,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// remembers what it loads while the backend is away, until the first answer. If the backend
     /// answers reads and refuses writes, that is until the first write that it accepts. Callers are
     /// served such a value as [`Degraded`](super::Source::Degraded), as its windows allow it. The
-    /// next answer about the key replaces or ends it, and each act of this process ends it.
+    /// next answer about the key replaces or ends it. An insert, an invalidation, an expiry and a
+    /// touch by this process end it.
     ///
     /// Such a value may be older than an invalidation in another process, by its windows at most.
     /// Zero remembers no value. The memory is one store with that of a [local tier](Self::local),
@@ -478,8 +479,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// Sets how long a value is kept that says that there is none, such as a `None`, or a page that
-    /// is not found. Defaults to the [`ttl`](Self::ttl).
+    /// Sets how long a negative value is kept: one that says that there is nothing, such as a
+    /// `None`, or a page that is not found. Defaults to the [`ttl`](Self::ttl).
     ///
     /// Such a value is gone when its time is over. It is not served stale, neither while it is
     /// refreshed nor in place of a failure. A loader may set other times by its

@@ -91,7 +91,7 @@ impl AfterFailure {
         Self::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
 
     /// Returns for how long a key backs off after this many failures in a row. `random` is from 0
-    /// to 1. Returns `None` if the failure is not recorded. Zero records it, and nothing waits.
+    /// to 1. `None` forgets the failure. Zero counts it, and lets the next caller load at once.
     pub(super) fn wait(self, failures: u32, random: f64) -> Option<Duration> {
         let (wait, round_up) = match self {
             Self::LoadAgain => return None,
@@ -124,7 +124,7 @@ pub(super) type FailurePolicy = Arc<dyn Fn(&Error) -> Option<AfterFailure> + Sen
 pub(super) struct Failures {
     policy: Option<FailurePolicy>,
     alone: Mutex<LruCache<Key, FailedAlone>>,
-    /// There is something in `alone`. Otherwise no load needs the lock, which all share.
+    /// Whether `alone` has anything. If not, loads skip its lock, which all share.
     any_alone: AtomicBool,
     /// Limits the warnings of failed loads.
     pub(super) warned: Rarely,
@@ -139,7 +139,7 @@ struct FailedAlone {
 }
 
 impl FailedAlone {
-    /// Returns whether it neither has the key back off nor counts any more.
+    /// Returns whether it is forgotten: the key may load, and the next failure is the first.
     fn is_over(&self) -> bool {
         Instant::now() >= after(self.until, self.back_off.remembered())
     }

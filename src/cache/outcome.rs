@@ -33,7 +33,7 @@ pub struct Loaded<V> {
 pub(super) struct Record {
     /// `None` if it was loaded without a lease.
     fence: Option<NonZeroU64>,
-    /// When it was stored, by the clock of this process that only goes forward.
+    /// When it was stored, by the monotonic clock.
     stored: Option<Instant>,
     /// How long it is fresh after that. `None` if it is not stored.
     fresh: Option<Duration>,
@@ -251,7 +251,7 @@ impl<V> Outcome<V> {
     }
 }
 
-/// How a request ended that may end without a value.
+/// The end of a request, with or without a value.
 pub(crate) enum Flown<V> {
     /// With a value. Its caller counts once it is [served](Counters::served).
     Loaded(Loaded<V>),

@@ -1,4 +1,4 @@
-//! Refreshes: the loads of entries that there are, while their callers are served the old value.
+//! Refreshes: loads that replace an entry, while their callers are served the old value.
 //!
 //! A refresh is a flight of a group of its own, so there is one for each key at most. No caller
 //! waits for a refresh in the background, which claims the lease without waiting. If another
@@ -165,7 +165,7 @@ type BegunRefresh<V> = (Follower<Outcome<V>>, Leader<Outcome<V>>);
 impl<V> Default for Refreshes<V> {
     fn default() -> Self {
         Self {
-            // No caller follows a refresh.
+            // Only its own caller waits for a refresh.
             flights: Group::new(Abandoned::Finish, Limits::NONE),
             quiet: OnceLock::new(),
             seed: fastrand::u64(..),
@@ -232,9 +232,8 @@ impl<V> Refreshes<V> {
     }
 }
 
-/// Entries of which something is known for a while. An act or a load gives the key an entry with
-/// another fence. There are a few mistakes: an entry may lose its place to another one, and then
-/// costs a claim too many.
+/// Notes about entries, for a while. Each stands under the fence of its entry, so a new entry has
+/// none. A note may lose its place to another one, which costs one claim.
 struct QuietEntries {
     hasher: DefaultHashBuilder,
     start: Instant,

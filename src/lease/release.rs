@@ -35,7 +35,7 @@ const LATE: [(u32, Duration); 4] = [
     (1, Duration::from_secs(60)),
 ];
 
-/// How long an acquisition is believed to lie in a server that does not answer.
+/// How long a server that does not answer may still run an acquisition.
 const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
 
 /// The releases of one backend.
@@ -142,7 +142,7 @@ pub(super) struct Release {
     outcome_unknown: bool,
     /// The runtime of the acquisition, for the task.
     runtime: Handle,
-    /// A task is still owed. It is not owed twice: where the runtime is gone, a task ends at once.
+    /// Whether the drop spawns a task. It does so once: on a dead runtime, a task ends at once.
     owed: bool,
 }
 
@@ -190,7 +190,7 @@ impl Release {
         outcome
     }
 
-    /// Releases in a task what may arrive late. The rest was released in another way.
+    /// Releases in a task what may arrive late. What was held is released already.
     pub(super) fn settle_late(mut self) {
         self.owed = false;
         let (janitor, runtime) = (self.janitor.clone(), self.runtime.clone());

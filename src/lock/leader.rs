@@ -13,7 +13,7 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseRecord};
 /// A candidate for work that one process of the fleet does at a time.
 ///
 /// Created by [`Locks::leader`](crate::Locks::leader), where all candidates of a name wait for its
-/// [fair mutex](crate::Locks::fair_mutex), first come, first served; and by
+/// [fair mutex](crate::Locks::fair_mutex), first come, first served. Also created by
 /// [`Redlock::leader`](crate::Redlock::leader).
 ///
 /// # Examples
@@ -79,7 +79,7 @@ impl Candidate {
         Work: FnMut(Term) -> Done,
         Done: Future,
     {
-        // A shutdown that ended first would let the program end while the lease is held.
+        // Tracked: else a shutdown could return before the lease is handed over.
         self.front.space.engine.janitor().track(self.lead(work)).await
     }
 

@@ -84,7 +84,7 @@ impl Locks {
     ///   are. A lease that was handed over lasts no longer than that until its first renewal, after
     ///   a tenth of a second. So [`remaining`](crate::lock::MutexGuard::remaining) begins with less
     ///   than the lease.
-    /// - The holder of a lease that is not renewed asks once more, so that it has its full time.
+    /// - A lock that is not renewed asks once more after a handover, to get its full lease.
     ///
     /// A caller that comes while others wait has its place behind them.
     ///
@@ -110,7 +110,7 @@ impl Locks {
         Mutex::new(self.space.clone(), name.into(), Mode::Fair)
     }
 
-    /// Returns a lock that one holder has at a time, any number of times.
+    /// Returns a mutex that its holder may lock again.
     pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
         ReentrantMutex::new(self.space.clone(), name.into())
     }

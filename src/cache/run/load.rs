@@ -104,7 +104,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         load.begin_tags().await;
         let produced = self.produce(work, &load.lead, Some(&load.guard), granted).await;
-        // The lease is renewed until this turn has come.
+        // Before `closing` stops the renewals: the lease is renewed until this turn has come.
         let _turn = self.turn().await;
         // In boxes, which do not stay during the load.
         match produced {
@@ -275,7 +275,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         LoadBegun { at: Instant::now(), mark: self.core.mark(&self.name) }
     }
 
-    /// Returns whether a failure that is an answer for its caller concerns the other callers.
+    /// Returns whether a failure that answers its caller counts as a failed load for the others.
     fn shares_failure(&self, error: &Error, lead: &Lead<V>) -> bool {
         let rule = self.rule_after(error).or(lead.keeping().after_common_failure);
         lead.has_stand_in() || rule.is_some_and(|rule| rule != AfterFailure::LoadAgain)
@@ -393,7 +393,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         }
     }
 
-    /// Keeps what was stored for an outage, or lets go of what it has replaced.
+    /// Keeps a copy of what was stored, or drops the copy that it replaces.
     fn keep_copy(
         &self,
         mark: Option<Fill>,
@@ -546,7 +546,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
                 Some(left) => AfterFailure::BACK_OFF
                     .wait(failures, random)
                     .and_then(|wait| whole_millis(wait.min(left))),
-                // Without a rule, no caller gets a failure that it would not have got itself.
+                // Without a rule or an old value, later callers do not get this failure.
                 None => keeping.after_common_failure?.wait(failures, random),
             },
         }?;

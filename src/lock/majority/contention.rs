@@ -4,8 +4,9 @@
 //! them finds a majority free. A process that takes a lock again and again may meet no other, and
 //! does not know that others wait. So it gives way from time to time.
 //!
-//! A waiter is woken when one more push has come from a majority. A push of fewer servers is mostly
-//! the noise of waiters, each of which gives back what it got of a lock that another holder has.
+//! A waiter is woken when a majority of the servers have pushed since the last time. A push of
+//! fewer servers is mostly the noise of waiters, each of which gives back what it got of a lock
+//! that another holder has.
 
 use std::{
     collections::HashMap,
@@ -41,7 +42,8 @@ const NAMES: usize = 1024;
 pub(super) struct Contention {
     /// The waiters of this process.
     channels: Channels,
-    /// The names for which a task listens, and until when they count as contended.
+    /// The names for which a task listens, and until when they count as contended. There is a task
+    /// while there are waiters.
     contended: Mutex<HashMap<Name, Instant>>,
     streaks: Mutex<HashMap<Name, Streak>>,
 }

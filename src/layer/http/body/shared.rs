@@ -1,8 +1,8 @@
 //! A body that several callers read while it arrives, each at its own pace.
 //!
 //! At first the load collects the body, within limits, so that it can be stored. All bytes are kept
-//! meanwhile, and readers may join. A load that leaves the body leaves it to its readers. They poll
-//! it as fast as the fastest one wants, and bytes that all have read are freed. While too many
+//! meanwhile, and readers may join. When the load stops to collect it, the readers poll it as fast
+//! as the fastest one wants, and bytes that all have read are freed. While too many
 //! bytes are kept for slow readers, the others wait for these, for a second in all. After that, a
 //! reader that is a whole buffer behind gets an error.
 //!
@@ -50,8 +50,8 @@ const UNREAD: Duration = Duration::from_millis(50);
 /// When a body is no longer collected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
-    /// The largest body, in bytes. Once a body is left to its readers, so many are kept for slow
-    /// ones.
+    /// The largest body, in bytes. Once a body is left to its readers, at most so many are kept for
+    /// slow ones.
     pub(crate) size: u64,
     /// The longest time without progress.
     pub(crate) idle: Duration,
@@ -217,7 +217,7 @@ impl SharedBody {
         }
     }
 
-    /// Polls the body of the inner service. Ready if the board may have something new.
+    /// Polls the body of the inner service. Ready if the state may have changed.
     fn poll_source(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut source = match self.source.try_lock() {
             Ok(source) => source,
