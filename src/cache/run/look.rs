@@ -63,7 +63,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Waits for a turn to ask the shard, in a task. A caller that polls the work may stop, and
     /// would block the queue for all. One without a leader has no task, so it asks without a turn.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        self.leader.as_ref()?.own_task().await;
+        let leader = self.leader.as_ref()?;
+        // A refresh behind its callers is a task from its beginning.
+        if self.start != RunStart::Behind {
+            leader.own_task().await;
+        }
         self.asked.shard.turn().await
     }
 
