@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 use crate::stage::{PROCESSES, Player, Stage, expect};
 
 /// The key of the queue at the server.
-const QUEUE: &str = "bellwether:l:{counter}:q";
+const QUEUE: &str = "shop:l:{counter}:q";
 
 pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     let guard = stage.locks.fair_mutex("counter").lock().await?;

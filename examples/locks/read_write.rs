@@ -10,7 +10,7 @@ use crate::stage::{PROCESSES, Player, Stage, TASKS, expect};
 const TIMES: usize = 5;
 const INSIDE: Duration = Duration::from_millis(5);
 /// The key of the queue at the server.
-const QUEUE: &str = "bellwether:l:{plan}:rq";
+const QUEUE: &str = "shop:l:{plan}:rq";
 
 pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     stage.together("read_write", "read and write").await?;
