@@ -231,7 +231,7 @@ impl Grant {
         self.failures
     }
 
-    /// Returns a number that is greater than that of every earlier grant of the name; zero where
+    /// Returns a number that is greater than in every earlier grant of the name; zero where
     /// the mode [has none](Mode::is_fenced).
     pub fn fence(&self) -> u64 {
         self.fence

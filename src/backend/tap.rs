@@ -1,4 +1,4 @@
-//! What a backend tells a local tier, which keeps copies of entries in its process.
+//! The messages of a backend for a local tier, which keeps copies of entries in its process.
 
 use tokio::time::Instant;
 

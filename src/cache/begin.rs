@@ -13,7 +13,7 @@ use crate::{
     key::{Family, Key, Name},
 };
 
-/// What [`Cache::begin`] finds.
+/// The answer of [`Cache::begin`].
 #[must_use = "a load that is dropped lets the next process load"]
 pub enum Begun<V> {
     /// The value is fresh, or another process has just loaded it. Or the backend does not answer,
@@ -123,7 +123,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Load<V> {
-    /// Returns the fence of this load, which is greater than that of each earlier load of this key.
+    /// Returns the fence of this load. It is greater than in each earlier load of this key.
     pub fn fence(&self) -> u64 {
         self.guard.fence()
     }

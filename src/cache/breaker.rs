@@ -62,7 +62,7 @@ struct State {
     unconfirmed_until: Option<Instant>,
     /// The outage, if there was a failure since the last answer.
     outage: Option<Outage>,
-    /// What was logged of the outage.
+    /// The part of the outage that was logged.
     logged: Option<Logged>,
 }
 

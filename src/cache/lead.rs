@@ -54,7 +54,7 @@ pub(super) struct Keeping {
     pub(super) stale_while_revalidate: Option<Duration>,
     pub(super) stale_if_error: Option<Duration>,
     pub(super) do_not_store: bool,
-    /// The value is that of the stored entry.
+    /// The value of the stored entry.
     pub(super) is_unchanged: bool,
     pub(super) after_failure: Option<AfterFailure>,
     /// The failure concerns all callers, and this follows it if nothing else is set.
@@ -80,7 +80,7 @@ impl<V> Lead<V> {
         }))
     }
 
-    /// Returns the fence of this load, which is greater than that of each earlier load of this key.
+    /// Returns the fence of this load. It is greater than in each earlier load of this key.
     ///
     /// A system that refuses each fence smaller than the greatest one it has seen is safe from a
     /// loader that was suspended and goes on late.

@@ -199,7 +199,7 @@ impl Drop for Acquisition {
 /// lease ends, counted from the time at which the entry was taken. The waiter knows since when it
 /// waits, so it knows until when it has the lease, and need not ask.
 ///
-/// The invariant is that of the renewals: the count begins at a monotonic time *before* the first
+/// As for the renewals, the count begins at a monotonic time *before* the first
 /// request that may have taken the entry. So a late push tells of a lease that has ended. A push
 /// that is older than a holder that was in the way is not trusted either.
 #[derive(Default)]

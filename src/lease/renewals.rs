@@ -286,7 +286,7 @@ impl Renewals {
     }
 }
 
-/// The task that renews. If its runtime goes away, it goes on in that of a lease that is held.
+/// The task that renews. If its runtime goes away, it goes on in the runtime of a held lease.
 struct RenewalTask {
     shared: Arc<Renewals>,
     /// The runtimes that have ended it, and its own.

@@ -1,4 +1,4 @@
-//! What locks there are, and who holds them.
+//! The list of the locks of a namespace, with their holders.
 
 use std::{cmp::Reverse, collections::HashSet, fmt};
 
@@ -17,7 +17,7 @@ pub struct ListedLock {
     pub name: String,
     /// Which of the locks of that name.
     pub kind: SemaphoreKind,
-    /// Who holds it, and how many wait.
+    /// The holder, and how many wait.
     pub held: Holding,
 }
 

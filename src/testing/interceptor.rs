@@ -62,7 +62,7 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// What the caller of the operation is to get.
+    /// The answer for the caller of the operation.
     ///
     /// # Cancel safety
     ///
@@ -113,7 +113,7 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
 pub struct Interceptor<B, H> {
     /// The backend behind the hook.
     pub inner: B,
-    /// What meets each operation.
+    /// The hooks that meet each operation.
     pub hook: H,
 }
 

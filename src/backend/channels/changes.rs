@@ -1,4 +1,4 @@
-//! What a waiter is told.
+//! The changes that a waiter is told of.
 
 use std::{
     collections::VecDeque,

@@ -20,8 +20,8 @@ use crate::{
     time::after,
 };
 
-/// The data and its rules, which are those of the Redis scripts. Each operation
-/// [begins](Self::begin), and leaves its pushes.
+/// The data and its rules, as in the Redis scripts. Each operation [begins](Self::begin), and
+/// leaves its pushes.
 pub(super) struct Data {
     pub(super) semaphores: Expiring<SemaphoreKey, StoredSemaphore>,
     pub(super) latches: Expiring<Arc<str>, StoredLatch>,

@@ -21,8 +21,8 @@ type EntryKey = (Arc<str>, u16);
 /// How much of the limit an entry takes under its key.
 pub(super) type Weigh = fn(&EntryKey, &Entry) -> usize;
 
-/// What the tables take for an entry and its fence, beside its key and its payload, in bytes. It is
-/// measured.
+/// The bytes that the tables take for an entry and its fence, beside its key and its payload. They
+/// are measured.
 const ROW: usize = 600;
 
 /// Weighs an entry by the memory that it takes.
@@ -287,7 +287,7 @@ impl Data {
         self.next_fence(name, fence_life)
     }
 
-    /// Removes an entry, and those of the neighbouring schemas.
+    /// Removes an entry, and the entries of the neighbouring schemas.
     fn remove_all(&mut self, name: &Name) {
         for schema in [-1_i16, 0, 1] {
             let schema = name.schema().wrapping_add_signed(schema);

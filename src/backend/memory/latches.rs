@@ -1,4 +1,4 @@
-//! The rules of latches, which are those of the Redis scripts.
+//! The rules of latches, as in the Redis scripts.
 
 use std::{collections::HashMap, time::Duration};
 

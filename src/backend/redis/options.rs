@@ -120,7 +120,7 @@ mod read {
     }
 }
 
-/// Reads the settings from a configuration file. Their names are those of the methods.
+/// Reads the settings from a configuration file. They have the names of the methods.
 ///
 /// One of `server`, `sentinels` and `cluster` must be given. Times are text with a unit, as
 /// [`duration`](crate::config::duration) reads them.

@@ -185,7 +185,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 }
 
-/// What the leader does after one request.
+/// The next act of the leader after one request.
 enum AskOutcome<V> {
     Settled(Step<V>),
     /// It asks again at once.

@@ -101,10 +101,10 @@ pub(super) struct FlightEnd<V> {
     late: ForLate,
 }
 
-/// What the callers get that joined after the epoch.
+/// The outcome for the callers that joined after the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ForLate {
-    /// What a second look finds.
+    /// They get the answer of a second look.
     Look,
     /// The same. If it finds an old value, that is served: they have waited for the failed load.
     Fallback,
@@ -163,7 +163,7 @@ impl<V> Step<V> {
     const LOAD_ALONE: Self = Self::LoadAlone { outage: None, previous: None };
 }
 
-/// What a run has on its way to a load.
+/// The state of a run on its way to a load.
 struct Held<V> {
     permit: Option<Permit>,
     previous: Option<PreviousRead<V>>,

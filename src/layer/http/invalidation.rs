@@ -38,7 +38,7 @@ pub(super) fn target<B>(request: &Request<B>) -> Option<Box<Parts>> {
     })
 }
 
-/// What an unsafe request or a `PURGE` ends.
+/// The responses that an unsafe request or a `PURGE` ends.
 #[derive(Default)]
 pub(super) struct Outdated {
     keys: Vec<Key>,

@@ -114,7 +114,7 @@ impl Located {
         let location = normal(location.split('#').next()?);
         let first = location.split(['/', '?']).next()?;
         if let Some(rest) = location.strip_prefix("//") {
-            // The scheme is that of the request, which may not be known here.
+            // The request has the scheme, which may not be known here.
             Self::absolute(&format!("http://{rest}"), false)
         } else if first.contains(':') {
             Self::absolute(&location, true)

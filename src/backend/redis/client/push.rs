@@ -65,7 +65,7 @@ pub(super) struct PushConnection {
     task: OnDemandTask,
 }
 
-/// What a push connection and its task share.
+/// The state that a push connection shares with its task.
 struct KeptSubscriptions {
     endpoint: Endpoint,
     config: RedisConfig,

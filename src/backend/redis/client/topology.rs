@@ -156,7 +156,7 @@ impl NodeSlots {
 /// The number of slots, which the protocol fixes.
 const COUNT: usize = 16_384;
 
-/// Returns the slot of a key: that of the text in its first braces, if there is any.
+/// Returns the slot of a key, or of the text in its first braces if there is any.
 pub(super) fn slot_of(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];

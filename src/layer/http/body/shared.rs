@@ -88,7 +88,7 @@ pub(crate) struct SharedBody {
     limits: BodyLimits,
     /// The length that the headers announce, or else the body. The heads of its readers have it.
     announced: Option<u64>,
-    /// What the load and the readers look at.
+    /// The state that the load and the readers share.
     state: Mutex<State>,
     /// Tells them of each change. The source keeps it as a waker, so it does not keep the source.
     changed: Arc<BodyChanges>,
@@ -127,7 +127,7 @@ struct Left {
     full_since: Option<Instant>,
 }
 
-/// What there is for a reader.
+/// The next piece for a reader.
 enum Next {
     Data(Bytes),
     End(BodyEnd),

@@ -1,4 +1,4 @@
-//! What follows a response that says that the inner service fails.
+//! The treatment of a response that says that the inner service fails.
 
 use std::time::Duration;
 
