@@ -61,8 +61,8 @@ fn fail_pass(server: &Faulty, fault: Fault) {
     server.plan(move |op| if op == Op::PassWithFence { fault.take() } else { None });
 }
 
-/// The pass fails or stays unanswered at a minority. The next caller has the lock, with the share
-/// of the minority, and its unlock ends that as well.
+/// The pass fails or stays unanswered at a minority. The next caller has the lock, takes a share
+/// there again, and its unlock ends that as well.
 #[tokio::test(start_paused = true)]
 async fn a_minority_that_does_not_pass_goes_along() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
