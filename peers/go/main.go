@@ -67,14 +67,16 @@ func main() {
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
 		panic(err)
 	}
-	// At the end, a waiter may wait for a lock that a process has left behind.
-	wait, stop := context.WithTimeout(context.Background(), time.Duration(seconds)*time.Second)
+	// A hold loses its lock when its context ends, so the context outlives the holds. It ends a wait
+	// for a lock that a process has left behind.
+	end := now() + int64(seconds)*int64(time.Second)
+	wait, stop := context.WithTimeout(context.Background(), time.Duration(seconds+2)*time.Second)
 	defer stop()
 	var working sync.WaitGroup
 	lines := make([]strings.Builder, tasks)
 	for task := range tasks {
 		working.Go(func() {
-			for {
+			for now() < end {
 				from, to, err := hold(wait)
 				if err != nil {
 					return
