@@ -1,9 +1,12 @@
-//! Histories written by hand: a good one, and one that breaks each rule that no backend of `broken`
-//! or `schedules` breaks.
+//! Histories written by hand: a good one, and one that breaks each rule that no backend of
+//! `schedules` breaks.
 
 use super::{
     checker::{Rule, check},
-    history::{Answer, COUNT, Event, Family, History, Line, Process, Source, Time, Value, Windows},
+    history::{
+        Answer, COUNT, Event, Family, History, Kind, Line, PERMITS, Process, Source, Time, Value,
+        Windows,
+    },
 };
 
 const KEY: &str = "k0";
@@ -72,6 +75,21 @@ impl Written {
         self.asked(by, write, from)
             .line(by, to, Event::Burnt { key, fence, value: None, sent })
             .answered(by, write, to)
+    }
+
+    /// Adds a lock that is held from one time to another, under a fence if it is held alone.
+    fn held(self, kind: Kind, by: Process, fence: u64, from: Time, to: Time) -> Self {
+        let (hold, name, sent) = (u64::from(by), "l0".to_owned(), from * 1000 - 500);
+        let (family, key, owner) = (Family::Lock, name.clone(), by.to_string());
+        let held = match fence {
+            0 => self,
+            _ => self.line(by, from, Event::Granted { family, key, owner, fence, sent }),
+        };
+        held.line(by, from, Event::Locked { hold, name, kind, fence, asked: sent }).line(
+            by,
+            to,
+            Event::Unlocking { hold },
+        )
     }
 
     /// Returns the rules that the history breaks.
@@ -232,6 +250,46 @@ fn values_without_an_origin_are_found() {
         answer: Answer::Value { value: unfinished, source: Source::Shared },
     };
     assert_eq!(plain().line(2, 121, read).breaks(), [Rule::Origin]);
+}
+
+#[test]
+fn fences_that_do_not_grow_are_found() {
+    assert_eq!(plain().load(2, 1, 9, 200, 210).breaks(), [Rule::Fences]);
+    assert_eq!(plain().load(2, 1, 10, 200, 210).breaks(), [Rule::Fences]);
+    assert_eq!(plain().invalidated(2, 7, 9, 200, 210).breaks(), [Rule::Fences]);
+}
+
+/// A process holds a lock from 100 to 300 ms, and another one takes it at 200 ms.
+#[test]
+fn two_holders_of_a_lock_are_found() {
+    let all = PERMITS;
+    for (first, second, rule) in [
+        ((Kind::Mutex, 10), (Kind::Mutex, 20), Some(Rule::OneHolder)),
+        ((Kind::Leader, 10), (Kind::Leader, 20), Some(Rule::OneHolder)),
+        ((Kind::Leader, 10), (Kind::Mutex, 20), Some(Rule::OneHolder)),
+        ((Kind::Writer, 10), (Kind::Writer, 20), Some(Rule::OneHolder)),
+        ((Kind::Reader, 0), (Kind::Writer, 20), Some(Rule::NoneBesideWriter)),
+        ((Kind::Writer, 20), (Kind::Reader, 0), Some(Rule::NoneBesideWriter)),
+        ((Kind::Reader, 0), (Kind::Reader, 0), None),
+        ((Kind::Permits(all - 1), 0), (Kind::Permits(2), 0), Some(Rule::Limit)),
+        ((Kind::Permits(all - 1), 0), (Kind::Permits(1), 0), None),
+    ] {
+        let first_held = Written::default().held(first.0, 1, first.1, 100, 300);
+        let both = || Written(first_held.0.clone()).held(second.0, 2, second.1, 200, 210);
+        let what = format!("{first:?} {second:?}");
+        assert_eq!(both().breaks(), Vec::from_iter(rule), "{what}");
+        // A hold counts as long as its holder may take it for one.
+        assert_eq!(both().line(1, 199, Event::LockLost { hold: 1 }).breaks(), [], "{what}");
+        let suspended = both().line(1, 290, Event::Paused { from: 110_000 });
+        assert_eq!(suspended.breaks(), [], "{what}");
+        // It was unlocked as held to the end.
+        let to_the_end = suspended.line(1, 301, Event::Unlocked { hold: 1, held: Some(true) });
+        assert_eq!(to_the_end.breaks(), Vec::from_iter(rule), "{what}");
+        let late = both().line(1, 290, Event::LockLost { hold: 1 });
+        assert_eq!(late.breaks(), Vec::from_iter(rule), "{what}: the loss was reported too late");
+        let after = Written(first_held.0).held(second.0, 2, second.1.max(first.1), 301, 310);
+        assert_eq!(after.breaks(), [], "{what}");
+    }
 }
 
 #[test]

@@ -6,8 +6,8 @@
 //! connections are cut and keys are evicted.
 //!
 //! Each process writes down the events that it saw (`history`, `recorder`, `worker`). In the end
-//! the `checker` looks for violations of the rules. Histories written by hand (`bad`) and runs with
-//! a script that is broken on purpose (`broken`) show that it can find them.
+//! the `checker` looks for violations of the rules. Histories written by hand (`bad`), and backends
+//! without one of the rules (`schedules`), show that it can find them.
 //!
 //! The seed of a round plans its calls, its faults and the pauses between them. The seed of the
 //! first round is printed, and `BELLWETHER_SEED` sets it. The other seeds follow it. A seed that is
@@ -16,7 +16,6 @@
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bad;
-mod broken;
 mod checker;
 mod failures;
 mod faults;
@@ -24,7 +23,6 @@ mod history;
 mod holds;
 mod index;
 mod latches;
-mod processes;
 mod recorder;
 mod round;
 mod schedules;
@@ -35,9 +33,7 @@ use std::{collections::BTreeMap, time::Duration};
 use tokio::{sync::Mutex, time::Instant};
 
 use self::{
-    broken::Break,
-    checker::{Rule, Tally, check},
-    faults::Faults,
+    checker::{Tally, check},
     history::History,
     round::Round,
 };
@@ -104,85 +100,4 @@ fn save(seed: u64, history: &History) {
     }
     std::fs::write(&path, text).unwrap();
     println!("the history is in {}", path.display());
-}
-
-/// Plays rounds over a broken script until the checker finds a violation of one of the given rules.
-async fn is_found(broken: Break, by: &[Rule]) {
-    let _turn = TURN.lock().await;
-    let first = first_seed();
-    println!("BELLWETHER_SEED={first}");
-    let end = Instant::now() + Duration::from_secs(180);
-    for seed in first.. {
-        // A missing rule of readers and writers shows about once in ten seconds of play. Most of a
-        // short round is the start of its processes.
-        let time = Duration::from_secs(if seed - first < 3 { 1 } else { 5 });
-        let mut round = Round::new(seed, time);
-        // The connection of the broken script does not reconnect.
-        let faults = Faults { workers_ms: 400, server_ms: 300, cuts: false };
-        (round.broken, round.faults) = (Some(broken), faults);
-        (round.load.writes, round.load.lockers) = (30, 8);
-        (round.load.stale_ms, round.load.error_ms) = (50, 200);
-        round.load.tags |= broken == Break::NumbersAreLate;
-        let (history, _) = round.play().await;
-        let (violations, _) = check(&history);
-        if let Some(found) = violations.iter().find(|violation| by.contains(&violation.rule)) {
-            let count = violations.len();
-            println!("{broken:?}: {count} in seed {seed}: {:?}: {}", found.rule, found.text);
-            return;
-        }
-        assert!(Instant::now() < end, "the checker did not find {broken:?}");
-    }
-}
-
-#[tokio::test]
-async fn a_commit_that_ignores_its_fence_is_found() {
-    is_found(Break::CommitIgnoresFence, &[Rule::StoreGoesOn]).await;
-    is_found(Break::CommitIgnoresFence, &[Rule::NotBeforeWrite, Rule::NeverBack]).await;
-}
-
-#[tokio::test]
-async fn a_lease_with_two_holders_is_found() {
-    is_found(Break::LeaseIgnoresHolder, &[Rule::OneLoad]).await;
-    is_found(Break::LeaseIgnoresHolder, &[Rule::OneHolder]).await;
-}
-
-#[tokio::test]
-async fn a_fence_that_does_not_grow_is_found() {
-    is_found(Break::FenceStandsStill, &[Rule::Fences]).await;
-}
-
-#[tokio::test]
-async fn an_invalidation_without_effect_on_loads_is_found() {
-    is_found(Break::InvalidationBurnsNothing, &[Rule::NotBeforeWrite]).await;
-}
-
-#[tokio::test]
-async fn an_expiry_that_leaves_the_windows_is_found() {
-    is_found(Break::ExpiryLeavesWindows, &[Rule::NotBeforeWrite]).await;
-}
-
-#[tokio::test]
-async fn an_entry_that_does_not_age_is_found() {
-    is_found(Break::EntriesDoNotAge, &[Rule::Windows]).await;
-}
-
-#[tokio::test]
-async fn a_tag_number_from_after_the_load_is_found() {
-    is_found(Break::NumbersAreLate, &[Rule::NotBeforeWrite]).await;
-}
-
-#[tokio::test]
-async fn a_writer_beside_readers_is_found() {
-    is_found(Break::WriterIgnoresReaders, &[Rule::NoneBesideWriter]).await;
-    is_found(Break::ReaderIgnoresWriter, &[Rule::NoneBesideWriter]).await;
-}
-
-#[tokio::test]
-async fn a_semaphore_without_a_limit_is_found() {
-    is_found(Break::PermitIgnoresLimit, &[Rule::Limit]).await;
-}
-
-#[tokio::test]
-async fn a_release_of_a_foreign_lease_is_found() {
-    is_found(Break::ReleaseIgnoresHolder, &[Rule::OneHolder, Rule::OneLoad]).await;
 }

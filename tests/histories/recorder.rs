@@ -1,5 +1,4 @@
-//! The backend of a worker: the real one, with a record of every grant and every write. For a test
-//! that expects the checker to fail, one of its rules is broken.
+//! The backend of a worker: the real one, with a record of every grant and every write.
 
 use std::{
     collections::HashSet,
@@ -10,14 +9,11 @@ use std::{
 use bellwether::{
     backend::{Acquired, Claim, Claimed, Committed, Entry, Grant, Latches, Store},
     error::BackendError,
-    key::{Family as NameFamily, Name, Namespace},
+    key::Name,
 };
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 
-use super::{
-    broken::Scripts,
-    history::{Event, Family, Line, Process, Time, Value, now},
-};
+use super::history::{Event, Family, Line, Process, Time, Value, now};
 
 /// Where a process writes its events.
 #[derive(Clone)]
@@ -80,16 +76,14 @@ fn print(line: Line) {
 #[derive(Clone)]
 pub struct Recorder {
     log: Log,
-    broken: Option<Arc<Scripts>>,
     /// The values and their fences that were recorded.
     seen: Arc<Mutex<HashSet<(Value, u64)>>>,
 }
 
 impl Recorder {
-    /// Returns the backend with a record of its answers. The broken scripts replace those of the
-    /// crate.
-    pub fn over<B>(inner: B, log: Log, broken: Option<Scripts>) -> Interceptor<B, Self> {
-        let hook = Self { log, broken: broken.map(Arc::new), seen: Arc::default() };
+    /// Returns the backend with a record of its answers.
+    pub fn over<B>(inner: B, log: Log) -> Interceptor<B, Self> {
+        let hook = Self { log, seen: Arc::default() };
         Interceptor { inner, hook }
     }
 
@@ -157,30 +151,12 @@ impl Recorder {
 }
 
 impl<B: Store + Latches> Hook<B> for Recorder {
-    async fn around(&self, backend: &B, mut operation: Operation) -> Result<Answer, BackendError> {
+    async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
         let sent = self.log.now();
-        if self.broken.as_ref().is_some_and(|broken| broken.numbers_are_late) {
-            renumber(backend, &mut operation).await?;
-        }
-        let answer = match &self.broken {
-            Some(broken) if broken.breaks(&operation) => broken.perform(&operation).await,
-            _ => operation.perform(backend).await,
-        }?;
+        let answer = operation.perform(backend).await?;
         self.record(&operation, &answer, sent);
         Ok(answer)
     }
-}
-
-/// Gives the entry of a commit the tag number from after its load.
-async fn renumber(backend: &impl Store, operation: &mut Operation) -> Result<(), BackendError> {
-    if let Operation::Commit { entry, .. } = operation
-        && let Some(tagged) = entry.tagged.as_mut().map(Arc::make_mut)
-    {
-        let namespace = Namespace::new("histories").unwrap();
-        let tags = Name::new(&namespace, NameFamily::Tags, &"tags".into(), 512).unwrap();
-        tagged.number = backend.tag_number(&tags).await?;
-    }
-    Ok(())
 }
 
 /// Returns the key of a name as its user writes it.

@@ -14,7 +14,6 @@ use tokio::{
 };
 
 use super::{
-    broken::Break,
     checker::SLACK,
     faults::{Faults, inject_server_faults, inject_worker_faults},
     history::{Event, History, Line, Process, Time, now},
@@ -30,7 +29,6 @@ pub struct Round {
     pub time: Duration,
     pub load: Workload,
     pub faults: Faults,
-    pub broken: Option<Break>,
 }
 
 impl Round {
@@ -55,20 +53,14 @@ impl Round {
         let pauses = |rng: &mut Rng| [0, 400, 900][rng.usize(0..3)];
         let (workers_ms, server_ms) = (pauses(&mut rng), pauses(&mut rng));
         let faults = Faults { workers_ms, server_ms, cuts: rng.bool() };
-        Self { seed, time, load, faults, broken: None }
+        Self { seed, time, load, faults }
     }
 
     /// Plays the round over a server of its own, and returns the history and the number of faults.
     pub async fn play(&self) -> (History, usize) {
         let server = RedisServer::start().await;
-        let setup = Setup {
-            url: server.url(),
-            process: 0,
-            seed: self.seed,
-            load: self.load.clone(),
-            broken: self.broken,
-            plays_schedules: false,
-        };
+        let setup =
+            Setup { url: server.url(), process: 0, seed: self.seed, load: self.load.clone() };
         let fleet = Mutex::new(Fleet::start(WORKERS, setup).await);
         let end = Instant::now() + self.time;
         let mut rng = Rng::with_seed(self.seed ^ 0x0bad_f1e5);
@@ -192,19 +184,6 @@ impl Fleet {
     pub async fn start_again(&mut self, number: usize) {
         let worker = self.spawn();
         *self.worker(number) = worker;
-    }
-
-    /// Sends a line to all workers, waits until each is done, and returns the events since the last
-    /// call.
-    pub async fn order(&mut self, line: &str) -> History {
-        for worker in &mut self.workers {
-            worker.input.write_all(format!("{line}\n").as_bytes()).await.unwrap();
-        }
-        for _ in 0..self.workers.len() {
-            let done = self.wait_for(|event| matches!(event, Event::Done { .. })).await;
-            done.expect("a worker is not done in time");
-        }
-        std::mem::take(&mut self.history)
     }
 
     /// Waits until every caller has its answer, and ends the workers.

@@ -133,7 +133,7 @@ fn play(seed: u64, missing: Option<Missing>) -> History {
 }
 
 /// Returns the calls of a schedule.
-pub fn workload(rng: &mut Rng, lease_ms: u64) -> Workload {
+fn workload(rng: &mut Rng, lease_ms: u64) -> Workload {
     Workload {
         keys: rng.usize(1..=2),
         locks: 0,
@@ -162,15 +162,8 @@ async fn simulate(seed: u64, missing: Option<Missing>) -> History {
         let log = Log::Memory(process, shared.clone());
         let way = Way { seed: Arc::new(AtomicU64::new(rng.u64(..))), missing };
         let backend = Interceptor { inner: backend.clone(), hook: way };
-        let backend = Recorder::over(backend, log.clone(), None);
-        let setup = Setup {
-            url: String::new(),
-            process,
-            seed,
-            load: load.clone(),
-            broken: None,
-            plays_schedules: false,
-        };
+        let backend = Recorder::over(backend, log.clone());
+        let setup = Setup { url: String::new(), process, seed, load: load.clone() };
         let worker = Worker::over(backend, log, setup);
         for _ in 0..load.callers {
             callers.spawn(worker.clone().play("k".to_owned(), rng.fork()));

@@ -5,7 +5,6 @@ use std::{
     fmt,
     future::Future,
     io::BufRead,
-    ops::Range,
     panic,
     pin::pin,
     sync::{
@@ -29,14 +28,12 @@ use serde::{Deserialize, Serialize};
 use testkit::handover_life;
 use testkit::primitives::Guard;
 use tokio::{
-    sync::mpsc,
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    broken::{Break, Scripts},
     history::{Answer, COUNT, Event, Kind, PERMITS, Process, Source, Time, Value, Windows, now},
     recorder::{Log, Recorder},
 };
@@ -61,9 +58,6 @@ pub struct Setup {
     pub process: Process,
     pub seed: u64,
     pub load: Workload,
-    pub broken: Option<Break>,
-    /// The worker plays the schedules that it is told, and nothing else.
-    pub plays_schedules: bool,
 }
 
 /// The calls of all workers.
@@ -130,13 +124,9 @@ pub fn work() {
     quiet_planned_panics();
     let stop = CancellationToken::new();
     let told = stop.clone();
-    let (order, orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
-        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-            match serde_json::from_str(&line) {
-                Ok(schedules) => order.send(schedules).unwrap(),
-                Err(_) => told.cancel(),
-            }
+        for _ in std::io::stdin().lock().lines().map_while(Result::ok) {
+            told.cancel();
         }
         std::process::exit(0);
     });
@@ -148,11 +138,7 @@ pub fn work() {
     runtime.worker_threads(2).enable_all().build().unwrap().block_on(async move {
         // The task is spawned, because code inside `block_on` runs on no thread of the runtime.
         tokio::spawn(async move {
-            let worker = Worker::new(setup).await;
-            match worker.setup.plays_schedules {
-                true => worker.play_all(orders).await,
-                false => worker.run(stop).await,
-            }
+            Worker::new(setup).run(stop).await;
         })
         .await
         .unwrap();
@@ -188,17 +174,10 @@ pub struct Worker {
 }
 
 impl Worker {
-    async fn new(setup: Setup) -> Self {
+    fn new(setup: Setup) -> Self {
         let backend = RedisBackend::open(&setup.url).unwrap();
-        let broken = match setup.broken {
-            None => None,
-            Some(broken) => {
-                let connection = testkit::patient(&setup.url).await.unwrap();
-                Some(Scripts::new(broken, connection))
-            }
-        };
         let log = Log::Output;
-        Self::over(Recorder::over(backend, log.clone(), broken), log, setup)
+        Self::over(Recorder::over(backend, log.clone()), log, setup)
     }
 
     /// Creates a worker over a backend that records for the same log.
@@ -233,27 +212,6 @@ impl Worker {
             numbers: Arc::default(),
             running: Arc::default(),
             setup: Arc::new(setup),
-        }
-    }
-
-    /// Plays ranges of schedules, the schedules of each at once.
-    async fn play_all(self, mut orders: mpsc::UnboundedReceiver<Range<u64>>) {
-        self.log.tell(Event::Ready);
-        tokio::spawn(pulse(self.log.clone()));
-        while let Some(seeds) = orders.recv().await {
-            let mut callers = JoinSet::new();
-            for seed in seeds {
-                let mut rng = Rng::with_seed(seed.wrapping_mul(31) + u64::from(self.setup.process));
-                let prefix = format!("s{seed}k");
-                for _ in 0..self.setup.load.callers {
-                    callers.spawn(self.clone().play(prefix.clone(), rng.fork()));
-                }
-            }
-            while let Some(caller) = callers.join_next().await {
-                caller.unwrap();
-            }
-            self.settled().await;
-            self.log.tell(Event::Done { stats: String::new() });
         }
     }
 
