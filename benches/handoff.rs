@@ -9,8 +9,6 @@
 #[allow(dead_code, reason = "the suite `fleet` uses the rest")]
 #[path = "../tests/fleet/fleet.rs"]
 mod fleet;
-#[path = "../tests/fleet/http.rs"]
-mod http;
 #[path = "../tests/fleet/protocol.rs"]
 mod protocol;
 #[path = "../tests/fleet/worker.rs"]

@@ -96,48 +96,6 @@ async fn a_killed_leader_costs_the_rest_of_its_lease() {
     assert!(delays.iter().max().unwrap() < &Duration::from_secs(2), "{delays:?}");
 }
 
-/// Asserts that each of ten callers had a value that lay there. The value may become stale between
-/// two callers of one round, so one round may have both.
-fn assert_served_at_once(played: &Played) {
-    let served = played.source("Hit") + played.source("Stale");
-    assert_eq!((served, played.errors()), (played.reports.len() * 10, 0), "{played:#?}");
-}
-
-/// All callers are served the stale value, until another process has refreshed it. The time to
-/// live is long, so that the value of that refresh is seen before it becomes stale too.
-#[tokio::test]
-async fn a_killed_refresh_makes_no_caller_wait() {
-    let server = RedisServer::start().await;
-    let lease_ms = u64::try_from(LEASE.as_millis()).unwrap();
-    let setup = Setup { lease_ms, ttl_ms: 1_000, stale_ms: 60_000, ..Setup::new(server.url()) };
-    let mut fleet = Fleet::start(3, &setup).await;
-    let ask = |ms| Round::new("k", 10, Load::Value { ms });
-    fleet.begin(&[0], ask(1)).await;
-    let mut first = Played::default();
-    fleet.reports(&mut first, 1).await;
-    let mut refresh = Played::default();
-    while refresh.begun.is_empty() {
-        let reports = refresh.reports.len() + 1;
-        fleet.begin(&[0], ask(60_000)).await;
-        fleet.reports(&mut refresh, reports).await;
-    }
-    assert_eq!(refresh.leader(), 0);
-    assert_served_at_once(&refresh);
-    fleet.kill(0).await;
-    let at_kill = now();
-    let mut played = Played::default();
-    while played.source("Hit") == 0 {
-        let reports = played.reports.len() + 2;
-        fleet.begin(&[1, 2], ask(1)).await;
-        fleet.reports(&mut played, reports).await;
-    }
-    assert_served_at_once(&played);
-    assert_eq!(played.begun.len(), 1, "the fleet did not refresh once: {played:#?}");
-    let begun = since(at_kill, played.begun[0].2);
-    println!("the next refresh began {begun:?} after the end of the process");
-    assert!(begun < LEASE * 2, "{begun:?}");
-}
-
 /// Thousands of flights queue for a server that hangs. None of them waits for the time-outs of
 /// others.
 #[tokio::test]

@@ -10,7 +10,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::protocol::{Answer, Command, Event, Report, Requests, Round, Setup, VARIABLE, now};
+use super::protocol::{Command, Event, Report, Round, Setup, VARIABLE, now};
 
 /// Serialises the fleets. They measure times, and a second one would take the processor from the
 /// first.
@@ -119,20 +119,6 @@ impl Fleet {
         self.begin(&all, round).await;
         let mut played = Played::default();
         self.reports(&mut played, all.len()).await;
-        played
-    }
-
-    /// Lets users in all processes send the same request at the same time.
-    pub async fn request(&mut self, path: &str, users: usize, answer: Answer, ms: u64) -> Played {
-        let at = now() + u64::try_from(LEAD_TIME.as_micros()).unwrap();
-        let path = path.to_owned();
-        for process in 0..self.processes() {
-            let users = process * users..(process + 1) * users;
-            let requests = Requests { path: path.clone(), users, answer, ms, at };
-            self.tell(process, &Command::Requests(requests)).await;
-        }
-        let mut played = Played::default();
-        self.reports(&mut played, self.processes()).await;
         played
     }
 

@@ -12,13 +12,9 @@
 
 mod crash;
 mod fleet;
-mod http;
-mod latches;
-mod layer;
 mod locks;
 mod nested;
 mod protocol;
-mod refreshing;
 mod stampede;
 mod worker;
 

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    ops::Range,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -30,8 +29,6 @@ impl Setup {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Command {
     Round(Round),
-    /// Sends requests to an axum router under the layer, all at once.
-    Requests(Requests),
     /// Starts tasks that each add one to a number repeatedly, by a read and a write under a lock.
     Count {
         name: String,
@@ -44,16 +41,6 @@ pub enum Command {
         pair: String,
         rival: bool,
         lease_ms: u64,
-    },
-    /// Starts callers that wait for a latch.
-    Await {
-        name: String,
-        callers: usize,
-    },
-    /// Counts a latch down, one step after the other.
-    CountDown {
-        name: String,
-        times: usize,
     },
     /// Releases a primitive.
     Unlock {
@@ -68,8 +55,6 @@ pub struct Round {
     pub key: String,
     pub callers: usize,
     pub load: Load,
-    /// Whether the caller whose loader runs is aborted in the middle of the load.
-    pub abort_leader: bool,
     /// The time at which the callers ask, on the clock of [`now`].
     pub at: u64,
 }
@@ -79,14 +64,6 @@ pub struct Round {
 pub enum Load {
     Value {
         ms: u64,
-    },
-    Fail {
-        ms: u64,
-        text: String,
-    },
-    Panic {
-        ms: u64,
-        text: String,
     },
     /// Asks for another key, in the same way.
     Ask {
@@ -98,65 +75,20 @@ pub enum Load {
 
 impl Round {
     pub fn new(key: impl Into<String>, callers: usize, load: Load) -> Self {
-        Self { key: key.into(), callers, load, abort_leader: false, at: 0 }
+        Self { key: key.into(), callers, load, at: 0 }
     }
-}
-
-/// Users that send the same request, each with its number in a header.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Requests {
-    pub path: String,
-    /// The numbers of the users.
-    pub users: Range<usize>,
-    pub answer: Answer,
-    pub ms: u64,
-    pub at: u64,
-}
-
-/// The answer of the router.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Answer {
-    /// The same answer for all users.
-    Common,
-    /// The number of the user, with a cookie.
-    Cookie,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     Ready,
-    LoadBegun {
-        key: String,
-        at: u64,
-    },
-    LoadEnded {
-        key: String,
-        at: u64,
-    },
+    LoadBegun { key: String, at: u64 },
+    LoadEnded { key: String, at: u64 },
     Report(Report),
     Done,
-    Held {
-        name: String,
-        fence: u64,
-        at: u64,
-    },
-    Lost {
-        name: String,
-        at: u64,
-    },
-    /// The wait of one more caller is over.
-    Awaited {
-        error: Option<String>,
-        at: u64,
-    },
-    Counted {
-        left: u32,
-        at: u64,
-    },
-    Unlocked {
-        was_lost: bool,
-        error: Option<String>,
-    },
+    Held { name: String, fence: u64, at: u64 },
+    Lost { name: String, at: u64 },
+    Unlocked { was_lost: bool, error: Option<String> },
 }
 
 /// The outcome of a round in one process.
@@ -168,7 +100,6 @@ pub struct Report {
     pub sources: BTreeMap<String, usize>,
     pub values: BTreeMap<String, usize>,
     pub errors: BTreeMap<String, usize>,
-    pub aborted: usize,
     /// The number of loads without a lease so far.
     pub degraded: u64,
     /// All counters of the cache so far.

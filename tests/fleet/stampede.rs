@@ -42,65 +42,6 @@ async fn a_stampede_on_a_cold_key_loads_it_once() {
 }
 
 #[tokio::test]
-async fn a_leader_whose_caller_goes_away_costs_no_time() {
-    let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, PROCESSES).await;
-    for round in 0..10 {
-        let mut round = Round::new(format!("gone-{round}"), CALLERS, Load::Value { ms: 200 });
-        round.abort_leader = true;
-        let played = fleet.play(round).await;
-        played.leader();
-        let aborted: usize = played.reports.iter().map(|(_, report)| report.aborted).sum();
-        assert_eq!(aborted, 1, "{played:#?}");
-        assert_eq!(played.source("Led"), 0, "{played:#?}");
-        assert_eq!(played.source("Degraded"), 0, "{played:#?}");
-        played.assert_one_value(PROCESSES * CALLERS - 1);
-    }
-}
-
-/// Asserts that every caller that waited for the only load has its error, with its kind and text.
-/// Only the process of the leader has the error itself.
-fn assert_every_caller_failed(played: &Played, kind: &str, text: &str, concrete: bool) {
-    let leader = played.leader();
-    for (process, report) in &played.reports {
-        let errors: Vec<_> = report.errors.iter().collect();
-        let [(error, count)] = errors[..] else {
-            panic!("there is not exactly one error: {played:#?}")
-        };
-        let here = *process == leader;
-        assert_eq!(*count, CALLERS, "{played:#?}");
-        assert!(error.starts_with(&format!("{kind}: ")), "{error}");
-        assert_eq!(error.matches(text).count(), 1 + usize::from(here && concrete), "{error}");
-        assert_eq!(error.contains("another process"), !here, "{error}");
-        assert_eq!(error.ends_with(&format!("[{text}]")), here && concrete, "{error}");
-    }
-}
-
-#[tokio::test]
-async fn a_load_that_fails_or_panics_fails_once_for_all_callers() {
-    let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, PROCESSES).await;
-    // A failure is not stored. A process that asks after the end of the load would load once more.
-    let failing = Load::Fail { ms: 1_000, text: "no such product".to_owned() };
-    let panicking = Load::Panic { ms: 1_000, text: "on purpose".to_owned() };
-    let text = format!("{PLANNED_PANIC}: on purpose");
-    for (load, kind, text, concrete) in
-        [(failing, "Load", "no such product", true), (panicking, "Panicked", &*text, false)]
-    {
-        for round in 0..3 {
-            let key = format!("{kind}-{round}");
-            let played = fleet.play(Round::new(key, CALLERS, load.clone())).await;
-            assert_every_caller_failed(&played, kind, text, concrete);
-            let errors = played.reports.iter().flat_map(|(_, report)| report.errors.keys());
-            let panics = usize::from(!concrete);
-            for error in errors {
-                assert_eq!(error.matches("panicked").count(), panics, "{error}");
-            }
-        }
-    }
-}
-
-#[tokio::test]
 async fn a_fill_is_quick_and_takes_few_calls() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 4).await;

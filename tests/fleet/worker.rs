@@ -2,9 +2,7 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     io::{BufRead, Write},
-    panic,
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -12,37 +10,20 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{Cache, Locks, RedisBackend, http_cache, layer::CachedResponse, lease::Retry};
+use bellwether::{Cache, Locks, RedisBackend, lease::Retry};
 use futures_util::future::BoxFuture;
 use testkit::primitives::{self, Asked, Guard, WAIT};
-use tokio::{
-    runtime::Builder,
-    sync::{Barrier, mpsc},
-    time::sleep,
-};
+use tokio::{runtime::Builder, sync::Barrier, time::sleep};
 
-use super::{
-    http,
-    protocol::{Command, Event, Load, Report, Round, Setup, VARIABLE, now},
-};
+use super::protocol::{Command, Event, Load, Report, Round, Setup, VARIABLE, now};
 
 /// The longest time for a command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The text of every planned panic.
-pub const PLANNED_PANIC: &str = "planned panic";
 
 /// Works until the standard input ends, if this process is a worker.
 pub fn work() {
     let Ok(setup) = std::env::var(VARIABLE) else { return };
     let setup: Setup = serde_json::from_str(&setup).unwrap();
-    let usual = panic::take_hook();
-    panic::set_hook(Box::new(move |panic| {
-        let text = panic.payload().downcast_ref::<String>();
-        if !text.is_some_and(|text| text.contains(PLANNED_PANIC)) {
-            usual(panic);
-        }
-    }));
     tell_in_a_thread();
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let worker = runtime.block_on(Worker::new(&setup));
@@ -82,7 +63,6 @@ pub fn tell(event: Event) {
 #[derive(Clone)]
 struct Worker {
     cache: Cache<String>,
-    pages: Cache<CachedResponse>,
     locks: Locks,
     raw: redis::aio::MultiplexedConnection,
     held: Arc<Mutex<HashMap<String, Arc<Guard>>>>,
@@ -104,7 +84,6 @@ impl Worker {
                 .retry(Retry::on_demand().try_limit(COMMAND_TIMEOUT))
                 .build()
                 .unwrap(),
-            pages: http_cache(backend.clone(), "pages").build().unwrap(),
             locks: Locks::new(backend, "bellwether"),
             raw: testkit::patient(&setup.url).await.unwrap(),
             held: Arc::default(),
@@ -115,9 +94,6 @@ impl Worker {
     async fn obey(self, command: Command) {
         match command {
             Command::Round(round) => tell(Event::Report(self.play(round).await)),
-            Command::Requests(requests) => {
-                tell(Event::Report(http::play(self.pages, requests).await));
-            }
             Command::Count { name, tasks, times } => {
                 let counting = (0..tasks).map(|_| {
                     let (worker, name) = (self.clone(), name.clone());
@@ -158,22 +134,6 @@ impl Worker {
                     sleep(Duration::from_millis(1)).await;
                 }
             }
-            Command::Await { name, callers } => {
-                for _ in 0..callers {
-                    let latch = self.locks.latch(name.as_str()).wait_limit(WAIT);
-                    tokio::spawn(async move {
-                        let error = latch.wait().await.err();
-                        let error = error.map(|error| format!("{:?}", error.kind()));
-                        tell(Event::Awaited { error, at: now() });
-                    });
-                }
-            }
-            Command::CountDown { name, times } => {
-                for _ in 0..times {
-                    let left = self.locks.latch(name.as_str()).count_down().await.unwrap();
-                    tell(Event::Counted { left, at: now() });
-                }
-            }
             Command::Unlock { name } => {
                 let mut guard = self.held.lock().unwrap().remove(&name).unwrap();
                 let guard = loop {
@@ -207,38 +167,23 @@ impl Worker {
 
     async fn play(&self, round: Round) -> Report {
         let barrier = Arc::new(Barrier::new(round.callers + 1));
-        let (leading, mut leaders) = mpsc::unbounded_channel();
         let callers: Vec<_> = (0..round.callers)
             .map(|number| {
                 let (worker, barrier, load) = (self.clone(), barrier.clone(), round.load.clone());
                 let key = round.key.replace('#', &number.to_string());
-                let leading = leading.clone();
                 tokio::spawn(async move {
                     barrier.wait().await;
-                    let loader = worker.loader(key.clone(), number, load, Some(leading));
+                    let loader = worker.loader(key.clone(), number, load);
                     let loaded = worker.cache.request(key).load(|_lead| loader).await;
                     (loaded, now())
                 })
             })
             .collect();
-        drop(leading);
-        if round.abort_leader {
-            let aborts: Vec<_> = callers.iter().map(|caller| caller.abort_handle()).collect();
-            tokio::spawn(async move {
-                if let Some(number) = leaders.recv().await {
-                    sleep(Duration::from_millis(20)).await;
-                    aborts[number].abort();
-                }
-            });
-        }
         sleep(Duration::from_micros(round.at.saturating_sub(now()))).await;
         let mut report = Report { began: now(), ..Report::default() };
         barrier.wait().await;
         for caller in callers {
-            let Ok((loaded, at)) = caller.await else {
-                report.aborted += 1;
-                continue;
-            };
+            let (loaded, at) = caller.await.unwrap();
             report.ended = report.ended.max(at);
             match loaded {
                 Ok(loaded) => {
@@ -246,11 +191,7 @@ impl Worker {
                     *report.values.entry(loaded.into_value()).or_default() += 1;
                 }
                 Err(error) => {
-                    let concrete = match error.load_ref::<Failed>() {
-                        Some(failed) => format!(" [{}]", failed.0),
-                        None => String::new(),
-                    };
-                    let error = format!("{:?}: {error:#}{concrete}", error.kind());
+                    let error = format!("{:?}: {error:#}", error.kind());
                     *report.errors.entry(error).or_default() += 1;
                 }
             }
@@ -260,38 +201,26 @@ impl Worker {
         report
     }
 
-    /// Returns a loader that records its beginning and its end, and reports the caller that leads.
+    /// Returns a loader that records its beginning and its end.
     fn loader(
         &self,
         key: String,
         caller: usize,
         load: Load,
-        leading: Option<mpsc::UnboundedSender<usize>>,
     ) -> BoxFuture<'static, Result<String, bellwether::BoxError>> {
         let worker = self.clone();
         Box::pin(async move {
             tell(Event::LoadBegun { key: key.clone(), at: now() });
-            if let Some(leading) = leading {
-                let _ = leading.send(caller);
-            }
             let loaded: Result<String, bellwether::BoxError> = match load {
                 Load::Value { ms } => {
                     sleep(Duration::from_millis(ms)).await;
                     let load = worker.loads.fetch_add(1, Ordering::Relaxed);
                     Ok(format!("{key} by {}/{load}", std::process::id()))
                 }
-                Load::Fail { ms, text } => {
-                    sleep(Duration::from_millis(ms)).await;
-                    Err(Failed(text).into())
-                }
-                Load::Panic { ms, text } => {
-                    sleep(Duration::from_millis(ms)).await;
-                    panic!("{PLANNED_PANIC}: {text}");
-                }
                 Load::Ask { ms, key: other, then } => {
                     sleep(Duration::from_millis(ms)).await;
                     let other = other.replace('#', &caller.to_string());
-                    let loader = worker.loader(other.clone(), caller, *then, None);
+                    let loader = worker.loader(other.clone(), caller, *then);
                     let inner = worker.cache.get_or_load(other, |_lead| loader).await;
                     inner.map(|inner| format!("{key} with {inner}")).map_err(Into::into)
                 }
@@ -301,15 +230,3 @@ impl Worker {
         })
     }
 }
-
-/// The error of a loader.
-#[derive(Debug)]
-struct Failed(String);
-
-impl fmt::Display for Failed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Failed {}
