@@ -118,24 +118,6 @@ async fn a_missing_server_is_an_error_and_is_found_later() {
 }
 
 #[tokio::test]
-async fn the_longest_time_outs_do_not_panic() {
-    let server = RedisServer::start().await;
-    let builder = || RedisBackend::builder().server(server.url());
-    let longest = Duration::from_secs(86_400);
-    for builder in
-        [builder().command_timeout(Duration::MAX), builder().connect_timeout(Duration::MAX)]
-    {
-        assert_eq!(builder.build().unwrap_err().kind(), ErrorKind::InvalidConfig);
-    }
-    let builder = builder().command_timeout(longest).connect_timeout(longest);
-    let backend = builder.build().unwrap();
-    let locks = bellwether::Locks::new(backend.clone(), "bellwether");
-    locks.several(["a", "b"]).lock().await.unwrap().unlock().await.unwrap();
-    drop(backend.changes(&name("k")).await.unwrap());
-    locks.shutdown(LIMIT).await;
-}
-
-#[tokio::test]
 async fn a_killed_server_is_an_error_and_is_used_again_when_it_returns() {
     let mut server = RedisServer::start().await;
     let backend = testkit::open(server.url());
@@ -277,21 +259,6 @@ async fn the_backend_recovers_from_a_wrong_password() {
     let mut changes = changes.unwrap();
     let burnt = backend.invalidate(&name("k"), FENCE_LIFE).await.unwrap();
     assert_eq!(invalidation(&mut changes).await, burnt);
-}
-
-/// The password changes during the connection, and every connection is cut.
-#[tokio::test]
-async fn the_backend_recovers_from_a_password_that_changes_back() {
-    let server = RedisServer::start_with(&["--requirepass", "old"]).await;
-    let backend = open(&server.url_of(":old", 0));
-    assert!(eventually(LIMIT, || works(&backend)).await);
-    let mut raw = server.raw().await;
-    raw.config_set("requirepass", "new").await;
-    raw.run::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
-    let refused = || async { !works(&backend).await };
-    assert!(eventually(LIMIT, refused).await, "the new password is not needed");
-    raw.config_set("requirepass", "old").await;
-    assert!(eventually(RECOVERY, || works(&backend)).await, "the backend does not recover");
 }
 
 fn runtime() -> Runtime {

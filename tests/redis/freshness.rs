@@ -69,36 +69,3 @@ async fn a_value_is_refreshed_early_by_the_clock_of_the_server() {
     assert!(comes_true(LIMIT, refreshed).await, "the value is not refreshed");
     assert_eq!(scene.loads.load(Ordering::SeqCst), 2);
 }
-
-#[tokio::test]
-async fn an_expired_value_is_not_served_though_it_is_kept() {
-    let scene = Scene::start().await;
-    let caches = [(); 2].map(|()| scene.cache(|builder| builder.stale_if_error(TTL)));
-    for value in (1..20).step_by(2) {
-        assert_eq!(scene.ask(&caches[0]).await, (value, Source::Led));
-        assert_eq!(scene.ask(&caches[1]).await, (value, Source::Hit));
-        caches[1].expire("k").await.unwrap();
-        assert!(caches[0].peek("k").await.unwrap().is_some());
-        assert_eq!(scene.ask(&caches[0]).await, (value + 1, Source::Led));
-        caches[0].expire("k").await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn an_unchanged_value_is_renewed_by_the_clock_of_the_server() {
-    let scene = Scene::start().await;
-    let caches = [(); 2].map(|()| scene.cache(|builder| builder.stale_if_error(TTL)));
-    caches[0].insert("k", &7).await.unwrap();
-    for round in 1..4 {
-        scene.server.raw().await.age(TTL).await;
-        assert_eq!(caches[1].remaining("k").await.unwrap(), Some(Duration::ZERO));
-        let load = |lead: Lead<_>| async move {
-            let stale = lead.stale().ok_or("there is no stale value")?;
-            Ok::<_, BoxError>(stale.unchanged())
-        };
-        let led = caches[0].request("k").load(load).await.unwrap();
-        assert_eq!((*led.value(), led.source()), (7, Source::Led));
-        assert_eq!(caches[0].stats().unchanged, round);
-        assert_eq!(scene.ask(&caches[1]).await, (7, Source::Hit));
-    }
-}

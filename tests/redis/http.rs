@@ -98,10 +98,6 @@ async fn read_all(apps: &[App], count: usize, path: &'static str) -> Vec<String>
     answers
 }
 
-fn for_a_minute(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
-    layer.default_lifetime(Duration::from_secs(60))
-}
-
 /// Returns an answer that begins with the number of the call.
 fn numbered(length: usize) -> impl Fn(usize) -> Response<Body> + Clone + Send + Sync + 'static {
     move |call| Response::new(Body::from(format!("{call} {}", "x".repeat(length))))
@@ -150,56 +146,4 @@ async fn one_process_refreshes_a_stale_answer_and_no_caller_waits() {
         assert!(comes_true(LIMIT, refreshed).await, "the answer is not refreshed");
         assert_eq!(calls.count(), window + 1);
     }
-}
-
-type Feed = mpsc::UnboundedSender<Result<&'static str, Infallible>>;
-
-/// Returns answers whose bodies come out of one feed each, in the order of the calls.
-fn fed()
--> (impl Fn(usize) -> Response<Body> + Clone + Send + Sync + 'static, mpsc::UnboundedReceiver<Feed>)
-{
-    let (feeds, fed) = mpsc::unbounded_channel();
-    let answer = move |_| {
-        let (feed, mut pieces) = mpsc::unbounded_channel();
-        feeds.send(feed).unwrap();
-        let pieces = futures_util::stream::poll_fn(move |context| pieces.poll_recv(context));
-        Response::new(Body::from_stream(pieces))
-    };
-    (answer, fed)
-}
-
-async fn open(app: &App) -> ResponseBody<Body> {
-    app.clone().oneshot(get("/")).await.unwrap().into_body()
-}
-
-async fn next(body: &mut ResponseBody<Body>) -> String {
-    let data = body.frame().await.unwrap().unwrap().into_data().unwrap();
-    String::from_utf8(data.to_vec()).unwrap()
-}
-
-/// Each process waited for the whole body. Now the callers of the one that loads read it while it
-/// arrives, and the other one has it as soon as it is stored.
-#[tokio::test]
-async fn a_body_is_read_while_it_arrives_and_stored_at_its_end() {
-    let server = RedisServer::start().await;
-    let calls: Arc<Calls> = Arc::default();
-    let (answer, mut feeds) = fed();
-    let apps = [(), ()].map(|()| process(&server, for_a_minute, &calls, answer.clone()));
-    let mut bodies = vec![open(&apps[0]).await];
-    let feed = feeds.recv().await.unwrap();
-    feed.send(Ok("one")).unwrap();
-    // A late joiner is admitted, because the lease is held.
-    bodies.push(open(&apps[0]).await);
-    for body in &mut bodies {
-        assert_eq!(next(body).await, "one");
-    }
-    let there = apps[1].clone();
-    let waits = tokio::spawn(async move { read(&there, get("/")).await });
-    feed.send(Ok("two")).unwrap();
-    for body in &mut bodies {
-        assert_eq!(next(body).await, "two");
-    }
-    assert!(!waits.is_finished());
-    drop(feed);
-    assert_eq!((waits.await.unwrap().as_str(), calls.count()), ("onetwo", 1));
 }

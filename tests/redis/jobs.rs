@@ -1,5 +1,5 @@
 //! Jobs of five processes over a real server. Their clocks differ by 50 ms, they are killed and
-//! stopped, and a tick still runs once. A plain lock shows the fault that this avoids.
+//! stopped, and a tick still runs once.
 //!
 //! `cargo test --test redis jobs:: -- --nocapture` prints what became of the ticks.
 //! `BELLWETHER_JOBS_SECONDS=60` makes it a tick each second for a minute.
@@ -69,7 +69,6 @@ fn worker() {
         start: millis(3),
     };
     match words[1] {
-        "plain" => runtime.block_on(worker.holds_a_plain_lock()),
         "skip" => runtime.block_on(worker.skips()),
         _ => runtime.block_on(worker.runs_again()),
     }
@@ -99,18 +98,6 @@ impl Worker {
 
     fn job(&self, number: u32) -> Job {
         self.locks.once("job", SystemTime::UNIX_EPOCH + self.tick(number)).lease(2 * period())
-    }
-
-    async fn holds_a_plain_lock(&self) {
-        loop {
-            let number = self.next();
-            self.sleep_until(number).await;
-            if let Some(guard) = self.locks.mutex("job").try_lock().await.unwrap() {
-                println!("\nbegan {number}");
-                sleep(WORK).await;
-                guard.unlock().await.unwrap();
-            }
-        }
     }
 
     async fn skips(&self) {
@@ -258,18 +245,6 @@ fn spawn(at: usize, set_up: String, lines: UnboundedSender<(usize, String)>) -> 
     child
 }
 
-/// The lock is free again before the clock of the next process shows the tick. This is the fault
-/// that a tick in the key avoids.
-#[tokio::test]
-async fn a_plain_lock_runs_a_tick_in_several_processes() {
-    let mut fleet = Fleet::start("plain").await;
-    let mut runs = BTreeMap::<u32, u32>::new();
-    while fleet.next().await.number < ticks() / 3 {}
-    fleet.began.iter().for_each(|began| *runs.entry(began.number).or_default() += 1);
-    println!("runs of each tick: {runs:?}");
-    assert!(runs.values().any(|runs| *runs > 1), "{runs:?}");
-}
-
 /// No tick runs twice. Each runs, or the next turn tells that it crashed or was missed.
 #[tokio::test]
 async fn each_tick_runs_at_most_once_and_the_others_are_told() {
@@ -302,37 +277,4 @@ async fn a_tick_that_crashes_runs_again_and_none_is_lost() {
     let expected: Vec<_> = (0..ticks()).map(|number| (number, 1)).collect();
     let done: Vec<_> = fleet.done.into_iter().take(expected.len()).collect();
     assert_eq!(done, expected);
-}
-
-/// The ticks are those of the server, and no process has to know them.
-#[tokio::test]
-async fn an_interval_runs_each_tick_of_the_server_once() {
-    let server = RedisServer::start().await;
-    let (sender, mut turns) = unbounded_channel();
-    let processes = (0..PROCESSES).map(|_| {
-        let locks = Locks::new(testkit::open(server.url()), "bellwether");
-        let sender = sender.clone();
-        tokio::spawn(async move {
-            let mut ticks = locks.every("job", 200 * MS);
-            loop {
-                let turn = ticks.next().await.unwrap();
-                let since = turn.tick().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-                sender.send((since, turn.previous(), now())).unwrap();
-                turn.done().await.unwrap();
-            }
-        })
-    });
-    let processes: Vec<_> = processes.collect();
-    let mut last = Duration::ZERO;
-    for at in 0..12 {
-        let turn = timeout(LIMIT, turns.recv()).await.expect("no tick runs").unwrap();
-        let (tick, previous, begun) = turn;
-        assert!(tick > last && tick.as_millis() % 200 == 0, "{tick:?} after {last:?}");
-        // The server has the clock of this machine.
-        assert!(begun >= tick, "{tick:?} began at {begun:?}");
-        let expected = (at > 0).then(|| (SystemTime::UNIX_EPOCH + last, true));
-        assert_eq!(previous.map(|previous| (previous.tick, previous.is_done)), expected);
-        last = tick;
-    }
-    processes.iter().for_each(tokio::task::JoinHandle::abort);
 }

@@ -37,7 +37,6 @@ mod settings;
 mod slow;
 mod tags;
 mod tls;
-mod turns;
 mod undo;
 mod users;
 mod variants;

@@ -490,27 +490,6 @@ async fn a_foreign_lease_is_not_handed_over() {
     }
 }
 
-/// A fair waiter asks again to keep its queue entry, and a full server permits that.
-#[tokio::test]
-async fn queue_entries_are_kept_on_a_full_server() {
-    let server = RedisServer::start().await;
-    let backend = open(server.url());
-    let mut raw = server.raw().await;
-    for mode in [Mode::Fair, Mode::Write] {
-        let name = name(&format!("{mode:?}"));
-        let [holder, first, second] =
-            [(); 3].map(|()| Claim::new(name.clone(), mode, LEASE, FENCE_LIFE));
-        backend.acquire(&holder).await.unwrap();
-        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Occupied(_)));
-        full(&mut raw).await;
-        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Occupied(_)));
-        roomy(&mut raw).await;
-        assert!(backend.release(&holder).await.unwrap());
-        assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Occupied(_)));
-        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Granted(_)));
-    }
-}
-
 /// A fence that cannot be read must not block the name for ever.
 #[tokio::test]
 async fn a_foreign_fence_is_replaced() {

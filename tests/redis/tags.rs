@@ -169,25 +169,3 @@ async fn numbers_go_on_after_the_loss_of_their_key() {
     cache.request("l").tag("c").insert(&2).await.unwrap();
     assert_eq!(cache.get("l").await.unwrap(), Some(2));
 }
-
-#[tokio::test]
-async fn tags_end_in_a_cluster() {
-    let cluster = Cluster::start(3, 0).await;
-    let [here, there] =
-        [(); 2].map(|()| cache(testkit::builder().cluster(cluster.urls()).build().unwrap()));
-    for key in 0..50_u64 {
-        here.request(key.to_string()).tag("a").tag(format!("{key}")).insert(&key).await.unwrap();
-    }
-    let kept = async || {
-        let many = there.get_many((0..50_u64).map(|key| key.to_string())).await;
-        many.into_iter().map(Result::unwrap).filter(Option::is_some).count()
-    };
-    assert_eq!(kept().await, 50);
-    here.invalidate_tag("7").await.unwrap();
-    assert_eq!(kept().await, 49);
-    there.invalidate_tag("a").await.unwrap();
-    assert_eq!(kept().await, 0);
-    assert_eq!(load(&here, "7", "a", 1).await, 1);
-    let received = there.request("7").load(|_lead| async { Ok::<_, BoxError>(2) }).await.unwrap();
-    assert_eq!((*received.value(), received.source()), (1, Source::Hit));
-}

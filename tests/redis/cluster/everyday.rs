@@ -125,54 +125,6 @@ async fn pushes_go_only_through_the_node_that_serves_the_name() {
     }
 }
 
-#[tokio::test]
-async fn a_load_of_two_processes_is_led_once() {
-    let cluster = Cluster::start(3, 0).await;
-    let build = || Cache::<String>::builder(patient(&cluster), "bellwether").build().unwrap();
-    let caches = [build(), build()];
-    let loads: Arc<Mutex<HashMap<String, usize>>> = Arc::default();
-    let mut callers = Vec::new();
-    for at in 0..60 {
-        for cache in caches.iter().cycle().take(6) {
-            let (cache, loads, key) = (cache.clone(), loads.clone(), format!("k{at}"));
-            callers.push(tokio::spawn(async move {
-                let mine = key.clone();
-                let load = move |_| async move {
-                    *loads.lock().unwrap().entry(mine.clone()).or_default() += 1;
-                    // The load is long enough for the other process to ask meanwhile.
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                    Ok::<_, std::io::Error>(mine)
-                };
-                assert_eq!(cache.get_or_load(key.as_str(), load).await.unwrap(), key);
-            }));
-        }
-    }
-    for caller in callers {
-        caller.await.unwrap();
-    }
-    let loads = loads.lock().unwrap();
-    assert_eq!(loads.len(), 60);
-    assert!(loads.values().all(|count| *count == 1), "{loads:?}");
-}
-
-#[tokio::test]
-async fn a_lock_is_handed_over_by_a_push_on_every_node() {
-    let cluster = Cluster::start(3, 0).await;
-    let (here, there) = (locks(&cluster), locks(&cluster));
-    for key in cluster.key_of_each(3, |at| format!("k{at}")).await {
-        let guard = here.mutex(key.as_str()).lease(LEASE).lock().await.unwrap();
-        let waiter = there.mutex(key.as_str()).lease(LEASE).wait_limit(2 * LIMIT);
-        let waiting = tokio::spawn(async move { waiter.lock().await });
-        let owner = &cluster.nodes[cluster.owner(&format!("{{{key}}}")).await];
-        let mut raw = owner.raw().await;
-        let listens = async || !raw.shard_channels().await.is_empty();
-        assert!(comes_true(LIMIT, listens).await, "no waiter subscribed");
-        guard.unlock().await.unwrap();
-        // The push comes long before the end of the lease.
-        timeout(LIMIT, waiting).await.unwrap().unwrap().unwrap().unlock().await.unwrap();
-    }
-}
-
 /// The backend knows one node, by a URL with the password of all nodes.
 #[tokio::test]
 async fn one_node_is_enough_to_find_the_others_with_its_credentials() {

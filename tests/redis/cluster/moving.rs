@@ -57,39 +57,6 @@ async fn a_lock_stays_held_while_its_slot_moves_and_is_handed_over() {
     assert!(cluster.nodes[from].raw().await.shard_channels().await.is_empty());
 }
 
-/// A permit has no fence. While a slot moves, the server refuses a script that names two keys of
-/// which one is missing. All renewals that were sent together were refused with it. A reading of
-/// the code found this.
-#[tokio::test]
-async fn a_permit_is_renewed_while_its_slot_moves() {
-    let cluster = Cluster::start(3, 0).await;
-    let locks = locks(&cluster);
-    let refresh = Duration::from_millis(100);
-    let permit = locks.semaphore("k", 1).lease(LEASE).renew_every(refresh).acquire().await.unwrap();
-    let key = "bellwether:l:{k}:p";
-    let from = cluster.owner(key).await;
-    let to = (from + 1) % 3;
-    cluster.begin_to_move("{k}", from, to).await;
-    let is_renewed = async |node: usize| {
-        let mut raw = cluster.nodes[node].raw().await;
-        let mut before = raw.pttl(key).await;
-        let renewed = async || {
-            let now = raw.pttl(key).await;
-            now > std::mem::replace(&mut before, now)
-        };
-        comes_true(LIMIT, renewed).await
-    };
-    assert!(is_renewed(from).await, "the permit is not renewed while its slot moves");
-    assert_eq!(cluster.move_keys("{k}", from, to).await, 1);
-    let mut source = cluster.nodes[from].raw().await;
-    let asked = async || source.errors("ASK").await >= 3;
-    assert!(comes_true(LIMIT, asked).await, "no renewal is redirected");
-    cluster.end_move("{k}", from, to).await;
-    assert!(is_renewed(to).await, "the lease is not renewed at the new node");
-    assert!(!permit.is_lost());
-    permit.release().await.unwrap();
-}
-
 /// Returns `true` if an operation is refused. The operation is tried for the whole command
 /// time-out, so on a busy machine the last try may stay unanswered.
 async fn refused(error: impl AsyncFn() -> BackendError) -> bool {

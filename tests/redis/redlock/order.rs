@@ -207,23 +207,3 @@ async fn check_shares_without(
     let what = format!("{} without {away:?}: {fault:?}", servers.len());
     check_shares(&fronts, 4, 1920, lasts, (&what, FAIRNESS)).await;
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn processes_have_even_shares_at_real_servers() {
-    for (count, down) in [(3, 0), (5, 0), (3, 1), (5, 2)] {
-        let mut servers = join_all((0..count).map(|_| RedisServer::start())).await;
-        let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
-        servers[..down].iter_mut().for_each(RedisServer::kill);
-        let front = || {
-            let backends = urls.iter().map(|url| RedisBackend::open(url).unwrap());
-            Redlock::with_answer_limit(backends, "bellwether", Duration::from_millis(200)).unwrap()
-        };
-        for (processes, tasks) in [(2, 2), (4, 4)] {
-            let fronts: Vec<_> = (0..processes).map(|_| front()).collect();
-            // The first holds make the connections.
-            contend(&fronts, tasks, 20 * processes * tasks, Duration::ZERO).await;
-            let what = format!("{processes} x {tasks} at {count} without {down}");
-            check_shares(&fronts, tasks, 150 * processes * tasks, MS, (&what, FAIRNESS)).await;
-        }
-    }
-}

@@ -59,16 +59,6 @@ async fn nothing_held(servers: &[RedisServer]) -> bool {
     true
 }
 
-async fn nothing_left(servers: &[RedisServer]) -> bool {
-    for server in servers {
-        let mut raw = server.raw().await;
-        if !raw.keys("*").await.is_empty() || !raw.pubsub_channels().await.is_empty() {
-            return false;
-        }
-    }
-    true
-}
-
 /// Tasks of several clients that acquire one lock again and again, until they are told to stop.
 struct Contenders {
     stop: Arc<AtomicBool>,
@@ -124,40 +114,6 @@ impl Contenders {
             timeout(3 * LIMIT, task).await.unwrap().unwrap();
         }
         assert_eq!(self.inside.load(Ordering::SeqCst), 0);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_tasks_hold_the_lock_one_by_one_and_leave_nothing() {
-    for count in [3, 5] {
-        let servers = start(count).await;
-        let contenders = Contenders::start(&servers, 4, 6).await;
-        let begun = Instant::now();
-        contenders.takes(400).await;
-        println!("{count} servers: 400 times in {:?}", begun.elapsed());
-        contenders.end().await;
-        assert!(eventually(LIMIT, || nothing_held(&servers)).await);
-        // The fences and subscriptions end by themselves.
-        assert!(eventually(2 * LEASE, || nothing_left(&servers)).await);
-    }
-}
-
-#[tokio::test]
-async fn an_unlock_ends_the_lock_at_every_server() {
-    for count in [3, 5] {
-        let servers = start(count).await;
-        // Each server takes part, because no answer is late, even on a busy machine.
-        let backends = servers.iter().map(|server| testkit::open(server.url()));
-        let redlock = Redlock::with_answer_limit(backends, "bellwether", LIMIT).unwrap();
-        let mutex = redlock.mutex("m").lease(LEASE);
-        let guard = mutex.lock().await.unwrap();
-        for server in &servers {
-            assert_eq!(server.raw().await.keys("*:l").await, ["bellwether:r:{m}:l"]);
-        }
-        guard.unlock().await.unwrap();
-        assert!(nothing_held(&servers).await);
-        drop(mutex.lock().await.unwrap());
-        assert!(eventually(LIMIT, || nothing_held(&servers)).await);
     }
 }
 
@@ -220,95 +176,6 @@ async fn a_held_lock_survives_servers_restarted_one_after_another() {
     assert!(eventually(LIMIT, || nothing_held(&servers)).await);
 }
 
-#[tokio::test]
-async fn a_server_that_hangs_delays_a_lock_by_its_time_out() {
-    let servers = start(3).await;
-    let redlock = client_of(&urls(&servers), 50 * MS).await;
-    let other = client(&servers).await;
-    servers[2].stop_signal();
-    let begun = Instant::now();
-    let guard = lock(&redlock, "m").await;
-    println!("locked after {:?}", begun.elapsed());
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-    assert!(try_lock(&other, "m").await.is_none());
-    sleep(2 * LEASE).await;
-    assert!(!guard.is_lost());
-    unlock(guard).await;
-    unlock(lock(&other, "m").await).await;
-    servers[2].resume();
-    assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
-}
-
-/// The answers of one server come after the caller stopped waiting for them. Its grants are undone,
-/// and block no other client.
-#[tokio::test]
-async fn a_server_that_answers_late_is_skipped_and_left_with_nothing() {
-    let servers = start(3).await;
-    let proxy = Proxy::start(servers[0].port());
-    let mut seen = urls(&servers);
-    seen[0] = proxy.url();
-    let redlock = client_of(&seen, 150 * MS).await;
-    let acquires = |request: &Request| request.kind.starts_with("acquire");
-    proxy.when(acquires, Fault::Delay(360 * MS));
-    for _ in 0..5 {
-        let guard = lock(&redlock, "m").await;
-        // The grant of the slow server is undone, and the others hold the lock.
-        assert!(eventually(LIMIT, || nothing_held(&servers[..1])).await);
-        assert!(!nothing_held(&servers[1..]).await);
-        unlock(guard).await;
-        assert!(eventually(LIMIT, || nothing_held(&servers[1..])).await);
-    }
-    // Without one of the others, the slow server would be needed.
-    proxy.clear();
-    let mut servers = servers;
-    servers[1].kill();
-    unlock(lock(&redlock, "m").await).await;
-}
-
-/// One server forgets its grants. The others still make a majority, and without them there is none.
-#[tokio::test]
-async fn one_server_that_comes_back_empty_changes_nothing() {
-    let mut servers = start(3).await;
-    let (redlock, other) = (client(&servers).await, client(&servers).await);
-    let guard = lock(&redlock, "m").await;
-    servers[1].restart().await;
-    let begun = Instant::now();
-    while begun.elapsed() < 2 * LEASE {
-        // The server is away for a moment, and then it grants. A majority refuses all the same.
-        match other.mutex("m").try_lock().await {
-            Ok(got) => assert!(got.is_none()),
-            Err(error) => assert_eq!(error.kind(), ErrorKind::Backend),
-        }
-    }
-    assert!(!guard.is_lost());
-    unlock(guard).await;
-    unlock(lock(&other, "m").await).await;
-    assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
-}
-
-#[tokio::test]
-async fn a_lock_without_a_majority_is_not_held_and_leaves_nothing() {
-    for dead in [true, false] {
-        let mut servers = start(3).await;
-        let redlock = client(&servers).await;
-        for server in &mut servers[1..] {
-            if dead { server.kill() } else { server.stop_signal() }
-        }
-        assert_eq!(kind(redlock.mutex("m").try_lock().await), ErrorKind::Backend);
-        let mutex = redlock.mutex("m").lease(LEASE).wait_limit(Duration::from_secs(1));
-        let begun = Instant::now();
-        assert_eq!(kind(mutex.lock().await), ErrorKind::Backend);
-        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
-        assert!(eventually(LIMIT / 4, || nothing_held(&servers[..1])).await);
-        for server in &mut servers[1..] {
-            if dead { server.start_again().await } else { server.resume() }
-        }
-        // Commands that arrive at the hanging servers are without effect within a lease.
-        unlock(lock(&redlock, "m").await).await;
-        assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
-    }
-}
-
 /// The majority dies under a holder, and comes back empty after a lease, as operators must ensure.
 /// Another client wants the lock all the while, and gets it after the holder knows of its loss.
 #[tokio::test]
@@ -344,27 +211,4 @@ async fn a_holder_knows_of_its_loss_before_the_next_gets_in() {
         unlock(other).await;
         assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
     }
-}
-
-/// Callers leave at any moment, while others acquire and release. Their leftovers block no other
-/// caller.
-#[tokio::test]
-async fn callers_that_leave_at_any_moment_leave_nothing() {
-    let servers = start(3).await;
-    let (redlock, other) = (client(&servers).await, client(&servers).await);
-    for round in 0..300 {
-        let wait_limit = Duration::from_micros(fastrand::u64(0..3000));
-        let contended = round % 3 == 0;
-        let guard = if contended { Some(lock(&other, "m").await) } else { None };
-        let leaving = redlock.mutex("m").lease(LEASE);
-        let left = timeout(wait_limit, leaving.lock()).await;
-        drop(guard);
-        drop(left);
-        if round % 50 == 49 {
-            let begun = Instant::now();
-            unlock(lock(&other, "m").await).await;
-            assert!(begun.elapsed() <= LEASE + Duration::from_secs(1), "{:?}", begun.elapsed());
-        }
-    }
-    assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
 }
