@@ -230,25 +230,3 @@ async fn windows_move_when_the_clock_is_set() {
     scene.set(HOUR).await;
     until_refreshed(&caches[0], "three", "four").await;
 }
-
-/// A back-off is a time to live of the server. A step forward ends it, and one back does not
-/// prolong it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_back_off_does_not_outlast_a_step_of_the_clock() {
-    let _turn = turn().await;
-    for ahead in [HOUR, -HOUR] {
-        let mut scene = scene().await;
-        let caches = [with_windows(&scene).await, with_windows(&scene).await];
-        let failing = |lead: Lead<String>| async move {
-            lead.after_failure(AfterFailure::RetryAfter(TTL));
-            Err::<String, _>(BoxError::from("the origin is down"))
-        };
-        let failed = caches[0].request("k").load(failing).await.unwrap_err();
-        assert_eq!(failed.retry_after(), Some(TTL));
-        let told = caches[1].request("k").load(value("no")).await.unwrap_err();
-        assert_eq!(told.kind(), ErrorKind::BackingOff);
-        scene.set(ahead).await;
-        let led = caches[1].request("k").load(value("one")).await.unwrap();
-        assert_eq!((led.value().as_str(), led.source()), ("one", Source::Led), "{ahead}");
-    }
-}

@@ -1,4 +1,4 @@
-//! A process that is suspended in the middle of its load, and one whose clock is set.
+//! A process whose clock is set in the middle of its load.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -10,70 +10,6 @@ use super::{
     MS, gated, patient, turn, value,
     worker::{FakeClock, Worker},
 };
-
-const LEASE: Duration = Duration::from_millis(600);
-
-/// A suspended process cannot be told of its loss. Awake, it learns of the loss at once. Its value
-/// is neither stored nor served to its callers, because there is a newer one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_suspended_holder_learns_that_it_lost_its_lease() {
-    let _turn = turn().await;
-    let server = RedisServer::start().await;
-    let mut delays = Vec::new();
-    for _ in 0..3 {
-        let cache = patient(&server.url()).await;
-        let mut worker = Worker::start(&server.url(), LEASE, &HashMap::new()).await;
-        let first: u64 = worker.told("begun").await.parse().unwrap();
-        worker.signal("STOP");
-        let (loader, gate) = gated("new");
-        let leading = tokio::spawn(cache.request("k").load(loader));
-        let second = gate.begun.await.unwrap().fence().unwrap();
-        assert!(second > first, "the second fence is not greater");
-        gate.open.send(()).unwrap();
-        assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
-        worker.signal("CONT");
-        let awake = Instant::now();
-        worker.told("lost").await;
-        delays.push(awake.elapsed());
-        worker.tell("open").await;
-        let answers = worker.answers().await;
-        assert!(answers.contains(&"new Received".to_owned()), "{answers:?}");
-        assert!(answers.iter().all(|answer| answer.starts_with("new ")), "{answers:?}");
-        assert!(worker.told("stats").await.contains("refused: 1"));
-        assert_eq!(cache.get("k").await.unwrap().as_deref(), Some("new"));
-        cache.invalidate("k").await.unwrap();
-    }
-    println!("told after it was resumed: {delays:?}");
-    assert!(*delays.iter().min().unwrap() < LEASE, "{delays:?}");
-    assert!(*delays.iter().max().unwrap() < Duration::from_secs(2), "{delays:?}");
-}
-
-/// The other process is still loading when the first one wakes up and commits.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_suspended_holder_does_not_disturb_the_next_load() {
-    let _turn = turn().await;
-    let server = RedisServer::start().await;
-    let cache = patient(&server.url()).await;
-    let mut worker = Worker::start(&server.url(), LEASE, &HashMap::new()).await;
-    worker.told("begun").await;
-    worker.signal("STOP");
-    let (loader, gate) = gated("new");
-    let leading = tokio::spawn(cache.request("k").load(loader));
-    gate.begun.await.unwrap();
-    worker.tell("open").await;
-    worker.signal("CONT");
-    // The first served caller asked before the load began. Another caller may have joined late, and
-    // waits.
-    let first = worker.told("served").await;
-    assert!(first.starts_with("old "), "{first}");
-    let refused = worker.told("stats").await;
-    assert!(refused.contains("refused: 1") && refused.contains("stored: 0"), "{refused}");
-    let mut raw = server.raw().await;
-    assert!(raw.pttl("t:c:{k}:l").await > 0, "the lease of the loading process is gone");
-    gate.open.send(()).unwrap();
-    assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
-    assert_eq!(cache.get("k").await.unwrap().as_deref(), Some("new"));
-}
 
 /// The clock of a process decides nothing, so it may be set by an hour in the middle of a load.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

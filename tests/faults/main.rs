@@ -10,7 +10,7 @@
 //! | an answer is lost, late, doubled, cut | `replies` |
 //! | a push is lost, late, doubled, overtaken | `pushes` |
 //! | a network swallows, refuses, cuts | `network` |
-//! | a process is suspended, or its clock is set | `holder` |
+//! | the clock of a process is set | `holder` |
 //! | the clock of the server is set | `clock` |
 //! | runtimes and caches end in the middle of a load | `ends` |
 //! | a hundred thousand keys | `burst` |

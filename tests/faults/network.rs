@@ -82,19 +82,6 @@ async fn requests_survive_a_network_that_swallows_everything() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_survive_a_network_that_refuses_connections() {
-    let _turn = turn().await;
-    let scene = Scene::begin().await;
-    scene.proxy.mode(Mode::Refuse);
-    scene.proxy.cut();
-    scene.load.answers(300).await;
-    // The connection loop goes on with pauses.
-    let refused = scene.proxy.counters().refused.load(Ordering::SeqCst);
-    assert!((4..200).contains(&refused), "{refused} attempts");
-    scene.end("refusing").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_survive_a_network_that_cuts_connections() {
     let _turn = turn().await;
     let scene = Scene::begin().await;

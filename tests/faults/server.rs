@@ -21,9 +21,6 @@ use super::{
 const RATE: u32 = 60;
 const TIME_OUT: Duration = Duration::from_millis(250);
 const SLOWEST: Duration = TAKES.saturating_add(TIME_OUT).saturating_add(Duration::from_millis(200));
-/// A claim from before an outage may stand in the way after it, until its process is connected
-/// again and has undone it.
-const UNDO: Duration = Duration::from_millis(250);
 /// A lease that is gone tells nobody of its end. A waiter looks after 5 s, and may find the next
 /// load under way then.
 const LOOKS: Duration = Duration::from_secs(10);
@@ -43,12 +40,7 @@ struct Scene {
 
 impl Scene {
     async fn begin(what: &'static str, arguments: &[&str]) -> Self {
-        let server = RedisServer::start_with(arguments).await;
-        let credentials = match arguments.contains(&"--requirepass") {
-            true => ":secret",
-            false => "",
-        };
-        Self::of(what, server, credentials).await
+        Self::of(what, RedisServer::start_with(arguments).await, "").await
     }
 
     async fn of(what: &'static str, server: RedisServer, credentials: &str) -> Self {
@@ -125,20 +117,6 @@ multi! {
         assert!(scene.end().await.count(Source::Degraded) > 0);
     }
 
-    async fn requests_survive_a_server_that_is_killed_and_starts_with_its_data() {
-        let arguments = ["--appendonly", "yes", "--appendfsync", "no"];
-        let mut scene = Scene::begin("killed, with its data", &arguments).await;
-        for _ in 0..2 {
-            scene.load.event("kill");
-            scene.server.kill();
-            scene.load.answers(A_WHILE).await;
-            scene.server.start_again().await;
-            scene.load.event("started");
-        }
-        let outcome = scene.end_within(SLOWEST + UNDO).await;
-        assert!(outcome.count(Source::Degraded) > 0);
-    }
-
     /// The lease of a load that others wait for is gone as well, and with it the list of those that
     /// wait.
     async fn requests_survive_a_server_whose_data_is_flushed() {
@@ -149,32 +127,6 @@ multi! {
             scene.load.answers(7).await;
         }
         scene.end_within(SLOWEST + LOOKS).await;
-    }
-
-    async fn requests_survive_a_server_whose_scripts_are_flushed() {
-        let server = RedisServer::start().await;
-        let pings = Pings::start(server.url());
-        let scene = Scene::of("scripts flushed", server, "").await;
-        let mut raw = scene.server.raw().await;
-        for _ in 0..20 {
-            raw.run::<()>(&["SCRIPT", "FLUSH"]).await;
-            scene.load.answers(7).await;
-        }
-        let outcome = scene.end().await;
-        assert_eq!(outcome.degraded_beside(&pings.silences()), 0);
-    }
-
-    async fn requests_survive_connections_that_are_killed() {
-        let mut scene = Scene::begin("connections killed", &[]).await;
-        scene.outages = 20;
-        let mut raw = scene.server.raw().await;
-        for _ in 0..scene.outages / 2 {
-            raw.run::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
-            scene.load.answers(7).await;
-            raw.run::<()>(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
-            scene.load.answers(7).await;
-        }
-        scene.end().await;
     }
 
     async fn requests_survive_a_full_server() {
@@ -208,21 +160,6 @@ multi! {
         scene.end_within(SLOWEST + LOOKS).await;
     }
 
-    /// The connection for pushes may be back later than the one for commands. A caller that waits
-    /// for another process looks then.
-    async fn requests_survive_a_password_that_is_changed_and_changed_back() {
-        let scene = Scene::begin("password", &["--requirepass", "secret"]).await;
-        let mut raw = scene.server.raw().await;
-        scene.load.event("password");
-        raw.config_set("requirepass", "other").await;
-        for kind in ["normal", "pubsub"] {
-            raw.run::<()>(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await;
-        }
-        scene.load.answers(A_WHILE).await;
-        raw.config_set("requirepass", "secret").await;
-        assert!(scene.end_within(SLOWEST + LOOKS).await.count(Source::Degraded) > 0);
-    }
-
     /// There is still one load for a key, because the waiters poll.
     async fn a_user_that_may_not_subscribe_is_served() {
         without("-subscribe").await;
@@ -233,15 +170,6 @@ multi! {
         without("-publish").await;
     }
 
-    async fn requests_survive_a_server_that_becomes_a_replica_for_a_while() {
-        let scene = Scene::begin("read-only", &[]).await;
-        let mut raw = scene.server.raw().await;
-        scene.load.event("replica");
-        raw.run::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
-        scene.load.answers(A_WHILE).await;
-        raw.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
-        assert!(scene.end().await.count(Source::Degraded) > 0);
-    }
 }
 
 async fn user(raw: &mut Raw, rights: &[&str]) {

@@ -1,4 +1,4 @@
-//! A process that can be suspended, and whose clock can be set.
+//! A process whose clock can be set.
 //!
 //! It is this test binary once more. It loads one key for three callers, and reports events in
 //! lines that begin with `@`. A line on its input opens the gate of its loader.
@@ -27,7 +27,7 @@ const CALLERS: usize = 3;
 
 /// The handle of a worker process.
 pub struct Worker {
-    child: Child,
+    _child: Child,
     input: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -45,7 +45,7 @@ impl Worker {
             .unwrap();
         let input = child.stdin.take().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, input, lines }
+        Self { _child: child, input, lines }
     }
 
     /// Waits for a line with a word, and returns the rest of the line.
@@ -75,10 +75,6 @@ impl Worker {
 
     pub async fn tell(&mut self, line: &str) {
         self.input.write_all(format!("{line}\n").as_bytes()).await.unwrap();
-    }
-
-    pub fn signal(&self, signal: &str) {
-        testkit::signal(self.child.id().unwrap(), signal);
     }
 }
 
