@@ -82,23 +82,6 @@ async fn a_latch_that_ends_or_is_cleared_ends_the_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_latch_is_set_once_until_its_time_is_over() {
-    let (here, there) = two();
-    let begun = Instant::now();
-    assert!(here.clone().ttl(10 * SECOND).set(2).await.unwrap());
-    assert!(!there.set(5).await.unwrap());
-    sleep(5 * SECOND).await;
-    assert_eq!(there.count_down_by(2).await.unwrap(), 0);
-    // The finished latch stands for its time once more.
-    while !there.set(5).await.unwrap() {
-        sleep(100 * MS).await;
-    }
-    let took = begun.elapsed();
-    assert!(took >= 15 * SECOND && took <= 15 * SECOND + 100 * MS, "{took:?}");
-    assert_eq!(here.left().await.unwrap(), 5);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_wait_ends_at_its_limit() {
     let (latch, _) = two();
     latch.set(1).await.unwrap();

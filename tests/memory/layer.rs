@@ -48,25 +48,6 @@ async fn one_of_200_callers_reaches_the_service() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_request_without_a_key_reaches_the_service() {
-    let (service, mut handle) = over_mock(cache(&MemoryBackend::new()));
-    let callers: Vec<_> = (0..3).map(|_| tokio::spawn(service.clone().oneshot("own"))).collect();
-    for _ in 0..3 {
-        let (request, answer) = handle.next_request().await.unwrap();
-        assert_eq!(request, "own");
-        answer.send_response("mine".to_owned());
-    }
-    for caller in callers {
-        assert_eq!(caller.await.unwrap().unwrap(), "mine");
-    }
-    let failing = tokio::spawn(service.oneshot("own"));
-    handle.next_request().await.unwrap().1.send_error("broken");
-    let error = failing.await.unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Load);
-    assert!(format!("{error:#}").contains("broken"), "{error}");
-}
-
-#[tokio::test(start_paused = true)]
 async fn the_layer_is_ready_though_the_service_is_not() {
     let (mut service, mut handle) = over_mock(cache(&MemoryBackend::new()));
     handle.allow(0);

@@ -139,26 +139,6 @@ async fn the_end_of_a_load_is_logged_with_its_time_and_outcome() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn the_end_of_an_outage_is_logged_with_its_time_and_its_requests() {
-    let (lines, _collecting) = collect();
-    let faulty = Faulty::over(MemoryBackend::new(), |_| None);
-    let cache: Cache<u32> = Cache::builder(faulty.clone(), "bellwether").build().unwrap();
-    let load = async || cache.get_or_load("k", |_| async { Ok::<_, BoxError>(7) }).await.unwrap();
-    faulty.plan(|_| Some(Fault::Refuse));
-    for _ in 0..5 {
-        load().await;
-        sleep(Duration::from_secs(1)).await;
-    }
-    faulty.plan(|_| None);
-    load().await;
-    let logged = lines.with("the backend works again");
-    assert_eq!(logged.len(), 1, "{logged:?}");
-    assert!(logged[0].contains("away=") && logged[0].contains("degraded=5"), "{logged:?}");
-    assert_eq!(lines.with("degraded: one load").len(), 1);
-    assert!(lines.with("still degraded").is_empty());
-}
-
 /// Once is easily missed, and each request is a flood.
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_told_at_its_begin_each_minute_and_at_its_end() {
@@ -179,7 +159,9 @@ async fn an_outage_is_told_at_its_begin_each_minute_and_at_its_end() {
     for (line, words) in logged.iter().zip(words) {
         assert!(line.contains(words) && !line.starts_with("DEBUG"), "{logged:?}");
     }
-    assert!(logged[3].contains("away=180s") && logged[3].contains("degraded=180"), "{logged:?}");
+    for (line, counts) in [(3, ["away=180s", "degraded=180"]), (4, ["away=", "degraded=190"])] {
+        assert!(counts.iter().all(|it| logged[line].contains(it)), "{logged:?}");
+    }
 }
 
 /// Legal and unwise. The target is what a filter silences.

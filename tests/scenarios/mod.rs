@@ -220,22 +220,6 @@ impl Scenario {
         std::iter::from_fn(|| calls.try_recv().ok()).count()
     }
 
-    /// Sends the request of one user in a process that knows nothing yet, and checks the answer.
-    /// It is plain if the user asks again. Returns the number of calls of the origin.
-    pub(crate) async fn visit(
-        &self,
-        cache: Cache<CachedResponse>,
-        user: usize,
-        is_again: bool,
-    ) -> usize {
-        let (count, mut calls) = tokio::sync::mpsc::unbounded_channel();
-        let service = self.layer(cache).layer(self.origin(count));
-        let form = if is_again { Form::All } else { self.forms[user] };
-        let request = self.pair.users[user].request(form);
-        self.check(user, read(send(&service, request).await).await);
-        std::iter::from_fn(|| calls.try_recv().ok()).count()
-    }
-
     fn layer(&self, cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
         let pair = &self.pair;
         let policy = if pair.is_rfc9111 { Policy::rfc9111() } else { Policy::careful() };

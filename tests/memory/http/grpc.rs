@@ -1,4 +1,4 @@
-//! gRPC passes through: single calls and streams, with their trailers, over HTTP/2.
+//! gRPC passes through, with its trailers, over HTTP/2.
 
 use std::convert::Infallible;
 
@@ -63,15 +63,6 @@ impl Decoder for Text {
     }
 }
 
-/// Answers one message with two words: the message, and the caller.
-async fn single(request: tonic::Request<String>) -> Result<tonic::Response<String>, Status> {
-    let caller = request.metadata().get("x-caller").unwrap().to_str().unwrap().to_owned();
-    let mut response = tonic::Response::new(format!("{} {caller}", request.into_inner()));
-    // It may say that it is for all.
-    response.metadata_mut().insert("cache-control", "public, max-age=60".parse().unwrap());
-    Ok(response)
-}
-
 /// Answers each message at once. The message `end` is an error, which is in the trailers.
 async fn stream(
     request: tonic::Request<Streaming<String>>,
@@ -84,7 +75,10 @@ async fn stream(
         }
         message => Ok(format!("got {message}")),
     });
-    Ok(tonic::Response::new(answers.boxed()))
+    let mut response = tonic::Response::new(answers.boxed());
+    // It may say that it is for all.
+    response.metadata_mut().insert("cache-control", "public, max-age=60".parse().unwrap());
+    Ok(response)
 }
 
 /// Returns a connection to the service under the layer.
@@ -94,7 +88,6 @@ async fn connect(
     let inner = service_fn(|request: Request<Incoming>| async move {
         let mut grpc = server::Grpc::new(Text);
         Ok::<_, Infallible>(match request.uri().path() {
-            "/shop.Shop/Single" => grpc.unary(service_fn(single), request).await,
             "/shop.Shop/Stream" => grpc.streaming(service_fn(stream), request).await,
             _ => Response::new(Body::empty()),
         })
@@ -115,27 +108,6 @@ fn layers() -> [(BellwetherLayer<Http>, Cache<CachedResponse>); 2] {
         let cache = cache(&MemoryBackend::new());
         (http_layer(cache.clone()).policy(policy), cache)
     })
-}
-
-#[tokio::test]
-async fn each_grpc_call_has_its_own_answer() {
-    for (layer, cache) in layers() {
-        let client = connect(&layer).await;
-        let calls = (0..50).map(|caller| {
-            let mut client = client.clone();
-            async move {
-                let mut request = tonic::Request::new("hello".to_owned());
-                request.metadata_mut().insert("x-caller", caller.to_string().parse().unwrap());
-                client.ready().await.map_err(|_| "not ready").unwrap();
-                let path = PathAndQuery::from_static("/shop.Shop/Single");
-                let answer = timeout(LIMIT, client.unary(request, path, Text)).await.unwrap();
-                assert_eq!(answer.unwrap().into_inner(), format!("hello {caller}"));
-            }
-        });
-        join_all(calls).await;
-        let stats = cache.stats();
-        assert_eq!((stats.passed, stats.loads, stats.stored), (50, 0, 0), "{stats:?}");
-    }
 }
 
 #[tokio::test]

@@ -110,19 +110,6 @@ async fn headers_of_ordinary_browsers_and_proxies_share() {
     assert_eq!(calls.count(), 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_header_in_the_key_separates_users() {
-    for name in ["x-tenant", "x-api-key", "accept-language"] {
-        let (service, calls) = by_headers(layer().vary_by(&*name.to_uppercase()));
-        let request = |user| get_with(&[(name, user)]);
-        let expected = |request: &Request<Body>| said(request.headers());
-        each_gets_its_own(&service, request, expected, name).await;
-        assert_eq!(calls.count(), 2, "{name}");
-        assert_eq!(ask(&service, get("/")).await.text(), "");
-        assert_eq!(calls.count(), 3, "{name}");
-    }
-}
-
 /// One after the other and at once, in one process and in two, with a cold and with a warm cache.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_a_header_selects_is_for_requests_with_that_header() {
