@@ -8,6 +8,7 @@ use bellwether::{
     lock::Upgrade,
 };
 use testkit::handover_life;
+use tokio::task::JoinSet;
 
 use crate::prelude::*;
 
@@ -44,6 +45,31 @@ async fn a_lock_has_one_holder_at_a_time_and_growing_fences() {
     }
     // Pushes alone wake the waiters: no timer adds to the time of the holds.
     assert!(begun.elapsed() < 450 * MS, "{:?}", begun.elapsed());
+}
+
+/// A process keeps the queue entries of each name by one request, and those of thousands of names
+/// by 2,000 requests a second. No waiter loses its entry and has to ask again.
+#[tokio::test(start_paused = true)]
+async fn queues_are_kept_in_time_whatever_their_number() {
+    for count in [1, 100, 4_000] {
+        let faulty = Faulty::over(MemoryBackend::new(), |_| None);
+        let (here, there) = (
+            Locks::new(faulty.clone(), "bellwether"),
+            Locks::new(faulty.inner.clone(), "bellwether"),
+        );
+        let (mut held, mut waiting) = (Vec::new(), JoinSet::new());
+        for name in 0..count {
+            held.push(there.mutex(name.to_string()).lock().await.unwrap());
+            let mutex = here.fair_mutex(name.to_string());
+            waiting.spawn(async move { drop(mutex.lock().await.unwrap()) });
+        }
+        sleep(LEASE).await;
+        let kept = faulty.count(Op::Keep);
+        assert!(kept <= (18 * count).min(count + 23_000), "{kept} requests for {count} names");
+        drop(held);
+        waiting.join_all().await;
+        assert_eq!(faulty.count(Op::Acquire), count);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -192,6 +192,33 @@ fn a_waiter_gets_a_lock_whose_pass_was_cut_off_by_a_dropped_runtime() {
     });
 }
 
+/// One task keeps the queue entries of all waiters, in the runtime of the first waiter. When that
+/// runtime is gone, the others ask, and one of them starts another task.
+#[test]
+fn queue_entries_are_kept_after_the_runtime_of_the_first_waiter_is_gone() {
+    let faulty = Faulty::new(|_| None);
+    let locks = Locks::new(faulty.clone(), "bellwether");
+    let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
+    let held = second
+        .block_on(async { Locks::new(faulty.inner.clone(), "bellwether").mutex("k").lock().await });
+    let lock = || {
+        let mutex = locks.fair_mutex("k").wait_limit(LIMIT);
+        async move { mutex.lock().await.unwrap() }
+    };
+    let _gone = first.spawn(lock());
+    second.block_on(async {
+        assert!(comes_true(LIMIT, async || faulty.count(Op::Keep) > 0).await);
+        let next = tokio::spawn(lock());
+        assert!(comes_true(LIMIT, async || faulty.count(Op::Acquire) == 2).await);
+        first.shutdown_background();
+        let before = faulty.count(Op::Keep);
+        let is_kept = async || faulty.count(Op::Keep) >= before + 2;
+        assert!(comes_true(LIMIT, is_kept).await, "the entry is not kept any more");
+        held.unwrap().unlock().await.unwrap();
+        timeout(LIMIT, next).await.unwrap().unwrap().unlock().await.unwrap();
+    });
+}
+
 /// Acquires a lock in one runtime, and lets another runtime wait for it in the local queue.
 fn waits_behind(
     locks: &Locks,

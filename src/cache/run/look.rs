@@ -164,11 +164,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         claim.listens = self.start != RunStart::Behind;
         let (engine, retry) = (&core.engine, settings.retry.as_ref());
         let limit = options.wait_limit;
-        let mut waiting = Waiting::new(engine.janitor(), claim.clone(), retry, limit);
+        let mut waiting = Waiting::new(retry, limit, Instant::now());
         let mut claiming = Claiming {
             run: self,
             held,
-            acquisition: Acquisition::new(engine.janitor().clone(), claim),
+            acquisition: engine.acquisition(claim),
             seen,
             unanswered: None,
             asked_at: Instant::now(),
@@ -227,7 +227,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             };
             let woken = tokio::select! {
                 // In a box, so that a claim that need not wait stays small.
-                woken = Box::pin(waiting.after(Some(remaining))) => woken,
+                woken = Box::pin(waiting.after(&mut self.acquisition, Some(remaining))) => woken,
                 () = self.run.asked.shard.breaker.opened() => {
                     debug!("nothing can be pushed any more");
                     return self.run.away();
@@ -261,8 +261,6 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             self.probe();
             return AskOutcome::Settled(run.away());
         }
-        // Another process is likely to load. A second claim would read its entry out of turn.
-        waiting.listen();
         self.epoch = run.begin_epoch();
         let answer = self.ask_once().await;
         drop(turn);
