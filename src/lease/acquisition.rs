@@ -69,7 +69,13 @@ impl From<&Claimed> for Said {
 
 impl From<&Option<Grant>> for Said {
     fn from(answer: &Option<Grant>) -> Self {
-        answer.as_ref().map_or(Self::Nothing, |_| Self::Granted)
+        Self::from(&answer.is_some())
+    }
+}
+
+impl From<&bool> for Said {
+    fn from(is_held: &bool) -> Self {
+        if *is_held { Self::Granted } else { Self::Nothing }
     }
 }
 
