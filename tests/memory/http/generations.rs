@@ -27,7 +27,7 @@ impl Hook<MemoryBackend> for Full {
         operation: Operation,
     ) -> Result<Answer, BackendError> {
         match operation.op() {
-            Op::Claim | Op::Acquire | Op::Put => Err(BackendError::new(self.0, "OOM")),
+            Op::Claim | Op::Acquire | Op::Edit => Err(BackendError::new(self.0, "OOM")),
             _ => operation.perform(inner).await,
         }
     }
