@@ -127,16 +127,14 @@ impl RedisBackendBuilder {
     /// Sets how long the connection may be silent while a command is under way.
     ///
     /// A transfer that moves is not silent, however long it takes. A command waits as long for a
-    /// connection that broke, and for the first one within the [connect
-    /// time-out](Self::connect_timeout). Where round trips are long, a command may take four of
-    /// them, and a connection that broke eight.
+    /// connection that broke, and for the first one twice the [connect
+    /// time-out](Self::connect_timeout).
     ///
     /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
     /// a dead server is late but not lost. This is the one setting for a slower network or server.
     /// The connect time-out and the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the
-    /// retry strategy follow it, unless they are set. Round trips of up to 250 ms need no setting.
-    /// Where they are longer, set four of them: [`RedisBackend::ready`] measures, and warns.
-    /// 24 h at most.
+    /// retry strategy follow it, unless they are set. Four round trips are a good choice, if they
+    /// are longer than the default: [`RedisBackend::ready`] measures, and warns. 24 h at most.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
@@ -349,8 +347,8 @@ mod tests {
             (server().replicas(Replicas::confirming(1).within(second)), "1s to confirm"),
             (RedisBackend::builder().sentinels(none, "m"), "no sentinel was given"),
             (RedisBackend::builder().cluster(none), "no node of the cluster was given"),
-            (RedisBackend::builder().cluster(["redis://127.0.0.1:1/3"]), "database 3"),
-            (RedisBackend::builder().cluster(["redis+unix:///tmp/s"]), "socket file /tmp/s"),
+            (RedisBackend::builder().cluster(["redis://127.0.0.1:1/3"]), "without a database"),
+            (RedisBackend::builder().cluster(["redis+unix:///tmp/s"]), "host and port"),
         ] {
             let text = builder.build().err().map(|error| error.to_string()).unwrap_or_default();
             assert!(text.contains(said), "{text}");

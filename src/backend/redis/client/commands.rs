@@ -4,7 +4,7 @@ use redis::{Cmd, Pipeline, Value};
 
 use super::{
     failure::{CommandFailure, CommandRetry},
-    link::{CommandDeadline, Link},
+    link::Link,
 };
 use crate::backend::redis::scripts::Call;
 
@@ -26,39 +26,27 @@ pub(super) struct Before {
 
 impl Link {
     /// Runs a script, and sends its source if the server does not know it.
-    pub(super) async fn call(
-        &self,
-        call: &Call<'_>,
-        before: Before,
-        deadline: CommandDeadline,
-    ) -> Reply {
+    pub(super) async fn call(&self, call: &Call<'_>, before: Before) -> Reply {
         if let Some(staged) = call.staged() {
-            return Box::pin(self.call_staged(call, staged, before, deadline)).await;
+            return Box::pin(self.call_staged(call, staged, before)).await;
         }
         let before = Before { ping: call.is_answered_last(), ..before };
-        match self.run(call.by_digest(), before, deadline).await {
+        match self.run(call.by_digest(), before).await {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
-                Box::pin(self.run(&call.with_source(), before, deadline)).await
+                Box::pin(self.run(&call.with_source(), before)).await
             }
             reply => reply,
         }
     }
 
     /// Runs a script behind the command that stages its data, both in one write.
-    async fn call_staged(
-        &self,
-        call: &Call<'_>,
-        staged: &Pipeline,
-        before: Before,
-        deadline: CommandDeadline,
-    ) -> Reply {
-        let mut replies =
-            self.run_all(staged, before, deadline.for_write(staged)).await?.into_iter();
+    async fn call_staged(&self, call: &Call<'_>, staged: &Pipeline, before: Before) -> Reply {
+        let mut replies = self.run_all(staged, before).await?.into_iter();
         let (stage, script) = (replies.next(), replies.next());
         let failure = match script.unwrap_or(Ok(Value::Nil)) {
             Ok(value) => return Ok(value),
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
-                match self.run(&call.with_source(), before, deadline).await {
+                match self.run(&call.with_source(), before).await {
                     Ok(reply) => return Ok(reply),
                     Err(failure) => failure,
                 }
@@ -73,24 +61,20 @@ impl Link {
     }
 
     /// Runs a command.
-    pub(super) async fn run(
-        &self,
-        command: &Cmd,
-        before: Before,
-        deadline: CommandDeadline,
-    ) -> Reply {
+    pub(super) async fn run(&self, command: &Cmd, before: Before) -> Reply {
         if before.ping || before.asking {
-            return Box::pin(self.run_behind(command, before, deadline)).await;
+            return Box::pin(self.run_behind(command, before)).await;
         }
-        let sent = self.exchange(deadline, |mut connection| async move {
-            connection.send_packed_command(command).await
-        });
+        let sent =
+            self.exchange(
+                |mut connection| async move { connection.send_packed_command(command).await },
+            );
         let (used, reply) = sent.await?;
         let reply = reply.and_then(Value::extract_error);
         reply.map_err(|error| self.failure(error, &used))
     }
 
-    async fn run_behind(&self, command: &Cmd, before: Before, deadline: CommandDeadline) -> Reply {
+    async fn run_behind(&self, command: &Cmd, before: Before) -> Reply {
         let mut commands = redis::pipe();
         if before.ping {
             commands.cmd("PING");
@@ -99,7 +83,7 @@ impl Link {
             commands.cmd("ASKING");
         }
         commands.add_command(command.clone());
-        let mut replies = self.send_all(&commands, deadline).await?;
+        let mut replies = self.send_all(&commands).await?;
         replies.pop().unwrap_or(Ok(Value::Nil))
     }
 
@@ -108,26 +92,21 @@ impl Link {
         &self,
         commands: &Pipeline,
         before: Before,
-        deadline: CommandDeadline,
     ) -> Result<Vec<Reply>, CommandFailure> {
         if !before.asking {
-            return self.send_all(commands, deadline).await;
+            return self.send_all(commands).await;
         }
         let mut asking = redis::pipe();
         for command in commands.cmd_iter() {
             asking.cmd("ASKING").add_command(command.clone());
         }
-        let replies = self.send_all(&asking, deadline).await?;
+        let replies = self.send_all(&asking).await?;
         Ok(replies.into_iter().skip(1).step_by(2).collect())
     }
 
     /// Sends commands in one write, and returns the reply to each.
-    pub(super) async fn send_all(
-        &self,
-        commands: &Pipeline,
-        deadline: CommandDeadline,
-    ) -> Result<Vec<Reply>, CommandFailure> {
-        let sent = self.exchange(deadline, |mut connection| async move {
+    pub(super) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Reply>, CommandFailure> {
+        let sent = self.exchange(|mut connection| async move {
             connection.send_packed_commands(commands, 0, commands.len()).await
         });
         let (used, replies) = sent.await?;

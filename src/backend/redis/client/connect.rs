@@ -2,12 +2,11 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{
     AsyncConnectionConfig, ErrorKind, PushInfo, RedisError, Value,
     aio::{MultiplexedConnection, PubSub},
 };
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
@@ -20,7 +19,7 @@ use super::{
 use crate::{
     advice,
     backend::redis::scripts::SCRIPTS,
-    error::{BackendError, BackendErrorKind, BoxError},
+    error::{BackendError, BackendErrorKind},
     time::after,
 };
 
@@ -28,21 +27,7 @@ use crate::{
 pub(super) struct Connected {
     pub(super) connection: MultiplexedConnection,
     pub(super) progress: Arc<Progress>,
-    /// How long the answer to the first question took.
-    pub(super) round_trip: Duration,
     _driver: AbortOnDropHandle<()>,
-}
-
-/// How many round trips a connection may be silent for. With one, a delay of another round trip
-/// would count as an outage.
-const SLOW_ROUND_TRIPS: u32 = 4;
-
-impl Connected {
-    /// Returns how long the connection may be silent while a command is under way.
-    pub(super) fn silence_limit(&self, config: &RedisConfig) -> Duration {
-        let few = self.round_trip.saturating_mul(SLOW_ROUND_TRIPS).min(config.connect_timeout);
-        config.command_timeout.max(few)
-    }
 }
 
 /// An attempt to connect that failed.
@@ -124,11 +109,8 @@ async fn attempt<T>(
         let driven = progress.clone();
         let driver = tokio::spawn(async move { driven.drive(driver).await });
         let driver = AbortOnDropHandle::new(driver);
-        let round_trip = Duration::ZERO;
-        let mut connected = Connected { connection, progress, round_trip, _driver: driver };
-        let asked = Instant::now();
+        let mut connected = Connected { connection, progress, _driver: driver };
         let answer = first(&mut connected).await?;
-        connected.round_trip = asked.elapsed();
         Ok((connected, answer))
     };
     let logged_in = timeout_at(end, log_in).await.unwrap_or_else(|_| late(limit));
@@ -226,68 +208,5 @@ pub(super) async fn prepare(connection: &mut MultiplexedConnection) {
             "the Redis server may evict leases when its memory is full; \
              set maxmemory-policy to noeviction"
         );
-    }
-}
-
-/// Runs attempts, and returns the first success. Each begins when the one before it has failed, or
-/// has taken longer than `pause`. Returns the last failure if all of them fail.
-pub(super) async fn first_success<T, E: Into<BoxError>, F>(
-    attempts: impl IntoIterator<Item = F>,
-    pause: Duration,
-) -> Result<T, BoxError>
-where
-    F: Future<Output = Result<T, E>>,
-{
-    let mut waiting = attempts.into_iter().peekable();
-    let (mut running, mut failure) = (FuturesUnordered::new(), None);
-    let mut next_at = Instant::now();
-    loop {
-        if let Some(attempt) = waiting.next() {
-            running.push(attempt);
-            next_at = after(Instant::now(), pause);
-        }
-        let outcome = tokio::select! {
-            Some(outcome) = running.next() => outcome,
-            () = sleep_until(next_at), if waiting.peek().is_some() => continue,
-            else => break,
-        };
-        match outcome {
-            Ok(success) => return Ok(success),
-            Err(error) => failure = Some(error),
-        }
-    }
-    Err(failure.map_or_else(|| "there is nothing to try".into(), Into::into))
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::time::sleep;
-
-    use super::*;
-
-    const MS: Duration = Duration::from_millis(1);
-
-    async fn race(attempts: &[(u32, Result<u32, &'static str>)]) -> (Result<u32, String>, u32) {
-        let begun = Instant::now();
-        let attempts: Vec<_> = attempts
-            .iter()
-            .map(|(takes, outcome)| async move {
-                sleep(*takes * MS).await;
-                *outcome
-            })
-            .collect();
-        let outcome = first_success(attempts, 80 * MS).await.map_err(|error| error.to_string());
-        (outcome, begun.elapsed().as_millis().try_into().unwrap())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_attempt_that_hangs_holds_up_the_next_for_a_pause_only() {
-        assert_eq!(race(&[(5, Ok(1)), (1, Ok(2))]).await, (Ok(1), 5));
-        assert_eq!(race(&[(5000, Ok(1)), (3, Ok(2))]).await, (Ok(2), 83));
-        assert_eq!(race(&[(90, Ok(1)), (5000, Ok(2))]).await, (Ok(1), 90));
-        assert_eq!(race(&[(2, Err("a")), (3, Ok(2))]).await, (Ok(2), 5));
-        assert_eq!(race(&[(2, Err("a")), (3, Err("b"))]).await, (Err("b".to_owned()), 5));
-        assert_eq!(race(&[(1000, Err("a")), (3, Err("b"))]).await, (Err("a".to_owned()), 1000));
-        assert!(race(&[]).await.0.is_err());
     }
 }

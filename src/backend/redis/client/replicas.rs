@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use super::{
     failure::{CommandFailure, CommandRetry},
-    link::{CommandDeadline, Link},
+    link::Link,
 };
 use crate::{
     backend::redis::scripts::Call,
@@ -125,13 +125,6 @@ impl Replicas {
     }
 }
 
-/// Returns a `WAIT` that the server answers at once, to learn whether it may be sent.
-pub(super) fn wait_for_none() -> Cmd {
-    let mut wait = redis::cmd("WAIT");
-    wait.arg(0).arg(1);
-    wait
-}
-
 /// Returns the error for the refusal of a `WAIT`, with the words of the server.
 pub(super) fn wait_refused(kind: BackendErrorKind, refusal: &BackendError) -> BackendError {
     let said = refusal.source().map(ToString::to_string).unwrap_or_default();
@@ -161,8 +154,6 @@ pub(super) struct Grants {
 
 struct GrantCommand {
     command: Cmd,
-    /// An `ASKING` goes before it.
-    asking: bool,
     told: oneshot::Sender<GrantReply>,
 }
 
@@ -179,15 +170,10 @@ impl Grants {
     }
 
     /// Runs a script, and sends its source if the server does not know it.
-    pub(super) async fn call(
-        &self,
-        call: &Call<'_>,
-        asking: bool,
-        deadline: CommandDeadline,
-    ) -> GrantReply {
-        match self.send(call.by_digest().clone(), asking, deadline).await {
+    pub(super) async fn call(&self, call: &Call<'_>) -> GrantReply {
+        match self.send(call.by_digest().clone()).await {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
-                self.send(call.with_source(), asking, deadline).await
+                self.send(call.with_source()).await
             }
             reply => reply,
         }
@@ -197,16 +183,16 @@ impl Grants {
     ///
     /// Each grant has a task that waits for its turn, so no caller depends on another. The first
     /// task sends the grants of those behind it, too.
-    async fn send(&self, command: Cmd, asking: bool, deadline: CommandDeadline) -> GrantReply {
+    async fn send(&self, command: Cmd) -> GrantReply {
         let (told, reply) = oneshot::channel();
-        lock(&self.gathered).push(GrantCommand { command, asking, told });
+        lock(&self.gathered).push(GrantCommand { command, told });
         let grants = self.clone();
         tokio::spawn(async move {
             let _turn = grants.turn.lock().await;
             let mut batch = std::mem::take(&mut *lock(&grants.gathered));
             batch.retain(|grant| !grant.told.is_closed());
             if !batch.is_empty() {
-                grants.send_all(batch, deadline.restarted()).await;
+                grants.send_all(batch).await;
             }
         });
         reply.await.unwrap_or_else(|_ended| {
@@ -216,16 +202,13 @@ impl Grants {
     }
 
     /// Sends grants and a `WAIT` in one write, and tells each caller.
-    async fn send_all(&self, grants: Vec<GrantCommand>, deadline: CommandDeadline) {
+    async fn send_all(&self, grants: Vec<GrantCommand>) {
         let mut commands = redis::pipe();
         for grant in &grants {
-            if grant.asking {
-                commands.cmd("ASKING");
-            }
             commands.add_command(grant.command.clone());
         }
         commands.add_command(self.needed.wait_command());
-        let mut replies = match self.link.send_all(&commands, deadline).await {
+        let mut replies = match self.link.send_all(&commands).await {
             Ok(replies) => replies,
             Err(CommandFailure { error, .. }) => {
                 return grants.into_iter().for_each(|grant| grant.tell(Err(error.clone().into())));
@@ -241,9 +224,7 @@ impl Grants {
             }
             _ => self.needed.check_met_by(0),
         };
-        let mut replies = replies.into_iter();
-        for grant in grants {
-            let reply = replies.nth(usize::from(grant.asking)).unwrap_or(Ok(Value::Nil));
+        for (grant, reply) in grants.into_iter().zip(replies) {
             grant.tell(reply.map(|value| (value, confirmation.clone())));
         }
     }

@@ -1,8 +1,8 @@
 //! The server that a connection goes to: always the same one, or the master that sentinels name.
 //!
-//! The sentinels are asked one after another, from the one that replied last. If one has not
-//! replied for a moment, the next one is asked, too. The server that a sentinel names must call
-//! itself a master, because a sentinel that was cut off for a while names the previous master.
+//! The sentinels are asked one after another, from the one that replied last. The server that a
+//! sentinel names must call itself a master, because a sentinel that was cut off for a while names
+//! the previous master.
 //! (Redis, "Guidelines for Redis clients with support for Redis Sentinel".)
 //!
 //! While there is a connection, a task watches for another master. Each sentinel announces a
@@ -26,21 +26,19 @@ use redis::{
 };
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tracing::info;
 
 use super::{
-    connect::{ConnectError, ask, first_success, open_pubsub, refuse_replica},
+    connect::{ConnectError, ask, open_pubsub, refuse_replica},
     failure::ClientError,
     settings::{self, Access, ConnectTarget},
     task::OnDemandTask,
 };
 use crate::error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind as Kind};
 
-/// How long one sentinel may take, before the next one is asked, too.
-const ASK_PAUSE: Duration = Duration::from_millis(80);
-/// How long all sentinels may take together to answer, or one to be listened to.
+/// How long a sentinel may take to answer, before the next one is asked.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
 /// How often the sentinels are asked.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -286,22 +284,25 @@ fn of_sentinel(info: ConnectionInfo) -> ConnectionInfo {
 impl KnownSentinels {
     /// Returns the address of the master, and the index of the sentinel that named it.
     async fn locate(&self) -> Result<(HostPort, usize), BoxError> {
-        let begun = Instant::now();
         let (first, count) = (self.first.load(Ordering::Relaxed), self.targets.len());
-        let questions = (0..count).map(|turn| (first + turn) % count).map(async |asked| {
-            let left = ASK_LIMIT.saturating_sub(begun.elapsed());
-            Ok::<_, ConnectError>((self.ask(asked, left).await?, asked))
-        });
-        let (address, named_by) = first_success(questions, ASK_PAUSE).await?;
-        self.first.store(named_by, Ordering::Relaxed);
-        Ok((address, named_by))
+        let mut failure = BoxError::from("there is no sentinel");
+        for sentinel in (0..count).map(|turn| (first + turn) % count) {
+            match self.ask(sentinel).await {
+                Ok(address) => {
+                    self.first.store(sentinel, Ordering::Relaxed);
+                    return Ok((address, sentinel));
+                }
+                Err(error) => failure = error.into(),
+            }
+        }
+        Err(failure)
     }
 
     /// Asks one sentinel.
-    async fn ask(&self, sentinel: usize, limit: Duration) -> Result<HostPort, ConnectError> {
+    async fn ask(&self, sentinel: usize) -> Result<HostPort, ConnectError> {
         let mut question = redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(&self.master.name);
-        ask(&self.targets[sentinel], limit, async |connection| {
+        ask(&self.targets[sentinel], ASK_LIMIT, async |connection| {
             let reply: Option<HostPort> = question.query_async(connection).await?;
             let unknown = "a sentinel does not know the master";
             reply.ok_or_else(|| {
@@ -334,7 +335,7 @@ impl KnownSentinels {
         while let Some(message) = messages.next().await {
             let text: String = message.get_payload().unwrap_or_default();
             if text.split(' ').any(|word| word == self.master.name)
-                && let Ok(address) = self.ask(sentinel, ASK_LIMIT).await
+                && let Ok(address) = self.ask(sentinel).await
             {
                 self.look_at(address).await;
             }

@@ -44,6 +44,14 @@ impl Default for RedisConfig {
     }
 }
 
+impl RedisConfig {
+    /// Returns how long commands wait for the first connection. The server may have to be found
+    /// first.
+    pub(super) fn first_connection_limit(&self) -> Duration {
+        self.connect_timeout.saturating_mul(2).max(self.command_timeout)
+    }
+}
+
 /// The name and the password with which a connection logs in.
 ///
 /// ```

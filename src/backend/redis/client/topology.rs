@@ -1,12 +1,13 @@
 //! The node that serves each slot, as far as it is known, and the waiters that a change wakes.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
 };
 
-use redis::{RedisError, Value};
+use redis::Value;
 use tokio::sync::{Notify, watch};
 use tracing::warn;
 
@@ -65,36 +66,13 @@ impl Topology {
         if !changed {
             return;
         }
-        match before {
-            TopologyState::Known(before) => {
-                self.channels_moved(|channel| {
-                    let slot = slot_of(channel.as_bytes());
-                    before.owner(slot) != now.owner(slot)
-                });
-            }
-            _ => self.channels.recheck(),
+        if let TopologyState::Known(before) = before {
+            self.new_connections.send_replace(());
+            self.channels.lost(|channel| {
+                let slot = slot_of(channel.as_bytes());
+                before.owner(slot) != now.owner(slot)
+            });
         }
-    }
-
-    /// Takes over that a slot has moved, and asks for the whole map, because other slots may have
-    /// moved.
-    pub(super) fn slot_moved(&self, slot: u16, to: NodeAddress) {
-        let changed = self.state.send_if_modified(|state| match state {
-            TopologyState::Known(slots) if slots.owner(slot) != Some(&to) => {
-                *state = TopologyState::Known(Arc::new(slots.with(slot, to)));
-                true
-            }
-            _ => false,
-        });
-        if changed {
-            self.channels_moved(|channel| slot_of(channel.as_bytes()) == slot);
-        }
-        self.trouble.notify_one();
-    }
-
-    fn channels_moved(&self, has_moved: impl Fn(&str) -> bool) {
-        self.new_connections.send_replace(());
-        self.channels.lost(&has_moved);
         self.channels.recheck();
     }
 
@@ -142,19 +120,10 @@ impl NodeSlots {
             _ => false,
         }
     }
-
-    /// Takes over that a channel's slot has moved, as the node's error says.
-    pub(super) fn moved(&self, channel: &str, error: &RedisError) {
-        let to =
-            error.redirect_node().and_then(|(to, _)| NodeAddress::read(to, &self.address.host));
-        if let Some(to) = to {
-            self.topology.slot_moved(slot_of(channel.as_bytes()), to);
-        }
-    }
 }
 
 /// The number of slots, which the protocol fixes.
-const COUNT: usize = 16_384;
+const COUNT: u16 = 16_384;
 
 /// Returns the slot of a key, or of the text in its first braces if there is any.
 pub(super) fn slot_of(key: &[u8]) -> u16 {
@@ -163,7 +132,7 @@ pub(super) fn slot_of(key: &[u8]) -> u16 {
         let length = rest.iter().position(|byte| *byte == b'}')?;
         (length > 0).then(|| &rest[..length])
     });
-    crc16(tag.unwrap_or(key)) % COUNT as u16
+    crc16(tag.unwrap_or(key)) % COUNT
 }
 
 /// CRC-16/XMODEM, as the cluster specification of Redis defines it.
@@ -224,58 +193,41 @@ impl fmt::Display for NodeAddress {
     }
 }
 
-#[derive(Clone, PartialEq)]
+#[derive(PartialEq)]
 pub(super) struct SlotMap {
     owners: Vec<NodeAddress>,
-    /// For each slot, one more than the index of its owner, or zero if no node serves it.
-    owner: Box<[u16]>,
+    /// The first slot of each range, by the last one, and the index of the owner.
+    ranges: BTreeMap<u16, (u16, usize)>,
 }
 
 impl SlotMap {
-    fn none() -> Self {
-        Self { owners: Vec::new(), owner: vec![0; COUNT].into() }
-    }
-
     /// Reads the reply to `CLUSTER SLOTS`. Returns `None` if it has another form, or names no slot.
     pub(super) fn read(reply: &Value, from: &str) -> Option<Self> {
-        let Value::Array(ranges) = reply else { return None };
-        let mut slots = Self::none();
-        for range in ranges {
+        let Value::Array(replied) = reply else { return None };
+        let (mut owners, mut ranges) = (Vec::new(), BTreeMap::new());
+        for range in replied {
             let Value::Array(fields) = range else { return None };
             let [Value::Int(first), Value::Int(last), master, ..] = fields.as_slice() else {
                 return None;
             };
-            let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
-            if let Some(master) = NodeAddress::of_node(master, from) {
-                let owner = slots.index(master);
-                slots.owner.get_mut(first..=last)?.fill(owner);
+            let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
+            if first > last || last >= COUNT {
+                return None;
             }
+            let Some(master) = NodeAddress::of_node(master, from) else { continue };
+            let known = owners.iter().position(|owner| *owner == master);
+            let owner = known.unwrap_or(owners.len());
+            if known.is_none() {
+                owners.push(master);
+            }
+            ranges.insert(last, (first, owner));
         }
-        (!slots.owners.is_empty()).then_some(slots)
-    }
-
-    fn index(&mut self, address: NodeAddress) -> u16 {
-        let known = self.owners.iter().position(|owner| *owner == address);
-        let at = known.unwrap_or_else(|| {
-            self.owners.push(address);
-            self.owners.len() - 1
-        });
-        u16::try_from(at + 1).unwrap_or(0)
-    }
-
-    /// Returns the map with another owner of one slot.
-    pub(super) fn with(&self, slot: u16, to: NodeAddress) -> Self {
-        let mut slots = self.clone();
-        let owner = slots.index(to);
-        if let Some(slot) = slots.owner.get_mut(usize::from(slot)) {
-            *slot = owner;
-        }
-        slots
+        (!owners.is_empty()).then_some(Self { owners, ranges })
     }
 
     pub(super) fn owner(&self, slot: u16) -> Option<&NodeAddress> {
-        let owner = self.owner.get(usize::from(slot))?;
-        self.owners.get(usize::from(*owner).checked_sub(1)?)
+        let (_, (first, owner)) = self.ranges.range(slot..).next()?;
+        self.owners.get(*owner).filter(|_| *first <= slot)
     }
 
     /// Returns a number for the owner of a slot, or zero if there is none.
@@ -345,11 +297,8 @@ mod tests {
         assert_eq!(owner(16_382), None);
         assert_eq!(slots.number(16_383), slots.number(5460));
         assert_eq!(slots.owners().len(), 2);
-        let moved = NodeAddress::read("[::1]:7005", "asked");
-        let Some(moved) = moved else { panic!("it is not read") };
-        let slots = slots.with(5460, moved.clone());
-        assert_eq!(slots.owner(5460), Some(&moved));
-        assert_ne!(slots.owner(5459), Some(&moved));
+        let address = NodeAddress::read("[::1]:7005", "asked").map(|it| it.to_string());
+        assert_eq!(address.as_deref(), Some("::1:7005"));
     }
 
     #[test]
