@@ -14,7 +14,7 @@ use crate::config::duration;
 #[serde(deny_unknown_fields)]
 struct BackendConfig {
     server: Option<Secret<String>>,
-    sentinels: Option<Map<SentinelsConfig>>,
+    sentinels: Option<SettingsMap<SentinelsConfig>>,
     cluster: Option<Secret<Vec<String>>>,
     command_timeout: Option<Time>,
     connect_timeout: Option<Time>,
@@ -58,9 +58,9 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Secret<T> {
 }
 
 /// A map of settings. The error of a format would show a URL in its place.
-struct Map<T>(T);
+struct SettingsMap<T>(T);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Map<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for SettingsMap<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct OfMap<T>(PhantomData<T>);
 
@@ -115,7 +115,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Map<T> {
 /// ```
 impl<'de> Deserialize<'de> for RedisBackendBuilder {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Map(config) = Map::<BackendConfig>::deserialize(deserializer)?;
+        let SettingsMap(config) = SettingsMap::<BackendConfig>::deserialize(deserializer)?;
         config.builder().map_err(Error::custom)
     }
 }
@@ -125,7 +125,7 @@ impl BackendConfig {
         let builder = RedisBackendBuilder::default();
         let mut builder = match (self.server, self.sentinels, self.cluster) {
             (Some(Secret(url)), None, None) => builder.server(url),
-            (None, Some(Map(given)), None) => {
+            (None, Some(SettingsMap(given)), None) => {
                 let master = given.master()?;
                 builder.sentinels(given.urls.0, master)
             }

@@ -23,10 +23,8 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout_at},
 };
-use tracing::debug;
 
 use super::{
-    commands::Before,
     connect::ask,
     failure::{CommandFailure, CommandRetry},
     node::{ChannelScope, Node, NodeEvents},
@@ -37,9 +35,8 @@ use super::{
 };
 use crate::{
     backend::Channels,
-    error::{BackendError, BackendErrorKind, BoxError, Chain, Error, ErrorKind},
+    error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind},
     key::Name,
-    observe::Rarely,
     sync::lock,
     time::{Pauses, after},
 };
@@ -66,10 +63,7 @@ pub(super) struct Cluster {
 }
 
 impl ClusterSeeds {
-    pub(in super::super) fn read<'a>(
-        urls: impl IntoIterator<Item = &'a str>,
-        access: &Access,
-    ) -> Result<Self, Error> {
+    pub(in super::super) fn read(urls: &[String], access: &Access) -> Result<Self, Error> {
         let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
         let infos = settings::parse_all(urls)?;
         let Some(template) = infos.first().cloned().map(Box::new) else {
@@ -86,7 +80,8 @@ impl ClusterSeeds {
                  `rediss://`, and name host and port without a database",
             );
         }
-        let targets = infos.into_iter().map(|info| ConnectTarget::new(info, access)).collect();
+        let targets =
+            infos.into_iter().map(|info| ConnectTarget { info, access: access.clone() }).collect();
         Ok(Self { targets, template })
     }
 }
@@ -131,7 +126,7 @@ impl Cluster {
     pub(super) async fn send<T, F>(
         &self,
         key: &[u8],
-        command: impl Fn(Arc<Node>, Before) -> F,
+        command: impl Fn(Arc<Node>, bool) -> F,
     ) -> Result<T, BackendError>
     where
         F: Future<Output = Result<T, CommandFailure>>,
@@ -139,9 +134,9 @@ impl Cluster {
         let slot = slot_of(key);
         let mut address = self.owner(slot).await?;
         let end = after(Instant::now(), self.nodes.config.command_timeout);
-        let (mut before, mut hops) = (Before::default(), 0);
+        let (mut asking, mut hops) = (false, 0);
         loop {
-            let failure = match command(self.nodes.at(&address), before).await {
+            let failure = match command(self.nodes.at(&address), asking).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
@@ -152,8 +147,8 @@ impl Cluster {
                 Some(CommandRetry::Later) => None,
                 _ => return Err(failure.error),
             };
-            before.asking = matches!(failure.retry, Some(CommandRetry::Ask(_)));
-            if !before.asking {
+            asking = matches!(failure.retry, Some(CommandRetry::Ask(_)));
+            if !asking {
                 // Other slots may have moved, too.
                 self.nodes.topology.trouble.notify_one();
             }
@@ -237,15 +232,11 @@ impl ClusterNodes {
     fn target(&self, address: &NodeAddress) -> ConnectTarget {
         let (host, port) = (address.host.to_string(), address.port);
         let addr = match self.template.addr() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
+            ConnectionAddr::TcpTls { .. } => settings::tls_addr(host, port),
             _ => ConnectionAddr::Tcp(host, port),
         };
-        ConnectTarget::new(self.template.clone().set_addr(addr), &self.config.access)
+        let info = self.template.clone().set_addr(addr);
+        ConnectTarget { info, access: self.config.access.clone() }
     }
 }
 
@@ -270,14 +261,8 @@ async fn keep_known(run: RefreshRun) {
                 pauses = Pauses::default();
                 sleep(REFRESH_PAUSE).await;
                 topology.trouble.notified().await;
-                // If a slot has moved, its new node subscribes at once.
-                nodes.settle();
             }
             Err(error) => {
-                static SAID: Rarely = Rarely::once_in(1);
-                if SAID.first() {
-                    debug!(error = %Chain(&*error), "no node reports the cluster's slots");
-                }
                 topology.failed(BackendError::new(BackendErrorKind::Unavailable, error));
                 sleep(pauses.next()).await;
             }
@@ -311,11 +296,8 @@ impl ClusterNodes {
     /// serve the channels that are open.
     fn settle(&self) {
         let Some(slots) = self.topology.known() else { return };
-        let gone: Vec<_> = {
-            let mut nodes = lock(&self.nodes);
-            let gone = nodes.extract_if(|address, _| !slots.owners().contains(address));
-            gone.collect()
-        };
+        let is_gone = |address: &NodeAddress, _: &mut _| !slots.owners().contains(address);
+        let gone: Vec<_> = lock(&self.nodes).extract_if(is_gone).collect();
         // Not under the lock, because a node ends with the tasks of its connections.
         drop(gone);
         let wanted = self.topology.channels.wanted();
@@ -334,10 +316,9 @@ async fn slots(
     let mut question = redis::cmd("CLUSTER");
     question.arg("SLOTS");
     let reply = connection.send_packed_command(&question).await?.extract_error()?;
-    let host = match target.info().addr() {
-        ConnectionAddr::Tcp(host, _) => host,
-        ConnectionAddr::TcpTls { host, .. } => host,
-        _ => "",
+    let (ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }) = target.info.addr()
+    else {
+        return Err(RedisError::from((ClientErrorKind::Client, "a node is reached by TCP")));
     };
     SlotMap::read(&reply, host).ok_or_else(|| {
         RedisError::from((ClientErrorKind::Client, "the cluster has no slots assigned"))

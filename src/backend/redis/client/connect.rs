@@ -57,7 +57,9 @@ pub(super) async fn connect(
     let attempt = attempt(&target, settings.connect_timeout, config, async |connected| {
         refuse_replica(&mut connected.connection).await?;
         if let Some(name) = &settings.client_name {
-            set_name(&mut connected.connection, name).await?;
+            let mut set = redis::cmd("CLIENT");
+            set.arg("SETNAME").arg(name);
+            permitted(set.exec_async(&mut connected.connection).await)?;
         }
         Ok(())
     });
@@ -124,19 +126,17 @@ fn late<T>(limit: Duration) -> Result<T, RedisError> {
 
 impl ConnectError {
     fn unreached(target: &ConnectTarget, error: RedisError) -> Self {
-        let text = format!("cannot connect to {}", target.info().addr());
+        let text = format!("cannot connect to {}", target.info.addr());
         Self { text, source: ClientError(error) }
     }
 
     /// Creates the error of a server that accepted the connection.
     fn unusable(target: &ConnectTarget, error: RedisError) -> Self {
-        let server = target.info().addr();
-        let is_refusal = match error.kind() {
-            ErrorKind::AuthenticationFailed | ErrorKind::Client | ErrorKind::RESP3NotSupported => {
-                true
-            }
-            _ => error.code().is_some(),
-        };
+        let server = target.info.addr();
+        use ErrorKind::{AuthenticationFailed, Client, RESP3NotSupported};
+        let kind = error.kind();
+        let is_refusal = error.code().is_some()
+            || matches!(kind, AuthenticationFailed | Client | RESP3NotSupported);
         let text = if is_refusal {
             format!("{server} cannot be used")
         } else {
@@ -167,28 +167,23 @@ fn config() -> AsyncConnectionConfig {
 pub(super) async fn refuse_replica(
     connection: &mut MultiplexedConnection,
 ) -> Result<(), RedisError> {
-    let role: Result<Value, _> = redis::cmd("ROLE").query_async(connection).await;
-    match role {
-        Ok(Value::Array(fields)) if fields.first().is_some_and(is_replica) => {
+    let names = [&b"slave"[..], b"replica"];
+    let is_replica =
+        |role: &Value| matches!(role, Value::BulkString(role) if names.contains(&&role[..]));
+    match permitted(redis::cmd("ROLE").query_async(connection).await)? {
+        Some(Value::Array(fields)) if fields.first().is_some_and(is_replica) => {
             Err(RedisError::from((ErrorKind::Client, "the server is a read-only replica")))
         }
-        Err(error) if error.is_unrecoverable_error() => Err(error),
-        // An ACL may forbid ROLE. A replica then answers the first write with READONLY.
+        // A replica answers the first write with READONLY.
         _ => Ok(()),
     }
 }
 
-fn is_replica(role: &Value) -> bool {
-    matches!(role, Value::BulkString(role) if role == b"slave" || role == b"replica")
-}
-
-/// Names the connection for `CLIENT LIST`.
-async fn set_name(connection: &mut MultiplexedConnection, name: &str) -> Result<(), RedisError> {
-    let set = redis::cmd("CLIENT").arg("SETNAME").arg(name).exec_async(connection).await;
-    match set {
+/// Returns the reply, or `None` where an ACL forbids the command.
+fn permitted<T>(reply: Result<T, RedisError>) -> Result<Option<T>, RedisError> {
+    match reply {
         Err(error) if error.is_unrecoverable_error() => Err(error),
-        // An ACL may forbid it. The connection works without a name.
-        _ => Ok(()),
+        reply => Ok(reply.ok()),
     }
 }
 

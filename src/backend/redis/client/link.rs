@@ -224,7 +224,7 @@ impl Drop for LinkRun {
 
 async fn keep_connected(run: LinkRun) {
     let kept = &run.0;
-    let (mut pauses, mut watch) = (Pauses::default(), EndpointWatch::Never);
+    let (mut pauses, mut watch) = (Pauses::default(), EndpointWatch::default());
     loop {
         kept.is_wanted().await;
         let mut begun = Instant::now();

@@ -46,7 +46,6 @@ pub use self::{replicas::Replicas, sentinel::SentinelMaster, settings::Credentia
 
 use self::{
     cluster::Cluster,
-    commands::Before,
     failure::CommandFailure,
     link::Link,
     node::{Node, NodeEvents},
@@ -90,7 +89,7 @@ impl Servers {
     /// Runs a script.
     pub(super) async fn call(&self, call: impl Borrow<Call<'_>>) -> Result<Value, BackendError> {
         let call = call.borrow();
-        let run = |node: Arc<Node>, before| async move { node.commands().call(call, before).await };
+        let run = |node: Arc<Node>, asking| async move { node.commands().call(call, asking).await };
         self.at(call.first_key(), run).await
     }
 
@@ -100,7 +99,7 @@ impl Servers {
         call: impl Borrow<Call<'_>>,
     ) -> Result<(Value, Confirmation), BackendError> {
         let call = call.borrow();
-        let grant = |node: Arc<Node>, before| async move { node.grant(call, before).await };
+        let grant = |node: Arc<Node>, asking| async move { node.grant(call, asking).await };
         self.at(call.first_key(), grant).await
     }
 
@@ -123,7 +122,7 @@ impl Servers {
     /// Runs a command that touches one key.
     pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
         let run =
-            |node: Arc<Node>, before| async move { node.commands().run(command, before).await };
+            |node: Arc<Node>, asking| async move { node.commands().run(command, asking).await };
         self.at(key.as_bytes(), run).await
     }
 
@@ -133,8 +132,8 @@ impl Servers {
         commands: &Pipeline,
         key: &str,
     ) -> Result<[Value; 2], BackendError> {
-        let run = |node: Arc<Node>, before| async move {
-            let replies = node.commands().run_all(commands, before).await?;
+        let run = |node: Arc<Node>, asking| async move {
+            let replies = node.commands().run_all(commands, asking).await?;
             replies.into_iter().collect::<Result<Vec<_>, _>>()
         };
         let replies = self.at(key.as_bytes(), run).await?;
@@ -148,13 +147,13 @@ impl Servers {
     async fn at<T, F>(
         &self,
         key: &[u8],
-        command: impl Fn(Arc<Node>, Before) -> F,
+        command: impl Fn(Arc<Node>, bool) -> F,
     ) -> Result<T, BackendError>
     where
         F: Future<Output = Result<T, CommandFailure>>,
     {
         match &self.nodes {
-            Nodes::Single(node) => Ok(command(node.clone(), Before::default()).await?),
+            Nodes::Single(node) => Ok(command(node.clone(), false).await?),
             // Boxed, so that the futures of a single server stay small.
             Nodes::Cluster(cluster) => Box::pin(cluster.send(key, command)).await,
         }
@@ -167,13 +166,13 @@ impl Servers {
 
     /// Runs a command at each server.
     pub(super) async fn run_at_each(&self, command: &Cmd) -> Result<Vec<Value>, BackendError> {
-        let run = |link: Link| async move { Ok(link.run(command, Before::default()).await?) };
+        let run = |link: Link| async move { Ok(link.run(command, false).await?) };
         self.at_each(run).await
     }
 
     /// Runs a script without keys at each server.
     pub(super) async fn call_at_each(&self, call: &Call<'_>) -> Result<Vec<Value>, BackendError> {
-        let run = |link: Link| async move { Ok(link.call(call, Before::default()).await?) };
+        let run = |link: Link| async move { Ok(link.call(call, false).await?) };
         self.at_each(run).await
     }
 
@@ -262,7 +261,7 @@ const SCAN_PAUSE: u32 = 100;
 async fn scan(link: Link, pattern: &str) -> Result<Vec<String>, BackendError> {
     let run = async |command: &Cmd| {
         let begun = Instant::now();
-        let reply = link.run(command, Before::default()).await?;
+        let reply = link.run(command, false).await?;
         Ok::<_, BackendError>((reply, begun.elapsed()))
     };
     let (_, way) = run(&redis::cmd("PING")).await?;

@@ -11,7 +11,6 @@ use tokio::{
 };
 
 use super::{
-    commands::Before,
     link::Link,
     replicas::{GrantReply, Grants},
     sentinel::Endpoint,
@@ -52,11 +51,11 @@ impl Node {
     }
 
     /// Runs a script that grants something. Returns whether enough replicas confirmed it, too.
-    pub(super) async fn grant(&self, call: &Call<'_>, before: Before) -> GrantReply {
+    pub(super) async fn grant(&self, call: &Call<'_>, asking: bool) -> GrantReply {
         let commands = self.commands();
         match &self.grants {
             Some(grants) => Box::pin(grants.call(call)).await,
-            None => Ok((commands.call(call, before).await?, Ok(()))),
+            None => Ok((commands.call(call, asking).await?, Ok(()))),
         }
     }
 

@@ -25,30 +25,25 @@ use crate::{
 
 /// The number of replicas that must confirm a grant before it counts.
 ///
-/// The confirmation is a `WAIT` behind the grant, on a connection of its own. With fewer replicas,
-/// the grant is given back, and the try fails with
-/// [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the caller's retry strategy
-/// tries again. A renewal counts no sooner than a grant, so a lease is lost if the replicas stay
-/// away for as long as it lasts. A server that refuses `WAIT` confirms nothing:
-/// [`RedisBackend::ready`](crate::RedisBackend::ready) tells so at the start.
+/// The confirmation is a `WAIT` behind the grant. With fewer replicas, the grant is given back, and
+/// the try fails with [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the caller's
+/// retry strategy tries again. A renewal counts no sooner than a grant, so a lease is lost if the
+/// replicas stay away for as long as it lasts. Each grant and each renewal takes one more round
+/// trip, from the server to its replicas.
 ///
 /// # What it does not give
 ///
 /// It makes it unlikely that a failover loses a lease, but not impossible, for `WAIT` is no
-/// consensus:
+/// consensus. So a fence is needed with it as without it:
 ///
-/// - A replica that has *not* confirmed may become the master. Each replica that can become the
-///   master has the lease only if `count` is the number of *all* replicas. Then one replica that is
-///   away prevents every grant.
+/// - A replica that has *not* confirmed may become the master. Only if `count` is the number of
+///   *all* replicas, each of them has the lease. Then one replica that is away prevents every
+///   grant.
 /// - A replica confirms what it has in memory, and may lose it when it restarts.
 /// - A master that is cut off from its replicas grants nothing any more, but may still answer
 ///   reads.
 /// - A release does not wait for replicas, so a failover may undo it. The lease then ends by
 ///   itself.
-///
-/// So a fence is needed with it as without it. Each grant and each renewal takes one more round
-/// trip, from the server to its replicas. The grants of one process are confirmed in batches: those
-/// that are ready wait for the confirmation under way, and share the next one.
 ///
 /// # Examples
 ///

@@ -187,7 +187,7 @@ impl Socket {
         target: &ConnectTarget,
         progress: Arc<Progress>,
     ) -> Result<Self, RedisError> {
-        match target.info().addr() {
+        match target.info.addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
                 Ok(Self::new(connect_tcp(host, *port).await?, progress))
             }
@@ -204,7 +204,7 @@ impl Socket {
 
     /// Does the TLS handshake, if the server wants it.
     pub(super) async fn secure(self, target: &ConnectTarget) -> Result<Box<dyn Stream>, io::Error> {
-        match target.info().addr() {
+        match target.info.addr() {
             #[cfg(feature = "tls")]
             ConnectionAddr::TcpTls { host, .. } => {
                 Ok(Box::new(tls::connect(target, host, self).await?))
@@ -288,8 +288,13 @@ fn keepalive() -> TcpKeepalive {
 mod tls {
     use std::{io, sync::Arc};
 
+    use rustls::{
+        ClientConfig, RootCertStore,
+        crypto::{CryptoProvider, ring},
+        pki_types::ServerName,
+    };
     use tokio::task::spawn_blocking;
-    use tokio_rustls::{TlsConnector, client::TlsStream, rustls};
+    use tokio_rustls::{TlsConnector, client::TlsStream};
 
     use super::{ConnectTarget, Socket};
 
@@ -298,7 +303,7 @@ mod tls {
         host: &str,
         socket: Socket,
     ) -> Result<TlsStream<Socket>, io::Error> {
-        let name = rustls::pki_types::ServerName::try_from(host).map_err(io::Error::other)?;
+        let name = ServerName::try_from(host).map_err(io::Error::other)?;
         let config = match &target.access.tls {
             Some(config) => config.clone(),
             // The roots are files.
@@ -307,16 +312,21 @@ mod tls {
         TlsConnector::from(config).connect(name.to_owned(), socket).await
     }
 
-    /// Passes over roots that cannot be read, for the others may suffice.
-    fn trusting_the_system() -> Result<rustls::ClientConfig, io::Error> {
+    /// Passes over roots that cannot be read, for the others may suffice. Uses *ring*, unless the
+    /// process has installed another provider.
+    fn trusting_the_system() -> Result<ClientConfig, io::Error> {
         let mut found = rustls_native_certs::load_native_certs();
-        let mut roots = rustls::RootCertStore::empty();
+        let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(found.certs);
         match found.errors.pop() {
             Some(error) if roots.is_empty() => Err(io::Error::other(error)),
             _ => {
-                let config = rustls::ClientConfig::builder().with_root_certificates(roots);
-                Ok(config.with_no_client_auth())
+                let ring = || Arc::new(ring::default_provider());
+                let provider = CryptoProvider::get_default().cloned().unwrap_or_else(ring);
+                let config = ClientConfig::builder_with_provider(provider)
+                    .with_safe_default_protocol_versions()
+                    .map_err(io::Error::other)?;
+                Ok(config.with_root_certificates(roots).with_no_client_auth())
             }
         }
     }

@@ -54,19 +54,13 @@ impl Topology {
 
     /// Takes over the map that a node reported.
     pub(super) fn replace(&self, now: SlotMap) {
-        let now = Arc::new(now);
-        let mut before = TopologyState::Unknown;
-        let changed = self.state.send_if_modified(|state| {
-            if matches!(state, TopologyState::Known(known) if *known == now) {
-                return false;
-            }
-            before = std::mem::replace(state, TopologyState::Known(now.clone()));
-            true
-        });
-        if !changed {
+        let before = self.known();
+        if before.as_deref() == Some(&now) {
             return;
         }
-        if let TopologyState::Known(before) = before {
+        let now = Arc::new(now);
+        self.state.send_replace(TopologyState::Known(now.clone()));
+        if let Some(before) = before {
             self.new_connections.send_replace(());
             self.channels.lost(|channel| {
                 let slot = slot_of(channel.as_bytes());
@@ -76,31 +70,23 @@ impl Topology {
         self.channels.recheck();
     }
 
-    /// Records that no node replied. A map that was known before stays.
+    /// Notes that no node replied. A map that was known before stays.
     pub(super) fn failed(&self, error: BackendError) {
-        let was_failed = matches!(&*self.state.borrow(), TopologyState::Failed(_));
-        let is_failed = self.state.send_if_modified(|state| {
-            let is_failed = !matches!(state, TopologyState::Known(_));
-            if is_failed {
-                *state = TopologyState::Failed(error.clone());
-            }
-            is_failed
-        });
-        if is_failed && !was_failed {
+        if self.known().is_some() {
+            return;
+        }
+        let before = self.state.send_replace(TopologyState::Failed(error.clone()));
+        if !matches!(before, TopologyState::Failed(_)) {
             warn!(error = %Chain(&error), "no node of the cluster replies; trying again");
             self.channels.wake(|_| true);
         }
     }
 
-    /// Records that the refresh task has ended with its runtime. A map that was known before stays.
+    /// Notes that the refresh task has ended with its runtime. A map that was known before stays.
     pub(super) fn abandon(&self) {
-        self.state.send_if_modified(|state| {
-            let is_waiting = !matches!(state, TopologyState::Known(_));
-            if is_waiting {
-                *state = TopologyState::Unknown;
-            }
-            is_waiting
-        });
+        if self.known().is_none() {
+            self.state.send_replace(TopologyState::Unknown);
+        }
     }
 }
 
@@ -113,12 +99,8 @@ pub(super) struct NodeSlots {
 
 impl NodeSlots {
     pub(super) fn contain(&self, channel: &str) -> bool {
-        match &*self.topology.state.borrow() {
-            TopologyState::Known(slots) => {
-                slots.owner(slot_of(channel.as_bytes())) == Some(&self.address)
-            }
-            _ => false,
-        }
+        let slots = self.topology.known();
+        slots.is_some_and(|it| it.owner(slot_of(channel.as_bytes())) == Some(&self.address))
     }
 }
 
@@ -255,16 +237,6 @@ pub(in super::super) fn check_any_slots(value: &Value) {
 mod tests {
     use super::*;
 
-    fn node(host: &str, port: i64) -> Value {
-        Value::Array(vec![Value::BulkString(host.into()), Value::Int(port)])
-    }
-
-    fn range(first: i64, last: i64, nodes: Vec<Value>) -> Value {
-        let mut fields = vec![Value::Int(first), Value::Int(last)];
-        fields.extend(nodes);
-        Value::Array(fields)
-    }
-
     /// From the cluster specification, and from `CLUSTER KEYSLOT`.
     #[test]
     fn slots_are_those_of_the_specification() {
@@ -272,49 +244,54 @@ mod tests {
         for (key, slot) in [
             ("foo", 12182),
             ("shop:l:{foo}:l", 12182),
-            ("shop:l:{foo}:f", 12182),
-            ("{}:l", slot_of(b"{}:l")),
+            ("{}:l", crc16(b"{}:l") % COUNT),
             ("a{b}{c}", slot_of(b"b")),
         ] {
             assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
         }
-        assert_eq!(slot_of(b"{}:l"), crc16(b"{}:l") % 16_384);
+    }
+
+    fn range(first: i64, last: i64, host: &str, port: i64) -> Value {
+        let node = Value::Array(vec![Value::BulkString(host.into()), Value::Int(port)]);
+        Value::Array(vec![Value::Int(first), Value::Int(last), node])
     }
 
     #[test]
     fn a_reply_is_read() {
         let reply = Value::Array(vec![
-            range(0, 5460, vec![node("10.0.0.1", 7000), node("10.0.0.4", 7003)]),
-            range(5461, 10_922, vec![node("", 7001)]),
-            range(10_923, 10_923, vec![node("?", 0)]),
-            range(16_383, 16_383, vec![node("10.0.0.1", 7000)]),
+            range(0, 5460, "10.0.0.1", 7000),
+            range(5461, 10_922, "", 7001),
+            range(10_923, 10_923, "?", 0),
+            range(16_383, 16_383, "10.0.0.1", 7000),
         ]);
-        let Some(slots) = SlotMap::read(&reply, "asked") else { panic!("it is not read") };
-        let owner = |slot| slots.owner(slot).map(ToString::to_string);
-        assert_eq!(owner(0).as_deref(), Some("10.0.0.1:7000"));
-        assert_eq!(owner(5461).as_deref(), Some("asked:7001"));
-        assert_eq!(owner(10_923), None);
-        assert_eq!(owner(16_382), None);
-        assert_eq!(slots.number(16_383), slots.number(5460));
-        assert_eq!(slots.owners().len(), 2);
-        let address = NodeAddress::read("[::1]:7005", "asked").map(|it| it.to_string());
-        assert_eq!(address.as_deref(), Some("::1:7005"));
+        let slots = SlotMap::read(&reply, "asked");
+        let owner = |slot| slots.as_ref()?.owner(slot).map(ToString::to_string);
+        for (slot, expected) in [
+            (0, Some("10.0.0.1:7000")),
+            (5461, Some("asked:7001")),
+            (10_923, None),
+            (16_382, None),
+            (16_383, Some("10.0.0.1:7000")),
+        ] {
+            assert_eq!(owner(slot).as_deref(), expected, "{slot}");
+        }
+        assert_eq!(slots.map(|slots| slots.owners.len()), Some(2));
+        for range in [range(0, 16_384, "a", 1), range(7, 3, "a", 1), Value::Nil] {
+            assert!(SlotMap::read(&Value::Array(vec![range]), "asked").is_none());
+        }
     }
 
     #[test]
-    fn a_reply_of_another_form_is_refused() {
-        for reply in [
-            Value::Nil,
-            Value::Array(vec![]),
-            Value::Array(vec![Value::Int(3)]),
-            Value::Array(vec![range(0, 16_384, vec![node("a", 1)])]),
-            Value::Array(vec![range(7, 3, vec![node("a", 1)])]),
-            Value::Array(vec![range(0, 3, vec![])]),
+    fn an_address_is_read() {
+        for (text, expected) in [
+            ("[::1]:7005", Some("::1:7005")),
+            (":7005", Some("asked:7005")),
+            ("host", None),
+            ("host:port", None),
+            (":70000", None),
         ] {
-            assert!(SlotMap::read(&reply, "asked").is_none(), "{reply:?}");
-        }
-        for text in ["", "host", "host:port", ":70000"] {
-            assert_eq!(NodeAddress::read(text, "asked"), None, "{text}");
+            let address = NodeAddress::read(text, "asked").map(|it| it.to_string());
+            assert_eq!(address.as_deref(), expected, "{text}");
         }
     }
 }
