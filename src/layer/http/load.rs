@@ -15,7 +15,7 @@ use tracing::debug;
 
 use super::{
     CachedResponse, CallResult, Http, InnerHttp, ResponseBody, asked,
-    body::shared::{BodyLimits, Missed, NotCollected, Reader, SharedBody},
+    body::shared::{BodyLimits, Collector, Missed, NotCollected, Reader, SharedBody},
     cached::ResponseHead,
     fields::content_length,
     marks::Whose,
@@ -147,8 +147,9 @@ impl ResponseLoad {
         let variant = self.place.variant(&parts.headers, request, limit);
         match (self.classify(&parts, &body), variant) {
             (ResponseClass::Shareable(freshness), Some(variant)) => {
-                let streamed = self.announce::<S, B>(parts, body, freshness, variant, exchange);
-                self.collect(&streamed).await
+                let (streamed, collector) =
+                    self.announce::<S, B>(parts, body, freshness, variant, exchange);
+                self.collect(&streamed, collector).await
             }
             (class, _) => Ok(self.land_alone::<S, B>(class, parts, body, exchange).await),
         }
@@ -202,15 +203,16 @@ impl ResponseLoad {
         freshness: Freshness,
         variant: Option<Variant>,
         exchange: LedExchange<S, B>,
-    ) -> Arc<StreamedResponse> {
+    ) -> (Arc<StreamedResponse>, Collector) {
         let (settings, lead, sent) = (&self.http.0, &self.lead, &self.sent);
         // The longest lifetime begins with the head, as the response's own does.
         let freshness = freshness.capped(settings.cache.ttl());
         let announced = content_length(&parts.headers).unwrap_or_default();
         let forward = Forward::of(self.place.is_variant(), lead.replaces());
+        let (body, collector) = SharedBody::new(body, announced, self.http.body_limits());
         let streamed = Arc::new(StreamedResponse {
             head: ResponseHead::new(&parts, freshness.age, freshness.stale.only_validates()),
-            body: SharedBody::new(body, announced, self.http.body_limits()),
+            body,
             variant,
             forward: forward.clone(),
             received: Instant::now(),
@@ -227,7 +229,7 @@ impl ResponseLoad {
         let groups = self.http.groups(origin.as_deref(), &parts.headers);
         groups.into_iter().for_each(|group| lead.tag(group));
         lead.announce(streamed.clone());
-        streamed
+        (streamed, collector)
     }
 
     /// Collects a response that its callers read meanwhile, and keeps it. Returns what its flight
@@ -235,9 +237,10 @@ impl ResponseLoad {
     async fn collect(
         &self,
         streamed: &StreamedResponse,
+        collector: Collector,
     ) -> Result<Produced<CachedResponse>, Error> {
         let (http, lead) = (&self.http, &self.lead);
-        match (streamed.collect().await, &streamed.variant) {
+        match (streamed.collect(collector).await, &streamed.variant) {
             (Ok((response, freshness)), None) => {
                 freshness.keep(lead);
                 Ok(Produced::Value(response.into()))
@@ -331,8 +334,11 @@ impl StreamedResponse {
     }
 
     /// Collects the body within its limits. The lifetime of the response began with its head.
-    async fn collect(&self) -> Result<(CachedResponse, Freshness), NotCollected> {
-        let bytes = self.body.collect().await?;
+    async fn collect(
+        &self,
+        collector: Collector,
+    ) -> Result<(CachedResponse, Freshness), NotCollected> {
+        let bytes = collector.collect().await?;
         let (took, late) = (self.received.elapsed(), self.late().unwrap_or_default());
         let lifetime = self.freshness.lifetime.saturating_sub(took);
         let response = CachedResponse::new(self.head.later(took, late), bytes);
