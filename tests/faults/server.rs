@@ -160,6 +160,21 @@ multi! {
         scene.end_within(SLOWEST + LOOKS).await;
     }
 
+    /// The connection for pushes may be back later than the one for commands. A caller that waits
+    /// for another process looks then.
+    async fn requests_survive_a_password_that_is_changed_and_changed_back() {
+        let scene = Scene::begin("password", &["--requirepass", "secret"]).await;
+        let mut raw = scene.server.raw().await;
+        scene.load.event("password");
+        raw.config_set("requirepass", "other").await;
+        for kind in ["normal", "pubsub"] {
+            raw.run::<()>(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await;
+        }
+        scene.load.answers(A_WHILE).await;
+        raw.config_set("requirepass", "secret").await;
+        assert!(scene.end_within(SLOWEST + LOOKS).await.count(Source::Degraded) > 0);
+    }
+
     /// There is still one load for a key, because the waiters poll.
     async fn a_user_that_may_not_subscribe_is_served() {
         without("-subscribe").await;
@@ -170,6 +185,15 @@ multi! {
         without("-publish").await;
     }
 
+    async fn requests_survive_a_server_that_becomes_a_replica_for_a_while() {
+        let scene = Scene::begin("read-only", &[]).await;
+        let mut raw = scene.server.raw().await;
+        scene.load.event("replica");
+        raw.run::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
+        scene.load.answers(A_WHILE).await;
+        raw.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+        assert!(scene.end().await.count(Source::Degraded) > 0);
+    }
 }
 
 async fn user(raw: &mut Raw, rights: &[&str]) {
