@@ -1,5 +1,5 @@
 //! Histories written by hand: a good one, and one that breaks each rule that no backend of
-//! `schedules` breaks.
+//! `schedules` breaks. Those of loads, fences and invalidations are here as well.
 
 use super::{
     checker::{Rule, check},
@@ -128,6 +128,88 @@ fn a_load_that_is_read_and_invalidated_breaks_no_rule() {
         .stored(2, 30, 151, 152)
         .read(1, later, Source::Shared, 132, 153);
     assert_eq!(written.breaks(), []);
+}
+
+#[test]
+fn two_loads_at_once_are_found() {
+    let one = || Written::default().load(1, 1, 10, 100, 110);
+    assert_eq!(one().load(2, 1, 11, 105, 108).breaks(), [Rule::OneLoad]);
+    assert_eq!(one().load(1, 2, 11, 105, 108).breaks(), [Rule::OneLoad]);
+    assert_eq!(one().load(2, 1, 11, 110, 120).breaks(), []);
+}
+
+#[test]
+fn two_loads_at_once_with_an_excuse_are_accepted() {
+    let written = Written::default().load(1, 1, 10, 100, 110).load(2, 1, 12, 105, 108);
+    assert_eq!(written.invalidated(3, 7, 11, 101, 103).breaks(), []);
+    let unknown = Written::default().load(1, 1, 10, 100, 110).load(2, 1, 12, 105, 108);
+    assert_eq!(unknown.asked(3, 7, 90).breaks(), []);
+    let lost = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
+    assert_eq!(lost.breaks(), [Rule::OneLoad]);
+    assert_eq!(lost.line(1, 203, Event::LoadLost { number: 1 }).breaks(), []);
+    let late = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
+    assert_eq!(late.line(1, 280, Event::LoadLost { number: 1 }).breaks(), [Rule::OneLoad]);
+    let suspended = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
+    assert_eq!(suspended.line(1, 250, Event::Paused { from: 110_000 }).breaks(), []);
+    let mut evicted = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
+    evicted.0.evicted.push((Family::Cache, "k1".to_owned(), 150_000, 151_000));
+    assert_eq!(evicted.breaks(), [Rule::OneLoad]);
+    evicted.0.evicted.push((Family::Cache, KEY.to_owned(), 150_000, 151_000));
+    assert_eq!(evicted.breaks(), []);
+    let mut killed = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
+    killed.0.killed.push((1, 150_000, 151_000));
+    assert_eq!(killed.breaks(), []);
+}
+
+#[test]
+fn an_older_value_over_a_newer_one_is_found() {
+    let over = plain().load(2, 1, 20, 300, 310).stored(1, 10, 320, 321);
+    assert_eq!(over.breaks(), [Rule::StoreGoesOn]);
+}
+
+#[test]
+fn a_read_that_goes_back_is_found() {
+    let newer = value(2, 1, 300_000);
+    let back = plain().load(2, 1, 20, 300, 310).stored(2, 20, 311, 312).read(
+        3,
+        newer,
+        Source::Shared,
+        313,
+        314,
+    );
+    let older = value(1, 1, 100_000);
+    assert_eq!(back.read(4, older, Source::Shared, 315, 316).breaks(), [Rule::NeverBack]);
+    // The newer value was not to be stored.
+    let unstored = plain()
+        .load(2, 1, 20, 300, 310)
+        .line(2, 310, Event::LoadUnstored { number: 1 })
+        .read(3, newer, Source::Shared, 313, 314)
+        .read(4, older, Source::Shared, 315, 316);
+    assert_eq!(unstored.breaks(), []);
+    // A refresh kept it from the store.
+    let superseded = plain()
+        .load(2, 1, 20, 300, 310)
+        .line(4, 312, Event::Superseded { key: KEY.to_owned(), fence: 21, sent: 311 })
+        .read(3, newer, Source::Shared, 313, 314)
+        .read(4, older, Source::Shared, 315, 316);
+    assert_eq!(superseded.breaks(), []);
+}
+
+#[test]
+fn a_read_of_a_value_loaded_before_an_invalidation_is_found() {
+    let older = value(1, 1, 100_000);
+    let served = plain().invalidated(3, 7, 20, 130, 140).read(4, older, Source::Shared, 141, 142);
+    assert_eq!(served.breaks(), [Rule::NotBeforeWrite]);
+    // The rule also holds when no fence was recorded.
+    let served =
+        plain().asked(3, 7, 130).answered(3, 7, 140).read(4, older, Source::Shared, 141, 142);
+    assert_eq!(served.breaks(), [Rule::NotBeforeWrite]);
+    // A read that was asked for before the invalidation returned may get the old value.
+    let served = plain().invalidated(3, 7, 20, 130, 140).read(4, older, Source::Shared, 139, 142);
+    assert_eq!(served.breaks(), []);
+    // An invalidation that failed promises nothing.
+    let served = plain().asked(3, 7, 130).read(4, older, Source::Shared, 141, 142);
+    assert_eq!(served.breaks(), []);
 }
 
 #[test]
