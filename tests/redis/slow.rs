@@ -4,7 +4,7 @@ use std::{convert::Infallible, sync::atomic::Ordering, time::Duration};
 
 use bellwether::{
     Cache, Error, Locks, RedisBackend,
-    backend::{Change, Leases, Store},
+    backend::{Change, Edit, Leases, Store},
     cache::Source,
 };
 use futures_util::future::join_all;
@@ -106,7 +106,7 @@ async fn pushes_that_take_long_are_no_silence() {
         let heard: usize = raw.run(&["PUBLISH", &name.suffixed("c"), &text]).await;
         assert_eq!(heard, 1);
     }
-    let fence = testkit::open(server.url()).invalidate(&name, LIMIT).await.unwrap();
+    let fence = testkit::open(server.url()).edit(&name, &Edit::Invalidate, LIMIT).await.unwrap();
     let last = async { while changes.next().await != Change::Invalidated(fence) {} };
     timeout(LIMIT, last).await.expect("the push is lost");
     assert_eq!(connections(), before);
