@@ -34,6 +34,7 @@ use super::{
     run::{Run, RunStart},
 };
 use crate::{
+    backend::Edit,
     error::{BoxError, Error},
     flight::{self, Abandoned, Group, Joined, Leader, Limits},
     key::Key,
@@ -121,7 +122,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let Self { core, key, own } = self;
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         // First, so that each load that began before this call is beaten.
-        let burnt = core.change(&key, core.store.supersede(&name, life)).await?;
+        let burnt = core.change(&key, core.store.edit(&name, &Edit::Supersede, life)).await?;
         let Some(Joined { mut follower, leader }) = core.refreshes.begin_anew(&key) else {
             return Err(Error::shut_down());
         };

@@ -20,7 +20,7 @@ use super::{
 #[cfg(feature = "http")]
 use crate::backend::Tagged;
 use crate::{
-    backend::Entry,
+    backend::{Edit, Entry},
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused},
     key::{Family, Key, Name},
@@ -79,7 +79,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let entry = Entry::value(core.tag, Duration::ZERO, payload).with_windows(windows);
         let entry = core.tagged(entry, core.begin_tags(options).await)?;
-        let fence = core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
+        let put = Edit::Put(entry, windows.kept());
+        let fence = core.change(&key, core.store.edit(&name, &put, life)).await?;
         core.refreshes.note(EntryNote::Stored, &name, fence, Duration::MAX);
         Ok(fence)
     }
@@ -105,16 +106,16 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 core.judge(&key, &mut stored).await;
                 let is_current = |entry: &Entry| !entry.has_ended();
                 if !stored?.as_ref().is_some_and(is_current) {
-                    return Ok(None);
+                    return Ok(0);
                 }
             }
-            core.store.touch(&name, windows, life).await
+            core.store.edit(&name, &Edit::Touch(windows), life).await
         };
-        let touched = core.change(&key, touch).await?;
-        if let Some(fence) = touched {
+        let fence = core.change(&key, touch).await?;
+        if fence > 0 {
             core.refreshes.note(EntryNote::Stored, &name, fence, Duration::MAX);
         }
-        Ok(touched.is_some())
+        Ok(fence > 0)
     }
 
     /// Returns the value of the key and its source, as

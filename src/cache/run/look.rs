@@ -142,9 +142,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         // The claims of a cache have no queue at the backend.
         claim.waits = false;
         claim.listens = self.start != RunStart::Behind;
-        let (janitor, retry) = (core.engine.janitor(), settings.retry.as_ref());
-        let mut waiting = Waiting::new(janitor, claim.clone(), retry, options.wait_limit);
-        let acquisition = Acquisition::new(janitor.clone(), claim);
+        let mut waiting = Waiting::new(settings.retry.as_ref(), options.wait_limit, Instant::now());
+        let acquisition = core.engine.acquisition(claim);
         let (epoch, fence) = (Epoch::END, 0);
         let mut claiming = Claiming { run: self, held, acquisition, seen, epoch, fence };
         let Break(step) = claiming.settle(&mut waiting).await;
@@ -176,10 +175,10 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     async fn settle(&mut self, waiting: &mut Waiting<'_>) -> ClaimFlow<V, Infallible> {
         let mut is_last = false;
         loop {
-            let Some(remaining) = self.ask(waiting, is_last).await? else { continue };
+            let Some(remaining) = self.ask(is_last).await? else { continue };
             let woken = tokio::select! {
                 // In a box, so that a claim that need not wait stays small.
-                woken = Box::pin(waiting.after(Some(remaining))) => woken,
+                woken = Box::pin(waiting.after(&mut self.acquisition, Some(remaining))) => woken,
                 () = self.run.asked.shard.breaker.opened() => {
                     debug!("nothing can be pushed any more");
                     return Break(self.run.away(self.held));
@@ -195,11 +194,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
 
     /// Asks once. Returns for how long another holder is in the way, unless it can ask again at
     /// once.
-    async fn ask(
-        &mut self,
-        waiting: &mut Waiting<'_>,
-        is_last: bool,
-    ) -> ClaimFlow<V, Option<Duration>> {
+    async fn ask(&mut self, is_last: bool) -> ClaimFlow<V, Option<Duration>> {
         let (run, core, shard) = (self.run, &self.run.asked.core, &self.run.asked.shard);
         if let Err(error) = run.permit(self.held).await {
             return Break(run.look_instead(error).await.into());
@@ -212,8 +207,6 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             self.probe();
             return Break(run.away(self.held));
         }
-        // Another process is likely to load. A second claim would read its entry out of turn.
-        waiting.listen();
         self.epoch = run.begin_epoch();
         let answer = self.ask_backend().await;
         drop(turn);
