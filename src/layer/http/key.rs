@@ -320,12 +320,8 @@ impl Query {
     /// is not: `utm_source=x;user=A` would share the key of requests without that user.
     fn ignores(&self, parameter: &str) -> bool {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        let is_ignored = self.ignored.iter().any(|ignored| match ignored.strip_suffix('*') {
-            Some(beginning) => name.starts_with(beginning),
-            None => name == ignored,
-        });
         // In a name, a `+` is a space.
-        is_ignored
+        uri::is_named(&self.ignored, name.as_bytes())
             && !name.contains('+')
             && !value.contains('=')
             && !uri::may_hold_another(parameter.as_bytes())

@@ -11,7 +11,7 @@ use super::{
     marks::Marks,
     requests::RequestRules,
     responses::{freshness::StaleRules, unavailable::UNAVAILABLE},
-    share::error_response,
+    service::error_response,
     variants::Variants,
 };
 use crate::{
@@ -314,8 +314,7 @@ impl BellwetherLayer<Http> {
     /// An uncacheable response goes to its caller untouched, and streams. All waiters, in every
     /// process, send their own requests in parallel. So do later callers, for the
     /// [`uncacheable_ttl`](crate::cache::Builder::uncacheable_ttl) of the cache, 10 s by default.
-    /// Each uncacheable response extends this, and the first one whose headers allow sharing ends
-    /// it.
+    /// The first response whose headers allow sharing ends this.
     ///
     /// A `4xx` or `5xx` goes to its caller alone, and its waiters send their own requests. The next
     /// section has the exceptions. But the key never becomes uncacheable by it.
@@ -511,8 +510,8 @@ impl BellwetherLayer<Http> {
     /// read another one is not ignored. Such a cookie has a `,`, a `&`, a space or another
     /// separator, plain or percent-encoded.
     pub fn ignore_cookies<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
-        let settings = self.settings();
-        names.into_iter().for_each(|name| settings.requests.ignored_cookies.add(name.as_ref()));
+        let names = names.into_iter().map(|name| name.as_ref().to_owned());
+        self.settings().requests.ignored_cookies.extend(names);
         self
     }
 

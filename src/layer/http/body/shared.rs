@@ -70,14 +70,6 @@ pub(crate) enum NotCollected {
     Broken(BodyError),
 }
 
-/// Why a caller cannot become a reader.
-pub(crate) enum Missed {
-    /// The first bytes are no longer kept.
-    Start,
-    /// The body broke off.
-    Broken,
-}
-
 /// The trailers of a body that is whole, or why it broke off.
 type BodyEnd = Result<Option<HeaderMap>, BodyError>;
 
@@ -156,11 +148,16 @@ impl SharedBody {
         (shared.clone(), Collector { body: shared, source: Some(source) })
     }
 
-    /// Returns a reader from the start on.
-    pub(crate) fn reader(self: &Arc<Self>, takes_trailers: bool) -> Result<Reader, Missed> {
+    /// Returns a reader from the start on, unless the first bytes are gone or the body broke off.
+    pub(crate) fn reader(self: &Arc<Self>, takes_trailers: bool) -> Option<Reader> {
         let number = lock(&self.state).join()?;
         let body = Arc::clone(self);
-        Ok(Reader { body, number, place: 0, until: None, takes_trailers, is_done: false })
+        Some(Reader { body, number, place: 0, until: None, takes_trailers, is_done: false })
+    }
+
+    /// Returns whether the body broke off.
+    pub(crate) fn is_broken(&self) -> bool {
+        matches!(lock(&self.state).end, Some(Err(_)))
     }
 
     /// Returns the next data for a reader at this place, or the end of the body.
@@ -367,15 +364,13 @@ impl Drop for Collector {
 
 impl State {
     /// Returns the number of a new reader, which reads from the start.
-    fn join(&mut self) -> Result<u64, Missed> {
-        match &self.end {
-            _ if self.is_left => return Err(Missed::Start),
-            Some(Err(_)) => return Err(Missed::Broken),
-            _ => {}
+    fn join(&mut self) -> Option<u64> {
+        if self.is_left || matches!(self.end, Some(Err(_))) {
+            return None;
         }
         self.joined += 1;
         self.readers.insert(self.joined, Reading::default());
-        Ok(self.joined)
+        Some(self.joined)
     }
 
     /// Returns the place of the first byte that is kept.
@@ -564,7 +559,7 @@ mod tests {
         for (length, until) in [(7, 1), (9, 0)] {
             let hinted = Hinted(Full::from(vec![7; length]));
             let (body, collector) = SharedBody::new(hinted, None, LIMITS);
-            let mut part = body.reader(false).unwrap_or_else(|_| unreachable!()).part(0..8);
+            let mut part = body.reader(false).unwrap().part(0..8);
             assert!(matches!(collector.collect().await, Err(NotCollected::Broken(_))), "{length}");
             let cx = &mut Context::from_waker(Waker::noop());
             for _ in 0..until {

@@ -22,14 +22,10 @@ use http::{
 use http_body::Body;
 
 pub(super) use self::freshness::Freshness;
-use self::freshness::{Lifetime, StaleWindows};
+use self::freshness::{Named, StaleWindows};
 use super::{
     Http,
-    fields::{
-        Contradiction, connection, content_length,
-        directives::{Controls, Directives, Scope, pragma},
-        vary,
-    },
+    fields::{Controls, Directives, Scope, connection, content_length, pragma, vary},
     key::{self, Query},
     policy::PolicyKind,
     question::Question,
@@ -81,7 +77,7 @@ impl ResponseClass {
 
 /// Returns whether a response announces a body that is not there.
 pub(super) fn lacks_body(headers: &HeaderMap, body: &impl Body) -> bool {
-    let is_announced = content_length(headers).is_ok_and(|length| length.is_some_and(|it| it > 0));
+    let is_announced = content_length(headers).flatten().is_some_and(|length| length > 0);
     is_announced && (body.is_end_stream() || body.size_hint().exact() == Some(0))
 }
 
@@ -109,9 +105,8 @@ impl Http {
         body: &impl Body,
     ) -> ResponseClass {
         let (headers, most) = (&parts.headers, self.body_size_limit());
-        let length = || match content_length(headers) {
-            Ok(length) => length.is_none_or(|length| length <= most),
-            Err(Contradiction) => false,
+        let length = || {
+            content_length(headers).is_some_and(|length| length.is_none_or(|length| length <= most))
         };
         let is_readable = || connection(headers).is_some() && length() && !endless(headers);
         if body.size_hint().lower() <= most
@@ -235,12 +230,12 @@ impl Http {
             // It forbids sharing, even next to a larger `s-maxage`.
             return None;
         }
-        match freshness::named(controls, headers, received) {
-            Lifetime::Named(lifetime) => Some(lifetime),
+        match freshness::named(controls, headers) {
+            Some(Named::For(lifetime)) => Some(lifetime),
             // The clock may be wrong.
-            Lifetime::Until(_) if is_careful => None,
-            Lifetime::Until(lifetime) => Some(lifetime),
-            Lifetime::Silent => self.unnamed_lifetime(parts, &controls.directives, received),
+            Some(Named::Until(_)) if is_careful => None,
+            Some(Named::Until(end)) => Some(end.duration_since(received).unwrap_or_default()),
+            None => self.unnamed_lifetime(parts, &controls.directives, received),
         }
     }
 
