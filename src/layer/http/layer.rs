@@ -213,9 +213,10 @@ impl BellwetherLayer<Http> {
     ///
     /// # Conditions and ranges
     ///
-    /// A shared response answers `HEAD`, `If-None-Match`, `If-Modified-Since`, `If-Match`,
-    /// `If-Unmodified-Since`, `Range` and `If-Range` with a `200`, `206`, `304`, `412` or `416`, by
-    /// RFC 9110. Several ranges in one request are answered with the whole body.
+    /// A shared response answers `HEAD`, `If-None-Match`, `If-Modified-Since`, `Range` and
+    /// `If-Range` with a `200`, `206`, `304` or `416`, by RFC 9110. Several ranges in one request
+    /// are answered with the whole body, and so is a range while the body arrives. A request with
+    /// `If-Match` or `If-Unmodified-Since` passes.
     ///
     /// If nothing is stored, the service receives a `GET` without conditions and ranges, and its
     /// one response answers all callers. A response that turns out to be uncacheable goes to its

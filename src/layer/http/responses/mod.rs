@@ -126,16 +126,14 @@ impl Http {
     /// Returns whether no field of a response ties it to its caller.
     fn is_impersonal(&self, headers: &HeaderMap) -> bool {
         let is_careful = self.0.policy.kind == PolicyKind::Careful;
+        // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
+        let Some(names) = vary(headers) else { return false };
         !PERSONAL.iter().any(|name| headers.contains_key(name))
-            && self.is_selectable(headers)
-            && !depends_on_origin(headers)
-            && !depends_on_encoding(headers)
+            && (names.is_empty() || !self.0.policy.coalesces)
+            && (names.contains(&ORIGIN) || !is_for_one_origin(headers))
+            // Some clients cannot read the encoding.
+            && (names.contains(&ACCEPT_ENCODING) || !headers.contains_key(CONTENT_ENCODING))
             && !(is_careful && (pragma(headers) || headers.contains_key(CONTENT_RANGE)))
-    }
-
-    /// Returns whether requests can tell if they select a response (RFC 9111, section 4.1).
-    fn is_selectable(&self, headers: &HeaderMap) -> bool {
-        vary(headers).is_some_and(|names| names.is_empty() || !self.0.policy.coalesces)
     }
 
     /// Returns `None` if the response must not be shared, or only while it is validated.
@@ -265,23 +263,10 @@ fn is_heuristically_cacheable(status: StatusCode) -> bool {
     matches!(status.as_u16(), 200 | 203 | 204 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
 }
 
-/// Returns whether a response is for the web pages of one origin, and its `Vary` does not say so.
-fn depends_on_origin(headers: &HeaderMap) -> bool {
+/// Returns whether a response is for the web pages of one origin.
+fn is_for_one_origin(headers: &HeaderMap) -> bool {
     let mut origins = headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
-    let is_for_one = origins.any(|origin| origin != "*");
-    (is_for_one || headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS))
-        && !varies(headers, &ORIGIN)
-}
-
-/// Returns whether a body has an encoding that some clients cannot read, and its `Vary` does not
-/// say so.
-fn depends_on_encoding(headers: &HeaderMap) -> bool {
-    headers.contains_key(CONTENT_ENCODING) && !varies(headers, &ACCEPT_ENCODING)
-}
-
-/// Returns whether the `Vary` of a response names a header.
-fn varies(headers: &HeaderMap, name: &HeaderName) -> bool {
-    vary(headers).is_some_and(|names| names.contains(name))
+    origins.any(|origin| origin != "*") || headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS)
 }
 
 /// Returns whether the content type is one of streams without an end.
