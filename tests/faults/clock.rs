@@ -6,10 +6,7 @@
 
 use std::time::Duration;
 
-use bellwether::{
-    BoxError, Cache, ErrorKind, Locks,
-    cache::{AfterFailure, Lead, Source},
-};
+use bellwether::{Cache, Locks, cache::Source};
 use testkit::{LIMIT, Raw, RedisServer, comes_true};
 use tokio::time::{Instant, timeout};
 

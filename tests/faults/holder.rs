@@ -1,13 +1,13 @@
 //! A process whose clock is set in the middle of its load.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
 use bellwether::cache::Source;
 use testkit::{LIMIT, RedisServer, eventually};
 use tokio::time::Instant;
 
 use super::{
-    MS, gated, patient, turn, value,
+    MS, patient, turn, value,
     worker::{FakeClock, Worker},
 };
 

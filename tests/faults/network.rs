@@ -1,6 +1,6 @@
 //! A network under load that swallows, refuses and cuts.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::time::Duration;
 
 use bellwether::{Cache, cache::Source};
 use testkit::{

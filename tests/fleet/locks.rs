@@ -5,7 +5,6 @@ use std::{collections::HashMap, time::Duration};
 use testkit::{
     LIMIT, RedisServer, comes_true, handover_life,
     primitives::{self, PAIRS},
-    queue_entry_life,
 };
 
 use super::{

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use testkit::RedisServer;
 
 use super::{
-    fleet::{Fleet, Played},
+    fleet::Fleet,
     protocol::{Load, Round, Setup},
-    worker::PLANNED_PANIC,
 };
 
 const PROCESSES: usize = 8;

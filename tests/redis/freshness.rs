@@ -10,7 +10,7 @@ use std::{
 
 use bellwether::{
     BoxError, Cache,
-    cache::{Builder, EarlyRefresh, Lead, Source},
+    cache::{Builder, EarlyRefresh, Source},
 };
 use testkit::{LIMIT, RedisServer, comes_true};
 

@@ -18,10 +18,7 @@ use bellwether::{
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use testkit::{LIMIT, RedisServer, comes_true};
-use tokio::{
-    sync::{RwLock, mpsc},
-    time::sleep,
-};
+use tokio::{sync::RwLock, time::sleep};
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 const DELAY: Duration = Duration::from_millis(100);

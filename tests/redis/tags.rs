@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use bellwether::{
     BoxError, Cache, RedisBackend,
-    cache::{Lead, LocalTier, Source},
+    cache::{Lead, LocalTier},
 };
 use testkit::{
-    Call, Cluster, LIMIT, RedisServer, comes_true, open,
+    Call, LIMIT, RedisServer, comes_true, open,
     proxy::{Mode, Proxy},
 };
 use tokio::time::{Instant, sleep};

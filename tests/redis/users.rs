@@ -1,16 +1,10 @@
 //! The scenarios of two users, whose processes share a server.
 
-use std::{
-    process::Stdio,
-    time::{Duration, SystemTime},
-};
-
 use bellwether::{Cache, RedisBackend, http_cache, layer::CachedResponse, lease::Retry};
 use futures_util::{StreamExt, stream};
 use testkit::{LIMIT, RedisServer};
-use tokio::{process::Command, time::sleep};
 
-use crate::scenarios::{Order, Scenario, scenarios, shared_scenarios};
+use crate::scenarios::{scenarios, shared_scenarios};
 
 /// How many scenarios run at once.
 const AT_ONCE: usize = 16;

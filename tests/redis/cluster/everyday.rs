@@ -1,13 +1,9 @@
 //! Several healthy nodes.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::time::Duration;
 
 use bellwether::{
-    Cache, ErrorKind, Locks, RedisBackend,
+    ErrorKind, Locks, RedisBackend,
     backend::{Acquired, Change, Leases, Renewal},
 };
 use futures_util::future::join_all;

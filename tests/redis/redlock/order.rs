@@ -6,14 +6,12 @@ use std::{
 };
 
 use bellwether::{
-    MemoryBackend, RedisBackend, Redlock,
+    MemoryBackend, Redlock,
     backend::{Latches, Store},
     error::BackendError,
     lock::Mutex as Lock,
 };
-use futures_util::future::join_all;
 use testkit::{
-    RedisServer,
     faulty::Fault,
     interceptor::{Answer, Hook, Interceptor, Operation},
 };

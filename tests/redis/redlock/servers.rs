@@ -8,10 +8,7 @@ use std::{
 
 use bellwether::{ErrorKind, RedisBackend, Redlock, lock::MutexGuard};
 use futures_util::future::join_all;
-use testkit::{
-    LIMIT, RedisServer, comes_true, eventually,
-    proxy::{Fault, Proxy, Request},
-};
+use testkit::{LIMIT, RedisServer, comes_true, eventually};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
