@@ -369,7 +369,7 @@ fn two_holders_of_a_lock_are_found() {
         assert_eq!(to_the_end.breaks(), Vec::from_iter(rule), "{what}");
         let late = both().line(1, 290, Event::LockLost { hold: 1 });
         assert_eq!(late.breaks(), Vec::from_iter(rule), "{what}: the loss was reported too late");
-        let after = Written(first_held.0).held(second.0, 2, second.1.max(first.1), 301, 310);
+        let after = Written(first_held.0).held(second.0, 2, second.1, 301, 310);
         assert_eq!(after.breaks(), [], "{what}");
     }
 }
