@@ -1,9 +1,9 @@
-//! The backends, and the traits that they implement.
+//! The backends: [`MemoryBackend`] in this process, and `RedisBackend` in a Redis or Valkey server,
+//! for a fleet.
 //!
-//! There are three traits. [`Leases`] is the right to act on a name for a limited time,
-//! [`Store`] adds entries, and [`Latches`] adds latches. [`MemoryBackend`] keeps them in this
-//! process, `RedisBackend` keeps them in a Redis or Valkey server, for a fleet. One conformance
-//! suite runs against all backends.
+//! They implement three traits. `Leases` is the right to act on a name for a limited time, `Store`
+//! adds entries, and `Latches` adds latches. One conformance suite runs against all backends. The
+//! traits are hidden here, because any version may change them.
 //!
 //! # Allowed failures
 //!
@@ -23,8 +23,8 @@
 //! time-out on what it waits for.
 //!
 //! Every operation may be sent twice. The second one does nothing that the first one did not do,
-//! with two exceptions. [`Store::put`] and [`Store::invalidate`] are one more write of the same.
-//! [`Leases::clear`] and [`Latches::clear_latch`] end what has come to stand there in between.
+//! with two exceptions. `Store::put` and `Store::invalidate` are one more write of the same.
+//! `Leases::clear` and `Latches::clear_latch` end what has come to stand there in between.
 
 mod change;
 pub(crate) mod channels;
@@ -54,21 +54,21 @@ use crate::{
 pub use self::redis::{
     Credentials, RedisBackend, RedisBackendBuilder, Replicas, SentinelMaster, failover,
 };
+pub use self::{claim::SemaphoreKind, inspect::Holding, memory::MemoryBackend};
+
+// The traits, and what they speak of. They are no promise: any version may change them.
+#[doc(hidden)]
 pub use self::{
     change::{Announcement, BackOff, Change, Failure, Handover},
     channels::{Changes, Channels},
-    claim::{Claim, Grant, Kept, Mode, Occupied, Owner, Renewal, SemaphoreKind},
+    claim::{Claim, Grant, Kept, Mode, Occupied, Owner, Renewal},
     entry::{Entry, EntryKind, Undecodable, Windows},
-    inspect::Holding,
     latches::{Countdown, Latches},
     mark::{Mark, Marked, Tick, TickStep},
-    memory::MemoryBackend,
     store::{Claimed, Committed, EntryAnswers, Store},
     tags::{TagEnd, TagEnds, Tagged},
+    tap::Tap,
 };
-
-#[doc(hidden)]
-pub use self::tap::Tap;
 
 pub(crate) use self::{
     claim::{HANDOVER_LIFE, Need},
@@ -89,6 +89,7 @@ pub(crate) const RENEWAL_BATCH: usize = 100;
 ///
 /// Every future may be dropped at any point. Whether its operation happened is unknown then, and
 /// the caller undoes it.
+#[doc(hidden)]
 #[async_trait]
 pub trait Leases: Send + Sync + 'static {
     /// Grants the lease if it is free for a claim of its mode. Grants it again, with the same
@@ -243,6 +244,7 @@ pub trait Leases: Send + Sync + 'static {
 /// The answer to [`Leases::acquire`].
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub enum Acquired {
     /// The lease is held now.
     Granted(Grant),

@@ -36,7 +36,7 @@ pub enum WhyAlone {
     Unanswered,
     /// The wait for another process ended, by the wait limit or the retry strategy.
     WaitOver,
-    /// The key is remembered as [uncacheable](super::Builder::uncacheable_ttl).
+    /// The key is remembered as uncacheable.
     Uncacheable,
     /// The cache is shut down.
     ShutDown,

@@ -283,7 +283,7 @@ impl Scripts {
         name: &Name,
         life: Duration,
     ) -> Result<u64, BackendError> {
-        let [before, after] = name.neighbours();
+        let [before, after] = [u16::MAX, 1].map(|schema| name.clone().with_schema(schema).entry());
         let [lease, fence, channel, failure, spare] =
             ["l", "f", "c", "b", "t"].map(|suffix| name.suffixed(suffix));
         let keys = [lease, fence, name.entry(), channel, failure, before, after, spare];

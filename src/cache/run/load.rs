@@ -15,12 +15,13 @@ use crate::{
         AfterFailure, Lead, Loaded, Source,
         breaker::{Outage, RequestKind},
         core::Permit,
-        failures::{self, whole_millis},
+        failures::whole_millis,
         lead::Keeping,
         loader::{self, Produced},
         local::Fill,
         outcome::{Alone, Head, Made, Outcome, Record, cut_off},
         refresh::QuietEntry,
+        settings::UNCACHEABLE_LIFE,
     },
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     flight::Epoch,
@@ -298,7 +299,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
                     false => debug!(error = %Chain(&error), "{words}"),
                 }
                 core.counters.unstorable.add();
-                (Entry::uncacheable(cost), Windows::fresh(core.settings.uncacheable_ttl))
+                (Entry::uncacheable(cost), Windows::fresh(UNCACHEABLE_LIFE))
             }
         };
         let served = windows.fresh.saturating_add(windows.stale);
@@ -445,7 +446,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let AskedKey { core, name, .. } = &self.asked;
         let entry = Entry::uncacheable(self.begun.at.elapsed());
         let is_stored = !self.lead.keeping().do_not_store;
-        let ttl = is_stored.then_some(core.settings.uncacheable_ttl);
+        let ttl = is_stored.then_some(UNCACHEABLE_LIFE);
         let answer = self.try_commit(&entry, ttl).await;
         core.committed_local(name, self.guard.fence());
         if let Ok(Committed::Stored | Committed::Pushed) = answer {
@@ -501,8 +502,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         // An outage may have hidden the failures of this process from the others.
         let failed = failures.max(core.failures.failed_alone(key));
         let back_off = asked.back_off(&error, &lead, failed);
-        let codec = core.error_codec.as_deref();
-        let failure = failures::failure(codec, guard.fence(), &error, back_off);
+        let failure = core.failures.told(guard.fence(), &error, back_off);
         let told = core.store.fail(guard.claim(), &failure, back_off);
         let told = timeout(core.try_limit, told).await;
         if let Ok(Ok(_)) = told {
@@ -553,9 +553,9 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         Some(BackOff { wait, failures })
     }
 
-    /// Returns what follows an error by the settings of the cache or the request.
+    /// Returns what follows an error by the settings of the cache.
     pub(super) fn rule_after(&self, error: &Error) -> Option<AfterFailure> {
-        self.core.failures.policy(error).or(self.options().after_failure)
+        self.core.failures.policy(error).or(self.core.settings.after_failure)
     }
 
     /// Notes that the key backs off after this error, if it does, and returns the error with that.

@@ -19,7 +19,6 @@ use crate::{
         Loaded, Source,
         breaker::RequestKind,
         core::Decision,
-        failures,
         freshness::Rules,
         outcome::{Alone, Outcome},
         previous::Previous,
@@ -299,8 +298,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
                 None
             }
             Change::Failed(failure) if failure.fence() >= self.fence => {
-                let codec = core.error_codec.as_deref();
-                Some(Step::Land(FlightEnd::failed(failures::error(codec, failure))))
+                Some(Step::Land(FlightEnd::failed(core.failures.of_another(failure))))
             }
             _ => None,
         }
@@ -428,7 +426,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if let Some((previous, _)) = &self.held.previous {
             self.run.asked.leave_alone(previous.fence, back_off.wait);
         }
-        let error = failures::backing_off(core.error_codec.as_deref(), failure, back_off.wait);
+        let error = core.failures.backing_off(failure, back_off.wait);
         Step::Land(FlightEnd {
             outcome: Outcome::Failed(error),
             epoch: self.epoch,

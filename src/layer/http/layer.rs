@@ -15,7 +15,7 @@ use super::{
     variants::Variants,
 };
 use crate::{
-    cache::{AfterFailure, Cache},
+    cache::{AfterFailure, Cache, UNCACHEABLE_LIFE},
     error::Error,
     key::Key,
 };
@@ -342,8 +342,7 @@ impl BellwetherLayer<Http> {
     /// The headers mostly show at once that a response is uncacheable. Its caller then receives it
     /// untouched and streaming. All waiters, in every process, send their own requests in parallel.
     /// From then on the requests for this key do not wait for each other. Each uncacheable response
-    /// extends this by the [`uncacheable_ttl`](crate::cache::Builder::uncacheable_ttl) of the
-    /// cache, 10 s by default. The first response whose headers allow sharing ends it.
+    /// extends this by 10 s. The first response whose headers allow sharing ends it.
     ///
     /// A `4xx` or `5xx` goes to its caller alone, and its waiters send their own requests. The next
     /// section has the exceptions. But the key never becomes uncacheable by it. The service will
@@ -818,7 +817,7 @@ pub enum Overload {
 impl HttpSettings {
     fn new(cache: Cache<CachedResponse>) -> Self {
         Self {
-            marks: Arc::new(Marks::new(cache.uncacheable_ttl())),
+            marks: Arc::new(Marks::new(UNCACHEABLE_LIFE)),
             variants: Arc::new(Variants::new()),
             stale: StaleRules::of(&cache),
             unavailable: UNAVAILABLE,
