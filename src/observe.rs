@@ -216,12 +216,12 @@ const COUNTED_APART: usize = 16;
 
 /// A counter that threads count apart, so that none waits for the memory of another.
 #[derive(Default)]
-pub(crate) struct StripedCounter([AloneInLine; COUNTED_APART]);
+pub(crate) struct StripedCounter([CacheLine; COUNTED_APART]);
 
 /// Two lines, since a processor fetches them in pairs.
 #[derive(Default)]
 #[repr(align(128))]
-struct AloneInLine(Counter);
+struct CacheLine(Counter);
 
 impl StripedCounter {
     pub(crate) fn add(&self) {

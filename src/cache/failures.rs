@@ -120,7 +120,7 @@ pub(super) struct Failures {
     pub(super) policy: Option<Box<FailurePolicy>>,
     /// Without one, other processes get the text of an error.
     pub(super) codec: Option<ErrorCodec>,
-    alone: Mutex<LruCache<Key, FailedAlone>>,
+    here: Mutex<LruCache<Key, FailedHere>>,
     /// Limits the warnings of failed loads.
     pub(super) warned: Rarely,
 }
@@ -128,14 +128,14 @@ pub(super) struct Failures {
 pub(super) type FailurePolicy = dyn Fn(&Error) -> Option<AfterFailure> + Send + Sync;
 
 /// The last of some loads in a row that failed in this process without a lease.
-struct FailedAlone {
+struct FailedHere {
     error: Error,
     back_off: BackOff,
     /// Until when the key backs off.
     until: Instant,
 }
 
-impl FailedAlone {
+impl FailedHere {
     /// Returns whether it is forgotten: the key may load, and the next failure is the first.
     fn is_over(&self) -> bool {
         Instant::now() >= after(self.until, self.back_off.remembered())
@@ -147,8 +147,8 @@ const KEYS: usize = 1024;
 
 impl Default for Failures {
     fn default() -> Self {
-        let alone = Mutex::new(LruCache::unbounded());
-        Self { policy: None, codec: None, alone, warned: Rarely::default() }
+        let here = Mutex::new(LruCache::unbounded());
+        Self { policy: None, codec: None, here, warned: Rarely::default() }
     }
 }
 
@@ -159,43 +159,43 @@ impl Failures {
     }
 
     /// Returns the error of the last load without a lease, while the key backs off after it.
-    pub(super) fn backs_off_alone(&self, key: &Key) -> Option<Error> {
-        let mut alone = self.alone();
-        let failed = alone.get(key)?;
+    pub(super) fn backs_off_here(&self, key: &Key) -> Option<Error> {
+        let mut here = self.here();
+        let failed = here.get(key)?;
         let left = failed.until.checked_duration_since(Instant::now())?;
         (!left.is_zero()).then(|| failed.error.again_after(left))
     }
 
     /// Returns how many loads of a key have failed in a row without a lease.
-    pub(super) fn failed_alone(&self, key: &Key) -> u32 {
-        let mut alone = self.alone();
-        let failed = alone.get(key).filter(|failed| !failed.is_over());
+    pub(super) fn failed_here(&self, key: &Key) -> u32 {
+        let mut here = self.here();
+        let failed = here.get(key).filter(|failed| !failed.is_over());
         failed.map_or(0, |failed| failed.back_off.failures)
     }
 
     /// Notes a load that failed without a lease, or whose failure the backend may not know of.
-    pub(super) fn fail_alone(&self, key: &Key, error: &Error, back_off: BackOff) {
+    pub(super) fn fail_here(&self, key: &Key, error: &Error, back_off: BackOff) {
         let until = after(Instant::now(), back_off.wait);
-        let mut alone = self.alone();
-        alone.put(key.clone(), FailedAlone { error: error.clone(), back_off, until });
-        if alone.len() > KEYS {
-            alone.pop_lru();
+        let mut here = self.here();
+        here.put(key.clone(), FailedHere { error: error.clone(), back_off, until });
+        if here.len() > KEYS {
+            here.pop_lru();
         }
     }
 
     /// Forgets the failures of a key without a lease.
     pub(super) fn forget(&self, key: &Key) {
-        self.alone().pop(key);
+        self.here().pop(key);
     }
 
     /// Returns the failures without a lease. Those that were over before they were used again are
     /// forgotten.
-    fn alone(&self) -> MutexGuard<'_, LruCache<Key, FailedAlone>> {
-        let mut alone = lock(&self.alone);
-        while alone.peek_lru().is_some_and(|(_, failed)| failed.is_over()) {
-            alone.pop_lru();
+    fn here(&self) -> MutexGuard<'_, LruCache<Key, FailedHere>> {
+        let mut here = lock(&self.here);
+        while here.peek_lru().is_some_and(|(_, failed)| failed.is_over()) {
+            here.pop_lru();
         }
-        alone
+        here
     }
 
     /// Returns the failure of a load, as other processes are told of it.
@@ -308,9 +308,9 @@ mod tests {
     async fn failures_that_are_over_are_forgotten() {
         let failures = Failures::default();
         let back_off = BackOff { failures: 1, wait: 100 * MS };
-        failures.fail_alone(&Key::from("one"), &Error::load("away"), back_off);
-        assert!(failures.backs_off_alone(&Key::from("one")).is_some());
+        failures.fail_here(&Key::from("one"), &Error::load("away"), back_off);
+        assert!(failures.backs_off_here(&Key::from("one")).is_some());
         tokio::time::sleep(100 * MS + back_off.remembered()).await;
-        assert!(failures.alone().is_empty());
+        assert!(failures.here().is_empty());
     }
 }

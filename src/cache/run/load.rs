@@ -146,7 +146,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         let AskedKey { core, key, .. } = &self.asked;
-        if let Some(error) = core.failures.backs_off_alone(key) {
+        if let Some(error) = core.failures.backs_off_here(key) {
             core.counters.backed_off.add();
             return FlightEnd::failed(error);
         }
@@ -500,7 +500,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let Self { asked, lead, guard, failures, .. } = self;
         let AskedKey { core, key, .. } = &asked;
         // An outage may have hidden the failures of this process from the others.
-        let failed = failures.max(core.failures.failed_alone(key));
+        let failed = failures.max(core.failures.failed_here(key));
         let back_off = asked.back_off(&error, &lead, failed);
         let failure = core.failures.told(guard.fence(), &error, back_off);
         let told = core.store.fail(guard.claim(), &failure, back_off);
@@ -523,7 +523,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// Notes a load that failed without a lease. Returns the error for the callers.
     pub(super) fn fail_alone(&self, error: Error, lead: &Lead<V>) -> Error {
-        let failed = self.core.failures.failed_alone(&self.key);
+        let failed = self.core.failures.failed_here(&self.key);
         match self.back_off(&error, lead, failed) {
             Some(back_off) => self.fails_alone(error, back_off, lead),
             None => error,
@@ -532,7 +532,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
 
     fn fails_alone(&self, error: Error, back_off: BackOff, lead: &Lead<V>) -> Error {
         let error = self.backing_off(error, back_off, lead);
-        self.core.failures.fail_alone(&self.key, &error, back_off);
+        self.core.failures.fail_here(&self.key, &error, back_off);
         error
     }
 
