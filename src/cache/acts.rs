@@ -10,7 +10,7 @@ use hashbrown::DefaultHashBuilder;
 use tokio::time::sleep;
 
 use super::{Cache, Loaded, core::Decision, freshness::Rules, local::GREATEST_STALENESS};
-use crate::{error::Error, key::Key};
+use crate::{backend::Edit, error::Error, key::Key};
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Stores a value for as long as the cache keeps values. The value of a load that is under way
@@ -48,11 +48,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// If the future is dropped, the value may or may not be removed.
     pub async fn invalidate(&self, key: impl Into<Key>) -> Result<u64, Error> {
-        let (core, key) = (&self.core, key.into());
-        let name = core.name(&key)?;
-        core.invalidations.count(&key);
-        let burnt = core.store.invalidate(&name, core.settings.fence_life());
-        Ok(core.change(&key, burnt).await?)
+        self.end(key.into(), Edit::Invalidate).await
     }
 
     /// Makes a value stale. It is kept for the case that its load
@@ -88,10 +84,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn expire(&self, key: impl Into<Key>) -> Result<u64, Error> {
-        let (core, key) = (&self.core, key.into());
+        self.end(key.into(), Edit::Expire).await
+    }
+
+    async fn end(&self, key: Key, edit: Edit) -> Result<u64, Error> {
+        let core = &self.core;
         let name = core.name(&key)?;
         core.invalidations.count(&key);
-        let burnt = core.store.expire(&name, core.settings.fence_life());
+        let burnt = core.store.edit(&name, &edit, core.settings.fence_life());
         Ok(core.change(&key, burnt).await?)
     }
 
@@ -174,7 +174,6 @@ impl Invalidations {
     }
 
     /// Returns a number that each invalidation of the key makes greater.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     pub(super) fn so_far(&self, key: &Key) -> u64 {
         self.of(key).load(Ordering::Acquire)
     }

@@ -132,10 +132,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// As with [`get_or_load_many`](Self::get_or_load_many).
-    ///
-    /// # Examples
-    ///
-    /// [`get_or_load_many`](Self::get_or_load_many) has one.
     pub fn load_many<I, K, L, Fut, R, E>(
         &self,
         ids: impl IntoIterator<Item = I>,
@@ -243,10 +239,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// If the future is dropped, each value may or may not be stored.
-    ///
-    /// # Examples
-    ///
-    /// [`get_many`](Self::get_many) has one.
     pub async fn insert_many<K: Into<Key>>(
         &self,
         entries: impl IntoIterator<Item = (K, V)>,
@@ -266,10 +258,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// If the future is dropped, each value may or may not be removed.
-    ///
-    /// # Examples
-    ///
-    /// [`get_many`](Self::get_many) has one.
     pub async fn invalidate_many<K: Into<Key>>(
         &self,
         keys: impl IntoIterator<Item = K>,
@@ -520,7 +508,7 @@ where
             tokio::spawn(self.clone().load_together(all).in_current_span());
         }
         let value = value.await.unwrap_or_else(|_| Err(cut_off()))?;
-        Ok(loader::produced(&self.core, &lead, value))
+        Ok(Produced::Value(loader::made(&self.core, &lead, value)))
     }
 
     /// Loads the ids that wait when all keys of the call are decided.

@@ -11,6 +11,9 @@
 //!
 //! [`windows`] shows in plain words how long a value is served, and when it is refreshed.
 
+// Some parts are for the HTTP layer alone.
+#![cfg_attr(not(feature = "http"), allow(dead_code))]
+
 mod activity;
 mod acts;
 mod begin;
@@ -125,10 +128,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the namespace is not 1 to 64 letters,
     /// digits, `.`, `_` or `-`.
-    ///
-    /// # Examples
-    ///
-    /// The front page of the crate has one.
     pub fn new<B: Store>(backend: B, namespace: impl Into<String>) -> Result<Self, Error>
     where
         Json: Codec<V>,

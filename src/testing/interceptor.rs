@@ -11,9 +11,9 @@ use async_trait::async_trait;
 
 use crate::{
     backend::{
-        Acquired, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure, Grant,
-        Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store, TagEnd,
-        TagEnds, Tap, Tick, Windows,
+        Acquired, BackOff, Changes, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure,
+        Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store,
+        TagEnd, TagEnds, Tap, Tick,
     },
     error::{BackendError, BackendErrorKind},
     key::{Name, Namespace},
@@ -32,21 +32,21 @@ use crate::{
 ///
 /// /// Counts the writes.
 /// #[derive(Clone, Default)]
-/// struct Puts(Arc<AtomicUsize>);
+/// struct Edits(Arc<AtomicUsize>);
 ///
-/// impl<B: Store + Latches> Hook<B> for Puts {
+/// impl<B: Store + Latches> Hook<B> for Edits {
 ///     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
-///         self.0.fetch_add(usize::from(operation.op() == Op::Put), Ordering::SeqCst);
+///         self.0.fetch_add(usize::from(operation.op() == Op::Edit), Ordering::SeqCst);
 ///         operation.perform(backend).await
 ///     }
 /// }
 ///
 /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
 /// # runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
-/// let puts = Puts::default();
-/// let backend = Interceptor { inner: MemoryBackend::new(), hook: puts.clone() };
+/// let edits = Edits::default();
+/// let backend = Interceptor { inner: MemoryBackend::new(), hook: edits.clone() };
 /// Cache::<u64>::new(backend, "shop")?.insert("stock", &17).await?;
-/// assert_eq!(puts.0.load(Ordering::SeqCst), 1);
+/// assert_eq!(edits.0.load(Ordering::SeqCst), 1);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 pub trait Hook<B>: Clone + Send + Sync + 'static {
@@ -227,9 +227,8 @@ operations! {
         Release { claim: Claim = &Claim } -> bool = release(claim);
         /// Passes a lease on.
         Pass { from: Claim = &Claim, to: Claim = &Claim } -> Option<Grant> = pass(from, to);
-        /// Passes the lease of a [`Redlock`](crate::Redlock) on.
-        PassWithFence { from: Claim = &Claim, to: Claim = &Claim, fence: u64 = u64 } ->
-            Option<Grant> = pass_with_fence(from, to, *fence);
+        /// Gives the lease of a [`Redlock`](crate::Redlock) a fence.
+        SetFence { claim: Claim = &Claim, fence: u64 = u64 } -> bool = set_fence(claim, *fence);
         /// Marks the tick of a job.
         Mark { claim: Claim = &Claim, tick: Tick = Tick } -> Marked = mark(claim, *tick);
         /// Looks into a lock or a load.
@@ -274,21 +273,9 @@ operations! {
         Fail { claim: Claim = &Claim, failure: Failure = &Failure,
             back_off: Option<BackOff> = Option<BackOff> } -> bool =
             fail(claim, failure, *back_off);
-        /// Stores a value without a load.
-        Put { name: Name = &Name, entry: Entry = &Entry, ttl: Duration = Duration,
-            fence_life: Duration = Duration } -> u64 = put(name, entry, *ttl, *fence_life);
-        /// Sets how long an entry lasts.
-        Touch { name: Name = &Name, windows: Windows = Windows, fence_life: Duration = Duration } ->
-            Option<u64> = touch(name, *windows, *fence_life);
-        /// Ends the time to live of an entry.
-        Expire { name: Name = &Name, fence_life: Duration = Duration } -> u64 =
-            expire(name, *fence_life);
-        /// Ends the loads under way.
-        Supersede { name: Name = &Name, fence_life: Duration = Duration } -> u64 =
-            supersede(name, *fence_life);
-        /// Removes an entry.
-        Invalidate { name: Name = &Name, fence_life: Duration = Duration } -> u64 =
-            invalidate(name, *fence_life);
+        /// Changes an entry without a load.
+        Edit { name: Name = &Name, edit: Edit = &Edit, fence_life: Duration = Duration } -> u64 =
+            edit(name, edit, *fence_life);
         /// Reads the last number of the tags.
         TagNumber { tags: Name = &Name } -> u64 = tag_number(tags);
         /// Reads when tags ended.

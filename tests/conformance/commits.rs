@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use bellwether::backend::{Change, Claimed, Committed, Entry, EntryKind, Leases, Renewal, Store};
+use bellwether::backend::{
+    Change, Claimed, Committed, Edit, Entry, EntryKind, Leases, Renewal, Store,
+};
 use bytes::Bytes;
 
 use crate::harness::{
@@ -80,7 +82,7 @@ pub async fn a_commit_sent_twice_stores_once<H: FullHarness>(h: &H) {
     // The second commit neither prolonged the entry nor pushed anything.
     h.pass(TTL / 2).await;
     assert_eq!(read(&backend, &name).await, None);
-    let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
@@ -137,7 +139,7 @@ pub async fn a_hand_over_sent_twice_hands_over_once<H: FullHarness>(h: &H) {
         let outcome = backend.commit(&claim, &grant, &value("v"), None).await.unwrap();
         assert_eq!(outcome, Committed::Pushed);
     }
-    let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }

@@ -1,6 +1,6 @@
 //! A lease has one holder, for a limited time.
 
-use bellwether::backend::{Change, Claim, Leases, Renewal, SemaphoreKind, Store};
+use bellwether::backend::{Change, Claim, Edit, Leases, Renewal, SemaphoreKind, Store};
 
 use crate::harness::{
     FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, begun, claim, granted, held, listen, name,
@@ -147,7 +147,7 @@ pub async fn a_second_release_does_nothing<H: FullHarness>(h: &H) {
     assert!(backend.release(&first).await.unwrap());
     assert!(!backend.release(&first).await.unwrap());
     // The second release woke no waiter: the next push after the first wake is the invalidation.
-    let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Wake);
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }

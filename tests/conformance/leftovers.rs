@@ -1,7 +1,7 @@
 //! Only entries and fences stay when the work is done, and each has an end.
 
 use bellwether::{
-    backend::{Leases, Mode, Store},
+    backend::{Edit, Leases, Mode, Store},
     key::Family,
 };
 
@@ -23,8 +23,8 @@ async fn work<H: FullHarness>(h: &H) {
         here.release(&held).await.unwrap();
         stored(&here, &name, "loaded").await;
         stored(&here, &name.clone().with_schema(3), "loaded").await;
-        there.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
-        here.invalidate(&name, FENCE_LIFE).await.unwrap();
+        there.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
+        here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
         let failed = claim(&name);
         let fence = begun(&there, &failed).await.fence();
         there.fail(&failed, &failure(fence, "no such product"), None).await.unwrap();

@@ -197,8 +197,7 @@ rules! {
             fences_grow_past_the_entry_though_the_last_one_is_forgotten,
             a_burnt_fence_is_greater_than_the_granted_one,
             a_fence_is_remembered_while_its_lease_is_renewed,
-            a_holder_can_be_given_a_greater_fence,
-            a_lease_passes_on_with_a_given_fence,;
+            a_holder_can_be_given_a_greater_fence,;
         leases:
             a_granted_claim_begins_a_load_with_its_fence,
             a_second_release_does_nothing,

@@ -13,7 +13,7 @@ use std::{
 
 use bellwether::{
     MemoryBackend,
-    backend::{BackOff, Change, Claimed, Committed, Latches, Store},
+    backend::{BackOff, Change, Claimed, Committed, Edit, Latches, Store},
     error::{BackendError, BackendErrorKind},
 };
 use fastrand::Rng;
@@ -88,10 +88,14 @@ impl Missing {
     ) -> Result<Answer, BackendError> {
         match (self, &operation) {
             (Self::CommitGivesWay, Operation::Commit { claim, entry, ttl: Some(ttl), .. }) => {
-                backend.put(&claim.name, entry, *ttl, claim.fence_life).await?;
+                backend
+                    .edit(&claim.name, &Edit::Put(entry.clone(), *ttl), claim.fence_life)
+                    .await?;
                 Ok(Answer::Commit(Committed::Stored))
             }
-            (Self::ExpireEndsWindows, Operation::Expire { .. }) => Ok(Answer::Expire(1)),
+            (Self::ExpireEndsWindows, Operation::Edit { edit: Edit::Expire, .. }) => {
+                Ok(Answer::Edit(1))
+            }
             (Self::BackOffHolds, Operation::Fail { claim, failure, .. }) => {
                 backend.fail(claim, failure, None).await.map(Answer::Fail)
             }
@@ -101,7 +105,9 @@ impl Missing {
                 let back_off = BackOff { wait: Duration::from_millis(20), failures: 1 };
                 Ok(Answer::Claim(Claimed::BacksOff(back_off, failure)))
             }
-            (Self::RefreshBeatsLoads, Operation::Supersede { .. }) => Ok(Answer::Supersede(1)),
+            (Self::RefreshBeatsLoads, Operation::Edit { edit: Edit::Supersede, .. }) => {
+                Ok(Answer::Edit(1))
+            }
             (Self::OneHolder, Operation::Claim { claim, seen }) => {
                 backend.clear(&claim.name, claim.mode).await?;
                 backend.claim(claim, *seen).await.map(Answer::Claim)

@@ -122,7 +122,7 @@ async fn a_label_tells_which_process_holds_a_lock() {
     assert_eq!(plain.mutex("m").holder().await.unwrap(), None);
 
     let locks = plain.clone().owner("pod-7");
-    let guard = locks.fair_mutex("m").lock().await.unwrap();
+    let guard = locks.mutex("m").fair().lock().await.unwrap();
     sleep(MS).await;
     let holder = plain.mutex("m").holder().await.unwrap().unwrap();
     assert_eq!(holder.owner.as_deref(), Some("pod-7"));

@@ -1,7 +1,5 @@
 //! The answers to callers when a load fails.
 
-use bellwether::layer::Overload;
-
 use super::prelude::*;
 
 /// An error type without any trait.
@@ -70,7 +68,7 @@ async fn too_many_loads_are_a_service_that_is_unavailable() {
         .wait_limit(DELAY / 2)
         .build()
         .unwrap();
-    let service = http_layer(cache).when_overloaded(Overload::Refuse).layer(inner);
+    let service = http_layer(cache).refuse_overload().layer(inner);
     let mut statuses: Vec<_> = ask_all(&[service], ["/a", "/b", "/a"].map(get))
         .await
         .iter()
