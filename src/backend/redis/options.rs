@@ -108,9 +108,6 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for SettingsMap<T> {
 /// )
 /// .unwrap();
 /// let backend = builder.build()?;
-///
-/// let builder: RedisBackendBuilder =
-///     serde_json::from_str(r#"{ "server": "redis://127.0.0.1/" }"#).unwrap();
 /// # Ok::<_, bellwether::Error>(())
 /// ```
 impl<'de> Deserialize<'de> for RedisBackendBuilder {
@@ -158,15 +155,9 @@ impl BackendConfig {
 impl SentinelsConfig {
     fn master(&self) -> Result<SentinelMaster, &'static str> {
         let mut master = SentinelMaster::named(&self.master).database(self.database);
-        match (&self.username, &self.password) {
-            (None, None) => {}
-            (None, Some(Secret(password))) => {
-                master = master.credentials(Credentials::password(password));
-            }
-            (Some(username), Some(Secret(password))) => {
-                master = master.credentials(Credentials::user(username, password));
-            }
-            (Some(_), None) => return Err("`username` needs `password`"),
+        if let Some(Secret(password)) = &self.password {
+            let username = self.username.as_deref().unwrap_or("default");
+            master = master.credentials(Credentials::user(username, password));
         }
         match self.tls {
             false => Ok(master),
