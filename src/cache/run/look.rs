@@ -479,9 +479,11 @@ const BYTES_PER_MS: u32 = 256 << 10;
 /// The turns that processes choose from if the backend does not know their number.
 const TURNS: u32 = 64;
 
-/// Returns how long a process waits for its turn to fetch an entry.
+/// Returns how long a process waits for its turn to fetch an entry: a random one of as many as
+/// there are processes.
 fn turn_to_fetch(announced: &Announcement) -> Duration {
-    let turn = announced.turn.unwrap_or_else(|| fastrand::u32(0..TURNS));
+    let turns = if announced.crowd == 0 { TURNS } else { announced.crowd };
+    let turn = fastrand::u32(0..turns);
     let bytes = u32::try_from(announced.bytes).unwrap_or(u32::MAX);
     Duration::from_millis(1).mul_f64(f64::from(bytes) / f64::from(BYTES_PER_MS)) * turn
 }
@@ -494,10 +496,13 @@ mod tests {
 
     #[test]
     fn turns_are_spread_by_the_size_of_the_entry() {
-        let turn = |bytes, turn| turn_to_fetch(&Announcement { fence: 1, bytes, turn });
-        assert_eq!(turn(1 << 20, Some(0)), Duration::ZERO);
-        assert_eq!(turn(1 << 20, Some(99)), 396 * MS);
-        assert_eq!(turn(64 << 10, Some(100)), 25 * MS);
-        assert!(turn(1 << 20, None) < 64 * 4 * MS);
+        let longest = |bytes, crowd| {
+            let turn = |_| turn_to_fetch(&Announcement { fence: 1, bytes, crowd });
+            (0..1000).map(turn).max().unwrap_or_default()
+        };
+        assert_eq!(longest(1 << 20, 1), Duration::ZERO);
+        assert_eq!(longest(1 << 20, 3), 8 * MS);
+        assert_eq!(longest(64 << 10, 9), 2 * MS);
+        assert!((200 * MS..64 * 4 * MS).contains(&longest(1 << 20, 0)));
     }
 }

@@ -280,7 +280,7 @@ impl Pushes {
                 }
                 change => change,
             };
-            self.channels.receive(topic, &change);
+            self.channels.push(topic, change);
         }
     }
 }

@@ -33,7 +33,7 @@ use crate::{
 impl Leases for RedisBackend {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         let entry_life = if claim.waits { millis(claim.queue_entry_life()) } else { 0 };
-        let call = lock_call(&SCRIPTS.acquire_lock, claim, &[]).arg(entry_life);
+        let call = lock_call(&SCRIPTS.acquire, claim, &[]).arg(entry_life);
         match self.claimed(claim, &call).await? {
             Some(Claimed::Granted(grant)) => Ok(Acquired::Granted(grant)),
             Some(Claimed::Occupied(occupied)) => Ok(Acquired::Occupied(occupied)),
@@ -63,7 +63,7 @@ impl Leases for RedisBackend {
 
     async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
         let Some(first) = claims.first() else { return Ok(Kept::nothing()) };
-        let mut call = semaphore_call(&SCRIPTS.keep_lock, first, &[self.channel()])
+        let mut call = semaphore_call(&SCRIPTS.keep, first, &[self.channel()])
             .arg(millis(first.fence_life))
             .arg(millis(life));
         for claim in claims {
@@ -86,8 +86,8 @@ impl Leases for RedisBackend {
         if claim.name.family() == Family::Cache && !claim.waits && claim.mode == Mode::Exclusive {
             return self.release_entry(claim, Change::Wake.encode(), None).await;
         }
-        let call = lock_call(&SCRIPTS.release_lock, claim, &[self.channel()])
-            .arg(u8::from(claim.wakes_all()));
+        let call =
+            lock_call(&SCRIPTS.release, claim, &[self.channel()]).arg(u8::from(claim.wakes_all()));
         // If this process waits for the name, other processes are likely to wait as well. The
         // server writes to them before it answers this caller. For a fair mutex each release would
         // be two commands.
@@ -223,7 +223,7 @@ impl RedisBackend {
         let keys = [keys::LEASE, self.channel(), keys::FAILURE];
         let keys = if back_off.is_some() { &keys[..] } else { &keys[..2] };
         let mut call =
-            Call::new(&SCRIPTS.release, &claim.name, keys).owner(claim.owner).arg(&message[..]);
+            Call::new(&SCRIPTS.end_load, &claim.name, keys).owner(claim.owner).arg(&message[..]);
         if let Some(back_off) = back_off {
             call = call.arg(millis(back_off.wait)).arg(millis(back_off.remembered()));
             call = call.arg(back_off.failures);

@@ -90,7 +90,7 @@ impl Store for RedisBackend {
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
         let entry = claim.name.entry_suffix();
         let keys = [keys::LEASE, keys::FENCE, &entry, keys::FAILURE];
-        let call = Call::new(&SCRIPTS.acquire, &claim.name, &keys)
+        let call = Call::new(&SCRIPTS.claim, &claim.name, &keys)
             .owner(claim.owner)
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
@@ -347,7 +347,7 @@ impl RedisBackend {
     fn entry(&self, reply: Value) -> Result<Option<Entry>, BackendError> {
         match reply {
             Value::Nil => Ok(None),
-            Value::BulkString(bytes) => replies::entry(bytes).map(Some),
+            Value::BulkString(bytes) => replies::entry(bytes.into()).map(Some),
             other => self.checked(Err(replies::unreadable(&other))),
         }
     }
