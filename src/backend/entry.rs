@@ -12,8 +12,8 @@ use super::tags::{TagVerdict, Tagged};
 ///
 /// # Format
 ///
-/// A header of text, so that the scripts in Redis can read it, then the payload. Times are in
-/// milliseconds and hexadecimal, but for those that are said to be decimal:
+/// A header of text, which the scripts in Redis read, then the payload. Times are in milliseconds
+/// and hexadecimal unless said otherwise:
 ///
 /// | bytes | what |
 /// |---|---|
@@ -36,11 +36,10 @@ pub struct Entry {
     pub kind: EntryKind,
     /// The fence under which it was written.
     pub fence: u64,
-    /// When it was stored, in microseconds of the clock of the backend. The backend sets it. Zero
-    /// if it is unknown.
+    /// When it was stored, in microseconds of the backend's clock, which sets it. Zero: unknown.
     pub stored_at: u64,
     /// How long ago it was stored, when the backend returned it. `None` for a push, and if it is
-    /// unknown. It is not part of the encoded bytes.
+    /// unknown. It is not encoded.
     pub age: Option<Duration>,
     /// The reader of the payload: the schema in the upper 16 bits, the
     /// [codec](crate::cache::Codec::tag) in the lower.
