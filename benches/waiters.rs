@@ -258,7 +258,7 @@ async fn idle(raws: &mut [Raw], task: &Task) -> f64 {
     let (locks, redlock) = fronts(task);
     let majority = redlock.mutex("idle").lock().await.unwrap();
     let held = locks.rw_lock("idle").write().await.unwrap();
-    let fair = locks.fair_mutex("idle").lock().await.unwrap();
+    let fair = locks.mutex("idle").fair().lock().await.unwrap();
     let permit = locks.semaphore("idle", 1).acquire().await.unwrap();
     let mut worker = start(task);
     sleep(WARM_UP + DOUBT).await;
@@ -421,7 +421,7 @@ impl Waiter {
         let (locks, name) = (&self.locks, self.name);
         match self.kind {
             Kind::Mutex => hold!(locks.mutex(name), lock, unlock, lasts),
-            Kind::Fair => hold!(locks.fair_mutex(name), lock, unlock, lasts),
+            Kind::Fair => hold!(locks.mutex(name).fair(), lock, unlock, lasts),
             Kind::Rw if self.at.is_multiple_of(10) => {
                 hold!(locks.rw_lock(name), write, unlock, lasts)
             }

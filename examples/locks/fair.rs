@@ -9,7 +9,7 @@ use crate::stage::{PROCESSES, Player, Stage, expect};
 const QUEUE: &str = "shop:l:{counter}:q";
 
 pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
-    let guard = stage.locks.fair_mutex("counter").lock().await?;
+    let guard = stage.locks.mutex("counter").fair().lock().await?;
     let mut waiters = stage.actors("fair", "wait").await?;
     let mut asked = Vec::new();
     for turn in [2, 0, 1, 1, 0, 2, 0] {
@@ -34,7 +34,7 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
 }
 
 pub(crate) async fn play(mut me: Player, _: &str) -> Result<(), BoxError> {
-    let mutex = me.locks.fair_mutex("counter");
+    let mutex = me.locks.mutex("counter").fair();
     let mut tasks = JoinSet::new();
     loop {
         tokio::select! {

@@ -34,11 +34,13 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     stage.queued(QUEUE, 2).await?;
     let guard = guard.downgrade().await?;
     reader.hears("reads").await?;
-    let together = lock.readers().await?;
+    let together = lock.holder().await?.map_or(0, |held| held.holders);
     expect(together == 2, || format!("{together} read after the downgrade"))?;
     reader.cue("on").await?;
     reader.hears("has read").await?;
-    expect(!lock.is_write_locked().await?, || "a writer beside a reader".to_owned())?;
+    expect(!lock.holder().await?.is_some_and(|held| held.fence > 0), || {
+        "a writer beside a reader".to_owned()
+    })?;
     guard.unlock().await?;
     writer.hears("writes").await?;
     Ok(format!(

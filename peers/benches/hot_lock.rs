@@ -360,7 +360,7 @@ impl Taker {
         match self.how {
             How::Mutex | How::Contending | How::Fair => {
                 let mutex = match self.how {
-                    How::Fair => locks.fair_mutex("hot"),
+                    How::Fair => locks.mutex("hot").fair(),
                     _ => locks.mutex("hot"),
                 };
                 let guard = mutex.lock().await.unwrap();

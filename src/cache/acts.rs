@@ -249,7 +249,6 @@ impl Invalidations {
     }
 
     /// Returns a number that each invalidation of the key makes greater.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     pub(super) fn so_far(&self, key: &Key) -> u64 {
         self.of(key).load(Ordering::Acquire)
     }

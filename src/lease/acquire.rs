@@ -9,13 +9,14 @@ use tokio::{
 };
 
 use super::{
-    Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, Waiting, Woken,
-    attended::attended, queue::SlotNotice, record::LeaseSlot, try_limit,
+    Acquisition, Engine, LeaseGuard, RetryStrategy, Upkeep, Waiting, Woken,
+    attended::attended,
+    queue::{Slot, SlotNotice},
+    try_limit,
 };
 use crate::{
-    backend::{Acquired, Change, Changes, Claim, Mode, Owner},
+    backend::{Acquired, Change, Claim, Mode, Owner},
     error::{BackendError, BackendErrorKind, Error},
-    time::after,
 };
 
 /// How long a process whose turn is over waits before it asks again. So the process whose turn it
@@ -47,11 +48,11 @@ impl Engine {
         claim: Claim,
         terms: AcquireTerms,
     ) -> Result<LeaseGuard, Error> {
-        let deadline = after(Instant::now(), terms.limit);
+        let since = Instant::now();
         let begin = || {
             let (engine, claim, terms) = (self.clone(), claim.clone(), terms.clone());
             async move {
-                let acquiring = engine.acquire_until(deadline, &claim, &terms);
+                let acquiring = engine.acquire_since(since, &claim, &terms);
                 engine.janitor.track(acquiring).await
             }
         };
@@ -70,11 +71,11 @@ impl Engine {
         claims: Vec<Claim>,
         terms: AcquireTerms,
     ) -> Result<Vec<LeaseGuard>, Error> {
-        let deadline = after(Instant::now(), terms.limit);
+        let since = Instant::now();
         let begin = || {
             let (engine, claims, terms) = (self.clone(), claims.clone(), terms.clone());
             async move {
-                let acquiring = engine.acquire_in_order(deadline, &claims, &terms);
+                let acquiring = engine.acquire_in_order(since, &claims, &terms);
                 engine.janitor.track(acquiring).await
             }
         };
@@ -83,7 +84,7 @@ impl Engine {
 
     async fn acquire_in_order(
         self: &Arc<Self>,
-        deadline: Instant,
+        since: Instant,
         claims: &[Claim],
         terms: &AcquireTerms,
     ) -> Result<Vec<LeaseGuard>, Error> {
@@ -91,7 +92,7 @@ impl Engine {
             let connections = self.backend().new_connections();
             let (mut held, mut outcome) = (Vec::with_capacity(claims.len()), Ok(()));
             for claim in claims {
-                match self.acquire_until(deadline, claim, terms).await {
+                match self.acquire_since(since, claim, terms).await {
                     Ok(lease) => held.push(lease),
                     Err(error) => {
                         outcome = Err(error);
@@ -114,10 +115,10 @@ impl Engine {
         }
     }
 
-    /// Acquires a lease under a fresh owner.
-    async fn acquire_until(
+    /// Acquires a lease under a fresh owner, for a caller that has waited since then.
+    async fn acquire_since(
         self: &Arc<Self>,
-        deadline: Instant,
+        since: Instant,
         claim: &Claim,
         terms: &AcquireTerms,
     ) -> Result<LeaseGuard, Error> {
@@ -125,12 +126,9 @@ impl Engine {
             return Err(Error::shut_down());
         }
         let AcquireTerms { upkeep, limit, .. } = *terms;
-        let (retry, claim) =
-            (terms.retry.as_ref(), Claim { owner: Owner::fresh(), ..claim.clone() });
-        let mut waiting = Waiting::new(&self.janitor, claim.clone(), retry, limit);
-        waiting.deadline = deadline;
-        waiting.keeper = Some(self.keeper.clone());
-        let acquisition = Acquisition::new(self.janitor.clone(), claim);
+        let retry = terms.retry.as_ref();
+        let mut waiting = Waiting::new(retry, limit, since);
+        let acquisition = self.acquisition(Claim { owner: Owner::fresh(), ..claim.clone() });
         let mut contender = Contender { engine: self, acquisition, upkeep, slot: None };
         let try_limit = try_limit(retry, self.backend().as_ref());
         let held = tokio::select! {
@@ -149,7 +147,7 @@ struct Contender<'a> {
     acquisition: Acquisition,
     upkeep: Upkeep,
     /// The slot of the local queue, once this caller has it.
-    slot: Option<LeaseSlot>,
+    slot: Option<Slot>,
 }
 
 impl Contender<'_> {
@@ -163,24 +161,21 @@ impl Contender<'_> {
             return Ok(passed);
         }
         loop {
-            waiting.listen();
             let (remaining, failure) = match self.ask(try_limit, waiting.left()).await {
                 Ok((Acquired::Granted(grant), sent)) => {
-                    let waited = self.acquisition.is_waiting();
-                    let changes = if waited { waiting.take_changes() } else { None };
-                    return Ok(self.hold(grant.fence(), sent, None, changes));
+                    return Ok(self.hold(grant.fence(), sent, None));
                 }
                 Ok((Acquired::Occupied(occupied), _)) => (Some(occupied.remaining), None),
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
                 Err(error) => {
-                    self.restart_after(&error, waiting);
+                    self.restart_after(&error);
                     (None, Some(error))
                 }
             };
             // In a box, so that an acquisition that need not wait stays small.
-            let held = match Box::pin(waiting.after(remaining)).await {
+            let held = match Box::pin(waiting.after(&mut self.acquisition, remaining)).await {
                 Woken::Again => None,
-                Woken::Pushed(change) => self.handed_over(&change, waiting),
+                Woken::Pushed(change) => self.handed_over(&change),
                 Woken::TimeUp => {
                     return Err(failure.map_or_else(|| self.not_acquired(waiting), Error::from));
                 }
@@ -203,29 +198,23 @@ impl Contender<'_> {
     }
 
     /// Returns the lease if this push hands it over.
-    fn handed_over(&mut self, change: &Change, waiting: &mut Waiting<'_>) -> Option<LeaseGuard> {
+    fn handed_over(&mut self, change: &Change) -> Option<LeaseGuard> {
         let Change::Granted(handover) = change else { return None };
         // One that is not renewed asks, so that it has its full time.
         self.upkeep.renew_every?;
         let until = self.acquisition.trusts(handover)?;
         let is_fenced = self.acquisition.claim().mode.is_fenced();
         let fence = if is_fenced { handover.fence } else { 0 };
-        Some(self.hold(fence, Instant::now(), Some(until), waiting.take_changes()))
+        Some(self.hold(fence, Instant::now(), Some(until)))
     }
 
     /// Holds what was granted. The local queue slot and the waiter's registration move on with the
     /// lease.
-    fn hold(
-        &mut self,
-        fence: u64,
-        since: Instant,
-        until: Option<Instant>,
-        changes: Option<Changes>,
-    ) -> LeaseGuard {
+    fn hold(&mut self, fence: u64, since: Instant, until: Option<Instant>) -> LeaseGuard {
         let granted = self.acquisition.settle(self.upkeep, fence, since, until);
         let mut slot = self.slot.take();
         if let Some(slot) = &mut slot {
-            slot.begin(changes);
+            slot.begin(self.acquisition.take_changes());
         }
         let record = self.engine.renewals.start(granted, slot);
         LeaseGuard::new(self.engine.clone(), record)
@@ -249,7 +238,7 @@ impl Contender<'_> {
                     return Ok(Some(LeaseGuard::new(self.engine.clone(), record)));
                 }
                 Some(Ok(SlotNotice::Contend(slot))) => {
-                    self.contend(slot, waiting).await;
+                    self.contend(slot).await;
                     break;
                 }
                 // The holder that was passing the lease on is gone with its runtime.
@@ -262,9 +251,9 @@ impl Contender<'_> {
 
     /// Takes over the slot. The registration of the last caller that contended ends when this one
     /// has its own, so that the channel stays open.
-    async fn contend(&mut self, mut slot: LeaseSlot, waiting: &mut Waiting<'_>) {
+    async fn contend(&mut self, mut slot: Slot) {
         if let Some(changes) = slot.take_changes() {
-            waiting.listen().subscribe();
+            self.acquisition.subscribe();
             drop(changes);
             // The turn of this process is over, and it is the turn of another one.
             Box::pin(sleep(GIVE_WAY)).await;
@@ -275,7 +264,7 @@ impl Contender<'_> {
     /// Goes on under a fresh owner if this error asks for it. It does if too few replicas confirmed
     /// a grant, or if a permit may be granted late. A permit leaves with its id, and no guard would
     /// undo that.
-    fn restart_after(&mut self, error: &BackendError, waiting: &mut Waiting<'_>) {
+    fn restart_after(&mut self, error: &BackendError) {
         let is_permit = matches!(self.acquisition.claim().mode, Mode::Permit { .. });
         let restarts = match error.kind() {
             BackendErrorKind::Unreplicated => true,
@@ -284,7 +273,6 @@ impl Contender<'_> {
         };
         if restarts {
             self.acquisition.restart();
-            waiting.turn_to(self.acquisition.claim());
         }
     }
 
@@ -296,7 +284,7 @@ impl Contender<'_> {
 /// A place in the local queue. Dropped, it releases a lease that was passed to it meanwhile.
 struct LocalPlace<'a> {
     engine: &'a Arc<Engine>,
-    notices: oneshot::Receiver<SlotNotice<Arc<LeaseRecord>>>,
+    notices: oneshot::Receiver<SlotNotice>,
 }
 
 impl Drop for LocalPlace<'_> {

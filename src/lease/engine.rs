@@ -6,8 +6,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    ShardPermits, keeper::Keeper, queue::LocalQueues, record::LeaseRecord, release::Janitor,
-    renewals::Renewals,
+    ShardPermits, keeper::Keeper, queue::LocalQueues, release::Janitor, renewals::Renewals,
 };
 use crate::{
     backend::{Claim, Leases, Marked, Tick, answered},
@@ -25,7 +24,7 @@ pub(crate) struct Engine {
     pub(super) janitor: Arc<Janitor>,
     pub(super) renewals: Arc<Renewals>,
     pub(super) keeper: Arc<Keeper>,
-    pub(super) queues: Arc<LocalQueues<Arc<LeaseRecord>>>,
+    pub(super) queues: Arc<LocalQueues>,
     /// The acquisitions that may be under way: as many as keep a connection busy, and few enough
     /// for an answer well within the time-out. Renewals and releases need no turn.
     turns: Shards<ShardPermits<128>>,

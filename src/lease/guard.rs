@@ -4,8 +4,8 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Acquisition, Engine, LeaseRecord,
-    queue::{QueuedCaller, SlotNotice},
-    record::{Granted, LeaseSlot},
+    queue::{QueuedCaller, Slot, SlotNotice},
+    record::Granted,
     release::Release,
 };
 use crate::{
@@ -188,9 +188,9 @@ impl Drop for LeaseGuard {
 async fn give_back(
     engine: Arc<Engine>,
     release: Release,
-    mut slot: Option<LeaseSlot>,
+    mut slot: Option<Slot>,
 ) -> Result<(), Error> {
-    let next = slot.as_mut().and_then(LeaseSlot::next);
+    let next = slot.as_mut().and_then(Slot::next);
     let answer = match (next, slot) {
         (Some(next), Some(slot)) => Box::pin(pass(&engine, release.claim(), next, slot)).await,
         (_, slot) => {
@@ -208,8 +208,8 @@ async fn give_back(
 async fn pass(
     engine: &Arc<Engine>,
     from: &Claim,
-    next: QueuedCaller<Arc<LeaseRecord>>,
-    slot: LeaseSlot,
+    next: QueuedCaller,
+    slot: Slot,
 ) -> Result<bool, BackendError> {
     // The caller asks under its own owner if the pass fails, so it gets a fresh one here.
     let claim = Claim { owner: Owner::fresh(), ..next.claim.clone() };

@@ -4,9 +4,6 @@
 //! waiter sleeps until a push for it. The answer tells which entries are gone: their waiters ask.
 //! If the lease in the way has ended, the same request grants it to the next waiter in the fleet.
 
-#[cfg(test)]
-mod tests;
-
 use std::{
     collections::BTreeMap,
     sync::{

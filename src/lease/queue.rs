@@ -15,7 +15,7 @@ use std::{
 use hashbrown::{HashMap, hash_map::Entry};
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
-use super::Upkeep;
+use super::{LeaseRecord, Upkeep};
 use crate::{
     backend::{Changes, Claim},
     key::{Family, Name},
@@ -30,31 +30,30 @@ const MAJORITY_PASSES: u32 = 9;
 const TURN: Duration = Duration::from_millis(50);
 
 /// The local queues of one engine. Each exists while a caller contends or holds.
-///
-/// `T` is a lease that is passed from its holder to the next caller.
-pub(super) struct LocalQueues<T>(Mutex<CallersByName<T>>);
+#[derive(Default)]
+pub(super) struct LocalQueues(Mutex<CallersByName>);
 
-type CallersByName<T> = HashMap<Name, VecDeque<QueuedCaller<T>>>;
+type CallersByName = HashMap<Name, VecDeque<QueuedCaller>>;
 
 /// A caller in a local queue.
-pub(super) struct QueuedCaller<T> {
+pub(super) struct QueuedCaller {
     pub(super) claim: Claim,
     pub(super) upkeep: Upkeep,
     pub(super) runtime: Handle,
-    notify: oneshot::Sender<SlotNotice<T>>,
+    notify: oneshot::Sender<SlotNotice>,
 }
 
 /// The news that a caller in a local queue gets.
-pub(super) enum SlotNotice<T> {
+pub(super) enum SlotNotice {
     /// The lease was passed to it.
-    Passed(T),
+    Passed(Arc<LeaseRecord>),
     /// It contends now.
-    Contend(Slot<T>),
+    Contend(Slot),
 }
 
 /// The right of one caller to contend for a lease, or to hold it, for this process.
-pub(super) struct Slot<T> {
-    queues: Arc<LocalQueues<T>>,
+pub(super) struct Slot {
+    queues: Arc<LocalQueues>,
     name: Name,
     passes: u32,
     /// How often the lease passes on in this turn.
@@ -64,13 +63,13 @@ pub(super) struct Slot<T> {
     changes: Option<Box<Changes>>,
 }
 
-impl<T> LocalQueues<T> {
+impl LocalQueues {
     /// Enters the queue of a claim. Returns the slot, or what tells of it later.
     pub(super) fn enter(
         self: &Arc<Self>,
         claim: &Claim,
         upkeep: Upkeep,
-    ) -> Result<Slot<T>, oneshot::Receiver<SlotNotice<T>>> {
+    ) -> Result<Slot, oneshot::Receiver<SlotNotice>> {
         match self.queues().entry(claim.name.clone()) {
             Entry::Occupied(mut queue) => {
                 let (notify, notices) = oneshot::channel();
@@ -90,26 +89,20 @@ impl<T> LocalQueues<T> {
         }
     }
 
-    fn queues(&self) -> MutexGuard<'_, CallersByName<T>> {
+    fn queues(&self) -> MutexGuard<'_, CallersByName> {
         lock(&self.0)
     }
 }
 
-impl<T> Default for LocalQueues<T> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<T> QueuedCaller<T> {
+impl QueuedCaller {
     /// Notifies the caller. Returns the notice if the caller has left.
-    pub(super) fn notify(self, notice: SlotNotice<T>) -> Option<SlotNotice<T>> {
+    pub(super) fn notify(self, notice: SlotNotice) -> Option<SlotNotice> {
         self.notify.send(notice).err()
     }
 }
 
-impl<T> Slot<T> {
-    fn new(queues: Arc<LocalQueues<T>>, name: Name) -> Self {
+impl Slot {
+    fn new(queues: Arc<LocalQueues>, name: Name) -> Self {
         let since = Instant::now();
         Self { queues, name, passes: 0, most_passes: PASSES, since, changes: None }
     }
@@ -142,7 +135,7 @@ impl<T> Slot<T> {
     }
 
     /// Takes the next caller to pass the lease to, while the turn of this process lasts.
-    pub(super) fn next(&mut self) -> Option<QueuedCaller<T>> {
+    pub(super) fn next(&mut self) -> Option<QueuedCaller> {
         if self.passes >= self.most_passes || self.since.elapsed() >= TURN {
             return None;
         }
@@ -152,11 +145,11 @@ impl<T> Slot<T> {
 }
 
 /// Takes the first caller that has not left.
-fn first<T>(queue: &mut VecDeque<QueuedCaller<T>>) -> Option<QueuedCaller<T>> {
+fn first(queue: &mut VecDeque<QueuedCaller>) -> Option<QueuedCaller> {
     std::iter::from_fn(|| queue.pop_front()).find(|waiter| !waiter.notify.is_closed())
 }
 
-impl<T> Drop for Slot<T> {
+impl Drop for Slot {
     fn drop(&mut self) {
         let mut queues = self.queues.queues();
         let Some(queue) = queues.get_mut(&self.name) else { return };
@@ -169,33 +162,5 @@ impl<T> Drop for Slot<T> {
         let mut slot = Self::new(self.queues.clone(), self.name.clone());
         slot.changes = self.changes.take();
         drop(waiter.notify(SlotNotice::Contend(slot)));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        backend::Mode,
-        key::{Key, Namespace},
-    };
-
-    /// One caller holds the lease for long, and others try again and again.
-    #[tokio::test]
-    async fn callers_that_left_are_not_kept_during_a_hold() -> Result<(), crate::Error> {
-        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
-        let claim = Claim::new(name.clone(), Mode::Exclusive, TURN, TURN);
-        let upkeep = Upkeep { renew_every: None, max_hold: Duration::MAX };
-        let queues = Arc::<LocalQueues<()>>::default();
-        let Ok(slot) = queues.enter(&claim, upkeep) else { panic!("another caller has the slot") };
-        let Err(stays) = queues.enter(&claim, upkeep) else { panic!("there are two slots") };
-        for _ in 0..10_000 {
-            drop(queues.enter(&claim, upkeep));
-        }
-        assert!(queues.queues().get(&name).is_some_and(|queue| queue.len() < 16));
-        drop(slot);
-        assert!(matches!(stays.await, Ok(SlotNotice::Contend(_))));
-        assert!(queues.queues().is_empty());
-        Ok(())
     }
 }

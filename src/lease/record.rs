@@ -9,11 +9,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Upkeep, queue, trusted};
+use super::{Upkeep, queue::Slot, trusted};
 use crate::{backend::Claim, observe::LockCounters, signal::Signal, sync::lock, time::after};
-
-/// The right of this process to contend for a lease, or to hold it.
-pub(super) type LeaseSlot = queue::Slot<Arc<LeaseRecord>>;
 
 /// One held lease, as its guard and the renewals share it.
 pub(crate) struct LeaseRecord {
@@ -26,7 +23,7 @@ pub(crate) struct LeaseRecord {
     /// The holder's slot in the local queue. It is given up when the lease is lost, so that a
     /// holder that is stuck does not keep the next callers from contending. A holder whose lease is
     /// not renewed would never be told of a loss, and has no slot.
-    slot: Mutex<Option<LeaseSlot>>,
+    slot: Mutex<Option<Slot>>,
 }
 
 #[derive(Clone, Copy)]
@@ -54,11 +51,7 @@ pub(crate) struct Granted {
 }
 
 impl LeaseRecord {
-    pub(super) fn new(
-        granted: Granted,
-        slot: Option<LeaseSlot>,
-        counters: Arc<LockCounters>,
-    ) -> Self {
+    pub(super) fn new(granted: Granted, slot: Option<Slot>, counters: Arc<LockCounters>) -> Self {
         let Granted { upkeep, since, until, .. } = granted;
         let ends = after(since, upkeep.max_hold);
         let deadline = until.unwrap_or_else(|| after(since, trusted(granted.claim.lease)));
@@ -111,7 +104,7 @@ impl LeaseRecord {
         self.lost.give();
     }
 
-    pub(super) fn take_slot(&self) -> Option<LeaseSlot> {
+    pub(super) fn take_slot(&self) -> Option<Slot> {
         lock(&self.slot).take()
     }
 

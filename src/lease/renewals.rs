@@ -28,7 +28,8 @@ use tracing::{debug, warn};
 
 use super::{
     ShardPermits,
-    record::{Granted, LeaseRecord, LeaseSlot},
+    queue::Slot,
+    record::{Granted, LeaseRecord},
 };
 use crate::{
     backend::{ANSWER_LIMIT, Leases, Owner, RENEWAL_BATCH, Renewal, in_time},
@@ -85,7 +86,7 @@ impl Renewals {
     pub(super) fn start(
         self: &Arc<Self>,
         granted: Granted,
-        slot: Option<LeaseSlot>,
+        slot: Option<Slot>,
     ) -> Arc<LeaseRecord> {
         let (since, is_short) = (granted.since, granted.until.is_some());
         let record = Arc::new(LeaseRecord::new(granted, slot, self.counters.clone()));

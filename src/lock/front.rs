@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, Holding, Leases, Mode, Occupied, in_time},
+    backend::{ANSWER_LIMIT, Claim, Holding, Leases, Mode, in_time},
     error::{Chain, Error, ErrorKind},
     key::{Family, Key, Name, Namespace},
     lease::{AcquireTerms, Engine, LeaseGuard, Retry, RetryStrategy, Upkeep, try_limit},
@@ -143,11 +143,7 @@ impl Front {
         }
     }
 
-    /// Looks up what is held in a mode.
-    pub(super) async fn holder(&self, mode: Mode) -> Result<Option<Occupied>, Error> {
-        Ok(self.held(mode).await?.in_mode(mode))
-    }
-
+    /// Looks up what is held and waited for, of the locks of a mode.
     pub(super) async fn held(&self, mode: Mode) -> Result<Holding, Error> {
         Ok(self.space.engine.backend().inspect(self.full_name()?, mode.into()).await?)
     }

@@ -3,24 +3,28 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
+use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
 #[cfg(doc)]
 use super::Locks;
 use super::front::{LockSpace, ensure};
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, Countdown, Latches, Mode, Owner, in_time},
+    backend::{ANSWER_LIMIT, Countdown, Latches, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
-    lease::{Retry, Waiting, Woken},
+    time::{Pauses, after},
 };
 
 /// The largest count. Each step is remembered until the count is zero, so that it counts once even
 /// if it is sent twice. Ten thousand steps take a megabyte.
 const MOST: u32 = 10_000;
 
-/// A waiter that is told nothing looks this soon, and up to 90 ms later.
-const LOOK: Duration = Duration::from_millis(610);
+/// A waiter that is told nothing looks this soon, and sooner while it cannot be told.
+const LOOK: Duration = Duration::from_millis(650);
+const UNHEARD_LOOK: Duration = Duration::from_millis(50);
+/// The longest random time after these, and after the end of the latch.
+const JITTER: Duration = Duration::from_millis(50);
 
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
 const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
@@ -96,7 +100,7 @@ impl Latch {
         })?;
         let id = Owner::fresh();
         let set = || self.latches.set_latch(&name, id, count, self.ttl);
-        self.send(&name, "set", set).instrument(self.span()).await
+        self.send("set", set).instrument(self.span()).await
     }
 
     /// Counts down by one. Returns the count that this step left.
@@ -130,7 +134,7 @@ impl Latch {
         let (name, count) = (self.full_name()?, in_range(count)?);
         let id = Owner::fresh();
         let step = || self.latches.count_down(&name, id, count);
-        let counted = self.send(&name, "counted down", step).instrument(self.span());
+        let counted = self.send("counted down", step).instrument(self.span());
         let countdown: Option<Countdown> = counted.await?;
         Ok(countdown.ok_or_else(|| self.not_set())?.left)
     }
@@ -207,25 +211,33 @@ impl Latch {
     }
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
-        let (mut waiting, mut time_up) = (self.waiting(name), false);
         let janitor = self.space.engine.janitor();
+        let (deadline, mut pauses) = (after(Instant::now(), self.wait_limit), Pauses::default());
+        // Before the first look, so that no push is missed.
+        let mut changes = self.latches.listen(name, None);
         while !janitor.is_stopped() {
-            waiting.listen();
-            let (remaining, failure) = match in_time(ANSWER_LIMIT, self.latches.latch(name)).await {
+            // The push may have been lost, so a last look decides.
+            let is_last = Instant::now() >= deadline;
+            let (pause, failure) = match in_time(ANSWER_LIMIT, self.latches.latch(name)).await {
                 Ok(None) => return Err(self.not_set()),
                 Ok(Some(Countdown { left: 0, .. })) => return Ok(()),
-                Ok(Some(latch)) => (Some(latch.remaining.min(LOOK)), self.not_done(latch.left)),
+                Ok(Some(latch)) => {
+                    pauses = Pauses::default();
+                    let look = if changes.subscribe() { LOOK } else { UNHEARD_LOOK };
+                    let jitter = JITTER.mul_f64(fastrand::f64());
+                    (latch.remaining.min(look) + jitter, self.not_done(latch.left))
+                }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => {
                     return Err(error.into());
                 }
-                Err(error) => (None, error.into()),
+                Err(error) => (pauses.next(), error.into()),
             };
-            // The push may have been lost, so one last look decides.
-            if time_up {
+            if is_last {
                 return Err(failure);
             }
             tokio::select! {
-                woken = waiting.after(remaining) => time_up = matches!(woken, Woken::TimeUp),
+                _ = changes.next() => {}
+                () = sleep_until(after(Instant::now(), pause).min(deadline)) => {}
                 () = janitor.stopped() => {}
             }
         }
@@ -237,11 +249,10 @@ impl Latch {
     /// A refusal that passes by itself, as during a failover, is no answer yet.
     async fn send<'a, T>(
         &self,
-        name: &Name,
         done: &str,
         operation: impl Fn() -> BoxFuture<'a, Result<T, BackendError>>,
     ) -> Result<T, Error> {
-        let mut waiting = self.waiting(name);
+        let (deadline, mut pauses) = (after(Instant::now(), self.wait_limit), Pauses::default());
         let mut known = "was not";
         loop {
             let error = match in_time(ANSWER_LIMIT, operation()).await {
@@ -251,20 +262,15 @@ impl Latch {
             if error.kind() == BackendErrorKind::Unknown {
                 known = "may or may not have been";
             }
-            if error.is_lasting() || matches!(waiting.after(None).await, Woken::TimeUp) {
+            let next = after(Instant::now(), pauses.next());
+            if !error.is_lasting() {
+                sleep_until(next.min(deadline)).await;
+            }
+            if error.is_lasting() || next >= deadline {
                 let why = format!("the latch {:?} {known} {done}", self.name);
                 return Err(Error::with_source(ErrorKind::Backend, why, error));
             }
         }
-    }
-
-    fn waiting(&self, name: &Name) -> Waiting<'static> {
-        static ON_DEMAND: Retry = Retry::on_demand();
-        let (janitor, limit) = (self.space.engine.janitor(), self.wait_limit);
-        // It is never sent, and hears all changes of the name.
-        let mut claim = Claim::new(name.clone(), Mode::Read, limit, limit);
-        claim.waits = false;
-        Waiting::new(janitor, claim, &ON_DEMAND, limit)
     }
 
     fn span(&self) -> tracing::Span {

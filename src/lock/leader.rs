@@ -13,7 +13,7 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseRecord};
 /// A candidate for work that one process of the fleet does at a time.
 ///
 /// Created by [`Locks::leader`](crate::Locks::leader), where all candidates of a name wait for its
-/// [fair mutex](crate::Locks::fair_mutex), first come, first served. Also created by
+/// [fair mutex](crate::lock::Mutex::fair), first come, first served. Also created by
 /// [`Redlock::leader`](crate::Redlock::leader).
 ///
 /// # Examples

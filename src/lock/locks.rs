@@ -42,7 +42,7 @@ use crate::{
 /// guard.unlock().await?;
 ///
 /// // The other kinds.
-/// locks.fair_mutex("printer").lock().await?.unlock().await?;
+/// locks.mutex("printer").fair().lock().await?.unlock().await?;
 /// locks.reentrant_mutex("account:7").holder().lock().await?.unlock().await?;
 /// locks.several(["account:7", "account:9"]).lock().await?.unlock().await?;
 /// locks.rw_lock("prices").read().await?.unlock().await?;
@@ -90,24 +90,10 @@ impl Locks {
     ///
     /// The turn of a process also ends when none of its callers waits at that moment. So the shares
     /// are uneven if each process has two or three callers that lock again at once. A caller may
-    /// have a fifth of the holds of another one. A [fair mutex](Self::fair_mutex) has even shares,
+    /// have a fifth of the holds of another one. A [fair mutex](Mutex::fair) has even shares,
     /// and with so few callers it is as fast.
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
-        Mutex::new(self.space.clone(), name.into(), Mode::Exclusive)
-    }
-
-    /// Returns a lock that one holder has at a time, first come, first served over all processes.
-    ///
-    /// It is the same lock as the [mutex](Self::mutex) of that name, and both have one queue. The
-    /// plain mutex has one place there for a process, which passes the lock to its own callers.
-    ///
-    /// Each waiter has an entry in a queue at the server. A process keeps all of its entries of a
-    /// name with one command every 0.64 s. As with a mutex, a released lock is handed over to the
-    /// first waiter. Waiters whose process died or stands still are passed over once, after at most
-    /// 2.7 s, however many they are. Their entries last for 2 s, and the next process notices
-    /// within 0.7 s. With more than 1,280 names, both grow with their number.
-    pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
-        Mutex::new(self.space.clone(), name.into(), Mode::Fair)
+        Mutex::new(self.space.clone(), name.into())
     }
 
     /// Returns a mutex that its holder may lock again.
@@ -142,7 +128,7 @@ impl Locks {
 
     /// Returns a candidate for work that one process does at a time, for as long as it can.
     ///
-    /// It is the [fair mutex](Self::fair_mutex) of that name with a loop around it. A candidate
+    /// It is the [fair mutex](Mutex::fair) of that name with a loop around it. A candidate
     /// waits without a limit, works, and waits again if the lease is lost.
     pub fn leader(&self, name: impl Into<Key>) -> Candidate {
         Candidate::new(self.space.clone(), name.into(), Mode::Fair)

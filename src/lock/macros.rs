@@ -202,10 +202,10 @@ macro_rules! guard {
     };
 }
 
-/// The methods by which any process looks up the holder of a lock, and ends its lease.
+/// The methods by which any process looks up the holders of a lock, and ends their leases.
 macro_rules! inspection {
     ($this:ident => $mode:expr) => {
-        /// Returns `true` if the lock was held at the moment of asking.
+        /// Returns who holds it, and how many wait. Returns `None` if there is no holder.
         ///
         /// # Errors
         ///
@@ -214,31 +214,35 @@ macro_rules! inspection {
         /// # Cancel safety
         ///
         /// Dropping the future changes nothing.
-        pub async fn is_locked(&$this) -> Result<bool, crate::Error> {
-            Ok($this.expires_in().await?.is_some())
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
+        /// # runtime.enable_time().build().unwrap().block_on(async {
+        /// use bellwether::{Locks, MemoryBackend};
+        ///
+        /// let locks = Locks::new(MemoryBackend::new(), "shop").owner("worker-3");
+        /// let guard = locks.mutex("nightly").lock().await?;
+        /// let holder = locks.mutex("nightly").holder().await?.expect("it is held");
+        /// assert_eq!(holder.owner.as_deref(), Some("worker-3"));
+        /// assert_eq!(holder.fence, guard.fence());
+        /// let readers = locks.rw_lock("prices").holder().await?.map_or(0, |held| held.holders);
+        /// assert_eq!(readers, 0);
+        /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+        /// ```
+        pub async fn holder(&$this) -> Result<Option<crate::backend::Holding>, crate::Error> {
+            let held = $this.front.held($mode).await?;
+            Ok((held.holders > 0).then_some(held))
         }
 
-        /// Returns how long the current holder keeps the lock unless it renews its lease. Returns
-        /// `None` if the lock is free.
-        ///
-        /// # Errors
-        ///
-        /// The [errors of all locks](crate::lock#errors-of-all-locks).
-        ///
-        /// # Cancel safety
-        ///
-        /// Dropping the future changes nothing.
-        pub async fn expires_in(&$this) -> Result<Option<std::time::Duration>, crate::Error> {
-            Ok($this.front.holder($mode).await?.map(|occupied| occupied.remaining))
-        }
-
-        /// Ends the lock of any holder, or removes the foreign data in its place. Returns `true` if
-        /// there was something to remove.
+        /// Ends the leases of all holders, or removes the foreign data in their place. Returns
+        /// `true` if there was something to remove.
         ///
         /// Locks [of another kind](crate::lock#which-locks-of-one-name-are-one) under the name
-        /// stay. The holder learns of the loss at its next renewal, and with a [fixed
-        /// lease](Self::fixed_lease) at its end. Until then, a second holder is possible, and only
-        /// a fencing token protects.
+        /// stay. A holder learns of the loss at its next renewal, and with a [fixed
+        /// lease](Self::fixed_lease) at its end. Until then, more may hold than there is room for,
+        /// and only a fencing token protects.
         ///
         /// # Errors
         ///
@@ -246,7 +250,7 @@ macro_rules! inspection {
         ///
         /// # Cancel safety
         ///
-        /// If the future is dropped, the lock may or may not have been ended.
+        /// If the future is dropped, the leases may or may not have been ended.
         pub async fn force_unlock(&$this) -> Result<bool, crate::Error> {
             $this.front.clear($mode).await
         }

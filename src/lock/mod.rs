@@ -42,7 +42,7 @@
 //!
 //! Within one namespace:
 //!
-//! - The [mutex](Locks::mutex), the [fair](Locks::fair_mutex) and the
+//! - The [mutex](Locks::mutex), [fair](Mutex::fair) or not, and the
 //!   [reentrant](Locks::reentrant_mutex) mutex of a name are one lock, and exclude each other. So
 //!   do [several](Locks::several) locks with that name among theirs, and the turns of
 //!   [jobs](Locks::once).
@@ -83,12 +83,12 @@
 //! # Names of the methods
 //!
 //! - `lock` and `unlock` belong to locks, `acquire` and `release` to permits.
-//! - `force_unlock` and `force_release` end what another holder has. A latch has no holder, so it
-//!   has [`clear`](Latch::clear).
+//! - `holder` tells any process who holds a lock, and `force_unlock` ends what another holder has. A
+//!   latch has no holder, so it has [`clear`](Latch::clear).
 //! - `renew` makes a lease last its full time from now, and `renew_every` sets how often this
 //!   happens by itself.
-//! - `remaining` is the time that a guard is certain to have. `expires_in` is the time that the
-//!   current holder has, as the server reports it to any process.
+//! - `remaining` is the time that a guard is certain to have. `expires_in` of a holder is its time as
+//!   the server reports it.
 //! - `wait_limit` is a setting, and `wait` waits for a latch.
 
 mod front;
@@ -122,7 +122,7 @@ pub use self::{
     mutex::{Mutex, MutexGuard},
     redlock::Redlock,
     reentrant::{ReentrantGuard, ReentrantHolder, ReentrantMutex},
-    rw::{ReadGuard, RwLock, Upgrade, WriteGuard},
+    rw::{ReadGuard, RwLock, WriteGuard},
     semaphore::{PermitId, Permits, Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
 };

@@ -161,7 +161,7 @@ impl Redlock {
     /// It is independent of the locks of [`Locks`](crate::Locks) under the same name at one of the
     /// servers.
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
-        Mutex::new(self.space.clone(), name.into(), Mode::Exclusive)
+        Mutex::new(self.space.clone(), name.into())
     }
 
     /// Returns the lock of the [mutex](Self::mutex) of that name, which its holder may acquire

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use super::{
     front::{Front, LockSpace},
-    macros::{guard, inspection, settings},
+    macros::{guard, settings},
 };
 use crate::{
     backend::Mode,
@@ -34,8 +34,8 @@ use crate::{
 /// A holder is a value, and no thread or task. An async task moves between threads, and the work
 /// that it spawns runs in other tasks. All clones of a [`ReentrantHolder`] are one holder.
 ///
-/// It is the same lock as the [mutex](crate::Locks::mutex) of that name: the two exclude each
-/// other.
+/// It is the same lock as the [mutex](crate::Locks::mutex) of that name, which also tells its
+/// [holder](super::Mutex::holder), and ends it [by force](super::Mutex::force_unlock).
 ///
 /// # Examples
 ///
@@ -66,14 +66,6 @@ use crate::{
 ///     .retry(Retry::on_demand().times(100));
 /// transfer(&mutex.holder()).await?;
 ///
-/// let guard = mutex.holder().lock().await?;
-/// assert!(mutex.is_locked().await?);
-/// assert!(mutex.expires_in().await?.unwrap() <= Duration::from_secs(5));
-///
-/// // An operator ends the lock of a holder that hangs.
-/// assert!(mutex.force_unlock().await?);
-/// # drop(guard);
-///
 /// // Without renewal, the lease ends by itself.
 /// let guard = mutex.fixed_lease().holder().lock().await?;
 /// # drop(guard);
@@ -97,7 +89,6 @@ impl ReentrantMutex {
         ReentrantHolder { reentry: Arc::new(reentry) }
     }
 
-    inspection!(self => Mode::Exclusive);
     settings!(acquisition);
     settings!(renewal);
     settings!(fence);

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     front::{Front, LockSpace},
-    macros::{guard, settings},
+    macros::{guard, inspection, settings},
 };
 use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 
@@ -36,13 +36,13 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 ///
 /// let reader = lock.read().await?;
 /// let other = lock.try_read().await?.expect("readers share the lock");
-/// assert_eq!(lock.readers().await?, 2);
+/// assert_eq!(lock.holder().await?.map(|held| held.holders), Some(2));
 /// assert!(lock.try_write().await?.is_none());
 /// reader.unlock().await?;
 /// other.unlock().await?;
 ///
 /// let writer = lock.write().await?;
-/// assert!(lock.is_write_locked().await?);
+/// assert!(lock.holder().await?.is_some_and(|held| held.fence == writer.fence()));
 ///
 /// // An operator ends the lock of a holder that hangs.
 /// assert!(lock.force_unlock().await?);
@@ -119,53 +119,7 @@ impl RwLock {
         Ok(self.front.try_acquire(Mode::Write).await?.map(|held| self.writer(held)))
     }
 
-    /// Returns how many readers held the lock at the moment of asking. Clones of a guard count as
-    /// one.
-    ///
-    /// # Errors
-    ///
-    /// The [errors of all locks](super#errors-of-all-locks). Data of another kind is an error in
-    /// the place of the readers. The place of the writer is not looked at.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing.
-    pub async fn readers(&self) -> Result<u32, Error> {
-        Ok(self.front.holder(Mode::Read).await?.map_or(0, |occupied| occupied.holders))
-    }
-
-    /// Returns `true` if a writer held the lock at the moment of asking.
-    ///
-    /// # Errors
-    ///
-    /// As [`readers`](Self::readers), with the two places exchanged.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing.
-    pub async fn is_write_locked(&self) -> Result<bool, Error> {
-        Ok(self.front.holder(Mode::Write).await?.is_some())
-    }
-
-    /// Ends the lock of any reader or writer, or removes the foreign data in its place. Returns
-    /// `true` if there was something to remove.
-    ///
-    /// Waiters get a new queue entry. Locks [of another
-    /// kind](super#which-locks-of-one-name-are-one) under the name stay. The holders learn of the
-    /// loss at their next renewal, and with a [fixed lease](Self::fixed_lease) at its end. Until
-    /// then, others may hold the lock beside them, and only the writer's fencing token protects.
-    ///
-    /// # Errors
-    ///
-    /// The [errors of all locks](super#errors-of-all-locks).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the lock may or may not have been ended.
-    pub async fn force_unlock(&self) -> Result<bool, Error> {
-        self.front.clear(Mode::Write).await
-    }
-
+    inspection!(self => Mode::Write);
     settings!(acquisition);
     settings!(renewal);
     settings!(fence);
@@ -190,15 +144,15 @@ impl RwLock {
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{Locks, MemoryBackend, lock::Upgrade};
+/// use bellwether::{Locks, MemoryBackend};
 ///
 /// # async fn is_outdated() -> bool { true }
 /// let reader = Locks::new(MemoryBackend::new(), "shop").rw_lock("prices").read().await?;
 /// if is_outdated().await {
 ///     match reader.try_upgrade().await? {
-///         Upgrade::Done(writer) => writer.unlock().await?,
+///         Ok(writer) => writer.unlock().await?,
 ///         // There are other readers, and this one still reads.
-///         Upgrade::Refused(reader) => reader.unlock().await?,
+///         Err(reader) => reader.unlock().await?,
 ///     }
 /// }
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
@@ -214,8 +168,8 @@ pub struct ReadGuard {
 impl ReadGuard {
     guard!(lease);
 
-    /// Makes this reader the writer in one step. Returns the guard as
-    /// [`Refused`](Upgrade::Refused) if there are other readers, its own clones among them.
+    /// Makes this reader the writer in one step. Returns the guard unchanged, in the inner `Err`, if
+    /// there are other readers, its own clones among them.
     ///
     /// It does not wait, because two readers that wait for each other to leave would wait for ever.
     ///
@@ -228,29 +182,19 @@ impl ReadGuard {
     /// # Cancel safety
     ///
     /// If the future is dropped, both locks are given up.
-    pub async fn try_upgrade(self) -> Result<Upgrade, Error> {
+    pub async fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
         let try_limit = self.try_limit;
         let held = match Arc::try_unwrap(self.held) {
             Ok(held) => held,
-            Err(held) => return Ok(Upgrade::Refused(Self { held, try_limit })),
+            Err(held) => return Ok(Err(Self { held, try_limit })),
         };
         Ok(match held.pass_to(Mode::Write, try_limit).await? {
-            Ok(held) => Upgrade::Done(WriteGuard { held, try_limit }),
-            Err(held) => Upgrade::Refused(Self { held: Arc::new(held), try_limit }),
+            Ok(held) => Ok(WriteGuard { held, try_limit }),
+            Err(held) => Err(Self { held: Arc::new(held), try_limit }),
         })
     }
 
     guard!(unlock shared);
-}
-
-/// The outcome of [`ReadGuard::try_upgrade`]. In both cases the lock is still held.
-#[derive(Debug)]
-#[must_use = "the lock is released when its guard is dropped"]
-pub enum Upgrade {
-    /// The reader is now the writer.
-    Done(WriteGuard),
-    /// There are other readers, and the reader is still a reader.
-    Refused(ReadGuard),
 }
 
 /// An [`RwLock`] that is held alone.
@@ -268,7 +212,7 @@ pub enum Upgrade {
 /// let lock = Locks::new(MemoryBackend::new(), "shop").rw_lock("prices");
 /// let writer = lock.write().await?;
 /// let reader = writer.downgrade().await?;
-/// assert!(!lock.is_write_locked().await?);
+/// assert!(lock.holder().await?.is_some_and(|held| held.fence == 0));
 /// reader.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 
 use super::{
     front::{Front, LockSpace, RenewalPace, ensure},
-    macros::{guard, settings},
+    macros::{guard, inspection, settings},
 };
 use crate::{
     backend::{Claim, Mode, Owner, Renewal},
@@ -51,7 +51,7 @@ const MOST_AT_ONCE: u32 = 1000;
 /// assert_eq!(semaphore.available().await?, 2);
 ///
 /// // An operator takes all permits back.
-/// assert!(semaphore.force_release().await?);
+/// assert!(semaphore.force_unlock().await?);
 /// assert!(one.release().await.is_err());
 ///
 /// // Without renewal, the permit ends by itself.
@@ -137,28 +137,11 @@ impl Semaphore {
     ///
     /// Dropping the future changes nothing.
     pub async fn available(&self) -> Result<u32, Error> {
-        let holder = self.front.holder(any_permit(self.limit)).await?;
-        Ok(self.limit.saturating_sub(holder.map_or(0, |occupied| occupied.holders)))
+        let held = self.front.held(any_permit(self.limit)).await?;
+        Ok(self.limit.saturating_sub(held.holders))
     }
 
-    /// Takes all permits back from their holders, or removes the foreign data in their place.
-    /// Returns `true` if there was something to remove.
-    ///
-    /// Locks [of another kind](super#which-locks-of-one-name-are-one) under the name stay. The
-    /// holders learn of the loss at their next renewal, and with a [fixed lease](Self::fixed_lease)
-    /// at its end. Until then, more permits may be held than there are.
-    ///
-    /// # Errors
-    ///
-    /// The [errors of all locks](super#errors-of-all-locks).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the permits may or may not have been taken back.
-    pub async fn force_release(&self) -> Result<bool, Error> {
-        self.front.clear(any_permit(self.limit)).await
-    }
-
+    inspection!(self => any_permit(self.limit));
     settings!(acquisition);
     settings!(renewal);
 

@@ -166,7 +166,7 @@ macro_rules! primitive {
 const LOCKED: Primitive =
     primitive!(Guard::Mutex, asked => asked.locks.mutex(asked.name.as_str()), lock(), try_lock);
 const FAIRLY: Primitive = primitive!(
-    Guard::Mutex, asked => asked.locks.fair_mutex(asked.name.as_str()), lock(), try_lock
+    Guard::Mutex, asked => asked.locks.mutex(asked.name.as_str()).fair(), lock(), try_lock
 );
 /// Acquires the lock twice with one holder.
 const TWICE: Primitive = Primitive {

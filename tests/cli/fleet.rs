@@ -65,7 +65,7 @@ impl Fleet {
         let holder = locks(HOLDER);
         let guard = holder.mutex(STUCK).lock().await.unwrap();
         for waiter in 0..3 {
-            let mutex = locks(&format!("pod-{waiter}")).fair_mutex(STUCK);
+            let mutex = locks(&format!("pod-{waiter}")).mutex(STUCK).fair();
             tasks.spawn(async move {
                 loop {
                     if let Ok(guard) = mutex.lock().await {

@@ -22,7 +22,7 @@ fn boxed<G: Any + Send>(lock: impl Future<Output = Result<G, Error>> + Send + 's
 }
 
 const MUTEX: Lock = |locks| boxed(async move { locks.mutex("k").lock().await });
-const FAIR: Lock = |locks| boxed(async move { locks.fair_mutex("k").lock().await });
+const FAIR: Lock = |locks| boxed(async move { locks.mutex("k").fair().lock().await });
 const FIXED: Lock = |locks| boxed(async move { locks.mutex("k").fixed_lease().lock().await });
 const REENTRANT: Lock =
     |locks| boxed(async move { locks.reentrant_mutex("k").holder().lock().await });

@@ -65,7 +65,9 @@ impl<B: Store + Latches> Hook<B> for Way {
     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
         let mut rng = self.rng();
         let lost = || Err(BackendError::new(BackendErrorKind::Unknown, "the answer is lost"));
-        sleep(Duration::from_millis(rng.u64(0..4))).await;
+        // Some are far behind the others.
+        let longest = if rng.u8(0..50) == 0 { 200 } else { 4 };
+        sleep(Duration::from_millis(rng.u64(0..longest))).await;
         // A push comes by a connection of its own.
         let is_subscription = matches!(operation, Operation::Changes { .. });
         if !is_subscription && rng.u8(0..100) == 0 {

@@ -21,7 +21,7 @@ use bellwether::{
     cache::{
         Abandoned, AfterFailure, Batch, EarlyRefresh, Lead, Loaded, LocalTier, Source as From,
     },
-    lock::{Term, Upgrade},
+    lock::Term,
 };
 use fastrand::Rng;
 use futures_util::future::join_all;
@@ -574,8 +574,8 @@ impl Worker {
                     Err(_) => return,
                 },
                 (1..4, Guard::Reader(reader)) => match reader.try_upgrade().await {
-                    Ok(Upgrade::Done(writer)) => Guard::Writer(writer),
-                    Ok(Upgrade::Refused(reader)) => Guard::Reader(reader),
+                    Ok(Ok(writer)) => Guard::Writer(writer),
+                    Ok(Err(reader)) => Guard::Reader(reader),
                     Err(_) => return,
                 },
                 (_, guard) => {
@@ -671,7 +671,7 @@ impl Worker {
         let lease = self.lease(name);
         let (locks, wait) = (&self.locks, Duration::from_secs(2));
         let mutex = match how {
-            How::Fair => locks.fair_mutex(name),
+            How::Fair => locks.mutex(name).fair(),
             _ => locks.mutex(name),
         };
         let mutex = mutex.lease(lease).wait_limit(wait);

@@ -97,7 +97,7 @@ impl Hook<MemoryBackend> for Confused {
 #[tokio::test(start_paused = true)]
 async fn the_answer_to_another_operation_is_an_error() {
     let backend = Interceptor { inner: MemoryBackend::new(), hook: Confused };
-    let error = Locks::new(backend, "bellwether").mutex("m").is_locked().await.unwrap_err();
+    let error = Locks::new(backend, "bellwether").mutex("m").holder().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(
         format!("{error:#}").contains("asked for Inspect and answered ClearLatch"),

@@ -54,17 +54,6 @@ async fn a_guard_runs_work_until_the_lock_is_lost() {
     ends_with_the_lock!(mutex.lock().await.unwrap(), limit);
 }
 
-/// A dropped run leaves the lock with its guard.
-#[tokio::test(start_paused = true)]
-async fn a_run_that_is_dropped_keeps_the_lock() {
-    let locks = Locks::new(MemoryBackend::new(), "bellwether");
-    let guard = locks.mutex("m").lock().await.unwrap();
-    assert!(timeout(MS, guard.run(pending::<()>())).await.is_err());
-    assert!(!guard.is_lost());
-    assert!(locks.mutex("m").try_lock().await.unwrap().is_none());
-    guard.unlock().await.unwrap();
-}
-
 #[tokio::test(start_paused = true)]
 async fn locks_count_what_becomes_of_their_leases() {
     let mut refused = 2;
@@ -122,7 +111,7 @@ async fn a_label_tells_which_process_holds_a_lock() {
     assert_eq!(plain.mutex("m").holder().await.unwrap(), None);
 
     let locks = plain.clone().owner("pod-7");
-    let guard = locks.fair_mutex("m").lock().await.unwrap();
+    let guard = locks.mutex("m").fair().lock().await.unwrap();
     sleep(MS).await;
     let holder = plain.mutex("m").holder().await.unwrap().unwrap();
     assert_eq!(holder.owner.as_deref(), Some("pod-7"));

@@ -153,7 +153,7 @@ async fn a_loss_drops_the_work_and_the_candidate_waits_again() {
         let term = next(&mut terms).await;
         assert!(term.fence() > fence);
         fence = term.fence();
-        assert!(locks.fair_mutex("work").force_unlock().await.unwrap());
+        assert!(locks.mutex("work").fair().force_unlock().await.unwrap());
         timeout(2 * SECOND, term.ended()).await.expect("the loss is not told at a renewal");
     }
     next(&mut terms).await;
@@ -207,10 +207,10 @@ async fn a_shutdown_waits_for_the_handover() {
     let (locks, other) = (process(&backend), process(&backend));
     let ends = stands(locks.leader("work"), &office, &sender);
     let term = next(&mut terms).await;
-    let mutex = other.fair_mutex("work");
+    let mutex = other.mutex("work").fair();
     locks.shutdown(SECOND).await;
     assert!(term.is_ended(), "the work goes on after the shutdown");
-    assert!(!mutex.is_locked().await.unwrap(), "the lease is not handed over");
+    assert!(mutex.holder().await.unwrap().is_none(), "the lease is not handed over");
     assert_eq!(ends.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
 }
 

@@ -27,7 +27,7 @@ use bellwether::{
     lock::{
         Candidate, Job, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits,
         ReadGuard, ReentrantGuard, ReentrantHolder, ReentrantMutex, RwLock, Semaphore,
-        SemaphorePermit, Several, SeveralGuard, Term, Ticks, Turn, Upgrade, WriteGuard,
+        SemaphorePermit, Several, SeveralGuard, Term, Ticks, Turn, WriteGuard,
     },
     testing::{Answer, Fault, Faults, Faulty, Interceptor, Op, Operation},
 };
@@ -100,7 +100,6 @@ types! {
     RwLock => yes yes yes yes;
     ReadGuard => yes yes yes yes;
     WriteGuard => yes yes yes no;
-    Upgrade => yes yes yes no;
     Semaphore => yes yes yes yes;
     SemaphorePermit => yes yes yes no;
     Permits => yes yes yes yes;
@@ -206,20 +205,18 @@ futures! {
     turn: Turn => turn.retry(NO_TIME, 1, || async { Ok::<_, Infallible>(()) }), turn.done();
     candidate: Candidate => candidate.run(|_| async {});
     term: Term => term.ended();
-    mutex: Mutex => mutex.lock(), mutex.try_lock(), mutex.is_locked(), mutex.expires_in(),
-        mutex.force_unlock();
+    mutex: Mutex => mutex.lock(), mutex.try_lock(), mutex.holder(), mutex.force_unlock();
     guard: MutexGuard => guard.lost(), guard.renew(), guard.unlock();
-    mutex: ReentrantMutex => mutex.is_locked(), mutex.expires_in(), mutex.force_unlock();
     holder: ReentrantHolder => holder.lock(), holder.try_lock();
     guard: ReentrantGuard => guard.lost(), guard.renew(), guard.unlock();
-    lock: RwLock => lock.read(), lock.try_read(), lock.write(), lock.try_write(), lock.readers(),
-        lock.is_write_locked(), lock.force_unlock();
+    lock: RwLock => lock.read(), lock.try_read(), lock.write(), lock.try_write(), lock.holder(),
+        lock.force_unlock();
     guard: ReadGuard => guard.lost(), guard.renew(), guard.clone().try_upgrade(), guard.unlock();
     guard: WriteGuard => guard.lost(), guard.renew(), guard.unlock();
     guard: WriteGuard => guard.downgrade();
     semaphore: Semaphore => semaphore.acquire(), semaphore.try_acquire(),
         semaphore.acquire_many(2), semaphore.try_acquire_many(2), semaphore.available(),
-        semaphore.force_release();
+        semaphore.holder(), semaphore.force_unlock();
     permit: SemaphorePermit => permit.lost(), permit.renew(), permit.release();
     permits: Permits => permits.acquire(), permits.try_acquire();
     permit: (Permits, PermitId) => permit.0.renew(permit.1), permit.0.release(permit.1);

@@ -76,9 +76,9 @@ async fn a_shutdown_waits_for_the_undo_of_an_acquisition() {
     let mutex = locks.mutex("m");
     let acquiring = tokio::spawn(async move { mutex.lock().await });
     let plain = Locks::new(memory, "bellwether");
-    assert!(comes_true(LIMIT, async || plain.mutex("m").is_locked().await.unwrap()).await);
+    assert!(comes_true(LIMIT, async || plain.mutex("m").holder().await.unwrap().is_some()).await);
     locks.shutdown(1000 * MS).await;
-    assert!(!plain.mutex("m").is_locked().await.unwrap());
+    assert!(plain.mutex("m").holder().await.unwrap().is_none());
     assert_eq!(acquiring.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
 }
 
@@ -136,7 +136,8 @@ fn leases_are_renewed_after_the_runtime_of_the_first_is_gone() {
     drop(second);
     third.block_on(async {
         for name in names {
-            let left = async || locks.mutex(name).expires_in().await.unwrap();
+            let left =
+                async || locks.mutex(name).holder().await.unwrap().map(|held| held.expires_in);
             let mut before = left().await;
             // The time left only grows by a renewal.
             let is_renewed = async || std::mem::replace(&mut before, left().await) < before;
@@ -188,7 +189,34 @@ fn a_waiter_gets_a_lock_whose_pass_was_cut_off_by_a_dropped_runtime() {
         let guard = timeout(LIMIT, next).await.expect("the waiter never gets the lock").unwrap();
         assert!(begun.elapsed() < 2000 * MS, "{:?}", begun.elapsed());
         guard.unlock().await.unwrap();
-        assert!(!locks.mutex("k").is_locked().await.unwrap());
+        assert!(locks.mutex("k").holder().await.unwrap().is_none());
+    });
+}
+
+/// One task keeps the queue entries of all waiters, in the runtime of the first waiter. When that
+/// runtime is gone, the others ask, and one of them starts another task.
+#[test]
+fn queue_entries_are_kept_after_the_runtime_of_the_first_waiter_is_gone() {
+    let faulty = Faulty::new(|_| None);
+    let locks = Locks::new(faulty.clone(), "bellwether");
+    let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
+    let held = second
+        .block_on(async { Locks::new(faulty.inner.clone(), "bellwether").mutex("k").lock().await });
+    let lock = || {
+        let mutex = locks.mutex("k").fair().wait_limit(LIMIT);
+        async move { mutex.lock().await.unwrap() }
+    };
+    let _gone = first.spawn(lock());
+    second.block_on(async {
+        assert!(comes_true(LIMIT, async || faulty.count(Op::Keep) > 0).await);
+        let next = tokio::spawn(lock());
+        assert!(comes_true(LIMIT, async || faulty.count(Op::Acquire) == 2).await);
+        first.shutdown_background();
+        let before = faulty.count(Op::Keep);
+        let is_kept = async || faulty.count(Op::Keep) >= before + 2;
+        assert!(comes_true(LIMIT, is_kept).await, "the entry is not kept any more");
+        held.unwrap().unlock().await.unwrap();
+        timeout(LIMIT, next).await.unwrap().unwrap().unlock().await.unwrap();
     });
 }
 

@@ -12,7 +12,6 @@ use std::{
 use bellwether::{
     BoxError, Cache, Error, Locks, RedisBackend, Redlock,
     cache::{LocalTier, Source},
-    lock::Upgrade,
 };
 use futures_util::future::join_all;
 use testkit::{Cluster, LIMIT, Raw, RedisServer, comes_true, eventually};
@@ -180,15 +179,15 @@ async fn use_mutexes(
 ) -> Result<(), Error> {
     for fair in [false, true] {
         let of = |locks: &Locks| match fair {
-            true => locks.fair_mutex(key).wait_limit(LIMIT),
+            true => locks.mutex(key).fair().wait_limit(LIMIT),
             false => locks.mutex(key).wait_limit(LIMIT),
         };
         let Some(guard) = of(one).try_lock().await? else {
             return Err(failed("the free lock was refused"));
         };
         guard.renew().await?;
-        check(of(two).is_locked().await?, "the mutex is not reported as locked")?;
-        of(two).expires_in().await?;
+        check(of(two).holder().await?.is_some(), "the mutex is not reported as locked")?;
+        of(two).holder().await?.map(|held| held.expires_in);
         let waiter = of(two);
         let waiting = tokio::spawn(async move { waiter.lock().await });
         until_queued(servers, key, &waiting).await;
@@ -217,16 +216,22 @@ async fn use_read_write(
         return Err(failed("the free lock was refused"));
     };
     reader.renew().await?;
-    check(of(two).readers().await? == 1, "the reader is not counted")?;
+    check(
+        of(two).holder().await?.map_or(0, |held| held.holders) == 1,
+        "the reader is not counted",
+    )?;
     let writer = of(two);
     let writing = tokio::spawn(async move { writer.write().await });
     until_queued(servers, key, &writing).await;
     reader.unlock().await?;
     let reader = writing.await.unwrap()?.downgrade().await?;
-    let Upgrade::Done(writer) = reader.try_upgrade().await? else {
+    let Ok(writer) = reader.try_upgrade().await? else {
         return Err(failed("the only reader was not upgraded"));
     };
-    check(of(one).is_write_locked().await?, "the writer is not reported")?;
+    check(
+        of(one).holder().await?.is_some_and(|held| held.fence > 0),
+        "the writer is not reported",
+    )?;
     writer.unlock().await?;
     of(one).force_unlock().await.map(drop)
 }
@@ -250,7 +255,7 @@ async fn use_permits(
     let id = permits.acquire().await?;
     permits.renew(id).await?;
     assert!(permits.release(id).await?);
-    of(one).force_release().await.map(drop)
+    of(one).force_unlock().await.map(drop)
 }
 
 async fn use_all(server: &RedisServer, user: &str, family: &str, key: &str) -> Result<(), Error> {

@@ -27,7 +27,7 @@ type Lock = fn(&str) -> Mutex;
 const BOTH: [Lock; 2] = [fair, plain];
 
 fn fair(url: &str) -> Mutex {
-    locks(url).fair_mutex("k").lease(LEASE).wait_limit(LIMIT)
+    locks(url).mutex("k").fair().lease(LEASE).wait_limit(LIMIT)
 }
 
 fn plain(url: &str) -> Mutex {

@@ -98,7 +98,7 @@ async fn an_outage_is_told_once_and_its_attempts_once_a_second() {
         held.push(locks.mutex(format!("k{at}")).lease(LEASE).lock().await.unwrap());
     }
     let waiting = (0..10).map(|at| {
-        let waiter = locks.fair_mutex(format!("k{at}")).wait_limit(LIMIT);
+        let waiter = locks.mutex(format!("k{at}")).fair().wait_limit(LIMIT);
         tokio::spawn(async move { waiter.lock().await.unwrap().unlock().await.unwrap() })
     });
     let waiting: Vec<_> = waiting.collect();

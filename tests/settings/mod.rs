@@ -253,7 +253,7 @@ pub async fn use_locks<B: Store + Latches + Clone>(
     let locks = Locks::new(backend.clone(), "bellwether");
     let named = |kind| format!("{name}-{kind}");
     let mutex = lock_settings!(picks, locks.mutex(name), renew_every, fence_life);
-    let fair = lock_settings!(picks, locks.fair_mutex(named("fair")), renew_every, fence_life);
+    let fair = lock_settings!(picks, locks.mutex(named("fair")).fair(), renew_every, fence_life);
     let reentrant = locks.reentrant_mutex(named("reentrant"));
     let reentrant = lock_settings!(picks, reentrant, renew_every, fence_life);
     let rw = lock_settings!(picks, locks.rw_lock(named("rw")), renew_every, fence_life);

@@ -349,8 +349,8 @@ pub async fn a_foreign_key_is_reported_and_left_alone(pair: Pair) {
         assert_eq!(raw.run::<u32>(&["EXISTS", &key]).await, 1, "the foreign key was overwritten");
         assert_eq!(raw.pttl(&key).await, -1, "the foreign key was given an end");
         let cleared = match pair.key {
-            "l" => asked.locks.fair_mutex("k").force_unlock().await,
-            "p" => asked.locks.semaphore("k", 1).force_release().await,
+            "l" => asked.locks.mutex("k").fair().force_unlock().await,
+            "p" => asked.locks.semaphore("k", 1).force_unlock().await,
             _ => asked.locks.rw_lock("k").force_unlock().await,
         };
         assert!(cleared.unwrap());

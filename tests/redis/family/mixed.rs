@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bellwether::{
     ErrorKind::{Backend, NotAcquired, NotDone, NotSet},
     Locks,
-    lock::{PermitId, Upgrade},
+    lock::PermitId,
 };
 use testkit::{LIMIT, RedisServer, comes_true};
 use tokio::{
@@ -29,15 +29,15 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
     let lease = Duration::from_secs(5);
     match random.u8(..15) {
         0 => locks.mutex(name).lease(lease).wait_limit(wait).lock().await?.unlock().await,
-        1 => locks.fair_mutex(name).lease(lease).wait_limit(wait).lock().await?.unlock().await,
+        1 => locks.mutex(name).fair().lease(lease).wait_limit(wait).lock().await?.unlock().await,
         2 => locks.rw_lock(name).lease(lease).wait_limit(wait).read().await?.unlock().await,
         3 => locks.rw_lock(name).lease(lease).wait_limit(wait).write().await?.unlock().await,
         4 => {
             let guard = locks.rw_lock(name).lease(lease).wait_limit(wait).write().await?;
             let guard = guard.downgrade().await?;
             match guard.try_upgrade().await? {
-                Upgrade::Done(writer) => writer.unlock().await,
-                Upgrade::Refused(reader) => reader.unlock().await,
+                Ok(writer) => writer.unlock().await,
+                Err(reader) => reader.unlock().await,
             }
         }
         5 => {
@@ -53,7 +53,7 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
         }
         7 => locks.mutex(name).lease(lease).try_lock().await.map(drop),
         8 => locks.rw_lock(name).lease(lease).try_write().await.map(drop),
-        9 => locks.fair_mutex(name).lease(lease).try_lock().await.map(drop),
+        9 => locks.mutex(name).fair().lease(lease).try_lock().await.map(drop),
         10 => locks.semaphore(name, 4).available().await.map(drop),
         11 => {
             let names =
@@ -81,7 +81,7 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
             // A waiter may leave in the middle of the wait.
             let wait_limit = Duration::from_micros(random.u64(1..3000));
             let rw_lock = locks.rw_lock(name.as_str()).lease(lease);
-            let mutex = locks.fair_mutex(name).lease(lease);
+            let mutex = locks.mutex(name).fair().lease(lease);
             let _ = timeout(wait_limit, mutex.lock()).await;
             let _ = timeout(wait_limit, rw_lock.read()).await;
             let _ = timeout(wait_limit, rw_lock.write()).await;
