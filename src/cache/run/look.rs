@@ -395,9 +395,11 @@ const BYTES_PER_MS: u32 = 256 << 10;
 /// The turns that processes choose from if the backend does not know their number.
 const TURNS: u32 = 64;
 
-/// Returns how long a process waits for its turn to fetch an entry.
+/// Returns how long a process waits for its turn to fetch an entry: a random one of as many as
+/// there are processes.
 fn turn_to_fetch(announced: &Announcement) -> Duration {
-    let turn = announced.turn.unwrap_or_else(|| fastrand::u32(0..TURNS));
+    let turns = if announced.crowd == 0 { TURNS } else { announced.crowd };
+    let turn = fastrand::u32(0..turns);
     let bytes = u32::try_from(announced.bytes).unwrap_or(u32::MAX);
     Duration::from_millis(1).mul_f64(f64::from(bytes) / f64::from(BYTES_PER_MS)) * turn
 }
