@@ -338,7 +338,6 @@ async fn names_namespaces_and_settings_are_checked() {
         locks.mutex("m").lease(Duration::ZERO),
         locks.mutex("m").renew_every(LEASE),
         locks.mutex("m").max_hold(MS),
-        locks.mutex("m").fence_life(MS),
     ] {
         assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
     }
@@ -351,7 +350,6 @@ async fn endless_durations_do_not_panic() {
         .mutex("m")
         .wait_limit(Duration::MAX)
         .max_hold(Duration::MAX)
-        .fence_life(Duration::MAX)
         .retry(Retry::fixed(Duration::MAX));
     let guard = mutex.lock().await.unwrap();
     let waiting = tokio::spawn(async move { mutex.lock().await.is_ok() });
