@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bellwether::{
     RedisBackend,
-    backend::{Claim, Claimed, Entry, Mode, Store},
+    backend::{Claim, Claimed, Edit, Entry, Mode, Store},
     key::{Family, Name, Namespace},
 };
 use bytes::Bytes;
@@ -65,7 +65,11 @@ impl Bench {
             set.exec_async(&mut raw.clone()).await.unwrap();
         };
         let put = async |bench: &Self| {
-            bench.backend.put(&bench.name, &bench.entry, LIFE, LIFE).await.unwrap();
+            bench
+                .backend
+                .edit(&bench.name, &Edit::Put(bench.entry.clone(), LIFE), LIFE)
+                .await
+                .unwrap();
         };
         let mut costs = Vec::new();
         let mut scripts = Vec::new();
@@ -191,9 +195,12 @@ impl Bench {
         let mut sum = (Duration::ZERO, Duration::ZERO);
         let asking = self.asking().await;
         for _ in 0..self.runs.min(200) {
-            self.backend.put(&self.name, &self.entry, LIFE, LIFE).await.unwrap();
+            self.backend
+                .edit(&self.name, &Edit::Put(self.entry.clone(), LIFE), LIFE)
+                .await
+                .unwrap();
             let (before, begun) = (self.server_time().await, Instant::now());
-            self.backend.invalidate(&self.name, LIFE).await.unwrap();
+            self.backend.edit(&self.name, &Edit::Invalidate, LIFE).await.unwrap();
             sum.1 += begun.elapsed();
             sum.0 += (self.server_time().await - before).saturating_sub(asking);
         }

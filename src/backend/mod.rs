@@ -23,7 +23,7 @@
 //! time-out on what it waits for.
 //!
 //! Every operation may be sent twice. The second one does nothing that the first one did not do,
-//! with two exceptions. [`Store::put`] and [`Store::invalidate`] are one more write of the same.
+//! with two exceptions. [`Store::edit`] is one more write of the same.
 //! [`Leases::clear`] and [`Latches::clear_latch`] end what has come to stand there in between.
 
 mod change;
@@ -63,7 +63,7 @@ pub use self::{
     latches::{Countdown, Latches},
     mark::{Mark, Marked, Tick, TickStep},
     memory::MemoryBackend,
-    store::{Claimed, Committed, EntryAnswers, Store},
+    store::{Claimed, Committed, Edit, EntryAnswers, Store},
     tags::{TagEnd, TagEnds, Tagged},
 };
 
@@ -134,18 +134,12 @@ pub trait Leases: Send + Sync + 'static {
     /// [refused](crate::error::BackendErrorKind::Refused).
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError>;
 
-    /// Passes a lease from its holder to another exclusive claim of the same name, or renews it if
-    /// both are the same, and gives it this fence. The last fence of the name becomes this one,
-    /// unless it is greater. Returns `None` if neither of the two has the lease.
+    /// Makes a lease last its full time from now, and gives it this fence. The last fence of the
+    /// name becomes this one, unless it is greater. Returns whether the claim has the lease.
     ///
     /// Only the locks of a [`Redlock`](crate::Redlock) need it. The default
     /// [refuses](crate::error::BackendErrorKind::Refused).
-    async fn pass_with_fence(
-        &self,
-        _from: &Claim,
-        _to: &Claim,
-        _fence: u64,
-    ) -> Result<Option<Grant>, BackendError> {
+    async fn set_fence(&self, _claim: &Claim, _fence: u64) -> Result<bool, BackendError> {
         let why = "the backend cannot be one of the servers of a `Redlock`";
         Err(BackendError::new(BackendErrorKind::Refused, why))
     }

@@ -73,8 +73,8 @@ pub trait Store: Leases {
     /// the lease; if not, nothing changes.
     ///
     /// With a back-off, the name backs off for its time: a claim is told of that and of the
-    /// failure. The failure is [remembered](BackOff::remembered) a while longer. A commit, a put, a
-    /// touch, an expiry, a supersession or an invalidation ends both.
+    /// failure. The failure is [remembered](BackOff::remembered) a while longer. A commit or an
+    /// [edit](Self::edit) ends both.
     async fn fail(
         &self,
         claim: &Claim,
@@ -82,40 +82,14 @@ pub trait Store: Leases {
         back_off: Option<BackOff>,
     ) -> Result<bool, BackendError>;
 
-    /// Writes an entry without a load. A load that is under way is not stored. Returns the new
-    /// fence.
-    ///
-    /// Without room for it, the entry is refused, and nothing changes.
-    async fn put(
+    /// Changes an entry without a load. Ends the lease of a load that is under way, which is then
+    /// not stored, and the back-off. Returns the fence that was burnt, or zero if nothing changed.
+    async fn edit(
         &self,
         name: &Name,
-        entry: &Entry,
-        ttl: Duration,
+        edit: &Edit,
         fence_life: Duration,
     ) -> Result<u64, BackendError>;
-
-    /// Sets the windows of the entry, from now on, without writing its payload. A load that is
-    /// under way is not stored. Returns the new fence of the entry. Returns `None` and changes
-    /// nothing if there is no entry, or if it [expired](Self::expire).
-    async fn touch(
-        &self,
-        name: &Name,
-        windows: Windows,
-        fence_life: Duration,
-    ) -> Result<Option<u64>, BackendError>;
-
-    /// Ends the fresh and the stale window of the entry. It is kept for failures to the end of its
-    /// error window, counted from now, but not longer than it would have been. Without an error
-    /// window it is removed. A load that is under way is not stored. Returns the fence that was
-    /// burnt.
-    async fn expire(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError>;
-
-    /// Ends the lease of a load that is under way, which is then not stored, and the record of
-    /// failed loads. The entry stays. Returns the fence that was burnt.
-    async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError>;
-
-    /// Removes the entry. A load that is under way is not stored. Returns the fence that was burnt.
-    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError>;
 
     /// Returns the last number of the tags of a namespace. Each later [end](Self::end_tag) of a
     /// tag has a greater one.
@@ -145,6 +119,24 @@ pub trait Store: Leases {
     fn hears(&self, _name: &Name, _begins: bool) -> bool {
         true
     }
+}
+
+/// A change of an entry without a load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Edit {
+    /// Writes an entry for this long. Without room for it, it is refused, and nothing changes.
+    Put(Entry, Duration),
+    /// Sets the windows from now on. Changes nothing without an entry, or if it
+    /// [expired](Self::Expire).
+    Touch(Windows),
+    /// Ends the fresh and the stale window. The entry is kept for failures to the end of its error
+    /// window, counted from now, but not longer than it would have been. Without that window it is
+    /// removed.
+    Expire,
+    /// Leaves the entry as it is.
+    Supersede,
+    /// Removes the entry.
+    Invalidate,
 }
 
 /// The answer to [`Store::get_many`] for each name.

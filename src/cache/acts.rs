@@ -11,7 +11,7 @@ use hashbrown::DefaultHashBuilder;
 use tokio::time::sleep;
 
 use super::{Cache, Loaded, core::Decision, freshness::Rules, local::GREATEST_STALENESS};
-use crate::{error::Error, key::Key};
+use crate::{backend::Edit, error::Error, key::Key};
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Stores a value for as long as the cache keeps values. The value of a load that is under way
@@ -52,7 +52,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let (core, key) = (&self.core, key.into());
         let name = core.name(&key)?;
         core.invalidations.count(&key);
-        let burnt = core.store.invalidate(&name, core.settings.fence_life());
+        let burnt = core.store.edit(&name, &Edit::Invalidate, core.settings.fence_life());
         Ok(core.change(&key, burnt).await?)
     }
 
@@ -94,7 +94,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let (core, key) = (&self.core, key.into());
         let name = core.name(&key)?;
         core.invalidations.count(&key);
-        let burnt = core.store.expire(&name, core.settings.fence_life());
+        let burnt = core.store.edit(&name, &Edit::Expire, core.settings.fence_life());
         Ok(core.change(&key, burnt).await?)
     }
 
@@ -249,7 +249,6 @@ impl Invalidations {
     }
 
     /// Returns a number that each invalidation of the key makes greater.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     pub(super) fn so_far(&self, key: &Key) -> u64 {
         self.of(key).load(Ordering::Acquire)
     }

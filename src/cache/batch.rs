@@ -197,7 +197,7 @@ where
             tokio::spawn(self.clone().load_together(all).in_current_span());
         }
         let value = value.await.unwrap_or_else(|_| Err(cut_off()))?;
-        Ok(loader::produced(&self.core, &lead, value))
+        Ok(Produced::Value(loader::made(&self.core, &lead, value)))
     }
 
     /// Loads the ids that wait when all keys of the call are decided.

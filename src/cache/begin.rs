@@ -145,23 +145,6 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing. The method can be called again.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Cache, MemoryBackend, cache::Begun};
-    ///
-    /// # async fn query() -> u64 { 7 }
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// let Begun::Load(load) = cache.begin("stock:42").await? else { return Ok(()) };
-    /// tokio::select! {
-    ///     value = load.scope(query()) => assert_eq!(*load.commit(value).await.value(), 7),
-    ///     () = load.lost() => load.discard().await,
-    /// }
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn lost(&self) {
         tokio::select! {
             () = self.guard.lost() => {}
@@ -181,21 +164,6 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Cache, ErrorKind, MemoryBackend, cache::Begun};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// let Begun::Load(load) = cache.begin("stock:42").await? else { return Ok(()) };
-    /// load.confirm().await?;
-    /// cache.invalidate("stock:42").await?;
-    /// assert_eq!(load.confirm().await.unwrap_err().kind(), ErrorKind::Lost);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn confirm(&self) -> Result<(), Error> {
         self.guard.renew().await
     }

@@ -1,6 +1,6 @@
 //! The parts that the clones of a cache share.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{error::Error as StdError, mem, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -209,7 +209,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let delay = || self.refreshes.delay(name, entry.fence);
         let window = freshness::decide(&entry, rules, delay);
         if is_ours && matches!(window, Window::OnError | Window::Over) {
-            return Decision::Old(Arc::new(Previous::encoded(entry, rules, &self.codec)));
+            let previous = Previous::new(entry, rules, &self.codec, None, Source::Stale);
+            return Decision::Old(Arc::new(previous));
         }
         if let Some(value) = self.decoded(name, &mut entry) {
             let is_stale = matches!(window, Window::Stale | Window::Deferred);
@@ -218,8 +219,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             if !matches!(window, Window::Early | Window::Stale) {
                 return Decision::Served(loaded);
             }
-            let value = loaded.value.clone();
-            let previous = Previous::decoded(&entry, rules, &self.codec, value, Source::Stale);
+            let value = Some(loaded.value.clone());
+            let previous = Previous::new(entry, rules, &self.codec, value, Source::Stale);
             return Decision::Refresh(loaded, Arc::new(previous));
         }
         Decision::Miss { seen: entry.fence }
@@ -232,13 +233,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             false => Err("it has another schema or codec; give each type its own namespace".into()),
         };
         let warn = |error: &BoxError| {
-            let words = "an entry cannot be decoded and counts as missing";
-            let (fence, error) = (entry.fence, Chain(&**error));
-            match self.undecodable.first() {
-                true => tracing::warn!(?name, fence, %error, "{words}"),
-                false => tracing::debug!(?name, fence, %error, "{words}"),
-            }
-            self.counters.undecodable.add();
+            self.undecodable(name, &**error, "an entry cannot be decoded and counts as missing");
         };
         decoded.inspect_err(warn).ok()
     }
@@ -249,13 +244,18 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if error.kind() != BackendErrorKind::Foreign {
             return Decision::Unanswered(error);
         }
-        let (error, words) = (Chain(&error), "the stored bytes are no entry and count as missing");
+        self.undecodable(name, &error, "the stored bytes are no entry and count as missing");
+        Decision::Miss { seen: 0 }
+    }
+
+    /// Counts stored bytes that are of no use. The first time, the log warns of them.
+    fn undecodable(&self, name: &Name, error: &(dyn StdError + 'static), words: &str) {
+        let error = Chain(error);
         match self.undecodable.first() {
             true => tracing::warn!(?name, %error, "{words}"),
             false => tracing::debug!(?name, %error, "{words}"),
         }
         self.counters.undecodable.add();
-        Decision::Miss { seen: 0 }
     }
 
     /// Returns a loaded value as a hit gets it. One without an encoding stays as it is.
@@ -458,7 +458,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let source = Source::Degraded;
         Some(match freshness::decide(&entry, rules, delay) {
             Window::OnError | Window::Over => {
-                let old = Previous::decoded(&entry, rules, &self.codec, value, source);
+                let old = Previous::new(entry, rules, &self.codec, Some(value), source);
                 Decision::Old(Arc::new(old))
             }
             _ => Decision::Served(Loaded { value, source, record: Record::of(&entry) }),

@@ -191,7 +191,7 @@ impl<V> Lead<V> {
     where
         V: Clone + 'static,
     {
-        !self.0.wants_new && self.previous().is_some_and(|old| old.fallback().is_some())
+        !self.0.wants_new && self.fallback_for().is_some()
     }
 
     /// Returns for how much longer a stale value is kept for the case that this load fails.
@@ -256,7 +256,6 @@ impl<V> Lead<V> {
 
     /// Announces the head of the value, so that callers of this process that take heads have it at
     /// once. From then on the load has no time limit but its loader's own.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     pub(crate) fn announce(&self, head: Head) {
         let _ = self.0.head.set(head);
         self.0.announced.give();

@@ -1,8 +1,8 @@
 //! Running a loader: its panic, its time limit and its cancellation are outcomes.
 
-use std::{any::Any, borrow::Cow, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{any::Any, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::BoxFuture};
 use tokio::time::{Instant, sleep};
 use tracing::debug;
 
@@ -18,16 +18,26 @@ pub(crate) enum Produced<V> {
     /// A value to share.
     Value(Made<V>),
     /// An answer for its caller alone, which has it already. The name is marked as uncacheable.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Uncacheable,
     /// An answer for its caller alone, which has it already. It depends on this request, so the
     /// name is not marked.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Reserved,
     /// An answer for its caller alone, which says that the origin fails with this error. It is a
     /// failed load if there is a stale value for this case, or a rule of what follows.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Failing(Error),
+}
+
+/// A loader that a leader has yet to run. In a box, so that what runs it is compiled once for each
+/// type of values.
+pub(super) type Work<V> =
+    Box<dyn FnOnce(Lead<V>) -> BoxFuture<'static, Result<Produced<V>, Error>> + Send>;
+
+pub(super) fn boxed<V, F, Fut>(work: F) -> Work<V>
+where
+    F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+    Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
+{
+    Box::new(move |lead| work(lead).boxed())
 }
 
 /// Awaits a user's loader, and returns its outcome. Callers get the value as a hit decodes it.
@@ -41,15 +51,8 @@ where
     Fut: Future<Output = Result<V, E>>,
     E: Into<BoxError>,
 {
-    loader.await.map(|value| produced(&core, &lead, value)).map_err(Error::load)
-}
-
-/// Returns the outcome of a loader that returned a value.
-pub(super) fn produced<V>(core: &Core<V>, lead: &Lead<V>, value: V) -> Produced<V>
-where
-    V: Clone + Send + Sync + 'static,
-{
-    Produced::Value(made(core, lead, value))
+    let value = loader.await.map_err(Error::load)?;
+    Ok(Produced::Value(made(&core, &lead, value)))
 }
 
 /// Returns a value that was loaded, as its callers get it.
@@ -64,16 +67,12 @@ where
 
 /// Runs a loader until its limit, for the flight or load of this number. The limit no longer
 /// counts once the head of the value is announced.
-pub(super) async fn run<V, F, Fut>(
-    work: F,
+pub(super) async fn run<V>(
+    work: Work<V>,
     lead: Lead<V>,
     limit: Duration,
     (number, meter): (u64, &Meter),
-) -> Result<Produced<V>, Error>
-where
-    F: FnOnce(Lead<V>) -> Fut,
-    Fut: Future<Output = Result<Produced<V>, Error>>,
-{
+) -> Result<Produced<V>, Error> {
     let begun = Instant::now();
     let ended = flight::within(number, limited(work, lead, limit)).await;
     let produced = match ended {
@@ -84,35 +83,22 @@ where
             Err(Error::new(ErrorKind::LoadTimeout, words))
         }
     };
-    let result = match &produced {
-        Ok(Produced::Failing(_)) | Err(_) => "error",
-        Ok(_) => "value",
+    let error = match &produced {
+        Ok(Produced::Failing(error)) | Err(error) => Some(error),
+        Ok(_) => None,
     };
-    meter.ended("bellwether_load_seconds", begun, result);
-    debug!(took = ?begun.elapsed(), outcome = %outcome(&produced), "a load has ended");
+    meter.ended("bellwether_load_seconds", begun, if error.is_some() { "error" } else { "value" });
+    let words = || error.map_or_else(|| "a value".to_owned(), |error| format!("{error:#}"));
+    debug!(took = ?begun.elapsed(), outcome = %words(), "a load has ended");
     produced
 }
 
-/// Returns the words for the end of a load.
-fn outcome<V>(produced: &Result<Produced<V>, Error>) -> Cow<'static, str> {
-    match produced {
-        Ok(Produced::Value(_)) => "a value".into(),
-        Ok(Produced::Uncacheable) => "a value that is not shared".into(),
-        Ok(Produced::Reserved) => "a value for its caller alone".into(),
-        Ok(Produced::Failing(error)) | Err(error) => format!("{error:#}").into(),
-    }
-}
-
 /// Returns what the loader made, its panic, or `None` at the limit.
-async fn limited<V, F, Fut>(
-    work: F,
+async fn limited<V>(
+    work: Work<V>,
     lead: Lead<V>,
     limit: Duration,
-) -> Option<Result<Result<Produced<V>, Error>, Box<dyn Any + Send>>>
-where
-    F: FnOnce(Lead<V>) -> Fut,
-    Fut: Future<Output = Result<Produced<V>, Error>>,
-{
+) -> Option<Result<Result<Produced<V>, Error>, Box<dyn Any + Send>>> {
     let for_loader = lead.clone();
     // The loader may also panic before it returns its future.
     let loader = AssertUnwindSafe(async move { work(for_loader).await }).catch_unwind();

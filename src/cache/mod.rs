@@ -11,6 +11,9 @@
 //!
 //! [`windows`] shows in plain words how long a value is served, and when it is refreshed.
 
+// Some parts are for the HTTP layer alone.
+#![cfg_attr(not(feature = "http"), allow(dead_code))]
+
 mod activity;
 mod acts;
 mod batch;

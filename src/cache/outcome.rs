@@ -56,11 +56,6 @@ impl Record {
         Some(Self { fence: Some(NonZeroU64::new(fence)?), stored: Some(Instant::now()), fresh })
     }
 
-    /// Returns the fence, or `None` if the value was loaded without a lease.
-    pub(super) fn fence(&self) -> Option<u64> {
-        Some(self.fence?.get())
-    }
-
     /// Returns the time since it was stored.
     pub(super) fn age(&self) -> Option<Duration> {
         Some(self.stored?.elapsed())
@@ -159,7 +154,7 @@ impl<V> Loaded<V> {
     ///
     /// Returns `None` if it was loaded without a lease. [`Source::Degraded`] lists the reasons.
     pub fn fence(&self) -> Option<u64> {
-        self.record?.fence()
+        Some(self.record?.fence?.get())
     }
 
     /// Returns the time since the load of the value ended.
@@ -216,9 +211,6 @@ pub(super) enum Outcome<V> {
     /// Each caller loads for itself.
     Alone(Alone),
     Failed(Error),
-    /// For late joiners: the backend did not say within this time what they may have. They load
-    /// without it.
-    Unanswered(Duration),
 }
 
 impl<V> Outcome<V> {
@@ -229,7 +221,6 @@ impl<V> Outcome<V> {
             Self::Head(_, source) => *source,
             Self::Failed(_) => return "error",
             Self::Alone(_) => return "alone",
-            Self::Unanswered(_) => return "unanswered",
         };
         match source.for_caller(leads) {
             Source::Led => "led",
@@ -256,10 +247,8 @@ pub(crate) enum Flown<V> {
     /// With a value. Its caller counts once it is [served](Counters::served).
     Loaded(Loaded<V>),
     /// With the head of a value, for a request that [takes it](super::Sharing::takes_heads).
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Head(Box<HeadOffer<V>>),
     /// Each caller loads for itself.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Alone(Alone),
 }
 
@@ -290,7 +279,6 @@ pub(crate) struct HeadOffer<V> {
 /// The place of a caller in a flight, and its wait if it is a loader.
 pub(super) type FlightPlace<V> = (Follower<Outcome<V>>, Option<Edge>);
 
-#[cfg_attr(not(feature = "http"), allow(dead_code))]
 impl<V: Clone + Send + Sync + 'static> HeadOffer<V> {
     /// Returns the head.
     pub(crate) fn head(&self) -> &Head {
@@ -311,7 +299,7 @@ impl<V: Clone + Send + Sync + 'static> HeadOffer<V> {
         let (mut follower, _edge) = self.follower?;
         follower.take_head(false);
         match follower.wait().await {
-            None | Some(Outcome::Unanswered(_)) => None,
+            None => None,
             Some(outcome) => Some(ended(&self.core, outcome, false, None)),
         }
     }
@@ -337,7 +325,6 @@ pub(super) fn ended<V>(
         }
         Outcome::Alone(why) => Ok(Flown::Alone(why)),
         Outcome::Failed(error) => Err(failed(core, error)),
-        Outcome::Unanswered(_) => Err(failed(core, cut_off())),
     }
 }
 

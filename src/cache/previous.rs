@@ -32,38 +32,23 @@ pub(super) struct Previous<V> {
 }
 
 impl<V: Clone + 'static> Previous<V> {
-    /// The entry is not served, so its value is decoded only if the load asks for it or fails.
-    pub(super) fn encoded(entry: Entry, rules: &Rules, codec: &Arc<dyn Codec<V>>) -> Self {
-        let previous = Self::new(&entry, rules, codec, OnceLock::new());
-        Self { payload: entry.payload, ..previous }
-    }
-
-    /// The value was decoded, because it is served, or kept in this process.
-    pub(super) fn decoded(
-        entry: &Entry,
+    /// Of an entry that is not served, the value is decoded only if the load asks for it or fails.
+    pub(super) fn new(
+        entry: Entry,
         rules: &Rules,
         codec: &Arc<dyn Codec<V>>,
-        value: V,
+        decoded: Option<V>,
         source: Source,
     ) -> Self {
-        Self { source, ..Self::new(entry, rules, codec, OnceLock::from(Some(value))) }
-    }
-
-    fn new(
-        entry: &Entry,
-        rules: &Rules,
-        codec: &Arc<dyn Codec<V>>,
-        value: OnceLock<Option<V>>,
-    ) -> Self {
-        let left = freshness::left_on_error(entry, rules).unwrap_or_default();
+        let left = freshness::left_on_error(&entry, rules).unwrap_or_default();
         Self {
-            record: Record::of(entry),
+            record: Record::of(&entry),
             fence: entry.fence,
-            source: Source::Stale,
+            source,
             on_error_until: after(Instant::now(), left),
             codec: Arc::clone(codec),
-            payload: Bytes::new(),
-            value,
+            payload: entry.payload,
+            value: decoded.map_or_else(OnceLock::new, |value| OnceLock::from(Some(value))),
         }
     }
 

@@ -30,10 +30,11 @@ use super::{
     freshness::RefreshDelay,
     loader::{self, Produced},
     outcome::{Flown, Outcome, cut_off, ended},
-    request::{load_alone, nest},
+    request::nest,
     run::{Run, RunStart},
 };
 use crate::{
+    backend::Edit,
     error::{BoxError, Error},
     flight::{self, Abandoned, Follower, Group, Joined, Leader, Limits},
     key::Key,
@@ -113,21 +114,24 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self.refresh_by(work).map(move |flown| flown?.shared(&core))
     }
 
-    async fn refresh_by<F, Fut>(self, work: F) -> Result<Flown<V>, Error>
+    async fn refresh_by<F, Fut>(mut self, work: F) -> Result<Flown<V>, Error>
     where
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
+        // The entry to replace is read also if it is fresh.
+        self.options_mut().rules.replaces = true;
         let Self { core, key, own } = self;
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         // First, so that each load that began before this call is beaten.
-        let burnt = core.change(&key, core.store.supersede(&name, life)).await?;
+        let burnt = core.change(&key, core.store.edit(&name, &Edit::Supersede, life)).await?;
         let Some((mut follower, leader)) = core.refreshes.begin_anew(&key) else {
             return Err(Error::shut_down());
         };
         let Some(_edge) = nest(flight::current(), &follower) else {
             drop((follower, leader));
-            return Box::pin(load_alone(&core, &key, Some(work), own)).await;
+            return Box::pin(Run::load_for_caller(&core, &key, own, Some(loader::boxed(work))))
+                .await;
         };
         let run = Run::new(&core, &key, own, Some(leader), RunStart::Supersede(burnt))?;
         follower.lead(Box::pin(run.run(work)));
@@ -140,17 +144,21 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 
 pub(super) struct Refreshes<V> {
     flights: Group<Outcome<V>>,
-    quiet: OnceLock<QuietEntries>,
+    /// Notes about entries. Each stands under the fence of its entry, so a new entry has none. In
+    /// each place are the upper half of a hash, and the tick at which the note ends. A note may
+    /// lose its place to another one, which costs one claim.
+    notes: OnceLock<Box<[AtomicU64]>>,
+    begun: Instant,
+    hasher: DefaultHashBuilder,
     /// Differs between processes, so that their delays differ.
     seed: u64,
-    hasher: DefaultHashBuilder,
     /// Cancelled when the cache is shut down.
     stop: CancellationToken,
 }
 
 /// The notes of this process about an entry, for a while.
 #[derive(Clone, Copy, Debug, Hash)]
-pub(super) enum QuietEntry {
+pub(super) enum EntryNote {
     /// It stored the entry, and is the first to refresh it.
     Stored,
     /// It begins no refresh of the entry: another process has its lease, or a refresh made nothing.
@@ -159,17 +167,15 @@ pub(super) enum QuietEntry {
     BacksOff,
 }
 
-/// The caller of a refresh, and its duty to land it.
-type BegunRefresh<V> = (Follower<Outcome<V>>, Leader<Outcome<V>>);
-
 impl<V> Default for Refreshes<V> {
     fn default() -> Self {
         Self {
             // Only its own caller waits for a refresh.
             flights: Group::new(Abandoned::Finish, Limits::NONE),
-            quiet: OnceLock::new(),
-            seed: fastrand::u64(..),
+            notes: OnceLock::new(),
+            begun: Instant::now(),
             hasher: DefaultHashBuilder::default(),
+            seed: fastrand::u64(..),
             stop: CancellationToken::new(),
         }
     }
@@ -179,7 +185,7 @@ impl<V> Refreshes<V> {
     /// Begins a refresh of the entry with this fence. Returns `None` if one is under way, if the
     /// entry is quiet, or if the cache is shut down.
     pub(super) fn begin(&self, key: &Key, fence: u64) -> Option<Leader<Outcome<V>>> {
-        if self.knows(QuietEntry::Refreshed, key, fence) {
+        if self.knows(EntryNote::Refreshed, key, fence) {
             return None;
         }
         self.flights.join(key).ok()?.leader
@@ -187,7 +193,7 @@ impl<V> Refreshes<V> {
 
     /// Begins a refresh that a caller has asked for, apart from those that are under way. Returns
     /// `None` if the cache is shut down.
-    fn begin_anew(&self, key: &Key) -> Option<BegunRefresh<V>> {
+    fn begin_anew(&self, key: &Key) -> Option<(Follower<Outcome<V>>, Leader<Outcome<V>>)> {
         loop {
             self.flights.detach(key);
             if let Joined { follower, leader: Some(leader) } = self.flights.join(key).ok()? {
@@ -197,18 +203,25 @@ impl<V> Refreshes<V> {
     }
 
     /// Notes something of the entry with this fence for a time.
-    pub(super) fn note(&self, what: QuietEntry, key: &impl Hash, fence: u64, time: Duration) {
-        self.quiet.get_or_init(QuietEntries::default).add(&(what, key), fence, time);
+    pub(super) fn note(&self, what: EntryNote, key: &impl Hash, fence: u64, time: Duration) {
+        let notes = self.notes.get_or_init(|| (0..NOTES).map(|_| AtomicU64::new(0)).collect());
+        let hash = self.hasher.hash_one((what, key, fence));
+        let ends = ticks(self.begun.elapsed().saturating_add(time)).saturating_add(1);
+        let note = hash & !TICKS | ends.min(TICKS);
+        notes[hash as usize % NOTES].store(note, Ordering::Relaxed);
     }
 
     /// Returns whether something is noted of the entry with this fence.
-    pub(super) fn knows(&self, what: QuietEntry, key: &impl Hash, fence: u64) -> bool {
-        self.quiet.get().is_some_and(|quiet| quiet.contain(&(what, key), fence))
+    pub(super) fn knows(&self, what: EntryNote, key: &impl Hash, fence: u64) -> bool {
+        let Some(notes) = self.notes.get() else { return false };
+        let hash = self.hasher.hash_one((what, key, fence));
+        let note = notes[hash as usize % NOTES].load(Ordering::Relaxed);
+        note & !TICKS == hash & !TICKS && ticks(self.begun.elapsed()) < note & TICKS
     }
 
     /// Returns the delay of this process for an entry. It is the same each time.
     pub(super) fn delay(&self, key: &impl Hash, fence: u64) -> RefreshDelay {
-        if self.knows(QuietEntry::Stored, key, fence) {
+        if self.knows(EntryNote::Stored, key, fence) {
             return RefreshDelay::NONE;
         }
         let hash = self.hasher.hash_one((self.seed, key, fence));
@@ -232,98 +245,13 @@ impl<V> Refreshes<V> {
     }
 }
 
-/// Notes about entries, for a while. Each stands under the fence of its entry, so a new entry has
-/// none. A note may lose its place to another one, which costs one claim.
-struct QuietEntries {
-    hasher: DefaultHashBuilder,
-    start: Instant,
-    /// In each place the upper half of the hash of an entry, and the tick at which it ends.
-    places: Box<[AtomicU64]>,
-}
-
-/// 32 KiB. With fewer places, more of them are lost to other keys.
-const PLACES: usize = 4096;
+/// 32 KiB. With fewer notes, more of them are lost to other keys.
+const NOTES: usize = 4096;
 /// The lower half of a word.
 const TICKS: u64 = u32::MAX as u64;
-
-impl Default for QuietEntries {
-    fn default() -> Self {
-        Self {
-            hasher: DefaultHashBuilder::default(),
-            start: Instant::now(),
-            places: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
-        }
-    }
-}
-
-impl QuietEntries {
-    /// Notes the entry of a key with this fence for a time.
-    fn add(&self, key: &impl Hash, fence: u64, time: Duration) {
-        let ends = ticks(self.start.elapsed().saturating_add(time)).saturating_add(1);
-        let (place, hash) = self.place(key, fence);
-        place.store(hash | ends.min(TICKS), Ordering::Relaxed);
-    }
-
-    fn contain(&self, key: &impl Hash, fence: u64) -> bool {
-        let (place, hash) = self.place(key, fence);
-        let found = place.load(Ordering::Relaxed);
-        found & !TICKS == hash && ticks(self.start.elapsed()) < found & TICKS
-    }
-
-    /// Returns the place of an entry, and its hash in the upper half of a word.
-    fn place(&self, key: &impl Hash, fence: u64) -> (&AtomicU64, u64) {
-        let hash = self.hasher.hash_one((key, fence));
-        (&self.places[hash as usize % PLACES], hash & !TICKS)
-    }
-}
 
 /// Returns a time in ticks of 16 ms. Half a word holds them for two years. After that no entry is
 /// quiet any more, which costs claims.
 fn ticks(time: Duration) -> u64 {
     u64::try_from(time.as_millis() / 16).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MS: Duration = Duration::from_millis(1);
-
-    #[tokio::test(start_paused = true)]
-    async fn a_key_has_one_refresh_at_a_time_and_none_after_the_end() {
-        let refreshes = Refreshes::<u64>::default();
-        let key = Key::from("one");
-        let leader = refreshes.begin(&key, 1);
-        assert!(leader.is_some() && refreshes.begin(&key, 1).is_none());
-        drop(leader);
-        assert!(refreshes.begin(&key, 1).is_some());
-        refreshes.close();
-        refreshes.stopped().await;
-        assert!(refreshes.begin(&key, 1).is_none());
-        refreshes.idle().await;
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_entry_is_quiet_for_its_time() {
-        let quiet = QuietEntries::default();
-        let [one, two] = [Key::from("one"), Key::from("two")];
-        quiet.add(&one, 7, 100 * MS);
-        assert!(quiet.contain(&one, 7) && !quiet.contain(&one, 8) && !quiet.contain(&two, 7));
-        tokio::time::advance(99 * MS).await;
-        assert!(quiet.contain(&one, 7));
-        tokio::time::advance(33 * MS).await;
-        assert!(!quiet.contain(&one, 7));
-    }
-
-    #[test]
-    fn a_delay_is_drawn_once_for_each_entry_and_process() {
-        let [here, there] = [(); 2].map(|()| Refreshes::<u64>::default());
-        let delay = |refreshes: &Refreshes<u64>, fence| refreshes.delay(&"one", fence);
-        assert_eq!(delay(&here, 1), delay(&here, 1));
-        let differ = |fence: &u64| delay(&here, *fence) != delay(&there, *fence);
-        assert!((0..1000).filter(differ).count() > 990);
-        here.note(QuietEntry::Stored, &"one", 5, Duration::MAX);
-        assert_eq!(delay(&here, 5), RefreshDelay::NONE);
-        assert!(!here.knows(QuietEntry::Stored, &"one", 6));
-    }
 }

@@ -12,15 +12,15 @@ use super::{
     freshness::Rules,
     lead::Keeping,
     loader::{self, Produced},
-    outcome::{Flown, Outcome, cut_off, ended, failed},
-    refresh::QuietEntry,
+    outcome::{Alone, Flown, Outcome, cut_off, ended, failed},
+    refresh::EntryNote,
     run::{AskedKey, Run, RunStart},
     settings::Options,
 };
 #[cfg(feature = "http")]
 use crate::backend::Tagged;
 use crate::{
-    backend::Entry,
+    backend::{Edit, Entry},
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused},
     key::{Family, Key, Name},
@@ -45,7 +45,10 @@ use crate::{
 ///     .load(|_lead| async { Ok::<_, BoxError>(17) })
 ///     .await?;
 /// assert_eq!((*loaded.value(), loaded.source()), (17, Source::Led));
-/// assert_eq!(loaded.into_value(), 17);
+///
+/// let hour = Duration::from_secs(3600);
+/// assert!(cache.request("stock:42").ttl(hour).touch().await?);
+/// cache.request("stock:43").ttl(hour).stale_if_error(hour).insert(&16).await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[must_use = "a request does nothing until it is loaded"]
@@ -67,20 +70,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the value may or may not be stored.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// let request = cache.request("stock:42").ttl(Duration::from_secs(5));
-    /// request.stale_if_error(Duration::from_secs(600)).insert(&17).await?;
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn insert(self, value: &V) -> Result<u64, Error> {
         let Self { core, key, own } = self;
         let (value, payload) = core.round_trip(value)?;
@@ -90,8 +79,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let entry = Entry::value(core.tag, Duration::ZERO, payload).with_windows(windows);
         let entry = core.tagged(entry, core.begin_tags(options).await)?;
-        let fence = core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
-        core.refreshes.note(QuietEntry::Stored, &name, fence, Duration::MAX);
+        let put = Edit::Put(entry, windows.kept());
+        let fence = core.change(&key, core.store.edit(&name, &put, life)).await?;
+        core.refreshes.note(EntryNote::Stored, &name, fence, Duration::MAX);
         Ok(fence)
     }
 
@@ -105,22 +95,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the windows may or may not have begun anew.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// let hour = Duration::from_secs(3600);
-    /// assert!(!cache.request("session:42").ttl(hour).touch().await?);
-    /// cache.insert("session:42", &7).await?;
-    /// assert!(cache.request("session:42").ttl(hour).touch().await?);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn touch(self) -> Result<bool, Error> {
         let Self { core, key, own } = self;
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
@@ -132,16 +106,16 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 core.judge(&key, &mut stored).await;
                 let is_current = |entry: &Entry| !entry.has_ended();
                 if !stored?.as_ref().is_some_and(is_current) {
-                    return Ok(None);
+                    return Ok(0);
                 }
             }
-            core.store.touch(&name, windows, life).await
+            core.store.edit(&name, &Edit::Touch(windows), life).await
         };
-        let touched = core.change(&key, touch).await?;
-        if let Some(fence) = touched {
-            core.refreshes.note(QuietEntry::Stored, &name, fence, Duration::MAX);
+        let fence = core.change(&key, touch).await?;
+        if fence > 0 {
+            core.refreshes.note(EntryNote::Stored, &name, fence, Duration::MAX);
         }
-        Ok(touched.is_some())
+        Ok(fence > 0)
     }
 
     /// Returns the value of the key and its source, as
@@ -189,8 +163,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 return Ok(Flown::Loaded(loaded));
             }
             let (takes_heads, patience) = (options.sharing.takes_heads, Patience::of(options));
-            // How long this caller has waited for an answer that did not come.
-            let mut unanswered = None;
             // Nothing but what the caller needs lives across the wait, so that its future is small.
             loop {
                 let Joined { mut follower, leader } = match core.flights.join(&key) {
@@ -203,19 +175,24 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 let leads = leader.is_some();
                 match leader {
                     Some(leader) => {
-                        let run = Run::of_caller(&core, &key, own.take(), leader, unanswered)?;
+                        let run = Run::new(&core, &key, own.take(), Some(leader), RunStart::Look)?;
                         follower.lead(Box::pin(run.run(work.take().ok_or_else(cut_off)?)));
                     }
-                    None => hurry(&core, own.as_deref(), &follower, unanswered),
+                    None => core.options(own.as_deref()).will_wait(),
                 }
-                match wait(patience.as_deref(), &core, &key, &mut follower, leads).await {
-                    None => unanswered = None,
-                    Some(Outcome::Unanswered(waited)) => unanswered = Some(waited),
-                    Some(end) => return ended(&core, end, leads, Some((follower, edge))),
+                if let Some(end) =
+                    wait(patience.as_deref(), &core, &key, &mut follower, leads).await
+                {
+                    return ended(&core, end, leads, Some((follower, edge)));
                 }
             }
             // The cache is shut down, or a loader asks for a key that waits for it.
-            Box::pin(load_alone(&core, &key, work, own)).await
+            match takes_heads {
+                true => Ok(Flown::Alone(Alone::Uncacheable)),
+                false => {
+                    Box::pin(Run::load_for_caller(&core, &key, own, work.map(loader::boxed))).await
+                }
+            }
         }
     }
 }
@@ -229,11 +206,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Sets how long this caller waits for a load while a value is kept for failures. After it the
-    /// caller is served the old value, and the load goes on.
-    ///
-    /// Everything else is as for
-    /// [`Builder::serve_stale_after`](crate::cache::Builder::serve_stale_after).
+    /// Sets how long this caller waits for a load while a value is kept for failures, as
+    /// [`Builder::serve_stale_after`](crate::cache::Builder::serve_stale_after) does.
     pub fn serve_stale_after(mut self, limit: Duration) -> Self {
         self.options_mut().serve_stale_after = Some(limit);
         self
@@ -241,9 +215,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 
     /// Sets how long the value is served stale while it is refreshed, if this caller is the one
     /// that loads it. A stored value is then served stale to this caller for no longer either. Zero
-    /// asks for a fresh value.
-    ///
-    /// Everything else is as for
+    /// asks for a fresh value. Everything else is as for
     /// [`Builder::stale_while_revalidate`](crate::cache::Builder::stale_while_revalidate).
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
         self.options_mut().stale_while_revalidate = window;
@@ -252,10 +224,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     /// Sets how long the value is kept for the case that its load fails, if this caller is the one
-    /// that loads it. A stored value stands in for a failure for no longer either.
-    ///
-    /// Everything else is as for
-    /// [`Builder::stale_if_error`](crate::cache::Builder::stale_if_error).
+    /// that loads it. A stored value stands in for a failure for no longer either. Everything else
+    /// is as for [`Builder::stale_if_error`](crate::cache::Builder::stale_if_error).
     pub fn stale_if_error(mut self, window: Duration) -> Self {
         self.options_mut().stale_if_error = window;
         self.options_mut().rules.error = window;
@@ -268,9 +238,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Sets what follows a failed load, if this caller is the one that loads.
-    ///
-    /// Everything else is as for [`Builder::after_failure`](crate::cache::Builder::after_failure).
+    /// Sets what follows a failed load, if this caller is the one that loads, as
+    /// [`Builder::after_failure`](crate::cache::Builder::after_failure) does.
     pub fn after_failure(mut self, rule: AfterFailure) -> Self {
         self.options_mut().after_failure = Some(rule);
         self
@@ -288,9 +257,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Gives the value a tag, if this caller is the one that loads or inserts it.
-    ///
-    /// Everything else is as for [`Lead::tag`](crate::cache::Lead::tag).
+    /// Gives the value a tag, if this caller is the one that loads or inserts it, as
+    /// [`Lead::tag`](crate::cache::Lead::tag) does.
     pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
         self.options_mut().tagged.tags.push(tag.into());
         self
@@ -392,7 +360,11 @@ fn wait<V: Clone + Send + Sync + 'static>(
     leads: bool,
 ) -> impl Future<Output = Option<Outcome<V>>> {
     let span = if leads { Span::none() } else { spans::load(key) };
-    let waited = patiently(patience, core, key, follower);
+    let waited = match patience {
+        None => Either::Left(follower.wait()),
+        // In a box, which most callers do not need.
+        Some(patience) => Either::Right(Box::pin(patience.wait(core, key, follower))),
+    };
     if span.is_disabled() {
         return Either::Left(waited);
     }
@@ -403,19 +375,6 @@ fn wait<V: Clone + Send + Sync + 'static>(
     };
     // In a box, which callers need only where spans are collected.
     Either::Right(Box::pin(spans::within(span, waited, ends)))
-}
-
-async fn patiently<V: Clone + Send + Sync + 'static>(
-    patience: Option<&Patience>,
-    core: &Arc<Core<V>>,
-    key: &Key,
-    follower: &mut Follower<Outcome<V>>,
-) -> Option<Outcome<V>> {
-    match patience {
-        None => follower.wait().await,
-        // In a box, which most callers do not need.
-        Some(patience) => Box::pin(patience.wait(core, key, follower)).await,
-    }
 }
 
 impl Patience {
@@ -462,39 +421,6 @@ pub(super) fn nest<T>(from: Option<u64>, follower: &Follower<T>) -> Option<Optio
     };
     follower.tell(Notice::NeededByLoader);
     Some(Some(edge))
-}
-
-/// Notes that a caller waits for a flight. Tells it not to wait for an answer, if the caller has
-/// already waited long without one.
-fn hurry<V, T>(
-    core: &Core<V>,
-    own: Option<&Options>,
-    follower: &Follower<T>,
-    unanswered: Option<Duration>,
-) where
-    V: Clone + Send + Sync + 'static,
-{
-    core.options(own).will_wait();
-    let patience = core.try_limit / 2;
-    if unanswered.is_some_and(|waited| waited > patience) {
-        follower.tell(Notice::Hurry);
-    }
-}
-
-/// Loads for one caller, without a flight and a lease. Nothing is stored.
-pub(super) async fn load_alone<V, F, Fut>(
-    core: &Arc<Core<V>>,
-    key: &Key,
-    work: Option<F>,
-    own: Option<Box<Options>>,
-) -> Result<Flown<V>, Error>
-where
-    V: Clone + Send + Sync + 'static,
-    F: FnOnce(Lead<V>) -> Fut,
-    Fut: Future<Output = Result<Produced<V>, Error>>,
-{
-    let run = Run::new(core, key, own, None, RunStart::Away)?;
-    run.load_for_caller(work.ok_or_else(cut_off)?).await
 }
 
 fn overloaded(full: Refused) -> Error {

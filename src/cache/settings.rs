@@ -94,10 +94,8 @@ pub(crate) enum OnUncacheable {
     /// The callers of this process share one load.
     Coalesce,
     /// Each caller loads for itself.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Pass,
     /// The key is loaded as if nothing were remembered.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Claim,
 }
 
@@ -107,10 +105,8 @@ pub(crate) enum OnFull {
     /// It queues for as long as the wait limit.
     Queue,
     /// Each caller loads for itself, without a flight.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Pass,
     /// It is refused at once.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Refuse,
 }
 

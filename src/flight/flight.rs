@@ -5,12 +5,13 @@
 //! it.
 //!
 //! A flight is under way, then it may have a [head](Leader::land_head), then it has
-//! [landed](Landing). It is in the map until it has landed, a head is closed, or no caller wants
-//! it.
+//! [landed](Leader::land). It is in the map until it has landed, a head is closed, or no caller
+//! wants it.
 
 use std::{
     future::poll_fn,
-    pin::{Pin, pin},
+    mem::replace,
+    pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Waker, ready},
 };
@@ -57,42 +58,37 @@ pub(super) struct Flight<T> {
     head: OnceLock<T>,
     /// Set when the flight is out of the map.
     landing: OnceLock<Landing<T>>,
+    /// The outcome for those that joined too late for the head or the landing. `None` sends them to
+    /// join anew.
+    late: OnceLock<Option<T>>,
 }
 
+#[derive(Default)]
 struct State {
     /// How many callers have joined, and how many of them are there.
     joined: u64,
     present: u64,
-    work: LeaderWork,
+    /// The leader's work, if the leader's caller is the one to poll it.
+    work: Option<Parked>,
+    /// The work has a task of its own, or moves to one after the poll that is under way.
+    ///
+    /// While the leader's caller is the only one that depends on the work, it polls the work
+    /// itself: a hit needs no task. The work moves, and never back, when a follower joins, when the
+    /// leader's caller leaves, and when the group is closed. It also moves before a load begins,
+    /// because a load must not stop when its caller is not polled.
+    is_detached: bool,
     /// The callers that joined before this number may have the head.
     admitted: u64,
-    /// No more callers may have the head.
-    is_head_closed: bool,
     /// The flight goes on without callers.
     goes_on: bool,
     /// The notices that were given, by their number.
-    told: [bool; 4],
+    told: [bool; 3],
     /// The leader's task, if it waits for a notice.
     leader: Option<Waker>,
     followers: Wakers,
 }
 
-/// The leader's work, and who polls it.
-///
-/// While the leader's caller is the only one that depends on the work, it polls the work itself: a
-/// hit needs no task. As soon as another caller depends on it, the work moves to a task of its own,
-/// and never back. That is when a follower joins, when the leader's caller leaves, and when the
-/// group is closed. It is also before a load begins, because a load must not stop when its caller
-/// is not polled.
-enum LeaderWork {
-    /// The leader's caller brings it and polls it. It is here between two polls.
-    OfCaller(Option<Parked>),
-    /// The leader's caller is about to bring it, or polls it for the last time. Then a task has it.
-    Moving,
-    /// A task polls it, or it has ended.
-    OfTask,
-}
-
+/// The leader's work, while no poll of it is under way.
 struct Parked {
     task: Task,
     runtime: Runtime,
@@ -100,12 +96,10 @@ struct Parked {
     caller: Option<Waker>,
 }
 
-/// How a flight has ended. An outcome is `None` for callers that are to join anew.
-enum Landing<T> {
-    /// With one outcome for all followers.
-    ForAll(Option<T>),
-    /// With an outcome for the callers that joined before the epoch. Late joiners wait for another.
-    Before { epoch: Epoch, outcome: T, late: OnceLock<Option<T>> },
+/// The end of a flight for the callers that joined before an epoch. `None` sends them to join anew.
+struct Landing<T> {
+    epoch: Epoch,
+    outcome: Option<T>,
 }
 
 /// A moment in a flight. An outcome that belongs to it may go to the callers that joined before it.
@@ -123,8 +117,6 @@ impl Epoch {
 /// The news that followers have for the leader of their flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// A follower has waited for an answer in vain already, so the leader should not wait for one.
-    Hurry,
     /// A loader waits for this flight, so the leader must not wait for a permit that loaders hold.
     NeededByLoader,
     /// No caller waits any more, and the flight is to be cancelled for that.
@@ -141,20 +133,10 @@ impl<T> Flight<T> {
         key: Key,
         hash: u64,
     ) -> (Arc<Self>, Follower<T>) {
-        let state = State {
-            joined: 1,
-            present: 1,
-            work: LeaderWork::OfCaller(None),
-            admitted: 0,
-            is_head_closed: false,
-            goes_on: false,
-            told: [false; 4],
-            leader: None,
-            followers: Wakers::default(),
-        };
+        let state = Mutex::new(State { joined: 1, present: 1, ..State::default() });
         flights.waiting.fetch_add(1, Ordering::Relaxed);
-        let (state, head, landing) = (Mutex::new(state), OnceLock::default(), OnceLock::default());
-        let flight = Arc::new(Self { id, key, hash, flights, state, head, landing });
+        let (head, landing, late) = (OnceLock::default(), OnceLock::default(), OnceLock::default());
+        let flight = Arc::new(Self { id, key, hash, flights, state, head, landing, late });
         (flight.clone(), Follower::new(flight, 0))
     }
 
@@ -175,7 +157,7 @@ impl<T> Flight<T> {
     /// Moves the work to a task of its own, unless it is there already. To be called without a lock
     /// of the map: a runtime that is gone drops the work at once, and so lands the flight.
     pub(super) fn detach(&self) {
-        let parked = lock(&self.state).work.detach();
+        let parked = lock(&self.state).detach();
         parked.into_iter().for_each(Parked::spawn);
     }
 
@@ -196,9 +178,17 @@ impl<T> Flight<T> {
         Poll::Pending
     }
 
+    /// Returns what there is for a follower, by the number that it joined with.
+    fn landed_for(&self, number: u64) -> Option<Option<&T>> {
+        let landing = self.landing.get()?;
+        let outcome =
+            if number < landing.epoch.joined { &landing.outcome } else { self.late.get()? };
+        Some(outcome.as_ref())
+    }
+
     /// Takes the flight out of the map, so that no caller joins it any more.
     fn remove(&self) {
-        self.flights.map.remove(self.hash, |other| other.id == self.id);
+        self.flights.remove(self.hash, |other| other.id == self.id);
     }
 
     /// Changes the state, and wakes all followers.
@@ -216,7 +206,7 @@ impl<T> Flight<T> {
         if self.flights.abandoned == Abandoned::Finish {
             return;
         }
-        let mut table = write(self.flights.map.stripe(self.hash));
+        let mut table = write(self.flights.stripe(self.hash));
         let mut state = lock(&self.state);
         let has_served = self.head.get().is_some() || self.landing.get().is_some();
         if state.present > 0 || state.goes_on || has_served {
@@ -239,19 +229,11 @@ impl State {
         self.told[notice as usize] = true;
         self.leader.take()
     }
-}
 
-impl LeaderWork {
-    /// Moves to a task. Returns the work if it is here, to be spawned without the lock.
+    /// Moves the work to a task. Returns it if it is here, to be spawned without the lock.
     fn detach(&mut self) -> Option<Parked> {
-        match self {
-            Self::OfCaller(parked) => {
-                let parked = parked.take();
-                *self = if parked.is_some() { Self::OfTask } else { Self::Moving };
-                parked
-            }
-            Self::Moving | Self::OfTask => None,
-        }
+        self.is_detached = true;
+        self.work.take()
     }
 }
 
@@ -271,40 +253,16 @@ fn replaced(place: &mut Option<Waker>, cx: &Context<'_>) -> Option<Waker> {
     }
 }
 
-impl<T> Landing<T> {
-    /// Returns what there is for a follower, by the number that it joined with. `None` if it is a
-    /// late joiner that has to wait.
-    fn of(&self, number: u64) -> Option<Option<&T>> {
-        match self {
-            Self::ForAll(outcome) => Some(outcome.as_ref()),
-            Self::Before { epoch, outcome, .. } if number < epoch.joined => Some(Some(outcome)),
-            Self::Before { late, .. } => Some(late.get()?.as_ref()),
-        }
-    }
-
-    /// Returns what there is for the leader's caller, which joined before each epoch.
-    fn into_first(self) -> Option<T> {
-        match self {
-            Self::ForAll(outcome) => outcome,
-            Self::Before { outcome, .. } => Some(outcome),
-        }
-    }
-}
-
 /// The duty to land a flight.
 ///
 /// Dropped without an outcome, the leader sends its followers to join anew.
 pub(crate) struct Leader<T> {
     pub(super) flight: Arc<Flight<T>>,
+    /// Callers that joined too late for the landing are owed an outcome.
+    pub(super) has_late: bool,
 }
 
-/// The duty to the callers that joined too late for an outcome. No caller can join any more.
-///
-/// Dropped without an outcome, it sends them to join anew.
-pub(crate) struct LateJoiners<T>(Leader<T>);
-
 impl<T> Leader<T> {
-    /// Returns the number of this flight in the process.
     pub(crate) fn id(&self) -> u64 {
         self.flight.id
     }
@@ -318,13 +276,9 @@ impl<T> Leader<T> {
     /// Returns when the leader's work has a task of its own. To be awaited by the work.
     pub(crate) async fn own_task(&self) {
         poll_fn(|_| {
-            let mut state = lock(&self.flight.state);
-            if let LeaderWork::OfTask = state.work {
-                return Poll::Ready(());
-            }
             // The caller spawns the work after this poll, so no waker is needed.
-            state.work = LeaderWork::Moving;
-            Poll::Pending
+            let was_detached = replace(&mut lock(&self.flight.state).is_detached, true);
+            if was_detached { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
@@ -332,23 +286,6 @@ impl<T> Leader<T> {
     /// Completes when a follower gives this notice.
     pub(crate) async fn told(&self, notice: Notice) {
         poll_fn(|cx| self.flight.poll_notice(notice, cx)).await;
-    }
-
-    /// Asks a question in a new epoch, and awaits the answer. `None` if a follower is in a hurry.
-    pub(crate) async fn ask<F: Future>(&self, question: F) -> (Option<F::Output>, Epoch) {
-        let (epoch, hurries) = {
-            let state = lock(&self.flight.state);
-            (Epoch { joined: state.joined }, state.told[Notice::Hurry as usize])
-        };
-        if hurries {
-            return (None, epoch);
-        }
-        let mut question = pin!(question);
-        let answer = poll_fn(|cx| match question.as_mut().poll(cx) {
-            Poll::Ready(answer) => Poll::Ready(Some(answer)),
-            Poll::Pending => self.flight.poll_notice(Notice::Hurry, cx).map(|()| None),
-        });
-        (answer.await, epoch)
     }
 
     /// Lands the head of the outcome, for the followers that take it and joined before the epoch.
@@ -373,33 +310,31 @@ impl<T> Leader<T> {
     /// flight.
     pub(crate) fn close_head(&self) {
         self.flight.remove();
-        self.flight.wake(|state| state.is_head_closed = true);
+        self.land_late(None);
     }
 
-    /// Lands the flight for the callers that joined before the epoch. The others are still owed an
-    /// outcome.
-    pub(crate) fn land(self, outcome: T, epoch: Epoch) -> Option<LateJoiners<T>> {
-        let flight = &self.flight;
+    /// Lands the flight for the callers that joined before the epoch. Returns whether others are
+    /// [still owed](Self::land_late) an outcome. No caller can join any more.
+    pub(crate) fn land(&mut self, outcome: T, epoch: Epoch) -> bool {
+        let Self { flight, has_late } = self;
         flight.remove();
-        let mut late = false;
         flight.wake(|state| {
-            late = state.joined > epoch.joined;
-            let _ = flight.landing.set(match late {
-                true => Landing::Before { epoch, outcome, late: OnceLock::default() },
-                false => Landing::ForAll(Some(outcome)),
-            });
+            *has_late = state.joined > epoch.joined;
+            let _ = flight.landing.set(Landing { epoch, outcome: Some(outcome) });
         });
-        late.then(|| LateJoiners(self))
+        *has_late
     }
-}
 
-impl<T> LateJoiners<T> {
-    /// Lands the flight with the answer to a question that was asked after this duty began. `None`
-    /// sends the late joiners to join anew.
-    pub(crate) fn land(self, outcome: Option<T>) {
-        if let Some(Landing::Before { late, .. }) = self.0.flight.landing.get() {
-            let _ = late.set(outcome);
-            self.0.flight.wake(|_| {});
+    /// Returns the outcome with which the flight has landed.
+    pub(crate) fn landed(&self) -> Option<&T> {
+        self.flight.landing.get()?.outcome.as_ref()
+    }
+
+    /// Lands the flight for the late joiners, with the answer to a question that was asked after
+    /// they had joined. `None` sends them to join anew.
+    pub(crate) fn land_late(&self, outcome: Option<T>) {
+        if self.flight.late.set(outcome).is_ok() {
+            self.flight.wake(|_| {});
         }
     }
 }
@@ -407,15 +342,11 @@ impl<T> LateJoiners<T> {
 impl<T> Drop for Leader<T> {
     fn drop(&mut self) {
         let flight = &self.flight;
-        let is_cut_off = match flight.landing.get() {
-            Some(Landing::ForAll(_)) => false,
-            Some(Landing::Before { late, .. }) => late.set(None).is_ok(),
-            None => {
-                flight.remove();
-                flight.landing.set(Landing::ForAll(None)).is_ok()
-            }
-        };
-        if is_cut_off {
+        if self.has_late {
+            self.land_late(None);
+        } else if flight.landing.get().is_none() {
+            flight.remove();
+            let _ = flight.landing.set(Landing { epoch: Epoch::END, outcome: None });
             flight.wake(|_| {});
         }
         flight.flights.leaders.end();
@@ -455,7 +386,6 @@ impl<T> Follower<T> {
         }
     }
 
-    /// Returns the number of the flight in the process.
     pub(crate) fn flight_id(&self) -> u64 {
         self.flight.id
     }
@@ -475,20 +405,15 @@ impl<T> Follower<T> {
         let parked = Parked { task, runtime: Runtime::current(), caller: None };
         self.stage = Stage::Carrying;
         let mut state = lock(&self.flight.state);
-        if let LeaderWork::OfCaller(None) = state.work {
-            state.work = LeaderWork::OfCaller(Some(parked));
-            return;
+        if state.is_detached {
+            drop(state);
+            return parked.spawn();
         }
-        state.work = LeaderWork::OfTask;
-        drop(state);
-        parked.spawn();
+        state.work = Some(parked);
     }
 
-    /// Polls the leader's work, if it is this follower's to poll, until a task does.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`wait`](Self::wait).
+    /// Polls the leader's work until a task does, if this follower is the one to poll it. As
+    /// cancel safe as [`wait`](Self::wait).
     pub(crate) fn carry(&mut self) -> impl Future<Output = ()> {
         poll_fn(|cx| self.poll_work(cx))
     }
@@ -496,19 +421,15 @@ impl<T> Follower<T> {
     /// Ready when there is nothing more for this follower to poll.
     pub(super) fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Stage::Carrying = self.stage else { return Poll::Ready(()) };
-        let taken = match &mut lock(&self.flight.state).work {
-            LeaderWork::OfCaller(parked) => parked.take(),
-            LeaderWork::Moving | LeaderWork::OfTask => None,
-        };
+        let taken = lock(&self.flight.state).work.take();
         let Some(mut parked) = taken else {
             self.stage = Stage::Waiting;
             return Poll::Ready(());
         };
         let is_over = parked.task.as_mut().poll(cx).is_ready();
         let mut state = lock(&self.flight.state);
-        if is_over || matches!(state.work, LeaderWork::Moving) {
+        if is_over || state.is_detached {
             self.stage = Stage::Waiting;
-            state.work = LeaderWork::OfTask;
             drop(state);
             if !is_over {
                 parked.spawn();
@@ -516,7 +437,7 @@ impl<T> Follower<T> {
             return Poll::Ready(());
         }
         let last = replaced(&mut parked.caller, cx);
-        state.work = LeaderWork::OfCaller(Some(parked));
+        state.work = Some(parked);
         drop(state);
         drop(last);
         Poll::Pending
@@ -551,16 +472,16 @@ impl<T: Clone> Follower<T> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
         if let Stage::Carrying = self.stage {
             ready!(self.poll_work(cx));
-            // The last caller that has the flight needs no copy of the outcome.
+            // The last caller that has the flight needs no copy of the outcome. The leader's caller
+            // joined before each epoch.
             let landing = Arc::get_mut(&mut self.flight).and_then(|flight| flight.landing.take());
             if let Some(landing) = landing {
-                return Poll::Ready(landing.into_first());
+                return Poll::Ready(landing.outcome);
             }
         }
         let (flight, number) = (&*self.flight, self.number);
-        let landed = || flight.landing.get()?.of(number);
         if !self.takes_head
-            && let Some(outcome) = landed()
+            && let Some(outcome) = flight.landed_for(number)
         {
             // Its registration is gone with the wake-up that has come, or is about to.
             self.registration = None;
@@ -570,8 +491,8 @@ impl<T: Clone> Follower<T> {
         let head = flight.head.get().filter(|_| self.takes_head);
         let outcome = match head {
             Some(_) if number < state.admitted => Some(head),
-            Some(_) if state.is_head_closed => Some(None),
-            _ => landed(),
+            Some(_) => flight.landed_for(number).or_else(|| Some(flight.late.get()?.as_ref())),
+            None => flight.landed_for(number),
         };
         if let Some(outcome) = outcome {
             drop(state);
@@ -595,7 +516,7 @@ impl<T> Drop for Follower<T> {
         state.present -= 1;
         let waker = state.followers.leave(self.registration);
         let parked = match self.stage {
-            Stage::Carrying => state.work.detach(),
+            Stage::Carrying => state.detach(),
             Stage::Waiting | Stage::Served => None,
         };
         let is_last = state.present == 0;
@@ -605,86 +526,5 @@ impl<T> Drop for Follower<T> {
         if is_last && !matches!(self.stage, Stage::Served) {
             flight.abandon();
         }
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use std::{
-        future::pending,
-        pin::pin,
-        sync::mpsc,
-        task::{Wake, Waker},
-        thread,
-        time::Duration,
-    };
-
-    use super::*;
-    use crate::{
-        flight::{Group, Joined, Limits},
-        key::Key,
-    };
-
-    fn flight() -> (Group<u64>, Leader<u64>, Follower<u64>) {
-        let group = Group::new(Abandoned::Finish, Limits::NONE);
-        let Joined { follower, leader: Some(leader) } = join(&group) else { unreachable!() };
-        (group, leader, follower)
-    }
-
-    fn join(group: &Group<u64>) -> Joined<u64> {
-        group.join(&Key::from("k")).unwrap_or_else(|_| unreachable!())
-    }
-
-    fn is_pending(wait: impl Future<Output = Option<u64>>, waker: &Waker) -> bool {
-        pin!(wait).poll(&mut Context::from_waker(waker)).is_pending()
-    }
-
-    struct Task;
-
-    impl Wake for Task {
-        fn wake(self: Arc<Self>) {}
-    }
-
-    /// The memory of a task would stay until the landing.
-    #[test]
-    fn a_follower_that_leaves_takes_its_waker_along() {
-        let (group, _leader, _first) = flight();
-        let mut follower = join(&group).follower;
-        let task = Arc::new(Task);
-        assert!(is_pending(follower.wait(), &Waker::from(task.clone())));
-        assert_eq!(Arc::strong_count(&task), 2);
-        drop(follower);
-        assert_eq!(Arc::strong_count(&task), 1);
-    }
-
-    /// A waker that owns the last caller of a flight. Its drop detaches the work.
-    struct Joins(Group<u64>);
-
-    impl Wake for Joins {
-        fn wake(self: Arc<Self>) {}
-    }
-
-    impl Drop for Joins {
-        fn drop(&mut self) {
-            drop(join(&self.0));
-        }
-    }
-
-    /// The waker of the last poll was dropped under the lock that its drop took as well.
-    #[tokio::test]
-    async fn a_caller_may_be_polled_with_a_new_waker_whose_predecessor_runs_code() {
-        let (group, leader, mut first) = flight();
-        first.lead(Box::pin(async move {
-            pending::<()>().await;
-            drop(leader);
-        }));
-        // The second caller detaches the work.
-        let waker = Waker::from(Arc::new(Joins(group)));
-        assert!(is_pending(first.wait(), &waker));
-        drop(waker);
-        // In a thread, which would block for ever.
-        let (polled, answer) = mpsc::channel();
-        thread::spawn(move || polled.send(is_pending(first.wait(), Waker::noop())));
-        assert_eq!(answer.recv_timeout(Duration::from_secs(10)), Ok(true));
     }
 }

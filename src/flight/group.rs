@@ -1,25 +1,21 @@
 //! The flights of a cache: their table, and the leaders that are under way.
 
 use std::{
-    future::poll_fn,
     hash::BuildHasher,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::Poll,
     thread,
 };
 
 use hashbrown::{DefaultHashBuilder, HashTable};
+use tokio::sync::Notify;
 
-use super::{
-    flight::{Abandoned, Flight, Follower, Leader},
-    wakers::Wakers,
-};
+use super::flight::{Abandoned, Flight, Follower, Leader};
 use crate::{
     key::Key,
-    sync::checked::{AtomicUsize, Mutex, RwLock, lock, read, write},
+    sync::checked::{AtomicUsize, RwLock, read, write},
 };
 
 /// The flights of one cache.
@@ -28,9 +24,14 @@ pub(crate) struct Group<T> {
     limits: Limits,
 }
 
-/// The flights of one group, at most one for each key.
+/// The flights of one group, at most one for each key, in a striped hash table. No lock of it is
+/// held over an await.
+///
+/// A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps
+/// it for its removal. The hash is seeded for each process.
 pub(super) struct Flights<T> {
-    pub(super) map: Map<Arc<Flight<T>>>,
+    stripes: Box<[Stripe<T>]>,
+    hasher: DefaultHashBuilder,
     /// How many callers wait in all flights.
     pub(super) waiting: AtomicUsize,
     pub(super) leaders: Leaders,
@@ -76,13 +77,7 @@ pub(crate) struct Joined<T> {
 
 impl<T> Group<T> {
     pub(crate) fn new(abandoned: Abandoned, limits: Limits) -> Self {
-        let flights = Flights {
-            map: Map::new(),
-            abandoned,
-            waiting: AtomicUsize::default(),
-            leaders: Leaders::default(),
-        };
-        Self { flights: Arc::new(flights), limits }
+        Self { flights: Arc::new(Flights::new(abandoned)), limits }
     }
 
     /// Joins the flight of a key, or begins one.
@@ -92,13 +87,13 @@ impl<T> Group<T> {
     /// [`Refused`] if the group is closed or full. Callers that join at the same moment may pass a
     /// limit together.
     pub(crate) fn join(&self, key: &Key) -> Result<Joined<T>, Refused> {
-        let Flights { map, leaders, waiting, .. } = &*self.flights;
+        let Flights { hasher, leaders, waiting, .. } = &*self.flights;
         let limit = self.limits.in_all;
         if waiting.load(Ordering::Relaxed) >= limit && !leaders.is_closed() {
             return Err(Refused::GroupFull(limit));
         }
-        let hash = map.hasher.hash_one(key);
-        let stripe = map.stripe(hash);
+        let hash = hasher.hash_one(key);
+        let stripe = self.flights.stripe(hash);
         let same = |flight: &Arc<Flight<T>>| flight.key == *key;
         // Most callers of a hot key find its flight, and need no more than a look for that.
         let found = read(stripe).find(hash, same).map(|flight| self.follow(flight));
@@ -112,20 +107,21 @@ impl<T> Group<T> {
             return Self::following(follower);
         }
         // Under the lock: `close` finds each flight that begins before it.
-        if !leaders.begin() {
+        if leaders.is_closed() {
             return Err(Refused::Closed);
         }
+        leaders.state.fetch_add(1, Ordering::Relaxed);
         let (flight, follower) = Flight::begin(next_id(), self.flights.clone(), key.clone(), hash);
         table.insert_unique(hash, flight.clone(), |flight| flight.hash);
         drop(table);
-        Ok(Joined { follower, leader: Some(Leader { flight }) })
+        Ok(Joined { follower, leader: Some(Leader { flight, has_late: false }) })
     }
 
     /// Lets the flight of a key end for the callers that joined it. The next caller begins a new
     /// one.
     pub(crate) fn detach(&self, key: &Key) {
-        let map = &self.flights.map;
-        if let Some(flight) = map.remove(map.hasher.hash_one(key), |flight| flight.key == *key) {
+        let hash = self.flights.hasher.hash_one(key);
+        if let Some(flight) = self.flights.remove(hash, |flight| flight.key == *key) {
             // `close` does not find it any more.
             flight.detach();
         }
@@ -133,19 +129,19 @@ impl<T> Group<T> {
 
     /// Lets all flights end for the callers that joined them.
     pub(crate) fn detach_all(&self) {
-        self.flights.map.all().iter().for_each(|flight| self.detach(&flight.key));
+        self.flights.all().iter().for_each(|flight| self.detach(&flight.key));
     }
 
     /// Returns how many flights are under way.
     pub(crate) fn len(&self) -> usize {
-        self.flights.map.len()
+        self.flights.stripes.iter().map(|stripe| read(&stripe.0).len()).sum()
     }
 
     /// Lets no flight begin any more. Those that are under way no longer need their callers to poll
     /// them.
     pub(crate) fn close(&self) {
-        self.flights.leaders.close();
-        for flight in self.flights.map.all() {
+        self.flights.leaders.state.fetch_or(CLOSED, Ordering::Relaxed);
+        for flight in self.flights.all() {
             flight.detach();
         }
     }
@@ -180,51 +176,45 @@ impl<T> Group<T> {
 /// Above this capacity, a stripe that becomes empty gives its memory back.
 const WORTH_SHRINKING: usize = 256;
 
-/// A hash map for many threads, with one lock for each stripe of it. No lock is held over an await.
-///
-/// A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps
-/// it for its removal. The hash is seeded for each process.
-pub(super) struct Map<E> {
-    stripes: Box<[Stripe<E>]>,
-    pub(super) hasher: DefaultHashBuilder,
-}
-
-/// Aligned, because two locks in one cache line would slow each other down.
+/// A part of the table. Aligned, because two locks in one cache line would slow each other down.
 #[repr(align(128))]
-struct Stripe<E>(RwLock<HashTable<E>>);
+struct Stripe<T>(RwLock<HashTable<Arc<Flight<T>>>>);
 
-impl<E: Clone> Map<E> {
-    pub(super) fn new() -> Self {
+impl<T> Flights<T> {
+    fn new(abandoned: Abandoned) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let stripes = if cfg!(loom) { 1 } else { (cores * 4).next_power_of_two() };
         Self {
             stripes: (0..stripes).map(|_| Stripe(RwLock::new(HashTable::new()))).collect(),
             hasher: DefaultHashBuilder::default(),
+            waiting: AtomicUsize::default(),
+            leaders: Leaders::default(),
+            abandoned,
         }
     }
 
-    /// Removes an entry, if it is there.
-    pub(super) fn remove(&self, hash: u64, which: impl FnMut(&E) -> bool) -> Option<E> {
+    /// Removes a flight, if it is there.
+    pub(super) fn remove(
+        &self,
+        hash: u64,
+        which: impl FnMut(&Arc<Flight<T>>) -> bool,
+    ) -> Option<Arc<Flight<T>>> {
         let mut table = write(self.stripe(hash));
-        let (entry, _) = table.find_entry(hash, which).ok()?.remove();
+        let (flight, _) = table.find_entry(hash, which).ok()?.remove();
         if table.is_empty() && table.capacity() > WORTH_SHRINKING {
             *table = HashTable::new();
         }
-        Some(entry)
+        Some(flight)
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.stripes.iter().map(|stripe| read(&stripe.0).len()).sum()
-    }
-
-    /// Returns the entries that are there now.
-    pub(super) fn all(&self) -> Vec<E> {
-        let entries = |stripe: &Stripe<E>| read(&stripe.0).iter().cloned().collect::<Vec<_>>();
-        self.stripes.iter().flat_map(entries).collect()
+    /// Returns the flights that are there now.
+    fn all(&self) -> Vec<Arc<Flight<T>>> {
+        let flights = |stripe: &Stripe<T>| read(&stripe.0).iter().cloned().collect::<Vec<_>>();
+        self.stripes.iter().flat_map(flights).collect()
     }
 
     /// Chooses the stripe by the middle bits, because the table uses the upper and the lower ones.
-    pub(super) fn stripe(&self, hash: u64) -> &RwLock<HashTable<E>> {
+    pub(super) fn stripe(&self, hash: u64) -> &RwLock<HashTable<Arc<Flight<T>>>> {
         &self.stripes[(hash >> 32) as usize & (self.stripes.len() - 1)].0
     }
 }
@@ -232,57 +222,36 @@ impl<E: Clone> Map<E> {
 /// The leaders that are under way in a group, and the end of the last one.
 #[derive(Default)]
 pub(super) struct Leaders {
-    /// The number of leaders, with [`CLOSED`]. One word, so that the last leader of a closed group
-    /// and the caller that waits for it cannot miss each other.
+    /// The number of leaders, with [`CLOSED`].
     state: AtomicUsize,
-    /// Callers that wait for the last leader.
-    idle: Mutex<Wakers>,
+    /// Notified when the last leader of a closed group has ended.
+    idle: Notify,
 }
 
 /// No leader may begin any more.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
 impl Leaders {
-    pub(super) fn is_closed(&self) -> bool {
+    fn is_closed(&self) -> bool {
         self.state.load(Ordering::Relaxed) & CLOSED != 0
-    }
-
-    /// Counts a new leader. Returns `false` if the group is closed.
-    pub(super) fn begin(&self) -> bool {
-        let open = self.state.fetch_add(1, Ordering::Relaxed) & CLOSED == 0;
-        if !open {
-            self.end();
-        }
-        open
     }
 
     /// Counts the end of a leader.
     pub(super) fn end(&self) {
         // Pairs with `idle`: what the leader did, is visible to the caller that waited for it.
         if self.state.fetch_sub(1, Ordering::Release) == CLOSED | 1 {
-            let idle = lock(&self.idle).take();
-            idle.wake();
+            self.idle.notify_waiters();
         }
     }
 
-    pub(super) fn close(&self) {
-        self.state.fetch_or(CLOSED, Ordering::Relaxed);
-    }
-
-    /// Returns when no leader is under way. The group must be closed.
-    pub(super) async fn idle(&self) {
-        let mut registration = None;
-        poll_fn(|cx| {
-            let mut idle = lock(&self.idle);
-            // Under the lock, because the last leader takes the wakers under it afterwards.
-            if self.state.load(Ordering::Acquire) == CLOSED {
-                return Poll::Ready(());
+    async fn idle(&self) {
+        loop {
+            // Created before the check, it also completes if the last leader ends between the two.
+            let idle = self.idle.notified();
+            if self.state.fetch_or(CLOSED, Ordering::Acquire) == CLOSED {
+                return;
             }
-            let last = idle.register(&mut registration, cx.waker());
-            drop(idle);
-            drop(last);
-            Poll::Pending
-        })
-        .await;
+            idle.await;
+        }
     }
 }

@@ -48,16 +48,16 @@ fn ask(group: &Group<u64>, source: &AtomicU64) -> u64 {
     }
 }
 
-fn lead(leader: Leader<u64>, source: &AtomicU64) {
+fn lead(mut leader: Leader<u64>, source: &AtomicU64) {
     let epoch = leader.begin_epoch();
     let value = source.load(RELAXED);
-    if let Some(late) = leader.land(value, epoch) {
-        late.land(Some(source.load(RELAXED)));
+    if leader.land(value, epoch) {
+        leader.land_late(Some(source.load(RELAXED)));
     }
 }
 
 /// The work of a leader that needs a task of its own for it.
-fn work(leader: Leader<u64>, done: Arc<AtomicU64>) -> Task {
+fn work(mut leader: Leader<u64>, done: Arc<AtomicU64>) -> Task {
     Box::pin(async move {
         leader.own_task().await;
         done.store(1, RELAXED);
@@ -261,7 +261,7 @@ fn a_closed_group_becomes_idle() {
 fn no_waiter_sleeps_through_the_wake_up() {
     model(|| {
         let group = group(Abandoned::Finish);
-        let (_follower, leader) = begin(&group);
+        let (_follower, mut leader) = begin(&group);
         let others: Vec<_> = [true, false]
             .into_iter()
             .map(|leaves| {
@@ -284,12 +284,11 @@ fn a_notice_reaches_the_leader() {
         let group = group(Abandoned::Finish);
         let (follower, leader) = begin(&group);
         let telling = thread::spawn(move || {
-            follower.tell(Notice::Hurry);
+            follower.tell(Notice::LateJoiner);
             follower.tell(Notice::NeededByLoader);
         });
         block_on(leader.told(Notice::NeededByLoader));
-        let question = std::future::pending::<()>();
-        assert!(block_on(leader.ask(question)).0.is_none());
+        block_on(leader.late_joiner());
         telling.join().unwrap();
     });
 }

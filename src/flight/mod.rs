@@ -10,9 +10,9 @@
 //!
 //! A caller must not be served what was read before it asked, because it may know of a change
 //! since. So the leader begins an epoch *before* each question to the backend. An outcome goes to
-//! the callers that joined before its epoch. The leader asks once more for all late
-//! joiners together ([`LateJoiners`]). If each joined anew, the first
-//! would ask before the second had joined, and so on, one by one.
+//! the callers that joined before its epoch. The leader asks once more for all late joiners
+//! together. If each joined anew, the first would ask before the second had joined, and so on, one
+//! by one.
 
 mod cycle;
 #[allow(clippy::module_inception)]
@@ -25,6 +25,6 @@ mod wakers;
 pub use self::flight::Abandoned;
 pub(crate) use self::{
     cycle::{Edge, current, nested, within},
-    flight::{Epoch, Follower, LateJoiners, Leader, Notice},
+    flight::{Epoch, Follower, Leader, Notice},
     group::{Group, Joined, Limits, Refused, next_id},
 };

@@ -74,8 +74,8 @@ mod values;
 pub(crate) use self::http::check_any_lines;
 #[cfg(feature = "http")]
 pub use self::http::{
-    BodyError, BodyErrorKind, CachedResponse, Http, InnerServiceError, Overload, Policy, Query,
-    RequestDirectives, ResponseBody, ResponseCodec, VaryBy, http_cache,
+    BodyError, BodyErrorKind, CachedResponse, Http, InnerServiceError, Policy, Query, ResponseBody,
+    ResponseCodec, VaryBy, http_cache,
 };
 pub use self::values::{KeyFor, Values};
 

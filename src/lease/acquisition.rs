@@ -86,7 +86,13 @@ impl From<&Claimed> for AcquisitionState {
 
 impl From<&Option<Grant>> for AcquisitionState {
     fn from(answer: &Option<Grant>) -> Self {
-        answer.as_ref().map_or(Self::Idle, |_| Self::Granted)
+        Self::from(&answer.is_some())
+    }
+}
+
+impl From<&bool> for AcquisitionState {
+    fn from(is_held: &bool) -> Self {
+        if *is_held { Self::Granted } else { Self::Idle }
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use super::{Answer, Hook, Interceptor, Op, Operation};
 use crate::{
     MemoryBackend,
-    backend::{Changes, Claim, Leases},
+    backend::{Changes, Claim, Edit, Leases},
     error::{BackendError, BackendErrorKind},
     key::Name,
     sync::lock,
@@ -197,11 +197,10 @@ impl fmt::Debug for Faults {
 fn without_room(operation: Operation) -> Result<Operation, BackendError> {
     match operation {
         Operation::Acquire { .. }
-        | Operation::PassWithFence { .. }
+        | Operation::SetFence { .. }
         | Operation::Mark { .. }
         | Operation::Claim { .. }
-        | Operation::Put { .. }
-        | Operation::Touch { .. }
+        | Operation::Edit { edit: Edit::Put(..) | Edit::Touch(_), .. }
         | Operation::EndTag { .. }
         | Operation::SetLatch { .. } => {
             Err(BackendError::new(BackendErrorKind::Refused, "the backend is full"))

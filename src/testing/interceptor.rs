@@ -11,9 +11,9 @@ use async_trait::async_trait;
 use super::{Answer, Op, Operation};
 use crate::{
     backend::{
-        Acquired, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure, Grant,
-        Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store, TagEnd,
-        TagEnds, Tap, Tick, Windows,
+        Acquired, BackOff, Changes, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure,
+        Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store,
+        TagEnd, TagEnds, Tap, Tick,
     },
     error::{BackendError, BackendErrorKind},
     key::{Name, Namespace},
@@ -156,13 +156,8 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         ask!(self, Pass { from: from.clone(), to: to.clone() })
     }
 
-    async fn pass_with_fence(
-        &self,
-        from: &Claim,
-        to: &Claim,
-        fence: u64,
-    ) -> Result<Option<Grant>, BackendError> {
-        ask!(self, PassWithFence { from: from.clone(), to: to.clone(), fence })
+    async fn set_fence(&self, claim: &Claim, fence: u64) -> Result<bool, BackendError> {
+        ask!(self, SetFence { claim: claim.clone(), fence })
     }
 
     async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
@@ -251,35 +246,13 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
         ask!(self, Fail { claim: claim.clone(), failure: failure.clone(), back_off })
     }
 
-    async fn put(
+    async fn edit(
         &self,
         name: &Name,
-        entry: &Entry,
-        ttl: Duration,
+        edit: &Edit,
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
-        ask!(self, Put { name: name.clone(), entry: entry.clone(), ttl, fence_life })
-    }
-
-    async fn touch(
-        &self,
-        name: &Name,
-        windows: Windows,
-        fence_life: Duration,
-    ) -> Result<Option<u64>, BackendError> {
-        ask!(self, Touch { name: name.clone(), windows, fence_life })
-    }
-
-    async fn expire(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        ask!(self, Expire { name: name.clone(), fence_life })
-    }
-
-    async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        ask!(self, Supersede { name: name.clone(), fence_life })
-    }
-
-    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        ask!(self, Invalidate { name: name.clone(), fence_life })
+        ask!(self, Edit { name: name.clone(), edit: edit.clone(), fence_life })
     }
 
     async fn tag_number(&self, tags: &Name) -> Result<u64, BackendError> {

@@ -6,9 +6,9 @@ use std::{sync::Arc, time::Duration};
 use crate::backend::Leases;
 use crate::{
     backend::{
-        Acquired, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure, Grant,
-        Holding, Kept, Latches, Marked, Mode, Owner, Renewal, SemaphoreKind, Store, TagEnd,
-        TagEnds, Tick, Windows,
+        Acquired, BackOff, Changes, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure,
+        Grant, Holding, Kept, Latches, Marked, Mode, Owner, Renewal, SemaphoreKind, Store, TagEnd,
+        TagEnds, Tick,
     },
     error::BackendError,
     key::{Name, Namespace},
@@ -84,9 +84,8 @@ operations! {
     Release { claim: Claim } -> bool = backend.release(claim);
     /// Passes a lease on: [`Leases::pass`].
     Pass { from: Claim, to: Claim } -> Option<Grant> = backend.pass(from, to);
-    /// Passes the lease of a [`Redlock`](crate::Redlock) on: [`Leases::pass_with_fence`].
-    PassWithFence { from: Claim, to: Claim, fence: u64 } -> Option<Grant> =
-        backend.pass_with_fence(from, to, *fence);
+    /// Gives the lease of a [`Redlock`](crate::Redlock) a fence: [`Leases::set_fence`].
+    SetFence { claim: Claim, fence: u64 } -> bool = backend.set_fence(claim, *fence);
     /// Marks the tick of a job: [`Leases::mark`].
     Mark { claim: Claim, tick: Tick } -> Marked = backend.mark(claim, *tick);
     /// Looks into a lock or a load: [`Leases::inspect`].
@@ -111,20 +110,9 @@ operations! {
     /// Tells the waiters that a load failed: [`Store::fail`].
     Fail { claim: Claim, failure: Failure, back_off: Option<BackOff> } -> bool =
         backend.fail(claim, failure, *back_off);
-    /// Stores a value without a load: [`Store::put`].
-    Put { name: Name, entry: Entry, ttl: Duration, fence_life: Duration } -> u64 =
-        backend.put(name, entry, *ttl, *fence_life);
-    /// Sets how long an entry lasts: [`Store::touch`].
-    Touch { name: Name, windows: Windows, fence_life: Duration } -> Option<u64> =
-        backend.touch(name, *windows, *fence_life);
-    /// Ends the time to live of an entry: [`Store::expire`].
-    Expire { name: Name, fence_life: Duration } -> u64 = backend.expire(name, *fence_life);
-    /// Ends the loads under way: [`Store::supersede`].
-    Supersede { name: Name, fence_life: Duration } -> u64 =
-        backend.supersede(name, *fence_life);
-    /// Removes an entry: [`Store::invalidate`].
-    Invalidate { name: Name, fence_life: Duration } -> u64 =
-        backend.invalidate(name, *fence_life);
+    /// Changes an entry without a load: [`Store::edit`].
+    Edit { name: Name, edit: Edit, fence_life: Duration } -> u64 =
+        backend.edit(name, edit, *fence_life);
     /// Reads the last number of the tags: [`Store::tag_number`].
     TagNumber { tags: Name } -> u64 = backend.tag_number(tags);
     /// Reads when tags ended: [`Store::tag_ends`].

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bellwether::{
-    backend::{BackOff, Claim, Claimed, Committed, Failure, Leases, Store, Windows},
+    backend::{BackOff, Claim, Claimed, Committed, Edit, Failure, Leases, Store, Windows},
     key::Name,
 };
 
@@ -88,39 +88,20 @@ pub async fn a_back_off_of_one_name_is_not_that_of_others<H: FullHarness>(h: &H)
     backs_off(&backend, &name("k")).await;
 }
 
-/// The acts on a name, each of which ends its back-off.
-#[derive(Clone, Copy, Debug)]
-enum Act {
-    Put,
-    Touch,
-    Expire,
-    Invalidate,
-}
-
-const ACTS: [Act; 4] = [Act::Put, Act::Touch, Act::Expire, Act::Invalidate];
-
-impl Act {
-    async fn perform(self, backend: &impl Store, name: &Name) {
-        let windows = Windows::fresh(TTL).error(TTL);
-        match self {
-            Self::Put => drop(backend.put(name, &value("put"), TTL, FENCE_LIFE).await.unwrap()),
-            Self::Touch => {
-                assert!(backend.touch(name, windows, FENCE_LIFE).await.unwrap().is_some());
-            }
-            Self::Expire => drop(backend.expire(name, FENCE_LIFE).await.unwrap()),
-            Self::Invalidate => drop(backend.invalidate(name, FENCE_LIFE).await.unwrap()),
-        }
-    }
+/// The edits of an entry, each of which ends its back-off.
+fn edits() -> [Edit; 4] {
+    let touch = Edit::Touch(Windows::fresh(TTL).error(TTL));
+    [Edit::Put(value("put"), TTL), touch, Edit::Expire, Edit::Invalidate]
 }
 
 pub async fn an_act_ends_a_back_off<H: FullHarness>(h: &H) {
     let [here, there] = [h.backend(), h.backend()];
-    for act in ACTS {
-        let name = name(&format!("{act:?}"));
+    for (at, edit) in edits().iter().enumerate() {
+        let name = name(&format!("k{at}"));
         stored(&here, &name, "v").await;
         failed(&here, &name, 1).await;
-        act.perform(&there, &name).await;
-        assert_eq!(granted(&here, &claim(&name)).await.1, 0, "{act:?}");
+        assert!(there.edit(&name, edit, FENCE_LIFE).await.unwrap() > 0);
+        assert_eq!(granted(&here, &claim(&name)).await.1, 0, "{edit:?}");
     }
 }
 
@@ -142,14 +123,14 @@ pub async fn a_commit_ends_a_back_off<H: FullHarness>(h: &H) {
 pub async fn a_late_failure_changes_nothing<H: FullHarness>(h: &H) {
     let [here, there] = [h.backend(), h.backend()];
     let back_off = Some(BackOff { wait: WAIT, failures: 1 });
-    for act in ACTS {
-        let name = name(&format!("{act:?}"));
+    for (at, edit) in edits().iter().enumerate() {
+        let name = name(&format!("k{at}"));
         stored(&here, &name, "v").await;
         let late = claim(&name);
         let failure = failure(granted(&here, &late).await.0, "late");
-        act.perform(&there, &name).await;
-        assert!(!here.fail(&late, &failure, back_off).await.unwrap(), "{act:?}");
-        assert_eq!(granted(&there, &claim(&name)).await.1, 0, "{act:?}");
+        assert!(there.edit(&name, edit, FENCE_LIFE).await.unwrap() > 0);
+        assert!(!here.fail(&late, &failure, back_off).await.unwrap(), "{edit:?}");
+        assert_eq!(granted(&there, &claim(&name)).await.1, 0, "{edit:?}");
     }
     // The lease has ended, and another process loads.
     let late = claim(&name("lost"));

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicI32, Ordering},
 };
 
-use bellwether::backend::{Acquired, Claim, Claimed, Committed, Leases, Mode, Store};
+use bellwether::backend::{Acquired, Claim, Claimed, Committed, Edit, Leases, Mode, Store};
 use futures_util::future::join_all;
 
 use crate::harness::{
@@ -135,7 +135,7 @@ pub async fn an_invalidation_wins_against_any_commit<H: FullHarness>(h: &H) {
         let grant = begun(&here, &claim).await;
         let old = value("old");
         let commit = here.commit(&claim, &grant, &old, Some(TTL));
-        let invalidate = there.invalidate(&name, FENCE_LIFE);
+        let invalidate = there.edit(&name, &Edit::Invalidate, FENCE_LIFE);
         let (outcome, _) = match turn % 2 {
             0 => tokio::join!(commit, invalidate),
             _ => {
@@ -157,7 +157,8 @@ pub async fn a_put_wins_against_any_commit<H: FullHarness>(h: &H) {
         let grant = begun(&here, &claim).await;
         let (old, new) = (value("old"), value("new"));
         let commit = here.commit(&claim, &grant, &old, Some(TTL));
-        let put = there.put(&name, &new, TTL, FENCE_LIFE);
+        let put = Edit::Put(new.clone(), TTL);
+        let put = there.edit(&name, &put, FENCE_LIFE);
         let (outcome, fence) = match turn % 2 {
             0 => tokio::join!(commit, put),
             _ => {

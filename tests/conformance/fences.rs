@@ -1,6 +1,6 @@
 //! Fences only grow, over everything that ends a lease and over their own loss.
 
-use bellwether::backend::{Committed, Grant, Leases, Renewal, Store};
+use bellwether::backend::{Committed, Edit, Grant, Leases, Renewal, Store};
 
 use crate::harness::{
     FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, TTL, begun, claim, granted, held, name,
@@ -41,10 +41,10 @@ pub async fn fences_grow_over_writes<H: FullHarness>(h: &H) {
         last = fence;
     };
     for _ in 0..10 {
-        grown(backend.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap());
+        grown(backend.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap());
         grown(stored(&backend, &name, "loaded").await);
-        grown(backend.invalidate(&name, FENCE_LIFE).await.unwrap());
-        grown(backend.invalidate(&name, FENCE_LIFE).await.unwrap());
+        grown(backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap());
+        grown(backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap());
         let claim = claim(&name);
         grown(granted(&backend, &claim).await.fence());
         assert!(backend.release(&claim).await.unwrap());
@@ -72,7 +72,7 @@ pub async fn fences_grow_past_the_entry_though_the_last_one_is_forgotten<H: Full
     assert_eq!(stored, Committed::Stored);
     h.forget_fence(&name).await;
     assert!(backend.get(&name).await.unwrap().is_some());
-    let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert!(burnt > grant.fence(), "{burnt} after {}", grant.fence());
 }
 
@@ -80,9 +80,9 @@ pub async fn a_burnt_fence_is_greater_than_the_granted_one<H: FullHarness>(h: &H
     let backend = h.backend();
     let name = name("k");
     let fence = granted(&backend, &claim(&name)).await.fence();
-    assert!(backend.invalidate(&name, FENCE_LIFE).await.unwrap() > fence);
+    assert!(backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap() > fence);
     let fence = granted(&backend, &claim(&name)).await.fence();
-    assert!(backend.put(&name, &value("v"), TTL, FENCE_LIFE).await.unwrap() > fence);
+    assert!(backend.edit(&name, &Edit::Put(value("v"), TTL), FENCE_LIFE).await.unwrap() > fence);
 }
 
 /// A load may take longer than a fence is remembered. Renewals of its lease keep the fence as well.
@@ -106,41 +106,20 @@ pub async fn a_holder_can_be_given_a_greater_fence<H: FullHarness>(h: &H) {
     let [holder, stranger] = [claim(&name), claim(&name)];
     let granted_first = granted(&here, &holder).await.fence();
     let far = granted_first + 3_600_000_000;
-    assert_eq!(there.pass_with_fence(&stranger, &stranger, far).await.unwrap(), None);
+    assert!(!there.set_fence(&stranger, far).await.unwrap());
     h.pass(LEASE - MOMENT).await;
     for _ in 0..2 {
-        let given = here.pass_with_fence(&holder, &holder, far).await.unwrap();
-        assert_eq!(given, Some(Grant::new(far)));
+        assert!(here.set_fence(&holder, far).await.unwrap());
     }
     let occupied = held(&there, &stranger).await;
     assert_eq!(occupied.fence, far);
     assert!(occupied.remaining > LEASE - MOMENT, "the lease was not renewed: {occupied:?}");
     assert!(here.release(&holder).await.unwrap());
-    assert_eq!(here.pass_with_fence(&holder, &holder, far).await.unwrap(), None);
+    assert!(!here.set_fence(&holder, far).await.unwrap());
     let next = granted(&there, &stranger).await.fence();
     assert!(next > far, "{next} after {far}");
     // A smaller one does not lower the last fence.
-    there.pass_with_fence(&stranger, &stranger, granted_first).await.unwrap();
+    there.set_fence(&stranger, granted_first).await.unwrap();
     assert!(there.release(&stranger).await.unwrap());
     assert!(granted(&here, &claim(&name)).await.fence() > next);
-}
-
-pub async fn a_lease_passes_on_with_a_given_fence<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let [first, second, third] = [claim(&name), claim(&name), claim(&name)];
-    let fence = granted(&backend, &first).await.fence() + 1;
-    for _ in 0..2 {
-        let passed = backend.pass_with_fence(&first, &second, fence).await.unwrap();
-        assert_eq!(passed, Some(Grant::new(fence)));
-    }
-    assert_eq!(
-        backend.renew(&[first.clone(), second.clone()]).await.unwrap(),
-        [Renewal::NotHeld, Renewal::Held]
-    );
-    assert!(backend.pass_with_fence(&second, &third, fence + 1).await.unwrap().is_some());
-    // One that was sent earlier and arrives late changes nothing.
-    assert_eq!(backend.pass_with_fence(&first, &second, fence).await.unwrap(), None);
-    assert_eq!(held(&backend, &first).await.fence, fence + 1);
-    assert!(backend.release(&third).await.unwrap());
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use bellwether::{
-    backend::{BackOff, Claimed, Holding, Leases, Mode, SemaphoreKind, Store},
+    backend::{BackOff, Claimed, Edit, Holding, Leases, Mode, SemaphoreKind, Store},
     key::{Family, Name, Namespace},
 };
 
@@ -115,6 +115,6 @@ pub async fn failed_loads_are_told_until_they_are_forgotten<H: FullHarness>(h: &
     h.pass(WAIT).await;
     let (told, _) = failed().await.unwrap();
     assert_eq!(told, BackOff { wait: Duration::ZERO, failures: 3 });
-    here.invalidate(&name, FENCE_LIFE).await.unwrap();
+    here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(failed().await, None);
 }

@@ -1,13 +1,13 @@
 //! Entries that are too large to be pushed, and that a backend may move by another way.
 
-use bellwether::backend::{Change, Claimed, Committed, Entry, Leases, Store};
+use bellwether::backend::{Change, Claimed, Committed, Edit, Entry, Leases, Store};
 
 use crate::harness::{
     FENCE_LIFE, FullHarness, MOMENT, TTL, begun, claim, listen, name, next, read, stored, value,
 };
 
-/// One size below and two sizes above the default limit of a push, of 64 KiB.
-const SIZES: [usize; 3] = [40_000, 100_000, 3_000_000];
+/// Sizes on both sides of the default limit of a push, of 64 KiB, and far above it.
+const SIZES: [usize; 5] = [40_000, (64 << 10) - 96, 64 << 10, 100_000, 3_000_000];
 
 fn large(size: usize, mark: &str) -> Entry {
     value(&(mark.to_owned() + &"x".repeat(size)))
@@ -19,7 +19,8 @@ pub async fn a_large_entry_is_found_whole<H: FullHarness>(h: &H) {
         let name = name(&format!("{size}"));
         let refresh = claim(&name);
         let grant = begun(&here, &refresh).await;
-        let fence = there.put(&name, &large(size, "put"), TTL, FENCE_LIFE).await.unwrap();
+        let fence =
+            there.edit(&name, &Edit::Put(large(size, "put"), TTL), FENCE_LIFE).await.unwrap();
         let expected = large(size, "put").with_fence(fence);
         // A second read may take another way.
         for _ in 0..2 {
@@ -58,7 +59,7 @@ pub async fn a_large_commit_gives_way_to_an_invalidation<H: FullHarness>(h: &H) 
         let name = name(&format!("{size}"));
         let load = claim(&name);
         let grant = begun(&backend, &load).await;
-        backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+        backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
         for ttl in [Some(TTL), None] {
             let outcome = backend.commit(&load, &grant, &large(size, "old"), ttl).await.unwrap();
             assert_eq!(outcome, Committed::Refused, "{size}");
@@ -71,7 +72,7 @@ pub async fn large_and_small_entries_replace_each_other<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     for size in SIZES {
-        let fence = here.put(&name, &large(size, ""), TTL, FENCE_LIFE).await.unwrap();
+        let fence = here.edit(&name, &Edit::Put(large(size, ""), TTL), FENCE_LIFE).await.unwrap();
         for backend in [&here, &there] {
             let found = backend.get(&name).await.unwrap();
             assert!(found == Some(large(size, "").with_fence(fence)), "{size}");
@@ -80,7 +81,7 @@ pub async fn large_and_small_entries_replace_each_other<H: FullHarness>(h: &H) {
         for backend in [&here, &there] {
             assert_eq!(read(backend, &name).await.as_deref(), Some("small"));
         }
-        here.invalidate(&name, FENCE_LIFE).await.unwrap();
+        here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
         for backend in [&here, &there] {
             assert_eq!(read(backend, &name).await, None);
         }

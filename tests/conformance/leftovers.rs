@@ -1,7 +1,7 @@
 //! Only entries and fences stay when the work is done, and each has an end.
 
 use bellwether::{
-    backend::{Leases, Mode, Store},
+    backend::{Edit, Leases, Mode, Store},
     key::Family,
 };
 
@@ -23,8 +23,8 @@ async fn work<H: FullHarness>(h: &H) {
         here.release(&held).await.unwrap();
         stored(&here, &name, "loaded").await;
         stored(&here, &name.clone().with_schema(3), "loaded").await;
-        there.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
-        here.invalidate(&name, FENCE_LIFE).await.unwrap();
+        there.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
+        here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
         let failed = claim(&name);
         let fence = begun(&there, &failed).await.fence();
         there.fail(&failed, &failure(fence, "no such product"), None).await.unwrap();
@@ -69,11 +69,6 @@ pub async fn nothing_but_fences_and_entries_stays<H: FullHarness>(h: &H) {
         let (_, suffix) = key.rsplit_once("}:").unwrap();
         assert!(suffix == "f" || suffix.starts_with('e'), "{key} is left");
     }
-}
-
-pub async fn no_listener_is_left_in_the_end<H: FullHarness>(h: &H) {
-    work(h).await;
-    h.no_listener_is_left().await;
 }
 
 pub async fn every_key_ends<H: FullHarness>(h: &H) {

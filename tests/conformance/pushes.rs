@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use bellwether::backend::{Change, Claimed, Committed, Entry, Leases, Mode, Store};
+use bellwether::backend::{Change, Claimed, Committed, Edit, Entry, Leases, Mode, Store};
 use bytes::Bytes;
 
 use crate::harness::{
@@ -44,9 +44,12 @@ pub async fn a_claim_that_waits_is_told_how_the_load_ends<H: FullHarness>(h: &H)
                 here.fail(&load, &failure(fence, "the database is away"), None).await.unwrap();
                 Change::Failed(failure(fence, "the database is away"))
             }
-            2 => Change::Invalidated(here.invalidate(&name, FENCE_LIFE).await.unwrap()),
+            2 => {
+                Change::Invalidated(here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap())
+            }
             3 => {
-                let fence = here.put(&name, &value("v"), TTL, FENCE_LIFE).await.unwrap();
+                let fence =
+                    here.edit(&name, &Edit::Put(value("v"), TTL), FENCE_LIFE).await.unwrap();
                 Change::Entry(value("v").with_fence(fence))
             }
             4 => {
@@ -100,7 +103,7 @@ pub async fn a_release_of_nothing_is_silent<H: FullHarness>(h: &H) {
     granted(&here, &claim(&name)).await;
     assert!(!here.release(&stranger).await.unwrap());
     assert!(!here.fail(&stranger, &failure(1, "not mine"), None).await.unwrap());
-    let burnt = here.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let burnt = here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
@@ -114,19 +117,8 @@ pub async fn a_commit_hands_its_entry_over<H: FullHarness>(h: &H) {
     // say what follows a larger one.
     let payload: Bytes = (0..16_000).map(|at| (at % 256) as u8).collect();
     let entry = Entry::value(9, Duration::from_secs(1), payload);
-    let fence = here.put(&name, &entry, TTL, FENCE_LIFE).await.unwrap();
+    let fence = here.edit(&name, &Edit::Put(entry.clone(), TTL), FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(entry.with_fence(fence)));
-}
-
-pub async fn a_commit_without_a_time_hands_its_entry_over<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
-    let claim = claim(&name);
-    let grant = begun(&here, &claim).await;
-    let mut changes = listen(&there, &name).await;
-    let outcome = here.commit(&claim, &grant, &value("v"), None).await.unwrap();
-    assert_eq!(outcome, Committed::Pushed);
-    assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
 }
 
 pub async fn a_refused_commit_is_silent<H: FullHarness>(h: &H) {
@@ -140,38 +132,11 @@ pub async fn a_refused_commit_is_silent<H: FullHarness>(h: &H) {
     begun(&here, &newer).await;
     let outcome = here.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Refused);
-    let fence = here.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
+    let fence = here.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
     let outcome = here.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
     assert!(matches!(outcome, Committed::Newer(_)), "{outcome:?}");
-    let burnt = here.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let burnt = here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(value("put").with_fence(fence)));
-    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
-}
-
-pub async fn a_failure_reaches_the_listener<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
-    let claim = claim(&name);
-    let fence = begun(&here, &claim).await.fence();
-    let mut changes = listen(&there, &name).await;
-    let failure = failure(fence, "kein Produkt für „42“\r\n");
-    assert!(here.fail(&claim, &failure, None).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Failed(failure));
-}
-
-pub async fn a_put_pushes_its_entry<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
-    let mut changes = listen(&there, &name).await;
-    let fence = here.put(&name, &value("v"), TTL, FENCE_LIFE).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(fence)));
-}
-
-pub async fn an_invalidation_pushes_its_fence<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
-    let mut changes = listen(&there, &name).await;
-    let burnt = here.invalidate(&name, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
@@ -184,7 +149,7 @@ pub async fn every_listener_is_told<H: FullHarness>(h: &H) {
     }
     // One listener of each process leaves, the others stay.
     listeners.drain(..2);
-    let burnt = here.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let burnt = here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     for changes in &mut listeners {
         assert_eq!(next(changes).await, Change::Invalidated(burnt));
     }
@@ -195,9 +160,9 @@ pub async fn only_listeners_of_the_name_are_told<H: FullHarness>(h: &H) {
     let (this, other) = (name("this"), name("other"));
     let mut to_this = listen(&there, &this).await;
     let mut to_other = listen(&there, &other).await;
-    let first = here.invalidate(&this, FENCE_LIFE).await.unwrap();
-    let second = here.invalidate(&other, FENCE_LIFE).await.unwrap();
-    let third = here.invalidate(&this, FENCE_LIFE).await.unwrap();
+    let first = here.edit(&this, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let second = here.edit(&other, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let third = here.edit(&this, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut to_other).await, Change::Invalidated(second));
     assert_eq!(next(&mut to_this).await, Change::Invalidated(first));
     assert_eq!(next(&mut to_this).await, Change::Invalidated(third));
@@ -208,9 +173,9 @@ pub async fn a_new_listener_gets_the_changes_that_follow<H: FullHarness>(h: &H) 
     let name = name("k");
     drop(listen(&backend, &name).await);
     h.no_listener_is_left().await;
-    backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     let mut changes = listen(&backend, &name).await;
-    let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
@@ -223,7 +188,7 @@ pub async fn a_listener_that_replaces_another_misses_nothing<H: FullHarness>(h: 
     let churn = names.iter().map(async |name| {
         for turn in 0..60 {
             let mut changes = listen(&there, name).await;
-            let burnt = here.invalidate(name, FENCE_LIFE).await.unwrap();
+            let burnt = here.edit(name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
             // A push of an earlier change may still be on its way to the new listener.
             loop {
                 match next(&mut changes).await {

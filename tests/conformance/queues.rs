@@ -1,7 +1,7 @@
 //! The queues of the modes: how their entries are kept, and what a release hands over.
 
 use bellwether::{
-    backend::{Change, Claim, Kept, Leases, Mode, Renewal, Store},
+    backend::{Change, Claim, Edit, Kept, Leases, Mode, Renewal, Store},
     key::{Family, Name},
 };
 use testkit::{handover_life, queue_entry_life};
@@ -347,7 +347,7 @@ pub async fn a_release_without_waiters_tells_nothing<H: FullHarness>(h: &H) {
         let mut changes = listen(&backend, &name).await;
         granted(&backend, &holder).await;
         assert!(backend.release(&holder).await.unwrap());
-        let fence = backend.invalidate(&name, LEASE).await.unwrap();
+        let fence = backend.edit(&name, &Edit::Invalidate, LEASE).await.unwrap();
         assert_eq!(next(&mut changes).await, Change::Invalidated(fence));
     }
 }

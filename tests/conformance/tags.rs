@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bellwether::{
     Key,
-    backend::{Change, Claimed, Committed, Entry, Store, TagEnd, TagEnds, Tagged, Windows},
+    backend::{Change, Claimed, Committed, Edit, Entry, Store, TagEnd, TagEnds, Tagged, Windows},
     key::{Family, Name, Namespace},
 };
 use bytes::Bytes;
@@ -108,10 +108,10 @@ pub async fn an_entry_keeps_its_tags<H: FullHarness>(h: &H) {
         }
         assert!(read(&there, &name).await == Some(expected.clone()), "{size}");
         assert!(there.claim(&claim(&name), 0).await.unwrap() == Claimed::Newer(expected), "{size}");
-        let fence = there.put(&name, &entry, TTL, FENCE_LIFE).await.unwrap();
+        let fence = there.edit(&name, &Edit::Put(entry.clone(), TTL), FENCE_LIFE).await.unwrap();
         assert!(read(&here, &name).await == Some(entry.clone().with_fence(fence)), "{size}");
         let windows = Windows::fresh(TTL);
-        let fence = here.touch(&name, windows, FENCE_LIFE).await.unwrap().unwrap();
+        let fence = here.edit(&name, &Edit::Touch(windows), FENCE_LIFE).await.unwrap();
         let touched = entry.with_windows(windows).with_fence(fence);
         assert!(read(&there, &name).await == Some(touched), "{size}");
     }
@@ -119,10 +119,10 @@ pub async fn an_entry_keeps_its_tags<H: FullHarness>(h: &H) {
 
 pub async fn an_entry_without_tags_has_none<H: FullHarness>(h: &H) {
     let backend = h.backend();
-    backend.put(&name("k"), &value("v"), TTL, FENCE_LIFE).await.unwrap();
+    backend.edit(&name("k"), &Edit::Put(value("v"), TTL), FENCE_LIFE).await.unwrap();
     assert!(read(&backend, &name("k")).await.unwrap().tagged.is_none());
     let none = tagged(Entry::value(0, Duration::ZERO, Bytes::new()), 7, &[]);
-    backend.put(&name("k"), &none, TTL, FENCE_LIFE).await.unwrap();
+    backend.edit(&name("k"), &Edit::Put(none.clone(), TTL), FENCE_LIFE).await.unwrap();
     let found = read(&backend, &name("k")).await.unwrap().tagged.unwrap();
     assert_eq!((found.number, found.tags.len()), (7, 0));
 }

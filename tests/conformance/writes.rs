@@ -1,6 +1,6 @@
 //! Writes and invalidations without a load. A load that is under way meanwhile is not stored.
 
-use bellwether::backend::{Change, Claimed, Committed, Leases, Renewal, Store, Windows};
+use bellwether::backend::{Change, Claimed, Committed, Edit, Leases, Renewal, Store, Windows};
 
 use crate::harness::{
     FENCE_LIFE, FullHarness, MOMENT, TTL, begun, claim, listen, name, next, read, stored, value,
@@ -11,7 +11,7 @@ pub async fn a_put_writes_and_ends_the_lease<H: FullHarness>(h: &H) {
     let name = name("k");
     let first = claim(&name);
     begun(&here, &first).await;
-    let fence = there.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
+    let fence = there.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
     assert_eq!(here.get(&name).await.unwrap(), Some(value("put").with_fence(fence)));
     assert!(!here.release(&first).await.unwrap(), "the lease outlived the put");
     assert!(matches!(here.claim(&claim(&name), fence).await, Ok(Claimed::Granted(_))));
@@ -22,7 +22,7 @@ pub async fn a_put_makes_the_commit_under_way_give_way<H: FullHarness>(h: &H) {
     let name = name("k");
     let claim = claim(&name);
     let grant = begun(&backend, &claim).await;
-    let fence = backend.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
+    let fence = backend.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
     let outcome = backend.commit(&claim, &grant, &value("loaded"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Newer(value("put").with_fence(fence)));
     assert_eq!(read(&backend, &name).await.as_deref(), Some("put"));
@@ -35,9 +35,9 @@ pub async fn a_put_makes_the_commit_under_way_give_way<H: FullHarness>(h: &H) {
 pub async fn a_put_ends_with_its_time<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
-    backend.put(&name, &value("first"), TTL, FENCE_LIFE).await.unwrap();
+    backend.edit(&name, &Edit::Put(value("first"), TTL), FENCE_LIFE).await.unwrap();
     h.pass(TTL - MOMENT).await;
-    backend.put(&name, &value("second"), TTL, FENCE_LIFE).await.unwrap();
+    backend.edit(&name, &Edit::Put(value("second"), TTL), FENCE_LIFE).await.unwrap();
     h.pass(TTL - MOMENT).await;
     assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
     h.pass(MOMENT).await;
@@ -52,7 +52,7 @@ pub async fn many_entries_are_answered_in_order_and_as_each_alone<H: FullHarness
         let entry = value(&"v".repeat(if at == 7 { 100_000 } else { at }));
         let windows = Windows::fresh(TTL / 2).stale(TTL / 2);
         let entry = if at % 3 == 1 { entry.with_windows(windows) } else { entry };
-        backend.put(name, &entry, TTL, FENCE_LIFE).await.unwrap();
+        backend.edit(name, &Edit::Put(entry.clone(), TTL), FENCE_LIFE).await.unwrap();
     }
     for aged in [false, true, true] {
         let many = backend.get_many(&names, aged).await.unwrap();
@@ -74,14 +74,14 @@ pub async fn many_entries_are_answered_in_order_and_as_each_alone<H: FullHarness
 pub async fn a_superseded_load_is_not_stored<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
-    assert!(there.supersede(&name, FENCE_LIFE).await.unwrap() > 0);
+    assert!(there.edit(&name, &Edit::Supersede, FENCE_LIFE).await.unwrap() > 0);
     let seen = stored(&here, &name, "v").await;
     let late = claim(&name);
     let Ok(Claimed::Granted(grant)) = here.claim(&late, seen).await else {
         panic!("the claim was not granted");
     };
     let mut changes = listen(&there, &name).await;
-    let burnt = there.supersede(&name, FENCE_LIFE).await.unwrap();
+    let burnt = there.edit(&name, &Edit::Supersede, FENCE_LIFE).await.unwrap();
     assert!(burnt > grant.fence());
     // Its waiters claim by themselves.
     assert_eq!(next(&mut changes).await, Change::Wake);
@@ -103,7 +103,7 @@ pub async fn an_invalidation_removes_and_ends_the_lease<H: FullHarness>(h: &H) {
     let first = stored(&here, &name, "v").await;
     let refresh = claim(&name);
     assert!(matches!(here.claim(&refresh, first).await, Ok(Claimed::Granted(_))));
-    there.invalidate(&name, FENCE_LIFE).await.unwrap();
+    there.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(read(&here, &name).await, None);
     assert_eq!(here.renew(std::slice::from_ref(&refresh)).await.unwrap(), [Renewal::NotHeld]);
     // A later claim starts anew, and need not wait for the load that was under way.
@@ -117,7 +117,7 @@ pub async fn an_invalidation_makes_the_commit_under_way_fail<H: FullHarness>(h: 
     let name = name("k");
     let claim = claim(&name);
     let grant = begun(&backend, &claim).await;
-    backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     for _ in 0..2 {
         let outcome = backend.commit(&claim, &grant, &value("old"), Some(TTL)).await.unwrap();
         assert_eq!(outcome, Committed::Refused);
@@ -130,8 +130,8 @@ pub async fn an_invalidation_makes_the_commit_under_way_fail<H: FullHarness>(h: 
 pub async fn an_invalidation_of_nothing_burns_a_fence<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
-    let first = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
-    let second = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let first = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let second = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert!(second > first && first > 0);
     assert!(begun(&backend, &claim(&name)).await.fence() > second);
 }
@@ -162,12 +162,12 @@ pub async fn a_write_clears_the_neighbouring_schemas<H: FullHarness>(h: &H) {
         for step in [-1, 0, 1] {
             stored(&backend, &at(step), "v").await;
         }
-        backend.invalidate(&at(0), FENCE_LIFE).await.unwrap();
+        backend.edit(&at(0), &Edit::Invalidate, FENCE_LIFE).await.unwrap();
         for step in [-1, 0, 1] {
             assert_eq!(read(&backend, &at(step)).await, None, "{middle} {step}");
             stored(&backend, &at(step), "v").await;
         }
-        backend.put(&at(0), &value("put"), TTL, FENCE_LIFE).await.unwrap();
+        backend.edit(&at(0), &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
         assert_eq!(read(&backend, &at(-1)).await, None, "{middle}");
         assert_eq!(read(&backend, &at(0)).await.as_deref(), Some("put"), "{middle}");
         assert_eq!(read(&backend, &at(1)).await, None, "{middle}");

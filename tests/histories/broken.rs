@@ -6,7 +6,7 @@
 use std::{str::FromStr, time::Duration};
 
 use bellwether::{
-    backend::{Acquired, Claim, Claimed, Committed, Entry, Grant, Mode, Occupied},
+    backend::{Acquired, Claim, Claimed, Committed, Edit, Entry, Grant, Mode, Occupied},
     error::{BackendError, BackendErrorKind},
     key::Name,
 };
@@ -107,7 +107,7 @@ impl Scripts {
                 scripts.permit = Some(cut("acquire_lock", &cuts));
             }
             Break::ExpiryLeavesWindows => {
-                let cuts = [("is_there = expire()", "is_there = found")];
+                let cuts = [("  expire()\n", "\n")];
                 scripts.expire = Some(cut("change", &cuts));
             }
             Break::EntriesDoNotAge => {
@@ -149,8 +149,8 @@ impl Scripts {
             Operation::Claim { .. } => self.acquire.is_some(),
             Operation::Release { claim } => self.release.is_some() && claim.mode == Mode::Exclusive,
             Operation::Commit { .. } => self.commit.is_some(),
-            Operation::Invalidate { .. } => self.invalidate.is_some(),
-            Operation::Expire { .. } => self.expire.is_some(),
+            Operation::Edit { edit: Edit::Invalidate, .. } => self.invalidate.is_some(),
+            Operation::Edit { edit: Edit::Expire, .. } => self.expire.is_some(),
             _ => false,
         }
     }
@@ -166,11 +166,12 @@ impl Scripts {
             Operation::Commit { claim, fence, entry, ttl } => {
                 self.commit(claim, *fence, entry, *ttl).await.map(Answer::Commit)
             }
-            Operation::Invalidate { name, fence_life } => {
-                self.invalidate(name, *fence_life).await.map(Answer::Invalidate)
-            }
-            Operation::Expire { name, fence_life } => {
-                self.expire(name, *fence_life).await.map(Answer::Expire)
+            Operation::Edit { name, edit, fence_life } => {
+                let (script, what) = match edit {
+                    Edit::Expire => (&self.expire, "expire"),
+                    _ => (&self.invalidate, "invalidate"),
+                };
+                self.change(script.as_ref(), what, name, *fence_life).await.map(Answer::Edit)
             }
             other => panic!("no script of {:?} is broken", other.op()),
         }
@@ -268,14 +269,6 @@ impl Scripts {
         })
     }
 
-    async fn expire(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
-        self.change(self.expire.as_ref(), "expire", name, life).await
-    }
-
-    async fn invalidate(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
-        self.change(self.invalidate.as_ref(), "invalidate", name, life).await
-    }
-
     async fn change(
         &self,
         script: Option<&String>,
@@ -288,7 +281,10 @@ impl Scripts {
             ["l", "f", "c", "b", "t"].map(|suffix| name.suffixed(suffix));
         let keys = [lease, fence, name.entry(), channel, failure, before, after, spare];
         let arguments = [text(what), text(life.as_millis()), text("")];
-        Ok(number(&fields(self.eval(script, &keys, &arguments).await?)[0]))
+        match self.eval(script, &keys, &arguments).await? {
+            Value::Int(fence) => Ok(u64::try_from(fence).unwrap()),
+            other => panic!("no fence: {other:?}"),
+        }
     }
 }
 

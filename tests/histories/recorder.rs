@@ -8,7 +8,7 @@ use std::{
 };
 
 use bellwether::{
-    backend::{Acquired, Claim, Claimed, Committed, Entry, Grant, Latches, Store},
+    backend::{Acquired, Claim, Claimed, Committed, Edit, Entry, Grant, Latches, Store},
     error::BackendError,
     key::{Family as NameFamily, Name, Namespace},
 };
@@ -111,29 +111,22 @@ impl Recorder {
             (Operation::Commit { claim, fence, .. }, Answer::Commit(Committed::Stored)) => {
                 self.log.tell(Event::Stored { key: key(&claim.name), fence: *fence, sent });
             }
-            (Operation::Supersede { name, .. }, Answer::Supersede(fence)) => {
-                self.log.tell(Event::Superseded { key: key(name), fence: *fence, sent });
-            }
             (Operation::Fail { claim, back_off: Some(back_off), .. }, Answer::Fail(true)) => {
                 let wait = u64::try_from(back_off.wait.as_micros()).unwrap();
                 self.log.tell(Event::BackedOff { key: key(&claim.name), wait, sent });
             }
-            (Operation::Put { name, entry, .. }, Answer::Put(fence)) => {
-                self.log.tell(Event::Burnt {
-                    key: key(name),
-                    fence: *fence,
-                    value: value(entry),
-                    sent,
-                });
-            }
-            (Operation::Invalidate { name, .. }, Answer::Invalidate(fence)) => {
-                self.log.tell(Event::Burnt { key: key(name), fence: *fence, value: None, sent });
-            }
-            (Operation::Expire { name, .. }, Answer::Expire(fence)) => {
-                self.log.tell(Event::Burnt { key: key(name), fence: *fence, value: None, sent });
-            }
-            (Operation::Touch { name, .. }, Answer::Touch(Some(fence))) => {
-                self.log.tell(Event::Touched { key: key(name), fence: *fence, sent });
+            (Operation::Edit { name, edit, .. }, Answer::Edit(fence)) => {
+                let (key, fence) = (key(name), *fence);
+                let burnt = |value| Event::Burnt { key: key.clone(), fence, value, sent };
+                match edit {
+                    Edit::Put(entry, _) => self.log.tell(burnt(value(entry))),
+                    Edit::Invalidate | Edit::Expire => self.log.tell(burnt(None)),
+                    Edit::Supersede => self.log.tell(Event::Superseded { key, fence, sent }),
+                    Edit::Touch(_) if fence > 0 => {
+                        self.log.tell(Event::Touched { key, fence, sent });
+                    }
+                    Edit::Touch(_) => {}
+                }
             }
             _ => {}
         }

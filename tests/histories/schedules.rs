@@ -13,7 +13,7 @@ use std::{
 
 use bellwether::{
     MemoryBackend,
-    backend::{BackOff, Change, Claimed, Committed, Latches, Store},
+    backend::{BackOff, Change, Claimed, Committed, Edit, Latches, Store},
     error::{BackendError, BackendErrorKind},
 };
 use fastrand::Rng;
@@ -65,7 +65,9 @@ impl<B: Store + Latches> Hook<B> for Way {
     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
         let mut rng = self.rng();
         let lost = || Err(BackendError::new(BackendErrorKind::Unknown, "the answer is lost"));
-        sleep(Duration::from_millis(rng.u64(0..4))).await;
+        // Some are far behind the others.
+        let longest = if rng.u8(0..50) == 0 { 200 } else { 4 };
+        sleep(Duration::from_millis(rng.u64(0..longest))).await;
         // A push comes by a connection of its own.
         let is_subscription = matches!(operation, Operation::Changes { .. });
         if !is_subscription && rng.u8(0..100) == 0 {
@@ -88,10 +90,14 @@ impl Missing {
     ) -> Result<Answer, BackendError> {
         match (self, &operation) {
             (Self::CommitGivesWay, Operation::Commit { claim, entry, ttl: Some(ttl), .. }) => {
-                backend.put(&claim.name, entry, *ttl, claim.fence_life).await?;
+                backend
+                    .edit(&claim.name, &Edit::Put(entry.clone(), *ttl), claim.fence_life)
+                    .await?;
                 Ok(Answer::Commit(Committed::Stored))
             }
-            (Self::ExpireEndsWindows, Operation::Expire { .. }) => Ok(Answer::Expire(1)),
+            (Self::ExpireEndsWindows, Operation::Edit { edit: Edit::Expire, .. }) => {
+                Ok(Answer::Edit(1))
+            }
             (Self::BackOffHolds, Operation::Fail { claim, failure, .. }) => {
                 backend.fail(claim, failure, None).await.map(Answer::Fail)
             }
@@ -101,7 +107,9 @@ impl Missing {
                 let back_off = BackOff { wait: Duration::from_millis(20), failures: 1 };
                 Ok(Answer::Claim(Claimed::BacksOff(back_off, failure)))
             }
-            (Self::RefreshBeatsLoads, Operation::Supersede { .. }) => Ok(Answer::Supersede(1)),
+            (Self::RefreshBeatsLoads, Operation::Edit { edit: Edit::Supersede, .. }) => {
+                Ok(Answer::Edit(1))
+            }
             (Self::OneHolder, Operation::Claim { claim, seen }) => {
                 backend.clear(&claim.name, claim.mode).await?;
                 backend.claim(claim, *seen).await.map(Answer::Claim)

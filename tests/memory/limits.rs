@@ -4,7 +4,7 @@
 
 use std::env;
 
-use bellwether::backend::{Entry, Windows};
+use bellwether::backend::{Edit, Entry, Windows};
 use bytes::Bytes;
 
 use crate::prelude::*;
@@ -65,7 +65,10 @@ async fn memory_backend_process() {
         let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from(key(at)), 512);
         let entry = Entry::value(7, Duration::ZERO, Bytes::from(vec![b'v'; 8]));
         let entry = entry.with_windows(Windows::fresh(TTL));
-        backend.put(&name.unwrap(), &entry, TTL, Duration::from_secs(15)).await.unwrap();
+        backend
+            .edit(&name.unwrap(), &Edit::Put(entry.clone(), TTL), Duration::from_secs(15))
+            .await
+            .unwrap();
     }
     println!("\ngrown by {}", resident() - before);
 }

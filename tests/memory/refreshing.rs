@@ -162,7 +162,7 @@ async fn a_refresh_has_until_the_deadline_of_a_shutdown() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refresh_needs_a_backend_that_answers() {
-    let faulty = Faulty::new(|op| (op == Op::Supersede).then_some(Fault::Refuse));
+    let faulty = Faulty::new(|op| (op == Op::Edit).then_some(Fault::Refuse));
     let cache: Cache<u64> = Cache::builder(faulty, "bellwether").build().unwrap();
     let origin = Origin::default();
     let error = cache.refresh("k", origin.loader()).await.unwrap_err();

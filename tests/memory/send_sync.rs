@@ -9,7 +9,7 @@ use bellwether::{
     BellwetherLayer, BoxError, Cache, Error, ErrorKind, Key, Locks, MemoryBackend, RedisBackend,
     Redlock,
     backend::{
-        Acquired, Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Entry,
+        Acquired, Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry,
         EntryKind, Failure, Grant, Handover, Holding, Latches, Leases, Mode, Occupied, Owner,
         RedisBackendBuilder, Renewal, Replicas, SemaphoreKind, SentinelMaster, Store, Tick,
         TickStep, Undecodable,
@@ -264,10 +264,10 @@ fn futures_of_a_store<B: Store>(
     send(backend.claim(claim, 0));
     send(backend.commit(claim, grant, entry, None));
     send(backend.fail(claim, failure, None));
-    send(backend.put(name, entry, NO_TIME, NO_TIME));
-    send(backend.invalidate(name, NO_TIME));
+    send(backend.edit(name, &Edit::Put(entry.clone(), NO_TIME), NO_TIME));
+    send(backend.edit(name, &Edit::Invalidate, NO_TIME));
     send(backend.get_aged(name));
-    send(backend.expire(name, NO_TIME));
+    send(backend.edit(name, &Edit::Expire, NO_TIME));
 }
 
 #[allow(dead_code)]

@@ -1,7 +1,7 @@
 //! The weight limit of the memory backend. Entries make room, leases and fences never do.
 
 use bellwether::{
-    backend::{Acquired, Claimed, Committed, Entry},
+    backend::{Acquired, Claimed, Committed, Edit, Entry},
     error::BackendErrorKind,
 };
 use bytes::Bytes;
@@ -27,7 +27,7 @@ fn claim(name: &Name) -> Claim {
 async fn entry(weight: usize) -> Entry {
     let of = |bytes| Entry::value(7, Duration::ZERO, Bytes::from(vec![b'v'; bytes]));
     let alone = MemoryBackend::new();
-    alone.put(&name("k"), &of(0), TTL, FENCE_LIFE).await.unwrap();
+    alone.edit(&name("k"), &Edit::Put(of(0), TTL), FENCE_LIFE).await.unwrap();
     of(weight - alone.weight())
 }
 
@@ -36,16 +36,16 @@ async fn the_least_recently_used_entries_make_room() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let names: Vec<_> = (0..11).map(|at| name(&format!("k{at}"))).collect();
     for name in &names[..10] {
-        backend.put(name, &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
+        backend.edit(name, &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
     }
     assert_eq!(backend.weight(), LIMIT);
     assert!(backend.get(&names[0]).await.unwrap().is_some());
-    backend.put(&names[10], &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
+    backend.edit(&names[10], &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
     assert_eq!(backend.weight(), LIMIT);
     assert!(backend.get(&names[0]).await.unwrap().is_some());
     assert!(backend.get(&names[1]).await.unwrap().is_none());
     // One large entry may replace many.
-    backend.put(&names[1], &entry(LIMIT).await, TTL, FENCE_LIFE).await.unwrap();
+    backend.edit(&names[1], &Edit::Put(entry(LIMIT).await, TTL), FENCE_LIFE).await.unwrap();
     assert_eq!(backend.weight(), LIMIT);
     assert!(backend.get(&names[0]).await.unwrap().is_none());
     assert!(backend.get(&names[1]).await.unwrap().is_some());
@@ -61,7 +61,10 @@ async fn leases_and_fences_make_no_room() {
         held.push((claim, grant));
     }
     for at in 0..100 {
-        backend.put(&name(&format!("k{at}")), &entry(9000).await, TTL, FENCE_LIFE).await.unwrap();
+        backend
+            .edit(&name(&format!("k{at}")), &Edit::Put(entry(9000).await, TTL), FENCE_LIFE)
+            .await
+            .unwrap();
     }
     for (claim, grant) in held {
         let stranger = self::claim(&claim.name);
@@ -77,7 +80,7 @@ async fn leases_and_fences_make_no_room() {
 async fn a_commit_that_is_too_large_hands_over_and_drops_the_older_entry() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let name = name("k");
-    let seen = backend.put(&name, &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
+    let seen = backend.edit(&name, &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, seen).await.unwrap() else { panic!() };
     for _ in 0..2 {
@@ -94,10 +97,11 @@ async fn a_commit_that_is_too_large_hands_over_and_drops_the_older_entry() {
 async fn a_put_that_is_too_large_fails_and_changes_nothing() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let name = name("k");
-    let seen = backend.put(&name, &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
+    let seen = backend.edit(&name, &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, seen).await.unwrap() else { panic!() };
-    let error = backend.put(&name, &entry(LIMIT + 1).await, TTL, FENCE_LIFE).await.unwrap_err();
+    let error =
+        backend.edit(&name, &Edit::Put(entry(LIMIT + 1).await, TTL), FENCE_LIFE).await.unwrap_err();
     assert_eq!(error.kind(), BackendErrorKind::Refused);
     assert_eq!(backend.get(&name).await.unwrap(), Some(entry(1000).await.with_fence(seen)));
     let outcome = backend.commit(&refresh, &grant, &entry(2000).await, Some(TTL)).await.unwrap();
@@ -110,14 +114,17 @@ async fn a_put_that_is_too_large_fails_and_changes_nothing() {
 async fn an_ended_entry_weighs_nothing() {
     let backend = MemoryBackend::with_weight(LIMIT);
     for at in 0..5 {
-        backend.put(&name(&format!("k{at}")), &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
+        backend
+            .edit(&name(&format!("k{at}")), &Edit::Put(entry(1000).await, TTL), FENCE_LIFE)
+            .await
+            .unwrap();
     }
-    backend.put(&name("k0"), &entry(2000).await, TTL * 2, FENCE_LIFE).await.unwrap();
+    backend.edit(&name("k0"), &Edit::Put(entry(2000).await, TTL * 2), FENCE_LIFE).await.unwrap();
     assert_eq!(backend.weight(), 6000);
     tokio::time::advance(TTL).await;
     assert_eq!(backend.get(&name("other")).await.unwrap(), None);
     assert_eq!(backend.weight(), 2000);
-    backend.invalidate(&name("k0"), FENCE_LIFE).await.unwrap();
+    backend.edit(&name("k0"), &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(backend.weight(), 0);
 }
 
@@ -128,7 +135,8 @@ async fn fences_grow_when_they_are_evicted_with_their_entries() {
     let mut last = [0; 20];
     for at in 0..100 {
         let (name, last) = (name(&format!("k{}", at % 20)), &mut last[at % 20]);
-        let fence = backend.put(&name, &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
+        let fence =
+            backend.edit(&name, &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
         let claim = claim(&name);
         let Claimed::Granted(grant) = backend.claim(&claim, fence).await.unwrap() else { panic!() };
         assert!(fence > *last && grant.fence() > fence, "{last}, {fence}, {grant:?}");
@@ -142,13 +150,13 @@ async fn fences_grow_when_they_are_evicted_with_their_entries() {
 async fn a_load_whose_fence_was_evicted_is_not_stored() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let name = name("k");
-    let seen = backend.put(&name, &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
+    let seen = backend.edit(&name, &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
     let late = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&late, seen).await.unwrap() else { panic!() };
     assert!(backend.release(&late).await.unwrap());
     for at in 0..10 {
         let other = self::name(&format!("k{at}"));
-        backend.put(&other, &entry(1000).await, TTL, FENCE_LIFE).await.unwrap();
+        backend.edit(&other, &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
     }
     let outcome = backend.commit(&late, &grant, &entry(1000).await, Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Refused);

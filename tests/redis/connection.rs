@@ -4,7 +4,7 @@ use std::{future::Future, time::Duration};
 
 use bellwether::{
     ErrorKind,
-    backend::{Acquired, Change, Changes, Claim, Entry, Leases, Mode, RedisBackend, Store},
+    backend::{Acquired, Change, Changes, Claim, Edit, Entry, Leases, Mode, RedisBackend, Store},
     error::{BackendError, BackendErrorKind},
     key::Name,
 };
@@ -93,8 +93,8 @@ async fn everything_fails(backend: &RedisBackend) -> Vec<BackendError> {
         backend.renew(std::slice::from_ref(&claim)),
         backend.commit(&claim, &grant, &value("v"), Some(TTL)),
         backend.release(&claim),
-        backend.put(&name, &value("v"), TTL, FENCE_LIFE),
-        backend.invalidate(&name, FENCE_LIFE),
+        backend.edit(&name, &Edit::Put(value("v"), TTL), FENCE_LIFE),
+        backend.edit(&name, &Edit::Invalidate, FENCE_LIFE),
         backend.changes(&name),
     );
     errors
@@ -153,7 +153,7 @@ async fn a_killed_server_is_an_error_and_is_used_again_when_it_returns() {
         // A listener subscribes again, and was told to look meanwhile.
         assert_eq!(next(&mut changes).await, Change::Wake);
         assert!(eventually(LIMIT, || subscribed(&server)).await);
-        let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+        let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
         assert_eq!(invalidation(&mut changes).await, burnt);
     }
 }
@@ -180,7 +180,7 @@ async fn a_broken_push_connection_wakes_its_listeners() {
             }
         }
     }
-    let burnt = backend.invalidate(&name("k7"), FENCE_LIFE).await.unwrap();
+    let burnt = backend.edit(&name("k7"), &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(invalidation(&mut all[7]).await, burnt);
     drop(all);
     let silent = || {
@@ -213,7 +213,7 @@ async fn a_push_connection_that_breaks_while_it_subscribes_wakes_its_listeners()
     // Afterwards pushes arrive again.
     let (writer, written) = (testkit::open(server.url()), name("listening"));
     let heard = async || {
-        let fence = writer.invalidate(&written, FENCE_LIFE).await.unwrap();
+        let fence = writer.edit(&written, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
         // Earlier pushes come first, unless they were lost.
         let pushed = async { while listening.next().await != Change::Invalidated(fence) {} };
         timeout(TIME_OUT, pushed).await.is_ok()
@@ -244,7 +244,7 @@ async fn a_server_that_hangs_costs_each_call_its_time_out_at_most() {
     // A subscription that was requested during the hang may happen now. It does not stay.
     assert!(eventually(LIMIT, || subscribed(&server)).await);
     let writer = testkit::open(server.url());
-    let burnt = writer.invalidate(&listened, FENCE_LIFE).await.unwrap();
+    let burnt = writer.edit(&listened, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(invalidation(&mut changes).await, burnt);
     let mut raw = server.raw().await;
     let only = async || raw.pubsub_channels().await == [listened.suffixed("c")];
@@ -275,7 +275,7 @@ async fn the_backend_recovers_from_a_wrong_password() {
     };
     assert!(comes_true(RECOVERY, listens).await, "pushes do not recover");
     let mut changes = changes.unwrap();
-    let burnt = backend.invalidate(&name("k"), FENCE_LIFE).await.unwrap();
+    let burnt = backend.edit(&name("k"), &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(invalidation(&mut changes).await, burnt);
 }
 
@@ -321,7 +321,7 @@ fn a_second_runtime_takes_over_the_backend_of_the_first() {
             let mut anew = backend.changes(&name).await.unwrap();
             // A listener may have missed pushes, and is told to look.
             assert_eq!(next(&mut changes).await, Change::Wake);
-            let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+            let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
             assert_eq!(invalidation(&mut anew).await, burnt);
             assert_eq!(invalidation(&mut changes).await, burnt);
         });

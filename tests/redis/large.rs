@@ -11,7 +11,7 @@ use std::{
 
 use bellwether::{
     Cache, RedisBackend,
-    backend::{Claim, Claimed, Committed, Entry, Grant, Leases, Mode, Store},
+    backend::{Claim, Claimed, Committed, Edit, Entry, Grant, Leases, Mode, Store},
     cache::{Raw, Source},
     error::BackendErrorKind,
     key::Name,
@@ -137,7 +137,7 @@ impl Reload {
         let server = RedisServer::start().await;
         let backend = open(&server);
         let (name, raw) = (name("k"), server.raw().await);
-        let first = backend.put(&name, &large(1), LIMIT, LIMIT).await.unwrap();
+        let first = backend.edit(&name, &Edit::Put(large(1), LIMIT), LIMIT).await.unwrap();
         let (claim, grant) = begun(&backend, &name, first).await;
         Self { _server: server, backend, name, raw, first, claim, grant }
     }
@@ -170,7 +170,7 @@ async fn is_a_plain_set_and_a_script(size: usize) {
     let (name, mut raw) = (name("k"), server.raw().await);
     // The connections and the scripts are in place after this.
     for _ in 0..2 {
-        backend.put(&name, &sized(0, size), LIMIT, LIMIT).await.unwrap();
+        backend.edit(&name, &Edit::Put(sized(0, size), LIMIT), LIMIT).await.unwrap();
         backend.get(&name).await.unwrap();
     }
     let prepared = || async {
@@ -179,7 +179,7 @@ async fn is_a_plain_set_and_a_script(size: usize) {
     };
     assert!(eventually(LIMIT, prepared).await);
     let mut monitor = server.monitor().await;
-    let first = backend.put(&name, &sized(1, size), LIMIT, LIMIT).await.unwrap();
+    let first = backend.edit(&name, &Edit::Put(sized(1, size), LIMIT), LIMIT).await.unwrap();
     backend.get(&name).await.unwrap();
     let (claim, grant) = begun(&backend, &name, first).await;
     let outcome = backend.commit(&claim, &grant, &sized(2, size), Some(LIMIT)).await.unwrap();
@@ -241,7 +241,7 @@ async fn a_large_write_that_is_refused_leaves_nothing() {
     let (name, mut raw) = (name("k"), server.raw().await);
     for size in [50_000, MIB] {
         let (claim, grant) = begun(&backend, &name, 0).await;
-        backend.invalidate(&name, LIMIT).await.unwrap();
+        backend.edit(&name, &Edit::Invalidate, LIMIT).await.unwrap();
         let outcome = backend.commit(&claim, &grant, &sized(1, size), Some(LIMIT)).await.unwrap();
         assert_eq!(outcome, Committed::Refused);
         assert_eq!(raw.keys("t:c:*").await, [name.suffixed("f")]);
@@ -252,7 +252,7 @@ async fn a_large_write_that_is_refused_leaves_nothing() {
 async fn a_full_server_refuses_large_writes_as_it_refuses_small_ones() {
     let Reload { _server, backend, name, mut raw, first, claim, grant } = Reload::begin().await;
     raw.config_set("maxmemory", "1").await;
-    let error = backend.put(&name, &large(2), LIMIT, LIMIT).await.unwrap_err();
+    let error = backend.edit(&name, &Edit::Put(large(2), LIMIT), LIMIT).await.unwrap_err();
     assert_eq!(error.kind(), BackendErrorKind::Refused);
     assert!(format!("{error:#}").contains("OOM"), "{error:#}");
     let stands = backend.get(&name).await.unwrap();
@@ -269,7 +269,7 @@ async fn a_large_write_survives_a_flush_of_the_scripts() {
     let outcome = backend.commit(&claim, &grant, &large(2), Some(LIMIT)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);
     raw.run::<()>(&["SCRIPT", "FLUSH"]).await;
-    let fence = backend.put(&name, &large(3), LIMIT, LIMIT).await.unwrap();
+    let fence = backend.edit(&name, &Edit::Put(large(3), LIMIT), LIMIT).await.unwrap();
     assert!(backend.get(&name).await.unwrap() == Some(large(3).with_fence(fence)));
     assert!(backend.release(&claim).await.is_ok_and(|was_held| !was_held));
 }
@@ -286,7 +286,7 @@ async fn a_staged_entry_ends_by_itself() {
     for _ in 0..20 {
         proxy.clear();
         proxy.once(testkit::proxy::kind("put"), testkit::proxy::Fault::CutBefore);
-        assert!(backend.put(&name, &large(1), LIMIT, LIMIT).await.is_err());
+        assert!(backend.edit(&name, &Edit::Put(large(1), LIMIT), LIMIT).await.is_err());
         let staged = async || {
             left = raw.keys("t:c:*").await;
             !left.is_empty()

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 use bellwether::{
     Key, Locks,
     backend::{
-        Acquired, Announcement, BackOff, Change, Changes, Claim, Claimed, Committed, Entry, Grant,
-        Leases, Mode, RedisBackend, Renewal, Store, Tick, TickStep,
+        Acquired, Announcement, BackOff, Change, Changes, Claim, Claimed, Committed, Edit, Entry,
+        Grant, Leases, Mode, RedisBackend, Renewal, Store, Tick, TickStep,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
@@ -73,8 +73,8 @@ async fn a_server_that_has_forgotten_the_scripts_is_told_again() {
     let outcome = forgotten!(backend.commit(&claim, &grant, &value("v"), Some(TTL)));
     assert_eq!(outcome, Committed::Stored);
     assert!(!forgotten!(backend.release(&claim)));
-    let put = forgotten!(backend.put(&name, &value("put"), TTL, FENCE_LIFE));
-    assert!(forgotten!(backend.invalidate(&name, FENCE_LIFE)) > put);
+    let put = forgotten!(backend.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE));
+    assert!(forgotten!(backend.edit(&name, &Edit::Invalidate, FENCE_LIFE)) > put);
 }
 
 /// Several batches of one renewal meet a server that has forgotten the script.
@@ -96,7 +96,7 @@ async fn a_hit_is_one_command_and_a_rebuild_three() {
     let backend = open(server.url());
     let name = name("k");
     // The connection and the scripts are in place after this call.
-    backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     let known = || {
         let backend = backend.clone();
         let raw = server.raw();
@@ -369,7 +369,7 @@ async fn fences_grow_though_the_clock_steps_back() {
     let first = claim(&by_entry);
     let Claimed::Granted(grant) = backend.claim(&first, ahead).await.unwrap() else { panic!() };
     assert_eq!(grant.fence(), ahead + 1);
-    assert_eq!(backend.invalidate(&by_entry, FENCE_LIFE).await.unwrap(), ahead + 2);
+    assert_eq!(backend.edit(&by_entry, &Edit::Invalidate, FENCE_LIFE).await.unwrap(), ahead + 2);
 }
 
 // Foreign keys
@@ -409,13 +409,13 @@ async fn a_foreign_entry_is_reported_and_replaced() {
 
         raw.run::<()>(&["DEL", &name.entry()]).await;
         raw.run::<()>(&words).await;
-        let fence = backend.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
+        let fence = backend.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
         let found = backend.get(&name).await.unwrap();
         assert_eq!(found, Some(value("put").with_fence(fence)), "{what}");
 
         raw.run::<()>(&["DEL", &name.entry()]).await;
         raw.run::<()>(&words).await;
-        backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+        backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
         assert_eq!(backend.get(&name).await.unwrap(), None, "{what}");
     }
 }
@@ -539,12 +539,12 @@ async fn databases_do_not_meet() {
     let name = name("k");
     let mut to_zero = zero.changes(&name).await.unwrap();
     let mut to_three = three.changes(&name).await.unwrap();
-    let first = zero.put(&name, &value("zero"), TTL, FENCE_LIFE).await.unwrap();
+    let first = zero.edit(&name, &Edit::Put(value("zero"), TTL), FENCE_LIFE).await.unwrap();
     assert_eq!(three.get(&name).await.unwrap(), None);
-    let second = three.put(&name, &value("three"), TTL, FENCE_LIFE).await.unwrap();
+    let second = three.edit(&name, &Edit::Put(value("three"), TTL), FENCE_LIFE).await.unwrap();
     begun(&zero, &claim(&self::name("held"))).await;
     begun(&three, &claim(&self::name("held"))).await;
-    let burnt = zero.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let burnt = zero.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut to_zero).await, Change::Entry(value("zero").with_fence(first)));
     assert_eq!(next(&mut to_zero).await, Change::Invalidated(burnt));
     assert_eq!(next(&mut to_three).await, Change::Entry(value("three").with_fence(second)));
@@ -561,9 +561,9 @@ async fn a_large_entry_is_announced_and_not_pushed() {
     let mut changes = backend.changes(&name).await.unwrap();
     // The limit of a push includes a header of 88 bytes.
     let (small, large) = (value(&"v".repeat(56)), value(&"v".repeat(57)));
-    let fence = backend.put(&name, &small, TTL, FENCE_LIFE).await.unwrap();
+    let fence = backend.edit(&name, &Edit::Put(small.clone(), TTL), FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(small.clone().with_fence(fence)));
-    let fence = backend.put(&name, &large, TTL, FENCE_LIFE).await.unwrap();
+    let fence = backend.edit(&name, &Edit::Put(large.clone(), TTL), FENCE_LIFE).await.unwrap();
     let announced = |fence| Change::Announced(Announcement { fence, bytes: 145, turn: None });
     assert_eq!(next(&mut changes).await, announced(fence));
     let refresh = claim(&name);
@@ -630,7 +630,7 @@ async fn a_commit_on_a_full_server_hands_over_and_drops_the_older_entry() {
     let backend = open(server.url());
     let mut raw = server.raw().await;
     let name = name("k");
-    let first = backend.put(&name, &value("old"), TTL, FENCE_LIFE).await.unwrap();
+    let first = backend.edit(&name, &Edit::Put(value("old"), TTL), FENCE_LIFE).await.unwrap();
     let mut changes = backend.changes(&name).await.unwrap();
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else { panic!() };
@@ -639,7 +639,7 @@ async fn a_commit_on_a_full_server_hands_over_and_drops_the_older_entry() {
         let outcome = backend.commit(&refresh, &grant, &value("new"), Some(TTL)).await.unwrap();
         assert_eq!(outcome, Committed::Pushed);
     }
-    let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(value("new").with_fence(grant.fence())));
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
     assert_eq!(backend.get(&name).await.unwrap(), None);
@@ -652,13 +652,13 @@ async fn an_invalidation_passes_on_a_full_server() {
     let backend = open(server.url());
     let mut raw = server.raw().await;
     let (name, other) = (name("k"), name("other"));
-    backend.put(&name, &value("old"), TTL, FENCE_LIFE).await.unwrap();
+    backend.edit(&name, &Edit::Put(value("old"), TTL), FENCE_LIFE).await.unwrap();
     let under_way = claim(&other);
     let grant = begun(&backend, &under_way).await;
     full(&mut raw).await;
-    backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(backend.get(&name).await.unwrap(), None);
-    assert!(backend.invalidate(&other, FENCE_LIFE).await.unwrap() > grant.fence());
+    assert!(backend.edit(&other, &Edit::Invalidate, FENCE_LIFE).await.unwrap() > grant.fence());
     roomy(&mut raw).await;
     let outcome = backend.commit(&under_way, &grant, &value("old"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Refused);
@@ -670,11 +670,11 @@ async fn a_put_on_a_full_server_fails_and_changes_nothing() {
     let backend = open(server.url());
     let mut raw = server.raw().await;
     let name = name("k");
-    let first = backend.put(&name, &value("old"), TTL, FENCE_LIFE).await.unwrap();
+    let first = backend.edit(&name, &Edit::Put(value("old"), TTL), FENCE_LIFE).await.unwrap();
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else { panic!() };
     full(&mut raw).await;
-    let error = backend.put(&name, &value("new"), TTL, FENCE_LIFE).await.unwrap_err();
+    let error = backend.edit(&name, &Edit::Put(value("new"), TTL), FENCE_LIFE).await.unwrap_err();
     assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
     assert_eq!(backend.get(&name).await.unwrap(), Some(value("old").with_fence(first)));
     roomy(&mut raw).await;
@@ -706,8 +706,11 @@ async fn everything_else_works_without_the_right_to_publish() {
         let grant = begun(&backend, &held).await;
         let outcome = backend.commit(&held, &grant, &value("v"), Some(TTL)).await.unwrap();
         assert_eq!(outcome, Committed::Stored, "{rights:?}");
-        let fence = backend.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
-        assert!(backend.invalidate(&name, FENCE_LIFE).await.unwrap() > fence, "{rights:?}");
+        let fence = backend.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
+        assert!(
+            backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap() > fence,
+            "{rights:?}"
+        );
     }
 }
 
@@ -728,7 +731,7 @@ async fn a_missing_right_to_subscribe_is_reported_at_once() {
         // Once subscriptions are permitted, they work.
         user(&mut raw, &["+subscribe", "allchannels"]).await;
         let mut changes = backend.changes(&name("k")).await.unwrap();
-        let burnt = backend.invalidate(&name("k"), FENCE_LIFE).await.unwrap();
+        let burnt = backend.edit(&name("k"), &Edit::Invalidate, FENCE_LIFE).await.unwrap();
         assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
     }
 }
@@ -755,7 +758,7 @@ async fn a_refusal_concerns_no_listener_that_comes_after_it() {
     assert!(comes_true(LIMIT, all_refused).await, "the channels are not asked for one by one");
     user(&mut raw, &["allchannels"]).await;
     let mut changes = backend.changes(&name("k")).await.unwrap();
-    let burnt = backend.invalidate(&name("k"), FENCE_LIFE).await.unwrap();
+    let burnt = backend.edit(&name("k"), &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
@@ -777,7 +780,7 @@ async fn one_forbidden_channel_does_not_silence_the_others() {
             assert_eq!(changes.unwrap_err().kind(), BackendErrorKind::Refused);
             continue;
         }
-        let burnt = backend.invalidate(name, FENCE_LIFE).await.unwrap();
+        let burnt = backend.edit(name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
         assert_eq!(next(&mut changes.unwrap()).await, Change::Invalidated(burnt));
     }
 }

@@ -113,13 +113,13 @@ fn sharing(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<H
     let layer = BellwetherLayer::http(cache)
         .max_body(options.max_body)
         .stale_if_error(options.stale)
-        .request_directives(options.directives)
         .when_unavailable(AfterFailure::BackOffFromSecond {
             first: Duration::from_millis(100),
             longest: Duration::from_secs(1),
         })
         .surrogate_keys()
         .cache_status();
+    let layer = if options.ignores_reloads { layer.ignore_reloads() } else { layer };
     let layer = match options.purge_key.clone() {
         Some(key) => layer.purge_if(move |parts| {
             parts.headers.get("x-purge-key").is_some_and(|given| given.as_bytes() == key.as_bytes())

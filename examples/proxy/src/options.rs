@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, fmt::Display, net::SocketAddr, process, str::FromStr, time::Duration};
 
-use bellwether::{BoxError, layer::RequestDirectives};
+use bellwether::BoxError;
 use http::{Uri, uri::Scheme};
 use lexopt::Arg::{Long, Short};
 
@@ -53,7 +53,7 @@ pub(crate) struct Options {
     pub(crate) redis: Option<String>,
     pub(crate) namespace: String,
     pub(crate) policy: Policy,
-    pub(crate) directives: RequestDirectives,
+    pub(crate) ignores_reloads: bool,
     pub(crate) lifetime: Option<Duration>,
     pub(crate) ttl: Duration,
     pub(crate) stale: Duration,
@@ -79,7 +79,7 @@ impl Default for Options {
             policy: Policy::Careful,
             // They are advisory (RFC 9111, section 5.2.1), and each client could make the origin
             // work as often as it likes.
-            directives: RequestDirectives::Ignore,
+            ignores_reloads: true,
             lifetime: None,
             ttl: Duration::from_secs(86_400),
             stale: Duration::from_secs(600),
@@ -135,7 +135,7 @@ impl Options {
             "redis" => self.redis = Some(parsed(name, value()?)?),
             "namespace" => self.namespace = parsed(name, value()?)?,
             "policy" => self.policy = parsed(name, value()?)?,
-            "directives" => self.directives = directives(&parsed::<String>(name, value()?)?)?,
+            "directives" => self.ignores_reloads = ignores(&parsed::<String>(name, value()?)?)?,
             "lifetime" => self.lifetime = Some(seconds(name, value()?)?),
             "ttl" => self.ttl = seconds(name, value()?)?,
             "stale" => self.stale = seconds(name, value()?)?,
@@ -164,10 +164,10 @@ impl FromStr for Policy {
     }
 }
 
-fn directives(text: &str) -> Result<RequestDirectives, BoxError> {
+fn ignores(text: &str) -> Result<bool, BoxError> {
     match text {
-        "ignore" => Ok(RequestDirectives::Ignore),
-        "pass" => Ok(RequestDirectives::Pass),
+        "ignore" => Ok(true),
+        "pass" => Ok(false),
         _ => Err("--directives: ignore and pass are the modes".into()),
     }
 }

@@ -104,9 +104,6 @@ impl Upstream {
             .build()?;
         parts.version = self.version;
         strip(&mut parts.headers);
-        // The origin may address the cache by `Surrogate-Control`, by this name.
-        let surrogate = HeaderValue::from_static("bellwether=\"Surrogate/1.0\"");
-        parts.headers.append("surrogate-capability", surrogate);
         parts.headers.append(VIA, HeaderValue::from_static("1.1 bellwether"));
         Ok(Request::from_parts(parts, body))
     }

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use super::data::Data;
 use crate::{
     backend::{
-        BackOff, Change, Claim, Claimed, Committed, Entry, Failure, Need, SemaphoreKind, TAG_LIFE,
-        TagEnd, TagEnds, Windows,
+        BackOff, Change, Claim, Claimed, Committed, Edit, Entry, Failure, Need, SemaphoreKind,
+        TAG_LIFE, TagEnd, TagEnds, Windows,
     },
     key::Name,
     time::after,
@@ -197,24 +197,50 @@ impl Data {
         true
     }
 
-    /// Writes an entry without a load. Returns its fence, or `None` if there is no room; then
-    /// nothing changes.
-    pub(super) fn put(
-        &mut self,
-        name: &Name,
-        entry: &Entry,
-        ttl: Duration,
-        fence_life: Duration,
-    ) -> Option<u64> {
-        if !self.entries.fits(name, entry) {
-            return None;
-        }
+    /// Changes an entry without a load. Returns its fence, or 0 if there is nothing to touch. Returns
+    /// `None` if there is no room; then nothing changes.
+    pub(super) fn edit(&mut self, name: &Name, edit: &Edit, fence_life: Duration) -> Option<u64> {
+        let stored = self.entries.peek(name).cloned();
+        let changed = match (edit, stored) {
+            (Edit::Put(entry, _), _) if !self.entries.fits(name, entry) => return None,
+            (Edit::Put(entry, ttl), _) => Some((entry.clone(), *ttl)),
+            (Edit::Touch(_), None) => return Some(0),
+            (Edit::Touch(_), Some((entry, _))) if entry.has_ended() => return Some(0),
+            (Edit::Touch(windows), Some((entry, _))) => {
+                let windows = windows.in_range();
+                Some((entry.with_windows(windows), windows.kept()))
+            }
+            (Edit::Expire, Some((entry, ends))) => self.expired(entry, ends),
+            (Edit::Expire | Edit::Invalidate | Edit::Supersede, _) => None,
+        };
         let fence = self.burn(name, fence_life);
-        self.remove_all(name);
-        let entry = entry.clone().with_fence(fence).with_stored_at(self.clock());
-        self.push(name, Change::Entry(entry.clone()));
-        self.store(name, entry, after(self.now, ttl));
+        if *edit == Edit::Supersede {
+            self.push(name, Change::Wake);
+            return Some(fence);
+        }
+        if !matches!(edit, Edit::Touch(_)) {
+            self.remove_all(name);
+        }
+        let mut pushed = Change::Invalidated(fence);
+        if let Some((entry, life)) = changed {
+            let stored_at = if *edit == Edit::Expire { entry.stored_at } else { self.clock() };
+            let entry = entry.with_fence(fence).with_stored_at(stored_at);
+            if let Edit::Put(..) = edit {
+                pushed = Change::Entry(entry.clone());
+            }
+            self.store(name, entry, after(self.now, life));
+        }
+        self.push(name, pushed);
         Some(fence)
+    }
+
+    /// Ends the fresh and the stale window of an entry that lasts until then. Returns it with its
+    /// life, if that is not over.
+    fn expired(&self, entry: Entry, ends: Instant) -> Option<(Entry, Duration)> {
+        let left = entry.windows?.error.min(ends - self.now);
+        let age = Duration::from_micros(self.clock().saturating_sub(entry.stored_at));
+        let windows = Windows::fresh(Duration::ZERO).error(age.saturating_add(left));
+        (!left.is_zero()).then(|| (Entry { windows: Some(windows), ..entry }, left))
     }
 
     /// Writes an entry and makes room for it. Returns whether it is there now.
@@ -228,56 +254,6 @@ impl Data {
             self.forget_fence(&evicted);
         }
         true
-    }
-
-    /// Sets the windows of an entry. Returns its new fence, or `None` if there is no entry.
-    pub(super) fn touch(
-        &mut self,
-        name: &Name,
-        windows: Windows,
-        fence_life: Duration,
-    ) -> Option<u64> {
-        let (entry, _) = self.entries.peek(name)?;
-        if entry.windows.is_some_and(|windows| windows.are_ended()) {
-            return None;
-        }
-        let entry = entry.clone().with_windows(windows);
-        let kept = entry.windows.map_or(Duration::ZERO, |windows| windows.kept());
-        let fence = self.burn(name, fence_life);
-        let entry = entry.with_fence(fence).with_stored_at(self.clock());
-        self.store(name, entry, after(self.now, kept));
-        self.push(name, Change::Invalidated(fence));
-        Some(fence)
-    }
-
-    /// Ends the fresh and the stale window of an entry. Returns the fence that was burnt.
-    pub(super) fn end_windows(&mut self, name: &Name, fence_life: Duration) -> u64 {
-        let ended = self.entries.peek(name).and_then(|(entry, ends)| {
-            let error = entry.windows?.error.min(*ends - self.now);
-            (!error.is_zero()).then(|| (entry.clone(), error))
-        });
-        let fence = self.invalidate(name, fence_life);
-        if let Some((entry, error)) = ended {
-            let age = self.clock().saturating_sub(entry.stored_at);
-            let kept = Duration::from_micros(age).saturating_add(error);
-            let windows = Some(Windows::fresh(Duration::ZERO).error(kept));
-            let entry = Entry { windows, ..entry.with_fence(fence) };
-            self.store(name, entry, after(self.now, error));
-        }
-        fence
-    }
-
-    pub(super) fn supersede(&mut self, name: &Name, fence_life: Duration) -> u64 {
-        let fence = self.burn(name, fence_life);
-        self.push(name, Change::Wake);
-        fence
-    }
-
-    pub(super) fn invalidate(&mut self, name: &Name, fence_life: Duration) -> u64 {
-        let fence = self.burn(name, fence_life);
-        self.remove_all(name);
-        self.push(name, Change::Invalidated(fence));
-        fence
     }
 
     /// Burns a fence and ends the lease, so that no load under way is stored.

@@ -23,9 +23,9 @@ use self::{
     entries::{Weigh, weigh_bytes},
 };
 use super::{
-    Acquired, BackOff, Changes, Channels, Claim, Claimed, Committed, Countdown, Entry, Failure,
-    Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store,
-    TagEnd, TagEnds, Tap, Tick, Windows,
+    Acquired, BackOff, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry,
+    Failure, Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind,
+    Store, TagEnd, TagEnds, Tap, Tick,
 };
 use crate::{
     error::{BackendError, BackendErrorKind},
@@ -152,13 +152,8 @@ impl Leases for MemoryBackend {
         Ok(self.run(|data| data.convert(from, to, self.is_waited_for(&from.name))))
     }
 
-    async fn pass_with_fence(
-        &self,
-        from: &Claim,
-        to: &Claim,
-        fence: u64,
-    ) -> Result<Option<Grant>, BackendError> {
-        Ok(self.run(|data| data.pass_with_fence(from, to, fence)))
+    async fn set_fence(&self, claim: &Claim, fence: u64) -> Result<bool, BackendError> {
+        Ok(self.run(|data| data.set_lease_fence(claim, fence)))
     }
 
     async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
@@ -218,37 +213,15 @@ impl Store for MemoryBackend {
         Ok(self.run(|data| data.fail(claim, failure, back_off)))
     }
 
-    async fn put(
+    async fn edit(
         &self,
         name: &Name,
-        entry: &Entry,
-        ttl: Duration,
+        edit: &Edit,
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
         let too_large = "the entry is larger than the weight limit";
-        self.run(|data| data.put(name, entry, ttl, fence_life))
+        self.run(|data| data.edit(name, edit, fence_life))
             .ok_or_else(|| BackendError::new(BackendErrorKind::Refused, too_large))
-    }
-
-    async fn touch(
-        &self,
-        name: &Name,
-        windows: Windows,
-        fence_life: Duration,
-    ) -> Result<Option<u64>, BackendError> {
-        Ok(self.run(|data| data.touch(name, windows, fence_life)))
-    }
-
-    async fn expire(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        Ok(self.run(|data| data.end_windows(name, fence_life)))
-    }
-
-    async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        Ok(self.run(|data| data.supersede(name, fence_life)))
-    }
-
-    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        Ok(self.run(|data| data.invalidate(name, fence_life)))
     }
 
     fn tap(&self, tier: Weak<dyn Tap>, _every: Duration) -> bool {

@@ -171,21 +171,16 @@ impl Data {
         })
     }
 
-    /// Passes a lease on, or renews it, with this fence. Returns `None` if neither has it.
-    pub(super) fn pass_with_fence(
-        &mut self,
-        from: &Claim,
-        to: &Claim,
-        fence: u64,
-    ) -> Option<Grant> {
-        self.on(&from.name, from.mode.into(), |data, semaphore| {
-            if !semaphore.is_held_by(from) && !semaphore.is_held_by(to) {
-                return None;
+    /// Renews a lease with this fence. Returns whether the claim has it.
+    pub(super) fn set_lease_fence(&mut self, claim: &Claim, fence: u64) -> bool {
+        self.on(&claim.name, claim.mode.into(), |data, semaphore| {
+            let is_held = semaphore.is_held_by(claim);
+            if is_held {
+                semaphore.hold(claim, fence, after(data.now, claim.lease));
+                let last = data.fences.get(claim.name.prefix()).map_or(0, |fence| fence.last);
+                data.set_fence(&claim.name, last.max(fence), claim.fence_life);
             }
-            semaphore.hold(to, fence, after(data.now, to.lease));
-            let last = data.fences.get(to.name.prefix()).map_or(0, |fence| fence.last);
-            data.set_fence(&to.name, last.max(fence), to.fence_life);
-            Some(Grant::new(fence))
+            is_held
         })
     }
 

@@ -13,9 +13,8 @@ use crate::error::{BoxError, Error, ErrorKind};
 
 /// Configures a [`RedisBackend`].
 ///
-/// Created by [`RedisBackend::builder`]. It needs one of [`server`](Self::server),
-/// [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster); if several are called, the last
-/// call counts. Everything else has a default.
+/// It needs one of [`server`](Self::server), [`sentinels`](Self::sentinels) and
+/// [`cluster`](Self::cluster), of which the last call counts. Everything else has a default.
 ///
 /// # Examples
 ///
@@ -56,8 +55,8 @@ impl RedisBackendBuilder {
     /// `redis+unix:///path/to/socket` connects to a Unix socket. With the feature `tls`,
     /// `rediss://` connects by TLS with rustls. The backend trusts the certificates that the system
     /// trusts, or those in the file that the environment variable `SSL_CERT_FILE` names. It shows
-    /// no certificate of its own. `tls_config` changes both. It installs *ring* as the crypto
-    /// provider of rustls, unless the process has installed another one before.
+    /// no certificate of its own. `tls_config` changes both. The crypto provider
+    /// is *ring*, unless the process has installed another one.
     ///
     /// # Examples
     ///
@@ -73,11 +72,10 @@ impl RedisBackendBuilder {
 
     /// Connects to the master that sentinels watch.
     ///
-    /// The URLs are those of the sentinels, with *their* credentials if they ask for any. One
-    /// sentinel that replies is enough. `master` is the name under which they watch the master, or
-    /// a [`SentinelMaster`] with its credentials. The backend asks for the master whenever it
-    /// connects, listens to the announcements of all sentinels, and asks once a second in case one
-    /// is lost. The page [`failover`](super::failover) tells what a failover may lose.
+    /// The URLs have the credentials of the sentinels, if these ask for any. One sentinel that
+    /// replies is enough. `master` is the name under which they watch the master, or a
+    /// [`SentinelMaster`] with its credentials. The page [`failover`](super::failover) tells what a
+    /// failover may lose.
     ///
     /// # Examples
     ///
@@ -99,16 +97,14 @@ impl RedisBackendBuilder {
 
     /// Connects to a Redis Cluster of version 7 or later.
     ///
-    /// The URLs are those of some of its nodes. One node that replies is enough to find the others.
-    /// Each node is connected to with the settings of the first URL: its credentials, and TLS if it
-    /// begins with `rediss://`. The certificate of each node must then have the name or address
-    /// that the node announces. The backend follows slots that move and masters that are replaced.
-    /// The page [`failover`](super::failover) tells what a failover may lose.
+    /// One node that replies is enough to find the others. Each is connected to with the settings
+    /// of the first URL: its credentials, and TLS if it begins with `rediss://`. The certificate of
+    /// each node must then have the name or address that the node announces. The page
+    /// [`failover`](super::failover) tells what a failover may lose.
     ///
-    /// Pushes are sharded: they go through the node that serves the name, and only to the processes
-    /// that wait. A cluster of version 6 has no sharded pub/sub; its waiters poll, at intervals of
-    /// up to 100 ms. While a slot moves, commands on its names are tried again until their time-out
-    /// ends, and are then [refused](crate::error::BackendErrorKind::Refused).
+    /// A cluster of version 6 has no sharded pub/sub, so its waiters poll, at intervals of up to
+    /// 100 ms. While a slot moves, commands on its names are tried again until their time-out ends,
+    /// and are then [refused](crate::error::BackendErrorKind::Refused).
     ///
     /// # Examples
     ///
@@ -127,16 +123,14 @@ impl RedisBackendBuilder {
     /// Sets how long the connection may be silent while a command is under way.
     ///
     /// A transfer that moves is not silent, however long it takes. A command waits as long for a
-    /// connection that broke, and for the first one within the [connect
-    /// time-out](Self::connect_timeout). Where round trips are long, a command may take four of
-    /// them, and a connection that broke eight.
+    /// connection that broke, and for the first one twice the [connect
+    /// time-out](Self::connect_timeout).
     ///
     /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
     /// a dead server is late but not lost. This is the one setting for a slower network or server.
     /// The connect time-out and the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the
-    /// retry strategy follow it, unless they are set. Round trips of up to 250 ms need no setting.
-    /// Where they are longer, set four of them: [`RedisBackend::ready`] measures, and warns.
-    /// 24 h at most.
+    /// retry strategy follow it, unless they are set. Four round trips are a good choice, if they
+    /// are longer than the default: [`RedisBackend::ready`] measures, and warns. 24 h at most.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
@@ -181,9 +175,9 @@ impl RedisBackendBuilder {
     /// Sets a callback that provides the credentials at each connect.
     ///
     /// So a password or token can change while the service runs. The callback takes the place of
-    /// the credentials in URLs and of those of a [`SentinelMaster`]. Only sentinels keep theirs. It
-    /// is asked for each connection, and within its [connect time-out](Self::connect_timeout). If
-    /// it fails or panics, the next attempt asks again after a pause.
+    /// the credentials in URLs and in a [`SentinelMaster`]. Only sentinels keep theirs. Its time
+    /// counts towards the [connect time-out](Self::connect_timeout). If it fails or panics, the
+    /// next attempt asks again after a pause.
     ///
     /// # Examples
     ///
@@ -251,8 +245,7 @@ impl RedisBackendBuilder {
     /// - no server was given, or an empty list of sentinels or nodes;
     /// - a URL cannot be read, or asks for TLS without the feature `tls`;
     /// - the URLs of a cluster name a database or a socket file, or only some of them use TLS;
-    /// - the [`client_name`](Self::client_name) is empty, too long, or has another character;
-    /// - a time-out is zero, or the time for [`Replicas`] is not shorter than the command time-out.
+    /// - another setting is outside its range.
     pub fn build(self) -> Result<RedisBackend, Error> {
         let Self { location, mut config, connect_timeout } = self;
         let connect_timeout =
@@ -272,9 +265,6 @@ impl RedisBackendBuilder {
 
 impl Location {
     fn read(self, access: &Access) -> Result<Deployment, Error> {
-        fn texts(urls: &[String]) -> impl Iterator<Item = &str> {
-            urls.iter().map(String::as_str)
-        }
         match self {
             Self::Missing => {
                 let why = "no server was given; call `server`, `sentinels` or `cluster`";
@@ -282,12 +272,10 @@ impl Location {
             }
             Self::Server(url) => Ok(Deployment::Single(Endpoint::server(&url, access)?)),
             Self::Sentinels(urls, master) => {
-                let sentinels = Sentinels::new(texts(&urls), master, access)?;
+                let sentinels = Sentinels::new(&urls, master, access)?;
                 Ok(Deployment::Single(Endpoint::Sentinel(Arc::new(sentinels))))
             }
-            Self::Cluster(urls) => {
-                Ok(Deployment::Cluster(ClusterSeeds::read(texts(&urls), access)?))
-            }
+            Self::Cluster(urls) => Ok(Deployment::Cluster(ClusterSeeds::read(&urls, access)?)),
         }
     }
 }
@@ -312,15 +300,9 @@ fn check_client_name(name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(86_400);
-
 fn check_timeout(setting: &str, timeout: Duration) -> Result<(), Error> {
-    if timeout.is_zero() {
-        let why = format!("`{setting}` is 0; give a longer time, for example 250 ms");
-        return Err(Error::new(ErrorKind::InvalidConfig, why));
-    }
-    if timeout > LONGEST_TIMEOUT {
-        let why = format!("`{setting}` is {timeout:?}; give at most 24 h");
+    if timeout.is_zero() || timeout > Duration::from_secs(86_400) {
+        let why = format!("`{setting}` is {timeout:?}; give more than 0, and at most 24 h");
         return Err(Error::new(ErrorKind::InvalidConfig, why));
     }
     Ok(())
@@ -344,13 +326,13 @@ mod tests {
             (server().command_timeout(Duration::ZERO), "`command_timeout` is 0"),
             (server().connect_timeout(Duration::ZERO), "`connect_timeout` is 0"),
             (server().command_timeout(Duration::MAX), "`command_timeout` is 18446744073709551615"),
-            (server().connect_timeout(Duration::MAX), "give at most 24 h"),
+            (server().connect_timeout(Duration::MAX), "at most 24 h"),
             (server().replicas(Replicas::confirming(0)), "give 1 or more"),
             (server().replicas(Replicas::confirming(1).within(second)), "1s to confirm"),
             (RedisBackend::builder().sentinels(none, "m"), "no sentinel was given"),
             (RedisBackend::builder().cluster(none), "no node of the cluster was given"),
-            (RedisBackend::builder().cluster(["redis://127.0.0.1:1/3"]), "database 3"),
-            (RedisBackend::builder().cluster(["redis+unix:///tmp/s"]), "socket file /tmp/s"),
+            (RedisBackend::builder().cluster(["redis://127.0.0.1:1/3"]), "without a database"),
+            (RedisBackend::builder().cluster(["redis+unix:///tmp/s"]), "host and port"),
         ] {
             let text = builder.build().err().map(|error| error.to_string()).unwrap_or_default();
             assert!(text.contains(said), "{text}");

@@ -17,12 +17,12 @@ use crate::{
         core::Permit,
         failures::{self, whole_millis},
         lead::Keeping,
-        loader::{self, Produced},
+        loader::{self, Produced, Work},
         local::Fill,
         outcome::{Alone, Head, Made, Outcome, Record, cut_off},
-        refresh::QuietEntry,
+        refresh::EntryNote,
     },
-    error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
+    error::{BackendError, Chain, Error, ErrorKind},
     flight::Epoch,
     lease::LeaseGuard,
 };
@@ -32,6 +32,25 @@ use crate::{
 ///
 /// It is lost at the [load limit](crate::cache::Builder::load_limit). Until it ends it holds one of
 /// the [permits](crate::cache::Builder::max_loads).
+///
+/// ```
+/// # let mut builder = tokio::runtime::Builder::new_current_thread();
+/// # builder.enable_time().build().unwrap().block_on(async {
+/// use bellwether::{Cache, ErrorKind, MemoryBackend, cache::Begun};
+///
+/// # async fn query() -> u64 { 7 }
+/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
+/// let Begun::Load(load) = cache.begin("stock:42").await? else { return Ok(()) };
+/// tokio::select! {
+///     value = load.scope(query()) => assert_eq!(*load.commit(value).await.value(), 7),
+///     () = load.lost() => load.discard().await,
+/// }
+/// let Begun::Load(load) = cache.begin("stock:43").await? else { return Ok(()) };
+/// load.confirm().await?;
+/// cache.invalidate("stock:43").await?;
+/// assert_eq!(load.confirm().await.unwrap_err().kind(), ErrorKind::Lost);
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
 ///
 /// [`Cache::begin`]: crate::Cache::begin
 #[must_use = "a load that is dropped lets the next process load"]
@@ -92,16 +111,12 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Loads under the lease that was granted in this epoch, and commits.
-    pub(super) async fn load<F, Fut>(
+    pub(super) async fn load(
         &self,
-        work: F,
+        work: Option<Work<V>>,
         mut load: Box<Load<V>>,
         granted: Epoch,
-    ) -> FlightEnd<V>
-    where
-        F: FnOnce(Lead<V>) -> Fut,
-        Fut: Future<Output = Result<Produced<V>, Error>>,
-    {
+    ) -> FlightEnd<V> {
         load.begin_tags().await;
         let produced = self.produce(work, &load.lead, Some(&load.guard), granted).await;
         // Before `closing` stops the renewals: the lease is renewed until this turn has come.
@@ -134,16 +149,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Loads without a lease, for all callers of this process that wait, or for one without a
     /// flight.
-    pub(super) async fn load_alone<F, Fut>(
+    pub(super) async fn load_alone(
         &self,
-        work: F,
+        work: Option<Work<V>>,
         outage: Option<Outage>,
         held: &mut Held<V>,
-    ) -> FlightEnd<V>
-    where
-        F: FnOnce(Lead<V>) -> Fut,
-        Fut: Future<Output = Result<Produced<V>, Error>>,
-    {
+    ) -> FlightEnd<V> {
         let AskedKey { core, key, .. } = &self.asked;
         if let Some(error) = core.failures.backs_off_alone(key) {
             core.counters.backed_off.add();
@@ -157,21 +168,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let begun = self.asked.begin_load();
         let (number, tagged) = (core.tags.greatest(), self.asked.options().tagged.clone());
         lead.begin_tags(Tagged { number, ..tagged });
-        let head = async {
-            match self.leader {
-                Some(_) => pending().await,
-                None => lead.announced().await,
-            }
-        };
-        let produced = tokio::select! {
-            biased;
-            produced = self.produce(work, &lead, None, Epoch::END) => produced,
-            // No other caller wants the rest, and nothing is to be stored.
-            () = head => {
-                let end = lead.head().map(|head| Outcome::Head(head.clone(), lead.source()));
-                return end.map_or_else(|| FlightEnd::failed(cut_off()), FlightEnd::for_all);
-            }
-        };
+        let produced = self.produce(work, &lead, None, Epoch::END).await;
         match produced {
             Ok(Produced::Value(made)) => {
                 self.asked.remember(&made, begun, &lead, outage);
@@ -187,18 +184,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Runs the loader, under this lease if there is one, and lands its head for the callers that
     /// joined before the epoch.
-    async fn produce<F, Fut>(
+    async fn produce(
         &self,
-        work: F,
+        work: Option<Work<V>>,
         lead: &Lead<V>,
         guard: Option<&LeaseGuard>,
         epoch: Epoch,
-    ) -> Result<Produced<V>, Error>
-    where
-        F: FnOnce(Lead<V>) -> Fut,
-        Fut: Future<Output = Result<Produced<V>, Error>>,
-    {
+    ) -> Result<Produced<V>, Error> {
         let AskedKey { core, key, .. } = &self.asked;
+        let work = work.ok_or_else(cut_off)?;
         core.counters.loads.add();
         let number = self.number();
         let limit = self.asked.options().load_limit;
@@ -433,7 +427,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             if self.lead.keeping().is_unchanged {
                 core.counters.unchanged.add();
             }
-            core.refreshes.note(QuietEntry::Stored, name, self.guard.fence(), Duration::MAX);
+            core.refreshes.note(EntryNote::Stored, name, self.guard.fence(), Duration::MAX);
         } else if ttl.is_some() {
             core.counters.unstored.add();
         }
@@ -460,7 +454,6 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         }
     }
 
-    /// Commits, and repeats that if there is no answer. The backend recognises the repetition.
     async fn try_commit(
         &self,
         entry: &Entry,
@@ -480,15 +473,12 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             core.counted(answer)
         };
         let (first, limit) = (Instant::now(), core.try_limit);
-        match commit(limit).await {
-            Err(error) if error.kind() == BackendErrorKind::Unknown => {
-                tokio::select! {
-                    biased;
-                    answer = commit(second_try(first, limit)) => answer,
-                    () = shard.breaker.opened() => Err(silence()),
-                }
-            }
-            answer => answer,
+        let answer = commit(limit).await;
+        let Some(limit) = second_try(shard, limit, first, &answer) else { return answer };
+        tokio::select! {
+            biased;
+            answer = commit(limit) => answer,
+            () = shard.breaker.opened() => Err(silence()),
         }
     }
 
@@ -579,7 +569,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// Lets this process serve the entry with this fence in place of a load for a time, without
     /// asking for it.
     pub(super) fn leave_alone(&self, fence: u64, wait: Duration) {
-        for what in [QuietEntry::BacksOff, QuietEntry::Refreshed] {
+        for what in [EntryNote::BacksOff, EntryNote::Refreshed] {
             self.core.refreshes.note(what, &self.key, fence, wait);
         }
     }

@@ -1,7 +1,11 @@
 //! The look of a leader into the backend, and its claim: it acquires the lease, or waits for what
 //! its holder makes.
 
-use std::{pin::pin, time::Duration};
+use std::{
+    convert::Infallible,
+    ops::ControlFlow::{self, Break, Continue},
+    time::Duration,
+};
 
 use tokio::{
     sync::SemaphorePermit,
@@ -9,54 +13,47 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{AskedKey, FlightEnd, ForLate, Held, Load, Run, RunStart, Step, second_try, silence};
+use super::{AskedKey, FlightEnd, Held, Load, Run, RunStart, Step, second_try, silence};
 use crate::{
     backend::{
-        Announcement, BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode,
-        Occupied, Owner,
+        Announcement, Change, Claim, Claimed, Entry, EntryKind, Grant, Mode, Occupied, Owner,
     },
     cache::{
-        Loaded, Source,
-        breaker::RequestKind,
-        core::Decision,
-        failures,
-        freshness::Rules,
-        outcome::{Alone, Outcome},
-        previous::Previous,
-        refresh::QuietEntry,
-        settings::OnUncacheable,
+        Loaded, Source, breaker::RequestKind, core::Decision, failures, outcome::Alone,
+        refresh::EntryNote, settings::OnUncacheable,
     },
-    error::{BackendError, BackendErrorKind, Chain, Error},
+    error::{BackendError, Error},
     flight::Epoch,
     lease::{Acquisition, Waiting, Woken},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Asks the backend for the entry, unless a call for many keys has done so.
-    pub(super) async fn look(&self) -> Step<V> {
-        let member = self.asked.options().batch.as_ref();
-        if let Some(seen) = member.and_then(|member| member.missed) {
+    pub(super) async fn look(&self, held: &mut Held<V>) -> Step<V> {
+        let options = self.asked.options();
+        if let Some(seen) = options.batch.as_ref().and_then(|member| member.missed) {
             // If there is an entry by now, the claim returns it.
-            return Step::Claim { seen, previous: None };
+            return Step::Claim { seen };
         }
         let _turn = match self.asked.shard.at_once.try_acquire() {
             Ok(turn) => Some(turn),
             // In a box, which most looks do not need.
             Err(_) => Box::pin(self.turn()).await,
         };
-        // Pinned here, since a future holds its arguments twice.
-        let stored = pin!(self.asked.stored(&self.asked.options().rules));
-        let (decision, epoch) = match &self.leader {
-            Some(leader) => leader.ask(stored).await,
-            None => (Some(stored.await), Epoch::END),
-        };
-        match decision {
-            Some(Decision::Served(loaded)) => Step::Land(FlightEnd::found(loaded, epoch)),
-            Some(Decision::Refresh(loaded, previous)) => {
-                Step::LandAndRefresh(FlightEnd::found(loaded, epoch), previous)
+        let epoch = self.begin_epoch();
+        match (self.asked.stored(&options.rules).await, self.start) {
+            // The load needs a lease with a greater fence, whatever there is.
+            (decision, RunStart::Supersede(seen)) => {
+                if let Decision::Refresh(_, previous) | Decision::Old(previous) = decision {
+                    held.previous = Some((previous, epoch));
+                }
+                Step::Claim { seen }
             }
-            Some(decision) => self.decided(decision, epoch),
-            None => self.away(),
+            (Decision::Served(loaded), _) => FlightEnd::found(loaded, epoch).into(),
+            (Decision::Refresh(loaded, previous), _) => {
+                Step::Land(FlightEnd::found(loaded, epoch), Some(previous))
+            }
+            (decision, _) => self.decided(decision, epoch, held),
         }
     }
 
@@ -71,70 +68,52 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         self.asked.shard.turn().await
     }
 
-    /// Asks for the entry that a refresh is to replace, and has none if there is no answer. The
-    /// load needs a lease with a greater fence.
-    pub(super) async fn look_for_old(&self, fence: u64) -> Step<V> {
-        let _turn = self.turn().await;
-        let epoch = self.begin_epoch();
-        let rules = Rules { replaces: true, ..self.asked.options().rules };
-        let previous = match self.asked.stored(&rules).await {
-            Decision::Refresh(_, previous) | Decision::Old(previous) => Some((previous, epoch)),
-            _ => None,
-        };
-        Step::Claim { seen: fence, previous }
-    }
-
     /// Returns the step that follows a decision about an entry of another process.
-    fn decided(&self, decision: Decision<V>, epoch: Epoch) -> Step<V> {
+    fn decided(&self, decision: Decision<V>, epoch: Epoch, held: &mut Held<V>) -> Step<V> {
         match decision {
             Decision::Served(loaded) | Decision::Refresh(loaded, _) => {
-                let received = Loaded { source: Source::Received, ..loaded };
-                Step::Land(FlightEnd::found(received, epoch))
+                FlightEnd::found(Loaded { source: Source::Received, ..loaded }, epoch).into()
             }
-            Decision::Old(previous) => match self.while_backing_off(&previous, epoch) {
-                Some(end) => Step::Land(end),
-                None => Step::Claim { seen: previous.fence, previous: Some((previous, epoch)) },
-            },
-            Decision::Miss { seen } => Step::Claim { seen, previous: None },
-            Decision::Unanswered(_) => self.away(),
+            Decision::Old(previous) => {
+                let AskedKey { core, key, .. } = &self.asked;
+                let seen = previous.fence;
+                held.previous = Some((previous, epoch));
+                if core.refreshes.knows(EntryNote::BacksOff, key, seen)
+                    && let Some(end) = held.fallback()
+                {
+                    core.counters.backed_off.add();
+                    return end.into();
+                }
+                Step::Claim { seen }
+            }
+            Decision::Miss { seen } => Step::Claim { seen },
+            Decision::Unanswered(_) => self.away(held),
             Decision::Uncacheable { seen } => match self.asked.options().sharing.on_uncacheable {
-                OnUncacheable::Coalesce => Step::LOAD_ALONE,
-                OnUncacheable::Pass => Step::Land(FlightEnd::alone(Alone::Uncacheable)),
-                OnUncacheable::Claim => Step::Claim { seen, previous: None },
+                OnUncacheable::Coalesce => Step::LoadAlone(None),
+                OnUncacheable::Pass => FlightEnd::alone(Alone::Uncacheable).into(),
+                OnUncacheable::Claim => Step::Claim { seen },
             },
         }
     }
 
     /// Returns the step of a run that the backend does not answer. A value that this process
     /// remembers is served, where its windows allow it.
-    pub(super) fn away(&self) -> Step<V> {
+    pub(super) fn away(&self, held: &mut Held<V>) -> Step<V> {
         let AskedKey { core, key, name, shard, .. } = &self.asked;
         // A refresh does not want an old value.
-        let is_refresh = self.start == RunStart::Behind || self.wants_new();
-        let outage = shard.breaker.outage().filter(|_| !is_refresh);
-        let Some(outage) = outage else { return Step::LOAD_ALONE };
-        let epoch = self.begin_epoch();
-        let previous = match core.recall(key, name, &self.asked.options().rules, outage) {
-            Some(Decision::Old(previous)) => Some((previous, epoch)),
-            Some(decision) => match decision.value() {
-                Some(loaded) => return Step::Land(FlightEnd::found(loaded, epoch)),
-                None => None,
-            },
-            None => None,
-        };
-        Step::LoadAlone { outage: Some(outage), previous }
-    }
-
-    /// Returns the end with the entry that is served in place of a load, if this process knows that
-    /// the key backs off.
-    fn while_backing_off(&self, previous: &Previous<V>, epoch: Epoch) -> Option<FlightEnd<V>> {
-        let AskedKey { core, key, .. } = &self.asked;
-        if !core.refreshes.knows(QuietEntry::BacksOff, key, previous.fence) {
-            return None;
+        if self.start != RunStart::Look {
+            return Step::LoadAlone(None);
         }
-        let end = FlightEnd::fallback(previous, epoch)?;
-        core.counters.backed_off.add();
-        Some(end)
+        let Some(outage) = shard.breaker.outage() else { return Step::LoadAlone(None) };
+        let epoch = self.begin_epoch();
+        match core.recall(key, name, &self.asked.options().rules, outage) {
+            Some(Decision::Old(previous)) => {
+                held.previous.get_or_insert((previous, epoch));
+            }
+            Some(Decision::Served(loaded)) => return FlightEnd::found(loaded, epoch).into(),
+            _ => {}
+        }
+        Step::LoadAlone(Some(outage))
     }
 
     /// Looks once more, where this process may not load: another process may have loaded meanwhile.
@@ -162,36 +141,16 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         // The claims of a cache have no queue at the backend.
         claim.waits = false;
         claim.listens = self.start != RunStart::Behind;
-        let (engine, retry) = (&core.engine, settings.retry.as_ref());
-        let limit = options.wait_limit;
-        let mut waiting = Waiting::new(retry, limit, Instant::now());
-        let mut claiming = Claiming {
-            run: self,
-            held,
-            acquisition: engine.acquisition(claim),
-            seen,
-            unanswered: None,
-            asked_at: Instant::now(),
-            time_up: false,
-            epoch: Epoch::END,
-            fence: 0,
-            told: None,
-        };
-        let step = claiming.settle(&mut waiting).await;
-        if let Step::Land(end) = &step {
+        let mut waiting = Waiting::new(settings.retry.as_ref(), options.wait_limit, Instant::now());
+        let acquisition = core.engine.acquisition(claim);
+        let (epoch, fence) = (Epoch::END, 0);
+        let mut claiming = Claiming { run: self, held, acquisition, seen, epoch, fence };
+        let Break(step) = claiming.settle(&mut waiting).await;
+        if let Step::Land(end, _) = &step {
             core.meter.woken(waiting.pushed_at, end.outcome.result(true));
         }
         step
     }
-}
-
-/// The next act of the leader after one request.
-enum AskOutcome<V> {
-    Settled(Step<V>),
-    /// It asks again at once.
-    Again,
-    /// It waits: another holder is in the way, for so long.
-    Occupied(Duration),
 }
 
 /// The claim of one leader.
@@ -201,168 +160,170 @@ struct Claiming<'a, V> {
     acquisition: Acquisition,
     /// The fence of the last entry that was not good enough.
     seen: u64,
-    /// When the last request began, if it had no answer. Perhaps only the answer was lost, so the
-    /// same owner asks a second time.
-    unanswered: Option<Instant>,
-    /// When the last request that was not a repetition began.
-    asked_at: Instant,
-    /// The wait for another process is over, and the last request decides.
-    time_up: bool,
     /// The epoch of the last request: later joiners have no part in its answer.
     epoch: Epoch,
     /// The fence of the holder that was in the way.
     fence: u64,
-    /// A push of the holder that tells of an entry.
-    told: Option<Change>,
 }
+
+/// Breaks with the step that the claim leads to.
+type ClaimFlow<V, T> = ControlFlow<Step<V>, T>;
 
 impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     /// Asks, and waits while another holder is in the way, until the next step is known.
-    async fn settle(&mut self, waiting: &mut Waiting<'_>) -> Step<V> {
+    async fn settle(&mut self, waiting: &mut Waiting<'_>) -> ClaimFlow<V, Infallible> {
+        let mut is_last = false;
         loop {
-            let remaining = match self.ask(waiting).await {
-                AskOutcome::Settled(step) => return step,
-                AskOutcome::Again => continue,
-                AskOutcome::Occupied(remaining) => remaining,
-            };
+            let Some(remaining) = self.ask(is_last).await? else { continue };
             let woken = tokio::select! {
                 // In a box, so that a claim that need not wait stays small.
                 woken = Box::pin(waiting.after(&mut self.acquisition, Some(remaining))) => woken,
                 () = self.run.asked.shard.breaker.opened() => {
                     debug!("nothing can be pushed any more");
-                    return self.run.away();
+                    return Break(self.run.away(self.held));
                 }
             };
             match woken {
                 Woken::Again => {}
-                Woken::TimeUp => self.time_up = true,
-                Woken::Pushed(change) => {
-                    if let Some(step) = self.pushed(change) {
-                        return step;
-                    }
-                }
+                Woken::TimeUp => is_last = true,
+                Woken::Pushed(change) => Box::pin(self.pushed(change, waiting.left())).await?,
             }
         }
     }
 
-    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> AskOutcome<V> {
+    /// Asks once. Returns for how long another holder is in the way, unless it can ask again at
+    /// once.
+    async fn ask(&mut self, is_last: bool) -> ClaimFlow<V, Option<Duration>> {
         let (run, core, shard) = (self.run, &self.run.asked.core, &self.run.asked.shard);
-        if let Some(step) = self.follow_push(waiting.left()).await {
-            return AskOutcome::Settled(step);
-        }
         if let Err(error) = run.permit(self.held).await {
-            return AskOutcome::Settled(Step::Land(run.look_instead(error).await));
+            return Break(run.look_instead(error).await.into());
         }
         let turn = run.turn().await;
         if !shard.breaker.admits_claim() {
-            return AskOutcome::Settled(run.away());
+            return Break(run.away(self.held));
         }
         if shard.breaker.is_unconfirmed() {
             self.probe();
-            return AskOutcome::Settled(run.away());
+            return Break(run.away(self.held));
         }
         self.epoch = run.begin_epoch();
-        let answer = self.ask_once().await;
+        let answer = self.ask_backend().await;
         drop(turn);
+        match answer {
+            Ok((Claimed::Granted(grant), sent)) => Break(self.granted(&grant, sent)),
+            Ok((Claimed::BacksOff(back_off, failure), _)) => {
+                debug!(?back_off, "the key backs off");
+                core.counters.backed_off.add();
+                if let Some((previous, _)) = &self.held.previous {
+                    run.asked.leave_alone(previous.fence, back_off.wait);
+                }
+                let codec = core.error_codec.as_deref();
+                let error = failures::backing_off(codec, &failure, back_off.wait);
+                Break(FlightEnd { epoch: self.epoch, ..FlightEnd::failed(error) }.into())
+            }
+            Ok((Claimed::Newer(entry), _)) => self.received(entry).await.map_continue(|()| None),
+            Ok((Claimed::Occupied(occupied), _)) => {
+                self.occupied(&occupied, is_last).map_continue(Some)
+            }
+            Err(error) => {
+                // A request that an open breaker has cut short says nothing.
+                if !shard.breaker.is_open() {
+                    shard.breaker.failed(&error, &core.counters);
+                }
+                Break(run.away(self.held))
+            }
+        }
+    }
+
+    async fn ask_backend(&mut self) -> Result<(Claimed, Instant), BackendError> {
+        let AskedKey { core, shard, .. } = &self.run.asked;
+        let (first, limit) = (Instant::now(), core.try_limit);
+        let mut answer = self.ask_once(limit).await;
+        if let Some(limit) = second_try(shard, limit, first, &answer) {
+            answer = self.ask_once(limit).await;
+        }
         if let Ok((claimed, _)) = &answer {
             let is_granted = matches!(claimed, Claimed::Granted(_));
             shard.breaker.answered(RequestKind::changed(is_granted), &core.counters);
         }
-        match core.counted(answer) {
-            Ok((Claimed::Granted(grant), sent)) => AskOutcome::Settled(self.granted(&grant, sent)),
-            Ok((Claimed::BacksOff(back_off, failure), _)) => {
-                AskOutcome::Settled(self.backs_off(back_off, &failure))
-            }
-            Ok((Claimed::Newer(entry), _)) => match self.received(entry).await {
-                None => AskOutcome::Again,
-                Some(step) => AskOutcome::Settled(step),
-            },
-            Ok((Claimed::Occupied(occupied), _)) => self.occupied(&occupied),
-            Err(error) => self.failed(&error),
-        }
+        answer
     }
 
-    /// Returns the step that a push settles. Otherwise the leader asks again.
-    fn pushed(&mut self, change: Change) -> Option<Step<V>> {
+    async fn ask_once(&mut self, limit: Duration) -> Result<(Claimed, Instant), BackendError> {
+        let (AskedKey { core, shard, .. }, seen) = (&self.run.asked, self.seen);
+        let claim = |_, claim| async move {
+            tokio::select! {
+                biased;
+                answer = core.store.claim(claim, seen) => answer,
+                // Others have waited for a time-out already.
+                () = shard.breaker.opened() => Err(silence()),
+            }
+        };
+        core.counted(self.acquisition.ask(limit, claim).await)
+    }
+
+    /// Breaks with the step that a push settles. Otherwise the leader asks again.
+    async fn pushed(&mut self, change: Change, left: Duration) -> ClaimFlow<V, ()> {
         let AskedKey { core, key, .. } = &self.run.asked;
         if matches!(change, Change::Announced(_) | Change::Invalidated(_)) {
             core.drop_copy(key);
         }
         match change {
             // A push that is older than the present holder is late or doubled.
-            Change::Entry(Entry { fence, .. }) | Change::Announced(Announcement { fence, .. })
-                if fence >= self.fence =>
-            {
-                self.told = Some(change);
-                None
+            Change::Entry(entry) if entry.fence >= self.fence => self.received(entry).await,
+            Change::Announced(announced) if announced.fence >= self.fence => {
+                self.fetch(&announced, left).await
             }
             Change::Failed(failure) if failure.fence() >= self.fence => {
                 let codec = core.error_codec.as_deref();
-                Some(Step::Land(FlightEnd::failed(failures::error(codec, failure))))
+                Break(FlightEnd::failed(failures::error(codec, failure)).into())
             }
-            _ => None,
-        }
-    }
-
-    /// Asks for what a push has left open. Returns the step that follows the entry, if it is of
-    /// use.
-    async fn follow_push(&mut self, left: Duration) -> Option<Step<V>> {
-        match self.told.take()? {
-            Change::Announced(announced) => self.fetch(&announced, left).await,
-            Change::Entry(entry) => self.received(entry).await,
-            _ => None,
+            _ => Continue(()),
         }
     }
 
     /// Fetches an entry that is too large to be pushed, when it is this process's turn, within half
-    /// of the time `left`.
+    /// of the time `left`. If it is gone or of no use, the process claims the lease.
     ///
     /// All processes hear of the entry at once. If all fetched it at once, their requests would
     /// wait for each other beyond their time-outs, and each process would load by itself.
-    ///
-    /// Returns `None` if the entry is gone or of no use. The process then claims the lease.
-    async fn fetch(&mut self, announced: &Announcement, left: Duration) -> Option<Step<V>> {
+    async fn fetch(&mut self, announced: &Announcement, left: Duration) -> ClaimFlow<V, ()> {
         let (run, AskedKey { core, name, shard, .. }) = (self.run, &self.run.asked);
         tokio::select! {
             biased;
             () = sleep(turn_to_fetch(announced).min(left / 2)) => {}
-            () = shard.breaker.opened() => return Some(run.away()),
+            () = shard.breaker.opened() => return Break(run.away(self.held)),
         }
         let turn = run.turn().await;
         self.epoch = run.begin_epoch();
         let fetched = core.counted(core.store.get(name).await);
         drop(turn);
         match fetched {
-            Ok(entry) => self.received(entry.filter(|it| it.fence >= announced.fence)?).await,
-            Err(error) => {
-                debug!(error = %Chain(&error), "an announced entry could not be fetched");
-                None
-            }
+            Ok(Some(entry)) if entry.fence >= announced.fence => self.received(entry).await,
+            _ => Continue(()),
         }
     }
 
-    /// Returns the step that follows an entry of another process, if the entry is of use. If it is
-    /// of no use, the next claim has seen it.
-    async fn received(&mut self, entry: Entry) -> Option<Step<V>> {
+    /// Breaks with the step that follows an entry of another process, if the entry is of use.
+    /// Otherwise the next claim has seen it.
+    async fn received(&mut self, entry: Entry) -> ClaimFlow<V, ()> {
         let AskedKey { core, key, name, .. } = &self.run.asked;
         let options = self.run.asked.options();
         let is_uncacheable = entry.kind == EntryKind::Uncacheable;
         if is_uncacheable && options.sharing.on_uncacheable == OnUncacheable::Claim {
-            return Some(Step::Land(FlightEnd::alone(Alone::Uncacheable)));
+            return Break(FlightEnd::alone(Alone::Uncacheable).into());
         }
         let mut answer = Ok(Some(entry));
         core.judge(key, &mut answer).await;
         // A push may be of an entry that is not stored, so it is not remembered.
         core.drop_copy(key);
-        match self.run.decided(core.decide(name, &options.rules, answer), self.epoch) {
-            Step::Claim { seen, previous } => {
+        let decision = core.decide(name, &options.rules, answer);
+        match self.run.decided(decision, self.epoch, self.held) {
+            Step::Claim { seen } => {
                 self.seen = seen.max(self.seen);
-                if previous.is_some() {
-                    self.held.previous = previous;
-                }
-                None
+                Continue(())
             }
-            step => Some(step),
+            step => Break(step),
         }
     }
 
@@ -370,11 +331,12 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     /// replicas may be away for long.
     fn probe(&self) {
         let AskedKey { core, shard, .. } = self.run.asked.clone();
-        let (claim, seen) = (self.acquisition.claim().clone(), self.seen);
-        let claim = Claim { owner: Owner::fresh(), listens: false, ..claim };
+        let claim =
+            Claim { owner: Owner::fresh(), listens: false, ..self.acquisition.claim().clone() };
         let janitor = core.engine.janitor().clone();
-        let mut acquisition = Acquisition::new(janitor.clone(), claim);
+        let seen = self.seen;
         // Dropped at the end, the acquisition releases what it was granted.
+        let mut acquisition = Acquisition::new(janitor.clone(), claim);
         janitor.spawn(async move {
             let claim = |_, claim| core.store.claim(claim, seen);
             match core.counted(acquisition.ask(core.try_limit, claim).await) {
@@ -387,27 +349,6 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         });
     }
 
-    async fn ask_once(&mut self) -> Result<(Claimed, Instant), BackendError> {
-        let AskedKey { core, shard, .. } = &self.run.asked;
-        let (seen, limit) = (self.seen, core.try_limit);
-        let limit = match self.unanswered {
-            Some(first) => second_try(first, limit),
-            None => {
-                self.asked_at = Instant::now();
-                limit
-            }
-        };
-        let claim = |_, claim| async move {
-            tokio::select! {
-                biased;
-                answer = core.store.claim(claim, seen) => answer,
-                // Others have waited for a time-out already.
-                () = shard.breaker.opened() => Err(silence()),
-            }
-        };
-        self.acquisition.ask(limit, claim).await
-    }
-
     fn granted(&mut self, grant: &Grant, sent: Instant) -> Step<V> {
         let (asked, fence) = (&self.run.asked, grant.fence());
         debug!(fence, "lease taken");
@@ -418,56 +359,27 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         Step::Load(Box::new(load), self.epoch)
     }
 
-    /// Returns the step of a run whose claim was told that the key backs off.
-    fn backs_off(&self, back_off: BackOff, failure: &Failure) -> Step<V> {
-        debug!(?back_off, "the key backs off");
-        let AskedKey { core, .. } = &self.run.asked;
-        core.counters.backed_off.add();
-        if let Some((previous, _)) = &self.held.previous {
-            self.run.asked.leave_alone(previous.fence, back_off.wait);
-        }
-        let error = failures::backing_off(core.error_codec.as_deref(), failure, back_off.wait);
-        Step::Land(FlightEnd {
-            outcome: Outcome::Failed(error),
-            epoch: self.epoch,
-            late: ForLate::Look,
-        })
-    }
-
-    fn occupied(&mut self, occupied: &Occupied) -> AskOutcome<V> {
+    /// Returns for how long another holder is in the way, if the leader waits for it.
+    fn occupied(&mut self, occupied: &Occupied, is_last: bool) -> ClaimFlow<V, Duration> {
         // A leader that waits for another process needs no permit to load.
         self.held.permit = None;
         let AskedKey { core, key, .. } = &self.run.asked;
         let options = self.run.asked.options();
         options.will_wait();
+        let &Occupied { fence, remaining, .. } = occupied;
         if self.run.start == RunStart::Behind {
             debug!("another process refreshes");
-            let time = occupied.remaining;
-            core.refreshes.note(QuietEntry::Refreshed, key, self.seen, time);
-            return AskOutcome::Settled(Step::LOAD_ALONE);
+            core.refreshes.note(EntryNote::Refreshed, key, self.seen, remaining);
+            return Break(Step::LoadAlone(None));
         }
-        self.unanswered = None;
-        let met = std::mem::replace(&mut self.fence, occupied.fence);
-        let is_next = met != 0 && met != occupied.fence;
-        if self.time_up || (is_next && options.sharing.waits_once) {
+        let met = std::mem::replace(&mut self.fence, fence);
+        let is_next = met != 0 && met != fence;
+        if is_last || (is_next && options.sharing.waits_once) {
             debug!("the wait for another process is over");
-            return AskOutcome::Settled(Step::LOAD_ALONE);
+            return Break(Step::LoadAlone(None));
         }
-        debug!(fence = occupied.fence, remaining = ?occupied.remaining, "another process loads");
-        AskOutcome::Occupied(occupied.remaining)
-    }
-
-    fn failed(&mut self, error: &BackendError) -> AskOutcome<V> {
-        let AskedKey { core, shard, .. } = &self.run.asked;
-        // A request that an open breaker has cut short says nothing.
-        if !shard.breaker.is_open() {
-            if error.kind() == BackendErrorKind::Unknown && self.unanswered.is_none() {
-                self.unanswered = Some(self.asked_at);
-                return AskOutcome::Again;
-            }
-            shard.breaker.failed(error, &core.counters);
-        }
-        AskOutcome::Settled(self.run.away())
+        debug!(fence, ?remaining, "another process loads");
+        Continue(remaining)
     }
 }
 
@@ -482,20 +394,4 @@ fn turn_to_fetch(announced: &Announcement) -> Duration {
     let turn = announced.turn.unwrap_or_else(|| fastrand::u32(0..TURNS));
     let bytes = u32::try_from(announced.bytes).unwrap_or(u32::MAX);
     Duration::from_millis(1).mul_f64(f64::from(bytes) / f64::from(BYTES_PER_MS)) * turn
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MS: Duration = Duration::from_millis(1);
-
-    #[test]
-    fn turns_are_spread_by_the_size_of_the_entry() {
-        let turn = |bytes, turn| turn_to_fetch(&Announcement { fence: 1, bytes, turn });
-        assert_eq!(turn(1 << 20, Some(0)), Duration::ZERO);
-        assert_eq!(turn(1 << 20, Some(99)), 396 * MS);
-        assert_eq!(turn(64 << 10, Some(100)), 25 * MS);
-        assert!(turn(1 << 20, None) < 64 * 4 * MS);
-    }
 }

@@ -24,15 +24,15 @@ use super::{
     breaker::{Outage, RequestKind, Shard},
     core::{Core, Decision, Permit},
     freshness::Rules,
-    loader::{self, Produced},
+    loader::{self, Produced, Work},
     outcome::{Alone, Flown, Outcome, ended, failed},
     previous::Previous,
-    refresh::QuietEntry,
+    refresh::EntryNote,
     settings::{OnFull, Options},
 };
 use crate::{
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
-    flight::{self, Epoch, LateJoiners, Leader, Notice},
+    flight::{self, Epoch, Leader, Notice},
     key::{Key, Name},
     spans,
 };
@@ -84,8 +84,6 @@ pub(super) struct Run<V> {
 pub(super) enum RunStart {
     /// With a look.
     Look,
-    /// The callers have waited for the backend in vain already, so it is not asked.
-    Away,
     /// With a look for the entry to replace. This fence was burnt for the run, so an older entry is
     /// not good enough.
     Supersede(u64),
@@ -132,46 +130,47 @@ impl<V> FlightEnd<V> {
     fn alone(why: Alone) -> Self {
         Self::for_all(Outcome::Alone(why))
     }
-
-    /// Ends with an old value in place of a load that failed.
-    fn fallback(previous: &Previous<V>, epoch: Epoch) -> Option<Self>
-    where
-        V: Clone + 'static,
-    {
-        Some(Self { late: ForLate::Fallback, ..Self::found(previous.fallback()?, epoch) })
-    }
 }
-
-/// An entry that a load is to replace, read in this epoch.
-type PreviousRead<V> = (Arc<Previous<V>>, Epoch);
 
 /// The next step of a run.
 enum Step<V> {
+    /// Land the flight, and refresh this entry in the background.
+    Land(FlightEnd<V>, Option<Arc<Previous<V>>>),
     /// Claim the lease. `seen` is the fence of the last entry that was not good enough.
-    Claim { seen: u64, previous: Option<PreviousRead<V>> },
+    Claim { seen: u64 },
     /// Load under a lease that was granted in this epoch.
     Load(Box<Load<V>>, Epoch),
     /// Load without a lease. In an outage, the value is remembered until its end.
-    LoadAlone { outage: Option<Outage>, previous: Option<PreviousRead<V>> },
-    /// Land the flight.
-    Land(FlightEnd<V>),
-    /// Land the flight, and refresh this entry in the background.
-    LandAndRefresh(FlightEnd<V>, Arc<Previous<V>>),
+    LoadAlone(Option<Outage>),
 }
 
-impl<V> Step<V> {
-    const LOAD_ALONE: Self = Self::LoadAlone { outage: None, previous: None };
+impl<V> From<FlightEnd<V>> for Step<V> {
+    fn from(end: FlightEnd<V>) -> Self {
+        Self::Land(end, None)
+    }
 }
 
 /// The state of a run on its way to a load.
 struct Held<V> {
     permit: Option<Permit>,
-    previous: Option<PreviousRead<V>>,
+    /// The entry that the load is to replace, read in this epoch.
+    previous: Option<(Arc<Previous<V>>, Epoch)>,
 }
 
 impl<V> Default for Held<V> {
     fn default() -> Self {
         Self { permit: None, previous: None }
+    }
+}
+
+impl<V: Clone + 'static> Held<V> {
+    /// Returns the end with the entry that is kept for failures, if it may be served.
+    fn fallback(&self) -> Option<FlightEnd<V>> {
+        let (previous, epoch) = self.previous.as_ref()?;
+        Some(FlightEnd {
+            late: ForLate::Fallback,
+            ..FlightEnd::found(previous.fallback()?, *epoch)
+        })
     }
 }
 
@@ -186,39 +185,26 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Ok(Self { asked: AskedKey::new(core, key, own)?, leader, start })
     }
 
-    /// Returns the run of a leader whose caller has waited for an answer for this long, in vain.
-    pub(super) fn of_caller(
-        core: &Arc<Core<V>>,
-        key: &Key,
-        own: Option<Box<Options>>,
-        leader: Leader<Outcome<V>>,
-        unanswered: Option<Duration>,
-    ) -> Result<Self, Error> {
-        let start = if unanswered.is_some() { RunStart::Away } else { RunStart::Look };
-        Self::new(core, key, own, Some(leader), start)
-    }
-
     /// Runs to the end.
     pub(super) async fn run<F, Fut>(self, work: F)
     where
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
+        let mut work = Some(work);
         let end = async {
-            let step = match self.start {
-                RunStart::Supersede(fence) => Box::pin(self.look_for_old(fence)).await,
-                RunStart::Away => self.away(),
-                RunStart::Look | RunStart::Behind => self.look().await,
-            };
-            match step {
-                Step::Land(end) => end,
-                Step::LandAndRefresh(end, previous) => {
-                    self.begin_refresh(work, previous);
+            let mut held = Held::default();
+            match self.look(&mut held).await {
+                Step::Land(end, None) => end,
+                Step::Land(end, Some(previous)) => {
+                    self.begin_refresh(&mut work, previous);
                     end
                 }
-                // In boxes of their own, so that the future of a hit stays small. A future holds
-                // its arguments twice.
-                step => Box::pin(self.traced(Box::pin(self.beyond(step, work)))).await,
+                // In boxes of their own, so that the future of a hit stays small.
+                step => {
+                    let rest = Box::pin(self.beyond(step, held, work.take().map(loader::boxed)));
+                    Box::pin(self.traced(rest)).await
+                }
             }
         };
         // A codec may panic, too. That is an outcome like any other.
@@ -227,19 +213,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             spans::within_caller(end).await
         };
         let end = end.unwrap_or_else(|panic| FlightEnd::failed(loader::panicked(panic.as_ref())));
-        let Self { asked, leader: Some(leader), .. } = self else { return };
-        let degraded = match (&end.outcome, end.late) {
-            (Outcome::Value(loaded), ForLate::Degraded) => {
-                Some(Outcome::Value(Loaded::degraded(loaded.value.clone())))
-            }
-            _ => None,
-        };
-        if let Some(late) = leader.land(end.outcome, end.epoch) {
-            match degraded {
-                Some(_) => late.land(degraded),
-                // In a box, which a flight without late joiners does not need.
-                None => Box::pin(asked.land_late(late, end.late)).await,
-            }
+        let Self { asked, leader: Some(mut leader), .. } = self else { return };
+        if leader.land(end.outcome, end.epoch) {
+            // In a box, which a flight without late joiners does not need.
+            Box::pin(asked.land_late(leader, end.late, work.map(loader::boxed))).await;
         }
     }
 
@@ -249,9 +226,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         &self,
         rest: impl Future<Output = FlightEnd<V>>,
     ) -> impl Future<Output = FlightEnd<V>> {
-        let span = match self.start {
-            RunStart::Supersede(_) => spans::refresh(&self.asked.key),
-            _ => spans::load(&self.asked.key),
+        let span = match self.wants_new() {
+            true => spans::refresh(&self.asked.key),
+            false => spans::load(&self.asked.key),
         };
         let (begun, meter) = (Instant::now(), &self.asked.core.meter);
         let ends = move |end: &FlightEnd<V>, span: &Span| {
@@ -262,52 +239,49 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Runs the steps that follow the look.
-    async fn beyond<F, Fut>(&self, step: Step<V>, work: F) -> FlightEnd<V>
-    where
-        F: FnOnce(Lead<V>) -> Fut,
-        Fut: Future<Output = Result<Produced<V>, Error>>,
-    {
+    async fn beyond(
+        &self,
+        step: Step<V>,
+        mut held: Held<V>,
+        work: Option<Work<V>>,
+    ) -> FlightEnd<V> {
         if let Some(leader) = &self.leader {
             leader.own_task().await;
         }
-        let mut held = Held::default();
-        // In a box, which does not stay during the load.
-        let step = Box::pin(self.claimed(step, &mut held)).await;
-        let end = match step {
-            Step::Land(end) | Step::LandAndRefresh(end, _) => end,
-            // In boxes, which a process that waits for another one does not need.
+        // In boxes, which do not stay during the load, or are not needed by a process that waits
+        // for another one.
+        let end = match Box::pin(self.claimed(step, &mut held)).await {
+            Step::Land(end, _) => end,
             Step::Load(load, granted) => Box::pin(self.load(work, load, granted)).await,
-            Step::LoadAlone { outage, previous } => {
-                held.previous = held.previous.or(previous);
-                Box::pin(self.load_alone(work, outage, &mut held)).await
-            }
+            Step::LoadAlone(outage) => Box::pin(self.load_alone(work, outage, &mut held)).await,
             Step::Claim { .. } => Box::pin(self.load_alone(work, None, &mut held)).await,
         };
-        self.or_fallback(end, held.previous)
+        self.or_fallback(end, &held)
     }
 
     /// Loads for one caller, without a flight and a lease. Nothing is stored.
-    pub(super) async fn load_for_caller<F, Fut>(&self, work: F) -> Result<Flown<V>, Error>
-    where
-        F: FnOnce(Lead<V>) -> Fut,
-        Fut: Future<Output = Result<Produced<V>, Error>>,
-    {
-        let end = self.load_alone(work, None, &mut Held::default()).await;
-        ended(&self.asked.core, end.outcome, true, None)
+    pub(super) async fn load_for_caller(
+        core: &Arc<Core<V>>,
+        key: &Key,
+        own: Option<Box<Options>>,
+        work: Option<Work<V>>,
+    ) -> Result<Flown<V>, Error> {
+        let run = Self::new(core, key, own, None, RunStart::Look)?;
+        let end = run.load_alone(work, None, &mut Held::default()).await;
+        ended(core, end.outcome, true, None)
     }
 
     /// Claims the lease, if that is the next step. Returns the step that follows.
     async fn claimed(&self, step: Step<V>, held: &mut Held<V>) -> Step<V> {
-        let Step::Claim { seen, previous } = step else { return step };
-        held.previous = previous;
-        match self.asked.options().sharing.is_local {
-            true => Step::LOAD_ALONE,
-            false => self.claim(seen, held).await,
+        match step {
+            Step::Claim { .. } if self.asked.options().sharing.is_local => Step::LoadAlone(None),
+            Step::Claim { seen } => self.claim(seen, held).await,
+            step => step,
         }
     }
 
     /// Returns the end with the entry that is kept for this case, if a load has failed.
-    fn or_fallback(&self, end: FlightEnd<V>, previous: Option<PreviousRead<V>>) -> FlightEnd<V> {
+    fn or_fallback(&self, end: FlightEnd<V>, held: &Held<V>) -> FlightEnd<V> {
         let Outcome::Failed(error) = &end.outcome else { return end };
         let is_of_load = matches!(
             error.kind(),
@@ -318,9 +292,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 | ErrorKind::Overloaded
         );
         let is_served = is_of_load && !self.wants_new();
-        let fallback = previous
-            .filter(|_| is_served)
-            .and_then(|(previous, epoch)| FlightEnd::fallback(&previous, epoch));
+        let fallback = if is_served { held.fallback() } else { None };
         let Some(fallback) = fallback else { return end };
         debug!(%error, "the stale value is served, because the load failed");
         fallback
@@ -347,16 +319,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) async fn begin(&self) -> Result<Begun<V>, Error> {
         let AskedKey { core, shard, .. } = &self.asked;
         let mut held = Held::default();
-        let step = self.look().await;
+        let step = self.look(&mut held).await;
         let (end, old) = match self.claimed(step, &mut held).await {
             Step::Load(mut load, _) => {
                 load.begin_tags().await;
                 core.counters.loads.add();
                 return Ok(Begun::Load(*load));
             }
-            Step::LandAndRefresh(end, old) => (end, Some(old)),
-            Step::Land(end) => (self.or_fallback(end, held.previous), None),
-            Step::Claim { .. } | Step::LoadAlone { .. } => {
+            Step::Land(end, old) => (self.or_fallback(end, &held), old),
+            Step::Claim { .. } | Step::LoadAlone(_) => {
                 let is_silent = shard.breaker.is_troubled();
                 let why = if is_silent { WhyAlone::Unanswered } else { WhyAlone::WaitOver };
                 return Ok(Begun::Alone(why));
@@ -365,10 +336,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let loaded = match end.outcome {
             Outcome::Value(loaded) => loaded,
             Outcome::Failed(error) => return Err(failed(core, error)),
-            Outcome::Alone(Alone::Uncacheable) => return Ok(Begun::Alone(WhyAlone::Uncacheable)),
-            // Not the end of a run without a flight.
-            Outcome::Alone(_) | Outcome::Head(..) | Outcome::Unanswered(_) => {
-                return Ok(Begun::Alone(WhyAlone::Unanswered));
+            // A run without a flight has no other end.
+            Outcome::Alone(_) | Outcome::Head(..) => {
+                return Ok(Begun::Alone(WhyAlone::Uncacheable));
             }
         };
         core.counters.served(loaded.source());
@@ -383,7 +353,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Begins to refresh an entry, for a caller that loads itself.
     async fn begin_refresh_of(&self, old: Arc<Previous<V>>) -> Option<Load<V>> {
         let AskedKey { core, key, .. } = &self.asked;
-        if core.refreshes.knows(QuietEntry::Refreshed, key, old.fence) {
+        if core.refreshes.knows(EntryNote::Refreshed, key, old.fence) {
             return None;
         }
         let refresh = Self { asked: self.asked.clone(), leader: None, start: RunStart::Behind };
@@ -395,48 +365,38 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Begins to refresh an entry, unless that is under way or not to be tried now.
-    fn begin_refresh<F, Fut>(&self, work: F, previous: Arc<Previous<V>>)
+    fn begin_refresh<F, Fut>(&self, work: &mut Option<F>, previous: Arc<Previous<V>>)
     where
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
         let asked = &self.asked;
         let begun = asked.core.refreshes.begin(&asked.key, previous.fence);
-        let Some(leader) = begun else { return };
+        let Some((leader, work)) = begun.zip(work.take()) else { return };
         let refresh = Self { asked: asked.clone(), leader: Some(leader), start: RunStart::Behind };
         let span = spans::refresh_behind(&asked.key);
-        tokio::spawn(refresh.run_behind(work, previous, span.clone()).instrument(span));
-    }
-
-    async fn run_behind<F, Fut>(self, work: F, previous: Arc<Previous<V>>, span: Span)
-    where
-        F: FnOnce(Lead<V>) -> Fut,
-        Fut: Future<Output = Result<Produced<V>, Error>>,
-    {
-        // A panic of a codec ends the refresh, and nothing else.
-        let refreshed = AssertUnwindSafe(self.refresh(work, previous)).catch_unwind();
-        tokio::select! {
-            biased;
-            () = self.asked.core.refreshes.stopped() => debug!("refresh cancelled by the shutdown"),
-            refreshed = refreshed => match refreshed {
-                Ok(Some(outcome)) => outcome.ends(&span, true),
-                Ok(None) => spans::ended(&span, "not_begun", None),
-                Err(_) => spans::ended(&span, "error", None),
-            }
-        }
+        tokio::spawn(refresh.refresh(loader::boxed(work), previous, span.clone()).instrument(span));
     }
 
     /// Refreshes an entry under the lease, if the process gets the lease and a permit at once.
-    /// Returns `None` if it does not.
-    async fn refresh<F, Fut>(&self, work: F, previous: Arc<Previous<V>>) -> Option<Outcome<V>>
-    where
-        F: FnOnce(Lead<V>) -> Fut,
-        Fut: Future<Output = Result<Produced<V>, Error>>,
-    {
+    async fn refresh(self, work: Work<V>, previous: Arc<Previous<V>>, span: Span) {
         let (core, seen) = (&self.asked.core, previous.fence);
-        let (load, granted) = self.begin_behind(previous).await?;
-        core.counters.refreshes.add();
-        let outcome = self.load(work, load, granted).await.outcome;
+        let refreshed = async {
+            let (load, granted) = self.begin_behind(previous).await?;
+            core.counters.refreshes.add();
+            Some(self.load(Some(work), load, granted).await.outcome)
+        };
+        let outcome = tokio::select! {
+            biased;
+            () = core.refreshes.stopped() => return debug!("refresh cancelled by the shutdown"),
+            // A panic of a codec ends the refresh, and nothing else.
+            refreshed = AssertUnwindSafe(refreshed).catch_unwind() => match refreshed {
+                Ok(Some(outcome)) => outcome,
+                Ok(None) => return spans::ended(&span, "not_begun", None),
+                Err(_) => return spans::ended(&span, "error", None),
+            }
+        };
+        outcome.ends(&span, true);
         let is_settled = match &outcome {
             Outcome::Value(_) => true,
             // The key backs off.
@@ -444,9 +404,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             _ => false,
         };
         if !is_settled {
-            core.refreshes.note(QuietEntry::Refreshed, &self.asked.key, seen, PAUSE);
+            core.refreshes.note(EntryNote::Refreshed, &self.asked.key, seen, PAUSE);
         }
-        Some(outcome)
     }
 
     /// Returns a load that refreshes an entry, if the process gets the lease and a permit at once.
@@ -456,8 +415,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             return None;
         };
         let seen = previous.fence;
-        let previous = Some((previous, Epoch::END));
-        let mut held = Held { permit: Some(permit), previous };
+        let mut held = Held { permit: Some(permit), previous: Some((previous, Epoch::END)) };
         match self.claim(seen, &mut held).await {
             Step::Load(load, granted) => Some((load, granted)),
             _ => None,
@@ -519,18 +477,33 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
-    /// Looks for the callers that joined too late for the outcome, and lands for them.
-    async fn land_late(&self, joiners: LateJoiners<Outcome<V>>, late: ForLate) {
-        let begun = Instant::now();
+    /// Looks for the callers that joined too late for the outcome, and lands for them. Without an
+    /// answer, they get the value that they have waited for. If none was loaded, it is loaded now,
+    /// so that they do not wait for another time-out.
+    async fn land_late(self, leader: Leader<Outcome<V>>, late: ForLate, work: Option<Work<V>>) {
+        let degraded = || match leader.landed()? {
+            Outcome::Value(loaded) => Some(Outcome::Value(Loaded::degraded(loaded.value.clone()))),
+            _ => None,
+        };
+        if late == ForLate::Degraded {
+            return leader.land_late(degraded());
+        }
         let outcome = match self.stored(&self.options().rules).await {
-            // If they joined anew, each would wait for another time-out.
-            Decision::Unanswered(_) => Some(Outcome::Unanswered(begun.elapsed())),
+            Decision::Unanswered(_) => match degraded() {
+                Some(_) if work.is_some() => {
+                    let run = Run { asked: self, leader: None, start: RunStart::Look };
+                    let mut held = Held::default();
+                    let step = run.away(&mut held);
+                    Some(run.beyond(step, held, work).await.outcome)
+                }
+                outcome => outcome,
+            },
             Decision::Old(previous) if late == ForLate::Fallback => {
-                FlightEnd::fallback(&previous, Epoch::END).map(|end| end.outcome)
+                previous.fallback().map(Outcome::Value)
             }
             decision => decision.value().map(Outcome::Value),
         };
-        joiners.land(outcome);
+        leader.land_late(outcome);
     }
 
     /// Asks the backend for the entry, unless it has not answered lately.
@@ -572,45 +545,23 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
 /// It is enough for a new connection and a round trip.
 const SECOND_TRY: Duration = Duration::from_millis(150);
 
-/// Returns the limit of the second try, if the first began at `first`. It includes what the first
-/// try left of its own time, because a connection that breaks ends it early.
-fn second_try(first: Instant, limit: Duration) -> Duration {
-    limit.saturating_sub(first.elapsed()).saturating_add(SECOND_TRY)
+/// Returns the limit of a second try, if the first had no answer: perhaps only the answer was lost.
+/// The backend recognises the repetition.
+///
+/// The limit includes what the first try left of its own, because a connection that breaks ends it
+/// early.
+fn second_try<T>(
+    shard: &Shard,
+    limit: Duration,
+    first: Instant,
+    answer: &Result<T, BackendError>,
+) -> Option<Duration> {
+    let is_lost = |error: &BackendError| error.kind() == BackendErrorKind::Unknown;
+    let is_sent_again = answer.as_ref().is_err_and(is_lost) && !shard.breaker.is_open();
+    is_sent_again.then(|| limit.saturating_sub(first.elapsed()).saturating_add(SECOND_TRY))
 }
 
 /// Returns the error of a try that ended because the breaker opened.
 fn silence() -> BackendError {
     BackendError::new(BackendErrorKind::Unknown, "the backend does not answer")
-}
-
-#[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-
-    use super::*;
-    use crate::{
-        MemoryBackend,
-        cache::{Cache, Raw},
-    };
-
-    /// A process may have 100,000 flights under way. These futures are most of each.
-    #[tokio::test]
-    async fn the_futures_of_a_flight_are_small() {
-        let cache =
-            Cache::<Bytes>::builder(MemoryBackend::new(), "bellwether").codec(Raw).build().unwrap();
-        let run = |key: &str| {
-            let key = Key::from(key);
-            let leader = cache.core.flights.join(&key).unwrap().leader;
-            Run::new(&cache.core, &key, None, leader, RunStart::Look).unwrap()
-        };
-        let work = |_: Lead<Bytes>| std::future::pending::<Result<Produced<Bytes>, Error>>();
-        let [first, second] = ["first", "second"].map(run);
-        let mut held = Held::default();
-        let sizes = [
-            size_of_val(&second.beyond(Step::LOAD_ALONE, work)),
-            size_of_val(&second.load_alone(work, None, &mut held)),
-            size_of_val(&first.run(work)),
-        ];
-        assert!(sizes.iter().sum::<usize>() <= 2048, "{sizes:?}");
-    }
 }

@@ -8,7 +8,7 @@
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version,
+    HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri,
     header::{CONTENT_LOCATION, CONTENT_TYPE, LOCATION},
     request::Parts,
     uri::PathAndQuery,
@@ -21,22 +21,9 @@ use super::{
     CachedResponse, Http, ResponseBody,
     fields::sole,
     key::{self, original},
-    uri::{Located, authority, is_respelled},
+    uri::{Located, is_respelled},
 };
 use crate::{cache::Cache, error::Error, key::Key};
-
-/// Returns the head of a request that may change its resource. An unknown method may.
-pub(super) fn target<B>(request: &Request<B>) -> Option<Box<Parts>> {
-    (!request.method().is_safe()).then(|| {
-        let (mut parts, ()) = Request::new(()).into_parts();
-        parts.method = request.method().clone();
-        parts.uri = request.uri().clone();
-        parts.version = request.version();
-        parts.headers = request.headers().clone();
-        parts.extensions = request.extensions().clone();
-        Box::new(parts)
-    })
-}
 
 /// The responses that an unsafe request or a `PURGE` ends.
 #[derive(Default)]
@@ -62,11 +49,9 @@ fn located(parts: &Parts, location: &str) -> Option<Parts> {
 
 /// Returns the path and query of a location on the host of the request.
 fn resolve(parts: &Parts, location: &str) -> Option<PathAndQuery> {
-    let Located { host, path } =
-        Located::resolve(location, original(&parts.uri, &parts.extensions)?)?;
-    let own = || authority(&parts.uri, &parts.headers);
+    let located = Located::resolve(location, original(parts)?)?;
     // The scheme may be that of a terminator of TLS in front. The keys are those of each scheme.
-    host.is_none_or(|host| own().is_some_and(|own| host.is(&own))).then_some(path)
+    located.is_on_host(parts, true).then_some(located.path)
 }
 
 /// Replaces the path of a request, before and after the routers that removed a prefix.
@@ -113,7 +98,7 @@ impl Http {
             true => self.outdated(target, locations),
             false => Vec::new(),
         };
-        let groups = self.ended_groups(target, answer);
+        let groups = self.tags(target, || listed(answer, &INVALIDATION));
         let outdated = Outdated { keys, groups };
         let (cache, is_any) = (self.0.cache.clone(), !outdated.is_empty());
         let end = async move {
@@ -160,7 +145,7 @@ impl Http {
         parts: &'a Parts,
         locations: impl IntoIterator<Item = &'a str>,
     ) -> Vec<Key> {
-        let own = original(&parts.uri, &parts.extensions).filter(|own| is_respelled(own));
+        let own = original(parts).filter(|own| is_respelled(own));
         let locations = locations.into_iter().chain(own.map(PathAndQuery::as_str));
         let mut keys: Vec<_> = self.keys(parts).collect();
         for parts in locations.filter_map(|location| located(parts, location)) {
@@ -177,10 +162,10 @@ impl Http {
         let check = self.0.purge.as_ref()?;
         let is_permitted = parts.method.as_str() == "PURGE" && check(parts);
         let purged = || {
-            let origin = self.group_origin((parts.version, &parts.uri, &parts.headers));
-            let groups = self.groups(origin.as_deref(), &parts.headers);
+            let groups = self.groups(parts, &parts.headers);
             // One whose groups cannot be ended is not taken for one of the URI.
-            let keys = match Self::names_groups(&parts.headers) {
+            let names_groups = |name| parts.headers.contains_key(name);
+            let keys = match [GROUPS, SURROGATES].iter().any(names_groups) {
                 true => Vec::new(),
                 false => self.outdated(parts, []),
             };
@@ -195,41 +180,27 @@ const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidati
 const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
 
 impl Http {
-    /// Returns the origin of a request, if its cache has tags and the host is clear.
-    pub(super) fn group_origin(
-        &self,
-        (version, uri, headers): (Version, &Uri, &HeaderMap),
-    ) -> Option<String> {
-        let is_of_use = self.0.cache.has_tags() && !self.0.policy.coalesces;
-        is_of_use.then(|| key::origin(version, uri, headers)).flatten()
+    /// Returns the tags of the groups that some headers name, of the origin of a request.
+    pub(super) fn groups(&self, parts: &Parts, headers: &HeaderMap) -> Vec<String> {
+        self.tags(parts, || {
+            let mut groups = listed(headers, &GROUPS);
+            if self.0.surrogate_keys {
+                let lines = headers.get_all(&SURROGATES).iter();
+                let words = lines.filter_map(|line| line.to_str().ok());
+                groups.extend(words.flat_map(str::split_ascii_whitespace).map(str::to_owned));
+            }
+            groups
+        })
     }
 
-    /// Returns the tags of the groups of an origin that some headers name.
-    pub(super) fn groups(&self, origin: Option<&str>, headers: &HeaderMap) -> Vec<String> {
-        let mut groups = listed(headers, &GROUPS);
-        if self.0.surrogate_keys {
-            let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());
-            groups.extend(lines.flat_map(str::split_ascii_whitespace).map(str::to_owned));
+    /// Returns the tags of some groups, if the cache has tags and the host is clear.
+    fn tags(&self, parts: &Parts, groups: impl FnOnce() -> Vec<String>) -> Vec<String> {
+        if !self.0.cache.has_tags() || self.0.policy.coalesces {
+            return Vec::new();
         }
-        tags(origin, groups)
+        let Some(origin) = key::origin(parts) else { return Vec::new() };
+        groups().into_iter().map(|group| format!("{origin} {group}")).collect()
     }
-
-    /// Returns whether a request names groups by a header, well or badly.
-    pub(super) fn names_groups(headers: &HeaderMap) -> bool {
-        headers.contains_key(GROUPS) || headers.contains_key(SURROGATES)
-    }
-
-    /// Returns the tags of the groups that the answer to an unsafe request ends.
-    pub(super) fn ended_groups(&self, parts: &Parts, answer: &HeaderMap) -> Vec<String> {
-        let origin = self.group_origin((parts.version, &parts.uri, &parts.headers));
-        tags(origin.as_deref(), listed(answer, &INVALIDATION))
-    }
-}
-
-/// Returns the tags of some groups of an origin.
-fn tags(origin: Option<&str>, groups: Vec<String>) -> Vec<String> {
-    let tag = |origin| groups.iter().map(|group| format!("{origin} {group}")).collect();
-    origin.map(tag).unwrap_or_default()
 }
 
 /// Returns the strings of a list. Other members are ignored, and so is a field that is no list.
@@ -249,6 +220,8 @@ fn listed(headers: &HeaderMap, name: &HeaderName) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use http::Request;
+
     use super::*;
 
     #[test]

@@ -13,16 +13,12 @@
 
 use std::{borrow::Cow, fmt::Write, sync::Arc};
 
-use http::{
-    Extensions, HeaderMap, HeaderName, Uri, Version,
-    header::HOST,
-    request::Parts,
-    uri::{Authority, PathAndQuery},
-};
+use http::{HeaderName, Uri, Version, header::HOST, request::Parts, uri::PathAndQuery};
 use sha2::{Digest, Sha256};
 
 use super::{
     Http,
+    fields::sole,
     requests::{HeaderClass, classify},
     uri::{self, normal, normal_host},
 };
@@ -111,8 +107,8 @@ fn key(
     limit: usize,
 ) -> Option<Key> {
     let routed = path(&parts.uri)?;
-    let original = original(&parts.uri, &parts.extensions)?;
-    let host = host(&parts.uri, &parts.headers, scheme)?;
+    let original = original(parts)?;
+    let host = host(parts, scheme)?;
     let ends = verb.len() + scheme.len() + host.len() + original.as_str().len();
     let length = ends + fields.len() + 3;
     let mut text = String::with_capacity(length);
@@ -164,30 +160,24 @@ impl VaryBy for &str {
 
 /// Returns the path before `Router::nest` removed a prefix. Without it, `/a/items` and `/b/items`
 /// would both have the key of `/items`, and one response would be served for the other.
-pub(super) fn original<'a>(uri: &'a Uri, extensions: &'a Extensions) -> Option<&'a PathAndQuery> {
+pub(super) fn original(parts: &Parts) -> Option<&PathAndQuery> {
     #[cfg(feature = "axum")]
-    if let Some(original) = extensions.get::<axum::extract::OriginalUri>() {
+    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
         return path(original);
     }
-    #[cfg(not(feature = "axum"))]
-    let _ = extensions;
-    path(uri)
+    path(&parts.uri)
 }
 
 /// Returns the scheme that an HTTP/1.1 request names in front of its host. Requests of HTTP/2
 /// always name one, and must share with those of HTTP/1.1, which usually name none.
 fn scheme(parts: &Parts) -> &str {
-    scheme_of(parts.version, &parts.uri)
-}
-
-fn scheme_of(version: Version, uri: &Uri) -> &str {
-    let names_it = version < Version::HTTP_2;
-    uri.scheme_str().filter(|_| names_it).unwrap_or_default()
+    let names_it = parts.version < Version::HTTP_2;
+    parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default()
 }
 
 /// Returns whether the service may take the path of a request for another one than the key tells.
 pub(super) fn is_respelled(parts: &Parts) -> bool {
-    let paths = [parts.uri.path_and_query(), original(&parts.uri, &parts.extensions)];
+    let paths = [parts.uri.path_and_query(), original(parts)];
     paths.into_iter().flatten().any(uri::is_respelled)
 }
 
@@ -197,27 +187,23 @@ fn path(uri: &Uri) -> Option<&PathAndQuery> {
 
 /// Returns the scheme and the host of a request, as its key begins. Returns `None` if the host is
 /// not clear.
-pub(super) fn origin(version: Version, uri: &Uri, headers: &HeaderMap) -> Option<String> {
-    let scheme = scheme_of(version, uri);
-    let host = host(uri, headers, scheme)?;
+pub(super) fn origin(parts: &Parts) -> Option<String> {
+    let scheme = scheme(parts);
+    let host = host(parts, scheme)?;
     Some(format!("{scheme} {host}").to_ascii_lowercase())
 }
 
 /// Returns the requested host in its normal form, or an empty one if the request names none.
 ///
 /// Returns `None` if the host has an invalid character, or if the request names two.
-fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap, scheme: &str) -> Option<&'a str> {
-    let mut hosts = headers.get_all(HOST).iter();
-    let (header, second) = (hosts.next(), hosts.next());
-    if second.is_some() {
-        return None;
-    }
-    let header = match header {
-        Some(host) => Some(normal_host(valid(host.to_str().ok()?)?, scheme)),
-        None => None,
+fn host<'a>(parts: &'a Parts, scheme: &str) -> Option<&'a str> {
+    let normal = |host: &'a str| Some(normal_host(valid(host)?, scheme));
+    let header = match parts.headers.contains_key(HOST) {
+        true => Some(normal(sole(&parts.headers, HOST)?.to_str().ok()?)?),
+        false => None,
     };
-    let authority = match uri.authority().map(Authority::as_str) {
-        Some(host) => Some(normal_host(valid(host)?, scheme)),
+    let authority = match parts.uri.authority() {
+        Some(host) => Some(normal(host.as_str())?),
         None => None,
     };
     match (authority, header) {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{Response, request::Parts};
 
 use super::{
-    BellwetherLayer, CachedResponse, Http, KeyFor, Policy, Query, RequestDirectives, VaryBy,
+    BellwetherLayer, CachedResponse, Http, KeyFor, Policy, Query, VaryBy,
     key::KeyPart,
     marks::Marks,
     requests::RequestRules,
@@ -48,7 +48,7 @@ impl BellwetherLayer<Http> {
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
     /// use std::time::Duration;
     /// use bellwether::{BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache};
-    /// use bellwether::layer::{Overload, Policy, Query, RequestDirectives};
+    /// use bellwether::layer::{Policy, Query};
     /// use bytes::Bytes;
     /// use http::{Response, StatusCode, request::Parts};
     ///
@@ -63,7 +63,7 @@ impl BellwetherLayer<Http> {
     ///     .query(Query::default().ignore(["utm_*"]))
     ///     .ignore_headers(["x-user-timezone", "idempotency-key"])
     ///     .ignore_cookies(["_ga", "_ga_*", "theme"])
-    ///     .request_directives(RequestDirectives::Ignore)
+    ///     .ignore_reloads()
     ///     // What a response is good for when its lifetime is over.
     ///     .stale_while_revalidate(Duration::from_secs(30))
     ///     .stale_if_error(Duration::from_secs(600))
@@ -82,7 +82,7 @@ impl BellwetherLayer<Http> {
     ///         first: Duration::from_millis(20),
     ///         longest: Duration::from_secs(5),
     ///     })
-    ///     .when_overloaded(Overload::Refuse)
+    ///     .refuse_overload()
     ///     .on_error(|_error| {
     ///         let mut response = Response::new(Bytes::from("try again later"));
     ///         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
@@ -94,50 +94,45 @@ impl BellwetherLayer<Http> {
     ///
     /// # What the layer cannot see
     ///
-    /// The layer sees the method, the URI and the headers of a request. It does not see what the
-    /// inner service makes of the rest. A response that depends on one of these needs
-    /// [`vary_by`](Self::vary_by):
+    /// The layer sees the method, the URI and the headers of a request. A response that depends on
+    /// anything else needs [`vary_by`](Self::vary_by):
     ///
     /// - an extension that an outer layer sets, such as the user or the session;
     /// - the address of the client (`ConnectInfo`), or its certificate;
-    /// - authentication *inside* of this layer: move it outside, or answer with `private`;
     /// - a header that the response does not name in its `Vary`, such as `X-Forwarded-Host`;
-    /// - anything else.
-    ///
-    /// Authentication inside of the layer is the worst case. A stored response is served before the
-    /// inner service could refuse the request.
+    /// - authentication *inside* of this layer. A stored response is served before the service
+    ///   could refuse the request. Move it outside, or answer with `private`.
     ///
     /// # What is shared
     ///
-    /// Sharing follows an allow-list, [`Policy::careful`](super::Policy::careful). Every other
-    /// request passes through as if the layer were not there, and its response body streams. This
-    /// section describes that policy. [`Policy::rfc9111`](super::Policy::rfc9111) shares more, and
-    /// its docs compare the two. [`policy`](Self::policy) sets it.
+    /// Sharing follows an allow-list. This section describes
+    /// [`Policy::careful`](super::Policy::careful), the default. Every other request passes through
+    /// as if the layer were not there. [`Policy::rfc9111`](super::Policy::rfc9111) shares more, and
+    /// its docs compare the two.
     ///
     /// A request takes part if all of these hold:
     ///
     /// - It is a `GET` or a `HEAD` without a body.
     /// - It has no `Authorization`, `Proxy-Authorization` nor `Upgrade`, and no `If-…` header but
     ///   the [conditions](#conditions-and-ranges) of HTTP.
-    /// - Its `Connection` names nothing but `close`, `keep-alive` and `TE`. A proxy in the service
-    ///   removes any other field that is named, such as the `Host`.
+    /// - Its `Connection` names nothing but `close`, `keep-alive` and `TE`.
     /// - It has no header that [changes its method or its path](#headers-that-forbid-sharing). If a
     ///   proxy sets one on each request, let an outer layer remove it.
     /// - It has no header that [looks like a credential](#headers-that-forbid-sharing), unless that
     ///   is [in the key](Self::vary_by) or [ignored](Self::ignore_headers).
     /// - It has no cookie, unless that is [ignored](Self::ignore_cookies).
-    /// - Its `Cache-Control` has neither `no-cache` nor `no-store`, and its `Pragma` has no
-    ///   `no-cache`. [`coalesce_only`](super::Policy::coalesce_only) and
-    ///   [`request_directives`](Self::request_directives) admit `no-cache`.
-    /// - Its host is clear: it has at most one `Host`, which does not contradict the URI. A host
-    ///   consists of letters, digits, `-`, `.`, `_` and a port. Requests without a host share among
-    ///   themselves.
+    /// - It has neither `no-cache` nor `no-store`.
+    ///   [`coalesce_only`](super::Policy::coalesce_only) and
+    ///   [`ignore_reloads`](Self::ignore_reloads) admit `no-cache`.
+    /// - It has at most one `Host`, which does not contradict the URI. A host consists of letters,
+    ///   digits, `-`, `.`, `_` and a port. Requests without a host share among themselves.
     ///
     /// A response is shared if all of these hold:
     ///
     /// - It is a `200` whose body is within the [limit](Self::max_body). Other statuses need a
     ///   [lifetime](super::Policy::status_lifetime).
-    /// - It names its lifetime, or the layer has a [default lifetime](Self::default_lifetime).
+    /// - It names its lifetime, or the layer has a [default lifetime](Self::default_lifetime). Its
+    ///   age is below that.
     /// - It has no `Set-Cookie`, `Set-Cookie2`, `Authentication-Info`, `Clear-Site-Data` or
     ///   `Content-Range`, no `Vary` with `*`, and no `Trailer`.
     /// - If it has `Content-Encoding`, its `Vary` names `Accept-Encoding`.
@@ -146,9 +141,6 @@ impl BellwetherLayer<Http> {
     /// - It is no redirect to its own host, path and query.
     /// - It has no `no-store`, `no-cache`, `private`, `max-age=0` or `s-maxage=0`, and no `Pragma`
     ///   with `no-cache`.
-    /// - Its age is below its lifetime. Its `Age` and its `Date` tell it.
-    /// - If `Expires` is its only lifetime, it has a valid `Date` too. Otherwise the clocks would
-    ///   have to agree.
     /// - It is no `text/event-stream` and no `multipart/x-mixed-replace`.
     ///
     /// A header that cannot be parsed forbids sharing. Headers of the connection and extensions are
@@ -157,7 +149,7 @@ impl BellwetherLayer<Http> {
     /// # Headers that forbid sharing
     ///
     /// A header may change the method or the path of a request, such as `X-HTTP-Method`,
-    /// `X-Original-URL`, `X-Forwarded-Uri` or `X-Envoy-Original-Path`:
+    /// `X-Original-URL` or `X-Forwarded-Uri`:
     ///
     /// | its name contains | behind a word such as |
     /// |---|---|
@@ -172,17 +164,11 @@ impl BellwetherLayer<Http> {
     /// role saml scope secret sess sign ssl-client subject tenant token user xsrf
     /// ```
     ///
-    /// It also does so if one of its words, which `-` and `_` separate, names one of these. The
+    /// It also does so if one of its words, which `-` and `_` separate, names a tenant
+    /// (`workspace`, `team`, `store`, `org`, ...), a person (`uid`, `member`, `patient`, ...), a
+    /// right (`permission`, `claim`, `acl`, ...) or a proof (`ticket`, `hmac`, `otp`, ...). The
     /// word may have an end such as `s` or `id`. `Sec-Fetch-User` and names with `user-agent` do
     /// not count.
-    ///
-    /// | what | words |
-    /// |---|---|
-    /// | a tenant | `workspace`, `project`, `team`, `merchant`, `store` |
-    /// | | `realm`, `org`, `shop`, ... |
-    /// | a person | `uid`, `member`, `employee`, `patient`, `dn`, `msisdn`, ... |
-    /// | a right | `permission`, `claim`, `acl`, ... |
-    /// | a proof | `ticket`, `hmac`, `otp`, `pin`, ... |
     ///
     /// # Other middlewares
     ///
@@ -190,31 +176,27 @@ impl BellwetherLayer<Http> {
     /// response is stored. One *inside* sees the requests that are sent on, and its changes are
     /// stored. The right order, from the outside to your service:
     ///
-    /// 1. Trace and request ids. A hit is a request, too. A stored id belongs to another request.
-    /// 2. Catch panic, for middlewares and requests that pass. This layer answers for a
-    ///    [load](#errors) that panics.
-    /// 3. A time limit for callers. The load of a caller that leaves goes on for the others. The
-    ///    limit for the service is the [load limit](crate::cache::Builder::load_limit), which
-    ///    answers all callers of a load at once.
+    /// 1. Trace and request ids. A hit is a request, too.
+    /// 2. Catch panic. This layer answers for a [load](#errors) that panics, and for nothing else.
+    /// 3. A time limit for callers. The limit for the service is the [load
+    ///    limit](crate::cache::Builder::load_limit), which answers all callers of a load at once.
     /// 4. Compression. One plain body is stored, and coded for each client. Inside, each
-    ///    `Accept-Encoding` is a [variant](#variants): loaded, coded and stored once.
-    /// 5. CORS. Its headers are for one web page, and a preflight request does not reach this
-    ///    layer. Inside, each `Origin` is a variant.
+    ///    `Accept-Encoding` is a [variant](#variants).
+    /// 5. CORS. Its headers are for one web page. Inside, each `Origin` is a variant.
     /// 6. Sessions and authentication. They check the cookie or the `Authorization`, remove it, and
-    ///    put the user into an extension. [`vary_by`](Self::vary_by) adds what depends on it to the
-    ///    key. Their `Set-Cookie` is not stored. Inside, a response with `Set-Cookie` is not
-    ///    shared.
+    ///    put the user into an extension, for [`vary_by`](Self::vary_by). Inside, a response with
+    ///    their `Set-Cookie` is not shared.
     /// 7. This layer. A hit goes back from here.
     /// 8. Load shed, concurrency limits and buffers. They count requests that the service works on.
-    ///    Outside, each caller that waits for a response counts, and a hit may be refused.
+    ///    Outside, each caller that waits counts, and a hit may be refused.
     ///
     /// The first layer of a `ServiceBuilder` is the outermost one, and so is the last one that is
     /// added to a router of axum. A router applies a layer to each of its routes, so a limit for
-    /// all of them is a `GlobalConcurrencyLimitLayer`.
+    /// all of them is a `GlobalConcurrencyLimitLayer`. The example `middleware` is such a service.
     ///
     /// This layer answers [ranges](#conditions-and-ranges) from the plain body. With compression
-    /// outside, let the service send weak `ETag`s. No client then joins a part of it to a coded
-    /// body, because `If-Range` needs a strong one. The example `middleware` is such a service.
+    /// outside, let the service send weak `ETag`s. Then no client joins a part of it to a coded
+    /// body.
     ///
     /// # Variants
     ///
@@ -235,27 +217,27 @@ impl BellwetherLayer<Http> {
     /// `If-Unmodified-Since`, `Range` and `If-Range` with a `200`, `206`, `304`, `412` or `416`, by
     /// RFC 9110. Several ranges in one request are answered with the whole body.
     ///
-    /// If nothing is stored, the inner service receives a `GET` without conditions and ranges, and
-    /// its one response answers all callers. A response that turns out to be uncacheable goes to
-    /// its caller, without a part selected. From then on the requests for this key reach the inner
-    /// service as they are. With [`coalesce_only`](super::Policy::coalesce_only) they always do.
+    /// If nothing is stored, the service receives a `GET` without conditions and ranges, and its
+    /// one response answers all callers. A response that turns out to be uncacheable goes to its
+    /// caller as it is. From then on the requests for this key reach the service as they are. With
+    /// [`coalesce_only`](super::Policy::coalesce_only) they always do.
     ///
     /// # Freshness
     ///
     /// The lifetime of a response is its `s-maxage`, else its `max-age`, else the time from its
-    /// `Date` to its `Expires`. Without these it is the [default lifetime](Self::default_lifetime).
-    /// Its age is taken off. The [`ttl`](crate::cache::Builder::ttl) of the cache is a cap on it. A
-    /// stored response is served with its `Age`.
+    /// `Date` to its `Expires`, else the [default lifetime](Self::default_lifetime). The
+    /// [`ttl`](crate::cache::Builder::ttl) of the cache is a cap on it. A stored response is served
+    /// with its `Age`.
     ///
     /// The age at the arrival is the `Age` and the time that the service took, or the time since
-    /// the `Date` if that is longer (RFC 9111, section 4.2.3). Without an `Age`, the service made
-    /// the response itself, and the time that it took does not count. An invalid `Age` or `Date` is
-    /// ignored. Without a `Date`, the careful policy does not share a response whose only lifetime
-    /// is an `Expires`. [`Policy::rfc9111`](super::Policy::rfc9111) takes the time of receipt.
+    /// the `Date` if that is longer (RFC 9111, section 4.2.3). Without an `Age`, the time that the
+    /// service took does not count. An invalid `Age` or `Date` is ignored. Without a `Date`, the
+    /// careful policy does not share a response whose only lifetime is an `Expires`.
+    /// [`Policy::rfc9111`](super::Policy::rfc9111) takes the time of receipt.
     ///
-    /// `CDN-Cache-Control` (RFC 9213), or else `Surrogate-Control`, takes the place of
-    /// `Cache-Control` and `Expires`. So the inner service may permit sharing here that it forbids
-    /// to browsers. The field leaves with the response: a CDN in front reads it, too.
+    /// `CDN-Cache-Control` (RFC 9213) takes the place of `Cache-Control` and `Expires`. So the
+    /// service may permit sharing here that it forbids to browsers. A `Surrogate-Control` can only
+    /// forbid. These fields leave with the response: a CDN in front reads them, too.
     ///
     /// # Stale responses
     ///
@@ -266,27 +248,24 @@ impl BellwetherLayer<Http> {
     ///
     /// - In the first window all callers receive the stale response at once. One process of the
     ///   fleet sends a request again in the background.
-    /// - In the second one a caller waits for the inner service. It receives the stale response if
-    ///   the answer is a `500`, `502`, `503` or `504`. It does so, too, if the service returns an
-    ///   error or takes longer than the load limit. The callers that wait with it receive it too,
-    ///   in every process.
+    /// - In the second one a caller waits for the service. It receives the stale response, with all
+    ///   that wait with it, if the answer is a `500`, `502`, `503` or `504`, if the service returns
+    ///   an error, or if it takes longer than the load limit.
     ///
     /// After such a failure the key backs off in the whole fleet. No process sends a request, and
     /// all callers receive the stale response at once. A `503` with a `Retry-After` sets that time,
     /// up to a minute. Otherwise [`AfterFailure`] says more.
     ///
     /// A response with `must-revalidate` or `proxy-revalidate` is never served stale. The same
-    /// holds for one with `s-maxage`, unless it names a window itself: `s-maxage` implies
-    /// `proxy-revalidate` (RFC 9111).
+    /// holds for one with `s-maxage`, unless it names a window itself.
     ///
-    /// A refresh sends a request that takes part. So it has no credentials that are not in the key.
-    /// It goes to a fresh clone of the inner service, in a task of its own. If its answer cannot be
-    /// shared, this process tries again after a second at the earliest.
+    /// A refresh sends a request that takes part, to a fresh clone of the service, in a task of its
+    /// own. If its answer cannot be shared, this process tries again after a second at the
+    /// earliest.
     ///
     /// The stale response ends with the answer to a refresh or a load, whether that can be shared
-    /// or not (RFC 9111, section 4.3.3). So a login page, a redirect, a `403` or a `404` ends it.
-    /// So does a private `200`, or a `304` with fields that forbid sharing. Only a `5xx`, a body
-    /// that breaks off and an error of the service leave it.
+    /// or not (RFC 9111, section 4.3.3): a login page, a redirect, a `404`, a private `200`. Only a
+    /// `5xx`, a body that breaks off and an error of the service leave it.
     ///
     /// A refresh or a load that has a stale response sends its `ETag` and its `Last-Modified`. A
     /// `304` renews that response, with the headers of the `304`. A response with a validator that
@@ -294,21 +273,19 @@ impl BellwetherLayer<Http> {
     ///
     /// # Invalidation
     ///
-    /// An unsafe request, such as a `POST`, reaches the inner service. If its answer is no error,
-    /// the stored response of its URI ends before the caller gets the answer. So do the responses
-    /// of its `Location` and `Content-Location`, if these are relative or name the same host. All
-    /// variants end. So do the responses for each value of [`vary_by`](Self::vary_by), if the write
-    /// passes a layer with equally many calls of `vary_by`. While the backend is away, a write ends
-    /// what its process remembers, and what is stored may be served again afterwards.
-    /// [`purge_if`](Self::purge_if) permits `PURGE` requests.
+    /// An unsafe request, such as a `POST`, reaches the service. If its answer is no error, the
+    /// stored response of its URI ends before the caller gets the answer. So do the responses of
+    /// its `Location` and `Content-Location`, if these are relative or name the same host. All
+    /// variants end, and the responses for each value of [`vary_by`](Self::vary_by) in layers with
+    /// equally many calls of it. While the backend is away, a write ends what its process
+    /// remembers, and what is stored may be served again afterwards. A gRPC call ends nothing.
     ///
     /// If the cache has [tags](crate::cache::Builder::tags), a response belongs to the groups in
     /// its `Cache-Groups`, and the answer to a write ends the groups in its
-    /// `Cache-Group-Invalidation` (RFC 9875). A group belongs to its origin: scheme and host, as in
-    /// the key.
+    /// `Cache-Group-Invalidation` (RFC 9875). A group belongs to its origin: scheme and host.
     ///
-    /// A gRPC call ends nothing, because its path names a procedure. It passes, and so do WebSocket
-    /// upgrades and `CONNECT`: their bytes flow both ways, and nothing of them is stored.
+    /// [`purge_if`](Self::purge_if) permits `PURGE` requests. WebSocket upgrades and `CONNECT`
+    /// pass.
     ///
     /// # The key
     ///
@@ -316,68 +293,57 @@ impl BellwetherLayer<Http> {
     /// adds. A proxy in front must keep the `Host` of the client, or processes with different names
     /// share nothing. Layers over one cache may serve different paths.
     ///
-    /// In a layer that adds parts, a resource has a marker, by which an invalidation ends the
-    /// responses with all values of them. So a hit costs one more read.
-    ///
     /// A scheme in the target of an HTTP/1.1 request is part of the key. In an HTTP/2 request it is
     /// not, so clients of both versions share. An invalidation ends the responses of each scheme. A
     /// key that is too long for the cache is replaced by its SHA-256, and so is a query of more
     /// than 256 bytes. [`query`](Self::query) says what of a query counts, and what of it shows.
     ///
-    /// Equivalent URIs have one key (RFC 9110, section 4.2.3), in requests, in `Location` and in
-    /// `PURGE`. The case of the host, a default port and the case of any percent-encoding do not
-    /// matter. A host without a scheme has both default ports. The inner service receives the URI
-    /// as it came, and may take some spellings for another resource. So a request with an encoding
-    /// that is not needed, of a letter or one of `0-9-._~`, only reads what is stored, or passes.
-    /// So does one with a segment `.` or `..`, which stays in the key. A write to such a path also
-    /// ends the responses of the path without it.
+    /// Equivalent URIs have one key (RFC 9110, section 4.2.3). The case of the host, a default port
+    /// and the case of any percent-encoding do not matter. A service may take other spellings for
+    /// another resource. So a request with an encoding that is not needed, of a letter or one of
+    /// `0-9-._~`, only reads what is stored, or passes. So does one with a segment `.` or `..`. A
+    /// write to such a path also ends the responses of the path without it.
     ///
     /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
-    /// prefix. The feature works for routers of axum 0.8. Under nested routers of any other version
-    /// or framework, add the original path with [`vary_by`](Self::vary_by). Otherwise `/a/items`
-    /// and `/b/items` share one response.
+    /// prefix, for axum 0.8. Under nested routers of any other version or framework, add the
+    /// original path with [`vary_by`](Self::vary_by). Otherwise `/a/items` and `/b/items` share one
+    /// response.
     ///
     /// # Uncacheable responses
     ///
-    /// The headers mostly show at once that a response is uncacheable. Its caller then receives it
-    /// untouched and streaming. All waiters, in every process, send their own requests in parallel.
-    /// From then on the requests for this key do not wait for each other. Each uncacheable response
-    /// extends this by the [`uncacheable_ttl`](crate::cache::Builder::uncacheable_ttl) of the
-    /// cache, 10 s by default. The first response whose headers allow sharing ends it.
+    /// An uncacheable response goes to its caller untouched, and streams. All waiters, in every
+    /// process, send their own requests in parallel. So do later callers, for the
+    /// [`uncacheable_ttl`](crate::cache::Builder::uncacheable_ttl) of the cache, 10 s by default.
+    /// Each uncacheable response extends this, and the first one whose headers allow sharing ends
+    /// it.
     ///
     /// A `4xx` or `5xx` goes to its caller alone, and its waiters send their own requests. The next
-    /// section has the exceptions. But the key never becomes uncacheable by it. The service will
-    /// recover, and sharing helps it to.
+    /// section has the exceptions. But the key never becomes uncacheable by it.
     ///
     /// # Unavailable services
     ///
     /// A `502`, `503` or `504` that no [stale response](#stale-responses) hides goes to its caller.
-    /// All callers that wait, in every process, receive a `503` with a `Retry-After`. So do those
-    /// that come while the key backs off. So the service gets one request for a key in that time.
-    /// The `Retry-After` of a `503` sets it, up to a minute. Otherwise it is up to 100 ms after the
-    /// first failure, and up to 1 s after further ones.
-    /// [`when_unavailable`](Self::when_unavailable) sets another rule, or none.
-    ///
-    /// A body that grows over the limit, that makes no progress for a
-    /// [time](Self::body_idle_limit), or that takes [too long](Self::body_limit), is uncacheable.
-    /// Its callers read on.
+    /// All others, in every process, receive a `503` with a `Retry-After` while the key backs off:
+    /// up to 100 ms after the first failure, and up to 1 s after further ones. The `Retry-After` of
+    /// a `503` sets that time, up to a minute. [`when_unavailable`](Self::when_unavailable) sets
+    /// another rule, or none.
     ///
     /// # Streaming
     ///
     /// A response is shared from its headers on. Its caller reads the body while it arrives, and so
     /// do the other callers in this process, each at its own pace. One that comes later reads from
-    /// the start, as long as the response is fresh. While a body takes longer than that, each later
-    /// caller sends its own request. The body is in memory once. It is stored when it is complete,
-    /// and the lease of the load is renewed until then. Other processes [wait](Self::wait_limit)
-    /// for that. Where it took longer than the response was fresh, their callers have it that came
-    /// in time, and the others share the next load.
+    /// the start, as long as the response is fresh. The body is in memory once. It is stored when
+    /// it is complete, and the lease of the load is renewed until then. Other processes
+    /// [wait](Self::wait_limit) for that. Where it took longer than the response was fresh, their
+    /// callers have it that came in time, and the others share the next load.
     ///
     /// A body that breaks off is an [error](crate::layer::BodyError) for all its readers, never a
     /// clean end, and is not stored. So is one whose length contradicts its `Content-Length`.
     /// Trailers go to the caller whose request ran, and forbid to store the response.
     ///
-    /// Once a body has become uncacheable, its readers read it from the inner service together, at
-    /// the pace of the fastest one. At most as much as the [limit](Self::max_body) is kept for
+    /// A body becomes uncacheable if it grows over the limit, makes no progress for a
+    /// [time](Self::body_idle_limit), or takes [too long](Self::body_limit). Its callers read on,
+    /// at the pace of the fastest one. At most as much as the [limit](Self::max_body) is kept for
     /// slower ones. While that is full, the others wait, for a second in all. After that, a reader
     /// that is too far behind gets an error.
     ///
@@ -391,25 +357,23 @@ impl BellwetherLayer<Http> {
     /// # Errors
     ///
     /// A [stale response](#stale-responses) hides the errors of a load. Without one, a leader
-    /// receives the error of the inner service as it is. The waiters, and a leader whose load
-    /// panicked, timed out or was shut down, receive a response of this layer:
+    /// receives the error of the service as it is. The waiters, and a leader whose load panicked,
+    /// timed out or was shut down, receive a response of this layer, which
+    /// [`on_error`](Self::on_error) replaces:
     ///
-    /// - the status of the inner service if that answered with a failure, and the key does not back
-    ///   off;
+    /// - the status of the service if that answered with a failure, and the key does not back off;
     /// - `502 Bad Gateway` if the load failed in another way, or panicked;
     /// - `504 Gateway Timeout` if it took longer than the load limit;
-    /// - `503 Service Unavailable` if too many callers wait, the key backs off after a load that
-    ///   failed, or the cache was shut down. Also if too many loads are running and
-    ///   [`when_overloaded`](Self::when_overloaded) says so.
+    /// - `503 Service Unavailable` if too many callers wait, the key backs off, or the cache was
+    ///   shut down. Also if too many loads are running, with
+    ///   [`refuse_overload`](Self::refuse_overload).
     ///
     /// Without a stale response, a key backs off if the service is
     /// [unavailable](#unavailable-services). After a `500`, an error, a panic or a load limit it
-    /// does so only if the cache has a rule for that.
-    /// [`after_failure`](crate::cache::Builder::after_failure) and
-    /// [`failure_policy`](crate::cache::Builder::failure_policy) set such rules. While a key backs
-    /// off, the responses above have a `Retry-After`.
-    ///
-    /// [`on_error`](Self::on_error) replaces these responses.
+    /// does so only if the cache has a rule for that:
+    /// [`after_failure`](crate::cache::Builder::after_failure) or
+    /// [`failure_policy`](crate::cache::Builder::failure_policy). While a key backs off, the
+    /// responses above have a `Retry-After`.
     ///
     /// # Cancel safety
     ///
@@ -422,23 +386,20 @@ impl BellwetherLayer<Http> {
     /// Sets the largest body that is shared, in bytes. Defaults to 1 MiB.
     ///
     /// Each running load holds its body once, and twice while it makes the body ready to be stored.
-    /// The
-    /// [`max_value`](crate::cache::Builder::max_value) of the cache, 8 MiB by default, is a limit
-    /// too.
+    /// The [`max_value`](crate::cache::Builder::max_value) of the cache is a limit too.
     pub fn max_body(mut self, bytes: u64) -> Self {
         self.settings().max_body = bytes;
         self
     }
 
-    /// Sets what becomes of a request that needs a load beyond the
-    /// [cap on loads](crate::cache::Builder::max_loads). Defaults to [`Overload::Pass`].
+    /// Refuses a request that needs a load beyond the
+    /// [cap on loads](crate::cache::Builder::max_loads), with the response to an
+    /// [`Overloaded`](crate::ErrorKind::Overloaded) error. By default it goes to the inner service.
     ///
     /// A key has one load at a time, so the cap also limits the number of distinct keys in flight.
-    /// Passed requests do not count.
-    ///
-    /// Neither choice waits. So URLs that are slow do not delay those that are not.
-    pub fn when_overloaded(mut self, overload: Overload) -> Self {
-        self.settings().overload = overload;
+    /// Passed requests do not count. Neither choice waits, so slow URLs do not delay others.
+    pub fn refuse_overload(mut self) -> Self {
+        self.settings().refuses_overload = true;
         self
     }
 
@@ -461,10 +422,8 @@ impl BellwetherLayer<Http> {
     /// Sets how long a response is shared that names no lifetime of its own. Without it, such a
     /// response is not shared.
     ///
-    /// It is at most the [`ttl`](crate::cache::Builder::ttl) of the cache, 60 s by default.
-    /// It applies to a response with neither `s-maxage` nor `max-age` nor `Expires`. Many services
-    /// send no such header with any response, private ones included. So set it only where all
-    /// responses may be shared, for example route by route.
+    /// Many services name no lifetime with any response, private ones included. So set it only
+    /// where all responses may be shared, for example route by route.
     pub fn default_lifetime(mut self, lifetime: Duration) -> Self {
         self.settings().default_lifetime = Some(lifetime);
         self
@@ -477,11 +436,10 @@ impl BellwetherLayer<Http> {
     ///
     /// - The name of a header. All its lines count. A header that looks like a credential may then
     ///   be in a request, and only a digest of it becomes part of the key. A request in which the
-    ///   header is not text takes no part. `Authorization`, `Cookie` and other headers [that
-    ///   exclude a request](Self::http) still do.
-    /// - A function that returns a text. Use it for what only the extensions of a request tell.
-    ///   Examples are the user that an outer layer has authenticated, and the client's address in
-    ///   `ConnectInfo`. Requests with one text share responses. If it returns an `Option`, `None`
+    ///   header is not text takes no part. Headers [that always exclude a request](Self::http),
+    ///   such as `Authorization`, still do.
+    /// - A function that returns a text. Use it for what only the extensions of a request tell,
+    ///   such as the user that an outer layer has authenticated. If it returns an `Option`, `None`
     ///   sends the request to the inner service.
     ///
     /// ```
@@ -512,12 +470,12 @@ impl BellwetherLayer<Http> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     ///
-    /// The parts are joined so that no two lists of parts have the same key. Return a hash of a
-    /// secret.
+    /// No two lists of parts have the same key. Return a hash of a secret. A hit costs one more
+    /// read, of the marker by which an invalidation ends the responses with all values of the
+    /// parts.
     ///
-    /// An [unsafe request](Self::http) ends the responses with all values of the parts, also if it
-    /// is excluded itself. They stay in the backend until their lifetime ends, and are found no
-    /// more. Where each user changes what is theirs alone, give it a path or a host of its own.
+    /// An [unsafe request](Self::http) ends all these, also if it is excluded itself. Where each
+    /// user changes what is theirs alone, give it a path or a host of its own.
     ///
     /// A request with credentials in its headers still takes no part. If an outer layer has checked
     /// a cookie or a header, and a part stands for it, add [`ignore_cookies`](Self::ignore_cookies)
@@ -558,31 +516,29 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Sets what becomes of a request that asks for more than a stored response. Defaults to
-    /// [`RequestDirectives::Pass`].
-    pub fn request_directives(mut self, directives: RequestDirectives) -> Self {
-        self.settings().requests.directives = directives;
+    /// Treats a request with `no-cache` in its `Cache-Control` or `Pragma` as any other one. So no
+    /// client can make the inner service work for a response that is stored, such as by reloading
+    /// a page.
+    ///
+    /// By default such a request reaches the inner service, and its response is not stored. One
+    /// with `no-store` always does. `max-age`, `min-fresh`, `max-stale` and `only-if-cached` are
+    /// not looked at.
+    pub fn ignore_reloads(mut self) -> Self {
+        self.settings().requests.ignores_reloads = true;
         self
     }
 
-    /// Sets for how long a response is served stale while it is refreshed, if it does not name that
-    /// time itself. Defaults to the [setting](crate::cache::Builder::stale_while_revalidate) of the
-    /// cache, which is zero unless it is set.
-    ///
-    /// The `stale-while-revalidate` of a response takes precedence. The docs of
-    /// [`http`](Self::http) say more.
+    /// Sets for how long a response is [served stale](Self::http) while it is refreshed, if it has
+    /// no `stale-while-revalidate`. Defaults to the
+    /// [setting](crate::cache::Builder::stale_while_revalidate) of the cache.
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
         self.settings().stale.windows.while_revalidate = window;
         self
     }
 
-    /// Sets for how long a response is kept to be served if the service fails. It applies if the
-    /// response does not name that time itself. Defaults to the
-    /// [setting](crate::cache::Builder::stale_if_error) of the cache, which is zero unless it is
-    /// set.
-    ///
-    /// The `stale-if-error` of a response takes precedence. The docs of
-    /// [`http`](Self::http) say more.
+    /// Sets for how long a response is kept to be [served](Self::http) if the service fails, if it
+    /// has no `stale-if-error`. Defaults to the [setting](crate::cache::Builder::stale_if_error) of
+    /// the cache.
     pub fn stale_if_error(mut self, window: Duration) -> Self {
         self.settings().stale.windows.if_error = window;
         self
@@ -608,19 +564,17 @@ impl BellwetherLayer<Http> {
     /// Sets what follows a `502`, `503` or `504` of the inner service, if no [stale
     /// response](Self::http) is served in its place.
     ///
-    /// The docs of [`http`](Self::http) say who receives what. The `Retry-After` of a `503` comes
-    /// before this rule. The first response that is no failure ends it.
-    ///
     /// Defaults to a [`BackOff`](AfterFailure::BackOff) of up to 100 ms, and after further failures
     /// of up to 1 s. With [`BackOffFromSecond`](AfterFailure::BackOffFromSecond), the callers that
     /// wait for the first failure receive its status, and the next caller may find the service
     /// well. With [`LoadAgain`](AfterFailure::LoadAgain), the callers that wait send their own
     /// requests, and no key backs off.
     ///
-    /// A [rule](crate::cache::Builder::after_failure) and a
-    /// [policy](crate::cache::Builder::failure_policy) of the cache take precedence. Where the key
-    /// backs off, a `Retry-After` says for how long. Requests that pass change nothing. Nor do
-    /// failures of requests with `Authorization`, if no stale response is served in their place.
+    /// The `Retry-After` of a `503` takes precedence, and so do a
+    /// [rule](crate::cache::Builder::after_failure) and a
+    /// [policy](crate::cache::Builder::failure_policy) of the cache. Requests that pass change
+    /// nothing. Nor do failures of requests with `Authorization`, if no stale response is served in
+    /// their place.
     pub fn when_unavailable(mut self, rule: AfterFailure) -> Self {
         self.settings().unavailable = rule;
         self
@@ -629,7 +583,7 @@ impl BellwetherLayer<Http> {
     /// Sets how long a body that is shared may make no progress. Defaults to 10 s.
     ///
     /// After this time the response is not stored, and no more callers read it. Those that read it
-    /// read on, for as long as the inner service sends. So the limit ends no response.
+    /// read on. So the limit ends no response.
     pub fn body_idle_limit(mut self, limit: Duration) -> Self {
         self.settings().body_idle = limit;
         self
@@ -637,8 +591,8 @@ impl BellwetherLayer<Http> {
 
     /// Sets how long a body that is shared may take in all. Defaults to 60 s.
     ///
-    /// After this time the response is not stored, and no more callers read it. Those that read it
-    /// read on. The lease of the load is renewed until then.
+    /// After this time it is as after the [idle limit](Self::body_idle_limit). The lease of the
+    /// load is renewed until then.
     pub fn body_limit(mut self, limit: Duration) -> Self {
         self.settings().body_total = limit;
         self
@@ -648,9 +602,8 @@ impl BellwetherLayer<Http> {
     /// sends it to the inner service, at most once for all its callers. Defaults to 10 s, and to
     /// the [`wait_limit`](crate::cache::Builder::wait_limit) of the cache if that is shorter.
     ///
-    /// Another process has the response when its body is complete. So the limit is what a slow or
-    /// endless body of another process costs at most. A limit below the time in which the service
-    /// answers lets each process send a request of its own.
+    /// So the limit is what a slow or endless body of another process costs at most. A limit below
+    /// the time in which the service answers lets each process send a request of its own.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.settings().wait = limit;
         self
@@ -731,10 +684,10 @@ impl BellwetherLayer<Http> {
     /// method, nor on headers other than `Host`. So a `PUT` that outdates the response to a `GET`
     /// has the same key.
     ///
-    /// The cache may hold a marker under this key: a response with the status 100. This is so if
-    /// the response has a `Vary`, or if the layer adds [parts](Self::vary_by) to the key. All
-    /// variants, and the responses with all values of the parts, end with it.
-    /// [`expire`](Cache::expire) and [`touch`](Cache::touch) act on the marker alone.
+    /// If the response has a `Vary`, or if the layer adds [parts](Self::vary_by) to the key, the
+    /// cache holds a marker under this key: a response with the status 100. All variants, and the
+    /// responses with all values of the parts, end with it. [`expire`](Cache::expire) and
+    /// [`touch`](Cache::touch) act on the marker alone.
     ///
     /// Returns `None` if the host is not clear, or if the request has no path. With
     /// [`coalesce_only`](super::Policy::coalesce_only), the parts are in the key, and may exclude a
@@ -783,7 +736,7 @@ pub(super) struct HttpSettings {
     pub(super) default_lifetime: Option<Duration>,
     pub(super) stale: StaleRules,
     pub(super) unavailable: AfterFailure,
-    pub(super) overload: Overload,
+    pub(super) refuses_overload: bool,
     /// How long a body that is shared may make no progress.
     pub(super) body_idle: Duration,
     /// How long a body that is shared may take in all.
@@ -801,20 +754,6 @@ pub(super) type Check = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 pub(super) type OnError = Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>;
 
-/// Decides about a request that needs a load beyond the [cap on loads] of the cache.
-///
-/// [cap on loads]: crate::cache::Builder::max_loads
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Overload {
-    /// The request goes to the inner service at once, as if the layer were not there.
-    #[default]
-    Pass,
-    /// The request is refused at once, with the response to an
-    /// [`Overloaded`](crate::ErrorKind::Overloaded) error.
-    Refuse,
-}
-
 impl HttpSettings {
     fn new(cache: Cache<CachedResponse>) -> Self {
         Self {
@@ -829,7 +768,7 @@ impl HttpSettings {
             query: Query::default(),
             max_body: 1 << 20,
             default_lifetime: None,
-            overload: Overload::Pass,
+            refuses_overload: false,
             body_idle: IDLE,
             body_total: TOTAL,
             wait: WAIT,

@@ -8,19 +8,20 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderMap, Request, Response, StatusCode, response::Parts};
+use http::{HeaderMap, Response, StatusCode, response::Parts};
 use http_body::Body;
 use tokio::{sync::oneshot, time::Instant};
 use tracing::debug;
 
 use super::{
-    CachedResponse, CallResult, Http, InnerHttp, ResponseBody, asked,
-    body::shared::{BodyLimits, Missed, NotCollected, Reader, SharedBody},
+    CachedResponse, CallResult, Http, InnerHttp, ResponseBody,
+    body::shared::{BodyLimits, Collector, Missed, NotCollected, Reader, SharedBody},
     cached::ResponseHead,
     fields::content_length,
     marks::Whose,
+    question::Question,
     responses::{
-        Freshness, ResponseClass, SentRequest, lacks_body,
+        Freshness, ResponseClass, lacks_body,
         unavailable::is_failure,
         validation::{Validated, Validation},
     },
@@ -36,48 +37,44 @@ use crate::{
 
 /// One caller's side of an exchange with the flight that it may lead.
 ///
-/// It holds the request until it runs, then the response if it is for this caller. The request can
-/// be taken only once, so it runs at most once. A response that the flight leaves here reaches the
-/// caller however the flight ends. It is dropped with the caller.
-pub(super) struct Exchange<Req, Res> {
-    pub(super) request: Arc<Mutex<Option<Req>>>,
-    pub(super) response: oneshot::Receiver<Res>,
+/// It holds the body of the request until that runs, then the answer if it is for this caller. The
+/// body can be taken only once, so the request runs at most once. An answer that the flight leaves
+/// here reaches the caller however the flight ends. It is dropped with the caller.
+pub(super) struct Exchange<B, Res> {
+    pub(super) body: Arc<Mutex<Option<B>>>,
+    pub(super) answer: oneshot::Receiver<Res>,
 }
 
 /// The side of the flight.
-pub(super) struct FlightExchange<Req, Res> {
-    request: Arc<Mutex<Option<Req>>>,
-    response: oneshot::Sender<Res>,
+pub(super) struct FlightExchange<B, Res> {
+    body: Arc<Mutex<Option<B>>>,
+    answer: oneshot::Sender<Res>,
+}
+
+impl<B, Res> Exchange<B, Res> {
+    pub(super) fn new(body: B) -> (Self, FlightExchange<B, Res>) {
+        let body = Arc::new(Mutex::new(Some(body)));
+        let (sender, receiver) = oneshot::channel();
+        let of_flight = FlightExchange { body: Arc::clone(&body), answer: sender };
+        (Self { body, answer: receiver }, of_flight)
+    }
+}
+
+impl<B, Res> FlightExchange<B, Res> {
+    /// Leaves the answer to the caller, if it has not gone away.
+    fn answer(self, answer: Res) {
+        drop(self.answer.send(answer));
+    }
 }
 
 /// The exchange of a flight with the caller that leads it.
-pub(super) type LedExchange<S, B> = FlightExchange<Request<B>, CallResult<S, B>>;
-
-impl<Req, Res> Exchange<Req, Res> {
-    pub(super) fn new(request: Req) -> (Self, FlightExchange<Req, Res>) {
-        let request = Arc::new(Mutex::new(Some(request)));
-        let (sender, receiver) = oneshot::channel();
-        let of_flight = FlightExchange { request: Arc::clone(&request), response: sender };
-        (Self { request, response: receiver }, of_flight)
-    }
-}
-
-impl<Req, Res> FlightExchange<Req, Res> {
-    /// Takes the request, if no side has taken it.
-    fn request(&self) -> Option<Req> {
-        lock(&self.request).take()
-    }
-
-    /// Leaves the response to the caller, if it has not gone away.
-    fn answer(self, response: Res) {
-        drop(self.response.send(response));
-    }
-}
+pub(super) type LedExchange<S, B> = FlightExchange<B, CallResult<S, B>>;
 
 /// Calls the inner service for the leader, and decides whether its response may be shared.
 pub(super) async fn load<S, B>(
     http: Http,
     place: Place,
+    question: Arc<Question>,
     inner: S,
     exchange: LedExchange<S, B>,
     lead: Lead<CachedResponse>,
@@ -88,12 +85,11 @@ where
     if let Some(marker) = http.renewed_marker(&lead) {
         return Ok(Produced::Value(marker.into()));
     }
-    let Some(mut request) = exchange.request() else {
+    let Some(body) = lock(&exchange.body).take() else {
         return Err(Error::new(ErrorKind::Cancelled, "the request has run already"));
     };
-    asked::ask_for_all(&mut request);
-    let sent = SentRequest::new(&request);
-    let load = ResponseLoad { http, place, lead, sent };
+    let mut request = question.for_all(body);
+    let load = ResponseLoad { http, place, question, begun: Instant::now(), lead };
     let validation = Validation::begin(&load.lead, &mut request);
     let response = match layer::oneshot(inner, request).await {
         Ok(response) => response,
@@ -110,8 +106,9 @@ where
 struct ResponseLoad {
     http: Http,
     place: Place,
+    question: Arc<Question>,
+    begun: Instant,
     lead: Lead<CachedResponse>,
-    sent: SentRequest,
 }
 
 impl ResponseLoad {
@@ -143,12 +140,13 @@ impl ResponseLoad {
         exchange: LedExchange<S, B>,
     ) -> Result<Produced<CachedResponse>, Error> {
         let (parts, body) = response.into_parts();
-        let (request, limit) = (&self.sent.headers, self.http.0.cache.key_limit());
+        let (request, limit) = (&self.question.head.headers, self.http.0.cache.key_limit());
         let variant = self.place.variant(&parts.headers, request, limit);
         match (self.classify(&parts, &body), variant) {
             (ResponseClass::Shareable(freshness), Some(variant)) => {
-                let streamed = self.announce::<S, B>(parts, body, freshness, variant, exchange);
-                self.collect(&streamed).await
+                let (streamed, collector) =
+                    self.announce::<S, B>(parts, body, freshness, variant, exchange);
+                self.collect(&streamed, collector).await
             }
             (class, _) => Ok(self.land_alone::<S, B>(class, parts, body, exchange).await),
         }
@@ -165,7 +163,7 @@ impl ResponseLoad {
         self.end_stored(parts.status).await;
         let (whose, produced) = match class {
             ResponseClass::Failing => {
-                let produced = self.http.failing(&self.sent, &parts, &self.lead);
+                let produced = self.http.failing(&self.question, &parts, &self.lead);
                 exchange.answer(Ok(Response::from_parts(parts, body)));
                 return produced;
             }
@@ -191,7 +189,7 @@ impl ResponseLoad {
         if is_failure(parts.status) && self.lead.has_stand_in() {
             return ResponseClass::Failing;
         }
-        self.http.classify(&self.sent, parts, body.size_hint().lower())
+        self.http.classify(&self.question, self.begun.elapsed(), parts, body)
     }
 
     /// Shares a response while its body arrives, with the caller that leads and with others.
@@ -202,15 +200,16 @@ impl ResponseLoad {
         freshness: Freshness,
         variant: Option<Variant>,
         exchange: LedExchange<S, B>,
-    ) -> Arc<StreamedResponse> {
-        let (settings, lead, sent) = (&self.http.0, &self.lead, &self.sent);
+    ) -> (Arc<StreamedResponse>, Collector) {
+        let (settings, lead) = (&self.http.0, &self.lead);
         // The longest lifetime begins with the head, as the response's own does.
         let freshness = freshness.capped(settings.cache.ttl());
         let announced = content_length(&parts.headers).unwrap_or_default();
         let forward = Forward::of(self.place.is_variant(), lead.replaces());
+        let (body, collector) = SharedBody::new(body, announced, self.http.body_limits());
         let streamed = Arc::new(StreamedResponse {
             head: ResponseHead::new(&parts, freshness.age, freshness.stale.only_validates()),
-            body: SharedBody::new(body, announced, self.http.body_limits()),
+            body,
             variant,
             forward: forward.clone(),
             received: Instant::now(),
@@ -223,11 +222,10 @@ impl ResponseLoad {
             let response = self.http.with_source(response, lead.source(), ttl, &forward);
             exchange.answer(Ok(response.map(ResponseBody::shared)));
         }
-        let origin = self.http.group_origin((sent.version, &sent.uri, &sent.headers));
-        let groups = self.http.groups(origin.as_deref(), &parts.headers);
+        let groups = self.http.groups(&self.question.head, &parts.headers);
         groups.into_iter().for_each(|group| lead.tag(group));
         lead.announce(streamed.clone());
-        streamed
+        (streamed, collector)
     }
 
     /// Collects a response that its callers read meanwhile, and keeps it. Returns what its flight
@@ -235,9 +233,10 @@ impl ResponseLoad {
     async fn collect(
         &self,
         streamed: &StreamedResponse,
+        collector: Collector,
     ) -> Result<Produced<CachedResponse>, Error> {
         let (http, lead) = (&self.http, &self.lead);
-        match (streamed.collect().await, &streamed.variant) {
+        match (streamed.collect(collector).await, &streamed.variant) {
             (Ok((response, freshness)), None) => {
                 freshness.keep(lead);
                 Ok(Produced::Value(response.into()))
@@ -331,8 +330,11 @@ impl StreamedResponse {
     }
 
     /// Collects the body within its limits. The lifetime of the response began with its head.
-    async fn collect(&self) -> Result<(CachedResponse, Freshness), NotCollected> {
-        let bytes = self.body.collect().await?;
+    async fn collect(
+        &self,
+        collector: Collector,
+    ) -> Result<(CachedResponse, Freshness), NotCollected> {
+        let bytes = collector.collect().await?;
         let (took, late) = (self.received.elapsed(), self.late().unwrap_or_default());
         let lifetime = self.freshness.lifetime.saturating_sub(took);
         let response = CachedResponse::new(self.head.later(took, late), bytes);

@@ -5,7 +5,7 @@
 //! - `service` chooses its way. `requests` decides whether the request takes part, and `key` under
 //!   which key. If it does not take part, it goes to the inner service.
 //! - `share` takes it to the flight of its response, and answers it when that has landed. What the
-//!   request asks for is in `asked`.
+//!   request asks for is in `question`.
 //! - `variants` says where a response is stored: under the key of its resource, or below a marker.
 //! - `load` calls the inner service for the flight that this caller leads. `responses` decides
 //!   whether the response may be shared, and for how long. If it may, callers read its `body` while
@@ -20,7 +20,6 @@
 //! [`ResponseBody`] is the body that callers receive, [`CachedResponse`] the response that is
 //! stored, and [`InnerServiceError`] what waiters learn of a response that is a failure.
 
-mod asked;
 mod body;
 mod cached;
 mod fields;
@@ -30,6 +29,7 @@ mod layer;
 mod load;
 mod marks;
 mod policy;
+mod question;
 mod requests;
 mod responses;
 mod service;
@@ -39,14 +39,12 @@ mod uri;
 mod variants;
 
 #[cfg(any(fuzzing, test))]
-pub(crate) use self::fields::targeted::check_any_lines;
+pub(crate) use self::fields::directives::check_any_lines;
 pub use self::{
     body::{BodyError, BodyErrorKind, ResponseBody},
     cached::{CachedResponse, ResponseCodec, http_cache},
     key::{Query, VaryBy},
-    layer::Overload,
     policy::Policy,
-    requests::RequestDirectives,
     responses::unavailable::InnerServiceError,
 };
 
@@ -54,6 +52,7 @@ use std::sync::Arc;
 
 use self::{
     layer::HttpSettings,
+    question::Question,
     service::{CallResult, InnerHttp},
 };
 use super::{BellwetherLayer, KeyFor};

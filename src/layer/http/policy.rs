@@ -26,8 +26,8 @@ use http::StatusCode;
 /// - a redirect to its own host, path and query. It may differ in the scheme, or in parts of the
 ///   query that are not in the key.
 ///
-/// `CDN-Cache-Control` (RFC 9213) and `Surrogate-Control` take the place of `Cache-Control` and
-/// `Expires`. A directive in `Surrogate-Control` may have the target `bellwether`.
+/// `CDN-Cache-Control` (RFC 9213) takes the place of `Cache-Control` and `Expires`. A
+/// `Surrogate-Control` can only forbid sharing.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {

@@ -8,37 +8,21 @@ use http::{
 use http_body::Body;
 
 use super::{
-    asked::is_term,
     fields::{
         directives::{Directives, Scope, pragma},
         names_no_field,
     },
     policy::{Policy, PolicyKind},
+    question::is_term,
     status::Forward,
     uri::may_hold_another,
 };
 
-/// Decides about a request that asks for more than a stored response.
-///
-/// The directives are `no-cache` in `Cache-Control`, and in `Pragma` if there is no
-/// `Cache-Control`. `max-age`, `min-fresh`, `max-stale` and `only-if-cached` are not looked at. A
-/// request with `no-store` always reaches the inner service.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RequestDirectives {
-    /// The request reaches the inner service, and its response is not stored. The default of both
-    /// policies, because the client asks for the response of the service.
-    #[default]
-    Pass,
-    /// The request is treated as if it had none of them. So no client can make the inner service
-    /// work for a response that is stored, such as by reloading a page.
-    Ignore,
-}
-
 /// The rules for requests, as far as the user of the layer sets them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RequestRules {
-    pub(super) directives: RequestDirectives,
+    /// A request that asks for more than a stored response is treated as any other one.
+    pub(super) ignores_reloads: bool,
     /// Headers that look like credentials, and that are in the key or declared harmless.
     pub(super) known_headers: Vec<String>,
     pub(super) ignored_cookies: IgnoredCookies,
@@ -71,7 +55,7 @@ impl RequestRules {
 
     fn permits(&self, name: &HeaderName, headers: &HeaderMap, policy: &Policy) -> bool {
         let is_careful = policy.kind == PolicyKind::Careful;
-        let accepts_no_cache = policy.coalesces || self.directives != RequestDirectives::Pass;
+        let accepts_no_cache = policy.coalesces || self.ignores_reloads;
         match *name {
             // The response says whether it may be shared (RFC 9111, section 3.5).
             AUTHORIZATION | COOKIE if !is_careful => true,
@@ -198,36 +182,21 @@ fn has_word_of_user(name: &str) -> bool {
     })
 }
 
+/// Words for credentials and for their bearer, anywhere in a name.
+#[rustfmt::skip]
+const CREDENTIALS: [&str; 37] = [
+    "auth", "assertion", "account", "bearer", "behalf", "cert", "csrf", "cookie", "credential",
+    "customer", "consumer", "dpop", "email", "group", "identity", "impersonat", "jwt", "key",
+    "login", "oidc", "orgid", "org-id", "organi", "passw", "principal", "role", "sess", "secret",
+    "sign", "saml", "scope", "subject", "ssl-client", "token", "tenant", "user", "xsrf",
+];
+
 /// Returns whether a part of the name is a word for credentials or for their bearer.
 fn looks_like_credential(name: &str) -> bool {
     if has_word_of_user(name) {
         return true;
     }
-    let name = name.as_bytes();
-    let begins = |at: usize| {
-        let words: &[&[u8]] = match name[at] {
-            b'a' => &[b"auth", b"assertion", b"account"],
-            b'b' => &[b"bearer", b"behalf"],
-            b'c' => &[b"cert", b"csrf", b"cookie", b"credential", b"customer", b"consumer"],
-            b'd' => &[b"dpop"],
-            b'e' => &[b"email"],
-            b'g' => &[b"group"],
-            b'i' => &[b"identity", b"impersonat"],
-            b'j' => &[b"jwt"],
-            b'k' => &[b"key"],
-            b'l' => &[b"login"],
-            b'o' => &[b"oidc", b"orgid", b"org-id", b"organi"],
-            b'p' => &[b"passw", b"principal"],
-            b'r' => &[b"role"],
-            b's' => &[b"sess", b"secret", b"sign", b"saml", b"scope", b"subject", b"ssl-client"],
-            b't' => &[b"token", b"tenant"],
-            b'u' => &[b"user"],
-            b'x' => &[b"xsrf"],
-            _ => return false,
-        };
-        words.iter().any(|word| name[at..].starts_with(word))
-    };
-    (0..name.len()).any(begins)
+    CREDENTIALS.iter().any(|word| name.contains(word))
 }
 
 /// Cookies that no response depends on.

@@ -1,17 +1,20 @@
 //! The service, which chooses the way of each request, and the way without the cache.
 
-use std::task::{Context, Poll};
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+};
 
-use http::{Request, Response, StatusCode, request, response::Parts};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
+use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
-    Http, ResponseBody,
-    asked::Asked,
-    invalidation, key,
+    Http, ResponseBody, key,
     marks::Whose,
-    responses::{ResponseClass, SentRequest},
+    question::Question,
+    responses::ResponseClass,
     share::share,
     status::Forward,
     variants::{KEY_LENGTH, Place},
@@ -70,26 +73,27 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (http, inner) = (self.mode.clone(), self.inner.clone());
-        let (parts, body) = request.into_parts();
-        let admitted = http.admit(&parts, &body);
-        if let Err(Forward::Method) = admitted
-            && let Some(purged) = http.purged(&parts)
-        {
-            return ResponseFuture::new(async move { Ok(http.purge(purged).await) });
-        }
-        let request = Request::from_parts(parts, body);
-        match admitted {
+        let (head, body) = request.into_parts();
+        let question = Arc::new(Question::new(head));
+        match http.admit(&question, &body) {
+            Ok(place) => ResponseFuture::new(share(http, place, question, body, inner)),
             Err(why) => {
-                ResponseFuture::new(async move { http.pass(None, inner, request, why).await })
+                let purged = matches!(why, Forward::Method).then(|| http.purged(&question.head));
+                ResponseFuture::new(async move {
+                    match purged.flatten() {
+                        Some(purged) => Ok(http.purge(purged).await),
+                        None => http.pass(None, question, body, inner, why).await,
+                    }
+                })
             }
-            Ok((place, asked)) => ResponseFuture::new(share(http, place, asked, inner, request)),
         }
     }
 }
 
 impl Http {
-    /// Returns the place of a request that takes part, and what it asks for.
-    fn admit(&self, parts: &request::Parts, body: &impl Body) -> Result<(Place, Asked), Forward> {
+    /// Returns the place of a request that takes part.
+    fn admit(&self, question: &Question, body: &impl Body) -> Result<Place, Forward> {
+        let parts = &question.head;
         self.0.requests.check(parts, body, &self.0.policy)?;
         let key = self.key(parts).ok_or(Forward::Key)?;
         let texts = match self.0.key_parts.is_empty() || self.0.policy.coalesces {
@@ -97,7 +101,7 @@ impl Http {
             false if self.0.cache.key_limit() < KEY_LENGTH => return Err(Forward::Key),
             false => Some(key::texts(parts, &self.0.key_parts).ok_or(Forward::Key)?),
         };
-        Ok((Place::new(key, texts), Asked::of(parts, key::is_respelled(parts))))
+        Ok(Place::new(key, texts))
     }
 
     /// Calls the inner service as if the layer were not there. The answer to a request of a place
@@ -105,38 +109,43 @@ impl Http {
     pub(super) async fn pass<S, B>(
         &self,
         place: Option<&Place>,
+        question: Arc<Question>,
+        body: B,
         inner: S,
-        request: Request<B>,
         why: Forward,
     ) -> CallResult<S, B>
     where
         S: InnerHttp<B>,
     {
         self.count(&why);
-        let target = invalidation::target(&request);
-        let sent = place.map(|place| (place.lasting_key(), SentRequest::new(&request)));
+        let is_safe = question.head.method.is_safe();
+        let kept = (place.is_some() || !is_safe).then(|| question.clone());
+        let begun = Instant::now();
+        let request = Request::from_parts(Arc::unwrap_or_clone(question).head, body);
         let (parts, body) = oneshot(inner, request).await?.into_parts();
-        if let Some(target) = target {
-            self.invalidate(&target, parts.status, &parts.headers).await;
-        }
-        if let Some((key, sent)) = sent {
-            self.learn(key, &sent, &parts, body.size_hint().lower());
+        if let Some(question) = kept {
+            if !is_safe {
+                self.invalidate(&question.head, parts.status, &parts.headers).await;
+            }
+            if let Some(place) = place {
+                let class = self.classify(&question, begun.elapsed(), &parts, &body);
+                self.learn(place.lasting_key(), class, parts.status);
+            }
         }
         let response = Response::from_parts(parts, ResponseBody::untouched(body));
         Ok(self.explained(response, || why))
     }
 
     /// Renews or ends the mark of a key by the answer to a request that went alone.
-    fn learn(&self, key: &Key, sent: &SentRequest, answer: &Parts, least: u64) {
+    fn learn(&self, key: &Key, class: ResponseClass, status: StatusCode) {
         // They say nothing of the whole response, which the load of a flight asks for.
-        if matches!(answer.status, StatusCode::NOT_MODIFIED | StatusCode::PARTIAL_CONTENT) {
+        if matches!(status, StatusCode::NOT_MODIFIED | StatusCode::PARTIAL_CONTENT) {
             return;
         }
-        let marks = &self.0.marks;
-        match self.classify(sent, answer, least) {
-            ResponseClass::Shareable(_) => marks.end(key),
-            ResponseClass::Uncacheable => marks.renew(key, Whose::All),
-            ResponseClass::Reserved => marks.renew(key, Whose::Authorized),
+        match class {
+            ResponseClass::Shareable(_) => self.0.marks.end(key),
+            ResponseClass::Uncacheable => self.0.marks.renew(key, Whose::All),
+            ResponseClass::Reserved => self.0.marks.renew(key, Whose::Authorized),
             ResponseClass::Failing => {}
         }
     }

@@ -1,8 +1,10 @@
 //! The way of a request through the cache: it joins the flight of its response.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::{
-    HeaderValue, Request, Response, StatusCode,
+    HeaderValue, Response, StatusCode,
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 use http_body::Body;
@@ -10,10 +12,10 @@ use tokio::sync::oneshot;
 use tracing::debug;
 
 use super::{
-    CachedResponse, CallResult, Http, InnerHttp, InnerServiceError, Overload, ResponseBody,
-    asked::Asked,
+    CachedResponse, CallResult, Http, InnerHttp, InnerServiceError, ResponseBody,
     body::shared::Missed,
     load::{Apart, Exchange, StreamedResponse, load},
+    question::Question,
     status::Forward,
     variants::{Marker, Place},
 };
@@ -32,60 +34,62 @@ enum Settled<S: InnerHttp<B>, B> {
     /// With a response.
     Done(CallResult<S, B>),
     /// The request has to go on alone, unless it is to try again to share.
-    Alone { request: Request<B>, why: Forward, again: bool },
+    Alone { body: B, why: Forward, again: bool },
     /// The request selects a response below this marker.
-    Varies(Request<B>, Marker),
+    Varies(B, Marker),
     /// The flight goes on without the caller that leads it, and will answer its request.
     Led(oneshot::Receiver<CallResult<S, B>>),
     /// The body of the response broke off. The outcome of the load is on its way.
-    Broken(Request<B>, Box<HeadOffer<CachedResponse>>),
+    Broken(B, Box<HeadOffer<CachedResponse>>),
 }
 
 /// Answers a request with the shared response, or with the caller's own if there is none.
 pub(super) async fn share<S, B>(
     http: Http,
     mut place: Place,
-    asked: Asked,
+    question: Arc<Question>,
+    body: B,
     inner: S,
-    request: Request<B>,
 ) -> CallResult<S, B>
 where
     S: InnerHttp<B>,
     B: Body + Send + 'static,
 {
     // What a hit does not need is in boxes of its own, so that its future stays small.
-    let mut settled = fly(&http, &place, &asked, inner.clone(), request).await;
+    let mut settled = fly(&http, &place, &question, body, inner.clone()).await;
     let mut tries = TRIES;
     loop {
-        let (request, alone) = match settled {
+        let body = match settled {
             Settled::Done(response) => return response,
             Settled::Led(answer) => {
-                let answer = answer.await.unwrap_or_else(|_| Ok(http.lost(&asked)));
-                return answer.map(|response| asked.answer(response));
+                let answer = answer.await.unwrap_or_else(|_| Ok(http.lost(&question)));
+                return answer.map(|response| question.answer(response));
             }
-            Settled::Varies(request, marker) => {
-                place = place.below(&marker, request.headers());
-                let is_one_of_few = http.0.variants.admit(&marker, &place);
-                (request, (!is_one_of_few).then_some(Forward::Variants))
+            Settled::Varies(body, marker) => {
+                place = place.below(&marker, &question.head.headers);
+                if !http.0.variants.admit(&marker, &place) {
+                    let (place, why) = (Some(&place), Forward::Variants);
+                    return Box::pin(http.pass(place, question, body, inner, why)).await;
+                }
+                body
             }
-            Settled::Broken(request, offer) => match Box::pin(offer.decline()).await {
-                None => (request, None),
+            Settled::Broken(body, offer) => match Box::pin(offer.decline()).await {
+                None => body,
                 Some(flown) => {
-                    settled = http.settle(&place, &asked, Exchange::new(request).0, flown);
+                    settled = http.settle(&place, &question, Exchange::new(body).0, flown);
                     continue;
                 }
             },
-            Settled::Alone { request, again: true, .. } if tries > 0 => {
+            Settled::Alone { body, again: true, .. } if tries > 0 => {
                 tries -= 1;
-                (request, None)
+                body
             }
-            Settled::Alone { request, why, .. } => (request, Some(why)),
+            Settled::Alone { body, why, .. } => {
+                let place = Some(&place).filter(|_| !question.is_respelled);
+                return Box::pin(http.pass(place, question, body, inner, why)).await;
+            }
         };
-        if let Some(why) = alone {
-            let place = Some(&place).filter(|_| !asked.is_respelled);
-            return Box::pin(http.pass(place, inner, request, why)).await;
-        }
-        settled = Box::pin(fly(&http, &place, &asked, inner.clone(), request)).await;
+        settled = Box::pin(fly(&http, &place, &question, body, inner.clone())).await;
     }
 }
 
@@ -93,43 +97,41 @@ where
 async fn fly<S, B>(
     http: &Http,
     place: &Place,
-    asked: &Asked,
+    question: &Arc<Question>,
+    body: B,
     inner: S,
-    request: Request<B>,
 ) -> Settled<S, B>
 where
     S: InnerHttp<B>,
     B: Body + Send + 'static,
 {
-    let on_uncacheable = match asked.is_respelled {
+    let on_uncacheable = match question.is_respelled {
         true => Some(OnUncacheable::Pass),
-        false => http.0.marks.on_uncacheable(place.lasting_key(), asked.is_authorized),
+        false => http.0.marks.on_uncacheable(place.lasting_key(), question.is_authorized()),
     };
     let Some(on_uncacheable) = on_uncacheable else {
-        return Settled::Alone { request, why: Forward::Uncacheable, again: false };
+        return Settled::Alone { body, why: Forward::Uncacheable, again: false };
     };
     if place.has_parts() {
-        return Settled::Varies(request, Box::pin(http.generation(place)).await);
+        return Settled::Varies(body, Box::pin(http.generation(place)).await);
     }
-    if asked.is_respelled {
-        return Box::pin(http.look_up(place, asked, request)).await;
+    if question.is_respelled {
+        return Box::pin(http.look_up(place, question, body)).await;
     }
     let settings = &http.0;
+    let on_full = if settings.refuses_overload { OnFull::Refuse } else { OnFull::Pass };
     let sharing = Sharing {
         on_uncacheable,
-        on_full: match settings.overload {
-            Overload::Pass => OnFull::Pass,
-            Overload::Refuse => OnFull::Refuse,
-        },
+        on_full,
         waits_once: settings.policy.coalesces,
         takes_heads: true,
         is_local: place.is_local,
     };
     let cached = http.request(&place.key).sharing(sharing).max_stale(settings.stale.limit);
-    let (exchange, led) = Exchange::new(request);
-    let (own, of) = (http.clone(), place.clone());
-    let flown = cached.fly(move |lead| load(own, of, inner, led, lead)).await;
-    http.settle(place, asked, exchange, flown)
+    let (exchange, led) = Exchange::new(body);
+    let (own, of, asked) = (http.clone(), place.clone(), question.clone());
+    let flown = cached.fly(move |lead| load(own, of, asked, inner, led, lead)).await;
+    http.settle(place, question, exchange, flown)
 }
 
 impl Http {
@@ -138,20 +140,20 @@ impl Http {
     async fn look_up<S: InnerHttp<B>, B>(
         &self,
         place: &Place,
-        asked: &Asked,
-        request: Request<B>,
+        question: &Question,
+        body: B,
     ) -> Settled<S, B> {
         let stored = self.0.cache.peek(&place.key).await;
         let stored = stored.inspect_err(|error| debug!(%error, "the stored response is not known"));
         match stored {
             Ok(Some(stored)) if Marker::is(stored.value()) => match Marker::of(stored.value()) {
-                Some(marker) => Settled::Varies(request, marker),
-                None => Settled::Alone { request, why: Forward::Key, again: false },
+                Some(marker) => Settled::Varies(body, marker),
+                None => Settled::Alone { body, why: Forward::Key, again: false },
             },
             Ok(Some(stored)) if stored.source() != Source::Stale => {
-                Settled::Done(Ok(self.replay(place, asked, stored)))
+                Settled::Done(Ok(self.replay(place, question, stored)))
             }
-            _ => Settled::Alone { request, why: Forward::Key, again: false },
+            _ => Settled::Alone { body, why: Forward::Key, again: false },
         }
     }
 
@@ -159,8 +161,8 @@ impl Http {
     fn settle<S: InnerHttp<B>, B>(
         &self,
         place: &Place,
-        asked: &Asked,
-        exchange: Exchange<Request<B>, CallResult<S, B>>,
+        question: &Question,
+        exchange: Exchange<B, CallResult<S, B>>,
         flown: Result<Flown<CachedResponse>, Error>,
     ) -> Settled<S, B> {
         match flown {
@@ -168,47 +170,47 @@ impl Http {
             // begun, and a stale response stands in for the answer of an origin that fails.
             Ok(Flown::Loaded(loaded))
                 if !Marker::is(loaded.value())
-                    && CachedResponse::is_in_time(&loaded, asked.waited()) =>
+                    && CachedResponse::is_in_time(&loaded, question.waited()) =>
             {
-                Settled::Done(Ok(self.replay(place, asked, loaded)))
+                Settled::Done(Ok(self.replay(place, question, loaded)))
             }
-            flown => self.settle_unserved(asked, exchange, flown),
+            flown => self.settle_unserved(question, exchange, flown),
         }
     }
 
     /// Returns how a flight ended for a caller that is not served the value of the flight.
     fn settle_unserved<S: InnerHttp<B>, B>(
         &self,
-        asked: &Asked,
-        mut exchange: Exchange<Request<B>, CallResult<S, B>>,
+        question: &Question,
+        mut exchange: Exchange<B, CallResult<S, B>>,
         flown: Result<Flown<CachedResponse>, Error>,
     ) -> Settled<S, B> {
         // The caller has led, and its answer is there, or is still to come, or it has not run.
-        if let Ok(answer) = exchange.response.try_recv() {
+        if let Ok(answer) = exchange.answer.try_recv() {
             match flown {
                 Ok(Flown::Loaded(loaded)) => self.served(loaded.source()),
                 Ok(Flown::Head(offer)) => offer.take(),
                 Ok(Flown::Alone(_)) | Err(_) => {}
             }
-            return Settled::Done(answer.map(|response| asked.answer(response)));
+            return Settled::Done(answer.map(|response| question.answer(response)));
         }
-        let request = lock(&exchange.request).take();
-        match (flown, request) {
-            (Err(error), _) => Settled::Done(Ok(self.failed(asked, &error))),
+        let body = lock(&exchange.body).take();
+        match (flown, body) {
+            (Err(error), _) => Settled::Done(Ok(self.failed(question, &error))),
             (Ok(Flown::Loaded(loaded)), None) if Marker::is(loaded.value()) => {
                 self.served(loaded.source());
-                Settled::Led(exchange.response)
+                Settled::Led(exchange.answer)
             }
-            (Ok(_), None) => Settled::Done(Ok(self.lost(asked))),
-            (Ok(Flown::Loaded(loaded)), Some(request)) => match Marker::of(loaded.value()) {
-                Some(marker) => Settled::Varies(request, marker),
+            (Ok(_), None) => Settled::Done(Ok(self.lost(question))),
+            (Ok(Flown::Loaded(loaded)), Some(body)) => match Marker::of(loaded.value()) {
+                Some(marker) => Settled::Varies(body, marker),
                 // It was no longer fresh when the caller came. The next load begins after that.
-                None => Settled::Alone { request, why: Forward::Uncacheable, again: true },
+                None => Settled::Alone { body, why: Forward::Uncacheable, again: true },
             },
-            (Ok(Flown::Head(offer)), Some(request)) => self.follow(asked, offer, request),
-            (Ok(Flown::Alone(why)), Some(request)) => {
-                let again = why == Alone::Reserved && !asked.is_authorized;
-                Settled::Alone { request, why: why.into(), again }
+            (Ok(Flown::Head(offer)), Some(body)) => self.follow(question, offer, body),
+            (Ok(Flown::Alone(why)), Some(body)) => {
+                let again = why == Alone::Reserved && !question.is_authorized();
+                Settled::Alone { body, why: why.into(), again }
             }
         }
     }
@@ -216,25 +218,25 @@ impl Http {
     /// Lets a caller read the response of another one, while it arrives.
     fn follow<S: InnerHttp<B>, B>(
         &self,
-        asked: &Asked,
+        question: &Question,
         offer: Box<HeadOffer<CachedResponse>>,
-        request: Request<B>,
+        body: B,
     ) -> Settled<S, B> {
-        let too_late =
-            |request| Settled::Alone { request, why: Forward::Uncacheable, again: false };
-        let Some(streamed) = (**offer.head()).downcast_ref::<StreamedResponse>() else {
-            return too_late(request);
+        let follow = |streamed: &StreamedResponse| {
+            let response = streamed.follow(&question.head.headers)?;
+            let answer = question.answer(response.map(ResponseBody::shared));
+            Ok(self.with_source(answer, Source::Followed, None, &streamed.forward))
         };
-        match streamed.follow(request.headers()) {
-            Ok(response) => {
-                let answer = asked.answer(response.map(ResponseBody::shared));
-                let answer = self.with_source(answer, Source::Followed, None, &streamed.forward);
+        match (**offer.head()).downcast_ref::<StreamedResponse>().map(follow) {
+            Some(Ok(answer)) => {
                 offer.take();
                 Settled::Done(Ok(answer))
             }
-            Err(Apart::Varies(marker)) => Settled::Varies(request, marker),
-            Err(Apart::Missed(Missed::Start)) => too_late(request),
-            Err(Apart::Missed(Missed::Broken)) => Settled::Broken(request, offer),
+            Some(Err(Apart::Varies(marker))) => Settled::Varies(body, marker),
+            Some(Err(Apart::Missed(Missed::Broken))) => Settled::Broken(body, offer),
+            Some(Err(Apart::Missed(Missed::Start))) | None => {
+                Settled::Alone { body, why: Forward::Uncacheable, again: false }
+            }
         }
     }
 
@@ -247,25 +249,25 @@ impl Http {
     fn replay<B: Body>(
         &self,
         place: &Place,
-        asked: &Asked,
+        question: &Question,
         loaded: Loaded<CachedResponse>,
     ) -> Response<ResponseBody<B>> {
         self.served(loaded.source());
         let (source, ttl) = (loaded.source(), super::status::ttl(&loaded));
         let response = CachedResponse::replay(loaded).map(ResponseBody::whole);
         let forward = Forward::of(place.is_variant(), false);
-        self.with_source(asked.answer(response), source, ttl, &forward)
+        self.with_source(question.answer(response), source, ttl, &forward)
     }
 
     /// Returns the answer to a caller whose request was taken, and has no answer.
-    fn lost<B: Body>(&self, asked: &Asked) -> Response<ResponseBody<B>> {
+    fn lost<B: Body>(&self, question: &Question) -> Response<ResponseBody<B>> {
         let words = "the task that ran the request was cancelled";
-        self.failed(asked, &Error::new(ErrorKind::Cancelled, words))
+        self.failed(question, &Error::new(ErrorKind::Cancelled, words))
     }
 
     /// Returns the answer to a caller whose load failed. A `HEAD` has no body.
-    fn failed<B: Body>(&self, asked: &Asked, error: &Error) -> Response<ResponseBody<B>> {
-        let response = (self.0.on_error)(error).map(|body| match asked.is_head {
+    fn failed<B: Body>(&self, question: &Question, error: &Error) -> Response<ResponseBody<B>> {
+        let response = (self.0.on_error)(error).map(|body| match question.is_head() {
             true => ResponseBody::whole(Bytes::new()),
             false => ResponseBody::whole(body),
         });

@@ -13,8 +13,9 @@
 use std::{borrow::Cow, fmt::Write};
 
 use http::{
-    HeaderMap, Uri,
+    Uri,
     header::HOST,
+    request::Parts,
     uri::{Authority, PathAndQuery, Scheme},
 };
 
@@ -86,30 +87,17 @@ pub(super) fn is_respelled(path: &PathAndQuery) -> bool {
     normal.len() != path.as_str().len() || normal.split('?').next().is_some_and(dots)
 }
 
-/// Returns the host of a request, with its port.
-pub(super) fn authority(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
-    let named = || sole(headers, HOST)?.to_str().ok()?.parse().ok();
-    uri.authority().cloned().or_else(named)
-}
-
 /// The place that a location names.
 #[derive(Debug)]
 pub(super) struct Located {
-    /// `None` if it is on the host of its request.
-    pub(super) host: Option<LocatedHost>,
+    /// The scheme, if it is named, and the host. `None` if it is on the host of its request.
+    host: Option<(Option<Scheme>, Authority)>,
     pub(super) path: PathAndQuery,
-}
-
-#[derive(Debug)]
-pub(super) struct LocatedHost {
-    scheme: Option<Scheme>,
-    authority: Authority,
 }
 
 impl Located {
     /// Resolves a location in the answer to a request for this path (RFC 3986, section 5.2), and
-    /// brings it into normal form.
-    /// Returns `None` if it is no place of HTTP.
+    /// brings it into normal form. Returns `None` if it is no place of HTTP.
     pub(super) fn resolve(location: &str, base: &PathAndQuery) -> Option<Self> {
         let location = normal(location.split('#').next()?);
         let first = location.split(['/', '?']).next()?;
@@ -128,28 +116,25 @@ impl Located {
         let scheme = parts.scheme?;
         let path = parts.path_and_query.as_ref().map_or("/", PathAndQuery::as_str);
         let path = without_dots(path).parse().ok()?;
-        let host = LocatedHost {
-            scheme: Some(scheme).filter(|_| names_scheme),
-            authority: parts.authority?,
-        };
+        let host = (Some(scheme).filter(|_| names_scheme), parts.authority?);
         Some(Self { host: Some(host), path })
     }
-}
 
-impl LocatedHost {
-    /// Returns whether this is a host, whatever the ports.
-    pub(super) fn is_named(&self, host: &Authority) -> bool {
-        self.authority.host().eq_ignore_ascii_case(host.host())
-    }
-
-    /// Returns whether this is a host with its port. A port that is not told is that of the scheme.
-    pub(super) fn is(&self, host: &Authority) -> bool {
-        let scheme = self.scheme.as_ref().map_or("", Scheme::as_str);
-        let place = |of: &Authority| {
-            let host = of.as_str().rsplit('@').next().unwrap_or_default();
-            normal_host(host, scheme).to_ascii_lowercase()
+    /// Returns whether the place is on the host of a request, if that has one. A port that is not
+    /// told is that of the scheme.
+    pub(super) fn is_on_host(&self, parts: &Parts, with_port: bool) -> bool {
+        let Some((scheme, host)) = &self.host else { return true };
+        let named = || sole(&parts.headers, HOST)?.to_str().ok()?.parse().ok();
+        let Some(own) = parts.uri.authority().cloned().or_else(named) else { return !with_port };
+        let scheme = scheme.as_ref().map_or("", Scheme::as_str);
+        let place = |of: &Authority| match with_port {
+            true => {
+                let host = of.as_str().rsplit('@').next().unwrap_or_default();
+                normal_host(host, scheme).to_ascii_lowercase()
+            }
+            false => of.host().to_ascii_lowercase(),
         };
-        place(&self.authority) == place(host)
+        place(host) == place(&own)
     }
 }
 
@@ -363,7 +348,8 @@ mod tests {
         ] {
             let located = Located::resolve(location, &base).unwrap();
             assert_eq!(located.path.as_str(), "/b");
-            let is = located.host.unwrap().is(&host.parse().unwrap());
+            let request = http::Request::put("/a").header("host", host).body(()).unwrap();
+            let is = located.is_on_host(&request.into_parts().0, true);
             assert_eq!(is, is_host, "{location} {host}");
         }
     }

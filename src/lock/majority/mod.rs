@@ -255,8 +255,7 @@ impl Majority {
                 return Ok(owner.is_some());
             }
             let share = share(claim, *owner);
-            let written = server.backend().pass_with_fence(&share, &share, fence);
-            in_time(self.limit, written).await.map(|grant| grant.is_some())
+            in_time(self.limit, server.backend().set_fence(&share, fence)).await
         });
         let answers = join_all(written).await;
         let is_written = self.decide(&answers, |written| *written)?;
@@ -298,13 +297,12 @@ impl Majority {
         if !matches!(asked, Ok((Acquired::Granted(_), _))) {
             return;
         }
-        let written = acquisition
-            .ask(self.limit, |server, claim| server.pass_with_fence(claim, claim, fence))
-            .await;
+        let written =
+            acquisition.ask(self.limit, |server, claim| server.set_fence(claim, fence)).await;
         let mut held = lock(&self.held);
         let owner = held.get_mut(&claim.owner).and_then(|hold| hold.owners.get_mut(at));
         // If the hold was released meanwhile, the acquisition is dropped and undone.
-        if let (Ok((Some(_), _)), Some(owner @ None)) = (written, owner) {
+        if let (Ok((true, _)), Some(owner @ None)) = (written, owner) {
             *owner = Some(acquisition.claim().owner);
             acquisition.keep();
         }

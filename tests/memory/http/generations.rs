@@ -1,14 +1,11 @@
 //! The generation of a resource with parts of the key, where its marker is missing: on a backend
 //! that refuses or is full, and beyond a limit.
 
-use bellwether::{
-    error::{BackendError, BackendErrorKind},
-    layer::Overload,
-};
+use bellwether::error::{BackendError, BackendErrorKind};
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 
 use super::{
-    parts::{as_user, by_identity, by_user, of},
+    parts::{as_user, by_identity, of},
     prelude::*,
 };
 
@@ -27,7 +24,7 @@ impl Hook<MemoryBackend> for Full {
         operation: Operation,
     ) -> Result<Answer, BackendError> {
         match operation.op() {
-            Op::Claim | Op::Acquire | Op::Put => Err(BackendError::new(self.0, "OOM")),
+            Op::Claim | Op::Acquire | Op::Edit => Err(BackendError::new(self.0, "OOM")),
             _ => operation.perform(inner).await,
         }
     }
@@ -73,7 +70,7 @@ async fn a_write_ends_what_was_stored_while_too_many_loads_ran() {
                 .then_some(Fault::Late(Duration::from_millis(2)))
         });
         let cache = http_cache(backend, "bellwether").max_loads(1).build().unwrap();
-        let layer = by_identity(http_layer(cache)).when_overloaded(Overload::Pass);
+        let layer = by_identity(http_layer(cache));
         let service: Layered = layer.layer(inner);
         let under_load = |url: &'static str, offset: u64| {
             let service = service.clone();
@@ -241,17 +238,5 @@ async fn a_marker_that_is_evicted_costs_one_load_for_each_part() {
         ask_all(&services, (0..60).map(|at| of(users[at % 3]))).await;
         assert_eq!(calls.count(), 3 * round);
         caches[0].invalidate(key.clone()).await.unwrap();
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn requests_after_a_shutdown_are_answered() {
-    let (inner, _) = by_user();
-    let cache = cache(&MemoryBackend::new());
-    let service: Layered = by_identity(http_layer(cache.clone())).layer(inner);
-    ask(&service, of("alice")).await;
-    cache.shutdown(Duration::ZERO).await;
-    for user in ["alice", "bob"] {
-        assert_eq!(ask(&service, of(user)).await.text(), user);
     }
 }

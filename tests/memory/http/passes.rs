@@ -1,6 +1,5 @@
 //! Requests that go to the service without the cache are counted, and told why.
 
-use bellwether::layer::Overload;
 use http::request::Parts;
 
 use super::prelude::*;
@@ -111,9 +110,10 @@ async fn slow_urls_do_not_delay_others() {
         }
     });
     let inner = tower::util::BoxCloneSyncService::new(slow);
-    for overload in [Overload::Pass, Overload::Refuse] {
+    for refuses in [false, true] {
         let cache = cache(&MemoryBackend::new());
-        let layer = http_layer(cache.clone()).when_overloaded(overload).cache_status();
+        let layer = http_layer(cache.clone()).cache_status();
+        let layer = if refuses { layer.refuse_overload() } else { layer };
         let service = layer.layer(inner.clone());
         let requests = (0..1_100).map(|number| get(&format!("/slow/{number}")));
         let asked = {
@@ -123,14 +123,14 @@ async fn slow_urls_do_not_delay_others() {
         sleep(SLOW / 2).await;
         let (before, begun) = (calls.count(), Instant::now());
         let answers = ask_all(std::slice::from_ref(&service), (0..5).map(|_| get("/cold"))).await;
-        match overload {
-            Overload::Pass => {
+        match refuses {
+            false => {
                 assert_eq!((begun.elapsed(), different(&answers)), (DELAY, 5));
                 let expected = "bellwether; fwd=uri-miss; detail=overloaded";
                 assert!(answers.iter().all(|answer| status(answer) == [expected]));
                 assert_eq!(cache.stats().passed_overloaded, 76 + 5);
             }
-            _ => {
+            true => {
                 assert_eq!((begun.elapsed(), calls.count()), (Duration::ZERO, before));
                 let refused = StatusCode::SERVICE_UNAVAILABLE;
                 assert!(answers.iter().all(|answer| answer.status == refused));
@@ -138,7 +138,7 @@ async fn slow_urls_do_not_delay_others() {
         }
         let slow = asked.await.unwrap();
         let served = slow.iter().filter(|answer| answer.status == StatusCode::OK).count();
-        assert_eq!(served, if overload == Overload::Pass { 1_100 } else { 1_024 });
+        assert_eq!(served, if refuses { 1_024 } else { 1_100 });
         // Now there is room, and the answer is shared again.
         let before = calls.count();
         ask_all(&[service], (0..5).map(|_| get("/cold"))).await;

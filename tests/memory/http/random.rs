@@ -3,7 +3,6 @@
 
 use std::{convert::Infallible, io, sync::atomic::Ordering::SeqCst};
 
-use bellwether::layer::RequestDirectives;
 use fastrand::Rng;
 use http::request::Parts;
 
@@ -145,7 +144,7 @@ fn processes(plan: Plan, backends: &[Faulty]) -> Vec<[Layered; 3]> {
         let cache = builder.build().unwrap();
         [0, 1, 2].map(|parts| {
             let layer = BellwetherLayer::http(cache.clone());
-            let layer = layer.request_directives(RequestDirectives::Ignore);
+            let layer = layer.ignore_reloads();
             let layer = if plan.is_rfc9111 { layer.policy(Policy::rfc9111()) } else { layer };
             let layer = if parts > 0 { layer.vary_by(user) } else { layer };
             let layer = if parts > 1 { layer.vary_by("x-unused") } else { layer };

@@ -155,9 +155,8 @@ async fn a_write_ends_all_variants_and_the_loads_under_way() {
 #[tokio::test(start_paused = true)]
 async fn a_writer_that_goes_away_ends_what_it_has_outdated() {
     let backend = MemoryBackend::new();
-    let late = Faulty::over(backend.clone(), |op| {
-        (op == Op::Invalidate).then_some(Fault::Late(2 * DELAY))
-    });
+    let late =
+        Faulty::over(backend.clone(), |op| (op == Op::Edit).then_some(Fault::Late(2 * DELAY)));
     let (inner, _) = origin(|call, request| {
         let is_read = request.method() == "GET";
         let location = if is_read { "" } else { "/b" };
@@ -180,7 +179,7 @@ async fn a_writer_that_goes_away_ends_what_it_has_outdated() {
 /// Each call waited for a command, and for its time limit while the backend was away.
 #[tokio::test(start_paused = true)]
 async fn a_grpc_call_waits_for_no_backend() {
-    let backend = Faulty::new(|op| (op == Op::Invalidate).then_some(Fault::Hang));
+    let backend = Faulty::new(|op| (op == Op::Edit).then_some(Fault::Hang));
     let (inner, _) = origin(|call, request| {
         let kind = request.headers().get("content-type").unwrap();
         let answer = Response::builder().header("content-type", kind);
@@ -193,7 +192,7 @@ async fn a_grpc_call_waits_for_no_backend() {
         call.headers_mut().insert("content-type", kind.parse().unwrap());
         timeout(2 * DELAY, ask(&service, call)).await.unwrap();
     }
-    assert_eq!(backend.count(Op::Invalidate), 0);
+    assert_eq!(backend.count(Op::Edit), 0);
     let mut write = request("POST", "/a");
     write.headers_mut().insert("content-type", "application/json".parse().unwrap());
     assert!(timeout(2 * DELAY, ask(&service, write)).await.is_err(), "it did not wait");

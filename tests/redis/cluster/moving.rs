@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     Locks,
-    backend::{Acquired, Change, Entry, Leases, Renewal, Store},
+    backend::{Acquired, Change, Edit, Entry, Leases, Renewal, Store},
     error::{BackendError, BackendErrorKind},
 };
 use bytes::Bytes;
@@ -109,7 +109,7 @@ async fn a_command_that_a_moving_slot_cannot_run_is_refused_and_works_afterwards
     let backend = backend(&cluster);
     let (held, entry) = (claim("k"), name("k"));
     let value = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v"));
-    backend.put(&entry, &value, LEASE, LEASE).await.unwrap();
+    backend.edit(&entry, &Edit::Put(value.clone(), LEASE), LEASE).await.unwrap();
     assert!(matches!(backend.acquire(&held).await.unwrap(), Acquired::Granted(_)));
     let from = cluster.owner("{k}").await;
     let to = 1 - from;
@@ -147,7 +147,7 @@ async fn a_listener_is_woken_when_its_slot_has_moved() {
         let mut raw = cluster.nodes[to].raw().await;
         let listens = async || raw.shard_channels().await.contains(&name("k").suffixed("s"));
         assert!(comes_true(LIMIT, listens).await, "the backend does not listen at the new node");
-        let burnt = here.invalidate(&name("k"), LEASE).await.unwrap();
+        let burnt = here.edit(&name("k"), &Edit::Invalidate, LEASE).await.unwrap();
         loop {
             match timeout(LIMIT, changes.next()).await.unwrap() {
                 Change::Wake => {}
@@ -160,7 +160,7 @@ async fn a_listener_is_woken_when_its_slot_has_moved() {
     let mut raw = cluster.nodes[owner].raw().await;
     let listens = async || raw.shard_channels().await.contains(&name("other").suffixed("s"));
     assert!(comes_true(LIMIT, listens).await, "the backend does not listen at the new node");
-    let burnt = here.invalidate(&name("other"), LEASE).await.unwrap();
+    let burnt = here.edit(&name("other"), &Edit::Invalidate, LEASE).await.unwrap();
     loop {
         match timeout(LIMIT, other.next()).await.unwrap() {
             Change::Wake => {}

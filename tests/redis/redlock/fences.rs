@@ -23,7 +23,7 @@ async fn tokens_grow_over_majorities_and_clocks() {
         advance(LEASE).await;
     }
     let ahead = occupy(&servers[2], "m", LEASE).await;
-    servers[2].pass_with_fence(&ahead, &ahead, 1 << 52).await.unwrap();
+    servers[2].set_fence(&ahead, 1 << 52).await.unwrap();
     servers[2].release(&ahead).await.unwrap();
     let mut last = 0;
     for at in 0..20 {
@@ -67,9 +67,9 @@ async fn a_lock_without_a_token_at_a_majority_is_not_held() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
         let servers: [_; 3] = servers();
         let ahead = occupy(&servers[2], "m", LEASE).await;
-        servers[2].pass_with_fence(&ahead, &ahead, 1 << 52).await.unwrap();
+        servers[2].set_fence(&ahead, 1 << 52).await.unwrap();
         servers[2].release(&ahead).await.unwrap();
-        let faults = [(0, Op::PassWithFence, fault), (1, Op::PassWithFence, fault)];
+        let faults = [(0, Op::SetFence, fault), (1, Op::SetFence, fault)];
         let redlock = Redlock::new(seen(&servers, &faults), "bellwether").unwrap();
         assert_eq!(kind(redlock.mutex("m").try_lock().await), ErrorKind::Backend);
         sleep(MS).await;
@@ -84,9 +84,9 @@ async fn a_share_without_the_token_is_released() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
         let servers: [_; 3] = servers();
         let ahead = occupy(&servers[2], "m", LEASE).await;
-        servers[2].pass_with_fence(&ahead, &ahead, 1 << 52).await.unwrap();
+        servers[2].set_fence(&ahead, 1 << 52).await.unwrap();
         servers[2].release(&ahead).await.unwrap();
-        let faults = [(0, Op::PassWithFence, fault)];
+        let faults = [(0, Op::SetFence, fault)];
         let redlock = Redlock::new(seen(&servers, &faults), "bellwether").unwrap();
         let guard = redlock.mutex("m").lock().await.unwrap();
         sleep(MS).await;

@@ -48,7 +48,7 @@ async fn one_caller_contends_and_the_lock_passes_on() {
     }
     assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
     for server in &seen {
-        let calls = [Op::Acquire, Op::PassWithFence, Op::Release].map(|op| server.count(op));
+        let calls = [Op::Acquire, Op::SetFence, Op::Release].map(|op| server.count(op));
         // The server with the greatest fence is not told of it.
         assert!([[1, 9, 1], [1, 10, 1]].contains(&calls), "{calls:?}");
     }
@@ -58,7 +58,7 @@ async fn one_caller_contends_and_the_lock_passes_on() {
 /// Gives the next pass at a server this fault.
 fn fail_pass(server: &Faulty, fault: Fault) {
     let mut fault = Some(fault);
-    server.plan(move |op| if op == Op::PassWithFence { fault.take() } else { None });
+    server.plan(move |op| if op == Op::SetFence { fault.take() } else { None });
 }
 
 /// The pass fails or stays unanswered at a minority. The next caller has the lock, takes a share

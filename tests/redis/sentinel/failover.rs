@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     Cache, ErrorKind, Locks, RedisBackend,
-    backend::{Leases, Store},
+    backend::{Edit, Leases, Store},
 };
 use futures_util::{StreamExt, future::join_all};
 use testkit::{LIMIT, Raw, RedisServer, Sentinels, comes_true};
@@ -174,7 +174,9 @@ async fn a_planned_failover_is_followed_from_its_announcement() {
     for (at, backend) in backends.iter().enumerate() {
         let name = name(&format!("k{at}"));
         let moved = async || {
-            let Ok(fence) = backend.invalidate(&name, LEASE).await else { return false };
+            let Ok(fence) = backend.edit(&name, &Edit::Invalidate, LEASE).await else {
+                return false;
+            };
             let known: Option<u64> = new.try_run(&["GET", &name.suffixed("f")]).await.ok();
             known == Some(fence)
         };

@@ -16,34 +16,29 @@ use std::{
 };
 
 use redis::{
-    Cmd, ConnectionAddr, ConnectionInfo, ErrorKind as ClientErrorKind, Pipeline, RedisError, Value,
+    ConnectionAddr, ConnectionInfo, ErrorKind as ClientErrorKind, RedisError,
     aio::MultiplexedConnection,
 };
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout_at},
 };
-use tracing::debug;
 
 use super::{
-    commands::Before,
-    connect::{ask, first_success},
+    connect::ask,
     failure::{CommandFailure, CommandRetry},
-    link::{CommandDeadline, Link},
     node::{ChannelScope, Node, NodeEvents},
-    replicas::Confirmation,
     sentinel::Endpoint,
     settings::{self, Access, ConnectTarget, RedisConfig},
     task::OnDemandTask,
     topology::{NodeAddress, NodeSlots, SlotMap, Topology, TopologyState, slot_of},
 };
 use crate::{
-    backend::{Channels, redis::scripts::Call},
-    error::{BackendError, BackendErrorKind, BoxError, Chain, Error, ErrorKind},
+    backend::Channels,
+    error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind},
     key::Name,
-    observe::Rarely,
     sync::lock,
-    time::Pauses,
+    time::{Pauses, after},
 };
 
 /// This many redirections are followed at once, and later ones after a pause.
@@ -51,8 +46,6 @@ use crate::{
 /// Two nodes may redirect to each other for a moment.
 const MAX_HOPS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long one node may take to report the slots, before the next one is asked, too.
-const ASK_PAUSE: Duration = Duration::from_millis(80);
 /// The least time between two questions to the cluster.
 const REFRESH_PAUSE: Duration = Duration::from_millis(20);
 
@@ -70,38 +63,25 @@ pub(super) struct Cluster {
 }
 
 impl ClusterSeeds {
-    pub(in super::super) fn read<'a>(
-        urls: impl IntoIterator<Item = &'a str>,
-        access: &Access,
-    ) -> Result<Self, Error> {
-        let invalid = |why: String| Err(Error::new(ErrorKind::InvalidConfig, why));
+    pub(in super::super) fn read(urls: &[String], access: &Access) -> Result<Self, Error> {
+        let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
         let infos = settings::parse_all(urls)?;
         let Some(template) = infos.first().cloned().map(Box::new) else {
-            let why = "no node of the cluster was given; give the URL of one node or more";
-            return invalid(why.to_owned());
+            return invalid("no node of the cluster was given; give the URL of one node or more");
         };
-        for info in &infos {
-            let database = info.redis_settings().db();
-            if database != 0 {
-                return invalid(format!(
-                    "the URL of a cluster node names database {database}, but a cluster has only \
-                     database 0; remove the database from the URL"
-                ));
-            }
-            if discriminant(info.addr()) != discriminant(template.addr()) {
-                let why = "some URLs of cluster nodes use TLS, and others do not; \
-                           use `rediss://` for all of them, or `redis://`";
-                return invalid(why.to_owned());
-            }
-            if let ConnectionAddr::Unix(path) = info.addr() {
-                return invalid(format!(
-                    "the URL of a cluster node names the socket file {}, but the nodes are \
-                     reached by TCP; give host and port",
-                    path.display()
-                ));
-            }
+        let is_unusable = |info: &ConnectionInfo| {
+            info.redis_settings().db() != 0
+                || matches!(info.addr(), ConnectionAddr::Unix(_))
+                || discriminant(info.addr()) != discriminant(template.addr())
+        };
+        if infos.iter().any(is_unusable) {
+            return invalid(
+                "the URLs of cluster nodes must all begin with `redis://`, or all with \
+                 `rediss://`, and name host and port without a database",
+            );
         }
-        let targets = infos.into_iter().map(|info| ConnectTarget::new(info, access)).collect();
+        let targets =
+            infos.into_iter().map(|info| ConnectTarget { info, access: access.clone() }).collect();
         Ok(Self { targets, template })
     }
 }
@@ -126,64 +106,14 @@ impl Cluster {
         self.nodes.topology.new_connections.subscribe()
     }
 
-    pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
-        let run = |node: Arc<ClusterNode>, before, deadline| async move {
-            node.connections.commands().run(command, before, deadline).await
-        };
-        self.send(slot_of(key.as_bytes()), run).await
-    }
-
-    /// Runs commands that touch one slot, and that must all succeed.
-    pub(super) async fn run_all(
-        &self,
-        commands: &Pipeline,
-        key: &str,
-    ) -> Result<Vec<Value>, BackendError> {
-        let run_all = |node: Arc<ClusterNode>, before, deadline| async move {
-            let replies = node.connections.commands().run_all(commands, before, deadline).await?;
-            replies.into_iter().collect()
-        };
-        self.send(slot_of(key.as_bytes()), run_all).await
-    }
-
-    pub(super) async fn call(&self, call: &Call<'_>) -> Result<Value, BackendError> {
-        let run = |node: Arc<ClusterNode>, before, deadline| async move {
-            node.connections.commands().call(call, before, deadline).await
-        };
-        self.send(slot_of(call.first_key()), run).await
-    }
-
-    pub(super) async fn grant(
-        &self,
-        call: &Call<'_>,
-    ) -> Result<(Value, Confirmation), BackendError> {
-        let run = |node: Arc<ClusterNode>, before, deadline| async move {
-            node.connections.grant(call, before, deadline).await
-        };
-        self.send(slot_of(call.first_key()), run).await
-    }
-
-    /// Starts the push connection of the node that serves a channel's slot.
-    pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
-        let deadline = CommandDeadline::from_now(&self.nodes.config);
-        let node = self.owner(slot_of(channel.as_bytes()), deadline).await?;
-        node.connections.push.answer_limit()
-    }
-
-    /// Returns the connections for commands to the nodes that serve a slot.
-    pub(super) async fn commands(
-        &self,
-        deadline: CommandDeadline,
-    ) -> Result<Vec<Link>, BackendError> {
-        let slots = self.slots(deadline).await?;
-        let nodes = slots.owners().iter().map(|owner| self.nodes.at(owner));
-        Ok(nodes.map(|node| node.connections.commands().clone()).collect())
+    /// Returns the nodes that serve a slot.
+    pub(super) async fn nodes(&self) -> Result<Vec<Arc<Node>>, BackendError> {
+        let slots = self.slots().await?;
+        Ok(slots.owners().iter().map(|owner| self.nodes.at(owner)).collect())
     }
 
     pub(super) fn replace_connections(&self) {
-        for node in self.nodes.all() {
-            node.connections.replace_connections();
-        }
+        lock(&self.nodes.nodes).values().for_each(|node| node.replace_connections());
     }
 
     /// Returns a number for the node that serves a name, or zero if it is not known.
@@ -192,76 +122,67 @@ impl Cluster {
         slots.map_or(0, |slots| slots.number(slot_of(name.prefix().as_bytes())))
     }
 
-    /// Sends something to the node that serves a slot.
-    async fn send<T, F>(
+    /// Runs something at the node that has a key. Follows redirections.
+    pub(super) async fn send<T, F>(
         &self,
-        slot: u16,
-        command: impl Fn(Arc<ClusterNode>, Before, CommandDeadline) -> F,
+        key: &[u8],
+        command: impl Fn(Arc<Node>, bool) -> F,
     ) -> Result<T, BackendError>
     where
         F: Future<Output = Result<T, CommandFailure>>,
     {
-        let mut deadline = CommandDeadline::from_now(&self.nodes.config);
-        if self.nodes.topology.known().is_none() {
-            Box::pin(self.slots(deadline)).await?;
-            deadline = deadline.restarted();
-        }
-        let mut node = self.owner(slot, deadline).await?;
-        let (mut before, mut hops) = (Before::default(), 0);
+        let slot = slot_of(key);
+        let mut address = self.owner(slot).await?;
+        let end = after(Instant::now(), self.nodes.config.command_timeout);
+        let (mut asking, mut hops) = (false, 0);
         loop {
-            let failure = match command(node.clone(), before, deadline).await {
+            let failure = match command(self.nodes.at(&address), asking).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
-            let redirection = match &failure.retry {
-                Some(CommandRetry::Moved(to)) => Some((node.resolve(to)?, false)),
-                Some(CommandRetry::Ask(to)) => Some((node.resolve(to)?, true)),
+            let to = match &failure.retry {
+                Some(CommandRetry::Moved(to) | CommandRetry::Ask(to)) => {
+                    NodeAddress::read(to, &address.host)
+                }
                 Some(CommandRetry::Later) => None,
                 _ => return Err(failure.error),
             };
+            asking = matches!(failure.retry, Some(CommandRetry::Ask(_)));
+            if !asking {
+                // Other slots may have moved, too.
+                self.nodes.topology.trouble.notify_one();
+            }
             hops += 1;
-            if redirection.is_none() || hops > MAX_HOPS {
+            if to.is_none() || hops > MAX_HOPS {
                 sleep(PAUSE).await;
             }
-            if Instant::now() >= deadline.at() {
+            if Instant::now() >= end {
                 return Err(failure.error);
             }
-            before.asking = matches!(redirection, Some((_, true)));
-            node = match redirection {
-                Some((to, asking)) => {
-                    if !asking {
-                        self.nodes.topology.slot_moved(slot, to.clone());
-                    }
-                    self.nodes.at(&to)
-                }
-                None => self.owner(slot, deadline).await?,
+            address = match to {
+                Some(to) => to,
+                None => self.owner(slot).await?,
             };
         }
     }
 
-    async fn owner(
-        &self,
-        slot: u16,
-        deadline: CommandDeadline,
-    ) -> Result<Arc<ClusterNode>, BackendError> {
-        let slots = self.slots(deadline).await?;
-        match slots.owner(slot) {
-            Some(owner) => Ok(self.nodes.at(owner)),
-            None => {
-                self.nodes.topology.trouble.notify_one();
-                Err(unserved())
-            }
-        }
+    async fn owner(&self, slot: u16) -> Result<NodeAddress, BackendError> {
+        self.slots().await?.owner(slot).cloned().ok_or_else(|| {
+            self.nodes.topology.trouble.notify_one();
+            let why = "no node of the cluster serves the slot";
+            BackendError::new(BackendErrorKind::Unavailable, why)
+        })
     }
 
     /// Returns the map of slots. The first call starts the task that asks for it.
-    async fn slots(&self, deadline: CommandDeadline) -> Result<Arc<SlotMap>, BackendError> {
+    async fn slots(&self) -> Result<Arc<SlotMap>, BackendError> {
         let unavailable = |why| Err(BackendError::new(BackendErrorKind::Unavailable, why));
         let start = || self.refresh.start(|| keep_known(RefreshRun(self.nodes.clone())));
         start();
         if let Some(slots) = self.nodes.topology.known() {
             return Ok(slots);
         }
+        let end = after(Instant::now(), self.nodes.config.first_connection_limit());
         let mut state = self.nodes.topology.watch();
         loop {
             let now = state.borrow_and_update().clone();
@@ -270,7 +191,6 @@ impl Cluster {
                 TopologyState::Failed(error) => return Err(error),
                 TopologyState::Unknown => start(),
             }
-            let end = deadline.at_first(&self.nodes.config);
             match timeout_at(end, state.changed()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_closed)) => return unavailable("the connections were closed"),
@@ -280,39 +200,18 @@ impl Cluster {
     }
 }
 
-impl ClusterNode {
-    /// Reads the address in a redirection of this node.
-    fn resolve(&self, to: &str) -> Result<NodeAddress, BackendError> {
-        NodeAddress::read(to, &self.address.host).ok_or_else(|| {
-            let why = format!("the redirection to `{to}` has no address of the form `host:port`");
-            BackendError::new(BackendErrorKind::Refused, why)
-        })
-    }
-}
-
-fn unserved() -> BackendError {
-    let why = "no node of the cluster serves the slot";
-    BackendError::new(BackendErrorKind::Unavailable, why)
-}
-
 struct ClusterNodes {
     topology: Arc<Topology>,
     seeds: Vec<ConnectTarget>,
     /// The settings of each connection, but for the address.
     template: ConnectionInfo,
     config: RedisConfig,
-    nodes: Mutex<HashMap<NodeAddress, Arc<ClusterNode>>>,
-}
-
-/// A node of the cluster.
-struct ClusterNode {
-    address: NodeAddress,
-    connections: Node,
+    nodes: Mutex<HashMap<NodeAddress, Arc<Node>>>,
 }
 
 impl ClusterNodes {
     /// Returns the node at an address.
-    fn at(&self, address: &NodeAddress) -> Arc<ClusterNode> {
+    fn at(&self, address: &NodeAddress) -> Arc<Node> {
         if let Some(node) = lock(&self.nodes).get(address) {
             return node.clone();
         }
@@ -325,28 +224,19 @@ impl ClusterNodes {
             new_connections: self.topology.new_connections.clone(),
             outage: Arc::default(),
         };
-        let connections = Node::new(&endpoint, &self.config, events);
-        let node = Arc::new(ClusterNode { address: address.clone(), connections });
+        let node = Arc::new(Node::new(&endpoint, &self.config, events));
         // Another task may have inserted the node meanwhile, which is then used.
         lock(&self.nodes).entry(address.clone()).or_insert(node).clone()
-    }
-
-    fn all(&self) -> Vec<Arc<ClusterNode>> {
-        lock(&self.nodes).values().cloned().collect()
     }
 
     fn target(&self, address: &NodeAddress) -> ConnectTarget {
         let (host, port) = (address.host.to_string(), address.port);
         let addr = match self.template.addr() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
+            ConnectionAddr::TcpTls { .. } => settings::tls_addr(host, port),
             _ => ConnectionAddr::Tcp(host, port),
         };
-        ConnectTarget::new(self.template.clone().set_addr(addr), &self.config.access)
+        let info = self.template.clone().set_addr(addr);
+        ConnectTarget { info, access: self.config.access.clone() }
     }
 }
 
@@ -371,14 +261,8 @@ async fn keep_known(run: RefreshRun) {
                 pauses = Pauses::default();
                 sleep(REFRESH_PAUSE).await;
                 topology.trouble.notified().await;
-                // If a slot has moved, its new node subscribes at once.
-                nodes.settle();
             }
             Err(error) => {
-                static SAID: Rarely = Rarely::once_in(1);
-                if SAID.first() {
-                    debug!(error = %Chain(&*error), "no node reports the cluster's slots");
-                }
                 topology.failed(BackendError::new(BackendErrorKind::Unavailable, error));
                 sleep(pauses.next()).await;
             }
@@ -395,32 +279,32 @@ impl ClusterNodes {
         let owners = known.iter().flat_map(|slots| slots.owners());
         let mut asked: Vec<_> = owners.map(|address| self.target(address)).collect();
         asked.extend(self.seeds.iter().cloned());
-        let count = asked.len();
-        asked.rotate_left(turn % count.max(1));
-        let (begun, limit) = (Instant::now(), self.config.connect_timeout);
-        let questions = asked.into_iter().map(async |target| {
-            let left = limit.saturating_sub(begun.elapsed());
-            ask(&target, left, async |connection| slots(connection, &target).await).await
-        });
-        first_success(questions, ASK_PAUSE).await
+        let limit = self.config.connect_timeout;
+        let count = asked.len().max(1);
+        asked.rotate_left(turn % count);
+        let mut failure = BoxError::from("there is no node to ask");
+        for target in &asked {
+            match ask(target, limit, async |connection| slots(connection, target).await).await {
+                Ok(slots) => return Ok(slots),
+                Err(error) => failure = error.into(),
+            }
+        }
+        Err(failure)
     }
 
     /// Drops the nodes that serve no slot any more, and starts the push connections of those that
     /// serve the channels that are open.
     fn settle(&self) {
         let Some(slots) = self.topology.known() else { return };
-        let gone: Vec<_> = {
-            let mut nodes = lock(&self.nodes);
-            let gone = nodes.extract_if(|address, _| !slots.owners().contains(address));
-            gone.collect()
-        };
+        let is_gone = |address: &NodeAddress, _: &mut _| !slots.owners().contains(address);
+        let gone: Vec<_> = lock(&self.nodes).extract_if(is_gone).collect();
         // Not under the lock, because a node ends with the tasks of its connections.
         drop(gone);
         let wanted = self.topology.channels.wanted();
         let owners: HashSet<_> =
             wanted.iter().filter_map(|channel| slots.owner(slot_of(channel.as_bytes()))).collect();
         for owner in owners {
-            self.at(owner).connections.push.start();
+            self.at(owner).push.start();
         }
     }
 }
@@ -432,10 +316,9 @@ async fn slots(
     let mut question = redis::cmd("CLUSTER");
     question.arg("SLOTS");
     let reply = connection.send_packed_command(&question).await?.extract_error()?;
-    let host = match target.info().addr() {
-        ConnectionAddr::Tcp(host, _) => host,
-        ConnectionAddr::TcpTls { host, .. } => host,
-        _ => "",
+    let (ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }) = target.info.addr()
+    else {
+        return Err(RedisError::from((ClientErrorKind::Client, "a node is reached by TCP")));
     };
     SlotMap::read(&reply, host).ok_or_else(|| {
         RedisError::from((ClientErrorKind::Client, "the cluster has no slots assigned"))

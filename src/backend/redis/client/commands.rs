@@ -4,61 +4,42 @@ use redis::{Cmd, Pipeline, Value};
 
 use super::{
     failure::{CommandFailure, CommandRetry},
-    link::{CommandDeadline, Link},
+    link::Link,
 };
 use crate::backend::redis::scripts::Call;
 
 /// The reply to a command.
 pub(super) type Reply = Result<Value, CommandFailure>;
 
-/// Commands that are sent in the same write before a command, with nothing in between.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Before {
-    /// A `PING`.
-    ///
-    /// Redis flushes replies in the reverse order in which clients became writable. A `PING` sent
-    /// first puts this client at the end, so that a waiter hears of a release before its releaser
-    /// does.
-    ping: bool,
-    /// An `ASKING`, for a node that is about to receive the slot.
-    pub(super) asking: bool,
-}
-
 impl Link {
     /// Runs a script, and sends its source if the server does not know it.
-    pub(super) async fn call(
-        &self,
-        call: &Call<'_>,
-        before: Before,
-        deadline: CommandDeadline,
-    ) -> Reply {
+    ///
+    /// With `asking`, an `ASKING` goes before each command, for a node that is about to receive the
+    /// slot.
+    pub(super) async fn call(&self, call: &Call<'_>, asking: bool) -> Reply {
         if let Some(staged) = call.staged() {
-            return Box::pin(self.call_staged(call, staged, before, deadline)).await;
+            return Box::pin(self.call_staged(call, staged, asking)).await;
         }
-        let before = Before { ping: call.is_answered_last(), ..before };
-        match self.run(call.by_digest(), before, deadline).await {
+        let reply = match call.is_answered_last() {
+            true => Box::pin(self.run_last(call.by_digest(), asking)).await,
+            false => self.run(call.by_digest(), asking).await,
+        };
+        match reply {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
-                Box::pin(self.run(&call.with_source(), before, deadline)).await
+                Box::pin(self.run(&call.with_source(), asking)).await
             }
             reply => reply,
         }
     }
 
     /// Runs a script behind the command that stages its data, both in one write.
-    async fn call_staged(
-        &self,
-        call: &Call<'_>,
-        staged: &Pipeline,
-        before: Before,
-        deadline: CommandDeadline,
-    ) -> Reply {
-        let mut replies =
-            self.run_all(staged, before, deadline.for_write(staged)).await?.into_iter();
+    async fn call_staged(&self, call: &Call<'_>, staged: &Pipeline, asking: bool) -> Reply {
+        let mut replies = self.run_all(staged, asking).await?.into_iter();
         let (stage, script) = (replies.next(), replies.next());
         let failure = match script.unwrap_or(Ok(Value::Nil)) {
             Ok(value) => return Ok(value),
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
-                match self.run(&call.with_source(), before, deadline).await {
+                match self.run(&call.with_source(), asking).await {
                     Ok(reply) => return Ok(reply),
                     Err(failure) => failure,
                 }
@@ -72,62 +53,54 @@ impl Link {
         }
     }
 
+    /// Runs a command that the server answers after it has told others of the change.
+    ///
+    /// Redis flushes replies in the reverse order in which clients became writable. A `PING` sent
+    /// first puts this client at the end, so that a waiter hears of a release before its releaser
+    /// does.
+    async fn run_last(&self, command: &Cmd, asking: bool) -> Reply {
+        let mut commands = redis::pipe();
+        commands.cmd("PING").add_command(command.clone());
+        self.run_all(&commands, asking).await?.pop().unwrap_or(Ok(Value::Nil))
+    }
+
     /// Runs a command.
-    pub(super) async fn run(
-        &self,
-        command: &Cmd,
-        before: Before,
-        deadline: CommandDeadline,
-    ) -> Reply {
-        if before.ping || before.asking {
-            return Box::pin(self.run_behind(command, before, deadline)).await;
+    pub(super) async fn run(&self, command: &Cmd, asking: bool) -> Reply {
+        if asking {
+            let mut commands = redis::pipe();
+            commands.add_command(command.clone());
+            let replies = Box::pin(self.run_all(&commands, asking)).await?;
+            return replies.into_iter().next().unwrap_or(Ok(Value::Nil));
         }
-        let sent = self.exchange(deadline, |mut connection| async move {
-            connection.send_packed_command(command).await
-        });
+        let sent =
+            self.exchange(
+                |mut connection| async move { connection.send_packed_command(command).await },
+            );
         let (used, reply) = sent.await?;
         let reply = reply.and_then(Value::extract_error);
         reply.map_err(|error| self.failure(error, &used))
-    }
-
-    async fn run_behind(&self, command: &Cmd, before: Before, deadline: CommandDeadline) -> Reply {
-        let mut commands = redis::pipe();
-        if before.ping {
-            commands.cmd("PING");
-        }
-        if before.asking {
-            commands.cmd("ASKING");
-        }
-        commands.add_command(command.clone());
-        let mut replies = self.send_all(&commands, deadline).await?;
-        replies.pop().unwrap_or(Ok(Value::Nil))
     }
 
     /// Runs commands, all in one write. Returns the reply to each.
     pub(super) async fn run_all(
         &self,
         commands: &Pipeline,
-        before: Before,
-        deadline: CommandDeadline,
+        asking: bool,
     ) -> Result<Vec<Reply>, CommandFailure> {
-        if !before.asking {
-            return self.send_all(commands, deadline).await;
+        if !asking {
+            return self.send_all(commands).await;
         }
         let mut asking = redis::pipe();
         for command in commands.cmd_iter() {
             asking.cmd("ASKING").add_command(command.clone());
         }
-        let replies = self.send_all(&asking, deadline).await?;
+        let replies = self.send_all(&asking).await?;
         Ok(replies.into_iter().skip(1).step_by(2).collect())
     }
 
     /// Sends commands in one write, and returns the reply to each.
-    pub(super) async fn send_all(
-        &self,
-        commands: &Pipeline,
-        deadline: CommandDeadline,
-    ) -> Result<Vec<Reply>, CommandFailure> {
-        let sent = self.exchange(deadline, |mut connection| async move {
+    pub(super) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Reply>, CommandFailure> {
+        let sent = self.exchange(|mut connection| async move {
             connection.send_packed_commands(commands, 0, commands.len()).await
         });
         let (used, replies) = sent.await?;

@@ -2,12 +2,11 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{
     AsyncConnectionConfig, ErrorKind, PushInfo, RedisError, Value,
     aio::{MultiplexedConnection, PubSub},
 };
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
@@ -20,7 +19,7 @@ use super::{
 use crate::{
     advice,
     backend::redis::scripts::SCRIPTS,
-    error::{BackendError, BackendErrorKind, BoxError},
+    error::{BackendError, BackendErrorKind},
     time::after,
 };
 
@@ -28,21 +27,7 @@ use crate::{
 pub(super) struct Connected {
     pub(super) connection: MultiplexedConnection,
     pub(super) progress: Arc<Progress>,
-    /// How long the answer to the first question took.
-    pub(super) round_trip: Duration,
     _driver: AbortOnDropHandle<()>,
-}
-
-/// How many round trips a connection may be silent for. With one, a delay of another round trip
-/// would count as an outage.
-const SLOW_ROUND_TRIPS: u32 = 4;
-
-impl Connected {
-    /// Returns how long the connection may be silent while a command is under way.
-    pub(super) fn silence_limit(&self, config: &RedisConfig) -> Duration {
-        let few = self.round_trip.saturating_mul(SLOW_ROUND_TRIPS).min(config.connect_timeout);
-        config.command_timeout.max(few)
-    }
 }
 
 /// An attempt to connect that failed.
@@ -72,7 +57,9 @@ pub(super) async fn connect(
     let attempt = attempt(&target, settings.connect_timeout, config, async |connected| {
         refuse_replica(&mut connected.connection).await?;
         if let Some(name) = &settings.client_name {
-            set_name(&mut connected.connection, name).await?;
+            let mut set = redis::cmd("CLIENT");
+            set.arg("SETNAME").arg(name);
+            permitted(set.exec_async(&mut connected.connection).await)?;
         }
         Ok(())
     });
@@ -124,11 +111,8 @@ async fn attempt<T>(
         let driven = progress.clone();
         let driver = tokio::spawn(async move { driven.drive(driver).await });
         let driver = AbortOnDropHandle::new(driver);
-        let round_trip = Duration::ZERO;
-        let mut connected = Connected { connection, progress, round_trip, _driver: driver };
-        let asked = Instant::now();
+        let mut connected = Connected { connection, progress, _driver: driver };
         let answer = first(&mut connected).await?;
-        connected.round_trip = asked.elapsed();
         Ok((connected, answer))
     };
     let logged_in = timeout_at(end, log_in).await.unwrap_or_else(|_| late(limit));
@@ -142,19 +126,17 @@ fn late<T>(limit: Duration) -> Result<T, RedisError> {
 
 impl ConnectError {
     fn unreached(target: &ConnectTarget, error: RedisError) -> Self {
-        let text = format!("cannot connect to {}", target.info().addr());
+        let text = format!("cannot connect to {}", target.info.addr());
         Self { text, source: ClientError(error) }
     }
 
     /// Creates the error of a server that accepted the connection.
     fn unusable(target: &ConnectTarget, error: RedisError) -> Self {
-        let server = target.info().addr();
-        let is_refusal = match error.kind() {
-            ErrorKind::AuthenticationFailed | ErrorKind::Client | ErrorKind::RESP3NotSupported => {
-                true
-            }
-            _ => error.code().is_some(),
-        };
+        let server = target.info.addr();
+        use ErrorKind::{AuthenticationFailed, Client, RESP3NotSupported};
+        let kind = error.kind();
+        let is_refusal = error.code().is_some()
+            || matches!(kind, AuthenticationFailed | Client | RESP3NotSupported);
         let text = if is_refusal {
             format!("{server} cannot be used")
         } else {
@@ -185,28 +167,23 @@ fn config() -> AsyncConnectionConfig {
 pub(super) async fn refuse_replica(
     connection: &mut MultiplexedConnection,
 ) -> Result<(), RedisError> {
-    let role: Result<Value, _> = redis::cmd("ROLE").query_async(connection).await;
-    match role {
-        Ok(Value::Array(fields)) if fields.first().is_some_and(is_replica) => {
+    let names = [&b"slave"[..], b"replica"];
+    let is_replica =
+        |role: &Value| matches!(role, Value::BulkString(role) if names.contains(&&role[..]));
+    match permitted(redis::cmd("ROLE").query_async(connection).await)? {
+        Some(Value::Array(fields)) if fields.first().is_some_and(is_replica) => {
             Err(RedisError::from((ErrorKind::Client, "the server is a read-only replica")))
         }
-        Err(error) if error.is_unrecoverable_error() => Err(error),
-        // An ACL may forbid ROLE. A replica then answers the first write with READONLY.
+        // A replica answers the first write with READONLY.
         _ => Ok(()),
     }
 }
 
-fn is_replica(role: &Value) -> bool {
-    matches!(role, Value::BulkString(role) if role == b"slave" || role == b"replica")
-}
-
-/// Names the connection for `CLIENT LIST`.
-async fn set_name(connection: &mut MultiplexedConnection, name: &str) -> Result<(), RedisError> {
-    let set = redis::cmd("CLIENT").arg("SETNAME").arg(name).exec_async(connection).await;
-    match set {
+/// Returns the reply, or `None` where an ACL forbids the command.
+fn permitted<T>(reply: Result<T, RedisError>) -> Result<Option<T>, RedisError> {
+    match reply {
         Err(error) if error.is_unrecoverable_error() => Err(error),
-        // An ACL may forbid it. The connection works without a name.
-        _ => Ok(()),
+        reply => Ok(reply.ok()),
     }
 }
 
@@ -226,68 +203,5 @@ pub(super) async fn prepare(connection: &mut MultiplexedConnection) {
             "the Redis server may evict leases when its memory is full; \
              set maxmemory-policy to noeviction"
         );
-    }
-}
-
-/// Runs attempts, and returns the first success. Each begins when the one before it has failed, or
-/// has taken longer than `pause`. Returns the last failure if all of them fail.
-pub(super) async fn first_success<T, E: Into<BoxError>, F>(
-    attempts: impl IntoIterator<Item = F>,
-    pause: Duration,
-) -> Result<T, BoxError>
-where
-    F: Future<Output = Result<T, E>>,
-{
-    let mut waiting = attempts.into_iter().peekable();
-    let (mut running, mut failure) = (FuturesUnordered::new(), None);
-    let mut next_at = Instant::now();
-    loop {
-        if let Some(attempt) = waiting.next() {
-            running.push(attempt);
-            next_at = after(Instant::now(), pause);
-        }
-        let outcome = tokio::select! {
-            Some(outcome) = running.next() => outcome,
-            () = sleep_until(next_at), if waiting.peek().is_some() => continue,
-            else => break,
-        };
-        match outcome {
-            Ok(success) => return Ok(success),
-            Err(error) => failure = Some(error),
-        }
-    }
-    Err(failure.map_or_else(|| "there is nothing to try".into(), Into::into))
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::time::sleep;
-
-    use super::*;
-
-    const MS: Duration = Duration::from_millis(1);
-
-    async fn race(attempts: &[(u32, Result<u32, &'static str>)]) -> (Result<u32, String>, u32) {
-        let begun = Instant::now();
-        let attempts: Vec<_> = attempts
-            .iter()
-            .map(|(takes, outcome)| async move {
-                sleep(*takes * MS).await;
-                *outcome
-            })
-            .collect();
-        let outcome = first_success(attempts, 80 * MS).await.map_err(|error| error.to_string());
-        (outcome, begun.elapsed().as_millis().try_into().unwrap())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_attempt_that_hangs_holds_up_the_next_for_a_pause_only() {
-        assert_eq!(race(&[(5, Ok(1)), (1, Ok(2))]).await, (Ok(1), 5));
-        assert_eq!(race(&[(5000, Ok(1)), (3, Ok(2))]).await, (Ok(2), 83));
-        assert_eq!(race(&[(90, Ok(1)), (5000, Ok(2))]).await, (Ok(1), 90));
-        assert_eq!(race(&[(2, Err("a")), (3, Ok(2))]).await, (Ok(2), 5));
-        assert_eq!(race(&[(2, Err("a")), (3, Err("b"))]).await, (Err("b".to_owned()), 5));
-        assert_eq!(race(&[(1000, Err("a")), (3, Err("b"))]).await, (Err("a".to_owned()), 1000));
-        assert!(race(&[]).await.0.is_err());
     }
 }

@@ -15,21 +15,23 @@ mod link;
 mod node;
 mod push;
 mod replicas;
-mod scan;
 mod sentinel;
 mod settings;
 mod socket;
 mod task;
 mod topology;
 
-use std::{borrow::Borrow, time::Duration};
+use std::{borrow::Borrow, sync::Arc, time::Duration};
 
 use futures_util::{
-    FutureExt, TryFutureExt,
+    FutureExt,
     future::{BoxFuture, join_all, try_join_all},
 };
-use redis::{Cmd, Pipeline, Value};
-use tokio::sync::watch;
+use redis::{Cmd, Pipeline, Value, from_redis_value};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 
 #[cfg(any(fuzzing, test))]
 pub(super) use self::topology::check_any_slots;
@@ -44,10 +46,10 @@ pub use self::{replicas::Replicas, sentinel::SentinelMaster, settings::Credentia
 
 use self::{
     cluster::Cluster,
-    commands::Before,
-    link::{CommandDeadline, Link},
+    failure::CommandFailure,
+    link::Link,
     node::{Node, NodeEvents},
-    replicas::{wait_for_none, wait_refused},
+    replicas::wait_refused,
 };
 use super::scripts::Call;
 use crate::{
@@ -68,9 +70,8 @@ pub(super) struct Servers {
     nodes: Nodes,
 }
 
-/// The futures of a cluster are boxed, so that those of a single server stay small.
 enum Nodes {
-    Single(Box<Node>),
+    Single(Arc<Node>),
     Cluster(Cluster),
 }
 
@@ -78,7 +79,7 @@ impl Servers {
     pub(super) fn new(deployment: Deployment, config: RedisConfig) -> Self {
         let nodes = match deployment {
             Deployment::Single(endpoint) => {
-                Nodes::Single(Box::new(Node::new(&endpoint, &config, NodeEvents::of_single())))
+                Nodes::Single(Arc::new(Node::new(&endpoint, &config, NodeEvents::of_single())))
             }
             Deployment::Cluster(seeds) => Nodes::Cluster(Cluster::new(seeds, config.clone())),
         };
@@ -88,12 +89,8 @@ impl Servers {
     /// Runs a script.
     pub(super) async fn call(&self, call: impl Borrow<Call<'_>>) -> Result<Value, BackendError> {
         let call = call.borrow();
-        match &self.nodes {
-            Nodes::Single(node) => {
-                Ok(node.commands().call(call, Before::default(), self.deadline()).await?)
-            }
-            Nodes::Cluster(cluster) => cluster.call(call).boxed().await,
-        }
+        let run = |node: Arc<Node>, asking| async move { node.commands().call(call, asking).await };
+        self.at(call.first_key(), run).await
     }
 
     /// Runs a script that grants something. Returns whether enough replicas confirmed it, too.
@@ -102,10 +99,8 @@ impl Servers {
         call: impl Borrow<Call<'_>>,
     ) -> Result<(Value, Confirmation), BackendError> {
         let call = call.borrow();
-        match &self.nodes {
-            Nodes::Single(node) => Ok(node.grant(call, Before::default(), self.deadline()).await?),
-            Nodes::Cluster(cluster) => cluster.grant(call).boxed().await,
-        }
+        let grant = |node: Arc<Node>, asking| async move { node.grant(call, asking).await };
+        self.at(call.first_key(), grant).await
     }
 
     /// Runs scripts that renew grants, all at once, each as [`grant`](Self::grant) does.
@@ -121,20 +116,14 @@ impl Servers {
     /// In a cluster it is one lease. Two leases rarely share a slot, and a slot that is being moved
     /// would block the others.
     pub(super) fn renew_batch(&self) -> usize {
-        match self.nodes {
-            Nodes::Single(_) => RENEWAL_BATCH,
-            Nodes::Cluster(_) => 1,
-        }
+        if self.is_single() { RENEWAL_BATCH } else { 1 }
     }
 
     /// Runs a command that touches one key.
     pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
-        match &self.nodes {
-            Nodes::Single(node) => {
-                Ok(node.commands().run(command, Before::default(), self.deadline()).await?)
-            }
-            Nodes::Cluster(cluster) => cluster.run(command, key).boxed().await,
-        }
+        let run =
+            |node: Arc<Node>, asking| async move { node.commands().run(command, asking).await };
+        self.at(key.as_bytes(), run).await
     }
 
     /// Runs two commands that touch one key, in one write.
@@ -143,17 +132,31 @@ impl Servers {
         commands: &Pipeline,
         key: &str,
     ) -> Result<[Value; 2], BackendError> {
-        let replies = match &self.nodes {
-            Nodes::Single(node) => {
-                let commands = node.commands().send_all(commands, self.deadline());
-                commands.await?.into_iter().collect::<Result<Vec<_>, _>>()?
-            }
-            Nodes::Cluster(cluster) => cluster.run_all(commands, key).boxed().await?,
+        let run = |node: Arc<Node>, asking| async move {
+            let replies = node.commands().run_all(commands, asking).await?;
+            replies.into_iter().collect::<Result<Vec<_>, _>>()
         };
+        let replies = self.at(key.as_bytes(), run).await?;
         <[Value; 2]>::try_from(replies).map_err(|replies| {
             let why = format!("{} replies to two commands", replies.len());
             BackendError::new(BackendErrorKind::Unknown, why)
         })
+    }
+
+    /// Runs something at the server that has a key.
+    async fn at<T, F>(
+        &self,
+        key: &[u8],
+        command: impl Fn(Arc<Node>, bool) -> F,
+    ) -> Result<T, BackendError>
+    where
+        F: Future<Output = Result<T, CommandFailure>>,
+    {
+        match &self.nodes {
+            Nodes::Single(node) => Ok(command(node.clone(), false).await?),
+            // Boxed, so that the futures of a single server stay small.
+            Nodes::Cluster(cluster) => Box::pin(cluster.send(key, command)).await,
+        }
     }
 
     /// Returns whether all keys are at one server.
@@ -161,15 +164,16 @@ impl Servers {
         matches!(self.nodes, Nodes::Single(_))
     }
 
-    /// Runs a command at each server. A refusal is a [`Value::Nil`].
+    /// Runs a command at each server.
     pub(super) async fn run_at_each(&self, command: &Cmd) -> Result<Vec<Value>, BackendError> {
-        self.at_each(|connection, deadline| async move {
-            match connection.run(command, Before::default(), deadline).await {
-                Err(failure) if failure.error.kind() == BackendErrorKind::Refused => Ok(Value::Nil),
-                reply => Ok(reply?),
-            }
-        })
-        .await
+        let run = |link: Link| async move { Ok(link.run(command, false).await?) };
+        self.at_each(run).await
+    }
+
+    /// Runs a script without keys at each server.
+    pub(super) async fn call_at_each(&self, call: &Call<'_>) -> Result<Vec<Value>, BackendError> {
+        let run = |link: Link| async move { Ok(link.call(call, false).await?) };
+        self.at_each(run).await
     }
 
     /// Tries the `WAIT` that grants need, at each server. It waits for no replica.
@@ -177,54 +181,34 @@ impl Servers {
         if self.config.replicas.is_none() {
             return Ok(());
         }
-        let wait = wait_for_none();
-        let wait = &wait;
-        let waits = self.at_each(|connection, deadline| async move {
-            match connection.run(wait, Before::default(), deadline).await {
-                Err(failure) if failure.error.kind() == BackendErrorKind::Refused => {
-                    Err(wait_refused(BackendErrorKind::Refused, &failure.error))
-                }
-                reply => Ok(reply?),
+        match self.run_at_each(redis::cmd("WAIT").arg(0).arg(1)).await {
+            Err(error) if error.kind() == BackendErrorKind::Refused => {
+                Err(wait_refused(BackendErrorKind::Refused, &error))
             }
-        });
-        waits.await.map(drop)
-    }
-
-    /// Runs a script without keys at each server.
-    pub(super) async fn call_at_each(&self, call: &Call<'_>) -> Result<Vec<Value>, BackendError> {
-        self.at_each(|connection, deadline| async move {
-            Ok(connection.call(call, Before::default(), deadline).await?)
-        })
-        .await
+            replies => replies.map(drop),
+        }
     }
 
     /// Returns its future in a box, so that its code is compiled with this crate.
     #[inline(never)]
     pub(super) fn ping(&self) -> BoxFuture<'_, Result<(), BackendError>> {
-        let pong = async {
-            let ping = redis::cmd("PING");
-            let ping = &ping;
-            self.at_each(|connection, deadline| async move {
-                Ok(connection.run(ping, Before::default(), deadline).await?)
-            })
-            .await
-        };
-        pong.map_ok(drop).boxed()
+        async { self.run_at_each(&redis::cmd("PING")).await.map(drop) }.boxed()
     }
 
-    async fn at_each<T, F>(
-        &self,
-        ask: impl Fn(Link, CommandDeadline) -> F,
-    ) -> Result<Vec<T>, BackendError>
+    /// Returns the keys that match a pattern, of each server. A key may come twice.
+    pub(super) async fn scan(&self, pattern: &str) -> Result<Vec<String>, BackendError> {
+        Ok(self.at_each(|link| scan(link, pattern)).await?.concat())
+    }
+
+    async fn at_each<T, F>(&self, ask: impl Fn(Link) -> F) -> Result<Vec<T>, BackendError>
     where
         F: Future<Output = Result<T, BackendError>>,
     {
-        let deadline = self.deadline();
-        let connections = match &self.nodes {
-            Nodes::Single(node) => vec![node.commands().clone()],
-            Nodes::Cluster(cluster) => cluster.commands(deadline).boxed().await?,
+        let nodes = match &self.nodes {
+            Nodes::Single(node) => vec![node.clone()],
+            Nodes::Cluster(cluster) => cluster.nodes().boxed().await?,
         };
-        try_join_all(connections.into_iter().map(|connection| ask(connection, deadline))).await
+        try_join_all(nodes.into_iter().map(|node| ask(node.commands().clone()))).await
     }
 
     /// Replaces the current connections after a reply that does not match its command.
@@ -247,10 +231,7 @@ impl Servers {
     ///
     /// Fails if the server is known to be unreachable.
     pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
-        match &self.nodes {
-            Nodes::Single(node) => node.push.answer_limit(),
-            Nodes::Cluster(cluster) => cluster.start_push(channel).boxed().await,
-        }
+        self.at(channel.as_bytes(), async |node, _| Ok(node.push.subscription_limit()?)).await
     }
 
     pub(super) fn shard(&self, name: &Name) -> usize {
@@ -267,8 +248,35 @@ impl Servers {
             Nodes::Cluster(cluster) => cluster.new_connections(),
         }
     }
+}
 
-    fn deadline(&self) -> CommandDeadline {
-        CommandDeadline::from_now(&self.config)
+/// How many keys the server looks at in one step.
+const SCAN_STEP: u32 = 100;
+/// The least time that a step takes the server. More is measured.
+const STEP_TIME: Duration = Duration::from_micros(100);
+/// The pause after a step, in times of the step: the server spends a hundredth of its time.
+const SCAN_PAUSE: u32 = 100;
+
+/// Searches for keys, which takes the server little of its time.
+async fn scan(link: Link, pattern: &str) -> Result<Vec<String>, BackendError> {
+    let run = async |command: &Cmd| {
+        let begun = Instant::now();
+        let reply = link.run(command, false).await?;
+        Ok::<_, BackendError>((reply, begun.elapsed()))
+    };
+    let (_, way) = run(&redis::cmd("PING")).await?;
+    let (mut cursor, mut found) = ("0".to_owned(), Vec::new());
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
+        let (reply, time) = run(&scan).await?;
+        let keys: Vec<Vec<u8>>;
+        (cursor, keys) = from_redis_value(reply)
+            .map_err(|error| BackendError::new(BackendErrorKind::Unknown, error))?;
+        found.extend(keys.into_iter().filter_map(|key| String::from_utf8(key).ok()));
+        if cursor == "0" {
+            return Ok(found);
+        }
+        sleep(time.saturating_sub(way).max(STEP_TIME) * SCAN_PAUSE).await;
     }
 }

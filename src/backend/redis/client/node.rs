@@ -11,9 +11,7 @@ use tokio::{
 };
 
 use super::{
-    commands::Before,
-    link::{CommandDeadline, Link},
-    push::PushConnection,
+    link::Link,
     replicas::{GrantReply, Grants},
     sentinel::Endpoint,
     settings::RedisConfig,
@@ -22,6 +20,7 @@ use super::{
 use crate::{
     backend::{Channels, redis::scripts::Call},
     error::BackendError,
+    observe::Rarely,
     sync::lock,
 };
 
@@ -30,17 +29,17 @@ pub(super) struct Node {
     commands: Link,
     /// Only if replicas confirm grants. A `WAIT` delays all later commands of its connection.
     grants: Option<Grants>,
-    pub(super) push: PushConnection,
+    pub(super) push: Link,
     pub(super) events: NodeEvents,
 }
 
 impl Node {
     pub(super) fn new(endpoint: &Endpoint, config: &RedisConfig, events: NodeEvents) -> Self {
-        let link = || Link::new(endpoint.clone(), config.clone(), events.clone());
+        let link = || Link::for_commands(endpoint.clone(), config.clone(), events.clone());
         Self {
             commands: link(),
             grants: config.replicas.map(|needed| Grants::new(link(), needed)),
-            push: PushConnection::new(endpoint.clone(), config.clone(), events.clone()),
+            push: Link::for_pushes(endpoint.clone(), config.clone(), events.clone()),
             events,
         }
     }
@@ -52,16 +51,11 @@ impl Node {
     }
 
     /// Runs a script that grants something. Returns whether enough replicas confirmed it, too.
-    pub(super) async fn grant(
-        &self,
-        call: &Call<'_>,
-        before: Before,
-        deadline: CommandDeadline,
-    ) -> GrantReply {
+    pub(super) async fn grant(&self, call: &Call<'_>, asking: bool) -> GrantReply {
         let commands = self.commands();
         match &self.grants {
-            Some(grants) => Box::pin(grants.call(call, before.asking, deadline)).await,
-            None => Ok((commands.call(call, before, deadline).await?, Ok(()))),
+            Some(grants) => Box::pin(grants.call(call)).await,
+            None => Ok((commands.call(call, asking).await?, Ok(()))),
         }
     }
 
@@ -86,33 +80,23 @@ pub(super) struct NodeEvents {
     pub(super) outage: Arc<ServerOutage>,
 }
 
-/// How often the log tells that a server is away.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
-
-/// Since when the server is away, and when the log told of it last.
+/// Since when a server is away, for the log.
 #[derive(Default)]
-pub(super) struct ServerOutage(Mutex<Option<(Instant, Instant)>>);
+pub(super) struct ServerOutage {
+    begun: Mutex<Option<Instant>>,
+    /// The log tells of it once a minute.
+    pub(super) told: Rarely,
+}
 
 impl ServerOutage {
-    pub(super) fn begins(&self) {
-        let now = Instant::now();
-        lock(&self.0).get_or_insert((now, now));
-    }
-
-    /// Returns how long it is away, if the log has not told of it for a minute.
-    pub(super) fn lasts(&self) -> Option<Duration> {
-        let mut outage = lock(&self.0);
-        let (begun, told) = outage.as_mut()?;
-        if told.elapsed() < TOLD_EVERY {
-            return None;
-        }
-        *told = Instant::now();
-        Some(begun.elapsed())
+    /// Notes that the server is away. Returns for how long it is.
+    pub(super) fn begins(&self) -> Duration {
+        lock(&self.begun).get_or_insert_with(Instant::now).elapsed()
     }
 
     /// Returns how long it was away, to the first that asks.
     pub(super) fn ends(&self) -> Option<Duration> {
-        lock(&self.0).take().map(|(begun, _)| begun.elapsed())
+        lock(&self.begun).take().map(|begun| begun.elapsed())
     }
 }
 
@@ -158,28 +142,5 @@ impl ChannelScope {
             Self::All => true,
             Self::Slots(slots) => slots.contain(channel),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::time::advance;
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn an_outage_is_told_each_minute() {
-        let (outage, second) = (ServerOutage::default(), Duration::from_secs(1));
-        assert_eq!(outage.lasts(), None);
-        outage.begins();
-        let mut told = Vec::new();
-        for _ in 0..200 {
-            advance(second).await;
-            outage.begins();
-            told.extend(outage.lasts());
-        }
-        assert_eq!(told, [60, 120, 180].map(Duration::from_secs));
-        assert_eq!((outage.ends(), outage.ends()), (Some(200 * second), None));
-        assert_eq!(outage.lasts(), None);
     }
 }

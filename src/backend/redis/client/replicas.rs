@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use super::{
     failure::{CommandFailure, CommandRetry},
-    link::{CommandDeadline, Link},
+    link::Link,
 };
 use crate::{
     backend::redis::scripts::Call,
@@ -25,30 +25,25 @@ use crate::{
 
 /// The number of replicas that must confirm a grant before it counts.
 ///
-/// The confirmation is a `WAIT` behind the grant, on a connection of its own. With fewer replicas,
-/// the grant is given back, and the try fails with
-/// [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the caller's retry strategy
-/// tries again. A renewal counts no sooner than a grant, so a lease is lost if the replicas stay
-/// away for as long as it lasts. A server that refuses `WAIT` confirms nothing:
-/// [`RedisBackend::ready`](crate::RedisBackend::ready) tells so at the start.
+/// The confirmation is a `WAIT` behind the grant. With fewer replicas, the grant is given back, and
+/// the try fails with [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the caller's
+/// retry strategy tries again. A renewal counts no sooner than a grant, so a lease is lost if the
+/// replicas stay away for as long as it lasts. Each grant and each renewal takes one more round
+/// trip, from the server to its replicas.
 ///
 /// # What it does not give
 ///
 /// It makes it unlikely that a failover loses a lease, but not impossible, for `WAIT` is no
-/// consensus:
+/// consensus. So a fence is needed with it as without it:
 ///
-/// - A replica that has *not* confirmed may become the master. Each replica that can become the
-///   master has the lease only if `count` is the number of *all* replicas. Then one replica that is
-///   away prevents every grant.
+/// - A replica that has *not* confirmed may become the master. Only if `count` is the number of
+///   *all* replicas, each of them has the lease. Then one replica that is away prevents every
+///   grant.
 /// - A replica confirms what it has in memory, and may lose it when it restarts.
 /// - A master that is cut off from its replicas grants nothing any more, but may still answer
 ///   reads.
 /// - A release does not wait for replicas, so a failover may undo it. The lease then ends by
 ///   itself.
-///
-/// So a fence is needed with it as without it. Each grant and each renewal takes one more round
-/// trip, from the server to its replicas. The grants of one process are confirmed in batches: those
-/// that are ready wait for the confirmation under way, and share the next one.
 ///
 /// # Examples
 ///
@@ -125,13 +120,6 @@ impl Replicas {
     }
 }
 
-/// Returns a `WAIT` that the server answers at once, to learn whether it may be sent.
-pub(super) fn wait_for_none() -> Cmd {
-    let mut wait = redis::cmd("WAIT");
-    wait.arg(0).arg(1);
-    wait
-}
-
 /// Returns the error for the refusal of a `WAIT`, with the words of the server.
 pub(super) fn wait_refused(kind: BackendErrorKind, refusal: &BackendError) -> BackendError {
     let said = refusal.source().map(ToString::to_string).unwrap_or_default();
@@ -161,8 +149,6 @@ pub(super) struct Grants {
 
 struct GrantCommand {
     command: Cmd,
-    /// An `ASKING` goes before it.
-    asking: bool,
     told: oneshot::Sender<GrantReply>,
 }
 
@@ -179,15 +165,10 @@ impl Grants {
     }
 
     /// Runs a script, and sends its source if the server does not know it.
-    pub(super) async fn call(
-        &self,
-        call: &Call<'_>,
-        asking: bool,
-        deadline: CommandDeadline,
-    ) -> GrantReply {
-        match self.send(call.by_digest().clone(), asking, deadline).await {
+    pub(super) async fn call(&self, call: &Call<'_>) -> GrantReply {
+        match self.send(call.by_digest().clone()).await {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
-                self.send(call.with_source(), asking, deadline).await
+                self.send(call.with_source()).await
             }
             reply => reply,
         }
@@ -197,16 +178,16 @@ impl Grants {
     ///
     /// Each grant has a task that waits for its turn, so no caller depends on another. The first
     /// task sends the grants of those behind it, too.
-    async fn send(&self, command: Cmd, asking: bool, deadline: CommandDeadline) -> GrantReply {
+    async fn send(&self, command: Cmd) -> GrantReply {
         let (told, reply) = oneshot::channel();
-        lock(&self.gathered).push(GrantCommand { command, asking, told });
+        lock(&self.gathered).push(GrantCommand { command, told });
         let grants = self.clone();
         tokio::spawn(async move {
             let _turn = grants.turn.lock().await;
             let mut batch = std::mem::take(&mut *lock(&grants.gathered));
             batch.retain(|grant| !grant.told.is_closed());
             if !batch.is_empty() {
-                grants.send_all(batch, deadline.restarted()).await;
+                grants.send_all(batch).await;
             }
         });
         reply.await.unwrap_or_else(|_ended| {
@@ -216,16 +197,13 @@ impl Grants {
     }
 
     /// Sends grants and a `WAIT` in one write, and tells each caller.
-    async fn send_all(&self, grants: Vec<GrantCommand>, deadline: CommandDeadline) {
+    async fn send_all(&self, grants: Vec<GrantCommand>) {
         let mut commands = redis::pipe();
         for grant in &grants {
-            if grant.asking {
-                commands.cmd("ASKING");
-            }
             commands.add_command(grant.command.clone());
         }
         commands.add_command(self.needed.wait_command());
-        let mut replies = match self.link.send_all(&commands, deadline).await {
+        let mut replies = match self.link.send_all(&commands).await {
             Ok(replies) => replies,
             Err(CommandFailure { error, .. }) => {
                 return grants.into_iter().for_each(|grant| grant.tell(Err(error.clone().into())));
@@ -241,9 +219,7 @@ impl Grants {
             }
             _ => self.needed.check_met_by(0),
         };
-        let mut replies = replies.into_iter();
-        for grant in grants {
-            let reply = replies.nth(usize::from(grant.asking)).unwrap_or(Ok(Value::Nil));
+        for (grant, reply) in grants.into_iter().zip(replies) {
             grant.tell(reply.map(|value| (value, confirmation.clone())));
         }
     }

@@ -1,8 +1,8 @@
 //! The server that a connection goes to: always the same one, or the master that sentinels name.
 //!
-//! The sentinels are asked one after another, from the one that replied last. If one has not
-//! replied for a moment, the next one is asked, too. The server that a sentinel names must call
-//! itself a master, because a sentinel that was cut off for a while names the previous master.
+//! The sentinels are asked one after another, from the one that replied last. The server that a
+//! sentinel names must call itself a master, because a sentinel that was cut off for a while names
+//! the previous master.
 //! (Redis, "Guidelines for Redis clients with support for Redis Sentinel".)
 //!
 //! While there is a connection, a task watches for another master. Each sentinel announces a
@@ -26,21 +26,19 @@ use redis::{
 };
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tracing::info;
 
 use super::{
-    connect::{ConnectError, ask, first_success, open_pubsub, refuse_replica},
+    connect::{ConnectError, ask, open_pubsub, refuse_replica},
     failure::ClientError,
     settings::{self, Access, ConnectTarget},
     task::OnDemandTask,
 };
 use crate::error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind as Kind};
 
-/// How long one sentinel may take, before the next one is asked, too.
-const ASK_PAUSE: Duration = Duration::from_millis(80);
-/// How long all sentinels may take together to answer, or one to be listened to.
+/// How long a sentinel may take to answer, before the next one is asked.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
 /// How often the sentinels are asked.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -56,26 +54,19 @@ pub(in super::super) enum Endpoint {
     Sentinel(Arc<Sentinels>),
 }
 
-/// Reports when a connection must go to another server than the one that it found last.
-#[derive(Clone)]
-pub(super) enum EndpointWatch {
-    /// No server was found, or it is always the same.
-    Never,
-    Master(MasterWatch),
-}
-
 impl Endpoint {
     pub(in super::super) fn server(url: &str, access: &Access) -> Result<Self, Error> {
-        Ok(Self::Server(Box::new(ConnectTarget::new(settings::parse(url)?, access))))
+        let info = settings::parse(url)?;
+        Ok(Self::Server(Box::new(ConnectTarget { info, access: access.clone() })))
     }
 
-    /// Returns the server to connect to now.
+    /// Returns the server to connect to now, and the watch for another one.
     pub(super) async fn find(&self) -> Result<(ConnectTarget, EndpointWatch), BackendError> {
         match self {
-            Self::Server(target) => Ok(((**target).clone(), EndpointWatch::Never)),
+            Self::Server(target) => Ok(((**target).clone(), EndpointWatch(None))),
             Self::Sentinel(sentinels) => {
                 let (target, watch) = sentinels.find().await?;
-                Ok((target, EndpointWatch::Master(watch)))
+                Ok((target, EndpointWatch(Some(watch))))
             }
         }
     }
@@ -83,32 +74,15 @@ impl Endpoint {
     /// Returns the server for logs, without credentials.
     pub(super) fn shown(&self) -> String {
         match self {
-            Self::Server(target) => target.info().addr().to_string(),
+            Self::Server(target) => target.info.addr().to_string(),
             Self::Sentinel(sentinels) => format!("master {:?}", sentinels.known.master.name),
         }
     }
 
     pub(in super::super) fn database(&self) -> i64 {
         match self {
-            Self::Server(target) => target.info().redis_settings().db(),
+            Self::Server(target) => target.info.redis_settings().db(),
             Self::Sentinel(sentinels) => sentinels.known.master.settings.db(),
-        }
-    }
-}
-
-impl EndpointWatch {
-    /// Completes when the connection must go to another server.
-    pub(super) async fn outdated(&mut self) {
-        match self {
-            Self::Never => std::future::pending().await,
-            Self::Master(watch) => watch.outdated().await,
-        }
-    }
-
-    /// Reports that the server could not be used.
-    pub(super) fn report_failure(&self) {
-        if let Self::Master(watch) = self {
-            watch.sentinels.known.distrust(watch.named_by);
         }
     }
 }
@@ -178,7 +152,6 @@ impl SentinelMaster {
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self) -> Self {
-        settings::install_crypto_provider();
         self.tls = true;
         self
     }
@@ -188,13 +161,12 @@ impl SentinelMaster {
         (host, port): HostPort,
         access: &Access,
     ) -> Result<ConnectTarget, RedisError> {
-        let address = if self.tls {
-            ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
-        } else {
-            ConnectionAddr::Tcp(host, port)
+        let address = match self.tls {
+            true => settings::tls_addr(host, port),
+            false => ConnectionAddr::Tcp(host, port),
         };
-        let info = address.into_connection_info()?;
-        Ok(ConnectTarget::new(info.set_redis_settings(self.settings.clone()), access))
+        let info = address.into_connection_info()?.set_redis_settings(self.settings.clone());
+        Ok(ConnectTarget { info, access: access.clone() })
     }
 }
 
@@ -237,15 +209,20 @@ struct KnownSentinels {
 }
 
 impl Sentinels {
-    pub(in crate::backend::redis) fn new<'a>(
-        urls: impl IntoIterator<Item = &'a str>,
+    pub(in crate::backend::redis) fn new(
+        urls: &[String],
         master: SentinelMaster,
         access: &Access,
     ) -> Result<Self, Error> {
-        let infos = settings::parse_all(urls)?.into_iter().map(of_sentinel);
         // The credentials of sentinels are in their URLs.
-        let of_sentinels = access.without_credentials();
-        let targets: Vec<_> = infos.map(|info| ConnectTarget::new(info, &of_sentinels)).collect();
+        let access_to_sentinels = Access { credentials: None, ..access.clone() };
+        let target = |info: ConnectionInfo| {
+            // Sentinels of Redis 6 do not speak RESP3.
+            let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
+            let info = info.set_redis_settings(settings);
+            ConnectTarget { info, access: access_to_sentinels.clone() }
+        };
+        let targets: Vec<_> = settings::parse_all(urls)?.into_iter().map(target).collect();
         if targets.is_empty() {
             let why = "no sentinel was given; give the URL of one sentinel or more";
             return Err(Error::new(Kind::InvalidConfig, why));
@@ -277,31 +254,28 @@ fn unavailable(error: BoxError) -> BackendError {
     BackendError::new(BackendErrorKind::Unavailable, error)
 }
 
-/// Uses RESP2: sentinels of Redis 6 do not speak RESP3.
-fn of_sentinel(info: ConnectionInfo) -> ConnectionInfo {
-    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
-    info.set_redis_settings(settings)
-}
-
 impl KnownSentinels {
     /// Returns the address of the master, and the index of the sentinel that named it.
     async fn locate(&self) -> Result<(HostPort, usize), BoxError> {
-        let begun = Instant::now();
         let (first, count) = (self.first.load(Ordering::Relaxed), self.targets.len());
-        let questions = (0..count).map(|turn| (first + turn) % count).map(async |asked| {
-            let left = ASK_LIMIT.saturating_sub(begun.elapsed());
-            Ok::<_, ConnectError>((self.ask(asked, left).await?, asked))
-        });
-        let (address, named_by) = first_success(questions, ASK_PAUSE).await?;
-        self.first.store(named_by, Ordering::Relaxed);
-        Ok((address, named_by))
+        let mut failure = BoxError::from("there is no sentinel");
+        for sentinel in (0..count).map(|turn| (first + turn) % count) {
+            match self.ask(sentinel).await {
+                Ok(address) => {
+                    self.first.store(sentinel, Ordering::Relaxed);
+                    return Ok((address, sentinel));
+                }
+                Err(error) => failure = error.into(),
+            }
+        }
+        Err(failure)
     }
 
     /// Asks one sentinel.
-    async fn ask(&self, sentinel: usize, limit: Duration) -> Result<HostPort, ConnectError> {
+    async fn ask(&self, sentinel: usize) -> Result<HostPort, ConnectError> {
         let mut question = redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(&self.master.name);
-        ask(&self.targets[sentinel], limit, async |connection| {
+        ask(&self.targets[sentinel], ASK_LIMIT, async |connection| {
             let reply: Option<HostPort> = question.query_async(connection).await?;
             let unknown = "a sentinel does not know the master";
             reply.ok_or_else(|| {
@@ -309,12 +283,6 @@ impl KnownSentinels {
             })
         })
         .await
-    }
-
-    /// Makes the next sentinel the first one to ask, since the server that this one named could not
-    /// be used.
-    fn distrust(&self, sentinel: usize) {
-        self.first.store((sentinel + 1) % self.targets.len(), Ordering::Relaxed);
     }
 
     async fn is_master(&self, address: HostPort) -> bool {
@@ -334,7 +302,7 @@ impl KnownSentinels {
         while let Some(message) = messages.next().await {
             let text: String = message.get_payload().unwrap_or_default();
             if text.split(' ').any(|word| word == self.master.name)
-                && let Ok(address) = self.ask(sentinel, ASK_LIMIT).await
+                && let Ok(address) = self.ask(sentinel).await
             {
                 self.look_at(address).await;
             }
@@ -382,35 +350,46 @@ async fn keep_watching(run: WatchRun) {
     tokio::join!(asks, listens);
 }
 
-/// Reports when a connection must go to another master.
-#[derive(Clone)]
-pub(super) struct MasterWatch {
+/// Reports when a connection must go to another server than the one that it found last. It never
+/// does without sentinels.
+#[derive(Default)]
+pub(super) struct EndpointWatch(Option<MasterWatch>);
+
+struct MasterWatch {
     sentinels: Arc<Sentinels>,
     seen: watch::Receiver<Option<HostPort>>,
     address: HostPort,
     named_by: usize,
 }
 
-impl MasterWatch {
+impl EndpointWatch {
     /// Completes when the sentinels name another server, and that server is a master.
     ///
     /// The connection stays while no sentinel replies, or the server that is named cannot be used.
     /// Nothing is lost if a call is dropped.
-    async fn outdated(&mut self) {
+    pub(super) async fn outdated(&mut self) {
+        let Some(watch) = &mut self.0 else { return std::future::pending().await };
         // The sender lives as long as this.
-        while self.seen.changed().await.is_ok() {
-            let now = self.seen.borrow_and_update().clone();
+        while watch.seen.changed().await.is_ok() {
+            let now = watch.seen.borrow_and_update().clone();
             match now {
-                Some((host, port)) if (&*host, port) != (&*self.address.0, self.address.1) => {
-                    info!(%host, port, "the sentinels name another master");
+                Some(now) if now != watch.address => {
+                    info!(host = %now.0, port = now.1, "the sentinels name another master");
                     return;
                 }
                 Some(_) => {}
                 // The runtime of the watch has ended.
-                None => self.sentinels.start_watch(),
+                None => watch.sentinels.start_watch(),
             }
         }
-        std::future::pending().await
+    }
+
+    /// Has another sentinel asked first, because the server that this one named could not be used.
+    pub(super) fn report_failure(&self) {
+        if let Some(MasterWatch { sentinels, named_by, .. }) = &self.0 {
+            let next = (named_by + 1) % sentinels.known.targets.len();
+            sentinels.known.first.store(next, Ordering::Relaxed);
+        }
     }
 }
 
@@ -423,12 +402,13 @@ mod tests {
     /// A sentinel that is behind named the old master after the watch had seen the new one.
     #[tokio::test]
     async fn a_connection_that_came_late_to_the_old_master_leaves_it() -> Result<(), Error> {
-        let sentinels = Sentinels::new(["redis://a"], "m".into(), &Access::default())?;
+        let sentinels = Sentinels::new(&["redis://a".to_owned()], "m".into(), &Access::default())?;
         let (sentinels, at) = (Arc::new(sentinels), |host: &str| (host.to_owned(), 6379));
         sentinels.known.seen.send_replace(Some(at("new")));
         let seen = sentinels.known.seen.subscribe();
         let address = at("old");
-        let mut watch = MasterWatch { sentinels: sentinels.clone(), seen, address, named_by: 0 };
+        let watch = MasterWatch { sentinels: sentinels.clone(), seen, address, named_by: 0 };
+        let mut watch = EndpointWatch(Some(watch));
         assert!(watch.outdated().now_or_never().is_none());
         sentinels.known.look_at(at("new")).await;
         assert!(watch.outdated().now_or_never().is_some());

@@ -44,6 +44,14 @@ impl Default for RedisConfig {
     }
 }
 
+impl RedisConfig {
+    /// Returns how long commands wait for the first connection. The server may have to be found
+    /// first.
+    pub(super) fn first_connection_limit(&self) -> Duration {
+        self.connect_timeout.saturating_mul(2).max(self.command_timeout)
+    }
+}
+
 /// The name and the password with which a connection logs in.
 ///
 /// ```
@@ -99,15 +107,6 @@ pub(in super::super) struct Access {
     pub(in super::super) tls: Option<Arc<rustls::ClientConfig>>,
 }
 
-impl Access {
-    /// Returns the access to sentinels, which have credentials of their own.
-    pub(super) fn without_credentials(&self) -> Self {
-        let mut access = self.clone();
-        access.credentials = None;
-        access
-    }
-}
-
 impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Access").finish_non_exhaustive()
@@ -117,19 +116,11 @@ impl fmt::Debug for Access {
 /// A server to connect to.
 #[derive(Clone)]
 pub(in super::super) struct ConnectTarget {
-    info: ConnectionInfo,
+    pub(super) info: ConnectionInfo,
     pub(super) access: Access,
 }
 
 impl ConnectTarget {
-    pub(super) fn new(info: ConnectionInfo, access: &Access) -> Self {
-        Self { info, access: access.clone() }
-    }
-
-    pub(super) fn info(&self) -> &ConnectionInfo {
-        &self.info
-    }
-
     /// Returns the settings of a new connection, with the credentials of now.
     pub(super) async fn settings(&self) -> Result<RedisConnectionInfo, RedisError> {
         let settings = self.info.redis_settings().clone();
@@ -153,15 +144,15 @@ async fn provided(provide: &Provider) -> Result<Credentials, io::Error> {
     Err(io::Error::other(why))
 }
 
+/// Returns the address of a server that is reached by TLS.
+pub(super) fn tls_addr(host: String, port: u16) -> ConnectionAddr {
+    ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
+}
+
 /// Reads several URLs. An error tells which of them is wrong.
-pub(super) fn parse_all<'a>(
-    urls: impl IntoIterator<Item = &'a str>,
-) -> Result<Vec<ConnectionInfo>, Error> {
-    let urls: Vec<_> = urls.into_iter().collect();
-    let parse = |(at, url): (usize, &&str)| {
-        parse_named(url, &format!("Redis URL {} of {}", at + 1, urls.len()))
-    };
-    urls.iter().enumerate().map(parse).collect()
+pub(super) fn parse_all(urls: &[String]) -> Result<Vec<ConnectionInfo>, Error> {
+    let which = |at| format!("Redis URL {} of {}", at + 1, urls.len());
+    urls.iter().enumerate().map(|(at, url)| parse_named(url, &which(at))).collect()
 }
 
 /// Reads a URL, and adds the protocol version.
@@ -172,57 +163,30 @@ pub(super) fn parse(url: &str) -> Result<ConnectionInfo, Error> {
 /// Reads a URL that an error calls `which`, since the URL itself may have a password in it.
 fn parse_named(url: &str, which: &str) -> Result<ConnectionInfo, Error> {
     let invalid = |why: String| Error::new(ErrorKind::InvalidConfig, why);
-    let scheme = scheme(url);
+    // What follows the scheme may be a password.
+    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     if !cfg!(feature = "tls") && ["rediss", "valkeys"].contains(&scheme) {
         return Err(invalid(format!(
             "{which} begins with `{scheme}:`, but TLS is not compiled in; enable the feature `tls` \
              of bellwether"
         )));
     }
-    let info = url.into_connection_info().map_err(|error| unreadable(which, scheme, error))?;
-    match info.addr() {
-        ConnectionAddr::TcpTls { insecure: true, .. } => {
-            return Err(invalid(format!(
-                "{which} ends with `#insecure`, which would trust any certificate; remove it, and \
-                 name the file of your CA in the variable `SSL_CERT_FILE`"
-            )));
-        }
-        #[cfg(feature = "tls")]
-        ConnectionAddr::TcpTls { .. } => install_crypto_provider(),
-        _ => {}
+    let info = url.into_connection_info().map_err(|error| {
+        let why = format!(
+            "{which}, which begins with `{scheme}:`, cannot be read; \
+             give `redis://[user[:password]@]host[:port][/database]` (or `rediss://`, \
+             `redis+unix://`), with special characters in the password percent-encoded"
+        );
+        Error::with_source(ErrorKind::InvalidConfig, why, error)
+    })?;
+    if let ConnectionAddr::TcpTls { insecure: true, .. } = info.addr() {
+        return Err(invalid(format!(
+            "{which} ends with `#insecure`, which would trust any certificate; remove it, and name \
+             the file of your CA in the variable `SSL_CERT_FILE`"
+        )));
     }
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     Ok(info.set_redis_settings(settings))
-}
-
-/// Returns the part of a URL that is safe to log: what follows it may be a password.
-fn scheme(url: &str) -> &str {
-    url.split_once("://").map_or("", |(scheme, _)| scheme)
-}
-
-/// Installs *ring* as the crypto provider of rustls, unless the process has installed one.
-///
-/// The client library panics where no provider is installed and several are compiled in.
-#[cfg(feature = "tls")]
-pub(super) fn install_crypto_provider() {
-    use rustls::crypto::{CryptoProvider, ring};
-    if CryptoProvider::get_default().is_none() {
-        // Another thread may install one first, which is as good.
-        let _ = ring::default_provider().install_default();
-    }
-}
-
-fn unreadable(which: &str, scheme: &str, error: RedisError) -> Error {
-    let given = match scheme {
-        "" => "without a scheme".to_owned(),
-        scheme => format!("with the scheme `{scheme}`"),
-    };
-    let why = format!(
-        "{which} {given} cannot be read; \
-         give `redis://[user[:password]@]host[:port][/database]` \
-         (or `rediss://`, `redis+unix://`), with special characters in the password percent-encoded"
-    );
-    Error::with_source(ErrorKind::InvalidConfig, why, error)
 }
 
 #[cfg(test)]
@@ -231,10 +195,12 @@ mod tests {
 
     #[test]
     fn an_error_names_the_scheme_and_never_the_password() {
+        let several = parse_all(&["redis://a", "http://user:secret@b"].map(String::from)).err();
+        assert!(several.is_some_and(|error| error.to_string().starts_with("Redis URL 2 of 2,")));
         for (url, said) in [
-            ("http://user:secret@host", "`http`"),
-            ("redis://user:secret@host:port", "`redis`"),
-            ("user:secret@host", "without a scheme"),
+            ("http://user:secret@host", "`http:`"),
+            ("redis://user:secret@host:port", "`redis:`"),
+            ("user:secret@host", "`:`"),
             (
                 "rediss://user:secret@host#insecure",
                 if cfg!(feature = "tls") { "CA" } else { "tls" },
@@ -245,13 +211,5 @@ mod tests {
             let text = text.unwrap_or_default();
             assert!(text.contains(said) && !text.contains("secret"), "{url}: {text}");
         }
-    }
-
-    #[test]
-    fn an_error_tells_which_of_several_urls_is_wrong() {
-        let error = parse_all(["redis://a", "http://user:secret@b"]).err();
-        let text = error.map(|error| error.to_string()).unwrap_or_default();
-        assert!(text.starts_with("Redis URL 2 of 2 with the scheme `http`"), "{text}");
-        assert!(!text.contains("secret"), "{text}");
     }
 }

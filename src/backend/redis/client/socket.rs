@@ -15,107 +15,105 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use futures_util::{FutureExt, future::select_ok, task::AtomicWaker};
+use futures_util::{FutureExt, future::select_ok};
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, lookup_host},
+    sync::Notify,
     task::unconstrained,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::settings::ConnectTarget;
 use crate::time::after;
 
-/// How much of a large command the socket takes before its peer has some of it.
+/// A write of this size or more takes its time on the way: a second for each megabyte.
 ///
-/// With more, a command would seem to be sent long before it is.
-#[cfg(any(target_os = "android", target_os = "linux"))]
-const UNSENT_LIMIT: u32 = 256 << 10;
-
-/// A write of this size that the socket does not take at once is watched.
-///
-/// A socket takes small commands for long after its peer is gone, which shows nothing.
+/// The socket and other buffers on the way take it long before its peer has it. They take small
+/// commands for long after the peer is gone, so these prove nothing.
 const LARGE_WRITE: usize = 16 << 10;
 
-/// The pauses in which the driver may take its turn. The first takes a part of the limit, and each
-/// one twice as long as the one before it.
+/// How many command time-outs the driver may take for a turn.
 ///
-/// Together they are 16 limits. With less, a burst of tasks that holds up the driver counts as a
-/// silence. With more, a runtime that stands still holds up the callers of others for longer.
-const PAUSES: u32 = 9;
-const FIRST_PAUSE: u32 = 32;
+/// With less, a burst of tasks that holds up the driver counts as a silence. With more, a runtime
+/// that stands still holds up the callers of others for longer.
+const PATIENCE: u32 = 8;
 
-/// When bytes last moved on one connection. Times are in microseconds since `begun`.
+/// When bytes last moved on one connection.
 pub(super) struct Progress {
     begun: Instant,
-    moved: AtomicU64,
-    /// When something was written first since the last read. Zero if nothing was.
-    unanswered: AtomicU64,
-    /// How often the driver has ended a turn: it has read what there was, and has written.
-    turns: AtomicU64,
-    /// The task that reads from the connection.
-    driver: AtomicWaker,
+    /// Since when nothing has moved, in microseconds since `begun`.
+    quiet_since: AtomicU64,
+    /// Something was written since the last read.
+    is_unanswered: AtomicBool,
+    /// Asks the driver for a turn: to read what there is, and to write.
+    asked: Notify,
+    turned: Notify,
     /// Cancelled when the driver has ended. It has then dropped all commands that it had.
     pub(super) ended: CancellationToken,
 }
 
 impl Progress {
     pub(super) fn new() -> Arc<Self> {
-        let [moved, unanswered, turns] = [0; 3].map(AtomicU64::new);
-        let (driver, ended) = (AtomicWaker::new(), CancellationToken::new());
-        Arc::new(Self { begun: Instant::now(), moved, unanswered, turns, driver, ended })
+        let (quiet_since, is_unanswered) = (AtomicU64::new(0), AtomicBool::new(false));
+        let (asked, turned, ended) = Default::default();
+        Arc::new(Self { begun: Instant::now(), quiet_since, is_unanswered, asked, turned, ended })
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
+        u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    fn at(&self, micros: u64) -> Instant {
-        after(self.begun, Duration::from_micros(micros))
+    fn has_read(&self) {
+        self.quiet_since.fetch_max(self.now(), Ordering::Relaxed);
+        self.is_unanswered.store(false, Ordering::Relaxed);
     }
 
-    fn note(&self) {
-        self.moved.store(self.now(), Ordering::Relaxed);
-        self.unanswered.store(0, Ordering::Relaxed);
+    fn has_written(&self, bytes: usize) {
+        let is_large = bytes >= LARGE_WRITE;
+        if is_large || !self.is_unanswered() {
+            let on_the_way = if is_large { bytes as u64 } else { 0 };
+            self.quiet_since.fetch_max(self.now() + on_the_way, Ordering::Relaxed);
+            self.is_unanswered.store(true, Ordering::Relaxed);
+        }
     }
 
     fn is_unanswered(&self) -> bool {
-        self.unanswered.load(Ordering::Relaxed) != 0
+        self.is_unanswered.load(Ordering::Relaxed)
     }
 
     /// Returns for how long something is unanswered while nothing has moved.
     pub(super) fn silence(&self) -> Duration {
-        match self.unanswered.load(Ordering::Relaxed) {
-            0 => Duration::ZERO,
-            since => Duration::from_micros(self.now().saturating_sub(since)),
+        match self.is_unanswered() {
+            true => Instant::now().saturating_duration_since(self.quiet_since()),
+            false => Duration::ZERO,
         }
     }
 
-    /// Returns for how long nothing has moved.
-    pub(super) fn unmoved(&self) -> Duration {
-        Duration::from_micros(self.now().saturating_sub(self.moved.load(Ordering::Relaxed)))
+    fn quiet_since(&self) -> Instant {
+        after(self.begun, Duration::from_micros(self.quiet_since.load(Ordering::Relaxed)))
     }
 
-    /// Runs the driver, and notes its turns.
-    pub(super) async fn drive<T>(&self, driver: impl Future<Output = T>) -> T {
+    /// Runs the driver.
+    pub(super) async fn drive(&self, driver: impl Future<Output = ()>) {
         let _ended = self.ended.clone().drop_guard();
         let mut driver = pin!(driver);
-        poll_fn(|cx| {
-            self.driver.register(cx.waker());
-            let poll = driver.as_mut().poll(cx);
-            self.turns.fetch_add(1, Ordering::Relaxed);
-            poll
-        })
-        .await
+        loop {
+            tokio::select! {
+                biased;
+                () = driver.as_mut() => return,
+                () = self.asked.notified() => self.turned.notify_waiters(),
+            }
+        }
     }
 
     /// Waits for a reply. Returns `None` if the connection is silent for this long before.
@@ -125,63 +123,45 @@ impl Progress {
         &self,
         mut sending: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
         limit: Duration,
-        begun: Instant,
     ) -> Option<Result<T, RedisError>> {
         tokio::select! {
             biased;
             reply = sending.as_mut() => return Some(reply),
-            () = self.silent_for(limit, begun) => {}
+            () = self.ended.cancelled() => {}
+            () = self.silent_for(limit) => return None,
         }
-        // If the driver has ended, its last reply may have come since. There will be no other.
+        // The last reply may have come since. There will be no other.
         let ended = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
-        let last = || unconstrained(sending).now_or_never().unwrap_or_else(ended);
-        self.ended.is_cancelled().then(last)
+        Some(unconstrained(sending).now_or_never().unwrap_or_else(ended))
     }
 
-    /// Completes when nothing has moved for this long, and this long after `begun`, or when the
-    /// driver has ended.
+    /// Completes when nothing has moved for this long, from now on.
     ///
     /// Only what the driver has seen counts. A busy process may not have run it for so long, while
     /// replies lie in the socket.
-    async fn silent_for(&self, limit: Duration, begun: Instant) {
-        let end = || {
-            let moved = self.moved.load(Ordering::Relaxed);
-            // The driver may have written late.
-            let since = moved.max(self.unanswered.load(Ordering::Relaxed));
-            after(self.at(since).max(begun), limit)
-        };
-        let silent = async {
-            loop {
-                let expected = end();
-                sleep_until(expected).await;
-                // Something may have moved since.
-                if end() != expected {
-                    continue;
-                }
-                // Only the second turn has begun after this.
-                let has_turned = self.turn(limit).await && self.turn(limit).await;
-                if !has_turned || end() == expected {
-                    return;
-                }
+    async fn silent_for(&self, limit: Duration) {
+        let begun = Instant::now();
+        let end = || after(self.quiet_since().max(begun), limit);
+        loop {
+            let expected = end();
+            sleep_until(expected).await;
+            // Something may have moved since.
+            if end() != expected {
+                continue;
             }
-        };
-        tokio::select! {
-            () = self.ended.cancelled() => {}
-            () = silent => {}
+            // Only the second turn has begun after this.
+            let has_turned = self.turn(limit).await && self.turn(limit).await;
+            if !has_turned || end() == expected {
+                return;
+            }
         }
     }
 
     /// Waits until the driver ends a turn. Returns `false` if it stands still.
     async fn turn(&self, limit: Duration) -> bool {
-        let before = self.turns.load(Ordering::Relaxed);
-        self.driver.wake();
-        for pause in 0..PAUSES {
-            sleep(limit * (1 << pause) / FIRST_PAUSE).await;
-            if self.turns.load(Ordering::Relaxed) != before {
-                return true;
-            }
-        }
-        false
+        let turned = self.turned.notified();
+        self.asked.notify_one();
+        timeout(limit.saturating_mul(PATIENCE), turned).await.is_ok()
     }
 }
 
@@ -193,15 +173,13 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 pub(super) struct Socket {
     stream: Box<dyn Stream>,
     progress: Arc<Progress>,
-    /// The socket did not take all of a large write.
-    is_full: bool,
     /// The other tasks have run before the next write.
     has_yielded: bool,
 }
 
 impl Socket {
     pub(super) fn new(stream: impl Stream + 'static, progress: Arc<Progress>) -> Self {
-        Self { stream: Box::new(stream), progress, is_full: false, has_yielded: false }
+        Self { stream: Box::new(stream), progress, has_yielded: false }
     }
 
     /// Reaches the server, without TLS.
@@ -209,7 +187,7 @@ impl Socket {
         target: &ConnectTarget,
         progress: Arc<Progress>,
     ) -> Result<Self, RedisError> {
-        match target.info().addr() {
+        match target.info.addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
                 Ok(Self::new(connect_tcp(host, *port).await?, progress))
             }
@@ -226,7 +204,7 @@ impl Socket {
 
     /// Does the TLS handshake, if the server wants it.
     pub(super) async fn secure(self, target: &ConnectTarget) -> Result<Box<dyn Stream>, io::Error> {
-        match target.info().addr() {
+        match target.info.addr() {
             #[cfg(feature = "tls")]
             ConnectionAddr::TcpTls { host, .. } => {
                 Ok(Box::new(tls::connect(target, host, self).await?))
@@ -245,7 +223,7 @@ impl AsyncRead for Socket {
         let before = into.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
         if into.filled().len() > before {
-            self.progress.note();
+            self.progress.has_read();
         }
         Poll::Ready(Ok(()))
     }
@@ -258,8 +236,8 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let is_large = bytes.len() >= LARGE_WRITE;
-        if self.progress.is_unanswered() && !self.has_yielded && !is_large {
+        let is_small = bytes.len() < LARGE_WRITE;
+        if self.progress.is_unanswered() && !self.has_yielded && is_small {
             self.has_yielded = true;
             // Puts this task at the end of the scheduler's queue.
             cx.waker().wake_by_ref();
@@ -267,20 +245,9 @@ impl AsyncWrite for Socket {
         }
         let write = poll_fn(|cx| Pin::new(&mut self.stream).poll_write(cx, bytes));
         // A driver that takes many commands in one turn has no budget left to write them.
-        let poll = pin!(unconstrained(write)).poll(cx);
-        let Poll::Ready(Ok(written)) = poll else {
-            self.is_full |= poll.is_pending() && is_large;
-            return poll;
-        };
+        let written = ready!(pin!(unconstrained(write)).poll(cx))?;
         self.has_yielded = false;
-        // A full socket takes more only after its peer took some.
-        if self.is_full {
-            self.progress.note();
-        }
-        self.is_full = bytes.len() - written >= if self.is_full { 1 } else { LARGE_WRITE };
-        if !self.progress.is_unanswered() {
-            self.progress.unanswered.store(self.progress.now(), Ordering::Relaxed);
-        }
+        self.progress.has_written(written);
         Poll::Ready(Ok(written))
     }
 
@@ -304,8 +271,6 @@ async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream, RedisError> {
     socket.set_nodelay(true)?;
     let options = SockRef::from(&socket);
     options.set_tcp_keepalive(&keepalive())?;
-    #[cfg(any(target_os = "android", target_os = "linux"))]
-    options.set_tcp_notsent_lowat(UNSENT_LIMIT)?;
     Ok(socket)
 }
 
@@ -323,8 +288,13 @@ fn keepalive() -> TcpKeepalive {
 mod tls {
     use std::{io, sync::Arc};
 
+    use rustls::{
+        ClientConfig, RootCertStore,
+        crypto::{CryptoProvider, ring},
+        pki_types::ServerName,
+    };
     use tokio::task::spawn_blocking;
-    use tokio_rustls::{TlsConnector, client::TlsStream, rustls};
+    use tokio_rustls::{TlsConnector, client::TlsStream};
 
     use super::{ConnectTarget, Socket};
 
@@ -333,7 +303,7 @@ mod tls {
         host: &str,
         socket: Socket,
     ) -> Result<TlsStream<Socket>, io::Error> {
-        let name = rustls::pki_types::ServerName::try_from(host).map_err(io::Error::other)?;
+        let name = ServerName::try_from(host).map_err(io::Error::other)?;
         let config = match &target.access.tls {
             Some(config) => config.clone(),
             // The roots are files.
@@ -342,16 +312,21 @@ mod tls {
         TlsConnector::from(config).connect(name.to_owned(), socket).await
     }
 
-    /// Passes over roots that cannot be read, for the others may suffice.
-    fn trusting_the_system() -> Result<rustls::ClientConfig, io::Error> {
+    /// Passes over roots that cannot be read, for the others may suffice. Uses *ring*, unless the
+    /// process has installed another provider.
+    fn trusting_the_system() -> Result<ClientConfig, io::Error> {
         let mut found = rustls_native_certs::load_native_certs();
-        let mut roots = rustls::RootCertStore::empty();
+        let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(found.certs);
         match found.errors.pop() {
             Some(error) if roots.is_empty() => Err(io::Error::other(error)),
             _ => {
-                let config = rustls::ClientConfig::builder().with_root_certificates(roots);
-                Ok(config.with_no_client_auth())
+                let ring = || Arc::new(ring::default_provider());
+                let provider = CryptoProvider::get_default().cloned().unwrap_or_else(ring);
+                let config = ClientConfig::builder_with_provider(provider)
+                    .with_safe_default_protocol_versions()
+                    .map_err(io::Error::other)?;
+                Ok(config.with_root_certificates(roots).with_no_client_auth())
             }
         }
     }
@@ -362,7 +337,7 @@ mod tests {
     use futures_util::poll;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt, duplex},
-        time::{advance, timeout},
+        time::advance,
     };
 
     use super::*;
@@ -382,8 +357,8 @@ mod tests {
             assert_eq!(progress.silence(), Duration::ZERO);
         }
         let begun = Instant::now();
-        progress.silent_for(LIMIT, begun).await;
-        assert!(begun.elapsed() >= LIMIT && begun.elapsed() <= LIMIT * 17);
+        progress.silent_for(LIMIT).await;
+        assert!(begun.elapsed() >= LIMIT && begun.elapsed() <= LIMIT * 9);
         Ok(())
     }
 
@@ -398,58 +373,14 @@ mod tests {
         let ours = progress.clone();
         let driver = tokio::spawn(async move {
             let mut all = Vec::new();
-            ours.drive(socket.read_to_end(&mut all)).await.map(|_| all)
+            ours.drive(async { drop(socket.read_to_end(&mut all).await) }).await;
+            all
         });
         let begun = Instant::now();
-        progress.silent_for(LIMIT, Instant::now() - LIMIT).await;
+        progress.silent_for(LIMIT).await;
         assert!(begun.elapsed() >= LIMIT, "{:?}", begun.elapsed());
         drop(there);
-        assert_eq!(driver.await??, b"x");
-        Ok(())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_connection_without_a_driver_is_silent_at_once() {
-        let progress = Progress::new();
-        let begun = Instant::now();
-        tokio::join!(progress.silent_for(LIMIT, begun), async { progress.ended.cancel() });
-        progress.silent_for(LIMIT, begun).await;
-        assert_eq!(begun.elapsed(), Duration::ZERO);
-    }
-
-    /// Each caller gives up early, so no command comes to its time-out.
-    #[tokio::test(start_paused = true)]
-    async fn the_silence_begins_with_the_first_write_that_is_unanswered() -> io::Result<()> {
-        let (here, _there) = duplex(64);
-        let progress = Progress::new();
-        let mut socket = Socket::new(here, progress.clone());
-        advance(LIMIT).await;
-        assert_eq!(progress.silence(), Duration::ZERO);
-        for commands in 0..3 {
-            assert_eq!(progress.silence(), commands * LIMIT);
-            socket.write_all(b"a command").await?;
-            advance(LIMIT).await;
-        }
-        Ok(())
-    }
-
-    /// A peer that is gone takes what its socket still has room for, and nothing more.
-    #[tokio::test(start_paused = true)]
-    async fn only_a_full_socket_shows_by_a_write_that_its_peer_reads() -> io::Result<()> {
-        let (here, mut there) = duplex(LARGE_WRITE);
-        let progress = Progress::new();
-        let mut socket = Socket::new(here, progress.clone());
-        advance(LIMIT).await;
-        socket.write_all(b"a small command").await?;
-        advance(LIMIT).await;
-        socket.write_all(b"a small command").await?;
-        assert!(progress.silence() >= LIMIT, "a write that fits says nothing");
-        let large = vec![0; 3 * LARGE_WRITE];
-        assert!(timeout(LIMIT, socket.write_all(&large)).await.is_err());
-        assert!(progress.silence() >= LIMIT * 2, "the peer has read nothing");
-        there.read_exact(&mut vec![0; LARGE_WRITE / 2]).await?;
-        assert!(timeout(LIMIT, socket.write_all(&large)).await.is_err());
-        assert!(progress.silence() <= LIMIT * 2, "the peer has read");
+        assert_eq!(driver.await?, b"x");
         Ok(())
     }
 

@@ -1,12 +1,13 @@
 //! The node that serves each slot, as far as it is known, and the waiters that a change wakes.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
 };
 
-use redis::{RedisError, Value};
+use redis::Value;
 use tokio::sync::{Notify, watch};
 use tracing::warn;
 
@@ -53,76 +54,39 @@ impl Topology {
 
     /// Takes over the map that a node reported.
     pub(super) fn replace(&self, now: SlotMap) {
-        let now = Arc::new(now);
-        let mut before = TopologyState::Unknown;
-        let changed = self.state.send_if_modified(|state| {
-            if matches!(state, TopologyState::Known(known) if *known == now) {
-                return false;
-            }
-            before = std::mem::replace(state, TopologyState::Known(now.clone()));
-            true
-        });
-        if !changed {
+        let before = self.known();
+        if before.as_deref() == Some(&now) {
             return;
         }
-        match before {
-            TopologyState::Known(before) => {
-                self.channels_moved(|channel| {
-                    let slot = slot_of(channel.as_bytes());
-                    before.owner(slot) != now.owner(slot)
-                });
-            }
-            _ => self.channels.recheck(),
+        let now = Arc::new(now);
+        self.state.send_replace(TopologyState::Known(now.clone()));
+        if let Some(before) = before {
+            self.new_connections.send_replace(());
+            self.channels.lost(|channel| {
+                let slot = slot_of(channel.as_bytes());
+                before.owner(slot) != now.owner(slot)
+            });
         }
-    }
-
-    /// Takes over that a slot has moved, and asks for the whole map, because other slots may have
-    /// moved.
-    pub(super) fn slot_moved(&self, slot: u16, to: NodeAddress) {
-        let changed = self.state.send_if_modified(|state| match state {
-            TopologyState::Known(slots) if slots.owner(slot) != Some(&to) => {
-                *state = TopologyState::Known(Arc::new(slots.with(slot, to)));
-                true
-            }
-            _ => false,
-        });
-        if changed {
-            self.channels_moved(|channel| slot_of(channel.as_bytes()) == slot);
-        }
-        self.trouble.notify_one();
-    }
-
-    fn channels_moved(&self, has_moved: impl Fn(&str) -> bool) {
-        self.new_connections.send_replace(());
-        self.channels.lost(&has_moved);
         self.channels.recheck();
     }
 
-    /// Records that no node replied. A map that was known before stays.
+    /// Notes that no node replied. A map that was known before stays.
     pub(super) fn failed(&self, error: BackendError) {
-        let was_failed = matches!(&*self.state.borrow(), TopologyState::Failed(_));
-        let is_failed = self.state.send_if_modified(|state| {
-            let is_failed = !matches!(state, TopologyState::Known(_));
-            if is_failed {
-                *state = TopologyState::Failed(error.clone());
-            }
-            is_failed
-        });
-        if is_failed && !was_failed {
+        if self.known().is_some() {
+            return;
+        }
+        let before = self.state.send_replace(TopologyState::Failed(error.clone()));
+        if !matches!(before, TopologyState::Failed(_)) {
             warn!(error = %Chain(&error), "no node of the cluster replies; trying again");
             self.channels.wake(|_| true);
         }
     }
 
-    /// Records that the refresh task has ended with its runtime. A map that was known before stays.
+    /// Notes that the refresh task has ended with its runtime. A map that was known before stays.
     pub(super) fn abandon(&self) {
-        self.state.send_if_modified(|state| {
-            let is_waiting = !matches!(state, TopologyState::Known(_));
-            if is_waiting {
-                *state = TopologyState::Unknown;
-            }
-            is_waiting
-        });
+        if self.known().is_none() {
+            self.state.send_replace(TopologyState::Unknown);
+        }
     }
 }
 
@@ -135,26 +99,13 @@ pub(super) struct NodeSlots {
 
 impl NodeSlots {
     pub(super) fn contain(&self, channel: &str) -> bool {
-        match &*self.topology.state.borrow() {
-            TopologyState::Known(slots) => {
-                slots.owner(slot_of(channel.as_bytes())) == Some(&self.address)
-            }
-            _ => false,
-        }
-    }
-
-    /// Takes over that a channel's slot has moved, as the node's error says.
-    pub(super) fn moved(&self, channel: &str, error: &RedisError) {
-        let to =
-            error.redirect_node().and_then(|(to, _)| NodeAddress::read(to, &self.address.host));
-        if let Some(to) = to {
-            self.topology.slot_moved(slot_of(channel.as_bytes()), to);
-        }
+        let slots = self.topology.known();
+        slots.is_some_and(|it| it.owner(slot_of(channel.as_bytes())) == Some(&self.address))
     }
 }
 
 /// The number of slots, which the protocol fixes.
-const COUNT: usize = 16_384;
+const COUNT: u16 = 16_384;
 
 /// Returns the slot of a key, or of the text in its first braces if there is any.
 pub(super) fn slot_of(key: &[u8]) -> u16 {
@@ -163,7 +114,7 @@ pub(super) fn slot_of(key: &[u8]) -> u16 {
         let length = rest.iter().position(|byte| *byte == b'}')?;
         (length > 0).then(|| &rest[..length])
     });
-    crc16(tag.unwrap_or(key)) % COUNT as u16
+    crc16(tag.unwrap_or(key)) % COUNT
 }
 
 /// CRC-16/XMODEM, as the cluster specification of Redis defines it.
@@ -224,58 +175,41 @@ impl fmt::Display for NodeAddress {
     }
 }
 
-#[derive(Clone, PartialEq)]
+#[derive(PartialEq)]
 pub(super) struct SlotMap {
     owners: Vec<NodeAddress>,
-    /// For each slot, one more than the index of its owner, or zero if no node serves it.
-    owner: Box<[u16]>,
+    /// The first slot of each range, by the last one, and the index of the owner.
+    ranges: BTreeMap<u16, (u16, usize)>,
 }
 
 impl SlotMap {
-    fn none() -> Self {
-        Self { owners: Vec::new(), owner: vec![0; COUNT].into() }
-    }
-
     /// Reads the reply to `CLUSTER SLOTS`. Returns `None` if it has another form, or names no slot.
     pub(super) fn read(reply: &Value, from: &str) -> Option<Self> {
-        let Value::Array(ranges) = reply else { return None };
-        let mut slots = Self::none();
-        for range in ranges {
+        let Value::Array(replied) = reply else { return None };
+        let (mut owners, mut ranges) = (Vec::new(), BTreeMap::new());
+        for range in replied {
             let Value::Array(fields) = range else { return None };
             let [Value::Int(first), Value::Int(last), master, ..] = fields.as_slice() else {
                 return None;
             };
-            let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
-            if let Some(master) = NodeAddress::of_node(master, from) {
-                let owner = slots.index(master);
-                slots.owner.get_mut(first..=last)?.fill(owner);
+            let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
+            if first > last || last >= COUNT {
+                return None;
             }
+            let Some(master) = NodeAddress::of_node(master, from) else { continue };
+            let known = owners.iter().position(|owner| *owner == master);
+            let owner = known.unwrap_or(owners.len());
+            if known.is_none() {
+                owners.push(master);
+            }
+            ranges.insert(last, (first, owner));
         }
-        (!slots.owners.is_empty()).then_some(slots)
-    }
-
-    fn index(&mut self, address: NodeAddress) -> u16 {
-        let known = self.owners.iter().position(|owner| *owner == address);
-        let at = known.unwrap_or_else(|| {
-            self.owners.push(address);
-            self.owners.len() - 1
-        });
-        u16::try_from(at + 1).unwrap_or(0)
-    }
-
-    /// Returns the map with another owner of one slot.
-    pub(super) fn with(&self, slot: u16, to: NodeAddress) -> Self {
-        let mut slots = self.clone();
-        let owner = slots.index(to);
-        if let Some(slot) = slots.owner.get_mut(usize::from(slot)) {
-            *slot = owner;
-        }
-        slots
+        (!owners.is_empty()).then_some(Self { owners, ranges })
     }
 
     pub(super) fn owner(&self, slot: u16) -> Option<&NodeAddress> {
-        let owner = self.owner.get(usize::from(slot))?;
-        self.owners.get(usize::from(*owner).checked_sub(1)?)
+        let (_, (first, owner)) = self.ranges.range(slot..).next()?;
+        self.owners.get(*owner).filter(|_| *first <= slot)
     }
 
     /// Returns a number for the owner of a slot, or zero if there is none.
@@ -303,16 +237,6 @@ pub(in super::super) fn check_any_slots(value: &Value) {
 mod tests {
     use super::*;
 
-    fn node(host: &str, port: i64) -> Value {
-        Value::Array(vec![Value::BulkString(host.into()), Value::Int(port)])
-    }
-
-    fn range(first: i64, last: i64, nodes: Vec<Value>) -> Value {
-        let mut fields = vec![Value::Int(first), Value::Int(last)];
-        fields.extend(nodes);
-        Value::Array(fields)
-    }
-
     /// From the cluster specification, and from `CLUSTER KEYSLOT`.
     #[test]
     fn slots_are_those_of_the_specification() {
@@ -320,52 +244,54 @@ mod tests {
         for (key, slot) in [
             ("foo", 12182),
             ("shop:l:{foo}:l", 12182),
-            ("shop:l:{foo}:f", 12182),
-            ("{}:l", slot_of(b"{}:l")),
+            ("{}:l", crc16(b"{}:l") % COUNT),
             ("a{b}{c}", slot_of(b"b")),
         ] {
             assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
         }
-        assert_eq!(slot_of(b"{}:l"), crc16(b"{}:l") % 16_384);
+    }
+
+    fn range(first: i64, last: i64, host: &str, port: i64) -> Value {
+        let node = Value::Array(vec![Value::BulkString(host.into()), Value::Int(port)]);
+        Value::Array(vec![Value::Int(first), Value::Int(last), node])
     }
 
     #[test]
     fn a_reply_is_read() {
         let reply = Value::Array(vec![
-            range(0, 5460, vec![node("10.0.0.1", 7000), node("10.0.0.4", 7003)]),
-            range(5461, 10_922, vec![node("", 7001)]),
-            range(10_923, 10_923, vec![node("?", 0)]),
-            range(16_383, 16_383, vec![node("10.0.0.1", 7000)]),
+            range(0, 5460, "10.0.0.1", 7000),
+            range(5461, 10_922, "", 7001),
+            range(10_923, 10_923, "?", 0),
+            range(16_383, 16_383, "10.0.0.1", 7000),
         ]);
-        let Some(slots) = SlotMap::read(&reply, "asked") else { panic!("it is not read") };
-        let owner = |slot| slots.owner(slot).map(ToString::to_string);
-        assert_eq!(owner(0).as_deref(), Some("10.0.0.1:7000"));
-        assert_eq!(owner(5461).as_deref(), Some("asked:7001"));
-        assert_eq!(owner(10_923), None);
-        assert_eq!(owner(16_382), None);
-        assert_eq!(slots.number(16_383), slots.number(5460));
-        assert_eq!(slots.owners().len(), 2);
-        let moved = NodeAddress::read("[::1]:7005", "asked");
-        let Some(moved) = moved else { panic!("it is not read") };
-        let slots = slots.with(5460, moved.clone());
-        assert_eq!(slots.owner(5460), Some(&moved));
-        assert_ne!(slots.owner(5459), Some(&moved));
+        let slots = SlotMap::read(&reply, "asked");
+        let owner = |slot| slots.as_ref()?.owner(slot).map(ToString::to_string);
+        for (slot, expected) in [
+            (0, Some("10.0.0.1:7000")),
+            (5461, Some("asked:7001")),
+            (10_923, None),
+            (16_382, None),
+            (16_383, Some("10.0.0.1:7000")),
+        ] {
+            assert_eq!(owner(slot).as_deref(), expected, "{slot}");
+        }
+        assert_eq!(slots.map(|slots| slots.owners.len()), Some(2));
+        for range in [range(0, 16_384, "a", 1), range(7, 3, "a", 1), Value::Nil] {
+            assert!(SlotMap::read(&Value::Array(vec![range]), "asked").is_none());
+        }
     }
 
     #[test]
-    fn a_reply_of_another_form_is_refused() {
-        for reply in [
-            Value::Nil,
-            Value::Array(vec![]),
-            Value::Array(vec![Value::Int(3)]),
-            Value::Array(vec![range(0, 16_384, vec![node("a", 1)])]),
-            Value::Array(vec![range(7, 3, vec![node("a", 1)])]),
-            Value::Array(vec![range(0, 3, vec![])]),
+    fn an_address_is_read() {
+        for (text, expected) in [
+            ("[::1]:7005", Some("::1:7005")),
+            (":7005", Some("asked:7005")),
+            ("host", None),
+            ("host:port", None),
+            (":70000", None),
         ] {
-            assert!(SlotMap::read(&reply, "asked").is_none(), "{reply:?}");
-        }
-        for text in ["", "host", "host:port", ":70000"] {
-            assert_eq!(NodeAddress::read(text, "asked"), None, "{text}");
+            let address = NodeAddress::read(text, "asked").map(|it| it.to_string());
+            assert_eq!(address.as_deref(), expected, "{text}");
         }
     }
 }

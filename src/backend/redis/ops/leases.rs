@@ -112,20 +112,14 @@ impl Leases for RedisBackend {
         Ok(passed)
     }
 
-    async fn pass_with_fence(
-        &self,
-        from: &Claim,
-        to: &Claim,
-        fence: u64,
-    ) -> Result<Option<Grant>, BackendError> {
-        let call = Call::new(&SCRIPTS.pass_with_fence, &from.name, &[keys::LEASE, keys::FENCE])
-            .owner(from.owner)
-            .owner(to.owner)
-            .arg(millis(to.lease))
-            .arg(millis(to.fence_life))
+    async fn set_fence(&self, claim: &Claim, fence: u64) -> Result<bool, BackendError> {
+        let call = Call::new(&SCRIPTS.set_fence, &claim.name, &[keys::LEASE, keys::FENCE])
+            .owner(claim.owner)
+            .arg(millis(claim.lease))
+            .arg(millis(claim.fence_life))
             .arg(format!("{fence:016}"));
-        let (passed, confirmation) = self.grant(&call, replies::passed).await?;
-        confirmation.map(|()| passed)
+        let (is_held, confirmation) = self.grant(&call, replies::flag).await?;
+        confirmation.map(|()| is_held)
     }
 
     async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {

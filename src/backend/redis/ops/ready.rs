@@ -39,8 +39,10 @@ impl RedisBackend {
         let asked = Instant::now();
         servers.ping().await?;
         check_round_trip(asked.elapsed(), self.0.config.command_timeout);
-        for info in servers.run_at_each(redis::cmd("INFO").arg("server")).await? {
-            check_version(&info)?;
+        match servers.run_at_each(redis::cmd("INFO").arg("server")).await {
+            // An ACL may forbid the command, which says nothing.
+            Err(error) if error.kind() == BackendErrorKind::Refused => {}
+            replies => replies?.iter().try_for_each(check_version)?,
         }
         let call = Call::over(&SCRIPTS.rights, [].into_iter())
             .arg(format!("bellwether:rights:{}", Owner::fresh()))
@@ -63,9 +65,10 @@ impl RedisBackend {
     }
 }
 
-/// Warns if a server is so far away that a busy moment may count as an outage.
+/// Warns if a server is so far away that a busy moment may count as an outage, or that a connection
+/// that broke is not there in time.
 fn check_round_trip(round_trip: Duration, command_timeout: Duration) {
-    if round_trip > command_timeout {
+    if round_trip.saturating_mul(4) > command_timeout {
         warn!(
             ?round_trip,
             ?command_timeout,
@@ -74,7 +77,7 @@ fn check_round_trip(round_trip: Duration, command_timeout: Duration) {
     }
 }
 
-/// Checks a reply to `INFO server`. An ACL may forbid the command, which says nothing.
+/// Checks a reply to `INFO server`.
 fn check_version(info: &Value) -> Result<(), BackendError> {
     let text = match info {
         Value::BulkString(text) => String::from_utf8_lossy(text),

@@ -45,12 +45,6 @@ pub(super) fn is_again(value: &Value) -> bool {
     matches!(fields.first(), Some(Value::BulkString(word)) if word == AGAIN.as_bytes())
 }
 
-/// Reads the fence, and whether the entry is there.
-pub(super) fn changed(value: Value) -> Result<(u64, bool), BackendError> {
-    let mut fields = Fields::new(value)?;
-    Ok((fields.number()?, fields.number()? == 1))
-}
-
 /// Reads the reply to a pass. Shared units are granted before what is left to do.
 pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
     match value {
@@ -227,7 +221,7 @@ pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()));
     let _ = (micros(value.clone()), marked(value.clone()), held(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), Flags::read(value.clone()));
-    let _ = (fence(value.clone()), flag(value.clone()), changed(value.clone()));
+    let _ = (fence(value.clone()), flag(value.clone()));
     for count in 0..4 {
         if let Ok((kept, _)) = kept(value.clone(), count) {
             assert_eq!(kept.stands.len(), count);

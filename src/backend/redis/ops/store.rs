@@ -30,8 +30,8 @@ use super::{
 };
 use crate::{
     backend::{
-        BackOff, Change, Claim, Claimed, Committed, Entry, EntryAnswers, Failure, Grant, Owner,
-        Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
+        BackOff, Change, Claim, Claimed, Committed, Edit, Entry, EntryAnswers, Failure, Grant,
+        Owner, Store, TAG_LIFE, TagEnd, TagEnds, Tap,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, write_key},
@@ -154,52 +154,13 @@ impl Store for RedisBackend {
         self.release_entry(claim, Change::Failed(failure.clone()).encode(), back_off).await
     }
 
-    async fn put(
+    async fn edit(
         &self,
         name: &Name,
-        entry: &Entry,
-        ttl: Duration,
+        edit: &Edit,
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
-        let staged = self.is_staged(entry, Some(ttl)).then(|| staged_suffix(Owner::fresh()));
-        let bytes = if staged.is_some() { Bytes::new() } else { entry.encode() };
-        let mut call = self
-            .change_call("put", name, staged.as_deref(), fence_life)
-            .arg(bytes.get(..Entry::FENCE.start).unwrap_or_default())
-            .arg(bytes.get(Entry::STORED_AT.end..).unwrap_or_default())
-            .arg(entry.weight())
-            .arg(millis(ttl))
-            .arg(self.0.config.push_limit);
-        if let Some(suffix) = &staged {
-            call = with_stage(call, name, suffix, entry);
-        }
-        Ok(self.run(&call, replies::changed).await?.0)
-    }
-
-    async fn touch(
-        &self,
-        name: &Name,
-        windows: Windows,
-        fence_life: Duration,
-    ) -> Result<Option<u64>, BackendError> {
-        let call = self
-            .change_call("touch", name, None, fence_life)
-            .arg(windows.encoded())
-            .arg(millis(windows.in_range().kept()));
-        let (fence, is_there) = self.run(&call, replies::changed).await?;
-        Ok(is_there.then_some(fence))
-    }
-
-    async fn expire(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        self.change("expire", name, fence_life).await
-    }
-
-    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        self.change("invalidate", name, fence_life).await
-    }
-
-    async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        self.change("supersede", name, fence_life).await
+        self.run(&self.edit_call(name, edit, fence_life), replies::fence).await
     }
 
     fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
@@ -254,31 +215,46 @@ impl Store for RedisBackend {
 }
 
 impl RedisBackend {
-    /// Changes an entry without a load. Returns the fence that was burnt.
-    async fn change(
-        &self,
-        what: &str,
-        name: &Name,
-        fence_life: Duration,
-    ) -> Result<u64, BackendError> {
-        Ok(self.run(&self.change_call(what, name, None, fence_life), replies::changed).await?.0)
-    }
-
-    fn change_call(
-        &self,
-        what: &str,
-        name: &Name,
-        staged: Option<&str>,
-        fence_life: Duration,
-    ) -> Call<'static> {
-        let [before, entry, after] = [-1_i16, 0, 1].map(|step| {
+    fn edit_call(&self, name: &Name, edit: &Edit, fence_life: Duration) -> Call<'static> {
+        let [before, suffix, after] = [-1_i16, 0, 1].map(|step| {
             let schema = name.schema().wrapping_add_signed(step);
             name.clone().with_schema(schema).entry_suffix()
         });
-        let mut keys = vec![keys::LEASE, keys::FENCE, &entry, self.channel(), keys::FAILURE];
-        keys.extend([&*before, &*after].into_iter().chain(staged));
-        let call = Call::new(&SCRIPTS.change, name, &keys);
-        call.arg(what).arg(millis(fence_life)).arg(self.tiers(name))
+        let staged = match edit {
+            Edit::Put(entry, ttl) => self.is_staged(entry, Some(*ttl)),
+            _ => false,
+        };
+        let staged = staged.then(|| staged_suffix(Owner::fresh()));
+        let mut keys = vec![keys::LEASE, keys::FENCE, &suffix, self.channel(), keys::FAILURE];
+        keys.extend([&*before, &*after].into_iter().chain(staged.as_deref()));
+        let what = match edit {
+            Edit::Put(..) => "put",
+            Edit::Touch(_) => "touch",
+            Edit::Expire => "expire",
+            Edit::Supersede => "supersede",
+            Edit::Invalidate => "invalidate",
+        };
+        let call = Call::new(&SCRIPTS.change, name, &keys).arg(what).arg(millis(fence_life));
+        let call = call.arg(self.tiers(name));
+        match edit {
+            Edit::Put(entry, ttl) => {
+                let bytes = if staged.is_some() { Bytes::new() } else { entry.encode() };
+                let call = call
+                    .arg(bytes.get(..Entry::FENCE.start).unwrap_or_default())
+                    .arg(bytes.get(Entry::STORED_AT.end..).unwrap_or_default())
+                    .arg(entry.weight())
+                    .arg(millis(*ttl))
+                    .arg(self.0.config.push_limit);
+                match &staged {
+                    Some(suffix) => with_stage(call, name, suffix, entry),
+                    None => call,
+                }
+            }
+            Edit::Touch(windows) => {
+                call.arg(windows.encoded()).arg(millis(windows.in_range().kept()))
+            }
+            Edit::Expire | Edit::Supersede | Edit::Invalidate => call,
+        }
     }
 
     /// Returns the call that commits an entry, which is staged or an argument of the script.

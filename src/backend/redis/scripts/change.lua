@@ -5,7 +5,7 @@
 -- without an entry. `expire` ends its fresh and its stale window. `invalidate` removes it, and
 -- `supersede` leaves it as it is.
 --
--- Returns the fence, or 0 if nothing changed; and 1 if the entry is there.
+-- Returns the fence, or 0 if nothing changed.
 --
 -- failure: the record of failed loads, which ends
 -- entry_before, entry_after: the entries of the neighbouring schemas
@@ -22,7 +22,7 @@ local text = fence_text(next_fence(fence_at(fence), stored))
 local windows_now = found and string.sub(found, 53, 82)
 if what ~= 'supersede' then tell_tiers(tiers, lease, text) end
 
--- Ends the windows but the last one. Returns whether there is an entry now.
+-- Ends the windows but the last one.
 local function expire()
   local kept = windows_now and tonumber(string.sub(windows_now, 21), 16) or 0
   local left = math.min(kept, redis.call('PTTL', entry))
@@ -33,16 +33,15 @@ local function expire()
     if type(redis.pcall('SETRANGE', entry, 4, text)) == 'number' then
       redis.call('SETRANGE', entry, 52, ended)
       redis.call('PEXPIRE', entry, left)
-      return true
+      return
     end
   end
   redis.call('DEL', entry)
-  return false
 end
 
 -- include: move_entry
 -- A full server refuses the first write of `put` and `touch`, and so all or none.
-local message, is_there, bytes = 'i' .. text, true
+local message, bytes = 'i' .. text, nil
 if what == 'put' then
   local kind, rest, _, ttl_ms = unpack(ARGV, 4)
   if staged and not move_entry(staged, entry, ttl_ms, 4, text .. time_text()) then
@@ -56,14 +55,13 @@ elseif what == 'touch' then
   -- The windows that an expiry has ended do not begin anew.
   local has_expired = windows_now and string.find(windows_now, '^' .. ('0'):rep(20))
     and not string.find(windows_now, ('0'):rep(10), 21, true)
-  if not windows_now or has_expired then return { 0, 0 } end
+  if not windows_now or has_expired then return 0 end
   redis.call('SETRANGE', entry, 4, text .. time_text())
   redis.call('SETRANGE', entry, 52, windows)
   redis.call('PEXPIRE', entry, ttl_ms)
 elseif what == 'expire' then
-  is_there = expire()
+  expire()
 elseif what == 'invalidate' then
-  is_there = false
   redis.call('DEL', entry)
 else
   message = 'w'
@@ -81,4 +79,4 @@ if what == 'put' then
 else
   publish_to_all(channel, registered, message)
 end
-return { tonumber(text), is_there and 1 or 0 }
+return tonumber(text)

@@ -38,7 +38,7 @@ scripts! {
     lib: basics entries fences holds leases pushes queues;
     scripts:
         acquire acquire_lock beat change clear commit convert end_tag inspect
-        keep_lock latch mark pass_with_fence release release_lock renew rights
+        keep_lock latch mark release release_lock renew rights set_fence
 }
 
 /// Begins a line that names parts of `lib/`, each of which is inserted there once.

@@ -1,8 +1,57 @@
-//! Parses headers that hold lists: `Cache-Control`, `Surrogate-Control`, `Pragma`, `Connection`.
+//! The directives for this cache: in `CDN-Cache-Control` (RFC 9213), else in `Cache-Control`.
 
 use std::borrow::Cow;
 
-use http::header::{CACHE_CONTROL, HeaderMap, HeaderValue, PRAGMA};
+use http::header::{CACHE_CONTROL, HeaderMap, HeaderName, HeaderValue, PRAGMA};
+use sfv::{BareItem, Dictionary, ListEntry, Parser};
+
+const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
+const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
+
+/// The directives that a response has for this cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Controls {
+    pub(crate) directives: Directives,
+    /// They come from the targeted field, so `Cache-Control` and `Expires` do not count.
+    pub(crate) is_targeted: bool,
+}
+
+impl Controls {
+    /// Reads `CDN-Cache-Control` if it says anything that this cache knows, else `Cache-Control`.
+    /// Without the former, a `Surrogate-Control` may restrict.
+    ///
+    /// Returns `None` if the field that counts is not readable.
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
+        let cdn = cdn(headers);
+        let is_unreadable = cdn.is_none();
+        // One that is not a dictionary is ignored (RFC 9213, section 2.1), unless it restricts.
+        let cdn = cdn.or_else(|| {
+            let directives = Directives::parse_lines(headers, &CDN_CACHE_CONTROL)?;
+            directives.restricts().then_some(directives)
+        });
+        let targeted = cdn.filter(|directives| *directives != Directives::default());
+        let is_targeted = targeted.is_some();
+        let mut directives = match targeted {
+            Some(directives) => directives,
+            None => {
+                let surrogate = Directives::parse_lines(headers, &SURROGATE_CONTROL)?;
+                let mut directives = Directives::parse(headers)?;
+                directives.no_store |= surrogate.restricts();
+                directives
+            }
+        };
+        directives.malformed |= is_unreadable;
+        Some(Self { directives, is_targeted })
+    }
+}
+
+/// Reads `CDN-Cache-Control`. Returns `None` if it is not a dictionary.
+fn cdn(headers: &HeaderMap) -> Option<Directives> {
+    let lines: Result<Vec<_>, _> =
+        headers.get_all(&CDN_CACHE_CONTROL).iter().map(HeaderValue::to_str).collect();
+    let members = Parser::new(&lines.ok()?.join(",")).parse().ok()?;
+    Some(Directives::of_members(&members))
+}
 
 /// The directives that decide about sharing (RFC 9111, section 5.2).
 ///
@@ -74,26 +123,20 @@ impl Directives {
     /// Returns `None` if a line is not text, or if a quoted string does not end: it may hide
     /// anything.
     pub(crate) fn parse(headers: &HeaderMap) -> Option<Self> {
-        Self::parse_lines(headers.get_all(CACHE_CONTROL), None)
+        Self::parse_lines(headers, &CACHE_CONTROL)
     }
 
-    /// Parses the lines of a field as one list. A `target` decides about directives by the name of
-    /// their parameter (Edge Architecture Specification, section 2.1). Without it, the field has no
-    /// parameters.
+    /// Parses the lines of a field as one list.
     ///
     /// Text that should not be there counts as a directive, too: it may be one that restricts,
     /// behind a wrong separator.
-    pub(super) fn parse_lines<'a>(
-        lines: impl IntoIterator<Item = &'a HeaderValue>,
-        target: Option<fn(&str) -> bool>,
-    ) -> Option<Self> {
+    fn parse_lines(headers: &HeaderMap, field: &HeaderName) -> Option<Self> {
         let mut directives = Self::default();
-        for line in lines {
+        for line in headers.get_all(field) {
             let mut rest = trim_start(line.to_str().ok()?, ", \t");
             while !rest.is_empty() {
-                let (element, after) = Element::take(rest, target.is_some())?;
+                let (element, after) = Element::take(rest)?;
                 match element {
-                    Some(element) if !element.is_for_me(target) => {}
                     Some(element) => directives.set(&element),
                     None => directives.suspect(rest.strip_suffix(after).unwrap_or(rest)),
                 }
@@ -103,7 +146,28 @@ impl Directives {
         Some(directives)
     }
 
-    pub(super) fn set(&mut self, element: &Element<'_>) {
+    /// Takes the members of a dictionary for directives. A value of another type than the directive
+    /// has is invalid.
+    fn of_members(members: &Dictionary) -> Self {
+        let mut directives = Self::default();
+        for (name, member) in members {
+            let name = name.as_str();
+            let names_fields = matches!(name, "private" | "no-cache");
+            let value = match member {
+                ListEntry::Item(item) => match &item.bare_item {
+                    BareItem::Boolean(false) => continue,
+                    BareItem::Integer(number) if !names_fields => Some(number.to_string().into()),
+                    BareItem::String(fields) if names_fields => Some(fields.as_str().into()),
+                    _ => None,
+                },
+                ListEntry::InnerList(_) => None,
+            };
+            directives.set(&Element { name, value, is_clean: true });
+        }
+        directives
+    }
+
+    fn set(&mut self, element: &Element<'_>) {
         let value = element.value.as_deref();
         // Text behind the value belongs to it, and makes it invalid.
         let number = if element.is_clean { value.and_then(seconds) } else { None };
@@ -133,7 +197,7 @@ impl Directives {
     }
 
     /// Returns whether any directive restricts the sharing of the response.
-    pub(super) fn restricts(&self) -> bool {
+    fn restricts(&self) -> bool {
         self.no_store || self.no_cache != Scope::Nothing || self.private != Scope::Nothing
     }
 
@@ -143,14 +207,12 @@ impl Directives {
     }
 }
 
-/// One element of a list: a name, perhaps with a value, perhaps with a parameter.
-pub(super) struct Element<'a> {
-    pub(super) name: &'a str,
-    pub(super) value: Option<Cow<'a, str>>,
-    /// The name of the first parameter.
-    pub(super) target: Option<&'a str>,
+/// One element of a list: a name, perhaps with a value.
+struct Element<'a> {
+    name: &'a str,
+    value: Option<Cow<'a, str>>,
     /// Nothing else follows before the next comma.
-    pub(super) is_clean: bool,
+    is_clean: bool,
 }
 
 impl<'a> Element<'a> {
@@ -158,7 +220,7 @@ impl<'a> Element<'a> {
     /// is no element is `None`.
     ///
     /// Returns `None` if a quoted string does not end.
-    fn take(text: &'a str, has_parameters: bool) -> Option<(Option<Self>, &'a str)> {
+    fn take(text: &'a str) -> Option<(Option<Self>, &'a str)> {
         let Some((name, mut rest)) = token(text) else { return Some((None, skip(text)?)) };
         let mut value = None;
         if let Some(after) = rest.strip_prefix('=') {
@@ -167,20 +229,9 @@ impl<'a> Element<'a> {
                 None => rest = after,
             }
         }
-        let mut target = None;
-        if has_parameters
-            && let Some((name, after)) =
-                rest.strip_prefix(';').and_then(|rest| token(rest.trim_start()))
-        {
-            (target, rest) = (Some(name), after);
-        }
         rest = trim_start(rest, " \t");
         let is_clean = rest.is_empty() || rest.starts_with(',');
-        Some((Some(Self { name, value, target, is_clean }), rest))
-    }
-
-    fn is_for_me(&self, target: Option<fn(&str) -> bool>) -> bool {
-        self.target.zip(target).is_none_or(|(name, is_mine)| is_mine(name))
+        Some((Some(Self { name, value, is_clean }), rest))
     }
 }
 
@@ -265,6 +316,44 @@ fn is_token(character: char) -> bool {
 
 fn trim_start<'a>(text: &'a str, characters: &str) -> &'a str {
     text.trim_start_matches(|character| characters.contains(character))
+}
+
+/// Checks rules that hold for all header lines. The fuzz target `directives` calls it.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn check_any_lines(lines: &[u8]) {
+    use http::header::CONNECTION;
+
+    let values = |lines: &[u8]| -> Vec<HeaderValue> {
+        let lines = lines.split(|byte| *byte == b'\n');
+        lines.filter_map(|line| HeaderValue::from_bytes(line).ok()).collect()
+    };
+    let parse = |values: &[HeaderValue]| {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            for name in [CACHE_CONTROL, CONNECTION, SURROGATE_CONTROL, CDN_CACHE_CONTROL] {
+                headers.append(name, value.clone());
+            }
+        }
+        let _ = (super::connection(&headers), Controls::of(&headers));
+        // A dictionary that restricts is never overruled by `Cache-Control`.
+        if cdn(&headers).is_some_and(|directives| directives.no_store) {
+            let controls = Controls::of(&headers);
+            assert!(controls.is_some_and(|controls| controls.directives.no_store));
+        }
+        Directives::parse(&headers)
+    };
+
+    let mut values_of_lines = values(lines);
+    let parsed = parse(&values_of_lines);
+    assert_eq!(parse(&values(&lines.to_ascii_uppercase())), parsed, "case matters");
+    if let Some(directives) = parsed {
+        let joined = values_of_lines.iter().map(HeaderValue::as_bytes).collect::<Vec<_>>();
+        let joined = joined.join(&b", "[..]);
+        assert_eq!(parse(&values(&joined)).as_ref(), Some(&directives), "several lines differ");
+        values_of_lines.push(HeaderValue::from_static("no-store"));
+        let restricted = Directives { no_store: true, ..directives };
+        assert_eq!(parse(&values_of_lines), Some(restricted), "a restriction is lost");
+    }
 }
 
 #[cfg(test)]
@@ -423,12 +512,60 @@ mod tests {
         }
     }
 
+    fn controls(headers: &[(&'static str, &'static str)]) -> Option<Controls> {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.append(*name, HeaderValue::from_static(value));
+        }
+        Controls::of(&map)
+    }
+
+    /// RFC 9213, section 2.2.
     #[test]
-    fn a_parameter_names_the_target_of_a_directive() {
-        let line = HeaderValue::from_static("max-age=9;other, no-store; Me, private");
-        let mine = |name: &str| name.eq_ignore_ascii_case("me");
-        let parsed = Directives::parse_lines([&line], Some(mine)).unwrap();
-        let expected = Directives { no_store: true, private: Scope::All, ..Directives::default() };
-        assert_eq!(parsed, expected);
+    fn the_first_readable_field_controls() {
+        let general = ("cache-control", "max-age=1");
+        for (headers, max_age, is_targeted) in [
+            (&[general][..], Some(1), false),
+            (&[general, ("cdn-cache-control", "max-age=2")], Some(2), true),
+            (&[general, ("cdn-cache-control", "max-age=2;a, foo")], Some(2), true),
+            (&[general, ("cdn-cache-control", "max-age=\"2\"")], Some(0), true),
+            (&[general, ("cdn-cache-control", "max-age=-2")], Some(0), true),
+            (&[general, ("cdn-cache-control", "no-store")], None, true),
+            (&[general, ("cdn-cache-control", "no-store=?0")], Some(1), false),
+            (
+                &[general, ("cdn-cache-control", "max-age=2, a"), ("cdn-cache-control", "b")],
+                Some(2),
+                true,
+            ),
+            (&[general, ("cdn-cache-control", "")], Some(1), false),
+            (&[general, ("cdn-cache-control", "foo")], Some(1), false),
+            (&[general, ("cdn-cache-control", "Max-Age=2")], Some(1), false),
+            (&[general, ("cdn-cache-control", "max-age = 2")], Some(1), false),
+            (&[general, ("surrogate-control", "max-age=3")], Some(1), false),
+        ] {
+            let found = controls(headers).unwrap();
+            assert_eq!(
+                (found.directives.max_age, found.is_targeted),
+                (max_age, is_targeted),
+                "{headers:?}"
+            );
+        }
+        for restricting in ["no-store", "max-age=3, private", "no-store;other"] {
+            let found = controls(&[general, ("surrogate-control", restricting)]);
+            assert!(found.unwrap().directives.no_store, "{restricting}");
+        }
+        assert_eq!(controls(&[general, ("surrogate-control", "x=\"")]), None);
+    }
+
+    #[test]
+    fn members_of_a_dictionary_are_directives() {
+        let found = controls(&[(
+            "cdn-cache-control",
+            "private=\"x-user\", no-cache, must-revalidate, s-maxage=4, stale-if-error=5",
+        )]);
+        let directives = found.unwrap().directives;
+        assert_eq!(directives.private, Scope::Fields(vec!["x-user".to_owned()]));
+        assert_eq!((directives.no_cache, directives.must_revalidate), (Scope::All, true));
+        assert_eq!((directives.s_maxage, directives.stale_if_error), (Some(4), Some(5)));
     }
 }

@@ -1,10 +1,9 @@
 //! The header fields of a message: parsers without any state.
 //!
-//! - `directives` parses `Cache-Control`, and `targeted` finds the field that controls this cache.
+//! - `directives` parses `Cache-Control`, and finds the field that controls this cache.
 //! - Here are fields with one value, with names of other fields, and about the connection.
 
 pub(super) mod directives;
-pub(super) mod targeted;
 
 use std::time::SystemTime;
 

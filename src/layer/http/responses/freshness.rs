@@ -16,8 +16,7 @@ use crate::{
         CachedResponse,
         fields::{
             date,
-            directives::{Directives, seconds},
-            targeted::Controls,
+            directives::{Controls, Directives, seconds},
         },
     },
 };

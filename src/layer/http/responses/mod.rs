@@ -10,17 +10,16 @@ pub(super) mod validation;
 use std::time::{Duration, SystemTime};
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri, Version,
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{
         ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN,
-        AUTHORIZATION, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, LOCATION, ORIGIN, SET_COOKIE,
-        TRAILER,
+        CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, LOCATION, ORIGIN, SET_COOKIE, TRAILER,
     },
+    request,
     response::Parts,
     uri::PathAndQuery,
 };
 use http_body::Body;
-use tokio::time::Instant;
 
 pub(super) use self::freshness::Freshness;
 use self::freshness::{Lifetime, StaleWindows};
@@ -28,60 +27,33 @@ use super::{
     Http,
     fields::{
         Contradiction, connection, content_length,
-        directives::{Directives, Scope, pragma},
-        targeted::Controls,
+        directives::{Controls, Directives, Scope, pragma},
         vary,
     },
     key::{self, Query},
     policy::PolicyKind,
-    uri::{Located, authority},
+    question::Question,
+    uri::Located,
 };
 
-/// The head of a request that was sent to the inner service.
-pub(crate) struct SentRequest {
-    pub(super) at: Instant,
-    pub(super) version: Version,
-    pub(super) uri: Uri,
-    pub(super) headers: HeaderMap,
-    /// The path before a router removed a prefix.
-    original: Option<PathAndQuery>,
-}
-
-impl SentRequest {
-    pub(super) fn new<B>(request: &Request<B>) -> Self {
-        Self {
-            at: Instant::now(),
-            version: request.version(),
-            uri: request.uri().clone(),
-            headers: request.headers().clone(),
-            original: key::original(request.uri(), request.extensions()).cloned(),
-        }
-    }
-
-    pub(super) fn is_authorized(&self) -> bool {
-        self.headers.contains_key(AUTHORIZATION)
-    }
-
-    /// Returns whether a `Location` differs from the place of the request at most in the scheme and
-    /// in parts of the query that are not in the key. A request for that other place may share the
-    /// key, and would get the redirect again.
-    pub(super) fn is_redirected_to_itself(&self, answer: &HeaderMap, query: &Query) -> bool {
-        let root = PathAndQuery::from_static("/");
-        let path = self.original.as_ref().unwrap_or(&root);
-        answer.get_all(LOCATION).iter().any(|location| {
-            let Ok(location) = location.to_str() else { return true };
-            match Located::resolve(location, path) {
-                Some(Located { host, path: located }) => {
-                    // Ports differ with the scheme, so they do not count.
-                    host.zip(authority(&self.uri, &self.headers))
-                        .is_none_or(|(host, own)| host.is_named(&own))
-                        && query.apply(located.as_str()) == query.apply(path.as_str())
-                }
-                // One that cannot be read may lead anywhere.
-                None => location.contains("//"),
+/// Returns whether a `Location` differs from the place of a request at most in the scheme and in
+/// parts of the query that are not in the key. A request for that other place may share the key,
+/// and would get the redirect again.
+fn redirects_to_itself(asked: &request::Parts, answer: &HeaderMap, query: &Query) -> bool {
+    let root = PathAndQuery::from_static("/");
+    let path = key::original(asked).unwrap_or(&root);
+    answer.get_all(LOCATION).iter().any(|location| {
+        let Ok(location) = location.to_str() else { return true };
+        match Located::resolve(location, path) {
+            // Ports differ with the scheme, so they do not count.
+            Some(located) => {
+                located.is_on_host(asked, false)
+                    && query.apply(located.path.as_str()) == query.apply(path.as_str())
             }
-        })
-    }
+            // One that cannot be read may lead anywhere.
+            None => location.contains("//"),
+        }
+    })
 }
 
 /// The classes of responses, judged by their status and headers.
@@ -128,20 +100,27 @@ impl Http {
         self.0.max_body.min(self.0.cache.value_limit() as u64)
     }
 
-    /// Classifies the response to a request. Its body has at least `least` bytes.
-    pub(super) fn classify(&self, sent: &SentRequest, parts: &Parts, least: u64) -> ResponseClass {
+    /// Classifies the response to a request, which `took` so long.
+    pub(super) fn classify(
+        &self,
+        question: &Question,
+        took: Duration,
+        parts: &Parts,
+        body: &impl Body,
+    ) -> ResponseClass {
         let (headers, most) = (&parts.headers, self.body_size_limit());
         let length = || match content_length(headers) {
             Ok(length) => length.is_none_or(|length| length <= most),
             Err(Contradiction) => false,
         };
         let is_readable = || connection(headers).is_some() && length() && !endless(headers);
-        if least <= most
+        if body.size_hint().lower() <= most
             && self.is_impersonal(headers)
             && is_readable()
-            && let Some(freshness) = self.freshness(sent, parts)
+            && let Some(controls) = Controls::of(headers)
+            && let Some(freshness) = self.freshness(question, took, parts, &controls)
         {
-            return match self.is_reserved(sent, headers) {
+            return match self.is_reserved(question, &controls.directives) {
                 true => ResponseClass::Reserved,
                 false => ResponseClass::Shareable(freshness),
             };
@@ -165,36 +144,40 @@ impl Http {
     }
 
     /// Returns `None` if the response must not be shared, or only while it is validated.
-    fn freshness(&self, sent: &SentRequest, parts: &Parts) -> Option<Freshness> {
-        let headers = &parts.headers;
-        let controls = Controls::of(headers)?;
-        if !self.is_storable(sent, parts, &controls.directives) {
+    fn freshness(
+        &self,
+        question: &Question,
+        took: Duration,
+        parts: &Parts,
+        controls: &Controls,
+    ) -> Option<Freshness> {
+        if !self.is_storable(question, parts, &controls.directives) {
             return None;
         }
         let received = SystemTime::now();
-        let age = freshness::age(headers, received, sent.at.elapsed());
+        let age = freshness::age(&parts.headers, received, took);
         if self.0.policy.coalesces {
             let is_shared = match self.0.policy.kind {
                 // Its requests have nothing of their users.
                 PolicyKind::Careful => self.is_status_shared(parts.status),
-                PolicyKind::Rfc9111 => self.lifetime(parts, &controls, received).is_some(),
+                PolicyKind::Rfc9111 => self.lifetime(parts, controls, received).is_some(),
             };
             let (lifetime, stale) = (Duration::ZERO, StaleWindows::default());
             return is_shared.then_some(Freshness { lifetime, stale, age });
         }
-        let lifetime = self.lifetime(parts, &controls, received)?;
+        let lifetime = self.lifetime(parts, controls, received)?;
         let lifetime = lifetime.checked_sub(Duration::from_secs(age))?;
         let stale = self.0.stale.windows(parts, &controls.directives);
         (!lifetime.is_zero()).then_some(Freshness { lifetime, stale, age })
     }
 
     /// Returns whether a response may be stored at all (RFC 9111, section 3).
-    fn is_storable(&self, sent: &SentRequest, parts: &Parts, directives: &Directives) -> bool {
+    fn is_storable(&self, question: &Question, parts: &Parts, directives: &Directives) -> bool {
         let headers = &parts.headers;
         if matches!(parts.status.as_u16(), ..200 | 206 | 304)
             || self.forbids_storing(directives, parts.status)
             || (parts.status.is_redirection()
-                && sent.is_redirected_to_itself(headers, &self.0.query))
+                && redirects_to_itself(&question.head, headers, &self.0.query))
         {
             return false;
         }
@@ -224,11 +207,9 @@ impl Http {
 
     /// Returns whether a response is for the credentials of its request alone (RFC 9111, section
     /// 3.5).
-    fn is_reserved(&self, sent: &SentRequest, headers: &HeaderMap) -> bool {
-        let permits = |it: &Directives| it.public || it.must_revalidate || it.s_maxage.is_some();
-        self.0.policy.kind == PolicyKind::Rfc9111
-            && sent.is_authorized()
-            && !Controls::of(headers).is_some_and(|controls| permits(&controls.directives))
+    fn is_reserved(&self, question: &Question, it: &Directives) -> bool {
+        let permits = it.public || it.must_revalidate || it.s_maxage.is_some();
+        self.0.policy.kind == PolicyKind::Rfc9111 && question.is_authorized() && !permits
     }
 
     /// Returns whether responses with a status are shared.
@@ -321,7 +302,7 @@ fn endless(headers: &HeaderMap) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::HeaderValue;
+    use http::{HeaderValue, Request};
 
     #[test]
     fn a_redirect_to_another_scheme_leads_to_itself() {
@@ -344,8 +325,7 @@ mod tests {
             let request = Request::get(uri).header("host", "shop.example").body(()).unwrap();
             let mut headers = HeaderMap::new();
             headers.insert(LOCATION, HeaderValue::from_static(location));
-            let sent = SentRequest::new(&request);
-            let found = sent.is_redirected_to_itself(&headers, &Query::default());
+            let found = redirects_to_itself(&request.into_parts().0, &headers, &Query::default());
             assert_eq!(found, to_itself, "{uri} {location}");
         }
     }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER, response::Parts};
 
-use super::{SentRequest, freshness};
+use super::freshness;
 use crate::{
     cache::{AfterFailure, Codec, Lead, Produced},
     error::{BoxError, Error, ErrorKind},
     layer::http::{
-        CachedResponse, Http,
+        CachedResponse, Http, Question,
         fields::{directives::seconds, sole},
     },
 };
@@ -26,9 +26,9 @@ impl Http {
     /// Returns what a flight lands with, whose response is a failure or another error. A stale one
     /// may stand in for a failure (RFC 5861, section 4), or others are told of it. Tells the lead
     /// what is to follow.
-    pub(crate) fn failing(
+    pub(in crate::layer::http) fn failing(
         &self,
-        sent: &SentRequest,
+        question: &Question,
         parts: &Parts,
         lead: &Lead<CachedResponse>,
     ) -> Produced<CachedResponse> {
@@ -37,7 +37,7 @@ impl Http {
         if !is_failure(status) {
             return Produced::Uncacheable;
         }
-        if !sent.is_authorized() {
+        if !question.is_authorized() {
             self.tell_what_follows(parts, lead);
         } else if !lead.has_stand_in() {
             return Produced::Reserved;

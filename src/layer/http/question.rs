@@ -1,5 +1,5 @@
-//! What a request asks of a shared response: its headers alone, a part of it (RFC 9110, section
-//! 14), or a condition (section 13).
+//! The head of a request, and what it asks of a shared response: its headers alone, a part of it
+//! (RFC 9110, section 14), or a condition (section 13).
 //!
 //! A fresh stored response stands for the resource. So it answers `If-Match` and
 //! `If-Unmodified-Since` too, as the inner service would.
@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use super::{
     ResponseBody,
     fields::{date, sole},
+    key,
 };
 
 const TERMS: [HeaderName; 6] =
@@ -29,15 +30,12 @@ const TERMS: [HeaderName; 6] =
 /// The part of a body that an answer without a body has.
 const NOTHING: Range<usize> = 0..0;
 
-/// What one request asks for. Most ask for the whole response, as it is stored.
-#[derive(Clone, Debug)]
-pub(super) struct Asked {
-    pub(super) is_head: bool,
-    /// The conditions and the range.
-    terms: HeaderMap,
+/// The head of a request, as it came. Most ask for the whole response, as it is stored.
+#[derive(Clone)]
+pub(super) struct Question {
+    pub(super) head: request::Parts,
     /// Its URI is not in normal form, so its own response is for it alone.
     pub(super) is_respelled: bool,
-    pub(super) is_authorized: bool,
     /// When it came.
     since: Instant,
 }
@@ -50,27 +48,28 @@ pub(super) fn is_term(name: &HeaderName) -> bool {
     )
 }
 
-/// Turns a request into one for the whole response, which answers all of them.
-pub(super) fn ask_for_all<B>(request: &mut Request<B>) {
-    *request.method_mut() = Method::GET;
-    for name in TERMS {
-        request.headers_mut().remove(name);
+impl Question {
+    pub(super) fn new(head: request::Parts) -> Self {
+        let is_respelled = key::is_respelled(&head);
+        Self { head, is_respelled, since: Instant::now() }
     }
-}
 
-impl Asked {
-    pub(super) fn of(parts: &request::Parts, is_respelled: bool) -> Self {
-        let mut terms = HeaderMap::new();
-        for (name, value) in parts.headers.iter().filter(|(name, _)| is_term(name)) {
-            terms.append(name, value.clone());
+    /// Returns the request for the whole response, which answers all that is asked.
+    pub(super) fn for_all<B>(&self, body: B) -> Request<B> {
+        let mut request = Request::from_parts(self.head.clone(), body);
+        *request.method_mut() = Method::GET;
+        for name in TERMS {
+            request.headers_mut().remove(name);
         }
-        Self {
-            is_head: parts.method == Method::HEAD,
-            terms,
-            is_respelled,
-            is_authorized: parts.headers.contains_key(AUTHORIZATION),
-            since: Instant::now(),
-        }
+        request
+    }
+
+    pub(super) fn is_head(&self) -> bool {
+        self.head.method == Method::HEAD
+    }
+
+    pub(super) fn is_authorized(&self) -> bool {
+        self.head.headers.contains_key(AUTHORIZATION)
     }
 
     /// Returns how long it has waited for its answer.
@@ -84,7 +83,7 @@ impl Asked {
         &self,
         response: Response<ResponseBody<B>>,
     ) -> Response<ResponseBody<B>> {
-        if !self.is_head && self.terms.is_empty() {
+        if !self.is_head() && !self.head.headers.keys().any(is_term) {
             return response;
         }
         let (mut parts, body) = response.into_parts();
@@ -100,7 +99,7 @@ impl Asked {
     fn apply(&self, parts: &mut response::Parts, length: Option<usize>) -> Option<Range<usize>> {
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
         if parts.status == StatusCode::OK {
-            match evaluate(&self.terms, &parts.headers) {
+            match evaluate(&self.head.headers, &parts.headers) {
                 Verdict::Proceed => {}
                 Verdict::NotModified => return Some(not_modified(parts)),
                 Verdict::Failed => {
@@ -110,18 +109,19 @@ impl Asked {
         }
         match length {
             // A `204` has no length (RFC 9110, section 8.6).
-            Some(length) if self.is_head && parts.status != StatusCode::NO_CONTENT => {
+            Some(length) if self.is_head() && parts.status != StatusCode::NO_CONTENT => {
                 parts.headers.insert(CONTENT_LENGTH, length.into());
             }
             Some(length) if parts.status == StatusCode::OK => return self.select(parts, length),
             _ => {}
         }
-        self.is_head.then_some(NOTHING)
+        self.is_head().then_some(NOTHING)
     }
 
     fn select(&self, parts: &mut response::Parts, length: usize) -> Option<Range<usize>> {
-        let range = selected(&self.terms, length)?;
-        if !permits_part(&self.terms, &parts.headers) {
+        let asked = &self.head.headers;
+        let range = selected(asked, length)?;
+        if !permits_part(asked, &parts.headers) {
             return None;
         }
         if range.is_empty() {
@@ -131,7 +131,7 @@ impl Asked {
         }
         parts.status = StatusCode::PARTIAL_CONTENT;
         // The caller has the rest of the headers (RFC 9110, section 15.3.7).
-        if self.terms.contains_key(IF_RANGE) {
+        if asked.contains_key(IF_RANGE) {
             strip_representation(&mut parts.headers);
         }
         parts.headers.insert(CONTENT_LENGTH, range.len().into());
@@ -329,13 +329,12 @@ mod tests {
 
     #[test]
     fn a_head_of_a_response_without_content_has_no_length() {
-        let (parts, ()) = Request::head("/").body(()).unwrap().into_parts();
-        let asked = Asked::of(&parts, false);
+        let question = Question::new(Request::head("/").body(()).unwrap().into_parts().0);
         for (status, length) in [(StatusCode::NO_CONTENT, None), (StatusCode::NOT_FOUND, Some("0"))]
         {
             let mut response = Response::new(Bytes::new());
             *response.status_mut() = status;
-            let answer = asked.answer(response.map(ResponseBody::<Empty<Bytes>>::whole));
+            let answer = question.answer(response.map(ResponseBody::<Empty<Bytes>>::whole));
             let found = answer.headers().get(CONTENT_LENGTH).map(|length| length.to_str().unwrap());
             assert_eq!(found, length, "{status}");
         }

@@ -1,0 +1,14 @@
+-- Makes a lease last its full time from now, and gives it this fence. The last fence of the name
+-- becomes this one, unless it is greater.
+--
+-- Returns 1, or 0 if the owner does not have the lease.
+local lease, fence = unpack(KEYS)
+local owner, lease_ms, fence_ms, given = unpack(ARGV)
+
+-- include: lease_at, fence_at, fence_text, set_lease
+local holder, _, _, foreign = lease_at(lease)
+if foreign then return foreign end
+if holder ~= owner then return 0 end
+set_lease(lease, owner, given, lease_ms)
+redis.call('SET', fence, fence_text(math.max(fence_at(fence), tonumber(given))), 'PX', fence_ms)
+return 1
