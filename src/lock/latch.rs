@@ -10,7 +10,7 @@ use tracing::Instrument;
 use super::Locks;
 use super::front::{LockSpace, ensure};
 use crate::{
-    backend::{ANSWER_LIMIT, Countdown, Latches, Owner, in_time},
+    backend::{ANSWER_LIMIT, Claim, Countdown, Latches, Mode, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
     time::{Pauses, after},
@@ -191,8 +191,10 @@ impl Latch {
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
         let janitor = self.space.engine.janitor();
         let (deadline, mut pauses) = (after(Instant::now(), self.wait_limit), Pauses::default());
-        // Before the first look, so that no push is missed.
-        let mut changes = self.latches.listen(name, None);
+        // Its pushes are for all, so it registers as a claim without a queue entry. It does so
+        // before the first look, so that no push is missed.
+        let claim = Claim::new(name.clone(), Mode::Read, self.wait_limit, self.wait_limit);
+        let mut changes = self.latches.listen(name, Some(&Claim { waits: false, ..claim }));
         while !janitor.is_stopped() {
             // The push may have been lost, so a last look decides.
             let is_last = Instant::now() >= deadline;
