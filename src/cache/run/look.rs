@@ -16,7 +16,8 @@ use tracing::debug;
 use super::{AskedKey, FlightEnd, Held, Load, Run, RunStart, Step, second_try, silence};
 use crate::{
     backend::{
-        Announcement, Change, Claim, Claimed, Entry, EntryKind, Grant, Mode, Occupied, Owner,
+        Announcement, BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode,
+        Occupied, Owner,
     },
     cache::{
         Loaded, Source, breaker::RequestKind, core::Decision, failures, outcome::Alone,
@@ -212,14 +213,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         match answer {
             Ok((Claimed::Granted(grant), sent)) => Break(self.granted(&grant, sent)),
             Ok((Claimed::BacksOff(back_off, failure), _)) => {
-                debug!(?back_off, "the key backs off");
-                core.counters.backed_off.add();
-                if let Some((previous, _)) = &self.held.previous {
-                    run.asked.leave_alone(previous.fence, back_off.wait);
-                }
-                let codec = core.error_codec.as_deref();
-                let error = failures::backing_off(codec, &failure, back_off.wait);
-                Break(FlightEnd { epoch: self.epoch, ..FlightEnd::failed(error) }.into())
+                Break(self.backs_off(back_off, &failure))
             }
             Ok((Claimed::Newer(entry), _)) => self.received(entry).await.map_continue(|()| None),
             Ok((Claimed::Occupied(occupied), _)) => {
@@ -347,6 +341,18 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
                 Err(error) => shard.breaker.failed(&error, &core.counters),
             }
         });
+    }
+
+    fn backs_off(&self, back_off: BackOff, failure: &Failure) -> Step<V> {
+        debug!(?back_off, "the key backs off");
+        let asked = &self.run.asked;
+        asked.core.counters.backed_off.add();
+        if let Some((previous, _)) = &self.held.previous {
+            asked.leave_alone(previous.fence, back_off.wait);
+        }
+        let codec = asked.core.error_codec.as_deref();
+        let error = failures::backing_off(codec, failure, back_off.wait);
+        FlightEnd { epoch: self.epoch, ..FlightEnd::failed(error) }.into()
     }
 
     fn granted(&mut self, grant: &Grant, sent: Instant) -> Step<V> {
