@@ -6,7 +6,7 @@ use super::{
     Credentials, RedisBackend,
     client::{
         Access, ClusterSeeds, Deployment, Endpoint, RedisConfig, Replicas, SentinelMaster,
-        Sentinels, default_connect_timeout,
+        Sentinels,
     },
 };
 use crate::error::{BoxError, Error, ErrorKind};
@@ -36,7 +36,6 @@ use crate::error::{BoxError, Error, ErrorKind};
 pub struct RedisBackendBuilder {
     location: Location,
     config: RedisConfig,
-    connect_timeout: Option<Duration>,
 }
 
 /// The URLs that were given. They are read by [`RedisBackendBuilder::build`].
@@ -140,7 +139,7 @@ impl RedisBackendBuilder {
     ///
     /// Defaults to four command time-outs, and at least 1 s. 24 h at most.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = Some(timeout);
+        self.config.connect_timeout = Some(timeout);
         self
     }
 
@@ -247,12 +246,11 @@ impl RedisBackendBuilder {
     /// - the URLs of a cluster name a database or a socket file, or only some of them use TLS;
     /// - another setting is outside its range.
     pub fn build(self) -> Result<RedisBackend, Error> {
-        let Self { location, mut config, connect_timeout } = self;
-        let connect_timeout =
-            connect_timeout.unwrap_or_else(|| default_connect_timeout(config.command_timeout));
-        config.connect_timeout = connect_timeout;
+        let Self { location, config } = self;
         check_timeout("command_timeout", config.command_timeout)?;
-        check_timeout("connect_timeout", config.connect_timeout)?;
+        if let Some(timeout) = config.connect_timeout {
+            check_timeout("connect_timeout", timeout)?;
+        }
         if let Some(name) = &config.client_name {
             check_client_name(name)?;
         }
@@ -283,10 +281,7 @@ impl Location {
 /// Leaves the URLs out, because they may have passwords in them.
 impl fmt::Debug for RedisBackendBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisBackendBuilder")
-            .field("config", &self.config)
-            .field("connect_timeout", &self.connect_timeout)
-            .finish_non_exhaustive()
+        f.debug_struct("RedisBackendBuilder").field("config", &self.config).finish_non_exhaustive()
     }
 }
 

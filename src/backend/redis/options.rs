@@ -7,7 +7,7 @@ use serde::{
     de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::{RedisBackendBuilder, Replicas, SentinelMaster};
+use super::{Credentials, RedisBackendBuilder, Replicas, SentinelMaster};
 use crate::config::duration;
 
 #[derive(Deserialize)]
@@ -158,11 +158,15 @@ impl BackendConfig {
 impl SentinelsConfig {
     fn master(&self) -> Result<SentinelMaster, &'static str> {
         let mut master = SentinelMaster::named(&self.master).database(self.database);
-        if let Some(username) = &self.username {
-            master = master.username(username);
-        }
-        if let Some(Secret(password)) = &self.password {
-            master = master.password(password);
+        match (&self.username, &self.password) {
+            (None, None) => {}
+            (None, Some(Secret(password))) => {
+                master = master.credentials(Credentials::password(password));
+            }
+            (Some(username), Some(Secret(password))) => {
+                master = master.credentials(Credentials::user(username, password));
+            }
+            (Some(_), None) => return Err("`username` needs `password`"),
         }
         match self.tls {
             false => Ok(master),

@@ -93,12 +93,7 @@ async fn no_condition_and_no_range_is_of_the_answer_to_a_failure() {
     let (inner, _) = origin(|_, _| panic!("the service fails"));
     let page = |_: &Error| Response::new(Bytes::from_static(b"we are sorry"));
     let service = http_layer(cache(&MemoryBackend::new())).on_error(page).layer(inner);
-    for (name, value) in [
-        ("range", "bytes=3-5"),
-        ("range", "bytes=100-"),
-        ("if-match", "\"v\""),
-        ("if-none-match", "*"),
-    ] {
+    for (name, value) in [("range", "bytes=3-5"), ("range", "bytes=100-"), ("if-none-match", "*")] {
         let answer = ask(&service, get_with(&[(name, value)])).await;
         assert_eq!((answer.status.as_u16(), answer.text()), (200, "we are sorry"), "{name}");
     }

@@ -54,7 +54,7 @@ pub(super) async fn connect(
         on_push(push);
         Ok::<(), ()>(())
     });
-    let attempt = attempt(&target, settings.connect_timeout, config, async |connected| {
+    let attempt = attempt(&target, settings.connect_timeout(), config, async |connected| {
         refuse_replica(&mut connected.connection).await?;
         if let Some(name) = &settings.client_name {
             let mut set = redis::cmd("CLIENT");
