@@ -128,7 +128,6 @@ impl<V> Drop for Changed<'_, V> {
 }
 
 impl<V> Core<V> {
-    /// Returns the name of a key.
     pub(super) fn name(&self, key: &Key) -> Result<Name, Error> {
         let settings = &self.settings;
         let name = Name::new(&settings.namespace, Family::Cache, key, settings.max_key)?;
@@ -151,7 +150,6 @@ impl<V> Core<V> {
         (serde_json::json!(self.stats()), gauges)
     }
 
-    /// Returns what was counted until now.
     pub(super) fn stats(&self) -> Stats {
         self.copies.iter().for_each(|copies| copies.count_trust());
         self.counters.snapshot(self.flights.len())
@@ -275,7 +273,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Ok((decoded, payload))
     }
 
-    /// Returns the entry of a loaded value.
     pub(super) fn entry(
         &self,
         made: &Made<V>,
@@ -286,7 +283,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.tagged(Entry::value(self.tag, cost, payload), tagged)
     }
 
-    /// Returns the entry with its tags.
     pub(super) fn tagged(&self, entry: Entry, mut tagged: Tagged) -> Result<Entry, Error> {
         if !self.tags.is_on && tagged.tags.is_empty() {
             return Ok(entry);
@@ -331,13 +327,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.counted(answered_by(backend, limit, change).await)
     }
 
-    /// Returns the copy of a value in this process.
     pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
         let row = self.local_row(key, options)?;
         Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
     }
 
-    /// Returns the row of the copy of a value in this process.
     #[inline]
     pub(super) fn local_row(&self, key: &str, options: &Options) -> Option<Arc<LocalRow<V>>> {
         let copies = self.copies.as_ref()?;
@@ -474,7 +468,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.tags.limit(self.settings.windows(options, own, keeping))
     }
 
-    /// Returns the windows of a value that is negative.
     pub(super) fn negative_windows(&self, value: &V) -> Option<Windows> {
         let is_negative = self.is_negative.as_ref()?;
         is_negative(value).then(|| Windows::fresh(self.settings.negative_ttl))

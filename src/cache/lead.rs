@@ -118,38 +118,26 @@ impl<V> Lead<V> {
     /// ```
     /// # let mut builder = tokio::runtime::Builder::new_current_thread();
     /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::time::Duration;
     /// use bellwether::{BoxError, Cache, MemoryBackend};
-    /// use serde::{Deserialize, Serialize};
     ///
-    /// #[derive(Clone, Serialize, Deserialize)]
-    /// struct Page {
-    ///     etag: String,
-    ///     body: String,
-    /// }
-    ///
-    /// /// Returns `None` for "304 Not Modified".
-    /// async fn fetch(if_none_match: Option<&str>) -> Result<Option<Page>, BoxError> {
+    /// /// Returns `None` for "304 Not Modified". A page is its `ETag` and its body.
+    /// async fn fetch(if_none_match: Option<&str>) -> Result<Option<[String; 2]>, BoxError> {
     ///     # if if_none_match == Some("1") { return Ok(None) }
-    ///     # Ok(Some(Page { etag: "1".into(), body: "bell".into() }))
+    ///     # Ok(Some(["1".into(), "bell".into()]))
     /// }
     ///
-    /// let cache: Cache<Page> = Cache::builder(MemoryBackend::new(), "shop")
-    ///     .stale_if_error(Duration::from_secs(600))
-    ///     .build()?;
+    /// let cache: Cache<[String; 2]> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// for _ in 0..2 {
-    ///     let load = cache.get_or_load("page:42", |lead| async move {
+    ///     let load = cache.refresh("page:42", |lead| async move {
     ///         let stale = lead.stale();
-    ///         assert!(stale.iter().all(|stale| stale.age().is_some()));
-    ///         let etag = stale.as_ref().map(|stale| stale.value().etag.as_str());
-    ///         match (fetch(etag).await?, stale) {
+    ///         let page = fetch(stale.as_ref().map(|stale| &*stale.value()[0])).await?;
+    ///         match (page, stale) {
     ///             (Some(page), _) => Ok(page),
     ///             (None, Some(stale)) => Ok(stale.unchanged()),
     ///             (None, None) => Err(BoxError::from("304 for a request without an ETag")),
     ///         }
     ///     });
-    ///     assert_eq!(load.await?.body, "bell");
-    ///     cache.expire("page:42").await?;
+    ///     assert_eq!(load.await?[1], "bell");
     /// }
     /// assert_eq!((cache.stats().loads, cache.stats().unchanged), (2, 1));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();

@@ -36,7 +36,7 @@ use super::{
 use crate::{
     backend::Edit,
     error::{BoxError, Error},
-    flight::{self, Abandoned, Follower, Group, Joined, Leader, Limits},
+    flight::{self, Abandoned, Group, Joined, Leader, Limits},
     key::Key,
 };
 
@@ -51,8 +51,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// As with [`Request::refresh`].
-    ///
-    /// # Examples
     ///
     /// ```
     /// # let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -125,7 +123,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         // First, so that each load that began before this call is beaten.
         let burnt = core.change(&key, core.store.edit(&name, &Edit::Supersede, life)).await?;
-        let Some((mut follower, leader)) = core.refreshes.begin_anew(&key) else {
+        let Some(Joined { mut follower, leader }) = core.refreshes.begin_anew(&key) else {
             return Err(Error::shut_down());
         };
         let Some(_edge) = nest(flight::current(), &follower) else {
@@ -133,7 +131,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             return Box::pin(Run::load_for_caller(&core, &key, own, Some(loader::boxed(work))))
                 .await;
         };
-        let run = Run::new(&core, &key, own, Some(leader), RunStart::Supersede(burnt))?;
+        let run = Run::new(&core, &key, own, leader, RunStart::Supersede(burnt))?;
         follower.lead(Box::pin(run.run(work)));
         match follower.wait().await {
             Some(outcome) => ended(&core, outcome, true, None),
@@ -193,11 +191,12 @@ impl<V> Refreshes<V> {
 
     /// Begins a refresh that a caller has asked for, apart from those that are under way. Returns
     /// `None` if the cache is shut down.
-    fn begin_anew(&self, key: &Key) -> Option<(Follower<Outcome<V>>, Leader<Outcome<V>>)> {
+    fn begin_anew(&self, key: &Key) -> Option<Joined<Outcome<V>>> {
         loop {
             self.flights.detach(key);
-            if let Joined { follower, leader: Some(leader) } = self.flights.join(key).ok()? {
-                return Some((follower, leader));
+            let joined = self.flights.join(key).ok()?;
+            if joined.leader.is_some() {
+                return Some(joined);
             }
         }
     }

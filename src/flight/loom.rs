@@ -10,7 +10,7 @@
 
 use std::{
     sync::{Arc, atomic::Ordering},
-    task::{Context, Poll, Waker},
+    task::{Context, Waker},
 };
 
 use ::loom::{future::block_on, model, thread};
@@ -114,23 +114,6 @@ fn a_caller_is_served_nothing_older_than_its_question() {
     });
 }
 
-/// As above, without the map.
-#[test]
-fn the_question_of_a_leader_comes_after_what_its_callers_did() {
-    model(|| {
-        let (group, source) = (group(Abandoned::Finish), cell());
-        let (_follower, leader) = begin(&group);
-        let (flight, changed) = (leader.flight.clone(), source.clone());
-        let knows = thread::spawn(move || {
-            changed.store(1, RELAXED);
-            flight.join(usize::MAX)
-        });
-        let epoch = leader.begin_epoch();
-        assert!(epoch.joined < 2 || source.load(RELAXED) == 1);
-        drop(knows.join());
-    });
-}
-
 /// As above, with two callers: the one that joined before the epoch must not take the late one
 /// along.
 #[test]
@@ -171,31 +154,21 @@ fn a_leader_that_is_dropped_sends_its_followers_on() {
 /// The work moves to a task while its caller carries it, polls it or leaves, and ends in any case.
 #[test]
 fn the_work_moves_and_ends() {
-    model(|| {
-        let group = group(Abandoned::Finish);
-        let theirs = group.clone();
-        let other = thread::spawn(move || carry(&theirs));
-        carry(&group);
-        other.join().unwrap();
-    });
-}
-
-#[test]
-fn the_work_ends_though_its_caller_leaves() {
-    model(|| {
-        let group = group(Abandoned::Finish);
-        let (mut follower, leader) = begin(&group);
-        let theirs = group.clone();
-        let other = thread::spawn(move || carry(&theirs));
-        follower.lead(work(leader, cell()));
-        {
-            let mut leading = std::pin::pin!(follower.wait());
-            let polled = leading.as_mut().poll(&mut context());
-            assert!(matches!(polled, Poll::Pending | Poll::Ready(Some(7))));
-        }
-        drop(follower);
-        other.join().unwrap();
-    });
+    for leaves in [false, true] {
+        model(move || {
+            let group = group(Abandoned::Finish);
+            let (mut follower, leader) = begin(&group);
+            let theirs = group.clone();
+            let other = thread::spawn(move || carry(&theirs));
+            follower.lead(work(leader, cell()));
+            match leaves {
+                true => drop(std::pin::pin!(follower.wait()).as_mut().poll(&mut context())),
+                false => assert_eq!(block_on(follower.wait()), Some(7)),
+            }
+            drop(follower);
+            other.join().unwrap();
+        });
+    }
 }
 
 /// Of callers that leave at the same time, the last one says that the flight is unwanted.

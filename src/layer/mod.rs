@@ -29,20 +29,19 @@
 //! # Readiness
 //!
 //! A service of this layer is always ready. Each request that reaches the inner service goes to a
-//! fresh clone of it, and that clone is made ready first. This holds for shared requests and for
-//! requests that pass through. So a stored response never waits for the inner service. And a caller
-//! that waits for another caller's response holds no readiness: a `ConcurrencyLimit` of one below
-//! cannot deadlock.
+//! fresh clone of it, and that clone is made ready first. So a stored response never waits for the
+//! inner service. And a caller that waits for another caller's response holds no readiness: a
+//! `ConcurrencyLimit` of one below cannot deadlock.
 //!
 //! The price: layers *outside* of this one no longer see that the inner service is busy. An outer
-//! `LoadShed` sheds nothing, and an outer `Buffer` does not fill. Requests queue at the
-//! `poll_ready` of the inner service instead, inside their futures.
+//! `LoadShed` sheds nothing, and an outer `Buffer` does not fill. Requests wait for the inner
+//! service inside their futures.
 //!
 //! The cap on loads of the [cache](crate::cache::Builder::max_loads) takes over this job. In
 //! [`Values`], loads beyond the cap queue, and fail with
 //! [`Overloaded`](crate::ErrorKind::Overloaded) at the wait limit. In `Http` they pass through, or
-//! are refused at once. The cap does not count requests that pass through. To bound these, put a
-//! `ConcurrencyLimit` or a `LoadShed` *inside* of this layer.
+//! are refused at once. To bound requests that pass through, put a `ConcurrencyLimit` or a
+//! `LoadShed` *inside* of this layer.
 //!
 //! # What is shared
 //!
@@ -56,15 +55,12 @@
 //! # One layer, two modes
 //!
 //! [`BellwetherLayer`] and [`Bellwether`] are one type each. Their mode, [`Values`] or `Http`,
-//! decides what happens to a request. No trait stands between the two modes, because they agree
-//! only in how they call the inner service:
+//! decides what happens to a request. They agree only in how they call the inner service:
 //!
 //! - In [`Values`], the response *is* the cached value, and errors are [`Error`](crate::Error)s.
 //! - In `Http`, the whole request decides whether it takes part. A response may turn out to be
 //!   uncacheable at its headers or in the middle of its body. Errors of the inner service stay as
 //!   they are.
-//!
-//! A trait that serves both would need one method for each line of either.
 
 #[cfg(feature = "http")]
 mod http;

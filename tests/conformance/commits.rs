@@ -5,7 +5,6 @@ use std::time::Duration;
 use bellwether::backend::{
     Change, Claimed, Committed, Edit, Entry, EntryKind, Leases, Renewal, Store,
 };
-use bytes::Bytes;
 
 use crate::harness::{
     FENCE_LIFE, FullHarness, LEASE, MOMENT, TTL, begun, claim, failure, granted, held, listen,
@@ -118,17 +117,6 @@ pub async fn a_commit_sent_twice_does_not_end_the_next_lease<H: FullHarness>(h: 
     assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
 }
 
-pub async fn a_commit_without_a_time_stores_nothing<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let first = claim(&name);
-    let grant = begun(&backend, &first).await;
-    let outcome = backend.commit(&first, &grant, &value("v"), None).await.unwrap();
-    assert_eq!(outcome, Committed::Pushed);
-    assert_eq!(read(&backend, &name).await, None);
-    assert!(begun(&backend, &claim(&name)).await.fence() > grant.fence());
-}
-
 pub async fn a_hand_over_sent_twice_hands_over_once<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
@@ -139,6 +127,8 @@ pub async fn a_hand_over_sent_twice_hands_over_once<H: FullHarness>(h: &H) {
         let outcome = backend.commit(&claim, &grant, &value("v"), None).await.unwrap();
         assert_eq!(outcome, Committed::Pushed);
     }
+    assert_eq!(read(&backend, &name).await, None);
+    assert!(begun(&backend, &crate::harness::claim(&name)).await.fence() > grant.fence());
     let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
@@ -257,20 +247,4 @@ pub async fn a_failure_ends_the_lease_and_stores_nothing<H: FullHarness>(h: &H) 
     assert!(!backend.fail(&first, &failure(fence, "no such product"), None).await.unwrap());
     assert_eq!(read(&backend, &name).await, None);
     granted(&backend, &stranger).await;
-}
-
-pub async fn large_entries_come_back_whole<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    // Sizes around the limits of a push and of a value, and an empty value. Every byte occurs.
-    for size in [0, 1, (64 << 10) - 96, 64 << 10, (64 << 10) + 1, 8 << 20] {
-        let name = name(&format!("large:{size}"));
-        let claim = claim(&name);
-        let grant = begun(&backend, &claim).await;
-        let payload: Bytes = (0..size).map(|at| (at % 257) as u8).collect();
-        let entry = Entry::value(7, Duration::ZERO, payload);
-        let outcome = backend.commit(&claim, &grant, &entry, Some(TTL)).await.unwrap();
-        assert_eq!(outcome, Committed::Stored);
-        let found = backend.get(&name).await.unwrap().unwrap();
-        assert!(found == entry.with_fence(grant.fence()), "{size} bytes came back changed");
-    }
 }

@@ -19,19 +19,6 @@ fn three(name: &Name) -> [Claim; 3] {
     std::array::from_fn(|_| fair(name))
 }
 
-pub async fn a_free_lease_is_granted_at_once<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
-    let [first, second, third] = three(&name);
-    let fence = granted(&here, &first).await.fence();
-    let occupied = held(&there, &second).await;
-    assert_eq!((occupied.fence, occupied.holders), (fence, 1));
-    assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT, "{occupied:?}");
-    assert!(!there.release(&second).await.unwrap());
-    assert!(here.release(&first).await.unwrap());
-    assert!(granted(&here, &third).await.fence() > fence);
-}
-
 pub async fn fair_waiters_are_served_in_their_order<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
@@ -120,26 +107,6 @@ pub async fn a_handover_lasts_for_its_time<H: FullHarness>(h: &H) {
     assert!(granted(&backend, &third).await.fence() > fence);
     assert_eq!(backend.renew(std::slice::from_ref(&second)).await.unwrap(), [Renewal::NotHeld]);
     assert!(!backend.release(&second).await.unwrap());
-}
-
-pub async fn a_handover_is_a_lease<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let [first, second, third] = three(&name);
-    granted(&backend, &first).await;
-    held(&backend, &second).await;
-    let mut changes = listen(&backend, &name).await;
-    assert!(backend.release(&first).await.unwrap());
-    let fence = handed_over(&mut changes, &second).await.fence;
-    // A release that is sent twice hands over once.
-    assert!(!backend.release(&first).await.unwrap());
-    assert_eq!(backend.renew(std::slice::from_ref(&second)).await.unwrap(), [Renewal::Held]);
-    let occupied = held(&backend, &third).await;
-    assert_eq!(occupied.fence, fence);
-    assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
-    assert!(backend.release(&second).await.unwrap());
-    assert!(handed_over(&mut changes, &third).await.fence > fence);
-    assert!(backend.release(&third).await.unwrap());
 }
 
 pub async fn a_waiter_that_asks_again_keeps_its_queue_entry<H: FullHarness>(h: &H) {

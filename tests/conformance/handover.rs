@@ -8,8 +8,7 @@ use bellwether::{
 use testkit::{handover_life, queue_entry_life};
 
 use crate::harness::{
-    FullHarness, LEASE, MOMENT, claim, elsewhere, granted, handed_over, hasty, held, listen,
-    name_in, pushed,
+    FullHarness, LEASE, MOMENT, claim, granted, handed_over, hasty, held, listen, name_in, pushed,
 };
 
 fn lock() -> Name {
@@ -40,30 +39,6 @@ pub async fn a_waiter_is_handed_the_mutex_with_the_release<H: FullHarness>(h: &H
     assert!(backend.release(&waiting).await.unwrap());
     assert!(granted(&backend, &hasty(&name)).await.fence() > fence);
     assert_eq!(pushed(&backend, &mut changes, &name).await, [], "the queue is not empty");
-}
-
-pub async fn a_mutex_is_handed_over_in_turn<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = lock();
-    let [mut holder] = claims(&name);
-    let mut fence = granted(&here, &holder).await.fence();
-    let waiting = claims::<5>(&name);
-    for claim in &waiting {
-        held(&here, claim).await;
-    }
-    // A waiter that asks again keeps its queue entry.
-    for claim in waiting.iter().rev() {
-        held(&there, claim).await;
-    }
-    let mut changes = listen(&there, &name).await;
-    for claim in waiting {
-        assert!(here.release(&holder).await.unwrap());
-        let before = std::mem::replace(&mut fence, handed_over(&mut changes, &claim).await.fence);
-        assert!(fence > before);
-        holder = claim;
-    }
-    assert!(here.release(&holder).await.unwrap());
-    assert_eq!(pushed(&there, &mut changes, &name).await, [], "the queue is not empty");
 }
 
 /// The waiter knows when it entered the queue. A later claim of the same waiter does not count.
@@ -122,56 +97,6 @@ pub async fn a_release_sent_twice_hands_over_once<H: FullHarness>(h: &H) {
     assert!(!backend.release(&second).await.unwrap());
     assert!(handed_over(&mut changes, &third).await.fence > fence);
     assert!(backend.release(&third).await.unwrap());
-}
-
-/// The wait ends in the moment of the handover.
-pub async fn a_waiter_that_leaves_after_a_handover_hands_the_lease_on<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = lock();
-    let [holder, second, third, fourth] = claims(&name);
-    granted(&backend, &holder).await;
-    for claim in [&second, &third, &fourth] {
-        held(&backend, claim).await;
-    }
-    let mut changes = listen(&backend, &name).await;
-    // Another waiter leaves before.
-    assert!(!backend.release(&third).await.unwrap());
-    assert!(backend.release(&holder).await.unwrap());
-    let fence = handed_over(&mut changes, &second).await.fence;
-    assert!(backend.release(&second).await.unwrap());
-    assert!(handed_over(&mut changes, &fourth).await.fence > fence);
-}
-
-pub async fn a_handover_ends_by_itself<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = lock();
-    let [holder, dead, next_one] = claims(&name);
-    granted(&backend, &holder).await;
-    held(&backend, &dead).await;
-    held(&backend, &next_one).await;
-    let mut changes = listen(&backend, &name).await;
-    assert!(backend.release(&holder).await.unwrap());
-    let fence = handed_over(&mut changes, &dead).await.fence;
-    h.pass(handover_life()).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&dead)).await.unwrap(), [Renewal::NotHeld]);
-    assert!(granted(&backend, &next_one).await.fence() > fence);
-    assert!(!backend.release(&dead).await.unwrap());
-    assert!(backend.release(&next_one).await.unwrap());
-}
-
-pub async fn an_ended_queue_entry_is_handed_nothing<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = lock();
-    let [holder, gone, waiting] = claims(&name);
-    let gone = elsewhere(gone);
-    granted(&backend, &holder).await;
-    held(&backend, &gone).await;
-    h.pass(gone.queue_entry_life() * 3 / 4).await;
-    held(&backend, &waiting).await;
-    h.pass(gone.queue_entry_life() / 4).await;
-    let mut changes = listen(&backend, &name).await;
-    assert!(backend.release(&holder).await.unwrap());
-    handed_over(&mut changes, &waiting).await;
 }
 
 /// Within a process the lease is passed on between callers. Its release hands it over to another

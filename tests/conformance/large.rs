@@ -6,8 +6,8 @@ use crate::harness::{
     FENCE_LIFE, FullHarness, MOMENT, TTL, begun, claim, listen, name, next, read, stored, value,
 };
 
-/// One size below and two sizes above the default limit of a push, of 64 KiB.
-const SIZES: [usize; 3] = [40_000, 100_000, 3_000_000];
+/// Sizes on both sides of the default limit of a push, of 64 KiB, and far above it.
+const SIZES: [usize; 5] = [40_000, (64 << 10) - 96, 64 << 10, 100_000, 3_000_000];
 
 fn large(size: usize, mark: &str) -> Entry {
     value(&(mark.to_owned() + &"x".repeat(size)))

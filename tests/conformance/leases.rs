@@ -3,8 +3,7 @@
 use bellwether::backend::{Change, Claim, Edit, Leases, Renewal, SemaphoreKind, Store};
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, begun, claim, granted, held, listen, name,
-    next,
+    FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, claim, granted, held, listen, name, next,
 };
 
 pub async fn a_lease_has_one_holder_at_a_time<H: Harness>(h: &H) {
@@ -26,16 +25,6 @@ pub async fn a_claim_sent_twice_is_granted_twice_with_one_fence<H: Harness>(h: &
     // An answer was lost, and the claim is sent again, maybe on another connection.
     assert_eq!(granted(&there, &claim).await.fence(), fence);
     // The lease was granted once, so one release ends it.
-    assert!(here.release(&claim).await.unwrap());
-    assert!(!there.release(&claim).await.unwrap());
-}
-
-pub async fn a_granted_claim_begins_a_load_with_its_fence<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let claim = claim(&name("k"));
-    let fence = granted(&here, &claim).await.fence();
-    assert_eq!(granted(&there, &claim).await.fence(), fence);
-    assert_eq!(begun(&here, &claim).await.fence(), fence);
     assert!(here.release(&claim).await.unwrap());
     assert!(!there.release(&claim).await.unwrap());
 }
@@ -100,10 +89,7 @@ pub async fn renewals_are_answered_one_by_one_and_in_order<H: Harness>(h: &H) {
     }
     let expected: Vec<Renewal> = (0..claims.len()).map(|at| (at % 3 == 0).into()).collect();
     assert_eq!(backend.renew(&claims).await.unwrap(), expected);
-}
-
-pub async fn a_renewal_of_no_claims_has_no_answers<H: Harness>(h: &H) {
-    assert_eq!(h.backend().renew(&[]).await.unwrap(), [Renewal::NotHeld; 0]);
+    assert_eq!(backend.renew(&[]).await.unwrap(), [Renewal::NotHeld; 0]);
 }
 
 pub async fn a_stranger_renews_nothing<H: Harness>(h: &H) {
@@ -165,12 +151,6 @@ pub async fn a_late_release_does_not_end_a_newer_lease<H: Harness>(h: &H) {
     assert!(!backend.release(&late).await.unwrap());
     assert_eq!(held(&backend, &claim(&name)).await.fence, fence);
     assert_eq!(backend.renew(&[late, newer]).await.unwrap(), [Renewal::NotHeld, Renewal::Held]);
-}
-
-pub async fn leases_of_different_names_are_independent<H: Harness>(h: &H) {
-    let backend = h.backend();
-    granted(&backend, &claim(&name("a"))).await;
-    granted(&backend, &claim(&name("b"))).await;
 }
 
 pub async fn a_holder_is_told_by_the_label_of_its_process<H: FullHarness>(h: &H) {

@@ -71,11 +71,6 @@ pub async fn nothing_but_fences_and_entries_stays<H: FullHarness>(h: &H) {
     }
 }
 
-pub async fn no_listener_is_left_in_the_end<H: FullHarness>(h: &H) {
-    work(h).await;
-    h.no_listener_is_left().await;
-}
-
 pub async fn every_key_ends<H: FullHarness>(h: &H) {
     work(h).await;
     h.pass(FENCE_LIFE).await;

@@ -121,17 +121,6 @@ pub async fn a_commit_hands_its_entry_over<H: FullHarness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Entry(entry.with_fence(fence)));
 }
 
-pub async fn a_commit_without_a_time_hands_its_entry_over<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
-    let claim = claim(&name);
-    let grant = begun(&here, &claim).await;
-    let mut changes = listen(&there, &name).await;
-    let outcome = here.commit(&claim, &grant, &value("v"), None).await.unwrap();
-    assert_eq!(outcome, Committed::Pushed);
-    assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
-}
-
 pub async fn a_refused_commit_is_silent<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
@@ -148,33 +137,6 @@ pub async fn a_refused_commit_is_silent<H: FullHarness>(h: &H) {
     assert!(matches!(outcome, Committed::Newer(_)), "{outcome:?}");
     let burnt = here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(value("put").with_fence(fence)));
-    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
-}
-
-pub async fn a_failure_reaches_the_listener<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
-    let claim = claim(&name);
-    let fence = begun(&here, &claim).await.fence();
-    let mut changes = listen(&there, &name).await;
-    let failure = failure(fence, "kein Produkt für „42“\r\n");
-    assert!(here.fail(&claim, &failure, None).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Failed(failure));
-}
-
-pub async fn a_put_pushes_its_entry<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
-    let mut changes = listen(&there, &name).await;
-    let fence = here.edit(&name, &Edit::Put(value("v"), TTL), FENCE_LIFE).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(fence)));
-}
-
-pub async fn an_invalidation_pushes_its_fence<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
-    let mut changes = listen(&there, &name).await;
-    let burnt = here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 

@@ -8,8 +8,7 @@ use bellwether::{
 use testkit::queue_entry_life;
 
 use crate::harness::{
-    FullHarness, LEASE, MOMENT, claim, claim_in, elsewhere, granted, handed_over, held, listen,
-    name, next,
+    FullHarness, LEASE, MOMENT, claim, claim_in, granted, handed_over, held, listen, name, next,
 };
 
 fn reader(name: &Name) -> Claim {
@@ -85,22 +84,6 @@ pub async fn a_reader_waits_behind_a_writer<H: FullHarness>(h: &H) {
     granted(&backend, &second).await;
 }
 
-pub async fn the_last_reader_hands_over_to_the_writer<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (first, second, third) = (reader(&name), reader(&name), writer(&name));
-    granted(&backend, &first).await;
-    granted(&backend, &second).await;
-    held(&backend, &third).await;
-    let mut changes = listen(&backend, &name).await;
-    backend.release(&first).await.unwrap();
-    backend.release(&second).await.unwrap();
-    // The first release pushed nothing.
-    let fence = handed_over(&mut changes, &third).await.fence;
-    held(&backend, &reader(&name)).await;
-    assert_eq!(granted(&backend, &third).await.fence(), fence);
-}
-
 pub async fn readers_and_writers_are_served_in_their_order<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
@@ -142,18 +125,6 @@ pub async fn a_writer_that_leaves_lets_readers_pass<H: FullHarness>(h: &H) {
     let mut changes = listen(&backend, &name).await;
     assert!(!backend.release(&second).await.unwrap());
     handed_over(&mut changes, &late).await;
-    granted(&backend, &late).await;
-}
-
-pub async fn a_dead_writer_is_skipped<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (first, second, late) = (reader(&name), elsewhere(writer(&name)), reader(&name));
-    granted(&backend, &first).await;
-    held(&backend, &second).await;
-    h.pass(queue_entry_life() / 4).await;
-    held(&backend, &late).await;
-    h.pass(queue_entry_life() * 3 / 4).await;
     granted(&backend, &late).await;
 }
 

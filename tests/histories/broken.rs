@@ -80,11 +80,11 @@ impl Scripts {
                 scripts.commit = Some(cut("commit", &cuts));
             }
             Break::LeaseIgnoresHolder => {
-                scripts.acquire = Some(cut("acquire", &[("if holder then", "if false then")]));
+                scripts.acquire = Some(cut("claim", &[("if holder then", "if false then")]));
             }
             Break::FenceStandsStill => {
                 let fence = "math.max(now(), last + 1, stored + 1)";
-                scripts.acquire = Some(cut("acquire", &[(fence, "math.max(last, stored, 1)")]));
+                scripts.acquire = Some(cut("claim", &[(fence, "math.max(last, stored, 1)")]));
             }
             Break::InvalidationBurnsNothing => {
                 let cuts = [("= burn(lease, fence, text, fence_ms)", "= ''")];
@@ -92,19 +92,19 @@ impl Scripts {
             }
             Break::ReleaseIgnoresHolder => {
                 let check = "if lease_at(lease) ~= owner then";
-                scripts.release = Some(cut("release", &[(check, "if false then")]));
+                scripts.release = Some(cut("end_load", &[(check, "if false then")]));
             }
             Break::WriterIgnoresReaders => {
                 let cuts = [("out + units - limit or out", "out + units - limit or 0")];
-                scripts.write = Some(cut("acquire_lock", &cuts));
+                scripts.write = Some(cut("acquire", &cuts));
             }
             Break::ReaderIgnoresWriter => {
                 let cuts = [("foreign = lease_at(lease)", "foreign = nil, nil, 0")];
-                scripts.read = Some(cut("acquire_lock", &cuts));
+                scripts.read = Some(cut("acquire", &cuts));
             }
             Break::PermitIgnoresLimit => {
                 let cuts = [("units and out + units - limit", "units and 0")];
-                scripts.permit = Some(cut("acquire_lock", &cuts));
+                scripts.permit = Some(cut("acquire", &cuts));
             }
             Break::ExpiryLeavesWindows => {
                 let cuts = [("  expire()\n", "\n")];
@@ -299,7 +299,7 @@ const USUAL: [&str; 3] = [
 fn cut(name: &str, cuts: &[(&str, &str)]) -> String {
     let mut script = testkit::script(name);
     let usual = USUAL.iter().filter(|usual| script.contains(**usual)).count();
-    let decided = ["acquire", "acquire_lock", "commit"].contains(&name);
+    let decided = ["acquire", "claim", "commit"].contains(&name);
     assert_eq!(usual, usize::from(decided), "the usual case of `{name}` is not where it was");
     for usual in USUAL {
         let never = if usual.ends_with("and") { "if false and" } else { "if false then" };

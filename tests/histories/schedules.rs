@@ -65,7 +65,9 @@ impl<B: Store + Latches> Hook<B> for Way {
     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
         let mut rng = self.rng();
         let lost = || Err(BackendError::new(BackendErrorKind::Unknown, "the answer is lost"));
-        sleep(Duration::from_millis(rng.u64(0..4))).await;
+        // Some are far behind the others.
+        let longest = if rng.u8(0..50) == 0 { 200 } else { 4 };
+        sleep(Duration::from_millis(rng.u64(0..longest))).await;
         // A push comes by a connection of its own.
         let is_subscription = matches!(operation, Operation::Changes { .. });
         if !is_subscription && rng.u8(0..100) == 0 {
@@ -100,7 +102,7 @@ impl Missing {
                 backend.fail(claim, failure, None).await.map(Answer::Fail)
             }
             (Self::FailuresAreReal, Operation::Claim { .. }) => {
-                let told = Change::decode(&"f0000000000000001las planned".into());
+                let told = Change::decode(&"f0000000000000001l0000000000000000as planned".into());
                 let Change::Failed(failure) = told else { panic!("it is no failure") };
                 let back_off = BackOff { wait: Duration::from_millis(20), failures: 1 };
                 Ok(Answer::Claim(Claimed::BacksOff(back_off, failure)))

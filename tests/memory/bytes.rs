@@ -5,21 +5,6 @@ use bytes::Bytes;
 
 use crate::prelude::*;
 
-#[test]
-fn an_encoded_entry_is_decoded() {
-    let entry = Entry::value(7, Duration::from_millis(210), Bytes::from_static(b"\0\xffv"))
-        .with_fence(1_790_000_000_000_001)
-        .with_stored_at(1_790_000_000_210_001);
-    let windows = Windows::fresh(Duration::from_millis(60_001)).stale(Duration::MAX);
-    for entry in [entry.clone(), entry.with_windows(windows)] {
-        let decoded = Entry::decode(entry.encode()).unwrap();
-        assert_eq!(decoded, entry);
-        assert_eq!(decoded.stored_at, entry.stored_at);
-    }
-    let uncacheable = Entry::uncacheable(Duration::ZERO).with_fence(1);
-    assert_eq!(Entry::decode(uncacheable.encode()), Ok(uncacheable));
-}
-
 /// The header has room for what a later version writes.
 #[test]
 fn bytes_between_header_and_payload_are_passed_over() {

@@ -125,20 +125,6 @@ async fn one_of_a_thousand_callers_in_four_processes_loads() {
     assert_eq!(ask(&caches[3], &origin, MS).await.unwrap().unwrap().source(), Source::Hit);
 }
 
-#[tokio::test(start_paused = true)]
-async fn an_entry_ends_with_its_ttl_and_is_loaded_once_more() {
-    let (_, caches) = fleet(1);
-    let origin = Origin::default();
-    let request = caches[0].request("k").ttl(500 * MS);
-    request.load(origin.loader(MS)).await.unwrap();
-    sleep(499 * MS).await;
-    assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("value 1"));
-    sleep(2 * MS).await;
-    assert_eq!(caches[0].get("k").await.unwrap(), None);
-    ask(&caches[0], &origin, MS).await.unwrap().unwrap();
-    assert_eq!(origin.loads(), 2);
-}
-
 /// The caller that led goes away, like a client that hangs up. A load that was polled by its caller
 /// would stop there. All followers would then hang or start anew.
 #[tokio::test(start_paused = true)]
@@ -155,19 +141,6 @@ async fn a_leader_whose_caller_leaves_costs_no_second_load() {
     assert!(begun.elapsed() < 200 * MS);
     assert_eq!(origin.loads(), 1);
     assert!(!sources.contains_key(&Source::Led) && !sources.contains_key(&Source::Degraded));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_load_without_callers_fills_the_cache() {
-    let (_, caches) = fleet(1);
-    let origin = Origin::default();
-    ask(&caches[0], &origin, 200 * MS).abort();
-    let caller = ask(&caches[0], &origin, 200 * MS);
-    settle().await;
-    caller.abort();
-    sleep(200 * MS).await;
-    assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("value 1"));
-    assert_eq!((origin.loads(), origin.running()), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -563,21 +536,6 @@ async fn an_entry_that_cannot_be_decoded_counts_as_missing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_schemas_do_not_overwrite_each_other_and_an_invalidation_removes_both() {
-    let backend = MemoryBackend::new();
-    let of = |schema| {
-        Cache::<String>::builder(backend.clone(), "bellwether").schema(schema).build().unwrap()
-    };
-    let (old, new) = (of(6), of(7));
-    old.get_or_load("k", |_| async { Ok::<_, BoxError>("old".to_owned()) }).await.unwrap();
-    new.get_or_load("k", |_| async { Ok::<_, BoxError>("new".to_owned()) }).await.unwrap();
-    assert_eq!(old.get("k").await.unwrap().as_deref(), Some("old"));
-    assert_eq!(new.get("k").await.unwrap().as_deref(), Some("new"));
-    new.invalidate("k").await.unwrap();
-    assert_eq!((old.get("k").await.unwrap(), new.get("k").await.unwrap()), (None, None));
-}
-
-#[tokio::test(start_paused = true)]
 async fn bad_keys_and_settings_are_refused_with_a_kind() {
     let build = || Cache::<String>::builder(MemoryBackend::new(), "bellwether");
     let day = Duration::from_secs(100_000);
@@ -601,20 +559,6 @@ async fn bad_keys_and_settings_are_refused_with_a_kind() {
         assert_eq!(cache.get(&key).await.unwrap_err().kind(), ErrorKind::InvalidKey);
         assert_eq!(cache.invalidate(&key).await.unwrap_err().kind(), ErrorKind::InvalidKey);
     }
-}
-
-/// The longest possible durations must not overflow a sum.
-#[tokio::test(start_paused = true)]
-async fn endless_durations_do_not_panic() {
-    let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "bellwether")
-        .ttl(Duration::MAX)
-        .load_limit(Duration::MAX)
-        .wait_limit(Duration::MAX)
-        .build()
-        .unwrap();
-    let origin = Origin::default();
-    assert_eq!(ask(&cache, &origin, MS).await.unwrap().unwrap().source(), Source::Led);
-    assert_eq!(ask(&cache, &origin, MS).await.unwrap().unwrap().source(), Source::Hit);
 }
 
 fn two_over(faulty: &Faulty) -> [Cache<String>; 2] {

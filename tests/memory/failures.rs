@@ -311,26 +311,6 @@ async fn each_act_ends_a_back_off_in_the_whole_fleet() {
     }
 }
 
-/// The load began before the invalidation, and its failure came after it.
-#[tokio::test(start_paused = true)]
-async fn a_failure_that_comes_late_does_not_block_the_next_load() {
-    let (caches, origin) = (fleet(2, always), Origin::failing());
-    let late = tokio::spawn({
-        let (cache, origin) = (caches[0].clone(), origin.clone());
-        async move { origin.ask(&cache).await }
-    });
-    sleep(LOAD / 2).await;
-    caches[1].invalidate("k").await.unwrap();
-    let next = tokio::spawn({
-        let (cache, origin) = (caches[1].clone(), Origin::default());
-        async move { origin.ask(&cache).await }
-    });
-    let error = late.await.unwrap().unwrap_err();
-    assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, None));
-    assert_eq!(*next.await.unwrap().unwrap().value(), 1);
-    assert_eq!(origin.ask(&caches[0]).await.unwrap().source(), Source::Hit);
-}
-
 /// The leader that was cancelled has not failed, and the row of failures goes on.
 #[tokio::test(start_paused = true)]
 async fn after_a_cancelled_leader_the_next_caller_loads() {

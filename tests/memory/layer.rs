@@ -7,9 +7,7 @@ use std::{
 };
 
 use bellwether::BellwetherLayer;
-use tower::{
-    BoxError, Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimitLayer, service_fn,
-};
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_test::mock::{self, Handle, Mock};
 
 use crate::prelude::*;
@@ -83,20 +81,6 @@ async fn the_layer_is_ready_though_the_service_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_leaves_costs_no_second_call() {
-    let (service, mut handle) = over_mock(cache(&MemoryBackend::new()));
-    let leader = tokio::spawn(service.clone().oneshot("a"));
-    let (_, answer) = handle.next_request().await.unwrap();
-    let follower = tokio::spawn(service.clone().oneshot("a"));
-    sleep(Duration::from_millis(10)).await;
-    leader.abort();
-    sleep(Duration::from_millis(10)).await;
-    answer.send_response("A".to_owned());
-    assert_eq!(follower.await.unwrap().unwrap(), "A");
-    assert!(timeout(Duration::from_secs(1), handle.next_request()).await.is_err());
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_call_without_callers_is_cancelled_if_configured() {
     let dropped = Arc::new(AtomicBool::new(false));
     struct Told(Arc<AtomicBool>);
@@ -159,57 +143,6 @@ async fn a_boxed_error_keeps_its_type() {
     handle.next_request().await.unwrap().1.send_error(std::io::Error::other("disk"));
     let error = caller.await.unwrap().unwrap_err();
     assert_eq!(error.load_ref::<std::io::Error>().unwrap().to_string(), "disk");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_panic_of_the_service_is_an_error_and_is_not_remembered() {
-    let calls = Arc::new(AtomicUsize::new(0));
-    let counted = calls.clone();
-    let service = BellwetherLayer::new(cache(&MemoryBackend::new()), keyed).layer(service_fn(
-        move |_: Request| {
-            let first = counted.fetch_add(1, Ordering::SeqCst) == 0;
-            async move {
-                sleep(Duration::from_millis(50)).await;
-                assert!(!first, "the first call panics");
-                Ok::<_, Infallible>("A".to_owned())
-            }
-        },
-    ));
-    let callers: Vec<_> = (0..10).map(|_| tokio::spawn(service.clone().oneshot("a"))).collect();
-    for caller in callers {
-        assert_eq!(caller.await.unwrap().unwrap_err().kind(), ErrorKind::Panicked);
-    }
-    assert_eq!(service.oneshot("a").await.unwrap(), "A");
-}
-
-/// Here tower-http-cache hangs, and hitbox-tower panics. The permit is held by a waiting request,
-/// or was never taken.
-#[tokio::test(start_paused = true)]
-async fn a_concurrency_limit_of_one_blocks_nothing() {
-    let (inner, mut handle): (Mock<Request, String>, _) = mock::pair();
-    let mut service = ServiceBuilder::new()
-        .layer(BellwetherLayer::new(cache(&MemoryBackend::new()), keyed))
-        .layer(ConcurrencyLimitLayer::new(1))
-        .service(inner);
-    let mut callers = Vec::new();
-    for request in ["a", "b", "own 1", "a", "b", "own 2"] {
-        callers.push(tokio::spawn(service.ready().await.unwrap().call(request)));
-    }
-    for _ in 0..4 {
-        let (request, answer) =
-            timeout(Duration::from_secs(5), handle.next_request()).await.unwrap().unwrap();
-        answer.send_response(request.to_uppercase());
-    }
-    let mut answers = Vec::new();
-    for caller in callers {
-        answers.push(timeout(Duration::from_secs(5), caller).await.unwrap().unwrap().unwrap());
-    }
-    assert_eq!(answers, ["A", "B", "OWN 1", "A", "B", "OWN 2"]);
-    // Unused readiness holds no permit.
-    let _ready = service.ready().await.unwrap().clone();
-    let other = tokio::spawn(service.ready().await.unwrap().call("c"));
-    handle.next_request().await.unwrap().1.send_response("C".to_owned());
-    assert_eq!(other.await.unwrap().unwrap(), "C");
 }
 
 /// A service that checks its contract: a clone is not ready.
@@ -308,17 +241,4 @@ async fn a_layer_within_itself_does_not_wait_for_itself() {
     ));
     let answer = timeout(Duration::from_secs(5), service.oneshot("a")).await.unwrap();
     assert_eq!(answer.unwrap(), "A");
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_outer_buffer_and_load_shed_still_work() {
-    let (inner, mut handle): (Mock<Request, String>, _) = mock::pair();
-    let mut service = ServiceBuilder::new()
-        .buffer(8)
-        .load_shed()
-        .layer(BellwetherLayer::new(cache(&MemoryBackend::new()), keyed))
-        .service(inner);
-    let caller = tokio::spawn(service.ready().await.unwrap().call("a"));
-    handle.next_request().await.unwrap().1.send_response("A".to_owned());
-    assert_eq!(caller.await.unwrap().unwrap(), "A");
 }

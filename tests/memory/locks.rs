@@ -2,10 +2,7 @@
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
-use bellwether::{
-    Redlock,
-    lease::{Retry, RetryStrategy},
-};
+use bellwether::{Redlock, lease::Retry};
 use testkit::handover_life;
 use tokio::task::JoinSet;
 
@@ -163,16 +160,6 @@ async fn a_failed_renewal_is_repeated_while_the_lease_lasts() {
     assert_eq!(faulty.count(Op::Renew), renewals, "the renewals outlive the unlock");
 }
 
-/// The backend hangs beyond the lease, and still hangs at the unlock. The caller must learn that
-/// the lock was lost.
-#[tokio::test(start_paused = true)]
-async fn an_unlock_reports_a_known_loss() {
-    let faulty = Faulty::new(|op| (op != Op::Acquire).then_some(Fault::Hang));
-    let guard = Locks::new(faulty, "bellwether").mutex("m").lease(LEASE).lock().await.unwrap();
-    guard.lost().await;
-    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
-}
-
 /// A lease that is handed over lasts for a short time, whatever its full time. A failed renewal is
 /// therefore tried again within that short time.
 #[tokio::test(start_paused = true)]
@@ -225,16 +212,6 @@ async fn a_stuck_holder_loses_the_lock_at_its_hold_limit() {
     assert_eq!(begun.elapsed().as_secs(), 30);
     drop(there.mutex("m").lock().await.unwrap());
     assert!(begun.elapsed() <= 4 * LEASE + 100 * MS);
-}
-
-/// The answer of an acquisition is lost. The next try carries the same owner, and learns of the
-/// grant.
-#[tokio::test(start_paused = true)]
-async fn a_grant_whose_answer_was_lost_is_recognised() {
-    let faulty = Faulty::once(Op::Acquire, Fault::LoseReply);
-    let guard = Locks::new(faulty, "bellwether").mutex("m").lease(LEASE).lock().await.unwrap();
-    assert!(!guard.is_lost());
-    guard.unlock().await.unwrap();
 }
 
 /// A caller that gives up during its acquisition leaves no lease that blocks the others.
@@ -338,27 +315,9 @@ async fn names_namespaces_and_settings_are_checked() {
         locks.mutex("m").lease(Duration::ZERO),
         locks.mutex("m").renew_every(LEASE),
         locks.mutex("m").max_hold(MS),
-        locks.mutex("m").fence_life(MS),
     ] {
         assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn endless_durations_do_not_panic() {
-    let locks = Locks::new(MemoryBackend::new(), "bellwether");
-    let mutex = locks
-        .mutex("m")
-        .wait_limit(Duration::MAX)
-        .max_hold(Duration::MAX)
-        .fence_life(Duration::MAX)
-        .retry(Retry::fixed(Duration::MAX));
-    let guard = mutex.lock().await.unwrap();
-    let waiting = tokio::spawn(async move { mutex.lock().await.is_ok() });
-    sleep(MS).await;
-    guard.unlock().await.unwrap();
-    assert!(waiting.await.unwrap());
-    assert_eq!(Retry::fixed(Duration::MAX).within(MS).waits().count(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,7 +15,6 @@ mod guards;
 mod http;
 mod in_process;
 mod jobs;
-mod ladder;
 mod latch;
 mod layer;
 mod leader;

@@ -98,29 +98,6 @@ async fn a_hot_key_costs_one_load_in_an_outage() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn each_window_of_a_remembered_value_holds() {
-    let scene = Scene::with(|builder| builder.stale_while_revalidate(TTL).stale_if_error(3 * TTL));
-    scene.leave(Fault::Refuse);
-    assert_eq!(scene.ask("k").await, (1, Source::Degraded));
-    // Fresh and stale.
-    advance(2 * TTL - LOAD).await;
-    assert_eq!(scene.ask("k").await, (1, Source::Degraded));
-    assert_eq!(scene.loads(), 1);
-    // For failures.
-    advance(LOAD).await;
-    scene.fails.store(true, Ordering::SeqCst);
-    assert_eq!(scene.ask("k").await, (1, Source::Degraded));
-    assert_eq!(scene.loads(), 2);
-    scene.fails.store(false, Ordering::SeqCst);
-    advance(TTL).await;
-    assert_eq!(scene.ask("k").await, (3, Source::Degraded));
-    // Gone.
-    advance(4 * TTL).await;
-    assert_eq!(scene.ask("k").await, (4, Source::Degraded));
-    assert_eq!(scene.loads(), 4);
-}
-
 /// Each act has no answer. It may have happened, so its caller is served nothing older.
 #[tokio::test(start_paused = true)]
 async fn no_act_is_undone() {

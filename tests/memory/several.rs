@@ -109,20 +109,6 @@ async fn a_wait_ends_at_its_limit_and_names_the_held_lock() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_dead_holders_lease_is_waited_out() {
-    let backend = MemoryBackend::new();
-    {
-        let dead = Locks::new(backend.clone(), "bellwether").mutex("b").lease(LEASE).fixed_lease();
-        let dead = dead.lock().await.unwrap();
-        let begun = Instant::now();
-        let (guard, at) =
-            taking(&Locks::new(counted(&backend), "bellwether"), NAMES).await.unwrap();
-        assert!(dead.is_lost() && at - begun <= LEASE + 100 * MS, "{:?}", at - begun);
-        guard.unwrap().unlock().await.unwrap();
-    }
-}
-
 /// The sets are named in any order. No waiter needs a timer, so no two contenders wait for each
 /// other.
 #[tokio::test(start_paused = true)]
@@ -196,21 +182,6 @@ async fn a_loss_is_reported_before_the_next_holder_gets_in() {
         assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
         assert!(!other.unwrap().is_lost());
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn several_locks_are_renewed_together() {
-    let faulty = Faulty::new(|_| None);
-    let guard =
-        Locks::new(faulty.clone(), "bellwether").several(0..50).lease(LEASE).lock().await.unwrap();
-    sleep(3 * LEASE + LEASE / 6).await;
-    assert!(!guard.is_lost());
-    assert!((8..=10).contains(&faulty.count(Op::Renew)), "{}", faulty.count(Op::Renew));
-    assert_eq!(faulty.count(Op::Acquire), 50);
-    guard.unlock().await.unwrap();
-    let renewals = faulty.count(Op::Renew);
-    sleep(3 * LEASE).await;
-    assert_eq!(faulty.count(Op::Renew), renewals, "the renewals outlive the unlock");
 }
 
 /// The acquisition succeeds despite a fault in one of its tries, and nothing is left after the
@@ -328,52 +299,4 @@ async fn names_and_settings_are_checked() {
     locks.several(0..64).lock().await.unwrap().unlock().await.unwrap();
     // A raw name and the escaped text of another are two names.
     locks.several(["{a}", "%7Ba%7D"]).lock().await.unwrap().unlock().await.unwrap();
-}
-
-/// Callers with overlapping sets hold their locks for 1 ms each, and all sets get on.
-#[tokio::test(start_paused = true)]
-async fn overlapping_sets_get_on() {
-    let cases: [&[&[&str]]; 6] = [
-        &[&["a", "b"], &["c", "d"], &["a", "b", "c", "d"]],
-        &[&["a", "b"], &["b", "c"], &["c", "d"], &["a", "d"]],
-        &[&["b"], &["a", "b"]],
-        &[&["a"], &["a", "b"]],
-        &[&["a"], &["b"], &["c"], &["a", "b", "c"]],
-        &[&["a"], &["b"], &["c"], &["a", "b"], &["b", "c"], &["a", "c"], &["a", "b", "c"]],
-    ];
-    for sets in cases {
-        {
-            let backend = MemoryBackend::new();
-            let fronts = [(), (), ()].map(|()| Locks::new(backend.clone(), "bellwether"));
-            let mut callers = JoinSet::new();
-            let end = Instant::now() + Duration::from_secs(2);
-            for number in 0..48 {
-                let several = fronts[number % 3].several(sets[number % sets.len()].iter().copied());
-                let several = several.wait_limit(Duration::from_secs(5));
-                callers.spawn(async move {
-                    let (mut holds, mut longest) = (0, Duration::ZERO);
-                    while Instant::now() < end {
-                        let asked = Instant::now();
-                        if let Ok(guard) = several.lock().await {
-                            holds += 1;
-                            sleep(MS).await;
-                            guard.unlock().await.unwrap();
-                        }
-                        longest = longest.max(asked.elapsed());
-                    }
-                    (number % sets.len(), holds, longest)
-                });
-            }
-            let mut all = vec![(0, Duration::ZERO); sets.len()];
-            for (set, holds, longest) in callers.join_all().await {
-                all[set].0 += holds;
-                all[set].1 = all[set].1.max(longest);
-            }
-            // A caller that waits for one name holds the names before it, so a chain of sets is
-            // slow. Each set gets on all the same, and no caller comes to its wait limit.
-            let each =
-                all.iter().all(|(holds, longest)| *holds > 0 && *longest < Duration::from_secs(5));
-            assert!(each, "{sets:?}: {all:?}");
-        }
-    }
 }

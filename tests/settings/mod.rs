@@ -247,13 +247,13 @@ pub async fn use_locks<B: Store + Latches + Clone>(
     overflows();
     let locks = Locks::new(backend.clone(), "bellwether");
     let named = |kind| format!("{name}-{kind}");
-    let mutex = lock_settings!(picks, locks.mutex(name), renew_every, fence_life);
-    let fair = lock_settings!(picks, locks.mutex(named("fair")).fair(), renew_every, fence_life);
+    let mutex = lock_settings!(picks, locks.mutex(name), renew_every);
+    let fair = lock_settings!(picks, locks.mutex(named("fair")).fair(), renew_every);
     let reentrant = locks.reentrant_mutex(named("reentrant"));
-    let reentrant = lock_settings!(picks, reentrant, renew_every, fence_life);
-    let rw = lock_settings!(picks, locks.rw_lock(named("rw")), renew_every, fence_life);
+    let reentrant = lock_settings!(picks, reentrant, renew_every);
+    let rw = lock_settings!(picks, locks.rw_lock(named("rw")), renew_every);
     let several = locks.several([named("one"), named("other")]);
-    let several = lock_settings!(picks, several, renew_every, fence_life);
+    let several = lock_settings!(picks, several, renew_every);
     let semaphore = lock_settings!(picks, locks.semaphore(named("sem"), 2), renew_every);
     let permits = lock_settings!(picks, locks.permits(named("permits"), 2));
     macro_rules! twice {

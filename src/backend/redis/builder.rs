@@ -6,7 +6,7 @@ use super::{
     Credentials, RedisBackend,
     client::{
         Access, ClusterSeeds, Deployment, Endpoint, RedisConfig, Replicas, SentinelMaster,
-        Sentinels, default_connect_timeout,
+        Sentinels,
     },
 };
 use crate::error::{BoxError, Error, ErrorKind};
@@ -36,7 +36,6 @@ use crate::error::{BoxError, Error, ErrorKind};
 pub struct RedisBackendBuilder {
     location: Location,
     config: RedisConfig,
-    connect_timeout: Option<Duration>,
 }
 
 /// The URLs that were given. They are read by [`RedisBackendBuilder::build`].
@@ -54,9 +53,9 @@ impl RedisBackendBuilder {
     ///
     /// `redis+unix:///path/to/socket` connects to a Unix socket. With the feature `tls`,
     /// `rediss://` connects by TLS with rustls. The backend trusts the certificates that the system
-    /// trusts, or those in the file that the environment variable `SSL_CERT_FILE` names. It shows
-    /// no certificate of its own. `tls_config` changes both. The crypto provider
-    /// is *ring*, unless the process has installed another one.
+    /// trusts, or a file that the environment variable `SSL_CERT_FILE` names, and shows none of its
+    /// own. `tls_config` changes both. The crypto provider is *ring*, unless the process has
+    /// installed another one.
     ///
     /// # Examples
     ///
@@ -127,10 +126,10 @@ impl RedisBackendBuilder {
     /// time-out](Self::connect_timeout).
     ///
     /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
-    /// a dead server is late but not lost. This is the one setting for a slower network or server.
-    /// The connect time-out and the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the
-    /// retry strategy follow it, unless they are set. Four round trips are a good choice, if they
-    /// are longer than the default: [`RedisBackend::ready`] measures, and warns. 24 h at most.
+    /// a dead server is late but not lost. Where four round trips take longer, set four of them:
+    /// [`RedisBackend::ready`] measures, and warns. Unless they are set, the connect time-out and
+    /// the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy follow it.
+    /// 24 h at most.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
@@ -140,14 +139,13 @@ impl RedisBackendBuilder {
     ///
     /// Defaults to four command time-outs, and at least 1 s. 24 h at most.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = Some(timeout);
+        self.config.connect_timeout = Some(timeout);
         self
     }
 
     /// Sets the size in bytes of the largest entry that is pushed to the waiters.
     ///
-    /// Waiters fetch a larger entry. Defaults to 64 KiB, because a push goes to each process that
-    /// waits, and a server disconnects subscribers that are 32 MiB behind.
+    /// Waiters fetch a larger entry. Defaults to 64 KiB: a push goes to each process that waits.
     pub fn push_limit(mut self, bytes: usize) -> Self {
         self.config.push_limit = bytes;
         self
@@ -164,9 +162,7 @@ impl RedisBackendBuilder {
     /// Sets the name that each connection gives itself, for `CLIENT LIST` and the server's log.
     ///
     /// 1 to 64 visible ASCII characters without spaces, such as the name of a pod. Defaults to
-    /// none. A server whose ACL forbids `CLIENT SETNAME` serves the connection all the same. The
-    /// label that tells other processes which one holds a lock is
-    /// [`Locks::owner`](crate::Locks::owner).
+    /// none. The label of a holder of locks is [`Locks::owner`](crate::Locks::owner).
     pub fn client_name(mut self, name: impl Into<String>) -> Self {
         self.config.client_name = Some(name.into());
         self
@@ -247,12 +243,11 @@ impl RedisBackendBuilder {
     /// - the URLs of a cluster name a database or a socket file, or only some of them use TLS;
     /// - another setting is outside its range.
     pub fn build(self) -> Result<RedisBackend, Error> {
-        let Self { location, mut config, connect_timeout } = self;
-        let connect_timeout =
-            connect_timeout.unwrap_or_else(|| default_connect_timeout(config.command_timeout));
-        config.connect_timeout = connect_timeout;
+        let Self { location, config } = self;
         check_timeout("command_timeout", config.command_timeout)?;
-        check_timeout("connect_timeout", config.connect_timeout)?;
+        if let Some(timeout) = config.connect_timeout {
+            check_timeout("connect_timeout", timeout)?;
+        }
         if let Some(name) = &config.client_name {
             check_client_name(name)?;
         }
@@ -283,10 +278,7 @@ impl Location {
 /// Leaves the URLs out, because they may have passwords in them.
 impl fmt::Debug for RedisBackendBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisBackendBuilder")
-            .field("config", &self.config)
-            .field("connect_timeout", &self.connect_timeout)
-            .finish_non_exhaustive()
+        f.debug_struct("RedisBackendBuilder").field("config", &self.config).finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{
     de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::{RedisBackendBuilder, Replicas, SentinelMaster};
+use super::{Credentials, RedisBackendBuilder, Replicas, SentinelMaster};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -133,9 +133,6 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for SettingsMap<T> {
 /// )
 /// .unwrap();
 /// let backend = builder.build()?;
-///
-/// let builder: RedisBackendBuilder =
-///     serde_json::from_str(r#"{ "server": "redis://127.0.0.1/" }"#).unwrap();
 /// # Ok::<_, bellwether::Error>(())
 /// ```
 impl<'de> Deserialize<'de> for RedisBackendBuilder {
@@ -183,11 +180,9 @@ impl BackendConfig {
 impl SentinelsConfig {
     fn master(&self) -> Result<SentinelMaster, &'static str> {
         let mut master = SentinelMaster::named(&self.master).database(self.database);
-        if let Some(username) = &self.username {
-            master = master.username(username);
-        }
         if let Some(Secret(password)) = &self.password {
-            master = master.password(password);
+            let username = self.username.as_deref().unwrap_or("default");
+            master = master.credentials(Credentials::user(username, password));
         }
         match self.tls {
             false => Ok(master),

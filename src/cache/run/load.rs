@@ -114,7 +114,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Loads under the lease that was granted in this epoch, and commits.
     pub(super) async fn load(
         &self,
-        work: Option<Work<V>>,
+        work: &mut Option<Work<V>>,
         mut load: Box<Load<V>>,
         granted: Epoch,
     ) -> FlightEnd<V> {
@@ -127,12 +127,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Ok(Produced::Value(made)) => {
                 // Callers that join from here on get a look of their own.
                 let committed = self.begin_epoch();
-                let (loaded, kept) = Box::pin(load.commit_value(made)).await;
-                let (epoch, late) = match kept {
-                    CommitEnd::Current => (committed, ForLate::Look),
-                    // Late joiners must not be served this value.
-                    CommitEnd::Refused => (granted, ForLate::Look),
-                    CommitEnd::Unknown => (granted, ForLate::Degraded),
+                let (loaded, late) = Box::pin(load.commit_value(made)).await;
+                let (epoch, late) = match late {
+                    None => (committed, ForLate::Look),
+                    Some(late) => (granted, late),
                 };
                 FlightEnd { outcome: Outcome::Value(loaded), epoch, late }
             }
@@ -152,7 +150,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// flight.
     pub(super) async fn load_alone(
         &self,
-        work: Option<Work<V>>,
+        work: &mut Option<Work<V>>,
         outage: Option<Outage>,
         held: &mut Held<V>,
     ) -> FlightEnd<V> {
@@ -187,13 +185,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// joined before the epoch.
     async fn produce(
         &self,
-        work: Option<Work<V>>,
+        work: &mut Option<Work<V>>,
         lead: &Lead<V>,
         guard: Option<&LeaseGuard>,
         epoch: Epoch,
     ) -> Result<Produced<V>, Error> {
         let AskedKey { core, key, .. } = &self.asked;
-        let work = work.ok_or_else(cut_off)?;
+        let work = work.take().ok_or_else(cut_off)?;
         core.counters.loads.add();
         let number = self.number();
         let limit = self.asked.options().load_limit;
@@ -337,19 +335,13 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     }
 }
 
-/// The state of a committed value in the backend.
-pub(in crate::cache) enum CommitEnd {
-    /// It has the value or a newer one, or has pushed the value.
-    Current,
-    /// It has refused the value: the key was invalidated, or the lease lost.
-    Refused,
-    /// There is no answer. The value may have been refused, for an act that late joiners know of.
-    Unknown,
-}
-
 impl<V: Clone + Send + Sync + 'static> Load<V> {
-    /// Commits a value that was loaded. Returns what its callers get.
-    pub(in crate::cache) async fn commit_value(self, made: Made<V>) -> (Loaded<V>, CommitEnd) {
+    /// Commits a value that was loaded. Returns it for its callers. Callers that joined after the
+    /// lease was granted may have to be served in another way.
+    pub(in crate::cache) async fn commit_value(
+        self,
+        made: Made<V>,
+    ) -> (Loaded<V>, Option<ForLate>) {
         self.guard.closing();
         let Self { asked, lead, guard, begun, .. } = &self;
         let (core, fence) = (&asked.core, guard.fence());
@@ -363,7 +355,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let has_value = is_stored && entry.kind == EntryKind::Value;
         let record = Record::written(fence, &entry, has_value);
         let led = |value| Loaded { value, source: Source::Led, record };
-        let current = if are_current { CommitEnd::Current } else { CommitEnd::Refused };
+        // They may know of what has ended the value.
+        let current = if are_current { None } else { Some(ForLate::Look) };
         match answer {
             Ok(Committed::Stored | Committed::Pushed) => {
                 self.count_commit(is_stored, ttl);
@@ -372,18 +365,18 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             }
             Ok(Committed::Newer(entry)) => match self.newer(entry).await {
                 Some(newer) => (newer, current),
-                None => (led(made.value), CommitEnd::Refused),
+                None => (led(made.value), Some(ForLate::Look)),
             },
             Ok(Committed::Refused) => {
                 core.counters.refused.add();
                 debug!("commit refused: the key was invalidated, or the lease lost");
-                (led(made.value), CommitEnd::Refused)
+                (led(made.value), Some(ForLate::Look))
             }
             Err(error) => {
                 core.counters.unstored.add();
                 asked.shard.breaker.failed(&error, &core.counters);
                 asked.remember(&made, *begun, lead, asked.shard.breaker.outage());
-                (led(made.value), CommitEnd::Unknown)
+                (led(made.value), Some(ForLate::Degraded))
             }
         }
     }

@@ -16,7 +16,8 @@ use tracing::debug;
 use super::{AskedKey, FlightEnd, Held, Load, Run, RunStart, Step, second_try, silence};
 use crate::{
     backend::{
-        Announcement, Change, Claim, Claimed, Entry, EntryKind, Grant, Mode, Occupied, Owner,
+        Announcement, BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode,
+        Occupied, Owner,
     },
     cache::{
         Loaded, Source, breaker::RequestKind, core::Decision, outcome::Alone, refresh::EntryNote,
@@ -212,13 +213,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         match answer {
             Ok((Claimed::Granted(grant), sent)) => Break(self.granted(&grant, sent)),
             Ok((Claimed::BacksOff(back_off, failure), _)) => {
-                debug!(?back_off, "the key backs off");
-                core.counters.backed_off.add();
-                if let Some((previous, _)) = &self.held.previous {
-                    run.asked.leave_alone(previous.fence, back_off.wait);
-                }
-                let error = core.failures.backing_off(&failure, back_off.wait);
-                Break(FlightEnd { epoch: self.epoch, ..FlightEnd::failed(error) }.into())
+                Break(self.backs_off(back_off, &failure))
             }
             Ok((Claimed::Newer(entry), _)) => self.received(entry).await.map_continue(|()| None),
             Ok((Claimed::Occupied(occupied), _)) => {
@@ -347,6 +342,17 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         });
     }
 
+    fn backs_off(&self, back_off: BackOff, failure: &Failure) -> Step<V> {
+        debug!(?back_off, "the key backs off");
+        let asked = &self.run.asked;
+        asked.core.counters.backed_off.add();
+        if let Some((previous, _)) = &self.held.previous {
+            asked.leave_alone(previous.fence, back_off.wait);
+        }
+        let error = asked.core.failures.backing_off(failure, back_off.wait);
+        FlightEnd { epoch: self.epoch, ..FlightEnd::failed(error) }.into()
+    }
+
     fn granted(&mut self, grant: &Grant, sent: Instant) -> Step<V> {
         let (asked, fence) = (&self.run.asked, grant.fence());
         debug!(fence, "lease taken");
@@ -387,9 +393,11 @@ const BYTES_PER_MS: u32 = 256 << 10;
 /// The turns that processes choose from if the backend does not know their number.
 const TURNS: u32 = 64;
 
-/// Returns how long a process waits for its turn to fetch an entry.
+/// Returns how long a process waits for its turn to fetch an entry: a random one of as many as
+/// there are processes.
 fn turn_to_fetch(announced: &Announcement) -> Duration {
-    let turn = announced.turn.unwrap_or_else(|| fastrand::u32(0..TURNS));
+    let turns = if announced.crowd == 0 { TURNS } else { announced.crowd };
+    let turn = fastrand::u32(0..turns);
     let bytes = u32::try_from(announced.bytes).unwrap_or(u32::MAX);
     Duration::from_millis(1).mul_f64(f64::from(bytes) / f64::from(BYTES_PER_MS)) * turn
 }

@@ -38,6 +38,7 @@ use crate::{
 };
 
 /// A key that is asked for, and how.
+#[derive(Clone)]
 pub(super) struct AskedKey<V> {
     pub(super) core: Arc<Core<V>>,
     pub(super) key: Key,
@@ -56,19 +57,9 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let name = core.name(key)?;
         Ok(Self { core: core.clone(), key: key.clone(), shard: core.shard(&name), name, own })
     }
-}
 
-impl<V> AskedKey<V> {
     pub(super) fn options(&self) -> &Options {
         self.core.options(self.own.as_deref())
-    }
-}
-
-impl<V> Clone for AskedKey<V> {
-    fn clone(&self) -> Self {
-        let Self { core, key, name, shard, own } = self;
-        let (core, shard) = (core.clone(), shard.clone());
-        Self { core, key: key.clone(), name: name.clone(), shard, own: own.clone() }
     }
 }
 
@@ -101,7 +92,7 @@ pub(super) struct FlightEnd<V> {
 
 /// The outcome for the callers that joined after the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ForLate {
+pub(super) enum ForLate {
     /// They get the answer of a second look.
     Look,
     /// The same. If it finds an old value, that is served: they have waited for the failed load.
@@ -191,7 +182,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
-        let mut work = Some(work);
+        // Boxed once it is clear that a load may begin.
+        let (mut work, mut boxed) = (Some(work), None);
         let end = async {
             let mut held = Held::default();
             match self.look(&mut held).await {
@@ -202,7 +194,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 }
                 // In boxes of their own, so that the future of a hit stays small.
                 step => {
-                    let rest = Box::pin(self.beyond(step, held, work.take().map(loader::boxed)));
+                    boxed = work.take().map(loader::boxed);
+                    let rest = Box::pin(self.beyond(step, held, &mut boxed));
                     Box::pin(self.traced(rest)).await
                 }
             }
@@ -216,7 +209,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let Self { asked, leader: Some(mut leader), .. } = self else { return };
         if leader.land(end.outcome, end.epoch) {
             // In a box, which a flight without late joiners does not need.
-            Box::pin(asked.land_late(leader, end.late, work.map(loader::boxed))).await;
+            Box::pin(asked.land_late(leader, end.late, work.map(loader::boxed).or(boxed))).await;
         }
     }
 
@@ -243,7 +236,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         &self,
         step: Step<V>,
         mut held: Held<V>,
-        work: Option<Work<V>>,
+        work: &mut Option<Work<V>>,
     ) -> FlightEnd<V> {
         if let Some(leader) = &self.leader {
             leader.own_task().await;
@@ -264,10 +257,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         core: &Arc<Core<V>>,
         key: &Key,
         own: Option<Box<Options>>,
-        work: Option<Work<V>>,
+        mut work: Option<Work<V>>,
     ) -> Result<Flown<V>, Error> {
         let run = Self::new(core, key, own, None, RunStart::Look)?;
-        let end = run.load_alone(work, None, &mut Held::default()).await;
+        let end = run.load_alone(&mut work, None, &mut Held::default()).await;
         ended(core, end.outcome, true, None)
     }
 
@@ -372,7 +365,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         let asked = &self.asked;
         let begun = asked.core.refreshes.begin(&asked.key, previous.fence);
-        let Some((leader, work)) = begun.zip(work.take()) else { return };
+        let Some((leader, work)) = begun.and_then(|leader| Some((leader, work.take()?))) else {
+            return;
+        };
         let refresh = Self { asked: asked.clone(), leader: Some(leader), start: RunStart::Behind };
         let span = spans::refresh_behind(&asked.key);
         tokio::spawn(refresh.refresh(loader::boxed(work), previous, span.clone()).instrument(span));
@@ -384,7 +379,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let refreshed = async {
             let (load, granted) = self.begin_behind(previous).await?;
             core.counters.refreshes.add();
-            Some(self.load(Some(work), load, granted).await.outcome)
+            Some(self.load(&mut Some(work), load, granted).await.outcome)
         };
         let outcome = tokio::select! {
             biased;
@@ -478,26 +473,28 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// Looks for the callers that joined too late for the outcome, and lands for them. Without an
-    /// answer, they get the value that they have waited for. If none was loaded, it is loaded now,
-    /// so that they do not wait for another time-out.
-    async fn land_late(self, leader: Leader<Outcome<V>>, late: ForLate, work: Option<Work<V>>) {
-        let degraded = || match leader.landed()? {
-            Outcome::Value(loaded) => Some(Outcome::Value(Loaded::degraded(loaded.value.clone()))),
+    /// answer, they get the value that was loaded. If none was, it is loaded now, so that they do
+    /// not wait for another time-out.
+    async fn land_late(self, leader: Leader<Outcome<V>>, late: ForLate, mut work: Option<Work<V>>) {
+        let loaded = match leader.landed() {
+            Some(Outcome::Value(loaded)) if loaded.source == Source::Led => Some(loaded),
             _ => None,
         };
+        let degraded = |loaded: &Loaded<V>| Outcome::Value(Loaded::degraded(loaded.value.clone()));
         if late == ForLate::Degraded {
-            return leader.land_late(degraded());
+            return leader.land_late(loaded.map(degraded));
         }
         let outcome = match self.stored(&self.options().rules).await {
-            Decision::Unanswered(_) => match degraded() {
-                Some(_) if work.is_some() => {
-                    let run = Run { asked: self, leader: None, start: RunStart::Look };
-                    let mut held = Held::default();
-                    let step = run.away(&mut held);
-                    Some(run.beyond(step, held, work).await.outcome)
+            Decision::Unanswered(_) => {
+                let run = Run { asked: self, leader: None, start: RunStart::Look };
+                let mut held = Held::default();
+                match run.away(&mut held) {
+                    Step::Land(end, _) => Some(end.outcome),
+                    step if work.is_some() => Some(run.beyond(step, held, &mut work).await.outcome),
+                    // They may know of the act for which a value was refused.
+                    _ => loaded.filter(|loaded| loaded.expires_in().is_some()).map(degraded),
                 }
-                outcome => outcome,
-            },
+            }
             Decision::Old(previous) if late == ForLate::Fallback => {
                 previous.fallback().map(Outcome::Value)
             }

@@ -117,9 +117,9 @@ impl CachedResponse {
 
     /// Returns whether a response is stored, or was fresh when a caller came that has waited so
     /// long for it.
-    pub(super) fn is_in_time(loaded: &Loaded<Self>, waited: Duration) -> bool {
+    pub(super) fn is_in_time(loaded: &Loaded<Self>, waited: impl FnOnce() -> Duration) -> bool {
         let late = loaded.value().head.late;
-        late == 0 || was_stored(loaded) || u128::from(late) <= waited.as_millis()
+        late == 0 || was_stored(loaded) || u128::from(late) <= waited().as_millis()
     }
 
     /// Returns whether the response may only be validated once it is no longer fresh.
@@ -157,11 +157,9 @@ fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
 ///
 /// The cache holds [`CachedResponse`]s and encodes them with the [`ResponseCodec`].
 ///
-/// The namespace is the name of the service. The key of a request is its host and path, so two
-/// services in one namespace would serve each other's responses.
-///
-/// The [`ttl`](Builder::ttl) of the cache is a cap on the lifetime of each response. It does not
-/// make a response cacheable.
+/// The key of a request is its host and path, so two services in one namespace would serve each
+/// other's responses. The [`ttl`](Builder::ttl) of the cache is a cap on the lifetime of each
+/// response. It does not make a response cacheable.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -315,11 +313,6 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_response_or_an_error(bytes in vec(any::<u8>(), 0..200)) {
-            let _ = ResponseCodec.decode(bytes.into());
-        }
-
-        #[test]
         fn damaged_bytes_are_a_response_or_an_error(
             response in response(),
             cut in any::<prop::sample::Index>(),
@@ -335,13 +328,6 @@ mod tests {
                 // A decoded response can be sent to a client.
                 let _ = response.head.response((), 1);
             }
-        }
-
-        #[test]
-        fn different_responses_have_different_bytes(one in response(), other in response()) {
-            prop_assume!(one != other);
-            let bytes = |response| ResponseCodec.encode(&response).unwrap();
-            prop_assert_ne!(bytes(one), bytes(other));
         }
     }
 

@@ -132,7 +132,7 @@ fn key(
 /// Shortens a key that is too long. The key of another request starts with its verb, never with
 /// `sha256:`.
 fn digest(text: &str) -> String {
-    format!("sha256:{}", sha256(text))
+    format!("sha256:{}", hex(Sha256::digest(text)))
 }
 
 /// The lines of a header, each after its own length. The key contains only a digest of a header
@@ -291,7 +291,7 @@ impl Query {
         match query.is_empty() && self.changes() {
             true => path.to_owned().into(),
             false if self.hashes || query.len() > LONGEST => {
-                format!("{path}?#{}", sha256(&query)).into()
+                format!("{path}?#{}", hex(Sha256::digest(&*query))).into()
             }
             false if self.changes() => format!("{path}?{query}").into(),
             false => normal,
@@ -320,12 +320,8 @@ impl Query {
     /// is not: `utm_source=x;user=A` would share the key of requests without that user.
     fn ignores(&self, parameter: &str) -> bool {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        let is_ignored = self.ignored.iter().any(|ignored| match ignored.strip_suffix('*') {
-            Some(beginning) => name.starts_with(beginning),
-            None => name == ignored,
-        });
         // In a name, a `+` is a space.
-        is_ignored
+        uri::is_named(&self.ignored, name.as_bytes())
             && !name.contains('+')
             && !value.contains('=')
             && !uri::may_hold_another(parameter.as_bytes())
@@ -337,10 +333,10 @@ fn has_one_name(parameter: &str) -> bool {
     !parameter.contains(';') && !name(parameter).contains('%')
 }
 
-/// Returns the SHA-256 of a text in hexadecimal digits.
-fn sha256(text: &str) -> String {
+/// Returns a digest in hexadecimal digits.
+pub(super) fn hex(digest: impl IntoIterator<Item = u8>) -> String {
     let mut digits = String::new();
-    for byte in Sha256::digest(text) {
+    for byte in digest {
         // Writing to a `String` cannot fail.
         let _ = write!(digits, "{byte:02x}");
     }

@@ -11,7 +11,7 @@ use super::{
     marks::Marks,
     requests::RequestRules,
     responses::{freshness::StaleRules, unavailable::UNAVAILABLE},
-    share::error_response,
+    service::error_response,
     variants::Variants,
 };
 use crate::{
@@ -213,9 +213,10 @@ impl BellwetherLayer<Http> {
     ///
     /// # Conditions and ranges
     ///
-    /// A shared response answers `HEAD`, `If-None-Match`, `If-Modified-Since`, `If-Match`,
-    /// `If-Unmodified-Since`, `Range` and `If-Range` with a `200`, `206`, `304`, `412` or `416`, by
-    /// RFC 9110. Several ranges in one request are answered with the whole body.
+    /// A shared response answers `HEAD`, `If-None-Match`, `If-Modified-Since`, `Range` and
+    /// `If-Range` with a `200`, `206`, `304` or `416`, by RFC 9110. Several ranges in one request
+    /// are answered with the whole body, and so is a range while the body arrives. A request with
+    /// `If-Match` or `If-Unmodified-Since` passes.
     ///
     /// If nothing is stored, the service receives a `GET` without conditions and ranges, and its
     /// one response answers all callers. A response that turns out to be uncacheable goes to its
@@ -312,8 +313,8 @@ impl BellwetherLayer<Http> {
     /// # Uncacheable responses
     ///
     /// An uncacheable response goes to its caller untouched, and streams. All waiters, in every
-    /// process, send their own requests in parallel. So do later callers, for 10 s. Each
-    /// uncacheable response extends this, and the first one whose headers allow sharing ends it.
+    /// process, send their own requests in parallel. So do later callers, for 10 s. The first
+    /// response whose headers allow sharing ends this.
     ///
     /// A `4xx` or `5xx` goes to its caller alone, and its waiters send their own requests. The next
     /// section has the exceptions. But the key never becomes uncacheable by it.
@@ -509,8 +510,8 @@ impl BellwetherLayer<Http> {
     /// read another one is not ignored. Such a cookie has a `,`, a `&`, a space or another
     /// separator, plain or percent-encoded.
     pub fn ignore_cookies<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
-        let settings = self.settings();
-        names.into_iter().for_each(|name| settings.requests.ignored_cookies.add(name.as_ref()));
+        let names = names.into_iter().map(|name| name.as_ref().to_owned());
+        self.settings().requests.ignored_cookies.extend(names);
         self
     }
 

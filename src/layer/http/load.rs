@@ -8,17 +8,17 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderMap, Response, StatusCode, response::Parts};
+use http::{HeaderMap, Request, Response, StatusCode, response::Parts};
 use http_body::Body;
 use tokio::{sync::oneshot, time::Instant};
+use tower_service::Service;
 use tracing::debug;
 
 use super::{
-    CachedResponse, CallResult, Http, InnerHttp, ResponseBody,
-    body::shared::{BodyLimits, Collector, Missed, NotCollected, Reader, SharedBody},
+    CachedResponse, Http, ResponseBody,
+    body::shared::{BodyLimits, Collector, NotCollected, Reader, SharedBody},
     cached::ResponseHead,
     fields::content_length,
-    marks::Whose,
     question::Question,
     responses::{
         Freshness, ResponseClass, lacks_body,
@@ -30,10 +30,38 @@ use super::{
 };
 use crate::{
     cache::{Abandoned, Lead, Produced},
-    error::{Error, ErrorKind},
+    error::{BoxError, Error, ErrorKind},
     layer,
     sync::lock,
 };
+
+/// An HTTP service that the layer can wrap.
+pub(super) trait InnerHttp<B>:
+    Service<
+        Request<B>,
+        Response = Response<<Self as InnerHttp<B>>::Body>,
+        Error: Send + 'static,
+        Future: Send + 'static,
+    > + Clone
+    + Send
+    + 'static
+{
+    type Body: Body<Error: Into<BoxError>> + Send + 'static;
+}
+
+impl<S, B, ResBody> InnerHttp<B> for S
+where
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Error: Send + 'static,
+    S::Future: Send + 'static,
+    ResBody: Body<Error: Into<BoxError>> + Send + 'static,
+{
+    type Body = ResBody;
+}
+
+/// The result that a caller of the layer receives.
+pub(super) type CallResult<S, B> =
+    Result<Response<ResponseBody<<S as InnerHttp<B>>::Body>>, <S as Service<Request<B>>>::Error>;
 
 /// One caller's side of an exchange with the flight that it may lead.
 ///
@@ -161,19 +189,19 @@ impl ResponseLoad {
         exchange: LedExchange<S, B>,
     ) -> Produced<CachedResponse> {
         self.end_stored(parts.status).await;
-        let (whose, produced) = match class {
+        let (of_authorized, produced) = match class {
             ResponseClass::Failing => {
                 let produced = self.http.failing(&self.question, &parts, &self.lead);
                 exchange.answer(Ok(Response::from_parts(parts, body)));
                 return produced;
             }
-            ResponseClass::Reserved => (Whose::Authorized, Produced::Reserved),
+            ResponseClass::Reserved => (true, Produced::Reserved),
             // One that could be shared has a `Vary` without an end.
             ResponseClass::Uncacheable | ResponseClass::Shareable(_) => {
-                (Whose::All, Produced::Uncacheable)
+                (false, Produced::Uncacheable)
             }
         };
-        self.http.0.marks.set(self.place.lasting_key(), whose);
+        self.http.0.marks.set(self.place.lasting_key(), of_authorized);
         let response = Response::from_parts(parts, body);
         exchange.answer(Ok(self.http.explained(response, || Forward::Uncacheable)));
         produced
@@ -215,7 +243,7 @@ impl ResponseLoad {
             received: Instant::now(),
             freshness,
         });
-        if let Ok(response) = streamed.own() {
+        if let Some(response) = streamed.own() {
             let is_stored = lead.fence().is_some() && !freshness.lifetime.is_zero();
             let ttl = is_stored.then_some(freshness.lifetime.as_secs());
             let ttl = ttl.and_then(|ttl| i64::try_from(ttl).ok());
@@ -247,7 +275,7 @@ impl ResponseLoad {
             }
             (Err(NotCollected::Unfit), _) => {
                 self.end_stored(streamed.head.status()).await;
-                http.0.marks.set(self.place.lasting_key(), Whose::All);
+                http.0.marks.set(self.place.lasting_key(), false);
                 Ok(Produced::Uncacheable)
             }
             (Err(NotCollected::Unread), _) => Ok(Produced::Reserved),
@@ -300,13 +328,15 @@ pub(super) enum Apart {
     /// Its request selects another response, below this marker.
     Varies(Marker),
     /// It came too late.
-    Missed(Missed),
+    Late,
+    /// The body broke off. The outcome of the load is on its way.
+    Broken,
 }
 
 impl StreamedResponse {
     /// Returns the response for the caller whose request it answers.
-    fn own(&self) -> Result<Response<Reader>, Missed> {
-        Ok(self.head.response(self.body.reader(true)?, self.freshness.age))
+    fn own(&self) -> Option<Response<Reader>> {
+        Some(self.head.response(self.body.reader(true)?, self.freshness.age))
     }
 
     /// Returns the response for another caller, with these headers.
@@ -315,11 +345,14 @@ impl StreamedResponse {
             return Err(Apart::Varies(marker.clone()));
         }
         if self.late().is_some() {
-            return Err(Apart::Missed(Missed::Start));
+            return Err(Apart::Late);
         }
         let age = self.freshness.age.saturating_add(self.received.elapsed().as_secs());
-        let reader = self.body.reader(false).map_err(Apart::Missed)?;
-        Ok(self.head.response(reader, age))
+        match self.body.reader(false) {
+            Some(reader) => Ok(self.head.response(reader, age)),
+            None if self.body.is_broken() => Err(Apart::Broken),
+            None => Err(Apart::Late),
+        }
     }
 
     /// Returns for how long the response is no longer fresh. It always is if it is for those only

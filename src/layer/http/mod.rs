@@ -3,9 +3,9 @@
 //! A request goes this way:
 //!
 //! - `service` chooses its way. `requests` decides whether the request takes part, and `key` under
-//!   which key. If it does not take part, it goes to the inner service.
-//! - `share` takes it to the flight of its response, and answers it when that has landed. What the
-//!   request asks for is in `question`.
+//!   which key. If it does not take part, it goes to the inner service. If it does, it joins the
+//!   flight of its response, and is answered when that has landed. Its head, and what it asks for,
+//!   is in `question`.
 //! - `variants` says where a response is stored: under the key of its resource, or below a marker.
 //! - `load` calls the inner service for the flight that this caller leads. `responses` decides
 //!   whether the response may be shared, and for how long. If it may, callers read its `body` while
@@ -33,13 +33,12 @@ mod question;
 mod requests;
 mod responses;
 mod service;
-mod share;
 mod status;
 mod uri;
 mod variants;
 
 #[cfg(any(fuzzing, test))]
-pub(crate) use self::fields::directives::check_any_lines;
+pub(crate) use self::fields::check_any_lines;
 pub use self::{
     body::{BodyError, BodyErrorKind, ResponseBody},
     cached::{CachedResponse, ResponseCodec, http_cache},
@@ -50,11 +49,7 @@ pub use self::{
 
 use std::sync::Arc;
 
-use self::{
-    layer::HttpSettings,
-    question::Question,
-    service::{CallResult, InnerHttp},
-};
+use self::{layer::HttpSettings, question::Question};
 use super::{BellwetherLayer, KeyFor};
 
 /// Shares responses to `GET` and `HEAD` requests. The mode of [`BellwetherLayer::http`].

@@ -1,8 +1,7 @@
 //! The head of a request, and what it asks of a shared response: its headers alone, a part of it
 //! (RFC 9110, section 14), or a condition (section 13).
 //!
-//! A fresh stored response stands for the resource. So it answers `If-Match` and
-//! `If-Unmodified-Since` too, as the inner service would.
+//! A part is taken of a whole response only. While a body arrives, all of it is the answer.
 
 use std::{ops::Range, time::Duration};
 
@@ -10,8 +9,8 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode,
     header::{
         AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH,
-        CONTENT_RANGE, CONTENT_TYPE, DATE, ETAG, EXPIRES, IF_MATCH, IF_MODIFIED_SINCE,
-        IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, LAST_MODIFIED, RANGE,
+        CONTENT_RANGE, CONTENT_TYPE, DATE, ETAG, EXPIRES, IF_MODIFIED_SINCE, IF_NONE_MATCH,
+        IF_RANGE, LAST_MODIFIED, RANGE,
     },
     request, response,
 };
@@ -24,8 +23,7 @@ use super::{
     key,
 };
 
-const TERMS: [HeaderName; 6] =
-    [IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE];
+const TERMS: [HeaderName; 4] = [IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE];
 
 /// The part of a body that an answer without a body has.
 const NOTHING: Range<usize> = 0..0;
@@ -40,12 +38,10 @@ pub(super) struct Question {
     since: Instant,
 }
 
-/// Returns whether a header is a condition or a range.
+/// Returns whether a header is a condition that a response answers here, or a range. `If-Match` and
+/// `If-Unmodified-Since` are for the inner service.
 pub(super) fn is_term(name: &HeaderName) -> bool {
-    matches!(
-        *name,
-        IF_MATCH | IF_MODIFIED_SINCE | IF_NONE_MATCH | IF_RANGE | IF_UNMODIFIED_SINCE | RANGE
-    )
+    matches!(*name, IF_MODIFIED_SINCE | IF_NONE_MATCH | IF_RANGE | RANGE)
 }
 
 impl Question {
@@ -77,8 +73,7 @@ impl Question {
         self.since.elapsed()
     }
 
-    /// Returns the answer that a response gives. The body is not copied. It has a part only if the
-    /// length of the body is known.
+    /// Returns the answer that a response gives. The body is not copied.
     pub(super) fn answer<B: Body>(
         &self,
         response: Response<ResponseBody<B>>,
@@ -87,7 +82,7 @@ impl Question {
             return response;
         }
         let (mut parts, body) = response.into_parts();
-        let body = match self.apply(&mut parts, body.length()) {
+        let body = match self.apply(&mut parts, body.length(), body.is_whole()) {
             None => body,
             Some(range) => body.part(range),
         };
@@ -96,23 +91,24 @@ impl Question {
 
     /// Changes the head of a response, and returns the part that it has of its body. `None` is all
     /// of it.
-    fn apply(&self, parts: &mut response::Parts, length: Option<usize>) -> Option<Range<usize>> {
+    fn apply(
+        &self,
+        parts: &mut response::Parts,
+        length: Option<usize>,
+        is_whole: bool,
+    ) -> Option<Range<usize>> {
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
-        if parts.status == StatusCode::OK {
-            match evaluate(&self.head.headers, &parts.headers) {
-                Verdict::Proceed => {}
-                Verdict::NotModified => return Some(not_modified(parts)),
-                Verdict::Failed => {
-                    return Some(without_body(parts, StatusCode::PRECONDITION_FAILED));
-                }
-            }
+        if parts.status == StatusCode::OK && is_known(&self.head.headers, &parts.headers) {
+            return Some(not_modified(parts));
         }
         match length {
             // A `204` has no length (RFC 9110, section 8.6).
             Some(length) if self.is_head() && parts.status != StatusCode::NO_CONTENT => {
                 parts.headers.insert(CONTENT_LENGTH, length.into());
             }
-            Some(length) if parts.status == StatusCode::OK => return self.select(parts, length),
+            Some(length) if is_whole && parts.status == StatusCode::OK => {
+                return self.select(parts, length);
+            }
             _ => {}
         }
         self.is_head().then_some(NOTHING)
@@ -125,9 +121,7 @@ impl Question {
             return None;
         }
         if range.is_empty() {
-            let nothing = without_body(parts, StatusCode::RANGE_NOT_SATISFIABLE);
-            set(&mut parts.headers, format!("bytes */{length}"));
-            return Some(nothing);
+            return Some(not_satisfiable(parts, length));
         }
         parts.status = StatusCode::PARTIAL_CONTENT;
         // The caller has the rest of the headers (RFC 9110, section 15.3.7).
@@ -150,15 +144,16 @@ fn not_modified(parts: &mut response::Parts) -> Range<usize> {
     NOTHING
 }
 
-/// Turns the response into an error without a body, which no other cache may store.
-fn without_body(parts: &mut response::Parts, status: StatusCode) -> Range<usize> {
-    parts.status = status;
+/// Turns the response into a `416`, which no other cache may store.
+fn not_satisfiable(parts: &mut response::Parts, length: usize) -> Range<usize> {
+    parts.status = StatusCode::RANGE_NOT_SATISFIABLE;
     strip_representation(&mut parts.headers);
     for name in [ETAG, LAST_MODIFIED, EXPIRES] {
         parts.headers.remove(name);
     }
     parts.headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     parts.headers.insert(CONTENT_LENGTH, 0.into());
+    set(&mut parts.headers, format!("bytes */{length}"));
     NOTHING
 }
 
@@ -175,38 +170,19 @@ fn set(headers: &mut HeaderMap, content_range: String) {
     }
 }
 
-/// The effect of a request's conditions on its answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    /// The answer is as without conditions.
-    Proceed,
-    /// The caller has the response already: `304 Not Modified`.
-    NotModified,
-    /// The response is not the one that the caller wants: `412 Precondition Failed`.
-    Failed,
-}
-
-/// Evaluates the conditions in the order of RFC 9110, section 13.2.2.
-fn evaluate(asked: &HeaderMap, stored: &HeaderMap) -> Verdict {
-    if asked.contains_key(IF_MATCH) {
-        if !matches(asked, IF_MATCH, stored, |tag, etag| tag.is_strongly(etag)) {
-            return Verdict::Failed;
-        }
-    } else if let (Some(asked), Some(modified)) =
-        (date(asked, IF_UNMODIFIED_SINCE), date(stored, LAST_MODIFIED))
-        && modified > asked
-    {
-        return Verdict::Failed;
+/// Returns whether the caller has the stored response already (RFC 9110, section 13.2.2).
+fn is_known(asked: &HeaderMap, stored: &HeaderMap) -> bool {
+    if asked.contains_key(IF_NONE_MATCH) {
+        let etag = etag(stored);
+        return asked.get_all(IF_NONE_MATCH).iter().any(|line| {
+            let line = line.as_bytes().trim_ascii();
+            line == b"*" || etag.is_some_and(|etag| tags(line).any(|tag| tag.opaque == etag.opaque))
+        });
     }
-    let is_known = if asked.contains_key(IF_NONE_MATCH) {
-        matches(asked, IF_NONE_MATCH, stored, |tag, etag| tag.is_weakly(etag))
-    } else {
-        // RFC 9111, section 4.3.2: without `Last-Modified`, the date of the response counts.
-        let modified = date(stored, LAST_MODIFIED).or_else(|| date(stored, DATE));
-        let asked = date(asked, IF_MODIFIED_SINCE);
-        asked.zip(modified).is_some_and(|(asked, modified)| modified <= asked)
-    };
-    if is_known { Verdict::NotModified } else { Verdict::Proceed }
+    // RFC 9111, section 4.3.2: without `Last-Modified`, the date of the response counts.
+    let modified = date(stored, LAST_MODIFIED).or_else(|| date(stored, DATE));
+    let asked = date(asked, IF_MODIFIED_SINCE);
+    asked.zip(modified).is_some_and(|(asked, modified)| modified <= asked)
 }
 
 /// Returns whether the `If-Range` of a request permits a part (RFC 9110, section 13.1.5).
@@ -224,20 +200,6 @@ fn permits_part(asked: &HeaderMap, stored: &HeaderMap) -> bool {
         answered.duration_since(modified).is_ok_and(|since| since >= Duration::from_secs(1))
     });
     is_strong && wanted == modified
-}
-
-/// Returns whether `*` or a tag of the list matches the stored response.
-fn matches(
-    asked: &HeaderMap,
-    name: HeaderName,
-    stored: &HeaderMap,
-    is_same: impl Fn(Tag<'_>, Tag<'_>) -> bool,
-) -> bool {
-    let etag = etag(stored);
-    asked.get_all(name).iter().any(|line| {
-        let line = line.as_bytes().trim_ascii();
-        line == b"*" || etag.is_some_and(|etag| tags(line).any(|tag| is_same(tag, etag)))
-    })
 }
 
 /// An entity tag (RFC 9110, section 8.8.3).
@@ -263,10 +225,6 @@ impl<'a> Tag<'a> {
 
     fn is_strongly(self, other: Tag<'_>) -> bool {
         !self.is_weak && self == other
-    }
-
-    fn is_weakly(self, other: Tag<'_>) -> bool {
-        self.opaque == other.opaque
     }
 }
 
@@ -355,63 +313,52 @@ mod tests {
     }
 
     #[test]
-    fn tags_are_compared_as_their_condition_demands() {
-        use Verdict::{Failed, NotModified, Proceed};
-        // Each with a strong and with a weak tag in the response.
-        let table = [
-            ("*", [NotModified, NotModified], [Proceed, Proceed]),
-            ("\"a\"", [NotModified, NotModified], [Proceed, Failed]),
-            ("W/\"a\"", [NotModified, NotModified], [Failed, Failed]),
-            ("\"b\" ,\t, \"a\"", [NotModified, NotModified], [Proceed, Failed]),
-            ("\"b,\", W/\"a\"", [NotModified, NotModified], [Failed, Failed]),
-            ("\"b\"", [Proceed, Proceed], [Failed, Failed]),
-            ("\"A\"", [Proceed, Proceed], [Failed, Failed]),
-            ("a", [Proceed, Proceed], [Failed, Failed]),
-            ("w/\"a\"", [Proceed, Proceed], [Failed, Failed]),
-            ("\"b\"\"a\"", [Proceed, Proceed], [Failed, Failed]),
-            ("", [Proceed, Proceed], [Failed, Failed]),
-        ];
-        for (line, none_match, match_) in table {
-            for (at, etag) in ["\"a\"", "W/\"a\""].into_iter().enumerate() {
-                let stored = headers(&[("etag", etag)]);
-                let verdict = |name| evaluate(&headers(&[(name, line)]), &stored);
-                assert_eq!(verdict("if-none-match"), none_match[at], "{line} {etag}");
-                assert_eq!(verdict("if-match"), match_[at], "{line} {etag}");
+    fn tags_are_compared_weakly() {
+        for (line, is_same) in [
+            ("*", true),
+            ("\"a\"", true),
+            ("W/\"a\"", true),
+            ("\"b\" ,\t, \"a\"", true),
+            ("\"b,\", W/\"a\"", true),
+            ("\"b\"", false),
+            ("\"A\"", false),
+            ("a", false),
+            ("w/\"a\"", false),
+            ("\"b\"\"a\"", false),
+            ("", false),
+        ] {
+            for etag in ["\"a\"", "W/\"a\""] {
+                let found =
+                    is_known(&headers(&[("if-none-match", line)]), &headers(&[("etag", etag)]));
+                assert_eq!(found, is_same, "{line} {etag}");
             }
         }
         let two = headers(&[("if-none-match", "\"b\""), ("if-none-match", "\"a\"")]);
-        assert_eq!(evaluate(&two, &headers(&[("etag", "\"a\"")])), NotModified);
+        assert!(is_known(&two, &headers(&[("etag", "\"a\"")])));
         for stored in [headers(&[]), headers(&[("etag", "\"a\""), ("etag", "\"a\"")])] {
-            assert_eq!(evaluate(&two, &stored), Proceed);
+            assert!(!is_known(&two, &stored));
         }
     }
 
     #[test]
     fn dates_are_compared_and_tags_come_first() {
-        use Verdict::{Failed, NotModified, Proceed};
         let since = "if-modified-since";
-        let unmodified = "if-unmodified-since";
         let [early, late] = [EARLY, LATE].map(|date| ("last-modified", date));
         let tag = ("etag", "\"a\"");
-        let table: [(Lines<'_>, Lines<'_>, Verdict); 15] = [
-            (&[(since, EARLY)], &[early], NotModified),
-            (&[(since, LATE)], &[early], NotModified),
-            (&[(since, EARLY)], &[late], Proceed),
-            (&[(since, "Tuesday, 15-Nov-94 12:45:26 GMT")], &[late], NotModified),
-            (&[(since, "soon")], &[early], Proceed),
-            (&[(since, LATE), (since, LATE)], &[early], Proceed),
-            (&[(since, LATE)], &[("date", LATE)], NotModified),
-            (&[(since, EARLY)], &[("date", LATE)], Proceed),
-            (&[(since, LATE)], &[], Proceed),
-            (&[(since, LATE), ("if-none-match", "\"b\"")], &[early, tag], Proceed),
-            (&[(unmodified, EARLY)], &[early], Proceed),
-            (&[(unmodified, EARLY)], &[late], Failed),
-            (&[(unmodified, EARLY)], &[("date", LATE)], Proceed),
-            (&[(unmodified, EARLY), ("if-match", "\"a\"")], &[late, tag], Proceed),
-            (&[("if-match", "\"b\""), ("if-none-match", "\"a\"")], &[tag], Failed),
+        let table: [(Lines<'_>, Lines<'_>, bool); 10] = [
+            (&[(since, EARLY)], &[early], true),
+            (&[(since, LATE)], &[early], true),
+            (&[(since, EARLY)], &[late], false),
+            (&[(since, "Tuesday, 15-Nov-94 12:45:26 GMT")], &[late], true),
+            (&[(since, "soon")], &[early], false),
+            (&[(since, LATE), (since, LATE)], &[early], false),
+            (&[(since, LATE)], &[("date", LATE)], true),
+            (&[(since, EARLY)], &[("date", LATE)], false),
+            (&[(since, LATE)], &[], false),
+            (&[(since, LATE), ("if-none-match", "\"b\"")], &[early, tag], false),
         ];
-        for (asked, stored, verdict) in table {
-            assert_eq!(evaluate(&headers(asked), &headers(stored)), verdict, "{asked:?}");
+        for (asked, stored, is_same) in table {
+            assert_eq!(is_known(&headers(asked), &headers(stored)), is_same, "{asked:?}");
         }
     }
 

@@ -8,14 +8,11 @@ use http::{
 use http_body::Body;
 
 use super::{
-    fields::{
-        directives::{Directives, Scope, pragma},
-        names_no_field,
-    },
+    fields::{Directives, Scope, names_no_field, pragma},
     policy::{Policy, PolicyKind},
     question::is_term,
     status::Forward,
-    uri::may_hold_another,
+    uri::{is_named, may_hold_another},
 };
 
 /// The rules for requests, as far as the user of the layer sets them.
@@ -25,7 +22,8 @@ pub(super) struct RequestRules {
     pub(super) ignores_reloads: bool,
     /// Headers that look like credentials, and that are in the key or declared harmless.
     pub(super) known_headers: Vec<String>,
-    pub(super) ignored_cookies: IgnoredCookies,
+    /// The names of cookies that no response depends on. A `*` ends the beginning of names.
+    pub(super) ignored_cookies: Vec<String>,
 }
 
 impl RequestRules {
@@ -59,7 +57,7 @@ impl RequestRules {
         match *name {
             // The response says whether it may be shared (RFC 9111, section 3.5).
             AUTHORIZATION | COOKIE if !is_careful => true,
-            COOKIE => self.ignored_cookies.cover(headers),
+            COOKIE => are_ignored(&self.ignored_cookies, headers),
             CONNECTION => names_no_field(headers),
             CACHE_CONTROL => Directives::parse(headers).is_some_and(|wanted| {
                 let is_refused = wanted.no_store || (is_careful && wanted.malformed);
@@ -199,36 +197,13 @@ fn looks_like_credential(name: &str) -> bool {
     CREDENTIALS.iter().any(|word| name.contains(word))
 }
 
-/// Cookies that no response depends on.
-#[derive(Clone, Debug, Default)]
-pub(super) struct IgnoredCookies {
-    names: Vec<String>,
-    /// The beginnings of names.
-    prefixes: Vec<String>,
-}
-
-impl IgnoredCookies {
-    /// Adds a name, or with a `*` at its end the beginning of names.
-    pub(super) fn add(&mut self, name: &str) {
-        match name.strip_suffix('*') {
-            Some(prefix) => self.prefixes.push(prefix.to_owned()),
-            None => self.names.push(name.to_owned()),
-        }
-    }
-
-    /// Returns whether all cookies of a request are ignored. One in which the service may read
-    /// another cookie is not, such as `_ga=1, session=A`.
-    pub(super) fn cover(&self, headers: &HeaderMap) -> bool {
-        let mut cookies = headers.get_all(COOKIE).iter().flat_map(|line| pairs(line.as_bytes()));
-        cookies.all(|(name, value)| {
-            self.has(name) && !may_hold_another(name) && !may_hold_another(value)
-        })
-    }
-
-    fn has(&self, name: &[u8]) -> bool {
-        self.names.iter().any(|known| known.as_bytes() == name)
-            || self.prefixes.iter().any(|prefix| name.starts_with(prefix.as_bytes()))
-    }
+/// Returns whether all cookies of a request are ignored. One in which the service may read another
+/// cookie is not, such as `_ga=1, session=A`.
+fn are_ignored(ignored: &[String], headers: &HeaderMap) -> bool {
+    let mut cookies = headers.get_all(COOKIE).iter().flat_map(|line| pairs(line.as_bytes()));
+    cookies.all(|(name, value)| {
+        is_named(ignored, name) && !may_hold_another(name) && !may_hold_another(value)
+    })
 }
 
 /// Returns the cookies in one line, each with its value. One without a name has an empty one.
@@ -245,59 +220,23 @@ mod tests {
     use super::*;
     use http::HeaderValue;
 
-    #[test]
-    fn names_of_credentials_are_found_in_any_part_of_a_name() {
-        for name in [
-            "x-api-key",
-            "x-apikey",
-            "apikey",
-            "x-auth-request-email",
-            "x-amz-security-token",
-            "x-amzn-mtls-clientcert",
-            "x-forwarded-client-cert",
-            "x-forwarded-user",
-            "x-goog-iap-jwt-assertion",
-            "x-ms-client-principal",
-            "x-csrftoken",
-            "x-xsrf",
-            "session",
-            "x-session-id",
-            "x-userid",
-            "x-user",
-            "user",
-            "signature",
-            "x-hub-signature",
-            "tenant",
-            "x-tenant-id",
-            "client_secret",
-            "dpop",
-            "identity",
-            "cookie2",
-            "x-user-agent-token",
-        ] {
-            assert_eq!(classify(name), HeaderClass::Credential, "{name}");
+    fn all_are(names: &str, class: HeaderClass) {
+        for name in names.split_whitespace() {
+            assert_eq!(classify(name), class, "{name}");
         }
     }
 
     #[test]
-    fn names_of_a_person_or_of_a_customer_count_as_credentials() {
-        for name in [
-            "x-scope-orgid",
-            "x-organization",
-            "x-forwarded-email",
-            "x-forwarded-groups",
-            "remote-email",
-            "remote-groups",
-            "x-ssl-client-s-dn",
-            "x-role",
-            "x-customer-id",
-            "x-consumer-id",
-            "x-subject",
-            "x-impersonate",
-            "x-on-behalf-of",
-        ] {
-            assert_eq!(classify(name), HeaderClass::Credential, "{name}");
-        }
+    fn names_of_credentials_and_of_their_bearers_are_found_in_any_part_of_a_name() {
+        let names = "x-api-key x-apikey apikey x-auth-request-email x-amz-security-token \
+                     x-amzn-mtls-clientcert x-forwarded-client-cert x-forwarded-user \
+                     x-goog-iap-jwt-assertion x-ms-client-principal x-csrftoken x-xsrf session \
+                     x-session-id x-userid x-user user signature x-hub-signature tenant \
+                     x-tenant-id client_secret dpop identity cookie2 x-user-agent-token \
+                     x-scope-orgid x-organization x-forwarded-email x-forwarded-groups \
+                     remote-email remote-groups x-ssl-client-s-dn x-role x-customer-id \
+                     x-consumer-id x-subject x-impersonate x-on-behalf-of";
+        all_are(names, HeaderClass::Credential);
     }
 
     #[test]
@@ -309,9 +248,7 @@ mod tests {
                      x-member-id x-claims client-dn x-client-cn x-client-verify x-ticket x-hmac \
                      x-content-hmac-sha256 x-otp x-mfa-code x-pin x-sid phpsessid x-msisdn \
                      x-permissions x-employee-id";
-        for name in names.split_whitespace() {
-            assert_eq!(classify(name), HeaderClass::Credential, "{name}");
-        }
+        all_are(names, HeaderClass::Credential);
     }
 
     #[test]
@@ -342,9 +279,7 @@ mod tests {
                      x-forwarded-prefix x-b3-traceid x-datadog-sampling-priority cf-connecting-ip \
                      cf-ipcountry cf-ray cdn-loop cloudfront-viewer-country fly-client-ip baggage \
                      b3";
-        for name in names.split_whitespace() {
-            assert_eq!(classify(name), HeaderClass::Harmless, "{name}");
-        }
+        all_are(names, HeaderClass::Harmless);
     }
 
     #[test]
@@ -356,31 +291,29 @@ mod tests {
                      x-rewrite-uri x-rewritten-path x-request-uri x-requested-url x-real-uri \
                      x-raw-url x-proxy-url x-invoke-path x-matched-path x-invoke-query x-url \
                      x-path if-something-new authorization";
-        for name in names.split_whitespace() {
-            assert_eq!(classify(name), HeaderClass::Forbidden, "{name}");
-        }
+        all_are(names, HeaderClass::Forbidden);
     }
 
     fn ignored(names: &[&str], lines: &[&str]) -> bool {
-        let mut cookies = IgnoredCookies::default();
-        names.iter().for_each(|name| cookies.add(name));
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(COOKIE, HeaderValue::from_bytes(line.as_bytes()).unwrap());
         }
-        cookies.cover(&headers)
+        are_ignored(&names, &headers)
     }
 
     #[test]
     fn all_cookies_of_all_lines_must_be_ignored() {
         let known = ["_ga", "_ga_*", "theme"];
-        for lines in [
-            &[][..],
+        let covered: [&[&str]; 5] = [
+            &[],
             &["_ga=1"],
             &["_ga=GA1.1; theme=dark"],
             &["_ga_ABC=x=y", " theme = \u{e4};;"],
             &["_ga="],
-        ] {
+        ];
+        for lines in covered {
             assert!(ignored(&known, lines), "{lines:?}");
         }
         for lines in [

@@ -1,57 +1,35 @@
-//! The service, which chooses the way of each request, and the way without the cache.
+//! The service: the way of each request, with the cache and without it.
 
 use std::{
     sync::Arc,
     task::{Context, Poll},
 };
 
-use http::{Request, Response, StatusCode};
+use bytes::Bytes;
+use http::{
+    HeaderValue, Request, Response, StatusCode,
+    header::{CACHE_CONTROL, RETRY_AFTER},
+};
 use http_body::Body;
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 use tower_service::Service;
+use tracing::debug;
 
 use super::{
-    Http, ResponseBody, key,
-    marks::Whose,
+    CachedResponse, Http, InnerServiceError, ResponseBody, key,
+    load::{Apart, CallResult, Exchange, InnerHttp, StreamedResponse, load},
     question::Question,
     responses::ResponseClass,
-    share::share,
     status::Forward,
-    variants::{KEY_LENGTH, Place},
+    variants::{KEY_LENGTH, Marker, Place},
 };
 use crate::{
-    error::BoxError,
+    cache::{self, Alone, Flown, HeadOffer, Loaded, OnFull, OnUncacheable, Sharing, Source},
+    error::{BoxError, Error, ErrorKind},
     key::Key,
-    layer::{Bellwether, ResponseFuture, oneshot},
+    layer::{self, Bellwether, ResponseFuture},
+    sync::lock,
 };
-
-/// An HTTP service that the layer can wrap.
-pub(super) trait InnerHttp<B>:
-    Service<
-        Request<B>,
-        Response = Response<<Self as InnerHttp<B>>::Body>,
-        Error: Send + 'static,
-        Future: Send + 'static,
-    > + Clone
-    + Send
-    + 'static
-{
-    type Body: Body<Error: Into<BoxError>> + Send + 'static;
-}
-
-impl<S, B, ResBody> InnerHttp<B> for S
-where
-    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
-    S::Error: Send + 'static,
-    S::Future: Send + 'static,
-    ResBody: Body<Error: Into<BoxError>> + Send + 'static,
-{
-    type Body = ResBody;
-}
-
-/// The result that a caller of the layer receives.
-pub(super) type CallResult<S, B> =
-    Result<Response<ResponseBody<<S as InnerHttp<B>>::Body>>, <S as Service<Request<B>>>::Error>;
 
 impl<S, B, ResBody> Service<Request<B>> for Bellwether<S, Http>
 where
@@ -104,8 +82,8 @@ impl Http {
         Ok(Place::new(key, texts))
     }
 
-    /// Calls the inner service as if the layer were not there. The answer to a request of a place
-    /// renews or ends the mark of that.
+    /// Calls the inner service as if the layer were not there. An answer that could be shared
+    /// ends the mark of its place.
     pub(super) async fn pass<S, B>(
         &self,
         place: Option<&Place>,
@@ -122,32 +100,20 @@ impl Http {
         let kept = (place.is_some() || !is_safe).then(|| question.clone());
         let begun = Instant::now();
         let request = Request::from_parts(Arc::unwrap_or_clone(question).head, body);
-        let (parts, body) = oneshot(inner, request).await?.into_parts();
+        let (parts, body) = layer::oneshot(inner, request).await?.into_parts();
         if let Some(question) = kept {
             if !is_safe {
                 self.invalidate(&question.head, parts.status, &parts.headers).await;
             }
-            if let Some(place) = place {
-                let class = self.classify(&question, begun.elapsed(), &parts, &body);
-                self.learn(place.lasting_key(), class, parts.status);
+            let class = || self.classify(&question, begun.elapsed(), &parts, &body);
+            if let Some(place) = place
+                && matches!(class(), ResponseClass::Shareable(_))
+            {
+                self.0.marks.end(place.lasting_key());
             }
         }
         let response = Response::from_parts(parts, ResponseBody::untouched(body));
         Ok(self.explained(response, || why))
-    }
-
-    /// Renews or ends the mark of a key by the answer to a request that went alone.
-    fn learn(&self, key: &Key, class: ResponseClass, status: StatusCode) {
-        // They say nothing of the whole response, which the load of a flight asks for.
-        if matches!(status, StatusCode::NOT_MODIFIED | StatusCode::PARTIAL_CONTENT) {
-            return;
-        }
-        match class {
-            ResponseClass::Shareable(_) => self.0.marks.end(key),
-            ResponseClass::Uncacheable => self.0.marks.renew(key, Whose::All),
-            ResponseClass::Reserved => self.0.marks.renew(key, Whose::Authorized),
-            ResponseClass::Failing => {}
-        }
     }
 
     fn count(&self, why: &Forward) {
@@ -160,4 +126,288 @@ impl Http {
             _ => {}
         }
     }
+}
+
+/// How often a request tries again to share a response, before it goes alone.
+const TRIES: u8 = 4;
+
+/// How a flight ended for one caller.
+enum Settled<S: InnerHttp<B>, B> {
+    /// With a response.
+    Done(CallResult<S, B>),
+    /// The request has to go on alone, unless it is to try again to share.
+    Alone { body: B, why: Forward, again: bool },
+    /// The request selects a response below this marker.
+    Varies(B, Marker),
+    /// The flight goes on without the caller that leads it, and will answer its request.
+    Led(oneshot::Receiver<CallResult<S, B>>),
+    /// The body of the response broke off. The outcome of the load is on its way.
+    Broken(B, Box<HeadOffer<CachedResponse>>),
+}
+
+/// Answers a request with the shared response, or with the caller's own if there is none.
+pub(super) async fn share<S, B>(
+    http: Http,
+    mut place: Place,
+    question: Arc<Question>,
+    body: B,
+    inner: S,
+) -> CallResult<S, B>
+where
+    S: InnerHttp<B>,
+    B: Body + Send + 'static,
+{
+    // What a hit does not need is in boxes of its own, so that its future stays small.
+    let mut settled = fly(&http, &place, &question, body, inner.clone()).await;
+    let mut tries = TRIES;
+    loop {
+        let body = match settled {
+            Settled::Done(response) => return response,
+            Settled::Led(answer) => {
+                let answer = answer.await.unwrap_or_else(|_| Ok(http.lost(&question)));
+                return answer.map(|response| question.answer(response));
+            }
+            Settled::Varies(body, marker) => {
+                place = place.below(&marker, &question.head.headers);
+                if !http.0.variants.admit(&marker, &place) {
+                    let (place, why) = (Some(&place), Forward::Variants);
+                    return Box::pin(http.pass(place, question, body, inner, why)).await;
+                }
+                body
+            }
+            Settled::Broken(body, offer) => match Box::pin(offer.decline()).await {
+                None => body,
+                Some(flown) => {
+                    settled = http.settle(&place, &question, Exchange::new(body).0, flown);
+                    continue;
+                }
+            },
+            Settled::Alone { body, again: true, .. } if tries > 0 => {
+                tries -= 1;
+                body
+            }
+            Settled::Alone { body, why, .. } => {
+                let place = Some(&place).filter(|_| !question.is_respelled);
+                return Box::pin(http.pass(place, question, body, inner, why)).await;
+            }
+        };
+        settled = Box::pin(fly(&http, &place, &question, body, inner.clone())).await;
+    }
+}
+
+/// Joins the flight of a place. Its leader calls the inner service.
+async fn fly<S, B>(
+    http: &Http,
+    place: &Place,
+    question: &Arc<Question>,
+    body: B,
+    inner: S,
+) -> Settled<S, B>
+where
+    S: InnerHttp<B>,
+    B: Body + Send + 'static,
+{
+    let on_uncacheable = match question.is_respelled {
+        true => Some(OnUncacheable::Pass),
+        false => http.0.marks.on_uncacheable(place.lasting_key(), question.is_authorized()),
+    };
+    let Some(on_uncacheable) = on_uncacheable else {
+        return Settled::Alone { body, why: Forward::Uncacheable, again: false };
+    };
+    if place.has_parts() {
+        return Settled::Varies(body, Box::pin(http.generation(place)).await);
+    }
+    if question.is_respelled {
+        return Box::pin(http.look_up(place, question, body)).await;
+    }
+    let settings = &http.0;
+    let on_full = if settings.refuses_overload { OnFull::Refuse } else { OnFull::Pass };
+    let sharing = Sharing {
+        on_uncacheable,
+        on_full,
+        waits_once: settings.policy.coalesces,
+        takes_heads: true,
+        is_local: place.is_local,
+    };
+    let cached = http.request(&place.key).sharing(sharing).max_stale(settings.stale.limit);
+    let (exchange, led) = Exchange::new(body);
+    let (own, of, asked) = (http.clone(), place.clone(), question.clone());
+    let flown = cached.fly(move |lead| load(own, of, asked, inner, led, lead)).await;
+    http.settle(place, question, exchange, flown)
+}
+
+impl Http {
+    /// Answers a request whose URI is not in normal form with what is stored for that form. Its own
+    /// response could be another one, so it is for its caller alone.
+    async fn look_up<S: InnerHttp<B>, B>(
+        &self,
+        place: &Place,
+        question: &Question,
+        body: B,
+    ) -> Settled<S, B> {
+        let stored = self.0.cache.peek(&place.key).await;
+        let stored = stored.inspect_err(|error| debug!(%error, "the stored response is not known"));
+        match stored {
+            Ok(Some(stored)) if Marker::is(stored.value()) => match Marker::of(stored.value()) {
+                Some(marker) => Settled::Varies(body, marker),
+                None => Settled::Alone { body, why: Forward::Key, again: false },
+            },
+            Ok(Some(stored)) if stored.source() != Source::Stale => {
+                Settled::Done(Ok(self.replay(place, question, stored)))
+            }
+            _ => Settled::Alone { body, why: Forward::Key, again: false },
+        }
+    }
+
+    /// Returns how a flight ended for a caller.
+    fn settle<S: InnerHttp<B>, B>(
+        &self,
+        place: &Place,
+        question: &Question,
+        exchange: Exchange<B, CallResult<S, B>>,
+        flown: Result<Flown<CachedResponse>, Error>,
+    ) -> Settled<S, B> {
+        match flown {
+            // The exchange is left alone then. Its request may be that of a refresh which has
+            // begun, and a stale response stands in for the answer of an origin that fails.
+            Ok(Flown::Loaded(loaded))
+                if !Marker::is(loaded.value())
+                    && CachedResponse::is_in_time(&loaded, || question.waited()) =>
+            {
+                Settled::Done(Ok(self.replay(place, question, loaded)))
+            }
+            flown => self.settle_unserved(question, exchange, flown),
+        }
+    }
+
+    /// Returns how a flight ended for a caller that is not served the value of the flight.
+    fn settle_unserved<S: InnerHttp<B>, B>(
+        &self,
+        question: &Question,
+        mut exchange: Exchange<B, CallResult<S, B>>,
+        flown: Result<Flown<CachedResponse>, Error>,
+    ) -> Settled<S, B> {
+        // The caller has led, and its answer is there, or is still to come, or it has not run.
+        if let Ok(answer) = exchange.answer.try_recv() {
+            match flown {
+                Ok(Flown::Loaded(loaded)) => self.served(loaded.source()),
+                Ok(Flown::Head(offer)) => offer.take(),
+                Ok(Flown::Alone(_)) | Err(_) => {}
+            }
+            return Settled::Done(answer.map(|response| question.answer(response)));
+        }
+        let body = lock(&exchange.body).take();
+        match (flown, body) {
+            (Err(error), _) => Settled::Done(Ok(self.failed(question, &error))),
+            (Ok(flown), None) => {
+                if let Flown::Loaded(loaded) = flown {
+                    self.served(loaded.source());
+                }
+                Settled::Led(exchange.answer)
+            }
+            (Ok(Flown::Loaded(loaded)), Some(body)) => match Marker::of(loaded.value()) {
+                Some(marker) => Settled::Varies(body, marker),
+                // It was no longer fresh when the caller came. The next load begins after that.
+                None => Settled::Alone { body, why: Forward::Uncacheable, again: true },
+            },
+            (Ok(Flown::Head(offer)), Some(body)) => self.follow(question, offer, body),
+            (Ok(Flown::Alone(why)), Some(body)) => {
+                let again = why == Alone::Reserved && !question.is_authorized();
+                Settled::Alone { body, why: why.into(), again }
+            }
+        }
+    }
+
+    /// Lets a caller read the response of another one, while it arrives.
+    fn follow<S: InnerHttp<B>, B>(
+        &self,
+        question: &Question,
+        offer: Box<HeadOffer<CachedResponse>>,
+        body: B,
+    ) -> Settled<S, B> {
+        let follow = |streamed: &StreamedResponse| {
+            let response = streamed.follow(&question.head.headers)?;
+            let answer = question.answer(response.map(ResponseBody::shared));
+            Ok(self.with_source(answer, Source::Followed, None, &streamed.forward))
+        };
+        match (**offer.head()).downcast_ref::<StreamedResponse>().map(follow) {
+            Some(Ok(answer)) => {
+                offer.take();
+                Settled::Done(Ok(answer))
+            }
+            Some(Err(Apart::Varies(marker))) => Settled::Varies(body, marker),
+            Some(Err(Apart::Broken)) => Settled::Broken(body, offer),
+            Some(Err(Apart::Late)) | None => {
+                Settled::Alone { body, why: Forward::Uncacheable, again: false }
+            }
+        }
+    }
+
+    /// Counts a caller that is served a response. It is not counted for a marker on the way to it.
+    fn served(&self, source: Source) {
+        self.0.cache.counters().served(source);
+    }
+
+    /// Returns the answer that a shared response gives.
+    fn replay<B: Body>(
+        &self,
+        place: &Place,
+        question: &Question,
+        loaded: Loaded<CachedResponse>,
+    ) -> Response<ResponseBody<B>> {
+        self.served(loaded.source());
+        let source = loaded.source();
+        let ttl = if self.0.tells_status { super::status::ttl(&loaded) } else { None };
+        let response = CachedResponse::replay(loaded).map(ResponseBody::whole);
+        let forward = Forward::of(place.is_variant(), false);
+        self.with_source(question.answer(response), source, ttl, &forward)
+    }
+
+    /// Returns the answer to a caller whose request was taken, and has no answer.
+    fn lost<B: Body>(&self, question: &Question) -> Response<ResponseBody<B>> {
+        let words = "the task that ran the request was cancelled";
+        self.failed(question, &Error::new(ErrorKind::Cancelled, words))
+    }
+
+    /// Returns the answer to a caller whose load failed. A `HEAD` has no body.
+    fn failed<B: Body>(&self, question: &Question, error: &Error) -> Response<ResponseBody<B>> {
+        let response = (self.0.on_error)(error).map(|body| match question.is_head() {
+            true => ResponseBody::whole(Bytes::new()),
+            false => ResponseBody::whole(body),
+        });
+        match error.retry_after() {
+            Some(_) => self.explained(response, || Forward::BackingOff),
+            None => response,
+        }
+    }
+
+    /// Returns a request to the cache, with the limits of the layer.
+    pub(super) fn request(&self, key: &Key) -> cache::Request<CachedResponse> {
+        self.0.cache.request(key).rest_limit(self.0.body_total).wait_limit_below(self.0.wait)
+    }
+}
+
+/// The default response to callers whose load failed.
+pub(super) fn error_response(error: &Error) -> Response<Bytes> {
+    let status = match error.kind() {
+        ErrorKind::LoadTimeout => StatusCode::GATEWAY_TIMEOUT,
+        ErrorKind::BackingOff
+        | ErrorKind::Overloaded
+        | ErrorKind::Cancelled
+        | ErrorKind::ShutDown => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::Load if error.retry_after().is_some() => StatusCode::SERVICE_UNAVAILABLE,
+        _ => error
+            .load_ref()
+            .map_or(StatusCode::BAD_GATEWAY, |failed: &InnerServiceError| failed.status()),
+    };
+    let mut response = Response::new(Bytes::new());
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(wait) = error.retry_after() {
+        // No client is to come too early.
+        let begun = u64::from(wait.subsec_nanos() > 0);
+        headers.insert(RETRY_AFTER, wait.as_secs().saturating_add(begun).into());
+    }
+    response
 }

@@ -49,6 +49,14 @@ fn encoded(text: &[u8]) -> Option<u8> {
     u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
 }
 
+/// Returns whether a list has a name. A `*` in the list ends the beginning of names.
+pub(super) fn is_named(list: &[String], name: &[u8]) -> bool {
+    list.iter().any(|known| match known.strip_suffix('*') {
+        Some(beginning) => name.starts_with(beginning.as_bytes()),
+        None => name == known.as_bytes(),
+    })
+}
+
 /// Returns whether some service may read another parameter or another cookie in a part of one. It
 /// has a separator then, as it is or percent-encoded.
 pub(super) fn may_hold_another(text: &[u8]) -> bool {

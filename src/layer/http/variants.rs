@@ -16,7 +16,7 @@
 //! in an outage it is remembered. It is never stored, because an invalidation in another process
 //! does not end this generation.
 
-use std::{fmt::Write, hash::BuildHasher, sync::Mutex, time::Duration};
+use std::{hash::BuildHasher, sync::Mutex, time::Duration};
 
 use bytes::Bytes;
 use hashbrown::{DefaultHashBuilder, HashMap};
@@ -30,7 +30,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::{
-    CachedResponse, Http, cached::ResponseHead, fields::vary, question::is_term,
+    CachedResponse, Http, cached::ResponseHead, fields::vary, key::hex, question::is_term,
     responses::Freshness,
 };
 use crate::{
@@ -163,11 +163,7 @@ impl Place {
                 }
             }
         }
-        let mut key = format!("VARY {} ", marker.generation);
-        for byte in digest.finalize() {
-            // Writing to a `String` cannot fail.
-            let _ = write!(key, "{byte:02x}");
-        }
+        let key = format!("VARY {} {}", marker.generation, hex(digest.finalize()));
         Self {
             key: Key::from(key),
             parts: None,

@@ -1,14 +1,8 @@
 //! Bodies that are whole, stream, stall or break off.
 
-use std::{
-    convert::Infallible,
-    error::Error as _,
-    io,
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::{convert::Infallible, error::Error as _, io};
 
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Body as _, Frame};
 use http_body_util::StreamBody;
 use tokio::{sync::mpsc, task::JoinSet};
 
@@ -66,50 +60,6 @@ async fn an_unshared_body_streams() {
         drop(feed);
         assert!(body.frame().await.is_none());
     }
-}
-
-/// A body that knows that it is large, and takes its time.
-struct Large;
-
-impl http_body::Body for Large {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Pending
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(1 << 21)
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_body_that_announces_a_size_over_the_limit_is_not_collected() {
-    let (inner, _) = origin(|_, _| Response::new(Body::new(Large)));
-    let begun = Instant::now();
-    let response = layered(&inner).oneshot(get("/")).await.unwrap();
-    assert_eq!(begun.elapsed(), DELAY);
-    assert!(timeout(DELAY, response.into_body().frame()).await.is_err());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_body_over_the_limit_streams() {
-    let (inner, mut feeds) = fed(&[]);
-    let layer = http_layer(cache(&MemoryBackend::new())).max_body(5);
-    let response = layer.layer(inner).oneshot(get("/")).await.unwrap();
-    let feed = feeds.recv().await.unwrap();
-    let mut body = response.into_body();
-    for piece in ["on", "e", "two", "three"] {
-        feed.send(data(piece)).unwrap();
-        assert_eq!((body.size_hint().lower(), body.size_hint().upper()), (0, None));
-        assert_eq!(next(&mut body).await, piece);
-    }
-    drop(feed);
-    assert!(body.frame().await.is_none() && body.is_end_stream());
 }
 
 #[tokio::test(start_paused = true)]
@@ -194,54 +144,6 @@ async fn a_body_that_is_always_ready_is_read_while_it_is_collected() {
     }
     for parts in callers.join_all().await {
         assert!(parts < PARTS / 2, "{parts} parts were made before the first was read");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_answer_with_trailers_belongs_to_its_caller() {
-    let (inner, mut feeds) = fed(&[]);
-    let service = layered(&inner);
-    let response = tokio::spawn(service.clone().oneshot(get("/")));
-    let feed = feeds.recv().await.unwrap();
-    feed.send(data("one")).unwrap();
-    let mut trailers = HeaderMap::new();
-    trailers.insert("x-sum", "1".parse().unwrap());
-    feed.send(Ok(Frame::trailers(trailers.clone()))).unwrap();
-    drop(feed);
-    let body = response.await.unwrap().unwrap().into_body().collect().await.unwrap();
-    assert_eq!(body.trailers(), Some(&trailers));
-    assert_eq!(body.to_bytes(), "one");
-    // The next caller makes a call of its own.
-    let again = tokio::spawn(service.oneshot(get("/")));
-    assert!(feeds.recv().await.is_some());
-    again.abort();
-}
-
-/// A stream does not announce that it is one. Its first caller got it after most of the load limit.
-#[tokio::test(start_paused = true)]
-async fn a_body_that_stalls_goes_to_its_callers_at_once() {
-    let (inner, mut feeds) = fed(&[]);
-    let cache = http_cache(MemoryBackend::new(), "bellwether")
-        .load_limit(Duration::from_secs(8))
-        .build()
-        .unwrap();
-    let service = http_layer(cache).layer(inner);
-    let begun = Instant::now();
-    let responses: Vec<_> =
-        (0..3).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-    let feed = feeds.recv().await.unwrap();
-    feed.send(data("one")).unwrap();
-    let mut bodies = Vec::new();
-    for response in responses {
-        let response = response.await.unwrap().unwrap();
-        assert_eq!((response.status(), begun.elapsed()), (StatusCode::OK, DELAY));
-        bodies.push(response.into_body());
-        assert_eq!(next(bodies.last_mut().unwrap()).await, "one");
-    }
-    assert!(timeout(Duration::from_secs(60), bodies[0].frame()).await.is_err());
-    feed.send(data("two")).unwrap();
-    for body in &mut bodies {
-        assert_eq!(next(body).await, "two");
     }
 }
 

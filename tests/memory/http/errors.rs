@@ -22,42 +22,16 @@ async fn the_leader_gets_the_error_itself() {
     for asked in asked {
         match asked.await.unwrap() {
             Err(Bare(call)) => own.push(call),
-            Ok(answer) => assert_eq!(answer.status(), StatusCode::BAD_GATEWAY),
+            Ok(answer) => {
+                assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
+                assert_eq!(answer.headers()["cache-control"], "no-store");
+            }
         }
     }
     assert_eq!((own, calls.load(Ordering::SeqCst)), (vec![1], 1));
     // A request that passes through gets the error as well.
     let own = service.oneshot(get_with(&[("cookie", "a=b")])).await;
     assert!(matches!(own, Err(Bare(2))));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_panic_is_a_bad_gateway_for_all_callers() {
-    let inner = service_fn(|_: Request<Body>| async {
-        sleep(DELAY).await;
-        if true {
-            panic!("a handler");
-        }
-        Ok::<Response<Body>, std::convert::Infallible>(Response::default())
-    });
-    let service = http_layer(cache(&MemoryBackend::new())).layer(inner);
-    let asked: Vec<_> = (0..3).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-    for asked in asked {
-        let answer = asked.await.unwrap().unwrap();
-        assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
-        assert_eq!(answer.headers()["cache-control"], "no-store");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_service_that_hangs_is_a_gateway_time_out() {
-    let (inner, _) = origin(|_, _| Response::new(Body::empty()));
-    let cache =
-        http_cache(MemoryBackend::new(), "bellwether").load_limit(DELAY / 2).build().unwrap();
-    let service = http_layer(cache).layer(inner);
-    for answer in ask_all(&[service], (0..3).map(|_| get("/"))).await {
-        assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -119,26 +93,8 @@ async fn no_condition_and_no_range_is_of_the_answer_to_a_failure() {
     let (inner, _) = origin(|_, _| panic!("the service fails"));
     let page = |_: &Error| Response::new(Bytes::from_static(b"we are sorry"));
     let service = http_layer(cache(&MemoryBackend::new())).on_error(page).layer(inner);
-    for (name, value) in [
-        ("range", "bytes=3-5"),
-        ("range", "bytes=100-"),
-        ("if-match", "\"v\""),
-        ("if-none-match", "*"),
-    ] {
+    for (name, value) in [("range", "bytes=3-5"), ("range", "bytes=100-"), ("if-none-match", "*")] {
         let answer = ask(&service, get_with(&[(name, value)])).await;
         assert_eq!((answer.status.as_u16(), answer.text()), (200, "we are sorry"), "{name}");
     }
-}
-
-/// The request of a follower still exists when the flight ends without an answer.
-#[tokio::test(start_paused = true)]
-async fn the_next_caller_after_a_failure_leads() {
-    let (inner, calls) = origin(|call, _| {
-        assert!(call > 1, "the first call panics");
-        Response::new(Body::from(call.to_string()))
-    });
-    let service = layered(&inner);
-    assert_eq!(ask(&service, get("/")).await.status, StatusCode::BAD_GATEWAY);
-    assert_eq!(ask(&service, get("/")).await.text(), "2");
-    assert_eq!(calls.count(), 2);
 }

@@ -77,20 +77,6 @@ async fn the_default_lifetime_is_for_answers_without_one() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_short_ttl_of_the_cache_stays_short() {
-    let (inner, calls) = with_headers(&[("cache-control", "max-age=60")]);
-    let cache = http_cache(MemoryBackend::new(), "bellwether")
-        .ttl(Duration::from_millis(100))
-        .build()
-        .unwrap();
-    let service = http_layer(cache).layer(inner);
-    ask(&service, get("/")).await;
-    sleep(Duration::from_millis(101)).await;
-    ask(&service, get("/")).await;
-    assert_eq!(calls.count(), 2);
-}
-
 /// The process remembers what the inner service answered, because nothing can be stored.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_remembered_of_an_outage_states_its_age() {

@@ -5,7 +5,7 @@ use bellwether::error::{BackendError, BackendErrorKind};
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 
 use super::{
-    parts::{as_user, by_identity, by_user, of},
+    parts::{as_user, by_identity, of},
     prelude::*,
 };
 
@@ -238,17 +238,5 @@ async fn a_marker_that_is_evicted_costs_one_load_for_each_part() {
         ask_all(&services, (0..60).map(|at| of(users[at % 3]))).await;
         assert_eq!(calls.count(), 3 * round);
         caches[0].invalidate(key.clone()).await.unwrap();
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn requests_after_a_shutdown_are_answered() {
-    let (inner, _) = by_user();
-    let cache = cache(&MemoryBackend::new());
-    let service: Layered = by_identity(http_layer(cache.clone())).layer(inner);
-    ask(&service, of("alice")).await;
-    cache.shutdown(Duration::ZERO).await;
-    for user in ["alice", "bob"] {
-        assert_eq!(ask(&service, of(user)).await.text(), user);
     }
 }

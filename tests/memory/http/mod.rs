@@ -11,7 +11,6 @@ mod grpc;
 mod keys;
 mod local;
 mod middlewares;
-mod names;
 mod odd;
 mod order;
 mod origin;

@@ -41,24 +41,24 @@ async fn one_odd_answer_costs_no_more_than_one_call() {
     }
 }
 
-/// The mark of a key that stays uncacheable ended every 10 s, and its next requests queued.
+/// A mark lasts 10 s. Then one request finds out whether the answers can be shared by now.
 #[tokio::test(start_paused = true)]
-async fn a_key_stays_uncacheable_while_its_answers_are() {
+async fn an_uncacheable_key_makes_its_callers_wait_once_in_ten_seconds() {
     let (inner, calls) = origin(|call, _| answer(call, Some("set-cookie")));
     let services = fleet(&inner);
     ask_all(&services, [get("/"), get("/")]).await;
+    let mut waits = 0;
     for round in 0..20 {
         let begun = Instant::now();
         let answers = ask_all(&services, (0..10).map(|_| get("/"))).await;
-        assert_eq!((begun.elapsed(), different(&answers)), (DELAY, 10), "{round}");
-        sleep(Duration::from_secs(4)).await;
+        assert_eq!(different(&answers), 10, "{round}");
+        assert!([DELAY, 2 * DELAY].contains(&begun.elapsed()), "{:?}", begun.elapsed());
+        waits += usize::from(begun.elapsed() > DELAY);
+        sleep(Duration::from_secs(2)).await;
     }
     assert_eq!(calls.count(), 202);
-    // Without traffic it ends.
-    sleep(Duration::from_secs(10)).await;
-    let begun = Instant::now();
-    ask_all(&services, (0..10).map(|_| get("/"))).await;
-    assert_eq!(begun.elapsed(), 2 * DELAY);
+    // Over 42 s.
+    assert!((3..=4).contains(&waits), "{waits}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -73,10 +73,9 @@ async fn the_first_answer_that_can_be_shared_ends_it() {
     ask(&here, get("/")).await;
     ask_all(std::slice::from_ref(&here), (0..20).map(|_| get("/"))).await;
     assert_eq!(calls.count(), 12);
-    // The other process learns it by an answer of its own.
-    ask(&there, get("/")).await;
+    // The other process finds it stored.
     ask_all(&[here, there], (0..20).map(|_| get("/"))).await;
-    assert_eq!(calls.count(), 13);
+    assert_eq!(calls.count(), 12);
 }
 
 #[tokio::test(start_paused = true)]

@@ -96,30 +96,6 @@ async fn a_path_that_was_rewritten_on_the_way_is_part_of_the_key() {
     }
 }
 
-/// A router of another framework removes the prefix and stores the original path in a type of its
-/// own.
-#[tokio::test(start_paused = true)]
-async fn vary_by_adds_the_original_path_of_a_foreign_router() {
-    #[derive(Clone)]
-    struct Prefix(&'static str);
-
-    let (inner, calls) = origin(|_, request| {
-        let prefix = request.extensions().get::<Prefix>().unwrap().0;
-        axum::response::Response::new(Body::from(prefix))
-    });
-    let layer = layer().vary_by(|parts: &http::request::Parts| {
-        parts.extensions.get::<Prefix>().unwrap().0.to_owned()
-    });
-    let service = layer.layer(inner);
-    for prefix in ["/a", "/b", "/a", "/b"] {
-        let mut request = get("/items");
-        request.extensions_mut().insert(Prefix(prefix));
-        let response = service.clone().oneshot(request).await.unwrap();
-        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), prefix);
-    }
-    assert_eq!(calls.count(), 2);
-}
-
 #[tokio::test(start_paused = true)]
 async fn extractors_see_the_request_as_it_came() {
     let app = Router::new()

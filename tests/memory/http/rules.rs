@@ -104,6 +104,7 @@ async fn answers_that_belong_to_their_callers_are_not_shared() {
         &[("set-cookie", "session=1")][..],
         &[("vary", "accept, *")],
         &[("vary", "*")],
+        &[("vary", "accept encoding")],
         &[("content-range", "bytes 0-0/1")],
         &[("trailer", "x")],
         &[("cache-control", "no-store")],

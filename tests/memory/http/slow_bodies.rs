@@ -174,31 +174,6 @@ async fn a_body_that_outlives_its_lifetime_leaves_the_marker_of_its_variants() {
     }
 }
 
-/// A service that answers ends the row of its failures, however long the answer takes.
-#[tokio::test(start_paused = true)]
-async fn a_body_that_outlives_its_lifetime_ends_a_row_of_failures() {
-    let (inner, calls) = origin(|call, _| {
-        if call % 2 == 1 {
-            return Response::builder().status(503).body(Body::empty()).unwrap();
-        }
-        let body = futures_util::stream::once(async {
-            sleep(2 * SECOND).await;
-            Ok::<_, io::Error>("well")
-        });
-        let answer = Response::builder().header("cache-control", "max-age=1");
-        answer.body(Body::from_stream(body)).unwrap()
-    });
-    let rule = AfterFailure::BackOffFromSecond { first: 100 * SECOND, longest: 100 * SECOND };
-    let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).when_unavailable(rule);
-    let service = layer.layer(inner);
-    for _ in 0..5 {
-        assert_eq!(ask(&service, get("/")).await.status, 503);
-        assert_eq!(ask(&service, get("/")).await.status, 200);
-        sleep(SECOND).await;
-    }
-    assert_eq!(calls.count(), 10);
-}
-
 /// The part of a second that the body took was added to its lifetime.
 #[tokio::test(start_paused = true)]
 async fn the_lifetime_begins_with_the_head_to_the_millisecond() {

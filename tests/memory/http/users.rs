@@ -1,10 +1,5 @@
 //! Two users whose requests differ in one respect, one after the other and at once.
 
-use std::net::SocketAddr;
-
-use axum::extract::ConnectInfo;
-use http::Method;
-
 use super::prelude::*;
 use crate::scenarios::table::{CREDENTIALS, SELECTING};
 
@@ -262,17 +257,6 @@ fn of_user(user: &'static str) -> Request<Body> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_identity_separates_the_users_of_an_outer_layer() {
-    let identity = |parts: &http::request::Parts| {
-        Some(parts.extensions.get::<User>().map_or("", |user| user.0).to_owned())
-    };
-    let (service, calls) = for_users(layer().vary_by(identity), from_extension);
-    each_gets_its_own(&service, of_user, from_extension, "an extension").await;
-    assert_eq!(ask(&service, get("/")).await.text(), "");
-    assert_eq!(calls.count(), 3);
-}
-
-#[tokio::test(start_paused = true)]
 async fn an_identity_excludes_requests() {
     let identity = |parts: &http::request::Parts| match parts.extensions.get::<User>() {
         Some(_) => None,
@@ -285,25 +269,6 @@ async fn an_identity_excludes_requests() {
         assert_eq!(ask(&service, get("/")).await.text(), "");
     }
     assert_eq!(calls.count(), 25);
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_identity_separates_client_addresses() {
-    fn address(request: &Request<Body>) -> String {
-        request.extensions().get::<ConnectInfo<SocketAddr>>().unwrap().ip().to_string()
-    }
-    let identity = |parts: &http::request::Parts| {
-        Some(parts.extensions.get::<ConnectInfo<SocketAddr>>()?.ip().to_string())
-    };
-    let (service, calls) = for_users(layer().vary_by(identity), address);
-    let request = |user| {
-        let address = if user == "alice" { "192.0.2.1:80" } else { "192.0.2.2:80" };
-        let mut request = get("/");
-        request.extensions_mut().insert(ConnectInfo(address.parse::<SocketAddr>().unwrap()));
-        request
-    };
-    each_gets_its_own(&service, request, address, "an address").await;
-    assert_eq!(calls.count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -325,16 +290,4 @@ async fn only_ignored_cookies_take_part() {
     // The session may be in a line of its own.
     let request = || get_with(&[("cookie", "_ga=1"), ("cookie", "session=a")]);
     assert_eq!(ask(&service, request()).await.text(), said(request().headers()));
-}
-
-#[tokio::test(start_paused = true)]
-async fn methods_do_not_share() {
-    let (service, calls) = for_users(layer(), |request| request.method().to_string());
-    for method in [Method::GET, Method::POST, Method::GET, Method::DELETE] {
-        let request =
-            Request::builder().method(method.clone()).uri("/").body(Body::empty()).unwrap();
-        assert_eq!(ask(&service, request).await.text(), method.as_str());
-    }
-    // The `POST` ends the stored response.
-    assert_eq!(calls.count(), 4);
 }

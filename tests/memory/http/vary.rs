@@ -273,17 +273,6 @@ async fn the_number_of_variants_is_limited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_varies_by_everything_is_not_shared() {
-    for vary in ["*", "accept, *", "accept encoding"] {
-        let (inner, calls) = origin(move |call, _| {
-            Response::builder().header("vary", vary).body(Body::from(call.to_string())).unwrap()
-        });
-        let answers = ask_all(&[layered(&inner)], (0..10).map(|_| get("/"))).await;
-        assert_eq!((calls.count(), different(&answers)), (10, 10), "{vary}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn encodings_in_another_order_share() {
     let (inner, calls) = origin(|_, request| {
         let accepted = line(request.headers(), "accept-encoding").to_owned();

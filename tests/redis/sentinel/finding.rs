@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     ErrorKind, RedisBackend,
-    backend::{Claim, Leases, Mode, RedisBackendBuilder, Renewal, SentinelMaster},
+    backend::{Claim, Credentials, Leases, Mode, RedisBackendBuilder, Renewal, SentinelMaster},
     key::{Family, Key, Name, Namespace},
 };
 use testkit::{LIMIT, RedisServer, comes_true};
@@ -102,7 +102,8 @@ async fn sentinels_and_master_have_credentials_of_their_own() {
     let server = RedisServer::start_with(&["--requirepass", "secret"]).await;
     let watched = Fake::start_with(Says::Master(server.port()), Some("watch:dog")).await;
     let url = watched.url_of("watch:dog");
-    let master = SentinelMaster::named("flock").username("default").password("secret").database(3);
+    let credentials = Credentials::user("default", "secret");
+    let master = SentinelMaster::named("flock").credentials(credentials).database(3);
     let backend = patient().sentinels([&url], master.clone()).build().unwrap();
     backend.acquire(&claim("k")).await.unwrap();
     let mut raw = server.raw().await;

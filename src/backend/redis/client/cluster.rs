@@ -2,11 +2,7 @@
 //!
 //! All keys of a name lie in one slot, and one node serves each slot. A task keeps the map of them
 //! (`topology`). Each node has the connections that a single server has (`node`). They are made
-//! when they are first needed, and closed when the node serves no slot any more. A redirection to
-//! another node is followed at once, within the time-out of the command.
-//!
-//! The cluster connection of the client library is not used. There, a command waits while a node is
-//! reconnected, for as long as its retries last, and a connection that swallows commands is kept.
+//! when they are first needed, and closed when the node serves no slot any more.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -279,7 +275,7 @@ impl ClusterNodes {
         let owners = known.iter().flat_map(|slots| slots.owners());
         let mut asked: Vec<_> = owners.map(|address| self.target(address)).collect();
         asked.extend(self.seeds.iter().cloned());
-        let limit = self.config.connect_timeout;
+        let limit = self.config.connect_timeout();
         let count = asked.len().max(1);
         asked.rotate_left(turn % count);
         let mut failure = BoxError::from("there is no node to ask");

@@ -9,10 +9,6 @@
 //! connection gets no further commands. It may be dead, and a second try must not use it again. Or
 //! it lost a reply, and every later reply would go to the wrong command. Commands that are under
 //! way on it may still be answered.
-//!
-//! When the driver of a connection ends, it drops the commands that it has, which tells their
-//! callers. A command may be sent in the same moment, and then lies in a queue that is not read any
-//! more. So all commands look when a driver has ended.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -318,7 +314,7 @@ impl KeptConnection {
                 return;
             }
             let mut preparing = current.connected.connection.clone();
-            let _ = timeout(self.config.connect_timeout, prepare(&mut preparing)).await;
+            let _ = timeout(self.config.connect_timeout(), prepare(&mut preparing)).await;
             drop(preparing);
             std::future::pending::<()>().await
         };

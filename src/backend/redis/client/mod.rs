@@ -39,7 +39,7 @@ pub(super) use self::{
     cluster::ClusterSeeds,
     replicas::Confirmation,
     sentinel::{Endpoint, Sentinels},
-    settings::{Access, RedisConfig, default_connect_timeout},
+    settings::{Access, RedisConfig},
     task::OnDemandTask,
 };
 pub use self::{replicas::Replicas, sentinel::SentinelMaster, settings::Credentials};

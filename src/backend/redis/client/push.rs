@@ -24,6 +24,7 @@ use std::{
 use bytes::Bytes;
 use redis::{
     ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection,
+    from_redis_value,
 };
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -51,7 +52,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// What the connections for pushes to one server share, one after another.
 #[derive(Default)]
 pub(super) struct PushService {
-    leaving: PendingUnsubscribes,
+    leaving: LeavingChannels,
     /// How often the log tells of refused subscriptions.
     refusals: Rarely,
 }
@@ -61,7 +62,7 @@ pub(super) struct Pushes {
     channels: Channels,
     /// The end of the connection, which a push may bring about.
     end: CancellationToken,
-    leaving: PendingUnsubscribes,
+    leaving: LeavingChannels,
     /// Replicas must confirm grants. A lease that is handed over wakes its waiter only, which then
     /// asks for the lease itself.
     confirms: bool,
@@ -88,21 +89,16 @@ impl Pushes {
                 };
                 let Ok(channel) = std::str::from_utf8(&channel) else { return };
                 match keys::heartbeat_sent(&message) {
-                    Some(sent) if !self.end.is_cancelled() => {
-                        self.channels.complete_until(sent);
-                    }
-                    Some(_) => {}
                     None => self.message(channel, message.into()),
+                    Some(_) if self.end.is_cancelled() => {}
+                    Some(sent) => self.channels.complete_until(sent),
                 }
             }
             // Unless it was asked for, the channel's slot has moved. The client library takes the
             // message for the reply to another command, so the connection cannot be used any more.
             PushKind::SUnsubscribe => {
-                let was_asked_for = match data.next() {
-                    Some(Value::BulkString(channel)) => self.leaving.take(&channel),
-                    _ => false,
-                };
-                if !was_asked_for {
+                let channel = data.next().and_then(|it| from_redis_value::<String>(it).ok());
+                if !channel.is_some_and(|channel| lock(&self.leaving).remove(&*channel)) {
                     self.end.cancel();
                 }
             }
@@ -119,7 +115,7 @@ impl Pushes {
                 }
                 change => change,
             };
-            self.channels.receive(topic, &change);
+            self.channels.push(topic, change);
         }
     }
 }
@@ -127,18 +123,7 @@ impl Pushes {
 /// The shard channels whose unsubscription was asked for.
 ///
 /// The server ends the subscription to any other channel only when its slot has moved.
-#[derive(Clone, Default)]
-struct PendingUnsubscribes(Arc<Mutex<HashSet<Arc<str>>>>);
-
-impl PendingUnsubscribes {
-    fn set(&self, channels: &[Arc<str>]) {
-        *lock(&self.0) = channels.iter().cloned().collect();
-    }
-
-    fn take(&self, channel: &[u8]) -> bool {
-        std::str::from_utf8(channel).is_ok_and(|channel| lock(&self.0).remove(channel))
-    }
-}
+type LeavingChannels = Arc<Mutex<HashSet<Arc<str>>>>;
 
 /// The subscriptions on one connection, which are kept in step with the channels that are open.
 pub(super) struct Subscriptions<'a> {
@@ -154,7 +139,7 @@ impl<'a> Subscriptions<'a> {
         service: &'a PushService,
         current: &'a Established,
     ) -> Self {
-        service.leaving.set(&[]);
+        lock(&service.leaving).clear();
         Self { kept, service, current, subscribed: HashSet::new() }
     }
 
@@ -211,10 +196,10 @@ impl<'a> Subscriptions<'a> {
         let stays = |channel: &str| channels.wants(channel) && scope.contains(channel);
         let closed: Vec<_> =
             self.subscribed.iter().filter(|channel| !stays(channel)).cloned().collect();
-        self.service.leaving.set(&closed);
+        lock(&self.service.leaving).extend(closed.iter().cloned());
         // A refusal says that the channel has moved to another node.
         self.each("UNSUBSCRIBE", &closed).await?;
-        self.service.leaving.set(&[]);
+        lock(&self.service.leaving).clear();
         self.subscribed.retain(|channel| !closed.contains(channel));
         Ok(is_complete)
     }
@@ -240,7 +225,7 @@ impl<'a> Subscriptions<'a> {
         for channel in channels {
             pipeline.cmd(&format!("{shard}{command}")).arg(channel.as_ref());
         }
-        let (limit, count) = (self.kept.config.connect_timeout, channels.len());
+        let (limit, count) = (self.kept.config.connect_timeout(), channels.len());
         self.within(limit, async |mut it| it.send_packed_commands(&pipeline, 0, count).await).await
     }
 

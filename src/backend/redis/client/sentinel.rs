@@ -5,10 +5,9 @@
 //! the previous master.
 //! (Redis, "Guidelines for Redis clients with support for Redis Sentinel".)
 //!
-//! While there is a connection, a task watches for another master. Each sentinel announces a
-//! failover that it takes part in, and is then asked at once. In case an announcement is lost, the
-//! sentinels are also asked every second. A master that they have replaced may live on and accept
-//! writes that will be lost, and its connections do not break.
+//! While there is a connection, a task watches for another master, because the old one may live on
+//! and accept writes that will be lost. A sentinel that announces a failover is asked at once. In
+//! case an announcement is lost, the sentinels are also asked every second.
 
 use std::{
     fmt,
@@ -33,7 +32,7 @@ use tracing::info;
 use super::{
     connect::{ConnectError, ask, open_pubsub, refuse_replica},
     failure::ClientError,
-    settings::{self, Access, ConnectTarget},
+    settings::{self, Access, ConnectTarget, Credentials},
     task::OnDemandTask,
 };
 use crate::error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind as Kind};
@@ -94,9 +93,14 @@ impl Endpoint {
 /// # Examples
 ///
 /// ```
-/// use bellwether::{RedisBackend, backend::SentinelMaster};
+/// use bellwether::{
+///     RedisBackend,
+///     backend::{Credentials, SentinelMaster},
+/// };
 ///
-/// let master = SentinelMaster::named("mymaster").username("shop").password("secret").database(3);
+/// let master = SentinelMaster::named("mymaster")
+///     .credentials(Credentials::user("shop", "secret"))
+///     .database(3);
 /// let backend = RedisBackend::builder()
 ///     .sentinels(["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"], master)
 ///     .build()?;
@@ -116,19 +120,12 @@ impl SentinelMaster {
         Self { name: name.into(), settings, tls: false }
     }
 
-    /// Sets the user name. Defaults to the default user of Redis.
-    #[must_use]
-    pub fn username(mut self, username: &str) -> Self {
-        self.settings = self.settings.set_username(username);
-        self
-    }
-
-    /// Sets the password of the master, and of each replica that may become the master.
+    /// Sets the credentials of the master, and of each replica that may become the master.
     ///
     /// Defaults to none.
     #[must_use]
-    pub fn password(mut self, password: &str) -> Self {
-        self.settings = self.settings.set_password(password);
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.settings = credentials.of(self.settings);
         self
     }
 
@@ -139,16 +136,10 @@ impl SentinelMaster {
         self
     }
 
-    /// Connects to the master by TLS, as [`RedisBackend::open`](crate::backend::RedisBackend::open)
-    /// does.
+    /// Connects to the master by TLS. Its certificate must have the name or the address that the
+    /// sentinels announce.
     ///
-    /// The certificate must have the name or the address that the sentinels announce. Defaults to
-    /// no TLS.
-    ///
-    /// ```
-    /// # use bellwether::backend::SentinelMaster;
-    /// let master = SentinelMaster::named("mymaster").tls();
-    /// ```
+    /// Defaults to no TLS.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self) -> Self {

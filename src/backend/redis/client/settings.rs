@@ -11,19 +11,12 @@ use redis::{
 use super::replicas::Replicas;
 use crate::error::{BoxError, Chain, Error, ErrorKind, words_of};
 
-const COMMAND_TIMEOUT: Duration = Duration::from_millis(250);
-
-/// Returns the connect time-out that goes with a command time-out.
-pub(in super::super) fn default_connect_timeout(command_timeout: Duration) -> Duration {
-    command_timeout.saturating_mul(4).max(Duration::from_secs(1))
-}
-
 /// The settings of a backend that do not depend on where its servers are.
 #[derive(Clone, Debug)]
 pub(in super::super) struct RedisConfig {
     /// How long a connection may be silent while a command is under way.
     pub(in super::super) command_timeout: Duration,
-    pub(in super::super) connect_timeout: Duration,
+    pub(in super::super) connect_timeout: Option<Duration>,
     pub(in super::super) push_limit: usize,
     pub(in super::super) replicas: Option<Replicas>,
     /// The name that each connection gives itself.
@@ -34,8 +27,8 @@ pub(in super::super) struct RedisConfig {
 impl Default for RedisConfig {
     fn default() -> Self {
         Self {
-            command_timeout: COMMAND_TIMEOUT,
-            connect_timeout: default_connect_timeout(COMMAND_TIMEOUT),
+            command_timeout: Duration::from_millis(250),
+            connect_timeout: None,
             push_limit: 64 << 10,
             replicas: None,
             client_name: None,
@@ -45,10 +38,15 @@ impl Default for RedisConfig {
 }
 
 impl RedisConfig {
+    pub(super) fn connect_timeout(&self) -> Duration {
+        let usual = self.command_timeout.saturating_mul(4).max(Duration::from_secs(1));
+        self.connect_timeout.unwrap_or(usual)
+    }
+
     /// Returns how long commands wait for the first connection. The server may have to be found
     /// first.
     pub(super) fn first_connection_limit(&self) -> Duration {
-        self.connect_timeout.saturating_mul(2).max(self.command_timeout)
+        self.connect_timeout().saturating_mul(2).max(self.command_timeout)
     }
 }
 
@@ -79,7 +77,7 @@ impl Credentials {
     }
 
     /// Returns the settings of a connection that logs in with these credentials.
-    fn of(self, settings: RedisConnectionInfo) -> RedisConnectionInfo {
+    pub(super) fn of(self, settings: RedisConnectionInfo) -> RedisConnectionInfo {
         let settings = settings.set_password(self.password);
         match self.username {
             Some(username) => settings.set_username(username),

@@ -3,11 +3,10 @@
 //! Each socket notes when bytes last moved, for a connection is silent only if none do. A reply of
 //! many megabytes may take longer than the command time-out, and so may the replies behind it.
 //!
-//! It also joins the commands that become ready together in one write. The replies to many commands
-//! come in one read and wake their callers, which send their next commands one after the other. The
-//! first of these commands wakes the connection's driver, which would write that one alone. A write
-//! costs more than the rest of a command. So while commands are unanswered, the driver lets the
-//! other tasks that are ready run first, once for each write.
+//! It also joins the commands that become ready together in one write, which costs more than the
+//! rest of a command. The replies to many commands come in one read and wake their callers. So
+//! while commands are unanswered, the driver lets the other tasks that are ready run first, once
+//! for each write.
 
 use std::{
     future::poll_fn,
@@ -127,6 +126,7 @@ impl Progress {
         tokio::select! {
             biased;
             reply = sending.as_mut() => return Some(reply),
+            // A command that was sent in the same moment lies in a queue that nobody reads.
             () = self.ended.cancelled() => {}
             () = self.silent_for(limit) => return None,
         }

@@ -63,12 +63,15 @@ impl<B: Body> ResponseBody<B> {
         }
     }
 
-    /// Returns a part of a body whose length is known. Any other body is nothing or all of it.
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.source, BodySource::Whole { .. })
+    }
+
+    /// Returns a part of a whole body. Any other body is nothing or all of it.
     pub(super) fn part(self, range: Range<usize>) -> Self {
         match self.source {
             _ if range.is_empty() => Self::default(),
             BodySource::Whole { bytes } => Self::whole(bytes.unwrap_or_default().slice(range)),
-            BodySource::Shared { reader } => Self::shared(reader.part(range)),
             source => Self { source },
         }
     }

@@ -10,7 +10,6 @@ use std::{
     collections::{BTreeMap, VecDeque},
     future::pending,
     mem,
-    ops::Range,
     panic::AssertUnwindSafe,
     pin::pin,
     sync::{Arc, Mutex},
@@ -68,14 +67,6 @@ pub(crate) enum NotCollected {
     Unread,
     /// The body broke off, for all its readers.
     Broken(BodyError),
-}
-
-/// Why a caller cannot become a reader.
-pub(crate) enum Missed {
-    /// The first bytes are no longer kept.
-    Start,
-    /// The body broke off.
-    Broken,
 }
 
 /// The trailers of a body that is whole, or why it broke off.
@@ -156,11 +147,16 @@ impl SharedBody {
         (shared.clone(), Collector { body: shared, source: Some(source) })
     }
 
-    /// Returns a reader from the start on.
-    pub(crate) fn reader(self: &Arc<Self>, takes_trailers: bool) -> Result<Reader, Missed> {
+    /// Returns a reader from the start on, unless the first bytes are gone or the body broke off.
+    pub(crate) fn reader(self: &Arc<Self>, takes_trailers: bool) -> Option<Reader> {
         let number = lock(&self.state).join()?;
         let body = Arc::clone(self);
-        Ok(Reader { body, number, place: 0, until: None, takes_trailers, is_done: false })
+        Some(Reader { body, number, place: 0, takes_trailers, is_done: false })
+    }
+
+    /// Returns whether the body broke off.
+    pub(crate) fn is_broken(&self) -> bool {
+        matches!(lock(&self.state).end, Some(Err(_)))
     }
 
     /// Returns the next data for a reader at this place, or the end of the body.
@@ -367,15 +363,13 @@ impl Drop for Collector {
 
 impl State {
     /// Returns the number of a new reader, which reads from the start.
-    fn join(&mut self) -> Result<u64, Missed> {
-        match &self.end {
-            _ if self.is_left => return Err(Missed::Start),
-            Some(Err(_)) => return Err(Missed::Broken),
-            _ => {}
+    fn join(&mut self) -> Option<u64> {
+        if self.is_left || matches!(self.end, Some(Err(_))) {
+            return None;
         }
         self.joined += 1;
         self.readers.insert(self.joined, Reading::default());
-        Ok(self.joined)
+        Some(self.joined)
     }
 
     /// Returns the place of the first byte that is kept.
@@ -452,32 +446,25 @@ pub(crate) struct Reader {
     body: Arc<SharedBody>,
     number: u64,
     place: u64,
-    /// The end of the part that it reads.
-    until: Option<u64>,
     /// Whether it gets the trailers, because the body is the answer to its request.
     takes_trailers: bool,
     is_done: bool,
 }
 
 impl Reader {
-    /// Returns the reader of a part, at the start of the body.
-    pub(super) fn part(mut self, range: Range<usize>) -> Self {
-        self.place = range.start as u64;
-        self.until = Some(range.end as u64);
-        lock(&self.body.state).go_on(self.number, self.place);
-        self
-    }
-
     pub(super) fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if self.is_done() {
+        if self.is_done {
             return Poll::Ready(None);
         }
         let next = ready!(self.body.poll_next(self.number, self.place, cx));
         Poll::Ready(match next {
-            Ok(data) => Some(Ok(Frame::data(self.read(data)))),
+            Ok(data) => {
+                self.place += data.len() as u64;
+                Some(Ok(Frame::data(data)))
+            }
             Err(end) => {
                 self.is_done = true;
                 let trailers = |trailers: Option<_>| trailers.filter(|_| self.takes_trailers);
@@ -486,28 +473,14 @@ impl Reader {
         })
     }
 
-    /// Goes on over this data, and returns what belongs to the part.
-    fn read(&mut self, mut data: Bytes) -> Bytes {
-        if let Some(until) = self.until {
-            data.truncate(usize::try_from(until - self.place).unwrap_or(usize::MAX));
-        }
-        self.place += data.len() as u64;
-        data
-    }
-
-    fn is_done(&self) -> bool {
-        self.is_done || self.until == Some(self.place)
-    }
-
     pub(super) fn is_end_stream(&self) -> bool {
         let has_more = |(left, trailers)| left > 0 || (trailers && self.takes_trailers);
-        self.is_done() || self.body.rest(self.place).is_some_and(|rest| !has_more(rest))
+        self.is_done || self.body.rest(self.place).is_some_and(|rest| !has_more(rest))
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
-        let whole = || self.body.rest(self.place).map(|(left, _)| left + self.place);
-        let end = self.until.or_else(whole).or(self.body.announced);
-        let left = end.map(|end| end.saturating_sub(self.place));
+        let announced = || Some(self.body.announced?.saturating_sub(self.place));
+        let left = self.body.rest(self.place).map(|(left, _)| left).or_else(announced);
         left.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
@@ -558,19 +531,18 @@ mod tests {
     const LIMITS: BodyLimits =
         BodyLimits { size: 100, idle: Duration::MAX, total: Duration::MAX, finish_unread: true };
 
-    /// A part of such a body ended in its midst without an error. Its head had the whole length.
     #[tokio::test]
     async fn a_body_that_contradicts_its_hint_is_broken() {
         for (length, until) in [(7, 1), (9, 0)] {
             let hinted = Hinted(Full::from(vec![7; length]));
             let (body, collector) = SharedBody::new(hinted, None, LIMITS);
-            let mut part = body.reader(false).unwrap_or_else(|_| unreachable!()).part(0..8);
+            let mut reader = body.reader(false).unwrap();
             assert!(matches!(collector.collect().await, Err(NotCollected::Broken(_))), "{length}");
             let cx = &mut Context::from_waker(Waker::noop());
             for _ in 0..until {
-                assert!(matches!(part.poll_frame(cx), Poll::Ready(Some(Ok(_)))));
+                assert!(matches!(reader.poll_frame(cx), Poll::Ready(Some(Ok(_)))));
             }
-            assert!(matches!(part.poll_frame(cx), Poll::Ready(Some(Err(_)))), "{length}");
+            assert!(matches!(reader.poll_frame(cx), Poll::Ready(Some(Err(_)))), "{length}");
         }
     }
 

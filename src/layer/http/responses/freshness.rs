@@ -14,10 +14,7 @@ use crate::{
     cache::{Cache, Lead, Request},
     layer::http::{
         CachedResponse,
-        fields::{
-            date,
-            directives::{Controls, Directives, seconds},
-        },
+        fields::{Controls, Directives, date, seconds},
     },
 };
 
@@ -136,32 +133,27 @@ impl Freshness {
 
 /// The lifetime that a response names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lifetime {
+pub(super) enum Named {
     /// This long from the origin on.
-    Named(Duration),
+    For(Duration),
     /// A date that has to be compared with the clock of this process.
-    Until(Duration),
-    /// The response names none.
-    Silent,
+    Until(SystemTime),
 }
 
-/// Returns the lifetime that a response names (section 4.2.1).
-///
-/// `received` is the time at which it came. Invalid freshness is stale.
-pub(super) fn named(controls: &Controls, headers: &HeaderMap, received: SystemTime) -> Lifetime {
+/// Returns the lifetime that a response names (section 4.2.1). Invalid freshness is stale.
+pub(super) fn named(controls: &Controls, headers: &HeaderMap) -> Option<Named> {
     let directives = &controls.directives;
     if let Some(seconds) = directives.s_maxage.or(directives.max_age) {
-        return Lifetime::Named(Duration::from_secs(seconds));
+        return Some(Named::For(Duration::from_secs(seconds)));
     }
     if controls.is_targeted || !headers.contains_key(EXPIRES) {
-        return Lifetime::Silent;
+        return None;
     }
-    let Some(expires) = date(headers, EXPIRES) else { return Lifetime::Named(Duration::ZERO) };
-    let since = |date| expires.duration_since(date).unwrap_or_default();
-    match date(headers, DATE) {
-        Some(date) => Lifetime::Named(since(date)),
-        None => Lifetime::Until(since(received)),
-    }
+    Some(match (date(headers, EXPIRES), date(headers, DATE)) {
+        (None, _) => Named::For(Duration::ZERO),
+        (Some(expires), None) => Named::Until(expires),
+        (Some(expires), Some(sent)) => Named::For(expires.duration_since(sent).unwrap_or_default()),
+    })
 }
 
 /// Returns a lifetime of a tenth of the time since the last change (section 4.2.2).
@@ -225,9 +217,10 @@ mod tests {
     /// RFC 9111, sections 4.2.1 and 5.3.
     #[test]
     fn the_first_of_the_lifetimes_counts() {
-        let named_for = |seconds| Lifetime::Named(Duration::from_secs(seconds));
+        let named_for = |seconds| Some(Named::For(Duration::from_secs(seconds)));
+        let until = Some(Named::Until(now() + Duration::from_secs(9)));
         for (fields, expected) in [
-            (&[][..], Lifetime::Silent),
+            (&[][..], None),
             (&[("cache-control", "max-age=5, s-maxage=8"), ("expires", "@9")], named_for(8)),
             (&[("cache-control", "max-age=5"), ("expires", "@9"), ("date", "@0")], named_for(5)),
             (&[("expires", "@9"), ("date", "@-5")], named_for(14)),
@@ -235,14 +228,14 @@ mod tests {
             (&[("expires", "0"), ("date", "@0")], named_for(0)),
             (&[("expires", "@9"), ("expires", "@9"), ("date", "@0")], named_for(0)),
             (&[("expires", "Tuesday, 14-Nov-23 22:13:29 GMT"), ("date", "@0")], named_for(9)),
-            (&[("expires", "@9")], Lifetime::Until(Duration::from_secs(9))),
-            (&[("expires", "@9"), ("date", "x")], Lifetime::Until(Duration::from_secs(9))),
-            (&[("cdn-cache-control", "public"), ("expires", "@9")], Lifetime::Silent),
+            (&[("expires", "@9")], until),
+            (&[("expires", "@9"), ("date", "x")], until),
+            (&[("cdn-cache-control", "public"), ("expires", "@9")], None),
             (&[("cdn-cache-control", "max-age=1"), ("expires", "@9")], named_for(1)),
         ] {
             let headers = headers(fields);
             let controls = Controls::of(&headers).unwrap();
-            assert_eq!(named(&controls, &headers, now()), expected, "{fields:?}");
+            assert_eq!(named(&controls, &headers), expected, "{fields:?}");
         }
     }
 

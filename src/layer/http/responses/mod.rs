@@ -22,14 +22,10 @@ use http::{
 use http_body::Body;
 
 pub(super) use self::freshness::Freshness;
-use self::freshness::{Lifetime, StaleWindows};
+use self::freshness::{Named, StaleWindows};
 use super::{
     Http,
-    fields::{
-        Contradiction, connection, content_length,
-        directives::{Controls, Directives, Scope, pragma},
-        vary,
-    },
+    fields::{Controls, Directives, Scope, connection, content_length, pragma, vary},
     key::{self, Query},
     policy::PolicyKind,
     question::Question,
@@ -81,7 +77,7 @@ impl ResponseClass {
 
 /// Returns whether a response announces a body that is not there.
 pub(super) fn lacks_body(headers: &HeaderMap, body: &impl Body) -> bool {
-    let is_announced = content_length(headers).is_ok_and(|length| length.is_some_and(|it| it > 0));
+    let is_announced = content_length(headers).flatten().is_some_and(|length| length > 0);
     is_announced && (body.is_end_stream() || body.size_hint().exact() == Some(0))
 }
 
@@ -109,9 +105,8 @@ impl Http {
         body: &impl Body,
     ) -> ResponseClass {
         let (headers, most) = (&parts.headers, self.body_size_limit());
-        let length = || match content_length(headers) {
-            Ok(length) => length.is_none_or(|length| length <= most),
-            Err(Contradiction) => false,
+        let length = || {
+            content_length(headers).is_some_and(|length| length.is_none_or(|length| length <= most))
         };
         let is_readable = || connection(headers).is_some() && length() && !endless(headers);
         if body.size_hint().lower() <= most
@@ -131,16 +126,14 @@ impl Http {
     /// Returns whether no field of a response ties it to its caller.
     fn is_impersonal(&self, headers: &HeaderMap) -> bool {
         let is_careful = self.0.policy.kind == PolicyKind::Careful;
+        // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
+        let Some(names) = vary(headers) else { return false };
         !PERSONAL.iter().any(|name| headers.contains_key(name))
-            && self.is_selectable(headers)
-            && !depends_on_origin(headers)
-            && !depends_on_encoding(headers)
+            && (names.is_empty() || !self.0.policy.coalesces)
+            && (names.contains(&ORIGIN) || !is_for_one_origin(headers))
+            // Some clients cannot read the encoding.
+            && (names.contains(&ACCEPT_ENCODING) || !headers.contains_key(CONTENT_ENCODING))
             && !(is_careful && (pragma(headers) || headers.contains_key(CONTENT_RANGE)))
-    }
-
-    /// Returns whether requests can tell if they select a response (RFC 9111, section 4.1).
-    fn is_selectable(&self, headers: &HeaderMap) -> bool {
-        vary(headers).is_some_and(|names| names.is_empty() || !self.0.policy.coalesces)
     }
 
     /// Returns `None` if the response must not be shared, or only while it is validated.
@@ -235,12 +228,12 @@ impl Http {
             // It forbids sharing, even next to a larger `s-maxage`.
             return None;
         }
-        match freshness::named(controls, headers, received) {
-            Lifetime::Named(lifetime) => Some(lifetime),
+        match freshness::named(controls, headers) {
+            Some(Named::For(lifetime)) => Some(lifetime),
             // The clock may be wrong.
-            Lifetime::Until(_) if is_careful => None,
-            Lifetime::Until(lifetime) => Some(lifetime),
-            Lifetime::Silent => self.unnamed_lifetime(parts, &controls.directives, received),
+            Some(Named::Until(_)) if is_careful => None,
+            Some(Named::Until(end)) => Some(end.duration_since(received).unwrap_or_default()),
+            None => self.unnamed_lifetime(parts, &controls.directives, received),
         }
     }
 
@@ -270,23 +263,10 @@ fn is_heuristically_cacheable(status: StatusCode) -> bool {
     matches!(status.as_u16(), 200 | 203 | 204 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
 }
 
-/// Returns whether a response is for the web pages of one origin, and its `Vary` does not say so.
-fn depends_on_origin(headers: &HeaderMap) -> bool {
+/// Returns whether a response is for the web pages of one origin.
+fn is_for_one_origin(headers: &HeaderMap) -> bool {
     let mut origins = headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
-    let is_for_one = origins.any(|origin| origin != "*");
-    (is_for_one || headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS))
-        && !varies(headers, &ORIGIN)
-}
-
-/// Returns whether a body has an encoding that some clients cannot read, and its `Vary` does not
-/// say so.
-fn depends_on_encoding(headers: &HeaderMap) -> bool {
-    headers.contains_key(CONTENT_ENCODING) && !varies(headers, &ACCEPT_ENCODING)
-}
-
-/// Returns whether the `Vary` of a response names a header.
-fn varies(headers: &HeaderMap, name: &HeaderName) -> bool {
-    vary(headers).is_some_and(|names| names.contains(name))
+    origins.any(|origin| origin != "*") || headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS)
 }
 
 /// Returns whether the content type is one of streams without an end.

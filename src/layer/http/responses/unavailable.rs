@@ -11,7 +11,7 @@ use crate::{
     error::{BoxError, Error, ErrorKind},
     layer::http::{
         CachedResponse, Http, Question,
-        fields::{directives::seconds, sole},
+        fields::{seconds, sole},
     },
 };
 

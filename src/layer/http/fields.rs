@@ -1,19 +1,109 @@
-//! The directives for this cache: in `CDN-Cache-Control` (RFC 9213), else in `Cache-Control`.
+//! The header fields of a message: parsers without any state.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, time::SystemTime};
 
-use http::header::{CACHE_CONTROL, HeaderMap, HeaderName, HeaderValue, PRAGMA};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{
+        CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, PRAGMA, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
+        TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VARY,
+    },
+};
 use sfv::{BareItem, Dictionary, ListEntry, Parser};
 
 const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
 const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
 
+/// Returns the value of a field. One that is there twice counts as missing.
+pub(super) fn sole(headers: &HeaderMap, name: HeaderName) -> Option<&HeaderValue> {
+    let mut values = headers.get_all(name).iter();
+    let (value, second) = (values.next()?, values.next());
+    second.is_none().then_some(value)
+}
+
+/// Returns the date in a field. One that is no date, or is there twice, counts as missing.
+pub(super) fn date(headers: &HeaderMap, name: HeaderName) -> Option<SystemTime> {
+    httpdate::parse_http_date(sole(headers, name)?.to_str().ok()?).ok()
+}
+
+/// The most names that are told apart. A response with more is not shared.
+const MOST_NAMES: usize = 16;
+
+/// Returns the names in the `Vary` of a response, in order. Returns `None` if no request can be
+/// known to select the same response.
+pub(super) fn vary(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
+    let mut names = listed(headers, &VARY)?;
+    names.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
+    names.dedup();
+    let is_known = names.len() <= MOST_NAMES && names.iter().all(|name| name != "*");
+    is_known.then_some(names)
+}
+
+/// Parses the header names in all lines of a field. Returns `None` if one is not a header name.
+pub(super) fn listed(headers: &HeaderMap, field: &HeaderName) -> Option<Vec<HeaderName>> {
+    let mut names = Vec::new();
+    for line in headers.get_all(field) {
+        for name in line.to_str().ok()?.split(',').map(|name| name.trim_matches([' ', '\t'])) {
+            if !name.is_empty() {
+                names.push(HeaderName::from_bytes(name.as_bytes()).ok()?);
+            }
+        }
+    }
+    Some(names)
+}
+
+/// Parses the header names in `Connection`. Returns `None` if one is not a header name.
+pub(super) fn connection(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
+    listed(headers, &CONNECTION)
+}
+
+/// Returns whether `Connection` names no field that a response may depend on, nor an upgrade.
+///
+/// A service that is a proxy removes the fields that it names (RFC 9110, section 7.6.1). Its origin
+/// then sees another request than the one whose key the response would have.
+pub(super) fn names_no_field(headers: &HeaderMap) -> bool {
+    let is_option =
+        |name: &HeaderName| *name == TE || ["close", "keep-alive"].contains(&name.as_str());
+    connection(headers).is_some_and(|names| names.iter().all(is_option))
+}
+
+/// Returns the length of the body if the headers have it. Returns `None` if it is there twice, or
+/// is not a number.
+pub(super) fn content_length(headers: &HeaderMap) -> Option<Option<u64>> {
+    match headers.contains_key(CONTENT_LENGTH) {
+        true => Some(Some(seconds(sole(headers, CONTENT_LENGTH)?.to_str().ok()?)?)),
+        false => Some(None),
+    }
+}
+
+/// Removes the headers that belong to one connection.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    for name in connection(headers).unwrap_or_default() {
+        headers.remove(name);
+    }
+    let hop_by_hop = [
+        CONNECTION,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        TE,
+        TRAILER,
+        TRANSFER_ENCODING,
+        UPGRADE,
+    ];
+    for name in hop_by_hop {
+        headers.remove(name);
+    }
+    for name in ["keep-alive", "proxy-connection", "proxy-authentication-info"] {
+        headers.remove(name);
+    }
+}
+
 /// The directives that a response has for this cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Controls {
-    pub(crate) directives: Directives,
+pub(super) struct Controls {
+    pub(super) directives: Directives,
     /// They come from the targeted field, so `Cache-Control` and `Expires` do not count.
-    pub(crate) is_targeted: bool,
+    pub(super) is_targeted: bool,
 }
 
 impl Controls {
@@ -21,7 +111,7 @@ impl Controls {
     /// Without the former, a `Surrogate-Control` may restrict.
     ///
     /// Returns `None` if the field that counts is not readable.
-    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
+    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
         let cdn = cdn(headers);
         let is_unreadable = cdn.is_none();
         // One that is not a dictionary is ignored (RFC 9213, section 2.1), unless it restricts.
@@ -58,29 +148,29 @@ fn cdn(headers: &HeaderMap) -> Option<Directives> {
 /// Of directives that contradict each other, the strictest holds. The parser then says that the
 /// field is malformed, too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Directives {
-    pub(crate) no_store: bool,
-    pub(crate) no_cache: Scope,
-    pub(crate) private: Scope,
-    pub(crate) public: bool,
-    pub(crate) must_understand: bool,
-    pub(crate) must_revalidate: bool,
-    pub(crate) proxy_revalidate: bool,
+pub(super) struct Directives {
+    pub(super) no_store: bool,
+    pub(super) no_cache: Scope,
+    pub(super) private: Scope,
+    pub(super) public: bool,
+    pub(super) must_understand: bool,
+    pub(super) must_revalidate: bool,
+    pub(super) proxy_revalidate: bool,
     /// Seconds. An invalid one is zero: the response is stale (section 4.2.1).
-    pub(crate) max_age: Option<u64>,
+    pub(super) max_age: Option<u64>,
     /// Seconds, as `max_age`.
-    pub(crate) s_maxage: Option<u64>,
+    pub(super) s_maxage: Option<u64>,
     /// Seconds (RFC 5861).
-    pub(crate) stale_while_revalidate: Option<u64>,
+    pub(super) stale_while_revalidate: Option<u64>,
     /// Seconds (RFC 5861).
-    pub(crate) stale_if_error: Option<u64>,
+    pub(super) stale_if_error: Option<u64>,
     /// A part could not be parsed, or contradicts another one.
-    pub(crate) malformed: bool,
+    pub(super) malformed: bool,
 }
 
 /// The scope of a `no-cache` or a `private`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub(super) enum Scope {
     /// The directive is not there.
     #[default]
     Nothing,
@@ -92,7 +182,7 @@ pub(crate) enum Scope {
 
 impl Scope {
     /// Returns whether a response with these headers has something that the directive applies to.
-    pub(crate) fn covers(&self, headers: &HeaderMap) -> bool {
+    pub(super) fn covers(&self, headers: &HeaderMap) -> bool {
         match self {
             Self::Nothing => false,
             Self::Fields(names) => names.iter().any(|name| headers.contains_key(name.as_str())),
@@ -122,7 +212,7 @@ impl Directives {
     ///
     /// Returns `None` if a line is not text, or if a quoted string does not end: it may hide
     /// anything.
-    pub(crate) fn parse(headers: &HeaderMap) -> Option<Self> {
+    pub(super) fn parse(headers: &HeaderMap) -> Option<Self> {
         Self::parse_lines(headers, &CACHE_CONTROL)
     }
 
@@ -202,7 +292,7 @@ impl Directives {
     }
 
     /// Returns whether no stale response may be served.
-    pub(crate) fn revalidates(&self) -> bool {
+    pub(super) fn revalidates(&self) -> bool {
         self.must_revalidate || self.proxy_revalidate
     }
 }
@@ -255,7 +345,7 @@ fn skip(text: &str) -> Option<&str> {
 }
 
 /// Returns whether a `Pragma` says `no-cache`.
-pub(crate) fn pragma(headers: &HeaderMap) -> bool {
+pub(super) fn pragma(headers: &HeaderMap) -> bool {
     let no_cache = |line: &HeaderValue| {
         let line = line.as_bytes().to_ascii_lowercase();
         line.windows(b"no-cache".len()).any(|window| window == b"no-cache")
@@ -264,7 +354,7 @@ pub(crate) fn pragma(headers: &HeaderMap) -> bool {
 }
 
 /// Parses a number of seconds, digits only. A number beyond `u64` becomes `u64::MAX`.
-pub(crate) fn seconds(text: &str) -> Option<u64> {
+pub(super) fn seconds(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u64::MAX))
 }
@@ -321,8 +411,6 @@ fn trim_start<'a>(text: &'a str, characters: &str) -> &'a str {
 /// Checks rules that hold for all header lines. The fuzz target `directives` calls it.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn check_any_lines(lines: &[u8]) {
-    use http::header::CONNECTION;
-
     let values = |lines: &[u8]| -> Vec<HeaderValue> {
         let lines = lines.split(|byte| *byte == b'\n');
         lines.filter_map(|line| HeaderValue::from_bytes(line).ok()).collect()
@@ -334,7 +422,7 @@ pub(crate) fn check_any_lines(lines: &[u8]) {
                 headers.append(name, value.clone());
             }
         }
-        let _ = (super::connection(&headers), Controls::of(&headers));
+        let _ = (connection(&headers), Controls::of(&headers));
         // A dictionary that restricts is never overruled by `Cache-Control`.
         if cdn(&headers).is_some_and(|directives| directives.no_store) {
             let controls = Controls::of(&headers);
@@ -567,5 +655,30 @@ mod tests {
         assert_eq!(directives.private, Scope::Fields(vec!["x-user".to_owned()]));
         assert_eq!((directives.no_cache, directives.must_revalidate), (Scope::All, true));
         assert_eq!((directives.s_maxage, directives.stale_if_error), (Some(4), Some(5)));
+    }
+
+    #[test]
+    fn all_lines_of_vary_name_headers() {
+        let parsed = |lines: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(VARY, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+            }
+            let names = vary(&headers)?;
+            Some(names.iter().map(HeaderName::as_str).collect::<Vec<_>>().join(" "))
+        };
+        let many: Vec<_> = (0..17).map(|number| format!("x-{number}")).collect();
+        for (lines, expected) in [
+            (&[][..], Some("")),
+            (&["Origin, accept-encoding,, Origin"], Some("accept-encoding origin")),
+            (&["b", " ,\ta"], Some("a b")),
+            (&["accept, *"], None),
+            (&["*"], None),
+            (&["accept encoding"], None),
+            (&["\u{e4}"], None),
+            (&[&*many.join(",")], None),
+        ] {
+            assert_eq!(parsed(lines).as_deref(), expected, "{lines:?}");
+        }
     }
 }
