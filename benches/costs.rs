@@ -724,8 +724,7 @@ async fn locks(server: &RedisServer) {
     const CYCLES: u32 = 10;
     let locks = Locks::new(RedisBackend::open(&server.url()).unwrap(), "bellwether");
     let mutex = locks.mutex("cycle");
-    let [acquire, release] =
-        ["acquire_lock", "release_lock"].map(|name| Script::new(&testkit::script(name)));
+    let [acquire, release] = ["acquire", "release"].map(|name| Script::new(&testkit::script(name)));
     let delete = Script::new(
         "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
     );

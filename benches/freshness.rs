@@ -436,7 +436,7 @@ async fn outage(processes: usize) {
     while !left.is_empty() && recovered.elapsed() < 6 * OUTAGE {
         for key in left.clone() {
             ask(&caches[key % processes], &origin, key).await;
-            let fresh = caches[0].remaining(name(key)).await.unwrap();
+            let fresh = caches[0].peek(name(key)).await.unwrap().and_then(|it| it.expires_in());
             left.retain(|other| *other != key || fresh.is_none_or(|fresh| fresh.is_zero()));
         }
         sleep(Duration::from_millis(1)).await;

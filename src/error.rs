@@ -35,6 +35,7 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     message: String,
@@ -129,16 +130,13 @@ impl Error {
 
     /// Returns the same error for a later caller, whose key backs off for this time.
     pub(crate) fn again_after(&self, wait: Duration) -> Self {
-        let Inner { kind, message, source, .. } = &*self.0;
-        let (message, source) = (format!("{message}; its key backs off"), source.clone());
-        Self(Arc::new(Inner { kind: *kind, message, source, retry_after: Some(wait) }))
+        let message = format!("{}; its key backs off", self.0.message);
+        Self(Arc::new(Inner { message, retry_after: Some(wait), ..Inner::clone(&self.0) }))
     }
 
     /// Returns the same error, which no other caller shares yet.
     pub(crate) fn copied(&self) -> Self {
-        let Inner { kind, message, source, retry_after } = &*self.0;
-        let (message, source) = (message.clone(), source.clone());
-        Self(Arc::new(Inner { kind: *kind, message, source, retry_after: *retry_after }))
+        Self(Arc::new(Inner::clone(&self.0)))
     }
 
     /// Adds for how long the key backs off, unless the error is shared already.
@@ -190,10 +188,7 @@ impl fmt::Display for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match &self.0.source {
-            Some(source) => Some(source.as_ref()),
-            None => None,
-        }
+        self.0.source.as_deref().map(|source| source as _)
     }
 }
 
@@ -236,16 +231,8 @@ pub enum BackendErrorKind {
 }
 
 impl BackendErrorKind {
-    /// Returns whether the operation may have changed something, now or later.
-    ///
-    /// The caller of an acquisition that failed in this way must undo it.
-    ///
-    /// ```
-    /// use bellwether::error::BackendErrorKind;
-    ///
-    /// assert!(BackendErrorKind::Unknown.may_have_happened());
-    /// assert!(!BackendErrorKind::Refused.may_have_happened());
-    /// ```
+    /// Returns whether the operation may have changed something, now or later. The caller of an
+    /// acquisition that failed in this way must undo it.
     pub fn may_have_happened(self) -> bool {
         matches!(self, Self::Unknown | Self::Unreplicated)
     }
@@ -253,14 +240,6 @@ impl BackendErrorKind {
 
 impl BackendError {
     /// Creates an error of a kind from its cause.
-    ///
-    /// ```
-    /// use bellwether::error::{BackendError, BackendErrorKind};
-    ///
-    /// let error = BackendError::new(BackendErrorKind::Refused, "OOM command not allowed");
-    /// assert_eq!(error.kind(), BackendErrorKind::Refused);
-    /// assert!(format!("{error:#}").ends_with(": OOM command not allowed"));
-    /// ```
     pub fn new(kind: BackendErrorKind, source: impl Into<BoxError>) -> Self {
         let is_lasting = kind == BackendErrorKind::Foreign;
         Self { kind, source: Arc::from(source.into()), is_lasting }

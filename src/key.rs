@@ -138,16 +138,7 @@ impl fmt::Display for Key {
 }
 
 /// Separates the names of services that share one Redis. It is the first part of every name.
-///
-/// A namespace consists of 1 to 64 ASCII letters, digits, `.`, `_` or `-`.
-///
-/// ```
-/// use bellwether::key::Namespace;
-///
-/// assert_eq!(Namespace::new("bellwether")?, Namespace::standard());
-/// assert!(Namespace::new("a:b").is_err());
-/// # Ok::<_, bellwether::Error>(())
-/// ```
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Namespace(Arc<str>);
 
@@ -168,26 +159,20 @@ impl Namespace {
     /// [`ErrorKind::InvalidConfig`] if the word is empty, is longer than 64 bytes, or has a
     /// character other than ASCII letters, digits, `.`, `_` and `-`.
     pub fn new(word: &str) -> Result<Self, Error> {
-        let fits = !word.is_empty()
-            && word.len() <= 64
-            && word
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'));
-        if fits {
-            Ok(Self(word.into()))
-        } else {
-            Err(Error::new(
-                ErrorKind::InvalidConfig,
-                format!(
-                    "invalid namespace {word:?}: use 1 to 64 ASCII letters, digits, '.', '_' or '-'"
-                ),
-            ))
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+        if (1..=64).contains(&word.len()) && word.bytes().all(fits) {
+            return Ok(Self(word.into()));
         }
+        let words = format!(
+            "invalid namespace {word:?}: use 1 to 64 ASCII letters, digits, '.', '_' or '-'"
+        );
+        Err(Error::new(ErrorKind::InvalidConfig, words))
     }
 }
 
 /// The kinds of things that have a name. A cache entry and a lock with one key have different
 /// names.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Family {
@@ -206,24 +191,7 @@ pub enum Family {
 /// Every Redis key of one name starts with [`Name::prefix`], `namespace:family:{key}:`. So all of
 /// them are in one cluster slot, which the text in the braces decides. In this text, `%`, `{` and
 /// `}` become `%25`, `%7B` and `%7D`. Two keys never have the same name.
-///
-/// ```
-/// use bellwether::{Key, key::{Family, Name, Namespace}};
-///
-/// let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("product:42"), 512)?;
-/// assert_eq!(&**name.prefix(), "bellwether:c:{product:42}:");
-/// assert_eq!(name.entry(), "bellwether:c:{product:42}:e");
-/// assert_eq!(name.suffixed("l"), "bellwether:c:{product:42}:l");
-/// assert_eq!(name.family(), Family::Cache);
-///
-/// let second = name.with_schema(2);
-/// assert_eq!(second.schema(), 2);
-/// assert_eq!(second.entry(), "bellwether:c:{product:42}:e2");
-/// let [older, newer] = second.neighbours();
-/// assert_eq!(older, "bellwether:c:{product:42}:e1");
-/// assert_eq!(newer, "bellwether:c:{product:42}:e3");
-/// # Ok::<_, bellwether::Error>(())
-/// ```
+#[doc(hidden)]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Name {
     prefix: Arc<str>,
@@ -337,22 +305,15 @@ impl Name {
 
     /// Returns the Redis key of the entry.
     pub fn entry(&self) -> String {
-        self.entry_of(self.schema)
-    }
-
-    /// Returns the Redis keys of the entries of the previous and the next schema.
-    pub fn neighbours(&self) -> [String; 2] {
-        [self.entry_of(self.schema.wrapping_sub(1)), self.entry_of(self.schema.wrapping_add(1))]
-    }
-
-    fn entry_of(&self, schema: u16) -> String {
-        self.suffixed(&entry_suffix(schema))
+        self.suffixed(&self.entry_suffix())
     }
 
     /// Returns the part of the Redis key of the entry that follows the prefix.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn entry_suffix(&self) -> Cow<'static, str> {
-        entry_suffix(self.schema)
+        match self.schema {
+            0 => "e".into(),
+            other => format!("e{other}").into(),
+        }
     }
 }
 
@@ -378,13 +339,6 @@ pub(crate) fn key_of(rest: &str) -> Option<Cow<'_, str>> {
         true => escaped.replace("%7B", "{").replace("%7D", "}").replace("%25", "%").into(),
         false => escaped.into(),
     })
-}
-
-fn entry_suffix(schema: u16) -> Cow<'static, str> {
-    match schema {
-        0 => "e".into(),
-        other => format!("e{other}").into(),
-    }
 }
 
 impl fmt::Debug for Name {

@@ -63,13 +63,15 @@
 mod advice;
 pub mod backend;
 pub mod cache;
-pub mod config;
 pub mod error;
 mod flight;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod guide;
+#[doc = include_str!("../docs/guide.md")]
+// It leads to `testing` as well.
+#[cfg_attr(not(feature = "test-util"), allow(rustdoc::broken_intra_doc_links))]
+pub mod guide {}
 pub mod key;
 #[cfg(feature = "tower")]
 pub mod layer;

@@ -55,20 +55,7 @@ macro_rules! counter {
 
 counters! {
     /// The counters of a cache since it was built, and its flights under way.
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{BoxError, Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// for _ in 0..3 {
-    ///     cache.get_or_load("stock:42", |_lead| async { Ok::<_, BoxError>(17) }).await?;
-    /// }
-    /// let stats = cache.stats();
-    /// assert_eq!((stats.led, stats.stored, stats.hits, stats.flights), (1, 1, 2, 0));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
+    /// [`Cache::stats`](crate::Cache::stats) returns them.
     Counters => Stats {
         /// Callers that were served a stored entry.
         hits,
@@ -138,21 +125,7 @@ counters! {
 
 counters! {
     /// The counters of the locks of one engine since it was made, and the leases held now.
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Locks, MemoryBackend};
-    ///
-    /// let locks = Locks::new(MemoryBackend::new(), "shop");
-    /// let guard = locks.mutex("stock:42").lock().await?;
-    /// assert!(locks.mutex("stock:42").try_lock().await?.is_none());
-    /// let stats = locks.stats();
-    /// assert_eq!((stats.acquired, stats.not_acquired, stats.held), (1, 1, 1));
-    /// guard.unlock().await?;
-    /// assert_eq!(locks.stats().held, 0);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
+    /// [`Locks::stats`](crate::Locks::stats) returns them.
     LockCounters => LockStats {
         /// Leases that were acquired, also by a pass from another caller of this process.
         acquired,
@@ -243,12 +216,12 @@ const COUNTED_APART: usize = 16;
 
 /// A counter that threads count apart, so that none waits for the memory of another.
 #[derive(Default)]
-pub(crate) struct StripedCounter([AloneInLine; COUNTED_APART]);
+pub(crate) struct StripedCounter([CacheLine; COUNTED_APART]);
 
 /// Two lines, since a processor fetches them in pairs.
 #[derive(Default)]
 #[repr(align(128))]
-struct AloneInLine(Counter);
+struct CacheLine(Counter);
 
 impl StripedCounter {
     pub(crate) fn add(&self) {

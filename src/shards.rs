@@ -7,9 +7,6 @@ use std::{
 
 use crate::sync::{read, write};
 
-/// From this number on, shards that are not in use are forgotten when a new one comes.
-const WORTH_CLEARING: usize = 64;
-
 /// The state of the shards, by the numbers that the backend gives them.
 #[derive(Default)]
 pub(crate) struct Shards<T> {
@@ -19,19 +16,13 @@ pub(crate) struct Shards<T> {
 }
 
 impl<T: Default> Shards<T> {
-    /// Returns the state of a shard. A state that nothing uses may be forgotten if `is_idle`.
-    pub(crate) fn of(&self, number: usize, is_idle: impl Fn(&T) -> bool) -> Arc<T> {
+    /// Returns the state of a shard, which stays: there are as few shards as there are servers.
+    pub(crate) fn of(&self, number: usize) -> Arc<T> {
         if number == 0 {
             return self.first.clone();
         }
         let known = read(&self.others).get(&number).cloned();
-        known.unwrap_or_else(|| {
-            let mut others = write(&self.others);
-            if others.len() >= WORTH_CLEARING {
-                others.retain(|_, shard| Arc::strong_count(shard) > 1 || !is_idle(shard));
-            }
-            others.entry(number).or_default().clone()
-        })
+        known.unwrap_or_else(|| write(&self.others).entry(number).or_default().clone())
     }
 
     /// Counts the shards that are so.

@@ -295,7 +295,7 @@ async fn try_cache(server: &Server, backend: &RedisBackend) -> Result<(), Failur
 async fn try_lock(server: &Server, backend: &RedisBackend) -> Result<(), Failure> {
     backend.ready_for_locks().await?;
     let locks = bellwether::Locks::new(backend.clone(), &server.namespace);
-    let mutex = locks.mutex(unique()).lease(PATIENCE).fence_life(PATIENCE).wait_limit(PATIENCE);
+    let mutex = locks.mutex("bellwether-doctor").lease(PATIENCE).wait_limit(PATIENCE);
     mutex.lock().await?.unlock().await?;
     Ok(())
 }

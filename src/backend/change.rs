@@ -1,8 +1,8 @@
 //! The changes of a name that are pushed to its waiters.
 
-use std::{ops::Range, time::Duration};
+use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::{
     backend::{Entry, Owner},
@@ -37,9 +37,8 @@ pub struct Announcement {
     pub fence: u64,
     /// The size of the entry in bytes, with its header.
     pub bytes: usize,
-    /// How many processes fetch it before this one, if the backend knows that. They are to fetch it
-    /// one after another.
-    pub turn: Option<u32>,
+    /// How many processes are to fetch it, one after another. Zero if the backend does not know.
+    pub crowd: u32,
 }
 
 /// A lease that a release granted to a waiter.
@@ -104,7 +103,6 @@ impl Failure {
         (!self.wait.is_zero()).then_some(self.wait)
     }
 
-    /// Returns the encoded error of the loader. Empty if there is none.
     pub(crate) fn encoded(&self) -> &Bytes {
         &self.encoded
     }
@@ -114,7 +112,7 @@ impl Failure {
         &self.message
     }
 
-    /// The fence of the load that failed.
+    /// Returns the fence of the load that failed.
     pub fn fence(&self) -> u64 {
         self.fence
     }
@@ -127,25 +125,36 @@ impl Failure {
         };
         Error::new(self.kind, message)
     }
-}
 
-impl Failure {
-    /// Reads a message with this wait, which has an encoded error in this range. Returns `None` if
-    /// it cannot be read.
-    fn decode(bytes: &Bytes, wait: Duration, encoded: Range<usize>) -> Option<Self> {
-        let message = bytes.get(encoded.end..)?;
-        Some(Self {
-            fence: std::str::from_utf8(bytes.get(1..17)?).ok()?.parse().ok()?,
-            kind: match bytes.get(17)? {
-                b'p' => ErrorKind::Panicked,
-                b't' => ErrorKind::LoadTimeout,
-                b'c' => ErrorKind::Codec,
-                _ => ErrorKind::Load,
-            },
-            message: String::from_utf8_lossy(message).into_owned(),
-            wait,
-            encoded: bytes.slice(encoded),
-        })
+    /// Returns a letter for the kind, the wait, the size of the encoded error, that, and the text.
+    fn encode(&self) -> Bytes {
+        let kind = match self.kind {
+            ErrorKind::Panicked => 'p',
+            ErrorKind::LoadTimeout => 't',
+            ErrorKind::Codec => 'c',
+            _ => 'l',
+        };
+        let wait = u32::try_from(self.wait.as_millis()).unwrap_or(u32::MAX);
+        let header = format!("{kind}{wait:08x}{:08x}", self.encoded.len());
+        [header.as_bytes(), &self.encoded, self.message.as_bytes()].concat().into()
+    }
+
+    fn decode(fence: u64, mut bytes: Bytes) -> Option<Self> {
+        let number = |from| {
+            let digits = std::str::from_utf8(bytes.get(from..from + 8)?).ok()?;
+            u32::from_str_radix(digits, 16).ok()
+        };
+        let kind = match bytes.first()? {
+            b'p' => ErrorKind::Panicked,
+            b't' => ErrorKind::LoadTimeout,
+            b'c' => ErrorKind::Codec,
+            _ => ErrorKind::Load,
+        };
+        let (wait, size) = (number(1)?, usize::try_from(number(9)?).ok()?);
+        bytes.advance(17);
+        let encoded = (size <= bytes.len()).then(|| bytes.split_to(size))?;
+        let message = String::from_utf8_lossy(&bytes).into_owned();
+        Some(Self { fence, kind, message, wait: Duration::from_millis(wait.into()), encoded })
     }
 }
 
@@ -158,14 +167,11 @@ pub struct BackOff {
     pub failures: u32,
 }
 
-/// A failure is remembered at least so long after its back-off.
-const REMEMBERED: Duration = Duration::from_secs(1);
-
 impl BackOff {
     /// Returns how long the failures are remembered after the wait is over: as long again, and at
     /// least 1 s. A load that fails in this time counts as one more in the row.
     pub fn remembered(&self) -> Duration {
-        self.wait.max(REMEMBERED)
+        self.wait.max(Duration::from_secs(1))
     }
 }
 
@@ -178,47 +184,6 @@ impl Change {
         }
     }
 
-    /// Returns the bytes of a message: a letter, and then its content.
-    ///
-    /// `w`, `e` and an entry, `a` with a fence, bytes and a turn, `f` with a fence, a kind and a
-    /// text, `F` with a wait and an encoded error before the text, `i` and a fence, `g` with a
-    /// fence, an owner and milliseconds.
-    pub fn encode(&self) -> Bytes {
-        match self {
-            Self::Wake => Bytes::from_static(b"w"),
-            Self::Entry(entry) => {
-                let entry = entry.encode();
-                let mut bytes = BytesMut::with_capacity(1 + entry.len());
-                bytes.put_u8(b'e');
-                bytes.put_slice(&entry);
-                bytes.freeze()
-            }
-            Self::Announced(Announcement { fence, bytes, turn }) => {
-                let turn = turn.map_or(String::new(), |turn| turn.to_string());
-                format!("a{fence:016}{bytes},{turn}").into()
-            }
-            Self::Failed(failure) => {
-                let kind = match failure.kind {
-                    ErrorKind::Panicked => 'p',
-                    ErrorKind::LoadTimeout => 't',
-                    ErrorKind::Codec => 'c',
-                    _ => 'l',
-                };
-                let Failure { fence, message, wait, encoded, .. } = failure;
-                if encoded.is_empty() && wait.is_zero() {
-                    return format!("f{fence:016}{kind}{message}").into();
-                }
-                let wait = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-                let header = format!("F{fence:016}{kind}{wait:08x}{:08x}", encoded.len());
-                [header.as_bytes(), encoded, message.as_bytes()].concat().into()
-            }
-            Self::Invalidated(fence) => format!("i{fence:016}").into(),
-            Self::Granted(Handover { owner, fence, ends }) => {
-                format!("g{fence:016}{owner}{}", ends.as_millis()).into()
-            }
-        }
-    }
-
     /// Returns the fence under which an entry was changed, if that is what happened.
     pub(crate) fn of_entry(&self) -> Option<u64> {
         match self {
@@ -227,6 +192,28 @@ impl Change {
             Self::Invalidated(fence) => Some(*fence),
             Self::Wake | Self::Failed(_) | Self::Granted(_) => None,
         }
+    }
+
+    /// Returns the bytes of a message: `w`, `e` and an entry, or a letter and the 16 digits of a
+    /// fence. The rest is bytes and a crowd after `a`, a failure after `f`, nothing after `i`, and
+    /// an owner and milliseconds after `g`.
+    pub fn encode(&self) -> Bytes {
+        let (head, rest) = match self {
+            Self::Wake => ("w".to_owned(), Bytes::new()),
+            Self::Entry(entry) => ("e".to_owned(), entry.encode()),
+            Self::Announced(Announcement { fence, bytes, crowd }) => {
+                (format!("a{fence:016}{bytes},{crowd}"), Bytes::new())
+            }
+            Self::Failed(failure) => (format!("f{:016}", failure.fence), failure.encode()),
+            Self::Invalidated(fence) => (format!("i{fence:016}"), Bytes::new()),
+            Self::Granted(Handover { owner, fence, ends }) => {
+                (format!("g{fence:016}{owner}{}", ends.as_millis()), Bytes::new())
+            }
+        };
+        let mut bytes = BytesMut::with_capacity(head.len() + rest.len());
+        bytes.put_slice(head.as_bytes());
+        bytes.put_slice(&rest);
+        bytes.freeze()
     }
 
     /// Reads a message of one or more changes. A message that hands leases over to several waiters
@@ -244,26 +231,18 @@ impl Change {
     pub fn decode(bytes: &Bytes) -> Self {
         let read = || {
             let text = |from: usize, to: usize| std::str::from_utf8(bytes.get(from..to)?).ok();
+            let fence = || text(1, 17)?.parse().ok();
             Some(match bytes.first()? {
                 b'e' => Self::Entry(Entry::decode(bytes.slice(1..)).ok()?),
                 b'a' => {
-                    let (size, turn) = text(17, bytes.len())?.split_once(',')?;
-                    Self::Announced(Announcement {
-                        fence: text(1, 17)?.parse().ok()?,
-                        bytes: size.parse().ok()?,
-                        turn: if turn.is_empty() { None } else { Some(turn.parse().ok()?) },
-                    })
+                    let (size, crowd) = text(17, bytes.len())?.split_once(',')?;
+                    let (bytes, crowd) = (size.parse().ok()?, crowd.parse().ok()?);
+                    Self::Announced(Announcement { fence: fence()?, bytes, crowd })
                 }
-                b'f' => Self::Failed(Failure::decode(bytes, Duration::ZERO, 18..18)?),
-                b'F' => {
-                    let number = |from| u32::from_str_radix(text(from, from + 8)?, 16).ok();
-                    let wait = Duration::from_millis(number(18)?.into());
-                    let end = usize::try_from(number(26)?).ok()?.checked_add(34)?;
-                    Self::Failed(Failure::decode(bytes, wait, 34..end)?)
-                }
-                b'i' => Self::Invalidated(text(1, 17)?.parse().ok()?),
+                b'f' => Self::Failed(Failure::decode(fence()?, bytes.slice(17..))?),
+                b'i' => Self::Invalidated(fence()?),
                 b'g' => Self::Granted(Handover {
-                    fence: text(1, 17)?.parse().ok()?,
+                    fence: fence()?,
                     owner: text(17, 49)?.parse().ok()?,
                     ends: Duration::from_millis(text(49, bytes.len())?.parse().ok()?),
                 }),
@@ -287,8 +266,7 @@ mod tests {
             Change::Failed(Failure::new(1_790_000_000_000_001, &error)),
             Change::Failed(Failure::new(1, &error).with_encoded(Bytes::from_static(b"\xff1"))),
             Change::Failed(Failure::new(1, &error).with_wait(Duration::from_millis(86_400_000))),
-            Change::Announced(Announcement { fence: 9, bytes: 1 << 20, turn: Some(99) }),
-            Change::Announced(Announcement { fence: 9, bytes: 70_000, turn: None }),
+            Change::Announced(Announcement { fence: 9, bytes: 1 << 20, crowd: 99 }),
             Change::Invalidated(3),
             Change::Granted(Handover {
                 owner: Owner::fresh(),

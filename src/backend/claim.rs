@@ -13,20 +13,16 @@ use crate::key::{Family, Name};
 
 /// How a lease is held, and beside which other holders.
 ///
-/// Exclusive and fair claims of one name are for the same lease, and so are read and write claims.
-/// These two and the permits of one name are independent. A claim that is not granted enters the
-/// queue, if it [waits](Claim::waits), and is granted when it is at the head and fits beside the
-/// holders. A claim that does not wait is granted if it fits and the queue is empty.
+/// Exclusive and fair claims of one name are for the same [semaphore](SemaphoreKind), and so are
+/// read and write claims. A claim is granted when it fits beside the holders and no claim is before
+/// it in the queue, which it enters if it [waits](Claim::waits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
     /// By one holder at a time. The callers of one process that wait share one place in the queue.
-    ///
-    /// A release passes over a claim whose process does not hear of the grant, and the claim loses
-    /// its place.
+    /// A claim loses it if its process does not hear of the grant.
     Exclusive,
-    /// By one holder at a time, first come, first served. Each caller has a place of its own, and
-    /// keeps it for as long as its process does.
+    /// By one holder at a time, first come, first served: each caller has a place of its own.
     Fair,
     /// Beside other readers.
     Read,
@@ -78,8 +74,8 @@ impl Mode {
     }
 }
 
-/// Which of the three semaphores of a name a claim is for. A semaphore has one sole holder or
-/// counted holders that share it, and one queue.
+/// Which of the three semaphores of a name a claim is for. Each has one sole holder or counted
+/// holders that share it, and one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SemaphoreKind {
     /// A mutex, fair or not, reentrant or not; or the load of an entry.
@@ -115,22 +111,15 @@ impl From<Mode> for SemaphoreKind {
 }
 
 /// How long a lease that was handed over lasts unless it is renewed, or its own time if that is
-/// shorter.
-///
-/// The claim has not asked for it just now: a holder that stands still or is cut off holds up the
-/// others for so long. A holder whose connection is gone is passed over at once. Redis cannot tell
-/// that while a subscription to a pattern of channels exists.
+/// shorter. A holder that stands still or is cut off holds up the others for so long.
 pub(crate) const HANDOVER_LIFE: Duration = Duration::from_secs(2);
 
 /// How long the queue entries of a process last unless it keeps them. A process that died or stands
-/// still holds up the claims behind it for so long. The times of several processes run together.
+/// still holds up the claims behind it for so long.
 pub(crate) const QUEUE_ENTRY_LIFE: Duration = Duration::from_secs(2);
 
 /// A question to [`Leases`](crate::backend::Leases) for the right to act on a name for a limited
-/// time.
-///
-/// A claim is sent as often as needed. A backend recognises by its owner a claim that it has
-/// granted already.
+/// time. It may be sent again: a backend recognises by its owner a claim that it has granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Claim {
@@ -142,14 +131,12 @@ pub struct Claim {
     pub mode: Mode,
     /// How long the lease lasts unless it is renewed.
     pub lease: Duration,
-    /// How long the last fence of the name is remembered after the lease was granted. After each
-    /// renewal at least three quarters of it are left. After a handover, it is the time of the
-    /// holder that handed over.
+    /// How long the last fence of the name is remembered after the grant. After each renewal at
+    /// least three quarters of it are left. After a handover, the time of the former holder counts.
     pub fence_life: Duration,
     /// Whether it enters the queue, where the mode has one and the claim is not granted at once.
     pub waits: bool,
-    /// Whether its process is told of the end of a load that is in the way. Only the claim of an
-    /// entry may do without.
+    /// Whether its process is told of the end of a load that is in the way. It matters for entries.
     pub listens: bool,
     /// Names the process of the holder, for [operators](super::Leases::inspect).
     pub label: Option<Arc<str>>,
@@ -175,21 +162,20 @@ impl Claim {
         }
     }
 
-    /// Returns whether its release wakes all waiters. Those for an entry, and those for a majority,
-    /// have no queue.
+    /// Returns whether its release wakes all waiters. Those for an entry or a majority have no
+    /// queue.
     pub(super) fn wakes_all(&self) -> bool {
         let is_mutex = matches!(self.mode, Mode::Exclusive | Mode::Fair);
         is_mutex && matches!(self.name.family(), Family::Cache | Family::Redlock)
     }
 
-    /// Returns how long its queue entry lasts unless its process [keeps](super::Leases::keep) it: 2
-    /// s.
+    /// Returns how long its queue entry lasts unless it is [kept](super::Leases::keep): 2 s.
     pub fn queue_entry_life(&self) -> Duration {
         QUEUE_ENTRY_LIFE
     }
 
-    /// Returns how long a lease that is [handed over](crate::backend::Change::Granted) to the claim
-    /// lasts unless it is renewed: 2 s, or the time of the lease if that is shorter.
+    /// Returns how long a lease lasts that is [handed over](crate::backend::Change::Granted) to the
+    /// claim, unless it is renewed: 2 s, or the time of a shorter lease.
     pub fn handover_life(&self) -> Duration {
         self.lease.min(HANDOVER_LIFE)
     }
@@ -214,8 +200,8 @@ impl Grant {
         Self { failures, ..self }
     }
 
-    /// Returns the same grant for a name that had no entry when it was granted. A commit of it
-    /// replaces none, so no [local tier](crate::cache::Builder::local) is told of it.
+    /// Returns the same grant for a name without an entry. Its commit replaces none, so no [local
+    /// tier](crate::cache::Builder::local) is told of it.
     pub fn without_entry(self) -> Self {
         Self { has_no_entry: true, ..self }
     }
@@ -225,7 +211,7 @@ impl Grant {
         self.has_no_entry
     }
 
-    /// Returns how many loads of the name have failed in a row before this grant, as far as that is
+    /// Returns how many loads of the name have failed in a row before this grant, as far as
     /// [remembered](crate::backend::BackOff::remembered).
     pub fn failures(&self) -> u32 {
         self.failures
@@ -258,10 +244,8 @@ pub enum Renewal {
     Held,
     /// The claim does not have the lease.
     NotHeld,
-    /// The outcome for this claim is unknown, though it is known for others of the same call.
-    ///
-    /// A majority of servers returns it for a lease about which too few servers answered. A cluster
-    /// returns it for the leases of a node that does not answer.
+    /// The outcome for this claim is unknown, though it is known for others of the same call: too
+    /// few servers of a majority answered, or the node of a cluster did not.
     Unknown,
 }
 
@@ -282,9 +266,8 @@ impl From<bool> for Renewal {
 /// The answer to [`Leases::keep`](super::Leases::keep).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// After how long the lease that is in the way ends if it is not renewed. If nothing is in the
-    /// way and the first waiter does not hear of that, it is how long the entry of that waiter
-    /// still lasts. Otherwise it is zero.
+    /// After how long the lease in the way ends if it is not renewed; or the queue entry of the
+    /// first waiter, if nothing is in the way and that waiter does not hear of it; or zero.
     pub remaining: Duration,
     /// The process had stopped to keep its entries, and others may have removed them.
     pub has_lapsed: bool,
@@ -305,8 +288,7 @@ impl Kept {
 /// The id of a holder: 64 random bits of the process, then 62 random bits of the acquisition.
 ///
 /// Each acquisition has a fresh owner, and a release without an answer ends its use. So a late
-/// release cannot end a later grant. A backend finds the process of an owner by its first half: the
-/// scripts read the first 16 digits.
+/// release cannot end a later grant.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(Uuid);
 

@@ -12,8 +12,8 @@ use super::tags::{TagVerdict, Tagged};
 ///
 /// # Format
 ///
-/// A header of text, so that the scripts in Redis can read it, then the payload. Times are in
-/// milliseconds and hexadecimal, but for those that are said to be decimal:
+/// A header of text, which the scripts in Redis read, then the payload. Times are in milliseconds
+/// and hexadecimal unless said otherwise:
 ///
 /// | bytes | what |
 /// |---|---|
@@ -36,11 +36,10 @@ pub struct Entry {
     pub kind: EntryKind,
     /// The fence under which it was written.
     pub fence: u64,
-    /// When it was stored, in microseconds of the clock of the backend. The backend sets it. Zero
-    /// if it is unknown.
+    /// When it was stored, in microseconds of the backend's clock, which sets it. Zero: unknown.
     pub stored_at: u64,
     /// How long ago it was stored, when the backend returned it. `None` for a push, and if it is
-    /// unknown. It is not part of the encoded bytes.
+    /// unknown. It is not encoded.
     pub age: Option<Duration>,
     /// The reader of the payload: the schema in the upper 16 bits, the
     /// [codec](crate::cache::Codec::tag) in the lower.
@@ -206,18 +205,13 @@ impl Entry {
             b"bw1u" => EntryKind::Uncacheable,
             _ => return Err(Undecodable),
         };
-        let fence = digits::<10>(header, Self::FENCE.start)?;
-        let stored_at = digits::<10>(header, Self::STORED_AT.start)?;
-        let (tag, cost) = halves(digits::<16>(header, 36)?);
-        // Over the edges of the fields. Some digits are read twice.
-        let first = digits::<16>(header, 52)?;
-        let middle = digits::<16>(header, 60)?;
-        let last = digits::<16>(header, 72)?;
-        let fresh = first >> 24;
-        let (stale, error) = ((middle >> 16) & LONGEST, last >> 24);
-        let more = last & 0xff_ffff;
-        let windows =
-            (fresh + stale + error > 0).then(|| Windows::from_millis([fresh, stale, error]));
+        let hex = |range: Range<usize>| digits(&header[range], 16);
+        let fence = digits(&header[Self::FENCE], 10)?;
+        let stored_at = digits(&header[Self::STORED_AT], 10)?;
+        let (tag, cost) = (hex(36..44)? as u32, Duration::from_millis(hex(44..52)?));
+        let windows = [hex(52..62)?, hex(62..72)?, hex(72..82)?];
+        let windows = (windows != [0; 3]).then(|| Windows::from_millis(windows));
+        let more = hex(82..88)?;
         let payload_at = HEADER.saturating_add(usize::try_from(more).unwrap_or(usize::MAX));
         let payload_at = payload_at.min(bytes.len());
         let tagged = match payload_at > HEADER {
@@ -226,7 +220,7 @@ impl Entry {
         };
         // A slice of the bytes would cost a reference count.
         bytes.advance(payload_at);
-        let entry = Self::value(tag, Duration::from_millis(cost.into()), bytes);
+        let entry = Self::value(tag, cost, bytes);
         Ok(Self { kind, fence, stored_at, windows, tagged, ..entry })
     }
 }
@@ -242,38 +236,11 @@ impl PartialEq for Entry {
 
 impl Eq for Entry {}
 
-/// Returns the upper and the lower half of a number.
-fn halves(number: u64) -> (u32, u32) {
-    ((number >> 32) as u32, number as u32)
-}
-
-/// Reads the 16 digits that begin at a place.
-#[inline(always)]
-fn digits<const RADIX: u64>(header: &[u8], at: usize) -> Result<u64, Undecodable> {
-    let upper = header.get(at..).and_then(|text| text.first_chunk()).ok_or(Undecodable)?;
-    let lower = header.get(at + 8..).and_then(|text| text.first_chunk()).ok_or(Undecodable)?;
-    Ok(RADIX.pow(8) * eight_digits::<RADIX>(*upper)? + eight_digits::<RADIX>(*lower)?)
-}
-
-/// Reads 8 digits as the bytes of one number, so that each step is taken for all of them at once:
-/// each hit reads 84. After Daniel Lemire, "Quickly parsing eight digits", 2018.
-#[inline(always)]
-fn eight_digits<const RADIX: u64>(text: [u8; 8]) -> Result<u64, Undecodable> {
-    /// Multiplied by a byte, it is that byte eight times.
-    const EACH: u64 = 0x0101_0101_0101_0101;
-    let text = u64::from_be_bytes(text);
-    // The lower half of `a` is one. Letters have the seventh bit, and decimals do not.
-    let worth = (text & (0x0f * EACH)) + 9 * ((text >> 6) & EACH);
-    let letters = ((worth + 6 * EACH) >> 4) & EACH;
-    let written = worth + 0x30 * EACH + 0x27 * letters;
-    let is_in_range = worth & (0xf0 * EACH) == 0 && (RADIX > 10 || letters == 0);
-    if written != text || !is_in_range {
-        return Err(Undecodable);
-    }
-    // Each byte takes in the one above it, then each pair of bytes, then each four.
-    let pairs = (worth + RADIX * (worth >> 8)) & 0x00ff_00ff_00ff_00ff;
-    let fours = (pairs + RADIX.pow(2) * (pairs >> 16)) & 0x0000_ffff_0000_ffff;
-    Ok((fours + RADIX.pow(4) * (fours >> 32)) & 0xffff_ffff)
+fn digits(text: &[u8], radix: u32) -> Result<u64, Undecodable> {
+    text.iter().try_fold(0, |number: u64, byte| {
+        let digit = char::from(*byte).to_digit(radix).ok_or(Undecodable)?;
+        Ok(number * u64::from(radix) + u64::from(digit))
+    })
 }
 
 /// How long an entry is of use after it was stored.

@@ -7,9 +7,7 @@ use crate::{error::BackendError, key::Name};
 
 /// Count-down latches: set once, counted down by many, waited for by many.
 ///
-/// Latches stand beside [`Leases`]: a latch counts, and a count needs one place that has it. A
-/// majority of servers is made of leases alone, since a latch that is counted down at different
-/// majorities never ends.
+/// A majority of servers has none: a latch that is counted down at different majorities never ends.
 ///
 /// A latch ends with its time, whether it was counted down or not. A latch at zero stands for that
 /// time once more, so that a late waiter sees zero.

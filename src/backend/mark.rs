@@ -11,7 +11,7 @@ pub struct Mark {
     pub begun_by: Option<Owner>,
 }
 
-/// A question to [`Leases::mark`](super::Leases::mark): a tick, and what is to happen to it.
+/// A question to [`Leases::mark`](super::Leases::mark): a step of a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tick {
     /// The tick: microseconds since 1970, in at most 16 digits.

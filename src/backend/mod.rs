@@ -1,9 +1,9 @@
-//! The backends, and the traits that they implement.
+//! The backends: [`MemoryBackend`] in this process, and `RedisBackend` in a Redis or Valkey server,
+//! for a fleet.
 //!
-//! There are three traits. [`Leases`] is the right to act on a name for a limited time,
-//! [`Store`] adds entries, and [`Latches`] adds latches. [`MemoryBackend`] keeps them in this
-//! process, `RedisBackend` keeps them in a Redis or Valkey server, for a fleet. One conformance
-//! suite runs against all backends.
+//! They implement three traits. `Leases` is the right to act on a name for a limited time, `Store`
+//! adds entries, and `Latches` adds latches. One conformance suite runs against all backends. The
+//! traits are hidden here, because any version may change them.
 //!
 //! # Allowed failures
 //!
@@ -23,8 +23,8 @@
 //! time-out on what it waits for.
 //!
 //! Every operation may be sent twice. The second one does nothing that the first one did not do,
-//! with two exceptions. [`Store::edit`] is one more write of the same.
-//! [`Leases::clear`] and [`Latches::clear_latch`] end what has come to stand there in between.
+//! with two exceptions. `Store::edit` is one more write of the same. `Leases::clear` and
+//! `Latches::clear_latch` end what has come to stand there in between.
 
 mod change;
 pub(crate) mod channels;
@@ -54,21 +54,21 @@ use crate::{
 pub use self::redis::{
     Credentials, RedisBackend, RedisBackendBuilder, Replicas, SentinelMaster, failover,
 };
+pub use self::{claim::SemaphoreKind, inspect::Holding, memory::MemoryBackend};
+
+// The traits, and what they speak of. They are no promise: any version may change them.
+#[doc(hidden)]
 pub use self::{
     change::{Announcement, BackOff, Change, Failure, Handover},
     channels::{Changes, Channels},
-    claim::{Claim, Grant, Kept, Mode, Occupied, Owner, Renewal, SemaphoreKind},
+    claim::{Claim, Grant, Kept, Mode, Occupied, Owner, Renewal},
     entry::{Entry, EntryKind, Undecodable, Windows},
-    inspect::Holding,
     latches::{Countdown, Latches},
     mark::{Mark, Marked, Tick, TickStep},
-    memory::MemoryBackend,
     store::{Claimed, Committed, Edit, EntryAnswers, Store},
     tags::{TagEnd, TagEnds, Tagged},
+    tap::Tap,
 };
-
-#[doc(hidden)]
-pub use self::tap::Tap;
 
 pub(crate) use self::{
     claim::{HANDOVER_LIFE, Need},
@@ -89,25 +89,23 @@ pub(crate) const RENEWAL_BATCH: usize = 100;
 ///
 /// Every future may be dropped at any point. Whether its operation happened is unknown then, and
 /// the caller undoes it.
+#[doc(hidden)]
 #[async_trait]
 pub trait Leases: Send + Sync + 'static {
     /// Grants the lease if it is free for a claim of its mode. Grants it again, with the same
     /// fence, to the owner that has it.
     ///
-    /// A claim that [waits](Claim::waits) and is not granted enters the queue. Its entry lasts
-    /// while its process [keeps](Self::keep) it.
+    /// A claim that [waits](Claim::waits) and is not granted enters the queue, while its process
+    /// [keeps](Self::keep) its entry.
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError>;
 
-    /// Makes each lease last its full time from now, if its owner still has it.
-    ///
-    /// Returns one answer for each claim, in their order.
+    /// Makes each lease last its full time from now, if its owner still has it. Returns one answer
+    /// for each claim, in their order.
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError>;
 
-    /// Keeps the queue entries of one process for another `life` from now: all that it has in the
-    /// queue of these claims, which are of one name, one queue and one process. Grants what is free
-    /// as a [release](Self::release) does.
-    ///
-    /// The answer is about the given claims only, so a caller need not name all of its claims.
+    /// Keeps all queue entries of a process for another `life` from now, in the one queue of these
+    /// claims. Grants what is free as a [release](Self::release) does. The answer is about the
+    /// given claims only.
     ///
     /// The default is for a backend without queues: it keeps nothing, and the waiters ask again.
     async fn keep(&self, claims: &[Claim], _life: Duration) -> Result<Kept, BackendError> {
@@ -120,18 +118,16 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// The release grants what is free then to the claims at the head of the queue, in their order
     /// and while they fit, and pushes that to their processes ([`Change::Granted`]). Such a lease
-    /// lasts for the [time of a handover](Claim::handover_life) unless it is renewed. The queue
-    /// entry ends with that. The other waiters are not told. A claim whose process does not hear of
-    /// it keeps its place, but for an [exclusive](Mode::Exclusive) one, which loses it.
+    /// lasts for the [time of a handover](Claim::handover_life). A claim whose process does not
+    /// hear of it keeps its place, but for an [exclusive](Mode::Exclusive) one, which loses it.
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError>;
 
     /// Passes a lease from its holder to another claim of the same name in one step, with a new
     /// fence. Returns `None` if the holder no longer has it.
     ///
     /// A lease passes from one exclusive or fair claim to another, from a writer to a reader, and
-    /// from a reader to a writer. The last returns `None` as well if there is another reader; the
-    /// first reader keeps its lease then. A pass between other modes is
-    /// [refused](crate::error::BackendErrorKind::Refused).
+    /// from the only reader to a writer; with another reader, the answer is `None`. A pass between
+    /// other modes is [refused](crate::error::BackendErrorKind::Refused).
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError>;
 
     /// Makes a lease last its full time from now, and gives it this fence. The last fence of the
@@ -185,17 +181,13 @@ pub trait Leases: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Ends what is held of a name in a mode, and its queue, whatever stands there, and wakes the
-    /// waiters. Returns whether something was there.
-    ///
-    /// Readers and the writer are ended together.
+    /// Ends what is held in the semaphore of a mode, and its queue, whatever stands there, and
+    /// wakes the waiters. Returns whether something was there.
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError>;
 
-    /// Registers a waiter for the changes of a name, before the waiter asks. It gets the changes of
-    /// which the claim must know: those for all, and those for its owner. Without a claim, it gets
-    /// all changes of the name.
-    ///
-    /// Nothing is sent to the server for it, until the waiter [subscribes](Changes::subscribe).
+    /// Registers a waiter for the changes of a name, before it asks: those for all, and those for
+    /// the owner of its claim. Without a claim, it gets all changes. Nothing is sent to the server
+    /// until the waiter [subscribes](Changes::subscribe).
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes;
 
     /// Subscribes to all changes of a name. Returns when the server has confirmed the subscription.
@@ -205,8 +197,8 @@ pub trait Leases: Send + Sync + 'static {
         Ok(changes)
     }
 
-    /// Returns how long an operation takes at most, if the backend bounds its operations itself.
-    /// The caller then sets no timer for it.
+    /// Returns how long an operation takes at most, if the backend bounds its operations itself. No
+    /// caller sets a timer then.
     fn time_limit(&self) -> Option<Duration> {
         None
     }
@@ -217,17 +209,13 @@ pub trait Leases: Send + Sync + 'static {
     }
 
     /// Returns the number of the shard that keeps a name. Shards fail apart, as the nodes of a
-    /// cluster do.
-    ///
-    /// There are few numbers, and each stands for the same shard for good. Names of different
-    /// shards are not asked for together, and a failure of one shard says nothing of another.
+    /// cluster do, and are not asked together. There are few numbers, each for one shard for good.
     fn shard(&self, _name: &Name) -> usize {
         0
     }
 
-    /// Returns a watch that changes with each new connection. The server behind it may not know the
-    /// leases that are held, as after a failover, so they are renewed at once. Returns `None` where
-    /// there are no connections.
+    /// Returns a watch that changes with each new connection, if there are connections. The server
+    /// may not know the leases that are held, as after a failover, so they are renewed at once.
     #[doc(hidden)]
     fn new_connections(&self) -> Option<watch::Receiver<()>> {
         None
@@ -237,6 +225,7 @@ pub trait Leases: Send + Sync + 'static {
 /// The answer to [`Leases::acquire`].
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub enum Acquired {
     /// The lease is held now.
     Granted(Grant),

@@ -4,7 +4,6 @@ use std::{
     array,
     hash::BuildHasher,
     sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
 };
 
 use hashbrown::DefaultHashBuilder;
@@ -49,19 +48,13 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// If the future is dropped, the value may or may not be removed.
     pub async fn invalidate(&self, key: impl Into<Key>) -> Result<u64, Error> {
-        let (core, key) = (&self.core, key.into());
-        let name = core.name(&key)?;
-        core.invalidations.count(&key);
-        let burnt = core.store.edit(&name, &Edit::Invalidate, core.settings.fence_life());
-        Ok(core.change(&key, burnt).await?)
+        self.end(key.into(), Edit::Invalidate).await
     }
 
     /// Makes a value stale. It is kept for the case that its load
     /// [fails](super::Builder::stale_if_error) or is [too slow](super::Builder::serve_stale_after),
-    /// and otherwise served no more. Everything else is as
-    /// for [`invalidate`](Self::invalidate).
-    ///
-    /// Without a window for failures, the value is removed.
+    /// and otherwise served no more. Without a window for failures, it is removed. Everything else
+    /// is as for [`invalidate`](Self::invalidate).
     ///
     /// # Errors
     ///
@@ -91,21 +84,23 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn expire(&self, key: impl Into<Key>) -> Result<u64, Error> {
-        let (core, key) = (&self.core, key.into());
+        self.end(key.into(), Edit::Expire).await
+    }
+
+    async fn end(&self, key: Key, edit: Edit) -> Result<u64, Error> {
+        let core = &self.core;
         let name = core.name(&key)?;
         core.invalidations.count(&key);
-        let burnt = core.store.edit(&name, &Edit::Expire, core.settings.fence_life());
+        let burnt = core.store.edit(&name, &edit, core.settings.fence_life());
         Ok(core.change(&key, burnt).await?)
     }
 
-    /// Starts the windows of a value anew, with the settings of the cache. Returns whether it did.
-    /// The value of a load that is under way is not stored.
+    /// Starts the windows of a value anew, with the settings of the cache, such as after a write
+    /// that has not changed it. The value of a load that is under way is not stored.
     ///
-    /// There may be no value, or one that was [expired](Self::expire). An expired value is not
-    /// revived, because the caller may not know of the expiry.
-    ///
-    /// [`Request::touch`](super::Request::touch) does it with windows of its own. Use it if the
-    /// value is known to be right, such as after a write that has not changed it.
+    /// Returns false if there is no value, or if it was [expired](Self::expire). An expired value
+    /// is not revived, because the caller may not know of the expiry.
+    /// [`Request::touch`](super::Request::touch) sets windows of its own.
     ///
     /// # Errors
     ///
@@ -114,20 +109,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the windows may or may not have begun anew.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// assert!(!cache.touch("stock:42").await?);
-    /// cache.insert("stock:42", &17).await?;
-    /// assert!(cache.touch("stock:42").await?);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn touch(&self, key: impl Into<Key>) -> Result<bool, Error> {
         self.request(key).touch().await
     }
@@ -142,20 +123,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().start_paused(true).build().unwrap().block_on(async {
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// cache.invalidate("price:42").await?;
-    /// cache.settled().await;
-    /// // Now tell the customers.
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn settled(&self) {
         sleep(GREATEST_STALENESS).await;
     }
@@ -170,20 +137,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Cache, MemoryBackend, cache::Source};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// cache.insert("stock:42", &17).await?;
-    /// let stored = cache.peek("stock:42").await?.unwrap();
-    /// assert_eq!((*stored.value(), stored.source()), (17, Source::Hit));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn peek(&self, key: impl Into<Key>) -> Result<Option<Loaded<V>>, Error> {
         let key = key.into();
         let name = self.core.name(&key)?;
@@ -191,34 +144,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
             Decision::Unanswered(error) => Err(error.into()),
             decision => Ok(decision.value_or_fallback()),
         }
-    }
-
-    /// Returns for how long a value is still fresh, by the clock of the backend. Zero if it is
-    /// stale, and `None` if there is no value.
-    ///
-    /// # Errors
-    ///
-    /// As with [`get`](Self::get).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// cache.request("stock:42").ttl(Duration::from_secs(60)).insert(&17).await?;
-    /// assert!(cache.remaining("stock:42").await?.unwrap() > Duration::from_secs(50));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub async fn remaining(&self, key: impl Into<Key>) -> Result<Option<Duration>, Error> {
-        Ok(self.peek(key).await?.and_then(|loaded| loaded.expires_in()))
     }
 }
 

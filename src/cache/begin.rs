@@ -14,6 +14,7 @@ use crate::{
 };
 
 /// The answer of [`Cache::begin`].
+#[derive(Debug)]
 #[must_use = "a load that is dropped lets the next process load"]
 pub enum Begun<V> {
     /// The value is fresh, or another process has just loaded it. Or the backend does not answer,
@@ -36,7 +37,7 @@ pub enum WhyAlone {
     Unanswered,
     /// The wait for another process ended, by the wait limit or the retry strategy.
     WaitOver,
-    /// The key is remembered as [uncacheable](super::Builder::uncacheable_ttl).
+    /// The key is remembered as uncacheable.
     Uncacheable,
     /// The cache is shut down.
     ShutDown,
@@ -219,16 +220,5 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
 impl<V> fmt::Debug for Load<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Load").field("key", &self.asked.key).finish_non_exhaustive()
-    }
-}
-
-impl<V: fmt::Debug> fmt::Debug for Begun<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ready(loaded) => f.debug_tuple("Ready").field(loaded).finish(),
-            Self::Stale(loaded, load) => f.debug_tuple("Stale").field(loaded).field(load).finish(),
-            Self::Load(load) => f.debug_tuple("Load").field(load).finish(),
-            Self::Alone(why) => f.debug_tuple("Alone").field(why).finish(),
-        }
     }
 }

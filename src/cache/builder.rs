@@ -1,4 +1,4 @@
-//! The settings of a cache.
+//! The settings of a cache, as its user sets them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,19 +10,20 @@ use super::{
     activity::Activity,
     acts::Invalidations,
     core::Core,
-    failures::{AfterFailure, CodecOf, ErrorCodec, FailurePolicy, Failures},
+    failures::{AfterFailure, ErrorCodec, Failures},
     local::{LocalStore, Watches},
     refresh::Refreshes,
-    settings::{self, Settings},
+    settings::Settings,
     tags::Tags,
 };
 use crate::{
     advice,
-    backend::{Store, Windows},
+    backend::Store,
     error::Error,
     flight::Group,
     key::Namespace,
     lease::{Engine, RetryStrategy, try_limit},
+    meter::Meter,
     observe::{Counters, Once},
     shards::Shards,
 };
@@ -39,10 +40,10 @@ use crate::{
 ///     .codec(Json)
 ///     .ttl(Duration::from_secs(60))
 ///     .ttl_jitter(0.1)
+///     .stale_while_revalidate(Duration::from_secs(60))
+///     .stale_if_error(Duration::from_secs(600))
 ///     .serve_stale_after(Duration::from_millis(200))
-///     .uncacheable_ttl(Duration::from_secs(10))
 ///     .lease(Duration::from_secs(5))
-///     .renew_every(Duration::from_secs(1))
 ///     .load_limit(Duration::from_secs(30))
 ///     .wait_limit(Duration::from_secs(10))
 ///     .retry(Retry::on_demand())
@@ -60,80 +61,65 @@ pub struct Builder<V, C = Json> {
     store: Arc<dyn Store>,
     namespace: String,
     codec: C,
-    error_codec: Option<Arc<dyn ErrorCodec>>,
-    failure_policy: Option<FailurePolicy>,
-    negative: Option<Negative<V>>,
+    failures: Failures,
+    is_negative: Option<Box<IsNegative<V>>>,
     settings: Settings,
 }
 
+/// Returns whether a value says that there is none.
+pub(super) type IsNegative<V> = dyn Fn(&V) -> bool + Send + Sync;
+
 impl<V: Clone + Send + Sync + 'static> Builder<V> {
     pub(super) fn new(store: Arc<dyn Store>, namespace: String) -> Self {
-        Self {
-            store,
-            namespace,
-            codec: Json,
-            error_codec: None,
-            failure_policy: None,
-            negative: None,
-            settings: Settings::default(),
-        }
+        let (failures, settings) = (Failures::default(), Settings::default());
+        Self { store, namespace, codec: Json, failures, is_negative: None, settings }
     }
 }
 
 impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how values become bytes. Defaults to [`Json`].
     pub fn codec<D>(self, codec: D) -> Builder<V, D> {
-        Builder {
-            store: self.store,
-            namespace: self.namespace,
-            codec,
-            error_codec: self.error_codec,
-            failure_policy: self.failure_policy,
-            negative: self.negative,
-            settings: self.settings,
-        }
+        let Self { store, namespace, failures, is_negative, settings, .. } = self;
+        Builder { store, namespace, codec, failures, is_negative, settings }
     }
 
     /// Sets how the errors of loaders become bytes. Defaults to none.
     ///
     /// With it, [`load_ref`](Error::load_ref) finds an `E` in every process that waited for the
-    /// load. Without it, and for errors of other types, the other processes get the text alone. The
-    /// same is so if the codec fails, or if the bytes are more than 16 KiB.
+    /// load. Without it, and for errors of other types, the other processes get the text alone. So
+    /// they do if the codec fails, or if the bytes are more than 16 KiB.
     ///
     /// ```
     /// use bellwether::{Cache, MemoryBackend, cache::Json};
     /// use serde::{Deserialize, Serialize};
     ///
     /// #[derive(Debug, Serialize, Deserialize)]
-    /// enum ShopError {
-    ///     SoldOut,
-    /// }
+    /// struct SoldOut;
     ///
-    /// impl std::fmt::Display for ShopError {
+    /// impl std::fmt::Display for SoldOut {
     ///     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
     ///         f.write_str("sold out")
     ///     }
     /// }
     ///
-    /// impl std::error::Error for ShopError {}
+    /// impl std::error::Error for SoldOut {}
     ///
     /// let cache: Cache<String> =
-    ///     Cache::builder(MemoryBackend::new(), "shop").error_codec::<ShopError>(Json).build()?;
+    ///     Cache::builder(MemoryBackend::new(), "shop").error_codec::<SoldOut>(Json).build()?;
     /// # Ok::<_, bellwether::Error>(())
     /// ```
     pub fn error_codec<E>(mut self, codec: impl Codec<E>) -> Self
     where
         E: std::error::Error + Send + Sync + 'static,
     {
-        self.error_codec = Some(Arc::new(CodecOf::<E, _>::new(codec)));
+        self.failures.codec = Some(ErrorCodec::new(codec));
         self
     }
 
     /// Sets the number of the encoding of values. Defaults to 0.
     ///
     /// Raise it by one with each change that old code cannot read. During a rolling deploy, the
-    /// entries of the two numbers are stored side by side and do not overwrite each other. An
-    /// invalidation removes both.
+    /// entries of the two numbers are stored side by side. An invalidation removes both.
     pub fn schema(mut self, number: u16) -> Self {
         self.settings.schema = number;
         self
@@ -143,18 +129,9 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// a day.
     ///
     /// The fleet waits this long for a process that died while it was loading. A load may take
-    /// longer, because its lease is renewed while it runs.
+    /// longer: while it runs, its lease is renewed each third of this time.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = lease;
-        self
-    }
-
-    /// Sets how often the lease of a running load is renewed. At least 1 ms, and less than the
-    /// lease.
-    ///
-    /// Defaults to a third of the lease, so that two renewals may fail before it is lost.
-    pub fn renew_every(mut self, interval: Duration) -> Self {
-        self.settings.renew_every = Some(interval);
         self
     }
 
@@ -194,12 +171,11 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// Sets how many callers may wait at once in this process for values of this cache, of all
-    /// keys. Defaults to 100,000.
+    /// Sets how many callers may wait at once in this process, for all keys of this cache. Defaults
+    /// to 100,000.
     ///
     /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once. Each caller that
-    /// waits keeps a request and its connection open. A service that accepts more than it can bear
-    /// loses those as well.
+    /// waits keeps a request and its connection open.
     pub fn max_waiters(mut self, callers: usize) -> Self {
         self.settings.max_waiters = callers;
         self
@@ -223,22 +199,22 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
     /// Sets the largest encoded value, in bytes. Defaults to 8 MiB.
     ///
-    /// A larger value that is loaded is returned and not stored. The key is then remembered as
-    /// [uncacheable](Self::uncacheable_ttl).
+    /// A larger value that is loaded is returned and not stored. For 10 s the key then counts as
+    /// uncacheable: each process loads it for itself, at the same time as the others. Over HTTP
+    /// each caller does.
     pub fn max_value(mut self, bytes: usize) -> Self {
         self.settings.max_value = bytes;
         self
     }
 
     /// Keeps copies of entries in this process, and serves those while they are fresh. Off by
-    /// default.
+    /// default. [`LocalTier`] has an example.
     ///
     /// Over one server that keeps its data, the tier adds at most its
     /// [staleness](LocalTier::max_staleness): a call returns nothing older than what that server
     /// held so long before the call. This counts the changes by this crate, from processes that may
-    /// publish. All other changes are bounded by the
-    /// [age](LocalTier::max_age) of a copy. In a cluster that is the only bound, and so it is for a
-    /// backend of your own.
+    /// publish. All other changes are bounded by the [age](LocalTier::max_age) of a copy. In a
+    /// cluster that is the only bound.
     ///
     /// After [`insert`](Cache::insert), [`invalidate`](Cache::invalidate),
     /// [`expire`](Cache::expire), [`touch`](Cache::touch) or the end of a [tag](Self::tags) has
@@ -249,10 +225,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// processes of the fleet to a version with this method before you call it: an older one tells
     /// no tier of its changes.
     ///
-    /// A copy is a clone of the value. So it is fast if `V` is cheap to clone, such as an `Arc`.
-    /// Callers that are served one count as [`Source::Local`](super::Source::Local).
-    ///
-    /// See [`LocalTier`] for an example.
+    /// A copy is a clone of the value, so let `V` be cheap to clone, such as an `Arc`. Callers that
+    /// are served one count as [`Source::Local`](super::Source::Local).
     pub fn local(mut self, tier: LocalTier) -> Self {
         self.settings.local = Some(tier);
         self
@@ -267,9 +241,9 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// otherwise not stored. A tag belongs to the namespace.
     ///
     /// Without a [local tier](Self::local), a hit asks for the ends of its tags with one `MGET`
-    /// more. A load costs a `GET` more, and an `MGET` beside its commit. The number of values that
-    /// carry a tag costs nothing. A tag that ended is remembered for 31 days, in about 150 bytes of
-    /// the backend. A value with tags is kept no longer than that.
+    /// more. A load costs a `GET` more, and an `MGET` beside its commit. A tag that ended is
+    /// remembered for 31 days, in about 150 bytes of the backend. A value with tags is kept no
+    /// longer than that.
     ///
     /// Redis must not evict the keys of tags: a tag whose key is gone counts as never ended. Set
     /// `maxmemory-policy noeviction`. In a cluster, one node has all tags of a namespace. While it
@@ -278,20 +252,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Each cache of the namespace must have tags before the first tag ends: one without checks the
     /// tags of a value, and writes values that no tag ends. An older version of this crate does not
     /// check them either.
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let orders: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").tags().build()?;
-    /// orders.request("order:1").tag("customer:7").insert(&17).await?;
-    /// orders.request("order:2").tag("customer:8").insert(&18).await?;
-    /// orders.invalidate_tag("customer:7").await?;
-    /// assert_eq!(orders.get("order:1").await?, None);
-    /// assert_eq!(orders.get("order:2").await?, Some(18));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn tags(mut self) -> Self {
         self.settings.has_tags = true;
         self
@@ -305,13 +265,11 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// remembers what it loads while the backend is away, until the first answer. If the backend
     /// answers reads and refuses writes, that is until the first write that it accepts. Callers are
     /// served such a value as [`Degraded`](super::Source::Degraded), as its windows allow it. The
-    /// next answer about the key replaces or ends it. An insert, an invalidation, an expiry and a
-    /// touch by this process end it.
+    /// next answer about the key replaces or ends it, and so does each act of this process on it.
     ///
     /// Such a value may be older than an invalidation in another process, by its windows at most.
-    /// Zero remembers no value. The memory is one store with that of a [local tier](Self::local),
-    /// and adds to its weight. A value that takes more than a quarter of the store is not
-    /// remembered.
+    /// The memory is one store with that of a [local tier](Self::local), and adds to its weight. A
+    /// value that takes more than a quarter of the store is not remembered.
     pub fn outage_memory(mut self, bytes: usize) -> Self {
         self.settings.outage_memory = Some(bytes);
         self
@@ -321,16 +279,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// [`Finish`](Abandoned::Finish).
     pub fn when_abandoned(mut self, abandoned: Abandoned) -> Self {
         self.settings.abandoned = abandoned;
-        self
-    }
-
-    /// Sets how long a key is remembered as uncacheable: its load cannot be shared. Defaults to 10
-    /// s; at least 1 ms.
-    ///
-    /// Meanwhile each process loads the key for itself, at the same time as the others. Over HTTP
-    /// each caller does.
-    pub fn uncacheable_ttl(mut self, ttl: Duration) -> Self {
-        self.settings.uncacheable_ttl = ttl;
         self
     }
 
@@ -347,7 +295,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         let mut settings = self.settings;
         settings.namespace = Namespace::new(&self.namespace)?;
         settings.check()?;
-        self.negative.iter().try_for_each(Negative::check)?;
         advice::built::<V>(self.store.is_shared(), &settings.namespace, settings.schema);
         let engine = Engine::new(self.store.clone());
         let tags = Arc::new(Tags::new(&settings));
@@ -360,23 +307,22 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             store: self.store,
             tag: u32::from(settings.schema) << 16 | u32::from(self.codec.tag()),
             codec: Arc::new(self.codec),
-            error_codec: self.error_codec,
             flights: Group::new(settings.abandoned, settings.limits()),
             abort: CancellationToken::new(),
             begun: TaskTracker::new(),
             loads: Arc::new(Semaphore::new(settings.max_loads)),
             counters,
-            meter: crate::meter::Meter::default(),
+            meter: Meter::default(),
             activity: Activity::default(),
             shards: Shards::default(),
             undecodable: Once::default(),
             unstorable: Once::default(),
             short_lived: Once::default(),
             refreshes: Refreshes::default(),
-            failures: Failures::new(self.failure_policy),
+            failures: self.failures,
             watches: Watches::default(),
             invalidations: Invalidations::default(),
-            negative: self.negative,
+            is_negative: self.is_negative,
             settings,
         };
         Ok(Cache { core: Arc::new(core) })
@@ -391,11 +337,10 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// Sets by which part of it the [`ttl`](Self::ttl) of each value is shortened at most. Defaults
-    /// to 0; from 0 to 1.
+    /// Shortens the [`ttl`](Self::ttl) of each value by a random part, up to this one. Defaults to
+    /// 0; from 0 to 1.
     ///
-    /// The part is random for each value, so that values which are stored together do not end
-    /// together. The process that stores a value chooses it, and the entry carries the result.
+    /// So values that are stored together do not end together. The entry carries the result.
     pub fn ttl_jitter(mut self, part: f64) -> Self {
         self.settings.ttl_jitter = part;
         self
@@ -427,11 +372,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// failures](Self::stale_if_error). Defaults to no limit but that of the load.
     ///
     /// After it the caller is served the old value, as [`Source::Stale`](super::Source::Stale). The
-    /// load goes on, also if no caller waits for it any more. Its own limit is still the
-    /// [`load_limit`](Self::load_limit).
-    ///
-    /// In the window of [`stale_while_revalidate`](Self::stale_while_revalidate) no caller waits in
-    /// any case.
+    /// load goes on to its own [limit](Self::load_limit), also if no caller waits for it any more.
     pub fn serve_stale_after(mut self, limit: Duration) -> Self {
         self.settings.options.serve_stale_after = Some(limit);
         self
@@ -447,20 +388,20 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
 /// Loads that fail, or find nothing.
 impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
-    /// Sets what follows a failed load.
+    /// Sets what follows a failed load, with and without a stale value.
     ///
     /// By default, a key [backs off](AfterFailure::BACK_OFF) while a stale value stands in for the
     /// load. Without such a value no failure is remembered, and the next caller loads.
     ///
     /// A [`BackOff`](AfterFailure::BackOff) begins with 1 ms at least, and waits for no longer than
-    /// a day. A [`RetryAfter`](AfterFailure::RetryAfter) is from 1 ms to an hour. A request or a
-    /// [`Lead`](crate::cache::Lead) is not checked: less than 1 ms does not back off.
+    /// a day. A [`RetryAfter`](AfterFailure::RetryAfter) is from 1 ms to an hour. A
+    /// [`Lead`](super::Lead) is not checked: less than 1 ms does not back off.
     ///
-    /// This setting holds with and without a stale value. Without one, callers get the failure of
-    /// the last load until its time is over: with its type by an [error codec](Self::error_codec),
-    /// otherwise as [`BackingOff`](crate::ErrorKind::BackingOff).
+    /// Without a stale value, callers get the failure of the last load until its time is over: with
+    /// its type by an [error codec](Self::error_codec), otherwise as
+    /// [`BackingOff`](crate::ErrorKind::BackingOff).
     pub fn after_failure(mut self, rule: AfterFailure) -> Self {
-        self.settings.options.after_failure = Some(rule);
+        self.settings.after_failure = Some(rule);
         self
     }
 
@@ -470,12 +411,12 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// The policy is asked for each load that failed, panicked or took too long, and may be asked
     /// twice. An error that is the mistake of one caller should
     /// [load again](AfterFailure::LoadAgain), so that it does not block the others. A loader may
-    /// overrule the policy by [`Lead::after_failure`](crate::cache::Lead::after_failure).
+    /// overrule the policy by [`Lead::after_failure`](super::Lead::after_failure).
     pub fn failure_policy(
         mut self,
         policy: impl Fn(&Error) -> Option<AfterFailure> + Send + Sync + 'static,
     ) -> Self {
-        self.failure_policy = Some(Arc::new(policy));
+        self.failures.policy = Some(Box::new(policy));
         self
     }
 
@@ -484,8 +425,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// Such a value is gone when its time is over. It is not served stale, neither while it is
     /// refreshed nor in place of a failure. A loader may set other times by its
-    /// [`Lead`](crate::cache::Lead). A request that inserts a value with a time to live of its own
-    /// keeps that.
+    /// [`Lead`](super::Lead). A request that inserts a value with settings of its own keeps those.
     ///
     /// ```
     /// use std::time::Duration;
@@ -494,9 +434,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// let stock: Cache<Option<u64>> = Cache::builder(MemoryBackend::new(), "shop")
     ///     .negative_ttl(Duration::from_secs(5), Option::is_none)
     ///     .build()?;
-    /// let pages: Cache<(u16, String)> = Cache::builder(MemoryBackend::new(), "shop")
-    ///     .negative_ttl(Duration::from_secs(5), |(status, _)| *status == 404)
-    ///     .build()?;
     /// # Ok::<_, bellwether::Error>(())
     /// ```
     pub fn negative_ttl(
@@ -504,32 +441,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         ttl: Duration,
         is_negative: impl Fn(&V) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.negative = Some(Negative::new(ttl, is_negative));
+        self.settings.negative_ttl = ttl;
+        self.is_negative = Some(Box::new(is_negative));
         self
-    }
-}
-
-/// Values that say that there is none, which are kept for a time of their own.
-pub(super) struct Negative<V> {
-    ttl: Duration,
-    is_negative: Box<dyn Fn(&V) -> bool + Send + Sync>,
-}
-
-impl<V> Negative<V> {
-    pub(super) fn new(
-        ttl: Duration,
-        is_negative: impl Fn(&V) -> bool + Send + Sync + 'static,
-    ) -> Self {
-        Self { ttl, is_negative: Box::new(is_negative) }
-    }
-
-    /// Returns the windows of a value, if it is negative.
-    pub(super) fn windows(&self, value: &V) -> Option<Windows> {
-        (self.is_negative)(value).then(|| Windows::fresh(self.ttl))
-    }
-
-    /// Checks that the time is in its range.
-    pub(super) fn check(&self) -> Result<(), Error> {
-        settings::at_least("negative_ttl", self.ttl, Duration::from_millis(1))
     }
 }

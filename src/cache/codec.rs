@@ -15,7 +15,7 @@ use crate::error::BoxError;
 /// their entries apart, and each counts the entries of the other as missing.
 ///
 /// ```
-/// use bellwether::{BoxError, Cache, MemoryBackend, cache::Codec};
+/// use bellwether::{BoxError, cache::Codec};
 /// use bytes::Bytes;
 ///
 /// struct Utf8;
@@ -33,9 +33,6 @@ use crate::error::BoxError;
 ///         Ok(String::from_utf8(bytes.into())?)
 ///     }
 /// }
-///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop").codec(Utf8).build()?;
-/// # Ok::<_, bellwether::Error>(())
 /// ```
 pub trait Codec<V>: Send + Sync + 'static {
     /// Returns the number of the codec, which is part of each entry. It must always be the same.
@@ -59,10 +56,9 @@ pub trait Codec<V>: Send + Sync + 'static {
     /// cannot be decoded counts as one without an encoding.
     fn decode(&self, bytes: Bytes) -> Result<V, BoxError>;
 
-    /// Returns whether an encoded value that is no longer fresh is for its loader alone.
-    ///
-    /// [`Lead::stale`](super::Lead::stale) returns such a value. No caller is served it, not even
-    /// in place of a failure, and no process remembers it for an outage. Defaults to false.
+    /// Returns whether an encoded value that is no longer fresh is for its loader alone: no caller
+    /// is served it, not even in place of a failure. Defaults to false.
+    #[doc(hidden)]
     fn is_for_loader_only(&self, _bytes: &[u8]) -> bool {
         false
     }

@@ -14,13 +14,13 @@ use super::{
     Codec, EarlyRefresh, Loaded, Source,
     activity::Activity,
     acts::Invalidations,
-    batch,
     breaker::{Outage, Shard},
-    builder::Negative,
-    failures::{ErrorCodec, Failures},
+    builder::IsNegative,
+    failures::Failures,
     freshness::{self, RefreshDelay, Rules, Window},
     lead::Keeping,
-    local::{self, Fill, LocalRow, LocalStore, SeenEntry, Watches},
+    local::{Fill, LocalRow, LocalStore, SeenEntry, Watches},
+    many,
     outcome::{Made, Outcome, Record},
     previous::Previous,
     refresh::Refreshes,
@@ -45,7 +45,6 @@ pub(super) struct Core<V> {
     pub(super) store: Arc<dyn Store>,
     pub(super) engine: Arc<Engine>,
     pub(super) codec: Arc<dyn Codec<V>>,
-    pub(super) error_codec: Option<Arc<dyn ErrorCodec>>,
     /// The tag of the entries of this schema and codec.
     pub(super) tag: u32,
     pub(super) settings: Settings,
@@ -68,7 +67,7 @@ pub(super) struct Core<V> {
     pub(super) tags: Arc<Tags>,
     pub(super) watches: Watches,
     pub(super) invalidations: Invalidations,
-    pub(super) negative: Option<Negative<V>>,
+    pub(super) is_negative: Option<Box<IsNegative<V>>>,
     /// Warned of once, and counted from then on.
     pub(super) undecodable: Once,
     pub(super) unstorable: Once,
@@ -168,12 +167,12 @@ impl<V> Core<V> {
 
     /// Lets go of the copies of a value in this process.
     pub(super) fn forget_local(&self, key: &Key) {
-        if self.copies.is_none() && !local::is_any(&self.watches) {
+        if self.copies.is_none() && self.watches.are_none() {
             return;
         }
         if let Ok(name) = self.name(key) {
             self.copies.iter().for_each(|copies| copies.forget(key, &name));
-            local::tell_all(&self.watches, key, &name);
+            self.watches.tell_act(key, &name);
         }
     }
 }
@@ -181,7 +180,7 @@ impl<V> Core<V> {
 impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Returns the part of the backend that keeps a name.
     pub(super) fn shard(&self, name: &Name) -> Arc<Shard> {
-        self.shards.of(self.store.shard(name), |shard| !shard.breaker.is_troubled())
+        self.shards.of(self.store.shard(name))
     }
 
     /// Decides what an answer about a name is good for, with the schema and the codec of this
@@ -335,7 +334,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     #[inline]
     pub(super) fn local_row(&self, key: &str, options: &Options) -> Option<Arc<LocalRow<V>>> {
-        let copies = self.copies.as_ref().filter(|_| options.takes_local)?;
+        let copies = self.copies.as_ref()?;
         let delay = |fence| match self.name(&key.into()) {
             Ok(name) => self.refreshes.delay(&name, fence),
             Err(_) => RefreshDelay::NONE,
@@ -353,7 +352,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if let Some(copies) = &self.copies {
             copies.drop_older(name.prefix(), fence);
         }
-        local::tell_all_of_commit(&self.watches, name, fence);
+        self.watches.tell_commit(name, fence);
     }
 
     /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it.
@@ -470,7 +469,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     }
 
     pub(super) fn negative_windows(&self, value: &V) -> Option<Windows> {
-        self.negative.as_ref()?.windows(value)
+        let is_negative = self.is_negative.as_ref()?;
+        is_negative(value).then(|| Windows::fresh(self.settings.negative_ttl))
     }
 
     /// Waits for a permit to load in this process, as long as the options allow it.
@@ -479,7 +479,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             OnFull::Queue => {
                 let acquired =
                     async { Some(Arc::new(self.loads.clone().acquire_owned().await.ok()?)) };
-                let shared = batch::permit(options.batch.as_deref(), acquired);
+                let shared = many::permit(options.batch.as_deref(), acquired);
                 timeout(options.wait_limit, shared).await.ok().flatten()
             }
             OnFull::Pass | OnFull::Refuse => self.try_permit(options),
@@ -494,6 +494,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Returns a permit to load in this process, if there is one at once.
     pub(super) fn try_permit(&self, options: &Options) -> Option<Permit> {
         let acquired = async { Some(Arc::new(self.loads.clone().try_acquire_owned().ok()?)) };
-        batch::permit(options.batch.as_deref(), acquired).now_or_never().flatten()
+        many::permit(options.batch.as_deref(), acquired).now_or_never().flatten()
     }
 }

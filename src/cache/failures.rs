@@ -6,11 +6,7 @@
 
 use std::{
     error::Error as StdError,
-    marker::PhantomData,
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -118,27 +114,28 @@ pub(super) fn whole_millis(wait: Duration) -> Option<Duration> {
     (millis > 0).then(|| Duration::from_millis(millis))
 }
 
-/// Decides what follows an error, or leaves it to the settings.
-pub(super) type FailurePolicy = Arc<dyn Fn(&Error) -> Option<AfterFailure> + Send + Sync>;
-
+/// The failures of the loads of a cache, and the settings for them.
 pub(super) struct Failures {
-    policy: Option<FailurePolicy>,
-    alone: Mutex<LruCache<Key, FailedAlone>>,
-    /// Whether `alone` has anything. If not, loads skip its lock, which all share.
-    any_alone: AtomicBool,
+    /// Decides what follows an error, or leaves it to the rule of the cache.
+    pub(super) policy: Option<Box<FailurePolicy>>,
+    /// Without one, other processes get the text of an error.
+    pub(super) codec: Option<ErrorCodec>,
+    here: Mutex<LruCache<Key, FailedHere>>,
     /// Limits the warnings of failed loads.
     pub(super) warned: Rarely,
 }
 
+pub(super) type FailurePolicy = dyn Fn(&Error) -> Option<AfterFailure> + Send + Sync;
+
 /// The last of some loads in a row that failed in this process without a lease.
-struct FailedAlone {
+struct FailedHere {
     error: Error,
     back_off: BackOff,
     /// Until when the key backs off.
     until: Instant,
 }
 
-impl FailedAlone {
+impl FailedHere {
     /// Returns whether it is forgotten: the key may load, and the next failure is the first.
     fn is_over(&self) -> bool {
         Instant::now() >= after(self.until, self.back_off.remembered())
@@ -148,191 +145,153 @@ impl FailedAlone {
 /// The number of keys whose failures without a lease are remembered.
 const KEYS: usize = 1024;
 
-impl Failures {
-    pub(super) fn new(policy: Option<FailurePolicy>) -> Self {
-        Self {
-            policy,
-            alone: Mutex::new(LruCache::unbounded()),
-            any_alone: AtomicBool::new(false),
-            warned: Rarely::default(),
-        }
+impl Default for Failures {
+    fn default() -> Self {
+        let here = Mutex::new(LruCache::unbounded());
+        Self { policy: None, codec: None, here, warned: Rarely::default() }
     }
+}
 
+impl Failures {
     /// Returns what follows this error by the policy of the cache.
     pub(super) fn policy(&self, error: &Error) -> Option<AfterFailure> {
         self.policy.as_ref().and_then(|policy| policy(error))
     }
 
     /// Returns the error of the last load without a lease, while the key backs off after it.
-    pub(super) fn backs_off_alone(&self, key: &Key) -> Option<Error> {
-        let mut alone = self.alone()?;
-        let failed = alone.get(key)?;
+    pub(super) fn backs_off_here(&self, key: &Key) -> Option<Error> {
+        let mut here = self.here();
+        let failed = here.get(key)?;
         let left = failed.until.checked_duration_since(Instant::now())?;
         (!left.is_zero()).then(|| failed.error.again_after(left))
     }
 
     /// Returns how many loads of a key have failed in a row without a lease.
-    pub(super) fn failed_alone(&self, key: &Key) -> u32 {
-        let Some(mut alone) = self.alone() else { return 0 };
-        let failed = alone.get(key).filter(|failed| !failed.is_over());
+    pub(super) fn failed_here(&self, key: &Key) -> u32 {
+        let mut here = self.here();
+        let failed = here.get(key).filter(|failed| !failed.is_over());
         failed.map_or(0, |failed| failed.back_off.failures)
     }
 
     /// Notes a load that failed without a lease, or whose failure the backend may not know of.
-    pub(super) fn fail_alone(&self, key: &Key, error: &Error, back_off: BackOff) {
+    pub(super) fn fail_here(&self, key: &Key, error: &Error, back_off: BackOff) {
         let until = after(Instant::now(), back_off.wait);
-        let mut alone = lock(&self.alone);
-        alone.put(key.clone(), FailedAlone { error: error.clone(), back_off, until });
-        if alone.len() > KEYS {
-            alone.pop_lru();
+        let mut here = self.here();
+        here.put(key.clone(), FailedHere { error: error.clone(), back_off, until });
+        if here.len() > KEYS {
+            here.pop_lru();
         }
-        self.any_alone.store(true, Ordering::Release);
     }
 
     /// Forgets the failures of a key without a lease.
     pub(super) fn forget(&self, key: &Key) {
-        let Some(mut alone) = self.alone() else { return };
-        alone.pop(key);
-        self.any_alone.store(!alone.is_empty(), Ordering::Release);
+        self.here().pop(key);
     }
 
-    /// Returns the failures, if there are any, without those that were over before they were used
-    /// again.
-    fn alone(&self) -> Option<MutexGuard<'_, LruCache<Key, FailedAlone>>> {
-        if !self.any_alone.load(Ordering::Acquire) {
-            return None;
+    /// Returns the failures without a lease. Those that were over before they were used again are
+    /// forgotten.
+    fn here(&self) -> MutexGuard<'_, LruCache<Key, FailedHere>> {
+        let mut here = lock(&self.here);
+        while here.peek_lru().is_some_and(|(_, failed)| failed.is_over()) {
+            here.pop_lru();
         }
-        let mut alone = lock(&self.alone);
-        while alone.peek_lru().is_some_and(|(_, failed)| failed.is_over()) {
-            alone.pop_lru();
+        here
+    }
+
+    /// Returns the failure of a load, as other processes are told of it.
+    pub(super) fn told(&self, fence: u64, error: &Error, back_off: Option<BackOff>) -> Failure {
+        let wait = back_off.map_or(Duration::ZERO, |back_off| back_off.wait);
+        let failure = Failure::new(fence, error).with_wait(wait);
+        match self.codec.as_ref().and_then(|codec| (codec.encode)(error)) {
+            Some(encoded) => failure.with_encoded(encoded),
+            None => failure,
         }
-        self.any_alone.store(!alone.is_empty(), Ordering::Release);
-        Some(alone)
+    }
+
+    /// Returns the error of a load that failed in another process.
+    pub(super) fn of_another(&self, failure: Failure) -> Error {
+        let wait = failure.wait();
+        let error = match self.decoded(&failure) {
+            Some(error) => {
+                Error::with_source(ErrorKind::Load, "the load failed in another process", error)
+            }
+            None => failure.into_error(),
+        };
+        match wait {
+            Some(wait) => error.with_retry_after(wait),
+            None => error,
+        }
+    }
+
+    /// Returns the error of a key that backs off for this time after a failure.
+    pub(super) fn backing_off(&self, failure: &Failure, wait: Duration) -> Error {
+        let words = "the load failed, and its key backs off";
+        let (kind, source) = match self.decoded(failure) {
+            Some(error) => (ErrorKind::Load, error),
+            None => (ErrorKind::BackingOff, failure.message().into()),
+        };
+        Error::with_source(kind, words, source).with_retry_after(wait)
+    }
+
+    fn decoded(&self, failure: &Failure) -> Option<BoxError> {
+        (self.codec.as_ref()?.decode)(failure.encoded().clone())
     }
 }
 
 /// The codec of a cache for the errors of its loaders, without its type.
-pub(super) trait ErrorCodec: Send + Sync {
-    /// Returns the bytes of the error that a loader returned. Returns `None` if it is of another
-    /// type, or has no encoding.
-    fn encode(&self, error: &Error) -> Option<Bytes>;
-
-    /// Returns the error that [`encode`](Self::encode) read in another process.
-    fn decode(&self, bytes: Bytes) -> Option<BoxError>;
+pub(super) struct ErrorCodec {
+    /// Returns `None` if the error is of another type, or has no encoding.
+    encode: Box<EncodeError>,
+    decode: Box<DecodeError>,
 }
 
-/// The codec `C` for errors of the type `E`.
-pub(super) struct CodecOf<E, C> {
-    codec: C,
-    error: PhantomData<fn() -> E>,
-}
+type EncodeError = dyn Fn(&Error) -> Option<Bytes> + Send + Sync;
+type DecodeError = dyn Fn(Bytes) -> Option<BoxError> + Send + Sync;
 
-impl<E, C> CodecOf<E, C> {
-    pub(super) fn new(codec: C) -> Self {
-        Self { codec, error: PhantomData }
+impl ErrorCodec {
+    pub(super) fn new<E>(codec: impl Codec<E>) -> Self
+    where
+        E: StdError + Send + Sync + 'static,
+    {
+        let codec = Arc::new(codec);
+        let encodes = codec.clone();
+        let encode = move |error: &Error| {
+            let encoded = encodes.encode(error.load_ref::<E>()?).ok()?;
+            let mut bytes = BytesMut::with_capacity(2 + encoded.len());
+            bytes.put_u16(encodes.tag());
+            bytes.put_slice(&encoded);
+            Some(bytes.freeze())
+        };
+        let decode = move |mut bytes: Bytes| {
+            if bytes.try_get_u16().ok()? != codec.tag() {
+                return None;
+            }
+            Some(codec.decode(bytes).ok()?.into())
+        };
+        Self { encode: Box::new(encode), decode: Box::new(decode) }
     }
-}
-
-impl<E, C> ErrorCodec for CodecOf<E, C>
-where
-    E: StdError + Send + Sync + 'static,
-    C: Codec<E>,
-{
-    fn encode(&self, error: &Error) -> Option<Bytes> {
-        let encoded = self.codec.encode(error.load_ref::<E>()?).ok()?;
-        let mut bytes = BytesMut::with_capacity(2 + encoded.len());
-        bytes.put_u16(self.codec.tag());
-        bytes.put_slice(&encoded);
-        Some(bytes.freeze())
-    }
-
-    fn decode(&self, mut bytes: Bytes) -> Option<BoxError> {
-        if bytes.try_get_u16().ok()? != self.codec.tag() {
-            return None;
-        }
-        Some(Box::new(self.codec.decode(bytes).ok()?))
-    }
-}
-
-/// Returns the failure of a load, as other processes are told of it.
-pub(super) fn failure(
-    codec: Option<&dyn ErrorCodec>,
-    fence: u64,
-    error: &Error,
-    back_off: Option<BackOff>,
-) -> Failure {
-    let wait = back_off.map_or(Duration::ZERO, |back_off| back_off.wait);
-    let failure = Failure::new(fence, error).with_wait(wait);
-    match codec.and_then(|codec| codec.encode(error)) {
-        Some(encoded) => failure.with_encoded(encoded),
-        None => failure,
-    }
-}
-
-/// Returns the error of a load that failed in another process.
-pub(super) fn error(codec: Option<&dyn ErrorCodec>, failure: Failure) -> Error {
-    let wait = failure.wait();
-    let error = match decoded(codec, &failure) {
-        Some(error) => {
-            Error::with_source(ErrorKind::Load, "the load failed in another process", error)
-        }
-        None => failure.into_error(),
-    };
-    match wait {
-        Some(wait) => error.with_retry_after(wait),
-        None => error,
-    }
-}
-
-/// Returns the error of a key that backs off for this time after a failure.
-pub(super) fn backing_off(
-    codec: Option<&dyn ErrorCodec>,
-    failure: &Failure,
-    wait: Duration,
-) -> Error {
-    let words = "the load failed, and its key backs off";
-    let (kind, source) = match decoded(codec, failure) {
-        Some(error) => (ErrorKind::Load, error),
-        None => (ErrorKind::BackingOff, failure.message().into()),
-    };
-    Error::with_source(kind, words, source).with_retry_after(wait)
-}
-
-fn decoded(codec: Option<&dyn ErrorCodec>, failure: &Failure) -> Option<BoxError> {
-    codec.and_then(|codec| codec.decode(failure.encoded().clone()))
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     const MS: Duration = MILLISECOND;
 
     #[test]
-    fn waits_double_up_to_the_longest() {
-        let waits = [1, 2, 3, 6, 7, 8, u32::MAX].map(|failures| {
+    fn waits_double_up_to_the_longest_and_half_of_each_is_random() {
+        let waits = [1, 2, 3, 6, 7, u32::MAX].map(|failures| {
             let wait = |random| AfterFailure::BACK_OFF.wait(failures, random).unwrap();
             (wait(0.0).as_millis(), wait(1.0).as_millis())
         });
-        let expected = [
-            (50, 100),
-            (100, 200),
-            (200, 400),
-            (1600, 3200),
-            (2500, 5000),
-            (2500, 5000),
-            (2500, 5000),
-        ];
+        let expected =
+            [(50, 100), (100, 200), (200, 400), (1600, 3200), (2500, 5000), (2500, 5000)];
         assert_eq!(waits, expected);
-    }
-
-    #[test]
-    fn the_first_failure_may_only_count() {
         let rule = AfterFailure::BackOffFromSecond { first: 100 * MS, longest: 300 * MS };
         let waits = [1, 2, 3, 4, u32::MAX].map(|failures| rule.wait(failures, 1.0));
         assert_eq!(waits, [0, 100, 200, 300, 300].map(|wait| Some(wait * MS)));
+        let longest = AfterFailure::BackOff { first: Duration::MAX, longest: Duration::MAX };
+        assert!(longest.wait(u32::MAX, 1.0).is_some());
     }
 
     #[test]
@@ -347,29 +306,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn failures_that_are_over_are_forgotten() {
-        let failures = Failures::new(None);
+        let failures = Failures::default();
         let back_off = BackOff { failures: 1, wait: 100 * MS };
-        failures.fail_alone(&Key::from("one"), &Error::load("away"), back_off);
-        assert!(failures.backs_off_alone(&Key::from("one")).is_some());
+        failures.fail_here(&Key::from("one"), &Error::load("away"), back_off);
+        assert!(failures.backs_off_here(&Key::from("one")).is_some());
         tokio::time::sleep(100 * MS + back_off.remembered()).await;
-        assert!(failures.backs_off_alone(&Key::from("another")).is_none());
-        assert!(lock(&failures.alone).is_empty() && failures.alone().is_none());
-    }
-
-    proptest! {
-        #[test]
-        fn a_wait_is_between_half_and_all_of_its_step(
-            (first, longest) in (0..u64::MAX, 0..u64::MAX),
-            failures in 0..u32::MAX,
-            random in 0.0..=1.0,
-        ) {
-            let [first, longest] = [first, longest].map(Duration::from_micros);
-            let step = first.saturating_mul(1 << failures.saturating_sub(1).min(31)).min(longest);
-            let rule = AfterFailure::BackOff { first, longest };
-            let wait = rule.wait(failures, random);
-            prop_assert_eq!(wait.is_none(), step < MS);
-            let wait = wait.unwrap_or_default();
-            prop_assert!(wait <= step && wait + MS >= step / 2);
-        }
+        assert!(failures.here().is_empty());
     }
 }

@@ -168,7 +168,7 @@ impl<V> Lead<V> {
         self.keep(|keeping| keeping.stale_if_error = Some(window));
     }
 
-    /// Sets what follows if this load fails, in place of the settings of the cache and the request.
+    /// Sets what follows if this load fails, in place of the settings of the cache.
     /// A loader knows it from its error, such as the `Retry-After` of an answer.
     pub fn after_failure(&self, rule: AfterFailure) {
         self.keep(|keeping| keeping.after_failure = Some(rule));

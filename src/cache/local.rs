@@ -39,10 +39,7 @@ use quick_cache::{
 use tokio::time::Instant;
 
 pub use self::watch::{EntryWatch, Ticket};
-pub(super) use self::{
-    order::Fill,
-    watch::{Watches, is_any, tell_all, tell_all_of_commit, tell_all_of_loss},
-};
+pub(super) use self::{order::Fill, watch::Watches};
 
 use self::order::{Order, nanos};
 use super::{
@@ -223,37 +220,28 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         // The other backends are never away.
         let memory = settings.outage_memory.unwrap_or(if store.is_shared() { MEMORY } else { 0 });
         let weight = settings.local.map_or(0, |tier| tier.weight).saturating_add(memory);
-        let remembers = memory > 0;
-        (weight > 0).then(|| Self::new(settings, store, tags, counters, weight, remembers))
-    }
-
-    fn new(
-        settings: &Settings,
-        store: &dyn Store,
-        tags: &Arc<Tags>,
-        counters: &Arc<Counters>,
-        weight: usize,
-        remembers: bool,
-    ) -> Arc<Self> {
-        let rows = rows(weight, settings.local.is_some());
-        let stripes = if settings.local.is_some() { STRIPES } else { FEW_STRIPES };
+        if weight == 0 {
+            return None;
+        }
+        let is_tier = settings.local.is_some();
+        let stripes = if is_tier { STRIPES } else { FEW_STRIPES };
         let order = Order::new(&settings.namespace, tags, stripes);
-        Arc::new_cyclic(|this: &Weak<Self>| {
+        Some(Arc::new_cyclic(|this: &Weak<Self>| {
             let times = |tier: LocalTier| {
                 let is_told = store.tap(this.clone(), tier.max_staleness / 4);
                 let max_staleness = if is_told { nanos(tier.max_staleness) } else { u64::MAX };
                 TierTimes { max_age: nanos(tier.max_age), max_staleness }
             };
             Self {
-                rows,
+                rows: rows(weight, is_tier),
                 order,
                 tier: settings.local.map(times),
-                remembers,
+                remembers: memory > 0,
                 heaviest: weight / 4,
                 counters: counters.clone(),
                 counted_until: AtomicU64::new(0),
             }
-        })
+        }))
     }
 
     /// Returns whether copies are served while the backend answers.
@@ -560,27 +548,6 @@ mod tests {
         store.recall(key, outage).map(|(row, _)| row.value)
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_value_ends_with_its_windows_or_its_outage() {
-        let (store, key) = (store(1 << 20).unwrap(), Key::from("k"));
-        let [outage, later] = [0; 2].map(|_| Outage::next(false));
-        let remember = || {
-            let begun = store.mark(&name(&key));
-            store.note_loaded(begun, &key, outage, seen(0, 1), 7);
-        };
-        remember();
-        tokio::time::advance(SECOND * 3 / 2).await;
-        let (_, entry) = store.recall(&key, outage).unwrap();
-        assert_eq!(entry.age, Some(SECOND * 3 / 2));
-        tokio::time::advance(SECOND / 2).await;
-        assert_eq!(recalled(&store, &key, outage), None);
-        remember();
-        assert_eq!(
-            (recalled(&store, &key, outage), recalled(&store, &key, later)),
-            (Some(7), None)
-        );
-    }
-
     /// The backend has an older entry, or none, and refuses the value that was loaded since.
     #[tokio::test(start_paused = true)]
     async fn a_value_that_was_refused_outlives_answers_but_no_act() {
@@ -635,21 +602,5 @@ mod tests {
         assert_eq!(recalled(&store, &key, outage), Some(7));
         saw(plain(8));
         assert_eq!(recalled(&store, &key, outage), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_weight_is_bounded() {
-        let (store, outage) = (store(100_000).unwrap(), Outage::next(false));
-        for number in 0..1_000_u64 {
-            let (key, size) = (Key::from(number), if number == 999 { 30_000 } else { 1_000 });
-            note(&store, &key, store.mark(&name(&key)), seen(5, size));
-            assert!(store.rows.weight() <= 100_000);
-        }
-        let kept =
-            (0..1_000_u64).filter(|key| recalled(&store, &Key::from(*key), outage).is_some());
-        assert!(kept.count() > 50);
-        // It would displace too many others.
-        assert_eq!(recalled(&store, &Key::from(999_u64), outage), None);
-        assert!(self::store(0).is_none());
     }
 }

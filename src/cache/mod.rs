@@ -16,7 +16,6 @@
 
 mod activity;
 mod acts;
-mod batch;
 mod begin;
 mod breaker;
 mod builder;
@@ -48,7 +47,6 @@ use tokio::time::timeout;
 #[cfg(feature = "postcard")]
 pub use self::codec::Postcard;
 pub use self::{
-    batch::Batch,
     begin::{Begun, WhyAlone},
     builder::Builder,
     codec::{Codec, Json, Raw},
@@ -58,6 +56,7 @@ pub use self::{
     in_process::Unencoded,
     lead::{Lead, StaleValue},
     local::{EntryWatch, LocalTier, Ticket},
+    many::Batch,
     outcome::{Loaded, Source},
     request::Request,
     run::Load,
@@ -68,7 +67,7 @@ pub use crate::{flight::Abandoned, observe::Stats};
 pub(crate) use self::{
     loader::Produced,
     outcome::{Alone, Flown, HeadOffer},
-    settings::{OnFull, OnUncacheable, Sharing},
+    settings::{OnFull, OnUncacheable, Sharing, UNCACHEABLE_LIFE},
 };
 
 use self::core::{Core, Decision};
@@ -86,31 +85,32 @@ use crate::{
 /// backend are its fleet.
 ///
 /// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// # let mut builder = tokio::runtime::Builder::new_current_thread();
+/// # builder.enable_time().start_paused(true).build().unwrap().block_on(async {
 /// use std::time::Duration;
-/// use bellwether::{Cache, MemoryBackend};
+/// use bellwether::{BoxError, Cache, MemoryBackend};
 ///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
+/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
 ///     .ttl(Duration::from_secs(60))
 ///     .build()?;
-/// let product = cache
-///     .get_or_load("product:42", |_lead| async { Ok::<_, std::io::Error>("bell".to_owned()) })
-///     .await?;
-/// assert_eq!(product, "bell");
+/// let load = |_lead| async { Ok::<_, BoxError>(17) };
+/// assert_eq!(cache.get_or_load("stock:42", load).await?, 17);
 ///
-/// cache.insert("product:43", &"whistle".to_owned()).await?;
-/// assert_eq!(cache.get("product:43").await?.as_deref(), Some("whistle"));
-/// cache.request("product:44").ttl(Duration::from_secs(5)).insert(&"gong".to_owned()).await?;
-/// cache.invalidate("product:43").await?;
-/// assert_eq!(cache.get("product:43").await?, None);
-///
-/// let loaded = cache
-///     .request("product:43")
-///     .ttl(Duration::from_secs(5))
-///     .load(|_lead| async { Ok::<_, std::io::Error>("horn".to_owned()) })
-///     .await?;
-/// assert_eq!(loaded.value(), "horn");
+/// // The load of one request has options of its own, and tells more.
+/// let loaded = cache.request("stock:43").ttl(Duration::from_secs(5)).load(load).await?;
+/// assert_eq!(*loaded.value(), 17);
 /// assert!(loaded.age().unwrap() < Duration::from_secs(5));
+///
+/// cache.insert("stock:44", &18).await?;
+/// assert_eq!(cache.get("stock:44").await?, Some(18));
+/// let stored = cache.peek("stock:44").await?.unwrap();
+/// assert!(stored.expires_in() > Some(Duration::from_secs(50)));
+/// assert!(cache.touch("stock:44").await?);
+///
+/// cache.invalidate("stock:44").await?;
+/// assert_eq!(cache.get("stock:44").await?, None);
+/// cache.settled().await;
+/// // Now no process serves the old value.
 ///
 /// assert_eq!(cache.stats().loads, 2);
 /// cache.shutdown(Duration::from_secs(5)).await;
@@ -128,15 +128,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the namespace is not 1 to 64 letters,
     /// digits, `.`, `_` or `-`.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let products: Cache<String> = Cache::new(MemoryBackend::new(), "products")?;
-    /// # Ok::<_, bellwether::Error>(())
-    /// ```
     pub fn new<B: Store>(backend: B, namespace: impl Into<String>) -> Result<Self, Error>
     where
         Json: Codec<V>,
@@ -252,9 +243,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// ```
     /// # let mut builder = tokio::runtime::Builder::new_current_thread();
     /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
+    /// # let cache = bellwether::Cache::<u64>::new(bellwether::MemoryBackend::new(), "shop")?;
     /// tokio::spawn(cache.publish_metrics("stock"));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
@@ -343,10 +332,6 @@ impl<V> Cache<V> {
         self.core.settings.options.stale_if_error
     }
 
-    pub(crate) fn uncacheable_ttl(&self) -> Duration {
-        self.core.settings.uncacheable_ttl
-    }
-
     pub(crate) fn counters(&self) -> &Counters {
         &self.core.counters
     }
@@ -360,6 +345,8 @@ impl<V> Clone for Cache<V> {
 
 impl<V> fmt::Debug for Cache<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cache").field("settings", &self.core.settings).finish_non_exhaustive()
+        f.debug_struct("Cache")
+            .field("namespace", &self.core.settings.namespace)
+            .finish_non_exhaustive()
     }
 }

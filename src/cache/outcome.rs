@@ -96,7 +96,7 @@ pub enum Source {
     ///
     /// - the backend did not answer;
     /// - the wait for another process ended, by the wait limit or the retry strategy;
-    /// - the key is remembered as [uncacheable](super::Builder::uncacheable_ttl);
+    /// - the key is remembered as uncacheable;
     /// - the loader asked for its own key, directly or through other loaders;
     /// - the cache was shut down.
     ///

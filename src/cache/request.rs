@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::Span;
 
 use super::{
-    AfterFailure, EarlyRefresh, Lead, Loaded,
+    EarlyRefresh, Lead, Loaded,
     core::Core,
     freshness::Rules,
     lead::Keeping,
@@ -238,13 +238,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Sets what follows a failed load, if this caller is the one that loads, as
-    /// [`Builder::after_failure`](crate::cache::Builder::after_failure) does.
-    pub fn after_failure(mut self, rule: AfterFailure) -> Self {
-        self.options_mut().after_failure = Some(rule);
-        self
-    }
-
     /// Sets how long the load may take, if this caller is the one that leads.
     pub fn load_limit(mut self, limit: Duration) -> Self {
         self.options_mut().load_limit = limit;
@@ -271,16 +264,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Asks the backend, even if the [local tier](crate::cache::Builder::local) has a copy.
-    pub fn skip_local(mut self) -> Self {
-        self.options_mut().takes_local = false;
-        self
-    }
-
     /// Accepts no copy of the [local tier](crate::cache::Builder::local) that is older than this,
     /// and keeps the copy that this call makes for no longer. So the value has two lives: this one
     /// in the process, and its [`ttl`](Self::ttl) in the fleet. It only shortens
-    /// [`max_age`](crate::cache::LocalTier::max_age).
+    /// [`max_age`](crate::cache::LocalTier::max_age). Zero asks the backend.
     pub fn max_local_age(mut self, age: Duration) -> Self {
         self.options_mut().rules.copy = age;
         self

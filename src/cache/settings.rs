@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 
 use super::{
-    Abandoned, AfterFailure, LocalTier, batch::Member, failures::LONGEST_RETRY_AFTER,
-    freshness::Rules, lead::Keeping,
+    Abandoned, AfterFailure, LocalTier, failures::LONGEST_RETRY_AFTER, freshness::Rules,
+    lead::Keeping, many::Member,
 };
 use crate::{
     backend::{Tagged, Windows},
@@ -26,8 +26,6 @@ pub(super) struct Options {
     pub(super) stale_while_revalidate: Duration,
     pub(super) stale_if_error: Duration,
     pub(super) rules: Rules,
-    /// By default, a key backs off where a stale value stands in.
-    pub(super) after_failure: Option<AfterFailure>,
     pub(super) serve_stale_after: Option<Duration>,
     pub(super) load_limit: Duration,
     /// How long a load may go on after it has announced the head of its value.
@@ -36,8 +34,6 @@ pub(super) struct Options {
     pub(super) sharing: Sharing,
     /// Set if the key is one of many that a call asks for.
     pub(super) batch: Option<Arc<Member>>,
-    /// Whether a copy of the local tier is good enough.
-    pub(super) takes_local: bool,
     /// The least fence of a copy that is good enough.
     pub(super) least_fence: u64,
     /// The tags that the caller gives the value. Their number is from before the value was read, or
@@ -50,30 +46,11 @@ impl Options {
     pub(super) fn will_wait(&self) {
         self.batch.iter().for_each(|member| member.decided());
     }
-
-    /// Returns the windows of a value that its loader wants to be kept so. It may have `own`
-    /// windows, in place of those of the options.
-    fn windows(&self, own: Option<Windows>, keeping: &Keeping) -> Windows {
-        let windows = own.unwrap_or(
-            Windows::fresh(self.ttl).stale(self.stale_while_revalidate).error(self.stale_if_error),
-        );
-        Windows::fresh(keeping.ttl.unwrap_or(windows.fresh))
-            .stale(keeping.stale_while_revalidate.unwrap_or(windows.stale))
-            .error(keeping.stale_if_error.unwrap_or(windows.error))
-    }
 }
 
-/// Returns a time, less a random part of it.
-fn shortened(ttl: Duration, jitter: f64) -> Duration {
-    match jitter > 0.0 {
-        true => {
-            let seconds = ttl.as_secs_f64() * (1.0 - jitter * fastrand::f64());
-            // The longest time is rounded up beyond itself.
-            Duration::try_from_secs_f64(seconds).map_or(ttl, |shortened| shortened.min(ttl))
-        }
-        false => ttl,
-    }
-}
+/// How long a key is remembered as uncacheable. A longer time keeps a key apart that has become
+/// cacheable, and a shorter one has more callers wait for each other in vain.
+pub(crate) const UNCACHEABLE_LIFE: Duration = Duration::from_secs(10);
 
 /// How the callers of a flight share its load. A layer may differ from the defaults of a cache.
 #[derive(Clone, Copy, Debug)]
@@ -111,16 +88,16 @@ pub(crate) enum OnFull {
 }
 
 /// Each field is a setting of [`Builder`](super::Builder).
-#[derive(Clone)]
 pub(super) struct Settings {
     pub(super) namespace: Namespace,
     pub(super) schema: u16,
     pub(super) options: Options,
     /// The part of the time to live by which it is shortened at most.
     pub(super) ttl_jitter: f64,
-    pub(super) uncacheable_ttl: Duration,
+    pub(super) negative_ttl: Duration,
+    /// By default, a key backs off where a stale value stands in.
+    pub(super) after_failure: Option<AfterFailure>,
     pub(super) lease: Duration,
-    pub(super) renew_every: Option<Duration>,
     pub(super) retry: Arc<dyn RetryStrategy>,
     pub(super) max_loads: usize,
     pub(super) max_waiters: usize,
@@ -141,7 +118,6 @@ impl Default for Options {
             stale_while_revalidate: Duration::ZERO,
             stale_if_error: Duration::ZERO,
             rules: Rules::ALL,
-            after_failure: None,
             serve_stale_after: None,
             load_limit: Duration::from_secs(30),
             rest_limit: Duration::ZERO,
@@ -154,7 +130,6 @@ impl Default for Options {
                 is_local: false,
             },
             batch: None,
-            takes_local: true,
             least_fence: 0,
             tagged: Tagged::default(),
         }
@@ -168,9 +143,9 @@ impl Default for Settings {
             schema: 0,
             options: Options::default(),
             ttl_jitter: 0.0,
-            uncacheable_ttl: Duration::from_secs(10),
+            negative_ttl: Duration::MAX,
+            after_failure: None,
             lease: Duration::from_secs(5),
-            renew_every: None,
             retry: Arc::new(Retry::on_demand()),
             max_loads: 1024,
             max_waiters: 100_000,
@@ -205,41 +180,42 @@ impl Settings {
         own: Option<Windows>,
         keeping: &Keeping,
     ) -> Windows {
-        let windows = options.windows(own, keeping);
-        Windows { fresh: shortened(windows.fresh, self.ttl_jitter), ..windows }
+        let windows = own.unwrap_or(
+            Windows::fresh(options.ttl)
+                .stale(options.stale_while_revalidate)
+                .error(options.stale_if_error),
+        );
+        let ttl = keeping.ttl.unwrap_or(windows.fresh);
+        let shortened = || {
+            let seconds = ttl.as_secs_f64() * (1.0 - self.ttl_jitter * fastrand::f64());
+            // The longest time is rounded up beyond itself.
+            Duration::try_from_secs_f64(seconds).map_or(ttl, |shorter| shorter.min(ttl))
+        };
+        Windows::fresh(if self.ttl_jitter > 0.0 { shortened() } else { ttl })
+            .stale(keeping.stale_while_revalidate.unwrap_or(windows.stale))
+            .error(keeping.stale_if_error.unwrap_or(windows.error))
     }
 
-    /// Returns how often a lease is renewed.
-    fn renew_every(&self) -> Duration {
-        self.renew_every.unwrap_or(self.lease / 3)
-    }
-
-    /// Returns how the lease of a load with these options is kept.
+    /// Returns how the lease of a load with these options is kept. Two renewals may fail before it
+    /// is lost.
     pub(super) fn upkeep(&self, options: &Options) -> Upkeep {
         // The commit comes after the load.
         let load = options.load_limit.saturating_add(options.rest_limit);
-        let max_hold = load.saturating_add(self.lease);
-        Upkeep { renew_every: Some(self.renew_every()), max_hold }
+        Upkeep { renew_every: Some(self.lease / 3), max_hold: load.saturating_add(self.lease) }
     }
 
     /// Checks that each setting is in its range.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let renew_every = self.renew_every();
         at_least("ttl", self.options.ttl, MILLISECOND)?;
         let jitter = self.ttl_jitter;
         if !(0.0..=1.0).contains(&jitter) {
             return Err(outside("ttl_jitter", jitter, format_args!("from 0 to 1")));
         }
-        at_least("uncacheable_ttl", self.uncacheable_ttl, MILLISECOND)?;
+        at_least("negative_ttl", self.negative_ttl, MILLISECOND)?;
         at_least("lease", self.lease, 20 * MILLISECOND)?;
         at_most("lease", self.lease, DAY)?;
-        at_least("renew_every", renew_every, MILLISECOND)?;
-        if renew_every >= self.lease {
-            let expected = format_args!("less than the lease of {:?}", self.lease);
-            return Err(outside("renew_every", renew_every, expected));
-        }
         at_least("load_limit", self.options.load_limit, MILLISECOND)?;
-        check_after_failure(self.options.after_failure)?;
+        check_after_failure(self.after_failure)?;
         at_least("max_loads", self.max_loads, 1)?;
         at_most("max_loads", self.max_loads, Semaphore::MAX_PERMITS)?;
         at_least("max_waiters", self.max_waiters, 1)?;
@@ -293,20 +269,4 @@ pub(super) fn at_most<T: PartialOrd + fmt::Debug>(
 fn outside(setting: &str, given: impl fmt::Debug, expected: fmt::Arguments<'_>) -> Error {
     let words = format!("`{setting}` is {given:?}; set {expected}");
     Error::new(ErrorKind::InvalidConfig, words)
-}
-
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
-            .field("namespace", &self.namespace.as_str())
-            .field("schema", &self.schema)
-            .field("ttl", &self.options.ttl)
-            .field("lease", &self.lease)
-            .field("renew_every", &self.renew_every())
-            .field("load_limit", &self.options.load_limit)
-            .field("wait_limit", &self.options.wait_limit)
-            .field("max_loads", &self.max_loads)
-            .field("max_waiters", &self.max_waiters)
-            .finish_non_exhaustive()
-    }
 }

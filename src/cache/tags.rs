@@ -15,7 +15,6 @@ use std::{
 use super::{
     Cache,
     core::Core,
-    local,
     settings::{Options, Settings},
 };
 use crate::{
@@ -181,7 +180,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             }
         }
         self.flights.detach_all();
-        local::tell_all_of_loss(&self.watches);
+        self.watches.tell_loss();
         Ok(ended.map(drop)?)
     }
 }
@@ -215,18 +214,27 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// ```
     /// # let mut builder = tokio::runtime::Builder::new_current_thread();
     /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{BoxError, Cache, MemoryBackend};
+    /// use std::time::Duration;
+    /// use bellwether::{BoxError, Cache, MemoryBackend, cache::Lead};
     ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").tags().build()?;
-    /// for order in ["order:1", "order:2"] {
-    ///     let load = |lead: bellwether::cache::Lead<u64>| async move {
-    ///         lead.tag("customer:7");
-    ///         Ok::<_, BoxError>(17)
-    ///     };
-    ///     cache.get_or_load(order, load).await?;
-    /// }
-    /// cache.invalidate_tag("customer:7").await?;
-    /// assert_eq!(cache.get("order:1").await?, None);
+    /// let orders: Cache<u64> = Cache::builder(MemoryBackend::new(), "orders")
+    ///     .tags()
+    ///     .stale_if_error(Duration::from_secs(600))
+    ///     .build()?;
+    /// orders.request("1").tag("customer:7").insert(&16).await?;
+    /// let load = |lead: Lead<u64>| async move {
+    ///     lead.tag("customer:7");
+    ///     Ok::<_, BoxError>(17)
+    /// };
+    /// orders.get_or_load("2", load).await?;
+    ///
+    /// orders.expire_tag("customer:7").await?;
+    /// let fails = |_lead| async { Err::<u64, _>(BoxError::from("the database is down")) };
+    /// assert_eq!(orders.get_or_load("2", fails).await?, 17);
+    ///
+    /// orders.invalidate_tag("customer:7").await?;
+    /// assert!(orders.get_or_load("2", fails).await.is_err());
+    /// orders.clear().await?;
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn invalidate_tag(&self, tag: impl AsRef<str>) -> Result<(), Error> {
@@ -237,7 +245,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Makes all values that carry a tag stale, with one command. They are kept for the case that
     /// their load [fails](super::Builder::stale_if_error) or is [too
     /// slow](super::Builder::serve_stale_after), and otherwise served no more. Everything else is
-    /// as for [`invalidate_tag`](Self::invalidate_tag).
+    /// as for [`invalidate_tag`](Self::invalidate_tag), which also has an example.
     ///
     /// # Errors
     ///
@@ -246,25 +254,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the values may or may not be stale.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BoxError, Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
-    ///     .tags()
-    ///     .stale_if_error(Duration::from_secs(600))
-    ///     .build()?;
-    /// cache.request("order:1").tag("customer:7").insert(&17).await?;
-    /// cache.expire_tag("customer:7").await?;
-    /// let load = |_lead| async { Err::<u64, _>(BoxError::from("the database is down")) };
-    /// assert_eq!(cache.get_or_load("order:1", load).await?, 17);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn expire_tag(&self, tag: impl AsRef<str>) -> Result<(), Error> {
         self.core.tags.check(&[tag.as_ref().into()])?;
         self.core.end_tag(tag.as_ref(), TagEnd::Expired).await
@@ -272,7 +261,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Removes all values of the namespace, with one command: those that a cache with
     /// [`tags`](super::Builder::tags) has stored. Everything else is as for
-    /// [`invalidate_tag`](Self::invalidate_tag).
+    /// [`invalidate_tag`](Self::invalidate_tag), which also has an example.
     ///
     /// # Errors
     ///
@@ -281,20 +270,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the values may or may not be removed.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").tags().build()?;
-    /// cache.insert("order:1", &17).await?;
-    /// cache.clear().await?;
-    /// assert_eq!(cache.get("order:1").await?, None);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn clear(&self) -> Result<(), Error> {
         self.core.tags.check(&[])?;
         self.core.end_tag("", TagEnd::Invalidated).await

@@ -89,23 +89,14 @@ impl Engine {
         terms: &AcquireTerms,
     ) -> Result<Vec<LeaseGuard>, Error> {
         loop {
-            let connections = self.backend().new_connections();
-            let (mut held, mut outcome) = (Vec::with_capacity(claims.len()), Ok(()));
-            for claim in claims {
-                match self.acquire_since(since, claim, terms).await {
-                    Ok(lease) => held.push(lease),
-                    Err(error) => {
-                        outcome = Err(error);
-                        break;
-                    }
+            let mut held = Vec::with_capacity(claims.len());
+            let outcome: Result<(), Error> = async {
+                for claim in claims {
+                    held.push(self.acquire_since(since, claim, terms).await?);
                 }
+                Ok(())
             }
-            let is_new = connections.is_some_and(|new| new.has_changed().unwrap_or(false));
-            if outcome.is_ok() && held.len() > 1 && is_new {
-                // The first leases may be lost with the data of their server. Each notes its loss,
-                // and no other answer matters.
-                join_all(held.iter().map(LeaseGuard::renew)).await;
-            }
+            .await;
             if outcome.is_ok() && !held.iter().any(|lease| lease.is_lost()) {
                 return Ok(held);
             }

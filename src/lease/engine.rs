@@ -61,7 +61,7 @@ impl Engine {
 
     /// Returns the turns to ask the shard of a name for a lease.
     pub(super) fn turns_of(&self, name: &Name) -> Arc<ShardPermits<128>> {
-        self.turns.of(self.backend().shard(name), |_| true)
+        self.turns.of(self.backend().shard(name))
     }
 
     /// Sets the mark of the name of a claim to a tick, if the claim has the lease.

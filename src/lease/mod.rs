@@ -1,17 +1,14 @@
 //! Leases: the right to act on a name for a limited time, acquired, renewed and released.
 //!
-//! The leases are granted by a [`backend`](crate::backend). The files, each of which may use those
-//! above it:
+//! The leases are granted by a [`backend`](crate::backend). The files:
 //!
-//! - `attended`: acquisitions that their callers do not poll.
-//! - `release`: releases that must happen, and the janitor that does them.
-//! - `acquisition`: a claim on its way to a lease, and its undo.
-//! - `queue`: the callers of this process that want one lease.
-//! - `keeper`: the queue entries of this process at the backend.
-//! - `record`, `renewals`: a lease that is held, renewed, or lost.
 //! - `engine`: what the leases of one `Cache` or one `Locks` share.
-//! - `guard`: a lease that is held, for its holder.
-//! - `retry`, `wait`, `acquire`: asking, waiting, and asking again.
+//! - `acquire`: ask, wait, and ask again; with `acquisition` (a claim on its way to a lease, and
+//!   its undo), `wait` and `retry` (how long it waits), and `attended` (callers that do not poll).
+//! - `queue`: the callers of this process that want one lease. `keeper`: their queue entries at the
+//!   backend.
+//! - `guard`, `record`, `renewals`: a lease that is held, renewed, passed on, or lost.
+//! - `release`: releases that must happen.
 //!
 //! # What a lease promises
 //!

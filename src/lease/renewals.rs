@@ -232,7 +232,7 @@ impl Renewals {
     /// Renews a chunk of leases when its shard has few others under way.
     async fn renew(self: Arc<Self>, mut chunk: Vec<Arc<LeaseRecord>>) {
         let Some(first) = chunk.first() else { return };
-        let shard = self.chunks.of(self.backend.shard(&first.claim().name), |_| true);
+        let shard = self.chunks.of(self.backend.shard(&first.claim().name));
         let _permit = shard.0.acquire().await;
         chunk.retain(|record| self.schedule().holds(record));
         let sent = Instant::now();

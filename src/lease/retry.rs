@@ -33,17 +33,13 @@ pub trait RetryStrategy: Send + Sync + 'static {
     ///
     /// Defaults to `None`: as long as an operation of the backend may take
     /// ([`Leases::time_limit`](crate::backend::Leases::time_limit)), or 250 ms if the backend does
-    /// not bound its operations. For Redis, that follows the
-    /// [command time-out](crate::backend::RedisBackendBuilder::command_timeout). For a
-    /// [`Redlock`](crate::Redlock), it follows the limit for the answer of one server.
+    /// not bound its operations.
     ///
-    /// A try is repeated with the same owner, so that the next try recognises a late grant. Without
-    /// a next try, a late grant is undone.
-    ///
-    /// Some tries are repeated with a fresh owner instead, and a late grant is undone. This is so
-    /// for several locks, for [permits](crate::Locks::permits) and for a
-    /// [`Redlock`](crate::Redlock). It is also so for a try that too few
-    /// [replicas](crate::error::BackendErrorKind::Unreplicated) confirmed.
+    /// A try is repeated with the same owner, so that the next try recognises a late grant. The
+    /// owner is a fresh one for [permits](crate::Locks::permits), for a
+    /// [`Redlock`](crate::Redlock), and after a try that too few
+    /// [replicas](crate::error::BackendErrorKind::Unreplicated) confirmed. A late grant is undone
+    /// then.
     fn try_limit(&self) -> Option<Duration> {
         None
     }

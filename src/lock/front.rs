@@ -18,7 +18,10 @@ use crate::{
 };
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
-const LONGEST_LEASE: Duration = Duration::from_secs(86_400);
+const LONGEST_LEASE: Duration = FENCE_LIFE;
+/// How long the last fence is remembered after a grant. For so long, fences grow even if the clock
+/// of the server is set back.
+pub(super) const FENCE_LIFE: Duration = Duration::from_secs(86_400);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 /// The pause after an error that may pass. A random part of it is added, so that processes do not
 /// ask together.
@@ -60,7 +63,6 @@ pub(super) struct Front {
     pub(super) max_hold: Duration,
     pub(super) wait_limit: Duration,
     pub(super) retry: Arc<dyn RetryStrategy>,
-    pub(super) fence_life: Duration,
 }
 
 /// How often a lease is renewed.
@@ -83,7 +85,6 @@ impl Front {
             max_hold: Duration::MAX,
             wait_limit: Duration::from_secs(30),
             retry: Arc::new(Retry::on_demand()),
-            fence_life: Duration::from_secs(86_400),
         }
     }
 
@@ -128,7 +129,7 @@ impl Front {
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {
-        let mut claim = Claim::new(self.full_name()?.clone(), mode, self.lease, self.fence_life);
+        let mut claim = Claim::new(self.full_name()?.clone(), mode, self.lease, FENCE_LIFE);
         claim.label = self.space.label.clone();
         Ok(claim)
     }
@@ -181,12 +182,9 @@ impl Front {
                  set an interval from 1 ms to less than its lease of {lease:?}"
             )
         })?;
-        let (max_hold, life) = (self.max_hold, self.fence_life);
+        let max_hold = self.max_hold;
         ensure(max_hold >= lease, || {
             format!("`max_hold` of {name:?} is {max_hold:?}; set at least its lease of {lease:?}")
-        })?;
-        ensure(life >= lease, || {
-            format!("`fence_life` of {name:?} is {life:?}; set at least its lease of {lease:?}")
         })?;
         Ok(Upkeep { renew_every, max_hold })
     }

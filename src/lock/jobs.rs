@@ -116,10 +116,8 @@ impl Job {
     /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The tick may be begun, and
     ///   counts as crashed then.
     /// - [`Lost`](ErrorKind::Lost) if the lease was lost before the tick began.
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a setting outside its range, and for a
-    ///   tick before 1970 or after 2286.
-    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a tick before 1970 or after 2286.
+    /// - The other [errors of all locks](super#errors-and-cancel-safety) but `NotAcquired`.
     ///
     /// # Cancel safety
     ///
@@ -190,10 +188,8 @@ impl Ticks {
     ///
     /// # Errors
     ///
-    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
-    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a setting outside its range. The period is
-    ///   from 10 ms to 30 days.
+    /// The `ShutDown`, `InvalidKey` and `InvalidConfig` of [all
+    /// locks](super#errors-and-cancel-safety). The period is from 10 ms to 30 days.
     ///
     /// # Cancel safety
     ///
@@ -270,25 +266,8 @@ async fn begin(
 
 /// The right to do the work of a job for one tick: the [mutex](crate::Locks::mutex) of its name.
 ///
-/// Returned by [`Job::begin`] and [`Ticks::next`]. Its lease
-/// is renewed while the turn lives. Call [`done`](Self::done) after the work: a turn that is
-/// dropped counts as [a crash](OnCrash).
-///
-/// # Examples
-///
-/// ```
-/// # use std::time::{Duration, SystemTime};
-/// # use bellwether::{Error, Locks};
-/// # async fn send_report() -> Result<(), std::io::Error> { Ok(()) }
-/// async fn report(locks: &Locks, tick: SystemTime) -> Result<(), Error> {
-///     let Some(turn) = locks.once("report", tick).begin().await? else { return Ok(()) };
-///     if let Err(error) = turn.retry(Duration::from_secs(10), 3, send_report).await? {
-///         println!("no report for {:?}: {error}", turn.tick());
-///     }
-///     // Done, also without a report: the next tick makes the next one.
-///     turn.done().await
-/// }
-/// ```
+/// Returned by [`Job::begin`] and [`Ticks::next`]. Its lease is renewed while the turn lives. Call
+/// [`done`](Self::done) after the work: a turn that is dropped counts as [a crash](OnCrash).
 #[derive(Debug)]
 #[must_use = "a turn that is dropped counts as a crash"]
 pub struct Turn {

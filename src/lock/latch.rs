@@ -10,7 +10,7 @@ use tracing::Instrument;
 use super::Locks;
 use super::front::{LockSpace, ensure};
 use crate::{
-    backend::{ANSWER_LIMIT, Countdown, Latches, Owner, in_time},
+    backend::{ANSWER_LIMIT, Claim, Countdown, Latches, Mode, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
     time::{Pauses, after},
@@ -33,13 +33,10 @@ const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
 ///
 /// Created by [`Locks::latch`].
 ///
-/// It needs no cleaning up. If it is not finished, it ends with its [time to live](Self::ttl). If
-/// it is done, it stands for that time once more. So late callers learn that it is done, and not
-/// that it was never set.
-///
-/// A latch has no holder, so it loses nothing when a process dies. After [`Locks::shutdown`] it can
-/// still be counted down. If the server loses its data, the latch is [not set](ErrorKind::NotSet)
-/// any more, and the waiters learn this within 0.7 s.
+/// It needs no cleaning up: it ends with its [time to live](Self::ttl), or that time after it was
+/// done. A latch has no holder, so it loses nothing when a process dies. After [`Locks::shutdown`]
+/// it can still be counted down. If the server loses its data, the latch is [not
+/// set](ErrorKind::NotSet) any more, and the waiters learn this within 0.7 s.
 ///
 /// # Examples
 ///
@@ -83,15 +80,11 @@ impl Latch {
     /// A finished latch counts as set until its time is over, or until it is
     /// [cleared](Self::clear).
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// The [errors of all locks](super#errors-of-all-locks), and `InvalidConfig` for a count
+    /// As [all locks](super#errors-and-cancel-safety), and `InvalidConfig` for a count
     /// outside its range. `Backend` comes after the wait limit. It comes at once if the server is
     /// full, or if the user lacks a right. The message says whether the latch may have been set.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the latch may or may not have been set.
     pub async fn set(&self, count: u32) -> Result<bool, Error> {
         let (name, count) = (self.full_name()?, in_range(count)?);
         ensure((SHORTEST_TTL..=LONGEST_TTL).contains(&self.ttl), || {
@@ -123,11 +116,7 @@ impl Latch {
     /// Counts down by a number from 1 to 10,000, but not below zero. Returns the count that this
     /// step left.
     ///
-    /// # Errors
-    ///
-    /// As [`count_down`](Self::count_down).
-    ///
-    /// # Cancel safety
+    /// # Errors and cancel safety
     ///
     /// As [`count_down`](Self::count_down).
     pub async fn count_down_by(&self, count: u32) -> Result<u32, Error> {
@@ -141,14 +130,10 @@ impl Latch {
 
     /// Returns the count that was left at the moment of asking. Zero if the latch is done.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// [`NotSet`](ErrorKind::NotSet) if the latch is not set, and the [errors of all
-    /// locks](super#errors-of-all-locks).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing.
+    /// As [all locks](super#errors-and-cancel-safety), and [`NotSet`](ErrorKind::NotSet) if the
+    /// latch is not set.
     pub async fn left(&self) -> Result<u32, Error> {
         let name = self.full_name()?;
         let countdown = self.latches.latch(&name).await?;
@@ -160,16 +145,13 @@ impl Latch {
     /// A push wakes the waiter. In addition, it polls every 0.7 s, and when the latch's time is
     /// over.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](super#errors-and-cancel-safety), and:
     ///
     /// - [`NotDone`](ErrorKind::NotDone) if the wait limit ended first.
     /// - [`NotSet`](ErrorKind::NotSet) if the latch is not set, or is no longer: its time was over,
     ///   or it was cleared.
-    /// - The [errors of all locks](super#errors-of-all-locks).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing.
     pub async fn wait(&self) -> Result<(), Error> {
         let name = self.full_name()?;
         self.wait_for(&name).instrument(self.span()).await
@@ -181,13 +163,9 @@ impl Latch {
     /// The latch can be set again then. Its waiters get [`NotSet`](ErrorKind::NotSet). A step that
     /// is on its way meanwhile may count on the latch that is set next.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// The [errors of all locks](super#errors-of-all-locks).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the latch may or may not have been removed.
+    /// As [all locks](super#errors-and-cancel-safety).
     pub async fn clear(&self) -> Result<bool, Error> {
         let name = self.full_name()?;
         Ok(self.latches.clear_latch(&name).await?)
@@ -213,8 +191,10 @@ impl Latch {
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
         let janitor = self.space.engine.janitor();
         let (deadline, mut pauses) = (after(Instant::now(), self.wait_limit), Pauses::default());
-        // Before the first look, so that no push is missed.
-        let mut changes = self.latches.listen(name, None);
+        // Its pushes are for all, so it registers as a claim without a queue entry. It does so
+        // before the first look, so that no push is missed.
+        let claim = Claim::new(name.clone(), Mode::Read, self.wait_limit, self.wait_limit);
+        let mut changes = self.latches.listen(name, Some(&Claim { waits: false, ..claim }));
         while !janitor.is_stopped() {
             // The push may have been lost, so a last look decides.
             let is_last = Instant::now() >= deadline;

@@ -62,14 +62,12 @@ impl Candidate {
     /// - **The end of the work**, be its output a success or an error, ends the term and this call.
     ///   The lease is handed over to the next candidate. To stand again, call this again.
     ///
-    /// While they run, and the server keeps its data, no two processes lead at a time. See [what a
-    /// lock promises](crate::lock#what-a-lock-promises).
+    /// No two processes lead at a time: see [what a lock promises](super#what-a-lock-promises).
     ///
     /// # Errors
     ///
-    /// - [`ShutDown`](crate::ErrorKind::ShutDown) after a [shutdown](crate::Locks::shutdown).
-    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
-    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting outside its range.
+    /// The `ShutDown`, `InvalidKey` and `InvalidConfig` of [all
+    /// locks](super#errors-and-cancel-safety).
     ///
     /// # Cancel safety
     ///
@@ -122,9 +120,7 @@ pub struct Term {
 }
 
 impl Term {
-    /// Returns the fencing token, a number that grows with each term.
-    ///
-    /// See [`MutexGuard::fence`](super::MutexGuard::fence).
+    /// Returns the [fencing token](super::MutexGuard::fence), which grows with each term.
     pub fn fence(&self) -> u64 {
         self.record.fence()
     }

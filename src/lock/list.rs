@@ -66,13 +66,9 @@ impl Locks {
 
     /// Returns the locks of this name that are held or waited for: at most one of each kind.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
     /// As with [`list`](Self::list), and [`InvalidKey`](crate::ErrorKind::InvalidKey).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing.
     ///
     /// # Examples
     ///
@@ -97,13 +93,9 @@ impl Locks {
     /// The holder learns of the loss at its next renewal, and with a fixed lease at its end. Until
     /// then, a second holder is possible, and only a fencing token protects.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
     /// As with [`Mutex::force_unlock`](crate::lock::Mutex::force_unlock), which ends any holder.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the lock may or may not have been ended.
     ///
     /// # Examples
     ///

@@ -74,24 +74,20 @@ impl Locks {
 
     /// Returns a lock that one holder has at a time.
     ///
-    /// A free lock goes to the first caller that asks. A released lock is handed over:
+    /// A free lock goes to the first caller that asks. A released lock is handed over: to the next
+    /// waiter of this process, up to 16 times or for 50 ms, and then to the process that has waited
+    /// longest. A caller that comes while others wait has its place behind them.
     ///
-    /// - To the next waiter of this process, up to 16 times or for 50 ms, and then to the process
-    ///   that has waited longest.
-    /// - A push notifies the waiter there. If the push is lost, the waiter notices within 0.7 s.
+    /// - A push notifies the next waiter. If the push is lost, the waiter notices within 0.7 s.
     /// - A process that died, or whose connection for pushes is broken, is passed over at once.
     /// - Processes that stand still at that moment cost the others 2 s, once, however many they
     ///   are. A lease that was handed over lasts no longer than that until its first renewal, after
     ///   a tenth of a second. So [`remaining`](crate::lock::MutexGuard::remaining) begins with less
-    ///   than the lease.
-    /// - A lock that is not renewed asks once more after a handover, to get its full lease.
-    ///
-    /// A caller that comes while others wait has its place behind them.
+    ///   than the lease. A lock that is not renewed asks once more, to get its full lease.
     ///
     /// The turn of a process also ends when none of its callers waits at that moment. So the shares
-    /// are uneven if each process has two or three callers that lock again at once. A caller may
-    /// have a fifth of the holds of another one. A [fair mutex](Mutex::fair) has even shares,
-    /// and with so few callers it is as fast.
+    /// are uneven if each process has two or three callers that lock again at once. A [fair
+    /// mutex](Mutex::fair) has even shares, and with so few callers it is as fast.
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.space.clone(), name.into())
     }

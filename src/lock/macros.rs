@@ -61,16 +61,6 @@ macro_rules! settings {
             self
         }
     };
-    (fence) => {
-        /// Sets how long the last fencing token is remembered after the lock was granted. Defaults
-        /// to 24 h; at least the lease. After each renewal at least three quarters of it are left.
-        ///
-        /// For this long, fencing tokens grow even if the server's clock is set back.
-        pub fn fence_life(mut self, life: std::time::Duration) -> Self {
-            self.front.fence_life = life;
-            self
-        }
-    };
 }
 
 /// The methods of a guard that has a lease as `held`.
@@ -151,15 +141,13 @@ macro_rules! guard {
 
         /// Renews the lease now, instead of when its time comes.
         ///
-        /// # Errors
+        /// # Errors and cancel safety
+        ///
+        /// As [all locks](crate::lock#errors-and-cancel-safety), and:
         ///
         /// - [`Lost`](crate::ErrorKind::Lost) if the lease is no longer held.
         /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The lease is
         ///   then still held for the time that [remains](Self::remaining).
-        ///
-        /// # Cancel safety
-        ///
-        /// If the future is dropped, the lease may or may not have been renewed.
         pub async fn renew(&self) -> Result<(), crate::Error> {
             self.held.renew().await
         }
@@ -186,16 +174,14 @@ macro_rules! guard {
     (unlock = $release:path, $what:literal) => {
         #[doc = $what]
         ///
-        /// # Errors
+        /// # Errors and cancel safety
+        ///
+        /// As [all locks](crate::lock#errors-and-cancel-safety), and:
         ///
         /// - [`Lost`](crate::ErrorKind::Lost) if the lock was no longer held. Another holder may
         ///   have worked at the same time.
         /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The release is
         ///   then repeated in the background, and the lease ends by itself at the latest.
-        ///
-        /// # Cancel safety
-        ///
-        /// If the future is dropped, the lock is released all the same.
         pub async fn unlock(self) -> Result<(), crate::Error> {
             $release(self.held).await
         }
@@ -207,13 +193,9 @@ macro_rules! inspection {
     ($this:ident => $mode:expr) => {
         /// Returns who holds it, and how many wait. Returns `None` if there is no holder.
         ///
-        /// # Errors
+        /// # Errors and cancel safety
         ///
-        /// The [errors of all locks](crate::lock#errors-of-all-locks).
-        ///
-        /// # Cancel safety
-        ///
-        /// Dropping the future changes nothing.
+        /// As [all locks](crate::lock#errors-and-cancel-safety).
         ///
         /// # Examples
         ///
@@ -244,13 +226,9 @@ macro_rules! inspection {
         /// lease](Self::fixed_lease) at its end. Until then, more may hold than there is room for,
         /// and only a fencing token protects.
         ///
-        /// # Errors
+        /// # Errors and cancel safety
         ///
-        /// The [errors of all locks](crate::lock#errors-of-all-locks).
-        ///
-        /// # Cancel safety
-        ///
-        /// If the future is dropped, the leases may or may not have been ended.
+        /// As [all locks](crate::lock#errors-and-cancel-safety).
         pub async fn force_unlock(&$this) -> Result<bool, crate::Error> {
             $this.front.clear($mode).await
         }

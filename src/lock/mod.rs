@@ -20,23 +20,18 @@
 //!
 //! A name is any text, and is made where the lock is acquired:
 //! `locks.mutex(format!("order:{id}"))`. Names are not registered and need no cleaning up. A free
-//! lock is at most its last fencing token, a key of about 165 bytes that ends by itself, by default
-//! [after a day](Mutex::fence_life). So lock the order, not the orders. Names never share a lock by
-//! a hash. So two items never wait for each other by accident, and the holder of one may acquire
-//! another.
+//! lock is at most its last fencing token, a key of about 165 bytes that ends after a day. So lock
+//! the order, not the orders. Names never share a lock by a hash. So two items never wait for each
+//! other by accident, and the holder of one may acquire another.
 //!
 //! This saves waiting. In a benchmark, 32 tasks work on one of 64 items at a time, for 1 ms, over 4
-//! backends that stand for 4 processes. With one lock for all items they do about 430 pieces of
-//! work in a second. With one lock for each item they do 7,000, which is 16 times as many, and then
-//! the processor is the limit. The figures are from `cargo bench --bench fine_grained` on two busy
-//! cores; five runs gave factors from 11 to 19.
+//! backends that stand for 4 processes. With a lock for each item they do 16 times the work that
+//! they do with one lock for all (`cargo bench --bench fine_grained`).
 //!
 //! A free lock costs two commands to Redis, however many names there are. The leases of a process
-//! are renewed together, a hundred in one command, and a few of these commands are under way at a
-//! time. In a cluster a hundred commands go to a node in one write. Of thousands of acquisitions at
-//! once, 128 are under way at a time. So a burst does not meet its time-outs, and does not slow
-//! down the caches beside it. Items that must change together are locked together, by
-//! [`Locks::several`].
+//! are renewed together, a hundred in one command. Of thousands of acquisitions at once, 128 are
+//! under way at a time, so a burst does not meet its time-outs. Items that must change together are
+//! locked together, by [`Locks::several`].
 //!
 //! # Which locks of one name are one
 //!
@@ -54,20 +49,18 @@
 //! # Dropped guards
 //!
 //! A guard that is dropped releases its lock in the background. A program that ends at once may be
-//! gone before that, for example if its guard lives to the end of `main`. Other processes then wait
-//! for the rest of the lease. So before it ends, a program calls `unlock` or `release`, or drops
-//! its guards and waits for [`Locks::shutdown`].
+//! gone before that, and other processes then wait for the rest of the lease. So before it ends, a
+//! program calls `unlock` or `release`, or drops its guards and waits for [`Locks::shutdown`].
 //!
 //! The release is a task on the runtime of the acquisition. If that runtime is gone, or if nothing
 //! drives it any more, the lock ends with its lease.
 //!
-//! The tasks that renew leases and keep places in queues serve all callers of the same [`Locks`].
-//! They run in a runtime that one of these callers uses. So do the connections of a backend, which
-//! serve the caches and locks over all its clones. So drive each runtime of the current thread for
-//! as long as others use the locks or the backend, or drop it. Behind one that stands still, leases
-//! are lost, and loads and locks of other runtimes get no answer.
+//! The tasks that renew leases and keep places in queues serve all callers of the same [`Locks`],
+//! and run in a runtime of one of them. The connections of a backend serve all its clones in the
+//! same way. So drive each runtime of the current thread for as long as others use the locks or the
+//! backend, or drop it. Behind one that stands still, leases are lost, and calls get no answer.
 //!
-//! # Errors of all locks
+//! # Errors and cancel safety
 //!
 //! - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or if the name holds
 //!   data of another kind. What was to be changed may or may not have been changed. A call that
@@ -80,15 +73,18 @@
 //! - [`ShutDown`](crate::ErrorKind::ShutDown) for what is to be acquired after
 //!   [`Locks::shutdown`] or [`Redlock::shutdown`].
 //!
+//! If the future of an acquisition is dropped, what it may have acquired is released. A release
+//! goes on. Any other change may or may not have happened. A call that looks changes nothing.
+//!
 //! # Names of the methods
 //!
 //! - `lock` and `unlock` belong to locks, `acquire` and `release` to permits.
-//! - `holder` tells any process who holds a lock, and `force_unlock` ends what another holder has. A
-//!   latch has no holder, so it has [`clear`](Latch::clear).
+//! - `holder` tells any process who holds a lock, and `force_unlock` ends what another holder has.
+//!   A latch has no holder, so it has [`clear`](Latch::clear).
 //! - `renew` makes a lease last its full time from now, and `renew_every` sets how often this
 //!   happens by itself.
-//! - `remaining` is the time that a guard is certain to have. `expires_in` of a holder is its time as
-//!   the server reports it.
+//! - `remaining` is the time that a guard is certain to have. `expires_in` of a holder is its time
+//!   as the server reports it.
 //! - `wait_limit` is a setting, and `wait` waits for a latch.
 
 mod front;

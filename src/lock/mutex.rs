@@ -22,7 +22,6 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 ///     .lease(Duration::from_secs(5))
 ///     .renew_every(Duration::from_secs(1))
 ///     .max_hold(Duration::from_secs(60))
-///     .fence_life(Duration::from_secs(3600))
 ///     .wait_limit(Duration::from_secs(2))
 ///     .retry(Retry::exponential(Duration::from_millis(20), Duration::from_secs(1)));
 ///
@@ -69,7 +68,8 @@ impl Mutex {
     /// # Examples
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
+    /// # runtime.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Locks, MemoryBackend};
     ///
     /// let printer = Locks::new(MemoryBackend::new(), "shop").mutex("printer").fair();
@@ -83,13 +83,9 @@ impl Mutex {
 
     /// Acquires the lock, waiting while there is another holder.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// The [errors of all locks](super#errors-of-all-locks).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lease that it may have acquired is released.
+    /// As [all locks](super#errors-and-cancel-safety).
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
         Ok(MutexGuard { held: self.front.acquire(self.mode).await? })
     }
@@ -100,13 +96,9 @@ impl Mutex {
     /// Also returns `None` if several callers try at a [`Redlock`](crate::Redlock) at the same
     /// moment and none of them has a majority.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// The [errors of all locks](super#errors-of-all-locks) but `NotAcquired`.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lease that it may have acquired is released.
+    /// As [all locks](super#errors-and-cancel-safety) but `NotAcquired`.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
         Ok(self.front.try_acquire(self.mode).await?.map(|held| MutexGuard { held }))
     }
@@ -114,7 +106,6 @@ impl Mutex {
     inspection!(self => self.mode);
     settings!(acquisition);
     settings!(renewal);
-    settings!(fence);
 }
 
 /// A [`Mutex`] that is held.

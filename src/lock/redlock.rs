@@ -27,13 +27,10 @@ use crate::{
 ///
 /// This is the Redlock algorithm of S. Sanfilippo ("Distributed Locks with Redis", redis.io), with
 /// a [fencing token](#the-fencing-token). All servers are asked at once. A lock is held if a
-/// majority grants it in less time than the lease lasts. Without a majority, the grants are
-/// released. A request without an answer is undone until one lease has passed, for a minute at
-/// most.
+/// majority grants it in less time than the lease lasts. Otherwise the grants are released.
 ///
-/// While a guard lives, its lease is renewed at all servers. The guard reports the loss when no
-/// majority can have the lease any more. It does so by the holder's own clock, before another
-/// holder can have a majority.
+/// While a guard lives, its lease is renewed at all servers. The guard reports the loss by its own
+/// clock, before another holder can have a majority.
 ///
 /// # Examples
 ///
@@ -83,7 +80,7 @@ use crate::{
 /// Here the token is the greatest that a server has granted. It is written to a majority before the
 /// guard is returned, which costs one more round trip. The next holder's majority shares a server
 /// with that one, which grants a greater token. So tokens grow while every majority has a server
-/// that kept its data for the [fence life](Mutex::fence_life).
+/// that kept its data for a day.
 ///
 /// Like all leases, these need clocks that run at nearly the same pace, at a majority of the
 /// servers. A difference of a hundredth is allowed for.
@@ -183,15 +180,13 @@ impl Redlock {
     /// again. Wrong passwords and missing rights are reported by
     /// [`ready_for_locks`](crate::RedisBackend::ready_for_locks) of each server.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](super#errors-and-cancel-safety), and:
     ///
     /// - [`Backend`](crate::ErrorKind::Backend) if no majority answers.
     /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the round trip is longer, and for a
     ///   namespace outside its range. The message says how long the limit must be.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing.
     ///
     /// # Examples
     ///

@@ -41,8 +41,7 @@ use crate::{
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{Error, Locks, MemoryBackend, lease::Retry, lock::ReentrantHolder};
+/// use bellwether::{Error, Locks, MemoryBackend, lock::ReentrantHolder};
 ///
 /// async fn transfer(account: &ReentrantHolder) -> Result<(), Error> {
 ///     let guard = account.lock().await?;
@@ -56,19 +55,8 @@ use crate::{
 ///     guard.unlock().await
 /// }
 ///
-/// let mutex = Locks::new(MemoryBackend::new(), "shop")
-///     .reentrant_mutex("account:7")
-///     .lease(Duration::from_secs(5))
-///     .renew_every(Duration::from_secs(1))
-///     .max_hold(Duration::from_secs(60))
-///     .fence_life(Duration::from_secs(3600))
-///     .wait_limit(Duration::from_secs(2))
-///     .retry(Retry::on_demand().times(100));
+/// let mutex = Locks::new(MemoryBackend::new(), "shop").reentrant_mutex("account:7");
 /// transfer(&mutex.holder()).await?;
-///
-/// // Without renewal, the lease ends by itself.
-/// let guard = mutex.fixed_lease().holder().lock().await?;
-/// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug)]
@@ -91,7 +79,6 @@ impl ReentrantMutex {
 
     settings!(acquisition);
     settings!(renewal);
-    settings!(fence);
 }
 
 /// One holder of a [`ReentrantMutex`].
@@ -142,14 +129,12 @@ impl ReentrantHolder {
     /// Acquires the lock if it is free, or if this holder has it. Returns `None` if there is
     /// another holder, or if this holder waits for the lock in another task.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](super#errors-and-cancel-safety), and:
     ///
     /// - [`Panicked`](crate::ErrorKind::Panicked) if the retry strategy panicked.
     /// - The errors of [`Mutex::try_lock`](super::Mutex::try_lock).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lease that it may have acquired is released.
     pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
         Ok(self.reentry.try_lock().await?.map(|held| ReentrantGuard { held }))
     }

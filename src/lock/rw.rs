@@ -22,17 +22,9 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{Locks, MemoryBackend, lease::Retry};
+/// use bellwether::{Locks, MemoryBackend};
 ///
-/// let lock = Locks::new(MemoryBackend::new(), "shop")
-///     .rw_lock("prices")
-///     .lease(Duration::from_secs(5))
-///     .renew_every(Duration::from_secs(1))
-///     .max_hold(Duration::from_secs(60))
-///     .fence_life(Duration::from_secs(3600))
-///     .wait_limit(Duration::from_secs(2))
-///     .retry(Retry::on_demand().times(100));
+/// let lock = Locks::new(MemoryBackend::new(), "shop").rw_lock("prices");
 ///
 /// let reader = lock.read().await?;
 /// let other = lock.try_read().await?.expect("readers share the lock");
@@ -47,10 +39,6 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 /// // An operator ends the lock of a holder that hangs.
 /// assert!(lock.force_unlock().await?);
 /// # drop(writer);
-///
-/// // Without renewal, the lease ends by itself.
-/// let reader = lock.fixed_lease().read().await?;
-/// # drop(reader);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug)]
@@ -67,54 +55,36 @@ impl RwLock {
     /// Acquires the lock beside other readers, waiting while a writer holds it or is earlier in the
     /// queue.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// The [errors of all locks](super#errors-of-all-locks).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lease that it may have acquired is released, and its queue entry
-    /// is removed.
+    /// As [all locks](super#errors-and-cancel-safety).
     pub async fn read(&self) -> Result<ReadGuard, Error> {
         Ok(self.reader(self.front.acquire(Mode::Read).await?))
     }
 
     /// Acquires the lock beside other readers. Returns `None` if a writer holds it or waits for it.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// The [errors of all locks](super#errors-of-all-locks) but `NotAcquired`.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lease that it may have acquired is released.
+    /// As [all locks](super#errors-and-cancel-safety) but `NotAcquired`.
     pub async fn try_read(&self) -> Result<Option<ReadGuard>, Error> {
         Ok(self.front.try_acquire(Mode::Read).await?.map(|held| self.reader(held)))
     }
 
     /// Acquires the lock alone, waiting while there are other holders or earlier waiters.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
     /// As [`read`](Self::read).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lease that it may have acquired is released, and its queue entry
-    /// is removed.
     pub async fn write(&self) -> Result<WriteGuard, Error> {
         Ok(self.writer(self.front.acquire(Mode::Write).await?))
     }
 
     /// Acquires the lock alone. Returns `None` if there is another holder or a waiter.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
     /// As [`try_read`](Self::try_read).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lease that it may have acquired is released.
     pub async fn try_write(&self) -> Result<Option<WriteGuard>, Error> {
         Ok(self.front.try_acquire(Mode::Write).await?.map(|held| self.writer(held)))
     }
@@ -122,7 +92,6 @@ impl RwLock {
     inspection!(self => Mode::Write);
     settings!(acquisition);
     settings!(renewal);
-    settings!(fence);
 
     fn reader(&self, held: LeaseGuard) -> ReadGuard {
         ReadGuard { held: Arc::new(held), try_limit: self.front.try_limit() }
@@ -168,8 +137,8 @@ pub struct ReadGuard {
 impl ReadGuard {
     guard!(lease);
 
-    /// Makes this reader the writer in one step. Returns the guard unchanged, in the inner `Err`, if
-    /// there are other readers, its own clones among them.
+    /// Makes this reader the writer in one step. Returns the guard unchanged, in the inner `Err`,
+    /// if there are other readers, its own clones among them.
     ///
     /// It does not wait, because two readers that wait for each other to leave would wait for ever.
     ///

@@ -32,16 +32,9 @@ const MOST_AT_ONCE: u32 = 1000;
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{Locks, MemoryBackend, lease::Retry};
+/// use bellwether::{Locks, MemoryBackend};
 ///
-/// let semaphore = Locks::new(MemoryBackend::new(), "shop")
-///     .semaphore("exports", 3)
-///     .lease(Duration::from_secs(5))
-///     .renew_every(Duration::from_secs(1))
-///     .max_hold(Duration::from_secs(60))
-///     .wait_limit(Duration::from_secs(2))
-///     .retry(Retry::on_demand().times(100));
+/// let semaphore = Locks::new(MemoryBackend::new(), "shop").semaphore("exports", 3);
 ///
 /// let two = semaphore.acquire_many(2).await?;
 /// assert!(semaphore.try_acquire_many(2).await?.is_none());
@@ -53,10 +46,6 @@ const MOST_AT_ONCE: u32 = 1000;
 /// // An operator takes all permits back.
 /// assert!(semaphore.force_unlock().await?);
 /// assert!(one.release().await.is_err());
-///
-/// // Without renewal, the permit ends by itself.
-/// let permit = semaphore.fixed_lease().acquire().await?;
-/// # drop(permit);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug)]
@@ -73,40 +62,28 @@ impl Semaphore {
 
     /// Acquires a permit, waiting while all are held.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
     /// As [`acquire_many`](Self::acquire_many).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a permit that it may have acquired is released.
     pub async fn acquire(&self) -> Result<SemaphorePermit, Error> {
         self.acquire_many(1).await
     }
 
     /// Acquires a permit. Returns `None` if all are held, or if another caller waits.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
     /// As [`try_acquire_many`](Self::try_acquire_many).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a permit that it may have acquired is released.
     pub async fn try_acquire(&self) -> Result<Option<SemaphorePermit>, Error> {
         self.try_acquire_many(1).await
     }
 
     /// Acquires `count` permits at once, all or none, waiting while too many are held.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// The [errors of all locks](super#errors-of-all-locks). `InvalidConfig` also if `count` is
+    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if `count` is
     /// zero, more than there are permits, or more than 1,000.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, permits that it may have acquired are released.
     pub async fn acquire_many(&self, count: u32) -> Result<SemaphorePermit, Error> {
         let held = self.front.acquire(self.mode(count)?).await?;
         Ok(SemaphorePermit { held, count })
@@ -115,13 +92,9 @@ impl Semaphore {
     /// Acquires `count` permits at once, all or none. Returns `None` if too many are held, or if
     /// another caller waits.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
     /// As [`acquire_many`](Self::acquire_many), but no `NotAcquired`.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, permits that it may have acquired are released.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<SemaphorePermit>, Error> {
         let held = self.front.try_acquire(self.mode(count)?).await?;
         Ok(held.map(|held| SemaphorePermit { held, count }))
@@ -129,13 +102,9 @@ impl Semaphore {
 
     /// Returns how many permits were free at the moment of asking.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// The [errors of all locks](super#errors-of-all-locks).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing.
+    /// As [all locks](super#errors-and-cancel-safety).
     pub async fn available(&self) -> Result<u32, Error> {
         let held = self.front.held(any_permit(self.limit)).await?;
         Ok(self.limit.saturating_sub(held.holders))
@@ -175,19 +144,6 @@ pub(super) fn any_permit(limit: u32) -> Mode {
 /// Their lease is renewed while the value lives. If it is dropped, the permits are released
 /// [in the background](super#dropped-guards). [`release`](Self::release) also reports whether they
 /// were held to the end.
-///
-/// # Examples
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{Locks, MemoryBackend};
-///
-/// let semaphore = Locks::new(MemoryBackend::new(), "shop").semaphore("exports", 3);
-/// let permit = semaphore.acquire_many(2).await?;
-/// assert_eq!(permit.count(), 2);
-/// permit.release().await?;
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 #[derive(Debug)]
 #[must_use = "permits are released when they are dropped"]
 pub struct SemaphorePermit {
@@ -205,15 +161,13 @@ impl SemaphorePermit {
 
     /// Releases the permits.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](super#errors-and-cancel-safety), and:
     ///
     /// - [`Lost`](ErrorKind::Lost) if the permits were no longer held.
     /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The release is then
     ///   repeated in the background, and the lease ends by itself at the latest.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the permits are released all the same.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }
@@ -233,13 +187,11 @@ impl SemaphorePermit {
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
 /// use std::time::Duration;
-/// use bellwether::{Locks, MemoryBackend, lease::Retry, lock::PermitId};
+/// use bellwether::{Locks, MemoryBackend, lock::PermitId};
 ///
 /// let exports = Locks::new(MemoryBackend::new(), "shop")
 ///     .permits("exports", 1)
-///     .lease(Duration::from_secs(60))
-///     .wait_limit(Duration::from_secs(2))
-///     .retry(Retry::on_demand().times(100));
+///     .lease(Duration::from_secs(60));
 /// let id = exports.acquire().await?.to_string();
 /// assert!(exports.try_acquire().await?.is_none());
 ///
@@ -272,14 +224,10 @@ impl Permits {
 
     /// Acquires a permit, waiting while all are held. The permit ends by itself after the lease.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// The [errors of all locks](super#errors-of-all-locks). `InvalidConfig` also if there are no
+    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if there are no
     /// permits.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a permit that it may have acquired is released.
     pub async fn acquire(&self) -> Result<PermitId, Error> {
         let held = self.front.acquire(permit_mode(&self.front.name, self.limit, 1)?).await?;
         Ok(PermitId(held.detach()))
@@ -287,13 +235,9 @@ impl Permits {
 
     /// Acquires a permit. Returns `None` if all are held, or if another caller waits.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
     /// As [`acquire`](Self::acquire), but no `NotAcquired`.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a permit that it may have acquired is released.
     pub async fn try_acquire(&self) -> Result<Option<PermitId>, Error> {
         let held = self.front.try_acquire(permit_mode(&self.front.name, self.limit, 1)?).await?;
         Ok(held.map(LeaseGuard::detach).map(PermitId))
@@ -301,14 +245,10 @@ impl Permits {
 
     /// Renews a permit, so that it lasts its full lease from now.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// [`Lost`](ErrorKind::Lost) if the permit had ended or was released, and the [errors of all
-    /// locks](super#errors-of-all-locks).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the permit may or may not have been renewed.
+    /// As [all locks](super#errors-and-cancel-safety), and [`Lost`](ErrorKind::Lost) if the permit
+    /// had ended or was released.
     pub async fn renew(&self, id: PermitId) -> Result<(), Error> {
         let claim = self.claim(id)?;
         let renewed = self.front.space.engine.backend().renew(&[claim]).await?;
@@ -325,14 +265,10 @@ impl Permits {
     /// Releases a permit. Returns `true` if it was held, and `false` if it had ended or was
     /// released before.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// The [errors of all locks](super#errors-of-all-locks). A release without an answer is
+    /// As [all locks](super#errors-and-cancel-safety). A release without an answer is
     /// repeated in the background, and the permit ends by itself at the latest.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped after it was first polled, the permit is released all the same.
     pub async fn release(&self, id: PermitId) -> Result<bool, Error> {
         match self.front.space.engine.janitor().end(self.claim(id)?).await {
             Ok(()) => Ok(true),

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use futures_util::future::{join_all, select_all};
 
 use super::{
-    front::{Front, LockSpace, ensure, none_if_not_acquired},
+    front::{FENCE_LIFE, Front, LockSpace, ensure, none_if_not_acquired},
     macros::{guard, settings},
 };
 use crate::{
@@ -30,27 +30,14 @@ const MOST_NAMES: usize = 64;
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{Locks, MemoryBackend, lease::Retry};
+/// use bellwether::{Locks, MemoryBackend};
 ///
 /// let locks = Locks::new(MemoryBackend::new(), "shop");
-/// let several = locks
-///     .several(["account:7", "account:9"])
-///     .lease(Duration::from_secs(5))
-///     .renew_every(Duration::from_secs(1))
-///     .max_hold(Duration::from_secs(60))
-///     .fence_life(Duration::from_secs(3600))
-///     .wait_limit(Duration::from_secs(2))
-///     .retry(Retry::on_demand().times(100));
-///
+/// let several = locks.several(["account:7", "account:9"]);
 /// let guard = several.lock().await?;
 /// assert!(several.try_lock().await?.is_none());
 /// assert!(locks.mutex("account:9").try_lock().await?.is_none());
 /// guard.unlock().await?;
-///
-/// // Without renewal, the leases end by themselves.
-/// let guard = several.fixed_lease().lock().await?;
-/// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug)]
@@ -69,34 +56,25 @@ impl Several {
 
     /// Acquires the locks, waiting while one of them has another holder.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// The [errors of all locks](super#errors-of-all-locks). `InvalidConfig` also for no names, for
+    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also for no names, for
     /// more than 64, and for one that occurs twice.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, leases that it may have acquired are released.
     pub async fn lock(&self) -> Result<SeveralGuard, Error> {
         self.acquire(true).await
     }
 
     /// Acquires the locks if all of them are free. Returns `None` if one has another holder.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
     /// As [`lock`](Self::lock), but no `NotAcquired`.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, leases that it may have acquired are released.
     pub async fn try_lock(&self) -> Result<Option<SeveralGuard>, Error> {
         none_if_not_acquired(self.acquire(false).await)
     }
 
     settings!(acquisition);
     settings!(renewal);
-    settings!(fence);
 
     async fn acquire(&self, waits: bool) -> Result<SeveralGuard, Error> {
         let terms = self.front.terms(waits)?;
@@ -110,8 +88,7 @@ impl Several {
     fn claims(&self, waits: bool) -> Result<Vec<(Key, Claim)>, Error> {
         let claim = |key: Key| {
             let name = self.front.space.name(&key)?;
-            let (lease, fence_life) = (self.front.lease, self.front.fence_life);
-            let claim = Claim::new(name, Mode::Exclusive, lease, fence_life);
+            let claim = Claim::new(name, Mode::Exclusive, self.front.lease, FENCE_LIFE);
             Ok((key, Claim { waits, label: self.front.space.label.clone(), ..claim }))
         };
         self.sorted_names()?.into_iter().map(claim).collect()

@@ -1,4 +1,5 @@
-//! A backend in front of another one, and a hook that meets each operation on its way.
+//! A backend in front of another one, and a hook that meets each operation on its way. The
+//! operations are values, so that a hook can delay, repeat or drop them.
 
 use std::{
     future::Future,
@@ -8,7 +9,6 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::{Answer, Op, Operation};
 use crate::{
     backend::{
         Acquired, BackOff, Changes, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure,
@@ -21,44 +21,37 @@ use crate::{
 
 /// Meets each operation of an [`Interceptor`].
 ///
-/// # Examples
-///
-/// A hook that counts the loads that are stored, over any backend:
-///
 /// ```
 /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
 /// use bellwether::{
-///     BoxError, Cache, MemoryBackend,
+///     Cache, MemoryBackend,
 ///     backend::{Latches, Store},
 ///     error::BackendError,
-///     testing::{Answer, Hook, Interceptor, Operation},
+///     testing::{Answer, Hook, Interceptor, Op, Operation},
 /// };
 ///
+/// /// Counts the writes.
 /// #[derive(Clone, Default)]
-/// struct Commits(Arc<AtomicUsize>);
+/// struct Edits(Arc<AtomicUsize>);
 ///
-/// impl<B: Store + Latches> Hook<B> for Commits {
+/// impl<B: Store + Latches> Hook<B> for Edits {
 ///     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
-///         if let Operation::Commit { .. } = operation {
-///             self.0.fetch_add(1, Ordering::SeqCst);
-///         }
+///         self.0.fetch_add(usize::from(operation.op() == Op::Edit), Ordering::SeqCst);
 ///         operation.perform(backend).await
 ///     }
 /// }
 ///
 /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
 /// # runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
-/// let commits = Commits::default();
-/// let backend = Interceptor { inner: MemoryBackend::new(), hook: commits.clone() };
-/// let cache: Cache<u64> = Cache::builder(backend, "shop").build()?;
-/// cache.get_or_load("stock", |_lead| async { Ok::<_, BoxError>(17) }).await?;
-/// assert_eq!(commits.0.load(Ordering::SeqCst), 1);
+/// let edits = Edits::default();
+/// let backend = Interceptor { inner: MemoryBackend::new(), hook: edits.clone() };
+/// Cache::<u64>::new(backend, "shop")?.insert("stock", &17).await?;
+/// assert_eq!(edits.0.load(Ordering::SeqCst), 1);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 pub trait Hook<B>: Clone + Send + Sync + 'static {
-    /// Answers an operation.
-    ///
-    /// A hook that changes nothing [performs](Operation::perform) it on the backend.
+    /// Answers an operation. A hook that changes nothing [performs](Operation::perform) it on the
+    /// backend.
     ///
     /// # Errors
     ///
@@ -73,9 +66,7 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
         operation: Operation,
     ) -> impl Future<Output = Result<Answer, BackendError>> + Send;
 
-    /// Registers a waiter for pushes.
-    ///
-    /// The default registers it at the backend.
+    /// Registers a waiter for pushes. The default registers it at the backend.
     fn listen(&self, backend: &B, name: &Name, claim: Option<&Claim>) -> Changes
     where
         B: Leases,
@@ -84,7 +75,6 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
     }
 
     /// Has a local tier told of changes.
-    #[doc(hidden)]
     fn tap(&self, backend: &B, tier: Weak<dyn Tap>, every: Duration) -> bool
     where
         B: Store,
@@ -93,7 +83,6 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
     }
 
     /// Returns whether local tiers are told of the changes of a name.
-    #[doc(hidden)]
     fn hears(&self, backend: &B, name: &Name, begins: bool) -> bool
     where
         B: Store,
@@ -117,187 +106,219 @@ pub struct Interceptor<B, H> {
     pub hook: H,
 }
 
-/// Sends an operation to the hook of an interceptor.
-macro_rules! ask {
-    ($interceptor:ident, $op:ident { $($arguments:tt)* }) => {{
-        let operation = Operation::$op { $($arguments)* };
-        match $interceptor.hook.around(&$interceptor.inner, operation).await? {
-            Answer::$op(answer) => Ok(answer),
-            other => Err(not_an_answer(Op::$op, &other)),
-        }
-    }};
-}
-
 /// The error of a hook that gives the answer to another operation.
 fn not_an_answer(op: Op, answer: &Answer) -> BackendError {
     let why = format!("the hook was asked for {op:?} and answered {answer:?}");
     BackendError::new(BackendErrorKind::Unknown, why)
 }
 
-#[async_trait]
-impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        ask!(self, Acquire { claim: claim.clone() })
-    }
-
-    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
-        ask!(self, Renew { claims: claims.to_vec() })
-    }
-
-    async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
-        ask!(self, Keep { claims: claims.to_vec(), life })
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        ask!(self, Release { claim: claim.clone() })
-    }
-
-    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        ask!(self, Pass { from: from.clone(), to: to.clone() })
-    }
-
-    async fn set_fence(&self, claim: &Claim, fence: u64) -> Result<bool, BackendError> {
-        ask!(self, SetFence { claim: claim.clone(), fence })
-    }
-
-    async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
-        ask!(self, Mark { claim: claim.clone(), tick })
-    }
-
-    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
-        ask!(self, Inspect { name: name.clone(), kind })
-    }
-
-    async fn lock_names(
-        &self,
-        namespace: &Namespace,
-    ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
-        ask!(self, LockNames { namespace: namespace.clone() })
-    }
-
-    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
-        ask!(self, Clear { name: name.clone(), mode })
-    }
-
-    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        ask!(self, Changes { name: name.clone() })
-    }
-
-    fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
-        self.hook.listen(&self.inner, name, claim)
-    }
-
-    fn time_limit(&self) -> Option<Duration> {
-        self.inner.time_limit()
-    }
-
-    fn is_shared(&self) -> bool {
-        self.inner.is_shared()
-    }
-
-    fn shard(&self, name: &Name) -> usize {
-        self.inner.shard(name)
-    }
-
-    fn new_connections(&self) -> Option<tokio::sync::watch::Receiver<()>> {
-        self.inner.new_connections()
-    }
+/// Sends an operation to the hook of an interceptor.
+macro_rules! ask {
+    ($interceptor:ident, $op:ident, $operation:expr) => {
+        match $interceptor.hook.around(&$interceptor.inner, $operation).await? {
+            Answer::$op(answer) => Ok(answer),
+            other => Err(not_an_answer(Op::$op, &other)),
+        }
+    };
 }
 
-#[async_trait]
-impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
-    fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
-        self.hook.tap(&self.inner, tier, every)
-    }
+/// Declares the operations of a backend: the name, each argument as it is kept and as the method
+/// takes it, the answer, and the call of the method. What follows `also` is written by hand.
+macro_rules! operations {
+    (
+        $($Trait:ident {
+            $(
+                $(#[$doc:meta])*
+                $op:ident { $($argument:ident: $kind:ty = $given:ty),+ } -> $answer:ty =
+                    $method:ident($($pass:expr),+);
+            )+
+        } also { $($also:tt)* })+
+        ; by_hand($backend:ident) {
+            $(
+                $(#[$own_doc:meta])*
+                $own:ident { $($own_argument:ident: $own_kind:ty),+ } -> $own_answer:ty =
+                    $perform:expr;
+            )+
+        }
+    ) => {
+        /// Names an operation of a backend.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Op {
+            $($($(#[$doc])* $op,)+)+
+            $($(#[$own_doc])* $own,)+
+        }
 
-    fn hears(&self, name: &Name, begins: bool) -> bool {
-        self.hook.hears(&self.inner, name, begins)
-    }
+        /// An operation of a backend, with the arguments of its method.
+        #[derive(Clone, Debug)]
+        #[non_exhaustive]
+        #[allow(missing_docs)]
+        pub enum Operation {
+            $($($op { $($argument: $kind),+ },)+)+
+            $($own { $($own_argument: $own_kind),+ },)+
+        }
 
-    async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        ask!(self, Get { name: name.clone() })
-    }
+        /// The answer to the [`Operation`] of the same name.
+        #[derive(Debug)]
+        #[non_exhaustive]
+        #[allow(missing_docs)]
+        pub enum Answer {
+            $($($op($answer),)+)+
+            $($own($own_answer),)+
+        }
 
-    async fn get_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        ask!(self, GetAged { name: name.clone() })
-    }
+        impl Operation {
+            /// Returns which operation this is.
+            pub fn op(&self) -> Op {
+                match self {
+                    $($(Self::$op { .. } => Op::$op,)+)+
+                    $(Self::$own { .. } => Op::$own,)+
+                }
+            }
 
-    async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        ask!(self, Claim { claim: claim.clone(), seen })
-    }
+            /// Performs the operation on a backend. It may be performed more than once.
+            ///
+            /// # Errors
+            ///
+            /// As the method of the backend.
+            ///
+            /// # Cancel safety
+            ///
+            /// As the method of the backend.
+            pub async fn perform<B: Store + Latches>(
+                &self,
+                $backend: &B,
+            ) -> Result<Answer, BackendError> {
+                match self {
+                    $($(Self::$op { $($argument),+ } => {
+                        $backend.$method($($pass),+).await.map(Answer::$op)
+                    })+)+
+                    $(Self::$own { $($own_argument),+ } => $perform.map(Answer::$own),)+
+                }
+            }
+        }
 
-    async fn commit(
-        &self,
-        claim: &Claim,
-        grant: &Grant,
-        entry: &Entry,
-        ttl: Option<Duration>,
-    ) -> Result<Committed, BackendError> {
-        let (claim, entry) = (claim.clone(), entry.clone());
-        ask!(self, Commit { claim, fence: grant.fence(), entry, ttl })
-    }
+        $(
+            #[async_trait]
+            impl<B: Store + Latches, H: Hook<B>> $Trait for Interceptor<B, H> {
+                $(async fn $method(
+                    &self,
+                    $($argument: $given),+
+                ) -> Result<$answer, BackendError> {
+                    ask!(self, $op, Operation::$op { $($argument: $argument.to_owned()),+ })
+                })+
 
-    async fn fail(
-        &self,
-        claim: &Claim,
-        failure: &Failure,
-        back_off: Option<BackOff>,
-    ) -> Result<bool, BackendError> {
-        ask!(self, Fail { claim: claim.clone(), failure: failure.clone(), back_off })
-    }
-
-    async fn edit(
-        &self,
-        name: &Name,
-        edit: &Edit,
-        fence_life: Duration,
-    ) -> Result<u64, BackendError> {
-        ask!(self, Edit { name: name.clone(), edit: edit.clone(), fence_life })
-    }
-
-    async fn tag_number(&self, tags: &Name) -> Result<u64, BackendError> {
-        ask!(self, TagNumber { tags: tags.clone() })
-    }
-
-    async fn tag_ends(
-        &self,
-        tags: &Name,
-        which: &[Arc<str>],
-    ) -> Result<Vec<TagEnds>, BackendError> {
-        ask!(self, TagEnds { tags: tags.clone(), which: which.to_vec() })
-    }
-
-    async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
-        ask!(self, EndTag { tags: tags.clone(), tag: tag.to_owned(), end })
-    }
+                $($also)*
+            }
+        )+
+    };
 }
 
-#[async_trait]
-impl<B: Store + Latches, H: Hook<B>> Latches for Interceptor<B, H> {
-    async fn set_latch(
-        &self,
-        name: &Name,
-        id: Owner,
-        count: u32,
-        ttl: Duration,
-    ) -> Result<bool, BackendError> {
-        ask!(self, SetLatch { name: name.clone(), id, count, ttl })
-    }
+operations! {
+    Leases {
+        /// Takes the lease of a lock.
+        Acquire { claim: Claim = &Claim } -> Acquired = acquire(claim);
+        /// Renews leases.
+        Renew { claims: Vec<Claim> = &[Claim] } -> Vec<Renewal> = renew(claims);
+        /// Keeps places in the queue of a lock.
+        Keep { claims: Vec<Claim> = &[Claim], life: Duration = Duration } -> Kept =
+            keep(claims, *life);
+        /// Ends a lease.
+        Release { claim: Claim = &Claim } -> bool = release(claim);
+        /// Passes a lease on.
+        Pass { from: Claim = &Claim, to: Claim = &Claim } -> Option<Grant> = pass(from, to);
+        /// Gives the lease of a [`Redlock`](crate::Redlock) a fence.
+        SetFence { claim: Claim = &Claim, fence: u64 = u64 } -> bool = set_fence(claim, *fence);
+        /// Marks the tick of a job.
+        Mark { claim: Claim = &Claim, tick: Tick = Tick } -> Marked = mark(claim, *tick);
+        /// Looks into a lock or a load.
+        Inspect { name: Name = &Name, kind: SemaphoreKind = SemaphoreKind } -> Holding =
+            inspect(name, *kind);
+        /// Lists locks.
+        LockNames { namespace: Namespace = &Namespace } -> Vec<(Name, SemaphoreKind)> =
+            lock_names(namespace);
+        /// Ends a lease by force.
+        Clear { name: Name = &Name, mode: Mode = Mode } -> bool = clear(name, *mode);
+        /// Registers a waiter for pushes.
+        Changes { name: Name = &Name } -> Changes = changes(name);
+    } also {
+        fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
+            self.hook.listen(&self.inner, name, claim)
+        }
 
-    async fn count_down(
-        &self,
-        name: &Name,
-        id: Owner,
-        by: u32,
-    ) -> Result<Option<Countdown>, BackendError> {
-        ask!(self, CountDown { name: name.clone(), id, by })
-    }
+        fn time_limit(&self) -> Option<Duration> {
+            self.inner.time_limit()
+        }
 
-    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
-        ask!(self, Latch { name: name.clone() })
-    }
+        fn is_shared(&self) -> bool {
+            self.inner.is_shared()
+        }
 
-    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
-        ask!(self, ClearLatch { name: name.clone() })
+        fn shard(&self, name: &Name) -> usize {
+            self.inner.shard(name)
+        }
+
+        fn new_connections(&self) -> Option<tokio::sync::watch::Receiver<()>> {
+            self.inner.new_connections()
+        }
+    }
+    Store {
+        /// Reads an entry. A hit of a cache is this, or the next one if the cache needs the age.
+        Get { name: Name = &Name } -> Option<Entry> = get(name);
+        /// Reads an entry with its age.
+        GetAged { name: Name = &Name } -> Option<Entry> = get_aged(name);
+        /// Takes the lease of a load.
+        Claim { claim: Claim = &Claim, seen: u64 = u64 } -> Claimed = claim(claim, *seen);
+        /// Tells the waiters that a load failed.
+        Fail { claim: Claim = &Claim, failure: Failure = &Failure,
+            back_off: Option<BackOff> = Option<BackOff> } -> bool =
+            fail(claim, failure, *back_off);
+        /// Changes an entry without a load.
+        Edit { name: Name = &Name, edit: Edit = &Edit, fence_life: Duration = Duration } -> u64 =
+            edit(name, edit, *fence_life);
+        /// Reads the last number of the tags.
+        TagNumber { tags: Name = &Name } -> u64 = tag_number(tags);
+        /// Reads when tags ended.
+        TagEnds { tags: Name = &Name, which: Vec<Arc<str>> = &[Arc<str>] } -> Vec<TagEnds> =
+            tag_ends(tags, which);
+        /// Ends a tag.
+        EndTag { tags: Name = &Name, tag: String = &str, end: TagEnd = TagEnd } -> u64 =
+            end_tag(tags, tag, *end);
+    } also {
+        async fn commit(
+            &self,
+            claim: &Claim,
+            grant: &Grant,
+            entry: &Entry,
+            ttl: Option<Duration>,
+        ) -> Result<Committed, BackendError> {
+            let (claim, entry) = (claim.clone(), entry.clone());
+            ask!(self, Commit, Operation::Commit { claim, fence: grant.fence(), entry, ttl })
+        }
+
+        fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
+            self.hook.tap(&self.inner, tier, every)
+        }
+
+        fn hears(&self, name: &Name, begins: bool) -> bool {
+            self.hook.hears(&self.inner, name, begins)
+        }
+    }
+    Latches {
+        /// Sets a latch.
+        SetLatch { name: Name = &Name, id: Owner = Owner, count: u32 = u32,
+            ttl: Duration = Duration } -> bool = set_latch(name, *id, *count, *ttl);
+        /// Counts a latch down.
+        CountDown { name: Name = &Name, id: Owner = Owner, by: u32 = u32 } -> Option<Countdown> =
+            count_down(name, *id, *by);
+        /// Reads a latch.
+        Latch { name: Name = &Name } -> Option<Countdown> = latch(name);
+        /// Removes a latch.
+        ClearLatch { name: Name = &Name } -> bool = clear_latch(name);
+    } also {}
+    ; by_hand(backend) {
+        /// Stores a loaded value.
+        Commit { claim: Claim, fence: u64, entry: Entry, ttl: Option<Duration> } -> Committed =
+            backend.commit(claim, &Grant::new(*fence), entry, *ttl).await;
     }
 }

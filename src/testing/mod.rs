@@ -2,10 +2,15 @@
 
 mod faulty;
 mod interceptor;
-mod operation;
 
 pub use self::{
-    faulty::{Fault, Faults, Faulty},
-    interceptor::{Hook, Interceptor},
-    operation::{Answer, Op, Operation},
+    faulty::{Fault, Faulty},
+    interceptor::Op,
+};
+
+// They show the hidden traits of the backends.
+#[doc(hidden)]
+pub use self::{
+    faulty::Faults,
+    interceptor::{Answer, Hook, Interceptor, Operation},
 };

@@ -666,11 +666,9 @@ impl Shared {
                 if request.kind == "change" {
                     request.kind = text(3 + keys);
                 }
-                if request.kind == "acquire" {
-                    request.kind = "claim".to_owned();
-                }
-                if request.kind == "release" && text(3 + keys + 1).starts_with('f') {
-                    request.kind = "fail".to_owned();
+                if request.kind == "end_load" {
+                    let is_failure = text(3 + keys + 1).starts_with('f');
+                    request.kind = if is_failure { "fail" } else { "release" }.to_owned();
                 }
             }
             _ => {

@@ -388,7 +388,7 @@ pub fn text(entry: &Entry) -> &str {
 
 /// Returns a failure as it arrives from another process.
 pub fn failure(fence: u64, message: &str) -> Failure {
-    match Change::decode(&Bytes::from(format!("f{fence:016}l{message}"))) {
+    match Change::decode(&Bytes::from(format!("f{fence:016}l{:016}{message}", 0))) {
         Change::Failed(failure) => failure,
         other => panic!("the bytes were not decoded as a failure: {other:?}"),
     }

@@ -102,7 +102,7 @@ impl Missing {
                 backend.fail(claim, failure, None).await.map(Answer::Fail)
             }
             (Self::FailuresAreReal, Operation::Claim { .. }) => {
-                let told = Change::decode(&"f0000000000000001las planned".into());
+                let told = Change::decode(&"f0000000000000001l0000000000000000as planned".into());
                 let Change::Failed(failure) = told else { panic!("it is no failure") };
                 let back_off = BackOff { wait: Duration::from_millis(20), failures: 1 };
                 Ok(Answer::Claim(Claimed::BacksOff(back_off, failure)))

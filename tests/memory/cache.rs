@@ -544,7 +544,6 @@ async fn bad_keys_and_settings_are_refused_with_a_kind() {
         build().ttl(Duration::ZERO),
         build().lease(Duration::ZERO),
         build().lease(day),
-        build().lease(100 * MS).renew_every(100 * MS),
         build().load_limit(Duration::ZERO),
         build().max_loads(0),
         build().max_loads(usize::MAX),

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use bellwether::cache::{Json, Request};
+use bellwether::cache::Json;
 use serde::{Deserialize, Serialize};
 
 use crate::prelude::*;
@@ -67,12 +67,8 @@ impl Origin {
     }
 
     async fn ask(&self, cache: &Cache<usize>) -> Result<Loaded<usize>, Error> {
-        self.ask_by(cache.request("k")).await
-    }
-
-    async fn ask_by(&self, request: Request<usize>) -> Result<Loaded<usize>, Error> {
         let origin = self.clone();
-        request.load(|_| origin.load()).await
+        cache.request("k").load(|_| origin.load()).await
     }
 
     /// Asks, and checks that the answer comes at once.
@@ -360,24 +356,20 @@ async fn a_policy_decides_by_the_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loader_and_a_request_have_rules_of_their_own() {
+async fn a_loader_has_a_rule_of_its_own() {
     let cache = &fleet(1, always)[0];
     let load = |rule: AfterFailure| {
-        cache.request("k").after_failure(AfterFailure::LoadAgain).load(
-            move |lead: Lead<usize>| async move {
-                lead.after_failure(rule);
-                Err::<usize, _>(ShopError::Down)
-            },
-        )
+        cache.request("k").load(move |lead: Lead<usize>| async move {
+            lead.after_failure(rule);
+            Err::<usize, _>(ShopError::Down)
+        })
     };
     assert_eq!(load(AfterFailure::LoadAgain).await.unwrap_err().retry_after(), None);
     let origin = Origin::failing();
-    let request = || cache.request("k").after_failure(AfterFailure::LoadAgain);
-    assert_eq!(origin.ask_by(request()).await.unwrap_err().retry_after(), None);
     let minute = Duration::from_secs(60);
     let error = load(AfterFailure::RetryAfter(minute)).await.unwrap_err();
     assert_eq!(error.retry_after(), Some(minute));
-    assert_eq!(origin.ask_by(request()).await.unwrap_err().kind(), ErrorKind::BackingOff);
+    assert_eq!(origin.ask(cache).await.unwrap_err().kind(), ErrorKind::BackingOff);
 }
 
 /// The backend is away, so each process backs off by itself.
@@ -431,7 +423,7 @@ async fn none_is_kept_for_a_time_of_its_own() {
         .negative_ttl(none_ttl, Option::is_none);
     let cache = builder.stale_while_revalidate(ERROR).stale_if_error(ERROR).build().unwrap();
     let load = |value| async move { Ok::<Option<usize>, ShopError>(value) };
-    let kept = async |key: &str| cache.remaining(key).await.unwrap().unwrap();
+    let kept = async |key: &str| cache.peek(key).await.unwrap().unwrap().expires_in().unwrap();
     for (value, ttl) in [(None, none_ttl), (Some(1), TTL)] {
         let key = format!("{value:?}");
         cache.get_or_load(&*key, move |_| load(value)).await.unwrap();

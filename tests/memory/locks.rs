@@ -315,7 +315,6 @@ async fn names_namespaces_and_settings_are_checked() {
         locks.mutex("m").lease(Duration::ZERO),
         locks.mutex("m").renew_every(LEASE),
         locks.mutex("m").max_hold(MS),
-        locks.mutex("m").fence_life(MS),
     ] {
         assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
     }

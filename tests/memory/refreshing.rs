@@ -294,7 +294,7 @@ async fn the_time_to_live_is_shortened_by_a_part_of_it() {
                 assert!(cache.touch(key).await.unwrap());
             }
         }
-        all.push(cache.remaining(key).await.unwrap().unwrap());
+        all.push(cache.peek(key).await.unwrap().unwrap().expires_in().unwrap());
     }
     all.sort();
     assert!(all[0] >= TTL * 4 / 5 && all[0] < TTL * 17 / 20, "{:?}", all[0]);
@@ -310,7 +310,7 @@ async fn the_jitter_is_a_part_of_any_time_to_live() {
         Ok::<_, BoxError>(1)
     };
     cache.request("k").load(load).await.unwrap();
-    let kept = cache.remaining("k").await.unwrap().unwrap();
+    let kept = cache.peek("k").await.unwrap().unwrap().expires_in().unwrap();
     assert!(kept >= 2 * TTL && kept <= 4 * TTL, "{kept:?}");
     for part in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
         let built =

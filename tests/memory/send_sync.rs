@@ -228,7 +228,6 @@ futures! {
     cache: Cache<String> => cache.get("k"), cache.insert("k", &String::new()),
         cache.invalidate("k"), cache.shutdown(NO_TIME),
         cache.explain("k"), cache.expire("k"), cache.touch("k"), cache.peek("k"),
-        cache.remaining("k"),
         cache.refresh("k", |_| async { Ok::<_, Infallible>(String::new()) }),
         cache.get_or_load("k", |_| async { Ok::<_, Infallible>(String::new()) });
     request: Request<String> => request.load(|_| async { Ok::<_, Infallible>(String::new()) });

@@ -75,7 +75,7 @@ async fn use_caches(backends: [RedisBackend; 9], key: &str) -> Result<(), Error>
     let caches = backends.map(|backend| {
         let cache = Cache::<String>::builder(backend, "shop");
         // Without the right to publish, the other process waits for the end of this lease.
-        cache.lease(2000 * MS).renew_every(200 * MS).build().unwrap()
+        cache.lease(2000 * MS).build().unwrap()
     });
     let begun = Arc::new(Notify::new());
     let slow = |cache: &Cache<String>, word: &'static str| {

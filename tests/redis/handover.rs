@@ -86,7 +86,7 @@ async fn scene(lock: Lock) -> Scene {
     let second = waiting(&lock(&proxy.url()));
     // The waiter asks, subscribes and asks again. It may keep its queue entry in between.
     let asked_again = async || {
-        let (asked, kept) = (proxy.seen("acquire_lock"), proxy.seen("keep_lock"));
+        let (asked, kept) = (proxy.seen("acquire"), proxy.seen("keep"));
         // The holder has called a script, too.
         asked >= 2 && raw.scripts_called().await > asked + kept
     };

@@ -543,7 +543,7 @@ async fn a_large_entry_is_announced_and_not_pushed() {
     let fence = backend.edit(&name, &Edit::Put(small.clone(), TTL), FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(small.clone().with_fence(fence)));
     let fence = backend.edit(&name, &Edit::Put(large.clone(), TTL), FENCE_LIFE).await.unwrap();
-    let announced = |fence| Change::Announced(Announcement { fence, bytes: 145, turn: None });
+    let announced = |fence| Change::Announced(Announcement { fence, bytes: 145, crowd: 0 });
     assert_eq!(next(&mut changes).await, announced(fence));
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, fence).await.unwrap() else { panic!() };
@@ -771,10 +771,11 @@ async fn a_back_off_ends_when_the_clock_is_set_back() {
     let (backend, name) = (open(server.url()), name("k"));
     let load = claim(&name);
     let fence = begun(&backend, &load).await.fence();
-    let failure = match Change::decode(&format!("f{fence:016}lthe database is away").into()) {
-        Change::Failed(failure) => failure,
-        other => panic!("not a failure: {other:?}"),
-    };
+    let failure =
+        match Change::decode(&format!("f{fence:016}l{:016}the database is away", 0).into()) {
+            Change::Failed(failure) => failure,
+            other => panic!("not a failure: {other:?}"),
+        };
     let back_off = BackOff { wait: Duration::from_secs(60), failures: 4 };
     assert!(backend.fail(&load, &failure, Some(back_off)).await.unwrap());
     let refused = backend.claim(&claim(&name), 0).await.unwrap();

@@ -123,7 +123,7 @@ async fn one_setting_is_enough_for_a_server_that_answers_late() {
     backend.ping().await.unwrap();
     let lock = Locks::new(backend.clone(), "late").mutex("k");
     let late = |which: &'static str| (which, proxy.when_times(1, kind(which), Fault::Delay(LATE)));
-    let of_lock = ["acquire_lock", "renew", "release_lock"].map(late);
+    let of_lock = ["acquire", "renew", "release"].map(late);
     let guard = timeout(LIMIT, lock.try_lock()).await.unwrap().unwrap().unwrap();
     timeout(LIMIT, guard.renew()).await.unwrap().unwrap();
     timeout(LIMIT, guard.unlock()).await.unwrap().unwrap();

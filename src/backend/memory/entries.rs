@@ -197,8 +197,8 @@ impl Data {
         true
     }
 
-    /// Changes an entry without a load. Returns its fence, or 0 if there is nothing to touch. Returns
-    /// `None` if there is no room; then nothing changes.
+    /// Changes an entry without a load. Returns its fence, or 0 if there is nothing to touch; or
+    /// `None`, and changes nothing, if there is no room.
     pub(super) fn edit(&mut self, name: &Name, edit: &Edit, fence_life: Duration) -> Option<u64> {
         let stored = self.entries.peek(name).cloned();
         let changed = match (edit, stored) {

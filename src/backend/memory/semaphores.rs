@@ -1,7 +1,7 @@
 //! The semaphores: their holders, the queue of those that wait, and the rules of the Redis scripts.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{HashMap, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -65,7 +65,7 @@ impl Data {
         self.on(&claim.name, claim.mode.into(), |data, semaphore| {
             let now = data.now;
             let in_the_way = || {
-                let first = semaphore.queue.first()?;
+                let first = semaphore.queue.entries.front()?;
                 let remaining = semaphore.queue.left(first, now);
                 let before = Occupied { fence: 0, remaining, holders: semaphore.out() };
                 (first.claim.owner != claim.owner).then_some(before)
@@ -118,7 +118,7 @@ impl Data {
             let has_lapsed = semaphore.queue.keep(first, after(now, life)).is_none();
             let stands = claims.iter().map(|claim| semaphore.queue.has(claim.owner)).collect();
             let handed_over = data.grant_next(semaphore, first, heard);
-            let remaining = match semaphore.queue.first() {
+            let remaining = match semaphore.queue.entries.front() {
                 Some(unheard) if semaphore.in_the_way(unheard.claim.mode.need(), now).is_none() => {
                     semaphore.queue.left(unheard, now)
                 }
@@ -188,7 +188,8 @@ impl Data {
     pub(super) fn inspect(&mut self, name: &Name, kind: SemaphoreKind) -> Holding {
         let failed = self.failures.get(name.prefix()).map(|failed| failed.record(self.now));
         self.on(name, kind, |data, semaphore| {
-            let (waiting, holders) = (semaphore.queue.len(), semaphore.out());
+            let waiting = u32::try_from(semaphore.queue.entries.len()).unwrap_or(u32::MAX);
+            let holders = semaphore.out();
             let last = semaphore.last_end();
             let expires_in = last.map_or(Duration::ZERO, |ends| ends - data.now);
             let held = Holding { waiting, holders, expires_in, failed, ..Holding::default() };
@@ -210,7 +211,7 @@ impl Data {
         self.push(name, Change::Wake);
         self.on(name, mode.into(), |_, semaphore| {
             let cleared = std::mem::take(semaphore);
-            cleared.last_end().is_some() || cleared.queue.first().is_some()
+            cleared.last_end().is_some() || !cleared.queue.entries.is_empty()
         })
     }
 
@@ -218,7 +219,7 @@ impl Data {
     /// fit. Returns whether it pushes a grant.
     fn grant_next(&mut self, semaphore: &mut StoredSemaphore, by: &Claim, heard: bool) -> bool {
         let mut is_granted = false;
-        while let Some(first) = semaphore.queue.first().cloned()
+        while let Some(first) = semaphore.queue.entries.front().cloned()
             && semaphore.in_the_way(first.claim.mode.need(), self.now).is_none()
         {
             // A claim that does not hear keeps its place, or is passed over.
@@ -340,11 +341,9 @@ impl StoredSemaphore {
 /// The claims that wait, in their order. Their entries last while their process keeps them.
 #[derive(Default)]
 struct Queue {
-    entries: BTreeMap<u64, QueueEntry>,
-    tickets: HashMap<Owner, u64>,
+    entries: VecDeque<QueueEntry>,
     /// Until when each process keeps its entries.
     kept: HashMap<u64, Instant>,
-    last: u64,
 }
 
 #[derive(Clone)]
@@ -355,30 +354,20 @@ struct QueueEntry {
 }
 
 impl Queue {
-    fn len(&self) -> u32 {
-        u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
-    }
-
     fn has(&self, owner: Owner) -> bool {
-        self.tickets.contains_key(&owner)
-    }
-
-    fn first(&self) -> Option<&QueueEntry> {
-        self.entries.values().next()
+        self.entries.iter().any(|entry| entry.claim.owner == owner)
     }
 
     /// Enters the queue, or keeps the old entry of the owner.
     fn enter(&mut self, claim: &Claim, now: Instant) {
         if !self.has(claim.owner) {
-            self.last += 1;
-            self.tickets.insert(claim.owner, self.last);
-            self.entries.insert(self.last, QueueEntry { claim: claim.clone(), since: now });
+            self.entries.push_back(QueueEntry { claim: claim.clone(), since: now });
         }
     }
 
     fn leave(&mut self, owner: Owner) {
-        if let Some(ticket) = self.tickets.remove(&owner) {
-            self.entries.remove(&ticket);
+        if let Some(at) = self.entries.iter().position(|entry| entry.claim.owner == owner) {
+            self.entries.remove(at);
         }
     }
 
@@ -398,9 +387,7 @@ impl Queue {
         let count = self.kept.len();
         self.kept.retain(|_, until| *until > now);
         if self.kept.len() < count {
-            let is_kept = |owner: Owner| self.kept.contains_key(&owner.process_half());
-            self.entries.retain(|_, entry| is_kept(entry.claim.owner));
-            self.tickets.retain(|owner, _| is_kept(*owner));
+            self.entries.retain(|entry| self.kept.contains_key(&entry.claim.owner.process_half()));
         }
     }
 }

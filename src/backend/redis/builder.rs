@@ -53,9 +53,9 @@ impl RedisBackendBuilder {
     ///
     /// `redis+unix:///path/to/socket` connects to a Unix socket. With the feature `tls`,
     /// `rediss://` connects by TLS with rustls. The backend trusts the certificates that the system
-    /// trusts, or those in the file that the environment variable `SSL_CERT_FILE` names. It shows
-    /// no certificate of its own. `tls_config` changes both. The crypto provider
-    /// is *ring*, unless the process has installed another one.
+    /// trusts, or a file that the environment variable `SSL_CERT_FILE` names, and shows none of its
+    /// own. `tls_config` changes both. The crypto provider is *ring*, unless the process has
+    /// installed another one.
     ///
     /// # Examples
     ///
@@ -126,10 +126,10 @@ impl RedisBackendBuilder {
     /// time-out](Self::connect_timeout).
     ///
     /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
-    /// a dead server is late but not lost. This is the one setting for a slower network or server.
-    /// The connect time-out and the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the
-    /// retry strategy follow it, unless they are set. Four round trips are a good choice, if they
-    /// are longer than the default: [`RedisBackend::ready`] measures, and warns. 24 h at most.
+    /// a dead server is late but not lost. Where four round trips take longer, set four of them:
+    /// [`RedisBackend::ready`] measures, and warns. Unless they are set, the connect time-out and
+    /// the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy follow it.
+    /// 24 h at most.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
@@ -145,8 +145,7 @@ impl RedisBackendBuilder {
 
     /// Sets the size in bytes of the largest entry that is pushed to the waiters.
     ///
-    /// Waiters fetch a larger entry. Defaults to 64 KiB, because a push goes to each process that
-    /// waits, and a server disconnects subscribers that are 32 MiB behind.
+    /// Waiters fetch a larger entry. Defaults to 64 KiB: a push goes to each process that waits.
     pub fn push_limit(mut self, bytes: usize) -> Self {
         self.config.push_limit = bytes;
         self
@@ -163,9 +162,7 @@ impl RedisBackendBuilder {
     /// Sets the name that each connection gives itself, for `CLIENT LIST` and the server's log.
     ///
     /// 1 to 64 visible ASCII characters without spaces, such as the name of a pod. Defaults to
-    /// none. A server whose ACL forbids `CLIENT SETNAME` serves the connection all the same. The
-    /// label that tells other processes which one holds a lock is
-    /// [`Locks::owner`](crate::Locks::owner).
+    /// none. The label of a holder of locks is [`Locks::owner`](crate::Locks::owner).
     pub fn client_name(mut self, name: impl Into<String>) -> Self {
         self.config.client_name = Some(name.into());
         self

@@ -8,7 +8,6 @@ use serde::{
 };
 
 use super::{Credentials, RedisBackendBuilder, Replicas, SentinelMaster};
-use crate::config::duration;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -43,9 +42,35 @@ struct Confirming {
     within: Option<Time>,
 }
 
-#[derive(Deserialize)]
-#[serde(transparent)]
-struct Time(#[serde(with = "duration")] Duration);
+struct Time(Duration);
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let why = "a time is a text with its unit, such as \"250ms\", \"5s\" or \"1h 30m\"";
+        let time = String::deserialize(from).ok().as_deref().and_then(time_of);
+        time.map(Self).ok_or_else(|| Error::custom(why))
+    }
+}
+
+/// The units of times, in milliseconds.
+const UNITS: [(&str, u64); 5] =
+    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+
+/// Reads whole numbers, each with its unit, with or without spaces between them. A number without a
+/// unit is refused, because configuration files disagree about its meaning.
+fn time_of(text: &str) -> Option<Duration> {
+    let mut rest = text.trim();
+    let mut sum = 0_u64;
+    while !rest.is_empty() {
+        let (number, behind) = rest.split_at(rest.find(|it: char| !it.is_ascii_digit())?);
+        let end = behind.find(|it: char| !it.is_ascii_alphabetic()).unwrap_or(behind.len());
+        let (unit, behind) = behind.split_at(end);
+        let (_, millis) = UNITS.iter().find(|(name, _)| *name == unit)?;
+        sum = sum.checked_add(number.parse::<u64>().ok()?.checked_mul(*millis)?)?;
+        rest = behind.trim_start();
+    }
+    (!text.trim().is_empty()).then(|| Duration::from_millis(sum))
+}
 
 /// A URL or a password. The error of a format would show it.
 struct Secret<T>(T);
@@ -86,8 +111,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for SettingsMap<T> {
 
 /// Reads the settings from a configuration file. They have the names of the methods.
 ///
-/// One of `server`, `sentinels` and `cluster` must be given. Times are text with a unit, as
-/// [`duration`](crate::config::duration) reads them.
+/// One of `server`, `sentinels` and `cluster` must be given. Times are text with units, such as
+/// `250ms`, `5s` or `1h 30m`. The units are `ms`, `s`, `m`, `h` and `d`, each after a whole number.
 ///
 /// An error does not show a URL or a password. Some formats add the line of the mistake to it, as
 /// TOML does.
@@ -108,9 +133,6 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for SettingsMap<T> {
 /// )
 /// .unwrap();
 /// let backend = builder.build()?;
-///
-/// let builder: RedisBackendBuilder =
-///     serde_json::from_str(r#"{ "server": "redis://127.0.0.1/" }"#).unwrap();
 /// # Ok::<_, bellwether::Error>(())
 /// ```
 impl<'de> Deserialize<'de> for RedisBackendBuilder {
@@ -158,15 +180,9 @@ impl BackendConfig {
 impl SentinelsConfig {
     fn master(&self) -> Result<SentinelMaster, &'static str> {
         let mut master = SentinelMaster::named(&self.master).database(self.database);
-        match (&self.username, &self.password) {
-            (None, None) => {}
-            (None, Some(Secret(password))) => {
-                master = master.credentials(Credentials::password(password));
-            }
-            (Some(username), Some(Secret(password))) => {
-                master = master.credentials(Credentials::user(username, password));
-            }
-            (Some(_), None) => return Err("`username` needs `password`"),
+        if let Some(Secret(password)) = &self.password {
+            let username = self.username.as_deref().unwrap_or("default");
+            master = master.credentials(Credentials::user(username, password));
         }
         match self.tls {
             false => Ok(master),
@@ -184,6 +200,22 @@ mod tests {
 
     fn read(text: &str) -> Result<RedisBackendBuilder, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_time_is_whole_numbers_with_units() {
+        for (text, millis) in [
+            ("250ms", 250),
+            (" 1h 30m ", 5_400_000),
+            ("1m30s", 90_000),
+            ("2d", 172_800_000),
+            ("0s", 0),
+        ] {
+            assert_eq!(time_of(text), Some(Duration::from_millis(millis)), "{text:?}");
+        }
+        let wrong = ["", "5", "s", "-5s", "1.5s", "5 s", "5S", "5s 3", "99999999999999999999s"];
+        assert_eq!(wrong.map(time_of), [None; 9]);
+        assert_eq!(time_of("99999999999999999d"), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, PoisonError, RwLock, Weak},
+    sync::{Arc, RwLock, Weak},
     time::Duration,
 };
 
@@ -18,15 +18,45 @@ use crate::{
     cache::{Cache, Loaded, core::Core},
     error::Error,
     key::{Key, Name},
+    sync::{read, write},
 };
 
 type WatchListener = dyn Fn(Option<&str>) + Send + Sync;
 
-/// The state that the watches of a cache share.
-pub(in crate::cache) type Watches = RwLock<Vec<Weak<WatchedOrder>>>;
+/// The watches of a cache.
+#[derive(Default)]
+pub(in crate::cache) struct Watches(RwLock<Vec<Weak<WatchedOrder>>>);
+
+impl Watches {
+    pub(in crate::cache) fn are_none(&self) -> bool {
+        read(&self.0).is_empty()
+    }
+
+    /// Tells of an act of this process.
+    pub(in crate::cache) fn tell_act(&self, key: &Key, name: &Name) {
+        let tell = |watch: &WatchedOrder| {
+            watch.order.forget(name, || watch.tell(Some(key.as_str())));
+        };
+        self.each(tell);
+    }
+
+    /// Tells of a commit of this process under this fence.
+    pub(in crate::cache) fn tell_commit(&self, name: &Name, fence: u64) {
+        self.each(|watch| watch.changed(name.prefix(), fence));
+    }
+
+    /// Tells that each value may have changed.
+    pub(in crate::cache) fn tell_loss(&self) {
+        self.each(Tap::lost);
+    }
+
+    fn each(&self, tell: impl Fn(&WatchedOrder)) {
+        read(&self.0).iter().filter_map(Weak::upgrade).for_each(|watch| tell(&watch));
+    }
+}
 
 /// The changes of one watch.
-pub(in crate::cache) struct WatchedOrder {
+struct WatchedOrder {
     order: Order,
     listener: Box<WatchListener>,
 }
@@ -118,7 +148,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let watched = Arc::new(WatchedOrder { order, listener: Box::new(listener) });
         let tap: Arc<dyn Tap> = watched.clone();
         self.core.store.tap(Arc::downgrade(&tap), GREATEST_STALENESS / 8);
-        let mut watches = self.core.watches.write().unwrap_or_else(PoisonError::into_inner);
+        let mut watches = write(&self.core.watches.0);
         watches.retain(|watch| watch.strong_count() > 0);
         watches.push(Arc::downgrade(&watched));
         EntryWatch { core: self.core.clone(), watched }
@@ -159,33 +189,6 @@ impl<V: Clone + Send + Sync + 'static> EntryWatch<V> {
     pub fn lag(&self) -> Duration {
         self.watched.order.lag()
     }
-}
-
-/// Tells the watches of a cache of an act of this process.
-pub(in crate::cache) fn tell_all(watches: &Watches, key: &Key, name: &Name) {
-    let watches = watches.read().unwrap_or_else(PoisonError::into_inner);
-    for watch in watches.iter().filter_map(Weak::upgrade) {
-        watch.order.forget(name, || watch.tell(Some(key.as_str())));
-    }
-}
-
-/// Tells the watches of a cache of a commit of this process under this fence.
-pub(in crate::cache) fn tell_all_of_commit(watches: &Watches, name: &Name, fence: u64) {
-    let watches = watches.read().unwrap_or_else(PoisonError::into_inner);
-    for watch in watches.iter().filter_map(Weak::upgrade) {
-        watch.changed(name.prefix(), fence);
-    }
-}
-
-/// Tells the watches of a cache that each value may have changed.
-pub(in crate::cache) fn tell_all_of_loss(watches: &Watches) {
-    let watches = watches.read().unwrap_or_else(PoisonError::into_inner);
-    watches.iter().filter_map(Weak::upgrade).for_each(|watch| watch.lost());
-}
-
-/// Returns whether there is a watch.
-pub(in crate::cache) fn is_any(watches: &Watches) -> bool {
-    !watches.read().unwrap_or_else(PoisonError::into_inner).is_empty()
 }
 
 impl<V> fmt::Debug for EntryWatch<V> {

@@ -15,12 +15,13 @@ use crate::{
         AfterFailure, Lead, Loaded, Source,
         breaker::{Outage, RequestKind},
         core::Permit,
-        failures::{self, whole_millis},
+        failures::whole_millis,
         lead::Keeping,
         loader::{self, Produced, Work},
         local::Fill,
         outcome::{Alone, Head, Made, Outcome, Record, cut_off},
         refresh::EntryNote,
+        settings::UNCACHEABLE_LIFE,
     },
     error::{BackendError, Chain, Error, ErrorKind},
     flight::Epoch,
@@ -154,7 +155,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         held: &mut Held<V>,
     ) -> FlightEnd<V> {
         let AskedKey { core, key, .. } = &self.asked;
-        if let Some(error) = core.failures.backs_off_alone(key) {
+        if let Some(error) = core.failures.backs_off_here(key) {
             core.counters.backed_off.add();
             return FlightEnd::failed(error);
         }
@@ -290,7 +291,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
                     false => debug!(error = %Chain(&error), "{words}"),
                 }
                 core.counters.unstorable.add();
-                (Entry::uncacheable(cost), Windows::fresh(core.settings.uncacheable_ttl))
+                (Entry::uncacheable(cost), Windows::fresh(UNCACHEABLE_LIFE))
             }
         };
         let served = windows.fresh.saturating_add(windows.stale);
@@ -432,7 +433,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let AskedKey { core, name, .. } = &self.asked;
         let entry = Entry::uncacheable(self.begun.at.elapsed());
         let is_stored = !self.lead.keeping().do_not_store;
-        let ttl = is_stored.then_some(core.settings.uncacheable_ttl);
+        let ttl = is_stored.then_some(UNCACHEABLE_LIFE);
         let answer = self.try_commit(&entry, ttl).await;
         core.committed_local(name, self.guard.fence());
         if let Ok(Committed::Stored | Committed::Pushed) = answer {
@@ -482,10 +483,9 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let Self { asked, lead, guard, failures, .. } = self;
         let AskedKey { core, key, .. } = &asked;
         // An outage may have hidden the failures of this process from the others.
-        let failed = failures.max(core.failures.failed_alone(key));
+        let failed = failures.max(core.failures.failed_here(key));
         let back_off = asked.back_off(&error, &lead, failed);
-        let codec = core.error_codec.as_deref();
-        let failure = failures::failure(codec, guard.fence(), &error, back_off);
+        let failure = core.failures.told(guard.fence(), &error, back_off);
         let told = core.store.fail(guard.claim(), &failure, back_off);
         let told = timeout(core.try_limit, told).await;
         if let Ok(Ok(_)) = told {
@@ -506,7 +506,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// Notes a load that failed without a lease. Returns the error for the callers.
     pub(super) fn fail_alone(&self, error: Error, lead: &Lead<V>) -> Error {
-        let failed = self.core.failures.failed_alone(&self.key);
+        let failed = self.core.failures.failed_here(&self.key);
         match self.back_off(&error, lead, failed) {
             Some(back_off) => self.fails_alone(error, back_off, lead),
             None => error,
@@ -515,7 +515,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
 
     fn fails_alone(&self, error: Error, back_off: BackOff, lead: &Lead<V>) -> Error {
         let error = self.backing_off(error, back_off, lead);
-        self.core.failures.fail_alone(&self.key, &error, back_off);
+        self.core.failures.fail_here(&self.key, &error, back_off);
         error
     }
 
@@ -536,9 +536,9 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         Some(BackOff { wait, failures })
     }
 
-    /// Returns what follows an error by the settings of the cache or the request.
+    /// Returns what follows an error by the settings of the cache.
     pub(super) fn rule_after(&self, error: &Error) -> Option<AfterFailure> {
-        self.core.failures.policy(error).or(self.options().after_failure)
+        self.core.failures.policy(error).or(self.core.settings.after_failure)
     }
 
     /// Notes that the key backs off after this error, if it does, and returns the error with that.

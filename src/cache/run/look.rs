@@ -20,8 +20,8 @@ use crate::{
         Occupied, Owner,
     },
     cache::{
-        Loaded, Source, breaker::RequestKind, core::Decision, failures, outcome::Alone,
-        refresh::EntryNote, settings::OnUncacheable,
+        Loaded, Source, breaker::RequestKind, core::Decision, outcome::Alone, refresh::EntryNote,
+        settings::OnUncacheable,
     },
     error::{BackendError, Error},
     flight::Epoch,
@@ -269,8 +269,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
                 self.fetch(&announced, left).await
             }
             Change::Failed(failure) if failure.fence() >= self.fence => {
-                let codec = core.error_codec.as_deref();
-                Break(FlightEnd::failed(failures::error(codec, failure)).into())
+                Break(FlightEnd::failed(core.failures.of_another(failure)).into())
             }
             _ => Continue(()),
         }
@@ -350,8 +349,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if let Some((previous, _)) = &self.held.previous {
             asked.leave_alone(previous.fence, back_off.wait);
         }
-        let codec = asked.core.error_codec.as_deref();
-        let error = failures::backing_off(codec, failure, back_off.wait);
+        let error = asked.core.failures.backing_off(failure, back_off.wait);
         FlightEnd { epoch: self.epoch, ..FlightEnd::failed(error) }.into()
     }
 
@@ -395,9 +393,11 @@ const BYTES_PER_MS: u32 = 256 << 10;
 /// The turns that processes choose from if the backend does not know their number.
 const TURNS: u32 = 64;
 
-/// Returns how long a process waits for its turn to fetch an entry.
+/// Returns how long a process waits for its turn to fetch an entry: a random one of as many as
+/// there are processes.
 fn turn_to_fetch(announced: &Announcement) -> Duration {
-    let turn = announced.turn.unwrap_or_else(|| fastrand::u32(0..TURNS));
+    let turns = if announced.crowd == 0 { TURNS } else { announced.crowd };
+    let turn = fastrand::u32(0..turns);
     let bytes = u32::try_from(announced.bytes).unwrap_or(u32::MAX);
     Duration::from_millis(1).mul_f64(f64::from(bytes) / f64::from(BYTES_PER_MS)) * turn
 }

@@ -38,6 +38,7 @@ use crate::{
 };
 
 /// A key that is asked for, and how.
+#[derive(Clone)]
 pub(super) struct AskedKey<V> {
     pub(super) core: Arc<Core<V>>,
     pub(super) key: Key,
@@ -56,19 +57,9 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let name = core.name(key)?;
         Ok(Self { core: core.clone(), key: key.clone(), shard: core.shard(&name), name, own })
     }
-}
 
-impl<V> AskedKey<V> {
     pub(super) fn options(&self) -> &Options {
         self.core.options(self.own.as_deref())
-    }
-}
-
-impl<V> Clone for AskedKey<V> {
-    fn clone(&self) -> Self {
-        let Self { core, key, name, shard, own } = self;
-        let (core, shard) = (core.clone(), shard.clone());
-        Self { core, key: key.clone(), name: name.clone(), shard, own: own.clone() }
     }
 }
 
@@ -374,7 +365,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         let asked = &self.asked;
         let begun = asked.core.refreshes.begin(&asked.key, previous.fence);
-        let Some((leader, work)) = begun.zip(work.take()) else { return };
+        let Some((leader, work)) = begun.and_then(|leader| Some((leader, work.take()?))) else {
+            return;
+        };
         let refresh = Self { asked: asked.clone(), leader: Some(leader), start: RunStart::Behind };
         let span = spans::refresh_behind(&asked.key);
         tokio::spawn(refresh.refresh(loader::boxed(work), previous, span.clone()).instrument(span));

@@ -15,7 +15,7 @@ use super::{
     variants::Variants,
 };
 use crate::{
-    cache::{AfterFailure, Cache},
+    cache::{AfterFailure, Cache, UNCACHEABLE_LIFE},
     error::Error,
     key::Key,
 };
@@ -313,9 +313,8 @@ impl BellwetherLayer<Http> {
     /// # Uncacheable responses
     ///
     /// An uncacheable response goes to its caller untouched, and streams. All waiters, in every
-    /// process, send their own requests in parallel. So do later callers, for the
-    /// [`uncacheable_ttl`](crate::cache::Builder::uncacheable_ttl) of the cache, 10 s by default.
-    /// The first response whose headers allow sharing ends this.
+    /// process, send their own requests in parallel. So do later callers, for 10 s. The first
+    /// response whose headers allow sharing ends this.
     ///
     /// A `4xx` or `5xx` goes to its caller alone, and its waiters send their own requests. The next
     /// section has the exceptions. But the key never becomes uncacheable by it.
@@ -757,7 +756,7 @@ pub(super) type OnError = Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>;
 impl HttpSettings {
     fn new(cache: Cache<CachedResponse>) -> Self {
         Self {
-            marks: Arc::new(Marks::new(cache.uncacheable_ttl())),
+            marks: Arc::new(Marks::new(UNCACHEABLE_LIFE)),
             variants: Arc::new(Variants::new()),
             stale: StaleRules::of(&cache),
             unavailable: UNAVAILABLE,

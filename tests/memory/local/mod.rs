@@ -36,7 +36,10 @@ async fn a_copy_is_served_without_a_question() {
     assert_eq!(cache.get_many(["k"]).await[0].as_ref().unwrap(), &Some(1));
     let many = cache.load_many([1_u64], |_| "k", |_batch| async { Ok::<[_; 0], BoxError>([]) });
     assert_eq!(many.await.unwrap()[0].as_ref().unwrap().source(), Source::Local);
-    let skipped = cache.request("k").skip_local().load(|_lead| async { Ok::<_, BoxError>(4) });
+    let skipped = cache
+        .request("k")
+        .max_local_age(Duration::ZERO)
+        .load(|_lead| async { Ok::<_, BoxError>(4) });
     assert_eq!(skipped.await.unwrap().source(), Source::Hit);
     let stats = cache.stats();
     assert_eq!((stats.led, stats.hits, stats.local), (1, 2, 2));

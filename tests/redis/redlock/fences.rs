@@ -76,3 +76,22 @@ async fn a_lock_without_a_token_at_a_majority_is_not_held() {
         assert_eq!(shares(&servers, "m").await, 0, "{fault:?}");
     }
 }
+
+/// A server has granted its share and misses the token. It would grant a smaller one to a later
+/// majority, so its share is released, and is no part of the hold.
+#[tokio::test(start_paused = true)]
+async fn a_share_without_the_token_is_released() {
+    for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
+        let servers: [_; 3] = servers();
+        let ahead = occupy(&servers[2], "m", LEASE).await;
+        servers[2].set_fence(&ahead, 1 << 52).await.unwrap();
+        servers[2].release(&ahead).await.unwrap();
+        let faults = [(0, Op::SetFence, fault)];
+        let redlock = Redlock::new(seen(&servers, &faults), "bellwether").unwrap();
+        let guard = redlock.mutex("m").lock().await.unwrap();
+        sleep(MS).await;
+        assert_eq!(shares(&servers, "m").await, 2, "{fault:?}");
+        assert_eq!(shares(&servers[..1], "m").await, 0, "{fault:?}");
+        guard.unlock().await.unwrap();
+    }
+}

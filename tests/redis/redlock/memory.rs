@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{ErrorKind, MemoryBackend, Redlock, lease::Retry};
+use bellwether::{ErrorKind, MemoryBackend, Redlock, backend::Leases, lease::Retry};
 use testkit::faulty::{Fault, Op};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -135,6 +135,59 @@ async fn a_waiter_is_served_soon_with_any_number_of_pushing_servers() {
         guard.unlock().await.unwrap();
         drop(waiting.await.unwrap());
         assert!(begun.elapsed() <= most, "{mute} servers are mute: {:?}", begun.elapsed());
+    }
+}
+
+/// Strangers took and gave back the lock at one server, which the holder takes later. The waiter is
+/// woken by a majority of the servers that release the lock, and not by the first of them alone.
+#[tokio::test(start_paused = true)]
+async fn noise_of_one_server_delays_no_waiter() {
+    for _ in 0..5 {
+        let servers: [_; 3] = servers();
+        let late = Fault::Late(30 * MS);
+        let holder = seen(&servers, &[(2, Op::Release, late)]);
+        let mut away = Some(Fault::Refuse);
+        holder[0].plan(move |op| match op {
+            Op::Acquire => away.take(),
+            Op::Release => Some(late),
+            _ => None,
+        });
+        let (holder, waiter) =
+            (Redlock::new(holder, "bellwether"), Redlock::new(servers.clone(), "bellwether"));
+        let guard = holder.unwrap().mutex("m").lease(LEASE).lock().await.unwrap();
+        let mutex = waiter.unwrap().mutex("m");
+        let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+        sleep(100 * MS).await;
+        for _ in 0..10 {
+            let noise = occupy(&servers[0], "m", LEASE).await;
+            servers[0].release(&noise).await.unwrap();
+            sleep(MS).await;
+        }
+        sleep(LEASE / 2).await;
+        assert_eq!(shares(&servers, "m").await, 3);
+        let begun = Instant::now();
+        guard.unlock().await.unwrap();
+        waiting.await.unwrap().unlock().await.unwrap();
+        assert!(begun.elapsed() <= 100 * MS, "{:?}", begun.elapsed());
+    }
+}
+
+/// The task that listens for a name ends when there was no waiter for a second. A waiter that comes
+/// at that moment is woken by the release all the same.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_comes_when_the_listening_ends_is_woken() {
+    for pause in (900..1_100).step_by(5) {
+        let servers: [_; 3] = servers();
+        let [here, there] = [0, 1].map(|_| Redlock::new(servers.clone(), "bellwether").unwrap());
+        let guard = there.mutex("m").lock().await.unwrap();
+        assert!(here.mutex("m").try_lock().await.unwrap().is_none());
+        sleep(pause * MS).await;
+        let waiting = tokio::spawn(async move { here.mutex("m").lock().await.unwrap() });
+        sleep(30 * MS).await;
+        let begun = Instant::now();
+        guard.unlock().await.unwrap();
+        drop(waiting.await.unwrap());
+        assert!(begun.elapsed() <= 50 * MS, "{:?} after {pause} ms", begun.elapsed());
     }
 }
 

@@ -73,7 +73,7 @@ impl Contenders {
             let redlock = client(servers).await;
             for _ in 0..tasks_of_each {
                 let (stop, inside, taken) = (stop.clone(), inside.clone(), taken.clone());
-                let mutex = redlock.mutex("contenders").lease(LEASE).fence_life(LEASE);
+                let mutex = redlock.mutex("contenders").lease(LEASE);
                 tasks.push(tokio::spawn(async move {
                     while !stop.load(Ordering::SeqCst) {
                         let guard = mutex.lock().await.unwrap();

@@ -54,12 +54,12 @@ pub(super) async fn connect(
         on_push(push);
         Ok::<(), ()>(())
     });
-    let attempt = attempt(&target, settings.connect_timeout(), config, async |connected| {
-        refuse_replica(&mut connected.connection).await?;
+    let attempt = attempt(&target, settings.connect_timeout(), config, async |connection| {
+        refuse_replica(connection).await?;
         if let Some(name) = &settings.client_name {
             let mut set = redis::cmd("CLIENT");
             set.arg("SETNAME").arg(name);
-            permitted(set.exec_async(&mut connected.connection).await)?;
+            permitted(set.exec_async(connection).await)?;
         }
         Ok(())
     });
@@ -79,7 +79,6 @@ pub(super) async fn ask<T>(
     limit: Duration,
     question: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
 ) -> Result<T, ConnectError> {
-    let question = async |connected: &mut Connected| question(&mut connected.connection).await;
     attempt(target, limit, config(), question).await.map(|(_, answer)| answer)
 }
 
@@ -95,7 +94,7 @@ async fn attempt<T>(
     target: &ConnectTarget,
     limit: Duration,
     config: AsyncConnectionConfig,
-    first: impl AsyncFnOnce(&mut Connected) -> Result<T, RedisError>,
+    first: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
 ) -> Result<(Connected, T), ConnectError> {
     let (end, progress) = (after(Instant::now(), limit), Progress::new());
     let reach = async {
@@ -106,14 +105,13 @@ async fn attempt<T>(
     let (settings, socket) = reached.map_err(|error| ConnectError::unreached(target, error))?;
     let log_in = async {
         let stream = socket.secure(target).await?;
-        let (connection, driver) =
+        let (mut connection, driver) =
             MultiplexedConnection::new_with_config(&settings, stream, config).await?;
         let driven = progress.clone();
         let driver = tokio::spawn(async move { driven.drive(driver).await });
         let driver = AbortOnDropHandle::new(driver);
-        let mut connected = Connected { connection, progress, _driver: driver };
-        let answer = first(&mut connected).await?;
-        Ok((connected, answer))
+        let answer = first(&mut connection).await?;
+        Ok((Connected { connection, progress, _driver: driver }, answer))
     };
     let logged_in = timeout_at(end, log_in).await.unwrap_or_else(|_| late(limit));
     logged_in.map_err(|error| ConnectError::unusable(target, error))

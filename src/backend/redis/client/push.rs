@@ -115,7 +115,7 @@ impl Pushes {
                 }
                 change => change,
             };
-            self.channels.receive(topic, &change);
+            self.channels.push(topic, change);
         }
     }
 }

@@ -1,14 +1,21 @@
-//! The [`Leases`] of a Redis backend.
+//! The [`Leases`] and [`Latches`] of a Redis backend, and the channels of their waiters.
+//!
+//! A release notifies one waiter on the channel of its process, so that the other processes do not
+//! wake. The end of a load is told to the backends that registered for it. At a single server each
+//! has one such channel for all names, and keeps it. So a wait costs no subscription.
+//!
+//! In a cluster a script publishes in the slot of its name only. So a process has such a channel
+//! for each name that it waits for.
 
 use std::{
-    sync::LazyLock,
+    sync::{Arc, LazyLock},
     time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use redis::Value;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 
 use super::{
     super::RedisBackend,
@@ -17,15 +24,16 @@ use super::{
 };
 use crate::{
     backend::{
-        Acquired, BackOff, Change, Changes, Claim, Claimed, Grant, Holding, Kept, Leases, Marked,
-        Mode, Need, Renewal, SemaphoreKind, Tick, TickStep, no_pass,
+        Acquired, BackOff, Change, Changes, Claim, Claimed, Countdown, Grant, Holding, Kept,
+        Latches, Leases, Marked, Mode, Need, Owner, Renewal, SemaphoreKind, Tick, TickStep,
+        no_pass,
         redis::{
             client::Confirmation,
             keys,
             scripts::{Call, SCRIPTS, Script},
         },
     },
-    error::BackendError,
+    error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
 };
 
@@ -33,7 +41,7 @@ use crate::{
 impl Leases for RedisBackend {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         let entry_life = if claim.waits { millis(claim.queue_entry_life()) } else { 0 };
-        let call = lock_call(&SCRIPTS.acquire_lock, claim, &[]).arg(entry_life);
+        let call = lock_call(&SCRIPTS.acquire, claim, &[]).arg(entry_life);
         match self.claimed(claim, &call).await? {
             Some(Claimed::Granted(grant)) => Ok(Acquired::Granted(grant)),
             Some(Claimed::Occupied(occupied)) => Ok(Acquired::Occupied(occupied)),
@@ -63,7 +71,7 @@ impl Leases for RedisBackend {
 
     async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
         let Some(first) = claims.first() else { return Ok(Kept::nothing()) };
-        let mut call = semaphore_call(&SCRIPTS.keep_lock, first, &[self.channel()])
+        let mut call = semaphore_call(&SCRIPTS.keep, first, &[self.channel()])
             .arg(millis(first.fence_life))
             .arg(millis(life));
         for claim in claims {
@@ -86,8 +94,8 @@ impl Leases for RedisBackend {
         if claim.name.family() == Family::Cache && !claim.waits && claim.mode == Mode::Exclusive {
             return self.release_entry(claim, Change::Wake.encode(), None).await;
         }
-        let call = lock_call(&SCRIPTS.release_lock, claim, &[self.channel()])
-            .arg(u8::from(claim.wakes_all()));
+        let call =
+            lock_call(&SCRIPTS.release, claim, &[self.channel()]).arg(u8::from(claim.wakes_all()));
         // If this process waits for the name, other processes are likely to wait as well. The
         // server writes to them before it answers this caller. For a fair mutex each release would
         // be two commands.
@@ -189,6 +197,41 @@ impl Leases for RedisBackend {
     }
 }
 
+#[async_trait]
+impl Latches for RedisBackend {
+    async fn set_latch(
+        &self,
+        name: &Name,
+        id: Owner,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<bool, BackendError> {
+        self.run(&self.latch_call(name, id, count).arg(millis(ttl)), replies::flag).await
+    }
+
+    async fn count_down(
+        &self,
+        name: &Name,
+        id: Owner,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        let call = self.latch_call(name, id, by).arg("");
+        let (countdown, flags) = self.run(&call, replies::countdown).await?;
+        self.note_refusal(flags.is_refused());
+        Ok(countdown)
+    }
+
+    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
+        self.count_down(name, Owner::fresh(), 0).await
+    }
+
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
+        // A latch has no queue, and its own key stands in.
+        let keys = [self.channel(), keys::LATCH, keys::LATCH, keys::LATCH];
+        self.run(&Call::new(&SCRIPTS.clear, name, &keys).arg(0), replies::flag).await
+    }
+}
+
 impl RedisBackend {
     /// Runs a script that may grant a claim. Returns `None` for a newer entry of which the reply
     /// has only a part.
@@ -223,7 +266,7 @@ impl RedisBackend {
         let keys = [keys::LEASE, self.channel(), keys::FAILURE];
         let keys = if back_off.is_some() { &keys[..] } else { &keys[..2] };
         let mut call =
-            Call::new(&SCRIPTS.release, &claim.name, keys).owner(claim.owner).arg(&message[..]);
+            Call::new(&SCRIPTS.end_load, &claim.name, keys).owner(claim.owner).arg(&message[..]);
         if let Some(back_off) = back_off {
             call = call.arg(millis(back_off.wait)).arg(millis(back_off.remembered()));
             call = call.arg(back_off.failures);
@@ -254,6 +297,57 @@ impl RedisBackend {
         let (reply, confirmation) = reply?;
         let held = self.checked(replies::flags(reply, batch.len()))?;
         confirmation.map(|()| held)
+    }
+
+    fn latch_call(&self, name: &Name, id: Owner, count: u32) -> Call<'static> {
+        let keys = [keys::LATCH, self.channel()];
+        Call::new(&SCRIPTS.latch, name, &keys).owner(id).arg(count)
+    }
+
+    /// Registers a waiter, and has the channel of this process opened.
+    pub(super) fn register(&self, name: &Name, claim: Option<&Claim>) -> Changes {
+        let (channels, owner) = (self.0.servers.channels(), claim.map(|claim| claim.owner));
+        if let Some(own) = claim.and_then(|claim| self.own_channel(claim)) {
+            return channels.register(name.prefix(), [Some(own), None], owner);
+        }
+        let of_name: Arc<str> = name.suffixed(self.channel()).into();
+        // The process hears of what is granted to it in the queue.
+        let own = claim.is_none_or(|claim| claim.waits).then(|| match &self.0.process_channels {
+            Some(own) => own.of(name).queued.clone(),
+            None => keys::own_shard_channel(&of_name),
+        });
+        channels.register(name.prefix(), [Some(of_name), own], owner)
+    }
+
+    /// Subscribes to all changes of a name.
+    pub(super) async fn subscribed(&self, name: &Name) -> Result<Changes, BackendError> {
+        let mut changes = self.register(name, None);
+        let limit = self.0.servers.start_push(&name.suffixed(self.channel())).await?;
+        match timeout(limit, changes.confirmed()).await {
+            Ok(answer) => answer.map(|()| changes),
+            Err(_elapsed) => {
+                let why = format!("no subscription within {limit:?}");
+                Err(BackendError::new(BackendErrorKind::Unavailable, why))
+            }
+        }
+    }
+
+    /// Returns the id that a claim of an entry's lease registers. It is empty where the processes
+    /// listen to the channel of the name.
+    pub(super) fn registration(&self) -> &str {
+        self.0.process_channels.as_ref().map_or("", |channels| &channels.id)
+    }
+
+    /// Returns the channel of this process on which a claim is told of all that it must know. Has
+    /// it opened.
+    fn own_channel(&self, claim: &Claim) -> Option<Arc<str>> {
+        if !claim.waits && claim.name.family() != Family::Cache {
+            return None;
+        }
+        let own = self.0.process_channels.as_ref()?.of(&claim.name);
+        let channel = if claim.waits { &own.queued } else { &own.registered };
+        own.open(self.0.servers.channels(), channel);
+        Some(channel.clone())
     }
 }
 

@@ -1,7 +1,5 @@
 //! The backend traits: each operation is one call of a script, and reads its reply.
 
-mod changes;
-mod latches;
 mod leases;
 mod ready;
 mod replies;

@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
-use redis::Value;
+use redis::{FromRedisValue, Value, from_redis_value};
 
 use super::PART;
 use crate::{
@@ -14,35 +14,80 @@ use crate::{
     error::{BackendError, BackendErrorKind},
 };
 
+/// Returns the error for a reply that no script gives.
+pub(super) fn unreadable(what: impl fmt::Debug) -> BackendError {
+    BackendError::new(BackendErrorKind::Unknown, format!("unexpected reply: {what:?}"))
+}
+
+/// Reads the fields of a reply. No script replies with a negative number among others.
+fn read<T: FromRedisValue>(value: Value) -> Result<T, BackendError> {
+    let is_negative = |field: &Value| matches!(field, Value::Int(number) if *number < 0);
+    match &value {
+        Value::Array(fields) if !fields.iter().any(is_negative) => {
+            from_redis_value(value).map_err(unreadable)
+        }
+        other => Err(unreadable(other)),
+    }
+}
+
+/// Returns the word with which a reply begins, if it does so.
+fn word(value: &Value) -> &[u8] {
+    let Value::Array(fields) = value else { return b"" };
+    match fields.first() {
+        Some(Value::BulkString(word)) => word,
+        _ => b"",
+    }
+}
+
 /// Reads the reply to a claim. Returns `None` for a newer entry of which the reply has only a part.
 pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
-    if let Value::Int(_) = value {
-        return fence(value).map(|fence| Some(Claimed::Granted(Grant::new(fence))));
-    }
-    let mut fields = Fields::new(value)?;
-    Ok(Some(match fields.word()?.as_str() {
-        "held" => Claimed::Occupied(fields.occupied()?),
-        AGAIN => Claimed::Occupied(Occupied { fence: 0, remaining: Duration::ZERO, holders: 0 }),
-        "newer" => return Ok(fields.newer()?.map(Claimed::Newer)),
-        "granted" => {
-            let (fence, failures) = (fields.number()?, fields.count()?);
+    Ok(Some(match word(&value) {
+        b"held" => {
+            let (_, fence, millis, holders): (Value, _, _, _) = read(value)?;
+            let remaining = Duration::from_millis(millis);
+            Claimed::Occupied(Occupied { fence, remaining, holders })
+        }
+        b"again" => Claimed::Occupied(Occupied { fence: 0, remaining: Duration::ZERO, holders: 0 }),
+        b"newer" => return Ok(newer(value)?.map(Claimed::Newer)),
+        b"granted" => {
+            let (_, fence, failures): (Value, _, _) = read(value)?;
             Claimed::Granted(Grant::new(fence).after_failures(failures))
         }
-        "failed" => {
-            let (back_off, failure) = fields.backs_off()?;
+        b"failed" => {
+            let (_, millis, failures, message): (Value, _, _, _) = read(value)?;
+            let (back_off, failure) = backs_off(millis, failures, message)?;
             Claimed::BacksOff(back_off, failure)
         }
-        other => return Err(unreadable(other)),
+        _ => Claimed::Granted(Grant::new(fence(value)?)),
     }))
 }
 
-/// What a script says that grants and has more to do than it may at once.
-const AGAIN: &str = "again";
+/// Reads an entry behind a word, with the time of the server. Returns `None` if the reply has only
+/// the first [`PART`] of it.
+fn newer(value: Value) -> Result<Option<Entry>, BackendError> {
+    let (_, bytes, time): (Value, Bytes, _) = read(value)?;
+    let is_whole = bytes.len() < PART;
+    is_whole.then(|| entry(bytes).map(|entry| entry.read_at(time))).transpose()
+}
 
-/// Returns whether a script that grants is to be called again.
+/// Reads the back-off of a name, and the failure that it follows.
+fn backs_off(
+    millis: u64,
+    failures: u32,
+    message: Bytes,
+) -> Result<(BackOff, Failure), BackendError> {
+    match Change::decode(&message) {
+        Change::Failed(failure) => {
+            Ok((BackOff { wait: Duration::from_millis(millis), failures }, failure))
+        }
+        other => Err(unreadable(other)),
+    }
+}
+
+/// Returns whether a script that grants has more to do than it may at once, and is to be called
+/// again.
 pub(super) fn is_again(value: &Value) -> bool {
-    let Value::Array(fields) = value else { return false };
-    matches!(fields.first(), Some(Value::BulkString(word)) if word == AGAIN.as_bytes())
+    word(value) == b"again"
 }
 
 /// Reads the reply to a pass. Shared units are granted before what is left to do.
@@ -56,49 +101,43 @@ pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
 
 /// Reads who holds a lock or loads an entry.
 pub(super) fn held(value: Value) -> Result<Holding, BackendError> {
-    let mut fields = Fields::new(value)?;
-    let (owner, Occupied { fence, remaining, holders }) = (fields.word()?, fields.occupied()?);
-    let (waiting, now, label) = (fields.count()?, fields.number()?, fields.word()?);
+    type Fields = (String, u64, u64, u32, u32, u64, String, u64, u32, Bytes);
+    let (owner, fence, millis, holders, waiting, now, label, wait, failures, message) =
+        read::<Fields>(value)?;
+    let expires_in = Duration::from_millis(millis);
     // Without failed loads, there is no failure to read.
-    let failed = fields.backs_off().ok();
-    let held = Holding { holders, expires_in: remaining, waiting, failed, ..Holding::default() };
+    let failed = backs_off(wait, failures, message).ok();
+    let held = Holding { holders, expires_in, waiting, failed, ..Holding::default() };
     let label = Some(label.as_str()).filter(|label| !label.is_empty());
     Ok(owner.parse().map_or(held.clone(), |holder| held.by(holder, fence, now, label)))
 }
 
 /// Reads the mark before, whether it was set, and the server's time.
 pub(super) fn marked(value: Value) -> Result<Marked, BackendError> {
-    let mut fields = Fields::new(value)?;
-    let is_set = fields.number()? == 1;
-    let (mark, now) = (fields.word()?, fields.word()?.parse().map_err(unreadable)?);
-    if mark.is_empty() {
-        return Ok(Marked { before: None, is_set, now });
-    }
+    let (is_set, mark, now): (_, String, _) = read(value)?;
     let mut parts = mark.split(':');
-    let tick = parts.next().unwrap_or_default().parse().map_err(unreadable)?;
+    let tick = parts.next().filter(|tick| !tick.is_empty());
+    let Some(tick) = tick.map(str::parse).transpose().map_err(unreadable)? else {
+        return Ok(Marked { before: None, is_set, now });
+    };
     let begun_by = parts.next().map(str::parse).transpose().map_err(unreadable)?;
     Ok(Marked { before: Some(Mark { tick, begun_by }), is_set, now })
 }
 
 /// Reads the reply to `TIME`, in microseconds.
 pub(super) fn micros(value: Value) -> Result<u64, BackendError> {
-    let (seconds, micros) =
-        redis::from_redis_value::<(u64, u64)>(value.clone()).map_err(|_| unreadable(&value))?;
+    let (seconds, micros): (u64, u64) = read(value)?;
     Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
 }
 
 /// Reads the state of a latch.
 pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Flags), BackendError> {
-    let mut fields = Fields::new(value)?;
-    match fields.word()?.as_str() {
-        "left" => {
-            let left = u32::try_from(fields.number()?).map_err(unreadable)?;
-            let remaining = Duration::from_millis(fields.number()?);
-            Ok((Some(Countdown { left, remaining }), fields.flags()?))
-        }
-        "unset" => Ok((None, Flags(0))),
-        other => Err(unreadable(other)),
+    if word(&value) == b"unset" {
+        return Ok((None, Flags(0)));
     }
+    let (_, left, millis, flags): (Value, _, _, _) = read(value)?;
+    let remaining = Duration::from_millis(millis);
+    Ok((Some(Countdown { left, remaining }), Flags::of(flags)?))
 }
 
 /// The reply to a commit.
@@ -113,28 +152,22 @@ pub(super) enum CommitReply {
 
 /// Reads the outcome of a commit, and its flags if it was made now.
 pub(super) fn committed(value: Value) -> Result<(CommitReply, Option<Flags>), BackendError> {
-    if let Value::Int(number) = value {
-        let outcome = match number >> 3 {
-            -1 => return Ok((CommitReply::Unstaged, None)),
-            0 if number == 0 => return Ok((CommitReply::Done(Committed::Refused), None)),
-            1 => Committed::Pushed,
-            2 => Committed::Stored,
-            _ => return Err(unreadable(number)),
-        };
-        return Ok((CommitReply::Done(outcome), Some(Flags::of(number & 7)?)));
-    }
-    let mut fields = Fields::new(value)?;
-    match fields.word()?.as_str() {
-        "newer" => {
-            let newer = fields.newer()?.map(Committed::Newer);
-            Ok((newer.map_or(CommitReply::PartOfNewer, CommitReply::Done), None))
-        }
-        other => Err(unreadable(other)),
-    }
+    let Value::Int(number) = value else {
+        let newer = newer(value)?.map(Committed::Newer);
+        return Ok((newer.map_or(CommitReply::PartOfNewer, CommitReply::Done), None));
+    };
+    let outcome = match number >> 3 {
+        -1 => return Ok((CommitReply::Unstaged, None)),
+        0 if number == 0 => return Ok((CommitReply::Done(Committed::Refused), None)),
+        1 => Committed::Pushed,
+        2 => Committed::Stored,
+        _ => return Err(unreadable(number)),
+    };
+    Ok((CommitReply::Done(outcome), Some(Flags::of(number & 7)?)))
 }
 
 /// The bits of a reply. The first says whether a lease was held, or an entry waited for. The others
-/// stand in `lib/basics.lua`.
+/// stand in `scripts/lib/`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flags(i64);
 
@@ -174,18 +207,23 @@ impl Flags {
 
 /// Reads what the keeping of a queue has found, with this many claims.
 pub(super) fn kept(value: Value, claims: usize) -> Result<(Kept, Flags), BackendError> {
-    let mut fields = Fields::new(value)?;
-    let flags = fields.flags()?;
-    let remaining = Duration::from_millis(fields.number()?);
-    let (has_lapsed, handed_over) = (fields.number()? == 1, fields.number()? == 1);
-    let stands = (0..claims).map(|_| fields.number().map(|stands| stands == 1));
-    let stands = stands.collect::<Result<_, _>>()?;
-    Ok((Kept { remaining, has_lapsed, handed_over, stands }, flags))
+    let numbers: Vec<i64> = read(value)?;
+    match &numbers[..] {
+        [flags, millis, has_lapsed, handed_over, stands @ ..] if stands.len() == claims => {
+            let kept = Kept {
+                remaining: Duration::from_millis(millis.unsigned_abs()),
+                has_lapsed: *has_lapsed == 1,
+                handed_over: *handed_over == 1,
+                stands: stands.iter().map(|stands| *stands == 1).collect(),
+            };
+            Ok((kept, Flags::of(*flags)?))
+        }
+        other => Err(unreadable(other)),
+    }
 }
 
-pub(super) fn entry(bytes: Vec<u8>) -> Result<Entry, BackendError> {
-    Entry::decode(Bytes::from(bytes))
-        .map_err(|error| BackendError::new(BackendErrorKind::Foreign, error))
+pub(super) fn entry(bytes: Bytes) -> Result<Entry, BackendError> {
+    Entry::decode(bytes).map_err(|error| BackendError::new(BackendErrorKind::Foreign, error))
 }
 
 pub(super) fn fence(value: Value) -> Result<u64, BackendError> {
@@ -196,23 +234,19 @@ pub(super) fn fence(value: Value) -> Result<u64, BackendError> {
 }
 
 pub(super) fn flag(value: Value) -> Result<bool, BackendError> {
-    match value {
-        Value::Int(number) => Ok(number == 1),
-        other => Err(unreadable(&other)),
-    }
+    fence(value).map(|number| number == 1)
 }
 
 pub(super) fn flags(value: Value, count: usize) -> Result<Vec<bool>, BackendError> {
-    match value {
-        Value::Array(values) if values.len() == count => values.into_iter().map(flag).collect(),
-        other => Err(unreadable(&other)),
+    let flags: Vec<i64> = read(value)?;
+    match flags.len() == count {
+        true => Ok(flags.into_iter().map(|flag| flag == 1).collect()),
+        false => Err(unreadable(flags)),
     }
 }
 
 pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
-    let mut fields = Fields::new(value)?;
-    let count = fields.0.len();
-    (0..count).map(|_| fields.word()).collect()
+    read(value)
 }
 
 /// Checks rules that hold for all replies of scripts.
@@ -228,76 +262,6 @@ pub(in super::super) fn check_any_reply(value: &Value) {
         }
         if let Ok(flags) = flags(value.clone(), count) {
             assert_eq!(flags.len(), count);
-        }
-    }
-}
-
-/// Returns the error for a reply that no script gives.
-pub(super) fn unreadable(what: impl fmt::Debug) -> BackendError {
-    BackendError::new(BackendErrorKind::Unknown, format!("unexpected reply: {what:?}"))
-}
-
-struct Fields(std::vec::IntoIter<Value>);
-
-impl Fields {
-    fn new(value: Value) -> Result<Self, BackendError> {
-        match value {
-            Value::Array(fields) => Ok(Self(fields.into_iter())),
-            other => Err(unreadable(&other)),
-        }
-    }
-
-    fn bytes(&mut self) -> Result<Vec<u8>, BackendError> {
-        match self.0.next() {
-            Some(Value::BulkString(bytes)) => Ok(bytes),
-            other => Err(unreadable(&other)),
-        }
-    }
-
-    /// An entry, and the time of the server. Returns `None` if the reply has only its first
-    /// [`PART`].
-    fn newer(&mut self) -> Result<Option<Entry>, BackendError> {
-        let bytes = self.bytes()?;
-        let time = self.word()?;
-        let time = time.parse().map_err(|_| unreadable(&time))?;
-        if bytes.len() >= PART {
-            return Ok(None);
-        }
-        Ok(Some(entry(bytes)?.read_at(time)))
-    }
-
-    fn flags(&mut self) -> Result<Flags, BackendError> {
-        Flags::read(self.0.next().unwrap_or(Value::Nil))
-    }
-
-    fn word(&mut self) -> Result<String, BackendError> {
-        String::from_utf8(self.bytes()?).map_err(unreadable)
-    }
-
-    fn occupied(&mut self) -> Result<Occupied, BackendError> {
-        let fence = self.number()?;
-        let remaining = Duration::from_millis(self.number()?);
-        let holders = self.count()?;
-        Ok(Occupied { fence, remaining, holders })
-    }
-
-    /// The back-off of a name, and the failure that it follows.
-    fn backs_off(&mut self) -> Result<(BackOff, Failure), BackendError> {
-        let (wait, failures) = (Duration::from_millis(self.number()?), self.count()?);
-        match Change::decode(&Bytes::from(self.bytes()?)) {
-            Change::Failed(failure) => Ok((BackOff { wait, failures }, failure)),
-            other => Err(unreadable(&other)),
-        }
-    }
-
-    fn count(&mut self) -> Result<u32, BackendError> {
-        Ok(u32::try_from(self.number()?).unwrap_or(u32::MAX))
-    }
-
-    fn number(&mut self) -> Result<u64, BackendError> {
-        match self.0.next() {
-            Some(Value::Int(number)) => u64::try_from(number).map_err(unreadable),
-            other => Err(unreadable(&other)),
         }
     }
 }

@@ -81,6 +81,8 @@ impl Store for RedisBackend {
             match self.read_all(names).await {
                 // The user has no right to `MGET`.
                 Err(error) if error.kind() == BackendErrorKind::Refused => {}
+                // From now on, the reads in its namespace ask for the age.
+                Ok(all) if names.iter().zip(&all).any(|(name, it)| self.lacks_age(name, it)) => {}
                 answers => return answers,
             }
         }
@@ -90,7 +92,7 @@ impl Store for RedisBackend {
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
         let entry = claim.name.entry_suffix();
         let keys = [keys::LEASE, keys::FENCE, &entry, keys::FAILURE];
-        let call = Call::new(&SCRIPTS.acquire, &claim.name, &keys)
+        let call = Call::new(&SCRIPTS.claim, &claim.name, &keys)
             .owner(claim.owner)
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
@@ -311,16 +313,7 @@ impl RedisBackend {
             Value::Array(values) if values.len() == names.len() => values,
             other => return self.checked(Err(replies::unreadable(&other))),
         };
-        let mut answers: EntryAnswers = values.into_iter().map(|value| self.entry(value)).collect();
-        // Few have windows that were not known of, and these are read again together.
-        let places = 0..names.len();
-        let lacking: Vec<_> =
-            places.filter(|at| self.lacks_age(&names[*at], &answers[*at])).collect();
-        let aged = join_all(lacking.iter().map(|at| self.read_aged(&names[*at]))).await;
-        for (at, answer) in lacking.into_iter().zip(aged) {
-            answers[at] = answer;
-        }
-        Ok(answers)
+        Ok(values.into_iter().map(|value| self.entry(value)).collect())
     }
 
     /// Returns whether an entry that was read without its age has windows. The next reads in its
@@ -347,7 +340,7 @@ impl RedisBackend {
     fn entry(&self, reply: Value) -> Result<Option<Entry>, BackendError> {
         match reply {
             Value::Nil => Ok(None),
-            Value::BulkString(bytes) => replies::entry(bytes).map(Some),
+            Value::BulkString(bytes) => replies::entry(bytes.into()).map(Some),
             other => self.checked(Err(replies::unreadable(&other))),
         }
     }

@@ -1,60 +1,88 @@
--- Grants the lease of an entry: with a new fence if it is free, or again to the owner that has it.
+-- Grants a claim that fits beside the holders while no claim is before it in the queue; or again
+-- to the owner that has it. A claim that is not granted takes an entry in the queue.
 --
--- A process that meets another owner is registered, so that the end of the lease is pushed to it.
+-- Returns the fence if granted, which is 0 for shared units; {'held', fence or 0, ms left, holders}
+-- if not; {'again'} if the script is to be called again.
 --
--- Returns the fence if granted; {'newer', entry, time} if an entry stands whose fence is greater
--- than `seen`; {'held', fence, ms left, 1} if another owner has the lease; {'failed', ms left,
--- failures, message} while the name backs off. If the last loads failed, a grant is {'granted',
--- fence, failures}. The entry is cut after `part` bytes, and its time is that of the server.
---
--- failure: the record of failed loads
--- process: that of the owner; '' if it listens to the channel of the name
-local lease, fence, entry, failure = unpack(KEYS)
-local owner, lease_ms, fence_ms, seen, part, process = unpack(ARGV)
+-- claim: see `read_entry` in `lib/queues.lua`
+-- entry_ms: how long the queue entry is kept; '0' if the claim takes none
+local lease, shared, fence, queue, deadlines = unpack(KEYS)
+local claim, fence_ms, entry_ms = unpack(ARGV)
+-- include: read_entry
+local owner, units, limit, lease_ms, label = read_entry(claim)
 
--- The usual case: there is neither a lease nor an entry, and no load has failed.
+-- The usual case: there is no holder and no queue.
 -- include: clock_fence, set_lease
-if redis.call('EXISTS', lease, entry, failure) == 0 then
-  local new = clock_fence(fence, fence_ms)
-  if new then
-    set_lease(lease, owner, new, lease_ms)
-    return tonumber(new)
+if not units and redis.call('EXISTS', lease, shared, queue) == 0 then
+  local granted = clock_fence(fence, fence_ms)
+  if granted then
+    set_lease(lease, owner, granted, lease_ms, label)
+    return tonumber(granted)
   end
 end
 
--- include: lease_at, entry_at, grant, renew_lease, time, failure_at
-local holder, held, left, foreign, value = lease_at(lease)
+-- include: clock_ms, lease_at, holds_at, extend_hold, renew_lease
+local at = now_ms()
+local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
-
-local wait_ms, failures, message = failure_at(failure)
-local function granted(with)
-  return failures > 0 and {'granted', with, failures} or with
-end
-
 if holder == owner then
+  -- It may have been handed over to it while it waited.
+  redis.call('ZREM', queue, claim)
   renew_lease(lease, fence, lease_ms, fence_ms)
-  return granted(held)
+  return held
 end
 
-local found, stored = entry_at(entry, part - 1)
--- Before version 7, a master that became a replica shows scripts what has expired.
-if found and stored > tonumber(seen) and redis.call('PTTL', entry) ~= 0 then
-  return {'newer', found, time_text()}
-end
-
--- include: out_of_memory
--- How soon a claim looks again that could not be registered, in milliseconds.
-local LOOK_MS = 100
-
-if holder then
-  if process ~= '' and not string.find(value, ',' .. process, 1, true) then
-    -- A full server refuses the registration. No push tells of the end of the lease then.
-    local added = redis.pcall('APPEND', lease, ',' .. process)
-    local refusal = type(added) == 'table' and added.err or nil
-    if refusal and not string.find(refusal, OUT_OF_MEMORY, 1, true) then return added end
-    left = refusal and math.min(left, LOOK_MS) or left
+local out = 0
+if not holder then
+  out, left, foreign = holds_at(shared, at)
+  if foreign then return foreign end
+  if units and extend_hold(shared, owner, units, at, lease_ms) then
+    redis.call('ZREM', queue, claim)
+    return 0
   end
-  return {'held', held, left, 1}
 end
-if wait_ms > 0 then return {'failed', wait_ms, failures, message} end
-return granted(grant(lease, fence, owner, lease_ms, fence_ms, stored))
+
+-- include: first_alive, grant, hold
+-- How many units are to come back before the claim fits.
+local missing = units and out + units - limit or out
+if not holder and missing <= 0 then
+  local first, first_ms = first_alive(queue, deadlines, at)
+  if first == AGAIN then return { 'again' } end
+  if not first or first == claim then
+    local granted = 0
+    if units then
+      hold(shared, owner, units, at, lease_ms)
+    else
+      granted = grant(lease, fence, owner, lease_ms, fence_ms, 0, label)
+    end
+    redis.call('ZREM', queue, claim)
+    return granted
+  end
+  left = first_ms
+elseif not holder then
+  local last = math.max(math.min(missing, out) - 1, 0)
+  local range = { '(' .. at, '+inf', 'BYSCORE', 'LIMIT', last, 1, 'WITHSCORES' }
+  left = (redis.call('ZRANGE', shared, unpack(range))[2] or at) - at
+end
+if entry_ms == '0' then return { 'held', held or 0, left, holder and 1 or out } end
+
+-- include: keep, full
+-- An entry keeps the place of its claim. Its score is its ticket: the microsecond in which it was
+-- taken, or the next number behind the last ticket of the queue.
+local process = string.sub(claim, 1, 16)
+if redis.call('ZSCORE', queue, claim) then
+  -- A full server lets all writes through in a script that has written, and this needs no memory.
+  -- An entry that its process had stopped to keep is taken anew.
+  local is_kept = kept_ms(deadlines, claim, at) > 0
+  redis.call('ZREM', is_kept and deadlines or queue, is_kept and process or claim)
+end
+local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2] or 0
+if is_full('ZADD', queue, 'NX', math.max(now(), last + 1), claim) then
+  -- No push tells the claim of a release then.
+  left = math.min(left, LOOK_MS)
+else
+  keep(queue, entry_ms)
+  redis.call('ZADD', deadlines, at + entry_ms, process)
+  keep(deadlines, entry_ms)
+end
+return { 'held', held or 0, left, holder and 1 or out }

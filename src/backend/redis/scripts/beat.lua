@@ -1,11 +1,8 @@
 -- Sends a message of a backend to itself, unless this server refuses writes. It may then be a
 -- replica, or a master that its replicas have left, which is not told of all changes.
 --
--- Returns how many clients have the message.
---
 -- unused: a key that is never there, so that nothing is written
 local unused = KEYS[1]
 local channel, message = unpack(ARGV)
-
 redis.call('DEL', unused)
 return redis.call('PUBLISH', channel, message)

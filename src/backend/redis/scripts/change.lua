@@ -1,9 +1,6 @@
--- Changes the entry of a name without a load. Burns a fence and ends the lease, so that no load
--- under way is stored.
---
--- `put` writes an entry. `touch` sets the windows of the entry from now on, and changes nothing
--- without an entry. `expire` ends its fresh and its stale window. `invalidate` removes it, and
--- `supersede` leaves it as it is.
+-- Changes the entry of a name without a load: `put`, `touch`, `expire`, `invalidate`, or
+-- `supersede`, which leaves it. Burns a fence and ends the lease, so that no load under way is
+-- stored.
 --
 -- Returns the fence, or 0 if nothing changed.
 --
@@ -26,17 +23,14 @@ if what ~= 'supersede' then tell_tiers(tiers, lease, text) end
 local function expire()
   local kept = windows_now and tonumber(string.sub(windows_now, 21), 16) or 0
   local left = math.min(kept, redis.call('PTTL', entry))
-  if left > 0 then
-    local age = math.max(tonumber(time_text()) - tonumber(string.sub(found, 21, 36)), 0)
-    local ended = ('0'):rep(20) .. string.format('%010x', age / 1000 + left)
-    -- A full server refuses it, and then the entry goes.
-    if type(redis.pcall('SETRANGE', entry, 4, text)) == 'number' then
-      redis.call('SETRANGE', entry, 52, ended)
-      redis.call('PEXPIRE', entry, left)
-      return
-    end
+  -- A full server refuses the first write, and then the entry goes.
+  if left <= 0 or type(redis.pcall('SETRANGE', entry, 4, text)) ~= 'number' then
+    return redis.call('DEL', entry)
   end
-  redis.call('DEL', entry)
+  local age = math.max(tonumber(time_text()) - tonumber(string.sub(found, 21, 36)), 0)
+  local ended = ('0'):rep(20) .. string.format('%010x', age / 1000 + left)
+  redis.call('SETRANGE', entry, 52, ended)
+  redis.call('PEXPIRE', entry, left)
 end
 
 -- include: move_entry
@@ -66,16 +60,13 @@ elseif what == 'invalidate' then
 else
   message = 'w'
 end
-if what == 'put' or what == 'expire' or what == 'invalidate' then
-  redis.call('DEL', entry_before, entry_after)
-end
+if what ~= 'touch' and what ~= 'supersede' then redis.call('DEL', entry_before, entry_after) end
 redis.call('DEL', failure)
 local registered = burn(lease, fence, text, fence_ms)
 
 -- include: publish_to_all, publish_entry
 if what == 'put' then
-  local size, push_limit = ARGV[6], ARGV[8]
-  publish_entry(channel, registered, bytes, push_limit, { text, size, entry })
+  publish_entry(channel, registered, bytes, ARGV[8], { text, ARGV[6], entry })
 else
   publish_to_all(channel, registered, message)
 end

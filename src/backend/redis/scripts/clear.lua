@@ -1,13 +1,12 @@
--- Ends what is held, with its queue, whatever the keys hold, and wakes the waiters.
+-- Ends what is held, with its queue, whatever the keys hold, and wakes the waiters. Returns 1 if
+-- there was something to remove, or 0.
 --
 -- KEYS: the channel, the deadlines of the processes in the queue, and the other keys to remove, of
 -- which the first is the lease
 -- ARGV: '1' if there is a queue
---
--- Returns 1 if there was something to remove, or 0.
 local channel, deadlines, lease = unpack(KEYS, 1, 3)
 
--- include: batch, publish_to_all, publish_to_process, registered
+-- include: bounds, publish_to_all, publish_to_process, registered
 -- Wakes the processes that keep entries in the queue, if their number is not absurd. In a cluster
 -- all of them listen to the channel of the name.
 if ARGV[1] == '1' and not string.find(channel, '}:s', 1, true) then

@@ -3,8 +3,7 @@
 --
 -- Returns 16 if stored or 8 if only pushed, plus 1 if a client waited for it, plus REFUSED; 0 if
 -- the fence is not the last one; {'newer', entry, time} if an entry with a greater fence stands,
--- cut after `part` bytes, at this time; -1 and does nothing if the staged entry is not there, but
--- could be pushed as an argument.
+-- cut after `part` bytes; -1 if the staged entry is not there, but could be pushed.
 --
 -- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `head` and `rest`; or nil
@@ -44,10 +43,7 @@ if type(value) == 'string' and (value == own or string.sub(value, 1, #own + 1) =
 end
 
 -- include: fence_at, entry_at, lease_at, end_lease, move_entry, publish_entry, tell_tiers
-
--- Returns the reply if nothing is to be changed: the fence is not the last one, or the commit was
--- made already.
-local function settled()
+local function commit_otherwise()
   local mine, last, is_committed = tonumber(granted), fence_at(fence)
   local found, stored = entry_at(entry, part - 1)
   if last ~= mine then
@@ -64,34 +60,28 @@ local function settled()
   end
   if stored == mine then return STORED end
   if is_committed then return PUSHED end
-end
-
-local function is_written()
-  if staged then return move_entry(staged, entry, ttl_ms, 20, stored_at) end
-  return redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok
-end
-
-local function commit_otherwise()
-  local reply = settled()
-  if reply then return reply end
-  if staged and tonumber(size) <= tonumber(push_limit)
-    and redis.call('EXISTS', staged) == 0 then
+  if staged and tonumber(size) <= tonumber(push_limit) and redis.call('EXISTS', staged) == 0 then
     return UNSTAGED
   end
-  local outcome = PUSHED
+
+  local is_stored = false
   if ttl_ms ~= '0' then
     tell_tiers(tiers, lease, granted)
+    if staged then
+      is_stored = move_entry(staged, entry, ttl_ms, 20, stored_at)
+    else
+      is_stored = redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok
+    end
     -- A full server refuses the write. The entry that stands is older, and is removed.
-    if is_written() then outcome = STORED else redis.pcall('DEL', entry) end
+    if not is_stored then redis.pcall('DEL', entry) end
   end
   -- So a commit that is sent twice is recognised, even if the entry that it wrote is gone.
   redis.pcall('SET', fence, granted .. ':c', 'KEEPTTL')
   redis.call('DEL', failure)
   local registered = lease_at(lease) == owner and end_lease(lease) or ''
-  local stored = outcome == STORED and { granted, size, entry }
-  local pushed = not staged and bytes
-  local awaited = publish_entry(channel, registered, pushed, push_limit, stored)
-  return outcome + awaited + refused
+  local awaited = publish_entry(channel, registered, not staged and bytes, push_limit,
+    is_stored and { granted, size, entry })
+  return (is_stored and STORED or PUSHED) + awaited + refused
 end
 
 local reply = commit_otherwise()

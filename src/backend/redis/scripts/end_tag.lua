@@ -1,14 +1,10 @@
--- Gives a tag the next number of its namespace, and tells the local tiers. Without a tag, returns
--- the last number, and begins to count if there is none.
+-- Gives a tag the next number of its namespace, tells the local tiers, and returns the number.
+-- Without a tag, returns the last number, and begins to count if there is none.
 --
--- Returns the number.
---
--- number: the last number
--- tag: when the tag ended last, as two numbers; or nil
+-- number, tag: the last number, and when the tag ended and expired last, as two numbers
 -- life_ms: how long both are kept
 -- expires: '1' if the entries are kept for failed loads
--- tiers: the channel of local tiers, or ''
--- message: what they are told, before the number
+-- tiers, message: the channel of local tiers, or '', and what they are told before the number
 local number, tag = unpack(KEYS)
 local life_ms, expires, tiers, message = unpack(ARGV)
 
@@ -19,8 +15,8 @@ local next_number = math.max(now(), last + 1)
 local text = fence_text(next_number)
 redis.call('SET', number, text, 'PX', life_ms)
 if not tag then return next_number end
-local ended, expired = string.match(read('GET', tag) or '', '^(' .. ('%d'):rep(16) .. ')(' ..
-  ('%d'):rep(16) .. ')$')
+local digits = '(' .. ('%d'):rep(16) .. ')'
+local ended, expired = string.match(read('GET', tag) or '', '^' .. digits .. digits .. '$')
 ended, expired = ended or fence_text(0), expired or fence_text(0)
 if expires == '1' then expired = text else ended = text end
 -- The tiers hear of it before any caller does.

@@ -1,9 +1,8 @@
 -- Sets a latch unless there is one, or counts it down once for each id. A step by 0 only reads it.
 --
--- Returns 1 if the latch was set under this id, now or before, or 0 if under another id.
---
--- Of a step, returns {'left', count, ms until it ends, REFUSED or 0}; {'unset'} if there is no
--- latch. A step that is sent again is told the count that it left.
+-- Returns 1 if the latch was set under this id, now or before, or 0 if under another id. Of a step,
+-- returns {'left', count, ms until it ends, REFUSED or 0}, or {'unset'}. A step that is sent again
+-- is told the count that it left.
 --
 -- set_ms: the time to live of a latch that is to be set; '' for a step
 local latch, channel = unpack(KEYS)
@@ -13,27 +12,23 @@ local function set(left, by, ttl)
   redis.call('HSET', latch, 'left', left, 'set', by, 'ttl', ttl)
   redis.call('PEXPIRE', latch, ttl)
 end
-
 if redis.call('EXISTS', latch) == 0 then
   if set_ms == '' then return {'unset'} end
   set(count, id, set_ms)
   return 1
 end
 
--- include: read, publish
+-- include: read, foreign, publish
 local fields = read('HMGET', latch, 'left', 'set', 'ttl', id) or {}
 local left, set_by, ttl, told = tonumber(fields[1]), fields[2], tonumber(fields[3]), fields[4]
 local ends = redis.call('PTTL', latch)
-if not left or not set_by or not ttl or ends < 0 then
-  return redis.error_reply('FOREIGN ' .. latch .. ' holds something that is not a latch')
-end
+if not left or not set_by or not ttl or ends < 0 then return foreign_data(latch, 'a latch') end
 if set_ms ~= '' then return set_by == id and 1 or 0 end
 if left > 0 and told then return {'left', tonumber(told), ends, 0} end
 if left == 0 or count == '0' then return {'left', left, ends, 0} end
 
 left = math.max(0, left - count)
--- Lets a full server count down: in a script that has written it lets all writes through, and this
--- write needs no memory.
+-- A full server lets all writes through in a script that has written, and this needs no memory.
 redis.call('HDEL', latch, id)
 if left > 0 then
   redis.call('HSET', latch, 'left', left, id, left)

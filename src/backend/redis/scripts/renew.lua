@@ -1,11 +1,10 @@
--- Makes leases and holds last their full times from now, and fences with them.
+-- Makes leases and holds last their full times from now, and fences with them. Returns for each
+-- lease or hold 1 if renewed, or 0 if the owner does not have it.
 --
 -- KEYS: the lease or the set of holds of each; then each fence that is to last longer
 -- ARGV: the number of leases and holds; for each its owner, its milliseconds, and 0 for a lease or
 --   the number of members of a hold; then for each fence the index of its lease, and its
 --   milliseconds
---
--- Returns for each lease or hold 1 if renewed, or 0 if the owner does not have it.
 local count, renewed, has_holds, unread = tonumber(ARGV[1]), {}, false, nil
 
 for one = 1, count do
@@ -22,7 +21,6 @@ for one = 1, count do
     has_holds = true
   end
 end
-
 for fence = count + 1, #KEYS do
   local at = 3 * count + 2 * (fence - count)
   if renewed[tonumber(ARGV[at])] == 1 then redis.call('PEXPIRE', KEYS[fence], ARGV[at + 1]) end

@@ -1,13 +1,31 @@
 -- What several topics need.
 
 -- part: read
--- Runs a command that reads a key. Returns nil if the key holds data of another type. Any other
--- error fails the script, such as a refusal by an ACL: it says nothing of what the key holds.
+-- Reads a key. Returns nil if it holds data of another type. Any other error fails the script, such
+-- as a refusal by an ACL, which says nothing of what the key holds.
 local function read(command, ...)
   local reply = redis.pcall(command, ...)
   if type(reply) ~= 'table' or not reply.err then return reply end
   if not string.find(reply.err, 'WRONGTYPE', 1, true) then redis.call(command, ...) end
   return nil
+end
+
+-- part: foreign
+local function foreign_data(key, what)
+  return redis.error_reply('FOREIGN ' .. key .. ' holds something that is not ' .. what)
+end
+
+-- part: full
+-- How soon a claim looks again, in milliseconds, if a full server refused what a push needs.
+local LOOK_MS = 100
+
+-- Runs a command. Returns whether a full server refuses it. Any other error fails the script.
+local function is_full(...)
+  local reply = redis.pcall(...)
+  if type(reply) ~= 'table' then return false end
+  -- The refusal of an ACL may have a user's name.
+  if string.find(reply.err, 'OOM command not allowed', 1, true) then return true end
+  redis.call(...)
 end
 
 -- part: keep
@@ -25,28 +43,18 @@ end
 
 -- part: clock
 -- include: time
-
--- Returns the same as a number. A Lua number holds it exactly until the year 2255.
+-- Returns the same as a number, which is exact until the year 2255.
 local function now()
   return tonumber(time_text())
 end
 
 -- part: clock_ms
 -- include: clock
-
--- Returns it in milliseconds.
 local function now_ms()
   return math.floor(now() / 1000)
 end
 
--- part: batch
--- How many members of a set one script touches at most.
-local BATCH = 100
-
--- part: again
--- Returned by a script that has more to do than it may at once. It is called again.
-local AGAIN = 8
-
--- part: out_of_memory
--- How a full server begins its refusal of a command. The refusal of an ACL may have a user's name.
-local OUT_OF_MEMORY = 'OOM command not allowed'
+-- part: bounds
+-- How many queue entries one script touches at most, and what it returns if there are more. It is
+-- called again then.
+local BATCH, AGAIN = 100, 8 -- luacheck: ignore AGAIN

@@ -2,11 +2,9 @@
 
 -- part: entry_at
 -- include: read
-
--- Reads the entry under a key, up to the byte `last`, or its header of 88 bytes if that is nil.
--- Returns these bytes and its fence, or nil and 0 if it cannot be read. An entry may have
--- megabytes. The whole header is checked: an entry that only this script takes for one would stay
--- in the way.
+-- Returns the bytes of an entry up to the byte `last`, or its header of 88 bytes, and its fence; or
+-- nil and 0. The whole header is checked: what only this script takes for an entry would stay in
+-- the way.
 local function entry_at(key, last)
   local value = read('GETRANGE', key, 0, last or 87)
   if not value then return nil, 0 end
@@ -18,14 +16,11 @@ end
 
 -- part: failure_at
 -- include: read
-
--- Reads the record of failed loads under a key. Returns for how many milliseconds the name still
--- backs off, the number of failed loads in a row, and the message of the last one. The first two
--- are 0 without a record.
+-- Returns for how many milliseconds a name still backs off, its failed loads in a row, and the
+-- message of the last one; or 0 and 0.
 local function failure_at(key)
-  local record = read('GET', key)
-  if not record then return 0, 0 end
-  local wait, kept, failures, message = string.match(record, '^(%d+),(%d+),(%d+),(.*)$')
+  local wait, kept, failures, message =
+    string.match(read('GET', key) or '', '^(%d+),(%d+),(%d+),(.*)$')
   if not wait then return 0, 0 end
   local left = redis.call('PTTL', key) - kept
   -- More than at first: the server's clock was set back.
@@ -35,39 +30,31 @@ end
 
 -- part: publish_entry
 -- include: publish_to_all
-
 -- The greatest number of bytes that one script pushes to processes.
 local PUSHED_AT_ONCE = 1048576
--- The bit of a reply that says that a client waited for the entry.
-local AWAITED = 1
 
--- Pushes an entry to all waiters, or announces it. An entry is announced if it is larger than the
--- limit, or if many processes wait for it. Each of these has a turn to fetch it, so that they do
--- not all fetch it at once. Returns AWAITED if a client waited, or 0.
+-- Pushes an entry to all waiters. Announces it if it is larger than the limit, or if many processes
+-- wait: with their number, since they fetch it one after another. Returns 1 if any waited, or 0.
 --
--- registered: as for `publish_to_all`
--- bytes: the entry, or nil if it was staged. It is read again if a waiter is to get it. The
---   waiters of a sharded channel are not known.
--- stored: its fence and its size as texts, and its key; or nil if it was not stored
+-- bytes: the entry, or nil if it was staged; it is read if a waiter is to get it
+-- stored: its fence, its size and its key, or nil if it was not stored
 local function publish_entry(channel, registered, bytes, limit, stored)
   limit = tonumber(limit)
-  if not bytes and stored and tonumber(stored[2]) <= limit
-    and (string.find(channel, '}:s', 1, true) or registered ~= '') then
+  -- An id has 16 digits. The waiters of a sharded channel are not known.
+  local crowd, is_sharded = #registered / 17, string.find(channel, '}:s', 1, true)
+  if not bytes and stored and tonumber(stored[2]) <= limit and (is_sharded or crowd > 0) then
     bytes = redis.call('GET', stored[3])
   end
-  local pushed = bytes and #bytes <= limit and 'e' .. bytes
-  local announced = stored and 'a' .. stored[1] .. stored[2] .. ','
-  local message = pushed or announced or 'w'
-  local function message_for(count, turn)
-    if pushed and (#pushed * count <= PUSHED_AT_ONCE or not stored) then return pushed end
-    return announced and announced .. turn or 'w'
+  local message = stored and 'a' .. stored[1] .. stored[2] .. ',' .. crowd or 'w'
+  if bytes and #bytes <= limit and (#bytes * crowd <= PUSHED_AT_ONCE or not stored) then
+    message = 'e' .. bytes
   end
-  return publish_to_all(channel, registered, message, message_for) > 0 and AWAITED or 0
+  return publish_to_all(channel, registered, message) > 0 and 1 or 0
 end
 
 -- part: move_entry
--- Makes the entry that the client wrote to `staged` just before the entry of the name, with this
--- text at this byte. Returns whether it was there: a full server refuses to write it.
+-- Makes a staged entry the entry of the name, with this text at this byte. Returns whether it was
+-- there: a full server refuses to write it.
 local function move_entry(staged, entry, ttl_ms, at, text)
   if redis.call('PEXPIRE', staged, ttl_ms) == 0 then return false end
   redis.call('SETRANGE', staged, at, text)

@@ -2,36 +2,30 @@
 
 -- part: fence_at
 -- include: read
-
--- Returns the last fence under a key, or 0 if there is none, and whether its grant was committed.
+-- Returns the last fence under a key, or 0, and whether its grant was committed.
 local function fence_at(key)
-  local value = read('GET', key)
-  if not value then return 0, false end
-  local fence, mark = string.match(value, '^(%d+)(:?c?)$')
+  local fence, mark = string.match(read('GET', key) or '', '^(%d+)(:?c?)$')
   return tonumber(fence) or 0, mark == ':c'
 end
 
 -- part: fence_text
--- Returns a fence as text: 16 digits, where tostring() would give 1.79e+15.
+-- Returns a fence as 16 digits. tostring() would give 1.79e+15.
 local function fence_text(fence)
   return string.format('%016.0f', fence)
 end
 
 -- part: next_fence
 -- include: clock
-
--- Returns a fence that is greater than the last fence, the fence of the stored entry, and each
--- fence that was taken from the clock.
+-- Returns a fence greater than the last one, than that of the stored entry, and than each that was
+-- taken from the clock.
 local function next_fence(last, stored)
   return math.max(now(), last + 1, stored + 1)
 end
 
 -- part: clock_fence
 -- include: time
-
--- Takes a fence from the clock: writes it, and reads the last fence in the same call. Returns its
--- text. Returns nil, and leaves the last fence as it is, unless the new fence is known to be
--- greater.
+-- Takes a fence from the clock, and returns its text: writes it and reads the last one in the same
+-- call. Returns nil, and leaves the last one, unless the new one is known to be greater.
 local function clock_fence(key, fence_ms)
   local fence = time_text()
   local last = redis.pcall('SET', key, fence, 'PX', fence_ms, 'GET')
@@ -47,9 +41,8 @@ end
 
 -- part: burn
 -- include: end_lease
-
 -- Makes a fence the last one of its name and ends the lease, so that no load under way is stored.
--- Returns what `end_lease` returns.
+-- Returns which processes were registered.
 local function burn(lease, fence, text, fence_ms)
   local registered = end_lease(lease)
   local written = redis.pcall('SET', fence, text, 'PX', fence_ms)

@@ -1,22 +1,16 @@
--- The lease of one holder.
+-- The lease of one holder: `owner:fence`, and behind it a label, or what `registered` says.
 
 -- part: lease_at
--- include: read
-
--- Reads the lease `owner:fence` under a key. Behind it stands a label, or what `registered` says.
--- Returns the owner, the fence and the milliseconds left; or nil if it is free. Any other value is
--- an error, the fourth result: a script neither waits for it nor overwrites it. The fifth result is
--- the value.
+-- include: read, foreign
+-- Returns the owner of a lease, the fence, the milliseconds left, nil, and the value; or nil if it
+-- is free. Any other value is an error, the fourth result: no script waits for it or overwrites it.
 local function lease_at(key)
   local value = read('GET', key)
   if value == false then return nil end
   local owner, fence
   if value then owner, fence = string.match(value, '^(%x+):(%d+)%f[:,%z]') end
   local left = owner and redis.call('PTTL', key) or -1
-  if left < 0 then
-    local what = key .. ' holds something that is not a lease'
-    return nil, nil, nil, redis.error_reply('FOREIGN ' .. what)
-  end
+  if left < 0 then return nil, nil, nil, foreign_data(key, 'a lease') end
   return owner, tonumber(fence), left, nil, value
 end
 
@@ -35,23 +29,31 @@ local function renew_lease(lease, fence_key, lease_ms, fence_ms)
   redis.call('PEXPIRE', fence_key, fence_ms)
 end
 
+-- part: grant
+-- include: fence_text, fence_at, next_fence, set_lease
+-- Grants a lease with a new fence, greater than `stored`, and returns that. A full server refuses
+-- the first write or none: in a script that has written it lets all writes through.
+local function grant(lease, fence_key, owner, lease_ms, fence_ms, stored, label)
+  local fence = next_fence(fence_at(fence_key), stored)
+  local text = fence_text(fence)
+  set_lease(lease, owner, text, lease_ms, label)
+  redis.call('SET', fence_key, text, 'PX', fence_ms)
+  return fence
+end
+
+-- part: registered
+-- Returns the ids of the backends that wait for a load, or ''. They stand behind the fence of its
+-- lease, each after a comma, and name the channels of the backends.
+local function registered_at(lease)
+  local value = redis.pcall('GET', lease)
+  return type(value) == 'string' and string.match(value, '^%x+:%d+(,.*)$') or ''
+end
+
 -- part: end_lease
 -- include: registered
-
--- Ends a lease, whatever the key holds. Returns which processes were registered, as
--- `registered_at` does.
+-- Ends a lease, whatever the key holds, and returns the ids of those that were registered.
 local function end_lease(lease)
   local registered = registered_at(lease)
   redis.call('DEL', lease)
   return registered
-end
-
--- part: registered
--- The ids of the backends that wait for a load stand behind the fence of its lease, each after a
--- comma. An id is the name of a channel.
-
--- Returns the ids behind the fence of a lease. It is '' if no backend has registered.
-local function registered_at(lease)
-  local value = redis.pcall('GET', lease)
-  return type(value) == 'string' and string.match(value, '^%x+:%d+(,.*)$') or ''
 end

@@ -4,8 +4,8 @@
 -- The bit of a reply which says that an ACL has refused to publish.
 local REFUSED, refused = 4, 0 -- luacheck: ignore refused
 
--- Publishes a message. A shard channel of a cluster is known by its suffix `s`. Returns how many
--- clients received it. A refusal must not fail the script, which has done its work by then.
+-- Publishes a message, and returns how many clients received it. A shard channel of a cluster has
+-- the suffix `s`. A refusal must not fail the script, which has done its work by then.
 local function publish(channel, message)
   local command = string.find(channel, '}:s', 1, true) and 'SPUBLISH' or 'PUBLISH'
   local heard = redis.pcall(command, channel, message)
@@ -15,10 +15,9 @@ local function publish(channel, message)
 end
 
 -- part: process_channels
--- Returns the start of the channels of processes for a name, and what a message on them begins
--- with. `channel` is that of the name. A single server has one channel for all names of a process
--- in one namespace and family, so the message begins with the name. In a cluster each process has
--- a shard channel for each name.
+-- Returns the start of the channels of processes for the name with this channel, and how a message
+-- on them begins. A process has one channel for all names of a namespace and family, so a message
+-- begins with the name. In a cluster it has a shard channel for each name.
 local function process_channels(channel)
   local scope, name, database = string.match(channel, '^([^{]*)({[^}]*}:)c(.*)$')
   if not scope then return channel .. ':', '' end
@@ -27,9 +26,7 @@ end
 
 -- part: publish_to_process
 -- include: publish, process_channels
-
--- Publishes a message about a name to the process of one of its waiters, by the first half of the
--- waiter's id. `channel` is that of the name.
+-- Publishes a message about a name to the process of one of its waiters, by the id of that.
 local function publish_to_process(channel, waiter, message)
   local start, name = process_channels(channel)
   return publish(start .. string.sub(waiter, 1, 16), name .. message)
@@ -37,28 +34,20 @@ end
 
 -- part: publish_to_all
 -- include: publish, process_channels
-
--- Publishes on the channel of a name, and to each backend that registered. Returns how many there
--- were, with the clients on the channel of the name.
---
--- registered: as in the lease
--- message: for the channel of the name
--- message_for: returns the message for a backend by their number and its turn, from 0; nil if it is
---   the same
-local function publish_to_all(channel, registered, message, message_for)
-  local waiting = {}
-  for process in string.gmatch(registered, ',(%x+)') do waiting[#waiting + 1] = process end
+-- Publishes on the channel of a name, and to each backend that registered. Returns how many hear.
+local function publish_to_all(channel, registered, message)
   local start, name = process_channels(channel)
-  for turn, process in ipairs(waiting) do
-    local own = message_for and message_for(#waiting, turn - 1) or message
-    publish(start .. process, name .. own)
+  local count = 0
+  for process in string.gmatch(registered, ',(%x+)') do
+    publish(start .. process, name .. message)
+    count = count + 1
   end
-  return publish(channel, message) + #waiting
+  return publish(channel, message) + count
 end
 
 -- part: tell_tiers
 -- Tells the local tiers that may have an entry that it changes under this fence. The scripts do so
--- before the change. A process that may not publish is not heard, as its waiters know.
+-- before the change. A refusal is ignored.
 local function tell_tiers(tiers, lease, text)
   if tiers ~= '' then redis.pcall('PUBLISH', tiers, string.sub(lease, 1, -2) .. 'i' .. text) end
 end

@@ -1,10 +1,9 @@
 -- The waiters of a semaphore.
 
 -- part: read_entry
--- An entry of a queue is the owner of a claim, its need, its limit, the milliseconds of its lease,
--- and the label of its process. The need is a number of shared units, of which at most `limit` may
--- be out; or a sole hold: `x`, and the entry is dropped if its process does not hear of its grant,
--- or `f`, and it stays.
+-- A queue entry has the owner of a claim, its need, its limit, the milliseconds of its lease, and
+-- the label of its process. The need is a number of shared units, of which at most `limit` may be
+-- out; or a sole hold: `x`, which is dropped if its process does not hear of its grant, or `f`.
 --
 -- Returns the owner, the units or nil, the limit, the milliseconds, the label, and the need.
 local function read_entry(claim)
@@ -13,22 +12,37 @@ local function read_entry(claim)
   return owner, tonumber(need), limit, lease_ms, label, need
 end
 
--- part: first_alive
--- include: kept_ms, batch, again
+-- part: kept_ms
+-- Returns the milliseconds for which a claim's process still keeps its queue entries; zero or less
+-- if it has stopped to. A process has one deadline for all of its entries in a queue.
+local function kept_ms(deadlines, claim, at)
+  return (redis.call('ZSCORE', deadlines, string.sub(claim, 1, 16)) or 0) - at
+end
 
--- Returns the first claim in a queue whose process keeps its entries, the milliseconds until that
--- ends, and its ticket; or nil. Removes the entries before it. Returns AGAIN after a batch without
--- such a claim.
-local function first_alive(queue, deadlines, at)
-  local heads, dead = redis.call('ZRANGE', queue, '0', '0', 'WITHSCORES'), {}
-  for index = 1, BATCH do
-    -- Most heads are alive, and the others are read together.
+-- part: heads
+-- include: bounds
+-- Returns a function that gives the claims at the head of a queue with their tickets, by index.
+-- Most heads are the only ones to look at, and the others are read together.
+local function heads_of(queue)
+  local heads = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+  return function(index)
     if index == 2 then heads = redis.call('ZRANGE', queue, 0, BATCH - 1, 'WITHSCORES') end
-    local claim, ticket = heads[2 * index - 1], heads[2 * index]
+    return heads[2 * index - 1], heads[2 * index]
+  end
+end
+
+-- part: first_alive
+-- include: kept_ms, heads
+-- Returns the first claim in a queue whose process keeps its entries, and the milliseconds until
+-- that ends; or nil. Removes the entries before it. Returns AGAIN after a batch without one.
+local function first_alive(queue, deadlines, at)
+  local head, dead = heads_of(queue), {}
+  for index = 1, BATCH do
+    local claim = head(index)
     local left = claim and kept_ms(deadlines, claim, at)
     if not claim or left > 0 then
       if dead[1] then redis.call('ZREM', queue, unpack(dead)) end
-      return claim, left, tonumber(ticket)
+      return claim, left
     end
     dead[index] = claim
   end
@@ -36,9 +50,88 @@ local function first_alive(queue, deadlines, at)
   return AGAIN
 end
 
--- part: kept_ms
--- Returns the milliseconds for which a claim's process still keeps its queue entries; zero or less
--- if it has stopped to. A process has one deadline for all of its entries in a queue.
-local function kept_ms(deadlines, claim, at)
-  return (redis.call('ZSCORE', deadlines, string.sub(claim, 1, 16)) or 0) - at
+-- part: grant_next
+-- include: heads, kept_ms, read_entry, holds_at, hold, grant, clock, publish_to_process
+-- How long a lease lasts that is handed over, unless it is renewed.
+local HANDOVER_MS = 2000
+-- How many units one script takes back and hands over. A single claim may be for more.
+local UNITS = 500
+
+-- Grants what is free to the claims at the head of the queue, in their order and while they fit.
+-- There must be no sole holder. A process gets one message for all of its shared claims: each has
+-- its owner, and after how many milliseconds from its ticket its lease ends.
+--
+-- A claim whose process does not hear of its grant keeps its place, or is dropped: `read_entry`.
+-- The claims of a process that has stopped to keep its entries are dropped.
+--
+-- Returns AGAIN or 0; the milliseconds until the entry of a claim ends that fits and does not hear
+-- of it, or nil; whether a claim hears; and an error if the key does not hold units.
+--
+-- KEYS: the lease, the shared units, the fence, the queue, the deadlines, and the channel
+-- returned: the units that the script has taken back
+local function grant_next(at, fence_ms, returned)
+  local lease, shared, fence, queue, deadlines, channel = unpack(KEYS)
+  local out, _, foreign = holds_at(shared, at)
+  if foreign then return 0, nil, false, foreign end
+
+  local groups, gone, moved, again = {}, {}, returned, 0
+  local is_heard, unheard_ms, is_empty = false, nil, false
+  local head = heads_of(queue)
+  for index = 1, BATCH do
+    local claim, ticket = head(index)
+    if not claim then
+      is_empty = not groups[1]
+      break
+    end
+    local owner, units, limit, lease_ms, label, need = read_entry(claim)
+    local left, life = kept_ms(deadlines, claim, at), math.min(HANDOVER_MS, lease_ms)
+    local text = owner .. math.max(at - math.floor(ticket / 1000) + life, 0)
+    if left <= 0 then
+      gone[#gone + 1] = claim
+    elseif units and out + units > tonumber(limit) or not units and out > 0 then
+      break
+    elseif not units then
+      local granted = fence_text(grant(lease, fence, owner, life, fence_ms, 0, label))
+      is_heard = publish_to_process(channel, owner, 'g' .. granted .. text) > 0
+      if not is_heard then redis.call('DEL', lease) end
+      if not is_heard and (need == 'f' or refused > 0) then
+        unheard_ms = left
+        break
+      end
+      gone[#gone + 1] = claim
+      if is_heard then break end
+    elseif moved > 0 and moved + units > UNITS then
+      again = AGAIN
+      break
+    else
+      local process = string.sub(owner, 1, 16)
+      local group = groups[process]
+      if not group then
+        group = { left = left, claims = {}, texts = {} }
+        groups[process], groups[#groups + 1] = group, group
+      end
+      out, moved = out + units, moved + units
+      group.claims[#group.claims + 1] = claim
+      group.texts[#group.texts + 1] = text
+      group[#group + 1] = { owner, units, at, life }
+    end
+    if index == BATCH then again = AGAIN end
+  end
+
+  -- The time stands for a fence: a push that is older than another holder is known by it.
+  local stamp = groups[1] and 'g' .. fence_text(now())
+  for _, group in ipairs(groups) do
+    local message = stamp .. table.concat(group.texts, ',')
+    if publish_to_process(channel, group[1][1], message) > 0 then
+      is_heard = true
+      for _, one in ipairs(group) do hold(shared, unpack(one)) end
+      redis.call('ZREM', queue, unpack(group.claims))
+    else
+      unheard_ms = math.min(unheard_ms or group.left, group.left)
+    end
+  end
+  if gone[1] then redis.call('ZREM', queue, unpack(gone)) end
+  if is_empty then redis.call('DEL', deadlines) end
+  if not is_heard and not gone[1] and returned == 0 then again = 0 end
+  return again, unheard_ms, is_heard
 end

@@ -6,22 +6,22 @@
 //! its waiters are woken when the connection breaks, and when the channel is confirmed. A waiter
 //! that was told nothing while its request was under way can sleep.
 
-mod changes;
-
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     fmt,
+    future::poll_fn,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak},
-    task::Waker,
+    task::{Context, Poll, Waker},
 };
 
 use tokio::{sync::watch, time::Instant};
 
-use self::changes::Inbox;
 use super::{Change, Owner, Tap};
-use crate::{error::BackendError, sync::lock};
-
-pub use self::changes::Changes;
+use crate::{
+    error::{BackendError, BackendErrorKind},
+    meter,
+    sync::lock,
+};
 
 /// The waiters of a backend. For writing a backend.
 ///
@@ -43,7 +43,7 @@ pub struct Channels(Arc<Registry>);
 #[derive(Default)]
 struct Registry {
     state: Mutex<State>,
-    /// Counts the channels that open and close, for the tasks that subscribe to them.
+    /// Changes when a channel opens or closes, for the tasks that subscribe to them.
     openings: watch::Sender<u64>,
     /// The local tiers that are told of the changes of entries.
     taps: RwLock<Vec<Weak<dyn Tap>>>,
@@ -54,8 +54,8 @@ struct State {
     waiters: BTreeMap<WaiterPlace, Waiter>,
     /// The channels to subscribe to at the server.
     channels: HashMap<Arc<str>, ServerChannel>,
-    /// The number of the next place.
-    next: u64,
+    /// The number of the last place.
+    last: u64,
 }
 
 /// The place of a waiter. The waiters of one topic lie side by side, and those without an owner
@@ -82,7 +82,6 @@ struct ServerChannel {
     listeners: usize,
 }
 
-/// The state of a subscription.
 #[derive(Clone, Debug)]
 enum Subscription {
     /// It is asked for. Pushes may be missed.
@@ -101,9 +100,24 @@ impl Channels {
     }
 
     /// Pushes a change to the waiters of a topic. A change [for one owner](Change::addressee) goes
-    /// to the one that has this owner, and to those without an owner.
+    /// to the one that has this owner, and to those without an owner. It costs the same however
+    /// many waiters have other owners.
     pub fn push(&self, topic: &str, change: Change) {
-        self.receive(topic, &change);
+        if let Some(fence) = change.of_entry() {
+            self.tell_taps(|tap| tap.changed(topic, fence));
+        }
+        let state = self.state();
+        if state.waiters.is_empty() {
+            return;
+        }
+        let (topic, addressee) = (Arc::from(topic), change.addressee());
+        let is_for = |place: &WaiterPlace| place.owner.is_none() || addressee.is_none();
+        let all = state.from(&topic, None).take_while(|(place, _)| is_for(place));
+        let one = addressee.map(|owner| state.from(&topic, Some(owner)));
+        let one = one.into_iter().flatten().take_while(|(place, _)| place.owner == addressee);
+        let woken = put(all.chain(one).map(|(_, waiter)| waiter), &change);
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
     }
 
     /// Registers a waiter whose changes come through some channels of a server.
@@ -115,12 +129,12 @@ impl Channels {
     ) -> Changes {
         let inbox = Arc::<Inbox>::default();
         let mut state = self.state();
-        state.next += 1;
-        let place = WaiterPlace { topic: topic.clone(), owner, number: state.next };
+        state.last += 1;
+        let place = WaiterPlace { topic: topic.clone(), owner, number: state.last };
         let waiter = Waiter { inbox: inbox.clone(), channels: channels.clone() };
         state.waiters.insert(place.clone(), waiter);
         drop(state);
-        Changes::new(self.clone(), inbox, place, channels)
+        Changes { inbox, registered: Some((self.clone(), place)), channels, is_open: false }
     }
 
     /// Returns whether a topic has waiters.
@@ -140,26 +154,6 @@ impl Channels {
         let taps = self.0.taps.read().unwrap_or_else(PoisonError::into_inner);
         let told = taps.iter().filter_map(Weak::upgrade).map(|tap| tell(&*tap));
         told.count() > 0
-    }
-
-    /// Pushes a change. One with an addressee costs the same however many waiters have other
-    /// owners.
-    pub(crate) fn receive(&self, topic: &str, change: &Change) {
-        if let Some(fence) = change.of_entry() {
-            self.tell_taps(|tap| tap.changed(topic, fence));
-        }
-        let state = self.state();
-        if state.waiters.is_empty() {
-            return;
-        }
-        let (topic, addressee) = (Arc::from(topic), change.addressee());
-        let is_for = |place: &WaiterPlace| place.owner.is_none() || addressee.is_none();
-        let all = state.from(&topic, None).take_while(|(place, _)| is_for(place));
-        let one = addressee.map(|owner| state.from(&topic, Some(owner)));
-        let one = one.into_iter().flatten().take_while(|(place, _)| place.owner == addressee);
-        let woken = put(all.chain(one).map(|(_, waiter)| waiter), change);
-        drop(state);
-        woken.into_iter().for_each(Waker::wake);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -185,9 +179,7 @@ impl Channels {
 
     /// Returns whether a channel is open, and its pushes arrive.
     pub(crate) fn is_confirmed(&self, channel: &str) -> bool {
-        let state = self.state();
-        let known = state.channels.get(channel);
-        known.is_some_and(|known| matches!(known.subscription, Subscription::Confirmed))
+        matches!(self.state().subscription(channel), Subscription::Confirmed)
     }
 
     /// Notes that the pushes of all that happened before the server was asked at this moment have
@@ -242,11 +234,11 @@ impl Channels {
         let mut state = self.state();
         let mut told = HashSet::new();
         for (channel, known) in state.channels.iter_mut().filter(|(channel, _)| which(channel)) {
-            let is_new = !matches!(
+            let is_known = matches!(
                 (&known.subscription, &answer),
                 (Subscription::Confirmed, Ok(())) | (Subscription::Failed(_), Err(_))
             );
-            if is_new {
+            if !is_known {
                 told.insert(channel.clone());
             }
             known.subscription = match &answer {
@@ -254,10 +246,10 @@ impl Channels {
                 Err(error) => Subscription::Failed(error.clone()),
             };
         }
-        let woken = match told.is_empty() {
-            true => Vec::new(),
-            false => state.wake(|channel| told.contains(channel)),
-        };
+        if told.is_empty() {
+            return;
+        }
+        let woken = state.wake(|channel| told.contains(channel));
         drop(state);
         woken.into_iter().for_each(Waker::wake);
     }
@@ -284,6 +276,12 @@ impl Channels {
     }
 }
 
+impl fmt::Debug for Channels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channels").finish_non_exhaustive()
+    }
+}
+
 impl State {
     /// Returns the waiters of a topic, from those of this owner on.
     fn from<'a>(
@@ -299,6 +297,11 @@ impl State {
     fn wake(&self, which: impl Fn(&str) -> bool) -> Vec<Waker> {
         let hears = |waiter: &&Waiter| waiter.channels.iter().flatten().any(|it| which(it));
         put(self.waiters.values().filter(hears), &Change::Wake)
+    }
+
+    fn subscription(&self, channel: &str) -> Subscription {
+        let known = self.channels.get(channel);
+        known.map_or(Subscription::Pending, |known| known.subscription.clone())
     }
 
     /// Opens a channel for one more listener. Returns whether the server must be asked for it.
@@ -317,11 +320,7 @@ impl State {
     fn close(&mut self, channel: &str) -> bool {
         let Some(known) = self.channels.get_mut(channel) else { return false };
         known.listeners -= 1;
-        let is_last = known.listeners == 0;
-        if is_last {
-            self.channels.remove(channel);
-        }
-        is_last
+        known.listeners == 0 && self.channels.remove(channel).is_some()
     }
 }
 
@@ -336,94 +335,221 @@ impl ServerChannel {
     }
 }
 
+/// A registration for the changes of one name. Dropping it ends it.
+pub struct Changes {
+    inbox: Arc<Inbox>,
+    /// `None` for a backend that pushes nothing.
+    registered: Option<(Channels, WaiterPlace)>,
+    channels: ChannelsOfWaiter,
+    /// Whether the channels are open for it.
+    is_open: bool,
+}
+
+impl Changes {
+    /// Returns a registration for a backend that pushes nothing. Its waiter looks at intervals.
+    pub fn none() -> Self {
+        Self { inbox: Arc::default(), registered: None, channels: [None, None], is_open: false }
+    }
+
+    /// Returns the next change, or [`Change::Wake`] if some were missed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses no change.
+    pub async fn next(&mut self) -> Change {
+        poll_fn(|context| self.inbox.poll_next(context)).await
+    }
+
+    /// Returns when the last change came, if metrics are compiled in.
+    pub(crate) fn last(&self) -> Option<Instant> {
+        lock(&self.inbox.0).last
+    }
+
+    /// Asks the server for its subscriptions, if that was not done yet. Returns whether it has
+    /// confirmed them, so that changes arrive.
+    ///
+    /// The listener is woken ([`Change::Wake`]) when they are confirmed, refused or lost.
+    pub fn subscribe(&mut self) -> bool {
+        matches!(self.subscription(), Subscription::Confirmed)
+    }
+
+    /// Completes when the server has confirmed the subscription, or refused it. The changes until
+    /// then may be missed.
+    ///
+    /// # Errors
+    ///
+    /// The error of the server, or of the last attempt to connect to it.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, changes may be missed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{
+    ///     MemoryBackend,
+    ///     backend::{Change, Leases, Mode},
+    ///     key::{Family, Key, Name, Namespace},
+    /// };
+    ///
+    /// let backend = MemoryBackend::new();
+    /// let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("import"), 512)?;
+    /// let mut changes = backend.listen(&name, None);
+    /// changes.confirmed().await?;
+    /// backend.clear(&name, Mode::Exclusive).await?;
+    /// assert_eq!(changes.next().await, Change::Wake);
+    /// # Ok::<_, bellwether::BoxError>(()) }).unwrap();
+    /// ```
+    pub async fn confirmed(&mut self) -> Result<(), BackendError> {
+        loop {
+            match self.subscription() {
+                Subscription::Confirmed => break,
+                Subscription::Failed(error) => return Err(error),
+                Subscription::Pending => drop(self.next().await),
+            }
+        }
+        lock(&self.inbox.0).unread.clear();
+        Ok(())
+    }
+
+    /// Opens its channels. Returns what is known of the subscriptions to them.
+    fn subscription(&mut self) -> Subscription {
+        let Some((registry, _)) = &self.registered else {
+            let why = "the backend pushes nothing";
+            return Subscription::Failed(BackendError::new(BackendErrorKind::Refused, why));
+        };
+        let mut state = registry.state();
+        if !std::mem::replace(&mut self.is_open, true) {
+            let must_ask = |asks, channel| state.open(channel) | asks;
+            if self.channels.iter().flatten().fold(false, must_ask) {
+                registry.recheck();
+            }
+        }
+        let mut each = self.channels.iter().flatten().map(|channel| state.subscription(channel));
+        let unheard = each.find(|known| !matches!(known, Subscription::Confirmed));
+        unheard.unwrap_or(Subscription::Confirmed)
+    }
+}
+
+impl Drop for Changes {
+    fn drop(&mut self) {
+        let Some((registry, place)) = &self.registered else { return };
+        let mut state = registry.state();
+        state.waiters.remove(place);
+        let mut has_closed = false;
+        for channel in self.channels.iter().flatten().filter(|_| self.is_open) {
+            has_closed |= state.close(channel);
+        }
+        drop(state);
+        if has_closed {
+            registry.recheck();
+        }
+    }
+}
+
+impl fmt::Debug for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let topic = self.registered.as_ref().map(|(_, place)| &place.topic);
+        f.debug_tuple("Changes").field(&topic).finish()
+    }
+}
+
+/// The pushes that a slow waiter may have unread. With more, it looks again.
+const BACKLOG: usize = 16;
+
+/// Takes the pushes for one listener until it reads them.
+#[derive(Default)]
+struct Inbox(Mutex<Unread>);
+
+#[derive(Default)]
+struct Unread {
+    unread: VecDeque<Change>,
+    /// When the last push came, for the metrics.
+    last: Option<Instant>,
+    reader: Option<Waker>,
+}
+
+impl Inbox {
+    /// Adds a push. Returns the task that reads it, to be woken when no lock is held any more.
+    fn put(&self, change: Change) -> Option<Waker> {
+        let mut state = lock(&self.0);
+        state.last = meter::now();
+        if change == Change::Wake && state.unread.back() == Some(&change) {
+            // One look sees both, as when two channels of a listener are lost together.
+        } else if state.unread.len() == BACKLOG {
+            state.unread.clear();
+            state.unread.push_back(Change::Wake);
+        } else {
+            state.unread.push_back(change);
+        }
+        state.reader.take()
+    }
+
+    /// Takes the oldest push.
+    fn poll_next(&self, context: &mut Context<'_>) -> Poll<Change> {
+        let mut state = lock(&self.0);
+        if let Some(change) = state.unread.pop_front() {
+            return Poll::Ready(change);
+        }
+        state.reader = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
 /// Adds a change for some waiters. Returns the tasks to wake when no lock is held any more.
 #[must_use]
 fn put<'a>(waiters: impl Iterator<Item = &'a Waiter>, change: &Change) -> Vec<Waker> {
     waiters.filter_map(|waiter| waiter.inbox.put(change.clone())).collect()
 }
 
-impl fmt::Debug for Channels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Channels").finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::{
-        pin::pin,
-        sync::atomic::{AtomicUsize, Ordering},
-        task::{Context, Poll, Wake, Waker},
-        time::Duration,
-    };
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
 
     use super::*;
-    use crate::{backend::Handover, error::BackendErrorKind};
+    use crate::backend::Handover;
 
     fn granted(owner: Owner) -> Change {
         Change::Granted(Handover { owner, fence: 1, ends: Duration::ZERO })
     }
 
-    /// Counts how often a task is woken.
-    #[derive(Default)]
-    struct Wakes(AtomicUsize);
-
-    impl Wake for Wakes {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Returns the next change, if there is one.
+    fn poll(changes: &mut Changes) -> Option<Change> {
+        changes.next().now_or_never()
     }
 
-    impl Wakes {
-        fn take(&self) -> usize {
-            self.0.swap(0, Ordering::Relaxed)
-        }
-    }
-
-    /// Returns the next change if there is one. Otherwise the wake-up is counted.
-    fn poll(changes: &mut Changes, wakes: &Arc<Wakes>) -> Option<Change> {
-        let waker = Waker::from(wakes.clone());
-        match pin!(changes.next()).poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(change) => Some(change),
-            Poll::Pending => None,
-        }
-    }
-
-    /// A grant wakes the waiter that it is for, and the many others of the process sleep.
+    /// A grant reaches the waiter that it is for, and the many others of the process sleep.
     #[test]
     fn a_push_for_one_owner_wakes_one_waiter_of_many() {
         let (channels, topic) = (Channels::default(), Arc::from("t"));
         let owners: Vec<_> = std::iter::repeat_with(Owner::fresh).take(3000).collect();
-        let mut waiters: Vec<_> =
-            owners.iter().map(|owner| channels.listen(&topic, Some(*owner))).collect();
-        let wakes = Arc::<Wakes>::default();
-        for waiter in &mut waiters {
-            assert_eq!(poll(waiter, &wakes), None);
-        }
-        for (owner, waiter) in owners.iter().zip(&mut waiters).step_by(100) {
-            channels.push(&topic, granted(*owner));
-            assert_eq!(wakes.take(), 1);
-            assert_eq!(poll(waiter, &wakes), Some(granted(*owner)));
-            assert_eq!(poll(waiter, &wakes), None);
-        }
+        let listen = |owner: &Owner| channels.listen(&topic, Some(*owner));
+        let mut waiters: Vec<_> = owners.iter().map(listen).collect();
+        channels.push(&topic, granted(owners[7]));
         channels.push(&topic, granted(Owner::fresh()));
         channels.push("t2", Change::Wake);
-        assert_eq!(wakes.take(), 0);
+        let told: Vec<_> = waiters.iter_mut().map(poll).collect();
+        assert_eq!(told[7], Some(granted(owners[7])));
+        assert_eq!(told.iter().flatten().count(), 1);
         channels.push(&topic, Change::Wake);
-        assert_eq!(wakes.take(), waiters.len());
+        assert!(waiters.iter_mut().all(|waiter| poll(waiter) == Some(Change::Wake)));
     }
 
     /// Each listener of one owner hears of it, and a listener without an owner of all.
     #[test]
     fn a_push_for_one_owner_reaches_those_that_observe() {
         let (channels, topic) = (Channels::default(), Arc::from("t"));
-        let wakes = Arc::<Wakes>::default();
         let (mine, other) = (Owner::fresh(), Owner::fresh());
         let mut all =
             [Some(mine), Some(mine), None, Some(other)].map(|owner| channels.listen(&topic, owner));
         channels.push(&topic, granted(mine));
         let turn = Some(granted(mine));
-        let heard = all.each_mut().map(|changes| poll(changes, &wakes));
+        let heard = all.each_mut().map(|changes| poll(changes));
         assert_eq!(heard, [turn.clone(), turn.clone(), turn, None]);
         drop(all);
         assert!(!channels.has_listeners(&topic));
@@ -432,13 +558,12 @@ mod tests {
     #[test]
     fn a_slow_waiter_looks_again() {
         let (channels, topic) = (Channels::default(), Arc::from("t"));
-        let wakes = Arc::<Wakes>::default();
         let mut changes = channels.listen(&topic, None);
         for fence in 0..17 {
             channels.push(&topic, Change::Invalidated(fence));
         }
-        assert_eq!(poll(&mut changes, &wakes), Some(Change::Wake));
-        assert_eq!(poll(&mut changes, &wakes), None);
+        assert_eq!(poll(&mut changes), Some(Change::Wake));
+        assert_eq!(poll(&mut changes), None);
     }
 
     /// A claim is sent while the channel of the process is not confirmed, or was lost meanwhile.
@@ -447,7 +572,6 @@ mod tests {
     fn a_break_and_a_confirmation_wake_the_waiters_of_a_channel() {
         let channels = Channels::default();
         let [process, one, other] = ["p", "one", "other"].map(Arc::<str>::from);
-        let wakes = Arc::<Wakes>::default();
         channels.open(&process);
         let mut openings = channels.openings();
         let register =
@@ -455,8 +579,8 @@ mod tests {
         let mut both = [register(&one), register(&other)];
         let all_told = |both: &mut [Changes; 2], arrive| {
             for changes in both {
-                assert_eq!(poll(changes, &wakes), Some(Change::Wake));
-                assert_eq!(poll(changes, &wakes), None);
+                assert_eq!(poll(changes), Some(Change::Wake));
+                assert_eq!(poll(changes), None);
                 assert_eq!(changes.subscribe(), arrive);
             }
         };
@@ -466,7 +590,7 @@ mod tests {
             all_told(&mut both, true);
             // The same answer again says nothing new.
             channels.answer(|_| true, Ok(()));
-            assert!(both.iter_mut().all(|changes| poll(changes, &wakes).is_none()));
+            assert!(both.iter_mut().all(|changes| poll(changes).is_none()));
             channels.lost(|_| true);
             all_told(&mut both, false);
         }

@@ -9,14 +9,13 @@
 local lease, shared, _, queue, deadlines = unpack(KEYS)
 local fence_ms, entry_ms = ARGV[1], ARGV[2]
 
--- include: clock_ms, kept_ms, batch, lease_at, grant_next
+-- include: clock_ms, kept_ms, bounds, lease_at, grant_next
 local at, claims = now_ms(), { unpack(ARGV, 3) }
 local process = string.sub(claims[1], 1, 16)
 local has_lapsed = kept_ms(deadlines, process, at) <= 0 and 1 or 0
 local dead = redis.call('ZRANGE', deadlines, '-inf', at, 'BYSCORE', 'LIMIT', 0, BATCH)
 if dead[1] then redis.call('ZREM', deadlines, unpack(dead)) end
--- Lets a full server keep entries: in a script that has written it lets all writes through, and
--- this needs no memory.
+-- A full server lets all writes through in a script that has written, and this needs no memory.
 redis.call('PEXPIRE', queue, entry_ms)
 redis.call('ZADD', deadlines, at + entry_ms, process)
 redis.call('PEXPIRE', deadlines, entry_ms)
