@@ -38,7 +38,7 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     expect(together == 2, || format!("{together} read after the downgrade"))?;
     reader.cue("on").await?;
     reader.hears("has read").await?;
-    expect(!lock.holder().await?.is_some_and(|held| held.fence > 0), || {
+    expect(lock.holder().await?.is_none_or(|held| held.fence == 0), || {
         "a writer beside a reader".to_owned()
     })?;
     guard.unlock().await?;

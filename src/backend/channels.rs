@@ -549,7 +549,7 @@ mod tests {
             [Some(mine), Some(mine), None, Some(other)].map(|owner| channels.listen(&topic, owner));
         channels.push(&topic, granted(mine));
         let turn = Some(granted(mine));
-        let heard = all.each_mut().map(|changes| poll(changes));
+        let heard = all.each_mut().map(poll);
         assert_eq!(heard, [turn.clone(), turn.clone(), turn, None]);
         drop(all);
         assert!(!channels.has_listeners(&topic));
