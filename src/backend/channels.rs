@@ -422,14 +422,16 @@ impl Changes {
             return Subscription::Failed(BackendError::new(BackendErrorKind::Refused, why));
         };
         let mut state = registry.state();
-        if !std::mem::replace(&mut self.is_open, true) {
-            let must_ask = |asks, channel| state.open(channel) | asks;
-            if self.channels.iter().flatten().fold(false, must_ask) {
-                registry.recheck();
-            }
-        }
+        let opens = !std::mem::replace(&mut self.is_open, true);
+        let must_ask = |asks, channel| (opens && state.open(channel)) | asks;
+        let must_ask = self.channels.iter().flatten().fold(false, must_ask);
         let mut each = self.channels.iter().flatten().map(|channel| state.subscription(channel));
         let unheard = each.find(|known| !matches!(known, Subscription::Confirmed));
+        // Who is woken may hold the lock of `openings`, and ask for the state.
+        drop(state);
+        if must_ask {
+            registry.recheck();
+        }
         unheard.unwrap_or(Subscription::Confirmed)
     }
 }

@@ -238,7 +238,8 @@ impl Eq for Entry {}
 
 fn digits(text: &[u8], radix: u32) -> Result<u64, Undecodable> {
     text.iter().try_fold(0, |number: u64, byte| {
-        let digit = char::from(*byte).to_digit(radix).ok_or(Undecodable)?;
+        let digit = char::from(*byte).to_digit(radix).filter(|_| !byte.is_ascii_uppercase());
+        let digit = digit.ok_or(Undecodable)?;
         Ok(number * u64::from(radix) + u64::from(digit))
     })
 }

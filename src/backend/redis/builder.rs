@@ -5,8 +5,7 @@ use futures_util::FutureExt;
 use super::{
     Credentials, RedisBackend,
     client::{
-        Access, ClusterSeeds, Deployment, Endpoint, RedisConfig, Replicas, SentinelMaster,
-        Sentinels,
+        ClusterSeeds, Deployment, Endpoint, RedisConfig, Replicas, SentinelMaster, Sentinels,
     },
 };
 use crate::error::{BoxError, Error, ErrorKind};
@@ -254,23 +253,25 @@ impl RedisBackendBuilder {
         if let Some(replicas) = config.replicas {
             replicas.check(config.command_timeout)?;
         }
-        Ok(RedisBackend::connecting(location.read(&config.access)?, config))
+        Ok(RedisBackend::connecting(location.read(&config)?, config))
     }
 }
 
 impl Location {
-    fn read(self, access: &Access) -> Result<Deployment, Error> {
+    fn read(self, config: &RedisConfig) -> Result<Deployment, Error> {
         match self {
             Self::Missing => {
                 let why = "no server was given; call `server`, `sentinels` or `cluster`";
                 Err(Error::new(ErrorKind::InvalidConfig, why))
             }
-            Self::Server(url) => Ok(Deployment::Single(Endpoint::server(&url, access)?)),
+            Self::Server(url) => Ok(Deployment::Single(Endpoint::server(&url, &config.access)?)),
             Self::Sentinels(urls, master) => {
-                let sentinels = Sentinels::new(&urls, master, access)?;
+                let sentinels = Sentinels::new(&urls, master, config)?;
                 Ok(Deployment::Single(Endpoint::Sentinel(Arc::new(sentinels))))
             }
-            Self::Cluster(urls) => Ok(Deployment::Cluster(ClusterSeeds::read(&urls, access)?)),
+            Self::Cluster(urls) => {
+                Ok(Deployment::Cluster(ClusterSeeds::read(&urls, &config.access)?))
+            }
         }
     }
 }

@@ -144,7 +144,7 @@ impl Cluster {
                 _ => return Err(failure.error),
             };
             asking = matches!(failure.retry, Some(CommandRetry::Ask(_)));
-            if !asking {
+            if matches!(failure.retry, Some(CommandRetry::Moved(_))) {
                 // Other slots may have moved, too.
                 self.nodes.topology.trouble.notify_one();
             }
@@ -275,7 +275,7 @@ impl ClusterNodes {
         let owners = known.iter().flat_map(|slots| slots.owners());
         let mut asked: Vec<_> = owners.map(|address| self.target(address)).collect();
         asked.extend(self.seeds.iter().cloned());
-        let limit = self.config.connect_timeout();
+        let limit = self.config.ask_limit();
         let count = asked.len().max(1);
         asked.rotate_left(turn % count);
         let mut failure = BoxError::from("there is no node to ask");

@@ -39,7 +39,7 @@ pub(super) use self::{
     cluster::ClusterSeeds,
     replicas::Confirmation,
     sentinel::{Endpoint, Sentinels},
-    settings::{Access, RedisConfig},
+    settings::RedisConfig,
     task::OnDemandTask,
 };
 pub use self::{replicas::Replicas, sentinel::SentinelMaster, settings::Credentials};

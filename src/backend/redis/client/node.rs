@@ -54,8 +54,7 @@ impl Node {
     pub(super) async fn grant(&self, call: &Call<'_>, asking: bool) -> GrantReply {
         let commands = self.commands();
         match &self.grants {
-            // A slot that is being moved grants nothing that replicas must confirm.
-            Some(grants) => Box::pin(grants.call(call)).await,
+            Some(grants) => Box::pin(grants.call(call, asking)).await,
             None => Ok((commands.call(call, asking).await?, Ok(()))),
         }
     }

@@ -172,17 +172,19 @@ impl<'a> Subscriptions<'a> {
         let NodeEvents { channels, scope, trouble, .. } = &self.kept.events;
         let mut opened = channels.not_refused(|channel| scope.contains(channel));
         opened.retain(|channel| !self.subscribed.contains(channel));
-        let (mut is_complete, mut refused) = (true, Vec::new());
+        let (mut is_complete, mut has_moved, mut refused) = (true, false, Vec::new());
         let replies = self.each("SUBSCRIBE", &opened).await?;
         for (channel, reply) in opened.into_iter().zip(replies) {
             match reply.extract_error() {
                 Ok(_) => drop(self.subscribed.insert(channel)),
-                Err(error) if passes_by_itself(&error) => is_complete = false,
+                Err(error) if passes_by_itself(&error) => {
+                    is_complete = false;
+                    has_moved |= error.kind() == ErrorKind::Server(ServerErrorKind::Moved);
+                }
                 Err(error) => refused.push((channel, error)),
             }
         }
-        if !is_complete {
-            // A slot may have moved.
+        if has_moved {
             trouble.notify_one();
         }
         // A listener that is refused may open the same channels again. It must not be told a

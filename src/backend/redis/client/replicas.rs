@@ -149,6 +149,8 @@ pub(super) struct Grants {
 
 struct GrantCommand {
     command: Cmd,
+    /// An `ASKING` goes before it.
+    asking: bool,
     told: oneshot::Sender<GrantReply>,
 }
 
@@ -165,10 +167,10 @@ impl Grants {
     }
 
     /// Runs a script, and sends its source if the server does not know it.
-    pub(super) async fn call(&self, call: &Call<'_>) -> GrantReply {
-        match self.send(call.by_digest().clone()).await {
+    pub(super) async fn call(&self, call: &Call<'_>, asking: bool) -> GrantReply {
+        match self.send(call.by_digest().clone(), asking).await {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
-                self.send(call.with_source()).await
+                self.send(call.with_source(), asking).await
             }
             reply => reply,
         }
@@ -178,9 +180,9 @@ impl Grants {
     ///
     /// Each grant has a task that waits for its turn, so no caller depends on another. The first
     /// task sends the grants of those behind it, too.
-    async fn send(&self, command: Cmd) -> GrantReply {
+    async fn send(&self, command: Cmd, asking: bool) -> GrantReply {
         let (told, reply) = oneshot::channel();
-        lock(&self.gathered).push(GrantCommand { command, told });
+        lock(&self.gathered).push(GrantCommand { command, asking, told });
         let grants = self.clone();
         tokio::spawn(async move {
             let _turn = grants.turn.lock().await;
@@ -200,6 +202,9 @@ impl Grants {
     async fn send_all(&self, grants: Vec<GrantCommand>) {
         let mut commands = redis::pipe();
         for grant in &grants {
+            if grant.asking {
+                commands.cmd("ASKING");
+            }
             commands.add_command(grant.command.clone());
         }
         commands.add_command(self.needed.wait_command());
@@ -219,7 +224,9 @@ impl Grants {
             }
             _ => self.needed.check_met_by(0),
         };
-        for (grant, reply) in grants.into_iter().zip(replies) {
+        let mut replies = replies.into_iter();
+        for grant in grants {
+            let reply = replies.nth(usize::from(grant.asking)).unwrap_or(Ok(Value::Nil));
             grant.tell(reply.map(|value| (value, confirmation.clone())));
         }
     }

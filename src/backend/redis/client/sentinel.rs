@@ -32,13 +32,12 @@ use tracing::info;
 use super::{
     connect::{ConnectError, ask, open_pubsub, refuse_replica},
     failure::ClientError,
-    settings::{self, Access, ConnectTarget, Credentials},
+    settings::{self, Access, ConnectTarget, Credentials, RedisConfig},
     task::OnDemandTask,
 };
 use crate::error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind as Kind};
 
 /// How long a sentinel may take to answer, before the next one is asked.
-const ASK_LIMIT: Duration = Duration::from_secs(1);
 /// How often the sentinels are asked.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// The announcements of a failover. A replica that was promoted is the master already, although the
@@ -193,6 +192,7 @@ struct KnownSentinels {
     master: SentinelMaster,
     /// How to log in to the master.
     access: Access,
+    ask_limit: Duration,
     /// The index of the sentinel to ask first.
     first: AtomicUsize,
     /// The master that the watch has seen last. `None` if the watch does not run.
@@ -203,8 +203,9 @@ impl Sentinels {
     pub(in crate::backend::redis) fn new(
         urls: &[String],
         master: SentinelMaster,
-        access: &Access,
+        config: &RedisConfig,
     ) -> Result<Self, Error> {
+        let access = &config.access;
         // The credentials of sentinels are in their URLs.
         let access_to_sentinels = Access { credentials: None, ..access.clone() };
         let target = |info: ConnectionInfo| {
@@ -219,7 +220,8 @@ impl Sentinels {
             return Err(Error::new(Kind::InvalidConfig, why));
         }
         let (first, seen) = (AtomicUsize::new(0), watch::Sender::new(None));
-        let known = KnownSentinels { targets, master, access: access.clone(), first, seen };
+        let (access, ask_limit) = (access.clone(), config.ask_limit());
+        let known = KnownSentinels { targets, master, access, ask_limit, first, seen };
         Ok(Self { known: Arc::new(known), task: OnDemandTask::default() })
     }
 
@@ -266,7 +268,7 @@ impl KnownSentinels {
     async fn ask(&self, sentinel: usize) -> Result<HostPort, ConnectError> {
         let mut question = redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(&self.master.name);
-        ask(&self.targets[sentinel], ASK_LIMIT, async |connection| {
+        ask(&self.targets[sentinel], self.ask_limit, async |connection| {
             let reply: Option<HostPort> = question.query_async(connection).await?;
             let unknown = "a sentinel does not know the master";
             reply.ok_or_else(|| {
@@ -278,7 +280,9 @@ impl KnownSentinels {
 
     async fn is_master(&self, address: HostPort) -> bool {
         let Ok(target) = self.master.target_at(address, &self.access) else { return false };
-        ask(&target, ASK_LIMIT, async |connection| refuse_replica(connection).await).await.is_ok()
+        ask(&target, self.ask_limit, async |connection| refuse_replica(connection).await)
+            .await
+            .is_ok()
     }
 
     /// Listens to a sentinel until its connection ends.
@@ -288,13 +292,14 @@ impl KnownSentinels {
             pubsub.subscribe(&ANNOUNCEMENTS[..]).await?;
             Ok::<_, RedisError>(pubsub)
         };
-        let Ok(pubsub) = timeout(ASK_LIMIT, listening).await else { return Ok(()) };
+        let Ok(pubsub) = timeout(self.ask_limit, listening).await else { return Ok(()) };
         let mut messages = pubsub?.into_on_message();
         while let Some(message) = messages.next().await {
             let text: String = message.get_payload().unwrap_or_default();
             if text.split(' ').any(|word| word == self.master.name)
                 && let Ok(address) = self.ask(sentinel).await
             {
+                self.first.store(sentinel, Ordering::Relaxed);
                 self.look_at(address).await;
             }
         }
@@ -393,7 +398,8 @@ mod tests {
     /// A sentinel that is behind named the old master after the watch had seen the new one.
     #[tokio::test]
     async fn a_connection_that_came_late_to_the_old_master_leaves_it() -> Result<(), Error> {
-        let sentinels = Sentinels::new(&["redis://a".to_owned()], "m".into(), &Access::default())?;
+        let sentinels =
+            Sentinels::new(&["redis://a".to_owned()], "m".into(), &RedisConfig::default())?;
         let (sentinels, at) = (Arc::new(sentinels), |host: &str| (host.to_owned(), 6379));
         sentinels.known.seen.send_replace(Some(at("new")));
         let seen = sentinels.known.seen.subscribe();

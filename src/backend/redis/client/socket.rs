@@ -41,6 +41,10 @@ use crate::time::after;
 /// commands for long after the peer is gone, so these prove nothing.
 const LARGE_WRITE: usize = 16 << 10;
 
+/// How many bytes of large writes may be on their way, at one microsecond each: what the buffer of a
+/// socket takes at most. With more, puts to a dead server would hide its silence for longer.
+const MOST_ON_THE_WAY: u64 = 4 << 20;
+
 /// How many command time-outs the driver may take for a turn.
 ///
 /// With less, a burst of tasks that holds up the driver counts as a silence. With more, a runtime
@@ -78,12 +82,17 @@ impl Progress {
     }
 
     fn has_written(&self, bytes: usize) {
-        let is_large = bytes >= LARGE_WRITE;
-        if is_large || !self.is_unanswered() {
-            let on_the_way = if is_large { bytes as u64 } else { 0 };
-            self.quiet_since.fetch_max(self.now() + on_the_way, Ordering::Relaxed);
-            self.is_unanswered.store(true, Ordering::Relaxed);
+        let (is_large, is_unanswered) = (bytes >= LARGE_WRITE, self.is_unanswered());
+        if !is_large && is_unanswered {
+            return;
         }
+        // Writes behind an unanswered one extend its time, and do not begin it anew.
+        let from =
+            if is_unanswered { self.quiet_since.load(Ordering::Relaxed) } else { self.now() };
+        let on_the_way = if is_large { bytes as u64 } else { 0 };
+        let until = (from + on_the_way).min(self.now() + MOST_ON_THE_WAY);
+        self.quiet_since.fetch_max(until, Ordering::Relaxed);
+        self.is_unanswered.store(true, Ordering::Relaxed);
     }
 
     fn is_unanswered(&self) -> bool {
@@ -359,6 +368,20 @@ mod tests {
         let begun = Instant::now();
         progress.silent_for(LIMIT).await;
         assert!(begun.elapsed() >= LIMIT && begun.elapsed() <= LIMIT * 9);
+        Ok(())
+    }
+
+    /// The socket takes the puts to a dead server, and each began its silence anew.
+    #[tokio::test(start_paused = true)]
+    async fn large_writes_to_a_dead_server_do_not_end_the_silence() -> io::Result<()> {
+        let (here, _there) = duplex(1 << 20);
+        let progress = Progress::new();
+        let mut socket = Socket::new(here, progress.clone());
+        for _ in 0..20 {
+            socket.write_all(&[0; LARGE_WRITE]).await?;
+            advance(LIMIT / 2).await;
+        }
+        assert!(progress.silence() > LIMIT * 8, "{:?}", progress.silence());
         Ok(())
     }
 

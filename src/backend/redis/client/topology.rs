@@ -72,11 +72,16 @@ impl Topology {
 
     /// Notes that no node replied. A map that was known before stays.
     pub(super) fn failed(&self, error: BackendError) {
-        if self.known().is_some() {
-            return;
-        }
-        let before = self.state.send_replace(TopologyState::Failed(error.clone()));
-        if !matches!(before, TopologyState::Failed(_)) {
+        let mut is_first = false;
+        self.state.send_if_modified(|state| {
+            is_first = matches!(state, TopologyState::Unknown);
+            let is_known = matches!(state, TopologyState::Known(_));
+            if !is_known {
+                *state = TopologyState::Failed(error.clone());
+            }
+            !is_known
+        });
+        if is_first {
             warn!(error = %Chain(&error), "no node of the cluster replies; trying again");
             self.channels.wake(|_| true);
         }
@@ -84,9 +89,13 @@ impl Topology {
 
     /// Notes that the refresh task has ended with its runtime. A map that was known before stays.
     pub(super) fn abandon(&self) {
-        if self.known().is_none() {
-            self.state.send_replace(TopologyState::Unknown);
-        }
+        self.state.send_if_modified(|state| {
+            let is_known = matches!(state, TopologyState::Known(_));
+            if !is_known {
+                *state = TopologyState::Unknown;
+            }
+            !is_known
+        });
     }
 }
 
