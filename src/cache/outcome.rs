@@ -101,7 +101,7 @@ pub enum Source {
     /// - the cache was shut down.
     ///
     /// It is also so for a caller that asked after the load had begun, if the backend did not
-    /// answer the commit.
+    /// answer the commit, or a look behind it.
     ///
     /// The value may come from a load that was under way in this process when the caller asked. A
     /// value that was remembered is older. So either may be older than an invalidation in another

@@ -352,7 +352,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         core.committed_local(&asked.name, fence);
         self.keep_copy(mark.filter(|_| are_current), &entry, &made.value, &answer);
         let is_stored = matches!(answer, Ok(Committed::Stored));
-        let has_value = is_stored && entry.kind == EntryKind::Value;
+        let has_value = is_stored && are_current && entry.kind == EntryKind::Value;
         let record = Record::written(fence, &entry, has_value);
         let led = |value| Loaded { value, source: Source::Led, record };
         // They may know of what has ended the value.

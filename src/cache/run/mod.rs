@@ -477,20 +477,28 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// not wait for another time-out.
     async fn land_late(self, leader: Leader<Outcome<V>>, late: ForLate, mut work: Option<Work<V>>) {
         let loaded = match leader.landed() {
-            Some(Outcome::Value(loaded)) if loaded.source == Source::Led => Some(loaded),
+            Some(Outcome::Value(loaded)) if loaded.source == Source::Led => Some(loaded.clone()),
             _ => None,
         };
-        let degraded = |loaded: &Loaded<V>| Outcome::Value(Loaded::degraded(loaded.value.clone()));
+        let degraded = |loaded: Loaded<V>| Outcome::Value(Loaded::degraded(loaded.value));
         if late == ForLate::Degraded {
             return leader.land_late(loaded.map(degraded));
         }
-        let outcome = match self.stored(&self.options().rules).await {
+        let run = Run { asked: self, leader: Some(leader), start: RunStart::Look };
+        let outcome = match run.asked.stored(&run.asked.options().rules).await {
             Decision::Unanswered(_) => {
-                let run = Run { asked: self, leader: None, start: RunStart::Look };
                 let mut held = Held::default();
                 match run.away(&mut held) {
                     Step::Land(end, _) => Some(end.outcome),
-                    step if work.is_some() => Some(run.beyond(step, held, &mut work).await.outcome),
+                    step if work.is_some() => {
+                        let rest = Box::pin(run.beyond(step, held, &mut work));
+                        let outcome = run.unless_cancelled(rest).await.outcome;
+                        // It could not run, so each of them begins anew.
+                        let is_cancelled = |error: &Error| error.kind() == ErrorKind::Cancelled;
+                        let is_of_use =
+                            !matches!(&outcome, Outcome::Failed(error) if is_cancelled(error));
+                        is_of_use.then_some(outcome)
+                    }
                     // They may know of the act for which a value was refused.
                     _ => loaded.filter(|loaded| loaded.expires_in().is_some()).map(degraded),
                 }
@@ -500,7 +508,9 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
             }
             decision => decision.value().map(Outcome::Value),
         };
-        leader.land_late(outcome);
+        if let Some(leader) = run.leader {
+            leader.land_late(outcome);
+        }
     }
 
     /// Asks the backend for the entry, unless it has not answered lately.

@@ -126,7 +126,14 @@ impl Controls {
             None => {
                 let surrogate = Directives::parse_lines(headers, &SURROGATE_CONTROL)?;
                 let mut directives = Directives::parse(headers)?;
-                directives.no_store |= surrogate.restricts();
+                let is_zero = |seconds| seconds == Some(0);
+                // Neither `must-understand` nor a policy makes this shareable.
+                if surrogate.restricts()
+                    || is_zero(surrogate.max_age)
+                    || is_zero(surrogate.s_maxage)
+                {
+                    directives.private = Scope::All;
+                }
                 directives
             }
         };

@@ -162,6 +162,14 @@ async fn a_targeted_field_takes_the_place_of_cache_control() {
         (&[("cdn-cache-control", "max-age=60"), ("set-cookie", "a=1")], [false, false]),
         (&[("surrogate-control", "max-age=60"), ("cache-control", "no-store")], [false, false]),
         (&[("surrogate-control", "no-store"), ("cache-control", "max-age=60")], [false, false]),
+        (&[("surrogate-control", "max-age=0"), ("cache-control", "max-age=60")], [false, false]),
+        (
+            &[
+                ("surrogate-control", "private"),
+                ("cache-control", "must-understand, no-store, max-age=60"),
+            ],
+            [false, false],
+        ),
     ])
     .await;
     // One that cannot be parsed forbids to share.
