@@ -37,7 +37,7 @@ pub struct Announcement {
     pub fence: u64,
     /// The size of the entry in bytes, with its header.
     pub bytes: usize,
-    /// How many processes are to fetch it, one after another. Zero if the backend does not know.
+    /// How many processes are to fetch it. Zero if the backend does not know.
     pub crowd: u32,
 }
 

@@ -139,7 +139,7 @@ impl Entry {
 
     /// Notes what the ends of its tags say. An expired entry is as [`expire`] leaves it.
     ///
-    /// [`expire`]: super::Store::expire
+    /// [`expire`]: super::Edit::Expire
     pub(crate) fn judge(&mut self, verdict: TagVerdict) {
         match (verdict, self.windows) {
             (TagVerdict::Current, _) => {}

@@ -129,7 +129,8 @@ impl KeptQueue {
 
     /// Looks not long after the end of the lease in the way.
     fn look_after(&mut self, remaining: Duration) {
-        let look_at = after(Instant::now(), remaining + JITTER.mul_f64(fastrand::f64()));
+        let remaining = remaining.saturating_add(JITTER.mul_f64(fastrand::f64()));
+        let look_at = after(Instant::now(), remaining);
         if look_at < self.look_at {
             self.look_at = look_at;
             self.earlier.notify_one();
@@ -239,5 +240,39 @@ impl Drop for KeeperTask {
         let queue = self.keeper.queues().remove(&self.queue);
         let waiters = queue.into_iter().flat_map(|queue| queue.waiters.into_values());
         waiters.for_each(|waiter| waiter.asks.notify_one());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{runtime::Builder, time::timeout};
+
+    use super::*;
+    use crate::{
+        MemoryBackend,
+        backend::{Mode, Owner},
+        key::{Family, Key, Namespace},
+    };
+
+    /// The runtime of the first waiter ends, with the task in it.
+    #[test]
+    fn a_task_starts_in_the_runtime_of_another_waiter() -> Result<(), Box<dyn std::error::Error>> {
+        let runtime = || Builder::new_current_thread().enable_time().start_paused(true).build();
+        let (first, second) = (runtime()?, runtime()?);
+        let keeper = Keeper::new(Arc::new(MemoryBackend::new()));
+        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
+        let claim = Claim::new(name, Mode::Fair, INTERVAL, INTERVAL);
+        let place = first.block_on(async { keeper.enter(&claim, Duration::MAX) });
+        let other = Claim { owner: Owner::fresh(), ..claim };
+        let waits = second.block_on(async { keeper.enter(&other, Duration::MAX) });
+        assert!(waits.met(INTERVAL));
+        drop((place, first));
+        second.block_on(async {
+            timeout(INTERVAL, waits.asks()).await?;
+            assert!(!waits.met(INTERVAL));
+            // The new task asks the backend, which knows no entry.
+            let again = keeper.enter(&other, Duration::MAX);
+            Ok(timeout(INTERVAL * 2, again.asks()).await?)
+        })
     }
 }

@@ -164,3 +164,31 @@ impl Drop for Slot {
         drop(waiter.notify(SlotNotice::Contend(slot)));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::Mode,
+        key::{Key, Namespace},
+    };
+
+    /// One caller holds the lease for long, and others try again and again.
+    #[tokio::test]
+    async fn callers_that_left_are_not_kept_during_a_hold() -> Result<(), crate::Error> {
+        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
+        let claim = Claim::new(name.clone(), Mode::Exclusive, TURN, TURN);
+        let upkeep = Upkeep { renew_every: None, max_hold: Duration::MAX };
+        let queues = Arc::<LocalQueues>::default();
+        let Ok(slot) = queues.enter(&claim, upkeep) else { panic!("another caller has the slot") };
+        let Err(stays) = queues.enter(&claim, upkeep) else { panic!("there are two slots") };
+        for _ in 0..10_000 {
+            drop(queues.enter(&claim, upkeep));
+        }
+        assert!(queues.queues().get(&name).is_some_and(|queue| queue.len() < 16));
+        drop(slot);
+        assert!(matches!(stays.await, Ok(SlotNotice::Contend(_))));
+        assert!(queues.queues().is_empty());
+        Ok(())
+    }
+}

@@ -129,6 +129,9 @@ impl Front {
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {
+        ensure(mode != Mode::Fair || self.space.family != Family::Redlock, || {
+            "a Redlock has no queue, so it has no fair mutex".to_owned()
+        })?;
         let mut claim = Claim::new(self.full_name()?.clone(), mode, self.lease, FENCE_LIFE);
         claim.label = self.space.label.clone();
         Ok(claim)

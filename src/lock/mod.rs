@@ -74,7 +74,8 @@
 //!   [`Locks::shutdown`] or [`Redlock::shutdown`].
 //!
 //! If the future of an acquisition is dropped, what it may have acquired is released. A release
-//! goes on. Any other change may or may not have happened. A call that looks changes nothing.
+//! that was polled once, or whose guard is dropped, goes on. Any other change may or may not have
+//! happened. A call that looks changes nothing.
 //!
 //! # Names of the methods
 //!

@@ -62,8 +62,8 @@ impl Mutex {
     /// most 2.7 s, however many they are. Their entries last for 2 s, and the next process notices
     /// within 0.7 s. With more than 1,280 names, both grow with their number.
     ///
-    /// A [`Redlock`](crate::Redlock) has no queue, and refuses a fair mutex as
-    /// [`Backend`](crate::ErrorKind::Backend).
+    /// A [`Redlock`](crate::Redlock) has no queue, so its fair mutex cannot be acquired: the call
+    /// fails at once as [`InvalidConfig`](crate::ErrorKind::InvalidConfig).
     ///
     /// # Examples
     ///

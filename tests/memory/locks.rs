@@ -506,6 +506,15 @@ async fn a_waiter_of_a_redlock_that_is_not_polled_delays_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_redlock_refuses_a_fair_mutex_at_once() {
+    let mutex = Redlock::new([MemoryBackend::new()], "bellwether").unwrap().mutex("m").fair();
+    let begun = Instant::now();
+    assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    assert_eq!(mutex.try_lock().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_holder_that_lost_the_lock_does_not_block_its_own_process() {
     let (here, _) = two();
     let stuck = here.mutex("m").lease(LEASE).fixed_lease().lock().await.unwrap();

@@ -1,7 +1,7 @@
 //! The semaphores: their holders, the queue of those that wait, and the rules of the Redis scripts.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -342,6 +342,8 @@ impl StoredSemaphore {
 #[derive(Default)]
 struct Queue {
     entries: VecDeque<QueueEntry>,
+    /// The owners of the entries. A release asks here, so that it costs the same behind any number.
+    owners: HashSet<Owner>,
     /// Until when each process keeps its entries.
     kept: HashMap<u64, Instant>,
 }
@@ -355,18 +357,20 @@ struct QueueEntry {
 
 impl Queue {
     fn has(&self, owner: Owner) -> bool {
-        self.entries.iter().any(|entry| entry.claim.owner == owner)
+        self.owners.contains(&owner)
     }
 
     /// Enters the queue, or keeps the old entry of the owner.
     fn enter(&mut self, claim: &Claim, now: Instant) {
-        if !self.has(claim.owner) {
+        if self.owners.insert(claim.owner) {
             self.entries.push_back(QueueEntry { claim: claim.clone(), since: now });
         }
     }
 
     fn leave(&mut self, owner: Owner) {
-        if let Some(at) = self.entries.iter().position(|entry| entry.claim.owner == owner) {
+        if self.owners.remove(&owner)
+            && let Some(at) = self.entries.iter().position(|entry| entry.claim.owner == owner)
+        {
             self.entries.remove(at);
         }
     }
@@ -387,7 +391,8 @@ impl Queue {
         let count = self.kept.len();
         self.kept.retain(|_, until| *until > now);
         if self.kept.len() < count {
-            self.entries.retain(|entry| self.kept.contains_key(&entry.claim.owner.process_half()));
+            self.owners.retain(|owner| self.kept.contains_key(&owner.process_half()));
+            self.entries.retain(|entry| self.owners.contains(&entry.claim.owner));
         }
     }
 }
