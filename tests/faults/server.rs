@@ -40,7 +40,9 @@ struct Scene {
 
 impl Scene {
     async fn begin(what: &'static str, arguments: &[&str]) -> Self {
-        Self::of(what, RedisServer::start_with(arguments).await, "").await
+        let server = RedisServer::start_with(arguments).await;
+        let credentials = if arguments.contains(&"--requirepass") { ":secret" } else { "" };
+        Self::of(what, server, credentials).await
     }
 
     async fn of(what: &'static str, server: RedisServer, credentials: &str) -> Self {
