@@ -41,8 +41,8 @@ use crate::time::after;
 /// commands for long after the peer is gone, so these prove nothing.
 const LARGE_WRITE: usize = 16 << 10;
 
-/// How many bytes of large writes may be on their way, at one microsecond each: what the buffer of a
-/// socket takes at most. With more, puts to a dead server would hide its silence for longer.
+/// How many bytes of large writes may be on their way, at one microsecond each: what the buffer of
+/// a socket takes at most. With more, puts to a dead server would hide its silence for longer.
 const MOST_ON_THE_WAY: u64 = 4 << 20;
 
 /// How many command time-outs the driver may take for a turn.
