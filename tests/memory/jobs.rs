@@ -21,6 +21,8 @@ use tokio::time::{Instant, sleep, timeout};
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
+/// A period that is too long for a second tick to begin in a test, as a day is not.
+const LONGEST: Duration = Duration::from_secs(720 * 3600);
 
 fn process(backend: &MemoryBackend) -> Locks {
     Locks::new(backend.clone(), "bellwether")
@@ -301,7 +303,7 @@ async fn of_the_ticks_that_were_missed_the_latest_runs() {
 #[tokio::test(start_paused = true)]
 async fn work_that_always_crashes_is_done_once_in_a_lease() {
     let locks = process(&MemoryBackend::new());
-    let mut ticks = locks.every("job", 24 * HOUR).on_crash(OnCrash::RunAgain).lease(5 * SECOND);
+    let mut ticks = locks.every("job", LONGEST).on_crash(OnCrash::RunAgain).lease(5 * SECOND);
     let (begun, mut turns) = (Instant::now(), 0);
     let first = since_1970(&ticks.next().await.unwrap());
     while begun.elapsed() < 60 * SECOND {
@@ -326,7 +328,7 @@ async fn a_job_waits_through_an_outage() {
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_the_wait_for_a_tick() {
     let locks = process(&MemoryBackend::new());
-    let mut ticks = locks.every("job", 24 * HOUR);
+    let mut ticks = locks.every("job", LONGEST);
     ticks.next().await.unwrap().done().await.unwrap();
     let waits = tokio::spawn(async move { ticks.next().await.map(drop) });
     sleep(SECOND).await;

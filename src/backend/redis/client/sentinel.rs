@@ -207,7 +207,8 @@ impl Sentinels {
     ) -> Result<Self, Error> {
         let access = &config.access;
         // The credentials of sentinels are in their URLs.
-        let access_to_sentinels = Access { credentials: None, ..access.clone() };
+        let mut access_to_sentinels = access.clone();
+        access_to_sentinels.credentials = None;
         let target = |info: ConnectionInfo| {
             // Sentinels of Redis 6 do not speak RESP3.
             let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
