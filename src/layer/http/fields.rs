@@ -645,9 +645,9 @@ mod tests {
                 "{headers:?}"
             );
         }
-        for restricting in ["no-store", "max-age=3, private", "no-store;other"] {
+        for restricting in ["no-store", "max-age=3, private", "no-store;other", "max-age=0"] {
             let found = controls(&[general, ("surrogate-control", restricting)]);
-            assert!(found.unwrap().directives.no_store, "{restricting}");
+            assert_eq!(found.unwrap().directives.private, Scope::All, "{restricting}");
         }
         assert_eq!(controls(&[general, ("surrogate-control", "x=\"")]), None);
     }
