@@ -101,7 +101,8 @@ async fn a_load_and_its_failure_are_explained() {
     let [begun, release] = [(); 2].map(|()| Arc::new(Notify::new()));
     let (starts, ends) = (begun.clone(), release.clone());
     let back_off = AfterFailure::BackOff { first: MINUTE, longest: MINUTE };
-    let load = here.request("k").after_failure(back_off).load(move |_| async move {
+    let load = here.request("k").load(move |lead| async move {
+        lead.after_failure(back_off);
         starts.notify_one();
         ends.notified().await;
         Err::<String, _>(BoxError::from("the database is away"))
@@ -156,7 +157,7 @@ async fn a_holder_that_came_after_the_question_keeps_its_lock() {
     terminal.enter("bellwether unlock import; echo \"[ended with $?]\"");
     terminal.shows("Unlock import? [y/N]").await;
     guard.unlock().await.unwrap();
-    let mut guard = well.mutex("import").lock().await.unwrap();
+    let guard = well.mutex("import").lock().await.unwrap();
     terminal.enter("y");
     terminal.shows("import has another holder by now, which keeps it").await;
     terminal.shows("[ended with 3]").await;

@@ -43,7 +43,7 @@ fn steps() -> Vec<Step> {
 fn matches(line: &str, pattern: &str) -> bool {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let (line, mut at) = (words(line), 0);
-    pattern.split('…').map(|part| words(part)).all(|part| match line[at..].find(&part) {
+    pattern.split('…').map(words).all(|part| match line[at..].find(&part) {
         Some(found) => {
             at += found + part.len();
             true
