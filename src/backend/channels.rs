@@ -427,7 +427,7 @@ impl Changes {
         let must_ask = self.channels.iter().flatten().fold(false, must_ask);
         let mut each = self.channels.iter().flatten().map(|channel| state.subscription(channel));
         let unheard = each.find(|known| !matches!(known, Subscription::Confirmed));
-        // Who is woken may hold the lock of `openings`, and ask for the state.
+        // A task that is woken may hold the lock of `openings`, and ask for the state.
         drop(state);
         if must_ask {
             registry.recheck();

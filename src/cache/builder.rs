@@ -268,7 +268,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// next answer about the key replaces or ends it, and so does each act of this process on it.
     ///
     /// Such a value may be older than an invalidation in another process, by its windows at most.
-    /// The memory is one store with that of a [local tier](Self::local), and adds to its weight. A
+    /// The memory shares one store with a [local tier](Self::local), and adds to its weight. A
     /// value that takes more than a quarter of the store is not remembered.
     pub fn outage_memory(mut self, bytes: usize) -> Self {
         self.settings.outage_memory = Some(bytes);

@@ -2,9 +2,9 @@
 //! gathered into calls of one loader.
 //!
 //! Each key has a flight, a lease and a commit of its own, as if it were asked for alone. Its
-//! loader waits here for those of the other keys. The keys that this process leads are loaded
+//! loader waits here for the other keys. The keys that this process leads are loaded
 //! together as soon as each key of the call is decided: it is loaded here, or waited for, or done.
-//! So own keys load before the call waits for those of others, and calls that overlap cannot wait
+//! So own keys load before the call waits for others, and calls that overlap cannot wait
 //! for each other. A key that is led later, such as when another process dies, is loaded then.
 
 use std::{

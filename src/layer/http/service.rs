@@ -157,7 +157,7 @@ where
     S: InnerHttp<B>,
     B: Body + Send + 'static,
 {
-    // What a hit does not need is in boxes of its own, so that its future stays small.
+    // Boxes hold the futures that a hit does not need, so its own future stays small.
     let mut settled = fly(&http, &place, &question, body, inner.clone()).await;
     let mut tries = TRIES;
     loop {

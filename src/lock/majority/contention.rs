@@ -122,7 +122,7 @@ impl Hearing {
         loop {
             let heard = each.iter_mut().map(Changes::subscribe).filter(|heard| *heard).count();
             if !std::mem::replace(&mut hears, heard >= needed) && hears {
-                // What was pushed before is missed.
+                // Pushes before this are missed.
                 self.wake();
             } else if !hears {
                 look = look.min(Instant::now() + UNHEARD_LOOK);

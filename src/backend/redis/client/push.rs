@@ -1,4 +1,4 @@
-//! What is done on a connection for pushes.
+//! The subscriptions of a connection for pushes.
 //!
 //! The connection's task keeps the server's subscriptions in step with the channels that
 //! [`Channels`] wants ([`Subscriptions`]). A caller's future never subscribes itself, because it
@@ -49,7 +49,7 @@ const PING_EVERY: Duration = Duration::from_secs(1);
 /// How soon a subscription is tried again that cannot be made at the moment.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 
-/// What the connections for pushes to one server share, one after another.
+/// The state that successive connections for pushes to one server share.
 #[derive(Default)]
 pub(super) struct PushService {
     leaving: LeavingChannels,

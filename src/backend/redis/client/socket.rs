@@ -135,7 +135,7 @@ impl Progress {
         tokio::select! {
             biased;
             reply = sending.as_mut() => return Some(reply),
-            // A command that was sent in the same moment lies in a queue that nobody reads.
+            // A command that was sent in the same moment lies in a queue that is not read.
             () = self.ended.cancelled() => {}
             () = self.silent_for(limit) => return None,
         }

@@ -72,7 +72,7 @@ pub(crate) enum NotCollected {
 /// The trailers of a body that is whole, or why it broke off.
 type BodyEnd = Result<Option<HeaderMap>, BodyError>;
 
-/// What the readers of a body share.
+/// The state that the readers of a body share.
 pub(crate) struct SharedBody {
     limits: BodyLimits,
     /// The length that the headers announce, or else the body. The heads of its readers have it.
@@ -106,7 +106,7 @@ struct Reading {
     waker: Option<Waker>,
 }
 
-/// What the readers want of a body that is left to them.
+/// The need of the readers, for the task that polls the body.
 enum Demand {
     /// One of them waits for more.
     More,
