@@ -358,10 +358,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
         let asked = self.begin_read(name, Instant::now());
-        let mut answer = match self.needs_age(rules) {
-            false => self.store.get(name).await,
-            true => self.store.get_aged(name).await,
-        };
+        let mut answer = self.store.read(name, self.needs_age(rules)).await;
         self.judge(key, &mut answer).await;
         self.end_read((key, name), rules, asked, answer)
     }

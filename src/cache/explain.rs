@@ -79,7 +79,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn explain(&self, key: impl Into<Key>) -> Result<Explanation, Error> {
         let (core, key) = (&self.core, key.into());
         let name = core.name(&key)?;
-        let mut answer = core.store.get_aged(&name).await;
+        let mut answer = core.store.read(&name, true).await;
         core.judge(&key, &mut answer).await;
         let (entry, bytes) = match answer?.map(|entry| entry.without_payload()) {
             Some((entry, bytes)) => (Some(entry), bytes),
