@@ -60,7 +60,7 @@ pub(super) struct Core<V> {
     pub(super) meter: Meter,
     pub(super) activity: Activity,
     pub(super) shards: Shards<Shard>,
-    pub(super) refreshes: Refreshes<V>,
+    pub(super) refreshes: Refreshes,
     pub(super) failures: Failures,
     pub(super) copies: Option<Arc<LocalStore<V>>>,
     pub(super) tags: Arc<Tags>,

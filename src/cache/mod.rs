@@ -281,10 +281,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         core.begun.close();
         core.engine.stop();
         // No caller waits for the refreshes in the background.
-        core.refreshes.close();
+        core.refreshes.stop.cancel();
         let idle = || async {
             core.flights.idle().await;
-            core.refreshes.idle().await;
             core.begun.wait().await;
         };
         if timeout(deadline, idle()).await.is_err() {
