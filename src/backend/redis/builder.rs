@@ -120,12 +120,12 @@ impl RedisBackendBuilder {
 
     /// Sets how long the connection may be silent while a command is under way.
     ///
-    /// A transfer that moves is not silent, however long it takes. A command waits as long for a
-    /// connection that broke, and for the first one twice the [connect
-    /// time-out](Self::connect_timeout).
+    /// A transfer that moves is not silent, however long it takes. After a silence, all commands
+    /// that are under way fail. A command waits as long for a connection that broke, with four
+    /// round trips more, and for the first one three [connect time-outs](Self::connect_timeout).
     ///
     /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
-    /// a dead server is late but not lost. Where four round trips take longer, set four of them:
+    /// a dead server is late but not lost. Where a round trip takes longer, set four of them:
     /// [`RedisBackend::ready`] measures, and warns. Unless they are set, the connect time-out and
     /// the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy follow it.
     /// 24 h at most.

@@ -11,13 +11,15 @@ use redis::Value;
 use tokio::sync::{Notify, watch};
 use tracing::warn;
 
+use super::task::{Finding, LatestFinding};
 use crate::{
     backend::Channels,
     error::{BackendError, Chain},
 };
 
 pub(super) struct Topology {
-    state: watch::Sender<TopologyState>,
+    /// A map that was known stays, whatever fails.
+    pub(super) slots: LatestFinding<Arc<SlotMap>>,
     /// Notified when something does not fit the map: a slot has moved, or a connection broke.
     pub(super) trouble: Arc<Notify>,
     pub(super) channels: Channels,
@@ -25,41 +27,20 @@ pub(super) struct Topology {
     pub(super) new_connections: watch::Sender<()>,
 }
 
-#[derive(Clone)]
-pub(super) enum TopologyState {
-    /// No node was asked yet.
-    Unknown,
-    Known(Arc<SlotMap>),
-    /// The last attempt to ask failed. The refresh task makes the next one.
-    Failed(BackendError),
-}
-
 impl Topology {
     pub(super) fn new() -> Self {
-        let state = watch::Sender::new(TopologyState::Unknown);
         let (trouble, channels, new_connections) = Default::default();
-        Self { state, trouble, channels, new_connections }
-    }
-
-    pub(super) fn watch(&self) -> watch::Receiver<TopologyState> {
-        self.state.subscribe()
-    }
-
-    pub(super) fn known(&self) -> Option<Arc<SlotMap>> {
-        match &*self.state.borrow() {
-            TopologyState::Known(slots) => Some(slots.clone()),
-            _ => None,
-        }
+        Self { slots: LatestFinding::new(), trouble, channels, new_connections }
     }
 
     /// Takes over the map that a node reported.
     pub(super) fn replace(&self, now: SlotMap) {
-        let before = self.known();
+        let before = self.slots.known();
         if before.as_deref() == Some(&now) {
             return;
         }
         let now = Arc::new(now);
-        self.state.send_replace(TopologyState::Known(now.clone()));
+        self.slots.set(Finding::Known(now.clone()));
         if let Some(before) = before {
             self.new_connections.send_replace(());
             self.channels.lost(|channel| {
@@ -70,32 +51,12 @@ impl Topology {
         self.channels.recheck();
     }
 
-    /// Notes that no node replied. A map that was known before stays.
+    /// Notes that no node replied.
     pub(super) fn failed(&self, error: BackendError) {
-        let mut is_first = false;
-        self.state.send_if_modified(|state| {
-            is_first = matches!(state, TopologyState::Unknown);
-            let is_known = matches!(state, TopologyState::Known(_));
-            if !is_known {
-                *state = TopologyState::Failed(error.clone());
-            }
-            !is_known
-        });
-        if is_first {
+        if self.slots.set_unless_known(Finding::Failed(error.clone())) {
             warn!(error = %Chain(&error), "no node of the cluster replies; trying again");
             self.channels.wake(|_| true);
         }
-    }
-
-    /// Notes that the refresh task has ended with its runtime. A map that was known before stays.
-    pub(super) fn abandon(&self) {
-        self.state.send_if_modified(|state| {
-            let is_known = matches!(state, TopologyState::Known(_));
-            if !is_known {
-                *state = TopologyState::Unknown;
-            }
-            !is_known
-        });
     }
 }
 
@@ -108,7 +69,7 @@ pub(super) struct NodeSlots {
 
 impl NodeSlots {
     pub(super) fn contain(&self, channel: &str) -> bool {
-        let slots = self.topology.known();
+        let slots = self.topology.slots.known();
         slots.is_some_and(|it| it.owner(slot_of(channel.as_bytes())) == Some(&self.address))
     }
 }
