@@ -4,9 +4,7 @@ use futures_util::FutureExt;
 
 use super::{
     Credentials, RedisBackend,
-    client::{
-        ClusterSeeds, Deployment, Endpoint, RedisConfig, Replicas, SentinelMaster, Sentinels,
-    },
+    client::{ClusterSeeds, Endpoint, RedisConfig, Replicas, SentinelMaster, Sentinels, Servers},
 };
 use crate::error::{BoxError, Error, ErrorKind};
 
@@ -253,26 +251,29 @@ impl RedisBackendBuilder {
         if let Some(replicas) = config.replicas {
             replicas.check(config.command_timeout)?;
         }
-        Ok(RedisBackend::connecting(location.read(&config)?, config))
+        location.open(config)
     }
 }
 
 impl Location {
-    fn read(self, config: &RedisConfig) -> Result<Deployment, Error> {
-        match self {
+    fn open(self, config: RedisConfig) -> Result<RedisBackend, Error> {
+        let endpoint = match self {
             Self::Missing => {
                 let why = "no server was given; call `server`, `sentinels` or `cluster`";
-                Err(Error::new(ErrorKind::InvalidConfig, why))
-            }
-            Self::Server(url) => Ok(Deployment::Single(Endpoint::server(&url, &config.access)?)),
-            Self::Sentinels(urls, master) => {
-                let sentinels = Sentinels::new(&urls, master, config)?;
-                Ok(Deployment::Single(Endpoint::Sentinel(Arc::new(sentinels))))
+                return Err(Error::new(ErrorKind::InvalidConfig, why));
             }
             Self::Cluster(urls) => {
-                Ok(Deployment::Cluster(ClusterSeeds::read(&urls, &config.access)?))
+                let seeds = ClusterSeeds::read(&urls, &config.access)?;
+                let servers = Servers::cluster(seeds, config.clone());
+                return Ok(RedisBackend::over(servers, None, config));
             }
-        }
+            Self::Server(url) => Endpoint::server(&url, &config.access)?,
+            Self::Sentinels(urls, master) => {
+                Endpoint::Sentinel(Arc::new(Sentinels::new(&urls, master, &config)?))
+            }
+        };
+        let servers = Servers::single(&endpoint, config.clone());
+        Ok(RedisBackend::over(servers, Some(endpoint.database()), config))
     }
 }
 

@@ -177,7 +177,15 @@ impl Cluster {
 
     /// Returns the map of slots. The first call starts the task that asks for it.
     async fn slots(&self) -> Result<Arc<SlotMap>, BackendError> {
-        let start = || self.refresh.start(|| keep_known(RefreshRun(self.nodes.clone())));
+        let start = || {
+            self.refresh.start(|| {
+                let topology = self.nodes.topology.clone();
+                let on_end = move || {
+                    topology.slots.set_unless_known(Finding::Nothing);
+                };
+                (keep_known(self.nodes.clone()), on_end)
+            });
+        };
         start();
         let slots = &self.nodes.topology.slots;
         match slots.known() {
@@ -227,17 +235,7 @@ impl ClusterNodes {
     }
 }
 
-/// A run of the task. When it ends with its runtime, the next command starts it again.
-struct RefreshRun(Arc<ClusterNodes>);
-
-impl Drop for RefreshRun {
-    fn drop(&mut self) {
-        self.0.topology.slots.set_unless_known(Finding::Nothing);
-    }
-}
-
-async fn keep_known(run: RefreshRun) {
-    let nodes = &run.0;
+async fn keep_known(nodes: Arc<ClusterNodes>) {
     let topology = &nodes.topology;
     let mut pauses = Pauses::default();
     for turn in 0.. {

@@ -78,7 +78,10 @@ impl Link {
 
     /// Starts the task on the current runtime, if it does not run.
     pub(super) fn start(&self) {
-        self.task.start(|| keep_connected(LinkRun(self.kept.clone())));
+        self.task.start(|| {
+            let kept = self.kept.clone();
+            (keep_connected(self.kept.clone()), move || kept.ended())
+        });
     }
 
     /// Sends something on the current connection, and returns the connection with the reply.
@@ -129,20 +132,7 @@ impl Link {
     }
 }
 
-/// A run of the task. When it ends with its runtime, there is no connection any more.
-struct LinkRun(Arc<KeptConnection>);
-
-impl Drop for LinkRun {
-    fn drop(&mut self) {
-        self.0.current.set(Finding::Nothing);
-        if self.0.pushes.is_some() {
-            self.0.events.lost();
-        }
-    }
-}
-
-async fn keep_connected(run: LinkRun) {
-    let kept = &run.0;
+async fn keep_connected(kept: Arc<KeptConnection>) {
     let (mut pauses, mut watch) = (Pauses::default(), EndpointWatch::default());
     loop {
         kept.is_wanted().await;
@@ -169,6 +159,14 @@ async fn keep_connected(run: LinkRun) {
 }
 
 impl KeptConnection {
+    /// Notes that the task has ended with its runtime, and the connection with it.
+    fn ended(&self) {
+        self.current.set(Finding::Nothing);
+        if self.pushes.is_some() {
+            self.events.lost();
+        }
+    }
+
     /// Replaces a connection. Commands that begin from now on wait for the next one.
     fn give_up(&self, used: &Arc<Connection>) {
         self.current.broke(|current| Arc::ptr_eq(current, used), used.reconnect_limit);

@@ -240,7 +240,10 @@ impl Sentinels {
 
     /// Starts the task on the current runtime, unless it runs.
     fn start_watch(&self) {
-        self.task.start(|| keep_watching(WatchRun(self.known.clone())));
+        self.task.start(|| {
+            let known = self.known.clone();
+            (keep_watching(self.known.clone()), move || known.named.set(Finding::Nothing))
+        });
     }
 }
 
@@ -309,17 +312,7 @@ impl KnownSentinels {
     }
 }
 
-/// A run of the task. When it ends with its runtime, a connection of another one starts it again.
-struct WatchRun(Arc<KnownSentinels>);
-
-impl Drop for WatchRun {
-    fn drop(&mut self) {
-        self.0.named.set(Finding::Nothing);
-    }
-}
-
-async fn keep_watching(run: WatchRun) {
-    let known = &run.0;
+async fn keep_watching(known: Arc<KnownSentinels>) {
     let asks = async {
         let mut pauses = Pauses::default();
         loop {

@@ -30,22 +30,23 @@ pub(in super::super) struct OnDemandTask {
     abort: Mutex<Option<AbortHandle>>,
 }
 
-/// Marks the task as ended, however it ends.
-struct Running(Arc<AtomicBool>);
+/// Marks the task as ended, however it ends, and then notes it.
+struct Running<E: FnOnce()>(Arc<AtomicBool>, Option<E>);
 
 impl OnDemandTask {
-    /// Starts the task, unless it runs.
-    pub(in super::super) fn start<F>(&self, task: impl FnOnce() -> F)
+    /// Starts the task, unless it runs. `task` returns it, and what is done when it ends.
+    pub(in super::super) fn start<F, E>(&self, task: impl FnOnce() -> (F, E))
     where
         F: Future<Output = ()> + Send + 'static,
+        E: FnOnce() + Send + 'static,
     {
         // The load comes first, because a swap on every command would contend for the cache line.
         if self.is_running.load(Ordering::Acquire) || self.is_running.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut abort = lock(&self.abort);
-        let running = Running(self.is_running.clone());
-        let task = task();
+        let (task, on_end) = task();
+        let running = Running(self.is_running.clone(), Some(on_end));
         let handle = tokio::spawn(async move {
             // The mark is dropped before the task, polled or not, so that a waiter that is woken by
             // the end of the task can start it again.
@@ -58,9 +59,12 @@ impl OnDemandTask {
     }
 }
 
-impl Drop for Running {
+impl<E: FnOnce()> Drop for Running<E> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
+        if let Some(on_end) = self.1.take() {
+            on_end();
+        }
     }
 }
 
