@@ -2,17 +2,12 @@
 //! server or a node of a cluster. So a broken server slows down no request after the first few (M.
 //! Nygard, "Release It!", 2007).
 //!
-//! While the breaker is closed, each flight asks the backend. After [`FAILURES`] in a row it opens:
-//! each flight loads for its process alone, and stops waiting for other processes, because nothing
-//! can be pushed. After [`PAUSE`] one flight asks as a probe. Its answer closes the breaker, and
-//! its failure opens it again.
-//!
 //! Only silence opens the breaker: a server that answers with an error costs a round trip and no
-//! time-out. A grant that too few replicas confirmed costs their time, so after the first one no
-//! flight claims. Now and then a task claims as a probe, and reads go on. A server that refuses
-//! `WAIT` looks the same until it grants the right.
+//! time-out. While it is open, each flight loads for its process alone, and waits for no other
+//! process, because nothing can be pushed. After [`PAUSE`] one flight asks as a probe.
 //!
-//! The log tells when trouble begins and ends, and each minute that it lasts.
+//! A grant that too few replicas confirmed costs their time, so after the first one no flight
+//! claims. Now and then a task claims as a probe, and reads go on.
 
 use std::{
     sync::{
@@ -79,20 +74,6 @@ impl Outage {
     pub(super) fn next(refuses: bool) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self { number: NEXT.fetch_add(1, Ordering::Relaxed), refuses }
-    }
-}
-
-/// The kind of request that the backend has answered. A write that changed nothing is a read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestKind {
-    Read,
-    Write,
-}
-
-impl RequestKind {
-    /// Returns the kind of a request that has changed something, or not.
-    pub(super) fn changed(something: bool) -> Self {
-        if something { Self::Write } else { Self::Read }
     }
 }
 
@@ -169,14 +150,16 @@ impl Breaker {
         }
     }
 
-    pub(super) fn answered(&self, what: RequestKind, counters: &Counters) {
+    /// Notes that the backend has answered a read, or a write that changed nothing. Or that it
+    /// `has_written`.
+    pub(super) fn answered(&self, has_written: bool, counters: &Counters) {
         if !self.is_troubled() {
             return;
         }
         let mut state = lock(&self.trouble);
         let goes_on = |trouble: &mut Trouble| {
             (trouble.silences, trouble.open_until) = (0, None);
-            what == RequestKind::Read && trouble.outage.refuses
+            !has_written && trouble.outage.refuses
         };
         if state.as_mut().is_some_and(goes_on) {
             return;
@@ -305,7 +288,7 @@ mod tests {
             tokio::time::sleep(pause).await;
             assert!(breaker.admits() && !breaker.admits());
         }
-        breaker.answered(RequestKind::Read, &Counters::default());
+        breaker.answered(false, &Counters::default());
         assert!(breaker.admits() && breaker.admits() && breaker.outage().is_none());
     }
 

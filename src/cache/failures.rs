@@ -54,7 +54,7 @@ pub enum AfterFailure {
     /// The key backs off. The wait doubles with each further failure in a row.
     ///
     /// Each wait is random, between half and all of that, so that keys that failed together are not
-    /// loaded again together.
+    /// loaded again together. A wait under 1 ms is none.
     BackOff {
         /// The wait after the first failure.
         first: Duration,

@@ -1,21 +1,14 @@
 //! The copies of entries that this process keeps.
 //!
-//! While the backend is away, a copy is served as its windows allow it. An act of this process
-//! removes it, and so does the next answer about its key. An answer to a question from before the
-//! last act is not kept. A value that was loaded in an outage is of no use after it.
+//! While the backend is away, a copy is served as its windows allow it. With a local tier, a copy
+//! is also served without a question, while its entry is fresh and the tier is trusted.
 //!
-//! With a local tier, a copy is also served without a question while these hold: its entry is
-//! fresh, the tier is trusted, and no act of this process has come since.
-//!
-//! - **Fill.** Between the answer of a server and its copy, the entry may change, and the change
-//!   may be told first. So a fill notes what the tier was told before it asks. It is dropped if
-//!   more was told since of a name of its stripe, unless its fence is as great. Both that check
-//!   and each change of a name hold the lock of the stripe.
-//! - **Trust.** The tier is told of changes in the order of the server. At intervals it learns that
-//!   it [was told all](Tap::complete_until) up to a moment. A copy is as good as the later one of
-//!   that moment and of its own question, and is served until that is too long ago.
-//! - **Tags.** A copy of an entry with tags is checked against the ends that the tier was told of.
-//!   They come the same way as the changes of names.
+//! - **Fill.** The entry may change between the answer of a server and its copy. So a fill notes
+//!   what was told before it asks. It is dropped if more was told since of a name of its stripe,
+//!   unless its fence is as great, or if this process has acted. Check and change hold one lock.
+//! - **Trust.** The tier is told of changes, and of the ends of tags, in the order of the server.
+//!   At intervals it learns that it [was told all](Tap::complete_until) up to a moment. A copy is
+//!   as good as that moment or its own question, and is served until the later is too long ago.
 //! - **Epoch.** When changes may have been missed, no copy from before is trusted.
 //!
 //! No time of a server is compared with one of this process, and fences of one name only.

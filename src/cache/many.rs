@@ -1,11 +1,10 @@
 //! Many keys in one call: their values are looked up together, and those that are missing are
 //! gathered into calls of one loader.
 //!
-//! Each key has a flight, a lease and a commit of its own, as if it were asked for alone. Its
-//! loader waits here for the other keys. The keys that this process leads are loaded
-//! together as soon as each key of the call is decided: it is loaded here, or waited for, or done.
-//! So own keys load before the call waits for others, and calls that overlap cannot wait
-//! for each other. A key that is led later, such as when another process dies, is loaded then.
+//! Each key has a flight, a lease and a commit of its own, and only the loader is shared. It is
+//! called as soon as each key of the call is decided: loaded here, or waited for, or done. So own
+//! keys load before the call waits for others, and calls that overlap cannot wait for each other.
+//! A key that is led later, such as when another process dies, is loaded then.
 
 use std::{
     fmt,
@@ -55,18 +54,17 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Returns the values of many keys, and loads those that are missing together.
     ///
     /// `key_of` returns the key of an id. 128 keys are looked up in one round trip. The loader is
-    /// called once for the ids that this process leads, and the other ones are waited for. It
-    /// returns the values in any order, and may be called again if a key that was waited for is to
+    /// called once for the ids that this process leads, with one of the [permits to
+    /// load](super::Builder::max_loads). It is called again for a key that was waited for and is to
     /// be loaded here after all, such as when another process died.
     ///
     /// Each key has its own flight, lease, fence, windows and back-off, as with
     /// [`get_or_load`](Self::get_or_load). So it shares its load with single calls and with batches
-    /// that overlap, which never wait for each other in a circle. A call of the loader needs one
-    /// of the [permits to load](super::Builder::max_loads).
+    /// that overlap, which never wait for each other in a circle.
     ///
-    /// The answers have the order of the ids. An id that occurs twice, or whose key another id has,
-    /// is loaded once. The load of an id to which the loader returns no value has failed. If there
-    /// may be none, make `V` an `Option`. Values for other ids are
+    /// The answers have the order of the ids, and the values of the loader need none. Ids with one
+    /// key are loaded once. The load of an id to which the loader returns no value has failed. If
+    /// there may be none, make `V` an `Option`. Values for other ids are
     /// [counted](super::Stats::unasked), and otherwise ignored.
     ///
     /// # Errors

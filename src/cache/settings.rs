@@ -216,11 +216,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// [staleness](LocalTier::max_staleness): a call returns nothing older than what that server
     /// held so long before the call. This counts the changes by this crate, from processes that may
     /// publish. All other changes are bounded by the [age](LocalTier::max_age) of a copy. In a
-    /// cluster that is the only bound.
-    ///
-    /// After [`insert`](Cache::insert), [`invalidate`](Cache::invalidate),
-    /// [`expire`](Cache::expire), [`touch`](Cache::touch) or the end of a [tag](Self::tags) has
-    /// returned, this cache and its clones serve nothing older.
+    /// cluster that is the only bound. After an act of this cache or its clones has returned, they
+    /// serve nothing older.
     ///
     /// The bound does not hold while there are two masters, for writes that a failover loses, and
     /// for a machine that was suspended and whose monotonic clock stood still. Upgrade all
@@ -265,11 +262,12 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// The process remembers what it saw, if that has a [stale
     /// window](Self::stale_while_revalidate) or one for [failures](Self::stale_if_error). It also
     /// remembers what it loads while the backend is away, until the first answer. If the backend
-    /// answers reads and refuses writes, that is until the first write that it accepts. Callers are
-    /// served such a value as [`Degraded`](super::Source::Degraded), as its windows allow it. The
-    /// next answer about the key replaces or ends it, and so does each act of this process on it.
+    /// answers reads and refuses writes, that is until the first write that it accepts.
     ///
-    /// Such a value may be older than an invalidation in another process, by its windows at most.
+    /// Callers are served such a value as [`Degraded`](super::Source::Degraded), as its windows
+    /// allow it. It may be older than an invalidation in another process, by its windows at most.
+    /// The next answer about the key ends it, and so does each act of this process.
+    ///
     /// The memory shares one store with a [local tier](Self::local), and adds to its weight. A
     /// value that takes more than a quarter of the store is not remembered.
     pub fn outage_memory(mut self, bytes: usize) -> Self {

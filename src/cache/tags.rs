@@ -1,8 +1,7 @@
-//! Tags of a cache: what the backend and this process know of their ends.
+//! Tags of a cache.
 //!
 //! An entry that the backend returns is checked against the ends of its tags, which are asked for
-//! after its callers have asked. What this process keeps itself, such as the copies of a local
-//! tier, is checked against the ends that it was told of.
+//! after its callers have asked. A copy in this process is checked against the ends that were told.
 
 use std::{
     slice,

@@ -13,7 +13,7 @@ use crate::{
     backend::{BackOff, Committed, Entry, EntryKind, Grant, Tagged, Windows, answered_by},
     cache::{
         AfterFailure, Lead, Loaded, Source,
-        breaker::{Outage, RequestKind},
+        breaker::Outage,
         core::Permit,
         failures::whole_millis,
         lead::Keeping,
@@ -462,7 +462,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             let answer = answered_by(backend, limit, committed).await;
             if let Ok(committed) = &answer {
                 let is_made = matches!(committed, Committed::Stored | Committed::Pushed);
-                shard.breaker.answered(RequestKind::changed(is_made), &core.counters);
+                shard.breaker.answered(is_made, &core.counters);
             }
             core.counted(answer)
         };

@@ -20,8 +20,7 @@ use crate::{
         Occupied, Owner,
     },
     cache::{
-        Loaded, Source, breaker::RequestKind, core::Decision, outcome::Alone, refresh::EntryNote,
-        settings::OnUncacheable,
+        Loaded, Source, core::Decision, outcome::Alone, refresh::EntryNote, settings::OnUncacheable,
     },
     error::{BackendError, Error},
     flight::Epoch,
@@ -238,7 +237,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         }
         if let Ok((claimed, _)) = &answer {
             let is_granted = matches!(claimed, Claimed::Granted(_));
-            shard.breaker.answered(RequestKind::changed(is_granted), &core.counters);
+            shard.breaker.answered(is_granted, &core.counters);
         }
         answer
     }
@@ -335,7 +334,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             match core.counted(acquisition.ask(core.try_limit, claim).await) {
                 Ok((claimed, _)) => {
                     let is_granted = matches!(claimed, Claimed::Granted(_));
-                    shard.breaker.answered(RequestKind::changed(is_granted), &core.counters);
+                    shard.breaker.answered(is_granted, &core.counters);
                 }
                 Err(error) => shard.breaker.failed(&error, &core.counters),
             }

@@ -21,7 +21,7 @@ pub use self::load::Load;
 use super::{
     Lead, Loaded, Source,
     begin::{Begun, WhyAlone},
-    breaker::{Outage, RequestKind, Shard},
+    breaker::{Outage, Shard},
     core::{Core, Decision, Permit},
     freshness::Rules,
     loader::{self, Produced, Work},
@@ -544,7 +544,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let decision = core.read(&self.key, &self.name, rules).await;
         match &decision {
             Decision::Unanswered(error) => breaker.failed(error, &core.counters),
-            _ if breaker.is_troubled() => breaker.answered(RequestKind::Read, &core.counters),
+            _ if breaker.is_troubled() => breaker.answered(false, &core.counters),
             _ => {}
         }
         decision
