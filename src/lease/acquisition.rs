@@ -14,8 +14,8 @@ use tracing::debug;
 
 use super::{
     Engine, RetryStrategy, Upkeep,
-    guard::Granted,
     keeper::{Keeper, KeptPlace},
+    record::Granted,
     release::Janitor,
     trusted, try_limit,
 };

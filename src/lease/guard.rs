@@ -1,168 +1,18 @@
-//! A lease that is held: its record, which the renewals share, and its guard.
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
-use std::{
-    fmt,
-    ops::Deref,
-    sync::{Arc, Mutex, MutexGuard},
-    time::Duration,
-};
-
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep_until, timeout},
-};
+use tokio::time::Instant;
 
 use super::{
-    Acquisition, Engine, Upkeep,
+    Acquisition, Engine, Lease,
     queue::{QueuedCaller, Slot, SlotNotice},
+    record::Granted,
     release::Release,
-    trusted,
 };
 use crate::{
     advice,
-    backend::{ANSWER_LIMIT, Claim, Marked, Mode, Owner, Renewal, Tick},
+    backend::{ANSWER_LIMIT, Claim, Marked, Mode, Owner, Tick},
     error::{BackendError, BackendErrorKind, Error},
-    observe::LockCounters,
-    signal::Signal,
-    sync::lock,
-    time::after,
 };
-
-/// One held lease, as its guard and the renewals share it.
-pub(crate) struct LeaseRecord {
-    pub(super) granted: Granted,
-    /// When the total hold ends.
-    ends: Instant,
-    lost: Signal,
-    counters: Arc<LockCounters>,
-    times: Mutex<Times>,
-    /// The holder's slot in the local queue. It is given up when the lease is lost, so that a
-    /// holder that is stuck does not keep the next callers from contending. A holder whose lease is
-    /// not renewed would never be told of a loss, and has no slot.
-    slot: Mutex<Option<Slot>>,
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Times {
-    /// When the lease counts as lost unless it is renewed before.
-    pub(super) deadline: Instant,
-    /// The timer that the renewals have set for it.
-    pub(super) timer: Instant,
-    pub(super) renewing: bool,
-}
-
-/// A grant: its fence, and since when the lease counts.
-pub(crate) struct Granted {
-    pub(super) claim: Claim,
-    pub(super) upkeep: Upkeep,
-    /// The runtime on which the lease was acquired.
-    pub(super) runtime: Handle,
-    pub(super) fence: u64,
-    /// A time before the request that was granted.
-    pub(super) since: Instant,
-    /// When the lease ends, if a holder handed it over for less than its full time.
-    pub(super) until: Option<Instant>,
-    /// A request of the acquisition had no answer, and may be granted after the release.
-    pub(super) outcome_unknown: bool,
-}
-
-impl LeaseRecord {
-    pub(super) fn new(granted: Granted, slot: Option<Slot>, counters: Arc<LockCounters>) -> Self {
-        let Granted { upkeep, since, until, .. } = granted;
-        let ends = after(since, upkeep.max_hold);
-        let deadline = until.unwrap_or_else(|| after(since, trusted(granted.claim.lease)));
-        let times = Times { deadline: deadline.min(ends), timer: since, renewing: false };
-        let slot = slot.filter(|_| upkeep.renew_every.is_some());
-        let (times, slot) = (Mutex::new(times), Mutex::new(slot));
-        Self { granted, ends, lost: Signal::default(), counters, times, slot }
-    }
-
-    /// Completes when the lease is lost, also if no renewal finds that out.
-    pub(crate) async fn lost(&self) {
-        loop {
-            let deadline = self.deadline();
-            tokio::select! {
-                () = self.lost.given() => return,
-                () = sleep_until(deadline) => if self.is_lost() { return },
-            }
-        }
-    }
-
-    pub(crate) fn is_lost(&self) -> bool {
-        self.lost.is_given() || self.deadline() <= Instant::now()
-    }
-
-    pub(crate) fn claim(&self) -> &Claim {
-        &self.granted.claim
-    }
-
-    pub(crate) fn fence(&self) -> u64 {
-        self.granted.fence
-    }
-
-    /// How long the lease is held for certain if no renewal succeeds.
-    pub(crate) fn remaining(&self) -> Duration {
-        match self.is_lost() {
-            true => Duration::ZERO,
-            false => self.deadline().saturating_duration_since(Instant::now()),
-        }
-    }
-
-    pub(super) fn tell_lost(&self) {
-        if self.lost.give() {
-            self.counters.lost.add();
-        }
-        drop(self.take_slot());
-    }
-
-    /// Tells the work that still runs under the lease that it ends without a loss.
-    pub(super) fn end(&self) {
-        self.lost.give();
-    }
-
-    pub(super) fn take_slot(&self) -> Option<Slot> {
-        lock(&self.slot).take()
-    }
-
-    pub(super) fn deadline(&self) -> Instant {
-        self.times().deadline
-    }
-
-    /// Extends the lease, which a request sent at `sent` renewed.
-    pub(super) fn renewed(&self, sent: Instant) {
-        let deadline = after(sent, trusted(self.granted.claim.lease)).min(self.ends);
-        let mut times = self.times();
-        times.deadline = times.deadline.max(deadline);
-    }
-
-    pub(super) fn times(&self) -> MutexGuard<'_, Times> {
-        lock(&self.times)
-    }
-
-    /// Returns whether the lease is to be renewed at `now`.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.granted.upkeep.renew_every.is_some() && now < self.ends
-    }
-
-    /// When to look at the lease next, after a renewal that began at `sent`.
-    pub(super) fn next_look(&self, sent: Instant) -> Instant {
-        let deadline = self.deadline();
-        match self.granted.upkeep.renew_every {
-            Some(every) if after(sent, every) < self.ends => deadline.min(after(sent, every)),
-            _ => deadline,
-        }
-    }
-}
-
-impl fmt::Debug for LeaseRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseRecord")
-            .field("name", &self.granted.claim.name.key())
-            .field("fence", &self.granted.fence)
-            .field("remaining", &self.remaining())
-            .finish_non_exhaustive()
-    }
-}
 
 impl Engine {
     /// Holds a lease that was granted.
@@ -174,49 +24,23 @@ impl Engine {
 /// A lease that is held. Dropped, it is released in a task.
 pub(crate) struct LeaseGuard {
     engine: Arc<Engine>,
-    record: Arc<LeaseRecord>,
+    record: Arc<Lease>,
     released: bool,
 }
 
 impl LeaseGuard {
-    pub(super) fn new(engine: Arc<Engine>, record: Arc<LeaseRecord>) -> Self {
+    pub(super) fn new(engine: Arc<Engine>, record: Arc<Lease>) -> Self {
         Self { engine, record, released: false }
     }
 
     /// Returns the shared record of the lease.
-    pub(crate) fn record(&self) -> &Arc<LeaseRecord> {
+    pub(crate) fn record(&self) -> &Arc<Lease> {
         &self.record
-    }
-
-    /// Returns the error of a call that finds the lease lost.
-    pub(crate) fn lost_error(&self) -> Error {
-        Error::lost(&self.claim().name.key())
     }
 
     /// Sets the mark of the name to a tick, if the lease is held.
     pub(crate) async fn mark(&self, tick: Tick) -> Result<Marked, Error> {
         self.engine.mark(self.claim(), tick).await
-    }
-
-    /// Renews the lease now.
-    pub(crate) async fn renew(&self) -> Result<(), Error> {
-        if self.is_lost() {
-            return Err(self.lost_error());
-        }
-        let sent = Instant::now();
-        let claims = std::slice::from_ref(self.claim());
-        match timeout(self.remaining(), self.engine.backend().renew(claims)).await {
-            Ok(Ok(held)) if held.first() == Some(&Renewal::Held) => {
-                self.record.renewed(sent);
-                Ok(())
-            }
-            Ok(Ok(_)) => {
-                self.record.tell_lost();
-                Err(self.lost_error())
-            }
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(self.lost_error()),
-        }
     }
 
     /// Releases the lease, and returns [`Lost`](ErrorKind::Lost) if it was lost before.
@@ -312,9 +136,9 @@ impl LeaseGuard {
 }
 
 impl Deref for LeaseGuard {
-    type Target = LeaseRecord;
+    type Target = Lease;
 
-    fn deref(&self) -> &LeaseRecord {
+    fn deref(&self) -> &Lease {
         &self.record
     }
 }

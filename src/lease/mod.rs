@@ -7,7 +7,7 @@
 //!   wait, and its undo), and `retry` (how long it waits).
 //! - `queue`: the callers of this process that want one lease. `keeper`: their queue entries at the
 //!   backend.
-//! - `guard`, `renewals`: a lease that is held, renewed, passed on, or lost.
+//! - `guard`, `record`, `renewals`: a lease that is held, renewed, passed on, or lost.
 //! - `release`: releases that must happen.
 //!
 //! # What a lease promises
@@ -23,18 +23,23 @@ mod engine;
 mod guard;
 mod keeper;
 mod queue;
+mod record;
 mod release;
 mod renewals;
 mod retry;
 
-pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
     acquire::AcquireTerms,
     acquisition::{Acquisition, Waiting, Woken},
     engine::Engine,
-    guard::{LeaseGuard, LeaseRecord},
+    guard::LeaseGuard,
+    record::run_until,
     release::Janitor,
     retry::try_limit,
+};
+pub use self::{
+    record::Lease,
+    retry::{Retry, RetryStrategy},
 };
 
 use std::time::Duration;
