@@ -266,7 +266,7 @@ fn futures_of_a_store<B: Store>(
     send(backend.fail(claim, failure, None));
     send(backend.edit(name, &Edit::Put(entry.clone(), NO_TIME), NO_TIME));
     send(backend.edit(name, &Edit::Invalidate, NO_TIME));
-    send(backend.get_aged(name));
+    send(backend.read(name, true));
     send(backend.edit(name, &Edit::Expire, NO_TIME));
 }
 
