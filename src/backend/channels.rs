@@ -360,6 +360,11 @@ impl Changes {
         poll_fn(|context| self.inbox.poll_next(context)).await
     }
 
+    /// Returns what wakes the listener, as a push does.
+    pub(crate) fn waker(&self) -> ListenerWaker {
+        ListenerWaker(self.inbox.clone())
+    }
+
     /// Returns when the last change came, if metrics are compiled in.
     pub(crate) fn last(&self) -> Option<Instant> {
         lock(&self.inbox.0).last
@@ -456,6 +461,17 @@ impl fmt::Debug for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let topic = self.registered.as_ref().map(|(_, place)| &place.topic);
         f.debug_tuple("Changes").field(&topic).finish()
+    }
+}
+
+/// Wakes the listener of some [`Changes`].
+pub(crate) struct ListenerWaker(Arc<Inbox>);
+
+impl ListenerWaker {
+    pub(crate) fn wake(&self) {
+        if let Some(reader) = self.0.put(Change::Wake) {
+            reader.wake();
+        }
     }
 }
 
