@@ -23,20 +23,7 @@ use crate::{
     sync::lock,
 };
 
-/// The waiters of a backend. For writing a backend.
-///
-/// Clones share the waiters.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::backend::{Change, Channels};
-///
-/// let channels = Channels::default();
-/// let mut changes = channels.listen(&"stock:42".into(), None);
-/// channels.push("stock:42", Change::Wake);
-/// assert_eq!(changes.next().await, Change::Wake);
-/// # });
-/// ```
+/// The waiters of a backend, which its clones share. For writing a backend.
 #[derive(Clone, Default)]
 pub struct Channels(Arc<Registry>);
 
@@ -388,26 +375,6 @@ impl Changes {
     /// # Cancel safety
     ///
     /// If the future is dropped, changes may be missed.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{
-    ///     MemoryBackend,
-    ///     backend::{Change, Leases, Mode},
-    ///     key::{Family, Key, Name, Namespace},
-    /// };
-    ///
-    /// let backend = MemoryBackend::new();
-    /// let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("import"), 512)?;
-    /// let mut changes = backend.listen(&name, None);
-    /// changes.confirmed().await?;
-    /// backend.clear(&name, Mode::Exclusive).await?;
-    /// assert_eq!(changes.next().await, Change::Wake);
-    /// # Ok::<_, bellwether::BoxError>(()) }).unwrap();
-    /// ```
     pub async fn confirmed(&mut self) -> Result<(), BackendError> {
         loop {
             match self.subscription() {
