@@ -180,7 +180,7 @@ impl Engine {
             // An error tells that the holder that was passing the lease on is gone with its
             // runtime.
             if let Ok(notice) = Box::pin(waiting.bounded(&mut notices)).await? {
-                if matches!(&notice, SlotNotice::Contend(_, slot) if slot.met_others) {
+                if matches!(&notice, SlotNotice::Contend(_, slot) if slot.met_others()) {
                     Box::pin(sleep(GIVE_WAY)).await;
                 }
                 return Some(notice);
@@ -257,7 +257,7 @@ impl Contender<'_> {
         let granted = self.acquisition.settle(self.upkeep, fence, since, until);
         let mut slot = self.slot.take();
         if let Some(slot) = &mut slot {
-            slot.begin(self.acquisition.met_others());
+            slot.begin(self.acquisition.take_changes());
         }
         let record = self.engine.renewals.start(granted, slot);
         LeaseGuard::new(self.engine.clone(), record)

@@ -161,9 +161,9 @@ impl Acquisition {
         self.changes.get_or_insert_with(|| backend.listen(&claim.name, Some(claim)))
     }
 
-    /// Returns whether another holder was in the way.
-    pub(super) fn met_others(&self) -> bool {
-        self.met.is_some()
+    /// Takes its registration, if another holder was in the way.
+    pub(super) fn take_changes(&mut self) -> Option<Changes> {
+        self.changes.take().filter(|_| self.met.is_some())
     }
 
     /// Returns when to look again at a lease that is held for another `remaining`, if nothing wakes

@@ -17,6 +17,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{Acquisition, LeaseGuard, Upkeep};
 use crate::{
+    backend::Changes,
     key::{Family, Name},
     sync::lock,
 };
@@ -58,8 +59,9 @@ pub(super) struct Slot {
     /// How often the lease passes on in this turn.
     most_passes: u32,
     since: Instant,
-    /// Whether this process had to wait for others before its last turn.
-    pub(super) met_others: bool,
+    /// The registration of the last caller that had to wait for other processes. While it stands,
+    /// its channel stays open, and a release knows that others may wait.
+    changes: Option<Box<Changes>>,
 }
 
 impl LocalQueues {
@@ -83,7 +85,7 @@ impl LocalQueues {
             }
             Entry::Vacant(queue) => {
                 queue.insert(VecDeque::new());
-                Ok(SlotNotice::Contend(acquisition, Slot::new(self.clone(), name, false)))
+                Ok(SlotNotice::Contend(acquisition, Slot::new(self.clone(), name, None)))
             }
         }
     }
@@ -94,21 +96,27 @@ impl LocalQueues {
 }
 
 impl Slot {
-    fn new(queues: Arc<LocalQueues>, name: Name, met_others: bool) -> Self {
-        Self { queues, name, passes: 0, most_passes: PASSES, since: Instant::now(), met_others }
+    fn new(queues: Arc<LocalQueues>, name: Name, changes: Option<Box<Changes>>) -> Self {
+        Self { queues, name, passes: 0, most_passes: PASSES, since: Instant::now(), changes }
     }
 
-    /// Begins the turn of this process, which has won the lease from others.
-    pub(super) fn begin(&mut self, met_others: bool) {
+    /// Begins the turn of this process, which has won the lease from others. Keeps the registration
+    /// of the winner, if it had to wait for them.
+    pub(super) fn begin(&mut self, changes: Option<Changes>) {
         self.passes = 0;
-        self.most_passes = match (self.name.family(), met_others) {
+        self.most_passes = match (self.name.family(), changes.is_some()) {
             (Family::Redlock, false) => MAJORITY_PASSES,
             // The process had to wait for others. Each of its waiters has the lease once now.
             (Family::Redlock, true) => self.waiting().clamp(1, PASSES),
             _ => PASSES,
         };
         self.since = Instant::now();
-        self.met_others = met_others;
+        self.changes = changes.map(Box::new);
+    }
+
+    /// Returns whether this process had to wait for others before its last turn.
+    pub(super) fn met_others(&self) -> bool {
+        self.changes.is_some()
     }
 
     /// Returns the number of callers behind this one.
@@ -142,7 +150,7 @@ impl Drop for Slot {
         };
         // Unlocked: if the caller leaves just now, its slot is dropped here in turn.
         drop(queues);
-        let slot = Self::new(self.queues.clone(), self.name.clone(), self.met_others);
+        let slot = Self::new(self.queues.clone(), self.name.clone(), self.changes.take());
         drop(notify.send(SlotNotice::Contend(acquisition, slot)));
     }
 }

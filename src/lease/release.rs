@@ -160,11 +160,6 @@ impl Release {
         &self.claim
     }
 
-    /// Ends the obligation: there is nothing to release, or it is owed elsewhere.
-    pub(super) fn disarm(mut self) {
-        self.owed = false;
-    }
-
     /// Asks the backend once. Returns whether the lease was held.
     pub(super) async fn once(&self) -> Result<bool, BackendError> {
         let backend = self.janitor.backend.as_ref();
@@ -185,7 +180,7 @@ impl Release {
         };
         match self.outcome_unknown {
             true => self.settle_late(),
-            false => self.disarm(),
+            false => self.owed = false,
         }
         outcome
     }
