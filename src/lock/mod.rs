@@ -1,13 +1,13 @@
 //! Distributed locks.
 //!
 //! [`Locks`] is the entry point. Each lock type is a kind of [`Lock`] over the engine in
-//! [`lease`](crate::lease). It states the claim, and wraps the
-//! [`Lease`](crate::lease::Lease) in a guard.
+//! [`lease`](crate::lease). It states the claim, and wraps the [`Lease`](crate::lease::Lease) in
+//! a guard.
 //!
 //! # What a lock promises
 //!
-//! There is no other holder until a guard's [`lost`](crate::lease::Lease::lost) completes. This holds while
-//! this process runs and the server keeps its data and its clock.
+//! There is no other holder until a guard's [`lost`](crate::lease::Lease::lost) completes. This
+//! holds while this process runs and the server keeps its data and its clock.
 //!
 //! Otherwise the guard reports the loss at its first contact with the server, and only the [fencing
 //! token](MutexGuard::fence) protects. This is so after a failover, a restart without the data, an
