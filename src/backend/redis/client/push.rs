@@ -108,15 +108,13 @@ impl Pushes {
 
     fn message(&self, channel: &str, message: Bytes) {
         let Some((topic, at)) = keys::split_message(channel, &message) else { return };
-        for change in Change::decode_all(&message.slice(at..)) {
-            let change = match change {
-                Change::Granted(handover) if self.confirms => {
-                    Change::Granted(Handover { ends: Duration::ZERO, ..handover })
-                }
-                change => change,
-            };
-            self.channels.push(topic, change);
-        }
+        let change = match Change::decode(&message.slice(at..)) {
+            Change::Granted(handover) if self.confirms => {
+                Change::Granted(Handover { ends: Duration::ZERO, ..handover })
+            }
+            change => change,
+        };
+        self.channels.push(topic, change);
     }
 }
 
