@@ -1,6 +1,6 @@
 //! Servers die, hang, change their password and come back, and runtimes go away.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, pin::pin, sync::atomic::Ordering, time::Duration};
 
 use bellwether::{
     ErrorKind,
@@ -9,6 +9,7 @@ use bellwether::{
     key::Name,
 };
 use bytes::Bytes;
+use futures_util::poll;
 use testkit::{
     LIMIT, RedisServer, comes_true, eventually,
     proxy::{Fault, Proxy},
@@ -250,6 +251,23 @@ async fn commands_under_way_fail_together_when_their_server_hangs() {
     };
     let (first, took) = tokio::join!(backend.ping(), later);
     assert!(first.is_err() && took < limit * 9 / 10, "{took:?}");
+}
+
+/// The reply came, and its caller looked for it later. Meanwhile the connection counted as silent.
+#[tokio::test]
+async fn a_caller_that_is_not_polled_ends_no_connection() {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let backend = open(&proxy.url());
+    assert!(eventually(LIMIT, || works(&backend)).await);
+    let connections = || proxy.counters().connections.load(Ordering::SeqCst);
+    let before = connections();
+    let mut held = pin!(backend.ping());
+    assert!(poll!(held.as_mut()).is_pending());
+    sleep(3 * TIME_OUT).await;
+    held.await.unwrap();
+    backend.ping().await.unwrap();
+    assert_eq!(connections(), before);
 }
 
 /// After an authentication error, a connection manager of the client library never recovers.

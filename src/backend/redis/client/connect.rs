@@ -1,6 +1,6 @@
 //! A new connection: to the server that an endpoint names, or for one question.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use redis::{
@@ -33,6 +33,23 @@ pub(super) struct Connection {
     /// How long commands wait for the next connection when this one broke.
     pub(super) reconnect_limit: Duration,
     _driver: AbortOnDropHandle<()>,
+}
+
+impl Connection {
+    /// Sends something, and waits for the reply. Returns `None` if the connection was silent for
+    /// this long before.
+    pub(super) async fn exchange<T, F>(
+        &self,
+        limit: Duration,
+        send: impl FnOnce(MultiplexedConnection) -> F,
+    ) -> Option<Result<T, RedisError>>
+    where
+        F: Future<Output = Result<T, RedisError>>,
+    {
+        // Pinned on the stack, because the future is too large to be moved.
+        let sending = pin!(send(self.commands.clone()));
+        self.progress.reply(sending, limit).await
+    }
 }
 
 /// An attempt to connect that failed.

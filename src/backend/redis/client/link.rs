@@ -9,7 +9,7 @@
 //! second try must not use it again. Or it lost a reply, and every later reply would go to the
 //! wrong command.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use redis::{PushInfo, RedisError, aio::MultiplexedConnection};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -98,9 +98,7 @@ impl Link {
             None => Box::pin(self.kept.current.wait(&self.kept.config, || self.start())).await?,
         };
         let limit = self.kept.config.command_timeout;
-        // Pinned on the stack, because the future is too large to be moved.
-        let sending = pin!(send(used.commands.clone()));
-        let Some(reply) = used.progress.reply(sending, limit).await else {
+        let Some(reply) = used.exchange(limit, send).await else {
             self.kept.give_up(&used);
             let why = format!("no reply within the command time-out of {limit:?}");
             return Err(BackendError::new(BackendErrorKind::Unknown, why));

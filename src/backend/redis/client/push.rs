@@ -15,12 +15,16 @@
 use std::{
     collections::HashSet,
     convert::Infallible,
+    io,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use bytes::Bytes;
-use redis::{ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, from_redis_value};
+use redis::{
+    ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection,
+    from_redis_value,
+};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -150,8 +154,8 @@ impl<'a> Subscriptions<'a> {
                 _ = openings.changed() => {}
                 () = sleep(RETRY_AFTER), if !is_complete => {}
                 () = sleep_until(ping_at) => {
-                    // The reply comes behind all pushes. Without any of them, the connection ends.
-                    self.current.commands.clone().send_packed_command(&redis::cmd("PING")).await?;
+                    let ping = redis::cmd("PING");
+                    self.exchange(async |mut it| it.send_packed_command(&ping).await).await?;
                     events.retry();
                     ping_at = Instant::now() + PING_EVERY;
                 }
@@ -222,8 +226,20 @@ impl<'a> Subscriptions<'a> {
         for channel in channels {
             pipeline.cmd(&format!("{shard}{command}")).arg(channel.as_ref());
         }
-        let mut connection = self.current.commands.clone();
-        connection.send_packed_commands(&pipeline, 0, channels.len()).await
+        let count = channels.len();
+        self.exchange(async |mut it| it.send_packed_commands(&pipeline, 0, count).await).await
+    }
+
+    /// Waits for a reply, which comes behind all pushes.
+    async fn exchange<T, F>(
+        &self,
+        send: impl FnOnce(MultiplexedConnection) -> F,
+    ) -> Result<T, RedisError>
+    where
+        F: Future<Output = Result<T, RedisError>>,
+    {
+        let reply = self.current.exchange(self.kept.config.command_timeout, send).await;
+        reply.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
     }
 }
 

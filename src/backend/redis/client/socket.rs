@@ -15,7 +15,7 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
@@ -27,8 +27,9 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, lookup_host},
+    sync::Notify,
     task::{unconstrained, yield_now},
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -51,15 +52,15 @@ const MOST_ON_THE_WAY: u64 = 4 << 20;
 /// that stands still holds up the callers of others for longer.
 const PATIENCE: u32 = 8;
 
-/// When bytes last moved on one connection, and whether a reply is due.
+/// When bytes last moved on one connection.
 pub(super) struct Progress {
     begun: Instant,
     /// Since when nothing has moved, in microseconds since `begun`.
     quiet_since: AtomicU64,
     /// Something was written since the last read. Its caller may have left.
     is_unanswered: AtomicBool,
-    /// How many callers wait for a reply.
-    waiting: AtomicUsize,
+    /// Asks the driver whether the connection is silent.
+    asked: Notify,
     /// The connection has ended because it was silent.
     is_silent: AtomicBool,
     /// Cancelled when the driver has ended. It has then dropped all commands that it had.
@@ -72,7 +73,7 @@ impl Progress {
             begun: Instant::now(),
             quiet_since: AtomicU64::new(0),
             is_unanswered: AtomicBool::new(false),
-            waiting: AtomicUsize::new(0),
+            asked: Notify::new(),
             is_silent: AtomicBool::new(false),
             ended: CancellationToken::new(),
         })
@@ -109,14 +110,8 @@ impl Progress {
         after(self.begun, Duration::from_micros(self.quiet_since.load(Ordering::Relaxed)))
     }
 
-    /// Returns when the connection has been silent for this long, if a reply is due.
-    fn silent_at(&self, limit: Duration) -> Option<Instant> {
-        let is_due = self.is_unanswered() || self.waiting.load(Ordering::Acquire) > 0;
-        is_due.then(|| after(self.quiet_since(), limit))
-    }
-
-    /// Runs the driver until its connection ends, or is silent for this long. With the driver, all
-    /// commands that it has fail at once.
+    /// Runs the driver until its connection ends, or a caller asks after this long a silence. With
+    /// the driver, all commands that it has fail at once.
     ///
     /// A busy process may not have run it for so long, while replies lie in the socket and commands
     /// in its queue. So it has two turns before: it reads in the first, and may yield before it
@@ -125,13 +120,15 @@ impl Progress {
         let _ended = self.ended.clone().drop_guard();
         let mut driver = pin!(driver);
         loop {
-            let expected = self.silent_at(limit);
-            let look_at = expected.unwrap_or_else(|| after(Instant::now(), limit));
-            tokio::select! {
+            let from = if self.is_unanswered() { self.quiet_since() } else { Instant::now() };
+            let is_asked = tokio::select! {
                 biased;
                 () = driver.as_mut() => return,
-                () = sleep_until(look_at) => {}
-            }
+                () = self.asked.notified() => true,
+                // The callers may have left.
+                () = sleep_until(after(from, limit)) => false,
+            };
+            let (is_due, since) = (is_asked || self.is_unanswered(), self.quiet_since());
             for _turn in 0..2 {
                 tokio::select! {
                     biased;
@@ -139,7 +136,8 @@ impl Progress {
                     () = yield_now() => {}
                 }
             }
-            if expected.is_some() && self.silent_at(limit) == expected {
+            let is_over = self.quiet_since() == since && after(since, limit) <= Instant::now();
+            if is_due && is_over {
                 self.is_silent.store(true, Ordering::Relaxed);
                 return;
             }
@@ -148,24 +146,29 @@ impl Progress {
 
     /// Waits for a reply. Returns `None` if the connection was silent for this long before.
     ///
-    /// The driver ends a silence. Its runtime may stand still, so a caller waits for it only while
-    /// bytes move.
+    /// A caller has the driver end a silence, and waits for that for a while, because the runtime
+    /// of the driver may stand still. A caller that is not polled ends nothing.
     pub(super) async fn reply<T>(
         &self,
         mut sending: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
         limit: Duration,
     ) -> Option<Result<T, RedisError>> {
-        let patience = limit.saturating_mul(PATIENCE);
-        let _waits = Waits::begin(self);
+        let (begun, mut wait) = (Instant::now(), limit);
         loop {
+            let from = self.quiet_since().max(begun);
             tokio::select! {
                 biased;
                 reply = sending.as_mut() => return Some(reply).filter(|it| !self.cut(it)),
                 // A command that was sent in the same moment lies in a queue that is not read.
                 () = self.ended.cancelled() => break,
-                () = sleep(patience) => {}
+                () = sleep_until(after(from, wait)) => {}
             }
-            if after(self.quiet_since(), patience) <= Instant::now() {
+            if self.quiet_since().max(begun) != from {
+                wait = limit;
+            } else if wait == limit {
+                self.asked.notify_one();
+                wait = limit.saturating_mul(PATIENCE);
+            } else {
                 return None;
             }
         }
@@ -178,26 +181,6 @@ impl Progress {
     /// Returns whether a silence has cut a reply off.
     fn cut<T>(&self, reply: &Result<T, RedisError>) -> bool {
         reply.is_err() && self.is_silent.load(Ordering::Relaxed)
-    }
-}
-
-/// A caller that waits for a reply.
-struct Waits<'a>(&'a Progress);
-
-impl<'a> Waits<'a> {
-    fn begin(progress: &'a Progress) -> Self {
-        // Before the count, which has the driver look at it.
-        if progress.waiting.load(Ordering::Relaxed) == 0 && !progress.is_unanswered() {
-            progress.quiet_since.fetch_max(progress.now(), Ordering::Relaxed);
-        }
-        progress.waiting.fetch_add(1, Ordering::Release);
-        Self(progress)
-    }
-}
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -372,7 +355,7 @@ mod tls {
 mod tests {
     use std::future::pending;
 
-    use futures_util::poll;
+    use futures_util::{join, poll};
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt, duplex},
         time::{advance, timeout},
@@ -387,16 +370,16 @@ mod tests {
         let (here, mut there) = duplex(64);
         let progress = Progress::new();
         let mut socket = Socket::new(here, progress.clone());
-        let _waits = Waits::begin(&progress);
         for _ in 0..3 {
             socket.write_all(b"x").await?;
             advance(LIMIT * 4 / 5).await;
             there.write_all(b"xx").await?;
             socket.read_exact(&mut [0]).await?;
-            assert_eq!(progress.silent_at(LIMIT), Some(Instant::now() + LIMIT));
+            assert_eq!(progress.quiet_since(), Instant::now());
         }
-        let begun = Instant::now();
-        progress.drive(pending(), LIMIT).await;
+        let (begun, reply) = (Instant::now(), pin!(pending::<Result<(), _>>()));
+        let ((), reply) = join!(progress.drive(pending(), LIMIT), progress.reply(reply, LIMIT));
+        assert!(reply.is_none());
         assert_eq!(begun.elapsed(), LIMIT);
         Ok(())
     }
@@ -407,8 +390,6 @@ mod tests {
         let (here, _there) = duplex(64);
         let progress = Progress::new();
         let mut socket = Socket::new(here, progress.clone());
-        drop(Waits::begin(&progress));
-        assert_eq!(progress.silent_at(LIMIT), None);
         socket.write_all(b"x").await?;
         timeout(LIMIT * 2, progress.drive(pending(), LIMIT)).await?;
         Ok(())
@@ -424,8 +405,8 @@ mod tests {
             socket.write_all(&[0; LARGE_WRITE]).await?;
             advance(LIMIT / 2).await;
         }
-        let silent_at = progress.silent_at(LIMIT).map(|at| at + LIMIT * 7);
-        assert!(silent_at.is_some_and(|at| at < Instant::now()), "{silent_at:?}");
+        let silence = progress.quiet_since().elapsed();
+        assert!(silence > LIMIT * 8, "{silence:?}");
         Ok(())
     }
 
@@ -435,16 +416,14 @@ mod tests {
         let (here, mut there) = duplex(64);
         let progress = Progress::new();
         let mut socket = Socket::new(here, progress.clone());
-        let _waits = Waits::begin(&progress);
+        socket.write_all(b"x").await?;
         there.write_all(b"x").await?;
-        let begun = Instant::now();
         let driver = async {
             advance(LIMIT * 2).await;
             drop(socket.read_exact(&mut [0]).await);
             pending().await
         };
-        progress.drive(driver, LIMIT).await;
-        assert_eq!(begun.elapsed(), LIMIT * 3);
+        assert!(timeout(LIMIT * 9, progress.drive(driver, LIMIT)).await.is_err());
         Ok(())
     }
 
