@@ -9,6 +9,7 @@ mod cache;
 mod claims;
 mod codecs;
 mod failures;
+mod family;
 mod faulty;
 mod freshness;
 mod guards;
@@ -30,6 +31,7 @@ mod old_values;
 mod outage;
 mod prelude;
 mod properties;
+mod redlock;
 mod reentrant;
 mod refreshing;
 #[path = "../scenarios/mod.rs"]

@@ -3,10 +3,7 @@
 
 use std::iter;
 
-use bellwether::{
-    lease::Retry,
-    lock::{ReentrantGuard, ReentrantHolder},
-};
+use bellwether::lock::{ReentrantGuard, ReentrantHolder};
 use tokio::task::yield_now;
 
 use crate::prelude::*;
@@ -228,16 +225,9 @@ async fn a_strategy_that_panics_is_an_error_for_each_caller() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bad_settings_bad_names_and_shutdown_are_errors() {
+async fn each_task_of_a_holder_is_told_of_a_shutdown() {
     let locks = Locks::new(MemoryBackend::new(), "bellwether");
-    let invalid = locks.reentrant_mutex("m").lease(Duration::ZERO).holder();
-    assert_eq!(kind(invalid.lock().await), ErrorKind::InvalidConfig);
-    assert_eq!(kind(locks.reentrant_mutex("").holder().try_lock().await), ErrorKind::InvalidKey);
     let _other = locks.mutex("m").lock().await.unwrap();
-    let holder = locks.reentrant_mutex("m").retry(Retry::fixed(10 * MS).times(3)).holder();
-    let begun = Instant::now();
-    assert_eq!(kind(holder.lock().await), ErrorKind::NotAcquired);
-    assert!(begun.elapsed() <= 35 * MS);
     let holder = locks.reentrant_mutex("m").holder();
     let waiting: Vec<_> = (0..3).map(|_| locking(&holder)).collect();
     sleep(MS).await;

@@ -123,36 +123,6 @@ async fn a_fair_hold_is_two_commands() {
     assert!((12 * HOLDS..=most).contains(&scripts), "{scripts} scripts in {took:?}");
 }
 
-/// A waiter for a mutex gets it without another command.
-#[tokio::test]
-async fn a_mutex_is_handed_over_with_one_command() {
-    let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
-    let end = Instant::now() + LIMIT;
-    loop {
-        let (one, other) = (plain(&server.url()), plain(&server.url()));
-        let before = raw.scripts_called().await;
-        let held = one.lock().await.unwrap();
-        let waits = Instant::now();
-        let second = waiting(&other);
-        // The waiter asks, subscribes and asks again.
-        assert!(comes_true(LIMIT, async || raw.scripts_called().await >= before + 3).await);
-        let before = raw.scripts_called().await;
-        let begun = Instant::now();
-        held.unlock().await.unwrap();
-        let held = got(second).await;
-        let since = raw.scripts_called().await - before;
-        let is_soon = begun.elapsed() < 80 * MS && waits.elapsed() < 500 * MS;
-        held.unlock().await.unwrap();
-        // After a longer time, the lease may have been renewed, or the queue entry kept.
-        if is_soon {
-            assert_eq!(since, 1);
-            return;
-        }
-        assert!(Instant::now() < end, "the machine is too busy for this test");
-    }
-}
-
 /// Redis flushes replies in reverse order of the clients that became writable. A `PING` in front of
 /// the release puts the last holder at the end, so that the waiter hears first. Without waiters,
 /// the `PING` would be a useless command.

@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use bellwether::{
-    Locks, RedisBackend,
+    RedisBackend,
     backend::{Acquired, Claim, Leases, Mode},
     error::BackendErrorKind,
     key::{Family, Key, Name, Namespace},
 };
 use futures_util::future::join_all;
-use testkit::{LIMIT, RedisServer, comes_true, open, queue_entry_life};
-use tokio::{task::JoinSet, time::sleep};
+use testkit::{RedisServer, open, queue_entry_life};
 
 const LEASE: Duration = Duration::from_secs(60);
-const NAMES: usize = 300;
 
 /// Returns a claim for each name that waits behind a holder of a live lease.
 async fn queued(backend: &RedisBackend, mode: Mode, names: usize) -> Vec<Vec<Claim>> {
@@ -29,34 +27,6 @@ async fn queued(backend: &RedisBackend, mode: Mode, names: usize) -> Vec<Vec<Cla
         vec![waiting]
     }))
     .await
-}
-
-#[tokio::test]
-async fn waiters_for_many_names_keep_their_places() {
-    let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
-    let [holder, waiter] = [(); 2].map(|()| Locks::new(open(server.url()), "bellwether"));
-    let (mut held, mut waiting) = (Vec::new(), JoinSet::new());
-    for number in 0..NAMES {
-        let name = format!("k{number}");
-        held.push(holder.mutex(name.clone()).lease(LEASE).lock().await.unwrap());
-        let lock = waiter.mutex(name).lease(LEASE).wait_limit(3 * LIMIT);
-        waiting.spawn(async move { lock.lock().await.unwrap() });
-    }
-    let all = comes_true(LIMIT, async || raw.keys("*:q").await.len() == NAMES);
-    assert!(all.await, "the waiters do not queue");
-    // Each waiter asks again when it has subscribed.
-    sleep(queue_entry_life()).await;
-    raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
-    sleep(2 * queue_entry_life()).await;
-    let scripts = raw.scripts_called().await;
-    // Seven intervals. The holder renews its leases meanwhile.
-    assert!(scripts < 7 * NAMES as u64 + 20, "{scripts} scripts");
-    assert_eq!(raw.keys("*:q").await.len(), NAMES);
-    drop(held);
-    while let Some(guard) = waiting.join_next().await {
-        drop(guard.unwrap());
-    }
 }
 
 /// One name holds something that is not a lease, another one something that is not a queue.

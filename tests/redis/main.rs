@@ -9,7 +9,6 @@ mod connection;
 mod credentials;
 mod ends;
 mod family;
-mod freshness;
 mod handover;
 mod http;
 mod jobs;

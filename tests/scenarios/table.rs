@@ -3,7 +3,7 @@ use super::{Pair, User};
 type Lines<'a> = &'a [(&'static str, &'static str)];
 
 /// Headers of one user, by which services tell users apart.
-pub(crate) const CREDENTIALS: [&str; 42] = [
+const CREDENTIALS: [&str; 42] = [
     "authorization",
     "proxy-authorization",
     "x-api-key",
@@ -49,7 +49,7 @@ pub(crate) const CREDENTIALS: [&str; 42] = [
 ];
 
 /// Headers that the answers of services vary by.
-pub(crate) const SELECTING: [&str; 18] = [
+const SELECTING: [&str; 18] = [
     "accept",
     "accept-encoding",
     "accept-language",

@@ -372,30 +372,3 @@ async fn the_last_layer_of_a_router_is_outermost() {
     each_gets_its_coding(&boxed(app)).await;
     assert_eq!(calls.load(Ordering::SeqCst), 1);
 }
-
-/// Such a limit would be one for each route.
-#[tokio::test(start_paused = true)]
-async fn a_global_limit_counts_the_handlers_of_all_routes() {
-    let running = Arc::<AtomicUsize>::default();
-    let most = Arc::<AtomicUsize>::default();
-    for (is_global, expected) in [(true, 1), (false, 2)] {
-        most.store(0, Ordering::SeqCst);
-        let (counted, highest) = (running.clone(), most.clone());
-        let handler = axum::routing::get(move || {
-            highest.fetch_max(counted.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-            let counted = counted.clone();
-            async move {
-                sleep(Duration::from_millis(10)).await;
-                counted.fetch_sub(1, Ordering::SeqCst);
-            }
-        });
-        let app = axum::Router::new().route("/a", handler.clone()).route("/b", handler);
-        let app = match is_global {
-            true => app.layer(tower::limit::GlobalConcurrencyLimitLayer::new(1)),
-            false => app.layer(tower::limit::ConcurrencyLimitLayer::new(1)),
-        };
-        let stack = boxed(app.layer(layer()));
-        tokio::join!(send(&stack, get("/a")), send(&stack, get("/b")));
-        assert_eq!(most.load(Ordering::SeqCst), expected);
-    }
-}

@@ -62,24 +62,6 @@ async fn an_answer_that_is_too_large_is_complete() {
     }
 }
 
-/// Two users ask for one page at once. A layer that shares the answer would log one in as the
-/// other.
-#[tokio::test(start_paused = true)]
-async fn each_caller_keeps_its_own_request() {
-    let (inner, _) = origin(|_, request| {
-        let user = request.headers()["x-user"].clone();
-        Response::builder().header("set-cookie", user).body(Body::empty()).unwrap()
-    });
-    let user = |name: String| Request::get("/").header("x-user", name).body(Body::empty()).unwrap();
-    let names = (0..20).map(|number| format!("user-{number}"));
-    // Without this, the layer would see a credential, and the requests would take no part.
-    let service = http_layer(cache(&MemoryBackend::new())).ignore_headers(["x-user"]).layer(inner);
-    let answers = ask_all(&[service], names.clone().map(user)).await;
-    for (answer, name) in answers.iter().zip(names) {
-        assert_eq!(answer.headers["set-cookie"], name);
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_leaves_costs_the_follower_no_wait() {
     let (inner, calls) = with_headers(&[("set-cookie", "a=b")]);

@@ -1,21 +1,11 @@
-//! Two users whose requests differ in one respect, one after the other and at once.
+//! What tells users apart, and what does not. `scenarios` has the pairs of users.
 
 use super::prelude::*;
-use crate::scenarios::table::{CREDENTIALS, SELECTING};
 
 const USERS: [&str; 2] = ["alice", "bob"];
 
 fn layer() -> BellwetherLayer<Http> {
     http_layer(cache(&MemoryBackend::new()))
-}
-
-/// Returns a service that answers with what `user` reads in the request.
-fn for_users(
-    layer: BellwetherLayer<Http>,
-    user: impl Fn(&Request<Body>) -> String + Clone + Send + Sync + 'static,
-) -> (Layered, Calls) {
-    let (inner, calls) = origin(move |_, request| Response::new(Body::from(user(request))));
-    (layer.layer(inner), calls)
 }
 
 /// Returns all that the headers say about the user.
@@ -26,8 +16,10 @@ fn said(headers: &HeaderMap) -> String {
     lines.join(";")
 }
 
+/// Returns a service that answers with all the headers of the request.
 fn by_headers(layer: BellwetherLayer<Http>) -> (Layered, Calls) {
-    for_users(layer, |request| said(request.headers()))
+    let (inner, calls) = origin(|_, request| Response::new(Body::from(said(request.headers()))));
+    (layer.layer(inner), calls)
 }
 
 /// Sends the requests of two users one after the other, then at once. Each gets its own answer.
@@ -47,23 +39,6 @@ async fn each_gets_its_own(
     let answers = ask_all(std::slice::from_ref(service), sent).await;
     for (answer, expected) in answers.iter().zip(expected) {
         assert_eq!(answer.text(), expected, "{what}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn credentials_in_any_header_exclude_a_request() {
-    for name in CREDENTIALS {
-        let (service, calls) = by_headers(layer());
-        let request = |user| get_with(&[(name, user)]);
-        let expected = |request: &Request<Body>| said(request.headers());
-        each_gets_its_own(&service, request, expected, name).await;
-        assert_eq!(calls.count(), 24, "{name}");
-        // A request without the header neither gets such an answer nor makes one for such a user.
-        assert_eq!(ask(&service, get("/")).await.text(), "", "{name}");
-        let user = request("alice");
-        assert_eq!(ask(&service, request("alice")).await.text(), expected(&user), "{name}");
-        assert_eq!(ask(&service, get("/")).await.text(), "", "{name}");
-        assert_eq!(calls.count(), 26, "{name}");
     }
 }
 
@@ -108,31 +83,6 @@ async fn headers_of_ordinary_browsers_and_proxies_share() {
     ask(&service, get_with(&proxy)).await;
     ask(&service, get("/")).await;
     assert_eq!(calls.count(), 1);
-}
-
-/// One after the other and at once, in one process and in two, with a cold and with a warm cache.
-#[tokio::test(start_paused = true)]
-async fn an_answer_that_a_header_selects_is_for_requests_with_that_header() {
-    for name in SELECTING {
-        let (inner, calls) = origin(move |_, request| {
-            let body = Body::from(said(request.headers()));
-            Response::builder().header("vary", name.to_uppercase()).body(body).unwrap()
-        });
-        let backend = MemoryBackend::new();
-        let expected = |request: &Request<Body>| said(request.headers());
-        for _ in 0..2 {
-            let service = http_layer(cache(&backend)).layer(inner.clone());
-            each_gets_its_own(&service, |user| get_with(&[(name, user)]), expected, name).await;
-            // None, one that is empty, and several lines.
-            for lines in [&[][..], &[(name, "")], &[(name, "alice"), (name, "bob")]] {
-                for _ in 0..2 {
-                    let answer = ask(&service, get_with(lines)).await;
-                    assert_eq!(answer.text(), said(get_with(lines).headers()), "{name}");
-                }
-            }
-        }
-        assert_eq!(calls.count(), 5, "{name}");
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -227,35 +177,6 @@ async fn a_request_that_overrides_its_method_or_path_reaches_the_service() {
         assert_eq!(ask(&service, get("/")).await.text(), "");
         assert_eq!(calls.count(), 3, "{name}");
     }
-}
-
-/// An extension of an outer layer.
-#[derive(Clone)]
-struct User(&'static str);
-
-fn from_extension(request: &Request<Body>) -> String {
-    request.extensions().get::<User>().map_or("", |user| user.0).to_owned()
-}
-
-fn of_user(user: &'static str) -> Request<Body> {
-    let mut request = get("/");
-    request.extensions_mut().insert(User(user));
-    request
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_identity_excludes_requests() {
-    let identity = |parts: &http::request::Parts| match parts.extensions.get::<User>() {
-        Some(_) => None,
-        None => Some(String::new()),
-    };
-    let (service, calls) = for_users(layer().vary_by(identity), from_extension);
-    each_gets_its_own(&service, of_user, from_extension, "an extension").await;
-    assert_eq!(calls.count(), 24);
-    for _ in 0..2 {
-        assert_eq!(ask(&service, get("/")).await.text(), "");
-    }
-    assert_eq!(calls.count(), 25);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,5 @@
 //! Several healthy nodes.
 
-use std::time::Duration;
-
 use bellwether::{
     ErrorKind, Locks, RedisBackend,
     backend::{Acquired, Change, Leases, Renewal},
@@ -11,41 +9,6 @@ use testkit::{Cluster, LIMIT, comes_true};
 use tokio::time::timeout;
 
 use super::{LEASE, backend, claim, locks, name, patient};
-
-#[tokio::test]
-async fn leases_on_all_nodes_are_renewed() {
-    let cluster = Cluster::start(3, 0).await;
-    let locks = Locks::new(patient(&cluster), "bellwether");
-    let names: Vec<_> = (0..300).map(|at| format!("k{at}")).collect();
-    let guards = join_all(names.iter().map(async |name| {
-        let lock = locks.mutex(name.as_str()).lease(LEASE).renew_every(Duration::from_millis(200));
-        lock.lock().await.unwrap()
-    }));
-    let guards = guards.await;
-    let before: Vec<_> = guards.iter().map(|guard| guard.fence()).collect();
-    for node in &cluster.nodes {
-        let mut raw = node.raw().await;
-        assert!(raw.keys("*:l").await.len() > 50, "a node has too few leases");
-        raw.age(LEASE / 2).await;
-        let renewed = async || {
-            for key in raw.keys("*:l").await {
-                if raw.pttl(&key).await < (LEASE * 3 / 4).as_millis() as i64 {
-                    return false;
-                }
-            }
-            true
-        };
-        assert!(comes_true(LIMIT, renewed).await, "a lease is not renewed");
-    }
-    for (guard, before) in guards.into_iter().zip(before) {
-        assert!(!guard.is_lost());
-        assert_eq!(guard.fence(), before);
-        guard.unlock().await.unwrap();
-    }
-    for node in &cluster.nodes {
-        assert_eq!(node.raw().await.keys("*:l").await, [""; 0]);
-    }
-}
 
 /// A script may not keep queues of several slots, so each queue has one. All scripts for a node are
 /// ready together, and go to it in one write.

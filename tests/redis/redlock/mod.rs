@@ -1,42 +1,14 @@
-//! The promises of a lock over a majority of servers. `memory`, `loss`, `undo`, `passing` and
-//! `order` use paused time and faults that are `played`. `servers` uses real servers that are
-//! killed, suspended and restarted. In `process` the holders die. `fences` is about the tokens.
+//! A lock over a majority of real servers that are killed, suspended and restarted. In `process`
+//! the holders die. `tests/memory/redlock` has the other promises.
 
-mod fences;
-mod loss;
-mod memory;
-mod order;
-mod passing;
-mod played;
 mod process;
 mod servers;
-mod stray;
-mod undo;
 
 use std::time::Duration;
 
-use bellwether::{
-    Error, ErrorKind, Key, Redlock,
-    backend::{Leases, Mode},
-    key::{Family, Name, Namespace},
-    lock::MutexGuard,
-};
+use bellwether::{Error, ErrorKind, Redlock, lock::MutexGuard};
 
 const MS: Duration = Duration::from_millis(1);
-
-/// Returns the name of a lock as each server knows it.
-fn name(key: &str) -> Name {
-    Name::new(&Namespace::standard(), Family::Redlock, &Key::from(key), 512).unwrap()
-}
-
-/// Returns the number of servers at which some owner holds a share of the lock.
-async fn shares(servers: &[impl Leases], key: &str) -> usize {
-    let mut held = 0;
-    for server in servers {
-        held += usize::from(server.holder(&name(key), Mode::Exclusive).await.unwrap().is_some());
-    }
-    held
-}
 
 fn kind<T>(result: Result<T, Error>) -> ErrorKind {
     result.map(drop).unwrap_err().kind()

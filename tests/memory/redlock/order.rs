@@ -161,7 +161,7 @@ fn linked<B: Store + Latches + Clone>(servers: Vec<B>) -> Redlock {
 /// that released the lock asked for it again before the waiters of others woke.
 #[tokio::test(start_paused = true)]
 async fn processes_have_even_shares() {
-    let fleets = [(1, 4, 4), (3, 2, 1), (3, 2, 2), (3, 4, 4), (3, 10, 4), (3, 3, 20), (5, 4, 4)];
+    let fleets = [(1, 4, 4), (3, 2, 1), (3, 2, 2), (3, 10, 4), (3, 3, 20), (5, 4, 4)];
     for (count, processes, tasks) in fleets {
         let servers: Vec<_> = (0..count).map(|_| MemoryBackend::new()).collect();
         let fronts: Vec<_> = (0..processes).map(|_| linked(servers.clone())).collect();
