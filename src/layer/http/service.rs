@@ -18,8 +18,8 @@ use tracing::debug;
 use super::{
     CachedResponse, Http, InnerServiceError, ResponseBody, key,
     load::{Apart, CallResult, Exchange, InnerHttp, StreamedResponse, load},
-    question::Question,
-    responses::ResponseClass,
+    request::Question,
+    response::ResponseClass,
     status::Forward,
     variants::{KEY_LENGTH, Marker, Place},
 };

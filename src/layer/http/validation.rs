@@ -12,10 +12,8 @@ use http::{
     response::Parts,
 };
 
-use crate::{
-    cache::Lead,
-    layer::http::{CachedResponse, fields::strip},
-};
+use super::{CachedResponse, fields::strip};
+use crate::cache::Lead;
 
 /// Returns whether the service can validate a response.
 pub(super) fn has_validator(parts: &Parts) -> bool {
@@ -33,10 +31,10 @@ const OF_BYTES: [HeaderName; 5] = [
 ];
 
 /// The stale response whose validator a request has.
-pub(crate) struct Validation(CachedResponse);
+pub(super) struct Validation(CachedResponse);
 
 /// The end of a validation.
-pub(crate) enum Validated {
+pub(super) enum Validated {
     /// The answer takes the place of the stale response.
     Replaced,
     /// The stale response is right, and has this head now.
@@ -48,7 +46,7 @@ pub(crate) enum Validated {
 impl Validation {
     /// Adds the validators of the stale response to a request for the whole response, if there are
     /// any.
-    pub(crate) fn begin<B>(lead: &Lead<CachedResponse>, request: &mut Request<B>) -> Option<Self> {
+    pub(super) fn begin<B>(lead: &Lead<CachedResponse>, request: &mut Request<B>) -> Option<Self> {
         let stale = lead.stale()?.value().clone();
         let mut is_conditional = false;
         for (validator, condition) in [(ETAG, IF_NONE_MATCH), (LAST_MODIFIED, IF_MODIFIED_SINCE)] {
@@ -62,7 +60,7 @@ impl Validation {
     }
 
     /// Returns what an answer says about the stale response.
-    pub(crate) fn end<B>(&self, answer: &Response<B>) -> Validated {
+    pub(super) fn end<B>(&self, answer: &Response<B>) -> Validated {
         if answer.status() != StatusCode::NOT_MODIFIED {
             return Validated::Replaced;
         }
@@ -107,18 +105,8 @@ fn update(stored: &HeaderMap, newer: &HeaderMap) -> HeaderMap {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
-    use crate::layer::http::cached::ResponseHead;
-
-    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        for (name, value) in lines {
-            headers.append(*name, HeaderValue::from_static(value));
-        }
-        headers
-    }
+    use crate::layer::http::{cached::ResponseHead, headers};
 
     #[test]
     fn new_headers_replace_all_lines_of_the_stored_ones() {

@@ -1,0 +1,768 @@
+//! What a request asks of the layer: whether it takes part, by an allow-list, and what its answer
+//! is made of a shared response. That is its headers alone, a part of it (RFC 9110, section 14), or
+//! a condition (section 13).
+//!
+//! A part is taken of a whole response only. While a body arrives, all of it is the answer.
+
+use std::{ops::Range, time::Duration};
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode,
+    header::{
+        AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LANGUAGE,
+        CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE, DATE, ETAG, EXPIRES,
+        IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED, PRAGMA, RANGE,
+    },
+    request, response,
+};
+use http_body::Body;
+use tokio::time::Instant;
+
+use super::{
+    ResponseBody,
+    fields::{Directives, Scope, date, names_no_field, pragma, sole},
+    key::{self, is_named, may_hold_another},
+    policy::{Policy, PolicyKind},
+    status::Forward,
+};
+
+const TERMS: [HeaderName; 4] = [IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE];
+
+/// The part of a body that an answer without a body has.
+const NOTHING: Range<usize> = 0..0;
+
+/// The head of a request, as it came. Most ask for the whole response, as it is stored.
+#[derive(Clone)]
+pub(super) struct Question {
+    pub(super) head: request::Parts,
+    /// Its URI is not in normal form, so its own response is for it alone.
+    pub(super) is_respelled: bool,
+    /// When it came.
+    since: Instant,
+}
+
+/// Returns whether a header is a condition that a response answers here, or a range. `If-Match` and
+/// `If-Unmodified-Since` are for the inner service.
+pub(super) fn is_term(name: &HeaderName) -> bool {
+    matches!(*name, IF_MODIFIED_SINCE | IF_NONE_MATCH | IF_RANGE | RANGE)
+}
+
+impl Question {
+    pub(super) fn new(head: request::Parts) -> Self {
+        let is_respelled = key::is_request_respelled(&head);
+        Self { head, is_respelled, since: Instant::now() }
+    }
+
+    /// Returns the request for the whole response, which answers all that is asked.
+    pub(super) fn for_all<B>(&self, body: B) -> Request<B> {
+        let mut request = Request::from_parts(self.head.clone(), body);
+        *request.method_mut() = Method::GET;
+        for name in TERMS {
+            request.headers_mut().remove(name);
+        }
+        request
+    }
+
+    pub(super) fn is_head(&self) -> bool {
+        self.head.method == Method::HEAD
+    }
+
+    pub(super) fn is_authorized(&self) -> bool {
+        self.head.headers.contains_key(AUTHORIZATION)
+    }
+
+    /// Returns how long it has waited for its answer.
+    pub(super) fn waited(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Returns the answer that a response gives. The body is not copied.
+    pub(super) fn answer<B: Body>(
+        &self,
+        response: Response<ResponseBody<B>>,
+    ) -> Response<ResponseBody<B>> {
+        if !self.is_head() && !self.head.headers.keys().any(is_term) {
+            return response;
+        }
+        let (mut parts, body) = response.into_parts();
+        let body = match self.apply(&mut parts, body.length(), body.is_whole()) {
+            None => body,
+            Some(range) => body.part(range),
+        };
+        Response::from_parts(parts, body)
+    }
+
+    /// Changes the head of a response, and returns the part that it has of its body. `None` is all
+    /// of it.
+    fn apply(
+        &self,
+        parts: &mut response::Parts,
+        length: Option<usize>,
+        is_whole: bool,
+    ) -> Option<Range<usize>> {
+        // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
+        if parts.status == StatusCode::OK && is_known(&self.head.headers, &parts.headers) {
+            return Some(not_modified(parts));
+        }
+        match length {
+            // A `204` has no length (RFC 9110, section 8.6).
+            Some(length) if self.is_head() && parts.status != StatusCode::NO_CONTENT => {
+                parts.headers.insert(CONTENT_LENGTH, length.into());
+            }
+            Some(length) if is_whole && parts.status == StatusCode::OK => {
+                return self.select(parts, length);
+            }
+            _ => {}
+        }
+        self.is_head().then_some(NOTHING)
+    }
+
+    fn select(&self, parts: &mut response::Parts, length: usize) -> Option<Range<usize>> {
+        let asked = &self.head.headers;
+        let range = selected(asked, length)?;
+        if !permits_part(asked, &parts.headers) {
+            return None;
+        }
+        if range.is_empty() {
+            return Some(not_satisfiable(parts, length));
+        }
+        parts.status = StatusCode::PARTIAL_CONTENT;
+        // The caller has the rest of the headers (RFC 9110, section 15.3.7).
+        if asked.contains_key(IF_RANGE) {
+            strip_representation(&mut parts.headers);
+        }
+        parts.headers.insert(CONTENT_LENGTH, range.len().into());
+        set(&mut parts.headers, format!("bytes {}-{}/{length}", range.start, range.end - 1));
+        Some(range)
+    }
+}
+
+/// Keeps the headers that a `304` has (RFC 9110, section 15.4.5).
+fn not_modified(parts: &mut response::Parts) -> Range<usize> {
+    parts.status = StatusCode::NOT_MODIFIED;
+    strip_representation(&mut parts.headers);
+    if parts.headers.contains_key(ETAG) {
+        parts.headers.remove(LAST_MODIFIED);
+    }
+    NOTHING
+}
+
+/// Turns the response into a `416`, which no other cache may store.
+fn not_satisfiable(parts: &mut response::Parts, length: usize) -> Range<usize> {
+    parts.status = StatusCode::RANGE_NOT_SATISFIABLE;
+    strip_representation(&mut parts.headers);
+    for name in [ETAG, LAST_MODIFIED, EXPIRES] {
+        parts.headers.remove(name);
+    }
+    parts.headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    parts.headers.insert(CONTENT_LENGTH, 0.into());
+    set(&mut parts.headers, format!("bytes */{length}"));
+    NOTHING
+}
+
+/// Removes the headers about the body that the answer does not have.
+fn strip_representation(headers: &mut HeaderMap) {
+    for name in [CONTENT_TYPE, CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_RANGE] {
+        headers.remove(name);
+    }
+}
+
+fn set(headers: &mut HeaderMap, content_range: String) {
+    if let Ok(value) = HeaderValue::try_from(content_range) {
+        headers.insert(CONTENT_RANGE, value);
+    }
+}
+
+/// Returns whether the caller has the stored response already (RFC 9110, section 13.2.2).
+fn is_known(asked: &HeaderMap, stored: &HeaderMap) -> bool {
+    if asked.contains_key(IF_NONE_MATCH) {
+        let etag = etag(stored);
+        return asked.get_all(IF_NONE_MATCH).iter().any(|line| {
+            let line = line.as_bytes().trim_ascii();
+            line == b"*" || etag.is_some_and(|etag| tags(line).any(|tag| tag.opaque == etag.opaque))
+        });
+    }
+    // RFC 9111, section 4.3.2: without `Last-Modified`, the date of the response counts.
+    let modified = date(stored, LAST_MODIFIED).or_else(|| date(stored, DATE));
+    let asked = date(asked, IF_MODIFIED_SINCE);
+    asked.zip(modified).is_some_and(|(asked, modified)| modified <= asked)
+}
+
+/// Returns whether the `If-Range` of a request permits a part (RFC 9110, section 13.1.5).
+fn permits_part(asked: &HeaderMap, stored: &HeaderMap) -> bool {
+    if !asked.contains_key(IF_RANGE) {
+        return true;
+    }
+    let Some(value) = sole(asked, IF_RANGE) else { return false };
+    if let Some((tag, rest)) = Tag::parse(value.as_bytes()) {
+        return rest.is_empty() && etag(stored).is_some_and(|etag| tag.is_strongly(etag));
+    }
+    let (wanted, modified) = (date(asked, IF_RANGE), date(stored, LAST_MODIFIED));
+    // Section 8.8.2.2: two changes within one second have the same `Last-Modified`.
+    let is_strong = modified.zip(date(stored, DATE)).is_some_and(|(modified, answered)| {
+        answered.duration_since(modified).is_ok_and(|since| since >= Duration::from_secs(1))
+    });
+    is_strong && wanted == modified
+}
+
+/// An entity tag (RFC 9110, section 8.8.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tag<'a> {
+    is_weak: bool,
+    opaque: &'a [u8],
+}
+
+impl<'a> Tag<'a> {
+    /// Parses the tag at the start of a text. Returns it with the rest of the text.
+    fn parse(text: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let (is_weak, text) = match text.strip_prefix(b"W/") {
+            Some(text) => (true, text),
+            None => (false, text),
+        };
+        let text = text.strip_prefix(b"\"")?;
+        let end = text.iter().position(|byte| *byte == b'"')?;
+        let opaque = &text[..end];
+        let fits = opaque.iter().all(|byte| *byte > b' ' && *byte != 0x7f);
+        fits.then_some((Self { is_weak, opaque }, &text[end + 1..]))
+    }
+
+    fn is_strongly(self, other: Tag<'_>) -> bool {
+        !self.is_weak && self == other
+    }
+}
+
+/// Parses a list of tags, up to the first element that is none.
+fn tags(line: &[u8]) -> impl Iterator<Item = Tag<'_>> {
+    let mut rest = line;
+    std::iter::from_fn(move || {
+        while let [b',' | b' ' | b'\t', after @ ..] = rest {
+            rest = after;
+        }
+        let (tag, after) = Tag::parse(rest)?;
+        let after = after.trim_ascii_start();
+        // A tag ends at a comma. Otherwise it is part of something else.
+        let ends = after.is_empty() || after.starts_with(b",");
+        rest = after;
+        ends.then_some(tag)
+    })
+}
+
+fn etag(headers: &HeaderMap) -> Option<Tag<'_>> {
+    let (tag, rest) = Tag::parse(sole(headers, ETAG)?.as_bytes())?;
+    rest.is_empty().then_some(tag)
+}
+
+/// Returns the part of a body of this length that a `Range` selects (section 14). It is empty if no
+/// byte of it exists. Returns `None` for the whole body: without a range, or with one that may be
+/// ignored.
+///
+/// Several ranges select the whole body, as section 14.2 permits. Many small ones in one request
+/// would cost more than the body.
+fn selected(asked: &HeaderMap, length: usize) -> Option<Range<usize>> {
+    let (unit, set) = sole(asked, RANGE)?.to_str().ok()?.split_once('=')?;
+    unit.trim().eq_ignore_ascii_case("bytes").then(|| part(set.trim(), length)).flatten()
+}
+
+/// Returns `None` if the text is not one range.
+fn part(set: &str, length: usize) -> Option<Range<usize>> {
+    let (first, last) = set.split_once('-')?;
+    match (position(first)?, position(last)?) {
+        (None, None) => None,
+        (None, Some(suffix)) => Some(length.saturating_sub(suffix)..length),
+        (Some(first), None) => Some(first..length),
+        (Some(first), Some(last)) if first > last => None,
+        (Some(first), Some(last)) => Some(first..last.saturating_add(1).min(length)),
+    }
+}
+
+/// Parses a position, which may be left out. One beyond `usize` becomes the greatest.
+fn position(text: &str) -> Option<Option<usize>> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| (!text.is_empty()).then(|| text.parse().unwrap_or(usize::MAX)))
+}
+
+/// The rules for requests, as far as the user of the layer sets them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RequestRules {
+    /// A request that asks for more than a stored response is treated as any other one.
+    pub(super) ignores_reloads: bool,
+    /// Headers that look like credentials, and that are in the key or declared harmless.
+    pub(super) known_headers: Vec<String>,
+    /// The names of cookies that no response depends on. A `*` ends the beginning of names.
+    pub(super) ignored_cookies: Vec<String>,
+}
+
+impl RequestRules {
+    /// Checks that a request may receive the response to another request, if that may be shared.
+    pub(super) fn check(
+        &self,
+        parts: &request::Parts,
+        body: &impl Body,
+        policy: &Policy,
+    ) -> Result<(), Forward> {
+        let is_head = parts.method == Method::HEAD;
+        // If nothing is stored, the whole response would be fetched for each of these.
+        let is_get = parts.method == Method::GET;
+        if !is_get && (policy.coalesces || !is_head) {
+            return Err(Forward::Method);
+        }
+        if !body.is_end_stream() && body.size_hint().exact() != Some(0) {
+            return Err(Forward::Body);
+        }
+        let headers = &parts.headers;
+        let forbids = |name: &&HeaderName| match is_term(name) {
+            true => policy.coalesces,
+            false => !self.permits(name, headers, policy),
+        };
+        headers.keys().find(forbids).map_or(Ok(()), |name| Err(Forward::Header(name.clone())))
+    }
+
+    fn permits(&self, name: &HeaderName, headers: &HeaderMap, policy: &Policy) -> bool {
+        let is_careful = policy.kind == PolicyKind::Careful;
+        let accepts_no_cache = policy.coalesces || self.ignores_reloads;
+        match *name {
+            // The response says whether it may be shared (RFC 9111, section 3.5).
+            AUTHORIZATION | COOKIE if !is_careful => true,
+            COOKIE => are_ignored(&self.ignored_cookies, headers),
+            CONNECTION => names_no_field(headers),
+            CACHE_CONTROL => Directives::parse(headers).is_some_and(|wanted| {
+                let is_refused = wanted.no_store || (is_careful && wanted.malformed);
+                !is_refused && (accepts_no_cache || wanted.no_cache == Scope::Nothing)
+            }),
+            // Section 5.4: it does not count beside `Cache-Control`.
+            PRAGMA if !is_careful && headers.contains_key(CACHE_CONTROL) => true,
+            PRAGMA => accepts_no_cache || !pragma(headers),
+            _ => match classify(name.as_str()) {
+                HeaderClass::Harmless => true,
+                HeaderClass::Forbidden => false,
+                HeaderClass::Credential => {
+                    !is_careful || self.known_headers.iter().any(|known| name == known.as_str())
+                }
+            },
+        }
+    }
+}
+
+/// The meaning of a header's name for the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HeaderClass {
+    /// The header does not stand in the way of sharing.
+    Harmless,
+    /// The request takes no part, whatever was declared.
+    Forbidden,
+    /// The header looks like a credential. The request takes part only if the header is in the key
+    /// or declared harmless.
+    Credential,
+}
+
+/// Classifies a header by its name in lower case. Headers with rules about their values count as
+/// harmless here.
+pub(super) fn classify(name: &str) -> HeaderClass {
+    match name {
+        // A list is faster than the search below.
+        _ if is_ordinary(name) => HeaderClass::Harmless,
+        "authorization" | "proxy-authorization" | "upgrade" => HeaderClass::Forbidden,
+        _ if name.starts_with("if-") || changes_target(name) => HeaderClass::Forbidden,
+        // `X-Device-User-Agent` and its like describe a program, not a user.
+        _ if name.split("user-agent").any(looks_like_credential) => HeaderClass::Credential,
+        _ => HeaderClass::Harmless,
+    }
+}
+
+/// Returns whether ordinary browsers and proxies send the header.
+#[rustfmt::skip]
+fn is_ordinary(name: &str) -> bool {
+    matches!(
+        name,
+        "host" | "accept" | "user-agent" | "accept-encoding" | "accept-language" | "connection"
+            | "cache-control" | "cookie" | "referer" | "origin" | "dnt" | "te" | "via" | "priority"
+            | "forwarded" | "traceparent" | "tracestate" | "upgrade-insecure-requests"
+            | "sec-fetch-dest" | "sec-fetch-mode" | "sec-fetch-site" | "sec-fetch-user"
+            | "sec-ch-ua" | "sec-ch-ua-mobile" | "sec-ch-ua-platform" | "x-request-id"
+            | "x-forwarded-for" | "x-forwarded-host" | "x-forwarded-port" | "x-forwarded-proto"
+            | "x-real-ip"
+    )
+}
+
+/// Returns whether the header may change the method or the path of its request.
+fn changes_target(name: &str) -> bool {
+    const PLACES: [&str; 4] = ["url", "uri", "path", "query"];
+    #[rustfmt::skip]
+    const WHICH: [&str; 16] = [
+        "original", "forwarded", "rewritten", "request", "requested", "real", "raw", "http",
+        "target", "effective", "internal", "invoke", "matched", "proxy", "proxied", "route",
+    ];
+    let is_place = |(at, place): (usize, &str)| {
+        let before = name.get(..at).unwrap_or_default().trim_end_matches(['-', '_']);
+        // `X-URL`, and `X-Original-URL` but not `HX-Current-URL`.
+        (before == "x" && name.ends_with(place)) || WHICH.iter().any(|it| before.ends_with(it))
+    };
+    ["method", "override", "rewrite"].iter().any(|word| name.contains(word))
+        || words(name).any(|word| word == "verb")
+        || PLACES.iter().any(|place| name.match_indices(place).any(is_place))
+}
+
+fn words(name: &str) -> impl Iterator<Item = &str> {
+    name.split(|character: char| !character.is_ascii_alphanumeric())
+}
+
+/// Words for the tenants and persons that a response may be for, and for their proofs. Each is a
+/// whole word of a name, or has one of the [ends](ENDS).
+#[rustfmt::skip]
+const WORDS: [&str; 80] = [
+    // Tenants.
+    "workspace", "project", "team", "merchant", "store", "realm", "org", "company", "vendor",
+    "partner", "seller", "buyer", "shop", "school", "department", "division", "namespace",
+    "franchise", "household", "site", "domain", "client", "device", "visitor",
+    // Persons.
+    "uid", "uin", "sub", "member", "person", "employee", "staff", "admin", "sudo", "patient",
+    "student", "owner", "actor", "acting", "subscriber", "player", "guest",
+    "delegate", "dn", "cn", "msisdn", "imsi", "imei", "phone", "ssn",
+    // What they may do.
+    "claim", "permission", "privilege", "entitlement", "grant", "acl", "clearance",
+    "subscription", "verify", "verified",
+    // What they prove it with.
+    "ticket", "hmac", "mac", "otp", "totp", "mfa", "pin", "pass", "pwd", "nonce", "proof",
+    "voucher", "license", "licence", "sid", "sess", "sso", "openid", "krb", "kerberos", "wallet",
+];
+
+/// Ends of words that are no reason to tell them apart. Some words are no credentials without one:
+/// there are `CF-Visitor`, `Client-IP`, `Device-Memory` and `Sec-Fetch-Site`.
+const ENDS: [&str; 8] = ["", "s", "id", "ids", "uuid", "guid", "name", "slug"];
+const NEEDS_END: [&str; 5] = ["site", "domain", "client", "device", "visitor"];
+
+/// Returns whether a word of the name is one of [`WORDS`].
+fn has_word_of_user(name: &str) -> bool {
+    let mut next = words(name).skip(1);
+    words(name).any(|word| {
+        // `X-Device-ID` and `X-DeviceID` are one.
+        let next = next.next().filter(|next| matches!(*next, "id" | "uuid" | "guid"));
+        WORDS.iter().any(|known| match word.strip_prefix(known) {
+            Some("") if NEEDS_END.contains(known) => next.is_some(),
+            Some("s") if NEEDS_END.contains(known) => false,
+            Some(end) => ENDS.contains(&end),
+            None => false,
+        })
+    })
+}
+
+/// Words for credentials and for their bearer, anywhere in a name.
+#[rustfmt::skip]
+const CREDENTIALS: [&str; 37] = [
+    "auth", "assertion", "account", "bearer", "behalf", "cert", "csrf", "cookie", "credential",
+    "customer", "consumer", "dpop", "email", "group", "identity", "impersonat", "jwt", "key",
+    "login", "oidc", "orgid", "org-id", "organi", "passw", "principal", "role", "sess", "secret",
+    "sign", "saml", "scope", "subject", "ssl-client", "token", "tenant", "user", "xsrf",
+];
+
+/// Returns whether a part of the name is a word for credentials or for their bearer.
+fn looks_like_credential(name: &str) -> bool {
+    if has_word_of_user(name) {
+        return true;
+    }
+    CREDENTIALS.iter().any(|word| name.contains(word))
+}
+
+/// Returns whether all cookies of a request are ignored. One in which the service may read another
+/// cookie is not, such as `_ga=1, session=A`.
+fn are_ignored(ignored: &[String], headers: &HeaderMap) -> bool {
+    let mut cookies = headers.get_all(COOKIE).iter().flat_map(|line| pairs(line.as_bytes()));
+    cookies.all(|(name, value)| {
+        is_named(ignored, name) && !may_hold_another(name) && !may_hold_another(value)
+    })
+}
+
+/// Returns the cookies in one line, each with its value. One without a name has an empty one.
+fn pairs(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    let pairs = line.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+    pairs.filter(|pair| !pair.is_empty()).map(|pair| {
+        let (name, value) = pair.split_at(pair.iter().position(|it| *it == b'=').unwrap_or(0));
+        (name.trim_ascii(), value.strip_prefix(b"=").unwrap_or(value).trim_ascii())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http_body_util::Empty;
+
+    use super::*;
+    use crate::layer::http::headers;
+
+    #[test]
+    fn a_head_of_a_response_without_content_has_no_length() {
+        let question = Question::new(Request::head("/").body(()).unwrap().into_parts().0);
+        for (status, length) in [(StatusCode::NO_CONTENT, None), (StatusCode::NOT_FOUND, Some("0"))]
+        {
+            let mut response = Response::new(Bytes::new());
+            *response.status_mut() = status;
+            let answer = question.answer(response.map(ResponseBody::<Empty<Bytes>>::whole));
+            let found = answer.headers().get(CONTENT_LENGTH).map(|length| length.to_str().unwrap());
+            assert_eq!(found, length, "{status}");
+        }
+    }
+
+    const EARLY: &str = "Tue, 15 Nov 1994 12:45:25 GMT";
+    const LATE: &str = "Tue, 15 Nov 1994 12:45:26 GMT";
+
+    type Lines<'a> = &'a [(&'a str, &'a str)];
+
+    #[test]
+    fn tags_are_compared_weakly() {
+        for (line, is_same) in [
+            ("*", true),
+            ("\"a\"", true),
+            ("W/\"a\"", true),
+            ("\"b\" ,\t, \"a\"", true),
+            ("\"b,\", W/\"a\"", true),
+            ("\"b\"", false),
+            ("\"A\"", false),
+            ("a", false),
+            ("w/\"a\"", false),
+            ("\"b\"\"a\"", false),
+            ("", false),
+        ] {
+            for etag in ["\"a\"", "W/\"a\""] {
+                let found =
+                    is_known(&headers(&[("if-none-match", line)]), &headers(&[("etag", etag)]));
+                assert_eq!(found, is_same, "{line} {etag}");
+            }
+        }
+        let two = headers(&[("if-none-match", "\"b\""), ("if-none-match", "\"a\"")]);
+        assert!(is_known(&two, &headers(&[("etag", "\"a\"")])));
+        for stored in [headers(&[]), headers(&[("etag", "\"a\""), ("etag", "\"a\"")])] {
+            assert!(!is_known(&two, &stored));
+        }
+    }
+
+    #[test]
+    fn dates_are_compared_and_tags_come_first() {
+        let since = "if-modified-since";
+        let [early, late] = [EARLY, LATE].map(|date| ("last-modified", date));
+        let tag = ("etag", "\"a\"");
+        let table: [(Lines<'_>, Lines<'_>, bool); 10] = [
+            (&[(since, EARLY)], &[early], true),
+            (&[(since, LATE)], &[early], true),
+            (&[(since, EARLY)], &[late], false),
+            (&[(since, "Tuesday, 15-Nov-94 12:45:26 GMT")], &[late], true),
+            (&[(since, "soon")], &[early], false),
+            (&[(since, LATE), (since, LATE)], &[early], false),
+            (&[(since, LATE)], &[("date", LATE)], true),
+            (&[(since, EARLY)], &[("date", LATE)], false),
+            (&[(since, LATE)], &[], false),
+            (&[(since, LATE), ("if-none-match", "\"b\"")], &[early, tag], false),
+        ];
+        for (asked, stored, is_same) in table {
+            assert_eq!(is_known(&headers(asked), &headers(stored)), is_same, "{asked:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_needs_a_strong_validator() {
+        let (etag, weak) = (("etag", "\"a\""), ("etag", "W/\"a\""));
+        let (modified, dated) = (("last-modified", EARLY), ("date", LATE));
+        let table: [(&str, Lines<'_>, bool); 8] = [
+            ("\"a\"", &[etag], true),
+            ("\"b\"", &[etag], false),
+            ("\"a\", \"a\"", &[etag], false),
+            ("W/\"a\"", &[weak], false),
+            (EARLY, &[modified, dated], true),
+            (LATE, &[modified, dated], false),
+            (EARLY, &[modified, ("date", EARLY)], false),
+            (EARLY, &[modified], false),
+        ];
+        for (value, stored, permitted) in table {
+            let asked = headers(&[("if-range", value)]);
+            assert_eq!(permits_part(&asked, &headers(stored)), permitted, "{value} {stored:?}");
+        }
+        assert!(permits_part(&headers(&[]), &headers(&[])));
+        let twice = headers(&[("if-range", "\"a\""), ("if-range", "\"a\"")]);
+        assert!(!permits_part(&twice, &headers(&[etag])));
+    }
+
+    fn range(lines: &[&str], length: usize) -> Option<Range<usize>> {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(RANGE, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+        }
+        selected(&headers, length)
+    }
+
+    #[test]
+    fn one_range_selects_a_part() {
+        for (line, length, part) in [
+            ("bytes=0-0", 10, 0..1),
+            ("bytes=0-9", 10, 0..10),
+            ("bytes=3-5", 10, 3..6),
+            ("bytes=3-", 10, 3..10),
+            ("bytes=9-99999999999999999999999999", 10, 9..10),
+            ("bytes=-3", 10, 7..10),
+            ("bytes=-30", 10, 0..10),
+            ("Bytes = 2-2 ", 10, 2..3),
+        ] {
+            assert_eq!(range(&[line], length), Some(part), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_range_without_a_byte_cannot_be_satisfied() {
+        for (line, length) in [
+            ("bytes=10-", 10),
+            ("bytes=10-20", 10),
+            ("bytes=99999999999999999999999999-", 10),
+            ("bytes=-0", 10),
+            ("bytes=0-", 0),
+            ("bytes=-5", 0),
+        ] {
+            assert!(range(&[line], length).unwrap().is_empty(), "{line}");
+        }
+    }
+
+    #[test]
+    fn any_other_range_is_ignored() {
+        for line in [
+            "bytes=0-1,3-4",
+            "bytes=0-1, 3-4",
+            "lines=0-1",
+            "bytes=5-3",
+            "bytes=-",
+            "bytes=",
+            "bytes",
+            "bytes=a-b",
+            "bytes=+1-2",
+            "bytes=1 - 2",
+            "bytes=1--2",
+            "\u{e4}",
+        ] {
+            assert_eq!(range(&[line], 10), None, "{line}");
+        }
+        assert_eq!(range(&[], 10), None);
+        assert_eq!(range(&["bytes=0-1", "bytes=0-1"], 10), None);
+    }
+
+    fn all_are(names: &str, class: HeaderClass) {
+        for name in names.split_whitespace() {
+            assert_eq!(classify(name), class, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_credentials_and_of_their_bearers_are_found_in_any_part_of_a_name() {
+        let names = "x-api-key x-apikey apikey x-auth-request-email x-amz-security-token \
+                     x-amzn-mtls-clientcert x-forwarded-client-cert x-forwarded-user \
+                     x-goog-iap-jwt-assertion x-ms-client-principal x-csrftoken x-xsrf session \
+                     x-session-id x-userid x-user user signature x-hub-signature tenant \
+                     x-tenant-id client_secret dpop identity cookie2 x-user-agent-token \
+                     x-scope-orgid x-organization x-forwarded-email x-forwarded-groups \
+                     remote-email remote-groups x-ssl-client-s-dn x-role x-customer-id \
+                     x-consumer-id x-subject x-impersonate x-on-behalf-of";
+        all_are(names, HeaderClass::Credential);
+    }
+
+    #[test]
+    fn words_of_a_name_tell_tenants_persons_and_proofs() {
+        let names = "x-workspace x-workspace-id x_workspace_id workspaceid x-project \
+                     x-project-name openai-project x-team x-team-slug x-merchant-id x-merchantid \
+                     store x-store-id x-realm x-org x-company-id x-vault-namespace x-site-id \
+                     x-client-id x-device-id x-deviceid x-visitor-uuid x-uid x-member x-members \
+                     x-member-id x-claims client-dn x-client-cn x-client-verify x-ticket x-hmac \
+                     x-content-hmac-sha256 x-otp x-mfa-code x-pin x-sid phpsessid x-msisdn \
+                     x-permissions x-employee-id";
+        all_are(names, HeaderClass::Credential);
+    }
+
+    #[test]
+    fn headers_of_browsers_and_proxies_are_harmless() {
+        let names = "sec-fetch-site sec-fetch-storage-access sec-ch-ua-model sec-ch-ua-arch \
+                     sec-ch-ua-form-factors sec-ch-device-memory sec-ch-viewport-width \
+                     device-memory viewport-width dpr ect rtt downlink purpose x-purpose x-moz \
+                     early-data service-worker service-worker-navigation-preload alt-used \
+                     available-dictionary dictionary-id upgrade-insecure-requests dnt traceparent \
+                     x-request-id x-request-start x-queue-start x-forwarded-proto x-forwarded-ssl \
+                     x-forwarded-scheme x-forwarded-server x-original-host x-original-proto \
+                     x-original-forwarded-for x-envoy-external-address x-envoy-peer-metadata-id \
+                     x-envoy-decorator-operation x-client-ip client-ip true-client-ip \
+                     x-cluster-client-ip x-azure-clientip x-azure-ref x-azure-fdid x-arr-log-id \
+                     x-arr-ssl x-site-deployment-id was-default-hostname disguised-host \
+                     max-forwards cf-visitor cf-connecting-ipv6 cf-ew-via cf-worker x-vercel-id \
+                     x-vercel-ip-country x-vercel-deployment-url x-nf-request-id \
+                     x-nf-client-connection-ip fly-region fly-request-id x-akamai-edgescape \
+                     akamai-origin-hop x-appengine-country x-appengine-citylatlong x-wap-profile \
+                     uber-trace-id sentry-trace elastic-apm-traceparent newrelic hx-request \
+                     hx-current-url hx-target hx-trigger-name next-url next-router-state-tree rsc \
+                     turbo-frame x-pjax-container x-inertia-version x-inertia-partial-data \
+                     x-up-target content-digest want-digest from range user-agent x-user-agent \
+                     x-original-user-agent sec-fetch-user sec-ch-ua-full-version-list \
+                     sec-ch-prefers-color-scheme sec-gpc sec-purpose save-data keep-alive \
+                     x-requested-with x-correlation-id x-amzn-trace-id x-amz-cf-id \
+                     x-cloud-trace-context x-envoy-attempt-count x-envoy-expected-rq-timeout-ms \
+                     x-forwarded-prefix x-b3-traceid x-datadog-sampling-priority cf-connecting-ip \
+                     cf-ipcountry cf-ray cdn-loop cloudfront-viewer-country fly-client-ip baggage \
+                     b3";
+        all_are(names, HeaderClass::Harmless);
+    }
+
+    #[test]
+    fn headers_that_change_the_request_are_forbidden() {
+        let names = "x-http-method-override x-method-override x-http-method x-http-verb x-method \
+                     x-original-method x-forwarded-method x-host-override x-original-url \
+                     x-original-uri x-originaluri x_original_uri x-original-path x-forwarded-uri \
+                     x-forwarded-path x-forwarded-url x-envoy-original-path x-rewrite-url \
+                     x-rewrite-uri x-rewritten-path x-request-uri x-requested-url x-real-uri \
+                     x-raw-url x-proxy-url x-invoke-path x-matched-path x-invoke-query x-url \
+                     x-path if-something-new authorization";
+        all_are(names, HeaderClass::Forbidden);
+    }
+
+    fn ignored(names: &[&str], lines: &[&str]) -> bool {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(COOKIE, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+        }
+        are_ignored(&names, &headers)
+    }
+
+    #[test]
+    fn all_cookies_of_all_lines_must_be_ignored() {
+        let known = ["_ga", "_ga_*", "theme"];
+        let covered: [&[&str]; 5] = [
+            &[],
+            &["_ga=1"],
+            &["_ga=GA1.1; theme=dark"],
+            &["_ga_ABC=x=y", " theme = \u{e4};;"],
+            &["_ga="],
+        ];
+        for lines in covered {
+            assert!(ignored(&known, lines), "{lines:?}");
+        }
+        for lines in [
+            &["session=1"][..],
+            &["_ga=1; session=1"],
+            &["_ga=1", "session=1"],
+            &["_ga=1;session=1"],
+            &["_GA=1"],
+            &["_gat=1"],
+            &["theme"],
+            &["=1"],
+            &["_ga=\"1; session=1\""],
+            // A service may read another cookie in it.
+            &["_ga=1, session=1"],
+            &["_ga=1,session=1"],
+            &["_ga=1 session=1"],
+            &["_ga=1\tsession=1"],
+            &["_ga=1&session=1"],
+            &["_ga=1%3Bsession=1"],
+            &["_ga=1%2c%20session=1"],
+            &["_ga=\"1\\073 session=1\""],
+            &["_ga_%3Bsession=1"],
+            &["_ga_,session=1"],
+            &["_ga session=1"],
+            &["_ga_x session=1"],
+            &["_ga=1%"],
+        ] {
+            assert!(!ignored(&known, lines), "{lines:?}");
+        }
+        assert!(!ignored(&[], &["_ga=1"]));
+    }
+}
