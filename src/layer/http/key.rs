@@ -30,7 +30,7 @@ use super::{
     fields::sole,
     request::{HeaderClass, classify},
 };
-use crate::{key::Key, layer::KeyFor};
+use crate::key::Key;
 
 /// A part of the key of a request. [`BellwetherLayer::vary_by`] adds it.
 ///
@@ -77,18 +77,25 @@ impl Http {
         schemes.into_iter().filter_map(|scheme| self.key_with(parts, scheme))
     }
 
+    /// Returns the key of a resource if its target names this scheme. Returns `None` if the host is
+    /// not clear, if there is no path, or if even a digest is too long.
     fn key_with(&self, parts: &Parts, scheme: &str) -> Option<Key> {
-        let (verb, fields) = match self.0.policy.coalesces {
-            true => ("COALESCE", texts(parts, &self.0.key_parts)?),
-            false => ("GET", " *".repeat(self.0.key_parts.len())),
+        let settings = &self.0;
+        let (verb, fields) = match settings.policy.coalesces {
+            true => ("COALESCE", texts(parts, &settings.key_parts)?),
+            false => ("GET", " *".repeat(settings.key_parts.len())),
         };
-        key(parts, verb, scheme, &fields, &self.0.query, self.0.cache.key_limit())
-    }
-}
-
-impl KeyFor<Parts> for Http {
-    fn key_for(&self, parts: &Parts) -> Option<Key> {
-        self.key(parts)
+        let (routed, original) = (path(&parts.uri)?, original(parts)?);
+        let mut text = format!("{verb} {scheme} {}", host(parts, scheme)?);
+        text[verb.len()..].make_ascii_lowercase();
+        text.push_str(&fields);
+        for path in [original, routed].into_iter().take(1 + usize::from(original != routed)) {
+            text.push(' ');
+            text.push_str(&settings.query.apply(path.as_str()));
+        }
+        let limit = settings.cache.key_limit();
+        let text = if text.len() > limit { digest(&text) } else { text };
+        (text.len() <= limit).then(|| Key::from(text))
     }
 }
 
@@ -100,41 +107,6 @@ pub(super) fn texts(parts: &Parts, key_parts: &[KeyPart]) -> Option<String> {
         write!(text, " {}:{value}", value.len()).ok()?;
     }
     Some(text)
-}
-
-/// Returns the key of a `GET` whose target names this scheme, of at most `limit` bytes. The verb is
-/// the first field of its text, and `fields` lie between the host and the path.
-///
-/// Returns `None` if the host is not clear, if there is no path, or if even a digest is too long.
-fn key(
-    parts: &Parts,
-    verb: &str,
-    scheme: &str,
-    fields: &str,
-    query: &Query,
-    limit: usize,
-) -> Option<Key> {
-    let routed = path(&parts.uri)?;
-    let original = original(parts)?;
-    let host = host(parts, scheme)?;
-    let ends = verb.len() + scheme.len() + host.len() + original.as_str().len();
-    let length = ends + fields.len() + 3;
-    let mut text = String::with_capacity(length);
-    for field in [verb, " ", scheme, " ", host] {
-        text.push_str(field);
-    }
-    text[verb.len()..].make_ascii_lowercase();
-    text.push_str(fields);
-    text.push(' ');
-    text.push_str(&query.apply(original.as_str()));
-    if original != routed {
-        text.push(' ');
-        text.push_str(&query.apply(routed.as_str()));
-    }
-    if text.len() > limit {
-        text = digest(&text);
-    }
-    (text.len() <= limit).then(|| Key::from(text))
 }
 
 /// Shortens a key that is too long. The key of another request starts with its verb, never with

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use http::{Response, request::Parts};
 
 use super::{
-    BellwetherLayer, CachedResponse, Http, KeyFor, Policy, Query, VaryBy, key::KeyPart,
-    marks::Marks, request::RequestRules, response::StaleRules, service::error_response,
-    unavailable::UNAVAILABLE, variants::Variants,
+    BellwetherLayer, CachedResponse, Http, Policy, Query, VaryBy, key::KeyPart, marks::Marks,
+    request::RequestRules, response::StaleRules, service::error_response, unavailable::UNAVAILABLE,
+    variants::Variants,
 };
 use crate::{
     cache::{AfterFailure, Cache, UNCACHEABLE_LIFE},
@@ -374,7 +374,6 @@ impl BellwetherLayer<Http> {
     /// [cap on loads](crate::cache::Builder::max_loads), with the response to an
     /// [`Overloaded`](crate::ErrorKind::Overloaded) error. By default it goes to the inner service.
     ///
-    /// A key has one load at a time, so the cap also limits the number of distinct keys in flight.
     /// Passed requests do not count. Neither choice waits, so slow URLs do not delay others.
     pub fn refuse_overload(mut self) -> Self {
         self.settings().refuses_overload = true;
@@ -409,16 +408,14 @@ impl BellwetherLayer<Http> {
 
     /// Adds a part to the key: anything that the response depends on beside host, path and query.
     ///
-    /// If the response depends on a part of the request that the key does not contain, one caller
-    /// receives the response of another. Each call adds one part, which is one of these:
+    /// Without it, one caller receives the response of another. Each call adds one part:
     ///
     /// - The name of a header. All its lines count. A header that looks like a credential may then
     ///   be in a request, and only a digest of it becomes part of the key. A request in which the
     ///   header is not text takes no part. Headers [that always exclude a request](Self::http),
     ///   such as `Authorization`, still do.
-    /// - A function that returns a text. Use it for what only the extensions of a request tell,
-    ///   such as the user that an outer layer has authenticated. If it returns an `Option`, `None`
-    ///   sends the request to the inner service.
+    /// - A function that returns a text, such as the user that an outer layer has authenticated. If
+    ///   it returns an `Option`, `None` sends the request to the inner service.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -448,12 +445,10 @@ impl BellwetherLayer<Http> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     ///
-    /// No two lists of parts have the same key. Return a hash of a secret. A hit costs one more
-    /// read, of the marker by which an invalidation ends the responses with all values of the
-    /// parts.
-    ///
-    /// An [unsafe request](Self::http) ends all these, also if it is excluded itself. Where each
-    /// user changes what is theirs alone, give it a path or a host of its own.
+    /// Return a hash of a secret. A hit costs one more read, of the marker by which an invalidation
+    /// ends the responses with all values of the parts. An [unsafe request](Self::http) ends all
+    /// these, also if it is excluded itself. Where each user changes what is theirs alone, give it
+    /// a path or a host of its own.
     ///
     /// A request with credentials in its headers still takes no part. If an outer layer has checked
     /// a cookie or a header, and a part stands for it, add [`ignore_cookies`](Self::ignore_cookies)
@@ -494,23 +489,21 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Treats a request with `no-cache` in its `Cache-Control` or `Pragma` as any other one. So no
-    /// client can make the inner service work for a response that is stored, such as by reloading
-    /// a page.
+    /// Treats a request with `no-cache` in its `Cache-Control` or `Pragma` as any other one, such
+    /// as that of a browser that reloads a page.
     ///
     /// By default such a request reaches the inner service, and its response is not stored. One
-    /// with `no-store` always does. `max-age`, `min-fresh`, `max-stale` and `only-if-cached` are
-    /// not looked at.
+    /// with `no-store` always does. Other directives of requests have no effect.
     pub fn ignore_reloads(mut self) -> Self {
         self.settings().requests.ignores_reloads = true;
         self
     }
 
-    /// Sets for how long a response is [served stale](Self::http) while it is refreshed, if it has
-    /// no `stale-while-revalidate`. Defaults to the
+    /// Sets for how long a response is served stale while it is refreshed, if it has no
+    /// `stale-while-revalidate`. Defaults to the
     /// [setting](crate::cache::Builder::stale_while_revalidate) of the cache.
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
-        self.settings().stale.windows.while_revalidate = window;
+        self.settings().stale.while_revalidate = window;
         self
     }
 
@@ -518,7 +511,7 @@ impl BellwetherLayer<Http> {
     /// has no `stale-if-error`. Defaults to the [setting](crate::cache::Builder::stale_if_error) of
     /// the cache.
     pub fn stale_if_error(mut self, window: Duration) -> Self {
-        self.settings().stale.windows.if_error = window;
+        self.settings().stale.if_error = window;
         self
     }
 
@@ -528,7 +521,7 @@ impl BellwetherLayer<Http> {
     /// An `ETag` and a `Last-Modified` are validators. The next load asks the service whether the
     /// response has changed. No caller is served it before the service has answered `304`.
     pub fn keep_for_validation(mut self, time: Duration) -> Self {
-        self.settings().stale.windows.validation = time;
+        self.settings().stale.validation = time;
         self
     }
 
@@ -544,9 +537,8 @@ impl BellwetherLayer<Http> {
     ///
     /// Defaults to a [`BackOff`](AfterFailure::BackOff) of up to 100 ms, and after further failures
     /// of up to 1 s. With [`BackOffFromSecond`](AfterFailure::BackOffFromSecond), the callers that
-    /// wait for the first failure receive its status, and the next caller may find the service
-    /// well. With [`LoadAgain`](AfterFailure::LoadAgain), the callers that wait send their own
-    /// requests, and no key backs off.
+    /// wait for the first failure receive its status. With [`LoadAgain`](AfterFailure::LoadAgain),
+    /// they send their own requests, and no key backs off.
     ///
     /// The `Retry-After` of a `503` takes precedence, and so do a
     /// [rule](crate::cache::Builder::after_failure) and a
@@ -558,42 +550,36 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Sets how long a body that is shared may make no progress. Defaults to 10 s.
-    ///
-    /// After this time the response is not stored, and no more callers read it. Those that read it
-    /// read on. So the limit ends no response.
+    /// Sets how long a body that is shared may make no progress. After this time the response is
+    /// not stored, and no more callers join. Its readers read on. Defaults to 10 s.
     pub fn body_idle_limit(mut self, limit: Duration) -> Self {
         self.settings().body_idle = limit;
         self
     }
 
-    /// Sets how long a body that is shared may take in all. Defaults to 60 s.
-    ///
-    /// After this time it is as after the [idle limit](Self::body_idle_limit). The lease of the
-    /// load is renewed until then.
+    /// Sets how long a body that is shared may take in all. After this time it is as after the
+    /// [idle limit](Self::body_idle_limit). Defaults to 60 s.
     pub fn body_limit(mut self, limit: Duration) -> Self {
         self.settings().body_total = limit;
         self
     }
 
-    /// Sets how long a request waits for the response of another process. After that, its process
-    /// sends it to the inner service, at most once for all its callers. Defaults to 10 s, and to
-    /// the [`wait_limit`](crate::cache::Builder::wait_limit) of the cache if that is shorter.
-    ///
-    /// So the limit is what a slow or endless body of another process costs at most. A limit below
-    /// the time in which the service answers lets each process send a request of its own.
+    /// Sets how long a request waits for the response of another process, whose body may be slow or
+    /// endless. After that, its process sends it to the inner service, at most once for all its
+    /// callers. Defaults to 10 s, and to the [`wait_limit`](crate::cache::Builder::wait_limit) of
+    /// the cache if that is shorter.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.settings().wait = limit;
         self
     }
 
-    /// Answers `PURGE` requests that pass a check. The response to a `GET` of the same URI ends,
-    /// with all its variants. A `PURGE` with `Cache-Groups` ends the responses of these groups of
-    /// its origin instead, if the cache has [tags](crate::cache::Builder::tags). One whose groups
-    /// cannot be ended reaches the inner service.
+    /// Answers `PURGE` requests that pass a check. Others go to the inner service. The response to a
+    /// `GET` of the same URI ends, with all its variants. A `PURGE` with `Cache-Groups` ends the
+    /// responses of these groups of its origin instead, if the cache has
+    /// [tags](crate::cache::Builder::tags). One whose groups cannot be ended goes to the inner
+    /// service.
     ///
-    /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend. Without
-    /// `purge_if`, or if the check fails, a `PURGE` goes to the inner service.
+    /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend.
     pub fn purge_if(mut self, check: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.settings().purge = Some(Arc::new(check));
         self
@@ -624,12 +610,10 @@ impl BellwetherLayer<Http> {
     /// A response that did not come from the cache has a `fwd=…` that says why. Its `detail` is
     /// the header of the request that stood in the way, or one of these: `body`, for a request with
     /// a body; `key`, if a [`vary_by`](Self::vary_by) returned `None` or the host is not clear;
-    /// `uncacheable`; `overloaded`. A request with another method has `fwd=method`. The layer's own
-    /// response while a key backs off has `detail=backing-off` without a `fwd`.
-    /// [`Stats`](crate::cache::Stats) counts the same.
+    /// `uncacheable`; `variants`; `overloaded`. A request with another method has `fwd=method`. The
+    /// layer's own response while a key backs off has `detail=backing-off` without a `fwd`.
     ///
-    /// Defaults to no header, because it tells clients about the traffic of others, and about the
-    /// settings of the layer.
+    /// Defaults to no header, because it tells clients about the traffic of others.
     ///
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -663,9 +647,8 @@ impl BellwetherLayer<Http> {
     /// has the same key.
     ///
     /// If the response has a `Vary`, or if the layer adds [parts](Self::vary_by) to the key, the
-    /// cache holds a marker under this key: a response with the status 100. All variants, and the
-    /// responses with all values of the parts, end with it. [`expire`](Cache::expire) and
-    /// [`touch`](Cache::touch) act on the marker alone.
+    /// cache holds a marker under this key: a response with the status 100. All responses below it
+    /// end with it. [`expire`](Cache::expire) and [`touch`](Cache::touch) act on the marker alone.
     ///
     /// Returns `None` if the host is not clear, or if the request has no path. With
     /// [`coalesce_only`](super::Policy::coalesce_only), the parts are in the key, and may exclude a
@@ -686,7 +669,7 @@ impl BellwetherLayer<Http> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub fn key(&self, parts: &Parts) -> Option<Key> {
-        self.mode.key_for(parts)
+        self.mode.key(parts)
     }
 
     fn settings(&mut self) -> &mut HttpSettings {

@@ -234,7 +234,7 @@ impl ResponseLoad {
         let forward = Forward::of(self.place.is_variant(), lead.replaces());
         let (body, collector) = SharedBody::new(body, announced, self.http.body_limits());
         let streamed = Arc::new(StreamedResponse {
-            head: ResponseHead::new(&parts, freshness.age, freshness.stale.only_validates()),
+            head: ResponseHead::new(&parts, freshness.age, freshness.stale.only_validates),
             body,
             variant,
             forward: forward.clone(),

@@ -46,7 +46,7 @@ pub use self::{
 use std::sync::Arc;
 
 use self::{layer::HttpSettings, request::Question};
-use super::{BellwetherLayer, KeyFor};
+use super::BellwetherLayer;
 
 /// Shares responses to `GET` and `HEAD` requests. The mode of [`BellwetherLayer::http`].
 ///

@@ -227,13 +227,9 @@ impl Http {
             // It forbids sharing, even next to a larger `s-maxage`.
             return None;
         }
-        match named(controls, headers) {
-            Some(Named::For(lifetime)) => Some(lifetime),
-            // The clock may be wrong.
-            Some(Named::Until(_)) if is_careful => None,
-            Some(Named::Until(end)) => Some(end.duration_since(received).unwrap_or_default()),
-            None => self.unnamed_lifetime(parts, &controls.directives, received),
-        }
+        // The clock of this process may be wrong.
+        named(controls, headers, Some(received).filter(|_| !is_careful))
+            .or_else(|| self.unnamed_lifetime(parts, &controls.directives, received))
     }
 
     fn unnamed_lifetime(
@@ -283,7 +279,7 @@ fn endless(headers: &HeaderMap) -> bool {
 pub(super) struct Freshness {
     /// The remaining time. Zero if only those may have it that wait for it.
     pub(super) lifetime: Duration,
-    /// For how long it may be served stale after that.
+    /// What it is good for after that.
     pub(super) stale: StaleWindows,
     /// The age of the response when it arrived, in seconds.
     pub(super) age: u64,
@@ -298,71 +294,53 @@ const VALIDATION: Duration = Duration::from_secs(600);
 /// The settings that decide about stale responses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StaleRules {
-    /// The windows of a response that has none of its own.
-    pub(super) windows: StaleWindows,
+    /// The window of a response that has none of its own.
+    pub(super) while_revalidate: Duration,
+    /// The same.
+    pub(super) if_error: Duration,
+    /// For how long a response is kept for its validation, if it has no window.
+    pub(super) validation: Duration,
     /// The longest window of any response.
     pub(super) limit: Duration,
 }
 
-/// For how long a response may be served stale after its lifetime.
+/// What a response is good for after its lifetime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StaleWindows {
-    pub(super) while_revalidate: Duration,
-    pub(super) if_error: Duration,
-    /// For how long it is kept for its validation, and may not be served. Zero if it has one of
-    /// the other windows.
-    pub(super) validation: Duration,
+    while_revalidate: Duration,
+    /// For how long it is kept in case of a failure, or for its validation.
+    kept: Duration,
+    /// It may only be validated, and not be served.
+    pub(super) only_validates: bool,
 }
 
 impl StaleRules {
     /// Returns the settings of a cache.
     pub(super) fn of(cache: &Cache<CachedResponse>) -> Self {
-        let while_revalidate = cache.stale_while_revalidate();
-        let if_error = cache.stale_if_error();
-        let windows = StaleWindows { while_revalidate, if_error, validation: VALIDATION };
-        Self { windows, limit: LIMIT }
+        Self {
+            while_revalidate: cache.stale_while_revalidate(),
+            if_error: cache.stale_if_error(),
+            validation: VALIDATION,
+            limit: LIMIT,
+        }
     }
 
     /// Returns the windows of a response with these directives.
     fn windows(&self, parts: &Parts, directives: &Directives) -> StaleWindows {
-        let windows = self.serving(directives);
-        match windows.while_revalidate.max(windows.if_error).is_zero() && has_validator(parts) {
-            true => StaleWindows { validation: self.windows.validation, ..windows },
-            false => windows,
-        }
-    }
-
-    /// Returns the windows in which a response with these directives may be served.
-    fn serving(&self, directives: &Directives) -> StaleWindows {
-        if directives.revalidates() {
-            return StaleWindows::default();
-        }
         let window = |named: Option<u64>, setting: Duration| match named {
+            _ if directives.revalidates() => Duration::ZERO,
             Some(seconds) => Duration::from_secs(seconds).min(self.limit),
             // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
             None if directives.s_maxage.is_some() => Duration::ZERO,
             None => setting.min(self.limit),
         };
-        StaleWindows {
-            while_revalidate: window(
-                directives.stale_while_revalidate,
-                self.windows.while_revalidate,
-            ),
-            if_error: window(directives.stale_if_error, self.windows.if_error),
-            validation: Duration::ZERO,
+        let while_revalidate = window(directives.stale_while_revalidate, self.while_revalidate);
+        let if_error = window(directives.stale_if_error, self.if_error);
+        if while_revalidate.max(if_error).is_zero() && has_validator(parts) {
+            let (kept, only_validates) = (self.validation, !self.validation.is_zero());
+            return StaleWindows { while_revalidate, kept, only_validates };
         }
-    }
-}
-
-impl StaleWindows {
-    /// Returns whether the response may only be validated once it is no longer fresh.
-    pub(super) fn only_validates(&self) -> bool {
-        !self.validation.is_zero()
-    }
-
-    /// Returns for how long the response is kept in case of a failure, or for its validation.
-    fn kept(&self) -> Duration {
-        self.if_error.max(self.validation)
+        StaleWindows { while_revalidate, kept: if_error, only_validates: false }
     }
 }
 
@@ -377,7 +355,7 @@ impl Freshness {
         request
             .ttl(self.lifetime)
             .stale_while_revalidate(self.stale.while_revalidate)
-            .stale_if_error(self.stale.kept())
+            .stale_if_error(self.stale.kept)
     }
 
     /// Sets how long the response is kept.
@@ -387,33 +365,27 @@ impl Freshness {
         }
         lead.expire_after(self.lifetime);
         lead.stale_while_revalidate(self.stale.while_revalidate);
-        lead.stale_if_error(self.stale.kept());
+        lead.stale_if_error(self.stale.kept);
     }
 }
 
-/// The lifetime that a response names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Named {
-    /// This long from the origin on.
-    For(Duration),
-    /// A date that has to be compared with the clock of this process.
-    Until(SystemTime),
-}
-
-/// Returns the lifetime that a response names (section 4.2.1). Invalid freshness is stale.
-fn named(controls: &Controls, headers: &HeaderMap) -> Option<Named> {
+/// Returns the lifetime that a response names, from its origin on (section 4.2.1). Invalid freshness
+/// is stale, and so is an `Expires` without a `Date` if no time of receipt is given for that.
+fn named(
+    controls: &Controls,
+    headers: &HeaderMap,
+    received: Option<SystemTime>,
+) -> Option<Duration> {
     let directives = &controls.directives;
     if let Some(seconds) = directives.s_maxage.or(directives.max_age) {
-        return Some(Named::For(Duration::from_secs(seconds)));
+        return Some(Duration::from_secs(seconds));
     }
     if controls.is_targeted || !headers.contains_key(EXPIRES) {
         return None;
     }
-    Some(match (date(headers, EXPIRES), date(headers, DATE)) {
-        (None, _) => Named::For(Duration::ZERO),
-        (Some(expires), None) => Named::Until(expires),
-        (Some(expires), Some(sent)) => Named::For(expires.duration_since(sent).unwrap_or_default()),
-    })
+    let expires = date(headers, EXPIRES).zip(date(headers, DATE).or(received));
+    let left = expires.and_then(|(expires, from)| expires.duration_since(from).ok());
+    Some(left.unwrap_or_default())
 }
 
 /// Returns a lifetime of a tenth of the time since the last change (section 4.2.2).
@@ -467,8 +439,7 @@ mod tests {
     /// RFC 9111, sections 4.2.1 and 5.3.
     #[test]
     fn the_first_of_the_lifetimes_counts() {
-        let named_for = |seconds| Some(Named::For(Duration::from_secs(seconds)));
-        let until = Some(Named::Until(now() + Duration::from_secs(9)));
+        let named_for = |seconds| Some(Duration::from_secs(seconds));
         for (fields, expected) in [
             (&[][..], None),
             (&[("cache-control", "max-age=5, s-maxage=8"), ("expires", "@9")], named_for(8)),
@@ -478,15 +449,17 @@ mod tests {
             (&[("expires", "0"), ("date", "@0")], named_for(0)),
             (&[("expires", "@9"), ("expires", "@9"), ("date", "@0")], named_for(0)),
             (&[("expires", "Tuesday, 14-Nov-23 22:13:29 GMT"), ("date", "@0")], named_for(9)),
-            (&[("expires", "@9")], until),
-            (&[("expires", "@9"), ("date", "x")], until),
+            (&[("expires", "@9")], named_for(9)),
+            (&[("expires", "@9"), ("date", "x")], named_for(9)),
             (&[("cdn-cache-control", "public"), ("expires", "@9")], None),
             (&[("cdn-cache-control", "max-age=1"), ("expires", "@9")], named_for(1)),
         ] {
             let headers = headers(fields);
             let controls = Controls::of(&headers).unwrap();
-            assert_eq!(named(&controls, &headers), expected, "{fields:?}");
+            assert_eq!(named(&controls, &headers, Some(now())), expected, "{fields:?}");
         }
+        let headers = headers(&[("expires", "@9")]);
+        assert_eq!(named(&Controls::of(&headers).unwrap(), &headers, None), named_for(0));
     }
 
     /// RFC 9111, section 4.2.2.

@@ -140,9 +140,8 @@ impl Codec<InnerServiceError> for InnerServiceErrorCodec {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
+    use crate::layer::http::headers;
 
     #[test]
     fn a_retry_after_is_in_seconds_or_a_date_by_the_clock_of_the_service() {
@@ -158,12 +157,8 @@ mod tests {
             (&[("retry-after", sent), ("date", later)], None),
             (&[("retry-after", later)], None),
         ] {
-            let mut headers = HeaderMap::new();
-            for (name, value) in fields {
-                headers.append(*name, HeaderValue::from_static(value));
-            }
             let expected = expected.map(Duration::from_secs);
-            assert_eq!(retry_after(&headers), expected, "{fields:?}");
+            assert_eq!(retry_after(&headers(fields)), expected, "{fields:?}");
         }
     }
 

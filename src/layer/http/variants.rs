@@ -362,15 +362,6 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_is_an_entry() {
-        let marker = marker("origin, cookie");
-        assert_eq!(Marker::of(&marker.entry().unwrap()), Some(marker));
-        let (parts, ()) = Response::new(()).into_parts();
-        let response = CachedResponse::new(ResponseHead::new(&parts, 0, false), Bytes::new());
-        assert_eq!(Marker::of(&response), None);
-    }
-
-    #[test]
     fn a_response_belongs_below_a_marker_of_the_names_that_are_new() {
         let request = headers(&[]);
         let of = |place: &Place, vary: &str| {
