@@ -1,16 +1,16 @@
 use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::{
-    Acquisition, Engine, LeaseRecord,
+    Acquisition, Engine, Lease,
     queue::{QueuedCaller, Slot, SlotNotice},
     record::Granted,
     release::Release,
 };
 use crate::{
     advice,
-    backend::{Claim, Marked, Mode, Owner, Renewal, Tick, answered},
+    backend::{Claim, Marked, Mode, Owner, Tick, answered},
     error::{BackendError, BackendErrorKind, Error},
 };
 
@@ -24,49 +24,23 @@ impl Engine {
 /// A lease that is held. Dropped, it is released in a task.
 pub(crate) struct LeaseGuard {
     engine: Arc<Engine>,
-    record: Arc<LeaseRecord>,
+    record: Arc<Lease>,
     released: bool,
 }
 
 impl LeaseGuard {
-    pub(super) fn new(engine: Arc<Engine>, record: Arc<LeaseRecord>) -> Self {
+    pub(super) fn new(engine: Arc<Engine>, record: Arc<Lease>) -> Self {
         Self { engine, record, released: false }
     }
 
     /// Returns the shared record of the lease.
-    pub(crate) fn record(&self) -> &Arc<LeaseRecord> {
+    pub(crate) fn record(&self) -> &Arc<Lease> {
         &self.record
-    }
-
-    /// Returns the error of a call that finds the lease lost.
-    pub(crate) fn lost_error(&self) -> Error {
-        Error::lost(&self.claim().name.key())
     }
 
     /// Sets the mark of the name to a tick, if the lease is held.
     pub(crate) async fn mark(&self, tick: Tick) -> Result<Marked, Error> {
         self.engine.mark(self.claim(), tick).await
-    }
-
-    /// Renews the lease now.
-    pub(crate) async fn renew(&self) -> Result<(), Error> {
-        if self.is_lost() {
-            return Err(self.lost_error());
-        }
-        let sent = Instant::now();
-        let claims = std::slice::from_ref(self.claim());
-        match timeout(self.remaining(), self.engine.backend().renew(claims)).await {
-            Ok(Ok(held)) if held.first() == Some(&Renewal::Held) => {
-                self.record.renewed(sent);
-                Ok(())
-            }
-            Ok(Ok(_)) => {
-                self.record.tell_lost();
-                Err(self.lost_error())
-            }
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(self.lost_error()),
-        }
     }
 
     /// Releases the lease, and returns [`Lost`](ErrorKind::Lost) if it was lost before.
@@ -162,9 +136,9 @@ impl LeaseGuard {
 }
 
 impl Deref for LeaseGuard {
-    type Target = LeaseRecord;
+    type Target = Lease;
 
-    fn deref(&self) -> &LeaseRecord {
+    fn deref(&self) -> &Lease {
         &self.record
     }
 }

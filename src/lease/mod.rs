@@ -30,16 +30,19 @@ mod renewals;
 mod retry;
 mod wait;
 
-pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
     acquire::AcquireTerms,
     acquisition::Acquisition,
     engine::Engine,
     guard::LeaseGuard,
-    record::LeaseRecord,
+    record::run_until,
     release::Janitor,
     retry::try_limit,
     wait::{Waiting, Woken},
+};
+pub use self::{
+    record::Lease,
+    retry::{Retry, RetryStrategy},
 };
 
 use std::time::Duration;

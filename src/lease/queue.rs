@@ -15,7 +15,7 @@ use std::{
 use hashbrown::{HashMap, hash_map::Entry};
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
-use super::{LeaseRecord, Upkeep};
+use super::{Lease, Upkeep};
 use crate::{
     backend::{Changes, Claim},
     key::{Family, Name},
@@ -46,7 +46,7 @@ pub(super) struct QueuedCaller {
 /// The news that a caller in a local queue gets.
 pub(super) enum SlotNotice {
     /// The lease was passed to it.
-    Passed(Arc<LeaseRecord>),
+    Passed(Arc<Lease>),
     /// It contends now.
     Contend(Slot),
 }

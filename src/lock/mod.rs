@@ -5,7 +5,7 @@
 //!
 //! # What a lock promises
 //!
-//! There is no other holder until a guard's [`lost`](MutexGuard::lost) completes. This holds while
+//! There is no other holder until a guard's [`lost`](Lease::lost) completes. This holds while
 //! this process runs and the server keeps its data and its clock.
 //!
 //! Otherwise the guard reports the loss at its first contact with the server, and only the [fencing
@@ -94,7 +94,6 @@ mod latch;
 mod leader;
 mod list;
 mod locks;
-mod macros;
 mod majority;
 mod mutex;
 mod redlock;
@@ -111,6 +110,7 @@ pub mod ladder {
 #[doc(hidden)]
 pub use self::majority::Majority;
 pub use self::{
+    front::Lock,
     jobs::{Job, OnCrash, PreviousTick, Ticks, Turn},
     latch::Latch,
     leader::{Candidate, Term},
@@ -123,4 +123,4 @@ pub use self::{
     semaphore::{PermitId, Permits, Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
 };
-pub use crate::observe::LockStats;
+pub use crate::{lease::Lease, observe::LockStats};

@@ -96,8 +96,7 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
 /// The hook decides whether, when and where the operation is performed. Clones share the backend
 /// and the hook, as far as the clones of these do.
 ///
-/// A read of many names arrives as one [`Op::Get`] or [`Op::GetAged`] for each. Labels of processes
-/// are not kept.
+/// A read of many names arrives as one [`Op::Get`] for each. Labels of processes are not kept.
 #[derive(Clone, Debug)]
 pub struct Interceptor<B, H> {
     /// The backend behind the hook.
@@ -263,10 +262,8 @@ operations! {
         }
     }
     Store {
-        /// Reads an entry. A hit of a cache is this, or the next one if the cache needs the age.
-        Get { name: Name = &Name } -> Option<Entry> = get(name);
-        /// Reads an entry with its age.
-        GetAged { name: Name = &Name } -> Option<Entry> = get_aged(name);
+        /// Reads an entry, `aged` if the cache needs its age. A hit of a cache is this.
+        Get { name: Name = &Name, aged: bool = bool } -> Option<Entry> = read(name, *aged);
         /// Takes the lease of a load.
         Claim { claim: Claim = &Claim, seen: u64 = u64 } -> Claimed = claim(claim, *seen);
         /// Tells the waiters that a load failed.
@@ -308,11 +305,9 @@ operations! {
         /// Sets a latch.
         SetLatch { name: Name = &Name, id: Owner = Owner, count: u32 = u32,
             ttl: Duration = Duration } -> bool = set_latch(name, *id, *count, *ttl);
-        /// Counts a latch down.
+        /// Counts a latch down, or reads it by a step of 0.
         CountDown { name: Name = &Name, id: Owner = Owner, by: u32 = u32 } -> Option<Countdown> =
             count_down(name, *id, *by);
-        /// Reads a latch.
-        Latch { name: Name = &Name } -> Option<Countdown> = latch(name);
         /// Removes a latch.
         ClearLatch { name: Name = &Name } -> bool = clear_latch(name);
     } also {}

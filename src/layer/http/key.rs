@@ -93,7 +93,7 @@ impl Http {
             text.push(' ');
             text.push_str(&settings.query.apply(path.as_str()));
         }
-        let limit = settings.cache.key_limit();
+        let limit = settings.cache.settings().max_key;
         let text = if text.len() > limit { digest(&text) } else { text };
         (text.len() <= limit).then(|| Key::from(text))
     }

@@ -348,10 +348,8 @@ impl BellwetherLayer<Http> {
     ///   [`refuse_overload`](Self::refuse_overload).
     ///
     /// After a `500`, an error, a panic or a load limit, a key without a stale response backs off
-    /// only if the cache has a rule for that:
-    /// [`after_failure`](crate::cache::Builder::after_failure) or
-    /// [`failure_policy`](crate::cache::Builder::failure_policy). While a key backs off, the
-    /// responses above have a `Retry-After`.
+    /// only if [`after_failure`](crate::cache::Builder::after_failure) of the cache says so. While
+    /// a key backs off, the responses above have a `Retry-After`.
     ///
     /// # Cancel safety
     ///
@@ -540,11 +538,10 @@ impl BellwetherLayer<Http> {
     /// wait for the first failure receive its status. With [`LoadAgain`](AfterFailure::LoadAgain),
     /// they send their own requests, and no key backs off.
     ///
-    /// The `Retry-After` of a `503` takes precedence, and so do a
-    /// [rule](crate::cache::Builder::after_failure) and a
-    /// [policy](crate::cache::Builder::failure_policy) of the cache. Requests that pass change
-    /// nothing. Nor do failures of requests with `Authorization`, if no stale response is served in
-    /// their place.
+    /// The `Retry-After` of a `503` takes precedence, and so does
+    /// [`after_failure`](crate::cache::Builder::after_failure) of the cache. Requests that pass
+    /// change nothing. Nor do failures of requests with `Authorization`, if no stale response is
+    /// served in their place.
     pub fn when_unavailable(mut self, rule: AfterFailure) -> Self {
         self.settings().unavailable = rule;
         self
@@ -573,8 +570,8 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Answers `PURGE` requests that pass a check. Others go to the inner service. The response to a
-    /// `GET` of the same URI ends, with all its variants. A `PURGE` with `Cache-Groups` ends the
+    /// Answers `PURGE` requests that pass a check. Others go to the inner service. The response to
+    /// a `GET` of the same URI ends, with all its variants. A `PURGE` with `Cache-Groups` ends the
     /// responses of these groups of its origin instead, if the cache has
     /// [tags](crate::cache::Builder::tags). One whose groups cannot be ended goes to the inner
     /// service.

@@ -92,7 +92,7 @@ const PERSONAL: [HeaderName; 5] = [
 impl Http {
     /// Returns the size of the largest body that may be shared.
     pub(super) fn body_size_limit(&self) -> u64 {
-        self.0.max_body.min(self.0.cache.value_limit() as u64)
+        self.0.max_body.min(self.0.cache.settings().max_value as u64)
     }
 
     /// Classifies the response to a request, which `took` so long.
@@ -317,9 +317,10 @@ pub(super) struct StaleWindows {
 impl StaleRules {
     /// Returns the settings of a cache.
     pub(super) fn of(cache: &Cache<CachedResponse>) -> Self {
+        let options = &cache.settings().options;
         Self {
-            while_revalidate: cache.stale_while_revalidate(),
-            if_error: cache.stale_if_error(),
+            while_revalidate: options.stale_while_revalidate,
+            if_error: options.stale_if_error,
             validation: VALIDATION,
             limit: LIMIT,
         }
@@ -369,8 +370,8 @@ impl Freshness {
     }
 }
 
-/// Returns the lifetime that a response names, from its origin on (section 4.2.1). Invalid freshness
-/// is stale, and so is an `Expires` without a `Date` if no time of receipt is given for that.
+/// Returns the lifetime that a response names, from its origin on (section 4.2.1). Invalid
+/// freshness is stale, and so is an `Expires` without a `Date` if the time of receipt is `None`.
 fn named(
     controls: &Controls,
     headers: &HeaderMap,

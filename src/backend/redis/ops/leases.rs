@@ -43,8 +43,8 @@ impl Leases for RedisBackend {
         let entry_life = if claim.waits { millis(claim.queue_entry_life()) } else { 0 };
         let call = lock_call(&SCRIPTS.acquire, claim, &[]).arg(entry_life);
         match self.claimed(claim, &call).await? {
-            Some(Claimed::Granted(grant)) => Ok(Acquired::Granted(grant)),
-            Some(Claimed::Occupied(occupied)) => Ok(Acquired::Occupied(occupied)),
+            Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
+            Claimed::Occupied(occupied) => Ok(Acquired::Occupied(occupied)),
             _ => self.checked(Err(replies::unreadable("an entry in reply to an acquire"))),
         }
     }
@@ -221,10 +221,6 @@ impl Latches for RedisBackend {
         Ok(countdown)
     }
 
-    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
-        self.count_down(name, Owner::fresh(), 0).await
-    }
-
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
         // A latch has no queue, and its own key stands in.
         let keys = [self.channel(), keys::LATCH, keys::LATCH, keys::LATCH];
@@ -233,15 +229,14 @@ impl Latches for RedisBackend {
 }
 
 impl RedisBackend {
-    /// Runs a script that may grant a claim. Returns `None` for a newer entry of which the reply
-    /// has only a part.
+    /// Runs a script that may grant a claim.
     pub(super) async fn claimed(
         &self,
         claim: &Claim,
         call: &Call<'_>,
-    ) -> Result<Option<Claimed>, BackendError> {
+    ) -> Result<Claimed, BackendError> {
         let (claimed, confirmation) = self.grant(call, replies::claimed).await?;
-        if let Some(Claimed::Granted(_)) = claimed {
+        if let Claimed::Granted(_) = claimed {
             self.confirmed(claim, confirmation).await?;
         }
         Ok(claimed)
