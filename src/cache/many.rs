@@ -566,7 +566,7 @@ where
             }
         }
         for (id, reply) in replies {
-            let _ = reply.send(Err(failures.remove(&id).unwrap_or_else(|| failed.copied())));
+            let _ = reply.send(Err(failures.remove(&id).unwrap_or_else(|| failed.clone())));
         }
     }
 }

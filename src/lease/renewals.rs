@@ -164,14 +164,7 @@ impl Schedule {
         let look = match answer {
             Renewal::Held => {
                 record.renewed(sent);
-                let look = record.next_look(sent);
-                match record.granted.upkeep.renew_every {
-                    // Renewals of many leases spread over the interval.
-                    Some(every) if self.held.len() > RENEWAL_BATCH && look < record.deadline() => {
-                        look - every.mul_f64(fastrand::f64() / 10.0)
-                    }
-                    _ => look,
-                }
+                record.next_look(sent)
             }
             Renewal::NotHeld => {
                 warn!(name = ?claim.name, "lease lost: the server no longer has it");

@@ -11,6 +11,7 @@ use crate::{
     key::{Family, Key, Name, Namespace},
     lease::{AcquireTerms, Engine, LeaseGuard, Retry, RetryStrategy, Upkeep, try_limit},
     observe::Rarely,
+    time::Pauses,
 };
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
@@ -19,9 +20,6 @@ const LONGEST_LEASE: Duration = FENCE_LIFE;
 /// of the server is set back.
 pub(super) const FENCE_LIFE: Duration = Duration::from_secs(86_400);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
-/// The pause after an error that may pass. A random part of it is added, so that processes do not
-/// ask together.
-const PAUSE: Duration = Duration::from_millis(500);
 
 /// The engine and the naming rules that all locks of one `Locks` or `Redlock` have in common.
 #[derive(Clone)]
@@ -336,7 +334,7 @@ pub(super) async fn through_outages<T, Answer: Future<Output = Result<T, Error>>
     asker: &str,
     mut ask: impl FnMut() -> Answer,
 ) -> Result<T, Error> {
-    let told = Rarely::default();
+    let (told, mut pauses) = (Rarely::default(), Pauses::default());
     loop {
         let error = match ask().await {
             Err(error) if may_pass(&error) => error,
@@ -345,7 +343,7 @@ pub(super) async fn through_outages<T, Answer: Future<Output = Result<T, Error>>
         if told.first() {
             warn!(error = %Chain(&error), "{asker} cannot wait, and tries again");
         }
-        sleep(PAUSE.mul_f64(1.0 + fastrand::f64())).await;
+        sleep(pauses.next()).await;
     }
 }
 

@@ -1,11 +1,12 @@
 //! Distributed locks.
 //!
-//! [`Locks`] is the entry point. Each lock type is a front over the engine in
-//! [`lease`](crate::lease): it states the claim, and wraps the lease in a guard.
+//! [`Locks`] is the entry point. Each lock type is a kind of [`Lock`] over the engine in
+//! [`lease`](crate::lease). It states the claim, and wraps the
+//! [`Lease`](crate::lease::Lease) in a guard.
 //!
 //! # What a lock promises
 //!
-//! There is no other holder until a guard's [`lost`](Lease::lost) completes. This holds while
+//! There is no other holder until a guard's [`lost`](crate::lease::Lease::lost) completes. This holds while
 //! this process runs and the server keeps its data and its clock.
 //!
 //! Otherwise the guard reports the loss at its first contact with the server, and only the [fencing
@@ -123,4 +124,4 @@ pub use self::{
     semaphore::{PermitId, Permits, Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
 };
-pub use crate::{lease::Lease, observe::LockStats};
+pub use crate::observe::LockStats;

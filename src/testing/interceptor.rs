@@ -20,35 +20,6 @@ use crate::{
 };
 
 /// Meets each operation of an [`Interceptor`].
-///
-/// ```
-/// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
-/// use bellwether::{
-///     Cache, MemoryBackend,
-///     backend::{Latches, Store},
-///     error::BackendError,
-///     testing::{Answer, Hook, Interceptor, Op, Operation},
-/// };
-///
-/// /// Counts the writes.
-/// #[derive(Clone, Default)]
-/// struct Edits(Arc<AtomicUsize>);
-///
-/// impl<B: Store + Latches> Hook<B> for Edits {
-///     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
-///         self.0.fetch_add(usize::from(operation.op() == Op::Edit), Ordering::SeqCst);
-///         operation.perform(backend).await
-///     }
-/// }
-///
-/// # let mut runtime = tokio::runtime::Builder::new_current_thread();
-/// # runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
-/// let edits = Edits::default();
-/// let backend = Interceptor { inner: MemoryBackend::new(), hook: edits.clone() };
-/// Cache::<u64>::new(backend, "shop")?.insert("stock", &17).await?;
-/// assert_eq!(edits.0.load(Ordering::SeqCst), 1);
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 pub trait Hook<B>: Clone + Send + Sync + 'static {
     /// Answers an operation. A hook that changes nothing [performs](Operation::perform) it on the
     /// backend.
@@ -305,9 +276,11 @@ operations! {
         /// Sets a latch.
         SetLatch { name: Name = &Name, id: Owner = Owner, count: u32 = u32,
             ttl: Duration = Duration } -> bool = set_latch(name, *id, *count, *ttl);
-        /// Counts a latch down, or reads it by a step of 0.
+        /// Counts a latch down.
         CountDown { name: Name = &Name, id: Owner = Owner, by: u32 = u32 } -> Option<Countdown> =
             count_down(name, *id, *by);
+        /// Reads a latch.
+        Latch { name: Name = &Name } -> Option<Countdown> = latch(name);
         /// Removes a latch.
         ClearLatch { name: Name = &Name } -> bool = clear_latch(name);
     } also {}

@@ -253,6 +253,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
                 () = shard.breaker.opened() => Err(silence()),
             }
         };
+        self.acquisition.listen();
         core.counted(self.acquisition.ask(limit, claim).await)
     }
 

@@ -426,28 +426,3 @@ fn extends_fence(claim: &Claim) -> bool {
     let number = |time: Duration| time.as_nanos() / window.as_nanos();
     number(now) != number(now.saturating_sub(claim.lease))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        backend::RENEWAL_BATCH,
-        key::{Key, Namespace},
-    };
-
-    /// A hundred leases of 1,000 permits each were one script, which kept a server busy for 200 ms.
-    #[test]
-    fn a_batch_is_bounded_by_its_permits() -> Result<(), crate::Error> {
-        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
-        let lease = Duration::from_secs(60);
-        let claims = |count: usize, permits| {
-            let mode = Mode::Permit { limit: 1000, count: permits };
-            vec![Claim::new(name.clone(), mode, lease, lease); count]
-        };
-        let claims = [claims(2, 1000), claims(50, 1), claims(60, 3)].concat();
-        let sizes = |budget| renewal_batches(&claims, budget).into_iter().map(<[_]>::len);
-        assert_eq!(sizes(RENEWAL_BATCH).collect::<Vec<_>>(), [1, 1, 100, 10]);
-        assert!(sizes(1).all(|size| size == 1));
-        Ok(())
-    }
-}
