@@ -8,7 +8,7 @@ use http::{
 };
 use thiserror::Error;
 
-use super::{fields::strip, responses::unavailable::InnerServiceErrorCodec};
+use super::{fields::strip, unavailable::InnerServiceErrorCodec};
 use crate::{
     backend::Store,
     cache::{Builder, Cache, Codec, Loaded, Source},

@@ -454,13 +454,11 @@ pub(crate) fn check_any_lines(lines: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layer::http::headers;
 
     fn parse(lines: &[&str]) -> Option<Directives> {
-        let mut headers = HeaderMap::new();
-        for line in lines {
-            headers.append(CACHE_CONTROL, HeaderValue::from_bytes(line.as_bytes()).unwrap());
-        }
-        Directives::parse(&headers)
+        let lines: Vec<_> = lines.iter().map(|line| ("cache-control", *line)).collect();
+        Directives::parse(&headers(&lines))
     }
 
     #[test]
@@ -480,8 +478,7 @@ mod tests {
     /// RFC 9111, sections 5.2.2.4 and 5.2.2.7.
     #[test]
     fn a_directive_with_fields_covers_a_response_that_has_one() {
-        let mut headers = HeaderMap::new();
-        headers.insert("x-user", HeaderValue::from_static("1"));
+        let headers = headers(&[("x-user", "1")]);
         for (line, covers) in [
             ("private", true),
             ("private=\"X-User, y\"", true),
@@ -607,12 +604,8 @@ mod tests {
         }
     }
 
-    fn controls(headers: &[(&'static str, &'static str)]) -> Option<Controls> {
-        let mut map = HeaderMap::new();
-        for (name, value) in headers {
-            map.append(*name, HeaderValue::from_static(value));
-        }
-        Controls::of(&map)
+    fn controls(lines: &[(&str, &str)]) -> Option<Controls> {
+        Controls::of(&headers(lines))
     }
 
     /// RFC 9213, section 2.2.
@@ -667,11 +660,8 @@ mod tests {
     #[test]
     fn all_lines_of_vary_name_headers() {
         let parsed = |lines: &[&str]| {
-            let mut headers = HeaderMap::new();
-            for line in lines {
-                headers.append(VARY, HeaderValue::from_bytes(line.as_bytes()).unwrap());
-            }
-            let names = vary(&headers)?;
+            let lines: Vec<_> = lines.iter().map(|line| ("vary", *line)).collect();
+            let names = vary(&headers(&lines))?;
             Some(names.iter().map(HeaderName::as_str).collect::<Vec<_>>().join(" "))
         };
         let many: Vec<_> = (0..17).map(|number| format!("x-{number}")).collect();

@@ -20,8 +20,7 @@ use tracing::{Instrument, debug};
 use super::{
     CachedResponse, Http, ResponseBody,
     fields::sole,
-    key::{self, original},
-    uri::{Located, is_respelled},
+    key::{self, Located, is_respelled, original},
 };
 use crate::{cache::Cache, error::Error, key::Key};
 
@@ -235,6 +234,12 @@ mod tests {
             ("/a", "shop:80", "http://shop/b", Some("/b")),
             ("/a", "shop:80", "https://shop/b", None),
             ("/a", "shop", "http://shop:80/b", Some("/b")),
+            ("/a", "shop", "https://shop:443/b", Some("/b")),
+            ("/a", "shop", "http://shop:8080/b", None),
+            ("/a", "shop:8080", "http://shop:8080/b", Some("/b")),
+            ("/a", "shop", "//shop:80/b", Some("/b")),
+            ("/a", "shop", "//shop:8080/b", None),
+            ("/a", "shop", "http://user@shop/b", Some("/b")),
             ("/a", "shop", "http://shop/c/../b", Some("/b")),
             ("http://shop/a", "", "http://shop/b", Some("/b")),
             ("http://shop/a", "", "https://shop/b", Some("/b")),

@@ -1,4 +1,4 @@
-//! Derives the key of an HTTP request.
+//! The key of an HTTP request, and the normal form of its URI.
 //!
 //! The text of a key is `GET <scheme> <host>[ *]... <original path and query>[ <routed path and
 //! query>]`, with a `*` for each [`KeyPart`]. So it is the same for all values of the parts, which
@@ -8,21 +8,29 @@
 //!
 //! Two requests that differ in one of these fields never have the same text. Scheme, host and path
 //! cannot contain a space. Each part follows its own length. A path begins with a slash, a length
-//! with a digit. The scheme is empty unless the target of an HTTP/1.1 request names one. Host, path
-//! and query are in their [normal form](super::uri).
+//! with a digit. The scheme is empty unless the target of an HTTP/1.1 request names one.
+//!
+//! Host, path and query are in normal form (RFC 9110, section 4.2.3; RFC 3986, section 6.2), so
+//! that a write of one URI ends the responses of all equivalent ones. But a router may not know
+//! `/%61` for `/a`. So a request with an encoding that is not needed is only answered with what is
+//! stored. Lower-case digits of an encoding are common, and no reason for that.
 
 use std::{borrow::Cow, fmt::Write, sync::Arc};
 
-use http::{HeaderName, Uri, Version, header::HOST, request::Parts, uri::PathAndQuery};
+use http::{
+    HeaderName, Uri, Version,
+    header::HOST,
+    request::Parts,
+    uri::{Authority, PathAndQuery, Scheme},
+};
 use sha2::{Digest, Sha256};
 
 use super::{
     Http,
     fields::sole,
-    requests::{HeaderClass, classify},
-    uri::{self, normal, normal_host},
+    request::{HeaderClass, classify},
 };
-use crate::{key::Key, layer::KeyFor};
+use crate::key::Key;
 
 /// A part of the key of a request. [`BellwetherLayer::vary_by`] adds it.
 ///
@@ -69,18 +77,25 @@ impl Http {
         schemes.into_iter().filter_map(|scheme| self.key_with(parts, scheme))
     }
 
+    /// Returns the key of a resource if its target names this scheme. Returns `None` if the host is
+    /// not clear, if there is no path, or if even a digest is too long.
     fn key_with(&self, parts: &Parts, scheme: &str) -> Option<Key> {
-        let (verb, fields) = match self.0.policy.coalesces {
-            true => ("COALESCE", texts(parts, &self.0.key_parts)?),
-            false => ("GET", " *".repeat(self.0.key_parts.len())),
+        let settings = &self.0;
+        let (verb, fields) = match settings.policy.coalesces {
+            true => ("COALESCE", texts(parts, &settings.key_parts)?),
+            false => ("GET", " *".repeat(settings.key_parts.len())),
         };
-        key(parts, verb, scheme, &fields, &self.0.query, self.0.cache.settings().max_key)
-    }
-}
-
-impl KeyFor<Parts> for Http {
-    fn key_for(&self, parts: &Parts) -> Option<Key> {
-        self.key(parts)
+        let (routed, original) = (path(&parts.uri)?, original(parts)?);
+        let mut text = format!("{verb} {scheme} {}", host(parts, scheme)?);
+        text[verb.len()..].make_ascii_lowercase();
+        text.push_str(&fields);
+        for path in [original, routed].into_iter().take(1 + usize::from(original != routed)) {
+            text.push(' ');
+            text.push_str(&settings.query.apply(path.as_str()));
+        }
+        let limit = settings.cache.settings().max_key;
+        let text = if text.len() > limit { digest(&text) } else { text };
+        (text.len() <= limit).then(|| Key::from(text))
     }
 }
 
@@ -92,41 +107,6 @@ pub(super) fn texts(parts: &Parts, key_parts: &[KeyPart]) -> Option<String> {
         write!(text, " {}:{value}", value.len()).ok()?;
     }
     Some(text)
-}
-
-/// Returns the key of a `GET` whose target names this scheme, of at most `limit` bytes. The verb is
-/// the first field of its text, and `fields` lie between the host and the path.
-///
-/// Returns `None` if the host is not clear, if there is no path, or if even a digest is too long.
-fn key(
-    parts: &Parts,
-    verb: &str,
-    scheme: &str,
-    fields: &str,
-    query: &Query,
-    limit: usize,
-) -> Option<Key> {
-    let routed = path(&parts.uri)?;
-    let original = original(parts)?;
-    let host = host(parts, scheme)?;
-    let ends = verb.len() + scheme.len() + host.len() + original.as_str().len();
-    let length = ends + fields.len() + 3;
-    let mut text = String::with_capacity(length);
-    for field in [verb, " ", scheme, " ", host] {
-        text.push_str(field);
-    }
-    text[verb.len()..].make_ascii_lowercase();
-    text.push_str(fields);
-    text.push(' ');
-    text.push_str(&query.apply(original.as_str()));
-    if original != routed {
-        text.push(' ');
-        text.push_str(&query.apply(routed.as_str()));
-    }
-    if text.len() > limit {
-        text = digest(&text);
-    }
-    (text.len() <= limit).then(|| Key::from(text))
 }
 
 /// Shortens a key that is too long. The key of another request starts with its verb, never with
@@ -176,9 +156,9 @@ fn scheme(parts: &Parts) -> &str {
 }
 
 /// Returns whether the service may take the path of a request for another one than the key tells.
-pub(super) fn is_respelled(parts: &Parts) -> bool {
+pub(super) fn is_request_respelled(parts: &Parts) -> bool {
     let paths = [parts.uri.path_and_query(), original(parts)];
-    paths.into_iter().flatten().any(uri::is_respelled)
+    paths.into_iter().flatten().any(is_respelled)
 }
 
 fn path(uri: &Uri) -> Option<&PathAndQuery> {
@@ -321,10 +301,10 @@ impl Query {
     fn ignores(&self, parameter: &str) -> bool {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
         // In a name, a `+` is a space.
-        uri::is_named(&self.ignored, name.as_bytes())
+        is_named(&self.ignored, name.as_bytes())
             && !name.contains('+')
             && !value.contains('=')
-            && !uri::may_hold_another(parameter.as_bytes())
+            && !may_hold_another(parameter.as_bytes())
     }
 }
 
@@ -347,8 +327,171 @@ fn name(parameter: &str) -> &str {
     parameter.split_once('=').map_or(parameter, |(name, _)| name)
 }
 
+/// Returns a part of a URI in normal form: no unreserved character is encoded, and encodings have
+/// capitals. Text with an invalid encoding stays as it is.
+pub(super) fn normal(text: &str) -> Cow<'_, str> {
+    match text.contains('%') {
+        true => decoded(text).map_or(text.into(), Cow::Owned),
+        false => text.into(),
+    }
+}
+
+fn decoded(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut normal = parts.next()?.to_owned();
+    for part in parts {
+        match encoded(part.as_bytes())? {
+            byte if is_unreserved(byte) => normal.push(byte.into()),
+            byte => write!(normal, "%{byte:02X}").ok()?,
+        }
+        normal.push_str(part.get(2..)?);
+    }
+    Some(normal)
+}
+
+/// Returns the byte that the digits behind a percent sign encode.
+fn encoded(text: &[u8]) -> Option<u8> {
+    let digits = text.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))?;
+    u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
+}
+
+/// Returns whether a list has a name. A `*` in the list ends the beginning of names.
+pub(super) fn is_named(list: &[String], name: &[u8]) -> bool {
+    list.iter().any(|known| match known.strip_suffix('*') {
+        Some(beginning) => name.starts_with(beginning.as_bytes()),
+        None => name == known.as_bytes(),
+    })
+}
+
+/// Returns whether some service may read another parameter or another cookie in a part of one. It
+/// has a separator then, as it is or percent-encoded.
+pub(super) fn may_hold_another(text: &[u8]) -> bool {
+    let separates = |byte: u8| byte <= b' ' || b"&;,?#%\"\\\x7f".contains(&byte);
+    let mut parts = text.split(|byte| *byte == b'%');
+    parts.next().is_some_and(|part| part.iter().copied().any(separates))
+        || parts
+            .any(|part| encoded(part).is_none_or(separates) || part.iter().copied().any(separates))
+}
+
+/// RFC 3986, section 2.3.
+fn is_unreserved(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)
+}
+
+/// Returns a host without the port that its scheme has anyway. Without a scheme it stands for
+/// `http` and for `https`, as a key does.
+pub(super) fn normal_host<'a>(host: &'a str, scheme: &str) -> &'a str {
+    let Some((name, port)) = host.rsplit_once(':') else { return host };
+    let is_default = match port {
+        "" => true,
+        "80" => scheme != "https",
+        "443" => scheme != "http",
+        _ => false,
+    };
+    // A colon may be in an address.
+    let is_port = !name.contains(':') || name.ends_with(']');
+    if is_default && is_port && !name.is_empty() { name } else { host }
+}
+
+/// Returns whether the service may take a path and its query for another one than their normal form
+/// is. No segment of dots is removed from the key, because a service may not remove it either.
+pub(super) fn is_respelled(path: &PathAndQuery) -> bool {
+    let normal = normal(path.as_str());
+    let dots = |path: &str| path.split('/').any(|segment| matches!(segment, "." | ".."));
+    normal.len() != path.as_str().len() || normal.split('?').next().is_some_and(dots)
+}
+
+/// The place that a location names.
+#[derive(Debug)]
+pub(super) struct Located {
+    /// The scheme, if it is named, and the host. `None` if it is on the host of its request.
+    host: Option<(Option<Scheme>, Authority)>,
+    pub(super) path: PathAndQuery,
+}
+
+impl Located {
+    /// Resolves a location in the answer to a request for this path (RFC 3986, section 5.2), and
+    /// brings it into normal form. Returns `None` if it is no place of HTTP.
+    pub(super) fn resolve(location: &str, base: &PathAndQuery) -> Option<Self> {
+        let location = normal(location.split('#').next()?);
+        let first = location.split(['/', '?']).next()?;
+        if let Some(rest) = location.strip_prefix("//") {
+            // The request has the scheme, which may not be known here.
+            Self::absolute(&format!("http://{rest}"), false)
+        } else if first.contains(':') {
+            Self::absolute(&location, true)
+        } else {
+            Some(Self { host: None, path: merged(base, &location).parse().ok()? })
+        }
+    }
+
+    fn absolute(location: &str, names_scheme: bool) -> Option<Self> {
+        let parts = location.parse::<Uri>().ok()?.into_parts();
+        let scheme = parts.scheme?;
+        let path = parts.path_and_query.as_ref().map_or("/", PathAndQuery::as_str);
+        let path = without_dots(path).parse().ok()?;
+        let host = (Some(scheme).filter(|_| names_scheme), parts.authority?);
+        Some(Self { host: Some(host), path })
+    }
+
+    /// Returns whether the place is on the host of a request, if that has one. A port that is not
+    /// told is that of the scheme.
+    pub(super) fn is_on_host(&self, parts: &Parts, with_port: bool) -> bool {
+        let Some((scheme, host)) = &self.host else { return true };
+        let named = || sole(&parts.headers, HOST)?.to_str().ok()?.parse().ok();
+        let Some(own) = parts.uri.authority().cloned().or_else(named) else { return !with_port };
+        let scheme = scheme.as_ref().map_or("", Scheme::as_str);
+        let place = |of: &Authority| match with_port {
+            true => {
+                let host = of.as_str().rsplit('@').next().unwrap_or_default();
+                normal_host(host, scheme).to_ascii_lowercase()
+            }
+            false => of.host().to_ascii_lowercase(),
+        };
+        place(host) == place(&own)
+    }
+}
+
+/// Returns the path and query of a relative reference.
+fn merged(base: &PathAndQuery, reference: &str) -> String {
+    let is_query = reference.starts_with('?');
+    match reference.starts_with('/') {
+        true => without_dots(reference),
+        false if reference.is_empty() => base.as_str().to_owned(),
+        false if is_query => format!("{}{reference}", base.path()),
+        false => {
+            let folder = base.path().rsplit_once('/').map_or("", |(folder, _)| folder);
+            without_dots(&format!("{folder}/{reference}"))
+        }
+    }
+}
+
+/// Removes the segments `.` and `..` from a path with its query (RFC 3986, section 5.2.4).
+fn without_dots(path_and_query: &str) -> String {
+    let (path, query) = match path_and_query.find('?') {
+        Some(at) => path_and_query.split_at(at),
+        None => (path_and_query, ""),
+    };
+    let mut kept = Vec::new();
+    let mut segments = path.split('/').skip(1).peekable();
+    while let Some(segment) = segments.next() {
+        let is_dots = matches!(segment, "." | "..");
+        if segment == ".." {
+            kept.pop();
+        } else if !is_dots {
+            kept.push(segment);
+        }
+        if is_dots && segments.peek().is_none() {
+            kept.push("");
+        }
+    }
+    format!("/{}{query}", kept.join("/"))
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn rules(sorts: bool, ignored: &[&str]) -> Query {
@@ -412,5 +555,153 @@ mod tests {
         assert!(Query::default().apply(&long).starts_with("/a?#"));
         let longest = format!("/a?{}", "b".repeat(LONGEST));
         assert_eq!(Query::default().apply(&longest), longest);
+    }
+
+    /// The examples of RFC 3986, section 6.2.2, among others.
+    #[test]
+    fn equivalent_texts_have_one_normal_form() {
+        for (from, to) in [
+            ("/a", "/a"),
+            ("/%7Esmith/%41%5a%2d%2E%5F?%71=%30", "/~smith/AZ-._?q=0"),
+            ("/caf%c3%a9?a%2fb", "/caf%C3%A9?a%2Fb"),
+            ("/%2541", "/%2541"),
+            ("/a%20b+c%3Bd", "/a%20b+c%3Bd"),
+            ("/%", "/%"),
+            ("/%4", "/%4"),
+            ("/%+1/%61", "/%+1/%61"),
+            ("/%%36%31", "/%%36%31"),
+        ] {
+            assert_eq!(normal(from), to, "{from}");
+        }
+    }
+
+    #[test]
+    fn a_default_port_is_that_of_the_scheme() {
+        for (from, scheme, to) in [
+            ("a", "", "a"),
+            ("a:80", "", "a"),
+            ("a:443", "", "a"),
+            ("a:", "", "a"),
+            ("a:8080", "", "a:8080"),
+            ("a:80", "http", "a"),
+            ("a:443", "http", "a:443"),
+            ("a:80", "https", "a:80"),
+            ("a:443", "https", "a"),
+            ("[::1]:80", "", "[::1]"),
+            ("[::80]", "", "[::80]"),
+            ("[::]", "", "[::]"),
+            ("::80", "", "::80"),
+            (":80", "", ":80"),
+        ] {
+            assert_eq!(normal_host(from, scheme), to, "{from} {scheme}");
+        }
+    }
+
+    #[test]
+    fn what_a_service_may_take_for_another_path_is_respelled() {
+        for (path, expected) in [
+            ("/a?b=c", false),
+            ("/%C3%a9", false),
+            ("/a.b/..c/...?x=/../", false),
+            ("/%61", true),
+            ("/a?%61", true),
+            ("/a/../b", true),
+            ("/.", true),
+            ("/a/%2E%2e/b", true),
+        ] {
+            assert_eq!(is_respelled(&PathAndQuery::from_static(path)), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_separator_may_begin_another_parameter_or_cookie() {
+        for text in ["", "a", "a.b-c_d~e:f/g@h!i*j+k=l", "caf%C3%A9", "caf\u{e9}", "a%2Fb%7Cc"] {
+            assert!(!may_hold_another(text.as_bytes()), "{text}");
+        }
+        for separator in ["&", ";", ",", "?", "#", " ", "\t", "\r\n", "\0", "\"", "\\", "%"] {
+            let encoded: String = separator.bytes().map(|byte| format!("%{byte:02x}")).collect();
+            for separator in [separator, &encoded, &encoded.to_uppercase()] {
+                for text in [format!("a{separator}b=c"), format!("%41{separator}")] {
+                    assert!(may_hold_another(text.as_bytes()), "{text}");
+                }
+            }
+        }
+        for text in ["a%", "a%4", "a%zz", "a%253Bb", "%"] {
+            assert!(may_hold_another(text.as_bytes()), "{text}");
+        }
+    }
+
+    proptest! {
+        /// Any text of plain characters, encoded here and there in either case.
+        #[test]
+        fn each_spelling_has_the_form_of_the_others(
+            bytes in prop::collection::vec((any::<u8>(), any::<bool>(), any::<bool>()), 0..40),
+        ) {
+            let spell = |keeps: &dyn Fn(bool, bool) -> (bool, bool)| {
+                bytes.iter().fold(String::from("/"), |mut text, (byte, encode, lower)| {
+                    let (encode, lower) = keeps(*encode, *lower);
+                    match (is_unreserved(*byte) && !encode, lower) {
+                        (true, _) => text.push(char::from(*byte)),
+                        (false, true) => text.push_str(&format!("%{byte:02x}")),
+                        (false, false) => text.push_str(&format!("%{byte:02X}")),
+                    }
+                    text
+                })
+            };
+            let form = spell(&|_, _| (false, false));
+            let spelled = spell(&|encode, lower| (encode, lower));
+            prop_assert_eq!(normal(&spelled), &*form);
+            prop_assert_eq!(normal(&form), &*form);
+        }
+
+        #[test]
+        fn the_form_of_any_text_is_its_own_form(any in "[/%0-9a-fA-F.~?&=-]{0,20}") {
+            let form = normal(&any).into_owned();
+            prop_assert_eq!(normal(&form), &*form);
+        }
+    }
+
+    /// RFC 3986, section 5.4, without the paths that have parameters.
+    #[test]
+    fn references_are_resolved_as_in_the_examples_of_the_rfc() {
+        let base = PathAndQuery::from_static("/b/c/d;p?q");
+        for (reference, expected) in [
+            ("g", "/b/c/g"),
+            ("./g", "/b/c/g"),
+            ("g/", "/b/c/g/"),
+            ("/g", "/g"),
+            ("?y", "/b/c/d;p?y"),
+            ("g?y", "/b/c/g?y"),
+            ("#s", "/b/c/d;p?q"),
+            ("g#s", "/b/c/g"),
+            ("g?y#s", "/b/c/g?y"),
+            (";x", "/b/c/;x"),
+            ("", "/b/c/d;p?q"),
+            (".", "/b/c/"),
+            ("./", "/b/c/"),
+            ("..", "/b/"),
+            ("../", "/b/"),
+            ("../g", "/b/g"),
+            ("../..", "/"),
+            ("../../g", "/g"),
+            ("../../../../g", "/g"),
+            ("/./g", "/g"),
+            ("/../g", "/g"),
+            ("g.", "/b/c/g."),
+            ("..g", "/b/c/..g"),
+            ("./g/.", "/b/c/g/"),
+            ("g/../h", "/b/c/h"),
+            ("g?y/../x", "/b/c/g?y/../x"),
+            ("g?a:b", "/b/c/g?a:b"),
+            // Section 6.2.2.
+            ("/%67%2f", "/g%2F"),
+            ("%2E%2e/g", "/b/g"),
+        ] {
+            let located = Located::resolve(reference, &base).unwrap();
+            assert_eq!((located.path.as_str(), located.host.is_none()), (expected, true));
+        }
+        for no_place in ["mailto:a@b", "urn:x", "http:g", "https:///a", "http://a b/"] {
+            assert!(Located::resolve(no_place, &base).is_none(), "{no_place}");
+        }
     }
 }

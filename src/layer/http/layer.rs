@@ -6,12 +6,8 @@ use bytes::Bytes;
 use http::{Response, request::Parts};
 
 use super::{
-    BellwetherLayer, CachedResponse, Http, KeyFor, Policy, Query, VaryBy,
-    key::KeyPart,
-    marks::Marks,
-    requests::RequestRules,
-    responses::{freshness::StaleRules, unavailable::UNAVAILABLE},
-    service::error_response,
+    BellwetherLayer, CachedResponse, Http, Policy, Query, VaryBy, key::KeyPart, marks::Marks,
+    request::RequestRules, response::StaleRules, service::error_response, unavailable::UNAVAILABLE,
     variants::Variants,
 };
 use crate::{
@@ -105,12 +101,10 @@ impl BellwetherLayer<Http> {
     ///
     /// # What is shared
     ///
-    /// Sharing follows an allow-list. This section describes
-    /// [`Policy::careful`](super::Policy::careful), the default. Every other request passes through
-    /// as if the layer were not there. [`Policy::rfc9111`](super::Policy::rfc9111) shares more, and
-    /// its docs compare the two.
-    ///
-    /// A request takes part if all of these hold:
+    /// This section describes [`Policy::careful`](super::Policy::careful), the default, which is an
+    /// allow-list. Every other request passes through as if the layer were not there.
+    /// [`Policy`](super::Policy) compares it with [`rfc9111`](super::Policy::rfc9111), which shares
+    /// more. A request takes part if all of these hold:
     ///
     /// - It is a `GET` or a `HEAD` without a body.
     /// - It has no `Authorization`, `Proxy-Authorization` nor `Upgrade`, and no `If-…` header but
@@ -121,9 +115,8 @@ impl BellwetherLayer<Http> {
     /// - It has no header that [looks like a credential](#headers-that-forbid-sharing), unless that
     ///   is [in the key](Self::vary_by) or [ignored](Self::ignore_headers).
     /// - It has no cookie, unless that is [ignored](Self::ignore_cookies).
-    /// - It has neither `no-cache` nor `no-store`.
-    ///   [`coalesce_only`](super::Policy::coalesce_only) and
-    ///   [`ignore_reloads`](Self::ignore_reloads) admit `no-cache`.
+    /// - It has no `no-store`, and no `no-cache` unless [reloads are
+    ///   ignored](Self::ignore_reloads).
     /// - It has at most one `Host`, which does not contradict the URI. A host consists of letters,
     ///   digits, `-`, `.`, `_` and a port. Requests without a host share among themselves.
     ///
@@ -148,13 +141,9 @@ impl BellwetherLayer<Http> {
     ///
     /// # Headers that forbid sharing
     ///
-    /// A header may change the method or the path of a request, such as `X-HTTP-Method`,
-    /// `X-Original-URL` or `X-Forwarded-Uri`:
-    ///
-    /// | its name contains | behind a word such as |
-    /// |---|---|
-    /// | `method`, `override`, `rewrite` | |
-    /// | `url`, `uri`, `path`, `query` | `original`, `forwarded`, `request`, `raw` |
+    /// A header may change the method or the path of a request if its name contains `method`,
+    /// `override` or `rewrite`. So does one with `url`, `uri`, `path` or `query` behind a word such
+    /// as `original`, `forwarded`, `request` or `raw`.
     ///
     /// A header looks like a credential if its name contains one of these:
     ///
@@ -180,32 +169,49 @@ impl BellwetherLayer<Http> {
     /// 2. Catch panic. This layer answers for a [load](#errors) that panics, and for nothing else.
     /// 3. A time limit for callers. The limit for the service is the [load
     ///    limit](crate::cache::Builder::load_limit), which answers all callers of a load at once.
-    /// 4. Compression. One plain body is stored, and coded for each client. Inside, each
-    ///    `Accept-Encoding` is a [variant](#variants).
-    /// 5. CORS. Its headers are for one web page. Inside, each `Origin` is a variant.
+    /// 4. Compression. One plain body is stored, and coded for each client. Let the service send
+    ///    weak `ETag`s, so that no client joins a part of it to a coded body.
+    /// 5. CORS. Its headers are for one web page.
     /// 6. Sessions and authentication. They check the cookie or the `Authorization`, remove it, and
-    ///    put the user into an extension, for [`vary_by`](Self::vary_by). Inside, a response with
-    ///    their `Set-Cookie` is not shared.
+    ///    put the user into an extension, for [`vary_by`](Self::vary_by).
     /// 7. This layer. A hit goes back from here.
     /// 8. Load shed, concurrency limits and buffers. They count requests that the service works on.
-    ///    Outside, each caller that waits counts, and a hit may be refused.
     ///
-    /// The first layer of a `ServiceBuilder` is the outermost one, and so is the last one that is
-    /// added to a router of axum. A router applies a layer to each of its routes, so a limit for
-    /// all of them is a `GlobalConcurrencyLimitLayer`. The example `middleware` is such a service.
+    /// Inside, compression and CORS make a [variant](#variants) of each `Accept-Encoding` and
+    /// `Origin`, and the `Set-Cookie` of a session forbids sharing. The first layer of a
+    /// `ServiceBuilder` is the outermost one, and so is the last one that is added to a router of
+    /// axum. A router applies a layer to each of its routes, so a limit for all of them is a
+    /// `GlobalConcurrencyLimitLayer`. The example `middleware` is such a service.
     ///
-    /// This layer answers [ranges](#conditions-and-ranges) from the plain body. With compression
-    /// outside, let the service send weak `ETag`s. Then no client joins a part of it to a coded
-    /// body.
+    /// # The key
+    ///
+    /// The [key](Self::key) consists of host, path with query, and the [parts](Self::vary_by) that
+    /// the layer adds. A proxy in front must keep the `Host` of the client, or processes with
+    /// different names share nothing. [`query`](Self::query) says what of a query counts, and what
+    /// of it shows.
+    ///
+    /// Only an HTTP/1.1 request whose target names a scheme has it in its key. A key that is too
+    /// long for the cache is replaced by its SHA-256, and so is a query of more than 256 bytes.
+    ///
+    /// The case of the host, a default port and the case of any percent-encoding do not matter (RFC
+    /// 9110, section 4.2.3). A service may take other spellings for another resource. So a request
+    /// with an encoding that is not needed, of a letter or one of `0-9-._~`, only reads what is
+    /// stored, or passes. So does one with a segment `.` or `..`. A write to such a path also ends
+    /// the responses of the path without it.
+    ///
+    /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
+    /// prefix, for axum 0.8. Under nested routers of any other version or framework, add the
+    /// original path with [`vary_by`](Self::vary_by). Otherwise `/a/items` and `/b/items` share one
+    /// response.
     ///
     /// # Variants
     ///
-    /// A response with a `Vary` is shared among the requests that agree in the headers which it
-    /// names. All lines of a header are compared. Only `Accept-Encoding` is normalised: case,
-    /// spaces and the order of its elements do not matter.
+    /// A response with a `Vary` is shared among the requests that agree in all lines of the headers
+    /// which it names. Only `Accept-Encoding` is normalised: case, spaces and the order of its
+    /// elements do not matter.
     ///
-    /// The [key](Self::key) of the resource then holds a marker, and its variants have keys of
-    /// their own. One invalidation of the key ends all of them. A hit costs two reads.
+    /// The key of the resource then holds a marker, and its variants have keys of their own. One
+    /// invalidation of the key ends all of them. A hit costs two reads.
     ///
     /// A resource has at most 64 variants that were asked for in the last ten minutes, in each
     /// process. Requests for others pass. With [`coalesce_only`](super::Policy::coalesce_only),
@@ -219,9 +225,9 @@ impl BellwetherLayer<Http> {
     /// `If-Match` or `If-Unmodified-Since` passes.
     ///
     /// If nothing is stored, the service receives a `GET` without conditions and ranges, and its
-    /// one response answers all callers. A response that turns out to be uncacheable goes to its
-    /// caller as it is. From then on the requests for this key reach the service as they are. With
-    /// [`coalesce_only`](super::Policy::coalesce_only) they always do.
+    /// one response answers all callers. The requests for an [uncacheable](#uncacheable-responses)
+    /// key reach the service as they are, and so do all with
+    /// [`coalesce_only`](super::Policy::coalesce_only).
     ///
     /// # Freshness
     ///
@@ -232,9 +238,7 @@ impl BellwetherLayer<Http> {
     ///
     /// The age at the arrival is the `Age` and the time that the service took, or the time since
     /// the `Date` if that is longer (RFC 9111, section 4.2.3). Without an `Age`, the time that the
-    /// service took does not count. An invalid `Age` or `Date` is ignored. Without a `Date`, the
-    /// careful policy does not share a response whose only lifetime is an `Expires`.
-    /// [`Policy::rfc9111`](super::Policy::rfc9111) takes the time of receipt.
+    /// service took does not count. An invalid `Age` or `Date` is ignored.
     ///
     /// `CDN-Cache-Control` (RFC 9213) takes the place of `Cache-Control` and `Expires`. So the
     /// service may permit sharing here that it forbids to browsers. A `Surrogate-Control` can only
@@ -275,40 +279,17 @@ impl BellwetherLayer<Http> {
     /// # Invalidation
     ///
     /// An unsafe request, such as a `POST`, reaches the service. If its answer is no error, the
-    /// stored response of its URI ends before the caller gets the answer. So do the responses of
-    /// its `Location` and `Content-Location`, if these are relative or name the same host. All
-    /// variants end, and the responses for each value of [`vary_by`](Self::vary_by) in layers with
-    /// equally many calls of it. While the backend is away, a write ends what its process
-    /// remembers, and what is stored may be served again afterwards. A gRPC call ends nothing.
+    /// stored response of its URI ends before the caller gets the answer, with all variants and in
+    /// each scheme. So do the responses of its `Location` and `Content-Location`, if these are
+    /// relative or name the same host. The responses for each value of [`vary_by`](Self::vary_by)
+    /// end in layers with equally many calls of it. While the backend is away, a write ends what
+    /// its process remembers, and what is stored may be served again afterwards. A gRPC call ends
+    /// nothing.
     ///
     /// If the cache has [tags](crate::cache::Builder::tags), a response belongs to the groups in
     /// its `Cache-Groups`, and the answer to a write ends the groups in its
     /// `Cache-Group-Invalidation` (RFC 9875). A group belongs to its origin: scheme and host.
-    ///
-    /// [`purge_if`](Self::purge_if) permits `PURGE` requests. WebSocket upgrades and `CONNECT`
-    /// pass.
-    ///
-    /// # The key
-    ///
-    /// The key consists of host, path with query, and the [parts](Self::vary_by) that the layer
-    /// adds. A proxy in front must keep the `Host` of the client, or processes with different names
-    /// share nothing. Layers over one cache may serve different paths.
-    ///
-    /// A scheme in the target of an HTTP/1.1 request is part of the key. In an HTTP/2 request it is
-    /// not, so clients of both versions share. An invalidation ends the responses of each scheme. A
-    /// key that is too long for the cache is replaced by its SHA-256, and so is a query of more
-    /// than 256 bytes. [`query`](Self::query) says what of a query counts, and what of it shows.
-    ///
-    /// Equivalent URIs have one key (RFC 9110, section 4.2.3). The case of the host, a default port
-    /// and the case of any percent-encoding do not matter. A service may take other spellings for
-    /// another resource. So a request with an encoding that is not needed, of a letter or one of
-    /// `0-9-._~`, only reads what is stored, or passes. So does one with a segment `.` or `..`. A
-    /// write to such a path also ends the responses of the path without it.
-    ///
-    /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
-    /// prefix, for axum 0.8. Under nested routers of any other version or framework, add the
-    /// original path with [`vary_by`](Self::vary_by). Otherwise `/a/items` and `/b/items` share one
-    /// response.
+    /// [`purge_if`](Self::purge_if) permits `PURGE` requests.
     ///
     /// # Uncacheable responses
     ///
@@ -329,12 +310,12 @@ impl BellwetherLayer<Http> {
     ///
     /// # Streaming
     ///
-    /// A response is shared from its headers on. Its caller reads the body while it arrives, and so
-    /// do the other callers in this process, each at its own pace. One that comes later reads from
-    /// the start, as long as the response is fresh. The body is in memory once. It is stored when
-    /// it is complete, and the lease of the load is renewed until then. Other processes
-    /// [wait](Self::wait_limit) for that. Where it took longer than the response was fresh, their
-    /// callers have it that came in time, and the others share the next load.
+    /// A response is shared from its headers on. The callers in this process read the body while it
+    /// arrives, from the start and each at its own pace. A caller may join as long as the response
+    /// is fresh. The body is in memory once. It is stored when it is complete, and the lease of the
+    /// load is renewed until then. Other processes [wait](Self::wait_limit) for that. Where it took
+    /// longer than the response was fresh, their callers have it that came in time, and the others
+    /// share the next load.
     ///
     /// A body that breaks off is an [error](crate::layer::BodyError) for all its readers, never a
     /// clean end, and is not stored. So is one whose length contradicts its `Content-Length`.
@@ -348,10 +329,8 @@ impl BellwetherLayer<Http> {
     ///
     /// A body that no caller reads any more is read to its end and stored, or to its limits.
     /// [`Abandoned::Cancel`](crate::cache::Abandoned::Cancel) ends it 50 to 100 ms after its last
-    /// reader left. A body that none has begun to read is still stored, as after a refresh.
-    ///
-    /// The [load limit](crate::cache::Builder::load_limit) is for the headers. A shutdown of the
-    /// cache ends no body that is read.
+    /// reader left. A body that none has begun to read is still stored, as after a refresh. A
+    /// shutdown of the cache ends no body that is read.
     ///
     /// # Errors
     ///
@@ -362,15 +341,15 @@ impl BellwetherLayer<Http> {
     ///
     /// - the status of the service if that answered with a failure, and the key does not back off;
     /// - `502 Bad Gateway` if the load failed in another way, or panicked;
-    /// - `504 Gateway Timeout` if it took longer than the load limit;
+    /// - `504 Gateway Timeout` if its headers took longer than the
+    ///   [load limit](crate::cache::Builder::load_limit);
     /// - `503 Service Unavailable` if too many callers wait, the key backs off, or the cache was
     ///   shut down. Also if too many loads are running, with
     ///   [`refuse_overload`](Self::refuse_overload).
     ///
-    /// Without a stale response, a key backs off if the service is
-    /// [unavailable](#unavailable-services). After a `500`, an error, a panic or a load limit it
-    /// does so only if [`after_failure`](crate::cache::Builder::after_failure) of the cache says
-    /// so. While a key backs off, the responses above have a `Retry-After`.
+    /// After a `500`, an error, a panic or a load limit, a key without a stale response backs off
+    /// only if [`after_failure`](crate::cache::Builder::after_failure) of the cache says so. While
+    /// a key backs off, the responses above have a `Retry-After`.
     ///
     /// # Cancel safety
     ///
@@ -393,7 +372,6 @@ impl BellwetherLayer<Http> {
     /// [cap on loads](crate::cache::Builder::max_loads), with the response to an
     /// [`Overloaded`](crate::ErrorKind::Overloaded) error. By default it goes to the inner service.
     ///
-    /// A key has one load at a time, so the cap also limits the number of distinct keys in flight.
     /// Passed requests do not count. Neither choice waits, so slow URLs do not delay others.
     pub fn refuse_overload(mut self) -> Self {
         self.settings().refuses_overload = true;
@@ -428,16 +406,14 @@ impl BellwetherLayer<Http> {
 
     /// Adds a part to the key: anything that the response depends on beside host, path and query.
     ///
-    /// If the response depends on a part of the request that the key does not contain, one caller
-    /// receives the response of another. Each call adds one part, which is one of these:
+    /// Without it, one caller receives the response of another. Each call adds one part:
     ///
     /// - The name of a header. All its lines count. A header that looks like a credential may then
     ///   be in a request, and only a digest of it becomes part of the key. A request in which the
     ///   header is not text takes no part. Headers [that always exclude a request](Self::http),
     ///   such as `Authorization`, still do.
-    /// - A function that returns a text. Use it for what only the extensions of a request tell,
-    ///   such as the user that an outer layer has authenticated. If it returns an `Option`, `None`
-    ///   sends the request to the inner service.
+    /// - A function that returns a text, such as the user that an outer layer has authenticated. If
+    ///   it returns an `Option`, `None` sends the request to the inner service.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -467,12 +443,10 @@ impl BellwetherLayer<Http> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     ///
-    /// No two lists of parts have the same key. Return a hash of a secret. A hit costs one more
-    /// read, of the marker by which an invalidation ends the responses with all values of the
-    /// parts.
-    ///
-    /// An [unsafe request](Self::http) ends all these, also if it is excluded itself. Where each
-    /// user changes what is theirs alone, give it a path or a host of its own.
+    /// Return a hash of a secret. A hit costs one more read, of the marker by which an invalidation
+    /// ends the responses with all values of the parts. An [unsafe request](Self::http) ends all
+    /// these, also if it is excluded itself. Where each user changes what is theirs alone, give it
+    /// a path or a host of its own.
     ///
     /// A request with credentials in its headers still takes no part. If an outer layer has checked
     /// a cookie or a header, and a part stands for it, add [`ignore_cookies`](Self::ignore_cookies)
@@ -513,23 +487,21 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Treats a request with `no-cache` in its `Cache-Control` or `Pragma` as any other one. So no
-    /// client can make the inner service work for a response that is stored, such as by reloading
-    /// a page.
+    /// Treats a request with `no-cache` in its `Cache-Control` or `Pragma` as any other one, such
+    /// as that of a browser that reloads a page.
     ///
     /// By default such a request reaches the inner service, and its response is not stored. One
-    /// with `no-store` always does. `max-age`, `min-fresh`, `max-stale` and `only-if-cached` are
-    /// not looked at.
+    /// with `no-store` always does. Other directives of requests have no effect.
     pub fn ignore_reloads(mut self) -> Self {
         self.settings().requests.ignores_reloads = true;
         self
     }
 
-    /// Sets for how long a response is [served stale](Self::http) while it is refreshed, if it has
-    /// no `stale-while-revalidate`. Defaults to the
+    /// Sets for how long a response is served stale while it is refreshed, if it has no
+    /// `stale-while-revalidate`. Defaults to the
     /// [setting](crate::cache::Builder::stale_while_revalidate) of the cache.
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
-        self.settings().stale.windows.while_revalidate = window;
+        self.settings().stale.while_revalidate = window;
         self
     }
 
@@ -537,7 +509,7 @@ impl BellwetherLayer<Http> {
     /// has no `stale-if-error`. Defaults to the [setting](crate::cache::Builder::stale_if_error) of
     /// the cache.
     pub fn stale_if_error(mut self, window: Duration) -> Self {
-        self.settings().stale.windows.if_error = window;
+        self.settings().stale.if_error = window;
         self
     }
 
@@ -547,7 +519,7 @@ impl BellwetherLayer<Http> {
     /// An `ETag` and a `Last-Modified` are validators. The next load asks the service whether the
     /// response has changed. No caller is served it before the service has answered `304`.
     pub fn keep_for_validation(mut self, time: Duration) -> Self {
-        self.settings().stale.windows.validation = time;
+        self.settings().stale.validation = time;
         self
     }
 
@@ -563,9 +535,8 @@ impl BellwetherLayer<Http> {
     ///
     /// Defaults to a [`BackOff`](AfterFailure::BackOff) of up to 100 ms, and after further failures
     /// of up to 1 s. With [`BackOffFromSecond`](AfterFailure::BackOffFromSecond), the callers that
-    /// wait for the first failure receive its status, and the next caller may find the service
-    /// well. With [`LoadAgain`](AfterFailure::LoadAgain), the callers that wait send their own
-    /// requests, and no key backs off.
+    /// wait for the first failure receive its status. With [`LoadAgain`](AfterFailure::LoadAgain),
+    /// they send their own requests, and no key backs off.
     ///
     /// The `Retry-After` of a `503` takes precedence, and so does
     /// [`after_failure`](crate::cache::Builder::after_failure) of the cache. Requests that pass
@@ -576,42 +547,36 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Sets how long a body that is shared may make no progress. Defaults to 10 s.
-    ///
-    /// After this time the response is not stored, and no more callers read it. Those that read it
-    /// read on. So the limit ends no response.
+    /// Sets how long a body that is shared may make no progress. After this time the response is
+    /// not stored, and no more callers join. Its readers read on. Defaults to 10 s.
     pub fn body_idle_limit(mut self, limit: Duration) -> Self {
         self.settings().body_idle = limit;
         self
     }
 
-    /// Sets how long a body that is shared may take in all. Defaults to 60 s.
-    ///
-    /// After this time it is as after the [idle limit](Self::body_idle_limit). The lease of the
-    /// load is renewed until then.
+    /// Sets how long a body that is shared may take in all. After this time it is as after the
+    /// [idle limit](Self::body_idle_limit). Defaults to 60 s.
     pub fn body_limit(mut self, limit: Duration) -> Self {
         self.settings().body_total = limit;
         self
     }
 
-    /// Sets how long a request waits for the response of another process. After that, its process
-    /// sends it to the inner service, at most once for all its callers. Defaults to 10 s, and to
-    /// the [`wait_limit`](crate::cache::Builder::wait_limit) of the cache if that is shorter.
-    ///
-    /// So the limit is what a slow or endless body of another process costs at most. A limit below
-    /// the time in which the service answers lets each process send a request of its own.
+    /// Sets how long a request waits for the response of another process, whose body may be slow or
+    /// endless. After that, its process sends it to the inner service, at most once for all its
+    /// callers. Defaults to 10 s, and to the [`wait_limit`](crate::cache::Builder::wait_limit) of
+    /// the cache if that is shorter.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.settings().wait = limit;
         self
     }
 
-    /// Answers `PURGE` requests that pass a check. The response to a `GET` of the same URI ends,
-    /// with all its variants. A `PURGE` with `Cache-Groups` ends the responses of these groups of
-    /// its origin instead, if the cache has [tags](crate::cache::Builder::tags). One whose groups
-    /// cannot be ended reaches the inner service.
+    /// Answers `PURGE` requests that pass a check. Others go to the inner service. The response to
+    /// a `GET` of the same URI ends, with all its variants. A `PURGE` with `Cache-Groups` ends the
+    /// responses of these groups of its origin instead, if the cache has
+    /// [tags](crate::cache::Builder::tags). One whose groups cannot be ended goes to the inner
+    /// service.
     ///
-    /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend. Without
-    /// `purge_if`, or if the check fails, a `PURGE` goes to the inner service.
+    /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend.
     pub fn purge_if(mut self, check: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.settings().purge = Some(Arc::new(check));
         self
@@ -642,12 +607,10 @@ impl BellwetherLayer<Http> {
     /// A response that did not come from the cache has a `fwd=…` that says why. Its `detail` is
     /// the header of the request that stood in the way, or one of these: `body`, for a request with
     /// a body; `key`, if a [`vary_by`](Self::vary_by) returned `None` or the host is not clear;
-    /// `uncacheable`; `overloaded`. A request with another method has `fwd=method`. The layer's own
-    /// response while a key backs off has `detail=backing-off` without a `fwd`.
-    /// [`Stats`](crate::cache::Stats) counts the same.
+    /// `uncacheable`; `variants`; `overloaded`. A request with another method has `fwd=method`. The
+    /// layer's own response while a key backs off has `detail=backing-off` without a `fwd`.
     ///
-    /// Defaults to no header, because it tells clients about the traffic of others, and about the
-    /// settings of the layer.
+    /// Defaults to no header, because it tells clients about the traffic of others.
     ///
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -681,9 +644,8 @@ impl BellwetherLayer<Http> {
     /// has the same key.
     ///
     /// If the response has a `Vary`, or if the layer adds [parts](Self::vary_by) to the key, the
-    /// cache holds a marker under this key: a response with the status 100. All variants, and the
-    /// responses with all values of the parts, end with it. [`expire`](Cache::expire) and
-    /// [`touch`](Cache::touch) act on the marker alone.
+    /// cache holds a marker under this key: a response with the status 100. All responses below it
+    /// end with it. [`expire`](Cache::expire) and [`touch`](Cache::touch) act on the marker alone.
     ///
     /// Returns `None` if the host is not clear, or if the request has no path. With
     /// [`coalesce_only`](super::Policy::coalesce_only), the parts are in the key, and may exclude a
@@ -704,7 +666,7 @@ impl BellwetherLayer<Http> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub fn key(&self, parts: &Parts) -> Option<Key> {
-        self.mode.key_for(parts)
+        self.mode.key(parts)
     }
 
     fn settings(&mut self) -> &mut HttpSettings {

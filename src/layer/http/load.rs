@@ -16,16 +16,14 @@ use tracing::debug;
 
 use super::{
     CachedResponse, Http, ResponseBody,
-    body::shared::{BodyLimits, Collector, NotCollected, Reader, SharedBody},
+    body::{BodyLimits, Collector, NotCollected, Reader, SharedBody},
     cached::ResponseHead,
     fields::content_length,
-    question::Question,
-    responses::{
-        Freshness, ResponseClass, lacks_body,
-        unavailable::is_failure,
-        validation::{Validated, Validation},
-    },
+    request::Question,
+    response::{Freshness, ResponseClass, lacks_body},
     status::Forward,
+    unavailable::is_failure,
+    validation::{Validated, Validation},
     variants::{Marker, Place, Variant},
 };
 use crate::{
@@ -236,7 +234,7 @@ impl ResponseLoad {
         let forward = Forward::of(self.place.is_variant(), lead.replaces());
         let (body, collector) = SharedBody::new(body, announced, self.http.body_limits());
         let streamed = Arc::new(StreamedResponse {
-            head: ResponseHead::new(&parts, freshness.age, freshness.stale.only_validates()),
+            head: ResponseHead::new(&parts, freshness.age, freshness.stale.only_validates),
             body,
             variant,
             forward: forward.clone(),

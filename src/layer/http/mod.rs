@@ -2,23 +2,19 @@
 //!
 //! A request goes this way:
 //!
-//! - `service` chooses its way. `requests` decides whether the request takes part, and `key` under
+//! - `service` chooses its way. `request` decides whether the request takes part, and `key` under
 //!   which key. If it does not take part, it goes to the inner service. If it does, it joins the
-//!   flight of its response, and is answered when that has landed. Its head, and what it asks for,
-//!   is in `question`.
+//!   flight of its response, and is answered when that has landed.
 //! - `variants` says where a response is stored: under the key of its resource, or below a marker.
-//! - `load` calls the inner service for the flight that this caller leads. `responses` decides
-//!   whether the response may be shared, and for how long. If it may, callers read its `body` while
-//!   it arrives.
+//! - `load` calls the inner service for the flight that this caller leads. `response` decides
+//!   whether the answer may be shared, and for how long. If it may, callers read its `body` while
+//!   it arrives. `validation` renews a stale response, and `unavailable` treats failures.
 //! - `cached` is the response that is stored, and `status` the header that says how the cache
 //!   answered, or why it did not.
 //!
-//! Beside that way, `fields` parses header fields and `uri` places, `marks` knows the keys whose
-//! answers are not shared, and `invalidation` ends what an unsafe request outdates. `layer` and
-//! `policy` hold what a user of the layer sets.
-//!
-//! [`ResponseBody`] is the body that callers receive, [`CachedResponse`] the response that is
-//! stored, and [`InnerServiceError`] what waiters learn of a response that is a failure.
+//! Beside that way, `fields` parses header fields, `marks` knows the keys whose answers are not
+//! shared, and `invalidation` ends what an unsafe request outdates. `layer` and `policy` hold what
+//! a user of the layer sets.
 
 mod body;
 mod cached;
@@ -29,12 +25,12 @@ mod layer;
 mod load;
 mod marks;
 mod policy;
-mod question;
-mod requests;
-mod responses;
+mod request;
+mod response;
 mod service;
 mod status;
-mod uri;
+mod unavailable;
+mod validation;
 mod variants;
 
 #[cfg(any(fuzzing, test))]
@@ -44,13 +40,13 @@ pub use self::{
     cached::{CachedResponse, ResponseCodec, http_cache},
     key::{Query, VaryBy},
     policy::Policy,
-    responses::unavailable::InnerServiceError,
+    unavailable::InnerServiceError,
 };
 
 use std::sync::Arc;
 
-use self::{layer::HttpSettings, question::Question};
-use super::{BellwetherLayer, KeyFor};
+use self::{layer::HttpSettings, request::Question};
+use super::BellwetherLayer;
 
 /// Shares responses to `GET` and `HEAD` requests. The mode of [`BellwetherLayer::http`].
 ///
@@ -59,3 +55,13 @@ use super::{BellwetherLayer, KeyFor};
 /// [`BellwetherLayer::http`]: super::BellwetherLayer::http
 #[derive(Clone)]
 pub struct Http(Arc<HttpSettings>);
+
+#[cfg(test)]
+fn headers(lines: &[(&str, &str)]) -> http::HeaderMap {
+    let mut headers = http::HeaderMap::new();
+    for (name, value) in lines {
+        let name = http::HeaderName::from_bytes(name.as_bytes()).unwrap();
+        headers.append(name, http::HeaderValue::from_bytes(value.as_bytes()).unwrap());
+    }
+    headers
+}

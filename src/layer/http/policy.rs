@@ -17,17 +17,9 @@ use http::StatusCode;
 /// | `private` or `no-cache` for fields | not shared | shared if it has none of these fields |
 /// | `Pragma` in a response | not shared | does not matter |
 ///
-/// No policy shares a response with
-///
-/// - `Set-Cookie`, `Set-Cookie2`, `Authentication-Info` or `Clear-Site-Data`;
-/// - `Access-Control-Allow-Origin` other than `*`, or `Access-Control-Allow-Credentials`, unless
-///   its `Vary` names `Origin`;
-/// - `Content-Encoding`, unless its `Vary` names `Accept-Encoding`;
-/// - a redirect to its own host, path and query. It may differ in the scheme, or in parts of the
-///   query that are not in the key.
-///
-/// `CDN-Cache-Control` (RFC 9213) takes the place of `Cache-Control` and `Expires`. A
-/// `Surrogate-Control` can only forbid sharing.
+/// Both follow the rest of the [list](crate::BellwetherLayer::http), such as for `Set-Cookie`,
+/// `Content-Encoding` and responses that are open to one origin. A redirect to its own place may
+/// differ in the scheme, or in parts of the query that are not in the key.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {

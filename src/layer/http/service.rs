@@ -18,13 +18,13 @@ use tracing::debug;
 use super::{
     CachedResponse, Http, InnerServiceError, ResponseBody, key,
     load::{Apart, CallResult, Exchange, InnerHttp, StreamedResponse, load},
-    question::Question,
-    responses::ResponseClass,
+    request::Question,
+    response::ResponseClass,
     status::Forward,
     variants::{KEY_LENGTH, Marker, Place},
 };
 use crate::{
-    cache::{self, Alone, Flown, HeadOffer, Loaded, OnFull, OnUncacheable, Sharing, Source},
+    cache::{self, Alone, Flown, HeadOffer, Loaded, OnFull, Sharing, Source},
     error::{BoxError, Error, ErrorKind},
     key::Key,
     layer::{self, Bellwether, ResponseFuture},
@@ -207,18 +207,16 @@ where
     S: InnerHttp<B>,
     B: Body + Send + 'static,
 {
-    let on_uncacheable = match question.is_respelled {
-        true => Some(OnUncacheable::Pass),
-        false => http.0.marks.on_uncacheable(place.lasting_key(), question.is_authorized()),
-    };
-    let Some(on_uncacheable) = on_uncacheable else {
+    if question.is_respelled {
+        return Box::pin(http.look_up(place, question, body)).await;
+    }
+    let marks = &http.0.marks;
+    let Some(on_uncacheable) = marks.on_uncacheable(place.lasting_key(), question.is_authorized())
+    else {
         return Settled::Alone { body, why: Forward::Uncacheable, again: false };
     };
     if place.has_parts() {
         return Settled::Varies(body, Box::pin(http.generation(place)).await);
-    }
-    if question.is_respelled {
-        return Box::pin(http.look_up(place, question, body)).await;
     }
     let settings = &http.0;
     let on_full = if settings.refuses_overload { OnFull::Refuse } else { OnFull::Pass };

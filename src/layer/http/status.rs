@@ -134,33 +134,3 @@ impl Http {
         response
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_outcome_has_its_parameters() {
-        let ttl = Some(4);
-        for (source, ttl, expected) in [
-            (Source::Hit, ttl, "hit; ttl=4"),
-            (Source::Hit, None, "hit"),
-            (Source::Stale, Some(-1), "hit; ttl=-1; detail=stale"),
-            (Source::Stale, None, "hit; detail=stale"),
-            (Source::Led, ttl, "fwd=uri-miss; stored; ttl=4"),
-            (Source::Led, None, "fwd=uri-miss"),
-            (Source::Followed, ttl, "fwd=uri-miss; collapsed"),
-            (Source::Received, ttl, "fwd=uri-miss; collapsed"),
-            (Source::Degraded, None, "fwd=uri-miss; detail=degraded"),
-        ] {
-            for (forward, word) in [
-                (Forward::Miss, "uri-miss"),
-                (Forward::VaryMiss, "vary-miss"),
-                (Forward::Stale, "stale"),
-            ] {
-                let expected = expected.replace("uri-miss", word);
-                assert_eq!(parameters(source, ttl, &forward), expected);
-            }
-        }
-    }
-}

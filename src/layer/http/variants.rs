@@ -30,8 +30,8 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::{
-    CachedResponse, Http, cached::ResponseHead, fields::vary, key::hex, question::is_term,
-    responses::Freshness,
+    CachedResponse, Http, cached::ResponseHead, fields::vary, key::hex, request::is_term,
+    response::Freshness,
 };
 use crate::{
     cache::{Cache, Flown, Lead, OnFull, OnUncacheable, Produced, Sharing},
@@ -351,15 +351,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-
-    fn headers(lines: &[(&str, &str)]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        for (name, value) in lines {
-            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
-            headers.append(name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
-        }
-        headers
-    }
+    use crate::layer::http::headers;
 
     fn place(key: &str) -> Place {
         Place::new(Key::from(key), None)
@@ -367,15 +359,6 @@ mod tests {
 
     fn marker(names: &str) -> Marker {
         Marker::new(vary(&headers(&[("vary", names)])).unwrap())
-    }
-
-    #[test]
-    fn a_marker_is_an_entry() {
-        let marker = marker("origin, cookie");
-        assert_eq!(Marker::of(&marker.entry().unwrap()), Some(marker));
-        let (parts, ()) = Response::new(()).into_parts();
-        let response = CachedResponse::new(ResponseHead::new(&parts, 0, false), Bytes::new());
-        assert_eq!(Marker::of(&response), None);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A body that several callers read while it arrives, each at its own pace.
+//! The body that a caller receives, and its error. Several callers may read a body while it
+//! arrives, each at its own pace.
 //!
 //! At first the load collects the body, within limits, so that it can be stored. All bytes are kept
 //! meanwhile, and readers may join. Once the load stops, a task polls the body as fast as the
@@ -8,10 +9,13 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    error::Error as StdError,
+    fmt,
     future::pending,
     mem,
+    ops::Range,
     panic::AssertUnwindSafe,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{Arc, Mutex},
     task::{Context, Poll, Waker, ready},
     time::Duration,
@@ -22,6 +26,7 @@ use futures_util::FutureExt;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
+use pin_project::pin_project;
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -29,8 +34,204 @@ use tokio::{
     time::{Instant, sleep, timeout, timeout_at},
 };
 
-use super::{BodyError, BodyErrorKind};
-use crate::{error::BoxError, sync::lock, time::after};
+use crate::{
+    error::{BoxError, Chain},
+    sync::lock,
+    time::after,
+};
+
+/// The body of a response: stored bytes, or the body of the inner service.
+///
+/// The callers of a process may read one body of the inner service together, each at its own pace.
+/// If it breaks off, all of them get its [error](BodyError).
+#[pin_project]
+pub struct ResponseBody<B: Body> {
+    #[pin]
+    source: BodySource<B>,
+}
+
+#[pin_project(project = BodySourceProjection)]
+enum BodySource<B: Body> {
+    /// All bytes are here.
+    Whole { bytes: Option<Bytes> },
+    /// The inner body, of which nothing was read.
+    Untouched {
+        #[pin]
+        body: B,
+    },
+    /// The inner body, which others may read too.
+    Shared { reader: Reader },
+}
+
+impl<B: Body> ResponseBody<B> {
+    pub(super) fn whole(bytes: Bytes) -> Self {
+        Self { source: BodySource::Whole { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) } }
+    }
+
+    pub(super) fn untouched(body: B) -> Self {
+        Self { source: BodySource::Untouched { body } }
+    }
+
+    pub(super) fn shared(reader: Reader) -> Self {
+        Self { source: BodySource::Shared { reader } }
+    }
+
+    /// Returns the length of a body that is the same for all callers, if it is known.
+    pub(super) fn length(&self) -> Option<usize> {
+        match &self.source {
+            BodySource::Whole { bytes } => Some(bytes.as_ref().map_or(0, Bytes::len)),
+            BodySource::Untouched { .. } => None,
+            BodySource::Shared { reader } => reader.size_hint().exact()?.try_into().ok(),
+        }
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.source, BodySource::Whole { .. })
+    }
+
+    /// Returns a part of a whole body. Any other body is nothing or all of it.
+    pub(super) fn part(self, range: Range<usize>) -> Self {
+        match self.source {
+            _ if range.is_empty() => Self::default(),
+            BodySource::Whole { bytes } => Self::whole(bytes.unwrap_or_default().slice(range)),
+            source => Self { source },
+        }
+    }
+}
+
+/// Returns an empty body, which middlewares such as CORS answer with.
+impl<B: Body> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self::whole(Bytes::new())
+    }
+}
+
+impl<B> Body for ResponseBody<B>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.project().source.project() {
+            BodySourceProjection::Whole { bytes } => {
+                Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+            }
+            BodySourceProjection::Untouched { body } => {
+                let frame = ready!(body.poll_frame(context));
+                Poll::Ready(frame.map(|frame| frame.map(in_bytes).map_err(BodyError::service)))
+            }
+            BodySourceProjection::Shared { reader } => reader.poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            BodySource::Whole { bytes } => bytes.is_none(),
+            BodySource::Untouched { body } => body.is_end_stream(),
+            BodySource::Shared { reader } => reader.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            BodySource::Whole { bytes } => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64)
+            }
+            BodySource::Untouched { body } => body.size_hint(),
+            BodySource::Shared { reader } => reader.size_hint(),
+        }
+    }
+}
+
+impl<B: Body> fmt::Debug for ResponseBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}
+
+/// The error of a response body. All readers of a shared body get the same one.
+///
+/// Its source is the error of the inner service's body, if there is one.
+///
+/// ```
+/// use bellwether::layer::{BodyError, BodyErrorKind};
+///
+/// fn is_of_the_service(error: &BodyError) -> bool {
+///     error.kind() == BodyErrorKind::Service
+/// }
+/// ```
+#[derive(Clone)]
+pub struct BodyError {
+    kind: BodyErrorKind,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+/// Why a response body broke off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BodyErrorKind {
+    /// The body of the inner service ended with an error.
+    Service,
+    /// The length of the body contradicts its `Content-Length`.
+    Length,
+    /// The body of the inner service panicked.
+    Panicked,
+    /// This reader of a shared body was too slow for it. The others read on.
+    Slow,
+}
+
+impl BodyError {
+    fn new(kind: BodyErrorKind) -> Self {
+        Self { kind, source: None }
+    }
+
+    /// The error of the inner service's body.
+    fn service(error: impl Into<BoxError>) -> Self {
+        match error.into().downcast::<Self>() {
+            // The body has passed through a body of this layer.
+            Ok(error) => *error,
+            Err(error) => Self { kind: BodyErrorKind::Service, source: Some(Arc::from(error)) },
+        }
+    }
+
+    /// Returns why the body broke off.
+    pub fn kind(&self) -> BodyErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Debug for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Chain(self))
+    }
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            BodyErrorKind::Service => "the response body broke off",
+            BodyErrorKind::Length => {
+                "the length of the response body contradicts its `Content-Length`"
+            }
+            BodyErrorKind::Panicked => "the response body panicked",
+            BodyErrorKind::Slow => {
+                "the response body was read too slowly for the buffer that it shares"
+            }
+        })
+    }
+}
+
+impl StdError for BodyError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
 
 /// For how long in all the readers of a body wait for slower ones.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -47,20 +248,20 @@ const UNREAD: Duration = Duration::from_millis(50);
 
 /// When a body is no longer collected.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BodyLimits {
+pub(super) struct BodyLimits {
     /// The largest body, in bytes. Once a body is left to its readers, at most so many are kept for
     /// slow ones.
-    pub(crate) size: u64,
+    pub(super) size: u64,
     /// The longest time without progress.
-    pub(crate) idle: Duration,
+    pub(super) idle: Duration,
     /// The longest time in all.
-    pub(crate) total: Duration,
+    pub(super) total: Duration,
     /// Whether a body that has no reader is collected to its end.
-    pub(crate) finish_unread: bool,
+    pub(super) finish_unread: bool,
 }
 
 /// Why a body is not collected to its end.
-pub(crate) enum NotCollected {
+pub(super) enum NotCollected {
     /// The body is too large or too slow, or it has trailers. Its readers go on.
     Unfit,
     /// The body has no reader, and is not to be finished.
@@ -73,7 +274,7 @@ pub(crate) enum NotCollected {
 type BodyEnd = Result<Option<HeaderMap>, BodyError>;
 
 /// The state that the readers of a body share.
-pub(crate) struct SharedBody {
+pub(super) struct SharedBody {
     limits: BodyLimits,
     /// The length that the headers announce, or else the body. The heads of its readers have it.
     announced: Option<u64>,
@@ -119,7 +320,7 @@ enum Demand {
 }
 
 /// Polls a body for its readers. Dropped before the end, it leaves that to a task.
-pub(crate) struct Collector {
+pub(super) struct Collector {
     body: Arc<SharedBody>,
     /// The body of the inner service, until its end.
     source: Option<UnsyncBoxBody<Bytes, BodyError>>,
@@ -127,7 +328,7 @@ pub(crate) struct Collector {
 
 impl SharedBody {
     /// Shares a body, whose headers may announce a length.
-    pub(crate) fn new<B>(
+    pub(super) fn new<B>(
         body: B,
         announced: Option<u64>,
         limits: BodyLimits,
@@ -148,14 +349,14 @@ impl SharedBody {
     }
 
     /// Returns a reader from the start on, unless the first bytes are gone or the body broke off.
-    pub(crate) fn reader(self: &Arc<Self>, takes_trailers: bool) -> Option<Reader> {
+    pub(super) fn reader(self: &Arc<Self>, takes_trailers: bool) -> Option<Reader> {
         let number = lock(&self.state).join()?;
         let body = Arc::clone(self);
         Some(Reader { body, number, place: 0, takes_trailers, is_done: false })
     }
 
     /// Returns whether the body broke off.
-    pub(crate) fn is_broken(&self) -> bool {
+    pub(super) fn is_broken(&self) -> bool {
         matches!(lock(&self.state).end, Some(Err(_)))
     }
 
@@ -266,7 +467,7 @@ impl SharedBody {
 
 impl Collector {
     /// Collects the body within its limits, while others read it.
-    pub(crate) async fn collect(mut self) -> Result<Bytes, NotCollected> {
+    pub(super) async fn collect(mut self) -> Result<Bytes, NotCollected> {
         let (body, limits) = (self.body.clone(), self.body.limits);
         let end = after(Instant::now(), limits.total);
         let mut unread = pin!(body.unread());
@@ -442,7 +643,7 @@ impl State {
 }
 
 /// One reader of a shared body.
-pub(crate) struct Reader {
+pub(super) struct Reader {
     body: Arc<SharedBody>,
     number: u64,
     place: u64,
@@ -452,7 +653,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    pub(super) fn poll_frame(
+    fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
@@ -473,12 +674,12 @@ impl Reader {
         })
     }
 
-    pub(super) fn is_end_stream(&self) -> bool {
+    fn is_end_stream(&self) -> bool {
         let has_more = |(left, trailers)| left > 0 || (trailers && self.takes_trailers);
         self.is_done || self.body.rest(self.place).is_some_and(|rest| !has_more(rest))
     }
 
-    pub(super) fn size_hint(&self) -> SizeHint {
+    fn size_hint(&self) -> SizeHint {
         let announced = || Some(self.body.announced?.saturating_sub(self.place));
         let left = self.body.rest(self.place).map(|(left, _)| left).or_else(announced);
         left.map_or_else(SizeHint::default, SizeHint::with_exact)
@@ -496,7 +697,7 @@ impl Drop for Reader {
 }
 
 /// Copies the data of a frame into one `Bytes`. `Bytes` itself is not copied.
-pub(super) fn in_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
+fn in_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
     frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))
 }
 
@@ -505,7 +706,6 @@ mod tests {
     use std::convert::Infallible;
 
     use http_body_util::Full;
-    use proptest::{collection::vec, prelude::*};
 
     use super::*;
 
@@ -543,34 +743,6 @@ mod tests {
                 assert!(matches!(reader.poll_frame(cx), Poll::Ready(Some(Ok(_)))));
             }
             assert!(matches!(reader.poll_frame(cx), Poll::Ready(Some(Err(_)))), "{length}");
-        }
-    }
-
-    fn rest(state: &State, mut place: u64) -> Vec<u8> {
-        let mut read = Vec::new();
-        while let Some(data) = state.at(place) {
-            place += data.len() as u64;
-            read.extend_from_slice(&data);
-        }
-        assert_eq!(place, state.received);
-        read
-    }
-
-    proptest! {
-        #[test]
-        fn each_reader_reads_the_same_bytes(
-            sizes in vec(prop_oneof![0..40_usize, 3000..6000_usize], 0..60),
-            from in any::<prop::sample::Index>(),
-        ) {
-            let all: Vec<u8> = (0..sizes.iter().sum::<usize>()).map(|at| (at * 31) as u8).collect();
-            let (mut state, mut given) = (State::default(), 0);
-            for size in sizes {
-                state.push(Bytes::copy_from_slice(&all[given..given + size]));
-                given += size;
-                prop_assert_eq!(state.received, given as u64);
-            }
-            let from = from.index(all.len() + 1);
-            prop_assert_eq!(rest(&state, from as u64), &all[from..]);
         }
     }
 

@@ -3,30 +3,33 @@
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, StatusCode, header::RETRY_AFTER, response::Parts};
+use http::{
+    HeaderMap, StatusCode,
+    header::{DATE, RETRY_AFTER},
+    response::Parts,
+};
 
-use super::freshness;
+use super::{
+    CachedResponse, Http, Question,
+    fields::{date, seconds, sole},
+};
 use crate::{
     cache::{AfterFailure, Codec, Lead, Produced},
     error::{BoxError, Error, ErrorKind},
-    layer::http::{
-        CachedResponse, Http, Question,
-        fields::{seconds, sole},
-    },
 };
 
 /// The longest pause that a `Retry-After` may ask for. A wrong one must not block a key for long.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Short, because the next request may find the service well, and any caller may have led.
-pub(crate) const UNAVAILABLE: AfterFailure =
+pub(super) const UNAVAILABLE: AfterFailure =
     AfterFailure::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(1) };
 
 impl Http {
     /// Returns what a flight lands with, whose response is a failure or another error. A stale one
     /// may stand in for a failure (RFC 5861, section 4), or others are told of it. Tells the lead
     /// what is to follow.
-    pub(in crate::layer::http) fn failing(
+    pub(super) fn failing(
         &self,
         question: &Question,
         parts: &Parts,
@@ -64,7 +67,8 @@ impl Http {
 /// clock of this process may be wrong.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let in_seconds = seconds(sole(headers, RETRY_AFTER)?.to_str().ok()?).map(Duration::from_secs);
-    let time = in_seconds.or_else(|| freshness::until(headers, RETRY_AFTER))?;
+    let until = || date(headers, RETRY_AFTER)?.duration_since(date(headers, DATE)?).ok();
+    let time = in_seconds.or_else(until)?;
     (!time.is_zero()).then_some(time)
 }
 
@@ -99,7 +103,7 @@ pub struct InnerServiceError {
 }
 
 impl InnerServiceError {
-    pub(crate) fn new(status: StatusCode) -> Self {
+    pub(super) fn new(status: StatusCode) -> Self {
         Self { status }
     }
 
@@ -110,12 +114,12 @@ impl InnerServiceError {
 }
 
 /// Returns whether a status says that the inner service failed.
-pub(crate) fn is_failure(status: StatusCode) -> bool {
+pub(super) fn is_failure(status: StatusCode) -> bool {
     matches!(status.as_u16(), 500 | 502 | 503 | 504)
 }
 
 /// Encodes an [`InnerServiceError`] as its status, a big-endian `u16`.
-pub(crate) struct InnerServiceErrorCodec;
+pub(super) struct InnerServiceErrorCodec;
 
 impl Codec<InnerServiceError> for InnerServiceErrorCodec {
     fn tag(&self) -> u16 {
@@ -136,9 +140,8 @@ impl Codec<InnerServiceError> for InnerServiceErrorCodec {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
+    use crate::layer::http::headers;
 
     #[test]
     fn a_retry_after_is_in_seconds_or_a_date_by_the_clock_of_the_service() {
@@ -154,12 +157,8 @@ mod tests {
             (&[("retry-after", sent), ("date", later)], None),
             (&[("retry-after", later)], None),
         ] {
-            let mut headers = HeaderMap::new();
-            for (name, value) in fields {
-                headers.append(*name, HeaderValue::from_static(value));
-            }
             let expected = expected.map(Duration::from_secs);
-            assert_eq!(retry_after(&headers), expected, "{fields:?}");
+            assert_eq!(retry_after(&headers(fields)), expected, "{fields:?}");
         }
     }
 

@@ -1,0 +1,520 @@
+//! Decides which responses may be shared, by an allow-list. Says how long they are fresh and how
+//! old they are (RFC 9111, section 4.2), and for how long they may be served stale (RFC 5861).
+//!
+//! The rules decide before a response is stored or handed to another request. A response is not
+//! shared if it has a property that the rules do not know, or a header that they cannot parse.
+
+use std::time::{Duration, SystemTime};
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    header::{
+        ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, AGE,
+        CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, DATE, EXPIRES, LAST_MODIFIED, LOCATION,
+        ORIGIN, SET_COOKIE, TRAILER,
+    },
+    request,
+    response::Parts,
+    uri::PathAndQuery,
+};
+use http_body::Body;
+
+use super::{
+    CachedResponse, Http,
+    fields::{
+        Controls, Directives, Scope, connection, content_length, date, pragma, seconds, vary,
+    },
+    key::{self, Located, Query},
+    policy::PolicyKind,
+    request::Question,
+    validation::has_validator,
+};
+use crate::cache::{Cache, Lead, Request};
+
+/// Returns whether a `Location` differs from the place of a request at most in the scheme and in
+/// parts of the query that are not in the key. A request for that other place may share the key,
+/// and would get the redirect again.
+fn redirects_to_itself(asked: &request::Parts, answer: &HeaderMap, query: &Query) -> bool {
+    let root = PathAndQuery::from_static("/");
+    let path = key::original(asked).unwrap_or(&root);
+    answer.get_all(LOCATION).iter().any(|location| {
+        let Ok(location) = location.to_str() else { return true };
+        match Located::resolve(location, path) {
+            // Ports differ with the scheme, so they do not count.
+            Some(located) => {
+                located.is_on_host(asked, false)
+                    && query.apply(located.path.as_str()) == query.apply(path.as_str())
+            }
+            // One that cannot be read may lead anywhere.
+            None => location.contains("//"),
+        }
+    })
+}
+
+/// The classes of responses, judged by their status and headers.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ResponseClass {
+    /// May be shared if its body is complete and within the limit.
+    Shareable(Freshness),
+    /// For its caller alone. The next response will probably be so too.
+    Uncacheable,
+    /// For its caller alone, whose request has credentials. Without them, it could be shared.
+    Reserved,
+    /// For its caller alone. It is an error, so the next response may be shareable.
+    Failing,
+}
+
+impl ResponseClass {
+    /// Returns the class of a response with this status that is not shared.
+    pub(super) fn unshared(status: StatusCode) -> Self {
+        match status.is_client_error() || status.is_server_error() {
+            true => Self::Failing,
+            false => Self::Uncacheable,
+        }
+    }
+}
+
+/// Returns whether a response announces a body that is not there.
+pub(super) fn lacks_body(headers: &HeaderMap, body: &impl Body) -> bool {
+    let is_announced = content_length(headers).flatten().is_some_and(|length| length > 0);
+    is_announced && (body.is_end_stream() || body.size_hint().exact() == Some(0))
+}
+
+/// Fields whose response belongs to one caller, whatever it says about caches.
+const PERSONAL: [HeaderName; 5] = [
+    SET_COOKIE,
+    HeaderName::from_static("set-cookie2"),
+    HeaderName::from_static("authentication-info"),
+    HeaderName::from_static("clear-site-data"),
+    TRAILER,
+];
+
+impl Http {
+    /// Returns the size of the largest body that may be shared.
+    pub(super) fn body_size_limit(&self) -> u64 {
+        self.0.max_body.min(self.0.cache.settings().max_value as u64)
+    }
+
+    /// Classifies the response to a request, which `took` so long.
+    pub(super) fn classify(
+        &self,
+        question: &Question,
+        took: Duration,
+        parts: &Parts,
+        body: &impl Body,
+    ) -> ResponseClass {
+        let (headers, most) = (&parts.headers, self.body_size_limit());
+        let length = || {
+            content_length(headers).is_some_and(|length| length.is_none_or(|length| length <= most))
+        };
+        let is_readable = || connection(headers).is_some() && length() && !endless(headers);
+        if body.size_hint().lower() <= most
+            && self.is_impersonal(headers)
+            && is_readable()
+            && let Some(controls) = Controls::of(headers)
+            && let Some(freshness) = self.freshness(question, took, parts, &controls)
+        {
+            return match self.is_reserved(question, &controls.directives) {
+                true => ResponseClass::Reserved,
+                false => ResponseClass::Shareable(freshness),
+            };
+        }
+        ResponseClass::unshared(parts.status)
+    }
+
+    /// Returns whether no field of a response ties it to its caller.
+    fn is_impersonal(&self, headers: &HeaderMap) -> bool {
+        let is_careful = self.0.policy.kind == PolicyKind::Careful;
+        // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
+        let Some(names) = vary(headers) else { return false };
+        !PERSONAL.iter().any(|name| headers.contains_key(name))
+            && (names.is_empty() || !self.0.policy.coalesces)
+            && (names.contains(&ORIGIN) || !is_for_one_origin(headers))
+            // Some clients cannot read the encoding.
+            && (names.contains(&ACCEPT_ENCODING) || !headers.contains_key(CONTENT_ENCODING))
+            && !(is_careful && (pragma(headers) || headers.contains_key(CONTENT_RANGE)))
+    }
+
+    /// Returns `None` if the response must not be shared, or only while it is validated.
+    fn freshness(
+        &self,
+        question: &Question,
+        took: Duration,
+        parts: &Parts,
+        controls: &Controls,
+    ) -> Option<Freshness> {
+        if !self.is_storable(question, parts, &controls.directives) {
+            return None;
+        }
+        let received = SystemTime::now();
+        let age = age(&parts.headers, received, took);
+        if self.0.policy.coalesces {
+            let is_shared = match self.0.policy.kind {
+                // Its requests have nothing of their users.
+                PolicyKind::Careful => self.is_status_shared(parts.status),
+                PolicyKind::Rfc9111 => self.lifetime(parts, controls, received).is_some(),
+            };
+            let (lifetime, stale) = (Duration::ZERO, StaleWindows::default());
+            return is_shared.then_some(Freshness { lifetime, stale, age });
+        }
+        let lifetime = self.lifetime(parts, controls, received)?;
+        let lifetime = lifetime.checked_sub(Duration::from_secs(age))?;
+        let stale = self.0.stale.windows(parts, &controls.directives);
+        (!lifetime.is_zero()).then_some(Freshness { lifetime, stale, age })
+    }
+
+    /// Returns whether a response may be stored at all (RFC 9111, section 3).
+    fn is_storable(&self, question: &Question, parts: &Parts, directives: &Directives) -> bool {
+        let headers = &parts.headers;
+        if matches!(parts.status.as_u16(), ..200 | 206 | 304)
+            || self.forbids_storing(directives, parts.status)
+            || (parts.status.is_redirection()
+                && redirects_to_itself(&question.head, headers, &self.0.query))
+        {
+            return false;
+        }
+        match self.0.policy.kind {
+            PolicyKind::Careful => {
+                let is_whole = |scope: &Scope| *scope == Scope::Nothing;
+                !directives.malformed
+                    && is_whole(&directives.no_cache)
+                    && is_whole(&directives.private)
+            }
+            PolicyKind::Rfc9111 => {
+                !directives.no_cache.covers(headers) && !directives.private.covers(headers)
+            }
+        }
+    }
+
+    /// Returns whether `no-store` or `must-understand` forbids storing (RFC 9111, section 5.2.2.3).
+    /// Where the status is understood, the latter takes the place of the former, which is for
+    /// caches that know only that one.
+    fn forbids_storing(&self, directives: &Directives, status: StatusCode) -> bool {
+        match directives.must_understand {
+            true if !is_understood(status) => true,
+            true if self.0.policy.kind == PolicyKind::Rfc9111 => false,
+            _ => directives.no_store,
+        }
+    }
+
+    /// Returns whether a response is for the credentials of its request alone (RFC 9111, section
+    /// 3.5).
+    fn is_reserved(&self, question: &Question, it: &Directives) -> bool {
+        let permits = it.public || it.must_revalidate || it.s_maxage.is_some();
+        self.0.policy.kind == PolicyKind::Rfc9111 && question.is_authorized() && !permits
+    }
+
+    /// Returns whether responses with a status are shared.
+    fn is_status_shared(&self, status: StatusCode) -> bool {
+        status == StatusCode::OK
+            || self.0.policy.kind == PolicyKind::Rfc9111
+            || self.0.policy.lifetime_of(status).is_some()
+    }
+
+    /// Returns how long a response is fresh from its origin on.
+    fn lifetime(
+        &self,
+        parts: &Parts,
+        controls: &Controls,
+        received: SystemTime,
+    ) -> Option<Duration> {
+        let (status, headers) = (parts.status, &parts.headers);
+        if !self.is_status_shared(status) {
+            return None;
+        }
+        let is_careful = self.0.policy.kind == PolicyKind::Careful;
+        if is_careful && controls.directives.max_age == Some(0) {
+            // It forbids sharing, even next to a larger `s-maxage`.
+            return None;
+        }
+        // The clock of this process may be wrong.
+        named(controls, headers, Some(received).filter(|_| !is_careful))
+            .or_else(|| self.unnamed_lifetime(parts, &controls.directives, received))
+    }
+
+    fn unnamed_lifetime(
+        &self,
+        parts: &Parts,
+        directives: &Directives,
+        received: SystemTime,
+    ) -> Option<Duration> {
+        let default = self.0.default_lifetime.filter(|_| parts.status == StatusCode::OK);
+        let set = self.0.policy.lifetime_of(parts.status).or(default);
+        let limit = self.0.policy.heuristic_limit;
+        let is_heuristic = is_heuristically_cacheable(parts.status) || directives.public;
+        let heuristic = || heuristic(&parts.headers, received, limit);
+        set.or_else(|| heuristic().filter(|_| is_heuristic))
+    }
+}
+
+/// Returns whether the rules of a status are known here (RFC 9111, section 3). The rules of `206`
+/// and `304` are not.
+fn is_understood(status: StatusCode) -> bool {
+    is_heuristically_cacheable(status) || matches!(status.as_u16(), 302 | 303 | 307)
+}
+
+/// RFC 9110, section 15.1.
+fn is_heuristically_cacheable(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 200 | 203 | 204 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
+}
+
+/// Returns whether a response is for the web pages of one origin.
+fn is_for_one_origin(headers: &HeaderMap) -> bool {
+    let mut origins = headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
+    origins.any(|origin| origin != "*") || headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS)
+}
+
+/// Returns whether the content type is one of streams without an end.
+fn endless(headers: &HeaderMap) -> bool {
+    let streams = |line: &HeaderValue| {
+        let line = line.as_bytes().to_ascii_lowercase();
+        let kind = line.trim_ascii_start();
+        kind.starts_with(b"text/event-stream") || kind.starts_with(b"multipart/x-mixed-replace")
+    };
+    headers.get_all(CONTENT_TYPE).iter().any(streams)
+}
+
+/// How long a response may be shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Freshness {
+    /// The remaining time. Zero if only those may have it that wait for it.
+    pub(super) lifetime: Duration,
+    /// What it is good for after that.
+    pub(super) stale: StaleWindows,
+    /// The age of the response when it arrived, in seconds.
+    pub(super) age: u64,
+}
+
+/// The limit of both windows, unless the user sets another one.
+const LIMIT: Duration = Duration::from_secs(86_400);
+
+/// For how long a response is kept for its validation, unless the user sets another time.
+const VALIDATION: Duration = Duration::from_secs(600);
+
+/// The settings that decide about stale responses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StaleRules {
+    /// The window of a response that has none of its own.
+    pub(super) while_revalidate: Duration,
+    /// The same.
+    pub(super) if_error: Duration,
+    /// For how long a response is kept for its validation, if it has no window.
+    pub(super) validation: Duration,
+    /// The longest window of any response.
+    pub(super) limit: Duration,
+}
+
+/// What a response is good for after its lifetime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StaleWindows {
+    while_revalidate: Duration,
+    /// For how long it is kept in case of a failure, or for its validation.
+    kept: Duration,
+    /// It may only be validated, and not be served.
+    pub(super) only_validates: bool,
+}
+
+impl StaleRules {
+    /// Returns the settings of a cache.
+    pub(super) fn of(cache: &Cache<CachedResponse>) -> Self {
+        let options = &cache.settings().options;
+        Self {
+            while_revalidate: options.stale_while_revalidate,
+            if_error: options.stale_if_error,
+            validation: VALIDATION,
+            limit: LIMIT,
+        }
+    }
+
+    /// Returns the windows of a response with these directives.
+    fn windows(&self, parts: &Parts, directives: &Directives) -> StaleWindows {
+        let window = |named: Option<u64>, setting: Duration| match named {
+            _ if directives.revalidates() => Duration::ZERO,
+            Some(seconds) => Duration::from_secs(seconds).min(self.limit),
+            // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
+            None if directives.s_maxage.is_some() => Duration::ZERO,
+            None => setting.min(self.limit),
+        };
+        let while_revalidate = window(directives.stale_while_revalidate, self.while_revalidate);
+        let if_error = window(directives.stale_if_error, self.if_error);
+        if while_revalidate.max(if_error).is_zero() && has_validator(parts) {
+            let (kept, only_validates) = (self.validation, !self.validation.is_zero());
+            return StaleWindows { while_revalidate, kept, only_validates };
+        }
+        StaleWindows { while_revalidate, kept: if_error, only_validates: false }
+    }
+}
+
+impl Freshness {
+    /// Returns the same freshness with a lifetime of this at most.
+    pub(super) fn capped(self, cap: Duration) -> Self {
+        Self { lifetime: self.lifetime.min(cap), ..self }
+    }
+
+    /// Sets how long a response is kept that is stored without a load.
+    pub(super) fn kept(&self, request: Request<CachedResponse>) -> Request<CachedResponse> {
+        request
+            .ttl(self.lifetime)
+            .stale_while_revalidate(self.stale.while_revalidate)
+            .stale_if_error(self.stale.kept)
+    }
+
+    /// Sets how long the response is kept.
+    pub(super) fn keep(&self, lead: &Lead<CachedResponse>) {
+        if self.lifetime.is_zero() {
+            return lead.do_not_store();
+        }
+        lead.expire_after(self.lifetime);
+        lead.stale_while_revalidate(self.stale.while_revalidate);
+        lead.stale_if_error(self.stale.kept);
+    }
+}
+
+/// Returns the lifetime that a response names, from its origin on (section 4.2.1). Invalid
+/// freshness is stale, and so is an `Expires` without a `Date` if the time of receipt is `None`.
+fn named(
+    controls: &Controls,
+    headers: &HeaderMap,
+    received: Option<SystemTime>,
+) -> Option<Duration> {
+    let directives = &controls.directives;
+    if let Some(seconds) = directives.s_maxage.or(directives.max_age) {
+        return Some(Duration::from_secs(seconds));
+    }
+    if controls.is_targeted || !headers.contains_key(EXPIRES) {
+        return None;
+    }
+    let expires = date(headers, EXPIRES).zip(date(headers, DATE).or(received));
+    let left = expires.and_then(|(expires, from)| expires.duration_since(from).ok());
+    Some(left.unwrap_or_default())
+}
+
+/// Returns a lifetime of a tenth of the time since the last change (section 4.2.2).
+fn heuristic(headers: &HeaderMap, received: SystemTime, limit: Duration) -> Option<Duration> {
+    let changed = date(headers, LAST_MODIFIED)?;
+    let sent = date(headers, DATE).unwrap_or(received);
+    Some((sent.duration_since(changed).ok()? / 10).min(limit))
+}
+
+/// Returns the age of a response at its arrival, in seconds (section 4.2.3).
+///
+/// `took` is the time since its request was sent. A response without an `Age` comes from the
+/// service itself, which made it at the end of that time. So does one with an invalid `Age`, which
+/// is ignored (section 5.1). Of a list the first member counts.
+fn age(headers: &HeaderMap, received: SystemTime, took: Duration) -> u64 {
+    let first = headers.get(AGE).and_then(|line| line.as_bytes().split(|it| *it == b',').next());
+    let told = first.and_then(|age| seconds(str::from_utf8(age.trim_ascii()).ok()?));
+    let told = told.map_or(0, |age| age.saturating_add(took.as_secs()));
+    let apparent = date(headers, DATE).and_then(|sent| received.duration_since(sent).ok());
+    told.max(apparent.unwrap_or_default().as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 14 November 2023, 22:13:20.
+    fn now() -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)
+    }
+
+    /// Returns headers in which `+9` and `-9` stand for dates around now.
+    fn headers(fields: &[(&'static str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            let offset = value.strip_prefix('@').map(|offset| offset.parse::<i64>().unwrap());
+            let value = match offset {
+                Some(offset) if offset < 0 => {
+                    httpdate::fmt_http_date(now() - Duration::from_secs(offset.unsigned_abs()))
+                }
+                Some(offset) => {
+                    httpdate::fmt_http_date(now() + Duration::from_secs(offset.unsigned_abs()))
+                }
+                None => (*value).to_owned(),
+            };
+            headers.append(*name, HeaderValue::from_str(&value).unwrap());
+        }
+        headers
+    }
+
+    /// RFC 9111, sections 4.2.1 and 5.3.
+    #[test]
+    fn the_first_of_the_lifetimes_counts() {
+        let named_for = |seconds| Some(Duration::from_secs(seconds));
+        for (fields, expected) in [
+            (&[][..], None),
+            (&[("cache-control", "max-age=5, s-maxage=8"), ("expires", "@9")], named_for(8)),
+            (&[("cache-control", "max-age=5"), ("expires", "@9"), ("date", "@0")], named_for(5)),
+            (&[("expires", "@9"), ("date", "@-5")], named_for(14)),
+            (&[("expires", "@9"), ("date", "@10")], named_for(0)),
+            (&[("expires", "0"), ("date", "@0")], named_for(0)),
+            (&[("expires", "@9"), ("expires", "@9"), ("date", "@0")], named_for(0)),
+            (&[("expires", "Tuesday, 14-Nov-23 22:13:29 GMT"), ("date", "@0")], named_for(9)),
+            (&[("expires", "@9")], named_for(9)),
+            (&[("expires", "@9"), ("date", "x")], named_for(9)),
+            (&[("cdn-cache-control", "public"), ("expires", "@9")], None),
+            (&[("cdn-cache-control", "max-age=1"), ("expires", "@9")], named_for(1)),
+        ] {
+            let headers = headers(fields);
+            let controls = Controls::of(&headers).unwrap();
+            assert_eq!(named(&controls, &headers, Some(now())), expected, "{fields:?}");
+        }
+        let headers = headers(&[("expires", "@9")]);
+        assert_eq!(named(&Controls::of(&headers).unwrap(), &headers, None), named_for(0));
+    }
+
+    /// RFC 9111, section 4.2.2.
+    #[test]
+    fn a_tenth_of_the_time_since_the_last_change_is_the_heuristic() {
+        let limit = Duration::from_secs(50);
+        for (fields, expected) in [
+            (&[][..], None),
+            (&[("last-modified", "@-100"), ("date", "@0")], Some(10)),
+            (&[("last-modified", "@-100"), ("date", "@100")], Some(20)),
+            (&[("last-modified", "@-100")], Some(10)),
+            (&[("last-modified", "@-5000")], Some(50)),
+            (&[("last-modified", "@5")], None),
+            (&[("last-modified", "yesterday")], None),
+        ] {
+            let found = heuristic(&headers(fields), now(), limit);
+            assert_eq!(found, expected.map(Duration::from_secs), "{fields:?}");
+        }
+    }
+
+    /// RFC 9111, sections 4.2.3 and 5.1.
+    #[test]
+    fn the_age_is_the_greater_of_what_is_told_and_what_is_apparent() {
+        let took = Duration::from_millis(2900);
+        for (fields, expected) in [
+            (&[][..], 0),
+            (&[("age", "7")], 9),
+            (&[("age", "7"), ("date", "@-3")], 9),
+            (&[("age", "7"), ("date", "@-30")], 30),
+            (&[("date", "@30")], 0),
+            (&[("date", "x")], 0),
+            (&[("age", "99999999999999999999")], u64::MAX),
+            // Of a list the first counts.
+            (&[("age", "7"), ("age", "99")], 9),
+            (&[("age", "99"), ("age", "7")], 101),
+            (&[("age", "7,99")], 9),
+            (&[("age", " 7 , \u{e4}"), ("age", "x")], 9),
+            // An invalid one is ignored.
+            (&[("age", "")], 0),
+            (&[("age", ", 7")], 0),
+            (&[("age", "-7")], 0),
+            (&[("age", "+7")], 0),
+            (&[("age", "7.0")], 0),
+            (&[("age", "7s")], 0),
+            (&[("age", "7;x=y")], 0),
+            (&[("age", "\"7\"")], 0),
+            (&[("age", "x, 7")], 0),
+            (&[("age", "x"), ("age", "7")], 0),
+            (&[("age", "\u{e4}")], 0),
+            (&[("age", "x"), ("date", "@-30")], 30),
+            (&[("age", "7"), ("date", "x")], 9),
+            (&[("age", "7"), ("date", "@-30"), ("date", "@-30")], 9),
+        ] {
+            assert_eq!(age(&headers(fields), now(), took), expected, "{fields:?}");
+        }
+    }
+}
