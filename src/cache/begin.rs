@@ -4,7 +4,6 @@ use std::fmt;
 
 use super::{
     Cache, Lead, Loaded, Request, StaleValue, loader,
-    outcome::failed,
     run::{Load, Run, RunStart},
     settings::OnUncacheable,
 };
@@ -203,7 +202,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     pub async fn fail(self, error: impl Into<BoxError>) -> Error {
         let core = self.asked.core.clone();
         core.counters.failures.add();
-        failed(&core, Box::pin(self.fail_with(Error::load(error))).await)
+        core.counters.failed.add();
+        Box::pin(self.fail_with(Error::load(error))).await
     }
 
     /// Ends the lease without a word, so that the next process loads. A load that is dropped does

@@ -17,11 +17,10 @@ use super::{
     breaker::{Outage, Shard},
     failures::Failures,
     freshness::{self, RefreshDelay, Rules, Window},
-    lead::Keeping,
-    local::{Fill, LocalRow, LocalStore, Watches},
+    lead::{Keeping, Previous},
+    local::{Fill, LocalStore, Watches},
     many,
     outcome::{Made, Outcome, Record},
-    previous::Previous,
     refresh::Refreshes,
     settings::{IsNegative, OnFull, Options, Settings},
     tags::{Answered, Tags},
@@ -185,15 +184,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Decides what an answer about a name is good for, with the schema and the codec of this
     /// process, and the rules of the caller.
     pub(super) fn decide(&self, name: &Name, rules: &Rules, answer: Answered) -> Decision<V> {
-        match answer {
-            Ok(Some(entry)) => self.decide_on(name, rules, entry),
-            Ok(None) => Decision::Miss { seen: 0 },
-            Err(error) => self.no_entry(name, error),
-        }
-    }
-
-    /// Decides what an entry is good for.
-    fn decide_on(&self, name: &Name, rules: &Rules, mut entry: Entry) -> Decision<V> {
+        let mut entry = match answer {
+            Ok(Some(entry)) => entry,
+            Ok(None) => return Decision::Miss { seen: 0 },
+            Err(error) => return self.no_entry(name, error),
+        };
         match entry.kind {
             EntryKind::Value => {}
             EntryKind::Uncacheable => return Decision::Uncacheable { seen: entry.fence },
@@ -326,13 +321,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.counted(answered_by(backend, limit, change).await)
     }
 
-    pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
-        let row = self.local_row(key, options)?;
-        Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
-    }
-
+    /// Returns the copy in this process, if it may be served.
     #[inline]
-    pub(super) fn local_row(&self, key: &str, options: &Options) -> Option<Arc<LocalRow<V>>> {
+    pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
         let copies = self.copies.as_ref()?;
         let delay = |fence| match self.name(&key.into()) {
             Ok(name) => self.refreshes.delay(&name, fence),
@@ -343,7 +334,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             return None;
         }
         self.meter.sample_local_age(|| copies.age_of_copy(&row));
-        Some(row)
+        Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
     }
 
     /// Lets go of what the copies in this process have from before a commit under this fence.

@@ -170,7 +170,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
                 request.options_mut().batch = Some(member.clone());
                 let work = move |lead| gathering.load(id, lead, member);
                 let (core, flown) = (&cache.core, request.fly(work));
-                async move { flown.await?.shared(core) }
+                async move { flown.await?.shared(&core.counters) }
             };
             let answers = fill_gaps(answers, load).await;
             // No answer is copied, unless an id occurs twice.

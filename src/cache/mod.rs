@@ -28,7 +28,6 @@ mod loader;
 mod local;
 mod many;
 mod outcome;
-mod previous;
 mod refresh;
 mod request;
 mod run;
@@ -64,7 +63,7 @@ pub use crate::{flight::Abandoned, observe::Stats};
 #[cfg(feature = "http")]
 pub(crate) use self::{
     loader::Produced,
-    outcome::{Alone, Flown, HeadOffer},
+    outcome::{Alone, FlightResult, HeadOffer},
     settings::{OnFull, OnUncacheable, Sharing, UNCACHEABLE_LIFE},
 };
 
@@ -222,10 +221,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Returns the copy of a value that the [local tier](Builder::local) has, if it may be served.
     /// Asks no backend, and starts nothing.
     pub fn get_local(&self, key: &str) -> Option<V> {
-        let copy = self.core.local_row(key, &self.core.settings.options)?;
+        let copy = self.core.local(key, &self.core.settings.options)?;
         self.core.activity.note(key);
         self.core.counters.served(Source::Local);
-        Some(copy.value.clone())
+        Some(copy.value)
     }
 
     /// Returns what was counted since the cache was built.

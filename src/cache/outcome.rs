@@ -11,7 +11,6 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::core::Core;
 use crate::{
     backend::Entry,
     error::{Error, ErrorKind},
@@ -202,62 +201,25 @@ pub(crate) enum Alone {
     Full,
 }
 
-/// The outcome with which a flight lands.
+/// What a flight ends with, and each of its callers gets.
 #[derive(Clone)]
-pub(super) enum Outcome<V> {
-    Value(Loaded<V>),
-    /// The head of a value, which was loaded so.
-    Head(Head, Source),
-    /// Each caller loads for itself.
-    Alone(Alone),
-    Failed(Error),
-}
-
-impl<V> Outcome<V> {
-    /// Returns the word for it, for the caller whose loader ran, or for another one of the flight.
-    pub(super) fn result(&self, leads: bool) -> &'static str {
-        let source = match self {
-            Self::Value(loaded) => loaded.source,
-            Self::Head(_, source) => *source,
-            Self::Failed(_) => return "error",
-            Self::Alone(_) => return "alone",
-        };
-        match source.for_caller(leads) {
-            Source::Led => "led",
-            Source::Followed => "followed",
-            Source::Hit | Source::Local => "hit",
-            Source::Stale => "stale",
-            Source::Received => "received",
-            Source::Degraded => "degraded",
-        }
-    }
-
-    /// Notes in a span that it ended so.
-    pub(super) fn ends(&self, span: &Span, leads: bool) {
-        let error = match self {
-            Self::Failed(error) => Some(error),
-            _ => None,
-        };
-        spans::ended(span, self.result(leads), error);
-    }
-}
-
-/// The end of a request, with or without a value.
-pub(crate) enum Flown<V> {
-    /// With a value. Its caller counts once it is [served](Counters::served).
+pub(crate) enum FlightResult<V> {
+    /// A value. A caller counts once it is [served](Counters::served).
     Loaded(Loaded<V>),
-    /// With the head of a value, for a request that [takes it](super::Sharing::takes_heads).
-    Head(Box<HeadOffer<V>>),
+    /// The head of a value, for a request that [takes it](super::Sharing::takes_heads).
+    Head(HeadOffer<V>),
     /// Each caller loads for itself.
     Alone(Alone),
 }
 
-impl<V> Flown<V> {
+pub(super) type Outcome<V> = Result<FlightResult<V>, Error>;
+
+impl<V> FlightResult<V> {
     /// Returns the value, and counts its caller. A loader that a user wrote makes no other answer.
-    pub(super) fn shared(self, core: &Core<V>) -> Result<Loaded<V>, Error> {
+    pub(super) fn shared(self, counters: &Counters) -> Result<Loaded<V>, Error> {
         match self {
             Self::Loaded(loaded) => {
-                core.counters.served(loaded.source);
+                counters.served(loaded.source);
                 Ok(loaded)
             }
             Self::Head(_) | Self::Alone(_) => {
@@ -267,41 +229,73 @@ impl<V> Flown<V> {
     }
 }
 
-/// The head of a value, which its caller takes, or declines to wait for the whole load.
+/// Returns the word for an outcome, for the caller whose loader ran, or for another one of the
+/// flight.
+pub(super) fn result<V>(outcome: &Outcome<V>, leads: bool) -> &'static str {
+    let source = match outcome {
+        Ok(FlightResult::Loaded(loaded)) => loaded.source,
+        Ok(FlightResult::Head(offer)) => offer.source,
+        Ok(FlightResult::Alone(_)) => return "alone",
+        Err(_) => return "error",
+    };
+    match source.for_caller(leads) {
+        Source::Led => "led",
+        Source::Followed => "followed",
+        Source::Hit | Source::Local => "hit",
+        Source::Stale => "stale",
+        Source::Received => "received",
+        Source::Degraded => "degraded",
+    }
+}
+
+/// Notes in a span that it ended so.
+pub(super) fn end_span<V>(span: &Span, outcome: &Outcome<V>, leads: bool) {
+    spans::ended(span, result(outcome, leads), outcome.as_ref().err());
+}
+
+/// The head of a value, which its caller uses, or declines to wait for the whole load.
 pub(crate) struct HeadOffer<V> {
-    core: Arc<Core<V>>,
     head: Head,
-    /// The source of the value for this caller.
     source: Source,
-    follower: Option<FlightPlace<V>>,
+    /// A caller keeps its place in the flight.
+    place: Option<Box<FlightPlace<V>>>,
 }
 
 /// The place of a caller in a flight, and its wait if it is a loader.
 pub(super) type FlightPlace<V> = (Follower<Outcome<V>>, Option<Edge>);
 
-impl<V: Clone + Send + Sync + 'static> HeadOffer<V> {
+impl<V> Clone for HeadOffer<V> {
+    fn clone(&self) -> Self {
+        Self::new(self.head.clone(), self.source)
+    }
+}
+
+impl<V> HeadOffer<V> {
+    pub(super) fn new(head: Head, source: Source) -> Self {
+        Self { head, source, place: None }
+    }
+
     /// Returns the head.
     pub(crate) fn head(&self) -> &Head {
         &self.head
     }
 
-    /// Counts a caller that is served the value.
-    pub(crate) fn take(self) {
-        self.core.counters.served(self.source);
+    /// Returns the source of the value for this caller.
+    pub(crate) fn source(&self) -> Source {
+        self.source
     }
+}
 
+impl<V: Clone + Send + Sync + 'static> HeadOffer<V> {
     /// Waits for the outcome of the load. Returns `None` if the caller has to ask again.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future leaves the flight, which goes on for the others.
-    pub(crate) async fn decline(self) -> Option<Result<Flown<V>, Error>> {
-        let (mut follower, _edge) = self.follower?;
+    pub(crate) async fn decline(self, counters: &Counters) -> Option<Outcome<V>> {
+        let (mut follower, _edge) = *self.place?;
         follower.take_head(false);
-        match follower.wait().await {
-            None => None,
-            Some(outcome) => Some(ended(&self.core, outcome, false, None)),
-        }
+        Some(ended(counters, follower.wait().await?, false, None))
     }
 }
 
@@ -309,23 +303,21 @@ impl<V: Clone + Send + Sync + 'static> HeadOffer<V> {
 ///
 /// A caller that is served a head keeps its place in the flight, if there is a flight.
 pub(super) fn ended<V>(
-    core: &Arc<Core<V>>,
-    outcome: Outcome<V>,
+    counters: &Counters,
+    mut outcome: Outcome<V>,
     leads: bool,
-    follower: Option<FlightPlace<V>>,
-) -> Result<Flown<V>, Error> {
-    match outcome {
-        Outcome::Value(loaded) => {
-            let source = loaded.source.for_caller(leads);
-            Ok(Flown::Loaded(Loaded { source, ..loaded }))
+    place: Option<FlightPlace<V>>,
+) -> Outcome<V> {
+    match &mut outcome {
+        Ok(FlightResult::Loaded(loaded)) => loaded.source = loaded.source.for_caller(leads),
+        Ok(FlightResult::Head(offer)) => {
+            offer.source = offer.source.for_caller(leads);
+            offer.place = place.map(Box::new);
         }
-        Outcome::Head(head, source) => {
-            let (core, source) = (Arc::clone(core), source.for_caller(leads));
-            Ok(Flown::Head(Box::new(HeadOffer { core, head, source, follower })))
-        }
-        Outcome::Alone(why) => Ok(Flown::Alone(why)),
-        Outcome::Failed(error) => Err(failed(core, error)),
+        Ok(FlightResult::Alone(_)) => {}
+        Err(_) => counters.failed.add(),
     }
+    outcome
 }
 
 impl Counters {
@@ -342,12 +334,6 @@ impl Counters {
         };
         counter.add();
     }
-}
-
-/// Counts a caller that gets an error.
-pub(super) fn failed<V>(core: &Core<V>, error: Error) -> Error {
-    core.counters.failed.add();
-    error
 }
 
 pub(super) fn cut_off() -> Error {

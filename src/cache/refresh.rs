@@ -29,7 +29,7 @@ use super::{
     Cache, Lead, Loaded, Request,
     freshness::RefreshDelay,
     loader::{self, Work},
-    outcome::{Flown, cut_off, ended},
+    outcome::{Outcome, cut_off, ended},
     run::{Run, RunStart},
 };
 use crate::{
@@ -108,10 +108,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let core = self.core.clone();
         let shared = core.clone();
         let work = move |lead: Lead<V>| loader::of_user(shared, lead.clone(), loader(lead));
-        self.refresh_by(loader::boxed(work)).map(move |flown| flown?.shared(&core))
+        self.refresh_by(loader::boxed(work)).map(move |flown| flown?.shared(&core.counters))
     }
 
-    async fn refresh_by(mut self, work: Work<V>) -> Result<Flown<V>, Error> {
+    async fn refresh_by(mut self, work: Work<V>) -> Outcome<V> {
         // The entry to replace is read also if it is fresh.
         self.options_mut().rules.replaces = true;
         let Self { core, key, own } = self;
@@ -128,7 +128,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             Some(number) => core.begun.spawn(flight::within(number, load)),
             None => core.begun.spawn(load),
         };
-        ended(&core, load.await.map_err(|_| cut_off())?, true, None)
+        ended(&core.counters, load.await.map_err(|_| cut_off())?, true, None)
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     freshness::Rules,
     lead::Keeping,
     loader::{self, Produced},
-    outcome::{Alone, Flown, Outcome, cut_off, ended, failed},
+    outcome::{Alone, FlightResult, Outcome, cut_off, end_span, ended},
     refresh::EntryNote,
     run::{AskedKey, Run, RunStart},
     settings::Options,
@@ -141,14 +141,11 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let core = self.core.clone();
         let shared = core.clone();
         let work = move |lead: Lead<V>| loader::of_user(shared, lead.clone(), loader(lead));
-        self.fly(work).map(move |flown| flown?.shared(&core))
+        self.fly(work).map(move |flown| flown?.shared(&core.counters))
     }
 
     /// As [`load`](Self::load), for work that may make an answer for its caller alone.
-    pub(crate) fn fly<F, Fut>(
-        self,
-        work: F,
-    ) -> impl Future<Output = Result<Flown<V>, Error>> + Send + 'static
+    pub(crate) fn fly<F, Fut>(self, work: F) -> impl Future<Output = Outcome<V>> + Send + 'static
     where
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
@@ -160,15 +157,18 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             Name::check(Family::Cache, &key, core.settings.max_key)?;
             let options = core.options(own.as_deref());
             if let Some(loaded) = core.local(key.as_str(), options) {
-                return Ok(Flown::Loaded(loaded));
+                return Ok(FlightResult::Loaded(loaded));
             }
-            let (takes_heads, patience) = (options.sharing.takes_heads, Patience::of(options));
+            let takes_heads = options.sharing.takes_heads;
+            let patience = options
+                .serve_stale_after
+                .map(|limit| Box::new((after(Instant::now(), limit), options.rules)));
             // Nothing but what the caller needs lives across the wait, so that its future is small.
             loop {
                 let Joined { mut follower, leader } = match core.flights.join(&key) {
                     Ok(joined) => joined,
                     Err(Refused::Closed) => break,
-                    Err(full) => return Err(failed(&core, overloaded(full))),
+                    Err(full) => return ended(&core.counters, Err(overloaded(full)), false, None),
                 };
                 follower.take_head(takes_heads);
                 let Some(edge) = nest(flight::current(), &follower) else { break };
@@ -183,12 +183,12 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 if let Some(end) =
                     wait(patience.as_deref(), &core, &key, &mut follower, leads).await
                 {
-                    return ended(&core, end, leads, Some((follower, edge)));
+                    return ended(&core.counters, end, leads, Some((follower, edge)));
                 }
             }
             // The cache is shut down, or a loader asks for a key that waits for it.
             match takes_heads {
-                true => Ok(Flown::Alone(Alone::Uncacheable)),
+                true => Ok(FlightResult::Alone(Alone::Uncacheable)),
                 false => {
                     Box::pin(Run::load_for_caller(&core, &key, own, work.map(loader::boxed))).await
                 }
@@ -330,12 +330,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 }
 
-/// The patience of a caller with a load, while there is an old value: until when it waits, and
-/// which stored values it accepts after that.
-struct Patience {
-    until: Instant,
-    rules: Rules,
-}
+/// Until when a caller waits for a load, while there is an old value, and which stored values it
+/// accepts after that.
+type Patience = (Instant, Rules);
 
 /// Waits for the end of a flight, as long as the patience of its caller lasts. A caller that leads
 /// has the span of its load, and no other.
@@ -350,52 +347,44 @@ fn wait<V: Clone + Send + Sync + 'static>(
     let waited = match patience {
         None => Either::Left(follower.wait()),
         // In a box, which most callers do not need.
-        Some(patience) => Either::Right(Box::pin(patience.wait(core, key, follower))),
+        Some(patience) => Either::Right(Box::pin(wait_until(patience, core, key, follower))),
     };
     if span.is_disabled() {
         return Either::Left(waited);
     }
     let ends = |waited: &Option<Outcome<V>>, span: &Span| {
         if let Some(outcome) = waited {
-            outcome.ends(span, false);
+            end_span(span, outcome, false);
         }
     };
     // In a box, which callers need only where spans are collected.
     Either::Right(Box::pin(spans::within(span, waited, ends)))
 }
 
-impl Patience {
-    /// Begins the patience of a caller, if it has a limit.
-    fn of(options: &Options) -> Option<Box<Self>> {
-        let limit = options.serve_stale_after?;
-        Some(Box::new(Self { until: after(Instant::now(), limit), rules: options.rules }))
+/// Waits for a flight, and after the limit reads the stored value, if one may be served.
+async fn wait_until<V: Clone + Send + Sync + 'static>(
+    &(until, ref rules): &Patience,
+    core: &Arc<Core<V>>,
+    key: &Key,
+    follower: &mut Follower<Outcome<V>>,
+) -> Option<Outcome<V>> {
+    // A look that is slow has a limit of its own. A second one would ask the same server.
+    follower.carry().await;
+    if let Ok(waited) = timeout_at(until, follower.wait()).await {
+        return waited;
     }
-
-    /// Waits for a flight, and after the limit reads the stored value, if one may be served.
-    async fn wait<V: Clone + Send + Sync + 'static>(
-        &self,
-        core: &Arc<Core<V>>,
-        key: &Key,
-        follower: &mut Follower<Outcome<V>>,
-    ) -> Option<Outcome<V>> {
-        // A look that is slow has a limit of its own. A second one would ask the same server.
-        follower.carry().await;
-        if let Ok(waited) = timeout_at(self.until, follower.wait()).await {
-            return waited;
-        }
-        let old: Option<Loaded<V>> = tokio::select! {
-            biased;
-            waited = follower.wait() => return waited,
-            old = async {
-                AskedKey::new(core, key, None).ok()?.in_place_of_slow_load(&self.rules).await
-            } => old,
-        };
-        let Some(old) = old else { return follower.wait().await };
-        tracing::debug!("the stale value is served, because the load is slow");
-        follower.leave_behind();
-        core.counters.slow.add();
-        Some(Outcome::Value(old))
-    }
+    let old: Option<Loaded<V>> = tokio::select! {
+        biased;
+        waited = follower.wait() => return waited,
+        old = async {
+            AskedKey::new(core, key, None).ok()?.in_place_of_slow_load(rules).await
+        } => old,
+    };
+    let Some(old) = old else { return follower.wait().await };
+    tracing::debug!("the stale value is served, because the load is slow");
+    follower.leave_behind();
+    core.counters.slow.add();
+    Some(Ok(FlightResult::Loaded(old)))
 }
 
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.

@@ -1018,3 +1018,13 @@ async fn a_caller_may_be_polled_with_a_new_waker_whose_predecessor_runs_code() {
     });
     assert_eq!(answer.recv_timeout(10 * SECOND), Ok(true));
 }
+
+/// Ten thousand callers may wait for one key, and each holds its future.
+#[tokio::test(start_paused = true)]
+async fn the_future_of_a_caller_is_small() {
+    let cache: Cache<u64> = Cache::new(MemoryBackend::new(), "bellwether").unwrap();
+    let load = |_lead| async { Ok::<_, BoxError>(1) };
+    let of_call = size_of_val(&cache.get_or_load("k", load));
+    let of_request = size_of_val(&cache.request("k").load(load));
+    assert!(of_call <= 256 && of_request <= 256, "{of_call}, {of_request}");
+}

@@ -19,7 +19,7 @@ use crate::{
         lead::Keeping,
         loader::{self, Produced, Work},
         local::Fill,
-        outcome::{Alone, Head, Made, Outcome, Record, cut_off},
+        outcome::{Alone, FlightResult, Head, HeadOffer, Made, Record, cut_off},
         refresh::EntryNote,
         settings::UNCACHEABLE_LIFE,
     },
@@ -132,7 +132,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                     None => (committed, ForLate::Look),
                     Some(late) => (granted, late),
                 };
-                FlightEnd { outcome: Outcome::Value(loaded), epoch, late }
+                FlightEnd { outcome: Ok(FlightResult::Loaded(loaded)), epoch, late }
             }
             Ok(Produced::Uncacheable | Produced::Failing(_)) => {
                 Box::pin(load.commit_uncacheable()).await;
@@ -171,7 +171,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         match produced {
             Ok(Produced::Value(made)) => {
                 self.asked.remember(&made, begun, &lead, outage);
-                FlightEnd::for_all(Outcome::Value(Loaded::degraded(made.value)))
+                FlightEnd::for_all(Ok(FlightResult::Loaded(Loaded::degraded(made.value))))
             }
             Ok(Produced::Reserved) => FlightEnd::alone(Alone::Reserved),
             Ok(Produced::Uncacheable | Produced::Failing(_)) => {
@@ -224,7 +224,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Lands the head of the value for the callers that joined before the epoch of its load.
     fn land_head(&self, head: &Head, lead: &Lead<V>, epoch: Epoch) {
         if let Some(leader) = &self.leader {
-            leader.land_head(Outcome::Head(head.clone(), lead.source()), epoch);
+            leader.land_head(
+                Ok(FlightResult::Head(HeadOffer::new(head.clone(), lead.source()))),
+                epoch,
+            );
         }
     }
 

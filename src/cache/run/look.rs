@@ -20,7 +20,11 @@ use crate::{
         Occupied, Owner,
     },
     cache::{
-        Loaded, Source, core::Decision, outcome::Alone, refresh::EntryNote, settings::OnUncacheable,
+        Loaded, Source,
+        core::Decision,
+        outcome::{Alone, result},
+        refresh::EntryNote,
+        settings::OnUncacheable,
     },
     error::{BackendError, Error},
     flight::Epoch,
@@ -147,7 +151,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let mut claiming = Claiming { run: self, held, acquisition, seen, epoch, fence };
         let Break(step) = claiming.settle(&mut waiting).await;
         if let Step::Land(end, _) = &step {
-            core.meter.woken(waiting.pushed_at, end.outcome.result(true));
+            core.meter.woken(waiting.pushed_at, result(&end.outcome, true));
         }
         step
     }

@@ -24,9 +24,9 @@ use super::{
     breaker::{Outage, Shard},
     core::{Core, Decision, Permit},
     freshness::Rules,
+    lead::Previous,
     loader::{self, Produced, Work},
-    outcome::{Alone, Flown, Outcome, ended, failed},
-    previous::Previous,
+    outcome::{Alone, FlightResult, Outcome, end_span, ended, result},
     refresh::{EntryNote, PAUSE},
     settings::{OnFull, Options},
 };
@@ -113,7 +113,7 @@ pub(super) enum ForLate {
 impl<V> FlightEnd<V> {
     /// Ends with a value of an entry.
     fn found(loaded: Loaded<V>, epoch: Epoch) -> Self {
-        Self { outcome: Outcome::Value(loaded), epoch, late: ForLate::Look }
+        Self { outcome: Ok(FlightResult::Loaded(loaded)), epoch, late: ForLate::Look }
     }
 
     /// Ends with the same outcome for all callers.
@@ -122,12 +122,12 @@ impl<V> FlightEnd<V> {
     }
 
     fn failed(error: Error) -> Self {
-        Self::for_all(Outcome::Failed(error))
+        Self::for_all(Err(error))
     }
 
     /// Lets each caller load for itself.
     fn alone(why: Alone) -> Self {
-        Self::for_all(Outcome::Alone(why))
+        Self::for_all(Ok(FlightResult::Alone(why)))
     }
 }
 
@@ -242,8 +242,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let (begun, meter) = (Instant::now(), &self.asked.core.meter);
         let ends = move |end: &FlightEnd<V>, span: &Span| {
-            end.outcome.ends(span, true);
-            meter.ended("bellwether_wait_seconds", begun, end.outcome.result(true));
+            end_span(span, &end.outcome, true);
+            meter.ended("bellwether_wait_seconds", begun, result(&end.outcome, true));
         };
         spans::within(span, self.unless_cancelled(rest), ends)
     }
@@ -275,10 +275,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         key: &Key,
         own: Option<Box<Options>>,
         mut work: Option<Work<V>>,
-    ) -> Result<Flown<V>, Error> {
+    ) -> Outcome<V> {
         let run = Self::new(core, key, own, None, RunStart::Look)?;
         let end = run.load_alone(&mut work, None, &mut Held::default()).await;
-        ended(core, end.outcome, true, None)
+        ended(&core.counters, end.outcome, true, None)
     }
 
     /// Claims the lease, if that is the next step. Returns the step that follows.
@@ -292,7 +292,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns the end with the entry that is kept for this case, if a load has failed.
     fn or_fallback(&self, end: FlightEnd<V>, held: &Held<V>) -> FlightEnd<V> {
-        let Outcome::Failed(error) = &end.outcome else { return end };
+        let Err(error) = &end.outcome else { return end };
         let is_of_load = matches!(
             error.kind(),
             ErrorKind::Load
@@ -343,11 +343,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 return Ok(Begun::Alone(why));
             }
         };
-        let loaded = match end.outcome {
-            Outcome::Value(loaded) => loaded,
-            Outcome::Failed(error) => return Err(failed(core, error)),
+        let loaded = match ended(&core.counters, end.outcome, true, None)? {
+            FlightResult::Loaded(loaded) => loaded,
             // A run without a flight has no other end.
-            Outcome::Alone(_) | Outcome::Head(..) => {
+            FlightResult::Alone(_) | FlightResult::Head(_) => {
                 return Ok(Begun::Alone(WhyAlone::Uncacheable));
             }
         };
@@ -411,14 +410,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             refreshed = AssertUnwindSafe(refreshed).catch_unwind() => match refreshed {
                 Ok(Some(outcome)) => outcome,
                 Ok(None) => return spans::ended(&span, "not_begun", None),
-                Err(panic) => Outcome::Failed(loader::panicked(panic.as_ref())),
+                Err(panic) => Err(loader::panicked(panic.as_ref())),
             }
         };
-        outcome.ends(&span, true);
+        end_span(&span, &outcome, true);
         let pause = match &outcome {
-            Outcome::Value(_) => Duration::ZERO,
+            Ok(FlightResult::Loaded(_)) => Duration::ZERO,
             // The key backs off.
-            Outcome::Failed(error) if error.retry_after().is_some() => return,
+            Err(error) if error.retry_after().is_some() => return,
             _ => PAUSE,
         };
         core.refreshes.note(EntryNote::Refreshed, key, seen, pause);
@@ -498,10 +497,12 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// not wait for another time-out.
     async fn land_late(self, leader: Leader<Outcome<V>>, late: ForLate, mut work: Option<Work<V>>) {
         let loaded = match leader.landed() {
-            Some(Outcome::Value(loaded)) if loaded.source == Source::Led => Some(loaded.clone()),
+            Some(Ok(FlightResult::Loaded(loaded))) if loaded.source == Source::Led => {
+                Some(loaded.clone())
+            }
             _ => None,
         };
-        let degraded = |loaded: Loaded<V>| Outcome::Value(Loaded::degraded(loaded.value));
+        let degraded = |loaded: Loaded<V>| Ok(FlightResult::Loaded(Loaded::degraded(loaded.value)));
         if late == ForLate::Degraded {
             return leader.land_late(loaded.map(degraded));
         }
@@ -517,8 +518,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
                         let outcome = run.unless_cancelled(rest).await.outcome;
                         // It could not run, so each of them begins anew.
                         let is_cancelled = |error: &Error| error.kind() == ErrorKind::Cancelled;
-                        let is_of_use =
-                            !matches!(&outcome, Outcome::Failed(error) if is_cancelled(error));
+                        let is_of_use = !matches!(&outcome, Err(error) if is_cancelled(error));
                         is_of_use.then_some(outcome)
                     }
                     // They may know of the act for which a value was refused.
@@ -526,9 +526,9 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
                 }
             }
             Decision::Old(previous) if late == ForLate::Fallback => {
-                previous.fallback().map(Outcome::Value)
+                previous.fallback().map(FlightResult::Loaded).map(Ok)
             }
-            decision => decision.value().map(Outcome::Value),
+            decision => decision.value().map(FlightResult::Loaded).map(Ok),
         };
         if let Some(leader) = run.leader {
             leader.land_late(outcome);

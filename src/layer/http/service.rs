@@ -24,7 +24,7 @@ use super::{
     variants::{KEY_LENGTH, Marker, Place},
 };
 use crate::{
-    cache::{self, Alone, Flown, HeadOffer, Loaded, OnFull, Sharing, Source},
+    cache::{self, Alone, FlightResult, HeadOffer, Loaded, OnFull, Sharing, Source},
     error::{BoxError, Error, ErrorKind},
     key::Key,
     layer::{self, Bellwether, ResponseFuture},
@@ -142,7 +142,7 @@ enum Settled<S: InnerHttp<B>, B> {
     /// The flight goes on without the caller that leads it, and will answer its request.
     Led(oneshot::Receiver<CallResult<S, B>>),
     /// The body of the response broke off. The outcome of the load is on its way.
-    Broken(B, Box<HeadOffer<CachedResponse>>),
+    Broken(B, HeadOffer<CachedResponse>),
 }
 
 /// Answers a request with the shared response, or with the caller's own if there is none.
@@ -175,13 +175,15 @@ where
                 }
                 body
             }
-            Settled::Broken(body, offer) => match Box::pin(offer.decline()).await {
-                None => body,
-                Some(flown) => {
-                    settled = http.settle(&place, &question, Exchange::new(body).0, flown);
-                    continue;
+            Settled::Broken(body, offer) => {
+                match Box::pin(offer.decline(http.0.cache.counters())).await {
+                    None => body,
+                    Some(flown) => {
+                        settled = http.settle(&place, &question, Exchange::new(body).0, flown);
+                        continue;
+                    }
                 }
-            },
+            }
             Settled::Alone { body, again: true, .. } if tries > 0 => {
                 tries -= 1;
                 body
@@ -263,12 +265,12 @@ impl Http {
         place: &Place,
         question: &Question,
         exchange: Exchange<B, CallResult<S, B>>,
-        flown: Result<Flown<CachedResponse>, Error>,
+        flown: Result<FlightResult<CachedResponse>, Error>,
     ) -> Settled<S, B> {
         match flown {
             // The exchange is left alone then. Its request may be that of a refresh which has
             // begun, and a stale response stands in for the answer of an origin that fails.
-            Ok(Flown::Loaded(loaded))
+            Ok(FlightResult::Loaded(loaded))
                 if !Marker::is(loaded.value())
                     && CachedResponse::is_in_time(&loaded, || question.waited()) =>
             {
@@ -283,14 +285,14 @@ impl Http {
         &self,
         question: &Question,
         mut exchange: Exchange<B, CallResult<S, B>>,
-        flown: Result<Flown<CachedResponse>, Error>,
+        flown: Result<FlightResult<CachedResponse>, Error>,
     ) -> Settled<S, B> {
         // The caller has led, and its answer is there, or is still to come, or it has not run.
         if let Ok(answer) = exchange.answer.try_recv() {
             match flown {
-                Ok(Flown::Loaded(loaded)) => self.served(loaded.source()),
-                Ok(Flown::Head(offer)) => offer.take(),
-                Ok(Flown::Alone(_)) | Err(_) => {}
+                Ok(FlightResult::Loaded(loaded)) => self.served(loaded.source()),
+                Ok(FlightResult::Head(offer)) => self.served(offer.source()),
+                Ok(FlightResult::Alone(_)) | Err(_) => {}
             }
             return Settled::Done(answer.map(|response| question.answer(response)));
         }
@@ -298,18 +300,18 @@ impl Http {
         match (flown, body) {
             (Err(error), _) => Settled::Done(Ok(self.failed(question, &error))),
             (Ok(flown), None) => {
-                if let Flown::Loaded(loaded) = flown {
+                if let FlightResult::Loaded(loaded) = flown {
                     self.served(loaded.source());
                 }
                 Settled::Led(exchange.answer)
             }
-            (Ok(Flown::Loaded(loaded)), Some(body)) => match Marker::of(loaded.value()) {
+            (Ok(FlightResult::Loaded(loaded)), Some(body)) => match Marker::of(loaded.value()) {
                 Some(marker) => Settled::Varies(body, marker),
                 // It was no longer fresh when the caller came. The next load begins after that.
                 None => Settled::Alone { body, why: Forward::Uncacheable, again: true },
             },
-            (Ok(Flown::Head(offer)), Some(body)) => self.follow(question, offer, body),
-            (Ok(Flown::Alone(why)), Some(body)) => {
+            (Ok(FlightResult::Head(offer)), Some(body)) => self.follow(question, offer, body),
+            (Ok(FlightResult::Alone(why)), Some(body)) => {
                 let again = why == Alone::Reserved && !question.is_authorized();
                 Settled::Alone { body, why: why.into(), again }
             }
@@ -320,7 +322,7 @@ impl Http {
     fn follow<S: InnerHttp<B>, B>(
         &self,
         question: &Question,
-        offer: Box<HeadOffer<CachedResponse>>,
+        offer: HeadOffer<CachedResponse>,
         body: B,
     ) -> Settled<S, B> {
         let follow = |streamed: &StreamedResponse| {
@@ -330,7 +332,7 @@ impl Http {
         };
         match (**offer.head()).downcast_ref::<StreamedResponse>().map(follow) {
             Some(Ok(answer)) => {
-                offer.take();
+                self.served(offer.source());
                 Settled::Done(Ok(answer))
             }
             Some(Err(Apart::Varies(marker))) => Settled::Varies(body, marker),

@@ -34,7 +34,7 @@ use super::{
     response::Freshness,
 };
 use crate::{
-    cache::{Cache, Flown, Lead, OnFull, OnUncacheable, Produced, Sharing},
+    cache::{Cache, FlightResult, Lead, OnFull, OnUncacheable, Produced, Sharing},
     key::Key,
     sync::lock,
 };
@@ -280,7 +280,7 @@ impl Http {
             Ok(marker.map_or(Produced::Uncacheable, |marker| Produced::Value(marker.into())))
         });
         match flown.await {
-            Ok(Flown::Loaded(loaded)) => Marker::of(loaded.value()).unwrap_or(local),
+            Ok(FlightResult::Loaded(loaded)) => Marker::of(loaded.value()).unwrap_or(local),
             Ok(_) | Err(_) => local,
         }
     }
