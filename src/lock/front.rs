@@ -74,7 +74,7 @@ pub(super) enum RenewalPace {
 }
 
 /// A kind of lock whose waits can be set.
-pub trait Waits {}
+pub trait WaitLimited {}
 
 /// A kind of lock whose lease is renewed while its guard lives.
 pub trait Renews {}
@@ -96,7 +96,7 @@ impl<Kind> Lock<Kind> {
     }
 }
 
-impl<Kind: Waits> Lock<Kind> {
+impl<Kind: WaitLimited> Lock<Kind> {
     /// Sets how long an acquisition may wait for other holders. Defaults to 30 s.
     ///
     /// A try that is under way at the limit may add up to its

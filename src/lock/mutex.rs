@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use super::front::{Lock, Looks, Renews, Waits};
+use super::front::{Lock, Looks, Renews, WaitLimited};
 use crate::{
     backend::Mode,
     error::Error,
@@ -48,7 +48,7 @@ pub type Mutex = Lock<Exclusive>;
 #[derive(Clone, Debug)]
 pub struct Exclusive(pub(super) Mode);
 
-impl Waits for Exclusive {}
+impl WaitLimited for Exclusive {}
 
 impl Renews for Exclusive {}
 

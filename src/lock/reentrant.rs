@@ -15,7 +15,7 @@ use std::{
 use futures_util::FutureExt;
 use tokio::sync::Notify;
 
-use super::front::{Lock, Renews, Waits, release_one};
+use super::front::{Lock, Renews, WaitLimited, release_one};
 use crate::{
     backend::Mode,
     error::{Error, ErrorKind},
@@ -62,7 +62,7 @@ pub type ReentrantMutex = Lock<Reentrant>;
 #[derive(Clone, Debug)]
 pub struct Reentrant;
 
-impl Waits for Reentrant {}
+impl WaitLimited for Reentrant {}
 
 impl Renews for Reentrant {}
 

@@ -2,7 +2,7 @@
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
-use super::front::{Lock, Looks, Renews, Waits, release_one};
+use super::front::{Lock, Looks, Renews, WaitLimited, release_one};
 use crate::{
     backend::Mode,
     error::Error,
@@ -48,7 +48,7 @@ pub type RwLock = Lock<ReadWrite>;
 #[derive(Clone, Debug)]
 pub struct ReadWrite;
 
-impl Waits for ReadWrite {}
+impl WaitLimited for ReadWrite {}
 
 impl Renews for ReadWrite {}
 

@@ -3,7 +3,7 @@
 
 use std::{fmt, ops::Deref, str::FromStr};
 
-use super::front::{Lock, LockSpace, Looks, RenewalPace, Renews, Waits, ensure};
+use super::front::{Lock, LockSpace, Looks, RenewalPace, Renews, WaitLimited, ensure};
 use crate::{
     backend::{Claim, Mode, Owner, Renewal},
     error::{Error, ErrorKind},
@@ -51,7 +51,7 @@ pub type Semaphore = Lock<Counted>;
 #[derive(Clone, Debug)]
 pub struct Counted(pub(super) u32);
 
-impl Waits for Counted {}
+impl WaitLimited for Counted {}
 
 impl Renews for Counted {}
 
@@ -210,7 +210,7 @@ pub type Permits = Lock<Identified>;
 #[derive(Clone, Debug)]
 pub struct Identified(u32);
 
-impl Waits for Identified {}
+impl WaitLimited for Identified {}
 
 /// The id of a permit of [`Permits`].
 ///

@@ -4,7 +4,9 @@ use std::{fmt, time::Duration};
 
 use futures_util::future::{join_all, select_all};
 
-use super::front::{FENCE_LIFE, Lock, LockSpace, Renews, Waits, ensure, none_if_not_acquired};
+use super::front::{
+    FENCE_LIFE, Lock, LockSpace, Renews, WaitLimited, ensure, none_if_not_acquired,
+};
 #[cfg(doc)]
 use crate::lease::Lease;
 use crate::{
@@ -45,7 +47,7 @@ pub type Several = Lock<Grouped>;
 #[derive(Clone, Debug)]
 pub struct Grouped(Vec<Key>);
 
-impl Waits for Grouped {}
+impl WaitLimited for Grouped {}
 
 impl Renews for Grouped {}
 
