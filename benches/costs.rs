@@ -173,14 +173,14 @@ struct Endless {
 
 impl<B: Store + Latches + Clone> Hook<B> for Endless {
     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
-        let Operation::GetAged { name } = operation else {
+        let Operation::Get { name, aged: true } = operation else {
             return operation.perform(backend).await;
         };
         if self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(4) {
             let tier = self.tier.get().and_then(Weak::upgrade);
             tier.unwrap().changed(name.prefix(), u64::MAX);
         }
-        Operation::GetAged { name: self.stored.clone() }.perform(backend).await
+        Operation::Get { name: self.stored.clone(), aged: true }.perform(backend).await
     }
 
     fn tap(&self, _backend: &B, tier: Weak<dyn Tap>, _every: Duration) -> bool {

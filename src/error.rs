@@ -130,20 +130,14 @@ impl Error {
 
     /// Returns the same error for a later caller, whose key backs off for this time.
     pub(crate) fn again_after(&self, wait: Duration) -> Self {
-        let message = format!("{}; its key backs off", self.0.message);
-        Self(Arc::new(Inner { message, retry_after: Some(wait), ..Inner::clone(&self.0) }))
+        let mut error = self.clone().with_retry_after(wait);
+        Arc::make_mut(&mut error.0).message.push_str("; its key backs off");
+        error
     }
 
-    /// Returns the same error, which no other caller shares yet.
-    pub(crate) fn copied(&self) -> Self {
-        Self(Arc::new(Inner::clone(&self.0)))
-    }
-
-    /// Adds for how long the key backs off, unless the error is shared already.
+    /// Adds for how long the key backs off. Callers that share the error already do not see it.
     pub(crate) fn with_retry_after(mut self, wait: Duration) -> Self {
-        if let Some(inner) = Arc::get_mut(&mut self.0) {
-            inner.retry_after = Some(wait);
-        }
+        Arc::make_mut(&mut self.0).retry_after = Some(wait);
         self
     }
 
@@ -230,14 +224,6 @@ pub enum BackendErrorKind {
     Unreplicated,
 }
 
-impl BackendErrorKind {
-    /// Returns whether the operation may have changed something, now or later. The caller of an
-    /// acquisition that failed in this way must undo it.
-    pub fn may_have_happened(self) -> bool {
-        matches!(self, Self::Unknown | Self::Unreplicated)
-    }
-}
-
 impl BackendError {
     /// Creates an error of a kind from its cause.
     pub fn new(kind: BackendErrorKind, source: impl Into<BoxError>) -> Self {
@@ -264,9 +250,10 @@ impl BackendError {
         Self::new(BackendErrorKind::Unknown, elapsed)
     }
 
-    /// Returns whether the operation may have happened.
+    /// Returns whether the operation may have changed something, now or later. The caller of an
+    /// acquisition that failed in this way must undo it.
     pub(crate) fn may_have_happened(&self) -> bool {
-        self.kind.may_have_happened()
+        matches!(self.kind, BackendErrorKind::Unknown | BackendErrorKind::Unreplicated)
     }
 
     /// Returns what is known of the operation.

@@ -216,18 +216,7 @@ impl Change {
         bytes.freeze()
     }
 
-    /// Reads a message of one or more changes. A message that hands leases over to several waiters
-    /// has a comma before the owner and the milliseconds of each further waiter.
-    pub fn decode_all(bytes: &Bytes) -> Vec<Self> {
-        let several = bytes.first() == Some(&b'g') && bytes.contains(&b',');
-        let (true, Some(fence)) = (several, bytes.get(..17)) else {
-            return vec![Self::decode(bytes)];
-        };
-        let handover = |each: &[u8]| Self::decode(&[fence, each].concat().into());
-        bytes.slice(17..).split(|byte| *byte == b',').map(handover).collect()
-    }
-
-    /// Reads a message of one change. Bytes that cannot be read mean: look again.
+    /// Reads a message. Bytes that cannot be read mean: look again.
     pub fn decode(bytes: &Bytes) -> Self {
         let read = || {
             let text = |from: usize, to: usize| std::str::from_utf8(bytes.get(from..to)?).ok();
@@ -276,23 +265,6 @@ mod tests {
         ] {
             assert_eq!(Change::decode(&change.encode()), change);
         }
-    }
-
-    #[test]
-    fn a_message_may_hand_leases_over_to_several_waiters() {
-        let handovers = [7, 8, 2001].map(|ends| Handover {
-            owner: Owner::fresh(),
-            fence: 1_790_000_000_000_001,
-            ends: Duration::from_millis(ends),
-        });
-        let text = |each: &Handover| format!("{}{}", each.owner, each.ends.as_millis());
-        let all = handovers.each_ref().map(text).join(",");
-        let message = Bytes::from(format!("g{:016}{all}", handovers[0].fence));
-        assert_eq!(Change::decode_all(&message), handovers.map(Change::Granted));
-        assert_eq!(Change::decode_all(&Change::Wake.encode()), [Change::Wake]);
-        assert_eq!(Change::decode_all(&Bytes::from("g,")), [Change::Wake]);
-        let broken = Change::decode_all(&Bytes::from("g0000000000000001,"));
-        assert_eq!(broken, [Change::Wake, Change::Wake]);
     }
 
     #[test]

@@ -23,20 +23,7 @@ use crate::{
     sync::lock,
 };
 
-/// The waiters of a backend. For writing a backend.
-///
-/// Clones share the waiters.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::backend::{Change, Channels};
-///
-/// let channels = Channels::default();
-/// let mut changes = channels.listen(&"stock:42".into(), None);
-/// channels.push("stock:42", Change::Wake);
-/// assert_eq!(changes.next().await, Change::Wake);
-/// # });
-/// ```
+/// The waiters of a backend, which its clones share. For writing a backend.
 #[derive(Clone, Default)]
 pub struct Channels(Arc<Registry>);
 
@@ -360,6 +347,11 @@ impl Changes {
         poll_fn(|context| self.inbox.poll_next(context)).await
     }
 
+    /// Returns what wakes the listener, as a push does.
+    pub(crate) fn waker(&self) -> ListenerWaker {
+        ListenerWaker(self.inbox.clone())
+    }
+
     /// Returns when the last change came, if metrics are compiled in.
     pub(crate) fn last(&self) -> Option<Instant> {
         lock(&self.inbox.0).last
@@ -383,26 +375,6 @@ impl Changes {
     /// # Cancel safety
     ///
     /// If the future is dropped, changes may be missed.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{
-    ///     MemoryBackend,
-    ///     backend::{Change, Leases, Mode},
-    ///     key::{Family, Key, Name, Namespace},
-    /// };
-    ///
-    /// let backend = MemoryBackend::new();
-    /// let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("import"), 512)?;
-    /// let mut changes = backend.listen(&name, None);
-    /// changes.confirmed().await?;
-    /// backend.clear(&name, Mode::Exclusive).await?;
-    /// assert_eq!(changes.next().await, Change::Wake);
-    /// # Ok::<_, bellwether::BoxError>(()) }).unwrap();
-    /// ```
     pub async fn confirmed(&mut self) -> Result<(), BackendError> {
         loop {
             match self.subscription() {
@@ -456,6 +428,17 @@ impl fmt::Debug for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let topic = self.registered.as_ref().map(|(_, place)| &place.topic);
         f.debug_tuple("Changes").field(&topic).finish()
+    }
+}
+
+/// Wakes the listener of some [`Changes`].
+pub(crate) struct ListenerWaker(Arc<Inbox>);
+
+impl ListenerWaker {
+    pub(crate) fn wake(&self) {
+        if let Some(reader) = self.0.put(Change::Wake) {
+            reader.wake();
+        }
     }
 }
 

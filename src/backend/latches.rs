@@ -34,7 +34,7 @@ pub trait Latches: Leases {
     ) -> Result<bool, BackendError>;
 
     /// Counts a latch down, to zero at most. Returns what the step left, or `None` if no latch
-    /// stands.
+    /// stands. A step by 0 only reads it.
     ///
     /// A step under an `id` is counted once. If it is sent again, it is told the count that it
     /// left, or zero once the latch is done. Listeners are told of zero, and not of the steps
@@ -47,7 +47,9 @@ pub trait Latches: Leases {
     ) -> Result<Option<Countdown>, BackendError>;
 
     /// Returns what is left of a latch, or `None` if no latch stands.
-    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError>;
+    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
+        self.count_down(name, Owner::fresh(), 0).await
+    }
 
     /// Removes a latch, or whatever stands in its place, and wakes the waiters. Returns whether
     /// something was there.

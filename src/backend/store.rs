@@ -17,7 +17,7 @@ use crate::{error::BackendError, key::Name};
 ///
 /// # Errors
 ///
-/// As with [`Leases`]. [`get`](Self::get) returns [`BackendErrorKind::Foreign`] if the name
+/// As with [`Leases`]. [`read`](Self::read) returns [`BackendErrorKind::Foreign`] if the name
 /// holds something that is not an entry. A commit or a put replaces it.
 ///
 /// # Cancel safety
@@ -25,19 +25,16 @@ use crate::{error::BackendError, key::Name};
 /// As with [`Leases`].
 #[async_trait]
 pub trait Store: Leases {
-    /// Returns the entry, if there is one. If it has [windows](Windows) in which it is stale, it
-    /// comes with its [age](Entry::age).
-    async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError>;
+    /// Returns the entry, if there is one. It comes with its [age](Entry::age) if it is to be
+    /// `aged`, or if it has [windows](Windows) in which it is stale.
+    async fn read(&self, name: &Name, aged: bool) -> Result<Option<Entry>, BackendError>;
 
-    /// Returns the entry with its [age](Entry::age), if there is one.
-    ///
-    /// The default is [`get`](Self::get).
-    async fn get_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        self.get(name).await
+    /// Returns the entry, without its age if that is not needed.
+    async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+        self.read(name, false).await
     }
 
-    /// Returns the entries of some names, each as [`get`](Self::get) or, if they are to be `aged`,
-    /// [`get_aged`](Self::get_aged) returns it, in the order of the names.
+    /// Returns the entries of some names, each as [`read`](Self::read) returns it, in their order.
     ///
     /// The default sends one request for each name, all at the same time.
     ///
@@ -45,8 +42,7 @@ pub trait Store: Leases {
     ///
     /// If the whole question has no answer. Each answer may be an error of its own.
     async fn get_many(&self, names: &[Name], aged: bool) -> Result<EntryAnswers, BackendError> {
-        let read = |name| if aged { self.get_aged(name) } else { self.get(name) };
-        Ok(join_all(names.iter().map(read)).await)
+        Ok(join_all(names.iter().map(|name| self.read(name, aged))).await)
     }
 
     /// Acquires the lease, unless an entry stands with a greater fence than `seen`, or the name

@@ -121,19 +121,3 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_key_is_counted_unless_somebody_asks() {
-        let activity = Activity::default();
-        (0..1000).for_each(|_| activity.note("k"));
-        assert_eq!(activity.take(), []);
-        activity.is_asked.store(true, Ordering::Relaxed);
-        (0..16_000).for_each(|_| activity.note("k"));
-        let [(key, requests)] = &activity.take()[..] else { panic!("one key was asked for") };
-        assert!(key == "k" && requests.abs_diff(16_000) < 8_000, "{requests}");
-    }
-}

@@ -1,16 +1,23 @@
 //! Acts on an entry without a load, and looks at it.
 
 use std::{
-    array,
-    hash::BuildHasher,
     sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
-use hashbrown::DefaultHashBuilder;
 use tokio::time::sleep;
 
-use super::{Cache, Loaded, core::Decision, freshness::Rules, local::GREATEST_STALENESS};
-use crate::{backend::Edit, error::Error, key::Key};
+use super::{
+    Cache, Loaded,
+    core::Decision,
+    freshness::{self, RefreshDelay, Rules, Window},
+    local::GREATEST_STALENESS,
+};
+use crate::{
+    backend::{Edit, Entry, EntryKind, Holding, SemaphoreKind, Windows, stripe_of},
+    error::Error,
+    key::Key,
+};
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Stores a value for as long as the cache keeps values. The value of a load that is under way
@@ -145,26 +152,109 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
             decision => Ok(decision.value_or_fallback()),
         }
     }
+
+    /// Returns what the backend knows of a key: its entry, the load that is under way, and failed
+    /// loads. Nothing is refreshed, counted or decoded.
+    ///
+    /// It reads the whole entry, and takes three commands. The parts are read one after the other,
+    /// so they may be of different moments.
+    ///
+    /// # Errors
+    ///
+    /// As with [`get`](Self::get). A key that holds data of another program is an error.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Cache, MemoryBackend, cache::EntryState};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
+    /// cache.insert("stock:42", &17).await?;
+    /// let explained = cache.explain("stock:42").await?;
+    /// assert_eq!((explained.state, explained.bytes), (EntryState::Fresh, 2));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn explain(&self, key: impl Into<Key>) -> Result<Explanation, Error> {
+        let (core, key) = (&self.core, key.into());
+        let name = core.name(&key)?;
+        let mut answer = core.store.read(&name, true).await;
+        core.judge(&key, &mut answer).await;
+        let (entry, bytes) = match answer?.map(|entry| entry.without_payload()) {
+            Some((entry, bytes)) => (Some(entry), bytes),
+            None => (None, 0),
+        };
+        let (state, remaining) = entry.as_ref().map_or((EntryState::Missing, None), state);
+        let load = core.store.inspect(&name, SemaphoreKind::Mutex).await?;
+        Ok(Explanation { state, remaining, entry, bytes, load })
+    }
 }
 
-/// The keys are counted in so many groups. More groups separate fewer loads without a reason.
-const GROUPS: usize = 64;
+/// The state of a key in the backend.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The state of the entry.
+    pub state: EntryState,
+    /// For how much longer the entry is in this state. `None` if it is until the entry is gone.
+    pub remaining: Option<Duration>,
+    /// The entry without its value: fence, age, windows, the time of its load. `None` if there is
+    /// none.
+    pub entry: Option<Entry>,
+    /// The size of the encoded value.
+    pub bytes: usize,
+    /// The load that is under way, and the loads that have failed. The processes that wait for it
+    /// count as waiting.
+    pub load: Holding,
+}
 
-/// How many invalidations of this process there were.
+/// The state of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EntryState {
+    /// There is no entry, so the next caller loads.
+    Missing,
+    /// It is served as it is.
+    Fresh,
+    /// It is served, and one process refreshes it.
+    Stale,
+    /// It is served only in place of a failed load.
+    Fallback,
+    /// A tag of it has ended, so it counts as missing.
+    Ended,
+    /// The last value cannot be shared, so callers do not wait for each other.
+    Uncacheable,
+}
+
+/// Returns what an entry is good for, and for how long.
+fn state(entry: &Entry) -> (EntryState, Option<Duration>) {
+    let left = |end: fn(Windows) -> Duration| {
+        let (windows, age) = entry.windows.zip(entry.age)?;
+        Some(end(windows).saturating_sub(age))
+    };
+    match (entry.kind, freshness::decide(entry, &Rules::ALL, || RefreshDelay::NONE)) {
+        (EntryKind::Ended, _) | (_, Window::Over) => (EntryState::Ended, None),
+        (EntryKind::Uncacheable, _) => (EntryState::Uncacheable, left(|it| it.fresh)),
+        (_, Window::Fresh | Window::Early) => (EntryState::Fresh, left(|it| it.fresh)),
+        (_, Window::Stale | Window::Deferred) => {
+            (EntryState::Stale, left(|it| it.fresh.saturating_add(it.stale)))
+        }
+        (_, Window::OnError) => (EntryState::Fallback, left(|it| it.kept())),
+    }
+}
+
+/// How many invalidations of this process there were, for groups of keys. More groups separate
+/// fewer loads without a reason.
 ///
 /// A load of another key may depend on an invalidated one. It puts the number into its own key, so
 /// that no later caller joins it.
-pub(super) struct Invalidations {
-    counts: [AtomicU64; GROUPS],
-    hasher: DefaultHashBuilder,
-}
-
-impl Default for Invalidations {
-    fn default() -> Self {
-        let counts = array::from_fn(|_| AtomicU64::new(0));
-        Self { counts, hasher: DefaultHashBuilder::default() }
-    }
-}
+#[derive(Default)]
+pub(super) struct Invalidations([AtomicU64; 32]);
 
 impl Invalidations {
     /// Counts an invalidation of a key, when it begins. A load that begins afterwards has what the
@@ -179,6 +269,6 @@ impl Invalidations {
     }
 
     fn of(&self, key: &Key) -> &AtomicU64 {
-        &self.counts[self.hasher.hash_one(key) as usize % GROUPS]
+        &self.0[stripe_of(key.as_str()) % self.0.len()]
     }
 }

@@ -16,7 +16,7 @@
 
 use std::{
     sync::{
-        Mutex, MutexGuard,
+        Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -43,27 +43,22 @@ const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 pub(super) struct Breaker {
-    state: Mutex<State>,
-    /// There is trouble. Otherwise no flight needs the lock, which all share.
+    trouble: Mutex<Option<Trouble>>,
+    /// Whether there is trouble. Otherwise no flight needs the lock, which all share.
     troubled: AtomicBool,
     /// Notified when the breaker opens.
     opened: Notify,
 }
 
-#[derive(Default)]
-struct State {
-    /// Failures since the last answer.
-    failures: u32,
+/// The state from a failure to the answer that ends it.
+struct Trouble {
+    outage: Outage,
+    /// Silences since the last answer.
+    silences: u32,
     /// While the breaker is open, the time of the next probe.
     open_until: Option<Instant>,
     /// While replicas confirm no grants, the time of the next probe.
     unconfirmed_until: Option<Instant>,
-    trouble: Option<Trouble>,
-}
-
-/// An outage, for the log.
-struct Trouble {
-    outage: Outage,
     since: Instant,
     /// When the log told of it last.
     told: Instant,
@@ -115,32 +110,47 @@ fn admits(until: &mut Option<Instant>) -> bool {
 impl Breaker {
     /// Returns whether this flight may ask the backend.
     pub(super) fn admits(&self) -> bool {
-        !self.is_troubled() || admits(&mut self.state().open_until)
+        self.in_trouble(|it| admits(&mut it.open_until)).unwrap_or(true)
     }
 
     /// Returns whether this flight may claim a lease. While grants are
     /// [unconfirmed](Self::is_unconfirmed), it may only probe.
     pub(super) fn admits_claim(&self) -> bool {
-        if !self.is_troubled() {
-            return true;
-        }
-        let mut state = self.state();
-        state.open_until.is_none() && admits(&mut state.unconfirmed_until)
+        let admits =
+            |it: &mut Trouble| it.open_until.is_none() && admits(&mut it.unconfirmed_until);
+        self.in_trouble(admits).unwrap_or(true)
     }
 
     /// Returns whether replicas confirm no grants.
     pub(super) fn is_unconfirmed(&self) -> bool {
-        self.is_troubled() && self.state().unconfirmed_until.is_some()
+        self.in_trouble(|it| it.unconfirmed_until.is_some()).unwrap_or(false)
     }
 
     /// Returns whether the backend counts as broken.
     pub(super) fn is_open(&self) -> bool {
-        self.is_troubled() && self.state().open_until.is_some()
+        self.in_trouble(|it| it.open_until.is_some()).unwrap_or(false)
     }
 
     /// Returns whether the backend did not answer the last request.
     pub(super) fn is_silent(&self) -> bool {
-        self.is_troubled() && self.state().failures > 0
+        self.in_trouble(|it| it.silences > 0).unwrap_or(false)
+    }
+
+    /// Returns the outage that lasts now.
+    pub(super) fn outage(&self) -> Option<Outage> {
+        self.in_trouble(|it| it.outage)
+    }
+
+    /// Returns whether there was a failure since the last answer.
+    pub(super) fn is_troubled(&self) -> bool {
+        self.troubled.load(Ordering::Acquire)
+    }
+
+    fn in_trouble<T>(&self, look: impl FnOnce(&mut Trouble) -> T) -> Option<T> {
+        if !self.is_troubled() {
+            return None;
+        }
+        lock(&self.trouble).as_mut().map(look)
     }
 
     /// Completes when the breaker opens, or at once if it is open.
@@ -163,15 +173,15 @@ impl Breaker {
         if !self.is_troubled() {
             return;
         }
-        let mut state = self.state();
-        state.failures = 0;
-        state.open_until = None;
-        let refuses = state.trouble.as_ref().is_some_and(|trouble| trouble.outage.refuses);
-        if what == RequestKind::Read && refuses {
+        let mut state = lock(&self.trouble);
+        let goes_on = |trouble: &mut Trouble| {
+            (trouble.silences, trouble.open_until) = (0, None);
+            what == RequestKind::Read && trouble.outage.refuses
+        };
+        if state.as_mut().is_some_and(goes_on) {
             return;
         }
-        state.unconfirmed_until = None;
-        let over = state.trouble.take();
+        let over = state.take();
         self.troubled.store(false, Ordering::Release);
         drop(state);
         if let Some(Trouble { since, degraded, .. }) = over {
@@ -188,57 +198,51 @@ impl Breaker {
             BackendErrorKind::Refused | BackendErrorKind::Unreplicated => false,
         };
         let (now, degraded) = (Instant::now(), counters.degraded.get());
-        let mut state = self.state();
+        let mut state = lock(&self.trouble);
+        let is_new = state.is_none();
+        let trouble = state.get_or_insert_with(|| Trouble::begin(now, degraded));
         self.troubled.store(true, Ordering::Release);
         if is_silent {
-            state.failures += 1;
-            if state.failures >= FAILURES && state.open_until.replace(now + PAUSE).is_none() {
+            trouble.silences += 1;
+            if trouble.silences >= FAILURES && trouble.open_until.replace(now + PAUSE).is_none() {
                 self.opened.notify_waiters();
             }
         } else {
-            state.failures = 0;
-            state.open_until = None;
+            (trouble.silences, trouble.open_until) = (0, None);
+            if !trouble.outage.refuses {
+                trouble.outage = Outage::next(true);
+            }
         }
         if error.kind() == BackendErrorKind::Unreplicated {
-            state.unconfirmed_until = Some(now + PAUSE);
+            trouble.unconfirmed_until = Some(now + PAUSE);
         }
-        let is_new = state.trouble.is_none();
-        let begin =
-            || Trouble { outage: Outage::next(!is_silent), since: now, told: now, degraded };
-        let trouble = state.trouble.get_or_insert_with(begin);
-        if !is_silent && !trouble.outage.refuses {
-            trouble.outage = Outage::next(true);
-        }
-        let is_due = is_new || now.duration_since(trouble.told) >= TOLD_EVERY;
+        let away = now.duration_since(trouble.since);
+        let is_due = now.duration_since(trouble.told) >= TOLD_EVERY;
         if is_due {
             trouble.told = now;
         }
-        let (away, before) = (now.duration_since(trouble.since), trouble.degraded);
+        let degraded = degraded.saturating_sub(trouble.degraded);
         drop(state);
         if is_new {
             let what = "degraded: one load for each process and key, and nothing is stored";
             warn!(error = %Chain(&error), "{what}");
         } else if is_due {
-            let degraded = degraded.saturating_sub(before);
             warn!(?away, degraded, error = %Chain(&error), "still degraded");
         }
     }
+}
 
-    /// Returns the outage that lasts now.
-    pub(super) fn outage(&self) -> Option<Outage> {
-        if !self.is_troubled() {
-            return None;
+impl Trouble {
+    fn begin(now: Instant, degraded: u64) -> Self {
+        Self {
+            outage: Outage::next(false),
+            silences: 0,
+            open_until: None,
+            unconfirmed_until: None,
+            since: now,
+            told: now,
+            degraded,
         }
-        self.state().trouble.as_ref().map(|trouble| trouble.outage)
-    }
-
-    /// Returns whether there was a failure since the last answer.
-    pub(super) fn is_troubled(&self) -> bool {
-        self.troubled.load(Ordering::Acquire)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
     }
 }
 
@@ -280,10 +284,6 @@ mod tests {
         BackendError::new(BackendErrorKind::Unknown, "silence")
     }
 
-    fn answered(breaker: &Breaker, what: RequestKind) {
-        breaker.answered(what, &Counters::default());
-    }
-
     fn failed(breaker: &Breaker, error: &BackendError) {
         breaker.failed(error, &Counters::default());
     }
@@ -300,38 +300,13 @@ mod tests {
         assert!(breaker.admits() && !breaker.admits());
         failed(&breaker, &silence());
         assert!(!breaker.admits());
-        tokio::time::sleep(PAUSE).await;
-        assert!(breaker.admits());
-        answered(&breaker, RequestKind::Read);
-        assert!(breaker.admits() && breaker.admits());
-    }
-
-    /// Each miss waited for the replicas, for as long as they were away.
-    #[tokio::test(start_paused = true)]
-    async fn after_an_unconfirmed_grant_one_probe_at_a_time_claims_and_all_may_read() {
-        let breaker = Breaker::default();
-        let unconfirmed = BackendError::new(BackendErrorKind::Unreplicated, "one is away");
-        assert!(breaker.admits_claim());
-        for _ in 0..2 * FAILURES {
-            failed(&breaker, &unconfirmed);
-            answered(&breaker, RequestKind::Read);
-            assert!(!breaker.admits_claim() && breaker.admits() && !breaker.is_open());
-            assert!(breaker.is_unconfirmed());
-            tokio::time::sleep(PAUSE).await;
-            assert!(breaker.admits_claim() && !breaker.admits_claim());
+        // The next probe is cancelled, and another one follows it.
+        for pause in [PAUSE, PROBE_LIMIT] {
+            tokio::time::sleep(pause).await;
+            assert!(breaker.admits() && !breaker.admits());
         }
-        answered(&breaker, RequestKind::Write);
-        assert!(breaker.admits_claim() && breaker.admits_claim() && !breaker.is_unconfirmed());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_cancelled_probe_does_not_keep_the_breaker_open() {
-        let breaker = Breaker::default();
-        (0..FAILURES).for_each(|_| failed(&breaker, &silence()));
-        tokio::time::sleep(PAUSE).await;
-        assert!(breaker.admits());
-        tokio::time::sleep(PROBE_LIMIT).await;
-        assert!(breaker.admits());
+        breaker.answered(RequestKind::Read, &Counters::default());
+        assert!(breaker.admits() && breaker.admits() && breaker.outage().is_none());
     }
 
     #[tokio::test(start_paused = true)]
@@ -343,36 +318,5 @@ mod tests {
             failed(&breaker, &silence());
         }
         assert!(breaker.admits());
-        (0..FAILURES).for_each(|_| failed(&breaker, &silence()));
-        tokio::time::sleep(PAUSE).await;
-        assert!(breaker.admits() && !breaker.admits());
-        failed(&breaker, &BackendError::new(BackendErrorKind::Refused, "LOADING"));
-        assert!(breaker.admits() && breaker.admits());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_ends_the_outage_and_after_a_refusal_only_an_accepted_write() {
-        use RequestKind::{Read, Write};
-        let breaker = Breaker::default();
-        assert_eq!(breaker.outage(), None);
-        let mut before = None;
-        let refusal = || BackendError::new(BackendErrorKind::Refused, "OOM");
-        for (errors, ends_with_read) in [
-            ([silence(), silence()], true),
-            ([refusal(), refusal()], false),
-            ([silence(), refusal()], false),
-            ([refusal(), silence()], false),
-        ] {
-            errors.iter().for_each(|error| failed(&breaker, error));
-            let outage = breaker.outage();
-            assert!(outage.is_some() && outage != before, "{errors:?}");
-            answered(&breaker, Read);
-            assert_eq!(breaker.outage().is_none(), ends_with_read, "{errors:?}");
-            failed(&breaker, &errors[0]);
-            assert_eq!(breaker.outage() == outage, !ends_with_read, "{errors:?}");
-            answered(&breaker, Write);
-            assert_eq!(breaker.outage(), None);
-            before = outage;
-        }
     }
 }

@@ -113,34 +113,20 @@ impl<V: Serialize + DeserializeOwned> Codec<V> for Postcard {
     }
 }
 
-/// Stores bytes as they are.
+/// Stores bytes as they are, such as `Bytes` or a `Vec<u8>`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Raw;
 
-impl Codec<Bytes> for Raw {
+impl<V: Clone + Into<Bytes> + From<Bytes>> Codec<V> for Raw {
     fn tag(&self) -> u16 {
         3
     }
 
-    fn encode(&self, value: &Bytes) -> Result<Bytes, BoxError> {
-        Ok(value.clone())
+    fn encode(&self, value: &V) -> Result<Bytes, BoxError> {
+        Ok(value.clone().into())
     }
 
-    fn decode(&self, bytes: Bytes) -> Result<Bytes, BoxError> {
-        Ok(bytes)
-    }
-}
-
-impl Codec<Vec<u8>> for Raw {
-    fn tag(&self) -> u16 {
-        3
-    }
-
-    fn encode(&self, value: &Vec<u8>) -> Result<Bytes, BoxError> {
-        Ok(Bytes::copy_from_slice(value))
-    }
-
-    fn decode(&self, bytes: Bytes) -> Result<Vec<u8>, BoxError> {
+    fn decode(&self, bytes: Bytes) -> Result<V, BoxError> {
         Ok(bytes.into())
     }
 }

@@ -15,16 +15,15 @@ use super::{
     activity::Activity,
     acts::Invalidations,
     breaker::{Outage, Shard},
-    builder::IsNegative,
     failures::Failures,
     freshness::{self, RefreshDelay, Rules, Window},
     lead::Keeping,
-    local::{Fill, LocalRow, LocalStore, SeenEntry, Watches},
+    local::{Fill, LocalRow, LocalStore, Watches},
     many,
     outcome::{Made, Outcome, Record},
     previous::Previous,
     refresh::Refreshes,
-    settings::{OnFull, Options, Settings},
+    settings::{IsNegative, OnFull, Options, Settings},
     tags::{Answered, Tags},
 };
 use crate::{
@@ -61,7 +60,7 @@ pub(super) struct Core<V> {
     pub(super) meter: Meter,
     pub(super) activity: Activity,
     pub(super) shards: Shards<Shard>,
-    pub(super) refreshes: Refreshes<V>,
+    pub(super) refreshes: Refreshes,
     pub(super) failures: Failures,
     pub(super) copies: Option<Arc<LocalStore<V>>>,
     pub(super) tags: Arc<Tags>,
@@ -358,10 +357,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
         let asked = self.begin_read(name, Instant::now());
-        let mut answer = match self.needs_age(rules) {
-            false => self.store.get(name).await,
-            true => self.store.get_aged(name).await,
-        };
+        let mut answer = self.store.read(name, self.needs_age(rules)).await;
         self.judge(key, &mut answer).await;
         self.end_read((key, name), rules, asked, answer)
     }
@@ -431,11 +427,14 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         decision
     }
 
-    /// Returns what this process keeps of an entry beside its value.
-    pub(super) fn seen(&self, entry: &Entry) -> SeenEntry {
+    /// Returns what this process keeps of an entry beside its value, and the size of that.
+    pub(super) fn seen(&self, entry: &Entry) -> (Entry, usize) {
         let is_for_loader_only = self.codec.is_for_loader_only(&entry.payload);
-        let (entry, size) = entry.without_payload();
-        SeenEntry { entry, size, is_for_loader_only }
+        let (mut entry, size) = entry.without_payload();
+        if let Some(windows) = entry.windows.as_mut().filter(|_| is_for_loader_only) {
+            *windows = Windows::fresh(windows.fresh);
+        }
+        (entry, size)
     }
 
     /// Decides what the value is good for that this process remembers in an outage, if it does.

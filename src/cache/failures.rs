@@ -35,14 +35,13 @@ use crate::{
 /// use bellwether::{Cache, MemoryBackend, cache::AfterFailure};
 ///
 /// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
-///     .after_failure(AfterFailure::BACK_OFF)
-///     .failure_policy(|error| match error.load_ref::<std::io::Error>()?.kind() {
+///     .after_failure(|error| match error.load_ref::<std::io::Error>()?.kind() {
 ///         // The mistake of one caller is not to block the others.
 ///         std::io::ErrorKind::InvalidInput => Some(AfterFailure::LoadAgain),
 ///         std::io::ErrorKind::QuotaExceeded => {
 ///             Some(AfterFailure::RetryAfter(Duration::from_secs(30)))
 ///         }
-///         _ => None,
+///         _ => Some(AfterFailure::BACK_OFF),
 ///     })
 ///     .build()?;
 /// # Ok::<_, bellwether::Error>(())
@@ -76,7 +75,7 @@ pub enum AfterFailure {
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const NANOSECOND: Duration = Duration::from_nanos(1);
-pub(super) const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
 /// The most doublings: `1 << 31` is the greatest power of two in a `u32`. From 1 ms, 27 of them
 /// exceed a day.
 const DOUBLINGS: u32 = 31;
@@ -116,7 +115,7 @@ pub(super) fn whole_millis(wait: Duration) -> Option<Duration> {
 
 /// The failures of the loads of a cache, and the settings for them.
 pub(super) struct Failures {
-    /// Decides what follows an error, or leaves it to the rule of the cache.
+    /// Decides what follows an error, or leaves it to the default.
     pub(super) policy: Option<Box<FailurePolicy>>,
     /// Without one, other processes get the text of an error.
     pub(super) codec: Option<ErrorCodec>,
@@ -302,15 +301,5 @@ mod tests {
         assert_eq!(wait(MS + NANOSECOND), Some(2 * MS));
         assert_eq!(wait(Duration::ZERO), None);
         assert_eq!(AfterFailure::LoadAgain.wait(9, 0.5), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn failures_that_are_over_are_forgotten() {
-        let failures = Failures::default();
-        let back_off = BackOff { failures: 1, wait: 100 * MS };
-        failures.fail_here(&Key::from("one"), &Error::load("away"), back_off);
-        assert!(failures.backs_off_here(&Key::from("one")).is_some());
-        tokio::time::sleep(100 * MS + back_off.remembered()).await;
-        assert!(failures.here().is_empty());
     }
 }

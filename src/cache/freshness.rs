@@ -181,84 +181,9 @@ pub(super) fn left_on_error(entry: &Entry, rules: &Rules) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
-    const ALL: Rules = Rules::ALL;
-
-    fn first() -> RefreshDelay {
-        RefreshDelay::NONE
-    }
-
-    fn entry(age: u32, [fresh, stale, error]: [u32; 3]) -> Entry {
-        let windows = Windows::fresh(fresh * MS).stale(stale * MS).error(error * MS);
-        let entry = Entry::value(0, Duration::ZERO, Bytes::new());
-        Entry { age: Some(age * MS), ..entry.with_windows(windows) }
-    }
-
-    #[test]
-    fn each_window_begins_and_ends_at_its_edge() {
-        use Window::{Fresh, OnError, Over, Stale};
-        let table = [
-            ([10, 5, 0], vec![(0, Fresh), (9, Fresh), (10, Stale), (14, Stale), (15, Over)]),
-            ([10, 0, 5], vec![(9, Fresh), (10, OnError), (14, OnError), (15, Over)]),
-            ([10, 5, 20], vec![(14, Stale), (15, OnError), (29, OnError), (30, Over)]),
-            ([10, 20, 5], vec![(29, Stale), (30, Over)]),
-        ];
-        for (windows, expected) in table {
-            for (age, freshness) in expected {
-                let entry = entry(age, windows);
-                assert_eq!(decide(&entry, &ALL, first), freshness, "{windows:?} at {age}");
-            }
-        }
-    }
-
-    #[test]
-    fn an_early_refresh_begins_at_its_edge() {
-        use Window::{Early, Fresh, Over};
-        let within = |ms| EarlyRefresh::Within(ms * MS);
-        let table = [
-            (within(0), vec![(999, Fresh), (1000, Over)]),
-            (within(100), vec![(899, Fresh), (900, Early), (999, Early), (1000, Over)]),
-            (within(9999), vec![(499, Fresh), (500, Early), (1000, Over)]),
-            (EarlyRefresh::LastPart(0.1), vec![(899, Fresh), (901, Early), (1000, Over)]),
-            (EarlyRefresh::LastPart(7.0), vec![(499, Fresh), (500, Early)]),
-            (EarlyRefresh::LastPart(-1.0), vec![(999, Fresh), (1000, Over)]),
-            (EarlyRefresh::LastPart(f64::NAN), vec![(999, Fresh), (1000, Over)]),
-        ];
-        for (early, expected) in table {
-            for (age, freshness) in expected {
-                let (entry, rules) = (entry(age, [1000, 0, 0]), Rules { early, ..ALL });
-                assert_eq!(decide(&entry, &rules, first), freshness, "{early:?} at {age}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_process_that_did_not_store_the_entry_claims_later() {
-        use Window::{Deferred, Early, Fresh, Stale};
-        let [all, rare] = [1.0, (-3.5_f64).exp()];
-        let within = Rules { early: EarlyRefresh::Within(100 * MS), ..ALL };
-        let table = [
-            (ALL, 5000, all, vec![(999, Fresh), (1000, Deferred), (1699, Deferred), (1700, Stale)]),
-            (ALL, 5000, rare, vec![(1349, Deferred), (1351, Stale)]),
-            (ALL, 5000, 0.0, vec![(999, Fresh), (1000, Stale)]),
-            // Half of the window is left for the load.
-            (ALL, 160, all, vec![(1079, Deferred), (1080, Stale)]),
-            (within, 5000, all, vec![(999, Fresh), (1000, Deferred), (1600, Stale)]),
-            (within, 0, all, vec![(949, Fresh), (950, Early)]),
-            (within, 5000, 0.0, vec![(899, Fresh), (900, Early), (1000, Stale)]),
-        ];
-        for (rules, stale, uniform, expected) in table {
-            for (age, freshness) in expected {
-                let decided =
-                    decide(&entry(age, [1000, stale, 0]), &rules, || RefreshDelay::random(uniform));
-                assert_eq!(decided, freshness, "{rules:?} at {age}");
-            }
-        }
-    }
 
     /// The mean over many refreshes: the number for one varies by as much as its mean.
     #[test]

@@ -5,7 +5,7 @@ use std::{
 };
 
 use super::{AfterFailure, Source, outcome::Head, previous::Previous};
-use crate::{backend::Tagged, lease::LeaseRecord, signal::Signal, sync::lock};
+use crate::{backend::Tagged, lease::Lease, signal::Signal, sync::lock};
 
 /// The lease that a loader runs under, the value that it replaces, and how its value is kept.
 ///
@@ -36,7 +36,7 @@ use crate::{backend::Tagged, lease::LeaseRecord, signal::Signal, sync::lock};
 pub struct Lead<V>(Arc<LeadInner<V>>);
 
 struct LeadInner<V> {
-    lease: Option<Arc<LeaseRecord>>,
+    lease: Option<Arc<Lease>>,
     previous: Option<Arc<Previous<V>>>,
     source: Source,
     /// No old value is good enough, so none stands in.
@@ -63,7 +63,7 @@ pub(super) struct Keeping {
 
 impl<V> Lead<V> {
     pub(super) fn new(
-        lease: Option<Arc<LeaseRecord>>,
+        lease: Option<Arc<Lease>>,
         previous: Option<Arc<Previous<V>>>,
         source: Source,
         wants_new: bool,

@@ -142,22 +142,14 @@ impl LocalTier {
 pub(super) struct LocalStore<V> {
     rows: LocalRows<V>,
     order: Order,
-    /// `None` if no copy is served while the backend answers.
-    tier: Option<TierTimes>,
+    /// `None` if no copy is served while the backend answers. Its staleness has no limit if changes
+    /// are not told.
+    tier: Option<LocalTier>,
     /// Copies are served while the backend is away.
     remembers: bool,
-    /// The weight of one copy at most, so that it does not displace all others.
-    heaviest: usize,
     counters: Arc<Counters>,
     /// Until when the time without trust was counted.
     counted_until: AtomicU64,
-}
-
-#[derive(Clone, Copy)]
-struct TierTimes {
-    max_age: u64,
-    /// How far the tier may be behind.
-    max_staleness: u64,
 }
 
 /// A copy of an entry.
@@ -172,9 +164,7 @@ pub(super) struct LocalRow<V> {
     stripes: Box<[usize]>,
     checked: u64,
     asked: u64,
-    /// When it is to be refreshed at the earliest, and when its trust ends. It has none if it is
-    /// for outages only.
-    half: u64,
+    /// When its trust ends. It has none if it is for outages only.
     until: u64,
     /// Whether it is served while the backend is away. Its user expects an older value then.
     is_remembered: bool,
@@ -227,17 +217,15 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         let stripes = if is_tier { STRIPES } else { FEW_STRIPES };
         let order = Order::new(&settings.namespace, tags, stripes);
         Some(Arc::new_cyclic(|this: &Weak<Self>| {
-            let times = |tier: LocalTier| {
-                let is_told = store.tap(this.clone(), tier.max_staleness / 4);
-                let max_staleness = if is_told { nanos(tier.max_staleness) } else { u64::MAX };
-                TierTimes { max_age: nanos(tier.max_age), max_staleness }
+            let told = |tier: LocalTier| match store.tap(this.clone(), tier.max_staleness / 4) {
+                true => tier,
+                false => tier.max_staleness(Duration::MAX),
             };
             Self {
                 rows: rows(weight, is_tier),
                 order,
-                tier: settings.local.map(times),
+                tier: settings.local.map(told),
                 remembers: memory > 0,
-                heaviest: weight / 4,
                 counters: counters.clone(),
                 counted_until: AtomicU64::new(0),
             }
@@ -256,27 +244,26 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         rules: &Rules,
         delay: impl FnOnce(u64) -> RefreshDelay,
     ) -> Option<Arc<LocalRow<V>>> {
-        let max_staleness = self.tier?.max_staleness;
+        let tier = self.tier?;
         // Before the row is read: all changes up to then have removed theirs.
         let complete_until = self.order.complete_until();
         let row = self.rows.get(key)?;
         let now = self.order.now();
-        let known = complete_until.max(row.asked);
         if now >= row.until
-            || (rules.copy < Duration::MAX && now.saturating_sub(row.asked) >= nanos(rules.copy))
-            || now.saturating_sub(known) >= max_staleness
+            || now.saturating_sub(row.asked) >= nanos(rules.copy)
+            || now.saturating_sub(complete_until.max(row.asked)) >= nanos(tier.max_staleness)
             || row.epoch != self.order.epoch()
             || rules.replaces
             || self.order.tags.have_ended(row.stripes.iter().copied(), row.checked)
         {
             return None;
         }
-        if now >= row.half && !matches!(rules.early, EarlyRefresh::Off) {
-            let delay = || delay(row.entry.fence);
-            let window = freshness::decide_at(self.age(&row)?, row.entry.windows?, rules, delay);
-            return (window == Window::Fresh).then_some(row);
+        if matches!(rules.early, EarlyRefresh::Off) {
+            return Some(row);
         }
-        Some(row)
+        let delay = || delay(row.entry.fence);
+        let window = freshness::decide_at(self.age(&row)?, row.entry.windows?, rules, delay);
+        (window == Window::Fresh).then_some(row)
     }
 
     /// Returns the copy of a key with its present entry, if it is of use in this outage.
@@ -308,37 +295,33 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     pub(super) fn begin(&self, store: &dyn Store, name: &Name, now: Instant) -> Fill {
         match self.tier {
             Some(_) => self.order.begin(store, name, now, false),
-            None => self.mark_at(name, now),
+            None => self.order.mark(name, now),
         }
     }
 
     /// Begins a load or a commit, whose value is kept for outages only.
     pub(super) fn mark(&self, name: &Name) -> Fill {
-        self.mark_at(name, Instant::now())
+        self.order.mark(name, Instant::now())
     }
 
-    fn mark_at(&self, name: &Name, now: Instant) -> Fill {
-        Fill { is_heard: false, ..self.order.mark(name, now) }
-    }
-
-    /// Notes an entry that the backend has returned or stored, unless something has come since the
-    /// question. A hit is fresh, and may be served while the backend answers.
+    /// Notes an entry that the backend has returned or stored, with the size of its payload, unless
+    /// something has come since the question. A hit is fresh, and may be served while the backend
+    /// answers.
     pub(super) fn note(
         &self,
         fill: Fill,
         key: &Key,
-        seen: SeenEntry,
+        (entry, size): (Entry, usize),
         value: impl FnOnce() -> Option<V>,
         is_hit: bool,
         rules: &Rules,
     ) {
-        let entry = &seen.entry;
         let may_be_stale = entry.windows.is_some_and(|windows| !windows.is_fresh_only());
-        let is_remembered = self.remembers && may_be_stale && !seen.is_for_loader_only;
+        let is_remembered = self.remembers && may_be_stale;
         let until = match (self.tier, entry.age.zip(entry.windows)) {
             (Some(tier), Some((age, windows))) if is_hit && fill.is_heard => {
-                let fresh = nanos(windows.fresh.saturating_sub(age));
-                fill.asked.saturating_add(fresh.min(tier.max_age).min(nanos(rules.copy)))
+                let fresh = windows.fresh.saturating_sub(age);
+                fill.asked.saturating_add(nanos(fresh.min(tier.max_age).min(rules.copy)))
             }
             _ => 0,
         };
@@ -365,7 +348,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             return;
         }
         if let Some(value) = value() {
-            let row = LocalRow { until, is_remembered, ..LocalRow::new(fill, seen, value) };
+            let row = LocalRow { until, is_remembered, ..LocalRow::new(fill, entry, size, value) };
             self.keep(fill, fence, key, row);
         }
     }
@@ -377,32 +360,24 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         begun: Fill,
         key: &Key,
         outage: Outage,
-        seen: SeenEntry,
+        (entry, size): (Entry, usize),
         value: V,
     ) {
         if self.remembers {
-            let entry = Entry { age: Some(Duration::ZERO), ..seen.entry };
+            let entry = Entry { age: Some(Duration::ZERO), ..entry };
             let now = Fill { asked: self.order.now(), ..begun };
-            let row = LocalRow::new(now, SeenEntry { entry, ..seen }, value);
+            let row = LocalRow::new(now, entry, size, value);
             let row = LocalRow { is_remembered: true, outage: Some(outage), ..row };
             self.keep(begun, u64::MAX, key, row);
         }
     }
 
     fn keep(&self, fill: Fill, fence: u64, key: &Key, row: LocalRow<V>) {
-        if ROW + key.as_str().len() + row.weight <= self.heaviest {
+        // Otherwise one copy could displace all others.
+        if (ROW + key.as_str().len() + row.weight) as u64 <= self.rows.capacity() / 4 {
             self.order.keep(fill, fence, || self.rows.insert(key.clone(), Arc::new(row)));
         }
     }
-}
-
-/// The parts of an entry that are kept beside its value.
-pub(super) struct SeenEntry {
-    /// Without its payload of this size.
-    pub(super) entry: Entry,
-    pub(super) size: usize,
-    /// No caller is served it stale.
-    pub(super) is_for_loader_only: bool,
 }
 
 impl<V> LocalStore<V> {
@@ -411,13 +386,13 @@ impl<V> LocalStore<V> {
     #[cfg(feature = "metrics")]
     pub(super) fn trust(&self) -> Option<(Option<Duration>, bool)> {
         let (lag, max_staleness) = (self.order.lag(), self.tier?.max_staleness);
-        Some(((max_staleness < u64::MAX).then_some(lag), nanos(lag) < max_staleness))
+        Some(((max_staleness < Duration::MAX).then_some(lag), lag < max_staleness))
     }
 
     /// Counts the time without trust until now.
     pub(super) fn count_trust(&self) {
         let Some(tier) = self.tier else { return };
-        let trusted_until = self.order.complete_until().saturating_add(tier.max_staleness);
+        let trusted_until = self.order.complete_until().saturating_add(nanos(tier.max_staleness));
         let now = self.order.now();
         let counted = self.counted_until.fetch_max(now, Ordering::Relaxed);
         self.counters.local_untrusted_seconds.add(now.saturating_sub(trusted_until.max(counted)));
@@ -458,11 +433,9 @@ impl<V> LocalStore<V> {
 }
 
 impl<V> LocalRow<V> {
-    fn new(fill: Fill, SeenEntry { mut entry, size, .. }: SeenEntry, value: V) -> Self {
+    fn new(fill: Fill, mut entry: Entry, size: usize, value: V) -> Self {
         let tagged = entry.tagged.take();
         let stripes: Box<[_]> = tagged.iter().flat_map(|tagged| tagged.stripes()).collect();
-        let half = entry.windows.map_or(Duration::ZERO, |windows| windows.fresh / 2);
-        let half = nanos(half.saturating_sub(entry.age.unwrap_or_default()));
         Self {
             value,
             record: Record::of(&entry),
@@ -471,7 +444,6 @@ impl<V> LocalRow<V> {
             stripes,
             checked: tagged.map_or(fill.ended, |tagged| tagged.number.max(fill.ended)),
             asked: fill.asked,
-            half: fill.asked.saturating_add(half),
             until: 0,
             is_remembered: false,
             outage: None,
@@ -511,96 +483,32 @@ mod tests {
     use super::*;
     use crate::{
         MemoryBackend,
-        backend::{Store, Windows},
+        backend::Windows,
         key::{Family, Namespace},
     };
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn store(memory: usize) -> Option<Arc<LocalStore<u64>>> {
-        let settings = Settings { outage_memory: Some(memory), ..Settings::default() };
-        let backend: Arc<dyn Store> = Arc::new(MemoryBackend::new());
-        LocalStore::of(
-            &settings,
-            backend.as_ref(),
-            &Arc::new(Tags::new(&settings)),
-            &<_>::default(),
-        )
-    }
-
-    fn name(key: &Key) -> Name {
-        Name::new(&Namespace::standard(), Family::Cache, key, 512).unwrap()
-    }
-
-    fn seen(fence: u64, size: usize) -> SeenEntry {
-        let entry = Entry::value(0, Duration::ZERO, Bytes::new()).with_fence(fence);
-        let entry = entry.with_windows(Windows::fresh(SECOND).error(SECOND));
-        let entry = Entry { age: Some(Duration::ZERO), ..entry };
-        SeenEntry { entry, size, is_for_loader_only: false }
-    }
-
-    fn note(store: &LocalStore<u64>, key: &Key, begun: Fill, seen: SeenEntry) {
-        let value = seen.entry.fence;
-        store.note(begun, key, seen, || Some(value), true, &Rules::ALL);
-    }
-
-    fn recalled(store: &LocalStore<u64>, key: &Key, outage: Outage) -> Option<u64> {
-        store.recall(key, outage).map(|(row, _)| row.value)
-    }
-
-    /// The backend has an older entry, or none, and refuses the value that was loaded since.
-    #[tokio::test(start_paused = true)]
-    async fn a_value_that_was_refused_outlives_answers_but_no_act() {
-        let (store, key) = (store(1 << 20).unwrap(), Key::from("k"));
-        let mark = || store.mark(&name(&key));
-        for outage in [false, true].map(Outage::next) {
-            store.note_loaded(mark(), &key, outage, seen(5, 1), 7);
-            note(&store, &key, mark(), seen(5, 1));
-            store.missed(&key);
-            let expected = outage.refuses.then_some(7);
-            assert_eq!(recalled(&store, &key, outage), expected);
-        }
-        let refusing = Outage::next(true);
-        note(&store, &key, mark(), seen(6, 1));
-        assert_eq!(recalled(&store, &key, refusing), Some(6));
-        store.note_loaded(mark(), &key, refusing, seen(6, 1), 7);
-        store.forget(&key, &name(&key));
-        assert_eq!(recalled(&store, &key, refusing), None);
-    }
-
-    /// A question or a load began before an act, and ends after it.
-    #[tokio::test(start_paused = true)]
-    async fn what_began_before_an_act_is_not_remembered() {
-        let (store, key, outage) = (store(1 << 20).unwrap(), Key::from("k"), Outage::next(false));
-        let begun = store.mark(&name(&key));
-        store.forget(&key, &name(&key));
-        note(&store, &key, begun, seen(5, 1));
-        store.note_loaded(begun, &key, outage, seen(5, 1), 7);
-        assert_eq!(recalled(&store, &key, outage), None);
-        note(&store, &key, store.mark(&name(&key)), seen(7, 1));
-        assert_eq!(recalled(&store, &key, outage), Some(7));
-        let begun = store.mark(&name(&key));
-        store.forget_all();
-        note(&store, &key, begun, seen(8, 1));
-        assert_eq!(recalled(&store, &key, outage), None);
-    }
-
     #[tokio::test(start_paused = true)]
     async fn an_older_answer_and_one_without_windows_end_no_newer_value() {
-        let (store, key, outage) = (store(1 << 20).unwrap(), Key::from("k"), Outage::next(false));
-        let saw = |seen| note(&store, &key, store.mark(&name(&key)), seen);
-        for fence in [5, 7, 6] {
-            saw(seen(fence, 1));
+        let settings = Settings { outage_memory: Some(1 << 20), ..Settings::default() };
+        let (tags, counters) = (Arc::new(Tags::new(&settings)), Arc::default());
+        let store: Arc<LocalStore<u64>> =
+            LocalStore::of(&settings, &MemoryBackend::new(), &tags, &counters).unwrap();
+        let (key, outage) = (Key::from("k"), Outage::next(false));
+        let name = Name::new(&Namespace::standard(), Family::Cache, &key, 512).unwrap();
+        let (plain, kept) = (Windows::fresh(SECOND), Windows::fresh(SECOND).error(SECOND));
+        for (fence, windows, expected) in [
+            (5, kept, Some(5)),
+            (7, kept, Some(7)),
+            (6, kept, Some(7)),
+            (6, plain, Some(7)),
+            (8, plain, None),
+        ] {
+            let entry = Entry::value(0, Duration::ZERO, Bytes::new()).with_fence(fence);
+            let entry = Entry { age: Some(Duration::ZERO), ..entry.with_windows(windows) };
+            store.note(store.mark(&name), &key, (entry, 1), || Some(fence), true, &Rules::ALL);
+            assert_eq!(store.recall(&key, outage).map(|(row, _)| row.value), expected);
         }
-        assert_eq!(recalled(&store, &key, outage), Some(7));
-        let plain = |fence| {
-            let seen = seen(fence, 1);
-            let entry = seen.entry.with_windows(Windows::fresh(SECOND));
-            SeenEntry { entry, ..seen }
-        };
-        saw(plain(6));
-        assert_eq!(recalled(&store, &key, outage), Some(7));
-        saw(plain(8));
-        assert_eq!(recalled(&store, &key, outage), None);
     }
 }

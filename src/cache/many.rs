@@ -154,26 +154,21 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
                 false => read_many(&cache.core, &keys).await,
                 true => keys.iter().map(|_| None).collect(),
             };
-            let missed = |look: &Option<_>| match look {
-                Some(Decision::Miss { seen }) => Some(*seen),
-                _ => None,
-            };
-            let missed: Vec<_> = looks.iter().map(missed).collect();
             let served = |look| match look {
                 Some(Decision::Served(loaded)) => {
                     cache.core.counters.served(loaded.source);
-                    Some(Ok(loaded))
+                    Ok(Ok(loaded))
                 }
-                _ => None,
+                Some(Decision::Miss { seen }) => Err(Some(seen)),
+                _ => Err(None),
             };
             let answers: Vec<_> = looks.into_iter().map(served).collect();
             let gathering = Gathering::new(&cache.core, loader);
-            let missing = answers.iter().filter(|answer| answer.is_none()).count();
-            let shared = Shared::of(missing);
-            let load = |at: usize| {
+            let shared = Shared::of(answers.iter().filter(|answer| answer.is_err()).count());
+            let load = |at: usize, missed| {
                 let (gathering, id) = (gathering.clone(), ids[at].clone());
-                let mut request = cache.request(keys[at].clone());
-                let member = shared.member(missed[at]);
+                let (mut request, member) =
+                    (cache.request(keys[at].clone()), shared.member(missed));
                 request.options_mut().batch = Some(member.clone());
                 let work = move |lead| gathering.load(id, lead, member);
                 let (core, flown) = (&cache.core, request.fly(work));
@@ -225,9 +220,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
             Decision::Unanswered(error) => Err(Error::from(error)),
             decision => Ok(decision.value().map(Loaded::into_value)),
         };
-        let answers = decisions.map(|decision| decision.map(value)).collect();
+        let answers = decisions.map(|decision| decision.map(value).ok_or(())).collect();
         // The others learn what is wrong.
-        fill_gaps(answers, |at| self.get(&keys[at])).await
+        fill_gaps(answers, |at, ()| self.get(&keys[at])).await
     }
 
     /// Stores many values, each as [`insert`](Self::insert) does, in few round trips.
@@ -269,13 +264,15 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 }
 
 /// Asks for the answers that are missing, at once.
-async fn fill_gaps<T, Fut: Future<Output = T>>(
-    answers: Vec<Option<T>>,
-    ask: impl FnMut(usize) -> Fut,
+async fn fill_gaps<T, M, Fut: Future<Output = T>>(
+    answers: Vec<Result<T, M>>,
+    mut ask: impl FnMut(usize, M) -> Fut,
 ) -> Vec<T> {
-    let gaps = answers.iter().enumerate().filter(|(_, answer)| answer.is_none());
-    let gaps: Vec<_> = gaps.map(|(at, _)| at).collect();
-    let mut asked = join_all(gaps.into_iter().map(ask)).await.into_iter();
+    let mut asked = Vec::new();
+    let answers = answers.into_iter().enumerate();
+    let answers = answers.map(|(at, it)| it.map_err(|gap| asked.push(ask(at, gap))).ok());
+    let answers: Vec<_> = answers.collect();
+    let mut asked = join_all(asked).await.into_iter();
     answers.into_iter().filter_map(|answer| answer.or_else(|| asked.next())).collect()
 }
 
@@ -569,7 +566,7 @@ where
             }
         }
         for (id, reply) in replies {
-            let _ = reply.send(Err(failures.remove(&id).unwrap_or_else(|| failed.copied())));
+            let _ = reply.send(Err(failures.remove(&id).unwrap_or_else(|| failed.clone())));
         }
     }
 }

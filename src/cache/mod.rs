@@ -18,10 +18,8 @@ mod activity;
 mod acts;
 mod begin;
 mod breaker;
-mod builder;
 mod codec;
 mod core;
-mod explain;
 mod failures;
 mod freshness;
 mod in_process;
@@ -47,10 +45,9 @@ use tokio::time::timeout;
 #[cfg(feature = "postcard")]
 pub use self::codec::Postcard;
 pub use self::{
+    acts::{EntryState, Explanation},
     begin::{Begun, WhyAlone},
-    builder::Builder,
     codec::{Codec, Json, Raw},
-    explain::{EntryState, Explanation},
     failures::AfterFailure,
     freshness::EarlyRefresh,
     in_process::Unencoded,
@@ -60,6 +57,7 @@ pub use self::{
     outcome::{Loaded, Source},
     request::Request,
     run::Load,
+    settings::Builder,
 };
 pub use crate::{flight::Abandoned, observe::Stats};
 
@@ -71,6 +69,8 @@ pub(crate) use self::{
 };
 
 use self::core::{Core, Decision};
+#[cfg(feature = "http")]
+use self::settings::Settings;
 #[cfg(feature = "http")]
 use crate::observe::Counters;
 use crate::{
@@ -281,10 +281,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         core.begun.close();
         core.engine.stop();
         // No caller waits for the refreshes in the background.
-        core.refreshes.close();
+        core.refreshes.stop.cancel();
         let idle = || async {
             core.flights.idle().await;
-            core.refreshes.idle().await;
             core.begun.wait().await;
         };
         if timeout(deadline, idle()).await.is_err() {
@@ -299,37 +298,13 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 /// For the layers.
 #[cfg(feature = "http")]
 impl<V> Cache<V> {
-    pub(crate) fn has_tags(&self) -> bool {
-        self.core.tags.is_on
-    }
-
-    pub(crate) fn key_limit(&self) -> usize {
-        self.core.settings.max_key
-    }
-
-    pub(crate) fn value_limit(&self) -> usize {
-        self.core.settings.max_value
-    }
-
-    pub(crate) fn abandoned(&self) -> Abandoned {
-        self.core.settings.abandoned
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.core.settings
     }
 
     /// Returns a number that each invalidation of the key by this process makes greater.
     pub(crate) fn invalidations(&self, key: &Key) -> u64 {
         self.core.invalidations.so_far(key)
-    }
-
-    pub(crate) fn ttl(&self) -> Duration {
-        self.core.settings.options.ttl
-    }
-
-    pub(crate) fn stale_while_revalidate(&self) -> Duration {
-        self.core.settings.options.stale_while_revalidate
-    }
-
-    pub(crate) fn stale_if_error(&self) -> Duration {
-        self.core.settings.options.stale_if_error
     }
 
     pub(crate) fn counters(&self) -> &Counters {

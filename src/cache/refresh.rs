@@ -1,11 +1,10 @@
 //! Refreshes: loads that replace an entry, while their callers are served the old value.
 //!
-//! A refresh is a flight of a group of its own, so there is one for each key at most. No caller
-//! waits for a refresh in the background, which claims the lease without waiting. If another
-//! process has the lease, the key is quiet in this process until that lease ends. The [delays] of
-//! the processes keep most of them from claiming at all.
+//! No caller waits for a refresh in the background, which claims the lease without waiting. If
+//! another process has the lease, or this one refreshes, the key is quiet in this process for the
+//! time of a lease. The [delays] of the processes keep most of them from claiming at all.
 //!
-//! A refresh that a caller asks for is apart from the others, because what they read from the
+//! A refresh that a caller asks for joins no other load, because what that one reads from the
 //! origin may be older.
 //!
 //! [delays]: super::freshness::RefreshDelay
@@ -24,19 +23,19 @@ use futures_util::FutureExt;
 use hashbrown::DefaultHashBuilder;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use super::{
     Cache, Lead, Loaded, Request,
     freshness::RefreshDelay,
-    loader::{self, Produced},
-    outcome::{Flown, Outcome, cut_off, ended},
-    request::nest,
+    loader::{self, Work},
+    outcome::{Flown, cut_off, ended},
     run::{Run, RunStart},
 };
 use crate::{
     backend::Edit,
     error::{BoxError, Error},
-    flight::{self, Abandoned, Group, Joined, Leader, Limits},
+    flight,
     key::Key,
 };
 
@@ -109,39 +108,31 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let core = self.core.clone();
         let shared = core.clone();
         let work = move |lead: Lead<V>| loader::of_user(shared, lead.clone(), loader(lead));
-        self.refresh_by(work).map(move |flown| flown?.shared(&core))
+        self.refresh_by(loader::boxed(work)).map(move |flown| flown?.shared(&core))
     }
 
-    async fn refresh_by<F, Fut>(mut self, work: F) -> Result<Flown<V>, Error>
-    where
-        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
-    {
+    async fn refresh_by(mut self, work: Work<V>) -> Result<Flown<V>, Error> {
         // The entry to replace is read also if it is fresh.
         self.options_mut().rules.replaces = true;
         let Self { core, key, own } = self;
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         // First, so that each load that began before this call is beaten.
         let burnt = core.change(&key, core.store.edit(&name, &Edit::Supersede, life)).await?;
-        let Some(Joined { mut follower, leader }) = core.refreshes.begin_anew(&key) else {
+        if core.flights.is_closed() {
             return Err(Error::shut_down());
-        };
-        let Some(_edge) = nest(flight::current(), &follower) else {
-            drop((follower, leader));
-            return Box::pin(Run::load_for_caller(&core, &key, own, Some(loader::boxed(work))))
-                .await;
-        };
-        let run = Run::new(&core, &key, own, leader, RunStart::Supersede(burnt))?;
-        follower.lead(Box::pin(run.run(work)));
-        match follower.wait().await {
-            Some(outcome) => ended(&core, outcome, true, None),
-            None => Err(cut_off()),
         }
+        let run = Run::new(&core, &key, own, None, RunStart::Supersede(burnt))?;
+        let load = run.load_in_task(work).in_current_span();
+        // A loader that asks for a refresh is the one that loads.
+        let load = match flight::current() {
+            Some(number) => core.begun.spawn(flight::within(number, load)),
+            None => core.begun.spawn(load),
+        };
+        ended(&core, load.await.map_err(|_| cut_off())?, true, None)
     }
 }
 
-pub(super) struct Refreshes<V> {
-    flights: Group<Outcome<V>>,
+pub(super) struct Refreshes {
     /// Notes about entries. Each stands under the fence of its entry, so a new entry has none. In
     /// each place are the upper half of a hash, and the tick at which the note ends. A note may
     /// lose its place to another one, which costs one claim.
@@ -151,7 +142,7 @@ pub(super) struct Refreshes<V> {
     /// Differs between processes, so that their delays differ.
     seed: u64,
     /// Cancelled when the cache is shut down.
-    stop: CancellationToken,
+    pub(super) stop: CancellationToken,
 }
 
 /// The notes of this process about an entry, for a while.
@@ -165,11 +156,9 @@ pub(super) enum EntryNote {
     BacksOff,
 }
 
-impl<V> Default for Refreshes<V> {
+impl Default for Refreshes {
     fn default() -> Self {
         Self {
-            // Only its own caller waits for a refresh.
-            flights: Group::new(Abandoned::Finish, Limits::NONE),
             notes: OnceLock::new(),
             begun: Instant::now(),
             hasher: DefaultHashBuilder::default(),
@@ -179,26 +168,15 @@ impl<V> Default for Refreshes<V> {
     }
 }
 
-impl<V> Refreshes<V> {
-    /// Begins a refresh of the entry with this fence. Returns `None` if one is under way, if the
-    /// entry is quiet, or if the cache is shut down.
-    pub(super) fn begin(&self, key: &Key, fence: u64) -> Option<Leader<Outcome<V>>> {
-        if self.knows(EntryNote::Refreshed, key, fence) {
-            return None;
+impl Refreshes {
+    /// Begins a refresh of the entry with this fence, and makes it quiet for a while. Returns false
+    /// if it is quiet already, or the cache is shut down.
+    pub(super) fn begin(&self, key: &Key, fence: u64) -> bool {
+        let begins = !self.knows(EntryNote::Refreshed, key, fence) && !self.stop.is_cancelled();
+        if begins {
+            self.note(EntryNote::Refreshed, key, fence, PAUSE);
         }
-        self.flights.join(key).ok()?.leader
-    }
-
-    /// Begins a refresh that a caller has asked for, apart from those that are under way. Returns
-    /// `None` if the cache is shut down.
-    fn begin_anew(&self, key: &Key) -> Option<Joined<Outcome<V>>> {
-        loop {
-            self.flights.detach(key);
-            let joined = self.flights.join(key).ok()?;
-            if joined.leader.is_some() {
-                return Some(joined);
-            }
-        }
+        begins
     }
 
     /// Notes something of the entry with this fence for a time.
@@ -226,24 +204,11 @@ impl<V> Refreshes<V> {
         let hash = self.hasher.hash_one((self.seed, key, fence));
         RefreshDelay::random(Rng::with_seed(hash).f64())
     }
-
-    /// Completes when the refreshes are to end.
-    pub(super) async fn stopped(&self) {
-        self.stop.cancelled().await;
-    }
-
-    /// Ends the refreshes, and lets none begin any more.
-    pub(super) fn close(&self) {
-        self.flights.close();
-        self.stop.cancel();
-    }
-
-    /// Returns when no refresh is under way. The refreshes must be [closed](Self::close).
-    pub(super) async fn idle(&self) {
-        self.flights.idle().await;
-    }
 }
 
+/// How long a process does not refresh an entry after it began a refresh of it in vain, and the key
+/// does not back off. A shorter time costs more claims of refreshes that make nothing.
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 /// 32 KiB. With fewer notes, more of them are lost to other keys.
 const NOTES: usize = 4096;
 /// The lower half of a word.

@@ -53,10 +53,6 @@ pub(crate) struct Limits {
     pub(crate) in_all: usize,
 }
 
-impl Limits {
-    pub(crate) const NONE: Self = Self { per_flight: usize::MAX, in_all: usize::MAX };
-}
-
 /// Why a caller cannot join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {

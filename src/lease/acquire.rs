@@ -1,22 +1,29 @@
 //! The loop of an acquisition: ask once, wait while others are in the way, and ask again.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    panic::resume_unwind,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use futures_util::future::join_all;
+use futures_util::{FutureExt, future::join_all};
 use tokio::{
-    sync::oneshot,
+    runtime::Handle,
+    sync::Notify,
+    task::yield_now,
     time::{Instant, sleep, timeout},
 };
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{Instrument, Span, debug};
 
 use super::{
     Acquisition, Engine, LeaseGuard, RetryStrategy, Upkeep, Waiting, Woken,
-    attended::attended,
     queue::{Slot, SlotNotice},
-    try_limit,
 };
 use crate::{
     backend::{Acquired, Change, Claim, Mode, Owner},
     error::{BackendError, BackendErrorKind, Error},
+    sync::lock,
 };
 
 /// How long a process whose turn is over waits before it asks again. So the process whose turn it
@@ -26,6 +33,14 @@ const GIVE_WAY: Duration = Duration::from_millis(1);
 /// After how long a caller asks a shard without a turn. It is longer than a burst of 20,000 callers
 /// takes. A server that hangs may keep all turns.
 const LONGEST_TURN: Duration = Duration::from_secs(2);
+
+/// How long an outcome waits for its caller. With the release and the grant to the next caller it
+/// takes less than 50 ms.
+const PATIENCE: Duration = Duration::from_millis(30);
+/// How soon the task looks again whether a busy runtime has come to the caller.
+const BUSY: Duration = Duration::from_millis(5);
+/// The time for the release of what was dropped. An acquisition that begins anew would meet it.
+const UNDO: Duration = Duration::from_millis(10);
 
 /// How a lease is acquired and kept.
 #[derive(Clone)]
@@ -116,41 +131,77 @@ impl Engine {
         if self.janitor.is_stopped() {
             return Err(Error::shut_down());
         }
-        let AcquireTerms { upkeep, limit, .. } = *terms;
         let retry = terms.retry.as_ref();
-        let mut waiting = Waiting::new(retry, limit, since);
-        let acquisition = self.acquisition(Claim { owner: Owner::fresh(), ..claim.clone() });
-        let mut contender = Contender { engine: self, acquisition, upkeep, slot: None };
-        let try_limit = try_limit(retry, self.backend().as_ref());
+        let mut waiting = Waiting::new(retry, terms.limit, since);
         let held = tokio::select! {
             biased;
-            held = contender.acquire(&mut waiting, try_limit) => held?,
+            held = self.acquire_waiting(claim, terms.upkeep, &mut waiting) => held?,
             () = self.janitor.stopped() => return Err(Error::shut_down()),
         };
         self.meter.woken(waiting.pushed_at, "acquired");
         Ok(held)
     }
+
+    /// Acquires a lease in this process, or at the backend.
+    async fn acquire_waiting(
+        self: &Arc<Self>,
+        claim: &Claim,
+        upkeep: Upkeep,
+        waiting: &mut Waiting<'_>,
+    ) -> Result<LeaseGuard, Error> {
+        let acquisition =
+            || Box::new(self.acquisition(Claim { owner: Owner::fresh(), ..claim.clone() }));
+        // The other modes are granted in order by their queue at the backend.
+        let is_queued = claim.mode == Mode::Exclusive;
+        let (acquisition, slot) = match is_queued {
+            true => match self.queue_up(acquisition, upkeep, waiting).await {
+                Some(SlotNotice::Passed(lease)) => return Ok(lease),
+                Some(SlotNotice::Contend(acquisition, slot)) => (acquisition, Some(slot)),
+                None => return Err(not_acquired(claim, waiting)),
+            },
+            false => (acquisition(), None),
+        };
+        Contender { engine: self, acquisition, upkeep, slot }.acquire(waiting).await
+    }
+
+    /// Takes the slot of the local queue, and waits for it while another caller has it. Returns
+    /// `None` if the wait is over first.
+    async fn queue_up(
+        &self,
+        acquisition: impl Fn() -> Box<Acquisition>,
+        upkeep: Upkeep,
+        waiting: &mut Waiting<'_>,
+    ) -> Option<SlotNotice> {
+        loop {
+            let mut notices = match self.queues.enter(acquisition(), upkeep) {
+                Ok(notice) => return Some(notice),
+                Err(notices) => notices,
+            };
+            // An error tells that the holder that was passing the lease on is gone with its
+            // runtime.
+            if let Ok(notice) = Box::pin(waiting.bounded(&mut notices)).await? {
+                if matches!(&notice, SlotNotice::Contend(_, slot) if slot.met_others) {
+                    Box::pin(sleep(GIVE_WAY)).await;
+                }
+                return Some(notice);
+            }
+        }
+    }
 }
 
-/// One caller that wants a lease.
+/// One caller that contends for a lease at the backend.
 struct Contender<'a> {
     engine: &'a Arc<Engine>,
-    acquisition: Acquisition,
+    acquisition: Box<Acquisition>,
     upkeep: Upkeep,
-    /// The slot of the local queue, once this caller has it.
+    /// The slot of the local queue, where the mode has one.
     slot: Option<Slot>,
 }
 
 impl Contender<'_> {
-    /// Asks until the lease is granted, handed over, or passed on in this process.
-    async fn acquire(
-        &mut self,
-        waiting: &mut Waiting<'_>,
-        try_limit: Duration,
-    ) -> Result<LeaseGuard, Error> {
-        if let Some(passed) = self.queue_up(waiting).await? {
-            return Ok(passed);
-        }
+    /// Asks until the lease is granted or handed over.
+    async fn acquire(mut self, waiting: &mut Waiting<'_>) -> Result<LeaseGuard, Error> {
+        let try_limit = waiting.try_limit(self.engine.backend().as_ref());
         loop {
             let (remaining, failure) = match self.ask(try_limit, waiting.left()).await {
                 Ok((Acquired::Granted(grant), sent)) => {
@@ -168,7 +219,8 @@ impl Contender<'_> {
                 Woken::Again => None,
                 Woken::Pushed(change) => self.handed_over(&change),
                 Woken::TimeUp => {
-                    return Err(failure.map_or_else(|| self.not_acquired(waiting), Error::from));
+                    let why = || not_acquired(self.acquisition.claim(), waiting);
+                    return Err(failure.map_or_else(why, Error::from));
                 }
             };
             if let Some(held) = held {
@@ -185,6 +237,7 @@ impl Contender<'_> {
     ) -> Result<(Acquired, Instant), BackendError> {
         let shard = self.engine.turns_of(&self.acquisition.claim().name);
         let _turn = timeout(LONGEST_TURN.min(left), shard.0.acquire()).await;
+        self.acquisition.listen();
         self.acquisition.ask(limit, |backend, claim| backend.acquire(claim)).await
     }
 
@@ -199,57 +252,15 @@ impl Contender<'_> {
         Some(self.hold(fence, Instant::now(), Some(until)))
     }
 
-    /// Holds what was granted. The local queue slot and the waiter's registration move on with the
-    /// lease.
+    /// Holds what was granted. The slot of the local queue moves on with the lease.
     fn hold(&mut self, fence: u64, since: Instant, until: Option<Instant>) -> LeaseGuard {
         let granted = self.acquisition.settle(self.upkeep, fence, since, until);
         let mut slot = self.slot.take();
         if let Some(slot) = &mut slot {
-            slot.begin(self.acquisition.take_changes());
+            slot.begin(self.acquisition.met_others());
         }
         let record = self.engine.renewals.start(granted, slot);
         LeaseGuard::new(self.engine.clone(), record)
-    }
-
-    /// Takes the slot of the local queue, and waits for it while another caller has it. Returns the
-    /// lease if it is passed to this caller.
-    async fn queue_up(&mut self, waiting: &mut Waiting<'_>) -> Result<Option<LeaseGuard>, Error> {
-        // The other modes are granted in order by their queue at the backend.
-        while self.acquisition.claim().mode == Mode::Exclusive {
-            let notices = match self.engine.queues.enter(self.acquisition.claim(), self.upkeep) {
-                Ok(slot) => {
-                    self.slot = Some(slot);
-                    break;
-                }
-                Err(notices) => notices,
-            };
-            let mut queued = LocalPlace { engine: self.engine, notices };
-            match Box::pin(waiting.bounded(&mut queued.notices)).await {
-                Some(Ok(SlotNotice::Passed(record))) => {
-                    return Ok(Some(LeaseGuard::new(self.engine.clone(), record)));
-                }
-                Some(Ok(SlotNotice::Contend(slot))) => {
-                    self.contend(slot).await;
-                    break;
-                }
-                // The holder that was passing the lease on is gone with its runtime.
-                Some(Err(_)) => {}
-                None => return Err(self.not_acquired(waiting)),
-            }
-        }
-        Ok(None)
-    }
-
-    /// Takes over the slot. The registration of the last caller that contended ends when this one
-    /// has its own, so that the channel stays open.
-    async fn contend(&mut self, mut slot: Slot) {
-        if let Some(changes) = slot.take_changes() {
-            self.acquisition.subscribe();
-            drop(changes);
-            // The turn of this process is over, and it is the turn of another one.
-            Box::pin(sleep(GIVE_WAY)).await;
-        }
-        self.slot = Some(slot);
     }
 
     /// Goes on under a fresh owner if this error asks for it. It does if too few replicas confirmed
@@ -266,24 +277,73 @@ impl Contender<'_> {
             self.acquisition.restart();
         }
     }
+}
 
-    fn not_acquired(&self, waiting: &Waiting<'_>) -> Error {
-        Error::not_acquired(&self.acquisition.claim().what(), waiting.limit_reached())
+fn not_acquired(claim: &Claim, waiting: &Waiting<'_>) -> Error {
+    Error::not_acquired(&claim.what(), waiting.limit_reached())
+}
+
+/// Acquires for a caller, which may keep the future and not poll it, such as an arm of a loop
+/// around `select!`. It must not hold other callers up.
+///
+/// An acquisition that does not end at once goes on in a task, and the task offers the outcome to
+/// the caller. If the caller does not take it in time, the task drops it, and so releases it: the
+/// next caller gets the lock. A caller that polls again later begins anew, at the end of the queue.
+///
+/// # Cancel safety
+///
+/// When the future is dropped, so is the acquisition.
+async fn attended<T, Acquiring>(mut begin: impl FnMut() -> Acquiring) -> T
+where
+    T: Send + 'static,
+    Acquiring: Future<Output = T> + Send + 'static,
+{
+    loop {
+        let mut acquiring = Box::pin(begin().instrument(Span::current()));
+        if let Some(outcome) = (&mut acquiring).now_or_never() {
+            return outcome;
+        }
+        let offer = Arc::new(Offer { outcome: Mutex::new(None), made: Notify::new() });
+        let mut task = AbortOnDropHandle::new(tokio::spawn(offer.clone().make(acquiring)));
+        tokio::select! {
+            biased;
+            () = offer.made.notified() => {}
+            Err(error) = &mut task => if let Ok(panic) = error.try_into_panic() {
+                resume_unwind(panic);
+            }
+        }
+        if let Some(outcome) = offer.take() {
+            return outcome;
+        }
+        sleep(UNDO).await;
     }
 }
 
-/// A place in the local queue. Dropped, it releases a lease that was passed to it meanwhile.
-struct LocalPlace<'a> {
-    engine: &'a Arc<Engine>,
-    notices: oneshot::Receiver<SlotNotice>,
+/// An outcome that waits for its caller.
+struct Offer<T> {
+    outcome: Mutex<Option<T>>,
+    made: Notify,
 }
 
-impl Drop for LocalPlace<'_> {
-    fn drop(&mut self) {
-        // After this, the holder learns that the caller has left.
-        self.notices.close();
-        if let Ok(SlotNotice::Passed(record)) = self.notices.try_recv() {
-            drop(LeaseGuard::new(self.engine.clone(), record));
+impl<T> Offer<T> {
+    async fn make(self: Arc<Self>, acquiring: impl Future<Output = T>) {
+        let outcome = acquiring.await;
+        *lock(&self.outcome) = Some(outcome);
+        self.made.notify_one();
+        sleep(PATIENCE).await;
+        // A busy runtime may not have come to the caller yet. It comes to this task behind it.
+        while Handle::current().metrics().global_queue_depth() > 0 {
+            sleep(BUSY).await;
         }
+        for _ in 0..3 {
+            yield_now().await;
+        }
+        if self.take().is_some() {
+            debug!("an acquisition that is not polled is undone");
+        }
+    }
+
+    fn take(&self) -> Option<T> {
+        lock(&self.outcome).take()
     }
 }

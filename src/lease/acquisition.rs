@@ -1,14 +1,23 @@
+//! A claim on its way to a lease, with its undo, and the wait for a lease that another holder has.
+//!
+//! A waiter is woken by a push, the next wait of its strategy, or the end of its wait. The
+//! [keeper](super::keeper) wakes one with a queue entry. Any other one is woken by the end of the
+//! lease in the way, or after 5 s.
+
 use std::{future::pending, mem::replace, sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, time::Instant};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until},
+};
 use tracing::debug;
 
 use super::{
-    Engine, Upkeep,
+    Engine, RetryStrategy, Upkeep,
     keeper::{Keeper, KeptPlace},
     record::Granted,
     release::Janitor,
-    trusted,
+    trusted, try_limit,
 };
 use crate::{
     backend::{
@@ -16,7 +25,7 @@ use crate::{
         answered_by,
     },
     error::{BackendError, Error},
-    time::after,
+    time::{Pauses, after},
 };
 
 /// The longest time between looks without a subscription.
@@ -25,6 +34,10 @@ const UNHEARD_LOOK: Duration = Duration::from_millis(100);
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 /// After the end of a lease, its waiters look at random times within this.
 const JITTER: Duration = Duration::from_millis(90);
+
+/// The shortest wait of a strategy. Without it, a waiter whose backend answers at once would never
+/// let go of its thread.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// One claim on its way to a lease. Dropped before it is [settled](Self::settle), it undoes itself.
 ///
@@ -86,13 +99,7 @@ impl From<&Claimed> for AcquisitionState {
 
 impl From<&Option<Grant>> for AcquisitionState {
     fn from(answer: &Option<Grant>) -> Self {
-        Self::from(&answer.is_some())
-    }
-}
-
-impl From<&bool> for AcquisitionState {
-    fn from(is_held: &bool) -> Self {
-        if *is_held { Self::Granted } else { Self::Idle }
+        if answer.is_some() { Self::Granted } else { Self::Idle }
     }
 }
 
@@ -118,8 +125,8 @@ impl Acquisition {
         &self.claim
     }
 
-    /// Registers the claim, and sends one request. Returns the answer and a time before it was
-    /// sent. The registration comes first, so that no push is missed.
+    /// Sends one request. Returns the answer and a time before it was sent. A waiter
+    /// [registers](Self::listen) first.
     pub(crate) async fn ask<'a, T, F>(
         &'a mut self,
         limit: Duration,
@@ -129,7 +136,6 @@ impl Acquisition {
         F: Future<Output = Result<T, BackendError>> + 'a,
         for<'t> AcquisitionState: From<&'t T>,
     {
-        self.listen();
         let sent = Instant::now();
         self.since.get_or_insert(sent);
         let Self { janitor, claim, state, met, .. } = self;
@@ -149,23 +155,15 @@ impl Acquisition {
         Ok((answer?, sent))
     }
 
-    /// Registers the claim for pushes, if its caller waits.
-    fn listen(&mut self) {
-        if self.keeper.is_some() && self.changes.is_none() {
-            let claim = &self.claim;
-            self.changes = Some(self.janitor.backend().listen(&claim.name, Some(claim)));
-        }
+    /// Registers the claim for pushes, so that it misses none from its next request on.
+    pub(crate) fn listen(&mut self) -> &mut Changes {
+        let (backend, claim) = (self.janitor.backend(), &self.claim);
+        self.changes.get_or_insert_with(|| backend.listen(&claim.name, Some(claim)))
     }
 
-    /// Subscribes to pushes. Returns whether they arrive.
-    pub(super) fn subscribe(&mut self) -> bool {
-        self.listen();
-        self.changes.as_mut().is_some_and(Changes::subscribe)
-    }
-
-    /// Returns its registration, for the next caller, if another holder was in the way.
-    pub(super) fn take_changes(&mut self) -> Option<Changes> {
-        self.changes.take().filter(|_| self.met.is_some())
+    /// Returns whether another holder was in the way.
+    pub(super) fn met_others(&self) -> bool {
+        self.met.is_some()
     }
 
     /// Returns when to look again at a lease that is held for another `remaining`, if nothing wakes
@@ -175,42 +173,30 @@ impl Acquisition {
     /// is broken. Such a waiter is late by a tenth of a second, and not by a lease.
     pub(super) fn next_look(&mut self, remaining: Duration, deadline: Instant) -> Instant {
         let now = Instant::now();
-        let look = match self.keeper.as_ref().filter(|_| self.claim.waits) {
-            Some(keeper) => {
+        let is_heard = self.listen().subscribe();
+        let look = match (&self.keeper, &self.changes) {
+            (Some(keeper), Some(changes)) if self.claim.waits => {
                 if !self.place.as_ref().is_some_and(|place| place.met(remaining)) {
-                    self.place = Some(keeper.enter(&self.claim, remaining));
+                    self.place = Some(keeper.enter(&self.claim, changes.waker(), remaining));
                 }
                 deadline
             }
-            None => {
+            _ => {
                 let jitter = JITTER.mul_f64(fastrand::f64());
                 now + remaining.saturating_add(jitter).min(LONGEST_SLEEP)
             }
         };
-        match self.subscribe() {
+        match is_heard {
             true => look,
             false => look.min(now + UNHEARD_LOOK.mul_f64(0.5 + fastrand::f64() / 2.0)),
         }
     }
 
-    /// Returns the next push, and when it came for the metrics. Returns `None` if the waiter is to
-    /// ask without one, because its queue entry is gone.
-    pub(super) async fn told(&mut self) -> Option<(Change, Option<Instant>)> {
-        let (changes, place) = (&mut self.changes, &self.place);
-        tokio::select! {
-            biased;
-            told = async {
-                match changes {
-                    Some(changes) => (changes.next().await, changes.last()),
-                    None => pending().await,
-                }
-            } => Some(told),
-            () = async {
-                match place {
-                    Some(place) => place.asks().await,
-                    None => pending().await,
-                }
-            } => None,
+    /// Returns the next push, and when it came for the metrics.
+    async fn told(&mut self) -> (Change, Option<Instant>) {
+        match &mut self.changes {
+            Some(changes) => (changes.next().await, changes.last()),
+            None => pending().await,
         }
     }
 
@@ -285,6 +271,113 @@ impl Drop for Acquisition {
             debug!(name = ?self.claim.name, "an acquisition with an unknown outcome is undone");
         }
         self.janitor.undo(self.claim.clone(), outcome_unknown, &self.runtime);
+    }
+}
+
+/// The wait of one caller. It costs nothing before the caller has to wait.
+pub(crate) struct Waiting<'a> {
+    strategy: &'a dyn RetryStrategy,
+    /// The waits of the strategy, once one was needed.
+    waits: Option<Box<dyn Iterator<Item = Duration> + Send>>,
+    /// When the strategy's present wait ends.
+    until: Option<Instant>,
+    limit: Duration,
+    deadline: Instant,
+    /// The pauses after requests that failed.
+    pauses: Pauses,
+    /// When the push came that has ended the last sleep, for the metrics.
+    pub(crate) pushed_at: Option<Instant>,
+}
+
+/// The next step of a waiter.
+pub(crate) enum Woken {
+    /// It asks again.
+    Again,
+    /// It was told of a change, and asks again unless that settles the matter.
+    Pushed(Change),
+    /// Its wait is over.
+    TimeUp,
+}
+
+impl<'a> Waiting<'a> {
+    /// Returns the wait of a caller with this limit, which began at `since`.
+    pub(crate) fn new(strategy: &'a dyn RetryStrategy, limit: Duration, since: Instant) -> Self {
+        let (waits, until, pauses, pushed_at) = Default::default();
+        Self { strategy, waits, until, limit, deadline: after(since, limit), pauses, pushed_at }
+    }
+
+    /// Returns the limit if it has ended the wait, and not the strategy.
+    pub(crate) fn limit_reached(&self) -> Option<Duration> {
+        (Instant::now() >= self.deadline).then_some(self.limit)
+    }
+
+    /// Returns how long one try may take.
+    pub(super) fn try_limit(&self, backend: &dyn Leases) -> Duration {
+        try_limit(self.strategy, backend)
+    }
+
+    /// Returns how long it still waits at most.
+    pub(crate) fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// Waits for something else than a push. Returns `None` if the wait is over first.
+    pub(crate) async fn bounded<T>(&mut self, event: impl Future<Output = T>) -> Option<T> {
+        let mut event = std::pin::pin!(event);
+        loop {
+            let wake = self.until()?.min(self.deadline);
+            tokio::select! {
+                biased;
+                outcome = &mut event => return Some(outcome),
+                () = sleep_until(wake) => if let Woken::TimeUp = self.woken(wake) { return None },
+            }
+        }
+    }
+
+    /// Waits after a request that found the lease held for another `remaining`, or that failed.
+    pub(crate) async fn after(
+        &mut self,
+        acquisition: &mut Acquisition,
+        remaining: Option<Duration>,
+    ) -> Woken {
+        self.pushed_at = None;
+        let Some(until) = self.until() else { return Woken::TimeUp };
+        let look = match remaining {
+            Some(remaining) => {
+                self.pauses = Pauses::default();
+                acquisition.next_look(remaining, self.deadline)
+            }
+            // Until the shard can be expected to answer.
+            None => after(Instant::now(), self.pauses.next()),
+        };
+        let wake = look.min(until).min(self.deadline);
+        tokio::select! {
+            biased;
+            (change, at) = acquisition.told() => {
+                self.pushed_at = at;
+                Woken::Pushed(change)
+            }
+            () = sleep_until(wake) => self.woken(wake),
+        }
+    }
+
+    fn woken(&mut self, wake: Instant) -> Woken {
+        if wake >= self.deadline {
+            return Woken::TimeUp;
+        }
+        if self.until.is_some_and(|until| until <= wake) {
+            self.until = None;
+        }
+        Woken::Again
+    }
+
+    /// The end of the strategy's present wait, or of its next one. Returns `None` if there is none.
+    fn until(&mut self) -> Option<Instant> {
+        if self.until.is_none() {
+            let wait = self.waits.get_or_insert_with(|| self.strategy.waits()).next()?;
+            self.until = Some(after(Instant::now(), wait.max(SHORTEST_WAIT)));
+        }
+        self.until
     }
 }
 

@@ -1,16 +1,16 @@
 use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::{
-    Acquisition, Engine, LeaseRecord,
+    Acquisition, Engine, Lease,
     queue::{QueuedCaller, Slot, SlotNotice},
     record::Granted,
     release::Release,
 };
 use crate::{
     advice,
-    backend::{Claim, Marked, Mode, Owner, Renewal, Tick, answered},
+    backend::{ANSWER_LIMIT, Claim, Marked, Mode, Owner, Tick},
     error::{BackendError, BackendErrorKind, Error},
 };
 
@@ -24,49 +24,23 @@ impl Engine {
 /// A lease that is held. Dropped, it is released in a task.
 pub(crate) struct LeaseGuard {
     engine: Arc<Engine>,
-    record: Arc<LeaseRecord>,
+    record: Arc<Lease>,
     released: bool,
 }
 
 impl LeaseGuard {
-    pub(super) fn new(engine: Arc<Engine>, record: Arc<LeaseRecord>) -> Self {
+    pub(super) fn new(engine: Arc<Engine>, record: Arc<Lease>) -> Self {
         Self { engine, record, released: false }
     }
 
     /// Returns the shared record of the lease.
-    pub(crate) fn record(&self) -> &Arc<LeaseRecord> {
+    pub(crate) fn record(&self) -> &Arc<Lease> {
         &self.record
-    }
-
-    /// Returns the error of a call that finds the lease lost.
-    pub(crate) fn lost_error(&self) -> Error {
-        Error::lost(&self.claim().name.key())
     }
 
     /// Sets the mark of the name to a tick, if the lease is held.
     pub(crate) async fn mark(&self, tick: Tick) -> Result<Marked, Error> {
         self.engine.mark(self.claim(), tick).await
-    }
-
-    /// Renews the lease now.
-    pub(crate) async fn renew(&self) -> Result<(), Error> {
-        if self.is_lost() {
-            return Err(self.lost_error());
-        }
-        let sent = Instant::now();
-        let claims = std::slice::from_ref(self.claim());
-        match timeout(self.remaining(), self.engine.backend().renew(claims)).await {
-            Ok(Ok(held)) if held.first() == Some(&Renewal::Held) => {
-                self.record.renewed(sent);
-                Ok(())
-            }
-            Ok(Ok(_)) => {
-                self.record.tell_lost();
-                Err(self.lost_error())
-            }
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(self.lost_error()),
-        }
     }
 
     /// Releases the lease, and returns [`Lost`](ErrorKind::Lost) if it was lost before.
@@ -162,9 +136,9 @@ impl LeaseGuard {
 }
 
 impl Deref for LeaseGuard {
-    type Target = LeaseRecord;
+    type Target = Lease;
 
-    fn deref(&self) -> &LeaseRecord {
+    fn deref(&self) -> &Lease {
         &self.record
     }
 }
@@ -205,46 +179,33 @@ async fn give_back(
 
 /// Passes a lease to the next caller of this process, and the slot with it. Returns whether the
 /// lease was held.
+///
+/// Until the caller has the lease, its acquisition owes the release.
 async fn pass(
     engine: &Arc<Engine>,
     from: &Claim,
     next: QueuedCaller,
     slot: Slot,
 ) -> Result<bool, BackendError> {
-    // The caller asks under its own owner if the pass fails, so it gets a fresh one here.
-    let claim = Claim { owner: Owner::fresh(), ..next.claim.clone() };
-    // The next caller does not know that it is given a lease, and this future may be dropped.
-    let owed = Release::new(engine.janitor.clone(), claim.clone(), true, next.runtime.clone());
-    let (backend, since) = (engine.backend().as_ref(), Instant::now());
-    let grant = match answered(backend, backend.pass(from, &claim)).await {
-        Ok(Some(grant)) => grant,
-        other => {
-            drop(next.notify(SlotNotice::Contend(slot)));
-            return match other {
-                Ok(_) => {
-                    owed.disarm();
-                    Ok(false)
-                }
-                // It was given away, but the next caller cannot rely on it.
-                Err(error) if error.kind() == BackendErrorKind::Unreplicated => Ok(true),
-                Err(error) => Err(error),
-            };
+    let QueuedCaller { mut acquisition, upkeep, notify } = next;
+    let limit = engine.backend().time_limit().unwrap_or_default().max(ANSWER_LIMIT);
+    let answer = acquisition.ask(limit, |backend, to| backend.pass(from, to)).await;
+    let (notice, was_held) = match answer {
+        Ok((Some(grant), sent)) => {
+            let granted = acquisition.settle(upkeep, grant.fence(), sent, None);
+            let record = engine.renewals.start(granted, Some(slot));
+            (SlotNotice::Passed(LeaseGuard::new(engine.clone(), record)), Ok(true))
+        }
+        Ok((None, _)) => (SlotNotice::Contend(acquisition, slot), Ok(false)),
+        Err(error) => {
+            acquisition.restart();
+            // Where too few replicas confirmed it, it was given away all the same.
+            let is_away = error.kind() == BackendErrorKind::Unreplicated;
+            let was_held = if is_away { Ok(true) } else { Err(error) };
+            (SlotNotice::Contend(acquisition, slot), was_held)
         }
     };
-    owed.disarm();
-    let granted = Granted {
-        claim,
-        upkeep: next.upkeep,
-        runtime: next.runtime.clone(),
-        fence: grant.fence(),
-        since,
-        until: None,
-        outcome_unknown: false,
-    };
-    let record = engine.renewals.start(granted, Some(slot));
-    if let Some(SlotNotice::Passed(record)) = next.notify(SlotNotice::Passed(record)) {
-        // The caller has left: its guard releases the lease.
-        drop(LeaseGuard::new(engine.clone(), record));
-    }
-    Ok(true)
+    // If the caller has left, the drop releases the lease, or gives up the slot.
+    drop(notify.send(notice));
+    was_held
 }

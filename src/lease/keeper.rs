@@ -21,7 +21,7 @@ use tokio::{
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, Kept, Leases, SemaphoreKind, answered},
+    backend::{Claim, Kept, Leases, SemaphoreKind, answered, channels::ListenerWaker},
     error::{BackendError, BackendErrorKind, Chain},
     key::Name,
     observe::Rarely,
@@ -64,8 +64,8 @@ struct KeptQueue {
 
 struct KeptWaiter {
     claim: Claim,
-    /// Notified when the waiter must ask.
-    asks: Arc<Notify>,
+    /// Wakes the waiter when it must ask.
+    waker: ListenerWaker,
 }
 
 /// A waiter whose queue entry is kept. Dropped, it is kept no more.
@@ -74,7 +74,6 @@ pub(super) struct KeptPlace {
     queue: KeptQueueKey,
     /// No other waiter has this number, also not of a queue that begins again.
     number: u64,
-    asks: Arc<Notify>,
 }
 
 impl Keeper {
@@ -84,23 +83,27 @@ impl Keeper {
     }
 
     /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
-    pub(super) fn enter(self: &Arc<Self>, claim: &Claim, remaining: Duration) -> KeptPlace {
+    /// Wakes the waiter when its entry is gone.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        claim: &Claim,
+        waker: ListenerWaker,
+        remaining: Duration,
+    ) -> KeptPlace {
         let key = (claim.name.clone(), SemaphoreKind::from(claim.mode));
-        let asks = Arc::<Notify>::default();
         let mut queues = self.queues();
         let number = self.came.fetch_add(1, Ordering::Relaxed);
         let (queue, is_new) = match queues.entry(key.clone()) {
             Entry::Occupied(queue) => (queue.into_mut(), false),
             Entry::Vacant(vacant) => (vacant.insert(KeptQueue::new()), true),
         };
-        let kept = KeptWaiter { claim: claim.clone(), asks: asks.clone() };
-        queue.waiters.insert(number, kept);
+        queue.waiters.insert(number, KeptWaiter { claim: claim.clone(), waker });
         queue.look_after(remaining);
         drop(queues);
         if is_new {
             tokio::spawn(KeeperTask { keeper: self.clone(), queue: key.clone() }.run());
         }
-        KeptPlace { keeper: self.clone(), queue: key, number, asks }
+        KeptPlace { keeper: self.clone(), queue: key, number }
     }
 
     /// Returns how many entries are kept.
@@ -141,7 +144,7 @@ impl KeptQueue {
     fn answered(&mut self, named: &[u64], look_at: Instant, answer: Result<Kept, BackendError>) {
         let wake = |is_gone: &dyn Fn(&u64) -> bool| {
             let gone = self.waiters.iter().filter(|(number, _)| is_gone(number));
-            gone.for_each(|(_, waiter)| waiter.asks.notify_one());
+            gone.for_each(|(_, waiter)| waiter.waker.wake());
         };
         match answer {
             Ok(kept) => {
@@ -168,11 +171,6 @@ impl KeptPlace {
         let queue = queues.get_mut(&self.queue);
         let queue = queue.filter(|queue| queue.waiters.contains_key(&self.number));
         queue.map(|queue| queue.look_after(remaining)).is_some()
-    }
-
-    /// Completes when the waiter must ask.
-    pub(super) async fn asks(&self) {
-        self.asks.notified().await;
     }
 }
 
@@ -239,40 +237,6 @@ impl Drop for KeeperTask {
     fn drop(&mut self) {
         let queue = self.keeper.queues().remove(&self.queue);
         let waiters = queue.into_iter().flat_map(|queue| queue.waiters.into_values());
-        waiters.for_each(|waiter| waiter.asks.notify_one());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::{runtime::Builder, time::timeout};
-
-    use super::*;
-    use crate::{
-        MemoryBackend,
-        backend::{Mode, Owner},
-        key::{Family, Key, Namespace},
-    };
-
-    /// The runtime of the first waiter ends, with the task in it.
-    #[test]
-    fn a_task_starts_in_the_runtime_of_another_waiter() -> Result<(), Box<dyn std::error::Error>> {
-        let runtime = || Builder::new_current_thread().enable_time().start_paused(true).build();
-        let (first, second) = (runtime()?, runtime()?);
-        let keeper = Keeper::new(Arc::new(MemoryBackend::new()));
-        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
-        let claim = Claim::new(name, Mode::Fair, INTERVAL, INTERVAL);
-        let place = first.block_on(async { keeper.enter(&claim, Duration::MAX) });
-        let other = Claim { owner: Owner::fresh(), ..claim };
-        let waits = second.block_on(async { keeper.enter(&other, Duration::MAX) });
-        assert!(waits.met(INTERVAL));
-        drop((place, first));
-        second.block_on(async {
-            timeout(INTERVAL, waits.asks()).await?;
-            assert!(!waits.met(INTERVAL));
-            // The new task asks the backend, which knows no entry.
-            let again = keeper.enter(&other, Duration::MAX);
-            Ok(timeout(INTERVAL * 2, again.asks()).await?)
-        })
+        waiters.for_each(|waiter| waiter.waker.wake());
     }
 }

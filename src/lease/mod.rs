@@ -3,8 +3,8 @@
 //! The leases are granted by a [`backend`](crate::backend). The files:
 //!
 //! - `engine`: what the leases of one `Cache` or one `Locks` share.
-//! - `acquire`: ask, wait, and ask again; with `acquisition` (a claim on its way to a lease, and
-//!   its undo), `wait` and `retry` (how long it waits), and `attended` (callers that do not poll).
+//! - `acquire`: ask, wait, and ask again; with `acquisition` (a claim on its way to a lease, its
+//!   wait, and its undo), and `retry` (how long it waits).
 //! - `queue`: the callers of this process that want one lease. `keeper`: their queue entries at the
 //!   backend.
 //! - `guard`, `record`, `renewals`: a lease that is held, renewed, passed on, or lost.
@@ -19,7 +19,6 @@
 
 mod acquire;
 mod acquisition;
-mod attended;
 mod engine;
 mod guard;
 mod keeper;
@@ -28,18 +27,19 @@ mod record;
 mod release;
 mod renewals;
 mod retry;
-mod wait;
 
-pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
     acquire::AcquireTerms,
-    acquisition::Acquisition,
+    acquisition::{Acquisition, Waiting, Woken},
     engine::Engine,
     guard::LeaseGuard,
-    record::LeaseRecord,
+    record::run_until,
     release::Janitor,
     retry::try_limit,
-    wait::{Waiting, Woken},
+};
+pub use self::{
+    record::Lease,
+    retry::{Retry, RetryStrategy},
 };
 
 use std::time::Duration;

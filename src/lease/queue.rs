@@ -13,11 +13,10 @@ use std::{
 };
 
 use hashbrown::{HashMap, hash_map::Entry};
-use tokio::{runtime::Handle, sync::oneshot, time::Instant};
+use tokio::{sync::oneshot, time::Instant};
 
-use super::{LeaseRecord, Upkeep};
+use super::{Acquisition, LeaseGuard, Upkeep};
 use crate::{
-    backend::{Changes, Claim},
     key::{Family, Name},
     sync::lock,
 };
@@ -37,18 +36,18 @@ type CallersByName = HashMap<Name, VecDeque<QueuedCaller>>;
 
 /// A caller in a local queue.
 pub(super) struct QueuedCaller {
-    pub(super) claim: Claim,
+    /// It has asked for nothing yet.
+    pub(super) acquisition: Box<Acquisition>,
     pub(super) upkeep: Upkeep,
-    pub(super) runtime: Handle,
-    notify: oneshot::Sender<SlotNotice>,
+    pub(super) notify: oneshot::Sender<SlotNotice>,
 }
 
-/// The news that a caller in a local queue gets.
+/// The news that a caller in a local queue gets. Dropped unread, it goes to the next caller.
 pub(super) enum SlotNotice {
     /// The lease was passed to it.
-    Passed(Arc<LeaseRecord>),
+    Passed(LeaseGuard),
     /// It contends now.
-    Contend(Slot),
+    Contend(Box<Acquisition>, Slot),
 }
 
 /// The right of one caller to contend for a lease, or to hold it, for this process.
@@ -59,18 +58,19 @@ pub(super) struct Slot {
     /// How often the lease passes on in this turn.
     most_passes: u32,
     since: Instant,
-    /// The subscription of the last caller that contended, for the next one.
-    changes: Option<Box<Changes>>,
+    /// Whether this process had to wait for others before its last turn.
+    pub(super) met_others: bool,
 }
 
 impl LocalQueues {
     /// Enters the queue of a claim. Returns the slot, or what tells of it later.
     pub(super) fn enter(
         self: &Arc<Self>,
-        claim: &Claim,
+        acquisition: Box<Acquisition>,
         upkeep: Upkeep,
-    ) -> Result<Slot, oneshot::Receiver<SlotNotice>> {
-        match self.queues().entry(claim.name.clone()) {
+    ) -> Result<SlotNotice, oneshot::Receiver<SlotNotice>> {
+        let name = acquisition.claim().name.clone();
+        match self.queues().entry(name.clone()) {
             Entry::Occupied(mut queue) => {
                 let (notify, notices) = oneshot::channel();
                 let queue = queue.get_mut();
@@ -78,13 +78,12 @@ impl LocalQueues {
                 if queue.len() == queue.capacity() {
                     queue.retain(|waiter| !waiter.notify.is_closed());
                 }
-                let (claim, runtime) = (claim.clone(), Handle::current());
-                queue.push_back(QueuedCaller { claim, upkeep, runtime, notify });
+                queue.push_back(QueuedCaller { acquisition, upkeep, notify });
                 Err(notices)
             }
             Entry::Vacant(queue) => {
                 queue.insert(VecDeque::new());
-                Ok(Slot::new(self.clone(), claim.name.clone()))
+                Ok(SlotNotice::Contend(acquisition, Slot::new(self.clone(), name, false)))
             }
         }
     }
@@ -94,44 +93,28 @@ impl LocalQueues {
     }
 }
 
-impl QueuedCaller {
-    /// Notifies the caller. Returns the notice if the caller has left.
-    pub(super) fn notify(self, notice: SlotNotice) -> Option<SlotNotice> {
-        self.notify.send(notice).err()
-    }
-}
-
 impl Slot {
-    fn new(queues: Arc<LocalQueues>, name: Name) -> Self {
-        let since = Instant::now();
-        Self { queues, name, passes: 0, most_passes: PASSES, since, changes: None }
+    fn new(queues: Arc<LocalQueues>, name: Name, met_others: bool) -> Self {
+        Self { queues, name, passes: 0, most_passes: PASSES, since: Instant::now(), met_others }
     }
 
-    /// Begins the turn of this process, which has won the lease from others, and keeps the
-    /// subscription of the winner for the next caller.
-    ///
-    /// A subscription that no caller needs ends with the hold, and not while others wait.
-    pub(super) fn begin(&mut self, changes: Option<Changes>) {
+    /// Begins the turn of this process, which has won the lease from others.
+    pub(super) fn begin(&mut self, met_others: bool) {
         self.passes = 0;
-        self.most_passes = match (self.name.family(), &changes) {
-            (Family::Redlock, None) => MAJORITY_PASSES,
+        self.most_passes = match (self.name.family(), met_others) {
+            (Family::Redlock, false) => MAJORITY_PASSES,
             // The process had to wait for others. Each of its waiters has the lease once now.
-            (Family::Redlock, Some(_)) => self.waiting().clamp(1, PASSES),
+            (Family::Redlock, true) => self.waiting().clamp(1, PASSES),
             _ => PASSES,
         };
         self.since = Instant::now();
-        self.changes = changes.map(Box::new);
+        self.met_others = met_others;
     }
 
     /// Returns the number of callers behind this one.
     fn waiting(&self) -> u32 {
         let waiting = self.queues.queues().get(&self.name).map_or(0, VecDeque::len);
         u32::try_from(waiting).unwrap_or(u32::MAX)
-    }
-
-    /// Takes the subscription of the last caller that contended.
-    pub(super) fn take_changes(&mut self) -> Option<Changes> {
-        self.changes.take().map(|changes| *changes)
     }
 
     /// Takes the next caller to pass the lease to, while the turn of this process lasts.
@@ -153,15 +136,14 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let mut queues = self.queues.queues();
         let Some(queue) = queues.get_mut(&self.name) else { return };
-        let Some(waiter) = first(queue) else {
+        let Some(QueuedCaller { acquisition, notify, .. }) = first(queue) else {
             queues.remove(&self.name);
             return;
         };
         // Unlocked: if the caller leaves just now, its slot is dropped here in turn.
         drop(queues);
-        let mut slot = Self::new(self.queues.clone(), self.name.clone());
-        slot.changes = self.changes.take();
-        drop(waiter.notify(SlotNotice::Contend(slot)));
+        let slot = Self::new(self.queues.clone(), self.name.clone(), self.met_others);
+        drop(notify.send(SlotNotice::Contend(acquisition, slot)));
     }
 }
 
@@ -169,26 +151,31 @@ impl Drop for Slot {
 mod tests {
     use super::*;
     use crate::{
-        backend::Mode,
+        MemoryBackend,
+        backend::{Claim, Mode},
         key::{Key, Namespace},
+        lease::Engine,
     };
 
     /// One caller holds the lease for long, and others try again and again.
     #[tokio::test]
     async fn callers_that_left_are_not_kept_during_a_hold() -> Result<(), crate::Error> {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
-        let claim = Claim::new(name.clone(), Mode::Exclusive, TURN, TURN);
-        let upkeep = Upkeep { renew_every: None, max_hold: Duration::MAX };
-        let queues = Arc::<LocalQueues>::default();
-        let Ok(slot) = queues.enter(&claim, upkeep) else { panic!("another caller has the slot") };
-        let Err(stays) = queues.enter(&claim, upkeep) else { panic!("there are two slots") };
+        let engine = Engine::new(Arc::new(MemoryBackend::new()));
+        let enter = || {
+            let claim = Claim::new(name.clone(), Mode::Exclusive, TURN, TURN);
+            let upkeep = Upkeep { renew_every: None, max_hold: Duration::MAX };
+            engine.queues.enter(Box::new(engine.acquisition(claim)), upkeep)
+        };
+        let Ok(first) = enter() else { panic!("another caller has the slot") };
+        let Err(stays) = enter() else { panic!("there are two slots") };
         for _ in 0..10_000 {
-            drop(queues.enter(&claim, upkeep));
+            drop(enter());
         }
-        assert!(queues.queues().get(&name).is_some_and(|queue| queue.len() < 16));
-        drop(slot);
-        assert!(matches!(stays.await, Ok(SlotNotice::Contend(_))));
-        assert!(queues.queues().is_empty());
+        assert!(engine.queues.queues().get(&name).is_some_and(|queue| queue.len() < 16));
+        drop(first);
+        assert!(matches!(stays.await, Ok(SlotNotice::Contend(..))));
+        assert!(engine.queues.queues().is_empty());
         Ok(())
     }
 }

@@ -6,15 +6,48 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 
 use super::{Upkeep, queue::Slot, trusted};
-use crate::{backend::Claim, observe::LockCounters, signal::Signal, sync::lock, time::after};
+use crate::{
+    backend::{Claim, Leases, Renewal},
+    error::Error,
+    observe::LockCounters,
+    signal::Signal,
+    sync::lock,
+    time::after,
+};
 
-/// One held lease, as its guard and the renewals share it.
-pub(crate) struct LeaseRecord {
+/// A lease that is held: how long it lasts, and whether it is lost.
+///
+/// Each guard of a lock dereferences to the lease of its lock.
+///
+/// # Examples
+///
+/// ```
+/// # use std::time::Duration;
+/// # use bellwether::{Error, Locks};
+/// # async fn write(_stock: u32, _fence: u64) {}
+/// # async fn import(_: &str) -> u32 { 3 }
+/// async fn change_stock(locks: &Locks) -> Result<(), Error> {
+///     let guard = locks.mutex("stock:42").lock().await?;
+///     tokio::select! {
+///         // The store refuses a write with a smaller fencing token than it has seen.
+///         () = write(7, guard.fence()) => {}
+///         () = guard.lost() => println!("another holder may have the lock"),
+///     }
+///     if !guard.is_lost() && guard.remaining() < Duration::from_secs(8) {
+///         guard.renew().await?;
+///     }
+///     let imported = guard.run(import("products.csv")).await?;
+/// #   let _ = imported;
+///     guard.unlock().await
+/// }
+/// ```
+pub struct Lease {
     pub(super) granted: Granted,
+    backend: Arc<dyn Leases>,
     /// When the total hold ends.
     ends: Instant,
     lost: Signal,
@@ -50,19 +83,14 @@ pub(crate) struct Granted {
     pub(super) outcome_unknown: bool,
 }
 
-impl LeaseRecord {
-    pub(super) fn new(granted: Granted, slot: Option<Slot>, counters: Arc<LockCounters>) -> Self {
-        let Granted { upkeep, since, until, .. } = granted;
-        let ends = after(since, upkeep.max_hold);
-        let deadline = until.unwrap_or_else(|| after(since, trusted(granted.claim.lease)));
-        let times = Times { deadline: deadline.min(ends), timer: since, renewing: false };
-        let slot = slot.filter(|_| upkeep.renew_every.is_some());
-        let (times, slot) = (Mutex::new(times), Mutex::new(slot));
-        Self { granted, ends, lost: Signal::default(), counters, times, slot }
-    }
-
-    /// Completes when the lease is lost, also if no renewal finds that out.
-    pub(crate) async fn lost(&self) {
+impl Lease {
+    /// Completes when the lease is lost: it could not be renewed in time, or the server no longer
+    /// has it. From then on, others may hold the lock. Also completes when the lease is released.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing. It can be asked for again.
+    pub async fn lost(&self) {
         loop {
             let deadline = self.deadline();
             tokio::select! {
@@ -72,8 +100,76 @@ impl LeaseRecord {
         }
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
+    /// Returns `true` if the lease is lost or released.
+    pub fn is_lost(&self) -> bool {
         self.lost.is_given() || self.deadline() <= Instant::now()
+    }
+
+    /// Returns how long the lease is certain to last if no renewal succeeds. Zero if it is lost.
+    pub fn remaining(&self) -> Duration {
+        match self.is_lost() {
+            true => Duration::ZERO,
+            false => self.deadline().saturating_duration_since(Instant::now()),
+        }
+    }
+
+    /// Runs a future until it completes or the lease is [lost](Self::lost), and returns its output.
+    ///
+    /// At a loss the future is dropped where it waits. Code that does not wait runs on until it
+    /// does, so a write that must not come late needs a fencing token as well.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost) if the lease was lost before the future completed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the returned future drops the one that it runs. The lock stays held.
+    pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, Error> {
+        run_until(self.lost(), work).await.ok_or_else(|| self.lost_error())
+    }
+
+    /// Renews the lease now, instead of when its time comes.
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](crate::lock#errors-and-cancel-safety), and:
+    ///
+    /// - [`Lost`](crate::ErrorKind::Lost) if the lease is no longer held.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The lease is then
+    ///   still held for the time that [remains](Self::remaining).
+    pub async fn renew(&self) -> Result<(), Error> {
+        if self.is_lost() {
+            return Err(self.lost_error());
+        }
+        let sent = Instant::now();
+        let claims = std::slice::from_ref(self.claim());
+        match timeout(self.remaining(), self.backend.renew(claims)).await {
+            Ok(Ok(held)) if held.first() == Some(&Renewal::Held) => {
+                self.renewed(sent);
+                Ok(())
+            }
+            Ok(Ok(_)) => {
+                self.tell_lost();
+                Err(self.lost_error())
+            }
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(self.lost_error()),
+        }
+    }
+
+    pub(super) fn new(
+        granted: Granted,
+        slot: Option<Slot>,
+        (backend, counters): (Arc<dyn Leases>, Arc<LockCounters>),
+    ) -> Self {
+        let Granted { upkeep, since, until, .. } = granted;
+        let ends = after(since, upkeep.max_hold);
+        let deadline = until.unwrap_or_else(|| after(since, trusted(granted.claim.lease)));
+        let times = Times { deadline: deadline.min(ends), timer: since, renewing: false };
+        let slot = slot.filter(|_| upkeep.renew_every.is_some());
+        let (times, slot) = (Mutex::new(times), Mutex::new(slot));
+        Self { granted, backend, ends, lost: Signal::default(), counters, times, slot }
     }
 
     pub(crate) fn claim(&self) -> &Claim {
@@ -84,12 +180,9 @@ impl LeaseRecord {
         self.granted.fence
     }
 
-    /// How long the lease is held for certain if no renewal succeeds.
-    pub(crate) fn remaining(&self) -> Duration {
-        match self.is_lost() {
-            true => Duration::ZERO,
-            false => self.deadline().saturating_duration_since(Instant::now()),
-        }
+    /// Returns the error of a call that finds the lease lost.
+    pub(crate) fn lost_error(&self) -> Error {
+        Error::lost(&self.claim().name.key())
     }
 
     pub(super) fn tell_lost(&self) {
@@ -138,9 +231,21 @@ impl LeaseRecord {
     }
 }
 
-impl fmt::Debug for LeaseRecord {
+/// Runs a future until it completes, or returns `None` if the end comes first.
+pub(crate) async fn run_until<Work: Future>(
+    end: impl Future<Output = ()>,
+    work: Work,
+) -> Option<Work::Output> {
+    tokio::select! {
+        biased;
+        () = end => None,
+        output = work => Some(output),
+    }
+}
+
+impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseRecord")
+        f.debug_struct("Lease")
             .field("name", &self.granted.claim.name.key())
             .field("fence", &self.granted.fence)
             .field("remaining", &self.remaining())

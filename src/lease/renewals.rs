@@ -29,7 +29,7 @@ use tracing::{debug, warn};
 use super::{
     ShardPermits,
     queue::Slot,
-    record::{Granted, LeaseRecord},
+    record::{Granted, Lease},
 };
 use crate::{
     backend::{ANSWER_LIMIT, Leases, Owner, RENEWAL_BATCH, Renewal, in_time},
@@ -65,7 +65,7 @@ pub(super) struct Renewals {
 #[derive(Default)]
 struct Schedule {
     /// The leases that are held, each at its next look: to renew it, or at its deadline.
-    held: BTreeMap<(Instant, Owner), Arc<LeaseRecord>>,
+    held: BTreeMap<(Instant, Owner), Arc<Lease>>,
     /// When the task looks by itself; `None` without a task.
     looks: Option<Instant>,
 }
@@ -83,13 +83,10 @@ impl Renewals {
 
     /// Begins to renew a lease that was granted. A lease that was handed over is short, and is
     /// renewed soon.
-    pub(super) fn start(
-        self: &Arc<Self>,
-        granted: Granted,
-        slot: Option<Slot>,
-    ) -> Arc<LeaseRecord> {
+    pub(super) fn start(self: &Arc<Self>, granted: Granted, slot: Option<Slot>) -> Arc<Lease> {
         let (since, is_short) = (granted.since, granted.until.is_some());
-        let record = Arc::new(LeaseRecord::new(granted, slot, self.counters.clone()));
+        let shared = (self.backend.clone(), self.counters.clone());
+        let record = Arc::new(Lease::new(granted, slot, shared));
         self.counters.acquired.add();
         let look = record.next_look(since);
         let look = if is_short { look.min(since + SOON) } else { look };
@@ -104,7 +101,7 @@ impl Renewals {
     }
 
     /// Renews a lease no more.
-    pub(super) fn forget(&self, record: &LeaseRecord) {
+    pub(super) fn forget(&self, record: &Lease) {
         let mut schedule = self.schedule();
         schedule.remove(record);
         let ends = Instant::now() + LINGER;
@@ -116,25 +113,25 @@ impl Renewals {
 }
 
 impl Schedule {
-    fn look_at(&mut self, at: Instant, record: Arc<LeaseRecord>) {
+    fn look_at(&mut self, at: Instant, record: Arc<Lease>) {
         record.times().timer = at;
         self.held.insert((at, record.claim().owner), record);
     }
 
-    fn holds(&self, record: &LeaseRecord) -> bool {
+    fn holds(&self, record: &Lease) -> bool {
         let timer = record.times().timer;
         self.held.contains_key(&(timer, record.claim().owner))
     }
 
     /// Takes a lease out, if it is still held.
-    fn remove(&mut self, record: &LeaseRecord) -> Option<Arc<LeaseRecord>> {
+    fn remove(&mut self, record: &Lease) -> Option<Arc<Lease>> {
         let timer = record.times().timer;
         self.held.remove(&(timer, record.claim().owner))
     }
 
     /// Returns the leases to be renewed now, and tells the losses. Leases that fall due within a
     /// tenth of the first one's interval come along, so that chunks form.
-    fn take_due(&mut self, now: Instant) -> Vec<Arc<LeaseRecord>> {
+    fn take_due(&mut self, now: Instant) -> Vec<Arc<Lease>> {
         let first = self.held.first_key_value().filter(|((at, _), _)| *at <= now);
         let Some((_, first)) = first else { return Vec::new() };
         let until = now + first.granted.upkeep.renew_every.unwrap_or_default() / 10;
@@ -144,7 +141,7 @@ impl Schedule {
     }
 
     /// Returns whether a lease is to be renewed now. Tells its loss if its deadline has passed.
-    fn is_due(&mut self, record: &Arc<LeaseRecord>, now: Instant) -> bool {
+    fn is_due(&mut self, record: &Arc<Lease>, now: Instant) -> bool {
         self.remove(record);
         if record.is_lost() {
             warn!(name = ?record.claim().name, "lease lost: it could not be renewed in time");
@@ -162,19 +159,12 @@ impl Schedule {
     }
 
     /// Notes the answer about a lease that was renewed at `sent`, and decides when to look next.
-    fn renewed(&mut self, record: Arc<LeaseRecord>, sent: Instant, answer: Renewal) {
+    fn renewed(&mut self, record: Arc<Lease>, sent: Instant, answer: Renewal) {
         let (claim, now) = (record.claim(), Instant::now());
         let look = match answer {
             Renewal::Held => {
                 record.renewed(sent);
-                let look = record.next_look(sent);
-                match record.granted.upkeep.renew_every {
-                    // Renewals of many leases spread over the interval.
-                    Some(every) if self.held.len() > RENEWAL_BATCH && look < record.deadline() => {
-                        look - every.mul_f64(fastrand::f64() / 10.0)
-                    }
-                    _ => look,
-                }
+                record.next_look(sent)
             }
             Renewal::NotHeld => {
                 warn!(name = ?claim.name, "lease lost: the server no longer has it");
@@ -221,7 +211,7 @@ impl Renewals {
     }
 
     /// Returns the leases to be renewed now, in chunks of one shard.
-    fn due(&self) -> Vec<Vec<Arc<LeaseRecord>>> {
+    fn due(&self) -> Vec<Vec<Arc<Lease>>> {
         let mut shards = BTreeMap::<usize, Vec<_>>::new();
         for record in self.schedule().take_due(Instant::now()) {
             shards.entry(self.backend.shard(&record.claim().name)).or_default().push(record);
@@ -230,7 +220,7 @@ impl Renewals {
     }
 
     /// Renews a chunk of leases when its shard has few others under way.
-    async fn renew(self: Arc<Self>, mut chunk: Vec<Arc<LeaseRecord>>) {
+    async fn renew(self: Arc<Self>, mut chunk: Vec<Arc<Lease>>) {
         let Some(first) = chunk.first() else { return };
         let shard = self.chunks.of(self.backend.shard(&first.claim().name));
         let _permit = shard.0.acquire().await;
@@ -250,7 +240,7 @@ impl Renewals {
 
     fn answered(
         &self,
-        chunk: &[Arc<LeaseRecord>],
+        chunk: &[Arc<Lease>],
         sent: Instant,
         answer: Result<Vec<Renewal>, BackendError>,
     ) {

@@ -1,10 +1,6 @@
-//! The part that all lock types stand on: a name, its settings, and how they become a lease.
+//! What all kinds of locks have in common: a name, its settings, and how they become a lease.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 use tracing::warn;
@@ -15,6 +11,7 @@ use crate::{
     key::{Family, Key, Name, Namespace},
     lease::{AcquireTerms, Engine, LeaseGuard, Retry, RetryStrategy, Upkeep, try_limit},
     observe::Rarely,
+    time::Pauses,
 };
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
@@ -23,9 +20,6 @@ const LONGEST_LEASE: Duration = FENCE_LIFE;
 /// of the server is set back.
 pub(super) const FENCE_LIFE: Duration = Duration::from_secs(86_400);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
-/// The pause after an error that may pass. A random part of it is added, so that processes do not
-/// ask together.
-const PAUSE: Duration = Duration::from_millis(500);
 
 /// The engine and the naming rules that all locks of one `Locks` or `Redlock` have in common.
 #[derive(Clone)]
@@ -51,18 +45,23 @@ impl LockSpace {
     }
 }
 
-/// A name, and how its lease is acquired and kept.
+/// A lock by its name, and how it is to be held. Its kind says what can be acquired.
+///
+/// [`Locks`](crate::Locks) creates it. Each kind has a name of its own: [`Mutex`](super::Mutex),
+/// [`RwLock`](super::RwLock), [`Semaphore`](super::Semaphore) and so on.
 #[derive(Clone)]
-pub(super) struct Front {
+#[must_use = "a lock does nothing until it is acquired"]
+pub struct Lock<Kind> {
     pub(super) space: LockSpace,
     pub(super) name: Key,
-    /// The name within its namespace, built at the first use.
-    pub(super) full_name: OnceLock<Name>,
+    /// The name within its namespace. An invalid one is reported by the first use.
+    full_name: Result<Name, Error>,
     pub(super) lease: Duration,
     pub(super) renewal: RenewalPace,
-    pub(super) max_hold: Duration,
-    pub(super) wait_limit: Duration,
-    pub(super) retry: Arc<dyn RetryStrategy>,
+    max_hold: Duration,
+    wait_limit: Duration,
+    retry: Arc<dyn RetryStrategy>,
+    pub(super) kind: Kind,
 }
 
 /// How often a lease is renewed.
@@ -74,27 +73,146 @@ pub(super) enum RenewalPace {
     Never,
 }
 
-impl Front {
-    pub(super) fn new(space: LockSpace, name: Key) -> Self {
+/// A kind of lock whose waits can be set.
+pub trait Waits {}
+
+/// A kind of lock whose lease is renewed while its guard lives.
+pub trait Renews {}
+
+/// A kind of lock that any process can look at.
+pub trait Looks {
+    /// Returns a mode of the holders.
+    #[doc(hidden)]
+    fn mode(&self) -> Mode;
+}
+
+impl<Kind> Lock<Kind> {
+    /// Sets how long the lease lasts unless it is renewed. Defaults to 10 s; from 20 ms to 24 h.
+    ///
+    /// This is also how long the waiters wait for a holder that died.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+}
+
+impl<Kind: Waits> Lock<Kind> {
+    /// Sets how long an acquisition may wait for other holders. Defaults to 30 s.
+    ///
+    /// A try that is under way at the limit may add up to its
+    /// [`try_limit`](crate::lease::RetryStrategy::try_limit), by default 250 ms. For a
+    /// [`Redlock`](crate::Redlock), it adds up to four answers of a server.
+    pub fn wait_limit(mut self, limit: Duration) -> Self {
+        self.wait_limit = limit;
+        self
+    }
+
+    /// Sets when an acquisition tries again. Defaults to [on demand](Retry::on_demand).
+    pub fn retry(mut self, strategy: impl RetryStrategy) -> Self {
+        self.retry = Arc::new(strategy);
+        self
+    }
+}
+
+impl<Kind: Renews> Lock<Kind> {
+    /// Sets how often the lease is renewed while its guard lives. From 1 ms to less than the
+    /// lease.
+    ///
+    /// Defaults to a third of the lease, so that two renewals may fail before the lease is lost.
+    pub fn renew_every(mut self, interval: Duration) -> Self {
+        self.renewal = RenewalPace::Every(interval);
+        self
+    }
+
+    /// Turns renewal off: the lease ends by itself after the lease time, and is lost then.
+    pub fn fixed_lease(mut self) -> Self {
+        self.renewal = RenewalPace::Never;
+        self
+    }
+
+    /// Sets how long one guard may hold in all. Defaults to no limit; at least the lease.
+    ///
+    /// At the limit the lease is lost, so that a holder that is stuck does not keep it for ever.
+    pub fn max_hold(mut self, limit: Duration) -> Self {
+        self.max_hold = limit;
+        self
+    }
+}
+
+impl<Kind: Looks> Lock<Kind> {
+    /// Returns who holds it, and how many wait. Returns `None` if there is no holder.
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](super#errors-and-cancel-safety).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
+    /// # runtime.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Locks, MemoryBackend};
+    ///
+    /// let locks = Locks::new(MemoryBackend::new(), "shop").owner("worker-3");
+    /// let guard = locks.mutex("nightly").lock().await?;
+    /// let holder = locks.mutex("nightly").holder().await?.expect("it is held");
+    /// assert_eq!(holder.owner.as_deref(), Some("worker-3"));
+    /// assert_eq!(holder.fence, guard.fence());
+    /// let readers = locks.rw_lock("prices").holder().await?.map_or(0, |held| held.holders);
+    /// assert_eq!(readers, 0);
+    ///
+    /// // An operator ends the lock of a holder that hangs.
+    /// assert!(locks.mutex("nightly").force_unlock().await?);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn holder(&self) -> Result<Option<Holding>, Error> {
+        let held = self.held().await?;
+        Ok((held.holders > 0).then_some(held))
+    }
+
+    /// Ends the leases of all holders, or removes the foreign data in their place. Returns `true`
+    /// if there was something to remove.
+    ///
+    /// Locks [of another kind](super#which-locks-of-one-name-are-one) under the name stay. A holder
+    /// learns of the loss at its next renewal, and with a [fixed lease](Self::fixed_lease) at its
+    /// end. Until then, more may hold than there is room for, and only a fencing token protects.
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](super#errors-and-cancel-safety).
+    pub async fn force_unlock(&self) -> Result<bool, Error> {
+        Ok(self.space.engine.backend().clear(self.full_name()?, self.kind.mode()).await?)
+    }
+
+    /// Looks up what is held and waited for.
+    pub(super) async fn held(&self) -> Result<Holding, Error> {
+        let backend = self.space.engine.backend();
+        Ok(backend.inspect(self.full_name()?, self.kind.mode().into()).await?)
+    }
+}
+
+impl<Kind> Lock<Kind> {
+    pub(super) fn new(space: &LockSpace, name: Key, kind: Kind) -> Self {
         Self {
-            space,
+            space: space.clone(),
+            full_name: space.name(&name),
             name,
-            full_name: OnceLock::new(),
             lease: Duration::from_secs(10),
             renewal: RenewalPace::Third,
             max_hold: Duration::MAX,
             wait_limit: Duration::from_secs(30),
             retry: Arc::new(Retry::on_demand()),
+            kind,
         }
     }
 
-    /// One that waits without a limit.
-    pub(super) fn unlimited(space: LockSpace, name: Key) -> Self {
-        Self { wait_limit: Duration::MAX, ..Self::new(space, name) }
+    /// Returns a lock that waits without a limit.
+    pub(super) fn unlimited(space: &LockSpace, name: Key, kind: Kind) -> Self {
+        Self { wait_limit: Duration::MAX, ..Self::new(space, name, kind) }
     }
 
     /// Acquires a lease in a mode, waiting while others are in the way.
-    pub(super) async fn acquire(&self, mode: Mode) -> Result<LeaseGuard, Error> {
+    pub(super) async fn acquire_in(&self, mode: Mode) -> Result<LeaseGuard, Error> {
         match self.acquire_claim(self.claim(mode)?, self.terms(true)?).await {
             Err(error) if self.space.label.is_some() && error.kind() == ErrorKind::NotAcquired => {
                 Err(Box::pin(self.with_holder_label(error, mode)).await)
@@ -104,7 +222,7 @@ impl Front {
     }
 
     /// Tries once. Returns `None` if others are in the way.
-    pub(super) async fn try_acquire(&self, mode: Mode) -> Result<Option<LeaseGuard>, Error> {
+    pub(super) async fn try_acquire_in(&self, mode: Mode) -> Result<Option<LeaseGuard>, Error> {
         let claim = Claim { waits: false, ..self.claim(mode)? };
         none_if_not_acquired(self.acquire_claim(claim, self.terms(false)?).await)
     }
@@ -147,24 +265,8 @@ impl Front {
         }
     }
 
-    /// Looks up what is held and waited for, of the locks of a mode.
-    pub(super) async fn held(&self, mode: Mode) -> Result<Holding, Error> {
-        Ok(self.space.engine.backend().inspect(self.full_name()?, mode.into()).await?)
-    }
-
-    /// Ends the leases of a mode. Returns `true` if there was something to end.
-    pub(super) async fn clear(&self, mode: Mode) -> Result<bool, Error> {
-        Ok(self.space.engine.backend().clear(self.full_name()?, mode).await?)
-    }
-
     fn full_name(&self) -> Result<&Name, Error> {
-        match self.full_name.get() {
-            Some(name) => Ok(name),
-            None => {
-                let name = self.space.name(&self.name)?;
-                Ok(self.full_name.get_or_init(|| name))
-            }
-        }
+        self.full_name.as_ref().map_err(Error::clone)
     }
 
     /// Checks the settings, and returns how the lease is to be kept.
@@ -193,9 +295,10 @@ impl Front {
     }
 }
 
-impl fmt::Debug for Front {
+impl<Kind: fmt::Debug> fmt::Debug for Lock<Kind> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Front")
+        f.debug_struct("Lock")
+            .field("kind", &self.kind)
             .field("name", &self.name)
             .field("lease", &self.lease)
             .field("wait_limit", &self.wait_limit)
@@ -231,7 +334,7 @@ pub(super) async fn through_outages<T, Answer: Future<Output = Result<T, Error>>
     asker: &str,
     mut ask: impl FnMut() -> Answer,
 ) -> Result<T, Error> {
-    let told = Rarely::default();
+    let (told, mut pauses) = (Rarely::default(), Pauses::default());
     loop {
         let error = match ask().await {
             Err(error) if may_pass(&error) => error,
@@ -240,22 +343,10 @@ pub(super) async fn through_outages<T, Answer: Future<Output = Result<T, Error>>
         if told.first() {
             warn!(error = %Chain(&error), "{asker} cannot wait, and tries again");
         }
-        sleep(PAUSE.mul_f64(1.0 + fastrand::f64())).await;
+        sleep(pauses.next()).await;
     }
 }
 
 fn may_pass(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::ShutDown | ErrorKind::InvalidKey | ErrorKind::InvalidConfig)
-}
-
-/// Runs a future until it completes, or returns `None` if the end comes first.
-pub(super) async fn run_until<Work: Future>(
-    end: impl Future<Output = ()>,
-    work: Work,
-) -> Option<Work::Output> {
-    tokio::select! {
-        biased;
-        () = end => None,
-        output = work => Some(output),
-    }
 }

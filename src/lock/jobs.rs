@@ -1,18 +1,18 @@
 //! Jobs: work that one process of the fleet does once for each tick.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    ops::Deref,
+    time::{Duration, SystemTime},
+};
 
 use tokio::time::{Instant, sleep};
 
-use super::{
-    front::{Front, LockSpace, ensure, run_until, through_outages},
-    macros::{guard, settings},
-};
+use super::front::{Lock, LockSpace, Renews, ensure, through_outages};
 use crate::{
     backend::{Mark, Mode, Tick, TickStep},
     error::{Error, ErrorKind},
     key::Key,
-    lease::LeaseGuard,
+    lease::{Lease, LeaseGuard, run_until},
 };
 
 /// How long the last tick begun is kept.
@@ -36,22 +36,28 @@ pub enum OnCrash {
     RunAgain,
 }
 
-/// The settings that [`Job`] and [`Ticks`] have in common.
-macro_rules! job_settings {
-    () => {
-        settings!(lease);
+/// The kind of a [`Job`] or of [`Ticks`]: which ticks, and what happens to one that crashes.
+#[derive(Clone, Debug)]
+pub struct Scheduled<When> {
+    on_crash: OnCrash,
+    when: When,
+}
 
-        /// Sets what happens to a tick whose turn crashes. Defaults to [`OnCrash::Skip`].
-        ///
-        /// After the process of a turn was killed, the ticks within a [lease](Self::lease) are
-        /// missed with [`OnCrash::Skip`], and wait with [`OnCrash::RunAgain`].
-        pub fn on_crash(mut self, on_crash: OnCrash) -> Self {
-            self.on_crash = on_crash;
-            self
-        }
+impl<When> Renews for Scheduled<When> {}
 
-        settings!(renewal);
-    };
+impl<When> Lock<Scheduled<When>> {
+    /// Sets what happens to a tick whose turn crashes. Defaults to [`OnCrash::Skip`].
+    ///
+    /// After the process of a turn was killed, the ticks within a [lease](Self::lease) are missed
+    /// with [`OnCrash::Skip`], and wait with [`OnCrash::RunAgain`].
+    pub fn on_crash(mut self, on_crash: OnCrash) -> Self {
+        self.kind.on_crash = on_crash;
+        self
+    }
+
+    fn scheduled(space: &LockSpace, name: Key, when: When) -> Self {
+        Self::unlimited(space, name, Scheduled { on_crash: OnCrash::Skip, when })
+    }
 }
 
 /// Work that one process of the fleet does for a tick, or for an id.
@@ -82,24 +88,25 @@ macro_rules! job_settings {
 /// assert!(event.begin().await?.is_none());
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+pub type Job = Lock<Scheduled<OneTick>>;
+
+/// The tick of a [`Job`], and how long it is remembered.
 #[derive(Clone, Debug)]
-#[must_use = "a job does nothing until it begins"]
-pub struct Job {
-    front: Front,
-    on_crash: OnCrash,
-    kept: Duration,
+pub struct OneTick {
     tick: SystemTime,
+    kept: Duration,
 }
 
 impl Job {
-    pub(super) fn new(space: LockSpace, name: Key, tick: SystemTime) -> Self {
-        Self { front: Front::unlimited(space, name), on_crash: OnCrash::Skip, kept: KEPT, tick }
+    pub(super) fn of_tick(space: &LockSpace, name: Key, tick: SystemTime) -> Self {
+        Self::scheduled(space, name, OneTick { tick, kept: KEPT })
     }
 
-    pub(super) fn of_id(space: LockSpace, name: &Key, id: &Key, kept: Duration) -> Self {
+    pub(super) fn of_id(space: &LockSpace, name: &Key, id: &Key, kept: Duration) -> Self {
         // The first colon ends the name.
         let name = name.as_str().replace('%', "%25").replace(':', "%3A");
-        Self { kept, ..Self::new(space, format!("{name}:{id}").into(), SystemTime::UNIX_EPOCH) }
+        let when = OneTick { tick: SystemTime::UNIX_EPOCH, kept };
+        Self::scheduled(space, format!("{name}:{id}").into(), when)
     }
 
     /// Begins the tick. Returns `None` if this tick or a later one was begun before, or if the
@@ -123,16 +130,15 @@ impl Job {
     ///
     /// If the future is dropped, the tick may be begun, and counts as crashed then.
     pub async fn begin(&self) -> Result<Option<Turn>, Error> {
-        let since = self.tick.duration_since(SystemTime::UNIX_EPOCH).ok();
+        let OneTick { tick, kept } = self.kind.when;
+        let since = tick.duration_since(SystemTime::UNIX_EPOCH).ok();
         let Some(tick) = since.map(micros).filter(|tick| *tick < END_OF_TICKS) else {
-            let why = format!("the tick of {:?} is not between 1970 and 2286", self.front.name);
+            let why = format!("the tick of {:?} is not between 1970 and 2286", self.name);
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         };
-        let waits = self.on_crash == OnCrash::RunAgain;
-        Ok(begin(&self.front, (self.on_crash, self.kept), waits, |_| Some(tick)).await?.ok())
+        let waits = self.kind.on_crash == OnCrash::RunAgain;
+        Ok(self.begin_due(kept, waits, |_| Some(tick)).await?.ok())
     }
-
-    job_settings!();
 }
 
 /// The turns of a job that runs at intervals.
@@ -160,19 +166,19 @@ impl Job {
 /// # }
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+pub type Ticks = Lock<Scheduled<EachTick>>;
+
+/// The schedule of [`Ticks`].
 #[derive(Clone, Debug)]
-#[must_use = "a job does nothing until it is asked for its next turn"]
-pub struct Ticks {
-    front: Front,
-    on_crash: OnCrash,
+pub struct EachTick {
     period: Duration,
     /// The tick of the last turn here, and when it began.
     last: Option<(u64, Instant)>,
 }
 
 impl Ticks {
-    pub(super) fn new(space: LockSpace, name: Key, period: Duration) -> Self {
-        Self { front: Front::unlimited(space, name), on_crash: OnCrash::Skip, period, last: None }
+    pub(super) fn of_period(space: &LockSpace, name: Key, period: Duration) -> Self {
+        Self::scheduled(space, name, EachTick { period, last: None })
     }
 
     /// Waits for a tick that is to run here, and returns its turn.
@@ -195,17 +201,18 @@ impl Ticks {
     ///
     /// If the future is dropped, a tick may be begun, and counts as crashed then.
     pub async fn next(&mut self) -> Result<Turn, Error> {
-        ensure((SHORTEST_PERIOD..=KEPT).contains(&self.period), || {
-            let (name, period) = (&self.front.name, self.period);
+        let EachTick { period, last } = self.kind.when;
+        ensure((SHORTEST_PERIOD..=KEPT).contains(&period), || {
+            let name = &self.name;
             format!("the period of {name:?} is {period:?}; set it from 10 ms to 30 days")
         })?;
-        let (period, lease, last) = (micros(self.period), self.front.lease, self.last);
+        let (period, lease) = (micros(period), self.lease);
         // Work that always crashes is not done without a pause.
         let rests = |tick| last.is_some_and(|(last, at)| last == tick && at.elapsed() < lease);
         let tick = |now| Some(now - now % period).filter(|tick| !rests(*tick));
         let due = async {
             loop {
-                let begins = || begin(&self.front, (self.on_crash, KEPT), true, tick);
+                let begins = || self.begin_due(KEPT, true, tick);
                 let now = match through_outages("a job", begins).await? {
                     Ok(turn) => return Ok(turn),
                     Err(now) => now,
@@ -214,53 +221,53 @@ impl Ticks {
                 sleep(if tick(now).is_some() { next } else { next.min(lease) }).await;
             }
         };
-        let stopped = self.front.space.engine.janitor().stopped();
+        let stopped = self.space.engine.janitor().stopped();
         let turn = run_until(stopped, due).await.unwrap_or_else(|| Err(Error::shut_down()))?;
-        self.last = Some((turn.tick.at, Instant::now()));
+        self.kind.when.last = Some((turn.tick.at, Instant::now()));
         Ok(turn)
     }
-
-    job_settings!();
 }
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Begins the tick that `tick` returns for the time of the backend. Returns that time if no tick is
-/// to begin here.
-async fn begin(
-    front: &Front,
-    (on_crash, kept): (OnCrash, Duration),
-    waits: bool,
-    tick: impl Fn(u64) -> Option<u64>,
-) -> Result<Result<Turn, u64>, Error> {
-    front.upkeep()?;
-    let step = match on_crash {
-        OnCrash::Skip => TickStep::Begin,
-        OnCrash::RunAgain => TickStep::BeginAgain,
-    };
-    // The claim has no lease yet, so this only looks.
-    let look = front.claim(Mode::Exclusive)?;
-    let seen = front.space.engine.mark(&look, Tick { at: 0, step, kept }).await?;
-    let seen_at = Instant::now();
-    let now = || seen.now + micros(seen_at.elapsed());
-    let tick = || Some(Tick { at: tick(now())?, step, kept });
-    if !tick().is_some_and(|tick| tick.is_possible(seen.before, look.owner)) {
-        return Ok(Err(now()));
-    }
-    let held = match waits {
-        true => Some(front.acquire(Mode::Exclusive).await?),
-        false => front.try_acquire(Mode::Exclusive).await?,
-    };
-    let (Some(held), Some(tick)) = (held, tick()) else { return Ok(Err(now())) };
-    let marked = held.mark(tick).await?;
-    if marked.is_set {
-        return Ok(Ok(Turn { held, tick, previous: marked.before }));
-    }
-    match tick.is_possible(marked.before, held.claim().owner) {
-        true => Err(held.lost_error()),
-        false => Ok(Err(now())),
+impl<When> Lock<Scheduled<When>> {
+    /// Begins the tick that `tick` returns for the time of the backend. Returns that time if no
+    /// tick is to begin here.
+    async fn begin_due(
+        &self,
+        kept: Duration,
+        waits: bool,
+        tick: impl Fn(u64) -> Option<u64>,
+    ) -> Result<Result<Turn, u64>, Error> {
+        self.upkeep()?;
+        let step = match self.kind.on_crash {
+            OnCrash::Skip => TickStep::Begin,
+            OnCrash::RunAgain => TickStep::BeginAgain,
+        };
+        // The claim has no lease yet, so this only looks.
+        let look = self.claim(Mode::Exclusive)?;
+        let seen = self.space.engine.mark(&look, Tick { at: 0, step, kept }).await?;
+        let seen_at = Instant::now();
+        let now = || seen.now + micros(seen_at.elapsed());
+        let tick = || Some(Tick { at: tick(now())?, step, kept });
+        if !tick().is_some_and(|tick| tick.is_possible(seen.before, look.owner)) {
+            return Ok(Err(now()));
+        }
+        let held = match waits {
+            true => Some(self.acquire_in(Mode::Exclusive).await?),
+            false => self.try_acquire_in(Mode::Exclusive).await?,
+        };
+        let (Some(held), Some(tick)) = (held, tick()) else { return Ok(Err(now())) };
+        let marked = held.mark(tick).await?;
+        if marked.is_set {
+            return Ok(Ok(Turn { held, tick, previous: marked.before }));
+        }
+        match tick.is_possible(marked.before, held.claim().owner) {
+            true => Err(held.lost_error()),
+            false => Ok(Err(now())),
+        }
     }
 }
 
@@ -277,8 +284,10 @@ pub struct Turn {
 }
 
 impl Turn {
-    guard!(fence);
-    guard!(lease);
+    /// Returns the [fencing token](super::MutexGuard::fence).
+    pub fn fence(&self) -> u64 {
+        self.held.fence()
+    }
 
     /// Returns the tick, rounded down to a microsecond. It says nothing for an
     /// [id](crate::Locks::once_id).
@@ -299,7 +308,7 @@ impl Turn {
     /// result of the work.
     ///
     /// All tries are in this turn: a crash ends them, and a loss of the lease drops the work, as in
-    /// [`run`](Self::run).
+    /// [`run`](Lease::run).
     ///
     /// # Errors
     ///
@@ -347,6 +356,14 @@ impl Turn {
         // The work is done, however the release ends. The log tells of an error.
         let _ = held.release().await;
         Ok(())
+    }
+}
+
+impl Deref for Turn {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.held
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     backend::{ANSWER_LIMIT, Claim, Countdown, Latches, Mode, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
+    lease::{Retry, Waiting, Woken},
     time::{Pauses, after},
 };
 
@@ -20,11 +21,8 @@ use crate::{
 /// if it is sent twice. Ten thousand steps take a megabyte.
 const MOST: u32 = 10_000;
 
-/// A waiter that is told nothing looks this soon, and sooner while it cannot be told.
-const LOOK: Duration = Duration::from_millis(650);
-const UNHEARD_LOOK: Duration = Duration::from_millis(50);
-/// The longest random time after these, and after the end of the latch.
-const JITTER: Duration = Duration::from_millis(50);
+/// A waiter that is told nothing looks about this soon.
+const LOOK: Duration = Duration::from_millis(610);
 
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
 const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
@@ -189,35 +187,32 @@ impl Latch {
     }
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
-        let janitor = self.space.engine.janitor();
-        let (deadline, mut pauses) = (after(Instant::now(), self.wait_limit), Pauses::default());
-        // Its pushes are for all, so it registers as a claim without a queue entry. It does so
-        // before the first look, so that no push is missed.
+        let engine = &self.space.engine;
+        let (janitor, strategy) = (engine.janitor(), Retry::on_demand());
+        let mut waiting = Waiting::new(&strategy, self.wait_limit, Instant::now());
+        // Its pushes are for all, so it needs no queue entry. It asks for no lease either.
         let claim = Claim::new(name.clone(), Mode::Read, self.wait_limit, self.wait_limit);
-        let mut changes = self.latches.listen(name, Some(&Claim { waits: false, ..claim }));
+        let mut waiter = engine.acquisition(Claim { waits: false, ..claim });
+        waiter.listen();
+        let mut is_last = false;
         while !janitor.is_stopped() {
-            // The push may have been lost, so a last look decides.
-            let is_last = Instant::now() >= deadline;
-            let (pause, failure) = match in_time(ANSWER_LIMIT, self.latches.latch(name)).await {
+            let (look, failure) = match in_time(ANSWER_LIMIT, self.latches.latch(name)).await {
                 Ok(None) => return Err(self.not_set()),
                 Ok(Some(Countdown { left: 0, .. })) => return Ok(()),
-                Ok(Some(latch)) => {
-                    pauses = Pauses::default();
-                    let look = if changes.subscribe() { LOOK } else { UNHEARD_LOOK };
-                    let jitter = JITTER.mul_f64(fastrand::f64());
-                    (latch.remaining.min(look) + jitter, self.not_done(latch.left))
-                }
+                Ok(Some(latch)) => (Some(latch.remaining.min(LOOK)), self.not_done(latch.left)),
                 Err(error) if error.kind() == BackendErrorKind::Foreign => {
                     return Err(error.into());
                 }
-                Err(error) => (pauses.next(), error.into()),
+                Err(error) => (None, error.into()),
             };
             if is_last {
                 return Err(failure);
             }
             tokio::select! {
-                _ = changes.next() => {}
-                () = sleep_until(after(Instant::now(), pause).min(deadline)) => {}
+                // The push may have been lost, so a last look decides.
+                woken = waiting.after(&mut waiter, look) => {
+                    is_last = matches!(woken, Woken::TimeUp);
+                }
                 () = janitor.stopped() => {}
             }
         }

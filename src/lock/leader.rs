@@ -1,14 +1,15 @@
 //! One leader in the whole fleet.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Deref, sync::Arc};
 
 use tracing::warn;
 
-use super::{
-    front::{Front, LockSpace, RenewalPace, run_until, through_outages},
-    macros::settings,
+use super::front::{Lock, Renews, through_outages};
+use crate::{
+    backend::Mode,
+    error::Error,
+    lease::{Lease, run_until},
 };
-use crate::{backend::Mode, error::Error, key::Key, lease::LeaseRecord};
 
 /// A candidate for work that one process of the fleet does at a time.
 ///
@@ -38,18 +39,15 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseRecord};
 /// locks.shutdown(Duration::from_secs(5)).await;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+pub type Candidate = Lock<Elected>;
+
+/// The kind of a [`Candidate`].
 #[derive(Clone, Debug)]
-#[must_use = "a candidate does nothing until it runs"]
-pub struct Candidate {
-    front: Front,
-    mode: Mode,
-}
+pub struct Elected(pub(super) Mode);
+
+impl Renews for Elected {}
 
 impl Candidate {
-    pub(super) fn new(space: LockSpace, name: Key, mode: Mode) -> Self {
-        Self { front: Front::unlimited(space, name), mode }
-    }
-
     /// Waits until this candidate leads, runs the work, and returns its output.
     ///
     /// - **Waiting** has no limit. If the backend does not answer, the candidate tries again after
@@ -78,16 +76,7 @@ impl Candidate {
         Done: Future,
     {
         // Tracked: else a shutdown could return before the lease is handed over.
-        self.front.space.engine.janitor().track(self.lead(work)).await
-    }
-
-    settings!(lease);
-
-    /// Sets how often the lease is renewed. Defaults to a third of the lease; from 1 ms to less
-    /// than the lease.
-    pub fn renew_every(mut self, interval: Duration) -> Self {
-        self.front.renewal = RenewalPace::Every(interval);
-        self
+        self.space.engine.janitor().track(self.lead(work)).await
     }
 
     async fn lead<Work, Done>(&self, mut work: Work) -> Result<Done::Output, Error>
@@ -96,15 +85,15 @@ impl Candidate {
         Done: Future,
     {
         loop {
-            let held = through_outages("a candidate", || self.front.acquire(self.mode)).await?;
-            let led = run_until(held.lost(), work(Term { record: held.record().clone() }));
-            match run_until(self.front.space.engine.janitor().stopped(), led).await {
+            let held = through_outages("a candidate", || self.acquire_in(self.kind.0)).await?;
+            let led = run_until(held.lost(), work(Term { lease: held.record().clone() }));
+            match run_until(self.space.engine.janitor().stopped(), led).await {
                 Some(Some(output)) => {
                     // The work is done, however the release ends. The log tells of an error.
                     let _ = held.release().await;
                     return Ok(output);
                 }
-                Some(None) => warn!(name = %self.front.name, "the leader lost its lease"),
+                Some(None) => warn!(name = %self.name, "the leader lost its lease"),
                 None => return Err(Error::shut_down()),
             }
         }
@@ -113,58 +102,46 @@ impl Candidate {
 
 /// The time in which a [`Candidate`] leads.
 ///
-/// It can be cloned and given to tasks. It [ends](Self::ended) with the work at the latest.
+/// It can be cloned and given to tasks. It is [lost](Lease::lost) when the work has returned or was
+/// dropped, at the latest. From then on, another process may lead.
+///
+/// # Examples
+///
+/// ```
+/// # use bellwether::{Error, Locks};
+/// # async fn next_order() -> u32 { 3 }
+/// # async fn bill(_order: u32, _fence: u64) {}
+/// async fn bill_all(locks: &Locks) -> Result<(), Error> {
+///     locks
+///         .leader("billing")
+///         .run(async |term| {
+///             // A task with the term stops by itself, also if the lease is lost.
+///             loop {
+///                 tokio::select! {
+///                     order = next_order() => bill(order, term.fence()).await,
+///                     () = term.lost() => break,
+///                 }
+///             }
+///         })
+///         .await
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Term {
-    record: Arc<LeaseRecord>,
+    lease: Arc<Lease>,
 }
 
 impl Term {
     /// Returns the [fencing token](super::MutexGuard::fence), which grows with each term.
     pub fn fence(&self) -> u64 {
-        self.record.fence()
+        self.lease.fence()
     }
+}
 
-    /// Completes when the term has ended: the lease is lost, or the work has returned or was
-    /// dropped. From then on, another process may lead.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing. It can be asked for again.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use bellwether::{Error, Locks};
-    /// # async fn next_order() -> u32 { 3 }
-    /// # async fn bill(_order: u32, _fence: u64) {}
-    /// async fn bill_all(locks: &Locks) -> Result<(), Error> {
-    ///     locks
-    ///         .leader("billing")
-    ///         .run(async |term| {
-    ///             // A task with the term stops by itself, also if the lease is lost.
-    ///             loop {
-    ///                 tokio::select! {
-    ///                     order = next_order() => bill(order, term.fence()).await,
-    ///                     () = term.ended() => break,
-    ///                 }
-    ///             }
-    ///         })
-    ///         .await
-    /// }
-    /// ```
-    pub async fn ended(&self) {
-        self.record.lost().await;
-    }
+impl Deref for Term {
+    type Target = Lease;
 
-    /// Returns `true` if the term has [ended](Self::ended).
-    pub fn is_ended(&self) -> bool {
-        self.record.is_lost()
-    }
-
-    /// Returns how long the term is certain to last if no renewal succeeds and the work does not
-    /// end. Zero if it has ended.
-    pub fn remaining(&self) -> Duration {
-        self.record.remaining()
+    fn deref(&self) -> &Lease {
+        &self.lease
     }
 }

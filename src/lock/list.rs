@@ -2,7 +2,11 @@
 
 use std::{cmp::Reverse, collections::HashSet, fmt};
 
-use super::{Locks, front::Front, semaphore::any_permit};
+use super::{
+    Locks,
+    front::{Lock, Looks},
+    semaphore::any_permit,
+};
 use crate::{
     backend::{Claim, Holding, Mode, SemaphoreKind},
     error::{Error, ErrorKind},
@@ -19,6 +23,13 @@ pub struct ListedLock {
     pub kind: SemaphoreKind,
     /// The holder, and how many wait.
     pub held: Holding,
+}
+
+/// A listed lock is known by the mode of its holders.
+impl Looks for Mode {
+    fn mode(&self) -> Mode {
+        *self
+    }
 }
 
 impl Locks {
@@ -113,14 +124,14 @@ impl Locks {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn end(&self, lock: &ListedLock) -> Result<bool, Error> {
-        let front = Front::new(self.space.clone(), lock.name.as_str().into());
         let mode = match lock.kind {
             SemaphoreKind::Mutex => Mode::Exclusive,
             SemaphoreKind::ReadWrite => Mode::Write,
             SemaphoreKind::Permits => any_permit(1),
         };
-        let Some(holder) = lock.held.holder else { return front.clear(mode).await };
-        let claim = Claim { owner: holder, ..front.claim(mode)? };
+        let found = Lock::new(&self.space, lock.name.as_str().into(), mode);
+        let Some(holder) = lock.held.holder else { return found.force_unlock().await };
+        let claim = Claim { owner: holder, ..found.claim(mode)? };
         match self.space.engine.janitor().end(claim).await {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Lost => Ok(false),

@@ -8,7 +8,12 @@ use std::{
 
 use super::{
     Candidate, Job, Latch, Mutex, Permits, ReentrantMutex, RwLock, Semaphore, Several, Ticks,
-    front::LockSpace, macros::name_settings,
+    front::{Lock, LockSpace},
+    leader::Elected,
+    mutex::Exclusive,
+    reentrant::Reentrant,
+    rw::ReadWrite,
+    semaphore::Counted,
 };
 use crate::{
     backend::{Latches, Mode},
@@ -82,39 +87,39 @@ impl Locks {
     /// - A process that died, or whose connection for pushes is broken, is passed over at once.
     /// - Processes that stand still at that moment cost the others 2 s, once, however many they
     ///   are. A lease that was handed over lasts no longer than that until its first renewal, after
-    ///   a tenth of a second. So [`remaining`](crate::lock::MutexGuard::remaining) begins with less
+    ///   a tenth of a second. So [`remaining`](crate::lease::Lease::remaining) begins with less
     ///   than the lease. A lock that is not renewed asks once more, to get its full lease.
     ///
     /// The turn of a process also ends when none of its callers waits at that moment. So the shares
     /// are uneven if each process has two or three callers that lock again at once. A [fair
     /// mutex](Mutex::fair) has even shares, and with so few callers it is as fast.
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
-        Mutex::new(self.space.clone(), name.into())
+        Lock::new(&self.space, name.into(), Exclusive(Mode::Exclusive))
     }
 
     /// Returns a mutex that its holder may lock again.
     pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
-        ReentrantMutex::new(self.space.clone(), name.into())
+        Lock::new(&self.space, name.into(), Reentrant)
     }
 
     /// Returns a lock that many readers or one writer have at a time.
     pub fn rw_lock(&self, name: impl Into<Key>) -> RwLock {
-        RwLock::new(self.space.clone(), name.into())
+        Lock::new(&self.space, name.into(), ReadWrite)
     }
 
     /// Returns a number of permits, each with a lease that is renewed while it is held.
     pub fn semaphore(&self, name: impl Into<Key>, permits: u32) -> Semaphore {
-        Semaphore::new(self.space.clone(), name.into(), permits)
+        Lock::new(&self.space, name.into(), Counted(permits))
     }
 
     /// Returns a number of permits that each have an id and end by themselves.
     pub fn permits(&self, name: impl Into<Key>, permits: u32) -> Permits {
-        Permits::new(self.space.clone(), name.into(), permits)
+        Permits::with_ids(&self.space, name.into(), permits)
     }
 
     /// Returns the [mutexes](Self::mutex) of several names, to acquire them together.
     pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
-        Several::new(self.space.clone(), names.into_iter().map(Into::into).collect())
+        Several::of(&self.space, names.into_iter().map(Into::into).collect())
     }
 
     /// Returns a count-down latch: set once, counted down by many, waited for by many.
@@ -127,7 +132,7 @@ impl Locks {
     /// It is the [fair mutex](Mutex::fair) of that name with a loop around it. A candidate
     /// waits without a limit, works, and waits again if the lease is lost.
     pub fn leader(&self, name: impl Into<Key>) -> Candidate {
-        Candidate::new(self.space.clone(), name.into(), Mode::Fair)
+        Lock::unlimited(&self.space, name.into(), Elected(Mode::Fair))
     }
 
     /// Returns a job for a tick, for which one process of the fleet gets a turn.
@@ -137,7 +142,7 @@ impl Locks {
     /// begun for 30 days, and gives no turn for one that is not greater. If it loses its data, or a
     /// failover loses that write, a tick may run once more.
     pub fn once(&self, name: impl Into<Key>, tick: impl Into<SystemTime>) -> Job {
-        Job::new(self.space.clone(), name.into(), tick.into())
+        Job::of_tick(&self.space, name.into(), tick.into())
     }
 
     /// Returns a job for an id that has no place in an order, such as that of an event.
@@ -145,17 +150,23 @@ impl Locks {
     /// The id is remembered for `keep` after its turn. Turns of different ids run beside each
     /// other: each is the mutex of the name and the id, joined by a colon.
     pub fn once_id(&self, name: impl Into<Key>, id: impl Into<Key>, keep: Duration) -> Job {
-        Job::of_id(self.space.clone(), &name.into(), &id.into(), keep)
+        Job::of_id(&self.space, &name.into(), &id.into(), keep)
     }
 
     /// Returns the turns of a job that runs once in each period, in one process of the fleet.
     ///
     /// It is a [`once`](Self::once) whose tick is computed from the clock of the server.
     pub fn every(&self, name: impl Into<Key>, period: Duration) -> Ticks {
-        Ticks::new(self.space.clone(), name.into(), period)
+        Ticks::of_period(&self.space, name.into(), period)
     }
 
-    name_settings!();
+    /// Sets the longest name, in bytes. Defaults to 512.
+    ///
+    /// A longer name is [`InvalidKey`](crate::ErrorKind::InvalidKey).
+    pub fn max_name(mut self, bytes: usize) -> Self {
+        self.space.max_name = bytes;
+        self
+    }
 
     /// Sets a label for this process, such as the name of its pod.
     ///

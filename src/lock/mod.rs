@@ -1,11 +1,12 @@
 //! Distributed locks.
 //!
-//! [`Locks`] is the entry point. Each lock type is a front over the engine in
-//! [`lease`](crate::lease): it states the claim, and wraps the lease in a guard.
+//! [`Locks`] is the entry point. Each lock type is a kind of [`Lock`] over the engine in
+//! [`lease`](crate::lease). It states the claim, and wraps the
+//! [`Lease`](crate::lease::Lease) in a guard.
 //!
 //! # What a lock promises
 //!
-//! There is no other holder until a guard's [`lost`](MutexGuard::lost) completes. This holds while
+//! There is no other holder until a guard's [`lost`](crate::lease::Lease::lost) completes. This holds while
 //! this process runs and the server keeps its data and its clock.
 //!
 //! Otherwise the guard reports the loss at its first contact with the server, and only the [fencing
@@ -94,7 +95,6 @@ mod latch;
 mod leader;
 mod list;
 mod locks;
-mod macros;
 mod majority;
 mod mutex;
 mod redlock;
@@ -111,6 +111,7 @@ pub mod ladder {
 #[doc(hidden)]
 pub use self::majority::Majority;
 pub use self::{
+    front::Lock,
     jobs::{Job, OnCrash, PreviousTick, Ticks, Turn},
     latch::Latch,
     leader::{Candidate, Term},

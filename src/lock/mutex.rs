@@ -1,10 +1,13 @@
 //! The mutex, plain or fair.
 
-use super::{
-    front::{Front, LockSpace},
-    macros::{guard, inspection, settings},
+use std::ops::Deref;
+
+use super::front::{Lock, Looks, Renews, Waits};
+use crate::{
+    backend::Mode,
+    error::Error,
+    lease::{Lease, LeaseGuard},
 };
-use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 
 /// A lock that one holder has at a time: a name, and how it is to be held.
 ///
@@ -39,18 +42,23 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 /// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+pub type Mutex = Lock<Exclusive>;
+
+/// The kind of a [`Mutex`], and of its fair one.
 #[derive(Clone, Debug)]
-#[must_use = "a mutex does nothing until it is locked"]
-pub struct Mutex {
-    front: Front,
-    mode: Mode,
+pub struct Exclusive(pub(super) Mode);
+
+impl Waits for Exclusive {}
+
+impl Renews for Exclusive {}
+
+impl Looks for Exclusive {
+    fn mode(&self) -> Mode {
+        self.0
+    }
 }
 
 impl Mutex {
-    pub(super) fn new(space: LockSpace, name: Key) -> Self {
-        Self { front: Front::new(space, name), mode: Mode::Exclusive }
-    }
-
     /// Makes the callers of all processes come first, first served.
     ///
     /// It is the same lock as the plain mutex of that name, and both have one queue. The plain
@@ -77,7 +85,7 @@ impl Mutex {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub fn fair(mut self) -> Self {
-        self.mode = Mode::Fair;
+        self.kind = Exclusive(Mode::Fair);
         self
     }
 
@@ -87,7 +95,7 @@ impl Mutex {
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
-        Ok(MutexGuard { held: self.front.acquire(self.mode).await? })
+        Ok(MutexGuard { held: self.acquire_in(self.kind.0).await? })
     }
 
     /// Acquires the lock if it is free. Returns `None` if there is another holder, or if another
@@ -100,12 +108,8 @@ impl Mutex {
     ///
     /// As [all locks](super#errors-and-cancel-safety) but `NotAcquired`.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
-        Ok(self.front.try_acquire(self.mode).await?.map(|held| MutexGuard { held }))
+        Ok(self.try_acquire_in(self.kind.0).await?.map(|held| MutexGuard { held }))
     }
-
-    inspection!(self => self.mode);
-    settings!(acquisition);
-    settings!(renewal);
 }
 
 /// A [`Mutex`] that is held.
@@ -120,7 +124,33 @@ pub struct MutexGuard {
 }
 
 impl MutexGuard {
-    guard!(fence);
-    guard!(lease);
-    guard!(unlock);
+    /// Returns the fencing token, a number that grows with each holder of this lock.
+    ///
+    /// The idea is from M. Kleppmann, "How to do distributed locking" (2016). The resource that the
+    /// lock guards remembers the greatest token it has seen, and refuses smaller ones.
+    pub fn fence(&self) -> u64 {
+        self.held.fence()
+    }
+
+    /// Releases the lock.
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](super#errors-and-cancel-safety), and:
+    ///
+    /// - [`Lost`](crate::ErrorKind::Lost) if the lock was no longer held. Another holder may have
+    ///   worked at the same time.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The release is then
+    ///   repeated in the background, and the lease ends by itself at the latest.
+    pub async fn unlock(self) -> Result<(), Error> {
+        self.held.release().await
+    }
+}
+
+impl Deref for MutexGuard {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.held
+    }
 }

@@ -7,8 +7,12 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Candidate, Majority, Mutex, ReentrantMutex, front::LockSpace, macros::name_settings,
+    Candidate, Majority, Mutex, ReentrantMutex,
+    front::{Lock, LockSpace},
+    leader::Elected,
     majority::ANSWER_LIMIT,
+    mutex::Exclusive,
+    reentrant::Reentrant,
 };
 use crate::{
     backend::{Leases, Mode},
@@ -158,19 +162,19 @@ impl Redlock {
     /// It is independent of the locks of [`Locks`](crate::Locks) under the same name at one of the
     /// servers.
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
-        Mutex::new(self.space.clone(), name.into())
+        Lock::new(&self.space, name.into(), Exclusive(Mode::Exclusive))
     }
 
     /// Returns the lock of the [mutex](Self::mutex) of that name, which its holder may acquire
     /// again. Sends nothing to the servers yet.
     pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
-        ReentrantMutex::new(self.space.clone(), name.into())
+        Lock::new(&self.space, name.into(), Reentrant)
     }
 
     /// Returns a candidate for work that one process does at a time, for as long as it can. It is
     /// the [mutex](Self::mutex) of that name with a loop around it.
     pub fn leader(&self, name: impl Into<Key>) -> Candidate {
-        Candidate::new(self.space.clone(), name.into(), Mode::Exclusive)
+        Lock::unlimited(&self.space, name.into(), Elected(Mode::Exclusive))
     }
 
     /// Connects to the servers, and checks that a majority answers in a quarter of the [answer
@@ -204,7 +208,13 @@ impl Redlock {
         self.majority.ready(&self.space.name(&Key::from("ready"))?).await
     }
 
-    name_settings!();
+    /// Sets the longest name, in bytes. Defaults to 512.
+    ///
+    /// A longer name is [`InvalidKey`](crate::ErrorKind::InvalidKey).
+    pub fn max_name(mut self, bytes: usize) -> Self {
+        self.space.max_name = bytes;
+        self
+    }
 
     /// Returns the counters of these locks and their clones, and the number of leases held now.
     ///

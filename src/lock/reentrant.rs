@@ -6,6 +6,7 @@
 
 use std::{
     fmt,
+    ops::Deref,
     panic::AssertUnwindSafe,
     pin::pin,
     sync::{Arc, Mutex, Weak},
@@ -14,15 +15,11 @@ use std::{
 use futures_util::FutureExt;
 use tokio::sync::Notify;
 
-use super::{
-    front::{Front, LockSpace},
-    macros::{guard, settings},
-};
+use super::front::{Lock, Renews, Waits, release_one};
 use crate::{
     backend::Mode,
     error::{Error, ErrorKind},
-    key::Key,
-    lease::LeaseGuard,
+    lease::{Lease, LeaseGuard},
     sync::lock,
 };
 
@@ -59,26 +56,23 @@ use crate::{
 /// transfer(&mutex.holder()).await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+pub type ReentrantMutex = Lock<Reentrant>;
+
+/// The kind of a [`ReentrantMutex`].
 #[derive(Clone, Debug)]
-#[must_use = "a mutex does nothing until a holder of it locks it"]
-pub struct ReentrantMutex {
-    front: Front,
-}
+pub struct Reentrant;
+
+impl Waits for Reentrant {}
+
+impl Renews for Reentrant {}
 
 impl ReentrantMutex {
-    pub(super) fn new(space: LockSpace, name: Key) -> Self {
-        Self { front: Front::new(space, name) }
-    }
-
     /// Creates a new holder, which does not have the lock yet.
     pub fn holder(&self) -> ReentrantHolder {
         let (held, acquired) = Default::default();
-        let reentry = Reentry { front: self.front.clone(), held, acquired };
+        let reentry = Reentry { mutex: self.clone(), held, acquired };
         ReentrantHolder { reentry: Arc::new(reentry) }
     }
-
-    settings!(acquisition);
-    settings!(renewal);
 }
 
 /// One holder of a [`ReentrantMutex`].
@@ -143,7 +137,7 @@ impl ReentrantHolder {
 impl fmt::Debug for ReentrantHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReentrantHolder")
-            .field("front", &self.reentry.front)
+            .field("mutex", &self.reentry.mutex)
             .finish_non_exhaustive()
     }
 }
@@ -161,14 +155,33 @@ pub struct ReentrantGuard {
 }
 
 impl ReentrantGuard {
-    guard!(fence);
-    guard!(lease);
-    guard!(unlock shared);
+    /// Returns the [fencing token](super::MutexGuard::fence).
+    pub fn fence(&self) -> u64 {
+        self.held.fence()
+    }
+
+    /// Releases the lock, if this is the last guard of its lease. Each guard of a lost lease
+    /// reports the loss.
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [`MutexGuard::unlock`](super::MutexGuard::unlock).
+    pub async fn unlock(self) -> Result<(), Error> {
+        release_one(self.held).await
+    }
+}
+
+impl Deref for ReentrantGuard {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.held
+    }
 }
 
 /// The state that all clones of one holder share.
 struct Reentry {
-    front: Front,
+    mutex: ReentrantMutex,
     /// The lease, while a guard of it lives.
     held: Mutex<Weak<LeaseGuard>>,
     /// Notified when a task of this holder has acquired the lease.
@@ -178,7 +191,7 @@ struct Reentry {
 impl Reentry {
     /// Acquires the lease, unless another task of this holder is faster.
     async fn lock(&self) -> Result<Arc<LeaseGuard>, Error> {
-        let mut acquiring = pin!(caught(self.front.acquire(Mode::Exclusive)));
+        let mut acquiring = pin!(caught(self.mutex.acquire_in(Mode::Exclusive)));
         loop {
             let mut acquired = pin!(self.acquired.notified());
             acquired.as_mut().enable();
@@ -196,7 +209,7 @@ impl Reentry {
         if let Some(held) = self.held() {
             return Ok(Some(held));
         }
-        let acquired = caught(self.front.try_acquire(Mode::Exclusive)).await?;
+        let acquired = caught(self.mutex.try_acquire_in(Mode::Exclusive)).await?;
         Ok(acquired.map(|held| self.share(held)))
     }
 

@@ -1,12 +1,13 @@
 //! The read-write lock, its guards, and how one becomes the other.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Deref, sync::Arc, time::Duration};
 
-use super::{
-    front::{Front, LockSpace},
-    macros::{guard, inspection, settings},
+use super::front::{Lock, Looks, Renews, Waits, release_one};
+use crate::{
+    backend::Mode,
+    error::Error,
+    lease::{Lease, LeaseGuard},
 };
-use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 
 /// A lock that many readers or one writer have at a time.
 ///
@@ -41,17 +42,23 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 /// # drop(writer);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+pub type RwLock = Lock<ReadWrite>;
+
+/// The kind of an [`RwLock`].
 #[derive(Clone, Debug)]
-#[must_use = "a lock does nothing until it is locked"]
-pub struct RwLock {
-    front: Front,
+pub struct ReadWrite;
+
+impl Waits for ReadWrite {}
+
+impl Renews for ReadWrite {}
+
+impl Looks for ReadWrite {
+    fn mode(&self) -> Mode {
+        Mode::Write
+    }
 }
 
 impl RwLock {
-    pub(super) fn new(space: LockSpace, name: Key) -> Self {
-        Self { front: Front::new(space, name) }
-    }
-
     /// Acquires the lock beside other readers, waiting while a writer holds it or is earlier in the
     /// queue.
     ///
@@ -59,7 +66,7 @@ impl RwLock {
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn read(&self) -> Result<ReadGuard, Error> {
-        Ok(self.reader(self.front.acquire(Mode::Read).await?))
+        Ok(self.reader(self.acquire_in(Mode::Read).await?))
     }
 
     /// Acquires the lock beside other readers. Returns `None` if a writer holds it or waits for it.
@@ -68,7 +75,7 @@ impl RwLock {
     ///
     /// As [all locks](super#errors-and-cancel-safety) but `NotAcquired`.
     pub async fn try_read(&self) -> Result<Option<ReadGuard>, Error> {
-        Ok(self.front.try_acquire(Mode::Read).await?.map(|held| self.reader(held)))
+        Ok(self.try_acquire_in(Mode::Read).await?.map(|held| self.reader(held)))
     }
 
     /// Acquires the lock alone, waiting while there are other holders or earlier waiters.
@@ -77,7 +84,7 @@ impl RwLock {
     ///
     /// As [`read`](Self::read).
     pub async fn write(&self) -> Result<WriteGuard, Error> {
-        Ok(self.writer(self.front.acquire(Mode::Write).await?))
+        Ok(self.writer(self.acquire_in(Mode::Write).await?))
     }
 
     /// Acquires the lock alone. Returns `None` if there is another holder or a waiter.
@@ -86,19 +93,15 @@ impl RwLock {
     ///
     /// As [`try_read`](Self::try_read).
     pub async fn try_write(&self) -> Result<Option<WriteGuard>, Error> {
-        Ok(self.front.try_acquire(Mode::Write).await?.map(|held| self.writer(held)))
+        Ok(self.try_acquire_in(Mode::Write).await?.map(|held| self.writer(held)))
     }
 
-    inspection!(self => Mode::Write);
-    settings!(acquisition);
-    settings!(renewal);
-
     fn reader(&self, held: LeaseGuard) -> ReadGuard {
-        ReadGuard { held: Arc::new(held), try_limit: self.front.try_limit() }
+        ReadGuard { held: Arc::new(held), try_limit: self.try_limit() }
     }
 
     fn writer(&self, held: LeaseGuard) -> WriteGuard {
-        WriteGuard { held, try_limit: self.front.try_limit() }
+        WriteGuard { held, try_limit: self.try_limit() }
     }
 }
 
@@ -135,8 +138,6 @@ pub struct ReadGuard {
 }
 
 impl ReadGuard {
-    guard!(lease);
-
     /// Makes this reader the writer in one step. Returns the guard unchanged, in the inner `Err`,
     /// if there are other readers, its own clones among them.
     ///
@@ -163,7 +164,23 @@ impl ReadGuard {
         })
     }
 
-    guard!(unlock shared);
+    /// Releases the lock, if this is the last guard of its lease. Each guard of a lost lease
+    /// reports the loss.
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [`MutexGuard::unlock`](super::MutexGuard::unlock).
+    pub async fn unlock(self) -> Result<(), Error> {
+        release_one(self.held).await
+    }
+}
+
+impl Deref for ReadGuard {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.held
+    }
 }
 
 /// An [`RwLock`] that is held alone.
@@ -194,8 +211,10 @@ pub struct WriteGuard {
 }
 
 impl WriteGuard {
-    guard!(lease);
-    guard!(fence);
+    /// Returns the [fencing token](super::MutexGuard::fence), which grows with each writer.
+    pub fn fence(&self) -> u64 {
+        self.held.fence()
+    }
 
     /// Makes this writer a reader in one step, and lets the next readers of the queue in.
     ///
@@ -216,5 +235,20 @@ impl WriteGuard {
         }
     }
 
-    guard!(unlock);
+    /// Releases the lock.
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [`MutexGuard::unlock`](super::MutexGuard::unlock).
+    pub async fn unlock(self) -> Result<(), Error> {
+        self.held.release().await
+    }
+}
+
+impl Deref for WriteGuard {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.held
+    }
 }

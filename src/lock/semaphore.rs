@@ -1,17 +1,14 @@
 //! The semaphore: permits that are renewed while their guard lives, and permits with an id, which
 //! outlive the process that acquired them.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, ops::Deref, str::FromStr};
 
-use super::{
-    front::{Front, LockSpace, RenewalPace, ensure},
-    macros::{guard, inspection, settings},
-};
+use super::front::{Lock, LockSpace, Looks, RenewalPace, Renews, Waits, ensure};
 use crate::{
     backend::{Claim, Mode, Owner, Renewal},
     error::{Error, ErrorKind},
     key::Key,
-    lease::LeaseGuard,
+    lease::{Lease, LeaseGuard},
 };
 
 const MOST_AT_ONCE: u32 = 1000;
@@ -48,18 +45,23 @@ const MOST_AT_ONCE: u32 = 1000;
 /// assert!(one.release().await.is_err());
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+pub type Semaphore = Lock<Counted>;
+
+/// The kind of a [`Semaphore`], with the number of its permits.
 #[derive(Clone, Debug)]
-#[must_use = "a semaphore does nothing until permits are acquired"]
-pub struct Semaphore {
-    front: Front,
-    limit: u32,
+pub struct Counted(pub(super) u32);
+
+impl Waits for Counted {}
+
+impl Renews for Counted {}
+
+impl Looks for Counted {
+    fn mode(&self) -> Mode {
+        any_permit(self.0)
+    }
 }
 
 impl Semaphore {
-    pub(super) fn new(space: LockSpace, name: Key, limit: u32) -> Self {
-        Self { front: Front::new(space, name), limit }
-    }
-
     /// Acquires a permit, waiting while all are held.
     ///
     /// # Errors and cancel safety
@@ -85,7 +87,7 @@ impl Semaphore {
     /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if `count` is
     /// zero, more than there are permits, or more than 1,000.
     pub async fn acquire_many(&self, count: u32) -> Result<SemaphorePermit, Error> {
-        let held = self.front.acquire(self.mode(count)?).await?;
+        let held = self.acquire_in(self.permits(count)?).await?;
         Ok(SemaphorePermit { held, count })
     }
 
@@ -96,7 +98,7 @@ impl Semaphore {
     ///
     /// As [`acquire_many`](Self::acquire_many), but no `NotAcquired`.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<SemaphorePermit>, Error> {
-        let held = self.front.try_acquire(self.mode(count)?).await?;
+        let held = self.try_acquire_in(self.permits(count)?).await?;
         Ok(held.map(|held| SemaphorePermit { held, count }))
     }
 
@@ -106,16 +108,11 @@ impl Semaphore {
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn available(&self) -> Result<u32, Error> {
-        let held = self.front.held(any_permit(self.limit)).await?;
-        Ok(self.limit.saturating_sub(held.holders))
+        Ok(self.kind.0.saturating_sub(self.held().await?.holders))
     }
 
-    inspection!(self => any_permit(self.limit));
-    settings!(acquisition);
-    settings!(renewal);
-
-    fn mode(&self, count: u32) -> Result<Mode, Error> {
-        permit_mode(&self.front.name, self.limit, count)
+    fn permits(&self, count: u32) -> Result<Mode, Error> {
+        permit_mode(&self.name, self.kind.0, count)
     }
 }
 
@@ -152,8 +149,6 @@ pub struct SemaphorePermit {
 }
 
 impl SemaphorePermit {
-    guard!(lease);
-
     /// Returns the number of permits.
     pub fn count(&self) -> u32 {
         self.count
@@ -170,6 +165,14 @@ impl SemaphorePermit {
     ///   repeated in the background, and the lease ends by itself at the latest.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
+    }
+}
+
+impl Deref for SemaphorePermit {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.held
     }
 }
 
@@ -201,12 +204,13 @@ impl SemaphorePermit {
 /// assert!(exports.release(id).await?);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+pub type Permits = Lock<Identified>;
+
+/// The kind of [`Permits`], with their number.
 #[derive(Clone, Debug)]
-#[must_use = "nothing happens until a permit is acquired"]
-pub struct Permits {
-    front: Front,
-    limit: u32,
-}
+pub struct Identified(u32);
+
+impl Waits for Identified {}
 
 /// The id of a permit of [`Permits`].
 ///
@@ -216,10 +220,10 @@ pub struct Permits {
 pub struct PermitId(Owner);
 
 impl Permits {
-    pub(super) fn new(space: LockSpace, name: Key, limit: u32) -> Self {
-        let mut front = Front::new(space, name);
-        front.renewal = RenewalPace::Never;
-        Self { front, limit }
+    pub(super) fn with_ids(space: &LockSpace, name: Key, limit: u32) -> Self {
+        let mut permits = Self::new(space, name, Identified(limit));
+        permits.renewal = RenewalPace::Never;
+        permits
     }
 
     /// Acquires a permit, waiting while all are held. The permit ends by itself after the lease.
@@ -229,7 +233,7 @@ impl Permits {
     /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if there are no
     /// permits.
     pub async fn acquire(&self) -> Result<PermitId, Error> {
-        let held = self.front.acquire(permit_mode(&self.front.name, self.limit, 1)?).await?;
+        let held = self.acquire_in(permit_mode(&self.name, self.kind.0, 1)?).await?;
         Ok(PermitId(held.detach()))
     }
 
@@ -239,7 +243,7 @@ impl Permits {
     ///
     /// As [`acquire`](Self::acquire), but no `NotAcquired`.
     pub async fn try_acquire(&self) -> Result<Option<PermitId>, Error> {
-        let held = self.front.try_acquire(permit_mode(&self.front.name, self.limit, 1)?).await?;
+        let held = self.try_acquire_in(permit_mode(&self.name, self.kind.0, 1)?).await?;
         Ok(held.map(LeaseGuard::detach).map(PermitId))
     }
 
@@ -250,12 +254,12 @@ impl Permits {
     /// As [all locks](super#errors-and-cancel-safety), and [`Lost`](ErrorKind::Lost) if the permit
     /// had ended or was released.
     pub async fn renew(&self, id: PermitId) -> Result<(), Error> {
-        let claim = self.claim(id)?;
-        let renewed = self.front.space.engine.backend().renew(&[claim]).await?;
+        let claim = self.claim_of(id)?;
+        let renewed = self.space.engine.backend().renew(&[claim]).await?;
         match renewed.first() {
             Some(Renewal::Held) => Ok(()),
             _ => {
-                let name = self.front.name.as_str();
+                let name = self.name.as_str();
                 let why = format!("the permit of {name:?} has ended or was released");
                 Err(Error::new(ErrorKind::Lost, why))
             }
@@ -270,18 +274,16 @@ impl Permits {
     /// As [all locks](super#errors-and-cancel-safety). A release without an answer is
     /// repeated in the background, and the permit ends by itself at the latest.
     pub async fn release(&self, id: PermitId) -> Result<bool, Error> {
-        match self.front.space.engine.janitor().end(self.claim(id)?).await {
+        match self.space.engine.janitor().end(self.claim_of(id)?).await {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Lost => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    settings!(acquisition);
-
-    fn claim(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {
-        self.front.upkeep()?;
-        Ok(Claim { owner, ..self.front.claim(any_permit(self.limit))? })
+    fn claim_of(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {
+        self.upkeep()?;
+        Ok(Claim { owner, ..self.claim(any_permit(self.kind.0))? })
     }
 }
 

@@ -4,15 +4,14 @@ use std::{fmt, time::Duration};
 
 use futures_util::future::{join_all, select_all};
 
-use super::{
-    front::{FENCE_LIFE, Front, LockSpace, ensure, none_if_not_acquired},
-    macros::{guard, settings},
-};
+use super::front::{FENCE_LIFE, Lock, LockSpace, Renews, Waits, ensure, none_if_not_acquired};
+#[cfg(doc)]
+use crate::lease::Lease;
 use crate::{
     backend::{Claim, Mode},
     error::{Error, ErrorKind},
     key::Key,
-    lease::LeaseGuard,
+    lease::{LeaseGuard, run_until},
 };
 
 /// The most names for one acquisition, each of which costs a request.
@@ -40,18 +39,20 @@ const MOST_NAMES: usize = 64;
 /// guard.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+pub type Several = Lock<Grouped>;
+
+/// The kind of [`Several`] locks, with their names. The name of the lock lists all of them.
 #[derive(Clone, Debug)]
-#[must_use = "nothing is locked until it is asked for"]
-pub struct Several {
-    /// Its name lists all names.
-    front: Front,
-    names: Vec<Key>,
-}
+pub struct Grouped(Vec<Key>);
+
+impl Waits for Grouped {}
+
+impl Renews for Grouped {}
 
 impl Several {
-    pub(super) fn new(space: LockSpace, names: Vec<Key>) -> Self {
+    pub(super) fn of(space: &LockSpace, names: Vec<Key>) -> Self {
         let all: Vec<_> = names.iter().map(Key::as_str).collect();
-        Self { front: Front::new(space, all.join(", ").into()), names }
+        Self::new(space, all.join(", ").into(), Grouped(names))
     }
 
     /// Acquires the locks, waiting while one of them has another holder.
@@ -61,7 +62,7 @@ impl Several {
     /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also for no names, for
     /// more than 64, and for one that occurs twice.
     pub async fn lock(&self) -> Result<SeveralGuard, Error> {
-        self.acquire(true).await
+        self.acquire_each(true).await
     }
 
     /// Acquires the locks if all of them are free. Returns `None` if one has another holder.
@@ -70,32 +71,29 @@ impl Several {
     ///
     /// As [`lock`](Self::lock), but no `NotAcquired`.
     pub async fn try_lock(&self) -> Result<Option<SeveralGuard>, Error> {
-        none_if_not_acquired(self.acquire(false).await)
+        none_if_not_acquired(self.acquire_each(false).await)
     }
 
-    settings!(acquisition);
-    settings!(renewal);
-
-    async fn acquire(&self, waits: bool) -> Result<SeveralGuard, Error> {
-        let terms = self.front.terms(waits)?;
+    async fn acquire_each(&self, waits: bool) -> Result<SeveralGuard, Error> {
+        let terms = self.terms(waits)?;
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
-        let engine = &self.front.space.engine;
-        let held = engine.observed(&self.front.name, engine.acquire_each(claims, terms)).await?;
-        Ok(SeveralGuard { held: SeveralLeases(names.into_iter().zip(held).collect()) })
+        let engine = &self.space.engine;
+        let held = engine.observed(&self.name, engine.acquire_each(claims, terms)).await?;
+        Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
     }
 
     /// Returns the claims in the order of the names, which is the same for all callers.
     fn claims(&self, waits: bool) -> Result<Vec<(Key, Claim)>, Error> {
         let claim = |key: Key| {
-            let name = self.front.space.name(&key)?;
-            let claim = Claim::new(name, Mode::Exclusive, self.front.lease, FENCE_LIFE);
-            Ok((key, Claim { waits, label: self.front.space.label.clone(), ..claim }))
+            let name = self.space.name(&key)?;
+            let claim = Claim::new(name, Mode::Exclusive, self.lease, FENCE_LIFE);
+            Ok((key, Claim { waits, label: self.space.label.clone(), ..claim }))
         };
         self.sorted_names()?.into_iter().map(claim).collect()
     }
 
     fn sorted_names(&self) -> Result<Vec<Key>, Error> {
-        let mut names = self.names.clone();
+        let mut names = self.kind.0.clone();
         names.sort();
         ensure(!names.is_empty(), || {
             format!("there are no names to lock; pass from 1 to {MOST_NAMES}")
@@ -132,16 +130,64 @@ impl Several {
 ///     // The store refuses a write with a smaller fencing token than the greatest it has seen.
 ///     write(account, fence).await;
 /// }
+/// tokio::select! {
+///     () = guard.lost() => println!("another holder may have one of the locks"),
+///     written = guard.run(async { 7 }) => println!("wrote {}", written?),
+/// }
+/// guard.renew().await?;
 /// guard.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[must_use = "the locks are released when their guard is dropped"]
 pub struct SeveralGuard {
-    held: SeveralLeases,
+    /// In the order of the names; never empty.
+    held: Vec<(Key, LeaseGuard)>,
 }
 
 impl SeveralGuard {
-    guard!(lease);
+    /// Completes when one of the leases is [lost](Lease::lost).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing. It can be asked for again.
+    pub async fn lost(&self) {
+        select_all(self.each().map(|held| Box::pin(held.lost()))).await;
+    }
+
+    /// Returns `true` if one of the leases is lost.
+    pub fn is_lost(&self) -> bool {
+        self.each().any(|held| held.is_lost())
+    }
+
+    /// Runs a future until it completes or one of the leases is lost, as [`Lease::run`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](ErrorKind::Lost) if a lease was lost before the future completed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the returned future drops the one that it runs. The locks stay held.
+    pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, Error> {
+        run_until(self.lost(), work).await.ok_or_else(|| {
+            let lost = self.each().find(|held| held.is_lost()).or(self.each().next());
+            lost.map_or_else(|| Error::lost(""), |held| held.lost_error())
+        })
+    }
+
+    /// Returns how long all leases are certain to last if no renewal succeeds. Zero if one is lost.
+    pub fn remaining(&self) -> Duration {
+        self.each().map(|held| held.remaining()).min().unwrap_or_default()
+    }
+
+    /// Renews the leases now, instead of when their time comes.
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [`Lease::renew`].
+    pub async fn renew(&self) -> Result<(), Error> {
+        combined(join_all(self.each().map(|held| held.renew())).await)
+    }
 
     /// Returns the fencing token of one lock, a number that grows with each holder of that name.
     /// Returns `None` for a name that is not among them.
@@ -154,10 +200,21 @@ impl SeveralGuard {
 
     /// Returns each name with its [fencing token](Self::fence), in the order of the names.
     pub fn fences(&self) -> impl Iterator<Item = (&Key, u64)> {
-        self.held.0.iter().map(|(name, held)| (name, held.fence()))
+        self.held.iter().map(|(name, held)| (name, held.fence()))
     }
 
-    guard!(unlock = SeveralLeases::release, "Releases all locks at the same time.");
+    /// Releases all locks at the same time.
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [`MutexGuard::unlock`](super::MutexGuard::unlock).
+    pub async fn unlock(self) -> Result<(), Error> {
+        combined(join_all(self.held.into_iter().map(|(_, held)| held.release())).await)
+    }
+
+    fn each(&self) -> impl Iterator<Item = &LeaseGuard> {
+        self.held.iter().map(|(_, held)| held)
+    }
 }
 
 impl fmt::Debug for SeveralGuard {
@@ -167,41 +224,6 @@ impl fmt::Debug for SeveralGuard {
             .field("fences", &fences)
             .field("remaining", &self.remaining())
             .finish()
-    }
-}
-
-/// Leases that are held together, in the order of their names; never empty. They are lost when one
-/// of them is.
-struct SeveralLeases(Vec<(Key, LeaseGuard)>);
-
-impl SeveralLeases {
-    async fn lost(&self) {
-        select_all(self.each().map(|held| Box::pin(held.lost()))).await;
-    }
-
-    fn is_lost(&self) -> bool {
-        self.each().any(|held| held.is_lost())
-    }
-
-    fn lost_error(&self) -> Error {
-        let lost = self.0.iter().find(|(_, held)| held.is_lost()).or(self.0.first());
-        Error::lost(lost.map_or("", |(name, _)| name.as_str()))
-    }
-
-    fn remaining(&self) -> Duration {
-        self.each().map(|held| held.remaining()).min().unwrap_or_default()
-    }
-
-    async fn renew(&self) -> Result<(), Error> {
-        combined(join_all(self.each().map(LeaseGuard::renew)).await)
-    }
-
-    async fn release(self) -> Result<(), Error> {
-        combined(join_all(self.0.into_iter().map(|(_, held)| held.release())).await)
-    }
-
-    fn each(&self) -> impl Iterator<Item = &LeaseGuard> {
-        self.0.iter().map(|(_, held)| held)
     }
 }
 

@@ -20,35 +20,6 @@ use crate::{
 };
 
 /// Meets each operation of an [`Interceptor`].
-///
-/// ```
-/// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
-/// use bellwether::{
-///     Cache, MemoryBackend,
-///     backend::{Latches, Store},
-///     error::BackendError,
-///     testing::{Answer, Hook, Interceptor, Op, Operation},
-/// };
-///
-/// /// Counts the writes.
-/// #[derive(Clone, Default)]
-/// struct Edits(Arc<AtomicUsize>);
-///
-/// impl<B: Store + Latches> Hook<B> for Edits {
-///     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
-///         self.0.fetch_add(usize::from(operation.op() == Op::Edit), Ordering::SeqCst);
-///         operation.perform(backend).await
-///     }
-/// }
-///
-/// # let mut runtime = tokio::runtime::Builder::new_current_thread();
-/// # runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
-/// let edits = Edits::default();
-/// let backend = Interceptor { inner: MemoryBackend::new(), hook: edits.clone() };
-/// Cache::<u64>::new(backend, "shop")?.insert("stock", &17).await?;
-/// assert_eq!(edits.0.load(Ordering::SeqCst), 1);
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 pub trait Hook<B>: Clone + Send + Sync + 'static {
     /// Answers an operation. A hook that changes nothing [performs](Operation::perform) it on the
     /// backend.
@@ -96,8 +67,7 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
 /// The hook decides whether, when and where the operation is performed. Clones share the backend
 /// and the hook, as far as the clones of these do.
 ///
-/// A read of many names arrives as one [`Op::Get`] or [`Op::GetAged`] for each. Labels of processes
-/// are not kept.
+/// A read of many names arrives as one [`Op::Get`] for each. Labels of processes are not kept.
 #[derive(Clone, Debug)]
 pub struct Interceptor<B, H> {
     /// The backend behind the hook.
@@ -263,10 +233,8 @@ operations! {
         }
     }
     Store {
-        /// Reads an entry. A hit of a cache is this, or the next one if the cache needs the age.
-        Get { name: Name = &Name } -> Option<Entry> = get(name);
-        /// Reads an entry with its age.
-        GetAged { name: Name = &Name } -> Option<Entry> = get_aged(name);
+        /// Reads an entry, `aged` if the cache needs its age. A hit of a cache is this.
+        Get { name: Name = &Name, aged: bool = bool } -> Option<Entry> = read(name, *aged);
         /// Takes the lease of a load.
         Claim { claim: Claim = &Claim, seen: u64 = u64 } -> Claimed = claim(claim, *seen);
         /// Tells the waiters that a load failed.

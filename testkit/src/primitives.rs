@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     Error, Locks, RedisBackend,
+    lease::Lease,
     lock::{
         MutexGuard, PermitId, Permits, ReadGuard, ReentrantGuard, SemaphorePermit, SeveralGuard,
         WriteGuard,
@@ -75,31 +76,36 @@ impl Guard {
         !matches!(self, Self::Id(..))
     }
 
+    /// Returns the lease, if there is one.
+    fn lease(&self) -> Option<&Lease> {
+        match self {
+            Self::Mutex(guard) => Some(guard),
+            Self::Twice(guard, _) => Some(guard),
+            Self::Reader(guard) => Some(guard),
+            Self::Writer(guard) => Some(guard),
+            Self::Permit(guard) => Some(guard),
+            Self::Several(_) | Self::Id(..) => None,
+        }
+    }
+
     pub fn is_lost(&self) -> bool {
         match self {
-            Self::Mutex(guard) => guard.is_lost(),
             Self::Twice(one, two) => one.is_lost() && two.is_lost(),
             Self::Several(guard) => guard.is_lost(),
-            Self::Reader(guard) => guard.is_lost(),
-            Self::Writer(guard) => guard.is_lost(),
-            Self::Permit(guard) => guard.is_lost(),
-            Self::Id(..) => false,
+            other => other.lease().is_some_and(Lease::is_lost),
         }
     }
 
     /// Completes when the loss is reported. It never completes if the lease is not renewed.
     pub async fn lost(&self) {
-        match self {
-            Self::Mutex(guard) => guard.lost().await,
-            Self::Twice(one, two) => {
+        match (self, self.lease()) {
+            (Self::Twice(one, two), _) => {
                 one.lost().await;
                 two.lost().await;
             }
-            Self::Several(guard) => guard.lost().await,
-            Self::Reader(guard) => guard.lost().await,
-            Self::Writer(guard) => guard.lost().await,
-            Self::Permit(guard) => guard.lost().await,
-            Self::Id(..) => std::future::pending().await,
+            (Self::Several(guard), _) => guard.lost().await,
+            (_, Some(lease)) => lease.lost().await,
+            (_, None) => std::future::pending().await,
         }
     }
 
@@ -116,14 +122,11 @@ impl Guard {
     }
 
     pub async fn renew(&self) -> Result<(), Error> {
-        match self {
-            Self::Mutex(guard) => guard.renew().await,
-            Self::Twice(guard, _) => guard.renew().await,
-            Self::Several(guard) => guard.renew().await,
-            Self::Reader(guard) => guard.renew().await,
-            Self::Writer(guard) => guard.renew().await,
-            Self::Permit(guard) => guard.renew().await,
-            Self::Id(permits, id) => permits.renew(*id).await,
+        match (self, self.lease()) {
+            (Self::Several(guard), _) => guard.renew().await,
+            (Self::Id(permits, id), _) => permits.renew(*id).await,
+            (_, Some(lease)) => lease.renew().await,
+            (_, None) => Ok(()),
         }
     }
 

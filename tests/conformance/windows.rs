@@ -15,7 +15,7 @@ fn assert_age(entry: &Entry, age: Duration) {
 
 /// Returns the present entry after checking that it is at least this old, and hardly older.
 async fn aged(backend: &impl Store, age: Duration) -> Entry {
-    let entry = backend.get_aged(&name("k")).await.unwrap().expect("there is no entry");
+    let entry = backend.read(&name("k"), true).await.unwrap().expect("there is no entry");
     assert_age(&entry, age);
     entry
 }

@@ -100,8 +100,7 @@ impl Recorder {
             | (Operation::Commit { claim, .. }, Answer::Commit(Committed::Newer(entry))) => {
                 self.saw(&claim.name, entry);
             }
-            (Operation::Get { name }, Answer::Get(Some(entry)))
-            | (Operation::GetAged { name }, Answer::GetAged(Some(entry))) => self.saw(name, entry),
+            (Operation::Get { name, .. }, Answer::Get(Some(entry))) => self.saw(name, entry),
             (Operation::Commit { claim, fence, .. }, Answer::Commit(Committed::Stored)) => {
                 self.log.tell(Event::Stored { key: key(&claim.name), fence: *fence, sent });
             }

@@ -116,11 +116,7 @@ impl Missing {
             }
             _ => {
                 let mut answer = operation.perform(backend).await;
-                if let (
-                    Self::EntriesAge,
-                    Ok(Answer::Get(Some(entry)) | Answer::GetAged(Some(entry))),
-                ) = (self, &mut answer)
-                {
+                if let (Self::EntriesAge, Ok(Answer::Get(Some(entry)))) = (self, &mut answer) {
                     entry.age = Some(Duration::ZERO);
                 }
                 answer

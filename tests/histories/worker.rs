@@ -186,7 +186,7 @@ impl Worker {
         let early = if setup.load.early { EarlyRefresh::LastPart(0.2) } else { EarlyRefresh::Off };
         let builder = Cache::builder(backend.clone(), "histories");
         let builder = match setup.load.backs_off {
-            true => builder.after_failure(BACK_OFF),
+            true => builder.after_failure(|_| Some(BACK_OFF)),
             false => builder,
         };
         let builder = match setup.has_tier() {

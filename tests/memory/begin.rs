@@ -109,7 +109,7 @@ async fn a_call_that_is_dropped_holds_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_failure_is_told_to_those_that_wait_and_the_key_backs_off() {
     let rule = AfterFailure::RetryAfter(TTL);
-    let [cache, other] = fleet(|builder| builder.after_failure(rule));
+    let [cache, other] = fleet(|builder| builder.after_failure(move |_| Some(rule)));
     let load = load(&cache).await;
     let theirs = other.clone();
     let waiting = tokio::spawn(async move { theirs.begin("k").await });

@@ -171,7 +171,7 @@ async fn a_value_is_kept_for_failures_to_the_end_of_its_window() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_and_a_time_limit_are_failures_too() {
-    let with = |builder| with_windows(builder).after_failure(AfterFailure::LoadAgain);
+    let with = |builder| with_windows(builder).after_failure(|_| Some(AfterFailure::LoadAgain));
     let cache = &fleet(1, |builder| with(builder).load_limit(10 * LOAD))[0];
     let origin = Origin::default();
     origin.ask(cache).await.unwrap();

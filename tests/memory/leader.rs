@@ -110,7 +110,7 @@ async fn a_candidate_that_is_dropped_hands_over_at_once() {
     let waits = stands(process(&backend).leader("work"), &office, &sender);
     let third = stands(process(&backend).leader("work"), &office, &sender);
     sleep(100 * SECOND).await;
-    assert!(terms.is_empty() && !term.is_ended(), "a wait has no limit, and a term is renewed");
+    assert!(terms.is_empty() && !term.is_lost(), "a wait has no limit, and a term is renewed");
     // One that waits leaves the queue.
     waits.abort();
     assert!(waits.await.unwrap_err().is_cancelled());
@@ -119,8 +119,8 @@ async fn a_candidate_that_is_dropped_hands_over_at_once() {
     let after = next(&mut terms).await;
     assert!(begun.elapsed() < 10 * MS, "{:?}", begun.elapsed());
     assert!(after.fence() > term.fence());
-    assert!(term.is_ended() && term.remaining() == Duration::ZERO && !after.is_ended());
-    term.ended().await;
+    assert!(term.is_lost() && term.remaining() == Duration::ZERO && !after.is_lost());
+    term.lost().await;
     third.abort();
 }
 
@@ -134,7 +134,7 @@ async fn a_leader_of_a_majority_hands_over() {
     let term = next(&mut terms).await;
     let second = stands(candidate(), &office, &sender);
     sleep(100 * SECOND).await;
-    assert!(terms.is_empty() && !term.is_ended(), "a wait has no limit, and a term is renewed");
+    assert!(terms.is_empty() && !term.is_lost(), "a wait has no limit, and a term is renewed");
     let begun = Instant::now();
     first.abort();
     assert!(next(&mut terms).await.fence() > term.fence());
@@ -154,7 +154,7 @@ async fn a_loss_drops_the_work_and_the_candidate_waits_again() {
         assert!(term.fence() > fence);
         fence = term.fence();
         assert!(locks.mutex("work").fair().force_unlock().await.unwrap());
-        timeout(2 * SECOND, term.ended()).await.expect("the loss is not told at a renewal");
+        timeout(2 * SECOND, term.lost()).await.expect("the loss is not told at a renewal");
     }
     next(&mut terms).await;
     standing.abort();
@@ -178,7 +178,7 @@ async fn a_panic_of_the_work_hands_over() {
 async fn a_term_ends_before_its_lease_is_handed_over() {
     let locks = process(&MemoryBackend::new());
     let term = locks.leader("work").run(|term| async { term }).await.unwrap();
-    assert!(term.is_ended());
+    assert!(term.is_lost());
     assert_eq!(locks.stats().lost, 0, "an end is no loss");
 }
 
@@ -195,7 +195,7 @@ async fn a_shutdown_ends_those_that_lead_and_those_that_wait() {
     for ends in ends {
         assert_eq!(ends.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
     }
-    assert!(next(&mut terms).await.fence() > term.fence() && term.is_ended());
+    assert!(next(&mut terms).await.fence() > term.fence() && term.is_lost());
     stays.abort();
 }
 
@@ -209,7 +209,7 @@ async fn a_shutdown_waits_for_the_handover() {
     let term = next(&mut terms).await;
     let mutex = other.mutex("work").fair();
     locks.shutdown(SECOND).await;
-    assert!(term.is_ended(), "the work goes on after the shutdown");
+    assert!(term.is_lost(), "the work goes on after the shutdown");
     assert!(mutex.holder().await.unwrap().is_none(), "the lease is not handed over");
     assert_eq!(ends.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
 }

@@ -23,7 +23,7 @@ use bellwether::{
     layer::{
         Bellwether, CachedResponse, Http, ResponseBody, ResponseCodec, ResponseFuture, Values,
     },
-    lease::{Retry, RetryStrategy},
+    lease::{Lease, Retry, RetryStrategy},
     lock::{
         Candidate, Job, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits,
         ReadGuard, ReentrantGuard, ReentrantHolder, ReentrantMutex, RwLock, Semaphore,
@@ -92,6 +92,7 @@ types! {
     Ticks => yes yes yes yes;
     Turn => yes yes yes no;
     Term => yes yes yes yes;
+    Lease => yes yes yes no;
     Mutex => yes yes yes yes;
     MutexGuard => yes yes yes no;
     ReentrantMutex => yes yes yes yes;
@@ -204,7 +205,7 @@ futures! {
     ticks: (Ticks,) => { let (mut ticks,) = ticks; async move { ticks.next().await } };
     turn: Turn => turn.retry(NO_TIME, 1, || async { Ok::<_, Infallible>(()) }), turn.done();
     candidate: Candidate => candidate.run(|_| async {});
-    term: Term => term.ended();
+    term: Term => term.lost();
     mutex: Mutex => mutex.lock(), mutex.try_lock(), mutex.holder(), mutex.force_unlock();
     guard: MutexGuard => guard.lost(), guard.renew(), guard.unlock();
     holder: ReentrantHolder => holder.lock(), holder.try_lock();
@@ -265,7 +266,7 @@ fn futures_of_a_store<B: Store>(
     send(backend.fail(claim, failure, None));
     send(backend.edit(name, &Edit::Put(entry.clone(), NO_TIME), NO_TIME));
     send(backend.edit(name, &Edit::Invalidate, NO_TIME));
-    send(backend.get_aged(name));
+    send(backend.read(name, true));
     send(backend.edit(name, &Edit::Expire, NO_TIME));
 }
 

@@ -15,7 +15,7 @@ use testkit::{
 };
 use tokio::{
     runtime::{Builder, Runtime},
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::name;
@@ -231,6 +231,25 @@ async fn a_server_that_hangs_costs_each_call_its_time_out_at_most() {
     let mut raw = server.raw().await;
     let only = async || raw.pubsub_channels().await == [listened.suffixed("c")];
     assert!(comes_true(LIMIT, only).await, "a subscription is left behind");
+}
+
+/// Each command waited for its own time-out, one after another.
+#[tokio::test]
+async fn commands_under_way_fail_together_when_their_server_hangs() {
+    let limit = Duration::from_secs(2);
+    let server = RedisServer::start().await;
+    let builder = RedisBackend::builder().server(server.url());
+    let backend = builder.command_timeout(limit).build().unwrap();
+    backend.ping().await.unwrap();
+    server.stop_signal();
+    let later = async {
+        sleep(limit / 2).await;
+        let begun = Instant::now();
+        assert!(backend.ping().await.is_err());
+        begun.elapsed()
+    };
+    let (first, took) = tokio::join!(backend.ping(), later);
+    assert!(first.is_err() && took < limit * 9 / 10, "{took:?}");
 }
 
 /// After an authentication error, a connection manager of the client library never recovers.

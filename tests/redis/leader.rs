@@ -89,7 +89,7 @@ async fn each_restart_hands_over_with_two_commands() {
         running.remove(0).abort();
         let next = timeout(LIMIT, terms.recv()).await.expect("there is no leader").unwrap();
         let (took, scripts) = (begun.elapsed(), raw.scripts_called().await - before);
-        assert!(term.is_ended() && next.fence() > term.fence());
+        assert!(term.is_lost() && next.fence() > term.fence());
         // The release, which grants, and the first renewal or the entries that are kept.
         assert!(scripts <= 2 && took < 500 * MS, "{scripts} scripts, {took:?}");
         term = next;
@@ -112,7 +112,7 @@ async fn no_two_lead_beside_a_server_that_hangs() {
         assert!(term.fence() > fence);
         fence = term.fence();
         server.stop_signal();
-        timeout(LIMIT, term.ended()).await.expect("the loss is not told");
+        timeout(LIMIT, term.lost()).await.expect("the loss is not told");
         let ended = comes_true(LIMIT, async || fleet.leading.load(Ordering::SeqCst) == 0);
         assert!(ended.await, "the work goes on after the loss");
         server.resume();

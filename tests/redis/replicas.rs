@@ -239,6 +239,21 @@ async fn the_replicas_of_a_cluster_node_confirm() {
     unreplicated(backend.acquire(&claim("k")).await);
 }
 
+/// A renewal that replicas confirm followed no `ASK`, so a slot that moved slowly lost its leases.
+#[tokio::test]
+async fn confirmed_renewals_follow_a_slot_that_moves() {
+    let cluster = Cluster::start(2, 2).await;
+    let backend = builder().cluster(cluster.urls()).build().unwrap();
+    let held = claim("k");
+    backend.acquire(&held).await.unwrap();
+    let from = cluster.owner("{k}").await;
+    cluster.begin_to_move("{k}", from, 1 - from).await;
+    cluster.move_keys("{k}", from, 1 - from).await;
+    assert_eq!(backend.renew(&[held]).await.unwrap(), [Renewal::Held]);
+    let mut source = cluster.nodes[from].raw().await;
+    assert!(source.errors("ASK").await >= 1, "the renewal was not redirected");
+}
+
 #[test]
 fn a_confirmation_limit_beyond_the_command_time_out_is_refused() {
     for replicas in [

@@ -23,7 +23,7 @@ fn back_off(first: Duration, longest: Duration) -> AfterFailure {
     AfterFailure::BackOff { first, longest }
 }
 
-pub const OF_CACHES: [Set<Builder<Option<u32>>>; 22] = [
+pub const OF_CACHES: [Set<Builder<Option<u32>>>; 21] = [
     |it, time| it.ttl(time),
     |it, time| it.negative_ttl(time, Option::is_none),
     |it, time| it.stale_while_revalidate(time),
@@ -36,11 +36,10 @@ pub const OF_CACHES: [Set<Builder<Option<u32>>>; 22] = [
     |it, time| it.lease(time),
     |it, time| it.load_limit(time),
     |it, time| it.wait_limit(time),
-    |it, time| it.after_failure(back_off(time, time)),
-    |it, time| it.after_failure(back_off(MS, time)),
-    |it, time| it.after_failure(back_off(time, Duration::MAX)),
-    |it, time| it.after_failure(AfterFailure::RetryAfter(time)),
-    |it, time| it.failure_policy(move |_| Some(back_off(time, time))),
+    |it, time| it.after_failure(move |_| Some(back_off(time, time))),
+    |it, time| it.after_failure(move |_| Some(back_off(MS, time))),
+    |it, time| it.after_failure(move |_| Some(back_off(time, Duration::MAX))),
+    |it, time| it.after_failure(move |_| Some(AfterFailure::RetryAfter(time))),
     |it, time| it.retry(Retry::fixed(time)),
     |it, time| it.retry(Retry::exponential(time, Duration::MAX)),
     |it, time| it.retry(Retry::exponential(MS, time)),
@@ -48,7 +47,7 @@ pub const OF_CACHES: [Set<Builder<Option<u32>>>; 22] = [
     |it, time| it.retry(Retry::on_demand().try_limit(time)),
 ];
 /// The place of the limit of one try.
-const TRY_LIMIT: usize = 21;
+const TRY_LIMIT: usize = 20;
 
 pub const OF_REQUESTS: [Set<Request<Option<u32>>>; 7] = [
     |it, time| it.ttl(time),

@@ -186,7 +186,7 @@ impl Leases for MemoryBackend {
 
 #[async_trait]
 impl Store for MemoryBackend {
-    async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+    async fn read(&self, name: &Name, _aged: bool) -> Result<Option<Entry>, BackendError> {
         Ok(self.run(|data| data.get(name)))
     }
 
@@ -266,10 +266,6 @@ impl Latches for MemoryBackend {
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
         Ok(self.run(|data| data.count_down(name, id, by)))
-    }
-
-    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
-        Ok(self.run(|data| data.count_down(name, Owner::fresh(), 0)))
     }
 
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {

@@ -4,9 +4,7 @@ use futures_util::FutureExt;
 
 use super::{
     Credentials, RedisBackend,
-    client::{
-        ClusterSeeds, Deployment, Endpoint, RedisConfig, Replicas, SentinelMaster, Sentinels,
-    },
+    client::{ClusterSeeds, Endpoint, RedisConfig, Replicas, SentinelMaster, Sentinels, Servers},
 };
 use crate::error::{BoxError, Error, ErrorKind};
 
@@ -120,12 +118,12 @@ impl RedisBackendBuilder {
 
     /// Sets how long the connection may be silent while a command is under way.
     ///
-    /// A transfer that moves is not silent, however long it takes. A command waits as long for a
-    /// connection that broke, and for the first one twice the [connect
-    /// time-out](Self::connect_timeout).
+    /// A transfer that moves is not silent, however long it takes. After a silence, all commands
+    /// that are under way fail. A command waits as long for a connection that broke, with four
+    /// round trips more, and for the first one three [connect time-outs](Self::connect_timeout).
     ///
     /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
-    /// a dead server is late but not lost. Where four round trips take longer, set four of them:
+    /// a dead server is late but not lost. Where a round trip takes longer, set four of them:
     /// [`RedisBackend::ready`] measures, and warns. Unless they are set, the connect time-out and
     /// the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy follow it.
     /// 24 h at most.
@@ -253,26 +251,29 @@ impl RedisBackendBuilder {
         if let Some(replicas) = config.replicas {
             replicas.check(config.command_timeout)?;
         }
-        Ok(RedisBackend::connecting(location.read(&config)?, config))
+        location.open(config)
     }
 }
 
 impl Location {
-    fn read(self, config: &RedisConfig) -> Result<Deployment, Error> {
-        match self {
+    fn open(self, config: RedisConfig) -> Result<RedisBackend, Error> {
+        let endpoint = match self {
             Self::Missing => {
                 let why = "no server was given; call `server`, `sentinels` or `cluster`";
-                Err(Error::new(ErrorKind::InvalidConfig, why))
-            }
-            Self::Server(url) => Ok(Deployment::Single(Endpoint::server(&url, &config.access)?)),
-            Self::Sentinels(urls, master) => {
-                let sentinels = Sentinels::new(&urls, master, config)?;
-                Ok(Deployment::Single(Endpoint::Sentinel(Arc::new(sentinels))))
+                return Err(Error::new(ErrorKind::InvalidConfig, why));
             }
             Self::Cluster(urls) => {
-                Ok(Deployment::Cluster(ClusterSeeds::read(&urls, &config.access)?))
+                let seeds = ClusterSeeds::read(&urls, &config.access)?;
+                let servers = Servers::cluster(seeds, config.clone());
+                return Ok(RedisBackend::over(servers, None, config));
             }
-        }
+            Self::Server(url) => Endpoint::server(&url, &config.access)?,
+            Self::Sentinels(urls, master) => {
+                Endpoint::Sentinel(Arc::new(Sentinels::new(&urls, master, &config)?))
+            }
+        };
+        let servers = Servers::single(&endpoint, config.clone());
+        Ok(RedisBackend::over(servers, Some(endpoint.database()), config))
     }
 }
 

@@ -8,11 +8,17 @@
 
 mod builder;
 mod client;
-pub mod failover;
 mod keys;
 mod ops;
 mod options;
 mod scripts;
+#[doc = include_str!("../../../docs/failover.md")]
+pub mod failover {
+    // Compiles the examples of the page for operators.
+    #[cfg(doctest)]
+    #[doc = include_str!("../../../docs/redis.md")]
+    mod operators {}
+}
 
 use std::{
     fmt,
@@ -24,7 +30,7 @@ pub use self::{
     client::{Credentials, Replicas, SentinelMaster},
 };
 use self::{
-    client::{Deployment, RedisConfig, Servers},
+    client::{RedisConfig, Servers},
     ops::{AgedNamespaces, Heartbeat},
 };
 use crate::error::Error;
@@ -104,15 +110,10 @@ impl RedisBackend {
         RedisBackendBuilder::default()
     }
 
-    fn connecting(deployment: Deployment, config: RedisConfig) -> Self {
-        let (channel, process_channels) = match &deployment {
-            Deployment::Cluster(_) => (keys::shard_channel(), None),
-            Deployment::Single(endpoint) => {
-                let database = endpoint.database();
-                (keys::channel(database), Some(keys::ProcessChannels::new(database)))
-            }
-        };
-        let servers = Servers::new(deployment, config.clone());
+    /// Creates a backend over these servers. A cluster has no databases.
+    fn over(servers: Servers, database: Option<i64>, config: RedisConfig) -> Self {
+        let channel = database.map_or_else(keys::shard_channel, keys::channel);
+        let process_channels = database.map(keys::ProcessChannels::new);
         let [is_awaited, publish_refused] = [false; 2].map(AtomicBool::new);
         Self(Arc::new(RedisInner {
             servers,

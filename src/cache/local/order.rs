@@ -36,11 +36,11 @@ pub(super) struct Order {
 /// The changes of the names of one stripe.
 #[derive(Default)]
 struct ToldStripe {
-    /// How many changes were told, and the greatest fence of these.
+    /// How many changes were told or made here, and the greatest fence that was told.
     changes: u64,
     greatest: u64,
-    /// How many acts of this process there were.
-    acts: u64,
+    /// The number of the last change that this process made.
+    last_act: u64,
     /// The epoch in which changes were known to be heard.
     heard_in: Option<u64>,
     /// There was a miss.
@@ -52,7 +52,6 @@ struct ToldStripe {
 pub(in crate::cache) struct Fill {
     pub(super) stripe: usize,
     pub(super) changes: u64,
-    pub(super) acts: u64,
     pub(super) epoch: u64,
     pub(super) asked: u64,
     /// The greatest number of an ended tag that was told before the question.
@@ -80,9 +79,9 @@ impl Order {
         let (epoch, ended) = (self.epoch(), self.tags.greatest());
         let at = self.stripe_of(name.prefix());
         let stripe = self.stripe(at);
-        let (changes, acts, asked) = (stripe.changes, stripe.acts, self.at(now));
+        let (changes, asked) = (stripe.changes, self.at(now));
         let is_heard = stripe.heard_in == Some(epoch);
-        Fill { stripe: at, changes, acts, epoch, asked, ended, is_heard }
+        Fill { stripe: at, changes, epoch, asked, ended, is_heard }
     }
 
     /// Begins a question to the backend. If changes of the name are not heard yet, they will be
@@ -116,7 +115,8 @@ impl Order {
     pub(super) fn keep(&self, fill: Fill, fence: u64, insert: impl FnOnce()) -> bool {
         let stripe = self.stripe(fill.stripe);
         let is_told = stripe.changes != fill.changes && fence < stripe.greatest;
-        let is_current = !is_told && stripe.acts == fill.acts && self.epoch() == fill.epoch;
+        let is_acted = stripe.last_act > fill.changes;
+        let is_current = !is_told && !is_acted && self.epoch() == fill.epoch;
         if is_current {
             insert();
         }
@@ -126,7 +126,8 @@ impl Order {
     /// Lets go of a name, and of all answers to questions until now.
     pub(super) fn forget(&self, name: &Name, remove: impl FnOnce()) {
         let mut stripe = self.stripe(self.stripe_of(name.prefix()));
-        stripe.acts += 1;
+        stripe.changes += 1;
+        stripe.last_act = stripe.changes;
         remove();
     }
 

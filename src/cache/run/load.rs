@@ -538,7 +538,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
 
     /// Returns what follows an error by the settings of the cache.
     pub(super) fn rule_after(&self, error: &Error) -> Option<AfterFailure> {
-        self.core.failures.policy(error).or(self.core.settings.after_failure)
+        self.core.failures.policy(error)
     }
 
     /// Notes that the key backs off after this error, if it does, and returns the error with that.

@@ -59,12 +59,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Waits for a turn to ask the shard, in a task. A caller that polls the work may stop, and
-    /// would block the queue for all. One without a leader has no task, so it asks without a turn.
+    /// would block the queue for all. So it asks without a turn.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        let leader = self.leader.as_ref()?;
-        // A refresh behind its callers is a task from its beginning.
-        if self.start != RunStart::Behind {
-            leader.own_task().await;
+        match &self.leader {
+            Some(leader) => leader.own_task().await,
+            None if self.is_task => {}
+            None => return None,
         }
         self.asked.shard.turn().await
     }
@@ -253,6 +253,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
                 () = shard.breaker.opened() => Err(silence()),
             }
         };
+        self.acquisition.listen();
         core.counted(self.acquisition.ask(limit, claim).await)
     }
 

@@ -27,7 +27,7 @@ use super::{
     loader::{self, Produced, Work},
     outcome::{Alone, Flown, Outcome, ended, failed},
     previous::Previous,
-    refresh::EntryNote,
+    refresh::{EntryNote, PAUSE},
     settings::{OnFull, Options},
 };
 use crate::{
@@ -63,11 +63,19 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     }
 }
 
+/// Returns how a run ends. A codec may panic, too. That is an outcome like any other.
+async fn caught<V>(end: impl Future<Output = FlightEnd<V>>) -> FlightEnd<V> {
+    let end = AssertUnwindSafe(end).catch_unwind().await;
+    end.unwrap_or_else(|panic| FlightEnd::failed(loader::panicked(panic.as_ref())))
+}
+
 /// One leader, on its way to an outcome. Or one caller that leads no flight, on its way to a load.
 pub(super) struct Run<V> {
     asked: AskedKey<V>,
     leader: Option<Leader<Outcome<V>>>,
     start: RunStart,
+    /// It has no leader, and is a task from its beginning.
+    is_task: bool,
 }
 
 /// How a run begins.
@@ -173,10 +181,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         leader: Option<Leader<Outcome<V>>>,
         start: RunStart,
     ) -> Result<Self, Error> {
-        Ok(Self { asked: AskedKey::new(core, key, own)?, leader, start })
+        Ok(Self { asked: AskedKey::new(core, key, own)?, leader, start, is_task: false })
     }
 
-    /// Runs to the end.
+    /// Runs to the end, and lands the flight.
     pub(super) async fn run<F, Fut>(self, work: F)
     where
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
@@ -184,32 +192,41 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         // Boxed once it is clear that a load may begin.
         let (mut work, mut boxed) = (Some(work), None);
-        let end = async {
-            let mut held = Held::default();
-            match self.look(&mut held).await {
-                Step::Land(end, None) => end,
-                Step::Land(end, Some(previous)) => {
-                    self.begin_refresh(&mut work, previous);
-                    end
-                }
-                // In boxes of their own, so that the future of a hit stays small.
-                step => {
-                    boxed = work.take().map(loader::boxed);
-                    let rest = Box::pin(self.beyond(step, held, &mut boxed));
-                    Box::pin(self.traced(rest)).await
-                }
-            }
-        };
-        // A codec may panic, too. That is an outcome like any other.
         let end = {
-            let end = pin!(AssertUnwindSafe(end).catch_unwind());
+            let end = pin!(caught(self.end(&mut work, &mut boxed)));
             spans::within_caller(end).await
         };
-        let end = end.unwrap_or_else(|panic| FlightEnd::failed(loader::panicked(panic.as_ref())));
         let Self { asked, leader: Some(mut leader), .. } = self else { return };
         if leader.land(end.outcome, end.epoch) {
             // In a box, which a flight without late joiners does not need.
             Box::pin(asked.land_late(leader, end.late, work.map(loader::boxed).or(boxed))).await;
+        }
+    }
+
+    /// Runs to the end, for the one caller of a refresh.
+    pub(super) async fn load_in_task(mut self, work: Work<V>) -> Outcome<V> {
+        self.is_task = true;
+        caught(self.end(&mut Some(work), &mut None)).await.outcome
+    }
+
+    async fn end<F, Fut>(&self, work: &mut Option<F>, boxed: &mut Option<Work<V>>) -> FlightEnd<V>
+    where
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
+    {
+        let mut held = Held::default();
+        match self.look(&mut held).await {
+            Step::Land(end, None) => end,
+            Step::Land(end, Some(previous)) => {
+                self.begin_refresh(work, previous);
+                end
+            }
+            // In boxes of their own, so that the future of a hit stays small.
+            step => {
+                *boxed = work.take().map(loader::boxed);
+                let rest = Box::pin(self.beyond(step, held, boxed));
+                Box::pin(self.traced(rest)).await
+            }
         }
     }
 
@@ -349,10 +366,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if core.refreshes.knows(EntryNote::Refreshed, key, old.fence) {
             return None;
         }
-        let refresh = Self { asked: self.asked.clone(), leader: None, start: RunStart::Behind };
+        let refresh = self.behind(false);
         let (mut load, _) = refresh.begin_behind(old).await?;
         load.begin_tags().await;
-        core.counters.refreshes.add();
         core.counters.loads.add();
         Some(*load)
     }
@@ -363,56 +379,65 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
-        let asked = &self.asked;
-        let begun = asked.core.refreshes.begin(&asked.key, previous.fence);
-        let Some((leader, work)) = begun.and_then(|leader| Some((leader, work.take()?))) else {
+        let AskedKey { core, key, .. } = &self.asked;
+        if !core.refreshes.begin(key, previous.fence) {
             return;
-        };
-        let refresh = Self { asked: asked.clone(), leader: Some(leader), start: RunStart::Behind };
-        let span = spans::refresh_behind(&asked.key);
-        tokio::spawn(refresh.refresh(loader::boxed(work), previous, span.clone()).instrument(span));
+        }
+        let Some(work) = work.take() else { return };
+        let refresh = self.behind(true);
+        let span = spans::refresh_behind(key);
+        let refreshed = refresh.refresh(loader::boxed(work), previous, span.clone());
+        core.begun.spawn(refreshed.instrument(span));
+    }
+
+    fn behind(&self, is_task: bool) -> Self {
+        Self { asked: self.asked.clone(), leader: None, start: RunStart::Behind, is_task }
     }
 
     /// Refreshes an entry under the lease, if the process gets the lease and a permit at once.
     async fn refresh(self, work: Work<V>, previous: Arc<Previous<V>>, span: Span) {
-        let (core, seen) = (&self.asked.core, previous.fence);
+        let (AskedKey { core, key, .. }, seen) = (&self.asked, previous.fence);
         let refreshed = async {
             let (load, granted) = self.begin_behind(previous).await?;
-            core.counters.refreshes.add();
+            core.refreshes.note(EntryNote::Refreshed, key, seen, core.settings.lease);
             Some(self.load(&mut Some(work), load, granted).await.outcome)
         };
         let outcome = tokio::select! {
             biased;
-            () = core.refreshes.stopped() => return debug!("refresh cancelled by the shutdown"),
+            () = core.refreshes.stop.cancelled() => {
+                return debug!("refresh cancelled by the shutdown");
+            }
             // A panic of a codec ends the refresh, and nothing else.
             refreshed = AssertUnwindSafe(refreshed).catch_unwind() => match refreshed {
                 Ok(Some(outcome)) => outcome,
                 Ok(None) => return spans::ended(&span, "not_begun", None),
-                Err(_) => return spans::ended(&span, "error", None),
+                Err(panic) => Outcome::Failed(loader::panicked(panic.as_ref())),
             }
         };
         outcome.ends(&span, true);
-        let is_settled = match &outcome {
-            Outcome::Value(_) => true,
+        let pause = match &outcome {
+            Outcome::Value(_) => Duration::ZERO,
             // The key backs off.
-            Outcome::Failed(error) => error.retry_after().is_some(),
-            _ => false,
+            Outcome::Failed(error) if error.retry_after().is_some() => return,
+            _ => PAUSE,
         };
-        if !is_settled {
-            core.refreshes.note(EntryNote::Refreshed, &self.asked.key, seen, PAUSE);
-        }
+        core.refreshes.note(EntryNote::Refreshed, key, seen, pause);
     }
 
     /// Returns a load that refreshes an entry, if the process gets the lease and a permit at once.
     async fn begin_behind(&self, previous: Arc<Previous<V>>) -> Option<(Box<Load<V>>, Epoch)> {
-        let Some(permit) = self.asked.core.try_permit(self.asked.options()) else {
+        let (AskedKey { core, key, .. }, seen) = (&self.asked, previous.fence);
+        let Some(permit) = core.try_permit(self.asked.options()) else {
             debug!("no refresh: too many loads are under way");
+            core.refreshes.note(EntryNote::Refreshed, key, seen, Duration::ZERO);
             return None;
         };
-        let seen = previous.fence;
         let mut held = Held { permit: Some(permit), previous: Some((previous, Epoch::END)) };
         match self.claim(seen, &mut held).await {
-            Step::Load(load, granted) => Some((load, granted)),
+            Step::Load(load, granted) => {
+                core.counters.refreshes.add();
+                Some((load, granted))
+            }
             _ => None,
         }
     }
@@ -467,10 +492,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 }
 
-/// How long a process does not refresh a key that does not back off, after a refresh made no value.
-/// A shorter time costs more claims of refreshes that make nothing.
-const PAUSE: Duration = Duration::from_secs(1);
-
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// Looks for the callers that joined too late for the outcome, and lands for them. Without an
     /// answer, they get the value that was loaded. If none was, it is loaded now, so that they do
@@ -484,7 +505,8 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         if late == ForLate::Degraded {
             return leader.land_late(loaded.map(degraded));
         }
-        let run = Run { asked: self, leader: Some(leader), start: RunStart::Look };
+        let leader = Some(leader);
+        let run = Run { asked: self, leader, start: RunStart::Look, is_task: false };
         let outcome = match run.asked.stored(&run.asked.options().rules).await {
             Decision::Unanswered(_) => {
                 let mut held = Held::default();

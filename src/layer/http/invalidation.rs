@@ -195,7 +195,7 @@ impl Http {
 
     /// Returns the tags of some groups, if the cache has tags and the host is clear.
     fn tags(&self, parts: &Parts, groups: impl FnOnce() -> Vec<String>) -> Vec<String> {
-        if !self.0.cache.has_tags() || self.0.policy.coalesces {
+        if !self.0.cache.settings().has_tags || self.0.policy.coalesces {
             return Vec::new();
         }
         let Some(origin) = key::origin(parts) else { return Vec::new() };

@@ -74,7 +74,7 @@ impl Http {
             true => ("COALESCE", texts(parts, &self.0.key_parts)?),
             false => ("GET", " *".repeat(self.0.key_parts.len())),
         };
-        key(parts, verb, scheme, &fields, &self.0.query, self.0.cache.key_limit())
+        key(parts, verb, scheme, &fields, &self.0.query, self.0.cache.settings().max_key)
     }
 }
 

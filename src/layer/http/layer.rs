@@ -369,10 +369,8 @@ impl BellwetherLayer<Http> {
     ///
     /// Without a stale response, a key backs off if the service is
     /// [unavailable](#unavailable-services). After a `500`, an error, a panic or a load limit it
-    /// does so only if the cache has a rule for that:
-    /// [`after_failure`](crate::cache::Builder::after_failure) or
-    /// [`failure_policy`](crate::cache::Builder::failure_policy). While a key backs off, the
-    /// responses above have a `Retry-After`.
+    /// does so only if [`after_failure`](crate::cache::Builder::after_failure) of the cache says
+    /// so. While a key backs off, the responses above have a `Retry-After`.
     ///
     /// # Cancel safety
     ///
@@ -569,11 +567,10 @@ impl BellwetherLayer<Http> {
     /// well. With [`LoadAgain`](AfterFailure::LoadAgain), the callers that wait send their own
     /// requests, and no key backs off.
     ///
-    /// The `Retry-After` of a `503` takes precedence, and so do a
-    /// [rule](crate::cache::Builder::after_failure) and a
-    /// [policy](crate::cache::Builder::failure_policy) of the cache. Requests that pass change
-    /// nothing. Nor do failures of requests with `Authorization`, if no stale response is served in
-    /// their place.
+    /// The `Retry-After` of a `503` takes precedence, and so does
+    /// [`after_failure`](crate::cache::Builder::after_failure) of the cache. Requests that pass
+    /// change nothing. Nor do failures of requests with `Authorization`, if no stale response is
+    /// served in their place.
     pub fn when_unavailable(mut self, rule: AfterFailure) -> Self {
         self.settings().unavailable = rule;
         self

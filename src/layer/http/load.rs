@@ -168,7 +168,7 @@ impl ResponseLoad {
         exchange: LedExchange<S, B>,
     ) -> Result<Produced<CachedResponse>, Error> {
         let (parts, body) = response.into_parts();
-        let (request, limit) = (&self.question.head.headers, self.http.0.cache.key_limit());
+        let (request, limit) = (&self.question.head.headers, self.http.0.cache.settings().max_key);
         let variant = self.place.variant(&parts.headers, request, limit);
         match (self.classify(&parts, &body), variant) {
             (ResponseClass::Shareable(freshness), Some(variant)) => {
@@ -231,7 +231,7 @@ impl ResponseLoad {
     ) -> (Arc<StreamedResponse>, Collector) {
         let (settings, lead) = (&self.http.0, &self.lead);
         // The longest lifetime begins with the head, as the response's own does.
-        let freshness = freshness.capped(settings.cache.ttl());
+        let freshness = freshness.capped(settings.cache.settings().options.ttl);
         let announced = content_length(&parts.headers).unwrap_or_default();
         let forward = Forward::of(self.place.is_variant(), lead.replaces());
         let (body, collector) = SharedBody::new(body, announced, self.http.body_limits());
@@ -305,7 +305,7 @@ impl ResponseLoad {
 
 impl Http {
     fn body_limits(&self) -> BodyLimits {
-        let finish_unread = self.0.cache.abandoned() == Abandoned::Finish;
+        let finish_unread = self.0.cache.settings().abandoned == Abandoned::Finish;
         let (size, idle, total) = (self.body_size_limit(), self.0.body_idle, self.0.body_total);
         BodyLimits { size, idle, total, finish_unread }
     }

@@ -76,7 +76,7 @@ impl Http {
         let key = self.key(parts).ok_or(Forward::Key)?;
         let texts = match self.0.key_parts.is_empty() || self.0.policy.coalesces {
             true => None,
-            false if self.0.cache.key_limit() < KEY_LENGTH => return Err(Forward::Key),
+            false if self.0.cache.settings().max_key < KEY_LENGTH => return Err(Forward::Key),
             false => Some(key::texts(parts, &self.0.key_parts).ok_or(Forward::Key)?),
         };
         Ok(Place::new(key, texts))

@@ -323,7 +323,7 @@ impl Http {
     /// Sets how long a marker is kept: longer than what is stored below it. A process remembers it
     /// for an outage, because it has a window for failures.
     fn keep_marker(&self, lead: &Lead<CachedResponse>) {
-        let kept = self.0.cache.ttl().saturating_add(self.0.stale.limit);
+        let kept = self.0.cache.settings().options.ttl.saturating_add(self.0.stale.limit);
         lead.expire_after(MARKER_LIFE.max(kept));
         lead.stale_while_revalidate(Duration::ZERO);
         lead.stale_if_error(Duration::from_secs(1));

@@ -117,7 +117,7 @@ struct Hearing {
 impl Hearing {
     async fn run(mut self, mut each: Vec<Changes>) {
         let needed = each.len() / 2 + 1;
-        let (mut pushes, mut hears) = (vec![0_u64; each.len()], false);
+        let (mut pushed, mut hears) = (vec![false; each.len()], false);
         let mut look = Instant::now() + CONTENDED;
         loop {
             let heard = each.iter_mut().map(Changes::subscribe).filter(|heard| *heard).count();
@@ -130,11 +130,9 @@ impl Hearing {
             let next = select_all(each.iter_mut().map(|changes| changes.next().boxed()));
             tokio::select! {
                 (_, which, _) = next => {
-                    let before = common(&pushes, needed);
-                    pushes.iter_mut().skip(which).take(1).for_each(|count| *count += 1);
-                    if common(&pushes, needed) > before {
-                        // A server whose pushes were noise is not ahead of the others for good.
-                        pushes.fill(0);
+                    pushed.iter_mut().skip(which).take(1).for_each(|pushed| *pushed = true);
+                    if pushed.iter().filter(|pushed| **pushed).count() >= needed {
+                        pushed.fill(false);
                         self.wake();
                     }
                 }
@@ -176,11 +174,4 @@ impl Drop for Hearing {
             lock(&self.contention.contended).remove(&self.name);
         }
     }
-}
-
-/// Returns the number of pushes that at least this many servers have sent.
-fn common(pushes: &[u64], needed: usize) -> u64 {
-    let mut sorted = pushes.to_vec();
-    sorted.sort_unstable_by(|one, other| other.cmp(one));
-    sorted.get(needed - 1).copied().unwrap_or_default()
 }

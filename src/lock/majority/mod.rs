@@ -297,12 +297,12 @@ impl Majority {
         if !matches!(asked, Ok((Acquired::Granted(_), _))) {
             return;
         }
-        let written =
-            acquisition.ask(self.limit, |server, claim| server.set_fence(claim, fence)).await;
+        let write = server.backend().set_fence(acquisition.claim(), fence);
+        let written = in_time(self.limit, write).await;
         let mut held = lock(&self.held);
         let owner = held.get_mut(&claim.owner).and_then(|hold| hold.owners.get_mut(at));
         // If the hold was released meanwhile, the acquisition is dropped and undone.
-        if let (Ok((true, _)), Some(owner @ None)) = (written, owner) {
+        if let (Ok(true), Some(owner @ None)) = (written, owner) {
             *owner = Some(acquisition.claim().owner);
             acquisition.keep();
         }

@@ -66,7 +66,7 @@ async fn a_write_ends_what_was_stored_while_too_many_loads_ran() {
     for offset in 0..60 {
         let (inner, _) = origin(|call, _| Response::new(Body::from(call.to_string())));
         let backend = Faulty::new(|op| {
-            matches!(op, Op::Get | Op::GetAged | Op::Claim | Op::Commit)
+            matches!(op, Op::Get | Op::Claim | Op::Commit)
                 .then_some(Fault::Late(Duration::from_millis(2)))
         });
         let cache = http_cache(backend, "bellwether").max_loads(1).build().unwrap();

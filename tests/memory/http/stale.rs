@@ -252,7 +252,8 @@ async fn callers_are_told_how_long_a_key_backs_off() {
     let (inner, calls) = origin(|_, _| down("20"));
     let backend = MemoryBackend::new();
     let services = [(), ()].map(|()| {
-        let cache = http_cache(backend.clone(), "bellwether").after_failure(AfterFailure::BACK_OFF);
+        let cache = http_cache(backend.clone(), "bellwether")
+            .after_failure(|_| Some(AfterFailure::BACK_OFF));
         BellwetherLayer::http(cache.build().unwrap()).layer(inner.clone())
     });
     let own = ask(&services[0], get("/")).await;
@@ -365,8 +366,10 @@ async fn a_refresh_without_a_value_is_not_repeated_at_once() {
             answer.body(Body::from(call.to_string())).unwrap()
         });
         let rule = AfterFailure::RetryAfter(SECOND);
-        let cache =
-            http_cache(MemoryBackend::new(), "bellwether").after_failure(rule).build().unwrap();
+        let cache = http_cache(MemoryBackend::new(), "bellwether")
+            .after_failure(move |_| Some(rule))
+            .build()
+            .unwrap();
         let service = http_layer(cache).layer(inner.clone());
         ask(&service, get("/")).await;
         sleep(11 * SECOND).await;

@@ -95,7 +95,7 @@ async fn a_policy_for_failures_knows_the_status() {
     let (inner, calls) = origin(|_, _| refusal(500));
     let backend = MemoryBackend::new();
     let services = [(), ()].map(|()| {
-        let cache = http_cache(backend.clone(), "bellwether").failure_policy(|error| {
+        let cache = http_cache(backend.clone(), "bellwether").after_failure(|error| {
             match error.load_ref::<InnerServiceError>()?.status() {
                 StatusCode::INTERNAL_SERVER_ERROR => Some(AfterFailure::RetryAfter(SECOND)),
                 _ => None,
@@ -119,19 +119,15 @@ async fn a_policy_for_failures_knows_the_status() {
 /// By the rule of the cache, the next caller loads. So the callers that wait do.
 #[tokio::test(start_paused = true)]
 async fn a_failure_that_is_no_rule_for_others_stays_with_its_caller() {
-    type Set = fn(HttpBuilder) -> HttpBuilder;
-    let rule: Set = |builder| builder.after_failure(AfterFailure::LoadAgain);
-    let policy: Set = |builder| builder.failure_policy(|_| Some(AfterFailure::LoadAgain));
-    for set in [rule, policy] {
-        for status in [500, 503] {
-            let (inner, calls) = origin(move |_, _| refusal(status));
-            let cache = set(http_cache(MemoryBackend::new(), "bellwether")).build().unwrap();
-            let services = [http_layer(cache).layer(inner)];
-            for answer in ask_all(&services, (0..20).map(|_| get("/"))).await {
-                assert_eq!((answer.status.as_u16(), answer.text()), (status, "refused"));
-            }
-            assert_eq!(calls.count(), 20);
+    for status in [500, 503] {
+        let (inner, calls) = origin(move |_, _| refusal(status));
+        let cache = http_cache(MemoryBackend::new(), "bellwether");
+        let cache = cache.after_failure(|_| Some(AfterFailure::LoadAgain)).build().unwrap();
+        let services = [http_layer(cache).layer(inner)];
+        for answer in ask_all(&services, (0..20).map(|_| get("/"))).await {
+            assert_eq!((answer.status.as_u16(), answer.text()), (status, "refused"));
         }
+        assert_eq!(calls.count(), 20);
     }
 }
 
@@ -260,12 +256,10 @@ async fn requests_that_pass_begin_and_meet_no_pause() {
 /// Otherwise one user could shut the others off. A rule of the cache cannot know of the user.
 #[tokio::test(start_paused = true)]
 async fn a_failure_for_one_user_concerns_no_other() {
-    let sets: [fn(HttpBuilder) -> HttpBuilder; 5] = [
+    let sets: [fn(HttpBuilder) -> HttpBuilder; 3] = [
         |builder| builder,
-        |builder| builder.after_failure(AfterFailure::BACK_OFF),
-        |builder| builder.after_failure(AfterFailure::LoadAgain),
-        |builder| builder.failure_policy(|_| Some(AfterFailure::BACK_OFF)),
-        |builder| builder.failure_policy(|_| Some(AfterFailure::LoadAgain)),
+        |builder| builder.after_failure(|_| Some(AfterFailure::BACK_OFF)),
+        |builder| builder.after_failure(|_| Some(AfterFailure::LoadAgain)),
     ];
     for (set, status) in sets.into_iter().flat_map(|set| [(set, 500), (set, 503)]) {
         let (inner, calls) =
@@ -300,7 +294,8 @@ async fn a_failure_for_one_user_ends_no_row_of_failures() {
         let backend = MemoryBackend::new();
         let services = [(), ()].map(|()| {
             let builder = http_cache(backend.clone(), "bellwether");
-            let builder = if of_cache { builder.after_failure(rule) } else { builder };
+            let builder =
+                if of_cache { builder.after_failure(move |_| Some(rule)) } else { builder };
             let layer = http_layer(builder.build().unwrap()).policy(Policy::rfc9111());
             if of_cache { layer } else { layer.when_unavailable(rule) }.layer(inner.clone())
         });
@@ -327,7 +322,7 @@ async fn the_rule_is_that_of_the_layer_or_of_the_cache() {
         let (inner, calls) = origin(|_, _| refusal(503));
         let builder = http_cache(MemoryBackend::new(), "bellwether");
         let builder = match of_cache {
-            Some(rule) => builder.after_failure(rule),
+            Some(rule) => builder.after_failure(move |_| Some(rule)),
             None => builder,
         };
         let service = set(http_layer(builder.build().unwrap())).layer(inner);

@@ -20,7 +20,7 @@ type Gate = (oneshot::Sender<()>, oneshot::Receiver<()>);
 impl<B: Store + Latches + Clone> Hook<B> for Held {
     async fn around(&self, inner: &B, operation: Operation) -> Result<Answer, BackendError> {
         let answer = operation.perform(inner).await;
-        if let Operation::Get { .. } | Operation::GetAged { .. } = operation {
+        if let Operation::Get { .. } = operation {
             let held = self.0.lock().unwrap().take();
             if let Some((has_read, goes_on)) = held {
                 has_read.send(()).unwrap();

@@ -97,6 +97,31 @@ async fn a_command_that_a_moving_slot_cannot_run_is_refused_and_works_afterwards
     assert!(matches!(backend.acquire(&claim("k")).await.unwrap(), Acquired::Granted(_)));
 }
 
+/// Each refusal in a reshard had the map asked for again, some fifty times a second.
+#[tokio::test]
+async fn refusals_in_a_reshard_do_not_ask_for_the_map() {
+    let cluster = Cluster::start(2, 0).await;
+    let backend = backend(&cluster);
+    let (held, entry) = (claim("k"), name("k"));
+    let value = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v"));
+    backend.edit(&entry, &Edit::Put(value, LEASE), LEASE).await.unwrap();
+    backend.acquire(&held).await.unwrap();
+    let from = cluster.owner("{k}").await;
+    cluster.begin_to_move("{k}", from, 1 - from).await;
+    let mut nodes = Vec::new();
+    for node in &cluster.nodes {
+        let mut raw = node.raw().await;
+        raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+        nodes.push(raw);
+    }
+    assert!(refused(async || backend.release(&held).await.unwrap_err()).await);
+    assert!(nodes[from].errors("TRYAGAIN").await > 10);
+    for raw in &mut nodes {
+        let stats: String = raw.run(&["INFO", "commandstats"]).await;
+        assert!(!stats.contains("cmdstat_cluster|slots"), "{stats}");
+    }
+}
+
 /// A push that was lost during the move must not be waited for.
 #[tokio::test]
 async fn a_listener_is_woken_when_its_slot_has_moved() {

@@ -11,13 +11,14 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{FutureExt, future::select_ok};
 use redis::{
     ConnectionAddr, ConnectionInfo, ErrorKind as ClientErrorKind, RedisError,
     aio::MultiplexedConnection,
 };
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep},
 };
 
 use super::{
@@ -26,8 +27,8 @@ use super::{
     node::{ChannelScope, Node, NodeEvents},
     sentinel::Endpoint,
     settings::{self, Access, ConnectTarget, RedisConfig},
-    task::OnDemandTask,
-    topology::{NodeAddress, NodeSlots, SlotMap, Topology, TopologyState, slot_of},
+    task::{Finding, OnDemandTask},
+    topology::{NodeAddress, NodeSlots, SlotMap, Topology, slot_of},
 };
 use crate::{
     backend::Channels,
@@ -44,6 +45,10 @@ const MAX_HOPS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(10);
 /// The least time between two questions to the cluster.
 const REFRESH_PAUSE: Duration = Duration::from_millis(20);
+
+/// How many nodes are asked at once, so that one that hangs holds up no other. With all of them, a
+/// large cluster would be asked too much.
+const AT_ONCE: usize = 3;
 
 /// The nodes by which a cluster is found. All nodes are connected to with the settings of the first
 /// one.
@@ -114,7 +119,7 @@ impl Cluster {
 
     /// Returns a number for the node that serves a name, or zero if it is not known.
     pub(super) fn shard(&self, name: &Name) -> usize {
-        let slots = self.nodes.topology.known();
+        let slots = self.nodes.topology.slots.known();
         slots.map_or(0, |slots| slots.number(slot_of(name.prefix().as_bytes())))
     }
 
@@ -172,26 +177,20 @@ impl Cluster {
 
     /// Returns the map of slots. The first call starts the task that asks for it.
     async fn slots(&self) -> Result<Arc<SlotMap>, BackendError> {
-        let unavailable = |why| Err(BackendError::new(BackendErrorKind::Unavailable, why));
-        let start = || self.refresh.start(|| keep_known(RefreshRun(self.nodes.clone())));
+        let start = || {
+            self.refresh.start(|| {
+                let topology = self.nodes.topology.clone();
+                let on_end = move || {
+                    topology.slots.set_unless_known(Finding::Nothing);
+                };
+                (keep_known(self.nodes.clone()), on_end)
+            });
+        };
         start();
-        if let Some(slots) = self.nodes.topology.known() {
-            return Ok(slots);
-        }
-        let end = after(Instant::now(), self.nodes.config.first_connection_limit());
-        let mut state = self.nodes.topology.watch();
-        loop {
-            let now = state.borrow_and_update().clone();
-            match now {
-                TopologyState::Known(slots) => return Ok(slots),
-                TopologyState::Failed(error) => return Err(error),
-                TopologyState::Unknown => start(),
-            }
-            match timeout_at(end, state.changed()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(_closed)) => return unavailable("the connections were closed"),
-                Err(_elapsed) => return unavailable("no node has reported the slots yet"),
-            }
+        let slots = &self.nodes.topology.slots;
+        match slots.known() {
+            Some(known) => Ok(known),
+            None => slots.wait(&self.nodes.config, start).await,
         }
     }
 }
@@ -236,17 +235,7 @@ impl ClusterNodes {
     }
 }
 
-/// A run of the task. When it ends with its runtime, the next command starts it again.
-struct RefreshRun(Arc<ClusterNodes>);
-
-impl Drop for RefreshRun {
-    fn drop(&mut self) {
-        self.0.topology.abandon();
-    }
-}
-
-async fn keep_known(run: RefreshRun) {
-    let nodes = &run.0;
+async fn keep_known(nodes: Arc<ClusterNodes>) {
     let topology = &nodes.topology;
     let mut pauses = Pauses::default();
     for turn in 0.. {
@@ -267,21 +256,22 @@ async fn keep_known(run: RefreshRun) {
 }
 
 impl ClusterNodes {
-    /// Asks the nodes for the map of slots, one after another.
+    /// Asks the nodes for the map of slots, a few at once. The first answer counts.
     ///
     /// Each turn begins with another node, because one may be out of date or in trouble.
     async fn ask_for_slots(&self, turn: usize) -> Result<SlotMap, BoxError> {
-        let known = self.topology.known();
+        let known = self.topology.slots.known();
         let owners = known.iter().flat_map(|slots| slots.owners());
         let mut asked: Vec<_> = owners.map(|address| self.target(address)).collect();
         asked.extend(self.seeds.iter().cloned());
-        let limit = self.config.ask_limit();
         let count = asked.len().max(1);
         asked.rotate_left(turn % count);
+        let limit = self.config.connect_timeout();
+        let ask = |target| ask(target, limit, async |connection| slots(connection, target).await);
         let mut failure = BoxError::from("there is no node to ask");
-        for target in &asked {
-            match ask(target, limit, async |connection| slots(connection, target).await).await {
-                Ok(slots) => return Ok(slots),
+        for some in asked.chunks(AT_ONCE) {
+            match select_ok(some.iter().map(|target| ask(target).boxed())).await {
+                Ok((slots, _others)) => return Ok(slots),
                 Err(error) => failure = error.into(),
             }
         }
@@ -291,7 +281,7 @@ impl ClusterNodes {
     /// Drops the nodes that serve no slot any more, and starts the push connections of those that
     /// serve the channels that are open.
     fn settle(&self) {
-        let Some(slots) = self.topology.known() else { return };
+        let Some(slots) = self.topology.slots.known() else { return };
         let is_gone = |address: &NodeAddress, _: &mut _| !slots.owners().contains(address);
         let gone: Vec<_> = lock(&self.nodes).extract_if(is_gone).collect();
         // Not under the lock, because a node ends with the tasks of its connections.

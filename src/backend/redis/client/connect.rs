@@ -2,12 +2,13 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use futures_util::{FutureExt, future::BoxFuture};
 use redis::{
     AsyncConnectionConfig, ErrorKind, PushInfo, RedisError, Value,
     aio::{MultiplexedConnection, PubSub},
 };
 use tokio::time::{Instant, timeout_at};
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::warn;
 
 use super::{
@@ -24,9 +25,13 @@ use crate::{
 };
 
 /// A connection, and its driver, which ends with it.
-pub(super) struct Connected {
-    pub(super) connection: MultiplexedConnection,
+pub(super) struct Connection {
+    pub(super) commands: MultiplexedConnection,
     pub(super) progress: Arc<Progress>,
+    /// Cancelled to have this connection replaced.
+    pub(super) broken: CancellationToken,
+    /// How long commands wait for the next connection when this one broke.
+    pub(super) reconnect_limit: Duration,
     _driver: AbortOnDropHandle<()>,
 }
 
@@ -40,37 +45,44 @@ pub(super) struct ConnectError {
 
 /// Finds the server, connects, and checks that it can be written to.
 ///
-/// Replaces `watch` by that of the server. Returns `None` if it reports another server meanwhile,
-/// because an attempt at a host that is down may last until its time-out.
+/// Replaces `watch` by the watch of the server. Returns `None` if it reports another server
+/// meanwhile, because an attempt at a host that is down may last until its time-out.
 pub(super) async fn connect(
     endpoint: &Endpoint,
     watch: &mut EndpointWatch,
     settings: &RedisConfig,
+    broken: CancellationToken,
     on_push: impl Fn(PushInfo) + Send + Sync + 'static,
-) -> Result<Option<Connected>, BackendError> {
+) -> Result<Option<Connection>, BackendError> {
     let (target, found) = endpoint.find().await?;
     *watch = found;
     let config = config().set_push_sender(move |push: PushInfo| {
         on_push(push);
         Ok::<(), ()>(())
     });
+    let name = settings.client_name.as_deref();
     let attempt = attempt(&target, settings.connect_timeout(), config, async |connection| {
-        refuse_replica(connection).await?;
-        if let Some(name) = &settings.client_name {
-            let mut set = redis::cmd("CLIENT");
-            set.arg("SETNAME").arg(name);
-            permitted(set.exec_async(connection).await)?;
-        }
-        Ok(())
+        let asked = Instant::now();
+        refuse_replica(connection, name).await?;
+        Ok(asked.elapsed())
     });
-    let connected = tokio::select! {
-        connected = attempt => connected.map(|(connected, ())| Some(connected)),
+    let attempted = tokio::select! {
+        attempted = attempt => attempted.map(Some),
         () = watch.outdated() => Ok(None),
     };
-    if !matches!(connected, Ok(Some(_))) {
+    if !matches!(attempted, Ok(Some(_))) {
         watch.report_failure();
     }
-    connected.map_err(|error| BackendError::new(BackendErrorKind::Unavailable, error))
+    let attempted =
+        attempted.map_err(|error| BackendError::new(BackendErrorKind::Unavailable, error))?;
+    Ok(attempted.map(|Attempt { connection, driver, progress, answer: round_trip }| {
+        let (driven, limit) = (progress.clone(), settings.command_timeout);
+        let driver = tokio::spawn(async move { driven.drive(driver, limit).await });
+        let driver = AbortOnDropHandle::new(driver);
+        // It takes up to four round trips to make one.
+        let reconnect_limit = limit.saturating_add(round_trip.saturating_mul(4));
+        Connection { commands: connection, progress, broken, reconnect_limit, _driver: driver }
+    }))
 }
 
 /// Asks a server one question on a connection of its own.
@@ -79,7 +91,7 @@ pub(super) async fn ask<T>(
     limit: Duration,
     question: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
 ) -> Result<T, ConnectError> {
-    attempt(target, limit, config(), question).await.map(|(_, answer)| answer)
+    attempt(target, limit, config(), question).await.map(|attempt| attempt.answer)
 }
 
 /// Connects to a server for subscriptions of its own, with RESP2.
@@ -89,13 +101,21 @@ pub(super) async fn open_pubsub(target: &ConnectTarget) -> Result<PubSub, RedisE
     PubSub::new(&settings, stream).await
 }
 
+/// An attempt that worked: a connection, and the answer to the first question on it.
+struct Attempt<T> {
+    connection: MultiplexedConnection,
+    driver: BoxFuture<'static, ()>,
+    progress: Arc<Progress>,
+    answer: T,
+}
+
 /// Connects and does the first thing on the connection, both within a limit.
 async fn attempt<T>(
     target: &ConnectTarget,
     limit: Duration,
     config: AsyncConnectionConfig,
     first: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
-) -> Result<(Connected, T), ConnectError> {
+) -> Result<Attempt<T>, ConnectError> {
     let (end, progress) = (after(Instant::now(), limit), Progress::new());
     let reach = async {
         let settings = target.settings().await?;
@@ -107,14 +127,17 @@ async fn attempt<T>(
         let stream = socket.secure(target).await?;
         let (mut connection, driver) =
             MultiplexedConnection::new_with_config(&settings, stream, config).await?;
-        let driven = progress.clone();
-        let driver = tokio::spawn(async move { driven.drive(driver).await });
-        let driver = AbortOnDropHandle::new(driver);
-        let answer = first(&mut connection).await?;
-        Ok((Connected { connection, progress, _driver: driver }, answer))
+        let mut driver = driver.boxed();
+        let answer = tokio::select! {
+            answer = first(&mut connection) => answer?,
+            () = &mut driver => return Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
+        };
+        Ok((connection, driver, answer))
     };
     let logged_in = timeout_at(end, log_in).await.unwrap_or_else(|_| late(limit));
-    logged_in.map_err(|error| ConnectError::unusable(target, error))
+    let (connection, driver, answer) =
+        logged_in.map_err(|error| ConnectError::unusable(target, error))?;
+    Ok(Attempt { connection, driver, progress, answer })
 }
 
 fn late<T>(limit: Duration) -> Result<T, RedisError> {
@@ -161,27 +184,27 @@ fn config() -> AsyncConnectionConfig {
         .set_pipeline_buffer_size(1024)
 }
 
-/// Fails if the server is a replica, which cannot be written to.
+/// Fails if the server is a replica, which cannot be written to. Gives the connection its name.
+///
+/// An ACL may forbid either command. A replica then answers the first write with READONLY.
 pub(super) async fn refuse_replica(
     connection: &mut MultiplexedConnection,
+    name: Option<&str>,
 ) -> Result<(), RedisError> {
+    let mut questions = redis::pipe();
+    questions.cmd("ROLE");
+    if let Some(name) = name {
+        questions.cmd("CLIENT").arg("SETNAME").arg(name);
+    }
+    let replies = connection.send_packed_commands(&questions, 0, questions.len()).await?;
     let names = [&b"slave"[..], b"replica"];
     let is_replica =
         |role: &Value| matches!(role, Value::BulkString(role) if names.contains(&&role[..]));
-    match permitted(redis::cmd("ROLE").query_async(connection).await)? {
+    match replies.first() {
         Some(Value::Array(fields)) if fields.first().is_some_and(is_replica) => {
             Err(RedisError::from((ErrorKind::Client, "the server is a read-only replica")))
         }
-        // A replica answers the first write with READONLY.
         _ => Ok(()),
-    }
-}
-
-/// Returns the reply, or `None` where an ACL forbids the command.
-fn permitted<T>(reply: Result<T, RedisError>) -> Result<Option<T>, RedisError> {
-    match reply {
-        Err(error) if error.is_unrecoverable_error() => Err(error),
-        reply => Ok(reply.ok()),
     }
 }
 

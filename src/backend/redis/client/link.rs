@@ -2,32 +2,28 @@
 //!
 //! The task connects, serves until the connection breaks, and connects again. A command takes the
 //! current connection. If the last attempt to connect failed, the command fails at once. If an
-//! attempt is under way, the command waits for it within its own time-out. So nothing queues up
-//! while the server is away.
+//! attempt is under way, the command waits for it for a while. So nothing queues up while the
+//! server is away.
 //!
-//! A command times out when its connection was silent for the command time-out (`socket`). Such a
-//! connection gets no further commands. It may be dead, and a second try must not use it again. Or
-//! it lost a reply, and every later reply would go to the wrong command. Commands that are under
-//! way on it may still be answered.
+//! A connection that was silent for the command time-out ends (`socket`). It may be dead, and a
+//! second try must not use it again. Or it lost a reply, and every later reply would go to the
+//! wrong command.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use redis::{PushInfo, RedisError, aio::MultiplexedConnection};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until, timeout, timeout_at},
-};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    connect::{Connected, connect, prepare},
+    connect::{Connection, connect, prepare},
     failure::{CommandFailure, ends_connection},
     node::NodeEvents,
     push::{PushService, Pushes, Subscriptions},
     sentinel::{Endpoint, EndpointWatch},
     settings::RedisConfig,
-    task::OnDemandTask,
+    task::{Finding, LatestFinding, OnDemandTask},
 };
 use crate::{
     error::{BackendError, BackendErrorKind, Chain},
@@ -48,27 +44,10 @@ pub(super) struct Link {
 pub(super) struct KeptConnection {
     endpoint: Endpoint,
     pub(super) config: RedisConfig,
-    state: watch::Sender<ConnectionState>,
+    current: LatestFinding<Arc<Connection>>,
     pub(super) events: NodeEvents,
     /// `None` if the connection is for commands.
     pushes: Option<PushService>,
-}
-
-#[derive(Clone)]
-enum ConnectionState {
-    /// The task does not run, or its first attempt is under way.
-    Idle,
-    /// The first attempt after a break is under way, for which commands wait.
-    Connecting,
-    Established(Arc<Established>),
-    /// The last attempt failed. The task makes the next one.
-    Failed(BackendError),
-}
-
-pub(super) struct Established {
-    pub(super) connected: Connected,
-    /// Cancelled to have this connection replaced.
-    pub(super) broken: CancellationToken,
 }
 
 impl Link {
@@ -92,36 +71,36 @@ impl Link {
         events: NodeEvents,
         pushes: Option<PushService>,
     ) -> Self {
-        let state = watch::Sender::new(ConnectionState::Idle);
-        let kept = KeptConnection { endpoint, config, state, events, pushes };
+        let current = LatestFinding::new();
+        let kept = KeptConnection { endpoint, config, current, events, pushes };
         Self { kept: Arc::new(kept), task: Arc::default() }
     }
 
     /// Starts the task on the current runtime, if it does not run.
     pub(super) fn start(&self) {
-        self.task.start(|| keep_connected(LinkRun(self.kept.clone())));
+        self.task.start(|| {
+            let kept = self.kept.clone();
+            (keep_connected(self.kept.clone()), move || kept.ended())
+        });
     }
 
     /// Sends something on the current connection, and returns the connection with the reply.
     pub(super) async fn exchange<T, F>(
         &self,
         send: impl FnOnce(MultiplexedConnection) -> F,
-    ) -> Result<(Arc<Established>, Result<T, RedisError>), BackendError>
+    ) -> Result<(Arc<Connection>, Result<T, RedisError>), BackendError>
     where
         F: Future<Output = Result<T, RedisError>>,
     {
-        let used = match self.current() {
+        let used = match self.kept.current.known() {
             Some(current) => current,
             // Boxed to keep the future of a command small, for this is rarely needed.
-            None => Box::pin(self.connected()).await?,
+            None => Box::pin(self.kept.current.wait(&self.kept.config, || self.start())).await?,
         };
-        let unanswered = Unanswered { kept: &self.kept, used: &used };
         let limit = self.kept.config.command_timeout;
         // Pinned on the stack, because the future is too large to be moved.
-        let sending = pin!(send(used.connected.connection.clone()));
-        let reply = used.connected.progress.reply(sending, limit).await;
-        std::mem::forget(unanswered);
-        let Some(reply) = reply else {
+        let sending = pin!(send(used.commands.clone()));
+        let Some(reply) = used.progress.reply(sending, limit).await else {
             self.kept.give_up(&used);
             let why = format!("no reply within the command time-out of {limit:?}");
             return Err(BackendError::new(BackendErrorKind::Unknown, why));
@@ -130,50 +109,17 @@ impl Link {
     }
 
     /// Classifies an error, and replaces the connection if the error asks for it.
-    pub(super) fn failure(&self, error: RedisError, used: &Arc<Established>) -> CommandFailure {
+    pub(super) fn failure(&self, error: RedisError, used: &Arc<Connection>) -> CommandFailure {
         if ends_connection(&error) {
             self.kept.give_up(used);
         }
         CommandFailure::of(error)
     }
 
-    /// Returns the current connection, if there is one.
-    fn current(&self) -> Option<Arc<Established>> {
-        match &*self.kept.state.borrow() {
-            ConnectionState::Established(current) => Some(current.clone()),
-            _ => None,
-        }
-    }
-
     /// Replaces the current connection, after a reply that does not match its command.
     pub(super) fn replace(&self) {
-        if let Some(current) = self.current() {
+        if let Some(current) = self.kept.current.known() {
             self.kept.give_up(&current);
-        }
-    }
-
-    /// Returns the current connection, or waits for the attempt that is under way.
-    async fn connected(&self) -> Result<Arc<Established>, BackendError> {
-        let begun = Instant::now();
-        let unavailable = |why| Err(BackendError::new(BackendErrorKind::Unavailable, why));
-        let mut state = self.kept.state.subscribe();
-        loop {
-            // Cloned, because the start of the task writes the state.
-            let now = state.borrow_and_update().clone();
-            let limit = match now {
-                ConnectionState::Established(current) => return Ok(current),
-                ConnectionState::Failed(error) => return Err(error),
-                ConnectionState::Connecting => self.kept.config.command_timeout,
-                ConnectionState::Idle => {
-                    self.start();
-                    self.kept.config.first_connection_limit()
-                }
-            };
-            match timeout_at(after(begun, limit), state.changed()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(_closed)) => return unavailable("the connection was closed"),
-                Err(_elapsed) => return unavailable("there is no connection yet"),
-            }
         }
     }
 
@@ -181,45 +127,12 @@ impl Link {
     /// failed.
     pub(super) fn subscription_limit(&self) -> Result<Duration, BackendError> {
         self.start();
-        match &*self.kept.state.borrow() {
-            ConnectionState::Idle => Ok(self.kept.config.first_connection_limit()),
-            ConnectionState::Failed(error) => Err(error.clone()),
-            _ => Ok(self.kept.config.command_timeout),
-        }
+        let current = &self.kept.current;
+        current.failure().map_or_else(|| Ok(current.limit(&self.kept.config)), Err)
     }
 }
 
-/// A command that is under way. If it is dropped, its caller gave up.
-struct Unanswered<'a> {
-    kept: &'a KeptConnection,
-    used: &'a Arc<Established>,
-}
-
-impl Drop for Unanswered<'_> {
-    fn drop(&mut self) {
-        // A caller may have the same time-out, which then ends a moment earlier than that of the
-        // command.
-        let limit = self.kept.config.command_timeout.mul_f64(0.9);
-        if self.used.connected.progress.silence() >= limit {
-            self.kept.give_up(self.used);
-        }
-    }
-}
-
-/// A run of the task. When it ends with its runtime, there is no connection any more.
-struct LinkRun(Arc<KeptConnection>);
-
-impl Drop for LinkRun {
-    fn drop(&mut self) {
-        self.0.state.send_replace(ConnectionState::Idle);
-        if self.0.pushes.is_some() {
-            self.0.events.lost();
-        }
-    }
-}
-
-async fn keep_connected(run: LinkRun) {
-    let kept = &run.0;
+async fn keep_connected(kept: Arc<KeptConnection>) {
     let (mut pauses, mut watch) = (Pauses::default(), EndpointWatch::default());
     loop {
         kept.is_wanted().await;
@@ -246,20 +159,18 @@ async fn keep_connected(run: LinkRun) {
 }
 
 impl KeptConnection {
-    /// Replaces a connection. Commands that begin from now on wait for the next one.
-    fn give_up(&self, used: &Arc<Established>) {
-        self.state.send_if_modified(|state| match state {
-            ConnectionState::Established(current) if Arc::ptr_eq(current, used) => {
-                *state = ConnectionState::Connecting;
-                true
-            }
-            _ => false,
-        });
-        used.broken.cancel();
+    /// Notes that the task has ended with its runtime, and the connection with it.
+    fn ended(&self) {
+        self.current.set(Finding::Nothing);
+        if self.pushes.is_some() {
+            self.events.lost();
+        }
     }
 
-    fn is_failed(&self) -> bool {
-        matches!(&*self.state.borrow(), ConnectionState::Failed(_))
+    /// Replaces a connection. Commands that begin from now on wait for the next one.
+    fn give_up(&self, used: &Arc<Connection>) {
+        self.current.broke(|current| Arc::ptr_eq(current, used), used.reconnect_limit);
+        used.broken.cancel();
     }
 
     /// Completes when there must be a connection: the one for pushes is needed while a channel is
@@ -270,7 +181,8 @@ impl KeptConnection {
         if self.pushes.is_some() {
             let NodeEvents { channels, scope, .. } = &self.events;
             let any = || channels.any(|channel| scope.contains(channel));
-            let _ = channels.openings().wait_for(|_| any() || self.is_failed()).await;
+            let _ =
+                channels.openings().wait_for(|_| any() || self.current.failure().is_some()).await;
         }
     }
 
@@ -279,7 +191,7 @@ impl KeptConnection {
     async fn connect(
         &self,
         watch: &mut EndpointWatch,
-    ) -> Result<Option<Arc<Established>>, BackendError> {
+    ) -> Result<Option<Arc<Connection>>, BackendError> {
         let (begun, broken) = (Instant::now(), CancellationToken::new());
         let pushes = self.pushes.as_ref().map(|service| Pushes::new(self, service, &broken));
         let on_push = move |push: PushInfo| {
@@ -287,11 +199,11 @@ impl KeptConnection {
                 pushes.receive(push);
             }
         };
-        let connected = connect(&self.endpoint, watch, &self.config, on_push).await?;
-        let Some(connected) = connected else { return Ok(None) };
-        let is_late = self.is_failed() || begun.elapsed() > self.config.command_timeout;
-        let current = Arc::new(Established { connected, broken });
-        self.state.send_replace(ConnectionState::Established(current.clone()));
+        let current = connect(&self.endpoint, watch, &self.config, broken, on_push).await?;
+        let Some(current) = current.map(Arc::new) else { return Ok(None) };
+        let is_late =
+            self.current.failure().is_some() || begun.elapsed() > self.config.command_timeout;
+        self.current.set(Finding::Known(current.clone()));
         if self.pushes.is_none() {
             self.events.new_connections.send_replace(());
             if let Some(away) = self.events.outage.ends() {
@@ -306,30 +218,30 @@ impl KeptConnection {
     }
 
     /// Returns when the connection is broken, or another server is the master.
-    async fn serve(&self, current: &Arc<Established>, watch: &mut EndpointWatch) {
+    async fn serve(&self, current: &Arc<Connection>, watch: &mut EndpointWatch) {
         let work = async {
             if let Some(service) = &self.pushes {
                 let Err(error) = Subscriptions::new(self, service, current).keep().await;
                 debug!(error = %Chain(&error), "the push connection to Redis broke");
                 return;
             }
-            let mut preparing = current.connected.connection.clone();
+            let mut preparing = current.commands.clone();
             let _ = timeout(self.config.connect_timeout(), prepare(&mut preparing)).await;
             drop(preparing);
             std::future::pending::<()>().await
         };
         tokio::select! {
             () = current.broken.cancelled() => {}
-            () = current.connected.progress.ended.cancelled() => {}
+            () = current.progress.ended.cancelled() => {}
             () = work => {}
             () = watch.outdated() => {}
         }
     }
 
-    fn broke(&self, current: &Established) {
+    fn broke(&self, current: &Connection) {
         current.broken.cancel();
         // Commands wait for the first attempt after a break, and fail during later ones.
-        self.state.send_replace(ConnectionState::Connecting);
+        self.current.set(Finding::Broken(current.reconnect_limit));
         if self.pushes.is_some() {
             // The server may stay away for long, so each waiter asks at once and learns of it.
             self.events.lost();
@@ -341,21 +253,20 @@ impl KeptConnection {
     }
 
     fn failed(&self, error: BackendError) {
-        let (is_known, server) = (self.is_failed(), self.endpoint.shown());
+        let server = self.endpoint.shown();
         if self.pushes.is_some() {
-            if !is_known {
+            self.events.failed(&error);
+            if self.current.set_unless_known(Finding::Failed(error.clone())) {
                 debug!(%server, error = %Chain(&error), "no push connection to Redis");
             }
-            self.events.failed(&error);
-            self.state.send_replace(ConnectionState::Failed(error));
             return;
         }
+        let is_first = self.current.set_unless_known(Finding::Failed(error.clone()));
         let away = self.events.outage.begins();
-        if self.events.outage.told.first() || !is_known {
+        if self.events.outage.told.first() || is_first {
             warn!(%server, ?away, error = %Chain(&error), "no connection to Redis; trying again");
         }
-        self.state.send_replace(ConnectionState::Failed(error));
-        if !is_known {
+        if is_first {
             self.events.wake();
         }
     }

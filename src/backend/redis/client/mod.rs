@@ -28,10 +28,7 @@ use futures_util::{
     future::{BoxFuture, join_all, try_join_all},
 };
 use redis::{Cmd, Pipeline, Value, from_redis_value};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep},
-};
+use tokio::{sync::watch, time::sleep};
 
 #[cfg(any(fuzzing, test))]
 pub(super) use self::topology::check_any_slots;
@@ -58,13 +55,6 @@ use crate::{
     key::Name,
 };
 
-/// Where the servers are.
-#[derive(Clone)]
-pub(super) enum Deployment {
-    Single(Endpoint),
-    Cluster(ClusterSeeds),
-}
-
 pub(super) struct Servers {
     config: RedisConfig,
     nodes: Nodes,
@@ -76,14 +66,13 @@ enum Nodes {
 }
 
 impl Servers {
-    pub(super) fn new(deployment: Deployment, config: RedisConfig) -> Self {
-        let nodes = match deployment {
-            Deployment::Single(endpoint) => {
-                Nodes::Single(Arc::new(Node::new(&endpoint, &config, NodeEvents::of_single())))
-            }
-            Deployment::Cluster(seeds) => Nodes::Cluster(Cluster::new(seeds, config.clone())),
-        };
-        Self { config, nodes }
+    pub(super) fn single(endpoint: &Endpoint, config: RedisConfig) -> Self {
+        let node = Node::new(endpoint, &config, NodeEvents::of_single());
+        Self { nodes: Nodes::Single(Arc::new(node)), config }
+    }
+
+    pub(super) fn cluster(seeds: ClusterSeeds, config: RedisConfig) -> Self {
+        Self { nodes: Nodes::Cluster(Cluster::new(seeds, config.clone())), config }
     }
 
     /// Runs a script.
@@ -250,33 +239,24 @@ impl Servers {
     }
 }
 
-/// How many keys the server looks at in one step.
+/// How many keys the server looks at in one step, which takes it some 100 us.
 const SCAN_STEP: u32 = 100;
-/// The least time that a step takes the server. More is measured.
-const STEP_TIME: Duration = Duration::from_micros(100);
-/// The pause after a step, in times of the step: the server spends a hundredth of its time.
-const SCAN_PAUSE: u32 = 100;
+/// The pause after a step: the server spends a hundredth of its time.
+const SCAN_PAUSE: Duration = Duration::from_millis(10);
 
 /// Searches for keys, which takes the server little of its time.
 async fn scan(link: Link, pattern: &str) -> Result<Vec<String>, BackendError> {
-    let run = async |command: &Cmd| {
-        let begun = Instant::now();
-        let reply = link.run(command, false).await?;
-        Ok::<_, BackendError>((reply, begun.elapsed()))
-    };
-    let (_, way) = run(&redis::cmd("PING")).await?;
     let (mut cursor, mut found) = ("0".to_owned(), Vec::new());
     loop {
         let mut scan = redis::cmd("SCAN");
         scan.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
-        let (reply, time) = run(&scan).await?;
         let keys: Vec<Vec<u8>>;
-        (cursor, keys) = from_redis_value(reply)
+        (cursor, keys) = from_redis_value(link.run(&scan, false).await?)
             .map_err(|error| BackendError::new(BackendErrorKind::Unknown, error))?;
         found.extend(keys.into_iter().filter_map(|key| String::from_utf8(key).ok()));
         if cursor == "0" {
             return Ok(found);
         }
-        sleep(time.saturating_sub(way).max(STEP_TIME) * SCAN_PAUSE).await;
+        sleep(SCAN_PAUSE).await;
     }
 }

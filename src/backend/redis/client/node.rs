@@ -144,3 +144,38 @@ impl ChannelScope {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread};
+
+    use super::*;
+
+    /// The opening took the lock of the channels, then the lock of their watch. The task of a node
+    /// took them the other way round.
+    #[test]
+    fn channels_open_while_the_task_of_a_node_looks_for_one() {
+        const TIMES: usize = 20_000;
+        let events = NodeEvents::of_single();
+        let (channels, mut openings) = (events.channels.clone(), events.channels.openings());
+        let (done, ends) = mpsc::channel();
+        let opened = done.clone();
+        thread::spawn(move || {
+            for at in 0..TIMES {
+                let channel = Some(at.to_string().into());
+                channels.register(&"k".into(), [channel, None], None).subscribe();
+            }
+            opened.send(())
+        });
+        thread::spawn(move || {
+            for _ in 0..TIMES {
+                let looks = openings.wait_for(|_| !events.channels.any(|_| false));
+                let _ = futures_util::FutureExt::now_or_never(looks);
+            }
+            done.send(())
+        });
+        for _ in 0..2 {
+            assert!(ends.recv_timeout(Duration::from_secs(60)).is_ok(), "they wait for each other");
+        }
+    }
+}

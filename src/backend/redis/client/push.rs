@@ -15,23 +15,19 @@
 use std::{
     collections::HashSet,
     convert::Infallible,
-    io,
-    pin::pin,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use bytes::Bytes;
-use redis::{
-    ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection,
-    from_redis_value,
-};
+use redis::{ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, from_redis_value};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::{
-    link::{Established, KeptConnection},
+    connect::Connection,
+    link::KeptConnection,
     node::{ChannelScope, NodeEvents},
 };
 use crate::{
@@ -108,15 +104,13 @@ impl Pushes {
 
     fn message(&self, channel: &str, message: Bytes) {
         let Some((topic, at)) = keys::split_message(channel, &message) else { return };
-        for change in Change::decode_all(&message.slice(at..)) {
-            let change = match change {
-                Change::Granted(handover) if self.confirms => {
-                    Change::Granted(Handover { ends: Duration::ZERO, ..handover })
-                }
-                change => change,
-            };
-            self.channels.push(topic, change);
-        }
+        let change = match Change::decode(&message.slice(at..)) {
+            Change::Granted(handover) if self.confirms => {
+                Change::Granted(Handover { ends: Duration::ZERO, ..handover })
+            }
+            change => change,
+        };
+        self.channels.push(topic, change);
     }
 }
 
@@ -129,7 +123,7 @@ type LeavingChannels = Arc<Mutex<HashSet<Arc<str>>>>;
 pub(super) struct Subscriptions<'a> {
     kept: &'a KeptConnection,
     service: &'a PushService,
-    current: &'a Established,
+    current: &'a Connection,
     subscribed: HashSet<Arc<str>>,
 }
 
@@ -137,7 +131,7 @@ impl<'a> Subscriptions<'a> {
     pub(super) fn new(
         kept: &'a KeptConnection,
         service: &'a PushService,
-        current: &'a Established,
+        current: &'a Connection,
     ) -> Self {
         lock(&service.leaving).clear();
         Self { kept, service, current, subscribed: HashSet::new() }
@@ -156,7 +150,8 @@ impl<'a> Subscriptions<'a> {
                 _ = openings.changed() => {}
                 () = sleep(RETRY_AFTER), if !is_complete => {}
                 () = sleep_until(ping_at) => {
-                    self.ping().await?;
+                    // The reply comes behind all pushes. Without any of them, the connection ends.
+                    self.current.commands.clone().send_packed_command(&redis::cmd("PING")).await?;
                     events.retry();
                     ping_at = Instant::now() + PING_EVERY;
                 }
@@ -227,29 +222,8 @@ impl<'a> Subscriptions<'a> {
         for channel in channels {
             pipeline.cmd(&format!("{shard}{command}")).arg(channel.as_ref());
         }
-        let (limit, count) = (self.kept.config.connect_timeout(), channels.len());
-        self.within(limit, async |mut it| it.send_packed_commands(&pipeline, 0, count).await).await
-    }
-
-    async fn ping(&self) -> Result<(), RedisError> {
-        let ping = redis::cmd("PING");
-        let limit = self.kept.config.command_timeout.saturating_mul(2);
-        self.within(limit, async |mut it| it.send_packed_command(&ping).await).await.map(drop)
-    }
-
-    /// Waits for a reply, which comes behind all pushes. It fails when none of them comes any more.
-    async fn within<T, F>(
-        &self,
-        limit: Duration,
-        send: impl FnOnce(MultiplexedConnection) -> F,
-    ) -> Result<T, RedisError>
-    where
-        F: Future<Output = Result<T, RedisError>>,
-    {
-        let connected = &self.current.connected;
-        let sending = pin!(send(connected.connection.clone()));
-        let reply = connected.progress.reply(sending, limit).await;
-        reply.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+        let mut connection = self.current.commands.clone();
+        connection.send_packed_commands(&pipeline, 0, channels.len()).await
     }
 }
 

@@ -1,13 +1,12 @@
 //! The server that a connection goes to: always the same one, or the master that sentinels name.
 //!
-//! The sentinels are asked one after another, from the one that replied last. The server that a
-//! sentinel names must call itself a master, because a sentinel that was cut off for a while names
-//! the previous master.
-//! (Redis, "Guidelines for Redis clients with support for Redis Sentinel".)
+//! One task finds the master, and tells all connections. The old master may live on and accept
+//! writes that will be lost, so the connections leave it. A sentinel that announces a failover is
+//! asked at once. In case an announcement is lost, the task also asks every second.
 //!
-//! While there is a connection, a task watches for another master, because the old one may live on
-//! and accept writes that will be lost. A sentinel that announces a failover is asked at once. In
-//! case an announcement is lost, the sentinels are also asked every second.
+//! The server that a sentinel names must call itself a master, because a sentinel that was cut off
+//! for a while names the previous master.
+//! (Redis, "Guidelines for Redis clients with support for Redis Sentinel".)
 
 use std::{
     fmt,
@@ -18,7 +17,10 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt, future::join_all};
+use futures_util::{
+    FutureExt, StreamExt,
+    future::{join_all, select_ok},
+};
 use redis::{
     ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion,
     RedisConnectionInfo, RedisError, aio::PubSub,
@@ -33,11 +35,13 @@ use super::{
     connect::{ConnectError, ask, open_pubsub, refuse_replica},
     failure::ClientError,
     settings::{self, Access, ConnectTarget, Credentials, RedisConfig},
-    task::OnDemandTask,
+    task::{Finding, LatestFinding, OnDemandTask},
 };
-use crate::error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind as Kind};
+use crate::{
+    error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind as Kind},
+    time::Pauses,
+};
 
-/// How long a sentinel may take to answer, before the next one is asked.
 /// How often the sentinels are asked.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// The announcements of a failover. A replica that was promoted is the master already, although the
@@ -190,14 +194,15 @@ pub(in crate::backend::redis) struct Sentinels {
 struct KnownSentinels {
     targets: Vec<ConnectTarget>,
     master: SentinelMaster,
-    /// How to log in to the master.
-    access: Access,
-    ask_limit: Duration,
-    /// The index of the sentinel to ask first.
-    first: AtomicUsize,
-    /// The master that the watch has seen last. `None` if the watch does not run.
-    seen: watch::Sender<Option<HostPort>>,
+    config: RedisConfig,
+    /// The index of the sentinel that is asked alone, or [`NONE`].
+    trusted: AtomicUsize,
+    /// The server that was named last, and calls itself a master.
+    named: LatestFinding<HostPort>,
 }
+
+/// Stands for no sentinel, so that all are asked.
+const NONE: usize = usize::MAX;
 
 impl Sentinels {
     pub(in crate::backend::redis) fn new(
@@ -205,85 +210,85 @@ impl Sentinels {
         master: SentinelMaster,
         config: &RedisConfig,
     ) -> Result<Self, Error> {
-        let access = &config.access;
         // The credentials of sentinels are in their URLs.
-        let mut access_to_sentinels = access.clone();
-        access_to_sentinels.credentials = None;
+        let mut access = config.access.clone();
+        access.credentials = None;
         let target = |info: ConnectionInfo| {
             // Sentinels of Redis 6 do not speak RESP3.
             let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
-            let info = info.set_redis_settings(settings);
-            ConnectTarget { info, access: access_to_sentinels.clone() }
+            ConnectTarget { info: info.set_redis_settings(settings), access: access.clone() }
         };
         let targets: Vec<_> = settings::parse_all(urls)?.into_iter().map(target).collect();
         if targets.is_empty() {
             let why = "no sentinel was given; give the URL of one sentinel or more";
             return Err(Error::new(Kind::InvalidConfig, why));
         }
-        let (first, seen) = (AtomicUsize::new(0), watch::Sender::new(None));
-        let (access, ask_limit) = (access.clone(), config.ask_limit());
-        let known = KnownSentinels { targets, master, access, ask_limit, first, seen };
+        let (trusted, named) = (AtomicUsize::new(NONE), LatestFinding::new());
+        let known = KnownSentinels { targets, master, config: config.clone(), trusted, named };
         Ok(Self { known: Arc::new(known), task: OnDemandTask::default() })
     }
 
     /// Returns the current master. Starts the task that watches for another one.
     async fn find(self: &Arc<Self>) -> Result<(ConnectTarget, MasterWatch), BackendError> {
         let known = &self.known;
-        // A change that is seen from here on may be newer than the answer.
-        let seen = known.seen.subscribe();
-        let (address, named_by) = known.locate().await.map_err(unavailable)?;
-        let target = known.master.target_at(address.clone(), &known.access);
-        let target = target.map_err(|error| unavailable(ClientError(error).into()))?;
-        self.start_watch();
-        Ok((target, MasterWatch { sentinels: self.clone(), seen, address, named_by }))
+        let address = known.named.wait(&known.config, || self.start_watch()).await?;
+        let target = known.master.target_at(address.clone(), &known.config.access);
+        let target = target.map_err(|error| unavailable(ClientError(error)))?;
+        let named = known.named.subscribe();
+        Ok((target, MasterWatch { sentinels: self.clone(), named, address }))
     }
 
     /// Starts the task on the current runtime, unless it runs.
     fn start_watch(&self) {
-        self.task.start(|| keep_watching(WatchRun(self.known.clone())));
+        self.task.start(|| {
+            let known = self.known.clone();
+            (keep_watching(self.known.clone()), move || known.named.set(Finding::Nothing))
+        });
     }
 }
 
-fn unavailable(error: BoxError) -> BackendError {
+fn unavailable(error: impl Into<BoxError>) -> BackendError {
     BackendError::new(BackendErrorKind::Unavailable, error)
 }
 
 impl KnownSentinels {
-    /// Returns the address of the master, and the index of the sentinel that named it.
-    async fn locate(&self) -> Result<(HostPort, usize), BoxError> {
-        let (first, count) = (self.first.load(Ordering::Relaxed), self.targets.len());
-        let mut failure = BoxError::from("there is no sentinel");
-        for sentinel in (0..count).map(|turn| (first + turn) % count) {
-            match self.ask(sentinel).await {
-                Ok(address) => {
-                    self.first.store(sentinel, Ordering::Relaxed);
-                    return Ok((address, sentinel));
-                }
-                Err(error) => failure = error.into(),
-            }
+    /// Makes the master known. Returns whether a sentinel named one.
+    ///
+    /// All sentinels are asked at once, and the first good answer counts. From then on its sentinel
+    /// is asked alone while it answers, so that two that disagree do not take turns.
+    async fn locate(&self) -> Result<(), ConnectError> {
+        let trusted = self.trusted.load(Ordering::Relaxed);
+        if trusted != NONE && self.hear(trusted).await.is_ok() {
+            return Ok(());
         }
-        Err(failure)
+        self.trusted.store(NONE, Ordering::Relaxed);
+        let all = (0..self.targets.len()).map(|sentinel| self.hear(sentinel).boxed());
+        select_ok(all).await.map(drop)
     }
 
-    /// Asks one sentinel.
-    async fn ask(&self, sentinel: usize) -> Result<HostPort, ConnectError> {
+    /// Asks one sentinel, and makes the server known that it names, if that is a master.
+    async fn hear(&self, sentinel: usize) -> Result<(), ConnectError> {
         let mut question = redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(&self.master.name);
-        ask(&self.targets[sentinel], self.ask_limit, async |connection| {
+        let limit = self.config.connect_timeout();
+        let named = ask(&self.targets[sentinel], limit, async |connection| {
             let reply: Option<HostPort> = question.query_async(connection).await?;
             let unknown = "a sentinel does not know the master";
-            reply.ok_or_else(|| {
+            let address = reply.ok_or_else(|| {
                 RedisError::from((ErrorKind::Client, unknown, self.master.name.clone()))
-            })
-        })
-        .await
-    }
-
-    async fn is_master(&self, address: HostPort) -> bool {
-        let Ok(target) = self.master.target_at(address, &self.access) else { return false };
-        ask(&target, self.ask_limit, async |connection| refuse_replica(connection).await)
-            .await
-            .is_ok()
+            })?;
+            Ok((self.master.target_at(address.clone(), &self.config.access)?, address))
+        });
+        let (target, address) = named.await?;
+        let is_new = self.named.known().as_ref() != Some(&address);
+        if is_new || self.trusted.load(Ordering::Relaxed) != sentinel {
+            ask(&target, limit, async |connection| refuse_replica(connection, None).await).await?;
+        }
+        if is_new {
+            self.named.set(Finding::Known(address));
+        }
+        self.trusted.store(sentinel, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Listens to a sentinel until its connection ends.
@@ -293,48 +298,35 @@ impl KnownSentinels {
             pubsub.subscribe(&ANNOUNCEMENTS[..]).await?;
             Ok::<_, RedisError>(pubsub)
         };
-        let Ok(pubsub) = timeout(self.ask_limit, listening).await else { return Ok(()) };
+        let limit = self.config.connect_timeout();
+        let Ok(pubsub) = timeout(limit, listening).await else { return Ok(()) };
         let mut messages = pubsub?.into_on_message();
         while let Some(message) = messages.next().await {
             let text: String = message.get_payload().unwrap_or_default();
-            if text.split(' ').any(|word| word == self.master.name)
-                && let Ok(address) = self.ask(sentinel).await
-            {
-                self.first.store(sentinel, Ordering::Relaxed);
-                self.look_at(address).await;
+            if text.split(' ').any(|word| word == self.master.name) {
+                // If this fails, it is asked within a second.
+                let _ = self.hear(sentinel).await;
             }
         }
         Ok(())
     }
-
-    /// Makes an address that a sentinel named known, if the server there is a master.
-    ///
-    /// It is told again when it is known, for a connection may have come late to another address.
-    async fn look_at(&self, address: HostPort) {
-        let is_known = self.seen.borrow().as_ref() == Some(&address);
-        if is_known || self.is_master(address.clone()).await {
-            self.seen.send_replace(Some(address));
-        }
-    }
 }
 
-/// A run of the task. When it ends with its runtime, a connection of another one starts it again.
-struct WatchRun(Arc<KnownSentinels>);
-
-impl Drop for WatchRun {
-    fn drop(&mut self) {
-        self.0.seen.send_replace(None);
-    }
-}
-
-async fn keep_watching(run: WatchRun) {
-    let known = &run.0;
+async fn keep_watching(known: Arc<KnownSentinels>) {
     let asks = async {
+        let mut pauses = Pauses::default();
         loop {
-            sleep(ASK_EVERY).await;
-            if let Ok((address, _)) = known.locate().await {
-                known.look_at(address).await;
-            }
+            let pause = match known.locate().await {
+                Ok(()) => {
+                    pauses = Pauses::default();
+                    ASK_EVERY
+                }
+                Err(error) => {
+                    known.named.set_unless_known(Finding::Failed(unavailable(error)));
+                    pauses.next()
+                }
+            };
+            sleep(pause).await;
         }
     };
     let listens = join_all((0..known.targets.len()).map(async |sentinel| {
@@ -344,7 +336,7 @@ async fn keep_watching(run: WatchRun) {
             sleep(ASK_EVERY.mul_f64(0.5 + fastrand::f64())).await;
         }
     }));
-    tokio::join!(asks, listens);
+    let ((), _) = tokio::join!(asks, listens);
 }
 
 /// Reports when a connection must go to another server than the one that it found last. It never
@@ -354,9 +346,8 @@ pub(super) struct EndpointWatch(Option<MasterWatch>);
 
 struct MasterWatch {
     sentinels: Arc<Sentinels>,
-    seen: watch::Receiver<Option<HostPort>>,
+    named: watch::Receiver<Finding<HostPort>>,
     address: HostPort,
-    named_by: usize,
 }
 
 impl EndpointWatch {
@@ -366,50 +357,26 @@ impl EndpointWatch {
     /// Nothing is lost if a call is dropped.
     pub(super) async fn outdated(&mut self) {
         let Some(watch) = &mut self.0 else { return std::future::pending().await };
-        // The sender lives as long as this.
-        while watch.seen.changed().await.is_ok() {
-            let now = watch.seen.borrow_and_update().clone();
+        loop {
+            let now = watch.named.borrow_and_update().clone();
             match now {
-                Some(now) if now != watch.address => {
+                Finding::Known(now) if now != watch.address => {
                     info!(host = %now.0, port = now.1, "the sentinels name another master");
                     return;
                 }
-                Some(_) => {}
                 // The runtime of the watch has ended.
-                None => watch.sentinels.start_watch(),
+                Finding::Nothing => watch.sentinels.start_watch(),
+                _ => {}
             }
+            // The sender lives as long as this.
+            let _ = watch.named.changed().await;
         }
     }
 
-    /// Has another sentinel asked first, because the server that this one named could not be used.
+    /// Has all sentinels asked, because the server that one named could not be used.
     pub(super) fn report_failure(&self) {
-        if let Some(MasterWatch { sentinels, named_by, .. }) = &self.0 {
-            let next = (named_by + 1) % sentinels.known.targets.len();
-            sentinels.known.first.store(next, Ordering::Relaxed);
+        if let Some(MasterWatch { sentinels, .. }) = &self.0 {
+            sentinels.known.trusted.store(NONE, Ordering::Relaxed);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt;
-
-    use super::*;
-
-    /// A sentinel that is behind named the old master after the watch had seen the new one.
-    #[tokio::test]
-    async fn a_connection_that_came_late_to_the_old_master_leaves_it() -> Result<(), Error> {
-        let sentinels =
-            Sentinels::new(&["redis://a".to_owned()], "m".into(), &RedisConfig::default())?;
-        let (sentinels, at) = (Arc::new(sentinels), |host: &str| (host.to_owned(), 6379));
-        sentinels.known.seen.send_replace(Some(at("new")));
-        let seen = sentinels.known.seen.subscribe();
-        let address = at("old");
-        let watch = MasterWatch { sentinels: sentinels.clone(), seen, address, named_by: 0 };
-        let mut watch = EndpointWatch(Some(watch));
-        assert!(watch.outdated().now_or_never().is_none());
-        sentinels.known.look_at(at("new")).await;
-        assert!(watch.outdated().now_or_never().is_some());
-        Ok(())
     }
 }

@@ -43,16 +43,10 @@ impl RedisConfig {
         self.connect_timeout.unwrap_or(usual)
     }
 
-    /// Returns how long a sentinel or a node may take to say where a master is. Others are asked
-    /// behind it.
-    pub(in super::super) fn ask_limit(&self) -> Duration {
-        self.command_timeout.saturating_mul(2).min(self.connect_timeout())
-    }
-
-    /// Returns how long commands wait for the first connection. The server may have to be found
-    /// first.
+    /// Returns how long commands wait for the first connection. The server may have to be found and
+    /// checked first.
     pub(super) fn first_connection_limit(&self) -> Duration {
-        self.connect_timeout().saturating_mul(2).max(self.command_timeout)
+        self.connect_timeout().saturating_mul(3).max(self.command_timeout)
     }
 }
 

@@ -1,7 +1,8 @@
 //! The sockets to a server: TCP, TLS over TCP, and Unix sockets.
 //!
-//! Each socket notes when bytes last moved, for a connection is silent only if none do. A reply of
-//! many megabytes may take longer than the command time-out, and so may the replies behind it.
+//! Each socket notes when bytes last moved. A connection on which none do is silent, and ends with
+//! all its commands. A reply of many megabytes may take longer than the command time-out, and so
+//! may the replies behind it.
 //!
 //! It also joins the commands that become ready together in one write, which costs more than the
 //! rest of a command. The replies to many commands come in one read and wake their callers. So
@@ -14,7 +15,7 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
@@ -26,9 +27,8 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, lookup_host},
-    sync::Notify,
-    task::unconstrained,
-    time::{Instant, sleep_until, timeout},
+    task::{unconstrained, yield_now},
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -45,31 +45,37 @@ const LARGE_WRITE: usize = 16 << 10;
 /// a socket takes at most. With more, puts to a dead server would hide its silence for longer.
 const MOST_ON_THE_WAY: u64 = 4 << 20;
 
-/// How many command time-outs the driver may take for a turn.
+/// How many command time-outs a caller waits for a driver that stands still.
 ///
 /// With less, a burst of tasks that holds up the driver counts as a silence. With more, a runtime
 /// that stands still holds up the callers of others for longer.
 const PATIENCE: u32 = 8;
 
-/// When bytes last moved on one connection.
+/// When bytes last moved on one connection, and whether a reply is due.
 pub(super) struct Progress {
     begun: Instant,
     /// Since when nothing has moved, in microseconds since `begun`.
     quiet_since: AtomicU64,
-    /// Something was written since the last read.
+    /// Something was written since the last read. Its caller may have left.
     is_unanswered: AtomicBool,
-    /// Asks the driver for a turn: to read what there is, and to write.
-    asked: Notify,
-    turned: Notify,
+    /// How many callers wait for a reply.
+    waiting: AtomicUsize,
+    /// The connection has ended because it was silent.
+    is_silent: AtomicBool,
     /// Cancelled when the driver has ended. It has then dropped all commands that it had.
     pub(super) ended: CancellationToken,
 }
 
 impl Progress {
     pub(super) fn new() -> Arc<Self> {
-        let (quiet_since, is_unanswered) = (AtomicU64::new(0), AtomicBool::new(false));
-        let (asked, turned, ended) = Default::default();
-        Arc::new(Self { begun: Instant::now(), quiet_since, is_unanswered, asked, turned, ended })
+        Arc::new(Self {
+            begun: Instant::now(),
+            quiet_since: AtomicU64::new(0),
+            is_unanswered: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            is_silent: AtomicBool::new(false),
+            ended: CancellationToken::new(),
+        })
     }
 
     fn now(&self) -> u64 {
@@ -99,78 +105,99 @@ impl Progress {
         self.is_unanswered.load(Ordering::Relaxed)
     }
 
-    /// Returns for how long something is unanswered while nothing has moved.
-    pub(super) fn silence(&self) -> Duration {
-        match self.is_unanswered() {
-            true => Instant::now().saturating_duration_since(self.quiet_since()),
-            false => Duration::ZERO,
-        }
-    }
-
     fn quiet_since(&self) -> Instant {
         after(self.begun, Duration::from_micros(self.quiet_since.load(Ordering::Relaxed)))
     }
 
-    /// Runs the driver.
-    pub(super) async fn drive(&self, driver: impl Future<Output = ()>) {
+    /// Returns when the connection has been silent for this long, if a reply is due.
+    fn silent_at(&self, limit: Duration) -> Option<Instant> {
+        let is_due = self.is_unanswered() || self.waiting.load(Ordering::Acquire) > 0;
+        is_due.then(|| after(self.quiet_since(), limit))
+    }
+
+    /// Runs the driver until its connection ends, or is silent for this long. With the driver, all
+    /// commands that it has fail at once.
+    ///
+    /// A busy process may not have run it for so long, while replies lie in the socket and commands
+    /// in its queue. So it has two turns before: it reads in the first, and may yield before it
+    /// writes in the second.
+    pub(super) async fn drive(&self, driver: impl Future<Output = ()>, limit: Duration) {
         let _ended = self.ended.clone().drop_guard();
         let mut driver = pin!(driver);
         loop {
+            let expected = self.silent_at(limit);
+            let look_at = expected.unwrap_or_else(|| after(Instant::now(), limit));
             tokio::select! {
                 biased;
                 () = driver.as_mut() => return,
-                () = self.asked.notified() => self.turned.notify_waiters(),
+                () = sleep_until(look_at) => {}
             }
-        }
-    }
-
-    /// Waits for a reply. Returns `None` if the connection is silent for this long before.
-    ///
-    /// While bytes move, the reply is on its way, or a large command is.
-    pub(super) async fn reply<T>(
-        &self,
-        mut sending: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
-        limit: Duration,
-    ) -> Option<Result<T, RedisError>> {
-        tokio::select! {
-            biased;
-            reply = sending.as_mut() => return Some(reply),
-            // A command that was sent in the same moment lies in a queue that is not read.
-            () = self.ended.cancelled() => {}
-            () = self.silent_for(limit) => return None,
-        }
-        // The last reply may have come since. There will be no other.
-        let ended = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
-        Some(unconstrained(sending).now_or_never().unwrap_or_else(ended))
-    }
-
-    /// Completes when nothing has moved for this long, from now on.
-    ///
-    /// Only what the driver has seen counts. A busy process may not have run it for so long, while
-    /// replies lie in the socket.
-    async fn silent_for(&self, limit: Duration) {
-        let begun = Instant::now();
-        let end = || after(self.quiet_since().max(begun), limit);
-        loop {
-            let expected = end();
-            sleep_until(expected).await;
-            // Something may have moved since.
-            if end() != expected {
-                continue;
+            for _turn in 0..2 {
+                tokio::select! {
+                    biased;
+                    () = driver.as_mut() => return,
+                    () = yield_now() => {}
+                }
             }
-            // Only the second turn has begun after this.
-            let has_turned = self.turn(limit).await && self.turn(limit).await;
-            if !has_turned || end() == expected {
+            if expected.is_some() && self.silent_at(limit) == expected {
+                self.is_silent.store(true, Ordering::Relaxed);
                 return;
             }
         }
     }
 
-    /// Waits until the driver ends a turn. Returns `false` if it stands still.
-    async fn turn(&self, limit: Duration) -> bool {
-        let turned = self.turned.notified();
-        self.asked.notify_one();
-        timeout(limit.saturating_mul(PATIENCE), turned).await.is_ok()
+    /// Waits for a reply. Returns `None` if the connection was silent for this long before.
+    ///
+    /// The driver ends a silence. Its runtime may stand still, so a caller waits for it only while
+    /// bytes move.
+    pub(super) async fn reply<T>(
+        &self,
+        mut sending: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
+        limit: Duration,
+    ) -> Option<Result<T, RedisError>> {
+        let patience = limit.saturating_mul(PATIENCE);
+        let _waits = Waits::begin(self);
+        loop {
+            tokio::select! {
+                biased;
+                reply = sending.as_mut() => return Some(reply).filter(|it| !self.cut(it)),
+                // A command that was sent in the same moment lies in a queue that is not read.
+                () = self.ended.cancelled() => break,
+                () = sleep(patience) => {}
+            }
+            if after(self.quiet_since(), patience) <= Instant::now() {
+                return None;
+            }
+        }
+        // The last reply may have come since. There will be no other.
+        let ended = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+        let reply = unconstrained(sending).now_or_never().unwrap_or_else(ended);
+        Some(reply).filter(|it| !self.cut(it))
+    }
+
+    /// Returns whether a silence has cut a reply off.
+    fn cut<T>(&self, reply: &Result<T, RedisError>) -> bool {
+        reply.is_err() && self.is_silent.load(Ordering::Relaxed)
+    }
+}
+
+/// A caller that waits for a reply.
+struct Waits<'a>(&'a Progress);
+
+impl<'a> Waits<'a> {
+    fn begin(progress: &'a Progress) -> Self {
+        // Before the count, which has the driver look at it.
+        if progress.waiting.load(Ordering::Relaxed) == 0 && !progress.is_unanswered() {
+            progress.quiet_since.fetch_max(progress.now(), Ordering::Relaxed);
+        }
+        progress.waiting.fetch_add(1, Ordering::Release);
+        Self(progress)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -343,10 +370,12 @@ mod tls {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
     use futures_util::poll;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt, duplex},
-        time::advance,
+        time::{advance, timeout},
     };
 
     use super::*;
@@ -358,16 +387,30 @@ mod tests {
         let (here, mut there) = duplex(64);
         let progress = Progress::new();
         let mut socket = Socket::new(here, progress.clone());
-        socket.write_all(b"x").await?;
+        let _waits = Waits::begin(&progress);
         for _ in 0..3 {
+            socket.write_all(b"x").await?;
             advance(LIMIT * 4 / 5).await;
-            there.write_all(b"x").await?;
+            there.write_all(b"xx").await?;
             socket.read_exact(&mut [0]).await?;
-            assert_eq!(progress.silence(), Duration::ZERO);
+            assert_eq!(progress.silent_at(LIMIT), Some(Instant::now() + LIMIT));
         }
         let begun = Instant::now();
-        progress.silent_for(LIMIT).await;
-        assert!(begun.elapsed() >= LIMIT && begun.elapsed() <= LIMIT * 9);
+        progress.drive(pending(), LIMIT).await;
+        assert_eq!(begun.elapsed(), LIMIT);
+        Ok(())
+    }
+
+    /// Each caller gave up before the connection was silent.
+    #[tokio::test(start_paused = true)]
+    async fn a_command_whose_caller_left_is_due_too() -> io::Result<()> {
+        let (here, _there) = duplex(64);
+        let progress = Progress::new();
+        let mut socket = Socket::new(here, progress.clone());
+        drop(Waits::begin(&progress));
+        assert_eq!(progress.silent_at(LIMIT), None);
+        socket.write_all(b"x").await?;
+        timeout(LIMIT * 2, progress.drive(pending(), LIMIT)).await?;
         Ok(())
     }
 
@@ -381,7 +424,8 @@ mod tests {
             socket.write_all(&[0; LARGE_WRITE]).await?;
             advance(LIMIT / 2).await;
         }
-        assert!(progress.silence() > LIMIT * 8, "{:?}", progress.silence());
+        let silent_at = progress.silent_at(LIMIT).map(|at| at + LIMIT * 7);
+        assert!(silent_at.is_some_and(|at| at < Instant::now()), "{silent_at:?}");
         Ok(())
     }
 
@@ -391,19 +435,16 @@ mod tests {
         let (here, mut there) = duplex(64);
         let progress = Progress::new();
         let mut socket = Socket::new(here, progress.clone());
+        let _waits = Waits::begin(&progress);
         there.write_all(b"x").await?;
-        advance(LIMIT).await;
-        let ours = progress.clone();
-        let driver = tokio::spawn(async move {
-            let mut all = Vec::new();
-            ours.drive(async { drop(socket.read_to_end(&mut all).await) }).await;
-            all
-        });
         let begun = Instant::now();
-        progress.silent_for(LIMIT).await;
-        assert!(begun.elapsed() >= LIMIT, "{:?}", begun.elapsed());
-        drop(there);
-        assert_eq!(driver.await?, b"x");
+        let driver = async {
+            advance(LIMIT * 2).await;
+            drop(socket.read_exact(&mut [0]).await);
+            pending().await
+        };
+        progress.drive(driver, LIMIT).await;
+        assert_eq!(begun.elapsed(), LIMIT * 3);
         Ok(())
     }
 

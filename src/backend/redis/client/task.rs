@@ -1,11 +1,25 @@
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
+//! Tasks that start when they are first needed, and what they find for others.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
-use tokio::task::AbortHandle;
+use tokio::{
+    sync::watch,
+    task::AbortHandle,
+    time::{Instant, timeout_at},
+};
 
-use crate::sync::lock;
+use super::settings::RedisConfig;
+use crate::{
+    error::{BackendError, BackendErrorKind},
+    sync::lock,
+    time::after,
+};
 
 /// A background task that starts on the current runtime when it is first needed.
 ///
@@ -16,22 +30,23 @@ pub(in super::super) struct OnDemandTask {
     abort: Mutex<Option<AbortHandle>>,
 }
 
-/// Marks the task as ended, however it ends.
-struct Running(Arc<AtomicBool>);
+/// Marks the task as ended, however it ends, and then notes it.
+struct Running<E: FnOnce()>(Arc<AtomicBool>, Option<E>);
 
 impl OnDemandTask {
-    /// Starts the task, unless it runs.
-    pub(in super::super) fn start<F>(&self, task: impl FnOnce() -> F)
+    /// Starts the task, unless it runs. `task` returns it, and what is done when it ends.
+    pub(in super::super) fn start<F, E>(&self, task: impl FnOnce() -> (F, E))
     where
         F: Future<Output = ()> + Send + 'static,
+        E: FnOnce() + Send + 'static,
     {
         // The load comes first, because a swap on every command would contend for the cache line.
         if self.is_running.load(Ordering::Acquire) || self.is_running.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut abort = lock(&self.abort);
-        let running = Running(self.is_running.clone());
-        let task = task();
+        let (task, on_end) = task();
+        let running = Running(self.is_running.clone(), Some(on_end));
         let handle = tokio::spawn(async move {
             // The mark is dropped before the task, polled or not, so that a waiter that is woken by
             // the end of the task can start it again.
@@ -44,9 +59,12 @@ impl OnDemandTask {
     }
 }
 
-impl Drop for Running {
+impl<E: FnOnce()> Drop for Running<E> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
+        if let Some(on_end) = self.1.take() {
+            on_end();
+        }
     }
 }
 
@@ -54,6 +72,110 @@ impl Drop for OnDemandTask {
     fn drop(&mut self) {
         if let Some(task) = lock(&self.abort).take() {
             task.abort();
+        }
+    }
+}
+
+/// What a task finds: a connection, the master, or the map of slots.
+#[derive(Clone)]
+pub(super) enum Finding<T> {
+    /// The task does not run, or its first attempt is under way.
+    Nothing,
+    /// The first attempt after a break is under way. Others wait for it for so long.
+    Broken(Duration),
+    Known(T),
+    /// The last attempt failed. The task makes the next one.
+    Failed(BackendError),
+}
+
+/// The latest finding of a task, for which others wait.
+pub(super) struct LatestFinding<T>(watch::Sender<Finding<T>>);
+
+impl<T: Clone> LatestFinding<T> {
+    pub(super) fn new() -> Self {
+        Self(watch::Sender::new(Finding::Nothing))
+    }
+
+    pub(super) fn set(&self, finding: Finding<T>) {
+        self.0.send_replace(finding);
+    }
+
+    /// Replaces the finding unless something is known. Returns whether an attempt failed for the
+    /// first time.
+    pub(super) fn set_unless_known(&self, finding: Finding<T>) -> bool {
+        let mut is_first = false;
+        self.0.send_if_modified(|now| {
+            is_first = !matches!(now, Finding::Known(_) | Finding::Failed(_));
+            let is_unknown = !matches!(now, Finding::Known(_));
+            if is_unknown {
+                *now = finding;
+            }
+            is_unknown
+        });
+        is_first
+    }
+
+    /// Notes that what some callers used is broken, unless it was replaced meanwhile.
+    pub(super) fn broke(&self, is_this: impl Fn(&T) -> bool, limit: Duration) {
+        self.0.send_if_modified(|now| match now {
+            Finding::Known(known) if is_this(known) => {
+                *now = Finding::Broken(limit);
+                true
+            }
+            _ => false,
+        });
+    }
+
+    pub(super) fn known(&self) -> Option<T> {
+        match &*self.0.borrow() {
+            Finding::Known(known) => Some(known.clone()),
+            _ => None,
+        }
+    }
+
+    /// Returns the error of the last attempt, if it failed.
+    pub(super) fn failure(&self) -> Option<BackendError> {
+        match &*self.0.borrow() {
+            Finding::Failed(error) => Some(error.clone()),
+            _ => None,
+        }
+    }
+
+    /// Returns how long the attempt that is under way may take.
+    pub(super) fn limit(&self, config: &RedisConfig) -> Duration {
+        match &*self.0.borrow() {
+            Finding::Nothing => config.first_connection_limit(),
+            Finding::Broken(limit) => *limit,
+            Finding::Known(_) | Finding::Failed(_) => config.command_timeout,
+        }
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<Finding<T>> {
+        self.0.subscribe()
+    }
+
+    /// Returns what is known, or waits for the attempt that is under way. Fails at once if the last
+    /// one failed. `start` starts the task.
+    pub(super) async fn wait(
+        &self,
+        config: &RedisConfig,
+        start: impl Fn(),
+    ) -> Result<T, BackendError> {
+        let (begun, mut findings) = (Instant::now(), self.subscribe());
+        loop {
+            // Cloned, because the start of the task writes it.
+            let now = findings.borrow_and_update().clone();
+            match now {
+                Finding::Known(known) => return Ok(known),
+                Finding::Failed(error) => return Err(error),
+                Finding::Broken(_) => {}
+                Finding::Nothing => start(),
+            }
+            let end = after(begun, self.limit(config));
+            if !matches!(timeout_at(end, findings.changed()).await, Ok(Ok(()))) {
+                let why = "there is no connection yet";
+                return Err(BackendError::new(BackendErrorKind::Unavailable, why));
+            }
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
 };
@@ -11,13 +10,15 @@ use redis::Value;
 use tokio::sync::{Notify, watch};
 use tracing::warn;
 
+use super::task::{Finding, LatestFinding};
 use crate::{
     backend::Channels,
     error::{BackendError, Chain},
 };
 
 pub(super) struct Topology {
-    state: watch::Sender<TopologyState>,
+    /// A map that was known stays, whatever fails.
+    pub(super) slots: LatestFinding<Arc<SlotMap>>,
     /// Notified when something does not fit the map: a slot has moved, or a connection broke.
     pub(super) trouble: Arc<Notify>,
     pub(super) channels: Channels,
@@ -25,41 +26,20 @@ pub(super) struct Topology {
     pub(super) new_connections: watch::Sender<()>,
 }
 
-#[derive(Clone)]
-pub(super) enum TopologyState {
-    /// No node was asked yet.
-    Unknown,
-    Known(Arc<SlotMap>),
-    /// The last attempt to ask failed. The refresh task makes the next one.
-    Failed(BackendError),
-}
-
 impl Topology {
     pub(super) fn new() -> Self {
-        let state = watch::Sender::new(TopologyState::Unknown);
         let (trouble, channels, new_connections) = Default::default();
-        Self { state, trouble, channels, new_connections }
-    }
-
-    pub(super) fn watch(&self) -> watch::Receiver<TopologyState> {
-        self.state.subscribe()
-    }
-
-    pub(super) fn known(&self) -> Option<Arc<SlotMap>> {
-        match &*self.state.borrow() {
-            TopologyState::Known(slots) => Some(slots.clone()),
-            _ => None,
-        }
+        Self { slots: LatestFinding::new(), trouble, channels, new_connections }
     }
 
     /// Takes over the map that a node reported.
     pub(super) fn replace(&self, now: SlotMap) {
-        let before = self.known();
+        let before = self.slots.known();
         if before.as_deref() == Some(&now) {
             return;
         }
         let now = Arc::new(now);
-        self.state.send_replace(TopologyState::Known(now.clone()));
+        self.slots.set(Finding::Known(now.clone()));
         if let Some(before) = before {
             self.new_connections.send_replace(());
             self.channels.lost(|channel| {
@@ -70,32 +50,12 @@ impl Topology {
         self.channels.recheck();
     }
 
-    /// Notes that no node replied. A map that was known before stays.
+    /// Notes that no node replied.
     pub(super) fn failed(&self, error: BackendError) {
-        let mut is_first = false;
-        self.state.send_if_modified(|state| {
-            is_first = matches!(state, TopologyState::Unknown);
-            let is_known = matches!(state, TopologyState::Known(_));
-            if !is_known {
-                *state = TopologyState::Failed(error.clone());
-            }
-            !is_known
-        });
-        if is_first {
+        if self.slots.set_unless_known(Finding::Failed(error.clone())) {
             warn!(error = %Chain(&error), "no node of the cluster replies; trying again");
             self.channels.wake(|_| true);
         }
-    }
-
-    /// Notes that the refresh task has ended with its runtime. A map that was known before stays.
-    pub(super) fn abandon(&self) {
-        self.state.send_if_modified(|state| {
-            let is_known = matches!(state, TopologyState::Known(_));
-            if !is_known {
-                *state = TopologyState::Unknown;
-            }
-            !is_known
-        });
     }
 }
 
@@ -108,7 +68,7 @@ pub(super) struct NodeSlots {
 
 impl NodeSlots {
     pub(super) fn contain(&self, channel: &str) -> bool {
-        let slots = self.topology.known();
+        let slots = self.topology.slots.known();
         slots.is_some_and(|it| it.owner(slot_of(channel.as_bytes())) == Some(&self.address))
     }
 }
@@ -175,12 +135,6 @@ impl NodeAddress {
             "" => Some(Self { host: from.into(), port: u16::try_from(*port).ok()? }),
             host => Some(Self { host: host.into(), port: u16::try_from(*port).ok()? }),
         }
-    }
-}
-
-impl fmt::Display for NodeAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
     }
 }
 
@@ -274,17 +228,17 @@ mod tests {
             range(16_383, 16_383, "10.0.0.1", 7000),
         ]);
         let slots = SlotMap::read(&reply, "asked");
-        let owner = |slot| slots.as_ref()?.owner(slot).map(ToString::to_string);
+        let owner = |slot| slots.as_ref()?.owner(slot).map(|it| (&*it.host, it.port));
         for (slot, expected) in [
-            (0, Some("10.0.0.1:7000")),
-            (5461, Some("asked:7001")),
+            (0, Some(("10.0.0.1", 7000))),
+            (5461, Some(("asked", 7001))),
             (10_923, None),
             (16_382, None),
-            (16_383, Some("10.0.0.1:7000")),
+            (16_383, Some(("10.0.0.1", 7000))),
         ] {
-            assert_eq!(owner(slot).as_deref(), expected, "{slot}");
+            assert_eq!(owner(slot), expected, "{slot}");
         }
-        assert_eq!(slots.map(|slots| slots.owners.len()), Some(2));
+        assert_eq!(slots.as_ref().map(|slots| slots.owners.len()), Some(2));
         for range in [range(0, 16_384, "a", 1), range(7, 3, "a", 1), Value::Nil] {
             assert!(SlotMap::read(&Value::Array(vec![range]), "asked").is_none());
         }
@@ -293,14 +247,15 @@ mod tests {
     #[test]
     fn an_address_is_read() {
         for (text, expected) in [
-            ("[::1]:7005", Some("::1:7005")),
-            (":7005", Some("asked:7005")),
+            ("[::1]:7005", Some(("::1", 7005))),
+            (":7005", Some(("asked", 7005))),
             ("host", None),
             ("host:port", None),
             (":70000", None),
         ] {
-            let address = NodeAddress::read(text, "asked").map(|it| it.to_string());
-            assert_eq!(address.as_deref(), expected, "{text}");
+            let address = NodeAddress::read(text, "asked");
+            let address = address.as_ref().map(|it| (&*it.host, it.port));
+            assert_eq!(address, expected, "{text}");
         }
     }
 }

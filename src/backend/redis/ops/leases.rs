@@ -43,8 +43,8 @@ impl Leases for RedisBackend {
         let entry_life = if claim.waits { millis(claim.queue_entry_life()) } else { 0 };
         let call = lock_call(&SCRIPTS.acquire, claim, &[]).arg(entry_life);
         match self.claimed(claim, &call).await? {
-            Some(Claimed::Granted(grant)) => Ok(Acquired::Granted(grant)),
-            Some(Claimed::Occupied(occupied)) => Ok(Acquired::Occupied(occupied)),
+            Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
+            Claimed::Occupied(occupied) => Ok(Acquired::Occupied(occupied)),
             _ => self.checked(Err(replies::unreadable("an entry in reply to an acquire"))),
         }
     }
@@ -221,10 +221,6 @@ impl Latches for RedisBackend {
         Ok(countdown)
     }
 
-    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
-        self.count_down(name, Owner::fresh(), 0).await
-    }
-
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
         // A latch has no queue, and its own key stands in.
         let keys = [self.channel(), keys::LATCH, keys::LATCH, keys::LATCH];
@@ -233,15 +229,14 @@ impl Latches for RedisBackend {
 }
 
 impl RedisBackend {
-    /// Runs a script that may grant a claim. Returns `None` for a newer entry of which the reply
-    /// has only a part.
+    /// Runs a script that may grant a claim.
     pub(super) async fn claimed(
         &self,
         claim: &Claim,
         call: &Call<'_>,
-    ) -> Result<Option<Claimed>, BackendError> {
+    ) -> Result<Claimed, BackendError> {
         let (claimed, confirmation) = self.grant(call, replies::claimed).await?;
-        if let Some(Claimed::Granted(_)) = claimed {
+        if let Claimed::Granted(_) = claimed {
             self.confirmed(claim, confirmation).await?;
         }
         Ok(claimed)
@@ -430,29 +425,4 @@ fn extends_fence(claim: &Claim) -> bool {
     let now = START.elapsed();
     let number = |time: Duration| time.as_nanos() / window.as_nanos();
     number(now) != number(now.saturating_sub(claim.lease))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        backend::RENEWAL_BATCH,
-        key::{Key, Namespace},
-    };
-
-    /// A hundred leases of 1,000 permits each were one script, which kept a server busy for 200 ms.
-    #[test]
-    fn a_batch_is_bounded_by_its_permits() -> Result<(), crate::Error> {
-        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
-        let lease = Duration::from_secs(60);
-        let claims = |count: usize, permits| {
-            let mode = Mode::Permit { limit: 1000, count: permits };
-            vec![Claim::new(name.clone(), mode, lease, lease); count]
-        };
-        let claims = [claims(2, 1000), claims(50, 1), claims(60, 3)].concat();
-        let sizes = |budget| renewal_batches(&claims, budget).into_iter().map(<[_]>::len);
-        assert_eq!(sizes(RENEWAL_BATCH).collect::<Vec<_>>(), [1, 1, 100, 10]);
-        assert!(sizes(1).all(|size| size == 1));
-        Ok(())
-    }
 }

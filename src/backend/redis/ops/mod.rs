@@ -19,10 +19,6 @@ use crate::error::{BackendError, BackendErrorKind};
 pub(super) use self::replies::check_any_reply;
 pub(super) use self::{store::AgedNamespaces, tier::Heartbeat};
 
-/// The bytes of a newer entry that a reply has at most. They take 5 ms at 100 Mbit/s. The caller
-/// reads a larger entry by itself.
-const PART: usize = 64 << 10;
-
 impl RedisBackend {
     /// Runs a script, and reads its reply.
     async fn run<T>(

@@ -65,10 +65,9 @@ impl RedisBackend {
     }
 }
 
-/// Warns if a server is so far away that a busy moment may count as an outage, or that a connection
-/// that broke is not there in time.
+/// Warns if a server is so far away that a busy moment may count as an outage.
 fn check_round_trip(round_trip: Duration, command_timeout: Duration) {
-    if round_trip.saturating_mul(4) > command_timeout {
+    if round_trip.saturating_mul(2) > command_timeout {
         warn!(
             ?round_trip,
             ?command_timeout,

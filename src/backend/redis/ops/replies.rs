@@ -5,7 +5,6 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 use redis::{FromRedisValue, Value, from_redis_value};
 
-use super::PART;
 use crate::{
     backend::{
         BackOff, Change, Claimed, Committed, Countdown, Entry, Failure, Grant, Holding, Kept, Mark,
@@ -39,16 +38,16 @@ fn word(value: &Value) -> &[u8] {
     }
 }
 
-/// Reads the reply to a claim. Returns `None` for a newer entry of which the reply has only a part.
-pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
-    Ok(Some(match word(&value) {
+/// Reads the reply to a claim.
+pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
+    Ok(match word(&value) {
         b"held" => {
             let (_, fence, millis, holders): (Value, _, _, _) = read(value)?;
             let remaining = Duration::from_millis(millis);
             Claimed::Occupied(Occupied { fence, remaining, holders })
         }
         b"again" => Claimed::Occupied(Occupied { fence: 0, remaining: Duration::ZERO, holders: 0 }),
-        b"newer" => return Ok(newer(value)?.map(Claimed::Newer)),
+        b"newer" => Claimed::Newer(newer(value)?),
         b"granted" => {
             let (_, fence, failures): (Value, _, _) = read(value)?;
             Claimed::Granted(Grant::new(fence).after_failures(failures))
@@ -59,15 +58,13 @@ pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
             Claimed::BacksOff(back_off, failure)
         }
         _ => Claimed::Granted(Grant::new(fence(value)?)),
-    }))
+    })
 }
 
-/// Reads an entry behind a word, with the time of the server. Returns `None` if the reply has only
-/// the first [`PART`] of it.
-fn newer(value: Value) -> Result<Option<Entry>, BackendError> {
+/// Reads an entry behind a word, with the time of the server.
+fn newer(value: Value) -> Result<Entry, BackendError> {
     let (_, bytes, time): (Value, Bytes, _) = read(value)?;
-    let is_whole = bytes.len() < PART;
-    is_whole.then(|| entry(bytes).map(|entry| entry.read_at(time))).transpose()
+    entry(bytes).map(|entry| entry.read_at(time))
 }
 
 /// Reads the back-off of a name, and the failure that it follows.
@@ -140,30 +137,20 @@ pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Flags), Back
     Ok((Some(Countdown { left, remaining }), Flags::of(flags)?))
 }
 
-/// The reply to a commit.
-#[derive(Debug)]
-pub(super) enum CommitReply {
-    Done(Committed),
-    /// The staged entry is not there, and nothing was done.
-    Unstaged,
-    /// There is a newer entry, of which the reply has only a part.
-    PartOfNewer,
-}
-
-/// Reads the outcome of a commit, and its flags if it was made now.
-pub(super) fn committed(value: Value) -> Result<(CommitReply, Option<Flags>), BackendError> {
+/// Reads the outcome of a commit, and its flags if it was made now. Returns `None` if the staged
+/// entry was not there, and nothing was done.
+pub(super) fn committed(value: Value) -> Result<(Option<Committed>, Option<Flags>), BackendError> {
     let Value::Int(number) = value else {
-        let newer = newer(value)?.map(Committed::Newer);
-        return Ok((newer.map_or(CommitReply::PartOfNewer, CommitReply::Done), None));
+        return Ok((Some(Committed::Newer(newer(value)?)), None));
     };
     let outcome = match number >> 3 {
-        -1 => return Ok((CommitReply::Unstaged, None)),
-        0 if number == 0 => return Ok((CommitReply::Done(Committed::Refused), None)),
+        -1 => return Ok((None, None)),
+        0 if number == 0 => return Ok((Some(Committed::Refused), None)),
         1 => Committed::Pushed,
         2 => Committed::Stored,
         _ => return Err(unreadable(number)),
     };
-    Ok((CommitReply::Done(outcome), Some(Flags::of(number & 7)?)))
+    Ok((Some(outcome), Some(Flags::of(number & 7)?)))
 }
 
 /// The bits of a reply. The first says whether a lease was held, or an entry waited for. The others

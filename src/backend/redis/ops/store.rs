@@ -23,11 +23,7 @@ use futures_util::future::join_all;
 use redis::{Cmd, Pipeline, RedisWrite, Value};
 use tokio::time::Instant;
 
-use super::{
-    super::RedisBackend,
-    PART, millis,
-    replies::{self, CommitReply},
-};
+use super::{super::RedisBackend, millis, replies};
 use crate::{
     backend::{
         BackOff, Change, Claim, Claimed, Committed, Edit, Entry, EntryAnswers, Failure, Grant,
@@ -66,12 +62,17 @@ impl AgedNamespaces {
 
 #[async_trait]
 impl Store for RedisBackend {
-    async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        self.read(name, false).await
-    }
-
-    async fn get_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        self.read(name, true).await
+    async fn read(&self, name: &Name, aged: bool) -> Result<Option<Entry>, BackendError> {
+        if aged || self.0.aged.of(name).load(Ordering::Relaxed) {
+            return self.read_aged(name).await;
+        }
+        // The prefix is enough to find the slot in a cluster.
+        let value = self.0.servers.run(&of_entry("GET", name), name.prefix()).await?;
+        let answer = self.entry(value);
+        match self.lacks_age(name, &answer) {
+            true => self.read_aged(name).await,
+            false => answer,
+        }
     }
 
     /// With one command, if that is possible.
@@ -97,23 +98,12 @@ impl Store for RedisBackend {
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
             .arg(seen)
-            .arg(PART)
             .arg(if claim.listens { self.registration() } else { "" });
-        loop {
-            match self.claimed(claim, &call).await? {
-                // An entry that this caller had not seen would have been the answer.
-                Some(Claimed::Granted(grant)) if seen == 0 => {
-                    return Ok(Claimed::Granted(grant.without_entry()));
-                }
-                Some(claimed) => return Ok(claimed),
-                None => {}
-            }
-            let newer = Box::pin(self.read(&claim.name, false)).await?;
-            if let Some(entry) = newer.filter(|entry| entry.fence > seen) {
-                return Ok(Claimed::Newer(entry));
-            }
-            // The entry has gone meanwhile.
-        }
+        Ok(match self.claimed(claim, &call).await? {
+            // An entry that this caller had not seen would have been the answer.
+            Claimed::Granted(grant) if seen == 0 => Claimed::Granted(grant.without_entry()),
+            claimed => claimed,
+        })
     }
 
     async fn commit(
@@ -134,15 +124,10 @@ impl Store for RedisBackend {
                 self.0.is_awaited.store(flags.first(), Ordering::Relaxed);
             }
             match reply {
-                CommitReply::Done(outcome) => return Ok(outcome),
-                // The newer entry may be gone by now.
-                CommitReply::PartOfNewer => {
-                    let newer = Box::pin(self.read(&claim.name, false)).await?;
-                    return Ok(newer.map_or(Committed::Refused, Committed::Newer));
-                }
+                Some(outcome) => return Ok(outcome),
                 // A full server takes no staged entry, but it pushes what it cannot store.
-                CommitReply::Unstaged if is_staged => is_staged = false,
-                CommitReply::Unstaged => return self.checked(Err(replies::unreadable(reply))),
+                None if is_staged => is_staged = false,
+                None => return self.checked(Err(replies::unreadable("no staged entry"))),
             }
         }
     }
@@ -281,27 +266,12 @@ impl RedisBackend {
             .arg(entry.weight())
             .arg(ttl.map_or(0, millis))
             .arg(self.0.config.push_limit)
-            .arg(PART)
             .arg(self.0.process_channels.as_ref().map_or(String::new(), |own| own.start(name)))
             .arg(tiers)
             .answered_last(self.0.is_awaited.load(Ordering::Relaxed));
         match is_staged && ttl.is_some() {
             true => with_stage(call, name, &staged, entry),
             false => call,
-        }
-    }
-
-    /// Reads an entry, with its age if that is asked for or if the entry has windows.
-    async fn read(&self, name: &Name, aged: bool) -> Result<Option<Entry>, BackendError> {
-        if aged || self.0.aged.of(name).load(Ordering::Relaxed) {
-            return self.read_aged(name).await;
-        }
-        // The prefix is enough to find the slot in a cluster.
-        let value = self.0.servers.run(&of_entry("GET", name), name.prefix()).await?;
-        let answer = self.entry(value);
-        match self.lacks_age(name, &answer) {
-            true => Box::pin(self.read_aged(name)).await,
-            false => answer,
         }
     }
 

@@ -80,14 +80,15 @@ impl RedisBackend {
     /// Starts the task that publishes to this backend, unless it runs. It ends with the tiers.
     fn beat(&self) {
         let inner = Arc::downgrade(&self.0);
-        self.0.heartbeat.task.start(|| async move {
+        let beats = async move {
             while let Some(inner) = inner.upgrade().filter(|it| it.servers.channels().is_tapped()) {
                 inner.beat_once().await;
                 let every = lock(&inner.heartbeat.every).unwrap_or(Duration::from_millis(250));
                 drop(inner);
                 sleep(every).await;
             }
-        });
+        };
+        self.0.heartbeat.task.start(|| (beats, || ()));
     }
 }
 

@@ -24,22 +24,16 @@ end
 -- include: clock_ms, lease_at, holds_at, extend_hold, renew_lease
 local at = now_ms()
 local holder, held, left, foreign = lease_at(lease)
+local out = 0
+if not holder and not foreign then out, left, foreign = holds_at(shared, at) end
 if foreign then return foreign end
-if holder == owner then
+local is_mine = holder == owner
+  or not holder and units and extend_hold(shared, owner, units, at, lease_ms)
+if is_mine then
   -- It may have been handed over to it while it waited.
   redis.call('ZREM', queue, claim)
-  renew_lease(lease, fence, lease_ms, fence_ms)
-  return held
-end
-
-local out = 0
-if not holder then
-  out, left, foreign = holds_at(shared, at)
-  if foreign then return foreign end
-  if units and extend_hold(shared, owner, units, at, lease_ms) then
-    redis.call('ZREM', queue, claim)
-    return 0
-  end
+  if holder then renew_lease(lease, fence, lease_ms, fence_ms) end
+  return held or 0
 end
 
 -- include: first_alive, grant, hold
@@ -55,6 +49,7 @@ if not holder and missing <= 0 then
     else
       granted = grant(lease, fence, owner, lease_ms, fence_ms, 0, label)
     end
+    -- Not before: a full server lets all writes through in a script that has written.
     redis.call('ZREM', queue, claim)
     return granted
   end
@@ -64,25 +59,27 @@ elseif not holder then
   local range = { '(' .. at, '+inf', 'BYSCORE', 'LIMIT', last, 1, 'WITHSCORES' }
   left = (redis.call('ZRANGE', shared, unpack(range))[2] or at) - at
 end
-if entry_ms == '0' then return { 'held', held or 0, left, holder and 1 or out } end
 
 -- include: keep, full
 -- An entry keeps the place of its claim. Its score is its ticket: the microsecond in which it was
 -- taken, or the next number behind the last ticket of the queue.
-local process = string.sub(claim, 1, 16)
-if redis.call('ZSCORE', queue, claim) then
-  -- A full server lets all writes through in a script that has written, and this needs no memory.
-  -- An entry that its process had stopped to keep is taken anew.
-  local is_kept = kept_ms(deadlines, claim, at) > 0
-  redis.call('ZREM', is_kept and deadlines or queue, is_kept and process or claim)
-end
-local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2] or 0
-if is_full('ZADD', queue, 'NX', math.max(now(), last + 1), claim) then
-  -- No push tells the claim of a release then.
-  left = math.min(left, LOOK_MS)
-else
+local function enter_queue()
+  local process = string.sub(claim, 1, 16)
+  if redis.call('ZSCORE', queue, claim) then
+    -- Needs no memory. A full server lets all writes through in a script that has written. An entry
+    -- that its process had stopped to keep is taken anew.
+    local is_kept = kept_ms(deadlines, claim, at) > 0
+    redis.call('ZREM', is_kept and deadlines or queue, is_kept and process or claim)
+  end
+  local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2] or 0
+  if is_full('ZADD', queue, 'NX', math.max(now(), last + 1), claim) then
+    -- No push tells the claim of a release then.
+    left = math.min(left, LOOK_MS)
+    return
+  end
   keep(queue, entry_ms)
   redis.call('ZADD', deadlines, at + entry_ms, process)
   keep(deadlines, entry_ms)
 end
+if entry_ms ~= '0' then enter_queue() end
 return { 'held', held or 0, left, holder and 1 or out }

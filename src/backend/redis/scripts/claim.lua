@@ -1,14 +1,13 @@
 -- Grants the lease of an entry: with a new fence if it is free, or again to the owner that has it.
 -- Registers the process of any other owner, so that the end of the lease is pushed to it.
 --
--- Returns the fence if granted, or {'granted', fence, failures} if the last loads failed;
--- {'newer', entry, time} if an entry stands whose fence is greater than `seen`, cut after `part`
--- bytes; {'held', fence, ms left, 1}; or {'failed', ms left, failures, message} while the name
--- backs off.
+-- Returns the fence or {'granted', fence, failed loads} if granted; {'newer', entry, time} if an
+-- entry stands whose fence is greater than `seen`; {'held', fence, ms left, 1}; or
+-- {'failed', ms left, failures, message} while the name backs off.
 --
 -- process: that of the owner; '' if it listens to the channel of the name
 local lease, fence, entry, failure = unpack(KEYS)
-local owner, lease_ms, fence_ms, seen, part, process = unpack(ARGV)
+local owner, lease_ms, fence_ms, seen, process = unpack(ARGV)
 
 -- The usual case: there is neither a lease nor an entry, and no load has failed.
 -- include: clock_fence, set_lease
@@ -23,20 +22,16 @@ end
 -- include: lease_at, entry_at, grant, renew_lease, failure_at, full
 local holder, held, left, foreign, value = lease_at(lease)
 if foreign then return foreign end
-
 local wait_ms, failures, message = failure_at(failure)
-local function granted(with)
-  return failures > 0 and {'granted', with, failures} or with
-end
 if holder == owner then
   renew_lease(lease, fence, lease_ms, fence_ms)
-  return granted(held)
+  return {'granted', held, failures}
 end
 
-local found, stored = entry_at(entry, part - 1)
+local _, stored = entry_at(entry)
 -- Before version 7, a master that became a replica shows scripts what has expired.
-if found and stored > tonumber(seen) and redis.call('PTTL', entry) ~= 0 then
-  return {'newer', found, time_text()}
+if stored > tonumber(seen) and redis.call('PTTL', entry) ~= 0 then
+  return {'newer', redis.call('GET', entry), time_text()}
 end
 if holder then
   if process ~= '' and not string.find(value, ',' .. process, 1, true)
@@ -47,4 +42,4 @@ if holder then
   return {'held', held, left, 1}
 end
 if wait_ms > 0 then return {'failed', wait_ms, failures, message} end
-return granted(grant(lease, fence, owner, lease_ms, fence_ms, stored))
+return {'granted', grant(lease, fence, owner, lease_ms, fence_ms, stored), failures}

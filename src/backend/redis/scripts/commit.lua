@@ -2,8 +2,8 @@
 -- name. With a `ttl_ms` of '0', or on a full server, publishes the entry and does not write it.
 --
 -- Returns 16 if stored or 8 if only pushed, plus 1 if a client waited for it, plus REFUSED; 0 if
--- the fence is not the last one; {'newer', entry, time} if an entry with a greater fence stands,
--- cut after `part` bytes; -1 if the staged entry is not there, but could be pushed.
+-- the fence is not the last one; {'newer', entry, time} if an entry with a greater fence stands; -1
+-- if the staged entry is not there, but could be pushed.
 --
 -- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `head` and `rest`; or nil
@@ -12,7 +12,7 @@
 -- tiers: the channel of local tiers that may have the entry which this one replaces, or ''
 -- start: of the channels of processes; '' if the channels are shard channels of the name
 local lease, fence, entry, channel, failure, staged = unpack(KEYS)
-local owner, granted, head, rest, size, ttl_ms, push_limit, part, start, tiers = unpack(ARGV)
+local owner, granted, head, rest, size, ttl_ms, push_limit, start, tiers = unpack(ARGV)
 local UNSTAGED, STORED, STORED_REFUSED, PUSHED = -1, 16, 20, 8
 
 local time = redis.call('TIME')
@@ -45,9 +45,9 @@ end
 -- include: fence_at, entry_at, lease_at, end_lease, move_entry, publish_entry, tell_tiers
 local function commit_otherwise()
   local mine, last, is_committed = tonumber(granted), fence_at(fence)
-  local found, stored = entry_at(entry, part - 1)
+  local _, stored = entry_at(entry)
   if last ~= mine then
-    if found and stored > mine then return {'newer', found, stored_at} end
+    if stored > mine then return {'newer', redis.call('GET', entry), stored_at} end
     local holder, _, _, foreign = lease_at(lease)
     -- The lease stands if the server evicted the fence alone. It is lost with its registrations if
     -- the server lost its data. Any other lease is that of a later load.
@@ -72,10 +72,10 @@ local function commit_otherwise()
     else
       is_stored = redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok
     end
-    -- A full server refuses the write. The entry that stands is older, and is removed.
+    -- A full server refuses the write. The entry that stands is older.
     if not is_stored then redis.pcall('DEL', entry) end
   end
-  -- So a commit that is sent twice is recognised, even if the entry that it wrote is gone.
+  -- A commit that is sent twice is recognised, even if the entry that it wrote is gone.
   redis.pcall('SET', fence, granted .. ':c', 'KEEPTTL')
   redis.call('DEL', failure)
   local registered = lease_at(lease) == owner and end_lease(lease) or ''

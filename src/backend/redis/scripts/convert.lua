@@ -13,12 +13,9 @@ local claim, fence_ms, from, from_units = unpack(ARGV)
 local to, units, _, lease_ms, label = read_entry(claim)
 local at = now_ms()
 local holder, held, _, foreign = lease_at(lease)
-if foreign then return foreign end
 local out = 0
-if units or from_units ~= '' then
-  out, _, foreign = holds_at(shared, at)
-  if foreign then return foreign end
-end
+if not foreign and (units or from_units ~= '') then out, _, foreign = holds_at(shared, at) end
+if foreign then return foreign end
 
 local is_done = holder == to or units and held_until(shared, to, at)
 local is_held = holder == from

@@ -1,6 +1,6 @@
 -- Ends the lease of an entry if its owner has it, and publishes that, or why its load failed. With
--- a record of failed loads, no claim is granted for `wait_ms`. The record stands for `kept_ms`
--- after that, so that the next failure is counted with it.
+-- a record of failed loads, no claim is granted for `wait_ms`. It stands for `kept_ms` after that,
+-- so that the next failure is counted with it.
 --
 -- Returns 1 if it ended, plus REFUSED, or 0 if the owner does not have it.
 --

@@ -15,7 +15,7 @@ local process = string.sub(claims[1], 1, 16)
 local has_lapsed = kept_ms(deadlines, process, at) <= 0 and 1 or 0
 local dead = redis.call('ZRANGE', deadlines, '-inf', at, 'BYSCORE', 'LIMIT', 0, BATCH)
 if dead[1] then redis.call('ZREM', deadlines, unpack(dead)) end
--- A full server lets all writes through in a script that has written, and this needs no memory.
+-- Needs no memory. A full server lets all writes through in a script that has written.
 redis.call('PEXPIRE', queue, entry_ms)
 redis.call('ZADD', deadlines, at + entry_ms, process)
 redis.call('PEXPIRE', deadlines, entry_ms)

@@ -1,8 +1,7 @@
 -- Sets a latch unless there is one, or counts it down once for each id. A step by 0 only reads it.
 --
--- Returns 1 if the latch was set under this id, now or before, or 0 if under another id. Of a step,
--- returns {'left', count, ms until it ends, REFUSED or 0}, or {'unset'}. A step that is sent again
--- is told the count that it left.
+-- Returns 1 if the latch was set under this id, now or before, or 0. Of a step, returns
+-- {'left', the count that it left, ms until it ends, REFUSED or 0}, or {'unset'}.
 --
 -- set_ms: the time to live of a latch that is to be set; '' for a step
 local latch, channel = unpack(KEYS)
@@ -28,7 +27,7 @@ if left > 0 and told then return {'left', tonumber(told), ends, 0} end
 if left == 0 or count == '0' then return {'left', left, ends, 0} end
 
 left = math.max(0, left - count)
--- A full server lets all writes through in a script that has written, and this needs no memory.
+-- Needs no memory. A full server lets all writes through in a script that has written.
 redis.call('HDEL', latch, id)
 if left > 0 then
   redis.call('HSET', latch, 'left', left, id, left)

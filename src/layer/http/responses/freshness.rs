@@ -57,8 +57,8 @@ pub(crate) struct StaleWindows {
 impl StaleRules {
     /// Returns the settings of a cache.
     pub(crate) fn of(cache: &Cache<CachedResponse>) -> Self {
-        let while_revalidate = cache.stale_while_revalidate();
-        let if_error = cache.stale_if_error();
+        let options = &cache.settings().options;
+        let (while_revalidate, if_error) = (options.stale_while_revalidate, options.stale_if_error);
         let windows = StaleWindows { while_revalidate, if_error, validation: VALIDATION };
         Self { windows, limit: LIMIT }
     }

@@ -93,7 +93,7 @@ const PERSONAL: [HeaderName; 5] = [
 impl Http {
     /// Returns the size of the largest body that may be shared.
     pub(super) fn body_size_limit(&self) -> u64 {
-        self.0.max_body.min(self.0.cache.value_limit() as u64)
+        self.0.max_body.min(self.0.cache.settings().max_value as u64)
     }
 
     /// Classifies the response to a request, which `took` so long.

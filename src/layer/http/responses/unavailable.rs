@@ -83,7 +83,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 /// use http::StatusCode;
 ///
 /// let cache = http_cache(MemoryBackend::new(), "pages")
-///     .failure_policy(|error| match error.load_ref::<InnerServiceError>()?.status() {
+///     .after_failure(|error| match error.load_ref::<InnerServiceError>()?.status() {
 ///         // The service has a pool of connections that fills once a second.
 ///         StatusCode::BAD_GATEWAY => Some(AfterFailure::RetryAfter(Duration::from_secs(1))),
 ///         _ => None,

@@ -1,8 +1,8 @@
 -- What several topics need.
 
 -- part: read
--- Reads a key. Returns nil if it holds data of another type. Any other error fails the script, such
--- as a refusal by an ACL, which says nothing of what the key holds.
+-- Reads a key. Returns nil for data of another type. Any other error fails the script: the refusal
+-- of an ACL says nothing of what the key holds.
 local function read(command, ...)
   local reply = redis.pcall(command, ...)
   if type(reply) ~= 'table' or not reply.err then return reply end
@@ -35,7 +35,7 @@ local function keep(key, life_ms)
 end
 
 -- part: time
--- Returns the server's time in microseconds as text: 16 digits.
+-- Returns the server's time in microseconds as text of 16 digits.
 local function time_text()
   local time = redis.call('TIME')
   return time[1] .. string.sub('00000' .. time[2], -6)
@@ -43,7 +43,6 @@ end
 
 -- part: clock
 -- include: time
--- Returns the same as a number, which is exact until the year 2255.
 local function now()
   return tonumber(time_text())
 end
@@ -55,6 +54,5 @@ local function now_ms()
 end
 
 -- part: bounds
--- How many queue entries one script touches at most, and what it returns if there are more. It is
--- called again then.
+-- How many queue entries a script touches, and what it returns to be called again for more.
 local BATCH, AGAIN = 100, 8 -- luacheck: ignore AGAIN

@@ -2,22 +2,19 @@
 
 -- part: entry_at
 -- include: read
--- Returns the bytes of an entry up to the byte `last`, or its header of 88 bytes, and its fence; or
--- nil and 0. The whole header is checked: what only this script takes for an entry would stay in
--- the way.
-local function entry_at(key, last)
-  local value = read('GETRANGE', key, 0, last or 87)
-  if not value then return nil, 0 end
-  local digits = ('%d'):rep(16)
-  local fence = string.match(value, '^bw1[vu](' .. digits .. ')' .. digits .. ('%x'):rep(52))
+-- Returns the header of an entry and its fence, or nil and 0. The whole header is checked: what
+-- only this script takes for an entry would stay in the way.
+local function entry_at(key)
+  local header, digits = read('GETRANGE', key, 0, 87) or '', ('%d'):rep(16)
+  local fence = string.match(header, '^bw1[vu](' .. digits .. ')' .. digits .. ('%x'):rep(52))
   if not fence then return nil, 0 end
-  return value, tonumber(fence)
+  return header, tonumber(fence)
 end
 
 -- part: failure_at
 -- include: read
--- Returns for how many milliseconds a name still backs off, its failed loads in a row, and the
--- message of the last one; or 0 and 0.
+-- Returns for how many milliseconds a name backs off, its failed loads in a row, and the message of
+-- the last one; or 0 and 0.
 local function failure_at(key)
   local wait, kept, failures, message =
     string.match(read('GET', key) or '', '^(%d+),(%d+),(%d+),(.*)$')
@@ -33,8 +30,8 @@ end
 -- The greatest number of bytes that one script pushes to processes.
 local PUSHED_AT_ONCE = 1048576
 
--- Pushes an entry to all waiters. Announces it if it is larger than the limit, or if many processes
--- wait: with their number, since they fetch it one after another. Returns 1 if any waited, or 0.
+-- Pushes an entry to all waiters. One over the limit, or one that many processes wait for, is
+-- announced with their number: they fetch it one after another. Returns 1 if any waited, or 0.
 --
 -- bytes: the entry, or nil if it was staged; it is read if a waiter is to get it
 -- stored: its fence, its size and its key, or nil if it was not stored

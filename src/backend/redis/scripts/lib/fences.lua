@@ -24,14 +24,14 @@ end
 
 -- part: clock_fence
 -- include: time
--- Takes a fence from the clock, and returns its text: writes it and reads the last one in the same
--- call. Returns nil, and leaves the last one, unless the new one is known to be greater.
+-- Writes the time as the fence, and reads the last one in the same call. Returns its text; or nil,
+-- and leaves the last one, unless the new one is known to be greater.
 local function clock_fence(key, fence_ms)
   local fence = time_text()
   local last = redis.pcall('SET', key, fence, 'PX', fence_ms, 'GET')
   if not last then return fence end
   if type(last) ~= 'string' then return nil end
-  -- Texts of one length compare as numbers. The last fence may have the mark of a committed grant.
+  -- Texts of one length compare as numbers. The mark of a committed grant may follow.
   if last < fence and (#last == #fence or string.sub(last, #fence + 1) == ':c') then
     return fence
   end

@@ -1,5 +1,5 @@
--- The shared holds of a semaphore. A hold is as many members of a sorted set as it has units. Their
--- score is the millisecond in which they end together. The first is the owner, and tells it.
+-- The shared holds of a semaphore. A hold has a member of a sorted set for each unit, of which the
+-- first is its owner. Their score is the millisecond in which they end together.
 
 -- part: held_until
 -- include: read
@@ -11,8 +11,8 @@ end
 
 -- part: holds_at
 -- include: read, foreign
--- Returns how many units are out, and the milliseconds until the last one ends. Any other key is an
--- error, the third result.
+-- Returns how many units are out, and the milliseconds until the last one ends; or an error as the
+-- third result, for any other key.
 local function holds_at(set, at)
   local count = read('ZCOUNT', set, '(' .. at, '+inf')
   if not count or redis.call('PTTL', set) == -1 then
@@ -47,14 +47,14 @@ end
 
 -- part: extend_hold
 -- include: held_until, write_hold
--- Makes a hold that stands last its full time from now. Returns whether it stands. A hold without
--- all of its members does not stand, and none of them is revived.
+-- Makes a hold last its full time from now. Returns whether it stands. A hold without all of its
+-- members does not stand, and none of them is revived.
 local function extend_hold(set, owner, count, at, life_ms)
   local ends, score = held_until(set, owner, at), at + life_ms
   if not ends then return false end
   -- A member that has this score already would not count as changed.
   if score == ends then score = score + 1 end
-  -- A full server lets all writes through in a script that has written, and this needs no memory.
+  -- Needs no memory. A full server lets all writes through in a script that has written.
   redis.call('PEXPIRE', set, math.max(life_ms, redis.call('PTTL', set)))
   if write_hold(set, owner, count, score, 'XX', 'CH') == count then return true end
   write_hold(set, owner, count, ends, 'XX')

@@ -32,7 +32,7 @@ end
 -- part: grant
 -- include: fence_text, fence_at, next_fence, set_lease
 -- Grants a lease with a new fence, greater than `stored`, and returns that. A full server refuses
--- the first write or none: in a script that has written it lets all writes through.
+-- the first write or none.
 local function grant(lease, fence_key, owner, lease_ms, fence_ms, stored, label)
   local fence = next_fence(fence_at(fence_key), stored)
   local text = fence_text(fence)

@@ -16,8 +16,8 @@ end
 
 -- part: process_channels
 -- Returns the start of the channels of processes for the name with this channel, and how a message
--- on them begins. A process has one channel for all names of a namespace and family, so a message
--- begins with the name. In a cluster it has a shard channel for each name.
+-- on them begins: one channel is for all names of a namespace and family. In a cluster, each name
+-- has shard channels of its own.
 local function process_channels(channel)
   local scope, name, database = string.match(channel, '^([^{]*)({[^}]*}:)c(.*)$')
   if not scope then return channel .. ':', '' end
@@ -46,8 +46,8 @@ local function publish_to_all(channel, registered, message)
 end
 
 -- part: tell_tiers
--- Tells the local tiers that may have an entry that it changes under this fence. The scripts do so
--- before the change. A refusal is ignored.
+-- Tells the local tiers that an entry changes under this fence, before it does. A refusal is
+-- ignored.
 local function tell_tiers(tiers, lease, text)
   if tiers ~= '' then redis.pcall('PUBLISH', tiers, string.sub(lease, 1, -2) .. 'i' .. text) end
 end

@@ -13,8 +13,8 @@ local function read_entry(claim)
 end
 
 -- part: kept_ms
--- Returns the milliseconds for which a claim's process still keeps its queue entries; zero or less
--- if it has stopped to. A process has one deadline for all of its entries in a queue.
+-- Returns the milliseconds for which a claim's process still keeps its queue entries. A process has
+-- one deadline for all of its entries in a queue.
 local function kept_ms(deadlines, claim, at)
   return (redis.call('ZSCORE', deadlines, string.sub(claim, 1, 16)) or 0) - at
 end
@@ -58,8 +58,8 @@ local HANDOVER_MS = 2000
 local UNITS = 500
 
 -- Grants what is free to the claims at the head of the queue, in their order and while they fit.
--- There must be no sole holder. A process gets one message for all of its shared claims: each has
--- its owner, and after how many milliseconds from its ticket its lease ends.
+-- There must be no sole holder. Each claim hears of its fence, and of how many milliseconds lie
+-- between its ticket and the end of its lease.
 --
 -- A claim whose process does not hear of its grant keeps its place, or is dropped: `read_entry`.
 -- The claims of a process that has stopped to keep its entries are dropped.
@@ -74,64 +74,49 @@ local function grant_next(at, fence_ms, returned)
   local out, _, foreign = holds_at(shared, at)
   if foreign then return 0, nil, false, foreign end
 
-  local groups, gone, moved, again = {}, {}, returned, 0
-  local is_heard, unheard_ms, is_empty = false, nil, false
+  local gone, moved, again = {}, returned, 0
+  local is_heard, unheard_ms, stamp = false, nil, nil
   local head = heads_of(queue)
   for index = 1, BATCH do
     local claim, ticket = head(index)
     if not claim then
-      is_empty = not groups[1]
+      if not is_heard and #gone == index - 1 then redis.call('DEL', deadlines) end
       break
     end
     local owner, units, limit, lease_ms, label, need = read_entry(claim)
     local left, life = kept_ms(deadlines, claim, at), math.min(HANDOVER_MS, lease_ms)
-    local text = owner .. math.max(at - math.floor(ticket / 1000) + life, 0)
     if left <= 0 then
       gone[#gone + 1] = claim
-    elseif units and out + units > tonumber(limit) or not units and out > 0 then
+    elseif (units and out + units - limit or out) > 0 then
       break
-    elseif not units then
-      local granted = fence_text(grant(lease, fence, owner, life, fence_ms, 0, label))
-      is_heard = publish_to_process(channel, owner, 'g' .. granted .. text) > 0
-      if not is_heard then redis.call('DEL', lease) end
-      if not is_heard and (need == 'f' or refused > 0) then
-        unheard_ms = left
-        break
-      end
-      gone[#gone + 1] = claim
-      if is_heard then break end
-    elseif moved > 0 and moved + units > UNITS then
+    elseif units and moved > 0 and moved + units > UNITS then
       again = AGAIN
       break
     else
-      local process = string.sub(owner, 1, 16)
-      local group = groups[process]
-      if not group then
-        group = { left = left, claims = {}, texts = {} }
-        groups[process], groups[#groups + 1] = group, group
+      -- The time stands for the fence of units: a push that is older than another holder is known
+      -- by it.
+      stamp = units and (stamp or now())
+      local given = stamp or grant(lease, fence, owner, life, fence_ms, 0, label)
+      local ends = math.max(at - math.floor(ticket / 1000) + life, 0)
+      local message = 'g' .. fence_text(given) .. owner .. ends
+      local hears = publish_to_process(channel, owner, message) > 0
+      if units then
+        out, moved = out + units, moved + units
+        if hears then hold(shared, owner, units, at, life) end
+      elseif not hears then
+        redis.call('DEL', lease)
       end
-      out, moved = out + units, moved + units
-      group.claims[#group.claims + 1] = claim
-      group.texts[#group.texts + 1] = text
-      group[#group + 1] = { owner, units, at, life }
+      is_heard = is_heard or hears
+      if hears or need == 'x' and refused == 0 then
+        gone[#gone + 1] = claim
+      else
+        unheard_ms = math.min(unheard_ms or left, left)
+      end
+      if not units and (hears or unheard_ms) then break end
     end
     if index == BATCH then again = AGAIN end
   end
-
-  -- The time stands for a fence: a push that is older than another holder is known by it.
-  local stamp = groups[1] and 'g' .. fence_text(now())
-  for _, group in ipairs(groups) do
-    local message = stamp .. table.concat(group.texts, ',')
-    if publish_to_process(channel, group[1][1], message) > 0 then
-      is_heard = true
-      for _, one in ipairs(group) do hold(shared, unpack(one)) end
-      redis.call('ZREM', queue, unpack(group.claims))
-    else
-      unheard_ms = math.min(unheard_ms or group.left, group.left)
-    end
-  end
   if gone[1] then redis.call('ZREM', queue, unpack(gone)) end
-  if is_empty then redis.call('DEL', deadlines) end
   if not is_heard and not gone[1] and returned == 0 then again = 0 end
   return again, unheard_ms, is_heard
 end
