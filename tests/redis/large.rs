@@ -133,11 +133,11 @@ struct Reload {
 }
 
 impl Reload {
-    async fn begin() -> Self {
+    async fn begin(size: usize) -> Self {
         let server = RedisServer::start().await;
         let backend = open(&server);
         let (name, raw) = (name("k"), server.raw().await);
-        let first = backend.edit(&name, &Edit::Put(large(1), LIMIT), LIMIT).await.unwrap();
+        let first = backend.edit(&name, &Edit::Put(sized(1, size), LIMIT), LIMIT).await.unwrap();
         let (claim, grant) = begun(&backend, &name, first).await;
         Self { _server: server, backend, name, raw, first, claim, grant }
     }
@@ -250,21 +250,25 @@ async fn a_large_write_that_is_refused_leaves_nothing() {
 
 #[tokio::test]
 async fn a_full_server_refuses_large_writes_as_it_refuses_small_ones() {
-    let Reload { _server, backend, name, mut raw, first, claim, grant } = Reload::begin().await;
-    raw.config_set("maxmemory", "1").await;
-    let error = backend.edit(&name, &Edit::Put(large(2), LIMIT), LIMIT).await.unwrap_err();
-    assert_eq!(error.kind(), BackendErrorKind::Refused);
-    assert!(format!("{error:#}").contains("OOM"), "{error:#}");
-    let stands = backend.get(&name).await.unwrap();
-    assert!(stands == Some(large(1).with_fence(first)), "the put changed something");
-    let outcome = backend.commit(&claim, &grant, &large(3), Some(LIMIT)).await.unwrap();
-    assert_eq!(outcome, Committed::Pushed);
-    assert_eq!(raw.keys("t:c:*").await, [name.suffixed("f")]);
+    for size in [10, MIB] {
+        let reload = Reload::begin(size).await;
+        let Reload { _server, backend, name, mut raw, first, claim, grant } = reload;
+        raw.config_set("maxmemory", "1").await;
+        let put = Edit::Put(sized(2, size), LIMIT);
+        let error = backend.edit(&name, &put, LIMIT).await.unwrap_err();
+        assert_eq!(error.kind(), BackendErrorKind::Refused);
+        assert!(format!("{error:#}").contains("OOM"), "{error:#}");
+        let stands = backend.get(&name).await.unwrap();
+        assert!(stands == Some(sized(1, size).with_fence(first)), "the put changed something");
+        let outcome = backend.commit(&claim, &grant, &sized(3, size), Some(LIMIT)).await.unwrap();
+        assert_eq!(outcome, Committed::Pushed);
+        assert_eq!(raw.keys("t:c:*").await, [name.suffixed("f")]);
+    }
 }
 
 #[tokio::test]
 async fn a_large_write_survives_a_flush_of_the_scripts() {
-    let Reload { _server, backend, name, mut raw, claim, grant, .. } = Reload::begin().await;
+    let Reload { _server, backend, name, mut raw, claim, grant, .. } = Reload::begin(MIB).await;
     raw.run::<()>(&["SCRIPT", "FLUSH"]).await;
     let outcome = backend.commit(&claim, &grant, &large(2), Some(LIMIT)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);

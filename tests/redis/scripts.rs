@@ -554,32 +554,6 @@ async fn a_large_entry_is_announced_and_not_pushed() {
 
 // A full server
 
-/// `SET` is refused at `maxmemory`, but `GET`, `DEL` and `PEXPIRE` pass. A holder keeps its lease
-/// and can release it.
-#[tokio::test]
-async fn leases_are_renewed_and_released_on_a_full_server() {
-    let server = RedisServer::start().await;
-    let backend = open(server.url());
-    let mut raw = server.raw().await;
-    let name = name("k");
-    let (first, second) = (claim(&name), claim(&name));
-    begun(&backend, &first).await;
-    full(&mut raw).await;
-    raw.age(LEASE / 2).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::Held]);
-    assert!(raw.pttl(&name.suffixed("l")).await > 31_000, "the lease was not renewed");
-    assert!(matches!(backend.acquire(&second).await, Ok(Acquired::Occupied(_))));
-    assert!(matches!(backend.acquire(&first).await, Ok(Acquired::Granted(_))));
-    assert!(backend.release(&first).await.unwrap());
-    let error = backend.acquire(&second).await.unwrap_err();
-    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
-    let error = backend.claim(&second, 0).await.unwrap_err();
-    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
-    assert_eq!(raw.keys("*:l").await, [""; 0]);
-    roomy(&mut raw).await;
-    begun(&backend, &second).await;
-}
-
 /// One rule for all modes: a new lease or hold needs memory, and so does a place in a queue.
 #[tokio::test]
 async fn acquisitions_of_every_mode_are_refused_on_a_full_server() {
@@ -592,13 +566,20 @@ async fn acquisitions_of_every_mode_are_refused_on_a_full_server() {
         let claim = |lease| Claim::new(lock.clone().unwrap(), mode, lease, FENCE_LIFE);
         let held = claim(LEASE);
         assert!(matches!(backend.acquire(&held).await, Ok(Acquired::Granted(_))), "{mode:?}");
+        raw.age(LEASE / 2).await;
         full(&mut raw).await;
-        // A lease that is held is granted again and renewed.
-        assert!(matches!(backend.acquire(&held).await, Ok(Acquired::Granted(_))), "{mode:?}");
+        // A lease that is held is renewed and granted again.
         assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Held]);
+        let left = backend.holder(&held.name, mode).await.unwrap().unwrap().remaining;
+        assert!(left > LEASE * 3 / 4, "{mode:?} was not renewed: {left:?}");
+        assert!(matches!(backend.acquire(&held).await, Ok(Acquired::Granted(_))), "{mode:?}");
         assert!(backend.release(&held).await.unwrap());
         let error = backend.acquire(&claim(LEASE)).await.unwrap_err();
         assert_eq!(error.kind(), BackendErrorKind::Refused, "{mode:?}: {error}");
+        if mode == Mode::Exclusive {
+            let error = backend.claim(&claim(LEASE), 0).await.unwrap_err();
+            assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
+        }
         roomy(&mut raw).await;
     }
 }
@@ -641,24 +622,6 @@ async fn an_invalidation_passes_on_a_full_server() {
     roomy(&mut raw).await;
     let outcome = backend.commit(&under_way, &grant, &value("old"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Refused);
-}
-
-#[tokio::test]
-async fn a_put_on_a_full_server_fails_and_changes_nothing() {
-    let server = RedisServer::start().await;
-    let backend = open(server.url());
-    let mut raw = server.raw().await;
-    let name = name("k");
-    let first = backend.edit(&name, &Edit::Put(value("old"), TTL), FENCE_LIFE).await.unwrap();
-    let refresh = claim(&name);
-    let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else { panic!() };
-    full(&mut raw).await;
-    let error = backend.edit(&name, &Edit::Put(value("new"), TTL), FENCE_LIFE).await.unwrap_err();
-    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
-    assert_eq!(backend.get(&name).await.unwrap(), Some(value("old").with_fence(first)));
-    roomy(&mut raw).await;
-    let outcome = backend.commit(&refresh, &grant, &value("loaded"), Some(TTL)).await.unwrap();
-    assert_eq!(outcome, Committed::Stored);
 }
 
 // Rights
