@@ -187,12 +187,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 }
             }
             // The cache is shut down, or a loader asks for a key that waits for it.
-            match takes_heads {
-                true => Ok(FlightResult::Alone(Alone::Uncacheable)),
-                false => {
-                    Box::pin(Run::load_for_caller(&core, &key, own, work.map(loader::boxed))).await
-                }
+            if takes_heads {
+                return Ok(FlightResult::Alone(Alone::Uncacheable));
             }
+            Box::pin(Run::load_for_caller(&core, &key, own, work.map(loader::boxed))).await
         }
     }
 }
