@@ -103,7 +103,7 @@ impl BellwetherLayer<Http> {
     ///
     /// This section describes [`Policy::careful`](super::Policy::careful), the default, which is an
     /// allow-list. Every other request passes through as if the layer were not there.
-    /// [`Policy`](super::Policy) compares it with [`rfc9111`](super::Policy::rfc9111), which shares
+    /// [`Policy`] compares it with [`rfc9111`](super::Policy::rfc9111), which shares
     /// more. A request takes part if all of these hold:
     ///
     /// - It is a `GET` or a `HEAD` without a body.
