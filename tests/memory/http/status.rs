@@ -14,7 +14,7 @@ async fn each_answer_says_how_the_cache_answered() {
         answer.body(Body::from(call.to_string())).unwrap()
     });
     let layer = http_layer(cache(&MemoryBackend::new())).cache_status();
-    let service = layer.layer(inner);
+    let service = layer.layer(inner.clone());
     let mut cold: Vec<_> = ask_all(std::slice::from_ref(&service), (0..3).map(|_| get("/"))).await;
     cold.sort_by_key(|answer| status(answer).to_owned());
     let cold: Vec<_> = cold.iter().map(status).collect();
@@ -30,6 +30,10 @@ async fn each_answer_says_how_the_cache_answered() {
     assert_eq!(status(&ask(&service, get("/")).await), "hit; ttl=59");
     let own = ask(&service, get_with(&[("authorization", "a")])).await;
     assert_eq!(status(&own), "fwd=bypass; detail=\"authorization\"");
+    let refusing = Faulty::new(|_| Some(Fault::Refuse));
+    let layer = http_layer(http_cache(refusing, "bellwether").build().unwrap()).cache_status();
+    let degraded = ask(&layer.layer(inner), get("/")).await;
+    assert_eq!(status(&degraded), "fwd=uri-miss; detail=degraded");
 }
 
 #[tokio::test(start_paused = true)]
