@@ -40,6 +40,8 @@ async fn one_sentinel_with_an_answer_is_enough_and_is_asked_alone_afterwards() {
     let urls = [gone, silent.url(), ignorant.url(), knows.url()];
     let backend = patient().sentinels(&urls, "flock").build().unwrap();
     backend.ping().await.unwrap();
+    let asked = async || ignorant.asked() >= 1;
+    assert!(comes_true(LIMIT, asked).await, "not all are asked");
     let before = ignorant.asked();
     let asked_again = async || knows.asked() > 2;
     assert!(comes_true(LIMIT, asked_again).await, "the backend no longer asks for the master");
