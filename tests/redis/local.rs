@@ -114,6 +114,23 @@ async fn a_refresh_in_another_process_ends_the_copy() {
     }
 }
 
+/// An entry without a stale window is read with its age where a cache refreshes early, also without
+/// a tier.
+#[tokio::test]
+async fn a_value_is_refreshed_early_by_the_clock_of_the_server() {
+    let (server, ttl) = (RedisServer::start().await, Duration::from_secs(600));
+    let builder = Cache::<u64>::builder(testkit::open(server.url()), "early").ttl(ttl);
+    let cache = builder.early_refresh(EarlyRefresh::Within(ttl / 4)).build().unwrap();
+    cache.insert("k", &1).await.unwrap();
+    let ask = async || cache.get_or_load("k", |_| async { Ok::<_, BoxError>(2) }).await.unwrap();
+    server.raw().await.age(ttl / 2).await;
+    assert_eq!((ask().await, cache.stats().loads), (1, 0));
+    server.raw().await.age(ttl / 3).await;
+    assert_eq!(ask().await, 1);
+    assert!(comes_true(LIMIT, async || ask().await == 2).await, "the value is not refreshed");
+    assert_eq!(cache.stats().loads, 1);
+}
+
 /// Reads from a process for a while, during which another one writes. Asserts that no read is
 /// older than the bound. Returns how many reads were of a copy.
 async fn read_and_write(here: &Cache<u64>, there: &Cache<u64>, time: Duration) -> usize {
