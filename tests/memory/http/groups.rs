@@ -1,9 +1,11 @@
 //! Groups of responses (RFC 9875), and surrogate keys.
 
-use tokio::{sync::mpsc, time::Duration};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::time::Duration;
 
-use super::prelude::*;
+use super::{
+    bodies::{data, fed},
+    prelude::*,
+};
 
 fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
     http_cache(backend.clone(), "bellwether").tags().build().unwrap()
@@ -158,38 +160,40 @@ async fn without_tags_groups_are_headers_as_others() {
     assert!(is_stored(&service, "/a").await);
 }
 
-/// A group ends while the body of a response is on its way. Who asks afterwards does not get it.
+/// A group ends in the process or in another one while the body of a response is on its way. Who
+/// asks afterwards does not get it.
 #[tokio::test(start_paused = true)]
 async fn a_stream_whose_group_has_ended_is_for_those_who_asked_before() {
-    let (first, body) = mpsc::channel::<Result<Bytes, std::io::Error>>(4);
-    let body = std::sync::Mutex::new(Some(Body::from_stream(ReceiverStream::new(body))));
-    let body = std::sync::Arc::new(body);
-    let (inner, calls) = origin(move |call, request| {
-        let answer = Response::builder().header("cache-groups", "\"a\"");
-        match (request.method().as_str(), body.lock().unwrap().take()) {
-            ("GET", Some(body)) => answer.body(body).unwrap(),
-            _ => answer.body(Body::from(call.to_string())).unwrap(),
-        }
-    });
-    let cache = cache(&MemoryBackend::new());
-    let service = http_layer(cache.clone()).layer(inner);
-    let asks = |service: &Layered| {
-        let service = service.clone();
-        tokio::spawn(async move { ask(&service, request("GET", "shop", "/a", &[])).await })
-    };
-    let before = asks(&service);
-    sleep(Duration::from_millis(100)).await;
-    first.send(Ok(Bytes::from("old"))).await.unwrap();
-    let also_before = asks(&service);
-    sleep(Duration::from_millis(100)).await;
-    cache.clear().await.unwrap();
-    let after = asks(&service);
-    sleep(Duration::from_millis(100)).await;
-    drop(first);
-    for before in [before, also_before] {
-        assert_eq!(before.await.unwrap().text(), "old");
+    for ends in [0, 1] {
+        let backend = MemoryBackend::new();
+        let caches = [(); 2].map(|()| cache(&backend));
+        let (inner, mut feeds) = fed(&[("cache-groups", "\"a\"")]);
+        let service = http_layer(caches[0].clone()).layer(inner);
+        let asks = async || {
+            let service = service.clone();
+            let asked = tokio::spawn(async move {
+                ask(&service, request("GET", "shop", "/a", &[])).await.text().to_owned()
+            });
+            sleep(Duration::from_millis(100)).await;
+            asked
+        };
+        let before = asks().await;
+        let feed = feeds.recv().await.unwrap();
+        feed.send(data("old")).unwrap();
+        let also_before = asks().await;
+        caches[ends].invalidate_tag(" shop a").await.unwrap();
+        let after = asks().await;
+        drop(feed);
+        assert_eq!(
+            (before.await.unwrap(), also_before.await.unwrap()),
+            ("old".into(), "old".into())
+        );
+        sleep(Duration::from_millis(100)).await;
+        let new = feeds.try_recv().expect("a caller joined a body whose group has ended");
+        new.send(data("new")).unwrap();
+        drop(new);
+        assert_eq!(after.await.unwrap(), "new");
     }
-    assert_eq!((after.await.unwrap().text(), calls.count()), ("2", 2));
 }
 
 /// The groups of a response that was validated are those that it has then.
