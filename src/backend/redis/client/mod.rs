@@ -39,7 +39,10 @@ pub(super) use self::{
     settings::RedisConfig,
     task::OnDemandTask,
 };
-pub use self::{replicas::Replicas, sentinel::SentinelMaster, settings::Credentials};
+pub use self::{
+    sentinel::SentinelMaster,
+    settings::{Credentials, Replicas},
+};
 
 use self::{
     cluster::Cluster,
