@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    connect::{Connection, connect, prepare},
+    connect::{Connection, prepare},
     failure::{CommandFailure, ends_connection},
     node::NodeEvents,
     push::{PushService, Pushes, Subscriptions},
@@ -197,7 +197,7 @@ impl KeptConnection {
                 pushes.receive(push);
             }
         };
-        let current = connect(&self.endpoint, watch, &self.config, broken, on_push).await?;
+        let current = self.endpoint.connect(watch, &self.config, broken, on_push).await?;
         let Some(current) = current.map(Arc::new) else { return Ok(None) };
         let is_late =
             self.current.failure().is_some() || begun.elapsed() > self.config.command_timeout;

@@ -1,4 +1,5 @@
-//! The settings of a backend: how long it waits, where a server is, and how to log in there.
+//! The settings of a backend: how long it waits, how many replicas confirm a grant, where a server
+//! is, and how to log in there.
 
 use std::{fmt, io, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
