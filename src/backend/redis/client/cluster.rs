@@ -23,8 +23,9 @@ use tokio::{
 
 use super::{
     connect::ask,
+    events::{ChannelScope, NodeEvents},
     failure::{CommandFailure, CommandRetry},
-    node::{ChannelScope, Node, NodeEvents},
+    node::Node,
     sentinel::Endpoint,
     settings::{self, Access, ConnectTarget, RedisConfig},
     task::{Finding, OnDemandTask},
