@@ -86,6 +86,9 @@ pub(crate) enum OnFull {
     Refuse,
 }
 
+/// Returns whether a value says that there is none.
+pub(super) type IsNegative<V> = dyn Fn(&V) -> bool + Send + Sync;
+
 /// Each field is a setting of [`Builder`](super::Builder).
 pub(crate) struct Settings {
     pub(super) namespace: Namespace,
@@ -106,77 +109,6 @@ pub(crate) struct Settings {
     pub(super) outage_memory: Option<usize>,
     pub(super) local: Option<LocalTier>,
     pub(crate) has_tags: bool,
-}
-
-/// Returns whether a value says that there is none.
-pub(super) type IsNegative<V> = dyn Fn(&V) -> bool + Send + Sync;
-
-/// The settings of a [local tier](super::Builder::local): how much it keeps, and how far it may be
-/// behind the backend.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{BoxError, Cache, MemoryBackend, cache::LocalTier};
-///
-/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
-///     .local(LocalTier::weight(16 << 20).max_staleness(Duration::from_millis(500)))
-///     .build()?;
-/// for _ in 0..3 {
-///     cache.get_or_load("stock:42", |_lead| async { Ok::<_, BoxError>(17) }).await?;
-/// }
-/// assert_eq!(cache.get_local("stock:42"), Some(17));
-/// // Of four callers one loaded, one asked the backend, and two were served the copy.
-/// assert_eq!((cache.stats().led, cache.stats().hits, cache.stats().local), (1, 1, 2));
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LocalTier {
-    pub(super) weight: usize,
-    pub(super) max_age: Duration,
-    pub(super) max_staleness: Duration,
-}
-
-impl Default for LocalTier {
-    /// A tier of 64 MiB.
-    fn default() -> Self {
-        Self::weight(64 << 20)
-    }
-}
-
-impl LocalTier {
-    /// Creates settings with the greatest weight of all copies: their encoded values, their keys,
-    /// and 470 bytes for each. A copy that takes much of it is not kept. What the tier notes of
-    /// changes takes 0.25 MiB more.
-    pub fn weight(bytes: usize) -> Self {
-        let (max_age, max_staleness) = (Duration::from_secs(10), Duration::from_secs(1));
-        Self { weight: bytes, max_age, max_staleness }
-    }
-
-    /// Sets how long a copy is served at most before the backend is asked again. Defaults to 10 s;
-    /// at least 1 ms.
-    ///
-    /// It bounds the changes that no message tells of: a foreign write, an eviction, a `FLUSHALL`,
-    /// a step of the server's clock, and a change by a process that may not publish.
-    pub fn max_age(mut self, time: Duration) -> Self {
-        self.max_age = time;
-        self
-    }
-
-    /// Sets how far a copy may be behind the backend. Defaults to 1 s; from 100 ms to 2 s.
-    ///
-    /// Each process with a tier sends itself a message four times in this time.
-    pub fn max_staleness(mut self, time: Duration) -> Self {
-        self.max_staleness = time;
-        self
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        at_least("local.weight", self.weight, 1)?;
-        at_least("local.max_age", self.max_age, Duration::from_millis(1))?;
-        at_least("local.max_staleness", self.max_staleness, Duration::from_millis(100))?;
-        at_most("local.max_staleness", self.max_staleness, GREATEST_STALENESS)
-    }
 }
 
 impl Default for Options {
@@ -289,6 +221,74 @@ impl Settings {
         self.local.iter().try_for_each(LocalTier::check)?;
         at_least("max_key", self.max_key, 1)?;
         at_least("max_value", self.max_value, 1)
+    }
+}
+
+/// The settings of a [local tier](super::Builder::local): how much it keeps, and how far it may be
+/// behind the backend.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{BoxError, Cache, MemoryBackend, cache::LocalTier};
+///
+/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
+///     .local(LocalTier::weight(16 << 20).max_staleness(Duration::from_millis(500)))
+///     .build()?;
+/// for _ in 0..3 {
+///     cache.get_or_load("stock:42", |_lead| async { Ok::<_, BoxError>(17) }).await?;
+/// }
+/// assert_eq!(cache.get_local("stock:42"), Some(17));
+/// // Of four callers one loaded, one asked the backend, and two were served the copy.
+/// assert_eq!((cache.stats().led, cache.stats().hits, cache.stats().local), (1, 1, 2));
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalTier {
+    pub(super) weight: usize,
+    pub(super) max_age: Duration,
+    pub(super) max_staleness: Duration,
+}
+
+impl Default for LocalTier {
+    /// A tier of 64 MiB.
+    fn default() -> Self {
+        Self::weight(64 << 20)
+    }
+}
+
+impl LocalTier {
+    /// Creates settings with the greatest weight of all copies: their encoded values, their keys,
+    /// and 470 bytes for each. A copy that takes much of it is not kept. What the tier notes of
+    /// changes takes 0.25 MiB more.
+    pub fn weight(bytes: usize) -> Self {
+        let (max_age, max_staleness) = (Duration::from_secs(10), Duration::from_secs(1));
+        Self { weight: bytes, max_age, max_staleness }
+    }
+
+    /// Sets how long a copy is served at most before the backend is asked again. Defaults to 10 s;
+    /// at least 1 ms.
+    ///
+    /// It bounds the changes that no message tells of: a foreign write, an eviction, a `FLUSHALL`,
+    /// a step of the server's clock, and a change by a process that may not publish.
+    pub fn max_age(mut self, time: Duration) -> Self {
+        self.max_age = time;
+        self
+    }
+
+    /// Sets how far a copy may be behind the backend. Defaults to 1 s; from 100 ms to 2 s.
+    ///
+    /// Each process with a tier sends itself a message four times in this time.
+    pub fn max_staleness(mut self, time: Duration) -> Self {
+        self.max_staleness = time;
+        self
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        at_least("local.weight", self.weight, 1)?;
+        at_least("local.max_age", self.max_age, Duration::from_millis(1))?;
+        at_least("local.max_staleness", self.max_staleness, Duration::from_millis(100))?;
+        at_most("local.max_staleness", self.max_staleness, GREATEST_STALENESS)
     }
 }
 
