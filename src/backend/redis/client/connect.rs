@@ -96,8 +96,8 @@ pub(super) async fn connect(
         let (driven, limit) = (progress.clone(), settings.command_timeout);
         let driver = tokio::spawn(async move { driven.drive(driver, limit).await });
         let driver = AbortOnDropHandle::new(driver);
-        // It takes up to four round trips to make one.
-        let reconnect_limit = limit.saturating_add(round_trip.saturating_mul(4));
+        // It takes up to four round trips to make one. A slower first answer was a busy moment.
+        let reconnect_limit = limit.saturating_add(round_trip.min(limit).saturating_mul(4));
         Connection { commands: connection, progress, broken, reconnect_limit, _driver: driver }
     }))
 }
