@@ -21,7 +21,7 @@ use crate::{
 
 /// A lease that is held: how long it lasts, and whether it is lost.
 ///
-/// Each guard of a lock dereferences to the lease of its lock.
+/// Each guard of one lock dereferences to its lease.
 ///
 /// # Examples
 ///

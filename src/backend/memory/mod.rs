@@ -2,8 +2,8 @@
 //!
 //! It keeps the rules of the Redis backend to the letter, so that code which works here works
 //! there. Its fleet is the caches and locks of one process. `stored` and `data` have the tables,
-//! `entries`, `semaphores` and `latches` the rules. None of them locks or waits: this file puts a mutex around
-//! the data, and pushes the changes.
+//! `entries`, `semaphores` and `latches` the rules. None of them locks or waits: this file puts a
+//! mutex around the data, and pushes the changes.
 
 mod data;
 mod entries;
