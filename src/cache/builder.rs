@@ -218,8 +218,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// processes of the fleet to a version with this method before you call it: an older one tells
     /// no tier of its changes.
     ///
-    /// A copy is a clone of the value, so let `V` be cheap to clone, such as an `Arc`. Callers that
-    /// are served one count as [`Source::Local`](super::Source::Local).
+    /// A copy is a clone of the value, so let `V` be cheap to clone, such as an `Arc` (with serde's
+    /// feature `rc`). Callers that are served one count as [`Source::Local`](super::Source::Local).
     pub fn local(mut self, tier: LocalTier) -> Self {
         self.settings.local = Some(tier);
         self

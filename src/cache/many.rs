@@ -52,7 +52,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// `key_of` returns the key of an id. 128 keys are looked up in one round trip. The loader is
     /// called once for the ids that this process leads, with one of the [permits to
     /// load](super::Builder::max_loads). It is called again for a key that was waited for and is to
-    /// be loaded here after all, such as when another process died.
+    /// be loaded here after all, such as when another process died. So clone what it uses inside
+    /// the closure: `move |batch| { let db = db.clone(); async move { … } }`.
     ///
     /// Each key has its own flight, lease, fence, windows and back-off, as with
     /// [`get_or_load`](Self::get_or_load). So it shares its load with single calls and with batches
@@ -117,7 +118,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         async move { Ok(loads.await?.into_iter().map(value).collect()) }
     }
 
-    /// As [`get_or_load_many`](Self::get_or_load_many). It also says where each value came from.
+    /// As [`get_or_load_many`](Self::get_or_load_many), with such a loader. It also says where each
+    /// value came from.
     ///
     /// # Errors
     ///
@@ -358,7 +360,8 @@ impl<I: Eq + Hash, V> Batch<I, V> {
         &self.ids
     }
 
-    /// Returns the ids, each with the lease that it is loaded under.
+    /// Returns the ids, each with the lease that it is loaded under, such as to
+    /// [tag](Lead::tag) its value.
     pub fn leads(&self) -> impl Iterator<Item = (&I, &Lead<V>)> {
         self.ids.iter().zip(&self.leads)
     }
