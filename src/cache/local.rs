@@ -65,6 +65,8 @@ const USUAL_ROW: usize = 1024;
 /// backend is away. Its times count from the creation of its order.
 pub(super) struct LocalStore<V> {
     rows: LocalRows<V>,
+    /// The greatest weight of a copy. Without it one copy could displace all others.
+    heaviest: usize,
     order: Order,
     /// `None` if no copy is served while the backend answers. Its staleness has no limit if changes
     /// are not told.
@@ -147,6 +149,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             };
             Self {
                 rows: rows(weight, is_tier),
+                heaviest: weight / 4,
                 order,
                 tier: settings.local.map(told),
                 remembers: memory > 0,
@@ -297,8 +300,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     }
 
     fn keep(&self, fill: Fill, fence: u64, key: &Key, row: LocalRow<V>) {
-        // Otherwise one copy could displace all others.
-        if (ROW + key.as_str().len() + row.weight) as u64 <= self.rows.capacity() / 4 {
+        if ROW + key.as_str().len() + row.weight <= self.heaviest {
             self.order.keep(fill, fence, || self.rows.insert(key.clone(), Arc::new(row)));
         }
     }

@@ -58,28 +58,44 @@ impl Refreshes {
     /// Begins a refresh of the entry with this fence, and makes it quiet for a while. Returns false
     /// if it is quiet already, or the cache is shut down.
     pub(super) fn begin(&self, key: &Key, fence: u64) -> bool {
-        let begins = !self.knows(EntryNote::Refreshed, key, fence) && !self.stop.is_cancelled();
-        if begins {
-            self.note(EntryNote::Refreshed, key, fence, PAUSE);
-        }
-        begins
+        let (place, note) = self.at(EntryNote::Refreshed, key, fence, PAUSE);
+        let before = place.load(Ordering::Relaxed);
+        // Of the callers that come at once, one begins.
+        let is_first =
+            || place.compare_exchange(before, note, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        !self.stop.is_cancelled() && !self.stands(before, note) && is_first()
     }
 
     /// Notes something of the entry with this fence for a time.
     pub(super) fn note(&self, what: EntryNote, key: &impl Hash, fence: u64, time: Duration) {
+        let (place, note) = self.at(what, key, fence, time);
+        place.store(note, Ordering::Relaxed);
+    }
+
+    /// Returns the place of a note, and the note as it stands there.
+    fn at(
+        &self,
+        what: EntryNote,
+        key: &impl Hash,
+        fence: u64,
+        time: Duration,
+    ) -> (&AtomicU64, u64) {
         let notes = self.notes.get_or_init(|| (0..NOTES).map(|_| AtomicU64::new(0)).collect());
         let hash = self.hasher.hash_one((what, key, fence));
         let ends = ticks(self.begun.elapsed().saturating_add(time)).saturating_add(1);
-        let note = hash & !TICKS | ends.min(TICKS);
-        notes[hash as usize % NOTES].store(note, Ordering::Relaxed);
+        (&notes[hash as usize % NOTES], hash & !TICKS | ends.min(TICKS))
+    }
+
+    /// Returns whether the word in a place is a note with this hash that has not ended.
+    fn stands(&self, word: u64, hash: u64) -> bool {
+        word & !TICKS == hash & !TICKS && ticks(self.begun.elapsed()) < word & TICKS
     }
 
     /// Returns whether something is noted of the entry with this fence.
     pub(super) fn knows(&self, what: EntryNote, key: &impl Hash, fence: u64) -> bool {
         let Some(notes) = self.notes.get() else { return false };
         let hash = self.hasher.hash_one((what, key, fence));
-        let note = notes[hash as usize % NOTES].load(Ordering::Relaxed);
-        note & !TICKS == hash & !TICKS && ticks(self.begun.elapsed()) < note & TICKS
+        self.stands(notes[hash as usize % NOTES].load(Ordering::Relaxed), hash)
     }
 
     /// Returns the delay of this process for an entry. It is the same each time.

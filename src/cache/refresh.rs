@@ -104,6 +104,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         // First, so that each load that began before this call is beaten.
         let burnt = core.change(&key, core.store.edit(&name, &Edit::Supersede, life)).await?;
+        // A shutdown that begins from here on waits for the load.
+        let _begun = core.begun.token();
         if core.flights.is_closed() {
             return Err(Error::shut_down());
         }
