@@ -79,11 +79,15 @@ async fn send_reports(
         sleep(tick.duration_since(now()).unwrap_or_default()).await;
         // Every process asks for the same tick, and one gets a turn.
         match locks.once("report", tick).begin().await {
-            Ok(Some(turn)) => send_report(turn, &runs).await?,
+            Ok(Some(turn)) => {
+                if let Err(error) = send_report(turn, &runs).await {
+                    eprintln!("the report was not sent: {error}");
+                }
+            }
             // Another process has it, or had it.
             Ok(None) => {}
             // The server is away for a moment. A tick may be asked for again, and late.
-            Err(error) if error.kind() == ErrorKind::Backend => {
+            Err(error) if matches!(error.kind(), ErrorKind::Backend | ErrorKind::Lost) => {
                 eprintln!("jobs: {error}");
                 sleep(SECOND).await;
                 continue;
@@ -96,20 +100,15 @@ async fn send_reports(
     Ok(())
 }
 
-async fn send_report(turn: Turn, runs: &Runs) -> Result<(), bellwether::Error> {
+/// Does the work of one turn. An error belongs to this turn, and the next one tells of it.
+async fn send_report(turn: Turn, runs: &Runs) -> Result<(), BoxError> {
     let send = || async {
         runs.count("report", turn.tick());
         Ok::<_, BoxError>(())
     };
     // A report that cannot be sent is tried again, up to three times.
-    match turn.retry(SECOND, 3, send).await? {
-        Ok(()) => turn.done().await,
-        // Dropped without `done`, the turn has crashed, and the next one tells of it.
-        Err(error) => {
-            eprintln!("the report of {:?} was not sent: {error}", turn.tick());
-            Ok(())
-        }
-    }
+    turn.retry(SECOND, 3, send).await??;
+    Ok(turn.done().await?)
 }
 
 /// Returns the next tick of a schedule, in UTC.
@@ -121,10 +120,17 @@ fn next_in_schedule(schedule: &Schedule, now: SystemTime) -> Option<SystemTime> 
 async fn clean_up(locks: Locks, runs: Runs) -> Result<(), bellwether::Error> {
     let mut ticks = locks.every("clean-up", Duration::from_millis(700));
     loop {
+        // Only an error of `next` ends the loop.
         let turn = ticks.next().await?;
-        turn.run(async { runs.count("clean-up", turn.tick()) }).await?;
-        turn.done().await?;
+        if let Err(error) = clean_up_once(turn, &runs).await {
+            eprintln!("the clean-up failed: {error}");
+        }
     }
+}
+
+async fn clean_up_once(turn: Turn, runs: &Runs) -> Result<(), bellwether::Error> {
+    turn.run(async { runs.count("clean-up", turn.tick()) }).await?;
+    turn.done().await
 }
 
 impl Runs {

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::tags::{TagVerdict, Tagged};
+use super::tags::{TagVerdict, Tagged, Undecodable};
 
 /// A value with the fence under which it was written.
 ///
@@ -65,11 +65,6 @@ pub enum EntryKind {
     /// A tag of the entry has ended, so it counts as missing. A cache says so of what it has read.
     Ended,
 }
-
-/// Bytes that are not an entry of this format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the bytes are not an entry in a format that this version reads")]
-pub struct Undecodable;
 
 const HEADER: usize = 88;
 

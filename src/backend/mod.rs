@@ -62,11 +62,11 @@ pub use self::{
     change::{Announcement, BackOff, Change, Failure, Handover},
     channels::{Changes, Channels},
     claim::{Claim, Grant, Kept, Mode, Occupied, Owner, Renewal},
-    entry::{Entry, EntryKind, Undecodable, Windows},
+    entry::{Entry, EntryKind, Windows},
     latches::{Countdown, Latches},
     mark::{Mark, Marked, Tick, TickStep},
     store::{Claimed, Committed, Edit, EntryAnswers, Store},
-    tags::{TagEnd, TagEnds, Tagged},
+    tags::{TagEnd, TagEnds, Tagged, Undecodable},
     tap::Tap,
 };
 

@@ -7,7 +7,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{entry::Undecodable, tap::stripe_of};
+use super::tap::stripe_of;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// For how long an entry with tags is kept at most.
@@ -57,6 +57,11 @@ pub(crate) enum TagVerdict {
     /// It counts as missing.
     Ended,
 }
+
+/// Bytes that are not an entry of this format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the bytes are not an entry in a format that this version reads")]
+pub struct Undecodable;
 
 impl Tagged {
     /// Returns all tags, with the empty one that each entry has.

@@ -1,20 +1,18 @@
-//! Acts on an entry without a load, and looks at it.
+//! Acts on an entry or on all values of a tag without a load, and looks at an entry.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::time::sleep;
 
 use super::{
     Cache, Loaded,
-    core::Decision,
+    core::Core,
     freshness::{self, RefreshDelay, Rules, Window},
-    local::GREATEST_STALENESS,
+    read::Decision,
+    settings::GREATEST_STALENESS,
 };
 use crate::{
-    backend::{Edit, Entry, EntryKind, Holding, SemaphoreKind, Windows, stripe_of},
+    backend::{Edit, Entry, EntryKind, Holding, SemaphoreKind, TagEnd, Windows, answered_by},
     error::Error,
     key::Key,
 };
@@ -195,6 +193,118 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     }
 }
 
+/// Acts on all values of a tag.
+impl<V: Clone + Send + Sync + 'static> Cache<V> {
+    /// Removes all values that carry a tag, with one command, whatever their number.
+    ///
+    /// A caller that asks after this returned is served nothing that was read before, in the whole
+    /// fleet. The value of a load that is under way is served to its earlier callers. Another
+    /// process with a [local tier](super::Builder::local) may serve its copies for as long as its
+    /// bound allows, as after [`invalidate`](Self::invalidate).
+    ///
+    /// Nothing is deleted: the values end by their time to live, or are replaced. A value that was
+    /// read before this call, and is [inserted](Self::insert) after it, counts as new. While the
+    /// backend is away, [`Degraded`](super::Source::Degraded) says what another process may serve.
+    ///
+    /// # Errors
+    ///
+    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the cache was built without
+    ///   [`tags`](super::Builder::tags).
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the tag is empty, or longer than 512
+    ///   bytes.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The values may then
+    ///   be removed or not.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the values may or may not be removed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{BoxError, Cache, MemoryBackend, cache::Lead};
+    ///
+    /// let orders: Cache<u64> = Cache::builder(MemoryBackend::new(), "orders")
+    ///     .tags()
+    ///     .stale_if_error(Duration::from_secs(600))
+    ///     .build()?;
+    /// orders.request("1").tag("customer:7").insert(&16).await?;
+    /// let load = |lead: Lead<u64>| async move {
+    ///     lead.tag("customer:7");
+    ///     Ok::<_, BoxError>(17)
+    /// };
+    /// orders.get_or_load("2", load).await?;
+    ///
+    /// orders.expire_tag("customer:7").await?;
+    /// let fails = |_lead| async { Err::<u64, _>(BoxError::from("the database is down")) };
+    /// assert_eq!(orders.get_or_load("2", fails).await?, 17);
+    ///
+    /// orders.invalidate_tag("customer:7").await?;
+    /// assert!(orders.get_or_load("2", fails).await.is_err());
+    /// orders.clear().await?;
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn invalidate_tag(&self, tag: impl AsRef<str>) -> Result<(), Error> {
+        self.core.tags.check(&[tag.as_ref().into()])?;
+        self.core.end_tag(tag.as_ref(), TagEnd::Invalidated).await
+    }
+
+    /// Makes all values that carry a tag stale, with one command. They are kept for the case that
+    /// their load [fails](super::Builder::stale_if_error) or is [too
+    /// slow](super::Builder::serve_stale_after), and otherwise served no more. Everything else is
+    /// as for [`invalidate_tag`](Self::invalidate_tag), which also has an example.
+    ///
+    /// # Errors
+    ///
+    /// As for [`invalidate_tag`](Self::invalidate_tag).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the values may or may not be stale.
+    pub async fn expire_tag(&self, tag: impl AsRef<str>) -> Result<(), Error> {
+        self.core.tags.check(&[tag.as_ref().into()])?;
+        self.core.end_tag(tag.as_ref(), TagEnd::Expired).await
+    }
+
+    /// Removes all values of the namespace, with one command: those that a cache with
+    /// [`tags`](super::Builder::tags) has stored. Everything else is as for
+    /// [`invalidate_tag`](Self::invalidate_tag), which also has an example.
+    ///
+    /// # Errors
+    ///
+    /// As for [`invalidate_tag`](Self::invalidate_tag).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the values may or may not be removed.
+    pub async fn clear(&self) -> Result<(), Error> {
+        self.core.tags.check(&[])?;
+        self.core.end_tag("", TagEnd::Invalidated).await
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> Core<V> {
+    /// Gives a tag its next number.
+    async fn end_tag(&self, tag: &str, end: TagEnd) -> Result<(), Error> {
+        let (backend, limit) = (self.engine.backend().as_ref(), self.try_limit);
+        let ended = self.store.end_tag(&self.tags.name, tag, end);
+        let ended = self.counted(answered_by(backend, limit, ended).await);
+        match &ended {
+            Ok(number) => self.tags.note(tag, *number),
+            // It may have ended. So nothing is kept that may have the tag.
+            Err(_) => {
+                self.copies.iter().for_each(|copies| copies.forget_all());
+            }
+        }
+        self.flights.detach_all();
+        self.watches.tell_loss();
+        Ok(ended.map(drop)?)
+    }
+}
+
 /// The state of a key in the backend.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -245,30 +355,5 @@ fn state(entry: &Entry) -> (EntryState, Option<Duration>) {
             (EntryState::Stale, left(|it| it.fresh.saturating_add(it.stale)))
         }
         (_, Window::OnError) => (EntryState::Fallback, left(|it| it.kept())),
-    }
-}
-
-/// How many invalidations of this process there were, for groups of keys. More groups separate
-/// fewer loads without a reason.
-///
-/// A load of another key may depend on an invalidated one. It puts the number into its own key, so
-/// that no later caller joins it.
-#[derive(Default)]
-pub(super) struct Invalidations([AtomicU64; 32]);
-
-impl Invalidations {
-    /// Counts an invalidation of a key, when it begins. A load that begins afterwards has what the
-    /// invalidation is for.
-    pub(super) fn count(&self, key: &Key) {
-        self.of(key).fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Returns a number that each invalidation of the key makes greater.
-    pub(super) fn so_far(&self, key: &Key) -> u64 {
-        self.of(key).load(Ordering::Acquire)
-    }
-
-    fn of(&self, key: &Key) -> &AtomicU64 {
-        &self.0[stripe_of(key.as_str()) % self.0.len()]
     }
 }

@@ -4,43 +4,13 @@ use std::fmt;
 
 use super::{
     Cache, Lead, Loaded, Request, StaleValue, loader,
-    run::{Load, Run, RunStart},
+    run::{Begun, Load, Run, RunStart, WhyAlone},
     settings::OnUncacheable,
 };
 use crate::{
     error::{BoxError, Error},
     key::{Family, Key, Name},
 };
-
-/// The answer of [`Cache::begin`].
-#[derive(Debug)]
-#[must_use = "a load that is dropped lets the next process load"]
-pub enum Begun<V> {
-    /// The value is fresh, or another process has just loaded it. Or the backend does not answer,
-    /// and this process [remembered](super::Builder::outage_memory) the value.
-    Ready(Loaded<V>),
-    /// The value is stale, or it is time to refresh it [early](super::Builder::early_refresh). With
-    /// a load if this process is the one that refreshes.
-    Stale(Loaded<V>, Option<Load<V>>),
-    /// There is no value that may be served, and this process loads it.
-    Load(Load<V>),
-    /// The caller loads for itself, without a lease, and nothing is stored.
-    Alone(WhyAlone),
-}
-
-/// Why there is neither a value nor a lease. [`Begun::Alone`] has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum WhyAlone {
-    /// The backend does not answer.
-    Unanswered,
-    /// The wait for another process ended, by the wait limit or the retry strategy.
-    WaitOver,
-    /// The key is remembered as uncacheable.
-    Uncacheable,
-    /// The cache is shut down.
-    ShutDown,
-}
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Returns the stored value, or a load under the lease of its key.

@@ -1,33 +1,28 @@
 //! The parts that the clones of a cache share.
 
-use std::{error::Error as StdError, mem, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout},
-};
+use tokio::{sync::Semaphore, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Codec, EarlyRefresh, Loaded, Source,
+    Codec,
     activity::Activity,
-    acts::Invalidations,
-    breaker::{Outage, Shard},
+    breaker::Shard,
     failures::Failures,
-    freshness::{self, RefreshDelay, Rules, Window},
-    lead::{Keeping, Previous},
+    lead::Keeping,
     local::{Fill, LocalStore, Watches},
-    many,
-    outcome::{Made, Outcome, Record},
-    refresh::Refreshes,
+    member::{self, Permit},
+    notes::{Invalidations, Refreshes},
+    outcome::{Made, Outcome},
     settings::{IsNegative, OnFull, Options, Settings},
-    tags::{Answered, Tags},
+    tags::Tags,
 };
 use crate::{
-    backend::{Entry, EntryKind, Store, Tagged, Windows, answered_by},
-    error::{BackendError, BackendErrorKind, BoxError, Chain, Error, ErrorKind},
+    backend::{Entry, Store, TagVerdict, Tagged, Windows, answered_by},
+    error::{BackendError, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
     lease::Engine,
@@ -35,9 +30,6 @@ use crate::{
     observe::{Counters, Once, Stats},
     shards::Shards,
 };
-
-/// A permit to load, which the keys of one call share.
-pub(super) type Permit = Arc<OwnedSemaphorePermit>;
 
 pub(super) struct Core<V> {
     pub(super) store: Arc<dyn Store>,
@@ -70,44 +62,6 @@ pub(super) struct Core<V> {
     pub(super) undecodable: Once,
     pub(super) unstorable: Once,
     pub(super) short_lived: Once,
-}
-
-/// The use of an answer of the backend.
-pub(super) enum Decision<V> {
-    /// The value is served.
-    Served(Loaded<V>),
-    /// The value is served, and it is time to refresh it. It is still fresh, or stale.
-    Refresh(Loaded<V>, Arc<Previous<V>>),
-    /// The value is loaded under the lease. This entry may be served if the load fails.
-    Old(Arc<Previous<V>>),
-    /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the
-    /// fence of the entry, or 0 if there is none.
-    Miss { seen: u64 },
-    /// The load cannot be shared, so no caller waits for another. `seen` is the fence of the mark.
-    Uncacheable { seen: u64 },
-    /// There is no answer.
-    Unanswered(BackendError),
-}
-
-impl<V> Decision<V> {
-    /// Returns the value that is served, if there is one.
-    pub(super) fn value(self) -> Option<Loaded<V>> {
-        match self {
-            Self::Served(loaded) | Self::Refresh(loaded, _) => Some(loaded),
-            _ => None,
-        }
-    }
-
-    /// Returns the value that is served, also one that is kept for failures only.
-    pub(super) fn value_or_fallback(self) -> Option<Loaded<V>>
-    where
-        V: Clone + 'static,
-    {
-        match self {
-            Self::Old(previous) => previous.fallback(),
-            decision => decision.value(),
-        }
-    }
 }
 
 /// Lets go of what this process has of a key, when a change of it ends. Also after an error or if
@@ -179,74 +133,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Returns the part of the backend that keeps a name.
     pub(super) fn shard(&self, name: &Name) -> Arc<Shard> {
         self.shards.of(self.store.shard(name))
-    }
-
-    /// Decides what an answer about a name is good for, with the schema and the codec of this
-    /// process, and the rules of the caller.
-    pub(super) fn decide(&self, name: &Name, rules: &Rules, answer: Answered) -> Decision<V> {
-        let mut entry = match answer {
-            Ok(Some(entry)) => entry,
-            Ok(None) => return Decision::Miss { seen: 0 },
-            Err(error) => return self.no_entry(name, error),
-        };
-        match entry.kind {
-            EntryKind::Value => {}
-            EntryKind::Uncacheable => return Decision::Uncacheable { seen: entry.fence },
-            EntryKind::Ended => return Decision::Miss { seen: entry.fence },
-        }
-        let is_ours = entry.tag == self.tag;
-        let is_for_loader_only = is_ours && self.codec.is_for_loader_only(&entry.payload);
-        let rules = if is_for_loader_only { &rules.without_stale() } else { rules };
-        let delay = || self.refreshes.delay(name, entry.fence);
-        let window = freshness::decide(&entry, rules, delay);
-        if is_ours && matches!(window, Window::OnError | Window::Over) {
-            let previous = Previous::new(entry, rules, &self.codec, None, Source::Stale);
-            return Decision::Old(Arc::new(previous));
-        }
-        if let Some(value) = self.decoded(name, &mut entry) {
-            let is_stale = matches!(window, Window::Stale | Window::Deferred);
-            let source = if is_stale { Source::Stale } else { Source::Hit };
-            let loaded = Loaded { value, source, record: Record::of(&entry) };
-            if !matches!(window, Window::Early | Window::Stale) {
-                return Decision::Served(loaded);
-            }
-            let value = Some(loaded.value.clone());
-            let previous = Previous::new(entry, rules, &self.codec, value, Source::Stale);
-            return Decision::Refresh(loaded, Arc::new(previous));
-        }
-        Decision::Miss { seen: entry.fence }
-    }
-
-    /// Takes the value out of an entry. Returns `None` if it cannot be decoded.
-    fn decoded(&self, name: &Name, entry: &mut Entry) -> Option<V> {
-        let decoded = match entry.tag == self.tag {
-            true => self.codec.decode(mem::take(&mut entry.payload)),
-            false => Err("it has another schema or codec; give each type its own namespace".into()),
-        };
-        let warn = |error: &BoxError| {
-            self.undecodable(name, &**error, "an entry cannot be decoded and counts as missing");
-        };
-        decoded.inspect_err(warn).ok()
-    }
-
-    /// Decides about an error. Stored bytes that are no entry count as missing.
-    fn no_entry(&self, name: &Name, error: BackendError) -> Decision<V> {
-        self.counters.backend_errors.add();
-        if error.kind() != BackendErrorKind::Foreign {
-            return Decision::Unanswered(error);
-        }
-        self.undecodable(name, &error, "the stored bytes are no entry and count as missing");
-        Decision::Miss { seen: 0 }
-    }
-
-    /// Counts stored bytes that are of no use. The first time, the log warns of them.
-    fn undecodable(&self, name: &Name, error: &(dyn StdError + 'static), words: &str) {
-        let error = Chain(error);
-        match self.undecodable.first() {
-            true => tracing::warn!(?name, %error, "{words}"),
-            false => tracing::debug!(?name, %error, "{words}"),
-        }
-        self.counters.undecodable.add();
     }
 
     /// Returns a loaded value as a hit gets it. One without an encoding stays as it is.
@@ -321,22 +207,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.counted(answered_by(backend, limit, change).await)
     }
 
-    /// Returns the copy in this process, if it may be served.
-    #[inline]
-    pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
-        let copies = self.copies.as_ref()?;
-        let delay = |fence| match self.name(&key.into()) {
-            Ok(name) => self.refreshes.delay(&name, fence),
-            Err(_) => RefreshDelay::NONE,
-        };
-        let row = copies.get(key, &options.rules, delay)?;
-        if row.fence() < options.least_fence {
-            return None;
-        }
-        self.meter.sample_local_age(|| copies.age_of_copy(&row));
-        Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
-    }
-
     /// Lets go of what the copies in this process have from before a commit under this fence.
     pub(super) fn committed_local(&self, name: &Name, fence: u64) {
         if let Some(copies) = &self.copies {
@@ -345,107 +215,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.watches.tell_commit(name, fence);
     }
 
-    /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it.
-    pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
-        let asked = self.begin_read(name, Instant::now());
-        let mut answer = self.store.read(name, self.needs_age(rules)).await;
-        self.judge(key, &mut answer).await;
-        self.end_read((key, name), rules, asked, answer)
-    }
-
-    /// Reads some entries with one question, as [`read`](Self::read) does.
-    pub(super) async fn read_many<'a>(
-        &'a self,
-        keys: &'a [&'a Key],
-        names: &'a [Name],
-        rules: &'a Rules,
-    ) -> impl Iterator<Item = Decision<V>> + 'a {
-        let now = Instant::now();
-        let asked: Vec<_> = names.iter().map(|name| self.begin_read(name, now)).collect();
-        let mut answers = match self.store.get_many(names, self.needs_age(rules)).await {
-            Ok(answers) => answers,
-            Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
-        };
-        self.judge_all(keys, &mut answers).await;
-        let each = keys.iter().copied().zip(names).zip(asked).zip(answers);
-        let decide =
-            |(((key, name), asked), answer)| self.end_read((key, name), rules, asked, answer);
-        each.map(decide)
-    }
-
-    /// Returns whether entries are read with their age, if their windows do not ask for it.
-    fn needs_age(&self, rules: &Rules) -> bool {
-        let has_tier = self.copies.as_ref().is_some_and(|copies| copies.is_tier());
-        has_tier || rules.replaces || rules.aged || !matches!(rules.early, EarlyRefresh::Off)
-    }
-
     /// Notes what this process was told of a name before a load or a commit.
     pub(super) fn mark(&self, name: &Name) -> Option<Fill> {
         self.copies.as_ref().map(|copies| copies.mark(name))
-    }
-
-    fn begin_read(&self, name: &Name, now: Instant) -> Option<Fill> {
-        self.copies.as_ref().map(|copies| copies.begin(self.store.as_ref(), name, now))
-    }
-
-    fn end_read(
-        &self,
-        (key, name): (&Key, &Name),
-        rules: &Rules,
-        asked: Option<Fill>,
-        answer: Answered,
-    ) -> Decision<V> {
-        let Some((copies, asked)) = self.copies.as_ref().zip(asked) else {
-            return self.decide(name, rules, answer);
-        };
-        let seen = answer.as_ref().ok().and_then(Option::as_ref).map(|entry| self.seen(entry));
-        let decision = self.decide(name, rules, answer);
-        match (seen, &decision) {
-            (Some(seen), Decision::Served(loaded)) => {
-                let is_hit = loaded.source == Source::Hit;
-                copies.note(asked, key, seen, || Some(loaded.value.clone()), is_hit, rules);
-            }
-            (Some(seen), Decision::Refresh(loaded, _)) => {
-                copies.note(asked, key, seen, || Some(loaded.value.clone()), false, rules);
-            }
-            (Some(seen), Decision::Old(previous)) => {
-                copies.note(asked, key, seen, || previous.value(), false, rules);
-            }
-            (Some(_), _) => self.drop_copy(key),
-            (None, Decision::Unanswered(_)) => {}
-            (None, _) => copies.missed(key),
-        }
-        decision
-    }
-
-    /// Returns what this process keeps of an entry beside its value, and the size of that.
-    pub(super) fn seen(&self, entry: &Entry) -> (Entry, usize) {
-        let is_for_loader_only = self.codec.is_for_loader_only(&entry.payload);
-        let (mut entry, size) = entry.without_payload();
-        if let Some(windows) = entry.windows.as_mut().filter(|_| is_for_loader_only) {
-            *windows = Windows::fresh(windows.fresh);
-        }
-        (entry, size)
-    }
-
-    /// Decides what the value is good for that this process remembers in an outage, if it does.
-    pub(super) fn recall(
-        &self,
-        key: &Key,
-        name: &Name,
-        rules: &Rules,
-        outage: Outage,
-    ) -> Option<Decision<V>> {
-        let (row, entry) = self.copies.as_ref()?.recall(key, outage)?;
-        let (value, delay) = (row.value.clone(), || self.refreshes.delay(name, entry.fence));
-        let source = Source::Degraded;
-        Some(match freshness::decide(&entry, rules, delay) {
-            Window::OnError | Window::Over => {
-                let old = Previous::new(entry, rules, &self.codec, Some(value), source);
-                Decision::Old(Arc::new(old))
-            }
-            _ => Decision::Served(Loaded { value, source, record: Record::of(&entry) }),
-        })
     }
 
     /// Returns the windows of a value with these options, that its loader wants to be kept so.
@@ -456,6 +228,24 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         keeping: &Keeping,
     ) -> Windows {
         self.tags.limit(self.settings.windows(options, own, keeping))
+    }
+
+    /// Returns whether no tag of a value has ended since its number.
+    pub(super) async fn are_current(&self, tagged: &Tagged) -> bool {
+        let which: Vec<_> = tagged.all().collect();
+        let ends = self.counted(self.store.tag_ends(&self.tags.name, &which).await);
+        ends.is_ok_and(|ends| tagged.verdict(&mut ends.into_iter()) == TagVerdict::Current)
+    }
+
+    /// Returns the tags that a caller gives a value that is read from now on, and the last tag
+    /// number. Without an answer, any end of its tags ends the value.
+    pub(super) async fn begin_tags(&self, options: &Options) -> Tagged {
+        let mut tagged = options.tagged.clone();
+        if self.tags.is_on && tagged.number == 0 {
+            let asked = Box::pin(self.store.tag_number(&self.tags.name));
+            tagged.number = self.counted(asked.await).unwrap_or_default();
+        }
+        tagged
     }
 
     pub(super) fn negative_windows(&self, value: &V) -> Option<Windows> {
@@ -469,7 +259,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             OnFull::Queue => {
                 let acquired =
                     async { Some(Arc::new(self.loads.clone().acquire_owned().await.ok()?)) };
-                let shared = many::permit(options.batch.as_deref(), acquired);
+                let shared = member::permit(options.batch.as_deref(), acquired);
                 timeout(options.wait_limit, shared).await.ok().flatten()
             }
             OnFull::Pass | OnFull::Refuse => self.try_permit(options),
@@ -484,6 +274,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Returns a permit to load in this process, if there is one at once.
     pub(super) fn try_permit(&self, options: &Options) -> Option<Permit> {
         let acquired = async { Some(Arc::new(self.loads.clone().try_acquire_owned().ok()?)) };
-        many::permit(options.batch.as_deref(), acquired).now_or_never().flatten()
+        member::permit(options.batch.as_deref(), acquired).now_or_never().flatten()
     }
 }

@@ -54,7 +54,7 @@ pub enum AfterFailure {
     /// The key backs off. The wait doubles with each further failure in a row.
     ///
     /// Each wait is random, between half and all of that, so that keys that failed together are not
-    /// loaded again together. A wait under 1 ms is none.
+    /// loaded again together. It is 1 ms at least and a day at most. Zero is no wait.
     BackOff {
         /// The wait after the first failure.
         first: Duration,
@@ -75,6 +75,7 @@ pub enum AfterFailure {
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const NANOSECOND: Duration = Duration::from_nanos(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
 /// The most doublings: `1 << 31` is the greatest power of two in a `u32`. From 1 ms, 27 of them
 /// exceed a day.
@@ -98,7 +99,9 @@ impl AfterFailure {
             }
             Self::BackOff { first, longest } => {
                 let doublings = failures.saturating_sub(1).min(DOUBLINGS);
-                let all = first.saturating_mul(1 << doublings).min(longest);
+                // From 1 ms on, so that it grows.
+                let first = if first.is_zero() { first } else { first.max(MILLISECOND) };
+                let all = first.saturating_mul(1 << doublings).min(longest.min(LONGEST_WAIT));
                 let some = (all / 2).saturating_add((all / 2).mul_f64(random.clamp(0.0, 1.0)));
                 (some.max(all.min(MILLISECOND)), Duration::ZERO)
             }

@@ -302,7 +302,6 @@ impl<V> StaleValue<V> {
     }
 
     /// Returns the time since the value was stored, as exact as [`Loaded::age`] is.
-    ///
     pub fn age(&self) -> Option<Duration> {
         self.lead.previous()?.record?.age()
     }

@@ -14,7 +14,7 @@
 //! No time of a server is compared with one of this process, and fences of one name only.
 
 mod order;
-mod watch;
+mod watches;
 
 use std::{
     sync::{
@@ -31,27 +31,26 @@ use quick_cache::{
 };
 use tokio::time::Instant;
 
-pub use self::watch::{EntryWatch, Ticket};
-pub(super) use self::{order::Fill, watch::Watches};
+pub(super) use self::{
+    order::{Fill, Order},
+    watches::{WatchedOrder, Watches},
+};
 
-use self::order::{Order, nanos};
+use self::order::nanos;
 use super::{
     EarlyRefresh,
     breaker::Outage,
     freshness::{self, RefreshDelay, Rules, Window},
     outcome::Record,
-    settings::{Settings, at_least, at_most},
+    settings::{LocalTier, Settings},
     tags::Tags,
 };
 use crate::{
     backend::{Entry, STRIPES, Store, Tap},
-    error::Error,
     key::{Key, Name},
     observe::Counters,
 };
 
-/// How far a tier may be behind at most, in all versions of this crate.
-pub(super) const GREATEST_STALENESS: Duration = Duration::from_secs(2);
 /// The weight of a row beside its key and its payload, in bytes. It is measured.
 const ROW: usize = 470;
 /// The weight of all rows for outages, if it is not set.
@@ -62,78 +61,12 @@ const FEW_STRIPES: usize = 64;
 /// The weight of a row that the store makes ready for. It matters little.
 const USUAL_ROW: usize = 1024;
 
-/// The settings of a [local tier](super::Builder::local): how much it keeps, and how far it may be
-/// behind the backend.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{BoxError, Cache, MemoryBackend, cache::LocalTier};
-///
-/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
-///     .local(LocalTier::weight(16 << 20).max_staleness(Duration::from_millis(500)))
-///     .build()?;
-/// for _ in 0..3 {
-///     cache.get_or_load("stock:42", |_lead| async { Ok::<_, BoxError>(17) }).await?;
-/// }
-/// assert_eq!(cache.get_local("stock:42"), Some(17));
-/// // Of four callers one loaded, one asked the backend, and two were served the copy.
-/// assert_eq!((cache.stats().led, cache.stats().hits, cache.stats().local), (1, 1, 2));
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LocalTier {
-    weight: usize,
-    max_age: Duration,
-    max_staleness: Duration,
-}
-
-impl Default for LocalTier {
-    /// A tier of 64 MiB.
-    fn default() -> Self {
-        Self::weight(64 << 20)
-    }
-}
-
-impl LocalTier {
-    /// Creates settings with the greatest weight of all copies: their encoded values, their keys,
-    /// and 470 bytes for each. A copy that takes much of it is not kept. What the tier notes of
-    /// changes takes 0.25 MiB more.
-    pub fn weight(bytes: usize) -> Self {
-        let (max_age, max_staleness) = (Duration::from_secs(10), Duration::from_secs(1));
-        Self { weight: bytes, max_age, max_staleness }
-    }
-
-    /// Sets how long a copy is served at most before the backend is asked again. Defaults to 10 s;
-    /// at least 1 ms.
-    ///
-    /// It bounds the changes that no message tells of: a foreign write, an eviction, a `FLUSHALL`,
-    /// a step of the server's clock, and a change by a process that may not publish.
-    pub fn max_age(mut self, time: Duration) -> Self {
-        self.max_age = time;
-        self
-    }
-
-    /// Sets how far a copy may be behind the backend. Defaults to 1 s; from 100 ms to 2 s.
-    ///
-    /// Each process with a tier sends itself a message four times in this time.
-    pub fn max_staleness(mut self, time: Duration) -> Self {
-        self.max_staleness = time;
-        self
-    }
-
-    pub(super) fn check(&self) -> Result<(), Error> {
-        at_least("local.weight", self.weight, 1)?;
-        at_least("local.max_age", self.max_age, Duration::from_millis(1))?;
-        at_least("local.max_staleness", self.max_staleness, Duration::from_millis(100))?;
-        at_most("local.max_staleness", self.max_staleness, GREATEST_STALENESS)
-    }
-}
-
 /// The copies of entries that a process keeps: for its local tier, and for the time in which the
 /// backend is away. Its times count from the creation of its order.
 pub(super) struct LocalStore<V> {
     rows: LocalRows<V>,
+    /// The greatest weight of a copy. Without it one copy could displace all others.
+    heaviest: usize,
     order: Order,
     /// `None` if no copy is served while the backend answers. Its staleness has no limit if changes
     /// are not told.
@@ -216,6 +149,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             };
             Self {
                 rows: rows(weight, is_tier),
+                heaviest: weight / 4,
                 order,
                 tier: settings.local.map(told),
                 remembers: memory > 0,
@@ -366,8 +300,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     }
 
     fn keep(&self, fill: Fill, fence: u64, key: &Key, row: LocalRow<V>) {
-        // Otherwise one copy could displace all others.
-        if (ROW + key.as_str().len() + row.weight) as u64 <= self.rows.capacity() / 4 {
+        if ROW + key.as_str().len() + row.weight <= self.heaviest {
             self.order.keep(fill, fence, || self.rows.insert(key.clone(), Arc::new(row)));
         }
     }

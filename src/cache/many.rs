@@ -10,10 +10,7 @@ use std::{
     fmt,
     hash::Hash,
     panic::AssertUnwindSafe,
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, atomic::Ordering},
     time::Duration,
 };
 
@@ -23,17 +20,16 @@ use futures_util::{
     stream,
 };
 use hashbrown::{HashMap, hash_map::Entry};
-use tokio::{
-    sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit, oneshot},
-    time::timeout,
-};
+use tokio::{sync::oneshot, time::timeout};
 use tracing::Instrument;
 
 use super::{
     Cache, Lead, Loaded,
-    core::{Core, Decision, Permit},
+    core::Core,
     loader::{self, Produced},
+    member::{Member, Shared},
     outcome::cut_off,
+    read::Decision,
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},
@@ -56,7 +52,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// `key_of` returns the key of an id. 128 keys are looked up in one round trip. The loader is
     /// called once for the ids that this process leads, with one of the [permits to
     /// load](super::Builder::max_loads). It is called again for a key that was waited for and is to
-    /// be loaded here after all, such as when another process died.
+    /// be loaded here after all, such as when another process died. So clone what it uses inside
+    /// the closure: `move |batch| { let db = db.clone(); async move { … } }`.
     ///
     /// Each key has its own flight, lease, fence, windows and back-off, as with
     /// [`get_or_load`](Self::get_or_load). So it shares its load with single calls and with batches
@@ -121,7 +118,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         async move { Ok(loads.await?.into_iter().map(value).collect()) }
     }
 
-    /// As [`get_or_load_many`](Self::get_or_load_many). It also says where each value came from.
+    /// As [`get_or_load_many`](Self::get_or_load_many), with such a loader. It also says where each
+    /// value came from.
     ///
     /// # Errors
     ///
@@ -347,70 +345,6 @@ impl<I> ManyIds<I> {
     }
 }
 
-/// The state that the keys of one call share.
-pub(super) struct Shared {
-    /// The number of keys that are neither loaded here, nor waited for, nor done.
-    undecided: AtomicUsize,
-    /// Notified when a key is decided.
-    decided: Notify,
-    /// The permit that the keys share while one of them has it.
-    permit: AsyncMutex<Weak<OwnedSemaphorePermit>>,
-}
-
-impl Shared {
-    /// Returns what a call for so many keys shares.
-    pub(super) fn of(keys: usize) -> Arc<Self> {
-        let (undecided, decided) = (AtomicUsize::new(keys), Notify::new());
-        Arc::new(Self { undecided, decided, permit: AsyncMutex::default() })
-    }
-
-    /// Returns one of the keys. `missed` is the fence of the entry that was of no use, or zero if
-    /// there was none.
-    pub(super) fn member(self: &Arc<Self>, missed: Option<u64>) -> Arc<Member> {
-        Arc::new(Member { all: self.clone(), missed, is_decided: AtomicBool::new(false) })
-    }
-}
-
-/// One key of a call. The last owner to drop it decides it.
-pub(super) struct Member {
-    all: Arc<Shared>,
-    /// The fence that the call missed: the claim returns any newer entry. `None` if the call did
-    /// not miss.
-    pub(super) missed: Option<u64>,
-    is_decided: AtomicBool,
-}
-
-impl Member {
-    /// Notes that the key is loaded here, or waited for, or done.
-    pub(super) fn decided(&self) {
-        if !self.is_decided.swap(true, Ordering::AcqRel) {
-            self.all.undecided.fetch_sub(1, Ordering::AcqRel);
-            self.all.decided.notify_one();
-        }
-    }
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        self.decided();
-    }
-}
-
-/// Returns the permit that the keys of a call have, or acquires one.
-pub(super) async fn permit(
-    member: Option<&Member>,
-    acquire: impl Future<Output = Option<Permit>>,
-) -> Option<Permit> {
-    let Some(member) = member else { return acquire.await };
-    let mut shared = member.all.permit.lock().await;
-    if let Some(permit) = shared.upgrade() {
-        return Some(permit);
-    }
-    let permit = acquire.await?;
-    *shared = Arc::downgrade(&permit);
-    Some(permit)
-}
-
 /// The ids that a loader of many is called for.
 ///
 /// [`Cache::get_or_load_many`](super::Cache::get_or_load_many) has an example.
@@ -426,7 +360,8 @@ impl<I: Eq + Hash, V> Batch<I, V> {
         &self.ids
     }
 
-    /// Returns the ids, each with the lease that it is loaded under.
+    /// Returns the ids, each with the lease that it is loaded under, such as to
+    /// [tag](Lead::tag) its value.
     pub fn leads(&self) -> impl Iterator<Item = (&I, &Lead<V>)> {
         self.ids.iter().zip(&self.leads)
     }

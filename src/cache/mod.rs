@@ -18,6 +18,7 @@ mod activity;
 mod acts;
 mod begin;
 mod breaker;
+mod builder;
 mod codec;
 mod core;
 mod failures;
@@ -27,12 +28,16 @@ mod lead;
 mod loader;
 mod local;
 mod many;
+mod member;
+mod notes;
 mod outcome;
+mod read;
 mod refresh;
 mod request;
 mod run;
 mod settings;
 mod tags;
+mod watch;
 
 #[doc = include_str!("../../docs/freshness.md")]
 pub mod windows {}
@@ -45,18 +50,18 @@ use tokio::time::timeout;
 pub use self::codec::Postcard;
 pub use self::{
     acts::{EntryState, Explanation},
-    begin::{Begun, WhyAlone},
+    builder::Builder,
     codec::{Codec, Json, Raw},
     failures::AfterFailure,
     freshness::EarlyRefresh,
     in_process::Unencoded,
     lead::{Lead, StaleValue},
-    local::{EntryWatch, LocalTier, Ticket},
     many::Batch,
     outcome::{Loaded, Source},
     request::Request,
-    run::Load,
-    settings::Builder,
+    run::{Begun, Load, WhyAlone},
+    settings::LocalTier,
+    watch::{EntryWatch, Ticket},
 };
 pub use crate::{flight::Abandoned, observe::Stats};
 
@@ -67,9 +72,9 @@ pub(crate) use self::{
     settings::{OnFull, OnUncacheable, Sharing, UNCACHEABLE_LIFE},
 };
 
-use self::core::{Core, Decision};
 #[cfg(feature = "http")]
 use self::settings::Settings;
+use self::{core::Core, read::Decision};
 #[cfg(feature = "http")]
 use crate::observe::Counters;
 use crate::{

@@ -9,25 +9,11 @@
 //!
 //! [delays]: super::freshness::RefreshDelay
 
-use std::{
-    hash::{BuildHasher, Hash},
-    sync::{
-        OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
-
-use fastrand::Rng;
 use futures_util::FutureExt;
-use hashbrown::DefaultHashBuilder;
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use super::{
     Cache, Lead, Loaded, Request,
-    freshness::RefreshDelay,
     loader::{self, Work},
     outcome::{Outcome, cut_off, ended},
     run::{Run, RunStart},
@@ -118,6 +104,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         // First, so that each load that began before this call is beaten.
         let burnt = core.change(&key, core.store.edit(&name, &Edit::Supersede, life)).await?;
+        // A shutdown that begins from here on waits for the load.
+        let _begun = core.begun.token();
         if core.flights.is_closed() {
             return Err(Error::shut_down());
         }
@@ -130,92 +118,4 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         };
         ended(&core.counters, load.await.map_err(|_| cut_off())?, true, None)
     }
-}
-
-pub(super) struct Refreshes {
-    /// Notes about entries. Each stands under the fence of its entry, so a new entry has none. In
-    /// each place are the upper half of a hash, and the tick at which the note ends. A note may
-    /// lose its place to another one, which costs one claim.
-    notes: OnceLock<Box<[AtomicU64]>>,
-    begun: Instant,
-    hasher: DefaultHashBuilder,
-    /// Differs between processes, so that their delays differ.
-    seed: u64,
-    /// Cancelled when the cache is shut down.
-    pub(super) stop: CancellationToken,
-}
-
-/// The notes of this process about an entry, for a while.
-#[derive(Clone, Copy, Debug, Hash)]
-pub(super) enum EntryNote {
-    /// It stored the entry, and is the first to refresh it.
-    Stored,
-    /// It begins no refresh of the entry: another process has its lease, or a refresh made nothing.
-    Refreshed,
-    /// It serves the entry in place of a load, because the key backs off.
-    BacksOff,
-}
-
-impl Default for Refreshes {
-    fn default() -> Self {
-        Self {
-            notes: OnceLock::new(),
-            begun: Instant::now(),
-            hasher: DefaultHashBuilder::default(),
-            seed: fastrand::u64(..),
-            stop: CancellationToken::new(),
-        }
-    }
-}
-
-impl Refreshes {
-    /// Begins a refresh of the entry with this fence, and makes it quiet for a while. Returns false
-    /// if it is quiet already, or the cache is shut down.
-    pub(super) fn begin(&self, key: &Key, fence: u64) -> bool {
-        let begins = !self.knows(EntryNote::Refreshed, key, fence) && !self.stop.is_cancelled();
-        if begins {
-            self.note(EntryNote::Refreshed, key, fence, PAUSE);
-        }
-        begins
-    }
-
-    /// Notes something of the entry with this fence for a time.
-    pub(super) fn note(&self, what: EntryNote, key: &impl Hash, fence: u64, time: Duration) {
-        let notes = self.notes.get_or_init(|| (0..NOTES).map(|_| AtomicU64::new(0)).collect());
-        let hash = self.hasher.hash_one((what, key, fence));
-        let ends = ticks(self.begun.elapsed().saturating_add(time)).saturating_add(1);
-        let note = hash & !TICKS | ends.min(TICKS);
-        notes[hash as usize % NOTES].store(note, Ordering::Relaxed);
-    }
-
-    /// Returns whether something is noted of the entry with this fence.
-    pub(super) fn knows(&self, what: EntryNote, key: &impl Hash, fence: u64) -> bool {
-        let Some(notes) = self.notes.get() else { return false };
-        let hash = self.hasher.hash_one((what, key, fence));
-        let note = notes[hash as usize % NOTES].load(Ordering::Relaxed);
-        note & !TICKS == hash & !TICKS && ticks(self.begun.elapsed()) < note & TICKS
-    }
-
-    /// Returns the delay of this process for an entry. It is the same each time.
-    pub(super) fn delay(&self, key: &impl Hash, fence: u64) -> RefreshDelay {
-        if self.knows(EntryNote::Stored, key, fence) {
-            return RefreshDelay::NONE;
-        }
-        let hash = self.hasher.hash_one((self.seed, key, fence));
-        RefreshDelay::random(Rng::with_seed(hash).f64())
-    }
-}
-
-/// How long a process does not refresh an entry after it began a refresh of it in vain, and the key
-/// does not back off. A shorter time costs more claims of refreshes that make nothing.
-pub(super) const PAUSE: Duration = Duration::from_secs(1);
-/// 32 KiB. With fewer notes, more of them are lost to other keys.
-const NOTES: usize = 4096;
-/// The lower half of a word.
-const TICKS: u64 = u32::MAX as u64;
-
-/// Returns a time in ticks of 16 ms. Half a word holds them for two years. After that no entry is
-/// quiet any more, which costs claims.
-fn ticks(time: Duration) -> u64 {
-    u64::try_from(time.as_millis() / 16).unwrap_or(u64::MAX)
 }

@@ -12,8 +12,8 @@ use super::{
     freshness::Rules,
     lead::Keeping,
     loader::{self, Produced},
+    notes::EntryNote,
     outcome::{Alone, FlightResult, Outcome, cut_off, end_span, ended},
-    refresh::EntryNote,
     run::{AskedKey, Run, RunStart},
     settings::Options,
 };

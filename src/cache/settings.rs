@@ -1,443 +1,22 @@
-//! The settings of a cache: its builder, their defaults and their ranges.
+//! The settings of a cache and of its requests: their defaults and their ranges.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{
-    Abandoned, Cache, Codec, EarlyRefresh, Json, LocalTier,
-    activity::Activity,
-    acts::Invalidations,
-    core::Core,
-    failures::{AfterFailure, ErrorCodec, Failures},
-    freshness::Rules,
-    lead::Keeping,
-    local::{LocalStore, Watches},
-    many::Member,
-    refresh::Refreshes,
-    tags::Tags,
-};
+use super::{Abandoned, freshness::Rules, lead::Keeping, member::Member};
 use crate::{
-    advice,
-    backend::{Store, Tagged, Windows},
+    backend::{Tagged, Windows},
     error::{Error, ErrorKind},
-    flight::{Group, Limits},
+    flight::Limits,
     key::Namespace,
-    lease::{Engine, Retry, RetryStrategy, Upkeep, try_limit},
-    meter::Meter,
-    observe::{Counters, Once},
-    shards::Shards,
+    lease::{Retry, RetryStrategy, Upkeep},
 };
-
-/// Builds a [`Cache`]. Every setting has a default, and [`build`](Self::build) checks them
-/// together.
-///
-/// ```
-/// use std::time::Duration;
-/// use bellwether::{Cache, MemoryBackend, cache::{Abandoned, Json}, lease::Retry};
-///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
-///     .schema(2)
-///     .codec(Json)
-///     .ttl(Duration::from_secs(60))
-///     .ttl_jitter(0.1)
-///     .stale_while_revalidate(Duration::from_secs(60))
-///     .stale_if_error(Duration::from_secs(600))
-///     .serve_stale_after(Duration::from_millis(200))
-///     .lease(Duration::from_secs(5))
-///     .load_limit(Duration::from_secs(30))
-///     .wait_limit(Duration::from_secs(10))
-///     .retry(Retry::on_demand())
-///     .max_loads(100)
-///     .max_waiters(10_000)
-///     .max_waiters_per_key(1_000)
-///     .max_key(256)
-///     .max_value(1 << 20)
-///     .when_abandoned(Abandoned::Cancel)
-///     .build()?;
-/// # Ok::<_, bellwether::Error>(())
-/// ```
-#[must_use = "a builder does nothing until it is built"]
-pub struct Builder<V, C = Json> {
-    store: Arc<dyn Store>,
-    namespace: String,
-    codec: C,
-    failures: Failures,
-    is_negative: Option<Box<IsNegative<V>>>,
-    settings: Settings,
-}
-
-/// Returns whether a value says that there is none.
-pub(super) type IsNegative<V> = dyn Fn(&V) -> bool + Send + Sync;
-
-impl<V: Clone + Send + Sync + 'static> Builder<V> {
-    pub(super) fn new(store: Arc<dyn Store>, namespace: String) -> Self {
-        let (failures, settings) = (Failures::default(), Settings::default());
-        Self { store, namespace, codec: Json, failures, is_negative: None, settings }
-    }
-}
-
-impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
-    /// Sets how values become bytes. Defaults to [`Json`].
-    pub fn codec<D>(self, codec: D) -> Builder<V, D> {
-        let Self { store, namespace, failures, is_negative, settings, .. } = self;
-        Builder { store, namespace, codec, failures, is_negative, settings }
-    }
-
-    /// Sets how the errors of loaders become bytes. Defaults to none.
-    ///
-    /// With it, [`load_ref`](Error::load_ref) finds an `E` in every process that waited for the
-    /// load. Without it, and for errors of other types, the other processes get the text alone. So
-    /// they do if the codec fails, or if the bytes are more than 16 KiB.
-    ///
-    /// ```
-    /// use bellwether::{Cache, MemoryBackend, cache::Json};
-    /// use serde::{Deserialize, Serialize};
-    ///
-    /// #[derive(Debug, Serialize, Deserialize)]
-    /// struct SoldOut;
-    ///
-    /// impl std::fmt::Display for SoldOut {
-    ///     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-    ///         f.write_str("sold out")
-    ///     }
-    /// }
-    ///
-    /// impl std::error::Error for SoldOut {}
-    ///
-    /// let cache: Cache<String> =
-    ///     Cache::builder(MemoryBackend::new(), "shop").error_codec::<SoldOut>(Json).build()?;
-    /// # Ok::<_, bellwether::Error>(())
-    /// ```
-    pub fn error_codec<E>(mut self, codec: impl Codec<E>) -> Self
-    where
-        E: std::error::Error + Send + Sync + 'static,
-    {
-        self.failures.codec = Some(ErrorCodec::new(codec));
-        self
-    }
-
-    /// Sets the number of the encoding of values. Defaults to 0.
-    ///
-    /// Raise it by one with each change that old code cannot read. During a rolling deploy, the
-    /// entries of the two numbers are stored side by side. An invalidation removes both.
-    pub fn schema(mut self, number: u16) -> Self {
-        self.settings.schema = number;
-        self
-    }
-
-    /// Sets how long the lease of a load lasts unless it is renewed. Defaults to 5 s; from 20 ms to
-    /// a day.
-    ///
-    /// The fleet waits this long for a process that died while it was loading. A load may take
-    /// longer: while it runs, its lease is renewed each third of this time.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.settings.lease = lease;
-        self
-    }
-
-    /// Sets how long one load may take. Defaults to 30 s; at least 1 ms.
-    ///
-    /// A load that takes longer is cancelled and fails. Otherwise a loader that hangs would block
-    /// its key in the whole fleet.
-    pub fn load_limit(mut self, limit: Duration) -> Self {
-        self.settings.options.load_limit = limit;
-        self
-    }
-
-    /// Sets how long to wait for the load of another process. Defaults to 30 s.
-    ///
-    /// After it the caller claims the lease once more, and then loads without one.
-    pub fn wait_limit(mut self, limit: Duration) -> Self {
-        self.settings.options.wait_limit = limit;
-        self
-    }
-
-    /// Sets when to ask again while another process loads. Defaults to [on
-    /// demand](crate::lease::Retry::on_demand).
-    ///
-    /// The end of the strategy ends the wait, as the [wait limit](Self::wait_limit) does.
-    pub fn retry(mut self, strategy: impl RetryStrategy) -> Self {
-        self.settings.retry = Arc::new(strategy);
-        self
-    }
-
-    /// Sets how many loads of this cache may run at once in this process. Defaults to 1,024.
-    ///
-    /// Further ones queue for as long as the wait limit, and are then
-    /// [`Overloaded`](crate::ErrorKind::Overloaded). Loads that a loader asks for do not count, or
-    /// they could wait for each other.
-    pub fn max_loads(mut self, loads: usize) -> Self {
-        self.settings.max_loads = loads;
-        self
-    }
-
-    /// Sets how many callers may wait at once in this process, for all keys of this cache. Defaults
-    /// to 100,000.
-    ///
-    /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once. Each caller that
-    /// waits keeps a request and its connection open.
-    pub fn max_waiters(mut self, callers: usize) -> Self {
-        self.settings.max_waiters = callers;
-        self
-    }
-
-    /// Sets how many callers may wait at once in this process for the load of one key. Defaults to
-    /// 10,000.
-    ///
-    /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once. So one key whose load
-    /// hangs does not use up the limit for [all keys](Self::max_waiters).
-    pub fn max_waiters_per_key(mut self, callers: usize) -> Self {
-        self.settings.max_waiters_per_key = callers;
-        self
-    }
-
-    /// Sets the longest key, in bytes. Defaults to 512.
-    pub fn max_key(mut self, bytes: usize) -> Self {
-        self.settings.max_key = bytes;
-        self
-    }
-
-    /// Sets the largest encoded value, in bytes. Defaults to 8 MiB.
-    ///
-    /// A larger value that is loaded is returned and not stored. For 10 s the key then counts as
-    /// uncacheable: each process loads it for itself, at the same time as the others. Over HTTP
-    /// each caller does.
-    pub fn max_value(mut self, bytes: usize) -> Self {
-        self.settings.max_value = bytes;
-        self
-    }
-
-    /// Keeps copies of entries in this process, and serves those while they are fresh. Off by
-    /// default. [`LocalTier`] has an example.
-    ///
-    /// Over one server that keeps its data, the tier adds at most its
-    /// [staleness](LocalTier::max_staleness): a call returns nothing older than what that server
-    /// held so long before the call. This counts the changes by this crate, from processes that may
-    /// publish. All other changes are bounded by the [age](LocalTier::max_age) of a copy. In a
-    /// cluster that is the only bound. After an act of this cache or its clones has returned, they
-    /// serve nothing older.
-    ///
-    /// The bound does not hold while there are two masters, for writes that a failover loses, and
-    /// for a machine that was suspended and whose monotonic clock stood still. Upgrade all
-    /// processes of the fleet to a version with this method before you call it: an older one tells
-    /// no tier of its changes.
-    ///
-    /// A copy is a clone of the value, so let `V` be cheap to clone, such as an `Arc`. Callers that
-    /// are served one count as [`Source::Local`](super::Source::Local).
-    pub fn local(mut self, tier: LocalTier) -> Self {
-        self.settings.local = Some(tier);
-        self
-    }
-
-    /// Lets values carry tags, so that one command ends all values of a tag:
-    /// [`invalidate_tag`](Cache::invalidate_tag), [`expire_tag`](Cache::expire_tag) and
-    /// [`clear`](Cache::clear). Off by default.
-    ///
-    /// A loader gives them by [`Lead::tag`](super::Lead::tag), a caller by
-    /// [`Request::tag`](super::Request::tag). A value has up to 128 tags of up to 512 bytes, and is
-    /// otherwise not stored. A tag belongs to the namespace.
-    ///
-    /// Without a [local tier](Self::local), a hit asks for the ends of its tags with one `MGET`
-    /// more. A load costs a `GET` more, and an `MGET` beside its commit. A tag that ended is
-    /// remembered for 31 days, in about 150 bytes of the backend. A value with tags is kept no
-    /// longer than that.
-    ///
-    /// Redis must not evict the keys of tags: a tag whose key is gone counts as never ended. Set
-    /// `maxmemory-policy noeviction`. In a cluster, one node has all tags of a namespace. While it
-    /// is away, values with tags are loaded as if the whole cluster were.
-    ///
-    /// Each cache of the namespace must have tags before the first tag ends: one without checks the
-    /// tags of a value, and writes values that no tag ends. An older version of this crate does not
-    /// check them either.
-    pub fn tags(mut self) -> Self {
-        self.settings.has_tags = true;
-        self
-    }
-
-    /// Sets how much memory this process may use for values that it serves while the backend is
-    /// away, in bytes. Defaults to 4 MiB over a backend that other processes share, else to 0.
-    ///
-    /// The process remembers what it saw, if that has a [stale
-    /// window](Self::stale_while_revalidate) or one for [failures](Self::stale_if_error). It also
-    /// remembers what it loads while the backend is away, until the first answer. If the backend
-    /// answers reads and refuses writes, that is until the first write that it accepts.
-    ///
-    /// Callers are served such a value as [`Degraded`](super::Source::Degraded), as its windows
-    /// allow it. It may be older than an invalidation in another process, by its windows at most.
-    /// The next answer about the key ends it, and so does each act of this process.
-    ///
-    /// The memory shares one store with a [local tier](Self::local), and adds to its weight. A
-    /// value that takes more than a quarter of the store is not remembered.
-    pub fn outage_memory(mut self, bytes: usize) -> Self {
-        self.settings.outage_memory = Some(bytes);
-        self
-    }
-
-    /// Sets what becomes of a load that no caller waits for any more. Defaults to
-    /// [`Finish`](Abandoned::Finish).
-    pub fn when_abandoned(mut self, abandoned: Abandoned) -> Self {
-        self.settings.abandoned = abandoned;
-        self
-    }
-
-    /// Builds the cache.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if a setting is outside its range. The
-    /// limits of loads, callers, keys and values are at least 1.
-    pub fn build(self) -> Result<Cache<V>, Error>
-    where
-        C: Codec<V>,
-    {
-        let mut settings = self.settings;
-        settings.namespace = Namespace::new(&self.namespace)?;
-        settings.check()?;
-        advice::built::<V>(self.store.is_shared(), &settings.namespace, settings.schema);
-        let engine = Engine::new(self.store.clone());
-        let tags = Arc::new(Tags::new(&settings));
-        let counters = Arc::<Counters>::default();
-        let core = Core {
-            try_limit: try_limit(settings.retry.as_ref(), engine.backend().as_ref()),
-            engine,
-            copies: LocalStore::of(&settings, self.store.as_ref(), &tags, &counters),
-            tags,
-            store: self.store,
-            tag: u32::from(settings.schema) << 16 | u32::from(self.codec.tag()),
-            codec: Arc::new(self.codec),
-            flights: Group::new(settings.abandoned, settings.limits()),
-            abort: CancellationToken::new(),
-            begun: TaskTracker::new(),
-            loads: Arc::new(Semaphore::new(settings.max_loads)),
-            counters,
-            meter: Meter::default(),
-            activity: Activity::default(),
-            shards: Shards::default(),
-            undecodable: Once::default(),
-            unstorable: Once::default(),
-            short_lived: Once::default(),
-            refreshes: Refreshes::default(),
-            failures: self.failures,
-            watches: Watches::default(),
-            invalidations: Invalidations::default(),
-            is_negative: self.is_negative,
-            settings,
-        };
-        Ok(Cache { core: Arc::new(core) })
-    }
-}
-
-/// The windows of an entry.
-impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
-    /// Sets how long a value is kept. Defaults to 60 s; at least 1 ms.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.settings.options.ttl = ttl;
-        self
-    }
-
-    /// Shortens the [`ttl`](Self::ttl) of each value by a random part, up to this one. Defaults to
-    /// 0; from 0 to 1.
-    ///
-    /// So values that are stored together do not end together. The entry carries the result.
-    pub fn ttl_jitter(mut self, part: f64) -> Self {
-        self.settings.ttl_jitter = part;
-        self
-    }
-
-    /// Sets how long a value is still served after its [`ttl`](Self::ttl), while it is refreshed in
-    /// the background. Defaults to zero.
-    ///
-    /// In this window no caller waits for a load. The first caller that finds the value stale lets
-    /// its loader refresh it, and one process of the fleet does that at a time. All of them are
-    /// served the stale value at once, as [`Source::Stale`](super::Source::Stale).
-    pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
-        self.settings.options.stale_while_revalidate = window;
-        self
-    }
-
-    /// Sets how long a value is kept after its [`ttl`](Self::ttl) for the case that its load fails.
-    /// Defaults to zero.
-    ///
-    /// In this window a caller waits for the load. If the load fails, panics or takes too long, the
-    /// caller is served the old value, as [`Source::Stale`](super::Source::Stale). The window runs
-    /// beside that of [`stale_while_revalidate`](Self::stale_while_revalidate).
-    pub fn stale_if_error(mut self, window: Duration) -> Self {
-        self.settings.options.stale_if_error = window;
-        self
-    }
-
-    /// Sets how long a caller waits for a load while a value is kept [for
-    /// failures](Self::stale_if_error). Defaults to no limit but that of the load.
-    ///
-    /// After it the caller is served the old value, as [`Source::Stale`](super::Source::Stale). The
-    /// load goes on to its own [limit](Self::load_limit), also if no caller waits for it any more.
-    pub fn serve_stale_after(mut self, limit: Duration) -> Self {
-        self.settings.options.serve_stale_after = Some(limit);
-        self
-    }
-
-    /// Sets when a value is refreshed before its [`ttl`](Self::ttl) is over. Defaults to
-    /// [`Off`](EarlyRefresh::Off).
-    pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
-        self.settings.options.rules.early = early;
-        self
-    }
-}
-
-/// Loads that fail, or find nothing.
-impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
-    /// Sets what follows a failed load, by its error. By default, a key [backs
-    /// off](AfterFailure::BACK_OFF) while a stale value stands in for the load. Without such a
-    /// value the next caller loads. `None` leaves it to that default. [`AfterFailure`] has an
-    /// example.
-    ///
-    /// The policy is asked for each load that failed, panicked or took too long, and may be asked
-    /// twice. An error that is the mistake of one caller should [load
-    /// again](AfterFailure::LoadAgain), so that it does not block the others. A loader may overrule
-    /// the policy by [`Lead::after_failure`](super::Lead::after_failure).
-    ///
-    /// Without a stale value, callers get the failure of the last load until its time is over: with
-    /// its type by an [error codec](Self::error_codec), otherwise as
-    /// [`BackingOff`](crate::ErrorKind::BackingOff).
-    pub fn after_failure(
-        mut self,
-        policy: impl Fn(&Error) -> Option<AfterFailure> + Send + Sync + 'static,
-    ) -> Self {
-        self.failures.policy = Some(Box::new(policy));
-        self
-    }
-
-    /// Sets how long a negative value is kept: one that says that there is nothing, such as a
-    /// `None`, or a page that is not found. Defaults to the [`ttl`](Self::ttl).
-    ///
-    /// Such a value is gone when its time is over. It is not served stale, neither while it is
-    /// refreshed nor in place of a failure. A loader may set other times by its
-    /// [`Lead`](super::Lead). A request that inserts a value with settings of its own keeps those.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let stock: Cache<Option<u64>> = Cache::builder(MemoryBackend::new(), "shop")
-    ///     .negative_ttl(Duration::from_secs(5), Option::is_none)
-    ///     .build()?;
-    /// # Ok::<_, bellwether::Error>(())
-    /// ```
-    pub fn negative_ttl(
-        mut self,
-        ttl: Duration,
-        is_negative: impl Fn(&V) -> bool + Send + Sync + 'static,
-    ) -> Self {
-        self.settings.negative_ttl = ttl;
-        self.is_negative = Some(Box::new(is_negative));
-        self
-    }
-}
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(86_400);
+/// How far a tier may be behind at most, in all versions of this crate.
+pub(super) const GREATEST_STALENESS: Duration = Duration::from_secs(2);
 
 /// The settings that a request may change.
 #[derive(Clone)]
@@ -506,6 +85,9 @@ pub(crate) enum OnFull {
     /// It is refused at once.
     Refuse,
 }
+
+/// Returns whether a value says that there is none.
+pub(super) type IsNegative<V> = dyn Fn(&V) -> bool + Send + Sync;
 
 /// Each field is a setting of [`Builder`](super::Builder).
 pub(crate) struct Settings {
@@ -642,22 +224,82 @@ impl Settings {
     }
 }
 
-pub(super) fn at_least<T: PartialOrd + fmt::Debug>(
-    setting: &str,
-    given: T,
-    least: T,
-) -> Result<(), Error> {
+/// The settings of a [local tier](super::Builder::local): how much it keeps, and how far it may be
+/// behind the backend.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{BoxError, Cache, MemoryBackend, cache::LocalTier};
+///
+/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
+///     .local(LocalTier::weight(16 << 20).max_staleness(Duration::from_millis(500)))
+///     .build()?;
+/// for _ in 0..3 {
+///     cache.get_or_load("stock:42", |_lead| async { Ok::<_, BoxError>(17) }).await?;
+/// }
+/// assert_eq!(cache.get_local("stock:42"), Some(17));
+/// // Of four callers one loaded, one asked the backend, and two were served the copy.
+/// assert_eq!((cache.stats().led, cache.stats().hits, cache.stats().local), (1, 1, 2));
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalTier {
+    pub(super) weight: usize,
+    pub(super) max_age: Duration,
+    pub(super) max_staleness: Duration,
+}
+
+impl Default for LocalTier {
+    /// A tier of 64 MiB.
+    fn default() -> Self {
+        Self::weight(64 << 20)
+    }
+}
+
+impl LocalTier {
+    /// Creates settings with the greatest weight of all copies: their encoded values, their keys,
+    /// and 470 bytes for each. A copy that takes much of it is not kept. What the tier notes of
+    /// changes takes 0.25 MiB more.
+    pub fn weight(bytes: usize) -> Self {
+        let (max_age, max_staleness) = (Duration::from_secs(10), Duration::from_secs(1));
+        Self { weight: bytes, max_age, max_staleness }
+    }
+
+    /// Sets how long a copy is served at most before the backend is asked again. Defaults to 10 s;
+    /// at least 1 ms.
+    ///
+    /// It bounds the changes that no message tells of: a foreign write, an eviction, a `FLUSHALL`,
+    /// a step of the server's clock, and a change by a process that may not publish.
+    pub fn max_age(mut self, time: Duration) -> Self {
+        self.max_age = time;
+        self
+    }
+
+    /// Sets how far a copy may be behind the backend. Defaults to 1 s; from 100 ms to 2 s.
+    ///
+    /// Each process with a tier sends itself a message four times in this time.
+    pub fn max_staleness(mut self, time: Duration) -> Self {
+        self.max_staleness = time;
+        self
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        at_least("local.weight", self.weight, 1)?;
+        at_least("local.max_age", self.max_age, Duration::from_millis(1))?;
+        at_least("local.max_staleness", self.max_staleness, Duration::from_millis(100))?;
+        at_most("local.max_staleness", self.max_staleness, GREATEST_STALENESS)
+    }
+}
+
+fn at_least<T: PartialOrd + fmt::Debug>(setting: &str, given: T, least: T) -> Result<(), Error> {
     if given >= least {
         return Ok(());
     }
     Err(outside(setting, given, format_args!("at least {least:?}")))
 }
 
-pub(super) fn at_most<T: PartialOrd + fmt::Debug>(
-    setting: &str,
-    given: T,
-    most: T,
-) -> Result<(), Error> {
+fn at_most<T: PartialOrd + fmt::Debug>(setting: &str, given: T, most: T) -> Result<(), Error> {
     if given <= most {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! A flight, as its leader and its followers share it.
+//! A flight, as its leader and its followers share it, and the table of all flights.
 //!
 //! All that changes is under one lock, which is never held while code of others runs: the work, a
 //! waker, the clone of an outcome. The outcomes themselves are set once, so they are read without
@@ -14,15 +14,18 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Waker, ready},
+    thread,
 };
 
+use hashbrown::{DefaultHashBuilder, HashTable};
+
 use super::{
-    group::Flights,
+    leaders::Leaders,
     wakers::{Registration, Wakers},
 };
 use crate::{
     key::Key,
-    sync::checked::{Mutex, OnceLock, Runtime, lock, write},
+    sync::checked::{AtomicUsize, Mutex, OnceLock, Runtime, RwLock, lock, read, write},
 };
 
 /// The fate of a load that no caller waits for any more.
@@ -526,5 +529,65 @@ impl<T> Drop for Follower<T> {
         if is_last && !matches!(self.stage, Stage::Served) {
             flight.abandon();
         }
+    }
+}
+
+/// The flights of one group, at most one for each key, in a striped hash table. No lock of it is
+/// held over an await.
+///
+/// A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps
+/// it for its removal. The hash is seeded for each process.
+pub(super) struct Flights<T> {
+    pub(super) stripes: Box<[Stripe<T>]>,
+    pub(super) hasher: DefaultHashBuilder,
+    /// How many callers wait in all flights.
+    pub(super) waiting: AtomicUsize,
+    pub(super) leaders: Leaders,
+    pub(super) abandoned: Abandoned,
+}
+
+/// Above this capacity, a stripe that becomes empty gives its memory back.
+const WORTH_SHRINKING: usize = 256;
+
+/// A part of the table. Aligned, because two locks in one cache line would slow each other down.
+#[repr(align(128))]
+pub(super) struct Stripe<T>(pub(super) RwLock<HashTable<Arc<Flight<T>>>>);
+
+impl<T> Flights<T> {
+    pub(super) fn new(abandoned: Abandoned) -> Self {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let stripes = if cfg!(loom) { 1 } else { (cores * 4).next_power_of_two() };
+        Self {
+            stripes: (0..stripes).map(|_| Stripe(RwLock::new(HashTable::new()))).collect(),
+            hasher: DefaultHashBuilder::default(),
+            waiting: AtomicUsize::default(),
+            leaders: Leaders::default(),
+            abandoned,
+        }
+    }
+
+    /// Removes a flight, if it is there.
+    pub(super) fn remove(
+        &self,
+        hash: u64,
+        which: impl FnMut(&Arc<Flight<T>>) -> bool,
+    ) -> Option<Arc<Flight<T>>> {
+        let mut table = write(self.stripe(hash));
+        let (flight, _) = table.find_entry(hash, which).ok()?.remove();
+        if table.is_empty() && table.capacity() > WORTH_SHRINKING {
+            *table = HashTable::new();
+        }
+        Some(flight)
+    }
+
+    /// Returns the flights that are there now.
+    pub(super) fn all(&self) -> Vec<Arc<Flight<T>>> {
+        let flights = |stripe: &Stripe<T>| read(&stripe.0).iter().cloned().collect::<Vec<_>>();
+        self.stripes.iter().flat_map(flights).collect()
+    }
+
+    /// Chooses the stripe by the middle bits, because the table uses the upper and the lower ones.
+    pub(super) fn stripe(&self, hash: u64) -> &RwLock<HashTable<Arc<Flight<T>>>> {
+        &self.stripes[(hash >> 32) as usize & (self.stripes.len() - 1)].0
     }
 }

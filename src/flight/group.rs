@@ -1,4 +1,4 @@
-//! The flights of a cache: their table, and the leaders that are under way.
+//! The flights of a cache: how callers join them, and how all of them end.
 
 use std::{
     hash::BuildHasher,
@@ -6,36 +6,18 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    thread,
 };
 
-use hashbrown::{DefaultHashBuilder, HashTable};
-use tokio::sync::Notify;
-
-use super::flight::{Abandoned, Flight, Follower, Leader};
+use super::flight::{Abandoned, Flight, Flights, Follower, Leader};
 use crate::{
     key::Key,
-    sync::checked::{AtomicUsize, RwLock, read, write},
+    sync::checked::{read, write},
 };
 
 /// The flights of one cache.
 pub(crate) struct Group<T> {
     flights: Arc<Flights<T>>,
     limits: Limits,
-}
-
-/// The flights of one group, at most one for each key, in a striped hash table. No lock of it is
-/// held over an await.
-///
-/// A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps
-/// it for its removal. The hash is seeded for each process.
-pub(super) struct Flights<T> {
-    stripes: Box<[Stripe<T>]>,
-    hasher: DefaultHashBuilder,
-    /// How many callers wait in all flights.
-    pub(super) waiting: AtomicUsize,
-    pub(super) leaders: Leaders,
-    pub(super) abandoned: Abandoned,
 }
 
 /// Flights are numbered through the process, so that one can wait for one of another cache.
@@ -106,7 +88,7 @@ impl<T> Group<T> {
         if leaders.is_closed() {
             return Err(Refused::Closed);
         }
-        leaders.state.fetch_add(1, Ordering::Relaxed);
+        leaders.begin();
         let (flight, follower) = Flight::begin(next_id(), self.flights.clone(), key.clone(), hash);
         table.insert_unique(hash, flight.clone(), |flight| flight.hash);
         drop(table);
@@ -136,7 +118,7 @@ impl<T> Group<T> {
     /// Lets no flight begin any more. Those that are under way no longer need their callers to poll
     /// them.
     pub(crate) fn close(&self) {
-        self.flights.leaders.state.fetch_or(CLOSED, Ordering::Relaxed);
+        self.flights.leaders.close();
         for flight in self.flights.all() {
             flight.detach();
         }
@@ -166,88 +148,5 @@ impl<T> Group<T> {
         let follower = follower?;
         follower.depend();
         Ok(Joined { follower, leader: None })
-    }
-}
-
-/// Above this capacity, a stripe that becomes empty gives its memory back.
-const WORTH_SHRINKING: usize = 256;
-
-/// A part of the table. Aligned, because two locks in one cache line would slow each other down.
-#[repr(align(128))]
-struct Stripe<T>(RwLock<HashTable<Arc<Flight<T>>>>);
-
-impl<T> Flights<T> {
-    fn new(abandoned: Abandoned) -> Self {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let stripes = if cfg!(loom) { 1 } else { (cores * 4).next_power_of_two() };
-        Self {
-            stripes: (0..stripes).map(|_| Stripe(RwLock::new(HashTable::new()))).collect(),
-            hasher: DefaultHashBuilder::default(),
-            waiting: AtomicUsize::default(),
-            leaders: Leaders::default(),
-            abandoned,
-        }
-    }
-
-    /// Removes a flight, if it is there.
-    pub(super) fn remove(
-        &self,
-        hash: u64,
-        which: impl FnMut(&Arc<Flight<T>>) -> bool,
-    ) -> Option<Arc<Flight<T>>> {
-        let mut table = write(self.stripe(hash));
-        let (flight, _) = table.find_entry(hash, which).ok()?.remove();
-        if table.is_empty() && table.capacity() > WORTH_SHRINKING {
-            *table = HashTable::new();
-        }
-        Some(flight)
-    }
-
-    /// Returns the flights that are there now.
-    fn all(&self) -> Vec<Arc<Flight<T>>> {
-        let flights = |stripe: &Stripe<T>| read(&stripe.0).iter().cloned().collect::<Vec<_>>();
-        self.stripes.iter().flat_map(flights).collect()
-    }
-
-    /// Chooses the stripe by the middle bits, because the table uses the upper and the lower ones.
-    pub(super) fn stripe(&self, hash: u64) -> &RwLock<HashTable<Arc<Flight<T>>>> {
-        &self.stripes[(hash >> 32) as usize & (self.stripes.len() - 1)].0
-    }
-}
-
-/// The leaders that are under way in a group, and the end of the last one.
-#[derive(Default)]
-pub(super) struct Leaders {
-    /// The number of leaders, with [`CLOSED`].
-    state: AtomicUsize,
-    /// Notified when the last leader of a closed group has ended.
-    idle: Notify,
-}
-
-/// No leader may begin any more.
-const CLOSED: usize = 1 << (usize::BITS - 1);
-
-impl Leaders {
-    fn is_closed(&self) -> bool {
-        self.state.load(Ordering::Relaxed) & CLOSED != 0
-    }
-
-    /// Counts the end of a leader.
-    pub(super) fn end(&self) {
-        // Pairs with `idle`: what the leader did, is visible to the caller that waited for it.
-        if self.state.fetch_sub(1, Ordering::Release) == CLOSED | 1 {
-            self.idle.notify_waiters();
-        }
-    }
-
-    async fn idle(&self) {
-        loop {
-            // Created before the check, it also completes if the last leader ends between the two.
-            let idle = self.idle.notified();
-            if self.state.fetch_or(CLOSED, Ordering::Acquire) == CLOSED {
-                return;
-            }
-            idle.await;
-        }
     }
 }

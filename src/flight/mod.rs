@@ -18,6 +18,7 @@ mod cycle;
 #[allow(clippy::module_inception)]
 mod flight;
 mod group;
+mod leaders;
 #[cfg(all(test, loom))]
 mod loom;
 mod wakers;

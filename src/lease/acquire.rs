@@ -26,16 +26,16 @@ use crate::{
     sync::lock,
 };
 
-/// How long a process whose turn is over waits before it asks again. So the process whose turn it
-/// is comes first, and has the machine to itself: it waits for less than the local queue may.
+/// How long a process that has passed a lease on for long enough waits before it asks again. So the
+/// process that is next comes first.
 const GIVE_WAY: Duration = Duration::from_millis(1);
 
 /// After how long a caller asks a shard without a turn. It is longer than a burst of 20,000 callers
 /// takes. A server that hangs may keep all turns.
-const LONGEST_TURN: Duration = Duration::from_secs(2);
+const LONGEST_WAIT_FOR_TURN: Duration = Duration::from_secs(2);
 
 /// How long an outcome waits for its caller. With the release and the grant to the next caller it
-/// takes less than 50 ms.
+/// takes less than 50 ms, and longer while the runtime has more to do than it can.
 const PATIENCE: Duration = Duration::from_millis(30);
 /// How soon the task looks again whether a busy runtime has come to the caller.
 const BUSY: Duration = Duration::from_millis(5);
@@ -236,7 +236,7 @@ impl Contender<'_> {
         left: Duration,
     ) -> Result<(Acquired, Instant), BackendError> {
         let shard = self.engine.turns_of(&self.acquisition.claim().name);
-        let _turn = timeout(LONGEST_TURN.min(left), shard.0.acquire()).await;
+        let _turn = timeout(LONGEST_WAIT_FOR_TURN.min(left), shard.0.acquire()).await;
         self.acquisition.listen();
         self.acquisition.ask(limit, |backend, claim| backend.acquire(claim)).await
     }
@@ -244,7 +244,7 @@ impl Contender<'_> {
     /// Returns the lease if this push hands it over.
     fn handed_over(&mut self, change: &Change) -> Option<LeaseGuard> {
         let Change::Granted(handover) = change else { return None };
-        // One that is not renewed asks, so that it has its full time.
+        // A lease that is never renewed asks, so that it does not begin with the short time.
         self.upkeep.renew_every?;
         let until = self.acquisition.trusts(handover)?;
         let is_fenced = self.acquisition.claim().mode.is_fenced();
@@ -331,7 +331,7 @@ impl<T> Offer<T> {
         *lock(&self.outcome) = Some(outcome);
         self.made.notify_one();
         sleep(PATIENCE).await;
-        // A busy runtime may not have come to the caller yet. It comes to this task behind it.
+        // A busy runtime may not have polled the caller yet. It polls the caller before this task.
         while Handle::current().metrics().global_queue_depth() > 0 {
             sleep(BUSY).await;
         }

@@ -21,7 +21,7 @@ use crate::{
 
 /// A lease that is held: how long it lasts, and whether it is lost.
 ///
-/// Each guard of a lock dereferences to the lease of its lock.
+/// Each guard of one lock dereferences to its lease.
 ///
 /// # Examples
 ///
@@ -147,7 +147,8 @@ impl Lease {
         match timeout(self.remaining(), self.backend.renew(claims)).await {
             Ok(Ok(held)) if held.first() == Some(&Renewal::Held) => {
                 self.renewed(sent);
-                Ok(())
+                // A term may have ended meanwhile.
+                if self.is_lost() { Err(self.lost_error()) } else { Ok(()) }
             }
             Ok(Ok(_)) => {
                 self.tell_lost();

@@ -67,7 +67,7 @@ pub struct Lock<Kind> {
 /// How often a lease is renewed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RenewalPace {
-    /// Three times in its length.
+    /// Each third of the lease.
     Third,
     Every(Duration),
     Never,

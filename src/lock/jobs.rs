@@ -151,17 +151,23 @@ impl Job {
 /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
 /// # runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
 /// use std::time::Duration;
-/// use bellwether::{Locks, MemoryBackend};
+/// use bellwether::{BoxError, Locks, MemoryBackend, lock::Turn};
 ///
 /// # async fn clean_up() -> Result<(), std::io::Error> { Ok(()) }
+/// async fn run(turn: Turn) -> Result<(), BoxError> {
+///     // Up to three times, with pauses of 5 s, in the same turn.
+///     turn.retry(Duration::from_secs(5), 3, clean_up).await??;
+///     Ok(turn.done().await?)
+/// }
+///
 /// let locks = Locks::new(MemoryBackend::new(), "shop");
 /// let mut ticks = locks.every("clean-up", Duration::from_secs(60));
 /// # for _ in 0..3 {
 /// // loop {
 /// let turn = ticks.next().await?;
-/// // Up to three times, with pauses of 5 s, in the same turn.
-/// if turn.retry(Duration::from_secs(5), 3, clean_up).await?.is_ok() {
-///     turn.done().await?;
+/// // An error belongs to this turn, and must not end the loop.
+/// if let Err(error) = run(turn).await {
+///     tracing::warn!(%error, "the clean-up failed");
 /// }
 /// # }
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
@@ -191,6 +197,9 @@ impl Ticks {
     ///   once a minute.
     /// - **A tick that crashes here** with [`OnCrash::RunAgain`] is returned again after a lease.
     ///   Other processes may run it at once.
+    ///
+    /// Only an error of this method ends a loop of turns. An error of [`run`](Lease::run),
+    /// [`retry`](Turn::retry) or [`done`](Turn::done) belongs to one turn: log it, and go on.
     ///
     /// # Errors
     ///

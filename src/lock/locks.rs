@@ -155,7 +155,8 @@ impl Locks {
 
     /// Returns the turns of a job that runs once in each period, in one process of the fleet.
     ///
-    /// It is a [`once`](Self::once) whose tick is computed from the clock of the server.
+    /// It is a [`once`](Self::once) whose tick is computed from the clock of the server. At its
+    /// first start in the fleet it runs at once, for the period that has begun.
     pub fn every(&self, name: impl Into<Key>, period: Duration) -> Ticks {
         Ticks::of_period(&self.space, name.into(), period)
     }

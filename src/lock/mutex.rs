@@ -124,7 +124,8 @@ pub struct MutexGuard {
 }
 
 impl MutexGuard {
-    /// Returns the fencing token, a number that grows with each holder of this lock.
+    /// Returns the fencing token, a number that grows with each holder of this lock. It fits in an
+    /// `i64`.
     ///
     /// The idea is from M. Kleppmann, "How to do distributed locking" (2016). The resource that the
     /// lock guards remembers the greatest token it has seen, and refuses smaller ones.

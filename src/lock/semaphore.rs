@@ -129,14 +129,14 @@ fn permit_mode(name: &Key, limit: u32, count: u32) -> Result<Mode, Error> {
     Ok(Mode::Permit { limit, count })
 }
 
-/// The mode of permits that are held already. Their count and the limit do not matter any more.
+/// The mode of one permit. To look at all permits or to end them, any count will do.
 pub(super) fn any_permit(limit: u32) -> Mode {
     Mode::Permit { limit, count: 1 }
 }
 
 /// Permits of a [`Semaphore`].
 ///
-/// It has no fencing token, because several callers hold at once.
+/// They have no fencing token, because several callers hold at once.
 ///
 /// Their lease is renewed while the value lives. If it is dropped, the permits are released
 /// [in the background](super#dropped-guards). [`release`](Self::release) also reports whether they
@@ -282,6 +282,7 @@ impl Permits {
     }
 
     fn claim_of(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {
+        // Only to check the settings.
         self.upkeep()?;
         Ok(Claim { owner, ..self.claim(any_permit(self.kind.0))? })
     }

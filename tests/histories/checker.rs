@@ -277,7 +277,7 @@ impl Checker<'_> {
                     && write.answered.is_none_or(|answered| answered + WAIT >= first.began)
             });
             let paused = self.index.paused(process, second.began, second.began + overlap);
-            // A refresh is a flight apart, which only its lease holds apart from other loads.
+            // A refresh is no flight: only its lease holds it apart from other loads.
             let refreshes = self.history.windows.is_some_and(|windows| windows.refreshes);
             let apart = refreshes && (first.fence.is_some() || second.fence.is_some());
             let lost = first.lost.is_some_and(|lost| lost <= second.began);

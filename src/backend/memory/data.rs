@@ -9,11 +9,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    entries::{Entries, StoredFailure, Weigh},
-    latches::StoredLatch,
-    semaphores::{SemaphoreKey, StoredSemaphore},
-};
+use super::stored::{Entries, SemaphoreKey, StoredFailure, StoredLatch, StoredSemaphore, Weigh};
 use crate::{
     backend::{Change, Claim, Mark, Marked, SemaphoreKind, TagEnds, Tick, TickStep},
     key::Name,

@@ -1,11 +1,13 @@
 //! The entries, the fences that their commits and changes burn, failed loads, and tags.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use lru::LruCache;
 use tokio::time::Instant;
 
-use super::data::Data;
+use super::{
+    data::Data,
+    stored::{StoredFailure, entry_key},
+};
 use crate::{
     backend::{
         BackOff, Change, Claim, Claimed, Committed, Edit, Entry, Failure, Need, SemaphoreKind,
@@ -14,94 +16,6 @@ use crate::{
     key::Name,
     time::after,
 };
-
-/// The key of an entry. Entries of two schemas lie side by side.
-type EntryKey = (Arc<str>, u16);
-
-/// How much of the limit an entry takes under its key.
-pub(super) type Weigh = fn(&EntryKey, &Entry) -> usize;
-
-/// The bytes that the tables take for an entry and its fence, beside its key and its payload. They
-/// are measured.
-const ROW: usize = 600;
-
-/// Weighs an entry by the memory that it takes.
-pub(super) fn weigh_bytes((prefix, _): &EntryKey, entry: &Entry) -> usize {
-    ROW + prefix.len() + entry.weight()
-}
-
-/// The entries, of which the least recently used ones make room.
-pub(super) struct Entries {
-    stored: LruCache<EntryKey, (Entry, Instant)>,
-    ends: BTreeSet<(Instant, EntryKey)>,
-    pub(super) weight: usize,
-    limit: usize,
-    weigh: Weigh,
-}
-
-impl Entries {
-    pub(super) fn new(limit: usize, weigh: Weigh) -> Self {
-        Self { stored: LruCache::unbounded(), ends: BTreeSet::new(), weight: 0, limit, weigh }
-    }
-
-    /// Returns an entry and when it ends. It does not count as used.
-    pub(super) fn peek(&self, name: &Name) -> Option<&(Entry, Instant)> {
-        self.stored.peek(&entry_key(name))
-    }
-
-    fn fits(&self, name: &Name, entry: &Entry) -> bool {
-        (self.weigh)(&entry_key(name), entry) <= self.limit
-    }
-
-    fn put(&mut self, name: &Name, entry: Entry, ends: Instant) {
-        let key = entry_key(name);
-        self.weight += (self.weigh)(&key, &entry);
-        self.ends.insert((ends, key.clone()));
-        self.stored.put(key, (entry, ends));
-    }
-
-    /// Removes the least recently used entry if all are too heavy together. Returns its name.
-    fn evict(&mut self) -> Option<Arc<str>> {
-        let (oldest, _) = self.stored.peek_lru().filter(|_| self.weight > self.limit)?;
-        let oldest = oldest.clone();
-        self.remove(&oldest);
-        Some(oldest.0)
-    }
-
-    fn remove(&mut self, key: &EntryKey) {
-        if let Some((entry, ends)) = self.stored.pop(key) {
-            self.weight -= (self.weigh)(key, &entry);
-            self.ends.remove(&(ends, key.clone()));
-        }
-    }
-
-    pub(super) fn expire(&mut self, now: Instant) {
-        while let Some((ends, key)) = self.ends.first()
-            && *ends <= now
-        {
-            self.remove(&key.clone());
-        }
-    }
-}
-
-fn entry_key(name: &Name) -> EntryKey {
-    (name.prefix().clone(), name.schema())
-}
-
-/// The last of some failed loads in a row.
-pub(super) struct StoredFailure {
-    failure: Failure,
-    failures: u32,
-    /// Until when the name backs off.
-    until: Instant,
-}
-
-impl StoredFailure {
-    pub(super) fn record(&self, now: Instant) -> (BackOff, Failure) {
-        let wait = self.until.saturating_duration_since(now);
-        (BackOff { wait, failures: self.failures }, self.failure.clone())
-    }
-}
 
 impl Data {
     pub(super) fn get(&mut self, name: &Name) -> Option<Entry> {

@@ -2,25 +2,12 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use tokio::time::Instant;
-
-use super::data::Data;
+use super::{data::Data, stored::StoredLatch};
 use crate::{
     backend::{Change, Countdown, Owner},
     key::Name,
     time::after,
 };
-
-/// A count-down latch.
-pub(super) struct StoredLatch {
-    left: u32,
-    /// The id of the setting that made it.
-    set: Owner,
-    ttl: Duration,
-    ends: Instant,
-    /// The count that each step left; empty once nothing is left.
-    counted: HashMap<Owner, u32>,
-}
 
 impl Data {
     /// Sets a latch unless there is one. Returns whether it was set under this id.

@@ -1,14 +1,15 @@
 //! The embedded backend: leases and entries in this process.
 //!
 //! It keeps the rules of the Redis backend to the letter, so that code which works here works
-//! there. Its fleet is the caches and locks of one process. `data` has the tables, `entries`,
-//! `semaphores` and `latches` the rules. None of them locks or waits: this file puts a mutex around
-//! the data, and pushes the changes.
+//! there. Its fleet is the caches and locks of one process. `stored` and `data` have the tables,
+//! `entries`, `semaphores` and `latches` the rules. None of them locks or waits: this file puts a
+//! mutex around the data, and pushes the changes.
 
 mod data;
 mod entries;
 mod latches;
 mod semaphores;
+mod stored;
 
 use std::{
     fmt,
@@ -20,7 +21,7 @@ use async_trait::async_trait;
 
 use self::{
     data::Data,
-    entries::{Weigh, weigh_bytes},
+    stored::{Weigh, weigh_bytes},
 };
 use super::{
     Acquired, BackOff, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry,

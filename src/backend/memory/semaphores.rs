@@ -1,45 +1,19 @@
 //! The semaphores: their holders, the queue of those that wait, and the rules of the Redis scripts.
 
-use std::{
-    collections::{HashMap, HashSet, VecDeque},
-    sync::Arc,
-    time::Duration,
+use std::time::Duration;
+
+use super::{
+    data::Data,
+    stored::{SemaphoreKey, StoredSemaphore},
 };
-
-use tokio::time::Instant;
-
-use super::data::Data;
 use crate::{
     backend::{
-        Acquired, Change, Claim, Grant, Handover, Holding, Kept, Mode, Need, Occupied, Owner,
+        Acquired, Change, Claim, Grant, Handover, Holding, Kept, Mode, Need, Occupied,
         SemaphoreKind,
     },
     key::{Family, Name, Namespace},
     time::after,
 };
-
-pub(super) type SemaphoreKey = (Arc<str>, SemaphoreKind);
-
-/// A sole holder, or holders that share it, and one queue.
-#[derive(Default)]
-pub(super) struct StoredSemaphore {
-    sole: Option<SoleHold>,
-    shared: HashMap<Owner, SharedHold>,
-    queue: Queue,
-}
-
-struct SoleHold {
-    owner: Owner,
-    fence: u64,
-    ends: Instant,
-    /// The label of the holder's process.
-    label: Option<Arc<str>>,
-}
-
-struct SharedHold {
-    units: u32,
-    ends: Instant,
-}
 
 impl Data {
     /// Looks at a semaphore, or changes it. It lasts until its last hold and queue entry end.
@@ -238,161 +212,5 @@ impl Data {
             }
         }
         is_granted
-    }
-}
-
-impl StoredSemaphore {
-    /// Drops what has ended.
-    fn expire(&mut self, now: Instant) {
-        self.sole.take_if(|sole| sole.ends <= now);
-        self.shared.retain(|_, hold| hold.ends > now);
-        self.queue.expire(now);
-    }
-
-    /// Returns when its last hold and queue entry end.
-    fn ends(&self) -> Option<Instant> {
-        self.last_end().max(self.queue.kept.values().max().copied())
-    }
-
-    fn hold_ends(&self) -> impl Iterator<Item = Instant> {
-        let shared = self.shared.values().map(|hold| hold.ends);
-        self.sole.iter().map(|sole| sole.ends).chain(shared)
-    }
-
-    fn first_end(&self) -> Option<Instant> {
-        self.hold_ends().min()
-    }
-
-    fn last_end(&self) -> Option<Instant> {
-        self.hold_ends().max()
-    }
-
-    /// Returns whether a claim holds what it needs.
-    pub(super) fn is_held_by(&self, claim: &Claim) -> bool {
-        match claim.mode.need() {
-            Need::Sole => self.sole.as_ref().is_some_and(|sole| sole.owner == claim.owner),
-            Need::Units { .. } => self.shared.contains_key(&claim.owner),
-        }
-    }
-
-    /// Returns whether there is a sole holder.
-    pub(super) fn has_sole(&self) -> bool {
-        self.sole.is_some()
-    }
-
-    /// Makes a claim hold what it needs until then.
-    fn hold(&mut self, claim: &Claim, fence: u64, ends: Instant) {
-        let owner = claim.owner;
-        match claim.mode.need() {
-            Need::Sole => {
-                self.sole = Some(SoleHold { owner, fence, ends, label: claim.label.clone() });
-            }
-            Need::Units { count, .. } => {
-                self.shared.insert(owner, SharedHold { units: count, ends });
-            }
-        }
-    }
-
-    /// Ends what a claim holds. Returns whether it held it.
-    pub(super) fn end(&mut self, claim: &Claim) -> bool {
-        match claim.mode.need() {
-            Need::Sole => self.sole.take_if(|sole| sole.owner == claim.owner).is_some(),
-            Need::Units { .. } => self.shared.remove(&claim.owner).is_some(),
-        }
-    }
-
-    /// Ends the sole hold, whoever has it.
-    pub(super) fn end_sole(&mut self) {
-        self.sole = None;
-    }
-
-    /// Returns the units that are out.
-    fn out(&self) -> u32 {
-        self.shared.values().map(|hold| hold.units).sum()
-    }
-
-    /// Returns what is in the way of a need, whatever waits.
-    pub(super) fn in_the_way(&self, need: Need, now: Instant) -> Option<Occupied> {
-        if let Some(SoleHold { fence, ends, .. }) = self.sole {
-            return Some(Occupied { fence, remaining: ends - now, holders: 1 });
-        }
-        let out = self.out();
-        let missing = match need {
-            Need::Sole => out,
-            Need::Units { count, limit } => out.saturating_add(count).saturating_sub(limit),
-        };
-        let remaining = self.back(missing).map_or(Duration::ZERO, |ends| ends - now);
-        (missing > 0).then_some(Occupied { fence: 0, remaining, holders: out })
-    }
-
-    /// Returns when so many units are back at the latest.
-    fn back(&self, needed: u32) -> Option<Instant> {
-        let mut holds: Vec<_> = self.shared.values().map(|hold| (hold.ends, hold.units)).collect();
-        holds.sort_unstable();
-        let mut back = 0;
-        let ends = holds.iter().find(|(_, units)| {
-            back += units;
-            back >= needed
-        });
-        ends.or(holds.last()).map(|(ends, _)| *ends)
-    }
-}
-
-/// The claims that wait, in their order. Their entries last while their process keeps them.
-#[derive(Default)]
-struct Queue {
-    entries: VecDeque<QueueEntry>,
-    /// The owners of the entries. A release asks here, so that it costs the same behind any number.
-    owners: HashSet<Owner>,
-    /// Until when each process keeps its entries.
-    kept: HashMap<u64, Instant>,
-}
-
-#[derive(Clone)]
-struct QueueEntry {
-    claim: Claim,
-    /// When the claim entered the queue.
-    since: Instant,
-}
-
-impl Queue {
-    fn has(&self, owner: Owner) -> bool {
-        self.owners.contains(&owner)
-    }
-
-    /// Enters the queue, or keeps the old entry of the owner.
-    fn enter(&mut self, claim: &Claim, now: Instant) {
-        if self.owners.insert(claim.owner) {
-            self.entries.push_back(QueueEntry { claim: claim.clone(), since: now });
-        }
-    }
-
-    fn leave(&mut self, owner: Owner) {
-        if self.owners.remove(&owner)
-            && let Some(at) = self.entries.iter().position(|entry| entry.claim.owner == owner)
-        {
-            self.entries.remove(at);
-        }
-    }
-
-    /// Returns for how long an entry is kept.
-    fn left(&self, entry: &QueueEntry, now: Instant) -> Duration {
-        let ends = self.kept.get(&entry.claim.owner.process_half());
-        ends.map_or(Duration::ZERO, |ends| *ends - now)
-    }
-
-    /// Keeps the entries of the process of a claim. Returns until when they were kept before.
-    fn keep(&mut self, claim: &Claim, until: Instant) -> Option<Instant> {
-        self.kept.insert(claim.owner.process_half(), until)
-    }
-
-    /// Removes the entries of each process that has stopped to keep them.
-    fn expire(&mut self, now: Instant) {
-        let count = self.kept.len();
-        self.kept.retain(|_, until| *until > now);
-        if self.kept.len() < count {
-            self.owners.retain(|owner| self.kept.contains_key(&owner.process_half()));
-            self.entries.retain(|entry| self.owners.contains(&entry.claim.owner));
-        }
     }
 }

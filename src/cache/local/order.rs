@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The changes of the names of one namespace. Times are in nanoseconds since it was created.
-pub(super) struct Order {
+pub(in crate::cache) struct Order {
     stripes: Box<[Mutex<ToldStripe>]>,
     /// How the prefixes of the names begin.
     scope: String,
@@ -57,11 +57,11 @@ pub(in crate::cache) struct Fill {
     /// The greatest number of an ended tag that was told before the question.
     pub(super) ended: u64,
     /// Changes of the name were heard before the question.
-    pub(super) is_heard: bool,
+    pub(in crate::cache) is_heard: bool,
 }
 
 impl Order {
-    pub(super) fn new(namespace: &Namespace, tags: &Arc<Tags>, stripes: usize) -> Self {
+    pub(in crate::cache) fn new(namespace: &Namespace, tags: &Arc<Tags>, stripes: usize) -> Self {
         Self {
             tags: tags.clone(),
             scope_of_tags: format!("{}:t:{{", namespace.as_str()),
@@ -86,7 +86,7 @@ impl Order {
 
     /// Begins a question to the backend. If changes of the name are not heard yet, they will be
     /// from the second time on, or the first if it is to hear at once.
-    pub(super) fn begin(
+    pub(in crate::cache) fn begin(
         &self,
         store: &dyn Store,
         name: &Name,
@@ -112,7 +112,7 @@ impl Order {
 
     /// Keeps the answer to a question, unless something has come in between that is newer than its
     /// fence. Returns whether it was kept.
-    pub(super) fn keep(&self, fill: Fill, fence: u64, insert: impl FnOnce()) -> bool {
+    pub(in crate::cache) fn keep(&self, fill: Fill, fence: u64, insert: impl FnOnce()) -> bool {
         let stripe = self.stripe(fill.stripe);
         let is_told = stripe.changes != fill.changes && fence < stripe.greatest;
         let is_acted = stripe.last_act > fill.changes;
@@ -162,7 +162,7 @@ impl Order {
     }
 
     /// Returns for how long it is not known that all changes were told.
-    pub(super) fn lag(&self) -> Duration {
+    pub(in crate::cache) fn lag(&self) -> Duration {
         // First the moment that is proven, then the time.
         let known = self.complete_until();
         Duration::from_nanos(self.now().saturating_sub(known))

@@ -14,13 +14,13 @@ use crate::{
     cache::{
         AfterFailure, Lead, Loaded, Source,
         breaker::Outage,
-        core::Permit,
         failures::whole_millis,
         lead::Keeping,
         loader::{self, Produced, Work},
         local::Fill,
+        member::Permit,
+        notes::EntryNote,
         outcome::{Alone, FlightResult, Head, HeadOffer, Made, Record, cut_off},
-        refresh::EntryNote,
         settings::UNCACHEABLE_LIFE,
     },
     error::{BackendError, Chain, Error, ErrorKind},
@@ -70,6 +70,37 @@ pub struct Load<V> {
     _permit: Option<Permit>,
     /// Lets a shutdown wait for a load that belongs to no flight.
     _token: Option<TaskTrackerToken>,
+}
+
+/// The answer of [`Cache::begin`](crate::Cache::begin).
+#[derive(Debug)]
+#[must_use = "a load that is dropped lets the next process load"]
+pub enum Begun<V> {
+    /// The value is fresh, or another process has just loaded it. Or the backend does not answer,
+    /// and this process [remembered](crate::cache::Builder::outage_memory) the value.
+    Ready(Loaded<V>),
+    /// The value is stale, or it is time to refresh it
+    /// [early](crate::cache::Builder::early_refresh). With a load if this process is the one that
+    /// refreshes.
+    Stale(Loaded<V>, Option<Load<V>>),
+    /// There is no value that may be served, and this process loads it.
+    Load(Load<V>),
+    /// The caller loads for itself, without a lease, and nothing is stored.
+    Alone(WhyAlone),
+}
+
+/// Why there is neither a value nor a lease. [`Begun::Alone`] has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WhyAlone {
+    /// The backend does not answer.
+    Unanswered,
+    /// The wait for another process ended, by the wait limit or the retry strategy.
+    WaitOver,
+    /// The key is remembered as uncacheable.
+    Uncacheable,
+    /// The cache is shut down.
+    ShutDown,
 }
 
 /// When a load began, by the clock and by the acts of this process.

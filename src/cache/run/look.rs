@@ -21,9 +21,9 @@ use crate::{
     },
     cache::{
         Loaded, Source,
-        core::Decision,
+        notes::EntryNote,
         outcome::{Alone, result},
-        refresh::EntryNote,
+        read::Decision,
         settings::OnUncacheable,
     },
     error::{BackendError, Error},

@@ -17,17 +17,18 @@ use futures_util::FutureExt;
 use tokio::time::Instant;
 use tracing::{Instrument, Span, debug};
 
-pub use self::load::Load;
+pub use self::load::{Begun, Load, WhyAlone};
 use super::{
     Lead, Loaded, Source,
-    begin::{Begun, WhyAlone},
     breaker::{Outage, Shard},
-    core::{Core, Decision, Permit},
+    core::Core,
     freshness::Rules,
     lead::Previous,
     loader::{self, Produced, Work},
+    member::Permit,
+    notes::{EntryNote, PAUSE},
     outcome::{Alone, FlightResult, Outcome, end_span, ended, result},
-    refresh::{EntryNote, PAUSE},
+    read::Decision,
     settings::{OnFull, Options},
 };
 use crate::{

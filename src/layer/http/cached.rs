@@ -158,8 +158,8 @@ fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
 /// The cache holds [`CachedResponse`]s and encodes them with the [`ResponseCodec`].
 ///
 /// The key of a request is its host and path, so two services in one namespace would serve each
-/// other's responses. The [`ttl`](Builder::ttl) of the cache is a cap on the lifetime of each
-/// response. It does not make a response cacheable.
+/// other's responses. The [`ttl`](Builder::ttl) of the cache, 60 s unless set, is a cap on the
+/// lifetime of each response. It does not make a response cacheable.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {

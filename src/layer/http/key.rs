@@ -28,7 +28,7 @@ use sha2::{Digest, Sha256};
 use super::{
     Http,
     fields::sole,
-    request::{HeaderClass, classify},
+    header_names::{HeaderClass, classify},
 };
 use crate::key::Key;
 

@@ -399,6 +399,8 @@ impl BellwetherLayer<Http> {
     ///
     /// Many services name no lifetime with any response, private ones included. So set it only
     /// where all responses may be shared, for example route by route.
+    ///
+    /// The [`ttl`](crate::cache::Builder::ttl) of the cache, 60 s unless set, caps every lifetime.
     pub fn default_lifetime(mut self, lifetime: Duration) -> Self {
         self.settings().default_lifetime = Some(lifetime);
         self
@@ -591,24 +593,34 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Adds a `Cache-Status` (RFC 9211) to all responses: how the cache answered.
+    /// Adds a `Cache-Status` (RFC 9211) to each response of the cache and of the inner service: how
+    /// the cache answered.
     ///
     /// | parameters | meaning |
     /// |---|---|
     /// | `hit; ttl=…` | stored, and fresh for so many seconds |
     /// | `hit; ttl=-…; detail=stale` | stored, and not fresh for so many seconds |
     /// | `fwd=uri-miss; stored; ttl=…` | loaded for this request, and stored |
-    /// | `fwd=uri-miss; collapsed` | loaded for another request meanwhile |
+    /// | `fwd=uri-miss; collapsed` | of another request: loaded meanwhile, or still being stored |
     /// | `fwd=uri-miss; detail=degraded` | loaded without a lease, and not stored |
+    /// | `fwd=uri-miss` | loaded for this request, and not stored, such as an error |
     ///
     /// In place of `uri-miss`, it is `vary-miss` for a variant. It is `stale` if a response is
     /// stored that is no longer fresh.
     ///
     /// A response that did not come from the cache has a `fwd=…` that says why. Its `detail` is
     /// the header of the request that stood in the way, or one of these: `body`, for a request with
-    /// a body; `key`, if a [`vary_by`](Self::vary_by) returned `None` or the host is not clear;
-    /// `uncacheable`; `variants`; `overloaded`. A request with another method has `fwd=method`. The
-    /// layer's own response while a key backs off has `detail=backing-off` without a `fwd`.
+    /// a body; or `key`, if a [`vary_by`](Self::vary_by) returned `None` or the host is not clear.
+    /// Three more are:
+    ///
+    /// - `uncacheable`: its response may not be shared, mostly because it names no lifetime and
+    ///   there is no [`default_lifetime`](Self::default_lifetime).
+    /// - `variants`: 64 other variants of the resource are in use.
+    /// - `overloaded`: as many loads run as the cache [allows](crate::cache::Builder::max_loads).
+    ///
+    /// A request with another method has `fwd=method`. The layer's own response while a key backs
+    /// off has `detail=backing-off` without a `fwd`. Its other responses to
+    /// [errors](Self::on_error) have no `Cache-Status`.
     ///
     /// Defaults to no header, because it tells clients about the traffic of others.
     ///

@@ -190,7 +190,9 @@ impl ResponseLoad {
         let (of_authorized, produced) = match class {
             ResponseClass::Failing => {
                 let produced = self.http.failing(&self.question, &parts, &self.lead);
-                exchange.answer(Ok(Response::from_parts(parts, body)));
+                let why = || Forward::of(self.place.is_variant(), self.lead.replaces());
+                let response = self.http.explained(Response::from_parts(parts, body), why);
+                exchange.answer(Ok(response));
                 return produced;
             }
             ResponseClass::Reserved => (true, Produced::Reserved),

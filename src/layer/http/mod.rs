@@ -19,6 +19,7 @@
 mod body;
 mod cached;
 mod fields;
+mod header_names;
 mod invalidation;
 mod key;
 mod layer;

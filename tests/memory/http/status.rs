@@ -67,3 +67,17 @@ async fn a_load_says_why_the_stored_response_does_not_do() {
     assert_eq!((stats.missed_stale, stats.missed_variant), (3, 0));
     assert_eq!((stats.passed_method, stats.passed), (1, 1));
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_error_of_the_service_says_why_it_was_asked() {
+    let (inner, _) = origin(|_, request| {
+        let status = request.uri().path()[1..].parse::<u16>().unwrap();
+        Response::builder().status(status).body(Body::empty()).unwrap()
+    });
+    let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).cache_status();
+    let service = layer.layer(inner);
+    for expected in [404, 500, 503] {
+        let answer = ask(&service, get(&format!("/{expected}"))).await;
+        assert_eq!((answer.status.as_u16(), status(&answer)), (expected, "fwd=uri-miss"));
+    }
+}

@@ -23,8 +23,9 @@ use tokio::{
 
 use super::{
     connect::ask,
+    events::{ChannelScope, NodeEvents},
     failure::{CommandFailure, CommandRetry},
-    node::{ChannelScope, Node, NodeEvents},
+    node::Node,
     sentinel::Endpoint,
     settings::{self, Access, ConnectTarget, RedisConfig},
     task::{Finding, OnDemandTask},
@@ -48,7 +49,7 @@ const REFRESH_PAUSE: Duration = Duration::from_millis(20);
 
 /// How many nodes are asked at once, so that one that hangs holds up no other. With all of them, a
 /// large cluster would be asked too much.
-const AT_ONCE: usize = 3;
+const AT_ONCE: usize = 2;
 
 /// The nodes by which a cluster is found. All nodes are connected to with the settings of the first
 /// one.

@@ -1,4 +1,4 @@
-//! A new connection: to the server that an endpoint names, or for one question.
+//! A new connection: for commands or pushes, or for one question.
 
 use std::{io, pin::pin, sync::Arc, time::Duration};
 
@@ -13,16 +13,10 @@ use tracing::warn;
 
 use super::{
     failure::ClientError,
-    sentinel::{Endpoint, EndpointWatch},
     settings::{ConnectTarget, RedisConfig},
     socket::{Progress, Socket},
 };
-use crate::{
-    advice,
-    backend::redis::scripts::SCRIPTS,
-    error::{BackendError, BackendErrorKind},
-    time::after,
-};
+use crate::{advice, backend::redis::scripts::SCRIPTS, time::after};
 
 /// A connection, and its driver, which ends with it.
 pub(super) struct Connection {
@@ -60,46 +54,30 @@ pub(super) struct ConnectError {
     source: ClientError,
 }
 
-/// Finds the server, connects, and checks that it can be written to.
-///
-/// Replaces `watch` by the watch of the server. Returns `None` if it reports another server
-/// meanwhile, because an attempt at a host that is down may last until its time-out.
+/// Connects to a server, and checks that it can be written to.
 pub(super) async fn connect(
-    endpoint: &Endpoint,
-    watch: &mut EndpointWatch,
+    target: &ConnectTarget,
     settings: &RedisConfig,
     broken: CancellationToken,
     on_push: impl Fn(PushInfo) + Send + Sync + 'static,
-) -> Result<Option<Connection>, BackendError> {
-    let (target, found) = endpoint.find().await?;
-    *watch = found;
+) -> Result<Connection, ConnectError> {
     let config = config().set_push_sender(move |push: PushInfo| {
         on_push(push);
         Ok::<(), ()>(())
     });
     let name = settings.client_name.as_deref();
-    let attempt = attempt(&target, settings.connect_timeout(), config, async |connection| {
+    let attempt = attempt(target, settings.connect_timeout(), config, async |connection| {
         let asked = Instant::now();
         refuse_replica(connection, name).await?;
         Ok(asked.elapsed())
     });
-    let attempted = tokio::select! {
-        attempted = attempt => attempted.map(Some),
-        () = watch.outdated() => Ok(None),
-    };
-    if !matches!(attempted, Ok(Some(_))) {
-        watch.report_failure();
-    }
-    let attempted =
-        attempted.map_err(|error| BackendError::new(BackendErrorKind::Unavailable, error))?;
-    Ok(attempted.map(|Attempt { connection, driver, progress, answer: round_trip }| {
-        let (driven, limit) = (progress.clone(), settings.command_timeout);
-        let driver = tokio::spawn(async move { driven.drive(driver, limit).await });
-        let driver = AbortOnDropHandle::new(driver);
-        // It takes up to four round trips to make one.
-        let reconnect_limit = limit.saturating_add(round_trip.saturating_mul(4));
-        Connection { commands: connection, progress, broken, reconnect_limit, _driver: driver }
-    }))
+    let Attempt { connection, driver, progress, answer: round_trip } = attempt.await?;
+    let (driven, limit) = (progress.clone(), settings.command_timeout);
+    let driver = tokio::spawn(async move { driven.drive(driver, limit).await });
+    let driver = AbortOnDropHandle::new(driver);
+    // It takes up to four round trips to make one. A slower first answer was a busy moment.
+    let reconnect_limit = limit.saturating_add(round_trip.min(limit).saturating_mul(4));
+    Ok(Connection { commands: connection, progress, broken, reconnect_limit, _driver: driver })
 }
 
 /// Asks a server one question on a connection of its own.

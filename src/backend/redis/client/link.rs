@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    connect::{Connection, connect, prepare},
+    connect::{Connection, prepare},
+    events::NodeEvents,
     failure::{CommandFailure, ends_connection},
-    node::NodeEvents,
     push::{PushService, Pushes, Subscriptions},
     sentinel::{Endpoint, EndpointWatch},
     settings::RedisConfig,
@@ -41,11 +41,11 @@ pub(super) struct Link {
 }
 
 /// A connection and its state, shared by the senders of commands and the task.
-pub(super) struct KeptConnection {
+struct KeptConnection {
     endpoint: Endpoint,
-    pub(super) config: RedisConfig,
+    config: RedisConfig,
     current: LatestFinding<Arc<Connection>>,
-    pub(super) events: NodeEvents,
+    events: NodeEvents,
     /// `None` if the connection is for commands.
     pushes: Option<PushService>,
 }
@@ -191,13 +191,14 @@ impl KeptConnection {
         watch: &mut EndpointWatch,
     ) -> Result<Option<Arc<Connection>>, BackendError> {
         let (begun, broken) = (Instant::now(), CancellationToken::new());
-        let pushes = self.pushes.as_ref().map(|service| Pushes::new(self, service, &broken));
+        let pushes = self.pushes.as_ref();
+        let pushes = pushes.map(|it| Pushes::new(it, &self.events, &self.config, &broken));
         let on_push = move |push: PushInfo| {
             if let Some(pushes) = &pushes {
                 pushes.receive(push);
             }
         };
-        let current = connect(&self.endpoint, watch, &self.config, broken, on_push).await?;
+        let current = self.endpoint.connect(watch, &self.config, broken, on_push).await?;
         let Some(current) = current.map(Arc::new) else { return Ok(None) };
         let is_late =
             self.current.failure().is_some() || begun.elapsed() > self.config.command_timeout;
@@ -219,7 +220,9 @@ impl KeptConnection {
     async fn serve(&self, current: &Arc<Connection>, watch: &mut EndpointWatch) {
         let work = async {
             if let Some(service) = &self.pushes {
-                let Err(error) = Subscriptions::new(self, service, current).keep().await;
+                let limit = self.config.command_timeout;
+                let subscriptions = Subscriptions::new(service, &self.events, current, limit);
+                let Err(error) = subscriptions.keep().await;
                 debug!(error = %Chain(&error), "the push connection to Redis broke");
                 return;
             }

@@ -3,13 +3,14 @@
 //! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server
 //! has up to three connections (`node`): for commands, for grants that replicas confirm
 //! (`replicas`), and for pushes (`push`). Commands (`commands`) are sent on a `link`, whose task
-//! keeps it connected. A connection goes to a fixed server, to the master that sentinels name
-//! (`sentinel`), or to a node of a `cluster`. It is made in `connect`, over a `socket` that knows
-//! when bytes last moved. `failure` says what an error means.
+//! keeps it connected, and reports the `events` of the server. A connection goes to a fixed server,
+//! to the master that sentinels name (`sentinel`), or to a node of a `cluster`. It is made in
+//! `connect`, over a `socket` that knows when bytes last moved. `failure` says what an error means.
 
 mod cluster;
 mod commands;
 mod connect;
+mod events;
 mod failure;
 mod link;
 mod node;
@@ -39,13 +40,13 @@ pub(super) use self::{
     settings::RedisConfig,
     task::OnDemandTask,
 };
-pub use self::{replicas::Replicas, sentinel::SentinelMaster, settings::Credentials};
+pub use self::{
+    sentinel::SentinelMaster,
+    settings::{Credentials, Replicas},
+};
 
 use self::{
-    cluster::Cluster,
-    failure::CommandFailure,
-    link::Link,
-    node::{Node, NodeEvents},
+    cluster::Cluster, events::NodeEvents, failure::CommandFailure, link::Link, node::Node,
     replicas::wait_refused,
 };
 use super::scripts::Call;

@@ -31,8 +31,8 @@ use tracing::warn;
 
 use super::{
     connect::Connection,
-    link::KeptConnection,
-    node::{ChannelScope, NodeEvents},
+    events::{ChannelScope, NodeEvents},
+    settings::RedisConfig,
 };
 use crate::{
     backend::{Change, Channels, Handover, redis::keys},
@@ -70,12 +70,13 @@ pub(super) struct Pushes {
 
 impl Pushes {
     pub(super) fn new(
-        kept: &KeptConnection,
         service: &PushService,
+        events: &NodeEvents,
+        config: &RedisConfig,
         end: &CancellationToken,
     ) -> Self {
-        let (channels, leaving) = (kept.events.channels.clone(), service.leaving.clone());
-        Self { channels, end: end.clone(), leaving, confirms: kept.config.replicas.is_some() }
+        let (channels, leaving) = (events.channels.clone(), service.leaving.clone());
+        Self { channels, end: end.clone(), leaving, confirms: config.replicas.is_some() }
     }
 
     pub(super) fn receive(&self, push: PushInfo) {
@@ -125,25 +126,28 @@ type LeavingChannels = Arc<Mutex<HashSet<Arc<str>>>>;
 
 /// The subscriptions on one connection, which are kept in step with the channels that are open.
 pub(super) struct Subscriptions<'a> {
-    kept: &'a KeptConnection,
     service: &'a PushService,
+    events: &'a NodeEvents,
     current: &'a Connection,
+    /// How long the connection may be silent before a reply.
+    limit: Duration,
     subscribed: HashSet<Arc<str>>,
 }
 
 impl<'a> Subscriptions<'a> {
     pub(super) fn new(
-        kept: &'a KeptConnection,
         service: &'a PushService,
+        events: &'a NodeEvents,
         current: &'a Connection,
+        limit: Duration,
     ) -> Self {
         lock(&service.leaving).clear();
-        Self { kept, service, current, subscribed: HashSet::new() }
+        Self { service, events, current, limit, subscribed: HashSet::new() }
     }
 
     /// Keeps the subscriptions in step for as long as the connection answers.
     pub(super) async fn keep(mut self) -> Result<Infallible, RedisError> {
-        let events = &self.kept.events;
+        let events = self.events;
         let mut openings = events.channels.openings();
         events.retry();
         let mut is_complete = self.reconcile().await?;
@@ -168,7 +172,7 @@ impl<'a> Subscriptions<'a> {
     ///
     /// Returns whether all subscriptions are in place.
     async fn reconcile(&mut self) -> Result<bool, RedisError> {
-        let NodeEvents { channels, scope, trouble, .. } = &self.kept.events;
+        let NodeEvents { channels, scope, trouble, .. } = self.events;
         let mut opened = channels.not_refused(|channel| scope.contains(channel));
         opened.retain(|channel| !self.subscribed.contains(channel));
         let (mut is_complete, mut has_moved, mut refused) = (true, false, Vec::new());
@@ -210,7 +214,7 @@ impl<'a> Subscriptions<'a> {
             warn!(error = %Chain(&refusal), "Redis refuses subscriptions; waiters poll instead");
         }
         let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
-        self.kept.events.channels.answer(|refused| refused == channel, Err(refusal));
+        self.events.channels.answer(|refused| refused == channel, Err(refusal));
     }
 
     /// Sends one command for each channel, and returns the reply to each.
@@ -218,7 +222,7 @@ impl<'a> Subscriptions<'a> {
         if channels.is_empty() {
             return Ok(Vec::new());
         }
-        let shard = match self.kept.events.scope {
+        let shard = match self.events.scope {
             ChannelScope::All => "",
             ChannelScope::Slots(_) => "S",
         };
@@ -238,7 +242,7 @@ impl<'a> Subscriptions<'a> {
     where
         F: Future<Output = Result<T, RedisError>>,
     {
-        let reply = self.current.exchange(self.kept.config.command_timeout, send).await;
+        let reply = self.current.exchange(self.limit, send).await;
         reply.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
     }
 }

@@ -22,17 +22,18 @@ use futures_util::{
     future::{join_all, select_ok},
 };
 use redis::{
-    ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion,
+    ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
     RedisConnectionInfo, RedisError, aio::PubSub,
 };
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
+use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::{
-    connect::{ConnectError, ask, open_pubsub, refuse_replica},
+    connect::{ConnectError, Connection, ask, connect, open_pubsub, refuse_replica},
     failure::ClientError,
     settings::{self, Access, ConnectTarget, Credentials, RedisConfig},
     task::{Finding, LatestFinding, OnDemandTask},
@@ -62,8 +63,31 @@ impl Endpoint {
         Ok(Self::Server(Box::new(ConnectTarget { info, access: access.clone() })))
     }
 
+    /// Finds the server, connects, and checks that it can be written to.
+    ///
+    /// Replaces `watch` by the watch of the server. Returns `None` if it reports another server
+    /// meanwhile, because an attempt at a host that is down may last until its time-out.
+    pub(super) async fn connect(
+        &self,
+        watch: &mut EndpointWatch,
+        settings: &RedisConfig,
+        broken: CancellationToken,
+        on_push: impl Fn(PushInfo) + Send + Sync + 'static,
+    ) -> Result<Option<Connection>, BackendError> {
+        let (target, found) = self.find().await?;
+        *watch = found;
+        let connected = tokio::select! {
+            connected = connect(&target, settings, broken, on_push) => connected.map(Some),
+            () = watch.outdated() => Ok(None),
+        };
+        if !matches!(connected, Ok(Some(_))) {
+            watch.report_failure();
+        }
+        connected.map_err(unavailable)
+    }
+
     /// Returns the server to connect to now, and the watch for another one.
-    pub(super) async fn find(&self) -> Result<(ConnectTarget, EndpointWatch), BackendError> {
+    async fn find(&self) -> Result<(ConnectTarget, EndpointWatch), BackendError> {
         match self {
             Self::Server(target) => Ok(((**target).clone(), EndpointWatch(None))),
             Self::Sentinel(sentinels) => {
@@ -374,7 +398,7 @@ impl EndpointWatch {
     }
 
     /// Has all sentinels asked, because the server that one named could not be used.
-    pub(super) fn report_failure(&self) {
+    fn report_failure(&self) {
         if let Some(MasterWatch { sentinels, .. }) = &self.0 {
             sentinels.known.trusted.store(NONE, Ordering::Relaxed);
         }

@@ -1,4 +1,5 @@
-//! The settings of a backend: how long it waits, where a server is, and how to log in there.
+//! The settings of a backend: how long it waits, how many replicas confirm a grant, where a server
+//! is, and how to log in there.
 
 use std::{fmt, io, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -8,7 +9,6 @@ use redis::{
     RedisError,
 };
 
-use super::replicas::Replicas;
 use crate::error::{BoxError, Chain, Error, ErrorKind, words_of};
 
 /// The settings of a backend that do not depend on where its servers are.
@@ -47,6 +47,86 @@ impl RedisConfig {
     /// checked first.
     pub(super) fn first_connection_limit(&self) -> Duration {
         self.connect_timeout().saturating_mul(3).max(self.command_timeout)
+    }
+}
+
+/// The number of replicas that must confirm a grant before it counts.
+///
+/// The confirmation is a `WAIT` behind the grant. With fewer replicas, the grant is given back, and
+/// the try fails with [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the caller's
+/// retry strategy tries again. A renewal counts no sooner than a grant, so a lease is lost if the
+/// replicas stay away for as long as it lasts. Each grant and each renewal takes one more round
+/// trip, from the server to its replicas.
+///
+/// # What it does not give
+///
+/// It makes it unlikely that a failover loses a lease, but not impossible, for `WAIT` is no
+/// consensus. So a fence is needed with it as without it:
+///
+/// - A replica that has *not* confirmed may become the master. Only if `count` is the number of
+///   *all* replicas, each of them has the lease. Then one replica that is away prevents every
+///   grant.
+/// - A replica confirms what it has in memory, and may lose it when it restarts.
+/// - A master that is cut off from its replicas grants nothing any more, but may still answer
+///   reads.
+/// - A release does not wait for replicas, so a failover may undo it. The lease then ends by
+///   itself.
+///
+/// # Examples
+///
+/// ```
+/// use std::{fmt, time::Duration};
+/// use bellwether::{RedisBackend, backend::Replicas};
+///
+/// let backend = RedisBackend::builder()
+///     .server("redis://127.0.0.1/")
+///     .replicas(Replicas::confirming(1).within(Duration::from_millis(50)))
+///     .build()?;
+/// # Ok::<_, bellwether::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replicas {
+    pub(super) count: u32,
+    pub(super) within: Duration,
+}
+
+impl Replicas {
+    /// Requires `count` replicas of the server that grants, each time within 100 ms.
+    ///
+    /// The master itself does not count: with two replicas, one replica and the master are the
+    /// majority of three.
+    pub fn confirming(count: u32) -> Self {
+        Self { count, within: Duration::from_millis(100) }
+    }
+
+    /// Sets how long the replicas may take.
+    ///
+    /// It must be at least 1 ms, and shorter than the [command
+    /// time-out](crate::backend::RedisBackendBuilder::command_timeout). Defaults to 100 ms.
+    #[must_use]
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.within = limit;
+        self
+    }
+
+    pub(in super::super) fn check(self, command_timeout: Duration) -> Result<(), Error> {
+        let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
+        if self.count == 0 {
+            return invalid(
+                "`Replicas::confirming(0)` waits for no replica; \
+                 give 1 or more, or leave `replicas` out"
+                    .to_owned(),
+            );
+        }
+        if self.within < Duration::from_millis(1) || self.within >= command_timeout {
+            return invalid(format!(
+                "replicas may take {:?} to confirm, but it must be at least 1 ms and less than the \
+                 command time-out of {command_timeout:?}; set `Replicas::within` or \
+                 `command_timeout`",
+                self.within
+            ));
+        }
+        Ok(())
     }
 }
 

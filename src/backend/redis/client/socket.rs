@@ -165,9 +165,9 @@ impl Progress {
             }
             if self.quiet_since().max(begun) != from {
                 wait = limit;
-            } else if wait == limit {
+            } else if wait < limit.saturating_mul(PATIENCE) {
                 self.asked.notify_one();
-                wait = limit.saturating_mul(PATIENCE);
+                wait = wait.saturating_add(limit);
             } else {
                 return None;
             }

@@ -1,94 +1,21 @@
 //! Changes that are told to a cache of the user's own.
 
-use std::{
-    fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, RwLock, Weak},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    GREATEST_STALENESS,
-    order::{Fill, Order},
+    Cache, Loaded,
+    core::Core,
+    local::{Fill, Order, WatchedOrder},
+    settings::GREATEST_STALENESS,
 };
 use crate::{
     backend::{STRIPES, Store, Tap},
-    cache::{Cache, Loaded, core::Core},
     error::Error,
-    key::{Key, Name},
-    sync::{read, write},
+    key::Key,
+    sync::write,
 };
-
-type WatchListener = dyn Fn(Option<&str>) + Send + Sync;
-
-/// The watches of a cache.
-#[derive(Default)]
-pub(in crate::cache) struct Watches(RwLock<Vec<Weak<WatchedOrder>>>);
-
-impl Watches {
-    pub(in crate::cache) fn are_none(&self) -> bool {
-        read(&self.0).is_empty()
-    }
-
-    /// Tells of an act of this process.
-    pub(in crate::cache) fn tell_act(&self, key: &Key, name: &Name) {
-        let tell = |watch: &WatchedOrder| {
-            watch.order.forget(name, || watch.tell(Some(key.as_str())));
-        };
-        self.each(tell);
-    }
-
-    /// Tells of a commit of this process under this fence.
-    pub(in crate::cache) fn tell_commit(&self, name: &Name, fence: u64) {
-        self.each(|watch| watch.changed(name.prefix(), fence));
-    }
-
-    /// Tells that each value may have changed.
-    pub(in crate::cache) fn tell_loss(&self) {
-        self.each(Tap::lost);
-    }
-
-    fn each(&self, tell: impl Fn(&WatchedOrder)) {
-        read(&self.0).iter().filter_map(Weak::upgrade).for_each(|watch| tell(&watch));
-    }
-}
-
-/// The changes of one watch.
-struct WatchedOrder {
-    order: Order,
-    listener: Box<WatchListener>,
-}
-
-impl WatchedOrder {
-    fn tell(&self, key: Option<&str>) {
-        // It runs in the task of a connection, which must go on.
-        if catch_unwind(AssertUnwindSafe(|| (self.listener)(key))).is_err() {
-            tracing::error!("the listener of a watch panicked, and missed a change");
-        }
-    }
-}
-
-impl Tap for WatchedOrder {
-    fn changed(&self, prefix: &str, fence: u64) {
-        if self.order.tag_of(prefix).is_some() {
-            return self.lost();
-        }
-        self.order.changed(prefix, fence, |key| self.tell(Some(key)));
-    }
-
-    fn lost(&self) {
-        self.order.lost();
-        // Otherwise an insert under way would put an old value back, after the listener was told.
-        self.order.settle();
-        self.tell(None);
-    }
-
-    fn complete_until(&self, asked: Instant) {
-        self.order.note_complete(asked);
-    }
-}
 
 /// Tells a cache of your own which values have changed, while it lives.
 ///
@@ -108,7 +35,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// The listener is given a key, or `None` if any key may have changed: a tag has ended, or the
     /// connection broke and changes may have been missed. [`lag`](EntryWatch::lag) tells for how
     /// long that could have gone unnoticed. What is told is what a [local
-    /// tier](crate::cache::Builder::local) is told, and the acts of this cache. In a cluster only
+    /// tier](super::Builder::local) is told, and the acts of this cache. In a cluster only
     /// the latter are.
     ///
     /// The listener runs where changes are received, one call at a time for a key. So it must be

@@ -1,0 +1,294 @@
+//! What is stored, and how it changes by itself: entries, failures, latches and semaphores. Their
+//! rules together are in `entries`, `latches` and `semaphores`.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use lru::LruCache;
+use tokio::time::Instant;
+
+use crate::{
+    backend::{BackOff, Claim, Entry, Failure, Need, Occupied, Owner, SemaphoreKind},
+    key::Name,
+};
+
+/// The key of an entry. Entries of two schemas lie side by side.
+type EntryKey = (Arc<str>, u16);
+
+/// How much of the limit an entry takes under its key.
+pub(super) type Weigh = fn(&EntryKey, &Entry) -> usize;
+
+/// The bytes that the tables take for an entry and its fence, beside its key and its payload. They
+/// are measured.
+const ROW: usize = 600;
+
+/// Weighs an entry by the memory that it takes.
+pub(super) fn weigh_bytes((prefix, _): &EntryKey, entry: &Entry) -> usize {
+    ROW + prefix.len() + entry.weight()
+}
+
+/// The entries, of which the least recently used ones make room.
+pub(super) struct Entries {
+    pub(super) stored: LruCache<EntryKey, (Entry, Instant)>,
+    pub(super) ends: BTreeSet<(Instant, EntryKey)>,
+    pub(super) weight: usize,
+    pub(super) limit: usize,
+    pub(super) weigh: Weigh,
+}
+
+impl Entries {
+    pub(super) fn new(limit: usize, weigh: Weigh) -> Self {
+        Self { stored: LruCache::unbounded(), ends: BTreeSet::new(), weight: 0, limit, weigh }
+    }
+
+    /// Returns an entry and when it ends. It does not count as used.
+    pub(super) fn peek(&self, name: &Name) -> Option<&(Entry, Instant)> {
+        self.stored.peek(&entry_key(name))
+    }
+
+    pub(super) fn fits(&self, name: &Name, entry: &Entry) -> bool {
+        (self.weigh)(&entry_key(name), entry) <= self.limit
+    }
+
+    pub(super) fn put(&mut self, name: &Name, entry: Entry, ends: Instant) {
+        let key = entry_key(name);
+        self.weight += (self.weigh)(&key, &entry);
+        self.ends.insert((ends, key.clone()));
+        self.stored.put(key, (entry, ends));
+    }
+
+    /// Removes the least recently used entry if all are too heavy together. Returns its name.
+    pub(super) fn evict(&mut self) -> Option<Arc<str>> {
+        let (oldest, _) = self.stored.peek_lru().filter(|_| self.weight > self.limit)?;
+        let oldest = oldest.clone();
+        self.remove(&oldest);
+        Some(oldest.0)
+    }
+
+    pub(super) fn remove(&mut self, key: &EntryKey) {
+        if let Some((entry, ends)) = self.stored.pop(key) {
+            self.weight -= (self.weigh)(key, &entry);
+            self.ends.remove(&(ends, key.clone()));
+        }
+    }
+
+    pub(super) fn expire(&mut self, now: Instant) {
+        while let Some((ends, key)) = self.ends.first()
+            && *ends <= now
+        {
+            self.remove(&key.clone());
+        }
+    }
+}
+
+pub(super) fn entry_key(name: &Name) -> EntryKey {
+    (name.prefix().clone(), name.schema())
+}
+
+/// The last of some failed loads in a row.
+pub(super) struct StoredFailure {
+    pub(super) failure: Failure,
+    pub(super) failures: u32,
+    /// Until when the name backs off.
+    pub(super) until: Instant,
+}
+
+impl StoredFailure {
+    pub(super) fn record(&self, now: Instant) -> (BackOff, Failure) {
+        let wait = self.until.saturating_duration_since(now);
+        (BackOff { wait, failures: self.failures }, self.failure.clone())
+    }
+}
+
+/// A count-down latch.
+pub(super) struct StoredLatch {
+    pub(super) left: u32,
+    /// The id of the setting that made it.
+    pub(super) set: Owner,
+    pub(super) ttl: Duration,
+    pub(super) ends: Instant,
+    /// The count that each step left; empty once nothing is left.
+    pub(super) counted: HashMap<Owner, u32>,
+}
+
+pub(super) type SemaphoreKey = (Arc<str>, SemaphoreKind);
+
+/// A sole holder, or holders that share it, and one queue.
+#[derive(Default)]
+pub(super) struct StoredSemaphore {
+    pub(super) sole: Option<SoleHold>,
+    pub(super) shared: HashMap<Owner, SharedHold>,
+    pub(super) queue: Queue,
+}
+
+pub(super) struct SoleHold {
+    pub(super) owner: Owner,
+    pub(super) fence: u64,
+    pub(super) ends: Instant,
+    /// The label of the holder's process.
+    pub(super) label: Option<Arc<str>>,
+}
+
+pub(super) struct SharedHold {
+    pub(super) units: u32,
+    pub(super) ends: Instant,
+}
+
+impl StoredSemaphore {
+    /// Drops what has ended.
+    pub(super) fn expire(&mut self, now: Instant) {
+        self.sole.take_if(|sole| sole.ends <= now);
+        self.shared.retain(|_, hold| hold.ends > now);
+        self.queue.expire(now);
+    }
+
+    /// Returns when its last hold and queue entry end.
+    pub(super) fn ends(&self) -> Option<Instant> {
+        self.last_end().max(self.queue.kept.values().max().copied())
+    }
+
+    pub(super) fn hold_ends(&self) -> impl Iterator<Item = Instant> {
+        let shared = self.shared.values().map(|hold| hold.ends);
+        self.sole.iter().map(|sole| sole.ends).chain(shared)
+    }
+
+    pub(super) fn first_end(&self) -> Option<Instant> {
+        self.hold_ends().min()
+    }
+
+    pub(super) fn last_end(&self) -> Option<Instant> {
+        self.hold_ends().max()
+    }
+
+    /// Returns whether a claim holds what it needs.
+    pub(super) fn is_held_by(&self, claim: &Claim) -> bool {
+        match claim.mode.need() {
+            Need::Sole => self.sole.as_ref().is_some_and(|sole| sole.owner == claim.owner),
+            Need::Units { .. } => self.shared.contains_key(&claim.owner),
+        }
+    }
+
+    /// Returns whether there is a sole holder.
+    pub(super) fn has_sole(&self) -> bool {
+        self.sole.is_some()
+    }
+
+    /// Makes a claim hold what it needs until then.
+    pub(super) fn hold(&mut self, claim: &Claim, fence: u64, ends: Instant) {
+        let owner = claim.owner;
+        match claim.mode.need() {
+            Need::Sole => {
+                self.sole = Some(SoleHold { owner, fence, ends, label: claim.label.clone() });
+            }
+            Need::Units { count, .. } => {
+                self.shared.insert(owner, SharedHold { units: count, ends });
+            }
+        }
+    }
+
+    /// Ends what a claim holds. Returns whether it held it.
+    pub(super) fn end(&mut self, claim: &Claim) -> bool {
+        match claim.mode.need() {
+            Need::Sole => self.sole.take_if(|sole| sole.owner == claim.owner).is_some(),
+            Need::Units { .. } => self.shared.remove(&claim.owner).is_some(),
+        }
+    }
+
+    /// Ends the sole hold, whoever has it.
+    pub(super) fn end_sole(&mut self) {
+        self.sole = None;
+    }
+
+    /// Returns the units that are out.
+    pub(super) fn out(&self) -> u32 {
+        self.shared.values().map(|hold| hold.units).sum()
+    }
+
+    /// Returns what is in the way of a need, whatever waits.
+    pub(super) fn in_the_way(&self, need: Need, now: Instant) -> Option<Occupied> {
+        if let Some(SoleHold { fence, ends, .. }) = self.sole {
+            return Some(Occupied { fence, remaining: ends - now, holders: 1 });
+        }
+        let out = self.out();
+        let missing = match need {
+            Need::Sole => out,
+            Need::Units { count, limit } => out.saturating_add(count).saturating_sub(limit),
+        };
+        let remaining = self.back(missing).map_or(Duration::ZERO, |ends| ends - now);
+        (missing > 0).then_some(Occupied { fence: 0, remaining, holders: out })
+    }
+
+    /// Returns when so many units are back at the latest.
+    pub(super) fn back(&self, needed: u32) -> Option<Instant> {
+        let mut holds: Vec<_> = self.shared.values().map(|hold| (hold.ends, hold.units)).collect();
+        holds.sort_unstable();
+        let mut back = 0;
+        let ends = holds.iter().find(|(_, units)| {
+            back += units;
+            back >= needed
+        });
+        ends.or(holds.last()).map(|(ends, _)| *ends)
+    }
+}
+
+/// The claims that wait, in their order. Their entries last while their process keeps them.
+#[derive(Default)]
+pub(super) struct Queue {
+    pub(super) entries: VecDeque<QueueEntry>,
+    /// The owners of the entries. A release asks here, so that it costs the same behind any number.
+    pub(super) owners: HashSet<Owner>,
+    /// Until when each process keeps its entries.
+    pub(super) kept: HashMap<u64, Instant>,
+}
+
+#[derive(Clone)]
+pub(super) struct QueueEntry {
+    pub(super) claim: Claim,
+    /// When the claim entered the queue.
+    pub(super) since: Instant,
+}
+
+impl Queue {
+    pub(super) fn has(&self, owner: Owner) -> bool {
+        self.owners.contains(&owner)
+    }
+
+    /// Enters the queue, or keeps the old entry of the owner.
+    pub(super) fn enter(&mut self, claim: &Claim, now: Instant) {
+        if self.owners.insert(claim.owner) {
+            self.entries.push_back(QueueEntry { claim: claim.clone(), since: now });
+        }
+    }
+
+    pub(super) fn leave(&mut self, owner: Owner) {
+        if self.owners.remove(&owner)
+            && let Some(at) = self.entries.iter().position(|entry| entry.claim.owner == owner)
+        {
+            self.entries.remove(at);
+        }
+    }
+
+    /// Returns for how long an entry is kept.
+    pub(super) fn left(&self, entry: &QueueEntry, now: Instant) -> Duration {
+        let ends = self.kept.get(&entry.claim.owner.process_half());
+        ends.map_or(Duration::ZERO, |ends| *ends - now)
+    }
+
+    /// Keeps the entries of the process of a claim. Returns until when they were kept before.
+    pub(super) fn keep(&mut self, claim: &Claim, until: Instant) -> Option<Instant> {
+        self.kept.insert(claim.owner.process_half(), until)
+    }
+
+    /// Removes the entries of each process that has stopped to keep them.
+    pub(super) fn expire(&mut self, now: Instant) {
+        let count = self.kept.len();
+        self.kept.retain(|_, until| *until > now);
+        if self.kept.len() < count {
+            self.owners.retain(|owner| self.kept.contains_key(&owner.process_half()));
+            self.entries.retain(|entry| self.owners.contains(&entry.claim.owner));
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What the keys of one call share: which of them are decided, and a permit to load.
+
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit};
+
+/// A permit to load, which the keys of one call share.
+pub(super) type Permit = Arc<OwnedSemaphorePermit>;
+
+/// The state that the keys of one call share.
+pub(super) struct Shared {
+    /// The number of keys that are neither loaded here, nor waited for, nor done.
+    pub(super) undecided: AtomicUsize,
+    /// Notified when a key is decided.
+    pub(super) decided: Notify,
+    /// The permit that the keys share while one of them has it.
+    permit: AsyncMutex<Weak<OwnedSemaphorePermit>>,
+}
+
+impl Shared {
+    /// Returns what a call for so many keys shares.
+    pub(super) fn of(keys: usize) -> Arc<Self> {
+        let (undecided, decided) = (AtomicUsize::new(keys), Notify::new());
+        Arc::new(Self { undecided, decided, permit: AsyncMutex::default() })
+    }
+
+    /// Returns one of the keys. `missed` is the fence of the entry that was of no use, or zero if
+    /// there was none.
+    pub(super) fn member(self: &Arc<Self>, missed: Option<u64>) -> Arc<Member> {
+        Arc::new(Member { all: self.clone(), missed, is_decided: AtomicBool::new(false) })
+    }
+}
+
+/// One key of a call. The last owner to drop it decides it.
+pub(super) struct Member {
+    pub(super) all: Arc<Shared>,
+    /// The fence that the call missed: the claim returns any newer entry. `None` if the call did
+    /// not miss.
+    pub(super) missed: Option<u64>,
+    is_decided: AtomicBool,
+}
+
+impl Member {
+    /// Notes that the key is loaded here, or waited for, or done.
+    pub(super) fn decided(&self) {
+        if !self.is_decided.swap(true, Ordering::AcqRel) {
+            self.all.undecided.fetch_sub(1, Ordering::AcqRel);
+            self.all.decided.notify_one();
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.decided();
+    }
+}
+
+/// Returns the permit that the keys of a call have, or acquires one.
+pub(super) async fn permit(
+    member: Option<&Member>,
+    acquire: impl Future<Output = Option<Permit>>,
+) -> Option<Permit> {
+    let Some(member) = member else { return acquire.await };
+    let mut shared = member.all.permit.lock().await;
+    if let Some(permit) = shared.upgrade() {
+        return Some(permit);
+    }
+    let permit = acquire.await?;
+    *shared = Arc::downgrade(&permit);
+    Some(permit)
+}
