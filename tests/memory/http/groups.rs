@@ -169,26 +169,27 @@ async fn a_stream_whose_group_has_ended_is_for_those_who_asked_before() {
         let caches = [(); 2].map(|()| cache(&backend));
         let (inner, mut feeds) = fed(&[("cache-groups", "\"a\"")]);
         let service = http_layer(caches[0].clone()).layer(inner);
-        let asks = async || {
+        let asks = || {
             let service = service.clone();
-            let asked = tokio::spawn(async move {
-                ask(&service, request("GET", "shop", "/a", &[])).await.text().to_owned()
-            });
-            sleep(Duration::from_millis(100)).await;
-            asked
+            let page = async move { ask(&service, request("GET", "shop", "/a", &[])).await };
+            tokio::spawn(async move { page.await.text().to_owned() })
         };
-        let before = asks().await;
+        let soon = || sleep(Duration::from_millis(100));
+        let before = asks();
+        soon().await;
         let feed = feeds.recv().await.unwrap();
         feed.send(data("old")).unwrap();
-        let also_before = asks().await;
+        let also_before = asks();
+        soon().await;
         caches[ends].invalidate_tag(" shop a").await.unwrap();
-        let after = asks().await;
+        let after = asks();
+        soon().await;
         drop(feed);
         assert_eq!(
             (before.await.unwrap(), also_before.await.unwrap()),
             ("old".into(), "old".into())
         );
-        sleep(Duration::from_millis(100)).await;
+        soon().await;
         let new = feeds.try_recv().expect("a caller joined a body whose group has ended");
         new.send(data("new")).unwrap();
         drop(new);
