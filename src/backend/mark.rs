@@ -49,7 +49,7 @@ impl Tick {
 /// The answer to [`Leases::mark`](super::Leases::mark).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marked {
-    /// The mark as it was before.
+    /// The mark before.
     pub before: Option<Mark>,
     /// Whether the mark is that of the question now.
     pub is_set: bool,

@@ -141,7 +141,7 @@ pub trait Leases: Send + Sync + 'static {
     }
 
     /// Sets the [mark](Mark) of a name to a tick, if the claim has the mutex of the name and the
-    /// tick [is possible](Tick::is_possible). Returns the mark as it was before, in any case.
+    /// tick [is possible](Tick::is_possible). Returns the mark before, in any case.
     ///
     /// Only [jobs](crate::Locks::once) need it. The default
     /// [refuses](crate::error::BackendErrorKind::Refused).

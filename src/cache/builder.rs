@@ -363,7 +363,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     }
 
     /// Sets how long a caller waits for a load while a value is kept [for
-    /// failures](Self::stale_if_error). Defaults to no limit but that of the load.
+    /// failures](Self::stale_if_error). Defaults to the limit of the load.
     ///
     /// After it the caller is served the old value, as [`Source::Stale`](super::Source::Stale). The
     /// load goes on to its own [limit](Self::load_limit), also if no caller waits for it any more.

@@ -69,7 +69,7 @@ pub enum AfterFailure {
         /// The longest wait.
         longest: Duration,
     },
-    /// The key backs off for this time, such as that of a `Retry-After`. An hour at most.
+    /// The key backs off for this time, such as a `Retry-After`. An hour at most.
     RetryAfter(Duration),
 }
 

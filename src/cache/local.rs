@@ -4,8 +4,8 @@
 //! is also served without a question, while its entry is fresh and the tier is trusted.
 //!
 //! - **Fill.** The entry may change between the answer of a server and its copy. So a fill notes
-//!   what was told before it asks. It is dropped if more was told since of a name of its stripe,
-//!   unless its fence is as great, or if this process has acted. Check and change hold one lock.
+//!   what was told before it asks. It is dropped if this process acted since. It is also dropped
+//!   if a name of its stripe was told with a greater fence. Check and change hold one lock.
 //! - **Trust.** The tier is told of changes, and of the ends of tags, in the order of the server.
 //!   At intervals it learns that it [was told all](Tap::complete_until) up to a moment. A copy is
 //!   as good as that moment or its own question, and is served until the later is too long ago.
