@@ -270,3 +270,13 @@ pub(crate) async fn answered_by<T>(
         _ => in_time(limit, operation).await,
     }
 }
+
+/// Completes when there is a new connection.
+pub(crate) async fn new_connection(connections: &mut Option<watch::Receiver<()>>) {
+    if let Some(connections) = connections
+        && connections.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
+}

@@ -14,7 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, Leases, answered},
+    backend::{Claim, Leases, answered, new_connection},
     error::{BackendError, Chain, Error, ErrorKind},
     observe::Rarely,
     time::after,
@@ -227,6 +227,7 @@ impl Release {
     /// Releases, and tries again until this time. Returns whether the backend has answered.
     async fn until(&self, end: Instant) -> bool {
         let name = &self.claim.name;
+        let mut connections = self.janitor.backend.new_connections();
         let mut pause = FIRST_PAUSE;
         loop {
             match self.once().await {
@@ -242,7 +243,10 @@ impl Release {
                     }
                 }
             }
-            sleep(pause).await;
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = new_connection(&mut connections) => {}
+            }
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }

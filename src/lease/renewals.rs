@@ -21,7 +21,7 @@ use std::{
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     runtime::{Handle, Id},
-    sync::{Notify, watch},
+    sync::Notify,
     time::{Instant, sleep_until},
 };
 use tracing::{debug, warn};
@@ -32,7 +32,7 @@ use super::{
     record::{Granted, Lease},
 };
 use crate::{
-    backend::{ANSWER_LIMIT, Leases, Owner, RENEWAL_BATCH, Renewal, in_time},
+    backend::{ANSWER_LIMIT, Leases, Owner, RENEWAL_BATCH, Renewal, in_time, new_connection},
     error::{BackendError, Chain},
     observe::{LockCounters, Rarely},
     shards::Shards,
@@ -300,7 +300,7 @@ impl RenewalTask {
                 Some(()) = renewals.next() => {}
                 () = sleep_until(next) => {}
                 () = shared.changed.notified() => {}
-                () = changed(&mut connections) => shared.schedule().renew_all(),
+                () = new_connection(&mut connections) => shared.schedule().renew_all(),
             }
         }
     }
@@ -322,14 +322,4 @@ impl Drop for RenewalTask {
             self.shared.run_on(schedule, &runtime, tried);
         }
     }
-}
-
-/// Completes when there is a new connection.
-async fn changed(connections: &mut Option<watch::Receiver<()>>) {
-    if let Some(connections) = connections
-        && connections.changed().await.is_ok()
-    {
-        return;
-    }
-    std::future::pending().await
 }
