@@ -6,7 +6,7 @@ use bellwether::{BoxError, Cache, ErrorKind, cache::Abandoned};
 use testkit::{LIMIT, Raw, RedisServer, eventually};
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 
-use super::{MS, turn, works_again};
+use super::{MS, turn_alone, works_again};
 
 /// The text of every planned panic.
 const PLANNED_PANIC: &str = "planned panic";
@@ -79,8 +79,8 @@ async fn subscriptions(raw: &mut Raw) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_of_a_hundred_thousand_keys_leaves_nothing_behind() {
     const KEYS: usize = 100_000;
-    const WARM_UP: usize = 40_000;
-    let _turn = turn().await;
+    const WARM_UP: usize = 20_000;
+    let _turn = turn_alone().await;
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
         if panic.payload_as_str() != Some(PLANNED_PANIC) {

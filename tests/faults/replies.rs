@@ -106,16 +106,18 @@ async fn affect(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_or_late_answer_costs_no_second_load() {
     let _turn = turn().await;
+    tokio::join!(affect_each("claim"), affect_each("commit"));
+}
+
+async fn affect_each(what: &str) {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     for fault in FAULTS {
-        for what in ["claim", "commit"] {
-            let case = (what, fault);
-            let mut number = 1;
-            while !affect(&server, &proxy, case, number).await {
-                assert!(number < TRIES, "{case:?}: there was no answer in time");
-                number += 1;
-            }
+        let case = (what, fault);
+        let mut number = 1;
+        while !affect(&server, &proxy, case, number).await {
+            assert!(number < TRIES, "{case:?}: there was no answer in time");
+            number += 1;
         }
     }
 }
