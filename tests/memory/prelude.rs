@@ -3,7 +3,7 @@
 pub use bellwether::{
     BoxError, Cache, Error, ErrorKind, Key, Locks, MemoryBackend,
     backend::{Claim, Leases, Mode, Store},
-    cache::{Abandoned, AfterFailure, Builder, EarlyRefresh, Lead, Loaded, Source},
+    cache::{AfterFailure, Builder, EarlyRefresh, Lead, Loaded, Source},
     key::{Family, Name, Namespace},
 };
 pub use std::{

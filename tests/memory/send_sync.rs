@@ -15,8 +15,8 @@ use bellwether::{
         TickStep, Undecodable,
     },
     cache::{
-        Abandoned, Builder, Codec, EntryState, Explanation, Json, Lead, Loaded, Postcard, Raw,
-        Request, Source, StaleValue, Stats,
+        Builder, Codec, EntryState, Explanation, Json, Lead, Loaded, Postcard, Raw, Request,
+        Source, Stats,
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
@@ -113,10 +113,8 @@ types! {
     Builder<String> => yes yes yes no;
     Request<String> => yes yes yes no;
     Lead<String> => yes yes yes yes;
-    StaleValue<String> => yes yes yes no;
     Loaded<String> => yes yes yes yes;
     Source => yes yes yes yes;
-    Abandoned => yes yes yes yes;
     Stats => yes yes yes yes;
     EntryState => yes yes yes yes;
     Explanation => yes yes yes yes;
@@ -228,8 +226,8 @@ futures! {
 
     cache: Cache<String> => cache.get("k"), cache.insert("k", &String::new()),
         cache.invalidate("k"), cache.shutdown(NO_TIME),
-        cache.explain("k"), cache.expire("k"), cache.touch("k"), cache.peek("k"),
-        cache.refresh("k", |_| async { Ok::<_, Infallible>(String::new()) }),
+        cache.explain("k"), cache.expire("k"), cache.request("k").touch(), cache.peek("k"),
+        cache.request("k").refresh(|_| async { Ok::<_, Infallible>(String::new()) }),
         cache.get_or_load("k", |_| async { Ok::<_, Infallible>(String::new()) });
     request: Request<String> => request.load(|_| async { Ok::<_, Infallible>(String::new()) });
     lead: Lead<String> => lead.lost();

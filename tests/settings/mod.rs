@@ -49,13 +49,11 @@ pub const OF_CACHES: [Set<Builder<Option<u32>>>; 21] = [
 /// The place of the limit of one try.
 const TRY_LIMIT: usize = 20;
 
-pub const OF_REQUESTS: [Set<Request<Option<u32>>>; 7] = [
+pub const OF_REQUESTS: [Set<Request<Option<u32>>>; 5] = [
     |it, time| it.ttl(time),
     |it, time| it.stale_while_revalidate(time),
     |it, time| it.stale_if_error(time),
     |it, time| it.serve_stale_after(time),
-    |it, time| it.early_refresh(EarlyRefresh::Within(time)),
-    |it, time| it.load_limit(time),
     |it, time| it.wait_limit(time),
 ];
 
