@@ -16,6 +16,7 @@ use crate::{
     observe::{LockCounters, LockStats},
     shards::Shards,
     spans,
+    time::after,
 };
 
 /// The parts that the leases of one `Cache` or one `Locks` share.
@@ -108,6 +109,9 @@ impl Engine {
 
     /// Stops the engine, and waits until the releases have ended or the limit passes.
     pub(crate) async fn shutdown(&self, limit: Duration) {
+        let end = after(Instant::now(), limit);
         self.janitor.shutdown(limit).await;
+        // Last, since the releases start more of it.
+        self.backend().settle(end.saturating_duration_since(Instant::now())).await;
     }
 }

@@ -39,6 +39,11 @@ impl LockSpace {
         Self { engine, family, namespace, max_name: 512, label: None }
     }
 
+    /// Returns whether the waiters of all processes have a queue.
+    pub(super) fn has_queues(&self) -> bool {
+        self.family != Family::Redlock
+    }
+
     pub(super) fn name(&self, key: &Key) -> Result<Name, Error> {
         let namespace = self.namespace.as_ref().map_err(Error::clone)?;
         Name::new(namespace, self.family, key, self.max_name)
@@ -247,7 +252,7 @@ impl<Kind> Lock<Kind> {
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {
-        ensure(mode != Mode::Fair || self.space.family != Family::Redlock, || {
+        ensure(mode != Mode::Fair || self.space.has_queues(), || {
             "a Redlock has no queue, so it has no fair mutex".to_owned()
         })?;
         let mut claim = Claim::new(self.full_name()?.clone(), mode, self.lease, FENCE_LIFE);
