@@ -126,7 +126,7 @@ impl Lock<Scheduled<OneTick>> {
         let OneTick { tick, kept } = self.kind.when;
         let since = tick.duration_since(SystemTime::UNIX_EPOCH).ok();
         let Some(tick) = since.map(micros).filter(|tick| *tick < END_OF_TICKS) else {
-            let why = format!("the tick of {:?} is not between 1970 and 2286", self.name);
+            let why = format!("the tick of {:?} is not between 1970 and 2286", self.key);
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         };
         Ok(self.begin_due(kept, self.kind.runs_again, |_| Some(tick)).await?.ok())
@@ -205,7 +205,7 @@ impl Ticks {
     pub async fn next(&mut self) -> Result<Turn, Error> {
         let EachTick { period, last } = self.kind.when;
         ensure((SHORTEST_PERIOD..=KEPT).contains(&period), || {
-            let name = &self.name;
+            let name = &self.key;
             format!("the period of {name:?} is {period:?}; set it from 10 ms to 30 days")
         })?;
         let (period, lease) = (micros(period), self.lease);

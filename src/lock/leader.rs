@@ -67,7 +67,7 @@ impl Candidate {
                     let _ = held.release().await;
                     return Ok(output);
                 }
-                Some(None) => warn!(name = %self.name, "the leader lost its lease"),
+                Some(None) => warn!(name = %self.key, "the leader lost its lease"),
                 None => return Err(Error::shut_down()),
             }
         }

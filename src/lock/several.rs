@@ -56,7 +56,7 @@ impl Lock<Grouped> {
         let terms = self.terms(waits)?;
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
         let engine = &self.space.engine;
-        let held = engine.observed(&self.name, engine.acquire_each(claims, terms)).await?;
+        let held = engine.observed(&self.key, engine.acquire_each(claims, terms)).await?;
         Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
     }
 
