@@ -574,7 +574,7 @@ fn two_over(faulty: &Faulty) -> [Cache<String>; 2] {
 /// without the lease, another process would load beside it as soon as the lease ended.
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_answer_is_lost_is_recognised_when_it_is_sent_again() {
-    let faulty = Faulty::once(Op::Claim, Fault::LoseReply);
+    let faulty = once(Op::Claim, Fault::LoseReply);
     let caches = two_over(&faulty);
     let origin = Origin::default();
     let asked = (0..20).map(|n| ask(&caches[n % 2], &origin, 500 * MS)).collect();
@@ -586,7 +586,7 @@ async fn a_claim_whose_answer_is_lost_is_recognised_when_it_is_sent_again() {
 #[tokio::test(start_paused = true)]
 async fn a_commit_whose_answer_is_lost_is_stored_once() {
     for fault in [Fault::LoseReply, Fault::Double, Fault::Late(100 * MS), Fault::Late(400 * MS)] {
-        let faulty = Faulty::once(Op::Commit, fault);
+        let faulty = once(Op::Commit, fault);
         let caches = two_over(&faulty);
         let origin = Origin::default();
         let asked = (0..20).map(|n| ask(&caches[n % 2], &origin, 500 * MS)).collect();

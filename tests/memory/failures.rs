@@ -402,7 +402,7 @@ async fn without_a_backend_each_process_backs_off() {
 #[tokio::test(start_paused = true)]
 async fn a_failure_without_an_answer_backs_off_once() {
     for fault in [Fault::LoseReply, Fault::Refuse] {
-        let backend = Faulty::once(Op::Fail, fault);
+        let backend = once(Op::Fail, fault);
         let cache = always(Cache::builder(backend.clone(), "bellwether").ttl(TTL)).build().unwrap();
         let origin = Origin::failing();
         let error = origin.ask(&cache).await.unwrap_err();

@@ -19,5 +19,11 @@ pub use tokio::{
     time::{Instant, sleep, timeout},
 };
 
+/// Returns a backend that gives the fault to the first of these operations.
+pub fn once(op: Op, fault: Fault) -> Faulty {
+    let mut fault = Some(fault);
+    Faulty::new(move |asked| if asked == op { fault.take() } else { None })
+}
+
 pub const MS: Duration = Duration::from_millis(1);
 pub const SECOND: Duration = Duration::from_secs(1);

@@ -177,7 +177,7 @@ fn a_lease_that_was_passed_on_is_renewed_in_the_runtime_of_its_owner() {
 /// reading of the code found this.
 #[test]
 fn a_waiter_gets_a_lock_whose_pass_was_cut_off_by_a_dropped_runtime() {
-    let faulty = Faulty::once(Op::Pass, Fault::LoseReply);
+    let faulty = once(Op::Pass, Fault::LoseReply);
     let locks = Locks::new(faulty.clone(), "bellwether");
     let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
     let (held, next) = waits_behind(&locks, &first, &second, 10_000 * MS);

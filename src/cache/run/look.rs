@@ -362,7 +362,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         debug!(fence, "lease taken");
         let upkeep = asked.core.settings.upkeep(asked.options());
         let granted = self.acquisition.settle(upkeep, fence, sent, None);
-        let guard = asked.core.engine.hold(granted);
+        let guard = asked.core.engine.hold(granted, None);
         let load = Load::new(asked.clone(), guard, grant, self.held, self.run);
         Step::Load(Box::new(load), self.epoch)
     }
