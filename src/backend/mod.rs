@@ -201,6 +201,10 @@ pub trait Leases: Send + Sync + 'static {
         None
     }
 
+    /// Waits until what the backend undoes by itself is undone, or the limit passes.
+    #[doc(hidden)]
+    async fn settle(&self, _limit: Duration) {}
+
     /// Returns whether other processes may use the same data. Defaults to `true`.
     fn is_shared(&self) -> bool {
         true

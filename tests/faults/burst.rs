@@ -2,7 +2,7 @@
 
 use std::{panic, time::Duration};
 
-use bellwether::{BoxError, Cache, ErrorKind, cache::Abandoned};
+use bellwether::{BoxError, Cache, ErrorKind};
 use testkit::{LIMIT, Raw, RedisServer, eventually};
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 
@@ -89,12 +89,11 @@ async fn a_burst_of_a_hundred_thousand_keys_leaves_nothing_behind() {
     }));
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let caches = [Abandoned::Finish, Abandoned::Cancel].map(|abandoned| {
-        Cache::builder(testkit::open(server.url()), "t")
-            .ttl(Duration::from_secs(600))
-            .when_abandoned(abandoned)
-            .build()
-            .unwrap()
+    let caches = [false, true].map(|cancels| {
+        let builder = Cache::builder(testkit::open(server.url()), "t");
+        let builder = builder.ttl(Duration::from_secs(600));
+        let builder = if cancels { builder.cancel_abandoned() } else { builder };
+        builder.build().unwrap()
     });
     let [a, b] = &caches;
     works_again(&mut raw, [a, b], LIMIT).await;

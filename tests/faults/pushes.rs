@@ -57,7 +57,7 @@ async fn waiters_without_any_push_are_served_within_the_lease() {
         }
         for ((asked, waiting), delays) in waiters.into_iter().zip(&mut delays) {
             let waited = waiting.await.unwrap().unwrap();
-            assert_eq!((waited.value().as_str(), waited.source()), ("pushed", Source::Received));
+            assert_eq!((waited.value.as_str(), waited.source()), ("pushed", Source::Received));
             delays.push(asked.elapsed());
         }
     }
@@ -97,7 +97,7 @@ async fn doubled_late_or_overtaken_pushes_bring_no_old_value_back() {
                     });
                     let read = read.await.unwrap();
                     waited += usize::from(read.source() == Source::Received);
-                    let seen: u64 = read.into_value().parse().unwrap();
+                    let seen: u64 = read.value.parse().unwrap();
                     assert!(
                         seen >= at_least,
                         "{fault:?}: version {seen} was read after {at_least} was announced"

@@ -87,7 +87,7 @@ async fn affect(
         println!("{case}: no answer in time, {answers:?}");
         return false;
     }
-    assert!(answers.iter().all(|loaded| loaded.value() == "value 0"), "{case}: {answers:?}");
+    assert!(answers.iter().all(|loaded| loaded.value == "value 0"), "{case}: {answers:?}");
     let loads = (origin.begun.load(Ordering::SeqCst), origin.most.load(Ordering::SeqCst));
     assert_eq!(loads, (1, 1), "{case}: there was more than one load");
     let stored: u64 = both.iter().map(|stats| stats.stored).sum();

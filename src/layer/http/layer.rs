@@ -328,8 +328,8 @@ impl BellwetherLayer<Http> {
     /// that is too far behind gets an error.
     ///
     /// A body that no caller reads any more is read to its end and stored, or to its limits.
-    /// [`Abandoned::Cancel`](crate::cache::Abandoned::Cancel) ends it 50 to 100 ms after its last
-    /// reader left. A body that none has begun to read is still stored, as after a refresh. A
+    /// [`cancel_abandoned`](crate::cache::Builder::cancel_abandoned) ends it 50 to 100 ms after its
+    /// last reader left. A body that none has begun to read is still stored, as after a refresh. A
     /// shutdown of the cache ends no body that is read.
     ///
     /// # Errors
@@ -657,7 +657,8 @@ impl BellwetherLayer<Http> {
     ///
     /// If the response has a `Vary`, or if the layer adds [parts](Self::vary_by) to the key, the
     /// cache holds a marker under this key: a response with the status 100. All responses below it
-    /// end with it. [`expire`](Cache::expire) and [`touch`](Cache::touch) act on the marker alone.
+    /// end with it. [`expire`](Cache::expire) and [`touch`](crate::cache::Request::touch) act on
+    /// the marker alone.
     ///
     /// Returns `None` if the host is not clear, or if the request has no path. With
     /// [`coalesce_only`](super::Policy::coalesce_only), the parts are in the key, and may exclude a
