@@ -51,9 +51,7 @@ use crate::{
 };
 
 #[cfg(feature = "redis")]
-pub use self::redis::{
-    Credentials, RedisBackend, RedisBackendBuilder, Replicas, SentinelMaster, failover,
-};
+pub use self::redis::{RedisBackend, RedisBackendBuilder, failover};
 pub use self::{claim::SemaphoreKind, inspect::Holding, memory::MemoryBackend};
 
 // The traits, and what they speak of. They are no promise: any version may change them.

@@ -15,8 +15,7 @@ use bellwether::{
     backend::{
         Acquired, Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry,
         EntryKind, Failure, Grant, Handover, Holding, Latches, Leases, Mode, Occupied, Owner,
-        RedisBackendBuilder, Renewal, Replicas, SemaphoreKind, SentinelMaster, Store, Tick,
-        TickStep, Undecodable,
+        RedisBackendBuilder, Renewal, SemaphoreKind, Store, Tick, TickStep, Undecodable,
     },
     cache::{
         Builder, Codec, EntryState, Explanation, Json, Lead, Loaded, Postcard, Raw, Request,
@@ -148,8 +147,6 @@ types! {
     MemoryBackend => yes yes yes yes;
     RedisBackend => yes yes yes yes;
     RedisBackendBuilder => yes yes yes yes;
-    Replicas => yes yes yes yes;
-    SentinelMaster => yes yes yes yes;
     Acquired => yes yes yes no;
     Change => yes yes yes yes;
     Changes => yes yes yes no;
