@@ -77,6 +77,20 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Load<V> {
+    /// Completes when the lease is lost, at the [load limit](super::Builder::load_limit), or when a
+    /// shutdown ends the loads. Another process may then load, and this value is most likely not
+    /// stored.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing. The method can be called again.
+    pub async fn lost(&self) {
+        tokio::select! {
+            () = self.guard.lost() => {}
+            () = self.asked.core.abort.cancelled() => {}
+        }
+    }
+
     /// Renews the lease now, and so asks whether it is still held. Each act that changes the value
     /// ends the lease. So a caller that asked before this call may be given what the load has made
     /// so far.

@@ -8,7 +8,6 @@ use std::{
 
 use bytes::Bytes;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::{
@@ -57,7 +56,6 @@ struct LeadInner<V> {
     previous: Option<Arc<Previous<V>>>,
     source: Source,
     /// Cancelled when the loads under way are to end.
-    abort: CancellationToken,
     /// No old value is good enough, so none stands in.
     wants_new: bool,
     /// In a box, which most loads do not need.
@@ -85,14 +83,12 @@ impl<V> Lead<V> {
         lease: Option<Arc<Lease>>,
         previous: Option<Arc<Previous<V>>>,
         source: Source,
-        abort: CancellationToken,
         wants_new: bool,
     ) -> Self {
         Self(Arc::new(LeadInner {
             lease,
             previous,
             source,
-            abort,
             wants_new,
             keeping: Mutex::default(),
             tagged: Mutex::default(),
@@ -112,23 +108,23 @@ impl<V> Lead<V> {
         self.0.lease.as_ref().map(|lease| lease.fence())
     }
 
-    /// Completes when the lease is lost, or when a shutdown ends the loads. Another process may
-    /// then load, and this value is most likely not stored. In a call for many keys, a key that no
-    /// caller waits for any longer loses its lease, too. Never completes without a lease.
+    /// Completes when the lease is lost. Another process may then load, and this value is most
+    /// likely not stored. In a call for many keys, a key that no caller waits for any longer loses
+    /// its lease, too. Never completes without a lease.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing. The method can be called again.
     pub async fn lost(&self) {
-        let Some(lease) = &self.0.lease else { return std::future::pending().await };
-        tokio::select! {
-            () = lease.lost() => {}
-            () = self.0.abort.cancelled() => {}
+        match &self.0.lease {
+            Some(lease) => lease.lost().await,
+            None => std::future::pending().await,
         }
     }
 
     /// Returns the stored value that this load is to replace, if there is one, as
-    /// [`Stale`](Source::Stale). It is still fresh if it is refreshed early.
+    /// [`Stale`](Source::Stale), or in an outage as [`Degraded`](Source::Degraded). It is still
+    /// fresh if it is refreshed early.
     ///
     /// A loader that asks for changes only, such as with an `ETag`, keeps what it needs for that in
     /// the value. If nothing has changed, it returns that value as [unchanged](Self::unchanged).

@@ -64,7 +64,10 @@ pub struct OneTick {
     kept: Duration,
 }
 
-impl Lock<Scheduled<OneTick>> {
+/// A job that runs once, [for a tick](crate::Locks::once) or [for an id](crate::Locks::once_id).
+pub type Job = Lock<Scheduled<OneTick>>;
+
+impl Job {
     pub(super) fn of_tick(space: &LockSpace, name: Key, tick: SystemTime) -> Self {
         Self::scheduled(space, name, OneTick { tick, kept: KEPT })
     }

@@ -7,15 +7,13 @@ use std::{
 };
 
 use super::{
-    Candidate, Latch, Mutex, Permits, RwLock, Semaphore, Ticks,
+    Candidate, Job, Latch, Mutex, Permits, ReentrantMutex, RwLock, Semaphore, Several, Ticks,
     front::{Lock, LockSpace},
-    jobs::{OneTick, Scheduled},
     leader::Elected,
     mutex::Exclusive,
     reentrant::Reentrant,
     rw::ReadWrite,
     semaphore::Counted,
-    several::Grouped,
 };
 use crate::{
     backend::{Latches, Mode},
@@ -105,7 +103,7 @@ impl Locks {
     /// They are acquired one after another in the order of their names, however they are given. So
     /// two callers never wait for each other. While the caller waits for one name, it holds the
     /// names before it. If one lock is not acquired, the others are released.
-    pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Lock<Grouped> {
+    pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
         Lock::of_names(&self.space, names.into_iter().map(Into::into).collect())
     }
 
@@ -120,11 +118,7 @@ impl Locks {
     /// process asks does not matter, so clocks may differ. The server remembers the last tick
     /// begun for 30 days, and gives no turn for one that is not greater. If it loses its data, or a
     /// failover loses that write, a tick may run once more.
-    pub fn once(
-        &self,
-        name: impl Into<Key>,
-        tick: impl Into<SystemTime>,
-    ) -> Lock<Scheduled<OneTick>> {
+    pub fn once(&self, name: impl Into<Key>, tick: impl Into<SystemTime>) -> Job {
         Lock::of_tick(&self.space, name.into(), tick.into())
     }
 
@@ -132,12 +126,7 @@ impl Locks {
     ///
     /// The id is remembered for `keep` after its turn. Turns of different ids run beside each
     /// other: each is the mutex of the name and the id, joined by a colon.
-    pub fn once_id(
-        &self,
-        name: impl Into<Key>,
-        id: impl Into<Key>,
-        keep: Duration,
-    ) -> Lock<Scheduled<OneTick>> {
+    pub fn once_id(&self, name: impl Into<Key>, id: impl Into<Key>, keep: Duration) -> Job {
         Lock::of_id(&self.space, &name.into(), &id.into(), keep)
     }
 
@@ -245,7 +234,7 @@ impl<Servers> Locks<Servers> {
     /// transfer(&mutex.holder()).await?;
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
-    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> Lock<Reentrant> {
+    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
         Lock::new(&self.space, name.into(), Reentrant)
     }
 

@@ -49,9 +49,10 @@
 //!
 //! # Dropped guards
 //!
-//! A guard that is dropped releases its lock in the background. A program that ends at once may be
-//! gone before that, and other processes then wait for the rest of the lease. So before it ends, a
-//! program calls `unlock` or `release`, or drops its guards and waits for [`Locks::shutdown`].
+//! A guard that is dropped releases its lock in the background. Of the guards that one reentrant
+//! holder has, the last one does. A program that ends at once may be gone before that, and other
+//! processes then wait for the rest of the lease. So before it ends, a program calls `unlock` or
+//! `release`, or drops its guards and waits for [`Locks::shutdown`].
 //!
 //! The release is a task on the runtime of the acquisition. If that runtime is gone, or if nothing
 //! drives it any more, the lock ends with its lease.
@@ -112,16 +113,16 @@ pub mod ladder {
 pub use self::majority::Majority;
 pub use self::{
     front::Lock,
-    jobs::{Ticks, Turn},
+    jobs::{Job, Ticks, Turn},
     latch::Latch,
     leader::{Candidate, Term},
     list::ListedLock,
     locks::Locks,
     mutex::{Mutex, MutexGuard},
     redlock::Redlock,
-    reentrant::ReentrantHolder,
+    reentrant::{ReentrantHolder, ReentrantMutex},
     rw::{ReadGuard, RwLock, WriteGuard},
     semaphore::{PermitId, Permits, Semaphore, SemaphorePermit},
-    several::SeveralGuard,
+    several::{Several, SeveralGuard},
 };
 pub use crate::observe::LockStats;

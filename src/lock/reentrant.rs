@@ -33,7 +33,10 @@ impl WaitLimited for Reentrant {}
 
 impl Renews for Reentrant {}
 
-impl Lock<Reentrant> {
+/// A [mutex that its holder may lock again](crate::Locks::reentrant_mutex).
+pub type ReentrantMutex = Lock<Reentrant>;
+
+impl ReentrantMutex {
     /// Creates a new holder, which does not have the lock yet.
     pub fn holder(&self) -> ReentrantHolder {
         let (held, acquired) = Default::default();
@@ -117,7 +120,7 @@ impl fmt::Debug for ReentrantHolder {
 
 /// The state that all clones of one holder share.
 struct Reentry {
-    mutex: Lock<Reentrant>,
+    mutex: ReentrantMutex,
     /// The lease, while a guard of it lives.
     held: Mutex<Weak<LeaseGuard>>,
     /// Notified when a task of this holder has acquired the lease.

@@ -23,6 +23,9 @@ const MOST_NAMES: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Grouped(Vec<Key>);
 
+/// The [mutexes of several names](crate::Locks::several).
+pub type Several = Lock<Grouped>;
+
 impl WaitLimited for Grouped {}
 
 impl Renews for Grouped {}

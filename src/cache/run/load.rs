@@ -110,13 +110,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
         let lease = Some(guard.record().clone());
         Self {
-            lead: Lead::new(
-                lease,
-                previous,
-                Source::Led,
-                asked.core.abort.clone(),
-                run.wants_new(),
-            ),
+            lead: Lead::new(lease, previous, Source::Led, run.wants_new()),
             guard,
             number: run.number(),
             failures: grant.failures(),
@@ -189,8 +183,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             return self.full(error);
         }
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
-        let abort = core.abort.clone();
-        let lead = Lead::new(None, previous, Source::Degraded, abort, self.wants_new());
+        let lead = Lead::new(None, previous, Source::Degraded, self.wants_new());
         let begun = self.asked.begin_load();
         let (number, tagged) = (core.tags.greatest(), self.asked.options().tagged.clone());
         lead.begin_tags(Tagged { number, ..tagged });
