@@ -118,7 +118,7 @@ async fn crowd(callers: usize) -> (Duration, usize) {
                 let mut served = pin!(request.load(load));
                 assert!(poll!(served.as_mut()).is_pending());
                 joined.fetch_add(1, Ordering::SeqCst);
-                assert_eq!(*served.await.unwrap().value(), 7);
+                assert_eq!(served.await.unwrap().value, 7);
             });
         }
         while joined.load(Ordering::SeqCst) < callers {

@@ -139,7 +139,7 @@ async fn crowd(
         let begun = Instant::now();
         let _ = open.send(());
         for waited in join_all(waiting).await {
-            assert_eq!(waited.unwrap().unwrap().value().len(), size);
+            assert_eq!(waited.unwrap().unwrap().value.len(), size);
         }
         times.push(begun.elapsed());
         leading.await.unwrap().unwrap();

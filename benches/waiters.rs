@@ -298,7 +298,7 @@ fn fronts(task: &Task) -> (Locks, Redlock) {
     let backends: Vec<_> = task.urls.iter().map(|url| RedisBackend::open(url).unwrap()).collect();
     (
         Locks::new(backends.last().unwrap().clone(), "bellwether"),
-        Redlock::new(backends, "bellwether").unwrap(),
+        Redlock::over(backends, "bellwether").unwrap(),
     )
 }
 

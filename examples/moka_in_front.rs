@@ -65,7 +65,7 @@ impl Prices {
         let ticket = self.watch.ticket(key)?;
         let load = |_lead| async { Ok::<_, BoxError>(PRICE.load(Ordering::SeqCst)) };
         let loaded = self.fleet.request(key).load(load).await?;
-        let price = *loaded.value();
+        let price = loaded.value;
         let keep = || self.own.insert(key.to_owned(), price);
         self.watch.insert_if_current(&ticket, &loaded, keep);
         Ok((price, false))

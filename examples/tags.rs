@@ -63,7 +63,7 @@ async fn look_at_all(pages: &Cache<String>) -> Result<Vec<String>, BoxError> {
                 .load(move |lead| page(lead, customer, product))
                 .await?;
             if page.source() == bellwether::cache::Source::Led {
-                loaded.insert((customer, product), page.into_value());
+                loaded.insert((customer, product), page.value);
             }
         }
     }

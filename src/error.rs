@@ -226,6 +226,7 @@ pub enum BackendErrorKind {
 
 impl BackendError {
     /// Creates an error of a kind from its cause.
+    #[doc(hidden)]
     pub fn new(kind: BackendErrorKind, source: impl Into<BoxError>) -> Self {
         let is_lasting = kind == BackendErrorKind::Foreign;
         Self { kind, source: Arc::from(source.into()), is_lasting }

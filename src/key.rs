@@ -94,6 +94,7 @@ impl AsRef<str> for Key {
 /// ```
 pub trait IntoKey: Into<Key> {
     /// Returns the text of the key that this becomes, if it is there already.
+    #[doc(hidden)]
     fn key_text(&self) -> Option<&str> {
         None
     }
@@ -102,6 +103,7 @@ pub trait IntoKey: Into<Key> {
 macro_rules! has_text {
     ($($text:ty),*) => {$(
         impl IntoKey for $text {
+            #[doc(hidden)]
             fn key_text(&self) -> Option<&str> {
                 Some(self.as_ref())
             }

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{Cache, Locks, RedisBackend, backend::SentinelMaster, lock::ListedLock};
+use bellwether::{Cache, Locks, RedisBackend, lock::ListedLock};
 use clap::{Args, Parser, Subcommand};
 use serde_json::{Value, json};
 
@@ -116,7 +116,7 @@ impl Server {
         let builder = RedisBackend::builder().command_timeout(Duration::from_secs(2));
         let urls = self.url.clone();
         let builder = match (&self.master, self.cluster, urls.as_slice()) {
-            (Some(name), ..) => builder.sentinels(urls, SentinelMaster::named(name)),
+            (Some(name), ..) => builder.sentinels(urls, name),
             (None, true, _) => builder.cluster(urls),
             (None, false, [one]) => builder.server(one),
             (None, false, _) => return Err("several URLs need `--cluster` or `--master`".into()),

@@ -42,7 +42,7 @@ where
                     match loads.await {
                         Ok(loaded) => {
                             for (answer, loaded) in answers.into_iter().zip(loaded) {
-                                let _ = answer.send(loaded);
+                                let _ = answer.send(loaded.map(|loaded| loaded.value));
                             }
                         }
                         Err(error) => {

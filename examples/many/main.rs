@@ -94,7 +94,8 @@ async fn one_query_for_a_page(cache: &Cache<Option<Product>>, shop: &Shop) -> Re
         };
         let products = cache.get_or_load_many(page.clone(), key, load).await?;
         let products = products.into_iter().collect::<Result<Vec<_>, Error>>()?;
-        let total: i64 = products.iter().flatten().map(|product| product.price).sum();
+        let total: i64 =
+            products.iter().flat_map(|product| &product.value).map(|it| it.price).sum();
         println!("products {page:?} cost {total} in all");
     }
     let queries = shop.queries.swap(0, Ordering::Relaxed);

@@ -51,9 +51,7 @@ use crate::{
 };
 
 #[cfg(feature = "redis")]
-pub use self::redis::{
-    Credentials, RedisBackend, RedisBackendBuilder, Replicas, SentinelMaster, failover,
-};
+pub use self::redis::{RedisBackend, RedisBackendBuilder, failover};
 pub use self::{claim::SemaphoreKind, inspect::Holding, memory::MemoryBackend};
 
 // The traits, and what they speak of. They are no promise: any version may change them.
@@ -202,6 +200,10 @@ pub trait Leases: Send + Sync + 'static {
     fn time_limit(&self) -> Option<Duration> {
         None
     }
+
+    /// Waits until what the backend undoes by itself is undone, or the limit passes.
+    #[doc(hidden)]
+    async fn settle(&self, _limit: Duration) {}
 
     /// Returns whether other processes may use the same data. Defaults to `true`.
     fn is_shared(&self) -> bool {

@@ -85,7 +85,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// assert_eq!(cache.get("stock:42").await?, None);
     /// let load = |_lead| async { Err::<u64, _>(BoxError::from("the database is down")) };
     /// let loaded = cache.request("stock:42").load(load).await?;
-    /// assert_eq!((*loaded.value(), loaded.source()), (17, Source::Stale));
+    /// assert_eq!((loaded.value, loaded.source()), (17, Source::Stale));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn expire(&self, key: impl Into<Key>) -> Result<u64, Error> {
@@ -98,24 +98,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         core.invalidations.count(&key);
         let burnt = core.store.edit(&name, &edit, core.settings.fence_life());
         Ok(core.change(&key, burnt).await?)
-    }
-
-    /// Starts the windows of a value anew, with the settings of the cache, such as after a write
-    /// that has not changed it. The value of a load that is under way is not stored.
-    ///
-    /// Returns false if there is no value, or if it was [expired](Self::expire). An expired value
-    /// is not revived, because the caller may not know of the expiry.
-    /// [`Request::touch`](super::Request::touch) sets windows of its own.
-    ///
-    /// # Errors
-    ///
-    /// As with [`invalidate`](Self::invalidate).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the windows may or may not have begun anew.
-    pub async fn touch(&self, key: impl Into<Key>) -> Result<bool, Error> {
-        self.request(key).touch().await
     }
 
     /// Completes when no process of the fleet serves what was stored before this call: after the

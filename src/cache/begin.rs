@@ -1,23 +1,23 @@
 //! The low-level call: what is stored, or a load that the caller makes itself.
 
-use std::fmt;
+use std::{fmt, ops::Deref};
 
 use super::{
-    Cache, Lead, Loaded, Request, StaleValue, loader,
-    run::{Begun, Load, Run, RunStart, WhyAlone},
+    Lead, Loaded, Request, loader,
+    run::{Begun, Load, Run, RunStart},
     settings::OnUncacheable,
 };
 use crate::{
     error::{BoxError, Error},
-    key::{Family, Key, Name},
+    key::{Family, Name},
 };
 
-impl<V: Clone + Send + Sync + 'static> Cache<V> {
+impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// Returns the stored value, or a load under the lease of its key.
     ///
     /// This is how to load by something else than a closure, such as by a stream that is read
-    /// elsewhere. [`get_or_load`](Self::get_or_load) stands on the same steps, and also merges the
-    /// callers of this process. Two calls of `begin` meet at the lease as two processes do: the
+    /// elsewhere. [`load`](Self::load) stands on the same steps, and also merges the callers of
+    /// this process. Two calls of `begin` meet at the lease as two processes do: the
     /// second one waits for the value of the first.
     ///
     /// # Errors
@@ -45,37 +45,21 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// }
     ///
     /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// let stock = match cache.begin("stock:42").await? {
-    ///     Begun::Ready(loaded) | Begun::Stale(loaded, _) => loaded.into_value(),
+    /// let stock = match cache.request("stock:42").begin().await? {
+    ///     Begun::Ready(loaded) | Begun::Stale(loaded, _) => loaded.value,
     ///     Begun::Load(load) => match fetch().await {
     ///         Ok(stock) => {
-    ///             load.lead().expire_after(Duration::from_secs(5));
-    ///             load.commit(stock).await.into_value()
+    ///             load.expire_after(Duration::from_secs(5));
+    ///             load.commit(stock).await.value
     ///         }
     ///         Err(error) => return Err(load.fail(error).await),
     ///     },
-    ///     Begun::Alone(_why) => fetch().await.unwrap(),
+    ///     Begun::Alone => fetch().await.unwrap(),
     /// };
     /// assert_eq!(stock, 17);
     /// assert_eq!(cache.get("stock:42").await?, Some(17));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
-    pub async fn begin(&self, key: impl Into<Key>) -> Result<Begun<V>, Error> {
-        self.request(key).begin().await
-    }
-}
-
-impl<V: Clone + Send + Sync + 'static> Request<V> {
-    /// Returns the stored value, or a load under the lease of its key, with the settings of this
-    /// request. Everything else is as for [`Cache::begin`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Cache::begin`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Cache::begin`].
     pub async fn begin(mut self) -> Result<Begun<V>, Error> {
         self.options_mut().sharing.on_uncacheable = OnUncacheable::Pass;
         let Self { core, key, own } = self;
@@ -85,7 +69,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             return Ok(Begun::Ready(loaded));
         }
         if core.flights.is_closed() {
-            return Ok(Begun::Alone(WhyAlone::ShutDown));
+            return Ok(Begun::Alone);
         }
         let run = Run::new(&core, &key, own, None, RunStart::Look)?;
         Box::pin(run.begin()).await
@@ -93,35 +77,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Load<V> {
-    /// Returns the fence of this load. It is greater than in each earlier load of this key.
-    pub fn fence(&self) -> u64 {
-        self.guard.fence()
-    }
-
-    /// Returns the lead, which sets how the value is kept, and what follows a failure.
-    pub fn lead(&self) -> &Lead<V> {
-        &self.lead
-    }
-
-    /// Returns the stored value that this load is to replace, as [`Lead::stale`] does.
-    pub fn previous(&self) -> Option<StaleValue<V>> {
-        self.lead.stale()
-    }
-
-    /// Completes when the lease is lost, at the [load limit](super::Builder::load_limit), or when a
-    /// shutdown ends the loads. Another process may then load, and this value is most likely not
-    /// stored.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing. The method can be called again.
-    pub async fn lost(&self) {
-        tokio::select! {
-            () = self.guard.lost() => {}
-            () = self.asked.core.abort.cancelled() => {}
-        }
-    }
-
     /// Renews the lease now, and so asks whether it is still held. Each act that changes the value
     /// ends the lease. So a caller that asked before this call may be given what the load has made
     /// so far.
@@ -145,8 +100,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     }
 
     /// Stores the value, ends the lease, and pushes the value to the processes that wait. Returns
-    /// what a caller of [`get_or_load`](Cache::get_or_load) would get: if a newer value was stored
-    /// meanwhile, that one.
+    /// what a caller of [`get_or_load`](super::Cache::get_or_load) would get: if a newer value was
+    /// stored meanwhile, that one.
     ///
     /// A value that is not stored is returned as well. Then it has [no time to
     /// live](Loaded::expires_in).
@@ -175,15 +130,13 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         core.counters.failed.add();
         Box::pin(self.fail_with(Error::load(error))).await
     }
+}
 
-    /// Ends the lease without a word, so that the next process loads. A load that is dropped does
-    /// the same in a task.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future does not stop the release.
-    pub async fn discard(self) {
-        self.release().await;
+impl<V> Deref for Load<V> {
+    type Target = Lead<V>;
+
+    fn deref(&self) -> &Lead<V> {
+        &self.lead
     }
 }
 

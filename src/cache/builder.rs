@@ -6,7 +6,7 @@ use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Abandoned, Cache, Codec, EarlyRefresh, Json, LocalTier,
+    Cache, Codec, EarlyRefresh, Json, LocalTier,
     activity::Activity,
     core::Core,
     failures::{AfterFailure, ErrorCodec, Failures},
@@ -32,7 +32,7 @@ use crate::{
 ///
 /// ```
 /// use std::time::Duration;
-/// use bellwether::{Cache, MemoryBackend, cache::{Abandoned, Json}, lease::Retry};
+/// use bellwether::{Cache, MemoryBackend, cache::Json, lease::Retry};
 ///
 /// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
 ///     .schema(2)
@@ -51,7 +51,7 @@ use crate::{
 ///     .max_waiters_per_key(1_000)
 ///     .max_key(256)
 ///     .max_value(1 << 20)
-///     .when_abandoned(Abandoned::Cancel)
+///     .cancel_abandoned()
 ///     .build()?;
 /// # Ok::<_, bellwether::Error>(())
 /// ```
@@ -136,7 +136,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// A load that takes longer is cancelled and fails. Otherwise a loader that hangs would block
     /// its key in the whole fleet.
     pub fn load_limit(mut self, limit: Duration) -> Self {
-        self.settings.options.load_limit = limit;
+        self.settings.load_limit = limit;
         self
     }
 
@@ -269,10 +269,10 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// Sets what becomes of a load that no caller waits for any more. Defaults to
-    /// [`Finish`](Abandoned::Finish).
-    pub fn when_abandoned(mut self, abandoned: Abandoned) -> Self {
-        self.settings.abandoned = abandoned;
+    /// Cancels a load that no caller waits for any more, and releases its lease. By default it runs
+    /// on, and fills the cache.
+    pub fn cancel_abandoned(mut self) -> Self {
+        self.settings.cancels_abandoned = true;
         self
     }
 
@@ -301,7 +301,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             store: self.store,
             tag: u32::from(settings.schema) << 16 | u32::from(self.codec.tag()),
             codec: Arc::new(self.codec),
-            flights: Group::new(settings.abandoned, settings.limits()),
+            flights: Group::new(settings.cancels_abandoned, settings.limits()),
             abort: CancellationToken::new(),
             begun: TaskTracker::new(),
             loads: Arc::new(Semaphore::new(settings.max_loads)),

@@ -5,7 +5,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicU64, Ordering},
@@ -21,7 +20,7 @@ use crate::{backend::MemoryBackend, error::BoxError, sync::lock};
 const STRIPES: usize = 16;
 
 /// The codec of [`Cache::in_process`], which leaves values as they are.
-pub struct Unencoded<V>(Arc<ValueTable<V>>);
+struct Unencoded<V>(Arc<ValueTable<V>>);
 
 /// The values, which their bytes own.
 struct ValueTable<V> {
@@ -100,16 +99,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// assert_eq!((hello.0)("Ada"), "Hello, Ada!");
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
-    pub fn in_process(values: usize) -> Builder<V, Unencoded<V>> {
+    pub fn in_process(values: usize) -> Builder<V, impl Codec<V>> {
         let stripes = std::array::from_fn(|_| Mutex::default());
         let table = Arc::new(ValueTable { next: AtomicU64::new(0), stripes });
         let backend = MemoryBackend::with_entries(values);
         Self::builder(backend, "in-process").codec(Unencoded(table))
-    }
-}
-
-impl<V> fmt::Debug for Unencoded<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unencoded").finish_non_exhaustive()
     }
 }

@@ -8,6 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::{
@@ -55,6 +56,8 @@ struct LeadInner<V> {
     lease: Option<Arc<Lease>>,
     previous: Option<Arc<Previous<V>>>,
     source: Source,
+    /// Cancelled when the loads under way are to end.
+    abort: CancellationToken,
     /// No old value is good enough, so none stands in.
     wants_new: bool,
     /// In a box, which most loads do not need.
@@ -82,12 +85,14 @@ impl<V> Lead<V> {
         lease: Option<Arc<Lease>>,
         previous: Option<Arc<Previous<V>>>,
         source: Source,
+        abort: CancellationToken,
         wants_new: bool,
     ) -> Self {
         Self(Arc::new(LeadInner {
             lease,
             previous,
             source,
+            abort,
             wants_new,
             keeping: Mutex::default(),
             tagged: Mutex::default(),
@@ -107,25 +112,26 @@ impl<V> Lead<V> {
         self.0.lease.as_ref().map(|lease| lease.fence())
     }
 
-    /// Completes when the lease is lost. Another process may then load, and this value is most
-    /// likely not stored. In a call for many keys, a key that no caller waits for any longer loses
-    /// its lease, too. Never completes without a lease.
+    /// Completes when the lease is lost, or when a shutdown ends the loads. Another process may
+    /// then load, and this value is most likely not stored. In a call for many keys, a key that no
+    /// caller waits for any longer loses its lease, too. Never completes without a lease.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing. The method can be called again.
     pub async fn lost(&self) {
-        match &self.0.lease {
-            Some(lease) => lease.lost().await,
-            None => std::future::pending().await,
+        let Some(lease) = &self.0.lease else { return std::future::pending().await };
+        tokio::select! {
+            () = lease.lost() => {}
+            () = self.0.abort.cancelled() => {}
         }
     }
 
-    /// Returns the stored value that this load is to replace, if there is one. It is still fresh if
-    /// it is refreshed early.
+    /// Returns the stored value that this load is to replace, if there is one, as
+    /// [`Stale`](Source::Stale). It is still fresh if it is refreshed early.
     ///
     /// A loader that asks for changes only, such as with an `ETag`, keeps what it needs for that in
-    /// the value. If nothing has changed, it returns [`StaleValue::unchanged`].
+    /// the value. If nothing has changed, it returns that value as [unchanged](Self::unchanged).
     ///
     /// The value was read before the load began, and costs no further read. It is decoded here.
     ///
@@ -144,26 +150,36 @@ impl<V> Lead<V> {
     ///
     /// let cache: Cache<[String; 2]> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// for _ in 0..2 {
-    ///     let load = cache.refresh("page:42", |lead| async move {
+    ///     let load = cache.request("page:42").refresh(|lead| async move {
     ///         let stale = lead.stale();
-    ///         let page = fetch(stale.as_ref().map(|stale| &*stale.value()[0])).await?;
+    ///         let page = fetch(stale.as_ref().map(|stale| &*stale.value[0])).await?;
     ///         match (page, stale) {
     ///             (Some(page), _) => Ok(page),
-    ///             (None, Some(stale)) => Ok(stale.unchanged()),
+    ///             (None, Some(stale)) => Ok(lead.unchanged(stale)),
     ///             (None, None) => Err(BoxError::from("304 for a request without an ETag")),
     ///         }
     ///     });
-    ///     assert_eq!(load.await?[1], "bell");
+    ///     assert_eq!(load.await?.value[1], "bell");
     /// }
     /// assert_eq!((cache.stats().loads, cache.stats().unchanged), (2, 1));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
-    pub fn stale(&self) -> Option<StaleValue<V>>
+    pub fn stale(&self) -> Option<Loaded<V>>
     where
         V: Clone + 'static,
     {
-        let value = self.previous()?.value()?;
-        Some(StaleValue { value, lead: self.clone() })
+        self.previous()?.loaded()
+    }
+
+    /// Marks the stored value as unchanged, and returns it for the loader. Its windows begin anew,
+    /// as those of any value that is loaded.
+    ///
+    /// It saves the loader a copy, and its load counts as [unchanged](super::Stats::unchanged). If
+    /// the entry was invalidated or replaced meanwhile, nothing is stored, as with each other load
+    /// that began before.
+    pub fn unchanged(&self, stale: Loaded<V>) -> V {
+        self.keep(|keeping| keeping.is_unchanged = true);
+        stale.value
     }
 
     /// Sets how long the value is kept, in place of the setting of the cache or the request. Zero
@@ -289,44 +305,9 @@ impl<V> Lead<V> {
     }
 }
 
-/// The stored value that a load is to replace. [`Lead::stale`] returns it.
-pub struct StaleValue<V> {
-    value: V,
-    lead: Lead<V>,
-}
-
-impl<V> StaleValue<V> {
-    /// Returns the value.
-    pub fn value(&self) -> &V {
-        &self.value
-    }
-
-    /// Returns the time since the value was stored, as exact as [`Loaded::age`] is.
-    pub fn age(&self) -> Option<Duration> {
-        self.lead.previous()?.record?.age()
-    }
-
-    /// Marks the value as unchanged, and returns it for the loader. Its windows begin anew, as
-    /// those of any value that is loaded.
-    ///
-    /// It saves the loader a copy, and its load counts as [unchanged](super::Stats::unchanged). If
-    /// the entry was invalidated or replaced meanwhile, nothing is stored, as with each other load
-    /// that began before.
-    pub fn unchanged(self) -> V {
-        self.lead.keep(|keeping| keeping.is_unchanged = true);
-        self.value
-    }
-}
-
 impl<V> Clone for Lead<V> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
-    }
-}
-
-impl<V: fmt::Debug> fmt::Debug for StaleValue<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StaleValue").field("value", &self.value).finish_non_exhaustive()
     }
 }
 
@@ -338,7 +319,7 @@ impl<V> fmt::Debug for Lead<V> {
 
 /// The entry that a load is to replace. Its value is decoded when it is needed.
 pub(super) struct Previous<V> {
-    pub(super) record: Option<Record>,
+    record: Option<Record>,
     pub(super) fence: u64,
     /// The source of the value, if it stands in for a failure.
     source: Source,
@@ -383,6 +364,11 @@ impl<V: Clone + 'static> Previous<V> {
     /// Returns the value, if it may stand in for a failure now.
     pub(super) fn fallback(&self) -> Option<Loaded<V>> {
         self.left_on_error()?;
+        self.loaded()
+    }
+
+    /// Returns the value, whether it may be served or not.
+    fn loaded(&self) -> Option<Loaded<V>> {
         Some(Loaded { value: self.value()?, source: self.source, record: self.record })
     }
 

@@ -9,7 +9,7 @@
 //! - **Trust.** The tier is told of changes, and of the ends of tags, in the order of the server.
 //!   At intervals it learns that it [was told all](Tap::complete_until) up to a moment. A copy is
 //!   as good as that moment or its own question, and is served until the later is too long ago.
-//! - **Epoch.** When changes may have been missed, no copy from before is trusted.
+//! - **Generation.** When changes may have been missed, no copy from before is trusted.
 //!
 //! No time of a server is compared with one of this process, and fences of one name only.
 
@@ -85,7 +85,7 @@ pub(super) struct LocalRow<V> {
     /// The entry without its payload and tags, as it was when the backend was asked.
     entry: Entry,
     weight: usize,
-    epoch: u64,
+    generation: u64,
     /// The stripes of its tags, and the number up to which their ends are in the answer.
     stripes: Box<[usize]>,
     checked: u64,
@@ -179,7 +179,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         if now >= row.until
             || now.saturating_sub(row.asked) >= nanos(rules.copy)
             || now.saturating_sub(complete_until.max(row.asked)) >= nanos(tier.max_staleness)
-            || row.epoch != self.order.epoch()
+            || row.generation != self.order.generation()
             || rules.replaces
             || self.order.tags.have_ended(row.stripes.iter().copied(), row.checked)
         {
@@ -366,7 +366,7 @@ impl<V> LocalRow<V> {
             value,
             record: Record::of(&entry),
             weight: size + size_of_val(&*stripes),
-            epoch: fill.epoch,
+            generation: fill.generation,
             stripes,
             checked: tagged.map_or(fill.ended, |tagged| tagged.number.max(fill.ended)),
             asked: fill.asked,

@@ -92,43 +92,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// cache.insert("stock:41", &7).await?;
     /// let load = |batch: Batch<u64, u64>| query(batch.ids().to_vec());
     /// let stocks = cache.get_or_load_many([42, 41, 43], |id| format!("stock:{id}"), load).await?;
-    /// let stocks: Result<Vec<_>, _> = stocks.into_iter().collect();
-    /// assert_eq!(stocks?, [2, 7, 3]);
-    ///
-    /// let loaded = cache.load_many([42], |id| format!("stock:{id}"), load).await?;
-    /// assert_eq!(loaded[0].as_ref().unwrap().source(), Source::Hit);
+    /// let stocks = stocks.into_iter().collect::<Result<Vec<_>, _>>()?;
+    /// assert_eq!(stocks.iter().map(|stock| stock.value).collect::<Vec<_>>(), [2, 7, 3]);
+    /// assert_eq!(stocks[1].source(), Source::Hit);
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub fn get_or_load_many<I, K, L, Fut, R, E>(
-        &self,
-        ids: impl IntoIterator<Item = I>,
-        key_of: impl Fn(&I) -> K,
-        loader: L,
-    ) -> impl Future<Output = Result<Vec<Result<V, Error>>, Error>> + Send + 'static
-    where
-        I: Clone + Eq + Hash + Send + Sync + 'static,
-        K: Into<Key>,
-        L: Fn(Batch<I, V>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<R, E>> + Send + 'static,
-        R: IntoIterator<Item = (I, V)>,
-        E: Into<BoxError> + 'static,
-    {
-        let loads = self.load_many(ids, key_of, loader);
-        let value = |loaded: Result<Loaded<V>, Error>| loaded.map(Loaded::into_value);
-        async move { Ok(loads.await?.into_iter().map(value).collect()) }
-    }
-
-    /// As [`get_or_load_many`](Self::get_or_load_many), with such a loader. It also says where each
-    /// value came from.
-    ///
-    /// # Errors
-    ///
-    /// As with [`get_or_load_many`](Self::get_or_load_many).
-    ///
-    /// # Cancel safety
-    ///
-    /// As with [`get_or_load_many`](Self::get_or_load_many).
-    pub fn load_many<I, K, L, Fut, R, E>(
         &self,
         ids: impl IntoIterator<Item = I>,
         key_of: impl Fn(&I) -> K,
@@ -214,7 +183,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let decisions = read_many(&self.core, &keys).await.into_iter();
         let value = |decision| match decision {
             Decision::Unanswered(error) => Err(Error::from(error)),
-            decision => Ok(decision.value().map(Loaded::into_value)),
+            decision => Ok(decision.value().map(|loaded| loaded.value)),
         };
         let answers = decisions.map(|decision| decision.map(value).ok_or(())).collect();
         // The others learn what is wrong.

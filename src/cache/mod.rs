@@ -54,21 +54,20 @@ pub use self::{
     codec::{Codec, Json, Raw},
     failures::AfterFailure,
     freshness::EarlyRefresh,
-    in_process::Unencoded,
-    lead::{Lead, StaleValue},
+    lead::Lead,
     many::Batch,
     outcome::{Loaded, Source},
     request::Request,
-    run::{Begun, Load, WhyAlone},
+    run::{Begun, Load},
     settings::LocalTier,
     watch::{EntryWatch, Ticket},
 };
-pub use crate::{flight::Abandoned, observe::Stats};
+pub use crate::observe::Stats;
 
 #[cfg(feature = "http")]
 pub(crate) use self::{
     loader::Produced,
-    outcome::{Alone, FlightResult, HeadOffer},
+    outcome::{Alone, FlightResult, Head},
     settings::{OnFull, OnUncacheable, Sharing, UNCACHEABLE_LIFE},
 };
 
@@ -102,14 +101,14 @@ use crate::{
 ///
 /// // The load of one request has options of its own, and tells more.
 /// let loaded = cache.request("stock:43").ttl(Duration::from_secs(5)).load(load).await?;
-/// assert_eq!(*loaded.value(), 17);
+/// assert_eq!(loaded.value, 17);
 /// assert!(loaded.age().unwrap() < Duration::from_secs(5));
 ///
 /// cache.insert("stock:44", &18).await?;
 /// assert_eq!(cache.get("stock:44").await?, Some(18));
 /// let stored = cache.peek("stock:44").await?.unwrap();
 /// assert!(stored.expires_in() > Some(Duration::from_secs(50)));
-/// assert!(cache.touch("stock:44").await?);
+/// assert!(cache.request("stock:44").touch().await?);
 ///
 /// cache.invalidate("stock:44").await?;
 /// assert_eq!(cache.get("stock:44").await?, None);
@@ -176,7 +175,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// Dropping the future has no effect on other callers: the load goes on for them. A load that
-    /// no caller waits for ends as the cache was [told](Builder::when_abandoned).
+    /// no caller waits for runs on, unless the cache [cancels](Builder::cancel_abandoned) it.
     pub async fn get_or_load<F, Fut, E>(&self, key: impl IntoKey, loader: F) -> Result<V, Error>
     where
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
@@ -219,7 +218,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let name = self.core.name(&key)?;
         match self.core.read(&key, &name, &options.rules).await {
             Decision::Unanswered(error) => Err(error.into()),
-            decision => Ok(decision.value().map(Loaded::into_value)),
+            decision => Ok(decision.value().map(|loaded| loaded.value)),
         }
     }
 

@@ -14,7 +14,6 @@ use tracing::Span;
 use crate::{
     backend::Entry,
     error::{Error, ErrorKind},
-    flight::{Edge, Follower},
     observe::Counters,
     spans,
 };
@@ -22,7 +21,8 @@ use crate::{
 /// A value, where it came from, and what is known of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loaded<V> {
-    pub(super) value: V,
+    /// The value.
+    pub value: V,
     pub(super) source: Source,
     pub(super) record: Option<Record>,
 }
@@ -134,16 +134,6 @@ impl<V> Loaded<V> {
         Self { value, source: Source::Degraded, record: None }
     }
 
-    /// Returns the value.
-    pub fn value(&self) -> &V {
-        &self.value
-    }
-
-    /// Takes the value out.
-    pub fn into_value(self) -> V {
-        self.value
-    }
-
     /// Returns where the value came from.
     pub fn source(&self) -> Source {
         self.source
@@ -207,7 +197,7 @@ pub(crate) enum FlightResult<V> {
     /// A value. A caller counts once it is [served](Counters::served).
     Loaded(Loaded<V>),
     /// The head of a value, for a request that [takes it](super::Sharing::takes_heads).
-    Head(HeadOffer<V>),
+    Head(Head, Source),
     /// Each caller loads for itself.
     Alone(Alone),
 }
@@ -222,7 +212,7 @@ impl<V> FlightResult<V> {
                 counters.served(loaded.source);
                 Ok(loaded)
             }
-            Self::Head(_) | Self::Alone(_) => {
+            Self::Head(..) | Self::Alone(_) => {
                 Err(Error::new(ErrorKind::Cancelled, "the value was not shared"))
             }
         }
@@ -234,7 +224,7 @@ impl<V> FlightResult<V> {
 pub(super) fn result<V>(outcome: &Outcome<V>, leads: bool) -> &'static str {
     let source = match outcome {
         Ok(FlightResult::Loaded(loaded)) => loaded.source,
-        Ok(FlightResult::Head(offer)) => offer.source,
+        Ok(FlightResult::Head(_, source)) => *source,
         Ok(FlightResult::Alone(_)) => return "alone",
         Err(_) => return "error",
     };
@@ -253,66 +243,11 @@ pub(super) fn end_span<V>(span: &Span, outcome: &Outcome<V>, leads: bool) {
     spans::ended(span, result(outcome, leads), outcome.as_ref().err());
 }
 
-/// The head of a value, which its caller uses, or declines to wait for the whole load.
-pub(crate) struct HeadOffer<V> {
-    head: Head,
-    source: Source,
-    /// A caller keeps its place in the flight.
-    place: Option<Box<FlightPlace<V>>>,
-}
-
-/// The place of a caller in a flight, and its wait if it is a loader.
-pub(super) type FlightPlace<V> = (Follower<Outcome<V>>, Option<Edge>);
-
-impl<V> Clone for HeadOffer<V> {
-    fn clone(&self) -> Self {
-        Self::new(self.head.clone(), self.source)
-    }
-}
-
-impl<V> HeadOffer<V> {
-    pub(super) fn new(head: Head, source: Source) -> Self {
-        Self { head, source, place: None }
-    }
-
-    /// Returns the head.
-    pub(crate) fn head(&self) -> &Head {
-        &self.head
-    }
-
-    /// Returns the source of the value for this caller.
-    pub(crate) fn source(&self) -> Source {
-        self.source
-    }
-}
-
-impl<V: Clone + Send + Sync + 'static> HeadOffer<V> {
-    /// Waits for the outcome of the load. Returns `None` if the caller has to ask again.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future leaves the flight, which goes on for the others.
-    pub(crate) async fn decline(self, counters: &Counters) -> Option<Outcome<V>> {
-        let (mut follower, _edge) = *self.place?;
-        follower.take_head(false);
-        Some(ended(counters, follower.wait().await?, false, None))
-    }
-}
-
 /// Returns what a flight ended with, for one of its callers.
-///
-/// A caller that is served a head keeps its place in the flight, if there is a flight.
-pub(super) fn ended<V>(
-    counters: &Counters,
-    mut outcome: Outcome<V>,
-    leads: bool,
-    place: Option<FlightPlace<V>>,
-) -> Outcome<V> {
+pub(super) fn ended<V>(counters: &Counters, mut outcome: Outcome<V>, leads: bool) -> Outcome<V> {
     match &mut outcome {
-        Ok(FlightResult::Loaded(loaded)) => loaded.source = loaded.source.for_caller(leads),
-        Ok(FlightResult::Head(offer)) => {
-            offer.source = offer.source.for_caller(leads);
-            offer.place = place.map(Box::new);
+        Ok(FlightResult::Loaded(Loaded { source, .. }) | FlightResult::Head(_, source)) => {
+            *source = source.for_caller(leads);
         }
         Ok(FlightResult::Alone(_)) => {}
         Err(_) => counters.failed.add(),

@@ -13,7 +13,7 @@ use futures_util::FutureExt;
 use tracing::Instrument;
 
 use super::{
-    Cache, Lead, Loaded, Request,
+    Lead, Loaded, Request,
     loader::{self, Work},
     outcome::{Outcome, cut_off, ended},
     run::{Run, RunStart},
@@ -22,41 +22,7 @@ use crate::{
     backend::Edit,
     error::{BoxError, Error},
     flight,
-    key::Key,
 };
-
-impl<V: Clone + Send + Sync + 'static> Cache<V> {
-    /// Loads the value of a key anew, and stores it. All other callers are served the old value
-    /// meanwhile, if there is one. [`Request::refresh`] tells more.
-    ///
-    /// # Errors
-    ///
-    /// As with [`Request::refresh`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As with [`Request::refresh`].
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{BoxError, Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// cache.insert("stock:42", &17).await?;
-    /// assert_eq!(cache.refresh("stock:42", |_lead| async { Ok::<_, BoxError>(16) }).await?, 16);
-    /// assert_eq!(cache.get("stock:42").await?, Some(16));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    pub async fn refresh<F, Fut, E>(&self, key: impl Into<Key>, loader: F) -> Result<V, Error>
-    where
-        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<V, E>> + Send + 'static,
-        E: Into<BoxError> + 'static,
-    {
-        Ok(self.request(key).refresh(loader).await?.value)
-    }
-}
 
 impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// Loads the value anew, and stores it. All other callers are served the old value meanwhile,
@@ -82,6 +48,21 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// # Cancel safety
     ///
     /// If the future is dropped after the load began, the load goes on in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{BoxError, Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
+    /// cache.insert("stock:42", &17).await?;
+    /// let loaded = cache.request("stock:42").refresh(|_lead| async { Ok::<_, BoxError>(16) });
+    /// assert_eq!(loaded.await?.value, 16);
+    /// assert_eq!(cache.get("stock:42").await?, Some(16));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
     pub fn refresh<F, Fut, E>(
         self,
         loader: F,
@@ -116,6 +97,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             Some(number) => core.begun.spawn(flight::within(number, load)),
             None => core.begun.spawn(load),
         };
-        ended(&core.counters, load.await.map_err(|_| cut_off())?, true, None)
+        ended(&core.counters, load.await.map_err(|_| cut_off())?, true)
     }
 }

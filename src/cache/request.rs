@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::Span;
 
 use super::{
-    EarlyRefresh, Lead, Loaded,
+    Lead, Loaded,
     core::Core,
     freshness::Rules,
     lead::Keeping,
@@ -40,11 +40,10 @@ use crate::{
 /// let loaded = cache
 ///     .request("stock:42")
 ///     .ttl(Duration::from_secs(5))
-///     .load_limit(Duration::from_secs(2))
 ///     .wait_limit(Duration::from_secs(1))
 ///     .load(|_lead| async { Ok::<_, BoxError>(17) })
 ///     .await?;
-/// assert_eq!((*loaded.value(), loaded.source()), (17, Source::Led));
+/// assert_eq!((loaded.value, loaded.source()), (17, Source::Led));
 ///
 /// let hour = Duration::from_secs(3600);
 /// assert!(cache.request("stock:42").ttl(hour).touch().await?);
@@ -85,12 +84,15 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Ok(fence)
     }
 
-    /// Starts the windows of the stored value anew, with those of this request. Returns whether
-    /// there is a value. Everything else is as for [`Cache::touch`](super::Cache::touch).
+    /// Starts the windows of the stored value anew, with those of this request, such as after a
+    /// write that has not changed it. The value of a load that is under way is not stored.
+    ///
+    /// Returns false if there is no value, or if it was [expired](super::Cache::expire). An expired
+    /// value is not revived, because the caller may not know of the expiry.
     ///
     /// # Errors
     ///
-    /// As with [`Cache::touch`](super::Cache::touch).
+    /// As with [`Cache::invalidate`](super::Cache::invalidate).
     ///
     /// # Cancel safety
     ///
@@ -168,22 +170,21 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 let Joined { mut follower, leader } = match core.flights.join(&key) {
                     Ok(joined) => joined,
                     Err(Refused::Closed) => break,
-                    Err(full) => return ended(&core.counters, Err(overloaded(full)), false, None),
+                    Err(full) => return ended(&core.counters, Err(overloaded(full)), false),
                 };
-                follower.take_head(takes_heads);
-                let Some(edge) = nest(flight::current(), &follower) else { break };
+                let Some(_edge) = nest(flight::current(), &follower) else { break };
                 let leads = leader.is_some();
                 match leader {
                     Some(leader) => {
                         let run = Run::new(&core, &key, own.take(), Some(leader), RunStart::Look)?;
-                        follower.lead(Box::pin(run.run(work.take().ok_or_else(cut_off)?)));
+                        follower.bring(Box::pin(run.run(work.take().ok_or_else(cut_off)?)));
                     }
                     None => core.options(own.as_deref()).will_wait(),
                 }
-                if let Some(end) =
-                    wait(patience.as_deref(), &core, &key, &mut follower, leads).await
-                {
-                    return ended(&core.counters, end, leads, Some((follower, edge)));
+                let waited =
+                    wait(patience.as_deref(), &core, &key, &mut follower, takes_heads, leads);
+                if let Some(end) = waited.await {
+                    return ended(&core.counters, end, leads);
                 }
             }
             // The cache is shut down, or a loader asks for a key that waits for it.
@@ -230,18 +231,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Sets when this caller refreshes the value before its time to live is over.
-    pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
-        self.options_mut().rules.early = early;
-        self
-    }
-
-    /// Sets how long the load may take, if this caller is the one that leads.
-    pub fn load_limit(mut self, limit: Duration) -> Self {
-        self.options_mut().load_limit = limit;
-        self
-    }
-
     /// Sets how long to wait for the load of another process, if this caller is the one that leads.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.options_mut().wait_limit = limit;
@@ -285,7 +274,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// let fence = cache.insert("stock:42", &16).await?;
     /// // In another process, which was sent the fence:
     /// let request = cache.request("stock:42").not_older_than(fence);
-    /// assert_eq!(*request.load(|_lead| async { Ok::<_, BoxError>(17) }).await?.value(), 16);
+    /// assert_eq!(request.load(|_lead| async { Ok::<_, BoxError>(17) }).await?.value, 16);
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub fn not_older_than(mut self, fence: u64) -> Self {
@@ -331,13 +320,16 @@ fn wait<V: Clone + Send + Sync + 'static>(
     core: &Arc<Core<V>>,
     key: &Key,
     follower: &mut Follower<Outcome<V>>,
+    takes_heads: bool,
     leads: bool,
 ) -> impl Future<Output = Option<Outcome<V>>> {
     let span = if leads { Span::none() } else { spans::load(key) };
     let waited = match patience {
-        None => Either::Left(follower.wait()),
+        None => Either::Left(follower.wait(takes_heads)),
         // In a box, which most callers do not need.
-        Some(patience) => Either::Right(Box::pin(wait_until(patience, core, key, follower))),
+        Some(patience) => {
+            Either::Right(Box::pin(wait_until(patience, core, key, follower, takes_heads)))
+        }
     };
     if span.is_disabled() {
         return Either::Left(waited);
@@ -357,20 +349,21 @@ async fn wait_until<V: Clone + Send + Sync + 'static>(
     core: &Arc<Core<V>>,
     key: &Key,
     follower: &mut Follower<Outcome<V>>,
+    takes_heads: bool,
 ) -> Option<Outcome<V>> {
     // A look that is slow has a limit of its own. A second one would ask the same server.
     follower.carry().await;
-    if let Ok(waited) = timeout_at(until, follower.wait()).await {
+    if let Ok(waited) = timeout_at(until, follower.wait(takes_heads)).await {
         return waited;
     }
     let old: Option<Loaded<V>> = tokio::select! {
         biased;
-        waited = follower.wait() => return waited,
+        waited = follower.wait(takes_heads) => return waited,
         old = async {
             AskedKey::new(core, key, None).ok()?.in_place_of_slow_load(rules).await
         } => old,
     };
-    let Some(old) = old else { return follower.wait().await };
+    let Some(old) = old else { return follower.wait(takes_heads).await };
     tracing::debug!("the stale value is served, because the load is slow");
     follower.leave_behind();
     core.counters.slow.add();

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use super::{Abandoned, freshness::Rules, lead::Keeping, member::Member};
+use super::{freshness::Rules, lead::Keeping, member::Member};
 use crate::{
     backend::{Tagged, Windows},
     error::{Error, ErrorKind},
@@ -26,7 +26,6 @@ pub(crate) struct Options {
     pub(crate) stale_if_error: Duration,
     pub(super) rules: Rules,
     pub(super) serve_stale_after: Option<Duration>,
-    pub(super) load_limit: Duration,
     /// How long a load may go on after it has announced the head of its value.
     pub(super) rest_limit: Duration,
     pub(super) wait_limit: Duration,
@@ -97,6 +96,7 @@ pub(crate) struct Settings {
     /// The part of the time to live by which it is shortened at most.
     pub(super) ttl_jitter: f64,
     pub(super) negative_ttl: Duration,
+    pub(super) load_limit: Duration,
     pub(super) lease: Duration,
     pub(super) retry: Arc<dyn RetryStrategy>,
     pub(super) max_loads: usize,
@@ -104,7 +104,8 @@ pub(crate) struct Settings {
     pub(super) max_waiters_per_key: usize,
     pub(crate) max_key: usize,
     pub(crate) max_value: usize,
-    pub(crate) abandoned: Abandoned,
+    /// A load ends when its last caller leaves.
+    pub(crate) cancels_abandoned: bool,
     /// By default, it depends on the backend.
     pub(super) outage_memory: Option<usize>,
     pub(super) local: Option<LocalTier>,
@@ -119,7 +120,6 @@ impl Default for Options {
             stale_if_error: Duration::ZERO,
             rules: Rules::ALL,
             serve_stale_after: None,
-            load_limit: Duration::from_secs(30),
             rest_limit: Duration::ZERO,
             wait_limit: Duration::from_secs(30),
             sharing: Sharing {
@@ -144,6 +144,7 @@ impl Default for Settings {
             options: Options::default(),
             ttl_jitter: 0.0,
             negative_ttl: Duration::MAX,
+            load_limit: Duration::from_secs(30),
             lease: Duration::from_secs(5),
             retry: Arc::new(Retry::on_demand()),
             max_loads: 1024,
@@ -151,7 +152,7 @@ impl Default for Settings {
             max_waiters_per_key: 10_000,
             max_key: 512,
             max_value: 8 << 20,
-            abandoned: Abandoned::Finish,
+            cancels_abandoned: false,
             outage_memory: None,
             local: None,
             has_tags: false,
@@ -199,7 +200,7 @@ impl Settings {
     /// is lost.
     pub(super) fn upkeep(&self, options: &Options) -> Upkeep {
         // The commit comes after the load.
-        let load = options.load_limit.saturating_add(options.rest_limit);
+        let load = self.load_limit.saturating_add(options.rest_limit);
         Upkeep { renew_every: Some(self.lease / 3), max_hold: load.saturating_add(self.lease) }
     }
 
@@ -213,7 +214,7 @@ impl Settings {
         at_least("negative_ttl", self.negative_ttl, MILLISECOND)?;
         at_least("lease", self.lease, 20 * MILLISECOND)?;
         at_most("lease", self.lease, DAY)?;
-        at_least("load_limit", self.options.load_limit, MILLISECOND)?;
+        at_least("load_limit", self.load_limit, MILLISECOND)?;
         at_least("max_loads", self.max_loads, 1)?;
         at_most("max_loads", self.max_loads, Semaphore::MAX_PERMITS)?;
         at_least("max_waiters", self.max_waiters, 1)?;

@@ -62,7 +62,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// let ticket = watch.ticket("stock:42")?;
     /// let load = |_lead| async { Ok::<_, BoxError>(17) };
     /// let loaded = cache.request("stock:42").load(load).await?;
-    /// let insert = || drop(own.lock().unwrap().insert("stock:42", *loaded.value()));
+    /// let insert = || drop(own.lock().unwrap().insert("stock:42", loaded.value));
     /// assert!(watch.insert_if_current(&ticket, &loaded, insert));
     ///
     /// cache.invalidate("stock:42").await?;

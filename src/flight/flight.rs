@@ -28,28 +28,8 @@ use crate::{
     sync::checked::{AtomicUsize, Mutex, OnceLock, Runtime, RwLock, lock, read, write},
 };
 
-/// The fate of a load that no caller waits for any more.
-///
-/// ```
-/// use bellwether::{Cache, MemoryBackend, cache::Abandoned};
-///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
-///     .when_abandoned(Abandoned::Cancel)
-///     .build()?;
-/// # Ok::<_, bellwether::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Abandoned {
-    /// It runs on and fills the cache.
-    #[default]
-    Finish,
-    /// It is cancelled, and its lease released.
-    Cancel,
-}
-
 /// The leader's work. It ends by landing the flight.
-pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type LeaderWork = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 pub(super) struct Flight<T> {
     pub(super) id: u64,
@@ -93,7 +73,7 @@ struct State {
 
 /// The leader's work, while no poll of it is under way.
 struct Parked {
-    task: Task,
+    work: LeaderWork,
     runtime: Runtime,
     /// Wakes the leader's caller when a task has taken the work.
     caller: Option<Waker>,
@@ -206,7 +186,7 @@ impl<T> Flight<T> {
     /// Tells the leader that the flight is unwanted, if the last caller has left. A flight that has
     /// landed, or has a head, is wanted by the callers that it served.
     fn abandon(&self) {
-        if self.flights.abandoned == Abandoned::Finish {
+        if !self.flights.cancels_abandoned {
             return;
         }
         let mut table = write(self.flights.stripe(self.hash));
@@ -242,7 +222,7 @@ impl State {
 
 impl Parked {
     fn spawn(self) {
-        self.runtime.spawn(self.task);
+        self.runtime.spawn(self.work);
         self.caller.into_iter().for_each(Waker::wake);
     }
 }
@@ -361,7 +341,6 @@ pub(crate) struct Follower<T> {
     pub(super) flight: Arc<Flight<T>>,
     /// How many callers had joined before it.
     number: u64,
-    takes_head: bool,
     stage: Stage,
     /// Where its waker is, while it waits.
     registration: Option<Registration>,
@@ -378,7 +357,7 @@ enum Stage {
 
 impl<T> Follower<T> {
     fn new(flight: Arc<Flight<T>>, number: u64) -> Self {
-        Self { flight, number, takes_head: false, stage: Stage::Waiting, registration: None }
+        Self { flight, number, stage: Stage::Waiting, registration: None }
     }
 
     /// Makes the leader's work independent of its caller, if this is the second caller. The later
@@ -393,19 +372,14 @@ impl<T> Follower<T> {
         self.flight.id
     }
 
-    /// Sets whether the head of an outcome is of use to this follower.
-    pub(crate) fn take_head(&mut self, takes_head: bool) {
-        self.takes_head = takes_head;
-    }
-
     pub(crate) fn tell(&self, notice: Notice) {
         self.flight.tell(notice);
     }
 
     /// Brings the leader's work from a runtime. This follower polls it while it
     /// [waits](Self::wait), as long as no other caller depends on it.
-    pub(crate) fn lead(&mut self, task: Task) {
-        let parked = Parked { task, runtime: Runtime::current(), caller: None };
+    pub(crate) fn bring(&mut self, work: LeaderWork) {
+        let parked = Parked { work, runtime: Runtime::current(), caller: None };
         self.stage = Stage::Carrying;
         let mut state = lock(&self.flight.state);
         if state.is_detached {
@@ -429,7 +403,7 @@ impl<T> Follower<T> {
             self.stage = Stage::Waiting;
             return Poll::Ready(());
         };
-        let is_over = parked.task.as_mut().poll(cx).is_ready();
+        let is_over = parked.work.as_mut().poll(cx).is_ready();
         let mut state = lock(&self.flight.state);
         if is_over || state.is_detached {
             self.stage = Stage::Waiting;
@@ -453,26 +427,26 @@ impl<T> Follower<T> {
 }
 
 impl<T: Clone> Follower<T> {
-    /// Waits until the flight has landed, or its head if that is of use to this follower. `None` if
-    /// there is no outcome for this follower, so that it joins anew.
+    /// Waits until the flight has landed, or its head if this follower takes it. `None` if there is
+    /// no outcome for this follower, so that it joins anew.
     ///
-    /// A follower that [leads](Self::lead) polls the work meanwhile, as long as no other caller
-    /// depends on it.
+    /// A follower that [brings](Self::bring) the work polls the work meanwhile, as long as no other
+    /// caller depends on it.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future and the follower leaves the flight, which goes on for the others. The
     /// work goes on in a task.
-    pub(crate) fn wait(&mut self) -> impl Future<Output = Option<T>> {
+    pub(crate) fn wait(&mut self, takes_head: bool) -> impl Future<Output = Option<T>> {
         // Not an async function: what a follower holds while it waits is its own state.
-        poll_fn(|cx| {
-            let waited = ready!(self.poll(cx));
+        poll_fn(move |cx| {
+            let waited = ready!(self.poll(cx, takes_head));
             self.stage = Stage::Served;
             Poll::Ready(waited)
         })
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
+    fn poll(&mut self, cx: &mut Context<'_>, takes_head: bool) -> Poll<Option<T>> {
         if let Stage::Carrying = self.stage {
             ready!(self.poll_work(cx));
             // The last caller that has the flight needs no copy of the outcome. The leader's caller
@@ -483,15 +457,13 @@ impl<T: Clone> Follower<T> {
             }
         }
         let (flight, number) = (&*self.flight, self.number);
-        if !self.takes_head
-            && let Some(outcome) = flight.landed_for(number)
-        {
+        if !takes_head && let Some(outcome) = flight.landed_for(number) {
             // Its registration is gone with the wake-up that has come, or is about to.
             self.registration = None;
             return Poll::Ready(outcome.cloned());
         }
         let mut state = lock(&flight.state);
-        let head = flight.head.get().filter(|_| self.takes_head);
+        let head = flight.head.get().filter(|_| takes_head);
         let outcome = match head {
             Some(_) if number < state.admitted => Some(head),
             Some(_) => flight.landed_for(number).or_else(|| Some(flight.late.get()?.as_ref())),
@@ -543,7 +515,8 @@ pub(super) struct Flights<T> {
     /// How many callers wait in all flights.
     pub(super) waiting: AtomicUsize,
     pub(super) leaders: Leaders,
-    pub(super) abandoned: Abandoned,
+    /// A flight ends when its last caller leaves.
+    pub(super) cancels_abandoned: bool,
 }
 
 /// Above this capacity, a stripe that becomes empty gives its memory back.
@@ -554,7 +527,7 @@ const WORTH_SHRINKING: usize = 256;
 pub(super) struct Stripe<T>(pub(super) RwLock<HashTable<Arc<Flight<T>>>>);
 
 impl<T> Flights<T> {
-    pub(super) fn new(abandoned: Abandoned) -> Self {
+    pub(super) fn new(cancels_abandoned: bool) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let stripes = if cfg!(loom) { 1 } else { (cores * 4).next_power_of_two() };
         Self {
@@ -562,7 +535,7 @@ impl<T> Flights<T> {
             hasher: DefaultHashBuilder::default(),
             waiting: AtomicUsize::default(),
             leaders: Leaders::default(),
-            abandoned,
+            cancels_abandoned,
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use super::flight::{Abandoned, Flight, Flights, Follower, Leader};
+use super::flight::{Flight, Flights, Follower, Leader};
 use crate::{
     key::Key,
     sync::checked::{read, write},
@@ -49,13 +49,13 @@ pub(crate) enum Refused {
 /// A caller that has joined a flight.
 pub(crate) struct Joined<T> {
     pub(crate) follower: Follower<T>,
-    /// The first caller of a flight gets the duty to land it, and brings [work](Follower::lead).
+    /// The first caller of a flight gets the duty to land it, and brings [work](Follower::bring).
     pub(crate) leader: Option<Leader<T>>,
 }
 
 impl<T> Group<T> {
-    pub(crate) fn new(abandoned: Abandoned, limits: Limits) -> Self {
-        Self { flights: Arc::new(Flights::new(abandoned)), limits }
+    pub(crate) fn new(cancels_abandoned: bool, limits: Limits) -> Self {
+        Self { flights: Arc::new(Flights::new(cancels_abandoned)), limits }
     }
 
     /// Joins the flight of a key, or begins one.

@@ -15,16 +15,14 @@ use std::{
 
 use ::loom::{future::block_on, model, thread};
 
-use super::{
-    Abandoned, Epoch, Follower, Group, Joined, Leader, Limits, Notice, Refused, flight::Task,
-};
+use super::{Epoch, Follower, Group, Joined, Leader, Limits, Notice, Refused, flight::LeaderWork};
 use crate::{key::Key, sync::checked::AtomicU64};
 
 const RELAXED: Ordering = Ordering::Relaxed;
 
-fn group(abandoned: Abandoned) -> Arc<Group<u64>> {
+fn group(cancels_abandoned: bool) -> Arc<Group<u64>> {
     let limits = Limits { per_flight: usize::MAX, in_all: usize::MAX };
-    Arc::new(Group::new(abandoned, limits))
+    Arc::new(Group::new(cancels_abandoned, limits))
 }
 
 fn key() -> Key {
@@ -42,7 +40,7 @@ fn ask(group: &Group<u64>, source: &AtomicU64) -> u64 {
         if let Some(leader) = leader {
             lead(leader, source);
         }
-        if let Some(value) = block_on(follower.wait()) {
+        if let Some(value) = block_on(follower.wait(false)) {
             return value;
         }
     }
@@ -57,7 +55,7 @@ fn lead(mut leader: Leader<u64>, source: &AtomicU64) {
 }
 
 /// The work of a leader that needs a task of its own for it.
-fn work(mut leader: Leader<u64>, done: Arc<AtomicU64>) -> Task {
+fn work(mut leader: Leader<u64>, done: Arc<AtomicU64>) -> LeaderWork {
     Box::pin(async move {
         leader.own_task().await;
         done.store(1, RELAXED);
@@ -81,9 +79,9 @@ fn carry(group: &Group<u64>) {
     loop {
         let Joined { mut follower, leader } = join(group);
         if let Some(leader) = leader {
-            follower.lead(work(leader, cell()));
+            follower.bring(work(leader, cell()));
         }
-        if let Some(outcome) = block_on(follower.wait()) {
+        if let Some(outcome) = block_on(follower.wait(false)) {
             break assert_eq!(outcome, 7);
         }
     }
@@ -102,7 +100,7 @@ fn is_told(leader: &Leader<u64>) -> bool {
 #[test]
 fn a_caller_is_served_nothing_older_than_its_question() {
     model(|| {
-        let (group, source) = (group(Abandoned::Finish), cell());
+        let (group, source) = (group(false), cell());
         let (theirs, changed) = (group.clone(), source.clone());
         let knows = thread::spawn(move || {
             changed.store(1, RELAXED);
@@ -119,7 +117,7 @@ fn a_caller_is_served_nothing_older_than_its_question() {
 #[test]
 fn late_joiners_are_told_apart() {
     model(|| {
-        let (group, source) = (group(Abandoned::Finish), cell());
+        let (group, source) = (group(false), cell());
         let (mut follower, leader) = begin(&group);
         let callers: Vec<_> = (0..2)
             .map(|at| {
@@ -131,7 +129,7 @@ fn late_joiners_are_told_apart() {
             })
             .collect();
         lead(leader, &source);
-        assert!(block_on(follower.wait()).is_some());
+        assert!(block_on(follower.wait(false)).is_some());
         callers.into_iter().for_each(|caller| caller.join().unwrap());
     });
 }
@@ -140,12 +138,12 @@ fn late_joiners_are_told_apart() {
 #[test]
 fn a_leader_that_is_dropped_sends_its_followers_on() {
     model(|| {
-        let (group, source) = (group(Abandoned::Finish), cell());
+        let (group, source) = (group(false), cell());
         let (mut follower, leader) = begin(&group);
         let (theirs, value) = (group.clone(), source.clone());
         let other = thread::spawn(move || ask(&theirs, &value));
         drop(leader);
-        assert_eq!(block_on(follower.wait()), None);
+        assert_eq!(block_on(follower.wait(false)), None);
         other.join().unwrap();
         assert_eq!(group.len(), 0);
     });
@@ -156,14 +154,14 @@ fn a_leader_that_is_dropped_sends_its_followers_on() {
 fn the_work_moves_and_ends() {
     for leaves in [false, true] {
         model(move || {
-            let group = group(Abandoned::Finish);
+            let group = group(false);
             let (mut follower, leader) = begin(&group);
             let theirs = group.clone();
             let other = thread::spawn(move || carry(&theirs));
-            follower.lead(work(leader, cell()));
+            follower.bring(work(leader, cell()));
             match leaves {
-                true => drop(std::pin::pin!(follower.wait()).as_mut().poll(&mut context())),
-                false => assert_eq!(block_on(follower.wait()), Some(7)),
+                true => drop(std::pin::pin!(follower.wait(false)).as_mut().poll(&mut context())),
+                false => assert_eq!(block_on(follower.wait(false)), Some(7)),
             }
             drop(follower);
             other.join().unwrap();
@@ -175,7 +173,7 @@ fn the_work_moves_and_ends() {
 #[test]
 fn a_flight_that_all_callers_have_left_is_unwanted() {
     model(|| {
-        let group = group(Abandoned::Cancel);
+        let group = group(true);
         let (follower, leader) = begin(&group);
         let theirs = group.clone();
         let other = thread::spawn(move || drop(join(&theirs)));
@@ -188,7 +186,7 @@ fn a_flight_that_all_callers_have_left_is_unwanted() {
 #[test]
 fn a_flight_that_a_caller_has_joined_is_wanted() {
     model(|| {
-        let group = group(Abandoned::Cancel);
+        let group = group(true);
         let (follower, leader) = begin(&group);
         let (theirs, leader) = (group.clone(), Arc::new(leader));
         let led = leader.clone();
@@ -208,11 +206,11 @@ fn a_flight_that_a_caller_has_joined_is_wanted() {
 #[test]
 fn a_closed_group_becomes_idle() {
     model(|| {
-        let (group, done) = (group(Abandoned::Finish), cell());
+        let (group, done) = (group(false), cell());
         let (theirs, work_done) = (group.clone(), done.clone());
         let other = thread::spawn(move || match theirs.join(&key()) {
             Ok(Joined { mut follower, leader }) => {
-                follower.lead(work(leader.unwrap(), work_done));
+                follower.bring(work(leader.unwrap(), work_done));
                 let polled = follower.poll_work(&mut context());
                 Some((follower, polled))
             }
@@ -233,15 +231,17 @@ fn a_closed_group_becomes_idle() {
 #[test]
 fn no_waiter_sleeps_through_the_wake_up() {
     model(|| {
-        let group = group(Abandoned::Finish);
+        let group = group(false);
         let (_follower, mut leader) = begin(&group);
         let others: Vec<_> = [true, false]
             .into_iter()
             .map(|leaves| {
                 let mut follower = join(&group).follower;
                 thread::spawn(move || match leaves {
-                    true => drop(std::pin::pin!(follower.wait()).as_mut().poll(&mut context())),
-                    false => assert_eq!(block_on(follower.wait()), Some(7)),
+                    true => {
+                        drop(std::pin::pin!(follower.wait(false)).as_mut().poll(&mut context()))
+                    }
+                    false => assert_eq!(block_on(follower.wait(false)), Some(7)),
                 })
             })
             .collect();
@@ -254,7 +254,7 @@ fn no_waiter_sleeps_through_the_wake_up() {
 #[test]
 fn a_notice_reaches_the_leader() {
     model(|| {
-        let group = group(Abandoned::Finish);
+        let group = group(false);
         let (follower, leader) = begin(&group);
         let telling = thread::spawn(move || {
             follower.tell(Notice::LateJoiner);
@@ -283,14 +283,13 @@ fn lead_head(leader: &Leader<u64>, source: &AtomicU64, callers: u64) {
 #[test]
 fn a_late_joiner_is_admitted_to_the_head() {
     model(|| {
-        let (group, source) = (group(Abandoned::Finish), cell());
+        let (group, source) = (group(false), cell());
         let (_follower, leader) = begin(&group);
         let (flight, changed) = (leader.flight.clone(), source.clone());
         let knows = thread::spawn(move || {
             changed.store(1, RELAXED);
             let mut follower = flight.join(usize::MAX).unwrap();
-            follower.take_head(true);
-            assert!(block_on(follower.wait()).is_some());
+            assert!(block_on(follower.wait(true)).is_some());
         });
         lead_head(&leader, &source, 2);
         knows.join().unwrap();
@@ -301,13 +300,12 @@ fn a_late_joiner_is_admitted_to_the_head() {
 #[test]
 fn a_head_that_is_closed_sends_late_joiners_on() {
     model(|| {
-        let (group, source) = (group(Abandoned::Finish), cell());
+        let (group, source) = (group(false), cell());
         let (_follower, leader) = begin(&group);
         let theirs = group.clone();
         let other = thread::spawn(move || {
             let Joined { mut follower, leader } = join(&theirs);
-            follower.take_head(true);
-            leader.is_some() || block_on(follower.wait()).is_none()
+            leader.is_some() || block_on(follower.wait(true)).is_none()
         });
         leader.land_head(source.load(RELAXED), Epoch { joined: 1 });
         leader.close_head();
@@ -320,13 +318,12 @@ fn a_head_that_is_closed_sends_late_joiners_on() {
 #[test]
 fn a_flight_that_has_served_a_caller_is_wanted() {
     model(|| {
-        let group = group(Abandoned::Cancel);
+        let group = group(true);
         let (mut follower, leader) = begin(&group);
-        follower.take_head(true);
         let other = join(&group).follower;
         let leaves = thread::spawn(move || drop(other));
         leader.land_head(7, leader.begin_epoch());
-        assert_eq!(block_on(follower.wait()), Some(7));
+        assert_eq!(block_on(follower.wait(true)), Some(7));
         drop(follower);
         leaves.join().unwrap();
         assert!(!is_told(&leader));

@@ -23,7 +23,6 @@ mod leaders;
 mod loom;
 mod wakers;
 
-pub use self::flight::Abandoned;
 pub(crate) use self::{
     cycle::{Edge, current, nested, within},
     flight::{Epoch, Follower, Leader, Notice},

@@ -76,7 +76,7 @@ where
             Some(key) => {
                 let cached = self.mode.cache.request(key);
                 let loaded = cached.load(move |_lead| oneshot(inner, request));
-                ResponseFuture::new(async { Ok(loaded.await?.into_value()) })
+                ResponseFuture::new(async { Ok(loaded.await?.value) })
             }
             None => {
                 ResponseFuture::new(async { oneshot(inner, request).await.map_err(Error::load) })

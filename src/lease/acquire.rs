@@ -19,6 +19,7 @@ use tracing::{Instrument, Span, debug};
 use super::{
     Acquisition, Engine, LeaseGuard, RetryStrategy, Upkeep, Waiting, Woken,
     queue::{Slot, SlotNotice},
+    try_limit,
 };
 use crate::{
     backend::{Acquired, Change, Claim, Mode, Owner},
@@ -201,7 +202,7 @@ struct Contender<'a> {
 impl Contender<'_> {
     /// Asks until the lease is granted or handed over.
     async fn acquire(mut self, waiting: &mut Waiting<'_>) -> Result<LeaseGuard, Error> {
-        let try_limit = waiting.try_limit(self.engine.backend().as_ref());
+        let try_limit = try_limit(waiting.strategy, self.engine.backend().as_ref());
         loop {
             let (remaining, failure) = match self.ask(try_limit, waiting.left()).await {
                 Ok((Acquired::Granted(grant), sent)) => {
@@ -235,8 +236,9 @@ impl Contender<'_> {
         limit: Duration,
         left: Duration,
     ) -> Result<(Acquired, Instant), BackendError> {
-        let shard = self.engine.turns_of(&self.acquisition.claim().name);
-        let _turn = timeout(LONGEST_WAIT_FOR_TURN.min(left), shard.0.acquire()).await;
+        let shard = self.engine.backend().shard(&self.acquisition.claim().name);
+        let turns = self.engine.turns.of(shard);
+        let _turn = timeout(LONGEST_WAIT_FOR_TURN.min(left), turns.0.acquire()).await;
         self.acquisition.listen();
         self.acquisition.ask(limit, |backend, claim| backend.acquire(claim)).await
     }
@@ -259,8 +261,7 @@ impl Contender<'_> {
         if let Some(slot) = &mut slot {
             slot.begin(self.acquisition.take_changes());
         }
-        let record = self.engine.renewals.start(granted, slot);
-        LeaseGuard::new(self.engine.clone(), record)
+        self.engine.hold(granted, slot)
     }
 
     /// Goes on under a fresh owner if this error asks for it. It does if too few replicas confirmed

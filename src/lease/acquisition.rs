@@ -17,7 +17,7 @@ use super::{
     keeper::{Keeper, KeptPlace},
     record::Granted,
     release::Janitor,
-    trusted, try_limit,
+    trusted,
 };
 use crate::{
     backend::{
@@ -276,7 +276,7 @@ impl Drop for Acquisition {
 
 /// The wait of one caller. It costs nothing before the caller has to wait.
 pub(crate) struct Waiting<'a> {
-    strategy: &'a dyn RetryStrategy,
+    pub(super) strategy: &'a dyn RetryStrategy,
     /// The waits of the strategy, once one was needed.
     waits: Option<Box<dyn Iterator<Item = Duration> + Send>>,
     /// When the strategy's present wait ends.
@@ -309,11 +309,6 @@ impl<'a> Waiting<'a> {
     /// Returns the limit if it has ended the wait, and not the strategy.
     pub(crate) fn limit_reached(&self) -> Option<Duration> {
         (Instant::now() >= self.deadline).then_some(self.limit)
-    }
-
-    /// Returns how long one try may take.
-    pub(super) fn try_limit(&self, backend: &dyn Leases) -> Duration {
-        try_limit(self.strategy, backend)
     }
 
     /// Returns how long it still waits at most.

@@ -11,11 +11,12 @@ use super::{
 use crate::{
     backend::{Claim, Leases, Marked, Tick, answered},
     error::{Error, ErrorKind},
-    key::{Key, Name},
+    key::Key,
     meter::Meter,
     observe::{LockCounters, LockStats},
     shards::Shards,
     spans,
+    time::after,
 };
 
 /// The parts that the leases of one `Cache` or one `Locks` share.
@@ -27,7 +28,7 @@ pub(crate) struct Engine {
     pub(super) queues: Arc<LocalQueues>,
     /// The acquisitions that may be under way: as many as keep a connection busy, and few enough
     /// for an answer well within the time-out. Renewals and releases need no turn.
-    turns: Shards<ShardPermits<128>>,
+    pub(super) turns: Shards<ShardPermits<128>>,
     /// How many fixed leases ended before their guards.
     pub(super) outlasted: AtomicU32,
     /// Publishes the times of locks.
@@ -57,11 +58,6 @@ impl Engine {
     /// The janitor, which undoes the acquisitions of this engine.
     pub(crate) fn janitor(&self) -> &Arc<Janitor> {
         &self.janitor
-    }
-
-    /// Returns the turns to ask the shard of a name for a lease.
-    pub(super) fn turns_of(&self, name: &Name) -> Arc<ShardPermits<128>> {
-        self.turns.of(self.backend().shard(name))
     }
 
     /// Sets the mark of the name of a claim to a tick, if the claim has the lease.
@@ -108,6 +104,9 @@ impl Engine {
 
     /// Stops the engine, and waits until the releases have ended or the limit passes.
     pub(crate) async fn shutdown(&self, limit: Duration) {
+        let end = after(Instant::now(), limit);
         self.janitor.shutdown(limit).await;
+        // Last, since the releases start more of it.
+        self.backend().settle(end.saturating_duration_since(Instant::now())).await;
     }
 }

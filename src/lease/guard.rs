@@ -15,9 +15,10 @@ use crate::{
 };
 
 impl Engine {
-    /// Holds a lease that was granted.
-    pub(crate) fn hold(self: &Arc<Self>, granted: Granted) -> LeaseGuard {
-        LeaseGuard::new(self.clone(), self.renewals.start(granted, None))
+    /// Holds a lease that was granted, with the slot of the local queue if it has one.
+    pub(crate) fn hold(self: &Arc<Self>, granted: Granted, slot: Option<Slot>) -> LeaseGuard {
+        let record = self.renewals.start(granted, slot);
+        LeaseGuard { engine: self.clone(), record, released: false }
     }
 }
 
@@ -29,10 +30,6 @@ pub(crate) struct LeaseGuard {
 }
 
 impl LeaseGuard {
-    pub(super) fn new(engine: Arc<Engine>, record: Arc<Lease>) -> Self {
-        Self { engine, record, released: false }
-    }
-
     /// Returns the shared record of the lease.
     pub(crate) fn record(&self) -> &Arc<Lease> {
         &self.record
@@ -102,7 +99,7 @@ impl LeaseGuard {
         };
         if let Some(fence) = passed {
             let granted = acquisition.settle(self.record.granted.upkeep, fence, begun, None);
-            let passed_on = self.engine.hold(granted);
+            let passed_on = self.engine.hold(granted, None);
             self.settled();
             return Ok(Ok(passed_on));
         }
@@ -166,7 +163,7 @@ async fn give_back(
 ) -> Result<(), Error> {
     let next = slot.as_mut().and_then(Slot::next);
     let answer = match (next, slot) {
-        (Some(next), Some(slot)) => Box::pin(pass(&engine, release.claim(), next, slot)).await,
+        (Some(next), Some(slot)) => Box::pin(pass(&engine, &release.claim, next, slot)).await,
         (_, slot) => {
             let answer = release.once().await;
             // The next caller contends from here on, since other processes were told first.
@@ -193,8 +190,7 @@ async fn pass(
     let (notice, was_held) = match answer {
         Ok((Some(grant), sent)) => {
             let granted = acquisition.settle(upkeep, grant.fence(), sent, None);
-            let record = engine.renewals.start(granted, Some(slot));
-            (SlotNotice::Passed(LeaseGuard::new(engine.clone(), record)), Ok(true))
+            (SlotNotice::Passed(engine.hold(granted, Some(slot))), Ok(true))
         }
         Ok((None, _)) => (SlotNotice::Contend(acquisition, slot), Ok(false)),
         Err(error) => {

@@ -52,7 +52,7 @@ pub(super) enum SlotNotice {
 }
 
 /// The right of one caller to contend for a lease, or to hold it, for this process.
-pub(super) struct Slot {
+pub(crate) struct Slot {
     queues: Arc<LocalQueues>,
     name: Name,
     passes: u32,

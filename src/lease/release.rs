@@ -137,7 +137,7 @@ impl Janitor {
 /// A release that must happen. Dropped before it is done, it goes on in a task.
 pub(super) struct Release {
     janitor: Arc<Janitor>,
-    claim: Claim,
+    pub(super) claim: Claim,
     /// The acquisition may still be on its way, and arrive after its release.
     outcome_unknown: bool,
     /// The runtime of the acquisition, for the task.
@@ -154,10 +154,6 @@ impl Release {
         runtime: Handle,
     ) -> Self {
         Self { janitor, claim, outcome_unknown, runtime, owed: true }
-    }
-
-    pub(super) fn claim(&self) -> &Claim {
-        &self.claim
     }
 
     /// Asks the backend once. Returns whether the lease was held.

@@ -63,7 +63,7 @@ where
     }
 }
 
-/// The strategies of the crate: a pace, bounded by number or by time.
+/// The strategies of the crate: a pace, and how often it waits.
 ///
 /// ```
 /// use std::time::Duration;
@@ -71,18 +71,13 @@ where
 ///
 /// let patient = Retry::exponential(Duration::from_millis(20), Duration::from_secs(1)).times(8);
 /// assert_eq!(patient.waits().count(), 8);
-/// assert_eq!(Retry::never().waits().count(), 0);
-/// let steady = Retry::fixed(Duration::from_millis(50))
-///     .within(Duration::from_secs(1))
-///     .try_limit(Duration::from_millis(100));
-/// assert_eq!(steady.waits().count(), 20);
+/// let steady = Retry::fixed(Duration::from_millis(50)).try_limit(Duration::from_millis(100));
 /// assert_eq!(RetryStrategy::try_limit(&steady), Some(Duration::from_millis(100)));
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {
     pace: Pace,
-    times: Option<usize>,
-    within: Option<Duration>,
+    times: usize,
     try_limit: Option<Duration>,
 }
 
@@ -95,7 +90,7 @@ enum Pace {
 
 impl Retry {
     const fn new(pace: Pace) -> Self {
-        Self { pace, times: None, within: None, try_limit: None }
+        Self { pace, times: usize::MAX, try_limit: None }
     }
 
     /// Tries on a push, and at the end of the lease in the way. A waiter without a queue entry also
@@ -104,14 +99,9 @@ impl Retry {
         Self::new(Pace::OnDemand)
     }
 
-    /// Tries once, and does not wait.
-    pub const fn never() -> Self {
-        Self::on_demand().times(0)
-    }
-
     /// Tries once, for as long as one try of another strategy may take.
     pub(crate) fn one_try_of(strategy: &dyn RetryStrategy) -> Self {
-        Self { try_limit: strategy.try_limit(), ..Self::never() }
+        Self { try_limit: strategy.try_limit(), ..Self::on_demand().times(0) }
     }
 
     /// Tries at least once in each interval.
@@ -131,13 +121,7 @@ impl Retry {
     /// see [`RetryStrategy`]. A wait [on demand](Self::on_demand) has no end, so only a limit of 0
     /// has an effect on it.
     pub const fn times(mut self, times: usize) -> Self {
-        self.times = Some(times);
-        self
-    }
-
-    /// Limits the sum of the waits.
-    pub const fn within(mut self, limit: Duration) -> Self {
-        self.within = Some(limit);
+        self.times = times;
         self
     }
 
@@ -156,17 +140,8 @@ impl Default for Retry {
 
 impl RetryStrategy for Retry {
     fn waits(&self) -> Box<dyn Iterator<Item = Duration> + Send> {
-        let (pace, mut left) = (self.pace, self.within);
-        let waits = (0..self.times.unwrap_or(usize::MAX)).map(move |tries| pace.wait(tries));
-        Box::new(waits.map_while(move |wait| match &mut left {
-            Some(left) if left.is_zero() => None,
-            Some(left) => {
-                let wait = wait.min(*left);
-                *left -= wait;
-                Some(wait)
-            }
-            None => Some(wait),
-        }))
+        let pace = self.pace;
+        Box::new((0..self.times).map(move |tries| pace.wait(tries)))
     }
 
     fn try_limit(&self) -> Option<Duration> {
@@ -192,13 +167,6 @@ mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
-
-    #[test]
-    fn a_bound_by_time_ends_when_the_waits_add_up_to_it() {
-        let waits: Vec<_> = Retry::fixed(30 * MS).within(100 * MS).waits().collect();
-        assert_eq!(waits, [30 * MS, 30 * MS, 30 * MS, 10 * MS]);
-        assert_eq!(Retry::on_demand().within(100 * MS).waits().collect::<Vec<_>>(), [100 * MS]);
-    }
 
     #[test]
     fn exponential_waits_stay_under_their_bounds_and_spread() {

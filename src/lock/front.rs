@@ -39,6 +39,11 @@ impl LockSpace {
         Self { engine, family, namespace, max_name: 512, label: None }
     }
 
+    /// Returns whether the waiters of all processes have a queue.
+    pub(super) fn has_queues(&self) -> bool {
+        self.family != Family::Redlock
+    }
+
     pub(super) fn name(&self, key: &Key) -> Result<Name, Error> {
         let namespace = self.namespace.as_ref().map_err(Error::clone)?;
         Name::new(namespace, self.family, key, self.max_name)
@@ -53,9 +58,9 @@ impl LockSpace {
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock<Kind> {
     pub(super) space: LockSpace,
-    pub(super) name: Key,
-    /// The name within its namespace. An invalid one is reported by the first use.
-    full_name: Result<Name, Error>,
+    pub(super) key: Key,
+    /// The name of the key in its namespace. An invalid one is reported by the first use.
+    name: Result<Name, Error>,
     pub(super) lease: Duration,
     pub(super) renewal: RenewalPace,
     max_hold: Duration,
@@ -181,22 +186,22 @@ impl<Kind: Looks> Lock<Kind> {
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn force_unlock(&self) -> Result<bool, Error> {
-        Ok(self.space.engine.backend().clear(self.full_name()?, self.kind.mode()).await?)
+        Ok(self.space.engine.backend().clear(self.name()?, self.kind.mode()).await?)
     }
 
     /// Looks up what is held and waited for.
     pub(super) async fn held(&self) -> Result<Holding, Error> {
         let backend = self.space.engine.backend();
-        Ok(backend.inspect(self.full_name()?, self.kind.mode().into()).await?)
+        Ok(backend.inspect(self.name()?, self.kind.mode().into()).await?)
     }
 }
 
 impl<Kind> Lock<Kind> {
-    pub(super) fn new(space: &LockSpace, name: Key, kind: Kind) -> Self {
+    pub(super) fn new(space: &LockSpace, key: Key, kind: Kind) -> Self {
         Self {
             space: space.clone(),
-            full_name: space.name(&name),
-            name,
+            name: space.name(&key),
+            key,
             lease: Duration::from_secs(10),
             renewal: RenewalPace::Third,
             max_hold: Duration::MAX,
@@ -207,8 +212,8 @@ impl<Kind> Lock<Kind> {
     }
 
     /// Returns a lock that waits without a limit.
-    pub(super) fn unlimited(space: &LockSpace, name: Key, kind: Kind) -> Self {
-        Self { wait_limit: Duration::MAX, ..Self::new(space, name, kind) }
+    pub(super) fn unlimited(space: &LockSpace, key: Key, kind: Kind) -> Self {
+        Self { wait_limit: Duration::MAX, ..Self::new(space, key, kind) }
     }
 
     /// Acquires a lease in a mode, waiting while others are in the way.
@@ -229,7 +234,7 @@ impl<Kind> Lock<Kind> {
 
     async fn acquire_claim(&self, claim: Claim, terms: AcquireTerms) -> Result<LeaseGuard, Error> {
         let engine = &self.space.engine;
-        engine.observed(&self.name, engine.acquire(claim, terms)).await
+        engine.observed(&self.key, engine.acquire(claim, terms)).await
     }
 
     /// Returns how a lease is acquired and kept, by a call that waits or by one that does not.
@@ -247,17 +252,17 @@ impl<Kind> Lock<Kind> {
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {
-        ensure(mode != Mode::Fair || self.space.family != Family::Redlock, || {
+        ensure(mode != Mode::Fair || self.space.has_queues(), || {
             "a Redlock has no queue, so it has no fair mutex".to_owned()
         })?;
-        let mut claim = Claim::new(self.full_name()?.clone(), mode, self.lease, FENCE_LIFE);
+        let mut claim = Claim::new(self.name()?.clone(), mode, self.lease, FENCE_LIFE);
         claim.label = self.space.label.clone();
         Ok(claim)
     }
 
     /// Adds to an error which process holds the lock, if that is known.
     async fn with_holder_label(&self, error: Error, mode: Mode) -> Error {
-        let Ok(name) = self.full_name() else { return error };
+        let Ok(name) = self.name() else { return error };
         let held = self.space.engine.backend().inspect(name, mode.into());
         match in_time(ANSWER_LIMIT, held).await {
             Ok(Holding { owner: Some(owner), .. }) => error.held_by(&owner),
@@ -265,8 +270,8 @@ impl<Kind> Lock<Kind> {
         }
     }
 
-    fn full_name(&self) -> Result<&Name, Error> {
-        self.full_name.as_ref().map_err(Error::clone)
+    fn name(&self) -> Result<&Name, Error> {
+        self.name.as_ref().map_err(Error::clone)
     }
 
     /// Checks the settings, and returns how the lease is to be kept.
@@ -276,7 +281,7 @@ impl<Kind> Lock<Kind> {
             RenewalPace::Every(interval) => Some(interval),
             RenewalPace::Never => None,
         };
-        let (name, lease) = (self.name.as_str(), self.lease);
+        let (name, lease) = (self.key.as_str(), self.lease);
         ensure((SHORTEST_LEASE..=LONGEST_LEASE).contains(&lease), || {
             format!("the lease of {name:?} is {lease:?}; set it from 20 ms to 24 h")
         })?;
@@ -299,7 +304,7 @@ impl<Kind: fmt::Debug> fmt::Debug for Lock<Kind> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
             .field("kind", &self.kind)
-            .field("name", &self.name)
+            .field("name", &self.key)
             .field("lease", &self.lease)
             .field("wait_limit", &self.wait_limit)
             .finish_non_exhaustive()

@@ -7,12 +7,15 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 
-use super::front::{Lock, LockSpace, Renews, ensure, through_outages};
+use super::{
+    MutexGuard,
+    front::{Lock, LockSpace, Renews, ensure, through_outages},
+};
 use crate::{
     backend::{Mark, Mode, Tick, TickStep},
     error::{Error, ErrorKind},
     key::Key,
-    lease::{Lease, LeaseGuard, run_until},
+    lease::run_until,
 };
 
 /// How long the last tick begun is kept.
@@ -21,83 +24,47 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// Backends compare ticks of at most 16 digits, which suffice until 2286.
 const END_OF_TICKS: u64 = 10_u64.pow(16);
 
-/// What happens to a tick whose [`Turn`] ends before it is [`done`](Turn::done): its process ends,
-/// its lease is lost, or it is dropped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum OnCrash {
-    /// The tick is skipped, so it runs at most once. The next turn [tells](Turn::previous) of it.
-    /// With a nightly job that is a night later. The [guide] says how to be told sooner.
-    ///
-    /// [guide]: crate::guide#a-job-that-runs-once-in-the-fleet
-    #[default]
-    Skip,
-    /// The tick runs again, unless a later one has begun. A process that was suspended past its
-    /// lease may run it beside another one, and only the [fence](Turn::fence) protects.
-    RunAgain,
-}
-
-/// The kind of a [`Job`] or of [`Ticks`]: which ticks, and what happens to one that crashes.
+/// The kind of a [job](crate::Locks::once) or of [`Ticks`].
 #[derive(Clone, Debug)]
 pub struct Scheduled<When> {
-    on_crash: OnCrash,
+    /// A tick that has crashed runs again.
+    runs_again: bool,
     when: When,
 }
 
 impl<When> Renews for Scheduled<When> {}
 
 impl<When> Lock<Scheduled<When>> {
-    /// Sets what happens to a tick whose turn crashes. Defaults to [`OnCrash::Skip`].
+    /// Makes a tick whose turn crashes run again, unless a later one has begun.
     ///
-    /// After the process of a turn was killed, the ticks within a [lease](Self::lease) are missed
-    /// with [`OnCrash::Skip`], and wait with [`OnCrash::RunAgain`].
-    pub fn on_crash(mut self, on_crash: OnCrash) -> Self {
-        self.kind.on_crash = on_crash;
+    /// A turn crashes if it ends before it is [`done`](Turn::done): its process ends, its lease is
+    /// lost, or it is dropped. Without this setting, the tick is skipped, so it runs at most once.
+    /// The next turn [tells](Turn::previous) of it. With a nightly job that is a night later. The
+    /// [guide] says how to be told sooner.
+    ///
+    /// A process that was suspended past its lease may run a tick beside another one, and only the
+    /// [fence](super::MutexGuard::fence) protects. After the process of a turn was killed, the
+    /// ticks within a [lease](Self::lease) wait, and without this setting they are missed.
+    ///
+    /// [guide]: crate::guide#a-job-that-runs-once-in-the-fleet
+    pub fn at_least_once(mut self) -> Self {
+        self.kind.runs_again = true;
         self
     }
 
     fn scheduled(space: &LockSpace, name: Key, when: When) -> Self {
-        Self::unlimited(space, name, Scheduled { on_crash: OnCrash::Skip, when })
+        Self::unlimited(space, name, Scheduled { runs_again: false, when })
     }
 }
 
-/// Work that one process of the fleet does for a tick, or for an id.
-///
-/// Created by [`Locks::once`](crate::Locks::once) and [`Locks::once_id`](crate::Locks::once_id).
-///
-/// # Examples
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::{Duration, SystemTime};
-/// use bellwether::{Locks, MemoryBackend};
-///
-/// # async fn send_report(_day: SystemTime, _fence: u64) {}
-/// let locks = Locks::new(MemoryBackend::new(), "shop");
-/// // The instant in the schedule, and not the time at which a process asks.
-/// let tick = SystemTime::UNIX_EPOCH + Duration::from_secs(20_000 * 86_400);
-/// if let Some(turn) = locks.once("report", tick).begin().await? {
-///     turn.run(send_report(tick, turn.fence())).await?;
-///     turn.done().await?;
-/// }
-/// // In any process, and however late it asks:
-/// assert!(locks.once("report", tick).begin().await?.is_none());
-///
-/// // Ids have no order, and run beside each other.
-/// let event = locks.once_id("payments", "evt_42", Duration::from_secs(86_400));
-/// assert!(event.begin().await?.is_some());
-/// assert!(event.begin().await?.is_none());
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
-pub type Job = Lock<Scheduled<OneTick>>;
-
-/// The tick of a [`Job`], and how long it is remembered.
+/// The tick of a job, and how long it is remembered.
 #[derive(Clone, Debug)]
 pub struct OneTick {
     tick: SystemTime,
     kept: Duration,
 }
 
-impl Job {
+impl Lock<Scheduled<OneTick>> {
     pub(super) fn of_tick(space: &LockSpace, name: Key, tick: SystemTime) -> Self {
         Self::scheduled(space, name, OneTick { tick, kept: KEPT })
     }
@@ -114,9 +81,9 @@ impl Job {
     ///
     /// A tick may be asked for late, and again after an error.
     ///
-    /// With [`OnCrash::Skip`] this does not wait. A tick that comes while the turn of an earlier
-    /// one still runs is missed, unless it is asked for again. With [`OnCrash::RunAgain`] this
-    /// waits while the mutex is held, so that the tick runs here if the turn in the way crashes.
+    /// This does not wait. A tick that comes while the turn of an earlier one still runs is missed,
+    /// unless it is asked for again. With [`at_least_once`](Self::at_least_once) this waits while
+    /// the mutex is held, so that the tick runs here if the turn in the way crashes.
     ///
     /// # Errors
     ///
@@ -129,15 +96,40 @@ impl Job {
     /// # Cancel safety
     ///
     /// If the future is dropped, the tick may be begun, and counts as crashed then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
+    /// # runtime.enable_time().build().unwrap().block_on(async {
+    /// use std::time::{Duration, SystemTime};
+    /// use bellwether::{Locks, MemoryBackend};
+    ///
+    /// # async fn send_report(_day: SystemTime, _fence: u64) {}
+    /// let locks = Locks::new(MemoryBackend::new(), "shop");
+    /// // The instant in the schedule, and not the time at which a process asks.
+    /// let tick = SystemTime::UNIX_EPOCH + Duration::from_secs(20_000 * 86_400);
+    /// if let Some(turn) = locks.once("report", tick).begin().await? {
+    ///     turn.run(send_report(tick, turn.fence())).await?;
+    ///     turn.done().await?;
+    /// }
+    /// // In any process, and however late it asks:
+    /// assert!(locks.once("report", tick).begin().await?.is_none());
+    ///
+    /// // Ids have no order, and run beside each other.
+    /// let event = locks.once_id("payments", "evt_42", Duration::from_secs(86_400));
+    /// assert!(event.begin().await?.is_some());
+    /// assert!(event.begin().await?.is_none());
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
     pub async fn begin(&self) -> Result<Option<Turn>, Error> {
         let OneTick { tick, kept } = self.kind.when;
         let since = tick.duration_since(SystemTime::UNIX_EPOCH).ok();
         let Some(tick) = since.map(micros).filter(|tick| *tick < END_OF_TICKS) else {
-            let why = format!("the tick of {:?} is not between 1970 and 2286", self.name);
+            let why = format!("the tick of {:?} is not between 1970 and 2286", self.key);
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         };
-        let waits = self.kind.on_crash == OnCrash::RunAgain;
-        Ok(self.begin_due(kept, waits, |_| Some(tick)).await?.ok())
+        Ok(self.begin_due(kept, self.kind.runs_again, |_| Some(tick)).await?.ok())
     }
 }
 
@@ -195,11 +187,12 @@ impl Ticks {
     ///   period, after an outage, and at the first start.
     /// - **If the backend does not answer**, this tries again after a pause, and says so in the log
     ///   once a minute.
-    /// - **A tick that crashes here** with [`OnCrash::RunAgain`] is returned again after a lease.
-    ///   Other processes may run it at once.
+    /// - **A tick that crashes here** is returned again after a lease, if it runs [at least
+    ///   once](Self::at_least_once). Other processes may run it at once.
     ///
-    /// Only an error of this method ends a loop of turns. An error of [`run`](Lease::run),
-    /// [`retry`](Turn::retry) or [`done`](Turn::done) belongs to one turn: log it, and go on.
+    /// Only an error of this method ends a loop of turns. An error of
+    /// [`run`](crate::lease::Lease::run), [`retry`](Turn::retry) or [`done`](Turn::done) belongs to
+    /// one turn: log it, and go on.
     ///
     /// # Errors
     ///
@@ -212,7 +205,7 @@ impl Ticks {
     pub async fn next(&mut self) -> Result<Turn, Error> {
         let EachTick { period, last } = self.kind.when;
         ensure((SHORTEST_PERIOD..=KEPT).contains(&period), || {
-            let name = &self.name;
+            let name = &self.key;
             format!("the period of {name:?} is {period:?}; set it from 10 ms to 30 days")
         })?;
         let (period, lease) = (micros(period), self.lease);
@@ -251,10 +244,7 @@ impl<When> Lock<Scheduled<When>> {
         tick: impl Fn(u64) -> Option<u64>,
     ) -> Result<Result<Turn, u64>, Error> {
         self.upkeep()?;
-        let step = match self.kind.on_crash {
-            OnCrash::Skip => TickStep::Begin,
-            OnCrash::RunAgain => TickStep::BeginAgain,
-        };
+        let step = if self.kind.runs_again { TickStep::BeginAgain } else { TickStep::Begin };
         // The claim has no lease yet, so this only looks.
         let look = self.claim(Mode::Exclusive)?;
         let seen = self.space.engine.mark(&look, Tick { at: 0, step, kept }).await?;
@@ -271,7 +261,7 @@ impl<When> Lock<Scheduled<When>> {
         let (Some(held), Some(tick)) = (held, tick()) else { return Ok(Err(now())) };
         let marked = held.mark(tick).await?;
         if marked.is_set {
-            return Ok(Ok(Turn { held, tick, previous: marked.before }));
+            return Ok(Ok(Turn { held: held.into(), tick, previous: marked.before }));
         }
         match tick.is_possible(marked.before, held.claim().owner) {
             true => Err(held.lost_error()),
@@ -282,42 +272,38 @@ impl<When> Lock<Scheduled<When>> {
 
 /// The right to do the work of a job for one tick: the [mutex](crate::Locks::mutex) of its name.
 ///
-/// Returned by [`Job::begin`] and [`Ticks::next`]. Its lease is renewed while the turn lives. Call
-/// [`done`](Self::done) after the work: a turn that is dropped counts as [a crash](OnCrash).
+/// Returned by [`Lock::begin`] and [`Ticks::next`]. Its lease is renewed while the turn lives. Call
+/// [`done`](Self::done) after the work: a turn that is dropped counts as a crash.
 #[derive(Debug)]
 #[must_use = "a turn that is dropped counts as a crash"]
 pub struct Turn {
-    held: LeaseGuard,
+    held: MutexGuard,
     tick: Tick,
     previous: Option<Mark>,
 }
 
 impl Turn {
-    /// Returns the [fencing token](super::MutexGuard::fence).
-    pub fn fence(&self) -> u64 {
-        self.held.fence()
-    }
-
     /// Returns the tick, rounded down to a microsecond. It says nothing for an
     /// [id](crate::Locks::once_id).
     pub fn tick(&self) -> SystemTime {
         instant(self.tick.at)
     }
 
-    /// Returns the tick that was begun before this one, if one is remembered.
+    /// Returns the tick that was begun before this one, if one is remembered. It is an `Err` if its
+    /// turn was not [done](Self::done): it has crashed.
     ///
-    /// The ticks of the schedule between the two were missed. With
-    /// [`RunAgain`](OnCrash::RunAgain), it may be this tick, whose turn has crashed.
-    pub fn previous(&self) -> Option<PreviousTick> {
+    /// The ticks of the schedule between the two were missed. If crashed ticks [run
+    /// again](Lock::at_least_once), it may be this tick.
+    pub fn previous(&self) -> Option<Result<SystemTime, SystemTime>> {
         let Mark { tick, begun_by } = self.previous?;
-        Some(PreviousTick { tick: instant(tick), is_done: begun_by.is_none() })
+        Some(if begun_by.is_none() { Ok(instant(tick)) } else { Err(instant(tick)) })
     }
 
     /// Runs work until it succeeds, up to `limit` times with a `delay` in between. Returns the last
     /// result of the work.
     ///
     /// All tries are in this turn: a crash ends them, and a loss of the lease drops the work, as in
-    /// [`run`](Lease::run).
+    /// [`run`](crate::lease::Lease::run).
     ///
     /// # Errors
     ///
@@ -359,33 +345,23 @@ impl Turn {
     pub async fn done(self) -> Result<(), Error> {
         let Self { held, tick, .. } = self;
         let done = Tick { step: TickStep::Done, ..tick };
-        if held.is_lost() || !held.mark(done).await?.is_set {
+        if held.is_lost() || !held.held.mark(done).await?.is_set {
             return Err(held.lost_error());
         }
         // The work is done, however the release ends. The log tells of an error.
-        let _ = held.release().await;
+        let _ = held.unlock().await;
         Ok(())
     }
 }
 
 impl Deref for Turn {
-    type Target = Lease;
+    type Target = MutexGuard;
 
-    fn deref(&self) -> &Lease {
+    fn deref(&self) -> &MutexGuard {
         &self.held
     }
 }
 
 fn instant(tick: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_micros(tick)
-}
-
-/// The tick that was begun before the tick of a [`Turn`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PreviousTick {
-    /// The tick.
-    pub tick: SystemTime,
-    /// Whether its turn was [done](Turn::done). If not, it has crashed.
-    pub is_done: bool,
 }

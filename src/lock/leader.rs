@@ -11,34 +11,8 @@ use crate::{
     lease::{Lease, run_until},
 };
 
-/// A candidate for work that one process of the fleet does at a time.
-///
-/// Created by [`Locks::leader`](crate::Locks::leader), where all candidates of a name wait for its
-/// [fair mutex](crate::lock::Mutex::fair), first come, first served. Also created by
-/// [`Redlock::leader`](crate::Redlock::leader).
-///
-/// # Examples
-///
-/// The process leads until it is told to end, and then hands over to the next candidate:
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{Locks, MemoryBackend};
-///
-/// # async fn told_to_end() {}
-/// # async fn send_invoices(_fence: u64) { std::future::pending().await }
-/// let locks = Locks::new(MemoryBackend::new(), "shop");
-/// let candidate = locks.leader("invoices").lease(Duration::from_secs(5));
-/// tokio::select! {
-///     // The store of the invoices refuses a fence that is smaller than the greatest it has seen.
-///     led = candidate.run(|term| async move { send_invoices(term.fence()).await }) => led?,
-///     () = told_to_end() => {}
-/// }
-/// // Waits until the lease is handed over.
-/// locks.shutdown(Duration::from_secs(5)).await;
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
+/// A candidate for work that one process of the fleet does at a time. Created by
+/// [`Locks::leader`](crate::Locks::leader).
 pub type Candidate = Lock<Elected>;
 
 /// The kind of a [`Candidate`].
@@ -93,7 +67,7 @@ impl Candidate {
                     let _ = held.release().await;
                     return Ok(output);
                 }
-                Some(None) => warn!(name = %self.name, "the leader lost its lease"),
+                Some(None) => warn!(name = %self.key, "the leader lost its lease"),
                 None => return Err(Error::shut_down()),
             }
         }

@@ -7,13 +7,15 @@ use std::{
 };
 
 use super::{
-    Candidate, Job, Latch, Mutex, Permits, ReentrantMutex, RwLock, Semaphore, Several, Ticks,
+    Candidate, Latch, Mutex, Permits, RwLock, Semaphore, Ticks,
     front::{Lock, LockSpace},
+    jobs::{OneTick, Scheduled},
     leader::Elected,
     mutex::Exclusive,
     reentrant::Reentrant,
     rw::ReadWrite,
     semaphore::Counted,
+    several::Grouped,
 };
 use crate::{
     backend::{Latches, Mode},
@@ -60,9 +62,15 @@ use crate::{
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-pub struct Locks {
+pub struct Locks<Servers = OneServer> {
     pub(super) space: LockSpace,
-    pub(super) latches: Arc<dyn Latches>,
+    pub(super) servers: Servers,
+}
+
+/// What the locks of one backend have and those of a [`Redlock`](super::Redlock) have not.
+#[derive(Clone)]
+pub struct OneServer {
+    latches: Arc<dyn Latches>,
 }
 
 impl Locks {
@@ -74,32 +82,7 @@ impl Locks {
     pub fn new<B: Latches>(backend: B, namespace: impl Into<String>) -> Self {
         let (backend, namespace) = (Arc::new(backend), namespace.into());
         let space = LockSpace::over(backend.clone(), Family::Lock, &namespace);
-        Self { space, latches: backend }
-    }
-
-    /// Returns a lock that one holder has at a time.
-    ///
-    /// A free lock goes to the first caller that asks. A released lock is handed over: to the next
-    /// waiter of this process, up to 16 times or for 50 ms, and then to the process that has waited
-    /// longest. A caller that comes while others wait has its place behind them.
-    ///
-    /// - A push notifies the next waiter. If the push is lost, the waiter notices within 0.7 s.
-    /// - A process that died, or whose connection for pushes is broken, is passed over at once.
-    /// - Processes that stand still at that moment cost the others 2 s, once, however many they
-    ///   are. A lease that was handed over lasts no longer than that until its first renewal, after
-    ///   a tenth of a second. So [`remaining`](crate::lease::Lease::remaining) begins with less
-    ///   than the lease. A lock that is not renewed asks once more, to get its full lease.
-    ///
-    /// The turn of a process also ends when none of its callers waits at that moment. So the shares
-    /// are uneven if each process has two or three callers that lock again at once. A [fair
-    /// mutex](Mutex::fair) has even shares, and with so few callers it is as fast.
-    pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
-        Lock::new(&self.space, name.into(), Exclusive(Mode::Exclusive))
-    }
-
-    /// Returns a mutex that its holder may lock again.
-    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
-        Lock::new(&self.space, name.into(), Reentrant)
+        Self { space, servers: OneServer { latches: backend } }
     }
 
     /// Returns a lock that many readers or one writer have at a time.
@@ -117,22 +100,18 @@ impl Locks {
         Permits::with_ids(&self.space, name.into(), permits)
     }
 
-    /// Returns the [mutexes](Self::mutex) of several names, to acquire them together.
-    pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
-        Several::of(&self.space, names.into_iter().map(Into::into).collect())
+    /// Returns the [mutexes](Self::mutex) of several names, from 1 to 64, to acquire them together.
+    ///
+    /// They are acquired one after another in the order of their names, however they are given. So
+    /// two callers never wait for each other. While the caller waits for one name, it holds the
+    /// names before it. If one lock is not acquired, the others are released.
+    pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Lock<Grouped> {
+        Lock::of_names(&self.space, names.into_iter().map(Into::into).collect())
     }
 
     /// Returns a count-down latch: set once, counted down by many, waited for by many.
     pub fn latch(&self, name: impl Into<Key>) -> Latch {
-        Latch::new(self.space.clone(), self.latches.clone(), name.into())
-    }
-
-    /// Returns a candidate for work that one process does at a time, for as long as it can.
-    ///
-    /// It is the [fair mutex](Mutex::fair) of that name with a loop around it. A candidate
-    /// waits without a limit, works, and waits again if the lease is lost.
-    pub fn leader(&self, name: impl Into<Key>) -> Candidate {
-        Lock::unlimited(&self.space, name.into(), Elected(Mode::Fair))
+        Latch::new(self.space.clone(), self.servers.latches.clone(), name.into())
     }
 
     /// Returns a job for a tick, for which one process of the fleet gets a turn.
@@ -141,16 +120,25 @@ impl Locks {
     /// process asks does not matter, so clocks may differ. The server remembers the last tick
     /// begun for 30 days, and gives no turn for one that is not greater. If it loses its data, or a
     /// failover loses that write, a tick may run once more.
-    pub fn once(&self, name: impl Into<Key>, tick: impl Into<SystemTime>) -> Job {
-        Job::of_tick(&self.space, name.into(), tick.into())
+    pub fn once(
+        &self,
+        name: impl Into<Key>,
+        tick: impl Into<SystemTime>,
+    ) -> Lock<Scheduled<OneTick>> {
+        Lock::of_tick(&self.space, name.into(), tick.into())
     }
 
     /// Returns a job for an id that has no place in an order, such as that of an event.
     ///
     /// The id is remembered for `keep` after its turn. Turns of different ids run beside each
     /// other: each is the mutex of the name and the id, joined by a colon.
-    pub fn once_id(&self, name: impl Into<Key>, id: impl Into<Key>, keep: Duration) -> Job {
-        Job::of_id(&self.space, &name.into(), &id.into(), keep)
+    pub fn once_id(
+        &self,
+        name: impl Into<Key>,
+        id: impl Into<Key>,
+        keep: Duration,
+    ) -> Lock<Scheduled<OneTick>> {
+        Lock::of_id(&self.space, &name.into(), &id.into(), keep)
     }
 
     /// Returns the turns of a job that runs once in each period, in one process of the fleet.
@@ -159,14 +147,6 @@ impl Locks {
     /// first start in the fleet it runs at once, for the period that has begun.
     pub fn every(&self, name: impl Into<Key>, period: Duration) -> Ticks {
         Ticks::of_period(&self.space, name.into(), period)
-    }
-
-    /// Sets the longest name, in bytes. Defaults to 512.
-    ///
-    /// A longer name is [`InvalidKey`](crate::ErrorKind::InvalidKey).
-    pub fn max_name(mut self, bytes: usize) -> Self {
-        self.space.max_name = bytes;
-        self
     }
 
     /// Sets a label for this process, such as the name of its pod.
@@ -178,14 +158,6 @@ impl Locks {
     pub fn owner(mut self, label: impl Into<String>) -> Self {
         self.space.label = Some(label.into().into());
         self
-    }
-
-    /// Returns the counters of these locks and their clones, and the number of leases held now.
-    ///
-    /// A lease counts as held while its guard lives. A future that is dropped before its end is
-    /// counted nowhere.
-    pub fn stats(&self) -> LockStats {
-        self.space.engine.stats()
     }
 
     /// Publishes the [counters](Self::stats) of these locks and their clones, and the times of
@@ -219,6 +191,113 @@ impl Locks {
             engine.reading()
         })
     }
+}
+
+impl<Servers> Locks<Servers> {
+    /// Returns a lock that one holder has at a time.
+    ///
+    /// Over one backend, a free lock goes to the first caller that asks. A released lock is handed
+    /// over: to the next waiter of this process, up to 16 times or for 50 ms, and then to the
+    /// process that has waited longest. A caller that comes while others wait has its place behind
+    /// them.
+    ///
+    /// - A push notifies the next waiter. If the push is lost, the waiter notices within 0.7 s.
+    /// - A process that died, or whose connection for pushes is broken, is passed over at once.
+    /// - Processes that stand still at that moment cost the others 2 s, once, however many they
+    ///   are. A lease that was handed over lasts no longer than that until its first renewal, after
+    ///   a tenth of a second. So [`remaining`](crate::lease::Lease::remaining) begins with less
+    ///   than the lease. A lock that is not renewed asks once more, to get its full lease.
+    ///
+    /// The turn of a process also ends when none of its callers waits at that moment. So the shares
+    /// are uneven if each process has two or three callers that lock again at once. A [fair
+    /// mutex](Mutex::fair) has even shares, and with so few callers it is as fast.
+    ///
+    /// A [`Redlock`](super::Redlock) [waits otherwise](super::Redlock#waiting). Its locks are
+    /// independent of the locks of that name at one of its servers.
+    pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
+        Lock::new(&self.space, name.into(), Exclusive(Mode::Exclusive))
+    }
+
+    /// Returns the lock of the [mutex](Self::mutex) of that name, which its
+    /// [holder](super::ReentrantHolder) may lock again. The mutex also tells its
+    /// [holder](Mutex::holder), and ends it [by force](Mutex::force_unlock).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
+    /// # runtime.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Error, Locks, MemoryBackend, lock::ReentrantHolder};
+    ///
+    /// async fn transfer(account: &ReentrantHolder) -> Result<(), Error> {
+    ///     let guard = account.lock().await?;
+    ///     charge(account).await?;
+    ///     guard.unlock().await
+    /// }
+    ///
+    /// async fn charge(account: &ReentrantHolder) -> Result<(), Error> {
+    ///     // Returns at once if the caller has the lock.
+    ///     let guard = account.lock().await?;
+    ///     guard.unlock().await
+    /// }
+    ///
+    /// let mutex = Locks::new(MemoryBackend::new(), "shop").reentrant_mutex("account:7");
+    /// transfer(&mutex.holder()).await?;
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> Lock<Reentrant> {
+        Lock::new(&self.space, name.into(), Reentrant)
+    }
+
+    /// Returns a candidate for work that one process does at a time, for as long as it can.
+    ///
+    /// It is the [mutex](Self::mutex) of that name with a loop around it, and over one backend the
+    /// [fair](Mutex::fair) one. A candidate waits without a limit, works, and waits again if the
+    /// lease is lost.
+    ///
+    /// # Examples
+    ///
+    /// The process leads until it is told to end, and then hands over to the next candidate:
+    ///
+    /// ```
+    /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
+    /// # runtime.enable_time().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{Locks, MemoryBackend};
+    ///
+    /// # async fn told_to_end() {}
+    /// # async fn send_invoices(_fence: u64) { std::future::pending().await }
+    /// let locks = Locks::new(MemoryBackend::new(), "shop");
+    /// let candidate = locks.leader("invoices").lease(Duration::from_secs(5));
+    /// tokio::select! {
+    ///     // The store of the invoices refuses a fence smaller than the greatest it has seen.
+    ///     led = candidate.run(|term| async move { send_invoices(term.fence()).await }) => led?,
+    ///     () = told_to_end() => {}
+    /// }
+    /// // Waits until the lease is handed over.
+    /// locks.shutdown(Duration::from_secs(5)).await;
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn leader(&self, name: impl Into<Key>) -> Candidate {
+        let mode = if self.space.has_queues() { Mode::Fair } else { Mode::Exclusive };
+        Lock::unlimited(&self.space, name.into(), Elected(mode))
+    }
+
+    /// Sets the longest name, in bytes. Defaults to 512.
+    ///
+    /// A longer name is [`InvalidKey`](crate::ErrorKind::InvalidKey).
+    pub fn max_name(mut self, bytes: usize) -> Self {
+        self.space.max_name = bytes;
+        self
+    }
+
+    /// Returns the counters of these locks and their clones, and the number of leases held now.
+    ///
+    /// A lease counts as held while its guard lives. A future that is dropped before its end is
+    /// counted nowhere.
+    pub fn stats(&self) -> LockStats {
+        self.space.engine.stats()
+    }
 
     /// Shuts these locks and their clones down.
     ///
@@ -235,7 +314,7 @@ impl Locks {
     }
 }
 
-impl fmt::Debug for Locks {
+impl<Servers> fmt::Debug for Locks<Servers> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Locks");
         match &self.space.namespace {

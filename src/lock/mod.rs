@@ -112,16 +112,16 @@ pub mod ladder {
 pub use self::majority::Majority;
 pub use self::{
     front::Lock,
-    jobs::{Job, OnCrash, PreviousTick, Ticks, Turn},
+    jobs::{Ticks, Turn},
     latch::Latch,
     leader::{Candidate, Term},
     list::ListedLock,
     locks::Locks,
     mutex::{Mutex, MutexGuard},
     redlock::Redlock,
-    reentrant::{ReentrantGuard, ReentrantHolder, ReentrantMutex},
+    reentrant::ReentrantHolder,
     rw::{ReadGuard, RwLock, WriteGuard},
     semaphore::{PermitId, Permits, Semaphore, SemaphorePermit},
-    several::{Several, SeveralGuard},
+    several::SeveralGuard,
 };
 pub use crate::observe::LockStats;

@@ -1,8 +1,8 @@
 //! The mutex, plain or fair.
 
-use std::ops::Deref;
+use std::{ops::Deref, sync::Arc};
 
-use super::front::{Lock, Looks, Renews, WaitLimited};
+use super::front::{Lock, Looks, Renews, WaitLimited, release_one};
 use crate::{
     backend::Mode,
     error::Error,
@@ -95,7 +95,7 @@ impl Mutex {
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
-        Ok(MutexGuard { held: self.acquire_in(self.kind.0).await? })
+        Ok(self.acquire_in(self.kind.0).await?.into())
     }
 
     /// Acquires the lock if it is free. Returns `None` if there is another holder, or if another
@@ -108,11 +108,11 @@ impl Mutex {
     ///
     /// As [all locks](super#errors-and-cancel-safety) but `NotAcquired`.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
-        Ok(self.try_acquire_in(self.kind.0).await?.map(|held| MutexGuard { held }))
+        Ok(self.try_acquire_in(self.kind.0).await?.map(MutexGuard::from))
     }
 }
 
-/// A [`Mutex`] that is held.
+/// A [`Mutex`] that is held, or a [reentrant one](super::ReentrantHolder).
 ///
 /// Its lease is renewed while the guard lives. If the guard is dropped, the lock is released [in
 /// the background](super#dropped-guards). [`unlock`](Self::unlock) also reports whether the lock
@@ -120,7 +120,14 @@ impl Mutex {
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct MutexGuard {
-    held: LeaseGuard,
+    /// The guards of one reentrant holder share it.
+    pub(super) held: Arc<LeaseGuard>,
+}
+
+impl From<LeaseGuard> for MutexGuard {
+    fn from(held: LeaseGuard) -> Self {
+        Self { held: Arc::new(held) }
+    }
 }
 
 impl MutexGuard {
@@ -133,7 +140,7 @@ impl MutexGuard {
         self.held.fence()
     }
 
-    /// Releases the lock.
+    /// Releases the lock. If a reentrant holder has several guards, the last of them does.
     ///
     /// # Errors and cancel safety
     ///
@@ -144,7 +151,7 @@ impl MutexGuard {
     /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The release is then
     ///   repeated in the background, and the lease ends by itself at the latest.
     pub async fn unlock(self) -> Result<(), Error> {
-        self.held.release().await
+        release_one(self.held).await
     }
 }
 

@@ -2,32 +2,19 @@
 //!
 //! [`Majority`] makes one backend of the servers, and the engine is the same as over one server.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
-
-use super::{
-    Candidate, Majority, Mutex, ReentrantMutex,
-    front::{Lock, LockSpace},
-    leader::Elected,
-    majority::ANSWER_LIMIT,
-    mutex::Exclusive,
-    reentrant::Reentrant,
-};
+use super::{Locks, Majority, front::LockSpace, majority::ANSWER_LIMIT};
 use crate::{
-    backend::{Leases, Mode},
+    backend::Leases,
     error::Error,
     key::{Family, Key},
-    observe::LockStats,
-    time::after,
 };
 
 /// Locks that are held at a majority of independent servers, so that they survive the loss of a
 /// server.
 ///
-/// Clones share the engine: their callers wait in common local queues, their leases are renewed
-/// together, and they [shut down](Self::shutdown) together. So create one for the process, and
-/// clone it.
+/// Clones share the engine, as with [`Locks`]. So create one for the process, and clone it.
 ///
 /// This is the Redlock algorithm of S. Sanfilippo ("Distributed Locks with Redis", redis.io), with
 /// a [fencing token](#the-fencing-token). All servers are asked at once. A lock is held if a
@@ -46,7 +33,7 @@ use crate::{
 /// # async fn write_report() {}
 /// // Each is a `RedisBackend::open(url)?` on a machine of its own.
 /// let servers = [MemoryBackend::new(), MemoryBackend::new(), MemoryBackend::new()];
-/// let redlock = Redlock::new(servers.clone(), "reports")?.max_name(100);
+/// let redlock = Redlock::over(servers.clone(), "reports")?.max_name(100);
 ///
 /// let guard = redlock.mutex("nightly").lock().await?;
 /// tokio::select! {
@@ -116,11 +103,7 @@ use crate::{
 ///
 /// A process that had to wait passes the lock to each of its waiters once. So processes have about
 /// even shares of a contended lock, and not in the order in which they came.
-#[derive(Clone)]
-pub struct Redlock {
-    space: LockSpace,
-    majority: Majority,
-}
+pub type Redlock = Locks<Majority>;
 
 impl Redlock {
     /// Creates the locks of a [namespace](crate::Locks::new) over these servers. Sends nothing to
@@ -129,15 +112,15 @@ impl Redlock {
     /// # Errors
     ///
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if there is no server.
-    pub fn new<B: Leases>(
+    pub fn over<B: Leases>(
         servers: impl IntoIterator<Item = B>,
         namespace: impl Into<String>,
     ) -> Result<Self, Error> {
         Self::with_answer_limit(servers, namespace, ANSWER_LIMIT)
     }
 
-    /// Creates locks as [`new`](Self::new) does, with another limit for the answer of one server,
-    /// also to a batch of renewals. The limit of `new` is 50 ms.
+    /// Creates locks as [`over`](Self::over) does, with another limit for the answer of one server,
+    /// also to a batch of renewals. The limit of `over` is 50 ms.
     ///
     /// Set at least four round trips to the servers, so that a busy moment is no outage. It must be
     /// short against the lease, because a late answer is spent from it. A
@@ -146,35 +129,15 @@ impl Redlock {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// As [`over`](Self::over).
     pub fn with_answer_limit<B: Leases>(
         servers: impl IntoIterator<Item = B>,
         namespace: impl Into<String>,
         limit: Duration,
     ) -> Result<Self, Error> {
-        let (majority, namespace) = (Majority::new(servers, limit)?, namespace.into());
-        let backend = Arc::new(majority.clone());
-        Ok(Self { space: LockSpace::over(backend, Family::Redlock, &namespace), majority })
-    }
-
-    /// Returns a lock that one holder has at a time. Sends nothing to the servers yet.
-    ///
-    /// It is independent of the locks of [`Locks`](crate::Locks) under the same name at one of the
-    /// servers.
-    pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
-        Lock::new(&self.space, name.into(), Exclusive(Mode::Exclusive))
-    }
-
-    /// Returns the lock of the [mutex](Self::mutex) of that name, which its holder may acquire
-    /// again. Sends nothing to the servers yet.
-    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
-        Lock::new(&self.space, name.into(), Reentrant)
-    }
-
-    /// Returns a candidate for work that one process does at a time, for as long as it can. It is
-    /// the [mutex](Self::mutex) of that name with a loop around it.
-    pub fn leader(&self, name: impl Into<Key>) -> Candidate {
-        Lock::unlimited(&self.space, name.into(), Elected(Mode::Exclusive))
+        let (servers, namespace) = (Majority::new(servers, limit)?, namespace.into());
+        let space = LockSpace::over(Arc::new(servers.clone()), Family::Redlock, &namespace);
+        Ok(Self { space, servers })
     }
 
     /// Connects to the servers, and checks that a majority answers in a quarter of the [answer
@@ -200,53 +163,11 @@ impl Redlock {
     ///
     /// let urls = ["redis://one/", "redis://two/", "redis://three/"];
     /// let servers = urls.map(RedisBackend::open);
-    /// let redlock = Redlock::new(servers.into_iter().collect::<Result<Vec<_>, _>>()?, "shop")?;
+    /// let redlock = Redlock::over(servers.into_iter().collect::<Result<Vec<_>, _>>()?, "shop")?;
     /// redlock.ready().await?;
     /// # Ok(()) }
     /// ```
     pub async fn ready(&self) -> Result<(), Error> {
-        self.majority.ready(&self.space.name(&Key::from("ready"))?).await
-    }
-
-    /// Sets the longest name, in bytes. Defaults to 512.
-    ///
-    /// A longer name is [`InvalidKey`](crate::ErrorKind::InvalidKey).
-    pub fn max_name(mut self, bytes: usize) -> Self {
-        self.space.max_name = bytes;
-        self
-    }
-
-    /// Returns the counters of these locks and their clones, and the number of leases held now.
-    ///
-    /// A lease counts as held while its guard lives. A future that is dropped before its end is
-    /// counted nowhere.
-    pub fn stats(&self) -> LockStats {
-        self.space.engine.stats()
-    }
-
-    /// Shuts these locks and their clones down.
-    ///
-    /// No acquisition starts any more, and those that wait fail as
-    /// [`ShutDown`](crate::ErrorKind::ShutDown). Releases that are under way may end until the
-    /// deadline passes. Guards keep their leases until they are dropped.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped after it was first polled, still no acquisition starts. Call it
-    /// again to wait.
-    pub async fn shutdown(&self, deadline: Duration) {
-        let end = after(Instant::now(), deadline);
-        // The undos at each server end last, since the releases above start more of them.
-        self.space.engine.shutdown(deadline).await;
-        self.majority.shutdown(end.saturating_duration_since(Instant::now())).await;
-    }
-}
-
-impl fmt::Debug for Redlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Redlock")
-            .field("majority", &self.majority)
-            .field("namespace", &self.space.namespace)
-            .finish_non_exhaustive()
+        self.servers.ready(&self.space.name(&Key::from("ready"))?).await
     }
 }

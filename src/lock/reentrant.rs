@@ -6,7 +6,6 @@
 
 use std::{
     fmt,
-    ops::Deref,
     panic::AssertUnwindSafe,
     pin::pin,
     sync::{Arc, Mutex, Weak},
@@ -15,50 +14,18 @@ use std::{
 use futures_util::FutureExt;
 use tokio::sync::Notify;
 
-use super::front::{Lock, Renews, WaitLimited, release_one};
+use super::{
+    MutexGuard,
+    front::{Lock, Renews, WaitLimited},
+};
 use crate::{
     backend::Mode,
     error::{Error, ErrorKind},
-    lease::{Lease, LeaseGuard},
+    lease::LeaseGuard,
     sync::lock,
 };
 
-/// A lock that one holder has at a time, any number of times.
-///
-/// Created by [`Locks::reentrant_mutex`](crate::Locks::reentrant_mutex) and
-/// [`Redlock::reentrant_mutex`](crate::Redlock::reentrant_mutex).
-///
-/// A holder is a value, and no thread or task. An async task moves between threads, and the work
-/// that it spawns runs in other tasks. All clones of a [`ReentrantHolder`] are one holder.
-///
-/// It is the same lock as the [mutex](crate::Locks::mutex) of that name, which also tells its
-/// [holder](super::Mutex::holder), and ends it [by force](super::Mutex::force_unlock).
-///
-/// # Examples
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{Error, Locks, MemoryBackend, lock::ReentrantHolder};
-///
-/// async fn transfer(account: &ReentrantHolder) -> Result<(), Error> {
-///     let guard = account.lock().await?;
-///     charge(account).await?;
-///     guard.unlock().await
-/// }
-///
-/// async fn charge(account: &ReentrantHolder) -> Result<(), Error> {
-///     // Returns at once if the caller has the lock.
-///     let guard = account.lock().await?;
-///     guard.unlock().await
-/// }
-///
-/// let mutex = Locks::new(MemoryBackend::new(), "shop").reentrant_mutex("account:7");
-/// transfer(&mutex.holder()).await?;
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
-pub type ReentrantMutex = Lock<Reentrant>;
-
-/// The kind of a [`ReentrantMutex`].
+/// The kind of a reentrant mutex.
 #[derive(Clone, Debug)]
 pub struct Reentrant;
 
@@ -66,7 +33,7 @@ impl WaitLimited for Reentrant {}
 
 impl Renews for Reentrant {}
 
-impl ReentrantMutex {
+impl Lock<Reentrant> {
     /// Creates a new holder, which does not have the lock yet.
     pub fn holder(&self) -> ReentrantHolder {
         let (held, acquired) = Default::default();
@@ -75,9 +42,15 @@ impl ReentrantMutex {
     }
 }
 
-/// One holder of a [`ReentrantMutex`].
+/// One holder of a [reentrant mutex](crate::Locks::reentrant_mutex), which may lock it again.
 ///
-/// Clones are the same holder. Two holders exclude each other, also in one process.
+/// A holder is a value, and no thread or task. An async task moves between threads, and the work
+/// that it spawns runs in other tasks. Clones are the same holder. Two holders exclude each other,
+/// also in one process.
+///
+/// All guards of a holder share one lease, which is renewed while one of them lives, and one
+/// fencing token. The last guard that is unlocked or dropped releases the lock. If the lease is
+/// lost, each guard reports it, also after its holder has acquired the lock anew.
 ///
 /// # Examples
 ///
@@ -116,8 +89,8 @@ impl ReentrantHolder {
     ///
     /// If the future is dropped, a lease that it may have acquired is released. Other tasks of this
     /// holder keep their places.
-    pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
-        Ok(ReentrantGuard { held: self.reentry.lock().await? })
+    pub async fn lock(&self) -> Result<MutexGuard, Error> {
+        Ok(MutexGuard { held: self.reentry.lock().await? })
     }
 
     /// Acquires the lock if it is free, or if this holder has it. Returns `None` if there is
@@ -129,8 +102,8 @@ impl ReentrantHolder {
     ///
     /// - [`Panicked`](crate::ErrorKind::Panicked) if the retry strategy panicked.
     /// - The errors of [`Mutex::try_lock`](super::Mutex::try_lock).
-    pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
-        Ok(self.reentry.try_lock().await?.map(|held| ReentrantGuard { held }))
+    pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
+        Ok(self.reentry.try_lock().await?.map(|held| MutexGuard { held }))
     }
 }
 
@@ -142,46 +115,9 @@ impl fmt::Debug for ReentrantHolder {
     }
 }
 
-/// A [`ReentrantMutex`] that is held, once for each guard and each clone of it.
-///
-/// The last guard that is [unlocked](Self::unlock) or [dropped](super#dropped-guards) releases the
-/// lock. All of them share one lease, which is renewed while one of them lives, and one fencing
-/// token. If the lease is lost, each guard reports it, also after its holder has acquired the lock
-/// anew.
-#[derive(Clone, Debug)]
-#[must_use = "the lock is released when its last guard is dropped"]
-pub struct ReentrantGuard {
-    held: Arc<LeaseGuard>,
-}
-
-impl ReentrantGuard {
-    /// Returns the [fencing token](super::MutexGuard::fence).
-    pub fn fence(&self) -> u64 {
-        self.held.fence()
-    }
-
-    /// Releases the lock, if this is the last guard of its lease. Each guard of a lost lease
-    /// reports the loss.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`MutexGuard::unlock`](super::MutexGuard::unlock).
-    pub async fn unlock(self) -> Result<(), Error> {
-        release_one(self.held).await
-    }
-}
-
-impl Deref for ReentrantGuard {
-    type Target = Lease;
-
-    fn deref(&self) -> &Lease {
-        &self.held
-    }
-}
-
 /// The state that all clones of one holder share.
 struct Reentry {
-    mutex: ReentrantMutex,
+    mutex: Lock<Reentrant>,
     /// The lease, while a guard of it lives.
     held: Mutex<Weak<LeaseGuard>>,
     /// Notified when a task of this holder has acquired the lease.

@@ -112,7 +112,7 @@ impl Semaphore {
     }
 
     fn permits(&self, count: u32) -> Result<Mode, Error> {
-        permit_mode(&self.name, self.kind.0, count)
+        permit_mode(&self.key, self.kind.0, count)
     }
 }
 
@@ -233,7 +233,7 @@ impl Permits {
     /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if there are no
     /// permits.
     pub async fn acquire(&self) -> Result<PermitId, Error> {
-        let held = self.acquire_in(permit_mode(&self.name, self.kind.0, 1)?).await?;
+        let held = self.acquire_in(permit_mode(&self.key, self.kind.0, 1)?).await?;
         Ok(PermitId(held.detach()))
     }
 
@@ -243,7 +243,7 @@ impl Permits {
     ///
     /// As [`acquire`](Self::acquire), but no `NotAcquired`.
     pub async fn try_acquire(&self) -> Result<Option<PermitId>, Error> {
-        let held = self.try_acquire_in(permit_mode(&self.name, self.kind.0, 1)?).await?;
+        let held = self.try_acquire_in(permit_mode(&self.key, self.kind.0, 1)?).await?;
         Ok(held.map(LeaseGuard::detach).map(PermitId))
     }
 
@@ -259,7 +259,7 @@ impl Permits {
         match renewed.first() {
             Some(Renewal::Held) => Ok(()),
             _ => {
-                let name = self.name.as_str();
+                let name = self.key.as_str();
                 let why = format!("the permit of {name:?} has ended or was released");
                 Err(Error::new(ErrorKind::Lost, why))
             }

@@ -19,31 +19,7 @@ use crate::{
 /// The most names for one acquisition, each of which costs a request.
 const MOST_NAMES: usize = 64;
 
-/// The mutexes of several names, from 1 to 64, each of them once.
-///
-/// Created by [`Locks::several`](crate::Locks::several).
-///
-/// The locks are acquired one after another in the order of their names, however they are given.
-/// So two callers never wait for each other. While the caller waits for one name, it holds the
-/// names before it. If one lock is not acquired, the others are released.
-///
-/// # Examples
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{Locks, MemoryBackend};
-///
-/// let locks = Locks::new(MemoryBackend::new(), "shop");
-/// let several = locks.several(["account:7", "account:9"]);
-/// let guard = several.lock().await?;
-/// assert!(several.try_lock().await?.is_none());
-/// assert!(locks.mutex("account:9").try_lock().await?.is_none());
-/// guard.unlock().await?;
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
-pub type Several = Lock<Grouped>;
-
-/// The kind of [`Several`] locks, with their names. The name of the lock lists all of them.
+/// The kind of several locks, with their names. The name of the lock lists all of them.
 #[derive(Clone, Debug)]
 pub struct Grouped(Vec<Key>);
 
@@ -51,8 +27,8 @@ impl WaitLimited for Grouped {}
 
 impl Renews for Grouped {}
 
-impl Several {
-    pub(super) fn of(space: &LockSpace, names: Vec<Key>) -> Self {
+impl Lock<Grouped> {
+    pub(super) fn of_names(space: &LockSpace, names: Vec<Key>) -> Self {
         let all: Vec<_> = names.iter().map(Key::as_str).collect();
         Self::new(space, all.join(", ").into(), Grouped(names))
     }
@@ -80,7 +56,7 @@ impl Several {
         let terms = self.terms(waits)?;
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
         let engine = &self.space.engine;
-        let held = engine.observed(&self.name, engine.acquire_each(claims, terms)).await?;
+        let held = engine.observed(&self.key, engine.acquire_each(claims, terms)).await?;
         Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
     }
 
@@ -111,7 +87,7 @@ impl Several {
     }
 }
 
-/// [`Several`] locks that are held.
+/// [Several](crate::Locks::several) locks that are held.
 ///
 /// Their leases are renewed together while the guard lives. If one of them is lost, the guard is,
 /// and the other locks stay held until they are released. If the guard is dropped, the locks are
@@ -126,9 +102,11 @@ impl Several {
 ///
 /// # async fn write(account: &Key, fence: u64) {}
 /// let locks = Locks::new(MemoryBackend::new(), "shop");
-/// let guard = locks.several(["account:7", "account:9"]).lock().await?;
+/// let several = locks.several(["account:7", "account:9"]);
+/// let guard = several.lock().await?;
+/// assert!(several.try_lock().await?.is_none());
+/// assert!(locks.mutex("account:9").try_lock().await?.is_none());
 /// for (account, fence) in guard.fences() {
-///     assert_eq!(guard.fence(account), Some(fence));
 ///     // The store refuses a write with a smaller fencing token than the greatest it has seen.
 ///     write(account, fence).await;
 /// }
@@ -191,16 +169,10 @@ impl SeveralGuard {
         combined(join_all(self.each().map(|held| held.renew())).await)
     }
 
-    /// Returns the fencing token of one lock, a number that grows with each holder of that name.
-    /// Returns `None` for a name that is not among them.
+    /// Returns each name with its [fencing token](super::MutexGuard::fence), in the order of the
+    /// names.
     ///
     /// Tokens of different names are unrelated. Give each resource the token of its own name.
-    pub fn fence(&self, name: impl Into<Key>) -> Option<u64> {
-        let name = name.into();
-        self.fences().find_map(|(other, fence)| (*other == name).then_some(fence))
-    }
-
-    /// Returns each name with its [fencing token](Self::fence), in the order of the names.
     pub fn fences(&self) -> impl Iterator<Item = (&Key, u64)> {
         self.held.iter().map(|(name, held)| (name, held.fence()))
     }

@@ -66,7 +66,8 @@ type FaultPlan = Box<dyn FnMut(Op) -> Option<Fault> + Send>;
 /// use bellwether::{BoxError, Cache, cache::Source, testing::{Fault, Faulty, Op}};
 ///
 /// // The first read has no answer. All other operations work.
-/// let backend = Faulty::once(Op::Get, Fault::Hang);
+/// let mut first = Some(Fault::Hang);
+/// let backend = Faulty::new(move |op| if op == Op::Get { first.take() } else { None });
 /// let cache: Cache<u64> = Cache::builder(backend.clone(), "shop").build()?;
 /// let load = || cache.request("stock").load(|_lead| async { Ok::<_, BoxError>(17) });
 /// assert_eq!(load().await?.source(), Source::Degraded);
@@ -103,12 +104,6 @@ impl Faulty {
         let plan: FaultPlan = Box::new(plan);
         let hook = Faults { plan: Arc::new(Mutex::new(plan)), performed: Arc::default() };
         Self { inner, hook }
-    }
-
-    /// Creates a backend that gives the fault to the first of these operations, and to no other.
-    pub fn once(op: Op, fault: Fault) -> Self {
-        let mut fault = Some(fault);
-        Self::new(move |asked| if asked == op { fault.take() } else { None })
     }
 
     /// Replaces the plan, for the operations that begin from now on.

@@ -5,10 +5,7 @@ use std::time::Duration;
 use bellwether::{
     Error, Locks, RedisBackend,
     lease::Lease,
-    lock::{
-        MutexGuard, PermitId, Permits, ReadGuard, ReentrantGuard, SemaphorePermit, SeveralGuard,
-        WriteGuard,
-    },
+    lock::{MutexGuard, PermitId, Permits, ReadGuard, SemaphorePermit, SeveralGuard, WriteGuard},
 };
 use futures_util::future::BoxFuture;
 
@@ -62,7 +59,7 @@ pub struct Pair {
 pub enum Guard {
     Mutex(MutexGuard),
     /// Held twice by one holder.
-    Twice(ReentrantGuard, ReentrantGuard),
+    Twice(MutexGuard, MutexGuard),
     Several(SeveralGuard),
     Reader(ReadGuard),
     Writer(WriteGuard),

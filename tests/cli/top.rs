@@ -1,6 +1,6 @@
 //! `top` shows what eight processes do, and which lock is stuck.
 
-use bellwether::{Cache, RedisBackend, backend::SentinelMaster};
+use bellwether::{Cache, RedisBackend};
 use testkit::{RedisServer, Sentinels};
 
 use super::{
@@ -61,8 +61,7 @@ async fn the_screen_stays_while_the_server_is_away() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn processes_behind_sentinels_answer() {
     let sentinels = Sentinels::start(0).await;
-    let master = SentinelMaster::named(Sentinels::MASTER);
-    let builder = RedisBackend::builder().sentinels(sentinels.urls(), master);
+    let builder = RedisBackend::builder().sentinels(sentinels.urls(), Sentinels::MASTER);
     let _cache = answering(builder.build().unwrap());
     let urls = sentinels.urls().join(",");
     let top = ["top", "--master", Sentinels::MASTER, "--seconds", "6", "--json"];

@@ -7,7 +7,7 @@ use testkit::{LIMIT, RedisServer};
 use tokio::{task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::{MS, pings::Pings, turn, until_connected};
+use super::{MS, pings::Pings, turn_alone, until_connected};
 
 const KEYS: usize = 100;
 
@@ -97,7 +97,7 @@ async fn nothing_left(server: &RedisServer) -> Result<(), BoxError> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_of_locks_fails_nowhere_and_leaves_a_cache_alone() {
     const NAMES: usize = 20_000;
-    let _turn = turn().await;
+    let _turn = turn_alone().await;
     play(async |server| {
         let backend = RedisBackend::open(&server.url())?;
         until_connected(&backend).await;
@@ -122,7 +122,7 @@ async fn a_burst_of_locks_fails_nowhere_and_leaves_a_cache_alone() {
 async fn many_held_leases_are_kept_beside_a_busy_cache() {
     const HELD: usize = 20_000;
     const LEASE: Duration = Duration::from_secs(6);
-    let _turn = turn().await;
+    let _turn = turn_alone().await;
     play(async |server| {
         let backend = RedisBackend::open(&server.url())?;
         until_connected(&backend).await;

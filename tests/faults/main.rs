@@ -44,7 +44,7 @@ use bellwether::{
 };
 use testkit::{LIMIT, Raw, comes_true, eventually};
 use tokio::{
-    sync::{Mutex, MutexGuard, oneshot},
+    sync::{Semaphore, SemaphorePermit, oneshot},
     time::{Instant, timeout},
 };
 
@@ -53,12 +53,17 @@ const MS: Duration = Duration::from_millis(1);
 /// of it.
 const RECOVERY: Duration = Duration::from_secs(3);
 
-/// Serialises the tests. They measure times, and a second one would take the processor from the
-/// first.
-static TURN: Mutex<()> = Mutex::const_new(());
+/// The tests measure times, so few run at once. Two of them leave the processor half idle.
+const AT_ONCE: u32 = 2;
+static TURNS: Semaphore = Semaphore::const_new(AT_ONCE as usize);
 
-async fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().await
+async fn turn() -> SemaphorePermit<'static> {
+    TURNS.acquire().await.unwrap()
+}
+
+/// Waits until no other test runs, for one that takes the whole processor.
+async fn turn_alone() -> SemaphorePermit<'static> {
+    TURNS.acquire_many(AT_ONCE).await.unwrap()
 }
 
 /// Returns a cache that stands for a process, once its connection is made.

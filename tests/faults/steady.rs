@@ -10,7 +10,7 @@ use bellwether::cache::Source;
 use testkit::RedisServer;
 use tokio::time::{Instant, sleep_until};
 
-use super::{RECOVERY, connected, load::Load, turn, works_again};
+use super::{RECOVERY, connected, load::Load, turn_alone, works_again};
 
 fn setting(name: &str, usual: u32) -> u32 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
@@ -18,7 +18,7 @@ fn setting(name: &str, usual: u32) -> u32 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_steady_load_survives_a_server_that_is_killed_every_few_seconds() {
-    let _turn = turn().await;
+    let _turn = turn_alone().await;
     let seconds = setting("BELLWETHER_STEADY_SECONDS", 12);
     let rate = setting("BELLWETHER_STEADY_RATE", 300);
     let period = Duration::from_secs(if seconds >= 60 { 10 } else { 3 });

@@ -11,6 +11,8 @@ use super::{
 
 const CALLERS: usize = 100;
 const LEASE: Duration = Duration::from_secs(2);
+/// One round of three must keep it, because a busy machine may delay the others.
+const SOON: Duration = Duration::from_millis(200);
 
 /// Starts a fleet over a server, with leases of two seconds.
 async fn fleet(server: &RedisServer, processes: usize) -> Fleet {
@@ -90,9 +92,12 @@ async fn a_killed_leader_costs_the_rest_of_its_lease() {
         let begun = played.begun[1].2;
         assert!(begun + 2_000 >= ends, "another load began while the lease lasted");
         delays.push(since(ends, begun));
+        if delays[round] < SOON {
+            break;
+        }
     }
     println!("after the end of a dead leader's lease: {delays:?}");
-    assert!(delays.iter().min().unwrap() < &Duration::from_millis(200), "{delays:?}");
+    assert!(delays.iter().min().unwrap() < &SOON, "{delays:?}");
     assert!(delays.iter().max().unwrap() < &Duration::from_secs(2), "{delays:?}");
 }
 

@@ -13,6 +13,9 @@ use super::{
 };
 
 const LEASE_MS: u64 = 2_000;
+/// One round of three must keep the strict limits, because a busy machine may delay the others.
+const TAKEN_OVER: Duration = Duration::from_millis(200);
+const TOLD: Duration = Duration::from_millis(500);
 
 async fn fleet(server: &RedisServer, processes: usize) -> Fleet {
     Fleet::start(processes, &Setup::new(server.url())).await
@@ -22,7 +25,7 @@ async fn fleet(server: &RedisServer, processes: usize) -> Fleet {
 /// for its rival.
 async fn hold_every_primitive(fleet: &mut Fleet) -> HashMap<String, u64> {
     ask(fleet, 0, false).await;
-    let fences = held(fleet, 0).await;
+    let fences = held(fleet, 0, PAIRS.len()).await;
     ask(fleet, 1, true).await;
     fences.into_iter().map(|(name, (fence, _))| (name, fence)).collect()
 }
@@ -34,10 +37,10 @@ async fn ask(fleet: &mut Fleet, process: usize, rival: bool) {
     }
 }
 
-/// Waits until a process holds every primitive, and returns the fences and the times.
-async fn held(fleet: &mut Fleet, by: usize) -> HashMap<String, (u64, u64)> {
+/// Waits until a process holds so many names, and returns the fences and the times.
+async fn held(fleet: &mut Fleet, by: usize, count: usize) -> HashMap<String, (u64, u64)> {
     let mut all = HashMap::new();
-    while all.len() < PAIRS.len() {
+    while all.len() < count {
         let (name, fence, at) = fleet
             .wait_for(|process, event| match event {
                 Event::Held { name, fence, at } => {
@@ -93,7 +96,7 @@ async fn a_killed_holder_costs_the_rest_of_its_lease() {
             let remaining = remaining.unwrap_or_else(|_| panic!("{name} has no holder"));
             ends.insert(*name, asked + remaining * 1000);
         }
-        for (name, (fence, at)) in held(&mut fleet, 1).await {
+        for (name, (fence, at)) in held(&mut fleet, 1, PAIRS.len()).await {
             let (fenced, watched) = (primitives::is_fenced(&name), primitives::is_watched(&name));
             assert!(!fenced || fence > before[&name], "{name}: {fence} after {}", before[&name]);
             if !watched {
@@ -105,11 +108,14 @@ async fn a_killed_holder_costs_the_rest_of_its_lease() {
             assert!(delay < Duration::from_secs(2), "{name}: {delay:?}");
             fastest = fastest.min(delay);
         }
+        if fastest < TAKEN_OVER {
+            break;
+        }
         drop(fleet);
         raw.run::<()>(&["FLUSHALL"]).await;
     }
     println!("after the end of a dead holder's lease, at best: {fastest:?}");
-    assert!(fastest < Duration::from_millis(200), "{fastest:?}");
+    assert!(fastest < TAKEN_OVER, "{fastest:?}");
 }
 
 #[tokio::test]
@@ -121,7 +127,7 @@ async fn a_suspended_holder_learns_of_its_loss() {
         let mut fleet = fleet(&server, 2).await;
         let before = hold_every_primitive(&mut fleet).await;
         fleet.stop_signal(0);
-        for (name, (fence, _)) in held(&mut fleet, 1).await {
+        for (name, (fence, _)) in held(&mut fleet, 1, PAIRS.len()).await {
             let fenced = primitives::is_fenced(&name);
             assert!(!fenced || fence > before[&name], "{name}: {fence} after {}", before[&name]);
         }
@@ -151,11 +157,14 @@ async fn a_suspended_holder_learns_of_its_loss() {
                 assert_eq!(unlock(&mut fleet, 1, name).await, (false, None), "{name}");
             }
         }
+        if fastest < TOLD {
+            break;
+        }
         drop(fleet);
         raw.run::<()>(&["FLUSHALL"]).await;
     }
     println!("all losses told after a process runs again, at best: {fastest:?}");
-    assert!(fastest < Duration::from_millis(500), "{fastest:?}");
+    assert!(fastest < TOLD, "{fastest:?}");
 }
 
 async fn unlock(fleet: &mut Fleet, process: usize, name: &str) -> (bool, Option<String>) {
@@ -168,21 +177,16 @@ async fn unlock(fleet: &mut Fleet, process: usize, name: &str) -> (bool, Option<
         .await
 }
 
-fn holds(event: Event) -> Option<u64> {
-    match event {
-        Event::Held { at, .. } => Some(at),
-        _ => None,
-    }
-}
-
 /// Several processes wait, and stand still with their connections open. A release hands the lock to
 /// the first of them. When that lease has ended, the queue entries of all of them have ended too.
 #[tokio::test]
 async fn processes_that_stand_still_cost_one_handover() {
+    const QUEUES: [(&str, &str); 4] =
+        [("mutex", "q"), ("fair", "q"), ("writers", "rq"), ("semaphore", "pq")];
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    for (pair, queue) in [("mutex", "q"), ("fair", "q"), ("writers", "rq"), ("semaphore", "pq")] {
-        let mut fleet = fleet(&server, 5).await;
+    let mut fleet = fleet(&server, 5).await;
+    for (pair, queue) in QUEUES {
         let queue = format!("bellwether:l:{{{pair}}}:{queue}");
         for process in 0..5 {
             let name = pair.to_owned();
@@ -190,23 +194,33 @@ async fn processes_that_stand_still_cost_one_handover() {
             fleet.tell(process, &hold).await;
             match process {
                 // The name is free, and this process is to be the holder.
-                0 => drop(fleet.wait_for(|_, event| holds(event)).await),
+                0 => drop(fleet.wait_for(|_, event| holds(event, pair)).await),
                 _ => {
                     let waits = async || raw.run::<usize>(&["ZCARD", &queue]).await == process;
                     assert!(comes_true(LIMIT, waits).await, "process {process} does not wait");
                 }
             }
         }
-        for process in 1..4 {
-            fleet.stop_signal(process);
-        }
-        let released = now();
+    }
+    for process in 1..4 {
+        fleet.stop_signal(process);
+    }
+    let mut released = Vec::new();
+    for (pair, _) in QUEUES {
+        released.push(now());
         assert_eq!(unlock(&mut fleet, 0, pair).await, (false, None));
-        let at = fleet.wait_for(|process, event| holds(event).filter(|_| process == 4)).await;
-        let took = Duration::from_micros(at - released);
+    }
+    let held = held(&mut fleet, 4, QUEUES.len()).await;
+    for ((pair, _), released) in QUEUES.iter().zip(released) {
+        let took = Duration::from_micros(held[*pair].1 - released);
         println!("{pair}: {took:?} after a release to processes that stand still");
         assert!(took < 2 * handover_life(), "{pair}: {took:?}");
-        drop(fleet);
-        raw.run::<()>(&["FLUSHALL"]).await;
+    }
+}
+
+fn holds(event: Event, pair: &str) -> Option<u64> {
+    match event {
+        Event::Held { name, at, .. } if name == pair => Some(at),
+        _ => None,
     }
 }

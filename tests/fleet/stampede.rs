@@ -11,6 +11,7 @@ use super::{
 
 const PROCESSES: usize = 8;
 const CALLERS: usize = 250;
+const ROUNDS: usize = 12;
 
 async fn fleet(server: &RedisServer, processes: usize) -> Fleet {
     Fleet::start(processes, &Setup::new(server.url())).await
@@ -21,7 +22,7 @@ async fn a_stampede_on_a_cold_key_loads_it_once() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, PROCESSES).await;
     let (mut times, mut waited) = (Vec::new(), 0);
-    for round in 0..50 {
+    for round in 0..ROUNDS {
         let round = Round::new(format!("stampede-{round}"), CALLERS, Load::Value { ms: 200 });
         let played = fleet.play(round).await;
         played.leader();
@@ -33,11 +34,11 @@ async fn a_stampede_on_a_cold_key_loads_it_once() {
         times.push(played.last_after_load());
     }
     // A process of a busy machine may ask after the end of the load, and finds the entry.
-    let others = 50 * (PROCESSES - 1);
+    let others = ROUNDS * (PROCESSES - 1);
     println!("{waited} of {others} processes waited for the load of another one");
     assert!(waited > others / 2, "{waited} of {others} processes waited for the load");
     times.sort();
-    println!("last caller after the load: median {:?}, p90 {:?}", times[25], times[45]);
+    println!("last caller after the load: median {:?}", times[ROUNDS / 2]);
 }
 
 #[tokio::test]
@@ -48,7 +49,7 @@ async fn a_fill_is_quick_and_takes_few_calls() {
     fleet.play(Round::new("warm", CALLERS, Load::Value { ms: 50 })).await;
     let mut monitor = server.monitor().await;
     let mut times = Vec::new();
-    for round in 0..20 {
+    for round in 0..ROUNDS {
         let round = Round::new(format!("fill-{round}"), CALLERS, Load::Value { ms: 200 });
         let played = fleet.play(round).await;
         played.leader();
@@ -62,6 +63,6 @@ async fn a_fill_is_quick_and_takes_few_calls() {
         assert!(count <= 24, "one fill by four processes took {count} commands: {calls:?}");
     }
     times.sort();
-    println!("last caller after the load: median {:?}, p90 {:?}", times[10], times[18]);
+    println!("last caller after the load: median {:?}", times[ROUNDS / 2]);
     assert!(times[0].as_millis() < 100, "even the quickest fill took {:?} to spread", times[0]);
 }

@@ -188,7 +188,7 @@ impl Worker {
             match loaded {
                 Ok(loaded) => {
                     *report.sources.entry(format!("{:?}", loaded.source())).or_default() += 1;
-                    *report.values.entry(loaded.into_value()).or_default() += 1;
+                    *report.values.entry(loaded.value).or_default() += 1;
                 }
                 Err(error) => {
                     let error = format!("{:?}: {error:#}", error.kind());

@@ -17,9 +17,7 @@ use std::{
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
     backend::{Latches, Store},
-    cache::{
-        Abandoned, AfterFailure, Batch, EarlyRefresh, Lead, Loaded, LocalTier, Source as From,
-    },
+    cache::{AfterFailure, Batch, EarlyRefresh, Lead, Loaded, LocalTier, Source as From},
     lock::Term,
 };
 use fastrand::Rng;
@@ -182,7 +180,6 @@ impl Worker {
 
     /// Creates a worker over a backend that records for the same log.
     pub fn over<B: Store + Latches + Clone>(backend: B, log: Log, setup: Setup) -> Self {
-        let abandoned = if setup.load.cancel { Abandoned::Cancel } else { Abandoned::Finish };
         let early = if setup.load.early { EarlyRefresh::LastPart(0.2) } else { EarlyRefresh::Off };
         let builder = Cache::builder(backend.clone(), "histories");
         let builder = match setup.load.backs_off {
@@ -194,6 +191,7 @@ impl Worker {
             false => builder,
         };
         let builder = if setup.load.tags { builder.tags() } else { builder };
+        let builder = if setup.load.cancel { builder.cancel_abandoned() } else { builder };
         Self {
             log,
             cache: builder
@@ -205,7 +203,6 @@ impl Worker {
                 .wait_limit(Duration::from_secs(8))
                 // Also over a backend in memory.
                 .outage_memory(1 << 20)
-                .when_abandoned(abandoned)
                 .build()
                 .unwrap(),
             locks: Locks::new(backend, "bellwether"),
@@ -339,7 +336,7 @@ impl Worker {
             }
         };
         let asked = self.log.now();
-        let call = self.cache.load_many(ids.clone(), &key, loader);
+        let call = self.cache.get_or_load_many(ids.clone(), &key, loader);
         let loaded = match rng.u8(0..10) {
             0 => cut_off(call, rng).await,
             1 => Some(left_alone(call, rng).await),
@@ -375,14 +372,14 @@ impl Worker {
             }
             5 => {
                 self.log.tell(Event::TouchAsked { write, key: named });
-                self.cache.touch(key).await.map(drop)
+                self.cache.request(key).touch().await.map(drop)
             }
             _ => {
                 let loader = self.loader(&key, Plan::new(rng));
                 self.log.tell(Event::RefreshAsked { write, key: named });
-                match self.cache.refresh(key, loader).await {
-                    Ok(value) => {
-                        self.log.tell(Event::Refreshed { write, value });
+                match self.cache.request(key).refresh(loader).await {
+                    Ok(loaded) => {
+                        self.log.tell(Event::Refreshed { write, value: loaded.value });
                         Ok(())
                     }
                     // The act was done, and its load failed.
@@ -459,9 +456,9 @@ impl Worker {
                     }
                     End::Unchanged => {
                         if let Some(stale) = lead.stale() {
-                            let (number, old) = (value.number, *stale.value());
+                            let (number, old) = (value.number, stale.value);
                             worker.log.tell(Event::LoadUnchanged { number, value: old });
-                            return Ok(stale.unchanged());
+                            return Ok(lead.unchanged(stale));
                         }
                     }
                     End::Fails => {
@@ -765,7 +762,7 @@ fn answer(loaded: Result<Loaded<Value>, Error>) -> Answer {
                 From::Local => Source::Local,
                 _ => Source::Shared,
             };
-            Answer::Value { value: loaded.into_value(), source }
+            Answer::Value { value: loaded.value, source }
         }
         Err(error) if format!("{error:#}").contains(PLANNED) => Answer::Failed,
         Err(error) => Answer::Error(format!("{:?}: {error:#}", error.kind())),

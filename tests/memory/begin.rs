@@ -1,7 +1,7 @@
 //! The low-level call: a load that is no closure. Caches over one memory backend stand for
 //! processes, and time is paused.
 
-use bellwether::cache::{Begun, Load, WhyAlone};
+use bellwether::cache::{Begun, Load};
 
 use crate::prelude::*;
 
@@ -18,18 +18,18 @@ fn fleet(with: impl Fn(Builder<u64>) -> Builder<u64>) -> [Cache<u64>; 2] {
 }
 
 async fn load(cache: &Cache<u64>) -> Load<u64> {
-    match cache.begin("k").await.unwrap() {
+    match cache.request("k").begin().await.unwrap() {
         Begun::Load(load) => load,
         other => panic!("{other:?}"),
     }
 }
 
 fn served(loaded: &Loaded<u64>) -> (u64, Source) {
-    (*loaded.value(), loaded.source())
+    (loaded.value, loaded.source())
 }
 
 async fn ready(cache: &Cache<u64>) -> (u64, Source) {
-    match cache.begin("k").await.unwrap() {
+    match cache.request("k").begin().await.unwrap() {
         Begun::Ready(loaded) => served(&loaded),
         other => panic!("{other:?}"),
     }
@@ -41,7 +41,7 @@ async fn a_committed_value_is_ready_in_each_process() {
     let load = load(&cache).await;
     let fence = load.fence();
     let loaded = load.commit(7).await;
-    assert_eq!((served(&loaded), loaded.fence()), ((7, Source::Led), Some(fence)));
+    assert_eq!((served(&loaded), loaded.fence()), ((7, Source::Led), fence));
     assert_eq!(loaded.expires_in(), Some(TTL));
     for cache in [&cache, &other] {
         assert_eq!(ready(cache).await, (7, Source::Hit));
@@ -75,22 +75,16 @@ async fn calls_at_once_wait_for_one_load() {
 
 #[tokio::test(start_paused = true)]
 async fn a_load_that_ends_without_a_value_lets_the_next_process_load() {
-    for discards in [false, true] {
-        let [cache, other] = fleet(|builder| builder);
-        let load = load(&cache).await;
-        let waiting = tokio::spawn(async move { other.begin("k").await });
-        sleep(10 * MS).await;
-        let begun = Instant::now();
-        if discards {
-            load.discard().await
-        } else {
-            drop(load)
-        }
-        let Ok(Begun::Load(next)) = waiting.await.unwrap() else { panic!("no load") };
-        assert!(begun.elapsed() < LEASE / 2, "{:?}", begun.elapsed());
-        next.commit(7).await;
-        assert_eq!(ready(&cache).await, (7, Source::Hit));
-    }
+    let [cache, other] = fleet(|builder| builder);
+    let load = load(&cache).await;
+    let waiting = tokio::spawn(async move { other.request("k").begin().await });
+    sleep(10 * MS).await;
+    let begun = Instant::now();
+    drop(load);
+    let Ok(Begun::Load(next)) = waiting.await.unwrap() else { panic!("no load") };
+    assert!(begun.elapsed() < LEASE / 2, "{:?}", begun.elapsed());
+    next.commit(7).await;
+    assert_eq!(ready(&cache).await, (7, Source::Hit));
 }
 
 /// A caller that gives up releases what it may have been granted.
@@ -99,7 +93,7 @@ async fn a_call_that_is_dropped_holds_nothing() {
     let faulty = Faulty::new(|op| (op == Op::Claim).then_some(Fault::Late(10 * MS)));
     let cache: Cache<u64> =
         Cache::builder(faulty.clone(), "bellwether").lease(LEASE).build().unwrap();
-    assert!(timeout(5 * MS, cache.begin("k")).await.is_err());
+    assert!(timeout(5 * MS, cache.request("k").begin()).await.is_err());
     faulty.plan(|_| None);
     let begun = Instant::now();
     load(&cache).await.commit(7).await;
@@ -112,13 +106,13 @@ async fn a_failure_is_told_to_those_that_wait_and_the_key_backs_off() {
     let [cache, other] = fleet(|builder| builder.after_failure(move |_| Some(rule)));
     let load = load(&cache).await;
     let theirs = other.clone();
-    let waiting = tokio::spawn(async move { theirs.begin("k").await });
+    let waiting = tokio::spawn(async move { theirs.request("k").begin().await });
     sleep(10 * MS).await;
     let error = load.fail("the origin is down").await;
     assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, Some(TTL)));
     let error = waiting.await.unwrap().unwrap_err();
     assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, Some(TTL)));
-    let error = other.begin("k").await.unwrap_err();
+    let error = other.request("k").begin().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::BackingOff);
     assert_eq!((cache.stats().failures, cache.stats().failed), (1, 1));
 }
@@ -129,11 +123,15 @@ async fn a_stale_value_comes_with_one_load_in_the_fleet() {
     let [cache, other] = fleet(|builder| builder.stale_while_revalidate(WINDOW));
     load(&cache).await.commit(7).await;
     sleep(TTL).await;
-    let Ok(Begun::Stale(old, Some(load))) = cache.begin("k").await else { panic!("no refresh") };
-    assert_eq!((served(&old), *load.previous().unwrap().value()), ((7, Source::Stale), 7));
+    let Ok(Begun::Stale(old, Some(load))) = cache.request("k").begin().await else {
+        panic!("no refresh")
+    };
+    assert_eq!((served(&old), load.stale().unwrap().value), ((7, Source::Stale), 7));
     sleep(TTL).await;
     for cache in [&cache, &other] {
-        let Ok(Begun::Stale(old, None)) = cache.begin("k").await else { panic!("two refreshes") };
+        let Ok(Begun::Stale(old, None)) = cache.request("k").begin().await else {
+            panic!("two refreshes")
+        };
         assert_eq!(served(&old), (7, Source::Stale));
     }
     load.commit(8).await;
@@ -168,20 +166,20 @@ async fn a_load_is_lost_at_its_limit_and_at_a_shutdown() {
     tokio::spawn(async move { theirs.shutdown(Duration::ZERO).await });
     timeout(TTL, load.lost()).await.unwrap();
     drop(load);
-    let begun = other.begin("k").await.unwrap();
-    assert!(matches!(begun, Begun::Alone(WhyAlone::ShutDown)), "{begun:?}");
+    let begun = other.request("k").begin().await.unwrap();
+    assert!(matches!(begun, Begun::Alone), "{begun:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_without_a_backend_or_at_its_limit_is_alone() {
     let faulty = Faulty::new(|_| Some(Fault::Refuse));
     let cache: Cache<u64> = Cache::builder(faulty, "bellwether").build().unwrap();
-    let begun = cache.begin("k").await.unwrap();
-    assert!(matches!(begun, Begun::Alone(WhyAlone::Unanswered)), "{begun:?}");
+    let begun = cache.request("k").begin().await.unwrap();
+    assert!(matches!(begun, Begun::Alone), "{begun:?}");
     let [cache, other] = fleet(|builder| builder);
     let _load = load(&cache).await;
     let begun = other.request("k").wait_limit(100 * MS).begin().await.unwrap();
-    assert!(matches!(begun, Begun::Alone(WhyAlone::WaitOver)), "{begun:?}");
+    assert!(matches!(begun, Begun::Alone), "{begun:?}");
 }
 
 /// A part of a load may ask for other loads, though all permits are taken.

@@ -148,7 +148,7 @@ async fn a_load_without_callers_is_cancelled_if_configured() {
     let backend = MemoryBackend::new();
     let build = || {
         let builder = Cache::<String>::builder(backend.clone(), "bellwether");
-        builder.when_abandoned(Abandoned::Cancel).build().unwrap()
+        builder.cancel_abandoned().build().unwrap()
     };
     let (here, there) = (build(), build());
     let origin = Origin::default();
@@ -193,7 +193,7 @@ async fn a_failed_load_fails_its_waiters_and_no_later_caller() {
     }
     assert_eq!((begun.load(Ordering::SeqCst), local), (1, 20));
     let origin = Origin::default();
-    assert_eq!(ask(&caches[1], &origin, MS).await.unwrap().unwrap().value(), "value 1");
+    assert_eq!(ask(&caches[1], &origin, MS).await.unwrap().unwrap().value, "value 1");
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,11 +228,16 @@ async fn a_panic_is_an_outcome_before_and_after_the_first_await() {
 /// A loader that hangs under a healthy watchdog would block its key in the whole fleet.
 #[tokio::test(start_paused = true)]
 async fn a_load_that_hangs_ends_at_the_load_limit() {
-    let (_, caches) = fleet(2);
+    let backend = MemoryBackend::new();
+    let caches = [(); 2].map(|()| {
+        let builder = Cache::<String>::builder(backend.clone(), "bellwether");
+        builder.load_limit(Duration::from_secs(12)).build().unwrap()
+    });
     let begun = Instant::now();
     let hang = |cache: &Cache<String>| {
-        let request = cache.request("k").load_limit(Duration::from_secs(12));
-        tokio::spawn(request.load(|_| std::future::pending::<Result<String, BoxError>>()))
+        tokio::spawn(
+            cache.request("k").load(|_| std::future::pending::<Result<String, BoxError>>()),
+        )
     };
     let asked = [hang(&caches[0]), hang(&caches[0]), hang(&caches[1])];
     for answer in asked {
@@ -266,9 +271,9 @@ async fn a_caller_after_an_invalidation_is_served_no_older_value() {
         settle().await;
         caches[usize::from(elsewhere)].invalidate("k").await.unwrap();
         let late: Vec<_> = (0..4).map(|n| ask(&caches[n % 2], &origin, 100 * MS)).collect();
-        assert_eq!(early.await.unwrap().unwrap().value(), "value 1");
+        assert_eq!(early.await.unwrap().unwrap().value, "value 1");
         for answer in late {
-            assert_eq!(answer.await.unwrap().unwrap().value(), "value 2");
+            assert_eq!(answer.await.unwrap().unwrap().value, "value 2");
         }
         assert_eq!(origin.loads(), 2);
         assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("value 2"));
@@ -285,7 +290,7 @@ async fn a_load_never_overwrites_a_later_insert() {
     caches[1].insert("k", &"inserted".to_owned()).await.unwrap();
     for answer in early {
         let answer = answer.await.unwrap().unwrap();
-        assert_eq!((answer.value().as_str(), answer.source()), ("inserted", Source::Received));
+        assert_eq!((answer.value.as_str(), answer.source()), ("inserted", Source::Received));
     }
     assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("inserted"));
 }
@@ -304,7 +309,7 @@ async fn a_loader_learns_that_its_lease_is_lost() {
     caches[0].invalidate("k").await.unwrap();
     // The next renewal comes a third of the lease later.
     timeout(Duration::from_millis(1700), told.notified()).await.unwrap();
-    assert_eq!(load.await.unwrap().unwrap().value(), "late");
+    assert_eq!(load.await.unwrap().unwrap().value, "late");
     assert_eq!(caches[0].get("k").await.unwrap(), None);
 }
 
@@ -320,7 +325,7 @@ async fn a_lead_decides_how_its_value_is_kept() {
         }))
     };
     for answer in [unstored(&caches[0]), unstored(&caches[1])] {
-        assert_eq!(answer.await.unwrap().unwrap().value(), "passing");
+        assert_eq!(answer.await.unwrap().unwrap().value, "passing");
     }
     assert_eq!(caches[0].get("k").await.unwrap(), None);
     let short = caches[0].request("k").load(|lead: Lead<_>| async move {
@@ -379,10 +384,10 @@ async fn a_loader_that_comes_back_to_its_own_key_loads_without_storing() {
         let own = inner.request("k").load(|_| async { Ok::<_, BoxError>("inner".to_owned()) });
         let own = own.await?;
         assert_eq!(own.source(), Source::Degraded);
-        Ok::<_, Error>(format!("outer of {}", own.value()))
+        Ok::<_, Error>(format!("outer of {}", own.value))
     });
     let answer = timeout(Duration::from_secs(1), answer).await.unwrap().unwrap();
-    assert_eq!(answer.value(), "outer of inner");
+    assert_eq!(answer.value, "outer of inner");
     assert_eq!(cache.get("k").await.unwrap().as_deref(), Some("outer of inner"));
 }
 
@@ -393,7 +398,7 @@ fn crossed(cache: Cache<String>, own: &'static str, other: &'static str) -> Join
             .request(other)
             .load(move |_| async move { Ok::<_, BoxError>(format!("{other} alone")) });
         let other = other.await?;
-        Ok::<_, Error>(format!("{own} of {}", other.value()))
+        Ok::<_, Error>(format!("{own} of {}", other.value))
     }))
 }
 
@@ -569,7 +574,7 @@ fn two_over(faulty: &Faulty) -> [Cache<String>; 2] {
 /// without the lease, another process would load beside it as soon as the lease ended.
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_answer_is_lost_is_recognised_when_it_is_sent_again() {
-    let faulty = Faulty::once(Op::Claim, Fault::LoseReply);
+    let faulty = once(Op::Claim, Fault::LoseReply);
     let caches = two_over(&faulty);
     let origin = Origin::default();
     let asked = (0..20).map(|n| ask(&caches[n % 2], &origin, 500 * MS)).collect();
@@ -581,7 +586,7 @@ async fn a_claim_whose_answer_is_lost_is_recognised_when_it_is_sent_again() {
 #[tokio::test(start_paused = true)]
 async fn a_commit_whose_answer_is_lost_is_stored_once() {
     for fault in [Fault::LoseReply, Fault::Double, Fault::Late(100 * MS), Fault::Late(400 * MS)] {
-        let faulty = Faulty::once(Op::Commit, fault);
+        let faulty = once(Op::Commit, fault);
         let caches = two_over(&faulty);
         let origin = Origin::default();
         let asked = (0..20).map(|n| ask(&caches[n % 2], &origin, 500 * MS)).collect();
@@ -744,10 +749,10 @@ async fn a_commit_that_fails_costs_no_caller_the_value() {
     let caches = two_over(&faulty);
     let origin = Origin::default();
     let answer = ask(&caches[0], &origin, MS).await.unwrap().unwrap();
-    assert_eq!((answer.value().as_str(), answer.source()), ("value 1", Source::Led));
+    assert_eq!((answer.value.as_str(), answer.source()), ("value 1", Source::Led));
     assert_eq!(caches[0].stats().unstored, 1);
     faulty.plan(|_| None);
-    assert_eq!(ask(&caches[1], &origin, MS).await.unwrap().unwrap().value(), "value 2");
+    assert_eq!(ask(&caches[1], &origin, MS).await.unwrap().unwrap().value, "value 2");
 }
 
 /// An unanswered commit may have been refused because another process invalidated the key. A caller
@@ -824,14 +829,15 @@ async fn a_failed_insert_or_invalidation_is_an_error() {
 #[tokio::test(start_paused = true)]
 async fn dropping_a_request_at_any_await_leaves_nothing_behind() {
     for polls in 0..12 {
-        for policy in [Abandoned::Finish, Abandoned::Cancel] {
+        for cancels in [false, true] {
             let faulty = Faulty::new(|op| {
                 // Every operation takes a moment, so that each has an await to be dropped at.
                 (op != Op::Release).then_some(Fault::Late(5 * MS))
             });
             let build = || {
                 let builder = Cache::<String>::builder(faulty.clone(), "bellwether");
-                builder.when_abandoned(policy).build().unwrap()
+                let builder = if cancels { builder.cancel_abandoned() } else { builder };
+                builder.build().unwrap()
             };
             let [here, there] = [build(), build()];
             let origin = Origin::default();
@@ -940,7 +946,7 @@ async fn callers_beyond_the_limits_are_refused_at_once() {
         settle().await;
         assert!(ask(cache, &origin, MS).await.unwrap().is_err());
         for answer in waiting.into_iter().take(9).chain([late]) {
-            assert_eq!(answer.await.unwrap().unwrap().value(), "value 1");
+            assert_eq!(answer.await.unwrap().unwrap().value, "value 1");
         }
         // No trace of the refused callers is left.
         for _ in 0..3 {

@@ -30,7 +30,7 @@ where
     }
     let mut values = Vec::new();
     for asked in asked {
-        values.push(asked.await.unwrap().unwrap().into_value());
+        values.push(asked.await.unwrap().unwrap().value);
     }
     for cache in &caches {
         values.extend(cache.get("k").await.unwrap());
@@ -99,10 +99,10 @@ async fn an_unchanged_value_is_not_encoded_again() {
     cache.insert("k", &page).await.unwrap();
     let load = |lead: Lead<Page>| async move {
         let stale = lead.stale().ok_or("there is no stale value")?;
-        Ok::<_, BoxError>(stale.unchanged())
+        Ok::<_, BoxError>(lead.unchanged(stale))
     };
     let refreshed = cache.request("k").refresh(load).await.unwrap();
-    assert_eq!((refreshed.value().hits, cache.stats().unchanged), (0, 1));
+    assert_eq!((refreshed.value.hits, cache.stats().unchanged), (0, 1));
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -132,7 +132,7 @@ where
     let load = cache.request("k").load(|_| async { Ok::<_, BoxError>(made) });
     let loaded = load.await.unwrap();
     // Not compared by their equality, which a NaN lacks.
-    assert_eq!(format!("{:?}", loaded.value()), format!("{value:?}"));
+    assert_eq!(format!("{:?}", loaded.value), format!("{value:?}"));
     assert_eq!((loaded.source(), loaded.expires_in()), (Source::Led, None));
     assert!(cache.get("k").await.unwrap().is_none());
     let stats = cache.stats();

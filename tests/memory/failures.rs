@@ -120,11 +120,11 @@ async fn back_off(caches: &[Cache<usize>], origin: &Origin, longest: Duration) {
 async fn a_stale_value_stands_in_while_its_key_backs_off() {
     let (caches, origin) = failing_fleet(with_error_window).await;
     let first = origin.ask(&caches[0]).await.unwrap();
-    assert_eq!((*first.value(), first.source(), origin.asked()), (1, Source::Stale, 2));
+    assert_eq!((first.value, first.source(), origin.asked()), (1, Source::Stale, 2));
     for _ in 0..10 {
         for cache in &caches {
             let loaded = origin.ask_at_once(cache).await.unwrap();
-            assert_eq!((*loaded.value(), loaded.source()), (1, Source::Stale));
+            assert_eq!((loaded.value, loaded.source()), (1, Source::Stale));
         }
     }
     assert_eq!(caches[1].stats().backed_off, 10);
@@ -252,7 +252,7 @@ async fn waits_grow_up_to_the_longest_and_the_first_success_ends_them() {
         sleep(LONGEST + TICK).await;
         let asked = origin.asked();
         for cache in &caches {
-            assert_eq!(*origin.ask(cache).await.unwrap().value(), asked + 1);
+            assert_eq!(origin.ask(cache).await.unwrap().value, asked + 1);
         }
         // The next failure is the first one again.
         sleep(TTL).await;
@@ -296,7 +296,7 @@ async fn each_act_ends_a_back_off_in_the_whole_fleet() {
             "insert" => drop(caches[1].insert("k", &77).await.unwrap()),
             "invalidate" => drop(caches[1].invalidate("k").await.unwrap()),
             "expire" => drop(caches[1].expire("k").await.unwrap()),
-            _ => assert!(caches[1].touch("k").await.unwrap()),
+            _ => assert!(caches[1].request("k").touch().await.unwrap()),
         }
         let value = match act {
             "insert" => 77,
@@ -305,7 +305,7 @@ async fn each_act_ends_a_back_off_in_the_whole_fleet() {
         };
         for cache in [&caches[2], &caches[0], &caches[1]] {
             let loaded = origin.ask(cache).await.unwrap();
-            assert_eq!(*loaded.value(), value, "{act}");
+            assert_eq!(loaded.value, value, "{act}");
             assert_ne!(loaded.source(), Source::Stale, "{act}");
         }
     }
@@ -314,7 +314,7 @@ async fn each_act_ends_a_back_off_in_the_whole_fleet() {
 /// The leader that was cancelled has not failed, and the row of failures goes on.
 #[tokio::test(start_paused = true)]
 async fn after_a_cancelled_leader_the_next_caller_loads() {
-    let caches = fleet(2, |builder| always(builder).when_abandoned(Abandoned::Cancel));
+    let caches = fleet(2, |builder| always(builder).cancel_abandoned());
     let origin = Origin::failing();
     origin.ask(&caches[0]).await.unwrap_err();
     sleep(FIRST).await;
@@ -402,7 +402,7 @@ async fn without_a_backend_each_process_backs_off() {
 #[tokio::test(start_paused = true)]
 async fn a_failure_without_an_answer_backs_off_once() {
     for fault in [Fault::LoseReply, Fault::Refuse] {
-        let backend = Faulty::once(Op::Fail, fault);
+        let backend = once(Op::Fail, fault);
         let cache = always(Cache::builder(backend.clone(), "bellwether").ttl(TTL)).build().unwrap();
         let origin = Origin::failing();
         let error = origin.ask(&cache).await.unwrap_err();

@@ -51,7 +51,7 @@ async fn a_backend_that_fills_up_hands_the_load_over_and_lets_locks_end() {
         load(&there, "k").await
     };
     let (led, received, ()) = tokio::join!(load(&leader, "k"), waits, fills);
-    assert_eq!((*led.value(), *received.value()), (17, 17));
+    assert_eq!((led.value, received.value), (17, 17));
     assert_eq!(received.source(), Source::Received);
     assert_eq!((leader.stats().stored, there.stats().loads), (0, 0));
     assert_eq!(there.get("k").await.unwrap(), None);
@@ -70,7 +70,7 @@ async fn a_waiter_whose_push_is_lost_finds_out_by_itself() {
         load(&there, "k").await
     };
     let (_, waited) = tokio::join!(load(&here, "k"), waits);
-    assert_eq!((*waited.value(), there.stats().loads), (17, 0));
+    assert_eq!((waited.value, there.stats().loads), (17, 0));
     assert!(begun.elapsed() > Duration::from_secs(4), "{:?}", begun.elapsed());
 
     let guard = Locks::new(lossy.clone(), "bellwether").mutex("m").lock().await.unwrap();

@@ -52,7 +52,7 @@ impl Origin {
         let begun = Instant::now();
         let loaded = self.ask(cache).await.unwrap();
         assert_eq!(begun.elapsed(), Duration::ZERO, "the caller waited");
-        (*loaded.value(), loaded.source())
+        (loaded.value, loaded.source())
     }
 }
 
@@ -109,7 +109,7 @@ async fn the_stale_window_ends_at_its_edge() {
         origin.ask(cache).await.unwrap();
         sleep(age).await;
         let loaded = origin.ask(cache).await.unwrap();
-        assert_eq!((*loaded.value(), loaded.source()), expected, "{age:?}");
+        assert_eq!((loaded.value, loaded.source()), expected, "{age:?}");
     }
 }
 
@@ -163,7 +163,7 @@ async fn a_value_is_kept_for_failures_to_the_end_of_its_window() {
         sleep(age).await;
         origin.fails.store(true, Ordering::SeqCst);
         match origin.ask(cache).await {
-            Ok(loaded) => assert!(is_served && loaded.value() == first.value(), "{age:?}"),
+            Ok(loaded) => assert!(is_served && loaded.value == first.value, "{age:?}"),
             Err(error) => assert!(!is_served && error.kind() == ErrorKind::Load, "{error}"),
         }
     }
@@ -178,10 +178,10 @@ async fn a_panic_and_a_time_limit_are_failures_too() {
     sleep(TTL + STALE).await;
     origin.panics.store(true, Ordering::SeqCst);
     let loaded = origin.ask(cache).await.unwrap();
-    assert_eq!((*loaded.value(), loaded.source()), (1, Source::Stale));
+    assert_eq!((loaded.value, loaded.source()), (1, Source::Stale));
     let hangs = |_| async { std::future::pending::<Result<usize, BoxError>>().await };
     let loaded = cache.request("k").load(hangs).await.unwrap();
-    assert_eq!((*loaded.value(), loaded.source()), (1, Source::Stale));
+    assert_eq!((loaded.value, loaded.source()), (1, Source::Stale));
     assert_eq!(cache.stats().failures, 2);
 }
 
@@ -202,7 +202,7 @@ async fn every_process_serves_the_value_that_is_kept_for_failures() {
         .collect();
     for asked in asked {
         let loaded = asked.await.unwrap().unwrap();
-        assert_eq!((*loaded.value(), loaded.source()), (1, Source::Stale));
+        assert_eq!((loaded.value, loaded.source()), (1, Source::Stale));
     }
     assert_eq!(origin.asked(), 2);
 }
@@ -323,7 +323,7 @@ async fn one_read_in_time_keeps_all_callers_from_waiting() {
     sleep(LOAD / 2).await;
     let begun = Instant::now();
     let loaded = origin.ask(&caches[1]).await.unwrap();
-    assert_eq!((*loaded.value(), loaded.source(), origin.asked()), (2, Source::Received, 2));
+    assert_eq!((loaded.value, loaded.source(), origin.asked()), (2, Source::Received, 2));
     assert!(begun.elapsed() <= LOAD / 2 + 2 * MS, "{:?}", begun.elapsed());
 }
 
@@ -371,7 +371,7 @@ async fn an_early_refresh_begins_in_the_second_half_of_each_life() {
                 sleep(5 * MS).await;
                 Ok::<_, BoxError>(value)
             });
-            assert_eq!(*load.await.unwrap().value(), value);
+            assert_eq!(load.await.unwrap().value, value);
             sleep(MS).await;
         }
         assert_eq!(cache.stats().loads - before, 1, "{life}");
@@ -390,7 +390,7 @@ async fn a_request_has_windows_of_its_own() {
     sleep(TTL).await;
     // This caller wants nothing stale.
     let loaded = ask(Duration::ZERO).await.unwrap();
-    assert_eq!((*loaded.value(), loaded.source()), (2, Source::Led));
+    assert_eq!((loaded.value, loaded.source()), (2, Source::Led));
     ask(STALE).await.unwrap();
     sleep(TTL).await;
     // The value was loaded without a stale window.
@@ -417,7 +417,7 @@ async fn a_loader_sets_the_windows_of_its_value() {
     assert_eq!(origin.ask_at_once(cache).await, (7, Source::Stale));
     sleep(STALE).await;
     let loaded = origin.ask(cache).await.unwrap();
-    assert_eq!((*loaded.value(), loaded.source()), (7, Source::Stale));
+    assert_eq!((loaded.value, loaded.source()), (7, Source::Stale));
     sleep(ERROR).await;
     assert_eq!(origin.ask(cache).await.unwrap_err().kind(), ErrorKind::Load);
 }
@@ -443,7 +443,7 @@ async fn a_refresh_that_asks_for_its_own_key_is_served_the_stale_value() {
     let load = |_| async move {
         let known = nested.ask(&inner).await.map_err(BoxError::from)?;
         assert_eq!(known.source(), Source::Stale);
-        Ok::<_, BoxError>(known.value() + 100)
+        Ok::<_, BoxError>(known.value + 100)
     };
     cache.request("k").load(load).await.unwrap();
     let refreshed = timeout(LOAD, async {
@@ -468,12 +468,12 @@ async fn an_expired_value_is_served_only_if_the_load_fails() {
     );
     origin.fails.store(true, Ordering::SeqCst);
     let kept = origin.ask(&caches[0]).await.unwrap();
-    assert_eq!((*kept.value(), kept.source()), (1, Source::Stale));
+    assert_eq!((kept.value, kept.source()), (1, Source::Stale));
     origin.fails.store(false, Ordering::SeqCst);
     // The key backs off for a moment after the failure.
     sleep(TTL).await;
     let loaded = origin.ask(&caches[1]).await.unwrap();
-    assert_eq!((*loaded.value(), loaded.source()), (3, Source::Led));
+    assert_eq!((loaded.value, loaded.source()), (3, Source::Led));
 }
 
 /// A refresh that began before an act on the entry does not undo it.
@@ -488,7 +488,7 @@ async fn each_act_beats_the_refresh_that_began_before_it() {
         sleep(LOAD / 2).await;
         match act {
             0 => drop(caches[1].expire("k").await.unwrap()),
-            1 => assert!(caches[1].touch("k").await.unwrap()),
+            1 => assert!(caches[1].request("k").touch().await.unwrap()),
             2 => drop(caches[1].insert("k", &100).await.unwrap()),
             _ => drop(caches[1].invalidate("k").await.unwrap()),
         }
@@ -512,7 +512,7 @@ async fn a_peek_sees_each_window_and_counts_nothing() {
     ] {
         sleep(pause).await;
         let peeked = cache.peek("k").await.unwrap().unwrap();
-        assert_eq!((*peeked.value(), peeked.source()), (1, source));
+        assert_eq!((peeked.value, peeked.source()), (1, source));
         assert_eq!(cache.peek("k").await.unwrap().and_then(|it| it.expires_in()), Some(left));
     }
     sleep(ERROR).await;
@@ -523,11 +523,11 @@ async fn a_peek_sees_each_window_and_counts_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_touched_value_is_fresh_for_another_time() {
     let cache = &fleet(1, with_windows)[0];
-    assert!(!cache.touch("k").await.unwrap());
+    assert!(!cache.request("k").touch().await.unwrap());
     let origin = Origin::default();
     origin.ask(cache).await.unwrap();
     sleep(TTL + MS).await;
-    assert!(cache.touch("k").await.unwrap());
+    assert!(cache.request("k").touch().await.unwrap());
     sleep(TTL - MS).await;
     assert_eq!(origin.ask_at_once(cache).await, (1, Source::Hit));
     assert!(cache.request("k").ttl(3 * TTL).touch().await.unwrap());

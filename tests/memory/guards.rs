@@ -49,7 +49,7 @@ async fn a_guard_runs_work_until_the_lock_is_lost() {
     ends_with_the_lock!(semaphore.acquire().await.unwrap(), limit);
     let several = locks.several(["a", "b"]).lease(LEASE).max_hold(limit);
     ends_with_the_lock!(several.lock().await.unwrap(), limit);
-    let redlock = Redlock::new([MemoryBackend::new()], "bellwether").unwrap();
+    let redlock = Redlock::over([MemoryBackend::new()], "bellwether").unwrap();
     let mutex = redlock.mutex("m").lease(LEASE).max_hold(limit);
     ends_with_the_lock!(mutex.lock().await.unwrap(), limit);
 }

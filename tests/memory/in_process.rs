@@ -33,9 +33,9 @@ async fn values_are_shared_and_dropped_with_their_entries() {
         })
     };
     let loaded = join_all((0..100).map(load)).await;
-    let first = loaded[0].as_ref().unwrap().value().clone();
+    let first = loaded[0].as_ref().unwrap().value.clone();
     for loaded in loaded {
-        assert!(Arc::ptr_eq(loaded.unwrap().value(), &first));
+        assert!(Arc::ptr_eq(&loaded.unwrap().value, &first));
     }
     assert!(Arc::ptr_eq(&cache.get("k").await.unwrap().unwrap(), &first));
     assert_eq!(living.load(Ordering::SeqCst), 1);
@@ -45,7 +45,7 @@ async fn values_are_shared_and_dropped_with_their_entries() {
     assert_eq!(load(2).await.unwrap().source(), Source::Led);
     cache.invalidate_tag("a").await.unwrap();
     let third = load(3).await.unwrap();
-    assert_eq!((third.source(), third.value().1), (Source::Led, 3));
+    assert_eq!((third.source(), third.value.1), (Source::Led, 3));
     drop(third);
     assert_eq!(living.load(Ordering::SeqCst), 1);
     sleep(Duration::from_secs(61)).await;

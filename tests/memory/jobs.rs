@@ -11,10 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use bellwether::{
-    ErrorKind, Locks, MemoryBackend,
-    lock::{OnCrash, Turn},
-};
+use bellwether::{ErrorKind, Locks, MemoryBackend, lock::Turn};
 use testkit::faulty::{Fault, Faulty, Op};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -39,11 +36,6 @@ async fn begun(locks: &Locks, number: u32) -> Turn {
 
 async fn is_refused(locks: &Locks, number: u32) -> bool {
     locks.once("job", tick(number)).begin().await.unwrap().is_none()
-}
-
-/// Returns the tick before that of a turn, and whether it was done.
-fn previous(turn: &Turn) -> Option<(SystemTime, bool)> {
-    turn.previous().map(|previous| (previous.tick, previous.is_done))
 }
 
 // Ticks that are given
@@ -101,10 +93,10 @@ async fn a_turn_tells_what_became_of_the_ticks_before_it() {
     sleep(MS).await;
     assert!(is_refused(&locks, 1).await, "a tick that crashed was begun again");
     let turn = begun(&locks, 2).await;
-    assert_eq!(previous(&turn), Some((tick(1), false)));
+    assert_eq!(turn.previous(), Some(Err(tick(1))));
     turn.done().await.unwrap();
     // The ticks between were missed.
-    assert_eq!(previous(&begun(&locks, 7).await), Some((tick(2), true)));
+    assert_eq!(begun(&locks, 7).await.previous(), Some(Ok(tick(2))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -123,7 +115,7 @@ async fn a_tick_does_not_begin_beside_an_earlier_one() {
 async fn a_tick_that_crashed_runs_again_where_a_process_waits() {
     let backend = MemoryBackend::new();
     let again = |number| {
-        let job = process(&backend).once("job", tick(number)).on_crash(OnCrash::RunAgain);
+        let job = process(&backend).once("job", tick(number)).at_least_once();
         async move { job.begin().await.unwrap() }
     };
     let crashes = again(1).await.unwrap();
@@ -135,7 +127,7 @@ async fn a_tick_that_crashed_runs_again_where_a_process_waits() {
     let [first, second] = waiting;
     let turn = first.await.unwrap().expect("the tick did not run again");
     assert!(turn.fence() > fence);
-    assert_eq!(previous(&turn), Some((tick(1), false)));
+    assert_eq!(turn.previous(), Some(Err(tick(1))));
     turn.done().await.unwrap();
     assert!(second.await.unwrap().is_none(), "a tick that was done ran again");
     // A later tick ends the right to run again.
@@ -151,7 +143,7 @@ async fn a_turn_that_is_lost_is_not_done() {
     let [one, two] = [process(&backend), process(&backend)];
     for told in [false, true] {
         let number = 1 + u32::from(told);
-        let job = |locks: &Locks| locks.once("lost", tick(number)).on_crash(OnCrash::RunAgain);
+        let job = |locks: &Locks| locks.once("lost", tick(number)).at_least_once();
         let turn = job(&one).begin().await.unwrap().unwrap();
         assert!(two.mutex("lost").force_unlock().await.unwrap());
         if told {
@@ -198,7 +190,7 @@ async fn a_tick_with_a_lost_answer_is_not_begun_again() {
     sleep(MS).await;
     assert!(is_refused(&locks, 1).await);
     let turn = begun(&locks, 2).await;
-    assert_eq!(previous(&turn), Some((tick(1), false)));
+    assert_eq!(turn.previous(), Some(Err(tick(1))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -216,19 +208,23 @@ async fn a_tick_whose_lease_ends_before_it_begins_may_be_asked_for_again() {
 #[tokio::test(start_paused = true)]
 async fn a_wrong_setting_of_a_job_is_told() {
     let locks = process(&MemoryBackend::new());
-    let kind = async |job: bellwether::lock::Job| job.begin().await.unwrap_err().kind();
+    macro_rules! kind {
+        ($job:expr) => {
+            $job.begin().await.unwrap_err().kind()
+        };
+    }
     let before = SystemTime::UNIX_EPOCH - SECOND;
     let late = SystemTime::UNIX_EPOCH + 3_000_000 * HOUR;
-    assert_eq!(kind(locks.once("job", before)).await, ErrorKind::InvalidConfig);
-    assert_eq!(kind(locks.once("job", late)).await, ErrorKind::InvalidConfig);
-    assert_eq!(kind(locks.once("job", tick(1)).lease(MS)).await, ErrorKind::InvalidConfig);
-    assert_eq!(kind(locks.once("", tick(1))).await, ErrorKind::InvalidKey);
+    assert_eq!(kind!(locks.once("job", before)), ErrorKind::InvalidConfig);
+    assert_eq!(kind!(locks.once("job", late)), ErrorKind::InvalidConfig);
+    assert_eq!(kind!(locks.once("job", tick(1)).lease(MS)), ErrorKind::InvalidConfig);
+    assert_eq!(kind!(locks.once("", tick(1))), ErrorKind::InvalidKey);
     for period in [Duration::ZERO, MS, 721 * HOUR, Duration::MAX] {
         let error = locks.every("job", period).next().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{period:?}");
     }
     locks.shutdown(SECOND).await;
-    assert_eq!(kind(locks.once("job", tick(1))).await, ErrorKind::ShutDown);
+    assert_eq!(kind!(locks.once("job", tick(1))), ErrorKind::ShutDown);
 }
 
 #[tokio::test(start_paused = true)]
@@ -296,14 +292,14 @@ async fn of_the_ticks_that_were_missed_the_latest_runs() {
     let next = timeout(SECOND, next).await.expect("the next tick waits").unwrap();
     let hours = (since_1970(&next) - tick).as_secs() / 3600;
     assert!((3..=4).contains(&hours), "{hours}");
-    assert_eq!(next.previous().map(|previous| previous.is_done), Some(true));
+    assert!(next.previous().is_some_and(|previous| previous.is_ok()));
 }
 
 /// A process that drops each turn would else keep the server busy.
 #[tokio::test(start_paused = true)]
 async fn work_that_always_crashes_is_done_once_in_a_lease() {
     let locks = process(&MemoryBackend::new());
-    let mut ticks = locks.every("job", LONGEST).on_crash(OnCrash::RunAgain).lease(5 * SECOND);
+    let mut ticks = locks.every("job", LONGEST).at_least_once().lease(5 * SECOND);
     let (begun, mut turns) = (Instant::now(), 0);
     let first = since_1970(&ticks.next().await.unwrap());
     while begun.elapsed() < 60 * SECOND {

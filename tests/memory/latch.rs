@@ -2,17 +2,9 @@
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
-use std::time::Duration;
+use bellwether::lock::Latch;
 
-use bellwether::{Error, ErrorKind, Locks, MemoryBackend, lock::Latch};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, sleep, timeout},
-};
-
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
+use crate::prelude::*;
 
 fn two() -> (Latch, Latch) {
     let backend = MemoryBackend::new();
@@ -164,7 +156,7 @@ async fn a_step_with_any_fault_counts_once() {
 #[tokio::test(start_paused = true)]
 async fn a_setting_whose_answer_is_lost_is_recognised() {
     for fault in [Fault::LoseReply, Fault::Double, Fault::Hang, Fault::Refuse] {
-        let faulty = Faulty::once(Op::SetLatch, fault);
+        let faulty = once(Op::SetLatch, fault);
         let latch = Locks::new(faulty.clone(), "bellwether").latch("l");
         assert!(latch.set(2).await.unwrap(), "{fault:?}");
         assert!(!latch.set(2).await.unwrap(), "{fault:?}");

@@ -70,10 +70,8 @@ async fn a_call_without_callers_is_cancelled_if_configured() {
             self.0.store(true, Ordering::SeqCst);
         }
     }
-    let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "bellwether")
-        .when_abandoned(Abandoned::Cancel)
-        .build()
-        .unwrap();
+    let cache: Cache<String> =
+        Cache::builder(MemoryBackend::new(), "bellwether").cancel_abandoned().build().unwrap();
     let told = dropped.clone();
     let service = BellwetherLayer::new(cache, keyed).layer(service_fn(move |_: Request| {
         let told = Told(told.clone());

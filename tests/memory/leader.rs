@@ -129,7 +129,7 @@ async fn a_candidate_that_is_dropped_hands_over_at_once() {
 async fn a_leader_of_a_majority_hands_over() {
     let (servers, office) = ([(); 3].map(|()| MemoryBackend::new()), Office::default());
     let (sender, mut terms) = unbounded_channel();
-    let candidate = || Redlock::new(servers.clone(), "bellwether").unwrap().leader("work");
+    let candidate = || Redlock::over(servers.clone(), "bellwether").unwrap().leader("work");
     let first = stands(candidate(), &office, &sender);
     let term = next(&mut terms).await;
     let second = stands(candidate(), &office, &sender);

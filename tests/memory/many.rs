@@ -48,15 +48,21 @@ fn key(id: &u64) -> String {
     format!("id:{id}")
 }
 
-fn values(answers: Result<Vec<Result<u64, Error>>, Error>) -> Vec<u64> {
-    answers.unwrap().into_iter().map(Result::unwrap).collect()
+type Answers = Result<Vec<Result<Loaded<u64>, Error>>, Error>;
+
+fn values(answers: Answers) -> Vec<u64> {
+    answers.unwrap().into_iter().map(|answer| answer.unwrap().value).collect()
 }
 
-fn kinds(answers: Result<Vec<Result<u64, Error>>, Error>) -> Vec<Result<u64, ErrorKind>> {
-    answers.unwrap().into_iter().map(|answer| answer.map_err(|error| error.kind())).collect()
+fn kinds(answers: Answers) -> Vec<Result<u64, ErrorKind>> {
+    let kind = |answer: Result<Loaded<u64>, Error>| match answer {
+        Ok(loaded) => Ok(loaded.value),
+        Err(error) => Err(error.kind()),
+    };
+    answers.unwrap().into_iter().map(kind).collect()
 }
 
-fn sources(answers: Result<Vec<Result<Loaded<u64>, Error>>, Error>) -> Vec<Source> {
+fn sources(answers: Answers) -> Vec<Source> {
     answers.unwrap().into_iter().map(|answer| answer.unwrap().source()).collect()
 }
 
@@ -83,7 +89,7 @@ async fn cold_keys_are_one_call_and_the_answers_are_in_order() {
     assert_eq!(values(loaded), ids.iter().map(|id| 2 * id).collect::<Vec<_>>());
     assert_eq!(calls.take(), [(0..100).collect::<Vec<_>>()]);
     // Now they are hits, but for the new ones.
-    let loaded = cache.load_many(95..105, key, calls.loader(10 * MS)).await;
+    let loaded = cache.get_or_load_many(95..105, key, calls.loader(10 * MS)).await;
     assert_eq!(sources(loaded), [[Source::Hit; 5], [Source::Led; 5]].concat());
     assert_eq!(calls.take(), [(100..105).collect::<Vec<_>>()]);
     let none = cache.get_or_load_many([], key, calls.loader(MS)).await;
@@ -131,7 +137,7 @@ async fn half_of_the_ids_may_fail_each_with_its_error() {
     let loaded = cache.get_or_load_many(0..50, key, load).await.unwrap();
     for (id, answer) in (0..50).zip(loaded) {
         match answer {
-            Ok(value) => assert_eq!((id % 2, value), (0, 2 * id)),
+            Ok(loaded) => assert_eq!((id % 2, loaded.value), (0, 2 * id)),
             Err(error) => assert_eq!(error.load_ref::<Broken>().unwrap().0, id),
         }
         let stored = cache.get(key(&id)).await.unwrap();
@@ -177,7 +183,7 @@ async fn a_load_is_shared_with_single_calls_and_own_keys_do_not_wait_for_it() {
     let singles = [single(&here, 1), single(&there, 2)];
     sleep(MS).await;
     let begun = Instant::now();
-    let many = tokio::spawn(here.load_many(1..=3, key, calls.loader(20 * MS)));
+    let many = tokio::spawn(here.get_or_load_many(1..=3, key, calls.loader(20 * MS)));
     // The keys that this process leads are loaded before the others are waited for.
     sleep(50 * MS).await;
     assert_eq!(calls.take(), [[3]]);
@@ -187,9 +193,9 @@ async fn a_load_is_shared_with_single_calls_and_own_keys_do_not_wait_for_it() {
     assert!(begun.elapsed() < 350 * MS, "{:?}", begun.elapsed());
     assert_eq!(sources(loaded), [Source::Followed, Source::Received, Source::Led]);
     for single in singles {
-        assert_eq!(*single.await.unwrap().unwrap().value(), 70);
+        assert_eq!(single.await.unwrap().unwrap().value, 70);
     }
-    let many = tokio::spawn(here.load_many(4..=5, key, calls.loader(20 * MS)));
+    let many = tokio::spawn(here.get_or_load_many(4..=5, key, calls.loader(20 * MS)));
     sleep(MS).await;
     let never = |_| async { Err::<u64, _>(BoxError::from("not this one")) };
     assert_eq!(here.get_or_load(key(&4), never).await.unwrap(), 8);
@@ -301,7 +307,7 @@ async fn a_loader_that_waits_for_a_batch_lends_it_no_deadlock() {
     let begun = Instant::now();
     let loaded = cache.get_or_load_many([1], key, calls.loader(MS)).await;
     assert_eq!(values(loaded), [2]);
-    assert_eq!(*outer.await.unwrap().unwrap().value(), 2);
+    assert_eq!(outer.await.unwrap().unwrap().value, 2);
     assert!(begun.elapsed() < 200 * MS, "{:?}", begun.elapsed());
 }
 
@@ -323,17 +329,17 @@ async fn a_loader_that_asks_for_a_key_of_its_batch_loads_it_for_itself() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_dropped_gives_back_each_lease_or_goes_on() {
-    for abandoned in [Abandoned::Cancel, Abandoned::Finish] {
+    for is_cancelled in [true, false] {
         let (backend, calls) = (MemoryBackend::new(), Calls::default());
         let builder = Cache::<u64>::builder(backend.clone(), "many");
-        let here = builder.when_abandoned(abandoned).build().unwrap();
+        let builder = if is_cancelled { builder.cancel_abandoned() } else { builder };
+        let here = builder.build().unwrap();
         let call = here.get_or_load_many(0..20, key, calls.loader(50 * MS));
         timeout(10 * MS, call).await.expect_err("the load takes longer");
         assert_eq!(calls.take().len(), 1);
         let (there, begun) = (cache(backend), Instant::now());
         let loaded = there.get_or_load_many(0..20, key, calls.loader(MS)).await;
         assert_eq!(values(loaded).len(), 20);
-        let is_cancelled = abandoned == Abandoned::Cancel;
         assert_eq!(calls.take().len(), usize::from(is_cancelled));
         assert_eq!(begun.elapsed() < 10 * MS, is_cancelled, "{:?}", begun.elapsed());
         assert_eq!(here.stats().flights, 0);
@@ -347,7 +353,7 @@ async fn a_call_that_is_dropped_gives_back_each_lease_or_goes_on() {
 async fn a_loader_is_told_of_the_keys_that_nobody_waits_for() {
     let backend = MemoryBackend::new();
     let here = Cache::<u64>::builder(backend.clone(), "many");
-    let here = here.when_abandoned(Abandoned::Cancel).build().unwrap();
+    let here = here.cancel_abandoned().build().unwrap();
     let there = cache(backend);
     let told = Arc::<Mutex<Vec<u64>>>::default();
     let telling = told.clone();
@@ -415,7 +421,7 @@ async fn stale_values_are_served_at_once_and_refreshed_together() {
     }
     sleep(20_000 * MS).await;
     let begun = Instant::now();
-    let loaded = cache.load_many(0..30, key, calls.loader(20 * MS)).await;
+    let loaded = cache.get_or_load_many(0..30, key, calls.loader(20 * MS)).await;
     assert_eq!(sources(loaded), [Source::Stale; 30]);
     assert!(begun.elapsed() < 5 * MS, "{:?}", begun.elapsed());
     while cache.stats().flights > 0 || cache.stats().stored < 30 {
@@ -430,11 +436,11 @@ async fn stale_values_are_served_at_once_and_refreshed_together() {
 async fn without_a_backend_and_after_a_shutdown_the_ids_are_one_call_too() {
     let faulty = Faulty::new(|_| Some(Fault::Refuse));
     let (cache, calls) = (cache(faulty), Calls::default());
-    let loaded = cache.load_many(0..30, key, calls.loader(MS)).await;
+    let loaded = cache.get_or_load_many(0..30, key, calls.loader(MS)).await;
     assert_eq!(sources(loaded), [Source::Degraded; 30]);
     assert_eq!(calls.take().len(), 1);
     cache.shutdown(MS).await;
-    let loaded = cache.load_many(30..60, key, calls.loader(MS)).await;
+    let loaded = cache.get_or_load_many(30..60, key, calls.loader(MS)).await;
     assert_eq!(sources(loaded), [Source::Degraded; 30]);
     assert_eq!(calls.take().len(), 1);
 }

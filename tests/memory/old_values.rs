@@ -30,7 +30,7 @@ fn unchanged(lead: Lead<u64>) -> BoxFuture<'static, Result<u64, BoxError>> {
     async move {
         let stale = lead.stale().ok_or("there is no stale value")?;
         sleep(LOAD).await;
-        Ok(stale.unchanged())
+        Ok(lead.unchanged(stale))
     }
     .boxed()
 }
@@ -40,8 +40,8 @@ async fn seen(cache: &Cache<u64>, window: Duration) -> Option<u64> {
     let (sender, seen) = tokio::sync::oneshot::channel();
     let request = cache.request("k").stale_while_revalidate(window);
     let load = request.load(|lead| async move {
-        let _ = sender.send(lead.stale().map(|stale| *stale.value()));
-        Ok::<_, BoxError>(lead.stale().map_or(1, |stale| stale.value() + 1))
+        let _ = sender.send(lead.stale().map(|stale| stale.value));
+        Ok::<_, BoxError>(lead.stale().map_or(1, |stale| stale.value + 1))
     });
     load.await.unwrap();
     seen.await.unwrap()
@@ -49,7 +49,7 @@ async fn seen(cache: &Cache<u64>, window: Duration) -> Option<u64> {
 
 #[tokio::test(start_paused = true)]
 async fn a_loader_sees_the_value_that_it_replaces() {
-    let (cache, other, _) = fleet();
+    let (cache, other, faulty) = fleet();
     assert_eq!(seen(&cache, TTL).await, None);
     // The caller wants nothing stale, so it waits for the load.
     sleep(TTL).await;
@@ -65,15 +65,18 @@ async fn a_loader_sees_the_value_that_it_replaces() {
     assert_eq!(seen(&other, TTL).await, Some(4));
     cache.invalidate("k").await.unwrap();
     assert_eq!(seen(&other, TTL).await, None);
-    let early = EarlyRefresh::Within(TTL);
+    let other = Cache::builder(faulty, "bellwether").early_refresh(EarlyRefresh::Within(TTL));
+    let other = build(other);
+    cache.invalidate("k").await.unwrap();
+    assert_eq!(seen(&other, TTL).await, None);
     sleep(TTL / 2).await;
     let load = |lead: Lead<u64>| async move {
         let stale = lead.stale().ok_or("there is no stale value")?;
         assert_eq!(stale.age(), Some(TTL / 2));
-        Ok::<_, BoxError>(stale.value() + 100)
+        Ok::<_, BoxError>(stale.value + 100)
     };
-    let hit = other.request("k").early_refresh(early).load(load).await.unwrap();
-    assert_eq!((*hit.value(), hit.source()), (1, Source::Hit));
+    let hit = other.request("k").load(load).await.unwrap();
+    assert_eq!((hit.value, hit.source()), (1, Source::Hit));
     sleep(MS).await;
     assert_eq!(cache.get("k").await.unwrap(), Some(101));
 }
@@ -87,9 +90,9 @@ async fn an_unchanged_value_is_stored_anew() {
         let waiting = tokio::spawn(cache.request("k").load(unchanged));
         sleep(LOAD / 2).await;
         let received = other.request("k").load(unchanged).await.unwrap();
-        assert_eq!((*received.value(), received.source()), (7, Source::Received));
+        assert_eq!((received.value, received.source()), (7, Source::Received));
         let led = waiting.await.unwrap().unwrap();
-        assert_eq!((*led.value(), led.source(), led.fence()), (7, Source::Led, received.fence()));
+        assert_eq!((led.value, led.source(), led.fence()), (7, Source::Led, received.fence()));
         assert_eq!(led.expires_in(), Some(TTL));
         sleep(TTL - MS).await;
         let hit = other.request("k").load(unchanged).await.unwrap();
@@ -108,9 +111,9 @@ async fn an_unchanged_value_that_is_gone_is_stored() {
     cache.insert("k", &7).await.unwrap();
     sleep(TTL + WINDOW - LOAD / 2).await;
     let led = cache.request("k").load(unchanged).await.unwrap();
-    assert_eq!((*led.value(), led.source()), (7, Source::Led));
+    assert_eq!((led.value, led.source()), (7, Source::Led));
     let stored = other.peek("k").await.unwrap().unwrap();
-    assert_eq!((*stored.value(), stored.fence()), (7, led.fence()));
+    assert_eq!((stored.value, stored.fence()), (7, led.fence()));
     assert_eq!((cache.stats().stored, cache.stats().unchanged), (1, 1));
 }
 
@@ -140,16 +143,16 @@ async fn a_loader_that_fails_or_stores_nothing_renews_nothing() {
     sleep(TTL).await;
     let load = |lead: Lead<u64>| async move {
         lead.do_not_store();
-        Ok::<_, BoxError>(lead.stale().ok_or("there is no stale value")?.unchanged())
+        Ok::<_, BoxError>(lead.unchanged(lead.stale().ok_or("there is no stale value")?))
     };
     let led = cache.request("k").load(load).await.unwrap();
-    assert_eq!((*led.value(), led.source()), (7, Source::Led));
+    assert_eq!((led.value, led.source()), (7, Source::Led));
     let load = |lead: Lead<u64>| async move {
-        lead.stale().ok_or("there is no stale value")?.unchanged();
+        lead.unchanged(lead.stale().ok_or("there is no stale value")?);
         Err::<u64, _>(BoxError::from("too late"))
     };
     let kept = cache.request("k").load(load).await.unwrap();
-    assert_eq!((*kept.value(), kept.source()), (7, Source::Stale));
+    assert_eq!((kept.value, kept.source()), (7, Source::Stale));
     assert_eq!(faulty.count(Op::Commit), 1);
     assert_eq!(other.peek("k").await.unwrap().and_then(|it| it.expires_in()), Some(Duration::ZERO));
 }
@@ -162,6 +165,6 @@ async fn a_load_without_a_lease_has_the_value_that_was_seen() {
     sleep(TTL).await;
     faulty.plan(|op| (op == Op::Claim).then_some(Fault::Refuse));
     let degraded = cache.request("k").load(unchanged).await.unwrap();
-    assert_eq!((*degraded.value(), degraded.source()), (7, Source::Degraded));
+    assert_eq!((degraded.value, degraded.source()), (7, Source::Degraded));
     assert_eq!(faulty.count(Op::Commit), 0);
 }

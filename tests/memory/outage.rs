@@ -60,7 +60,7 @@ impl Scene {
         let scene = self.clone();
         let load = |lead| async move { scene.load(lead).await };
         let loaded = self.cache.request(key).load(load).await.unwrap();
-        (*loaded.value(), loaded.source())
+        (loaded.value, loaded.source())
     }
 
     fn loads(&self) -> usize {
@@ -74,8 +74,8 @@ impl Scene {
             0 => cache.insert("k", &7).await.is_ok(),
             1 => cache.invalidate("k").await.is_ok(),
             2 => cache.expire("k").await.is_ok(),
-            3 => cache.touch("k").await.is_ok(),
-            _ => cache.refresh("k", |_| async { Ok::<_, BoxError>(7) }).await.is_ok(),
+            3 => cache.request("k").touch().await.is_ok(),
+            _ => cache.request("k").refresh(|_| async { Ok::<_, BoxError>(7) }).await.is_ok(),
         };
         assert!(!is_done);
     }
@@ -276,7 +276,7 @@ async fn a_request_narrows_the_window_of_a_value_that_was_seen() {
     advance(TTL).await;
     let load = |_| async { Ok::<_, BoxError>(7) };
     let request = scene.cache.request("k").stale_while_revalidate(Duration::ZERO);
-    assert_eq!(*request.load(load).await.unwrap().value(), 7);
+    assert_eq!(request.load(load).await.unwrap().value, 7);
 }
 
 /// Each act has no answer, and each other process may have seen its effect.
@@ -316,7 +316,7 @@ async fn a_value_that_is_known_to_be_gone_is_not_served() {
         }
         let seen = match look {
             0 => scene.cache.get("k").await.unwrap(),
-            1 => scene.cache.peek("k").await.unwrap().map(|loaded| *loaded.value()),
+            1 => scene.cache.peek("k").await.unwrap().map(|loaded| loaded.value),
             _ => Some(scene.ask("k").await.0),
         };
         assert_eq!(seen, (look > 1).then_some(50));
@@ -403,7 +403,7 @@ async fn an_impatient_caller_is_no_probe() {
     for round in 0..16 {
         let asked = Instant::now();
         let loaded = scene.cache.request("k").load(slow).await.unwrap();
-        assert_eq!((*loaded.value(), loaded.source()), (1, Source::Degraded));
+        assert_eq!((loaded.value, loaded.source()), (1, Source::Degraded));
         assert!(asked.elapsed() <= LOAD + MS, "{round}: {:?}", asked.elapsed());
         advance(7 * MS).await;
     }
@@ -417,10 +417,10 @@ async fn a_loader_is_given_the_value_that_was_seen() {
     advance(TTL).await;
     scene.leave(Fault::Refuse);
     let load = |lead: Lead<usize>| async move {
-        Ok::<_, BoxError>(lead.stale().ok_or("no stale value")?.unchanged())
+        Ok::<_, BoxError>(lead.unchanged(lead.stale().ok_or("no stale value")?))
     };
     let loaded = scene.cache.request("k").load(load).await.unwrap();
-    assert_eq!((*loaded.value(), loaded.source()), (1, Source::Degraded));
+    assert_eq!((loaded.value, loaded.source()), (1, Source::Degraded));
     assert_eq!(scene.ask("k").await, (1, Source::Degraded));
     assert_eq!(scene.loads(), 1);
 }

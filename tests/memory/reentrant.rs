@@ -3,14 +3,14 @@
 
 use std::iter;
 
-use bellwether::lock::{ReentrantGuard, ReentrantHolder};
+use bellwether::lock::{MutexGuard, ReentrantHolder};
 use tokio::task::yield_now;
 
 use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(10);
 
-fn locking(holder: &ReentrantHolder) -> JoinHandle<Result<ReentrantGuard, Error>> {
+fn locking(holder: &ReentrantHolder) -> JoinHandle<Result<MutexGuard, Error>> {
     let holder = holder.clone();
     tokio::spawn(async move { holder.lock().await })
 }
@@ -28,8 +28,8 @@ async fn the_last_guard_releases_the_lease() {
     let first = holder.lock().await.unwrap();
     let again = holder.clone().lock().await.unwrap();
     let tried = holder.try_lock().await.unwrap().unwrap();
-    let cloned = again.clone();
-    assert!([&again, &tried, &cloned].iter().all(|guard| guard.fence() == first.fence()));
+    let last = holder.lock().await.unwrap();
+    assert!([&again, &tried, &last].iter().all(|guard| guard.fence() == first.fence()));
     // The lease is renewed for all guards.
     sleep(5 * LEASE).await;
     assert_eq!(faulty.count(Op::Acquire), 1);
@@ -38,9 +38,9 @@ async fn the_last_guard_releases_the_lease() {
     first.unlock().await.unwrap();
     drop(again);
     tried.unlock().await.unwrap();
-    assert!(locks.mutex("m").holder().await.unwrap().is_some() && !cloned.is_lost());
+    assert!(locks.mutex("m").holder().await.unwrap().is_some() && !last.is_lost());
     assert_eq!(faulty.count(Op::Release), 0);
-    cloned.unlock().await.unwrap();
+    last.unlock().await.unwrap();
     assert!(locks.mutex("m").holder().await.unwrap().is_none());
     assert_eq!(faulty.count(Op::Release), 1);
     // The holder can also begin anew.
@@ -177,17 +177,17 @@ async fn a_loss_is_reported_by_every_guard_and_not_joined() {
     let holder =
         Locks::new(faulty.clone(), "bellwether").reentrant_mutex("m").lease(LEASE).holder();
     let old: Vec<_> = [holder.lock().await.unwrap(), holder.lock().await.unwrap()].into();
-    let cloned = old[0].clone();
-    for guard in old.iter().chain([&cloned]) {
+    let last = holder.lock().await.unwrap();
+    for guard in old.iter().chain([&last]) {
         timeout(LEASE, guard.lost()).await.unwrap();
         assert!(guard.is_lost() && guard.remaining().is_zero());
     }
     faulty.plan(|_| None);
     let anew = holder.lock().await.unwrap();
-    assert!(anew.fence() > cloned.fence() && !anew.is_lost());
+    assert!(anew.fence() > last.fence() && !anew.is_lost());
     assert_eq!(holder.lock().await.unwrap().fence(), anew.fence());
-    assert_eq!(kind(cloned.renew().await), ErrorKind::Lost);
-    for guard in old.into_iter().chain([cloned]) {
+    assert_eq!(kind(last.renew().await), ErrorKind::Lost);
+    for guard in old.into_iter().chain([last]) {
         assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
     }
     sleep(3 * LEASE).await;

@@ -51,7 +51,7 @@ fn fleet<const N: usize>(with: impl Fn(Builder<u64>) -> Builder<u64>) -> [Cache<
 }
 
 fn served(loaded: &Loaded<u64>) -> (u64, Source) {
-    (*loaded.value(), loaded.source())
+    (loaded.value, loaded.source())
 }
 
 // Refreshes
@@ -83,10 +83,10 @@ async fn a_refresh_beats_each_load_that_began_before_it() {
     let waiter = tokio::spawn(waiting.request("k").load(origin.loader()));
     sleep(LOAD / 4).await;
     let refreshed = late.request("k").refresh(origin.loader()).await.unwrap();
-    assert_eq!(*refreshed.value(), 2);
-    assert_eq!(*loading.await.unwrap().unwrap().value(), 1);
+    assert_eq!(refreshed.value, 2);
+    assert_eq!(loading.await.unwrap().unwrap().value, 1);
     // It asked before the refresh, and its load was beaten, too.
-    assert_eq!(*waiter.await.unwrap().unwrap().value(), 2);
+    assert_eq!(waiter.await.unwrap().unwrap().value, 2);
     assert_eq!((early.get("k").await.unwrap(), origin.asked()), (Some(2), 2));
     assert_eq!(early.stats().refused, 1);
 }
@@ -103,8 +103,8 @@ async fn a_refresh_beats_refreshes_that_began_before_it() {
     sleep(LOAD / 4).await;
     let first = tokio::spawn(cache.request("k").refresh(origin.loader()));
     sleep(LOAD / 4).await;
-    assert_eq!(cache.refresh("k", origin.loader()).await.unwrap(), 3);
-    assert_eq!(*first.await.unwrap().unwrap().value(), 2);
+    assert_eq!(cache.request("k").refresh(origin.loader()).await.unwrap().value, 3);
+    assert_eq!(first.await.unwrap().unwrap().value, 2);
     sleep(LOAD).await;
     assert_eq!((cache.get("k").await.unwrap(), origin.asked()), (Some(3), 3));
 }
@@ -117,7 +117,7 @@ async fn many_refreshes_at_once_are_one_load() {
         .map(|at| tokio::spawn(caches[at % 4].request("k").refresh(origin.loader())))
         .collect();
     for refreshed in all {
-        assert_eq!(*refreshed.await.unwrap().unwrap().value(), 1);
+        assert_eq!(refreshed.await.unwrap().unwrap().value, 1);
     }
     assert_eq!(origin.asked(), 1);
 }
@@ -128,14 +128,14 @@ async fn a_refresh_that_fails_leaves_the_old_value() {
     let origin = Origin::default();
     cache.insert("k", &100).await.unwrap();
     origin.fails.store(true, Ordering::SeqCst);
-    let error = cache.refresh("k", origin.loader()).await.unwrap_err();
+    let error = cache.request("k").refresh(origin.loader()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Load);
     assert_eq!(cache.get("k").await.unwrap(), Some(100));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refresh_goes_on_without_its_caller() {
-    let [cache] = fleet(|builder| builder.when_abandoned(Abandoned::Cancel));
+    let [cache] = fleet(|builder| builder.cancel_abandoned());
     let origin = Origin::default();
     cache.insert("k", &100).await.unwrap();
     let refresh = tokio::spawn(cache.request("k").refresh(origin.loader()));
@@ -154,8 +154,8 @@ async fn a_refresh_has_until_the_deadline_of_a_shutdown() {
         sleep(LOAD / 2).await;
         cache.shutdown(deadline).await;
         let refreshed = refresh.await.unwrap();
-        assert_eq!(refreshed.map(Loaded::into_value).map_err(|error| error.kind()), expected);
-        let error = cache.refresh("k", origin.loader()).await.unwrap_err();
+        assert_eq!(refreshed.map(|loaded| loaded.value).map_err(|error| error.kind()), expected);
+        let error = cache.request("k").refresh(origin.loader()).await.unwrap_err();
         assert_eq!((error.kind(), origin.asked()), (ErrorKind::ShutDown, 1));
     }
 }
@@ -165,7 +165,7 @@ async fn a_refresh_needs_a_backend_that_answers() {
     let faulty = Faulty::new(|op| (op == Op::Edit).then_some(Fault::Refuse));
     let cache: Cache<u64> = Cache::builder(faulty, "bellwether").build().unwrap();
     let origin = Origin::default();
-    let error = cache.refresh("k", origin.loader()).await.unwrap_err();
+    let error = cache.request("k").refresh(origin.loader()).await.unwrap_err();
     assert_eq!((error.kind(), origin.asked()), (ErrorKind::Backend, 0));
 }
 
@@ -174,9 +174,10 @@ async fn a_loader_that_refreshes_its_own_key_does_not_wait_for_itself() {
     let [cache] = fleet(|builder| builder);
     let origin = Origin::default();
     let (inner, nested) = (cache.clone(), origin.loader());
-    let load = |_| async move { inner.refresh("k", nested).await.map(|value| value + 10) };
+    let load =
+        |_| async move { inner.request("k").refresh(nested).await.map(|loaded| loaded.value + 10) };
     // The inner refresh began later, so its value is the newer one.
-    assert_eq!(cache.refresh("k", load).await.unwrap(), 1);
+    assert_eq!(cache.request("k").refresh(load).await.unwrap().value, 1);
     assert_eq!(cache.get("k").await.unwrap(), Some(1));
 }
 
@@ -184,9 +185,11 @@ async fn a_loader_that_refreshes_its_own_key_does_not_wait_for_itself() {
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_takes_the_stale_value_after_its_limit_and_the_load_goes_on() {
-    for abandoned in [Abandoned::Finish, Abandoned::Cancel] {
-        let [cache, other] =
-            fleet(|builder| builder.serve_stale_after(LIMIT).when_abandoned(abandoned));
+    for cancels in [false, true] {
+        let [cache, other] = fleet(|builder| {
+            let builder = builder.serve_stale_after(LIMIT);
+            if cancels { builder.cancel_abandoned() } else { builder }
+        });
         let origin = Origin::default();
         cache.insert("k", &100).await.unwrap();
         sleep(TTL).await;
@@ -274,7 +277,7 @@ async fn an_impatient_caller_is_served_only_what_it_accepts() {
     });
     let mut got = Vec::new();
     for asked in asked {
-        got.push(*asked.await.unwrap().unwrap().value());
+        got.push(asked.await.unwrap().unwrap().value);
     }
     assert_eq!((got, origin.asked()), (vec![100, 1, 100], 1));
 }
@@ -291,7 +294,7 @@ async fn the_time_to_live_is_shortened_by_a_part_of_it() {
             1 => drop(cache.get_or_load(key, |_| async { Ok::<_, BoxError>(1) }).await.unwrap()),
             _ => {
                 cache.request(key).ttl(WINDOW).insert(&key).await.unwrap();
-                assert!(cache.touch(key).await.unwrap());
+                assert!(cache.request(key).touch().await.unwrap());
             }
         }
         all.push(cache.peek(key).await.unwrap().unwrap().expires_in().unwrap());

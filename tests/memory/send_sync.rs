@@ -3,7 +3,11 @@
 //! A program relies on these: it spawns the futures, and keeps the values in its own types. A field
 //! that is added inside the crate must not take a trait away, and a guard must not become `Clone`.
 
-use std::{convert::Infallible, marker::PhantomData, time::Duration};
+use std::{
+    convert::Infallible,
+    marker::PhantomData,
+    time::{Duration, SystemTime},
+};
 
 use bellwether::{
     BellwetherLayer, BoxError, Cache, Error, ErrorKind, Key, Locks, MemoryBackend, RedisBackend,
@@ -11,21 +15,20 @@ use bellwether::{
     backend::{
         Acquired, Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry,
         EntryKind, Failure, Grant, Handover, Holding, Latches, Leases, Mode, Occupied, Owner,
-        RedisBackendBuilder, Renewal, Replicas, SemaphoreKind, SentinelMaster, Store, Tick,
-        TickStep, Undecodable,
+        RedisBackendBuilder, Renewal, SemaphoreKind, Store, Tick, TickStep, Undecodable,
     },
     cache::{
-        Abandoned, Builder, Codec, EntryState, Explanation, Json, Lead, Loaded, Postcard, Raw,
-        Request, Source, StaleValue, Stats,
+        Builder, Codec, EntryState, Explanation, Json, Lead, Loaded, Postcard, Raw, Request,
+        Source, Stats,
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
     layer::{Bellwether, CachedResponse, Http, ResponseBody, ResponseFuture, Values},
     lease::{Lease, Retry, RetryStrategy},
     lock::{
-        Candidate, Job, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits,
-        ReadGuard, ReentrantGuard, ReentrantHolder, ReentrantMutex, RwLock, Semaphore,
-        SemaphorePermit, Several, SeveralGuard, Term, Ticks, Turn, WriteGuard,
+        Candidate, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard,
+        ReentrantHolder, RwLock, Semaphore, SemaphorePermit, SeveralGuard, Term, Ticks, Turn,
+        WriteGuard,
     },
     testing::{Answer, Fault, Faults, Faulty, Interceptor, Op, Operation},
 };
@@ -86,16 +89,13 @@ types! {
     Redlock => yes yes yes yes;
     Majority => yes yes yes yes;
     Candidate => yes yes yes yes;
-    Job => yes yes yes yes;
     Ticks => yes yes yes yes;
     Turn => yes yes yes no;
     Term => yes yes yes yes;
     Lease => yes yes yes no;
     Mutex => yes yes yes yes;
     MutexGuard => yes yes yes no;
-    ReentrantMutex => yes yes yes yes;
     ReentrantHolder => yes yes yes yes;
-    ReentrantGuard => yes yes yes yes;
     RwLock => yes yes yes yes;
     ReadGuard => yes yes yes yes;
     WriteGuard => yes yes yes no;
@@ -103,7 +103,6 @@ types! {
     SemaphorePermit => yes yes yes no;
     Permits => yes yes yes yes;
     PermitId => yes yes yes yes;
-    Several => yes yes yes yes;
     SeveralGuard => yes yes yes no;
     Latch => yes yes yes yes;
 
@@ -111,10 +110,8 @@ types! {
     Builder<String> => yes yes yes no;
     Request<String> => yes yes yes no;
     Lead<String> => yes yes yes yes;
-    StaleValue<String> => yes yes yes no;
     Loaded<String> => yes yes yes yes;
     Source => yes yes yes yes;
-    Abandoned => yes yes yes yes;
     Stats => yes yes yes yes;
     EntryState => yes yes yes yes;
     Explanation => yes yes yes yes;
@@ -147,8 +144,6 @@ types! {
     MemoryBackend => yes yes yes yes;
     RedisBackend => yes yes yes yes;
     RedisBackendBuilder => yes yes yes yes;
-    Replicas => yes yes yes yes;
-    SentinelMaster => yes yes yes yes;
     Acquired => yes yes yes no;
     Change => yes yes yes yes;
     Changes => yes yes yes no;
@@ -198,7 +193,8 @@ macro_rules! futures {
 futures! {
     locks: Locks => locks.shutdown(NO_TIME), locks.list(), locks.explain("k");
     redlock: Redlock => redlock.ready(), redlock.shutdown(NO_TIME);
-    job: Job => job.begin();
+    locks: Locks => locks.once("k", SystemTime::now()).begin(), locks.several(["k"]).lock(),
+        locks.several(["k"]).try_lock();
     ticks: (Ticks,) => { let (mut ticks,) = ticks; async move { ticks.next().await } };
     turn: Turn => turn.retry(NO_TIME, 1, || async { Ok::<_, Infallible>(()) }), turn.done();
     candidate: Candidate => candidate.run(|_| async {});
@@ -206,7 +202,6 @@ futures! {
     mutex: Mutex => mutex.lock(), mutex.try_lock(), mutex.holder(), mutex.force_unlock();
     guard: MutexGuard => guard.lost(), guard.renew(), guard.unlock();
     holder: ReentrantHolder => holder.lock(), holder.try_lock();
-    guard: ReentrantGuard => guard.lost(), guard.renew(), guard.unlock();
     lock: RwLock => lock.read(), lock.try_read(), lock.write(), lock.try_write(), lock.holder(),
         lock.force_unlock();
     guard: ReadGuard => guard.lost(), guard.renew(), guard.clone().try_upgrade(), guard.unlock();
@@ -218,15 +213,14 @@ futures! {
     permit: SemaphorePermit => permit.lost(), permit.renew(), permit.release();
     permits: Permits => permits.acquire(), permits.try_acquire();
     permit: (Permits, PermitId) => permit.0.renew(permit.1), permit.0.release(permit.1);
-    several: Several => several.lock(), several.try_lock();
     guard: SeveralGuard => guard.lost(), guard.renew(), guard.unlock();
     latch: Latch => latch.set(1), latch.count_down(), latch.count_down_by(1), latch.left(),
         latch.wait(), latch.clear();
 
     cache: Cache<String> => cache.get("k"), cache.insert("k", &String::new()),
         cache.invalidate("k"), cache.shutdown(NO_TIME),
-        cache.explain("k"), cache.expire("k"), cache.touch("k"), cache.peek("k"),
-        cache.refresh("k", |_| async { Ok::<_, Infallible>(String::new()) }),
+        cache.explain("k"), cache.expire("k"), cache.request("k").touch(), cache.peek("k"),
+        cache.request("k").refresh(|_| async { Ok::<_, Infallible>(String::new()) }),
         cache.get_or_load("k", |_| async { Ok::<_, Infallible>(String::new()) });
     request: Request<String> => request.load(|_| async { Ok::<_, Infallible>(String::new()) });
     lead: Lead<String> => lead.lost();

@@ -142,7 +142,7 @@ async fn a_refresh_has_a_span_and_one_in_the_background_follows_from_its_caller(
         sleep(MS).await;
     }
     assert_eq!(spans.take(), ["~caller>refresh key=k result=led"]);
-    cache.refresh("k", load).instrument(info_span!("caller")).await.unwrap();
+    cache.request("k").refresh(load).instrument(info_span!("caller")).await.unwrap();
     assert_eq!(spans.take(), ["caller>refresh key=k result=led"]);
 }
 

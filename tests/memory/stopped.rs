@@ -52,9 +52,9 @@ async fn requests_that_are_not_polled_take_no_permit_from_others() {
 #[tokio::test(start_paused = true)]
 async fn refreshes_and_begun_loads_that_are_not_polled_take_no_permit_from_others() {
     let (_, cache) = slow();
-    let refresh = |n: u32| cache.refresh(n, |_| async { Ok::<_, BoxError>(7) });
+    let refresh = |n: u32| cache.request(n).refresh(|_| async { Ok::<_, BoxError>(7) });
     let mut refreshes = pin!(join_all((0..400).map(refresh)));
-    let mut begun = pin!(join_all((400..800_u32).map(|n| cache.begin(n))));
+    let mut begun = pin!(join_all((400..800_u32).map(|n| cache.request(n).begin())));
     // All of them ask for their entries now.
     assert!(poll!(refreshes.as_mut()).is_pending());
     assert!(poll!(begun.as_mut()).is_pending());
@@ -62,7 +62,7 @@ async fn refreshes_and_begun_loads_that_are_not_polled_take_no_permit_from_other
         let other = timeout(LIMIT, get(&cache, key)).await;
         assert_eq!(other.expect("the cache stands still"), 7);
     }
-    assert!(refreshes.await.into_iter().all(|value| value.unwrap() == 7));
+    assert!(refreshes.await.into_iter().all(|value| value.unwrap().value == 7));
     assert_eq!(begun.await.len(), 400);
 }
 
@@ -177,7 +177,7 @@ fn a_lease_that_was_passed_on_is_renewed_in_the_runtime_of_its_owner() {
 /// reading of the code found this.
 #[test]
 fn a_waiter_gets_a_lock_whose_pass_was_cut_off_by_a_dropped_runtime() {
-    let faulty = Faulty::once(Op::Pass, Fault::LoseReply);
+    let faulty = once(Op::Pass, Fault::LoseReply);
     let locks = Locks::new(faulty.clone(), "bellwether");
     let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
     let (held, next) = waits_behind(&locks, &first, &second, 10_000 * MS);

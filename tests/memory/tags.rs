@@ -51,7 +51,7 @@ impl Running {
 
     async fn end(self) -> u64 {
         self.goes_on.send(()).unwrap();
-        self.load.await.unwrap().unwrap().into_value()
+        self.load.await.unwrap().unwrap().value
     }
 }
 
@@ -90,7 +90,7 @@ async fn a_caller_and_a_loader_give_tags_at_any_time() {
         Ok::<_, BoxError>(1)
     };
     for tag in ["caller", "before", "after"] {
-        assert_eq!(*cache.request("k").tag("caller").load(load).await.unwrap().value(), 1);
+        assert_eq!(cache.request("k").tag("caller").load(load).await.unwrap().value, 1);
         assert_eq!(cache.get("k").await.unwrap(), Some(1));
         cache.invalidate_tag(tag).await.unwrap();
         assert_eq!(cache.get("k").await.unwrap(), None, "{tag}");
@@ -100,7 +100,7 @@ async fn a_caller_and_a_loader_give_tags_at_any_time() {
     cache.clear().await.unwrap();
     assert_eq!(cache.get("k").await.unwrap(), None);
     assert!(cache.peek("k").await.unwrap().is_none());
-    assert!(!cache.touch("k").await.unwrap(), "an ended value is not revived");
+    assert!(!cache.request("k").touch().await.unwrap(), "an ended value is not revived");
     assert_eq!(cache.get("k").await.unwrap(), None);
 }
 
@@ -121,9 +121,9 @@ async fn a_load_that_ran_while_its_tag_ended_is_for_those_who_asked_before() {
     });
     sleep(MS).await;
     assert_eq!(old.end().await, 1);
-    assert!([1, 2].contains(&before.await.unwrap().unwrap().into_value()));
+    assert!([1, 2].contains(&before.await.unwrap().unwrap().value));
     for after in after {
-        assert_eq!(after.await.unwrap().unwrap().into_value(), 2);
+        assert_eq!(after.await.unwrap().unwrap().value, 2);
     }
     assert_eq!(other.get("k").await.unwrap(), Some(2));
 }
@@ -139,14 +139,14 @@ async fn a_process_that_waits_takes_no_value_whose_tag_has_ended() {
     sleep(MS).await;
     assert!(!waits.is_finished());
     assert_eq!(old.end().await, 1);
-    assert_eq!(waits.await.unwrap().unwrap().into_value(), 2);
+    assert_eq!(waits.await.unwrap().unwrap().value, 2);
     // One whose tag stands is taken.
     let next = Running::begin(&here, "l", "a", 3).await;
     let waits = spawn(there.request("l").load(|_lead| async { Ok::<_, BoxError>(4) }));
     sleep(MS).await;
     assert_eq!(next.end().await, 3);
     let received = waits.await.unwrap().unwrap();
-    assert_eq!((*received.value(), received.source()), (3, Source::Received));
+    assert_eq!((received.value, received.source()), (3, Source::Received));
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,7 +166,7 @@ async fn an_ended_value_is_no_fallback_and_an_expired_one_is_nothing_else() {
             cache.expire_tag("a").await.unwrap();
             assert_eq!(here.get("k").await.unwrap(), None, "it is not served stale");
             let stale = here.request("k").load(failing).await.unwrap();
-            assert_eq!((*stale.value(), stale.source()), (1, Source::Stale));
+            assert_eq!((stale.value, stale.source()), (1, Source::Stale));
             cache.invalidate_tag("a").await.unwrap();
             let error = here.get_or_load("k", failing).await.unwrap_err();
             assert!([ErrorKind::Load, ErrorKind::BackingOff].contains(&error.kind()), "{error}");
@@ -203,7 +203,7 @@ async fn an_unchanged_value_begins_anew() {
     cache.expire_tag("a").await.unwrap();
     let unchanged = |lead: Lead<u64>| async move {
         lead.tag("a");
-        Ok::<_, BoxError>(lead.stale().unwrap().unchanged())
+        Ok::<_, BoxError>(lead.unchanged(lead.stale().unwrap()))
     };
     assert_eq!(cache.get_or_load("k", unchanged).await.unwrap(), 1);
     assert_eq!(cache.get("k").await.unwrap(), Some(1));
@@ -261,7 +261,7 @@ async fn tags_have_limits() {
         (0..129).for_each(|tag| lead.tag(tag.to_string()));
         Ok::<_, BoxError>(1)
     });
-    assert_eq!(*loaded.await.unwrap().value(), 1, "its caller has it");
+    assert_eq!(loaded.await.unwrap().value, 1, "its caller has it");
     assert_eq!((cache.get("l").await.unwrap(), cache.stats().unstorable), (None, 1));
 }
 
@@ -280,7 +280,7 @@ async fn a_value_with_tags_is_kept_no_longer_than_their_ends() {
     cache.invalidate_tag("a").await.unwrap();
     for _ in 0..31 {
         for key in ["k", "l"] {
-            assert!(!cache.touch(key).await.unwrap());
+            assert!(!cache.request(key).touch().await.unwrap());
             assert_eq!(cache.get(key).await.unwrap(), None);
         }
         sleep(day).await;
@@ -360,7 +360,7 @@ async fn without_an_answer_about_tags_nothing_old_is_served() {
     faulty.plan(|op| (op == Op::TagEnds).then_some(Fault::Refuse));
     assert_eq!(cache.get("k").await.unwrap_err().kind(), ErrorKind::Backend);
     let loaded = cache.request("k").load(|_lead| async { Ok::<_, BoxError>(2) }).await.unwrap();
-    assert_eq!((*loaded.value(), loaded.source()), (2, Source::Degraded));
+    assert_eq!((loaded.value, loaded.source()), (2, Source::Degraded));
     faulty.plan(|_| None);
     // A load whose number is not known is stored, and any end of its tags was later.
     faulty.plan(|op| (op == Op::TagNumber).then_some(Fault::Refuse));
@@ -418,7 +418,7 @@ async fn a_load_that_runs_while_an_end_fails_is_for_those_who_asked_before() {
         let after = spawn(cache.request(&key).load(|_lead| async { Ok::<_, BoxError>(2) }));
         sleep(MS).await;
         assert_eq!(old.end().await, 1);
-        assert_eq!(after.await.unwrap().unwrap().into_value(), 2, "{lost}");
+        assert_eq!(after.await.unwrap().unwrap().value, 2, "{lost}");
         faulty.plan(|_| None);
         sleep(Duration::from_secs(10)).await;
         cache.get(&key).await.unwrap();
@@ -497,7 +497,7 @@ async fn a_watch_is_told_of_no_end_while_it_inserts() {
         end = Some(std::thread::spawn(move || runtime.block_on(other.invalidate_tag("a"))));
         let is_told = tells.recv_timeout(Duration::from_millis(300)).is_ok();
         assert!(!is_told, "told while it inserts");
-        *own.lock().unwrap() = Some(*loaded.value());
+        *own.lock().unwrap() = Some(loaded.value);
     });
     end.unwrap().join().unwrap().unwrap();
     let is_gone = async || own.lock().unwrap().is_none();

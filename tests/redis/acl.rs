@@ -116,10 +116,10 @@ async fn use_caches(backends: [RedisBackend; 9], key: &str) -> Result<(), Error>
     two.expire(key).await?;
     let unchanged = one.request(key).load(|lead| async move {
         let stale = lead.stale().ok_or("there is no stale value")?;
-        Ok::<_, BoxError>(stale.unchanged())
+        Ok::<_, BoxError>(lead.unchanged(stale))
     });
-    check(unchanged.await?.into_value() == "e", "the value changed")?;
-    two.refresh(key, |_| async { Ok::<_, BoxError>("f".to_owned()) }).await?;
+    check(unchanged.await?.value == "e", "the value changed")?;
+    two.request(key).refresh(|_| async { Ok::<_, BoxError>("f".to_owned()) }).await?;
     check(one.get(key).await?.as_deref() == Some("f"), "the value was not refreshed")?;
     check(one.stats().unchanged == 1, "the entry was not renewed")
 }

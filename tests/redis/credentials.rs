@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{Locks, RedisBackend, backend::Credentials};
+use bellwether::{Locks, RedisBackend};
 use testkit::{Cluster, LIMIT, Raw, RedisServer, comes_true};
 use tokio::time::timeout;
 
@@ -25,11 +25,11 @@ impl Vault {
         *self.password.lock().unwrap() = Some(password.to_owned());
     }
 
-    async fn credentials(self) -> Result<Credentials, io::Error> {
+    async fn credentials(self) -> Result<(String, String), io::Error> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let password = self.password.lock().unwrap().clone();
         let password = password.ok_or_else(|| io::Error::other("the vault is sealed"))?;
-        Ok(Credentials::user("shop", password))
+        Ok(("shop".to_owned(), password))
     }
 
     fn asked(&self) -> usize {
@@ -105,7 +105,7 @@ async fn a_panic_of_the_callback_is_a_failed_attempt() {
                 assert!(!(is_early && panics), "no early credentials");
                 async move {
                     assert!(!panics, "no late credentials");
-                    Ok::<_, io::Error>(Credentials::user("shop", "one"))
+                    Ok::<_, io::Error>(("shop".to_owned(), "one".to_owned()))
                 }
             })
             .connect_timeout(10 * LIMIT)

@@ -11,10 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use bellwether::{
-    Error, Locks,
-    lock::{Job, OnCrash, Turn},
-};
+use bellwether::{Error, Locks, lock::Turn};
 use testkit::{LIMIT, RedisServer, signal};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -96,15 +93,13 @@ impl Worker {
         u32::try_from(since.as_millis() / period().as_millis()).unwrap() + 1
     }
 
-    fn job(&self, number: u32) -> Job {
-        self.locks.once("job", SystemTime::UNIX_EPOCH + self.tick(number)).lease(2 * period())
-    }
-
     async fn skips(&self) {
         loop {
             let number = self.next();
             self.sleep_until(number).await;
-            if let Some(turn) = self.job(number).begin().await.unwrap() {
+            let tick = SystemTime::UNIX_EPOCH + self.tick(number);
+            let job = self.locks.once("job", tick).lease(2 * period());
+            if let Some(turn) = job.begin().await.unwrap() {
                 self.work(number, turn).await.ok();
             }
         }
@@ -114,7 +109,8 @@ impl Worker {
     async fn runs_again(&self) {
         for number in 0.. {
             self.sleep_until(number).await;
-            let job = self.job(number).on_crash(OnCrash::RunAgain);
+            let tick = SystemTime::UNIX_EPOCH + self.tick(number);
+            let job = self.locks.once("job", tick).lease(2 * period()).at_least_once();
             while let Some(turn) = job.begin().await.unwrap() {
                 self.work(number, turn).await.ok();
             }
@@ -123,9 +119,10 @@ impl Worker {
 
     async fn work(&self, number: u32, turn: Turn) -> Result<(), Error> {
         let previous = turn.previous().map(|previous| {
-            let since = previous.tick.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+            let (Ok(tick) | Err(tick)) = previous;
+            let since = tick.duration_since(SystemTime::UNIX_EPOCH).unwrap();
             let at = (since - self.start).as_millis() / period().as_millis();
-            (u32::try_from(at).unwrap(), previous.is_done)
+            (u32::try_from(at).unwrap(), previous.is_ok())
         });
         let (before, is_done) = previous.unzip();
         let is_first = before != Some(number);

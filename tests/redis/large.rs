@@ -80,7 +80,7 @@ async fn a_large_value_over_a_slow_link_is_a_hit_and_delays_others_by_its_transf
         for mib in [3, 8] {
             let read = reader.request(format!("{mib} MiB")).load(never);
             let read = timeout(LIMIT, read).await.unwrap().unwrap();
-            assert_eq!((read.source(), read.value().len()), (Source::Hit, mib * MIB));
+            assert_eq!((read.source(), read.value.len()), (Source::Hit, mib * MIB));
         }
     }
     is_over.store(true, Ordering::SeqCst);
@@ -104,7 +104,7 @@ async fn a_large_value_is_stored_over_a_slow_link() {
     timeout(LIMIT, far.insert("inserted", &large)).await.unwrap().unwrap();
     for key in ["loaded", "inserted"] {
         let read = timeout(LIMIT, near.request(key).load(never)).await.unwrap().unwrap();
-        assert_eq!((read.source(), read.value().len()), (Source::Hit, 8 * MIB), "{key}");
+        assert_eq!((read.source(), read.value.len()), (Source::Hit, 8 * MIB), "{key}");
     }
 }
 
@@ -226,10 +226,10 @@ async fn a_full_server_pushes_an_entry_that_it_cannot_stage() {
             raw.config_set("maxmemory", "1").await;
         }
         goes_on.notify_one();
-        assert!(load.await.unwrap().value() == &loaded);
+        assert!(load.await.unwrap().value == loaded);
         let waited = timeout(LIMIT, wait).await.unwrap().unwrap();
         assert_eq!(waited.source(), Source::Received, "full: {is_full}");
-        assert!(waited.value() == &loaded);
+        assert!(waited.value == loaded);
     }
 }
 

@@ -66,7 +66,7 @@ async fn a_copy_costs_no_command_and_each_change_ends_it() {
         for act in 0..20 {
             match act % 4 {
                 0 => drop(there.insert("k", &act).await.unwrap()),
-                1 => assert!(there.touch("k").await.unwrap()),
+                1 => assert!(there.request("k").touch().await.unwrap()),
                 2 => drop(there.expire("k").await.unwrap()),
                 _ => drop(there.invalidate("k").await.unwrap()),
             }
@@ -102,7 +102,7 @@ async fn a_refresh_in_another_process_ends_the_copy() {
             let fence = here.peek(&key).await.unwrap().unwrap().fence();
             let load = there.request(&key).refresh(move |lead| async move {
                 Ok::<_, BoxError>(match lead.stale().filter(|_| unchanged) {
-                    Some(old) => old.unchanged(),
+                    Some(old) => lead.unchanged(old),
                     None => "b".repeat(size),
                 })
             });

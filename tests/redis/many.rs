@@ -28,9 +28,9 @@ async fn load(cache: &Cache<u64>, ids: std::ops::Range<u64>) -> (Vec<Source>, us
         async move { Ok::<_, BoxError>(values) }
     };
     let key = |id: &u64| format!("id:{id}");
-    let loaded = cache.load_many(ids.clone(), key, loader).await.unwrap();
+    let loaded = cache.get_or_load_many(ids.clone(), key, loader).await.unwrap();
     let loaded: Vec<_> = loaded.into_iter().map(Result::unwrap).collect();
-    let values: Vec<u64> = loaded.iter().map(|loaded| *loaded.value()).collect();
+    let values: Vec<u64> = loaded.iter().map(|loaded| loaded.value).collect();
     assert_eq!(values, ids.map(|id| 2 * id).collect::<Vec<_>>());
     let calls = calls.load(Ordering::SeqCst);
     (loaded.iter().map(|loaded| loaded.source()).collect(), calls)

@@ -168,7 +168,7 @@ async fn a_server_that_is_stopped_costs_a_hot_key_that_was_seen_no_load() {
     let never = |_| async { Err::<u64, _>(BoxError::from("a load")) };
     let ask = async || {
         let loaded = timeout(LIMIT, cache.request("hot").load(never)).await.unwrap().unwrap();
-        (*loaded.value(), loaded.source())
+        (loaded.value, loaded.source())
     };
     cache.insert("hot", &7).await.unwrap();
     assert_eq!(ask().await, (7, Source::Hit));
@@ -194,7 +194,7 @@ async fn a_server_that_is_stopped_costs_a_hot_key_one_load() {
         let loads = loads.clone();
         let load = |_| async move { Ok::<_, BoxError>(loads.fetch_add(1, Ordering::SeqCst) + 1) };
         let loaded = timeout(LIMIT, cache.request(key).load(load)).await.unwrap().unwrap();
-        (*loaded.value(), loaded.source())
+        (loaded.value, loaded.source())
     };
     assert_eq!(ask("other").await, (1, Source::Led));
     server.kill();

@@ -219,7 +219,7 @@ async fn a_wait_for_the_load_of_another_process_costs_two_commands() {
         open.send(()).unwrap();
         assert_eq!(leading.await, Source::Led);
         let waited = timeout(LIMIT, waiting).await.unwrap().unwrap().unwrap();
-        assert_eq!((waited.source(), waited.value().len()), (Source::Received, 100));
+        assert_eq!((waited.source(), waited.value.len()), (Source::Received, 100));
         if at == 0 {
             monitor.calls_from_clients().await;
         }
@@ -379,7 +379,7 @@ async fn received_by_a_crowd(
     let waited = timeout(2 * LIMIT, join_all(waiting)).await.unwrap();
     let received = waited.into_iter().filter(|waited| match waited {
         Ok(Ok(waited)) => {
-            assert_eq!(waited.value().len(), size);
+            assert_eq!(waited.value.len(), size);
             waited.source() == Source::Received
         }
         _ => false,

@@ -11,9 +11,7 @@ use std::{
 };
 
 use axum::body::Body;
-use bellwether::{
-    BellwetherLayer, BoxError, Cache, RedisBackend, backend::Replicas, cache::Source, http_cache,
-};
+use bellwether::{BellwetherLayer, BoxError, Cache, RedisBackend, cache::Source, http_cache};
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use testkit::{LIMIT, Raw, RedisServer, comes_true};
@@ -92,7 +90,7 @@ async fn in_each_scene(play: impl AsyncFn(&mut Scene)) {
         let mut raw = server.raw().await;
         let builder = testkit::builder().server(server.url());
         let builder = match refusal {
-            Unconfirmed => builder.replicas(Replicas::confirming(1)),
+            Unconfirmed => builder.replicas(1, Duration::from_millis(100)),
             _ => builder,
         };
         let backend = builder.build().unwrap();
@@ -116,7 +114,7 @@ async fn a_server_that_refuses_writes_costs_one_load_for_each_life() {
                 .ttl(life)
                 .load(move |_| async move { Ok::<_, BoxError>(number) });
             let loaded = load.await.unwrap();
-            (*loaded.value(), loaded.source())
+            (loaded.value, loaded.source())
         };
         for _ in 0..100 {
             assert_eq!(ask(LIFE).await, (0, Source::Degraded), "{refusal:?}");

@@ -5,8 +5,7 @@ use std::{error::Error as _, time::Duration};
 use bellwether::{
     Cache, ErrorKind, Key, Locks, RedisBackend,
     backend::{
-        Acquired, Change, Claim, Handover, Leases, Mode, RedisBackendBuilder, Renewal, Replicas,
-        Store,
+        Acquired, Change, Claim, Handover, Leases, Mode, RedisBackendBuilder, Renewal, Store,
     },
     cache::Source,
     error::{BackendError, BackendErrorKind},
@@ -22,16 +21,12 @@ const SLACK: Duration = Duration::from_secs(2);
 
 /// Builds a backend that waits until a busy machine has confirmed a grant.
 fn builder() -> RedisBackendBuilder {
-    confirming(Replicas::confirming(1).within(LIMIT / 2))
+    testkit::builder().replicas(1, LIMIT / 2)
 }
 
 /// Builds a backend that soon gives up what is not confirmed.
 fn hasty(replicas: u32) -> RedisBackendBuilder {
-    confirming(Replicas::confirming(replicas))
-}
-
-fn confirming(replicas: Replicas) -> RedisBackendBuilder {
-    testkit::builder().replicas(replicas)
+    testkit::builder().replicas(replicas, Duration::from_millis(100))
 }
 
 fn claim(key: &str) -> Claim {
@@ -256,14 +251,11 @@ async fn confirmed_renewals_follow_a_slot_that_moves() {
 
 #[test]
 fn a_confirmation_limit_beyond_the_command_time_out_is_refused() {
-    for replicas in [
-        Replicas::confirming(0),
-        Replicas::confirming(1).within(Duration::from_millis(250)),
-        Replicas::confirming(1).within(Duration::ZERO),
-    ] {
+    let limit = Duration::from_millis(250);
+    for (count, within) in [(0, limit / 2), (1, limit), (1, Duration::ZERO)] {
         let builder = RedisBackend::builder().server("redis://127.0.0.1:1");
-        let error = builder.replicas(replicas).build().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{replicas:?}");
+        let error = builder.replicas(count, within).build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{count} {within:?}");
     }
 }
 
@@ -295,7 +287,7 @@ async fn concurrent_grants_without_a_replica_are_unconfirmed_and_not_silent() {
         .server(master.url())
         .command_timeout(2 * limit)
         .connect_timeout(LIMIT)
-        .replicas(Replicas::confirming(1).within(limit))
+        .replicas(1, limit)
         .build()
         .unwrap();
     backend.acquire(&claim("warm")).await.unwrap();
@@ -349,8 +341,7 @@ async fn after_the_first_unconfirmed_grant_no_miss_waits_for_replicas() {
 async fn no_caller_waits_for_a_probe_of_the_replicas() {
     let server = RedisServer::start().await;
     let limit = Duration::from_secs(2);
-    let replicas = Replicas::confirming(1).within(limit);
-    let backend = confirming(replicas).server(server.url()).build().unwrap();
+    let backend = testkit::builder().replicas(1, limit).server(server.url()).build().unwrap();
     let cache = bellwether::Cache::<String>::new(backend, "bellwether").unwrap();
     let miss = async |at: usize| {
         let load = cache.request(at).load(|_| async { Ok::<_, std::io::Error>("v".to_owned()) });

@@ -1,6 +1,6 @@
 //! Any setting with any time works over a server, or is refused with a clear error.
 
-use bellwether::{BoxError, Cache, ErrorKind, backend::Replicas};
+use bellwether::{BoxError, Cache, ErrorKind};
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use testkit::RedisServer;
 
@@ -48,7 +48,7 @@ async fn any_time_out_of_a_backend_works_or_is_refused() {
             builder = builder.connect_timeout(connect);
         }
         if given & 4 != 0 {
-            builder = builder.replicas(Replicas::confirming(1).within(within));
+            builder = builder.replicas(1, within);
         }
         let words = format!("{given} {command:?} {connect:?} {within:?}");
         match builder.build() {

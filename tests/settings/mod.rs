@@ -23,7 +23,7 @@ fn back_off(first: Duration, longest: Duration) -> AfterFailure {
     AfterFailure::BackOff { first, longest }
 }
 
-pub const OF_CACHES: [Set<Builder<Option<u32>>>; 21] = [
+pub const OF_CACHES: [Set<Builder<Option<u32>>>; 20] = [
     |it, time| it.ttl(time),
     |it, time| it.negative_ttl(time, Option::is_none),
     |it, time| it.stale_while_revalidate(time),
@@ -43,19 +43,16 @@ pub const OF_CACHES: [Set<Builder<Option<u32>>>; 21] = [
     |it, time| it.retry(Retry::fixed(time)),
     |it, time| it.retry(Retry::exponential(time, Duration::MAX)),
     |it, time| it.retry(Retry::exponential(MS, time)),
-    |it, time| it.retry(Retry::fixed(MS).within(time)),
     |it, time| it.retry(Retry::on_demand().try_limit(time)),
 ];
 /// The place of the limit of one try.
-const TRY_LIMIT: usize = 20;
+const TRY_LIMIT: usize = 19;
 
-pub const OF_REQUESTS: [Set<Request<Option<u32>>>; 7] = [
+pub const OF_REQUESTS: [Set<Request<Option<u32>>>; 5] = [
     |it, time| it.ttl(time),
     |it, time| it.stale_while_revalidate(time),
     |it, time| it.stale_if_error(time),
     |it, time| it.serve_stale_after(time),
-    |it, time| it.early_refresh(EarlyRefresh::Within(time)),
-    |it, time| it.load_limit(time),
     |it, time| it.wait_limit(time),
 ];
 
@@ -217,17 +214,16 @@ macro_rules! lock_settings {
             1 => lock.wait_limit(*time),
             2 => lock.retry(Retry::fixed(*time)),
             3 => lock.retry(Retry::exponential(*time, Duration::MAX)),
-            4 => lock.retry(Retry::on_demand().within(*time)),
-            5 => lock.retry(Retry::on_demand().try_limit(*time)),
-            $(6 => lock.$renewal(*time),
-            7 => lock.max_hold(*time),
-            $(8 => lock.$fence(*time),)?)?
+            4 => lock.retry(Retry::on_demand().try_limit(*time)),
+            $(5 => lock.$renewal(*time),
+            6 => lock.max_hold(*time),
+            $(7 => lock.$fence(*time),)?)?
             _ => lock,
         })
     };
 }
 
-pub const OF_LOCKS: usize = 9;
+pub const OF_LOCKS: usize = 8;
 
 fn is_fit<T>(answer: Option<&Result<T, ErrorKind>>) -> Result<(), TestCaseError> {
     use ErrorKind::{InvalidConfig, Lost, NotAcquired};

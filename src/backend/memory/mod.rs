@@ -44,10 +44,12 @@ use crate::{
 /// # Examples
 ///
 /// ```
-/// use bellwether::MemoryBackend;
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use bellwether::{Cache, MemoryBackend};
 ///
-/// let backend = MemoryBackend::with_weight(1 << 20);
-/// assert_eq!(backend.weight(), 0);
+/// let cache: Cache<u64> = Cache::new(MemoryBackend::with_weight(1 << 20), "shop")?;
+/// # drop(cache);
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
 pub struct MemoryBackend {
@@ -79,6 +81,7 @@ impl MemoryBackend {
 
     /// Returns the bytes that the stored entries take. Expired entries that were not yet dropped
     /// count.
+    #[doc(hidden)]
     pub fn weight(&self) -> usize {
         self.data().entries.weight
     }

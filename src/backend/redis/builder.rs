@@ -3,8 +3,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use futures_util::FutureExt;
 
 use super::{
-    Credentials, RedisBackend,
-    client::{ClusterSeeds, Endpoint, RedisConfig, Replicas, SentinelMaster, Sentinels, Servers},
+    RedisBackend,
+    client::{RedisConfig, Replicas, Servers},
 };
 use crate::error::{BoxError, Error, ErrorKind};
 
@@ -41,7 +41,7 @@ enum Location {
     #[default]
     Missing,
     Server(String),
-    Sentinels(Vec<String>, SentinelMaster),
+    Sentinels(Vec<String>, String),
     Cluster(Vec<String>),
 }
 
@@ -69,8 +69,10 @@ impl RedisBackendBuilder {
     /// Connects to the master that sentinels watch.
     ///
     /// The URLs have the credentials of the sentinels, if these ask for any. One sentinel that
-    /// replies is enough. `master` is the name under which they watch the master, or a
-    /// [`SentinelMaster`] with its credentials. The page [`failover`](super::failover) tells what a
+    /// replies is enough. `master` is the name under which they watch the master. If it asks for
+    /// credentials, `master` is a URL with the name in the place of the host. The URL may also have
+    /// a database. With `rediss://`, the certificate of the master must have the name or the
+    /// address that the sentinels announce. The page [`failover`](super::failover) tells what a
     /// failover may lose.
     ///
     /// # Examples
@@ -80,12 +82,15 @@ impl RedisBackendBuilder {
     /// let backend = RedisBackend::builder()
     ///     .sentinels(["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"], "mymaster")
     ///     .build()?;
+    /// let with_password = RedisBackend::builder()
+    ///     .sentinels(["redis://10.0.0.1:26379"], "redis://shop:secret@mymaster/3")
+    ///     .build()?;
     /// # Ok::<_, bellwether::Error>(())
     /// ```
     pub fn sentinels<U: AsRef<str>>(
         mut self,
         urls: impl IntoIterator<Item = U>,
-        master: impl Into<SentinelMaster>,
+        master: impl Into<String>,
     ) -> Self {
         self.location = Location::Sentinels(owned(urls), master.into());
         self
@@ -148,11 +153,43 @@ impl RedisBackendBuilder {
         self
     }
 
-    /// Sets how many replicas must confirm a grant before it counts.
+    /// Requires `count` replicas to confirm a grant before it counts, each time `within` a limit.
     ///
-    /// Defaults to none. [`Replicas`] tells what this gives, and what it does not.
-    pub fn replicas(mut self, replicas: Replicas) -> Self {
-        self.config.replicas = Some(replicas);
+    /// Defaults to none. The master itself does not count: with two replicas, one replica and the
+    /// master are the majority of three. The limit is at least 1 ms, and shorter than the [command
+    /// time-out](Self::command_timeout); 100 ms suits most.
+    ///
+    /// The confirmation is a `WAIT` behind the grant. With fewer replicas, the grant is given back,
+    /// and the try fails with [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the
+    /// caller's retry strategy tries again. A renewal counts no sooner than a grant, so a lease is
+    /// lost if the replicas stay away for as long as it lasts. Each grant and each renewal takes
+    /// one more round trip, from the server to its replicas.
+    ///
+    /// A failover then rarely loses a lease, but it still may, for `WAIT` is no consensus. So a
+    /// fence is needed with it as without it:
+    ///
+    /// - A replica that has *not* confirmed may become the master. Only if `count` is the number of
+    ///   *all* replicas, each of them has the lease. Then one replica that is away prevents every
+    ///   grant.
+    /// - A replica confirms what it has in memory, and may lose it when it restarts.
+    /// - A master that is cut off from its replicas grants nothing any more, but may still answer
+    ///   reads.
+    /// - A release does not wait for replicas, so a failover may undo it. The lease then ends by
+    ///   itself.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use bellwether::RedisBackend;
+    /// let backend = RedisBackend::builder()
+    ///     .server("redis://127.0.0.1/")
+    ///     .replicas(1, Duration::from_millis(100))
+    ///     .build()?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    pub fn replicas(mut self, count: u32, within: Duration) -> Self {
+        self.config.replicas = Some(Replicas { count, within });
         self
     }
 
@@ -165,21 +202,21 @@ impl RedisBackendBuilder {
         self
     }
 
-    /// Sets a callback that provides the credentials at each connect.
+    /// Sets a callback that provides the name of the user and the password at each connect.
     ///
-    /// So a password or token can change while the service runs. The callback takes the place of
-    /// the credentials in URLs and in a [`SentinelMaster`]. Only sentinels keep theirs. Its time
-    /// counts towards the [connect time-out](Self::connect_timeout). If it fails or panics, the
-    /// next attempt asks again after a pause.
+    /// So a password or token can change while the service runs. The user that Redis has from the
+    /// start is `default`. The callback takes the place of the credentials in URLs. Only sentinels
+    /// keep theirs. Its time counts towards the [connect time-out](Self::connect_timeout). If it
+    /// fails or panics, the next attempt asks again after a pause.
     ///
     /// # Examples
     ///
     /// ```
     /// # async fn read_secret() -> std::io::Result<String> { Ok("secret".to_owned()) }
-    /// use bellwether::{RedisBackend, backend::Credentials};
+    /// use bellwether::RedisBackend;
     ///
-    /// async fn credentials() -> std::io::Result<Credentials> {
-    ///     Ok(Credentials::user("shop", read_secret().await?))
+    /// async fn credentials() -> std::io::Result<(String, String)> {
+    ///     Ok(("shop".to_owned(), read_secret().await?))
     /// }
     ///
     /// let backend =
@@ -189,7 +226,7 @@ impl RedisBackendBuilder {
     pub fn credentials<F, Fut, E>(mut self, provide: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<Credentials, E>> + Send + 'static,
+        Fut: Future<Output = Result<(String, String), E>> + Send + 'static,
         E: Into<BoxError>,
     {
         let provide = move || provide().map(|provided| provided.map_err(E::into)).boxed();
@@ -257,23 +294,19 @@ impl RedisBackendBuilder {
 
 impl Location {
     fn open(self, config: RedisConfig) -> Result<RedisBackend, Error> {
-        let endpoint = match self {
+        let (servers, database) = match self {
             Self::Missing => {
                 let why = "no server was given; call `server`, `sentinels` or `cluster`";
                 return Err(Error::new(ErrorKind::InvalidConfig, why));
             }
             Self::Cluster(urls) => {
-                let seeds = ClusterSeeds::read(&urls, &config.access)?;
-                let servers = Servers::cluster(seeds, config.clone());
+                let servers = Servers::cluster(&urls, config.clone())?;
                 return Ok(RedisBackend::over(servers, None, config));
             }
-            Self::Server(url) => Endpoint::server(&url, &config.access)?,
-            Self::Sentinels(urls, master) => {
-                Endpoint::Sentinel(Arc::new(Sentinels::new(&urls, master, &config)?))
-            }
+            Self::Server(url) => Servers::single(&url, config.clone())?,
+            Self::Sentinels(urls, master) => Servers::watched(&urls, &master, config.clone())?,
         };
-        let servers = Servers::single(&endpoint, config.clone());
-        Ok(RedisBackend::over(servers, Some(endpoint.database()), config))
+        Ok(RedisBackend::over(servers, Some(database), config))
     }
 }
 
@@ -312,7 +345,8 @@ mod tests {
 
     #[test]
     fn an_error_says_what_was_given_and_what_to_do() {
-        let server = || RedisBackend::builder().server("redis://127.0.0.1:1");
+        let url = "redis://127.0.0.1:1";
+        let server = || RedisBackend::builder().server(url);
         let none: [&str; 0] = [];
         let second = Duration::from_secs(1);
         for (builder, said) in [
@@ -321,9 +355,11 @@ mod tests {
             (server().connect_timeout(Duration::ZERO), "`connect_timeout` is 0"),
             (server().command_timeout(Duration::MAX), "`command_timeout` is 18446744073709551615"),
             (server().connect_timeout(Duration::MAX), "at most 24 h"),
-            (server().replicas(Replicas::confirming(0)), "give 1 or more"),
-            (server().replicas(Replicas::confirming(1).within(second)), "1s to confirm"),
+            (server().replicas(0, second), "give 1 or more"),
+            (server().replicas(1, second), "1s to confirm"),
             (RedisBackend::builder().sentinels(none, "m"), "no sentinel was given"),
+            (RedisBackend::builder().sentinels([url], ""), "the name or URL of the master"),
+            (RedisBackend::builder().sentinels([url], "redis+unix:///m"), "a socket file"),
             (RedisBackend::builder().cluster(none), "no node of the cluster was given"),
             (RedisBackend::builder().cluster(["redis://127.0.0.1:1/3"]), "without a database"),
             (RedisBackend::builder().cluster(["redis+unix:///tmp/s"]), "host and port"),

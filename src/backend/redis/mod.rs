@@ -25,10 +25,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-pub use self::{
-    builder::RedisBackendBuilder,
-    client::{Credentials, Replicas, SentinelMaster},
-};
+pub use self::builder::RedisBackendBuilder;
 use self::{
     client::{RedisConfig, Servers},
     ops::{AgedNamespaces, Heartbeat},

@@ -7,7 +7,7 @@ use serde::{
     de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::{Credentials, RedisBackendBuilder, Replicas, SentinelMaster};
+use super::RedisBackendBuilder;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -18,7 +18,7 @@ struct BackendConfig {
     command_timeout: Option<Time>,
     connect_timeout: Option<Time>,
     push_limit: Option<usize>,
-    replicas: Option<Confirming>,
+    replicas: Option<ReplicasConfig>,
     client_name: Option<String>,
 }
 
@@ -26,20 +26,14 @@ struct BackendConfig {
 #[serde(deny_unknown_fields)]
 struct SentinelsConfig {
     urls: Secret<Vec<String>>,
-    master: String,
-    username: Option<String>,
-    password: Option<Secret<String>>,
-    #[serde(default)]
-    database: i64,
-    #[serde(default)]
-    tls: bool,
+    master: Option<Secret<String>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Confirming {
-    confirming: u32,
-    within: Option<Time>,
+struct ReplicasConfig {
+    count: u32,
+    within: Time,
 }
 
 struct Time(Duration);
@@ -124,11 +118,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for SettingsMap<T> {
 ///     r#"{
 ///         "sentinels": {
 ///             "urls": ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"],
-///             "master": "mymaster",
-///             "password": "secret"
+///             "master": "redis://shop:secret@mymaster"
 ///         },
 ///         "command_timeout": "500ms",
-///         "replicas": { "confirming": 1, "within": "50ms" }
+///         "replicas": { "count": 1, "within": "50ms" }
 ///     }"#,
 /// )
 /// .unwrap();
@@ -148,7 +141,7 @@ impl BackendConfig {
         let mut builder = match (self.server, self.sentinels, self.cluster) {
             (Some(Secret(url)), None, None) => builder.server(url),
             (None, Some(SettingsMap(given)), None) => {
-                let master = given.master()?;
+                let Secret(master) = given.master.ok_or("`sentinels` needs `master`")?;
                 builder.sentinels(given.urls.0, master)
             }
             (None, None, Some(Secret(urls))) => builder.cluster(urls),
@@ -166,31 +159,10 @@ impl BackendConfig {
         if let Some(name) = self.client_name {
             builder = builder.client_name(name);
         }
-        if let Some(Confirming { confirming, within }) = self.replicas {
-            let replicas = Replicas::confirming(confirming);
-            builder = builder.replicas(match within {
-                Some(Time(time)) => replicas.within(time),
-                None => replicas,
-            });
+        if let Some(ReplicasConfig { count, within: Time(within) }) = self.replicas {
+            builder = builder.replicas(count, within);
         }
         Ok(builder)
-    }
-}
-
-impl SentinelsConfig {
-    fn master(&self) -> Result<SentinelMaster, &'static str> {
-        let mut master = SentinelMaster::named(&self.master).database(self.database);
-        if let Some(Secret(password)) = &self.password {
-            let username = self.username.as_deref().unwrap_or("default");
-            master = master.credentials(Credentials::user(username, password));
-        }
-        match self.tls {
-            false => Ok(master),
-            #[cfg(feature = "tls")]
-            true => Ok(master.tls()),
-            #[cfg(not(feature = "tls"))]
-            true => Err("`tls` needs the feature `tls` of bellwether"),
-        }
     }
 }
 
@@ -223,12 +195,12 @@ mod tests {
         for text in [
             r#"{"server": "redis://127.0.0.1:1"}"#,
             r#"{"cluster": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"], "push_limit": 10}"#,
-            r#"{"sentinels": {"urls": ["redis://127.0.0.1:1"], "master": "m", "database": 3}}"#,
+            r#"{"sentinels": {"urls": ["redis://127.0.0.1:1"], "master": "redis://m/3"}}"#,
         ] {
             assert!(read(text).is_ok_and(|builder| builder.build().is_ok()), "{text}");
         }
         let text = r#"{"server": "redis://127.0.0.1:1", "command_timeout": "2s",
-            "connect_timeout": "3s", "replicas": {"confirming": 2}}"#;
+            "connect_timeout": "3s", "replicas": {"count": 2, "within": "1s"}}"#;
         let shown = format!("{:?}", read(text).ok());
         let expected = ["command_timeout: 2s", "connect_timeout: Some(3s)", "count: 2"];
         assert!(expected.iter().all(|expected| shown.contains(expected)), "{shown}");
@@ -242,8 +214,8 @@ mod tests {
             (r#"{"server": "redis://:8675309@a", "comand_timeout": "2s"}"#, "`comand_timeout`"),
             (r#"{"server": "redis://:8675309@a", "command_timeout": 250}"#, "\"250ms\""),
             (r#"{"server": "redis://:8675309@a", "command_timeout": "2"}"#, "\"250ms\""),
-            (r#"{"sentinels": {"urls": [], "password": "8675309"}}"#, "`master`"),
-            (r#"{"sentinels": {"urls": [], "master": "m", "pasword": "8675309"}}"#, "`pasword`"),
+            (r#"{"sentinels": {"urls": [], "mister": "8675309"}}"#, "`mister`"),
+            (r#"{"sentinels": {"urls": ["redis://:8675309@a"]}}"#, "`master`"),
             (r#"{"server": "redis://a", "server": "redis://:8675309@a"}"#, "`server`"),
             (r#""redis://:8675309@a""#, "a map of settings"),
             (r#"{"sentinels": "redis://:8675309@a"}"#, "a map of settings"),
@@ -251,7 +223,7 @@ mod tests {
             (r#"{"cluster": ["redis://a", ["redis://:8675309@a"]]}"#, "a list of texts"),
             (r#"{"sentinels": {"urls": "redis://:8675309@a", "master": "m"}}"#, "a list of texts"),
             (r#"{"server": ["redis://:8675309@a"]}"#, "a text in quotes"),
-            (r#"{"sentinels": {"urls": [], "master": "m", "password": 8675309}}"#, "in quotes"),
+            (r#"{"sentinels": {"urls": [], "master": 8675309}}"#, "in quotes"),
         ] {
             let told = read(text).err().unwrap_or_default();
             assert!(told.contains(said) && !told.contains("8675309"), "{text}: {told}");

@@ -30,7 +30,7 @@ pub(in crate::cache) struct Order {
     /// All changes were told up to this moment, if they are told at all.
     complete_until: AtomicU64,
     /// How often changes may have been missed.
-    epoch: AtomicU64,
+    generation: AtomicU64,
 }
 
 /// The changes of the names of one stripe.
@@ -41,7 +41,7 @@ struct ToldStripe {
     greatest: u64,
     /// The number of the last change that this process made.
     last_act: u64,
-    /// The epoch in which changes were known to be heard.
+    /// The generation in which changes were known to be heard.
     heard_in: Option<u64>,
     /// There was a miss.
     is_missed: bool,
@@ -52,7 +52,7 @@ struct ToldStripe {
 pub(in crate::cache) struct Fill {
     pub(super) stripe: usize,
     pub(super) changes: u64,
-    pub(super) epoch: u64,
+    pub(super) generation: u64,
     pub(super) asked: u64,
     /// The greatest number of an ended tag that was told before the question.
     pub(super) ended: u64,
@@ -69,19 +69,19 @@ impl Order {
             scope: format!("{}:c:{{", namespace.as_str()),
             origin: Instant::now(),
             complete_until: AtomicU64::new(0),
-            epoch: AtomicU64::new(0),
+            generation: AtomicU64::new(0),
         }
     }
 
     /// Notes what was told of a name until now.
     pub(super) fn mark(&self, name: &Name, now: Instant) -> Fill {
         // Before anything else is looked at.
-        let (epoch, ended) = (self.epoch(), self.tags.greatest());
+        let (generation, ended) = (self.generation(), self.tags.greatest());
         let at = self.stripe_of(name.prefix());
         let stripe = self.stripe(at);
         let (changes, asked) = (stripe.changes, self.at(now));
-        let is_heard = stripe.heard_in == Some(epoch);
-        Fill { stripe: at, changes, epoch, asked, ended, is_heard }
+        let is_heard = stripe.heard_in == Some(generation);
+        Fill { stripe: at, changes, generation, asked, ended, is_heard }
     }
 
     /// Begins a question to the backend. If changes of the name are not heard yet, they will be
@@ -100,7 +100,7 @@ impl Order {
         let was_missed = std::mem::replace(&mut self.stripe(fill.stripe).is_missed, true);
         let is_heard = store.hears(name, was_missed || at_once);
         if is_heard {
-            self.stripe(fill.stripe).heard_in = Some(fill.epoch);
+            self.stripe(fill.stripe).heard_in = Some(fill.generation);
         }
         Fill { is_heard, ..fill }
     }
@@ -116,7 +116,7 @@ impl Order {
         let stripe = self.stripe(fill.stripe);
         let is_told = stripe.changes != fill.changes && fence < stripe.greatest;
         let is_acted = stripe.last_act > fill.changes;
-        let is_current = !is_told && !is_acted && self.epoch() == fill.epoch;
+        let is_current = !is_told && !is_acted && self.generation() == fill.generation;
         if is_current {
             insert();
         }
@@ -141,16 +141,16 @@ impl Order {
     }
 
     pub(super) fn lost(&self) {
-        self.epoch.fetch_add(1, Ordering::AcqRel);
+        self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Waits until no answer from before the present epoch is being kept.
+    /// Waits until no answer from before the present generation is being kept.
     pub(super) fn settle(&self) {
         self.stripes.iter().for_each(|stripe| drop(lock(stripe)));
     }
 
-    pub(super) fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::Acquire)
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     pub(super) fn note_complete(&self, asked: Instant) {

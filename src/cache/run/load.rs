@@ -20,7 +20,7 @@ use crate::{
         local::Fill,
         member::Permit,
         notes::EntryNote,
-        outcome::{Alone, FlightResult, Head, HeadOffer, Made, Record, cut_off},
+        outcome::{Alone, FlightResult, Head, Made, Record, cut_off},
         settings::UNCACHEABLE_LIFE,
     },
     error::{BackendError, Chain, Error, ErrorKind},
@@ -28,11 +28,13 @@ use crate::{
     lease::LeaseGuard,
 };
 
-/// A load under its lease, which [`Cache::begin`] returns. Its caller makes the value, and
-/// [commits](Self::commit) it. Dropped, it releases the lease, and the next process loads.
+/// A load under its lease, which [`Request::begin`] returns. Its caller makes the value, and
+/// [commits](Self::commit) it. Dropped, it releases the lease in a task, and the next process
+/// loads.
 ///
-/// It is lost at the [load limit](crate::cache::Builder::load_limit). Until it ends it holds one of
-/// the [permits](crate::cache::Builder::max_loads).
+/// Its [`Lead`] has the fence, and sets how the value is kept. It is [lost](Lead::lost) at the
+/// [load limit](crate::cache::Builder::load_limit). Until it ends it holds one of the
+/// [permits](crate::cache::Builder::max_loads).
 ///
 /// ```
 /// # let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -41,19 +43,19 @@ use crate::{
 ///
 /// # async fn query() -> u64 { 7 }
 /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-/// let Begun::Load(load) = cache.begin("stock:42").await? else { return Ok(()) };
+/// let Begun::Load(load) = cache.request("stock:42").begin().await? else { return Ok(()) };
 /// tokio::select! {
-///     value = load.scope(query()) => assert_eq!(*load.commit(value).await.value(), 7),
-///     () = load.lost() => load.discard().await,
+///     value = load.scope(query()) => assert_eq!(load.commit(value).await.value, 7),
+///     () = load.lost() => drop(load),
 /// }
-/// let Begun::Load(load) = cache.begin("stock:43").await? else { return Ok(()) };
+/// let Begun::Load(load) = cache.request("stock:43").begin().await? else { return Ok(()) };
 /// load.confirm().await?;
 /// cache.invalidate("stock:43").await?;
 /// assert_eq!(load.confirm().await.unwrap_err().kind(), ErrorKind::Lost);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 ///
-/// [`Cache::begin`]: crate::Cache::begin
+/// [`Request::begin`]: crate::cache::Request::begin
 #[must_use = "a load that is dropped lets the next process load"]
 pub struct Load<V> {
     pub(in crate::cache) asked: AskedKey<V>,
@@ -72,7 +74,7 @@ pub struct Load<V> {
     _token: Option<TaskTrackerToken>,
 }
 
-/// The answer of [`Cache::begin`](crate::Cache::begin).
+/// The answer of [`Request::begin`](crate::cache::Request::begin).
 #[derive(Debug)]
 #[must_use = "a load that is dropped lets the next process load"]
 pub enum Begun<V> {
@@ -86,21 +88,8 @@ pub enum Begun<V> {
     /// There is no value that may be served, and this process loads it.
     Load(Load<V>),
     /// The caller loads for itself, without a lease, and nothing is stored.
-    Alone(WhyAlone),
-}
-
-/// Why there is neither a value nor a lease. [`Begun::Alone`] has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum WhyAlone {
-    /// The backend does not answer.
-    Unanswered,
-    /// The wait for another process ended, by the wait limit or the retry strategy.
-    WaitOver,
-    /// The key is remembered as uncacheable.
-    Uncacheable,
-    /// The cache is shut down.
-    ShutDown,
+    /// [`Source::Degraded`] lists the reasons.
+    Alone,
 }
 
 /// When a load began, by the clock and by the acts of this process.
@@ -121,7 +110,13 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
         let lease = Some(guard.record().clone());
         Self {
-            lead: Lead::new(lease, previous, Source::Led, run.wants_new()),
+            lead: Lead::new(
+                lease,
+                previous,
+                Source::Led,
+                asked.core.abort.clone(),
+                run.wants_new(),
+            ),
             guard,
             number: run.number(),
             failures: grant.failures(),
@@ -179,7 +174,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Loads without a lease, for all callers of this process that wait, or for one without a
     /// flight.
-    pub(super) async fn load_alone(
+    pub(super) async fn load_unleased(
         &self,
         work: &mut Option<Work<V>>,
         outage: Option<Outage>,
@@ -194,7 +189,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             return self.full(error);
         }
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
-        let lead = Lead::new(None, previous, Source::Degraded, self.wants_new());
+        let abort = core.abort.clone();
+        let lead = Lead::new(None, previous, Source::Degraded, abort, self.wants_new());
         let begun = self.asked.begin_load();
         let (number, tagged) = (core.tags.greatest(), self.asked.options().tagged.clone());
         lead.begin_tags(Tagged { number, ..tagged });
@@ -225,7 +221,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let work = work.take().ok_or_else(cut_off)?;
         core.counters.loads.add();
         let number = self.number();
-        let limit = self.asked.options().load_limit;
+        let limit = core.settings.load_limit;
         let produced = tokio::select! {
             biased;
             produced = loader::run(work, lead.clone(), limit, (number, &core.meter)) => {
@@ -247,7 +243,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             // It says nothing to others.
             Ok(Produced::Reserved) => {}
             Ok(_) => core.failures.forget(key),
-            Err(_) => core.counters.failures.add(),
+            Err(_) => {
+                core.counters.failures.add();
+                // No more callers take the head of a value that will never be whole.
+                if let (Some(leader), Some(_)) = (&self.leader, lead.head()) {
+                    leader.close_head();
+                }
+            }
         }
         produced
     }
@@ -255,10 +257,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Lands the head of the value for the callers that joined before the epoch of its load.
     fn land_head(&self, head: &Head, lead: &Lead<V>, epoch: Epoch) {
         if let Some(leader) = &self.leader {
-            leader.land_head(
-                Ok(FlightResult::Head(HeadOffer::new(head.clone(), lead.source()))),
-                epoch,
-            );
+            leader.land_head(Ok(FlightResult::Head(head.clone(), lead.source())), epoch);
         }
     }
 

@@ -93,7 +93,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Decision::Miss { seen } => Step::Claim { seen },
             Decision::Unanswered(_) => self.away(held),
             Decision::Uncacheable { seen } => match self.asked.options().sharing.on_uncacheable {
-                OnUncacheable::Coalesce => Step::LoadAlone(None),
+                OnUncacheable::Coalesce => Step::LoadUnleased(None),
                 OnUncacheable::Pass => FlightEnd::alone(Alone::Uncacheable).into(),
                 OnUncacheable::Claim => Step::Claim { seen },
             },
@@ -106,9 +106,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let AskedKey { core, key, name, shard, .. } = &self.asked;
         // A refresh does not want an old value.
         if self.start != RunStart::Look {
-            return Step::LoadAlone(None);
+            return Step::LoadUnleased(None);
         }
-        let Some(outage) = shard.breaker.outage() else { return Step::LoadAlone(None) };
+        let Some(outage) = shard.breaker.outage() else { return Step::LoadUnleased(None) };
         let epoch = self.begin_epoch();
         match core.recall(key, name, &self.asked.options().rules, outage) {
             Some(Decision::Old(previous)) => {
@@ -117,7 +117,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Some(Decision::Served(loaded)) => return FlightEnd::found(loaded, epoch).into(),
             _ => {}
         }
-        Step::LoadAlone(Some(outage))
+        Step::LoadUnleased(Some(outage))
     }
 
     /// Looks once more, where this process may not load: another process may have loaded meanwhile.
@@ -147,8 +147,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         claim.listens = self.start != RunStart::Behind;
         let mut waiting = Waiting::new(settings.retry.as_ref(), options.wait_limit, Instant::now());
         let acquisition = core.engine.acquisition(claim);
-        let (epoch, fence) = (Epoch::END, 0);
-        let mut claiming = Claiming { run: self, held, acquisition, seen, epoch, fence };
+        let (epoch, met) = (Epoch::END, 0);
+        let mut claiming = Claiming { run: self, held, acquisition, seen, epoch, met };
         let Break(step) = claiming.settle(&mut waiting).await;
         if let Step::Land(end, _) = &step {
             core.meter.woken(waiting.pushed_at, result(&end.outcome, true));
@@ -167,7 +167,7 @@ struct Claiming<'a, V> {
     /// The epoch of the last request: later joiners have no part in its answer.
     epoch: Epoch,
     /// The fence of the holder that was in the way.
-    fence: u64,
+    met: u64,
 }
 
 /// Breaks with the step that the claim leads to.
@@ -268,11 +268,11 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         }
         match change {
             // A push that is older than the present holder is late or doubled.
-            Change::Entry(entry) if entry.fence >= self.fence => self.received(entry).await,
-            Change::Announced(announced) if announced.fence >= self.fence => {
+            Change::Entry(entry) if entry.fence >= self.met => self.received(entry).await,
+            Change::Announced(announced) if announced.fence >= self.met => {
                 self.fetch(&announced, left).await
             }
-            Change::Failed(failure) if failure.fence() >= self.fence => {
+            Change::Failed(failure) if failure.fence() >= self.met => {
                 Break(FlightEnd::failed(core.failures.of_another(failure)).into())
             }
             _ => Continue(()),
@@ -362,7 +362,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         debug!(fence, "lease taken");
         let upkeep = asked.core.settings.upkeep(asked.options());
         let granted = self.acquisition.settle(upkeep, fence, sent, None);
-        let guard = asked.core.engine.hold(granted);
+        let guard = asked.core.engine.hold(granted, None);
         let load = Load::new(asked.clone(), guard, grant, self.held, self.run);
         Step::Load(Box::new(load), self.epoch)
     }
@@ -378,13 +378,13 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if self.run.start == RunStart::Behind {
             debug!("another process refreshes");
             core.refreshes.note(EntryNote::Refreshed, key, self.seen, remaining);
-            return Break(Step::LoadAlone(None));
+            return Break(Step::LoadUnleased(None));
         }
-        let met = std::mem::replace(&mut self.fence, fence);
-        let is_next = met != 0 && met != fence;
+        let before = std::mem::replace(&mut self.met, fence);
+        let is_next = before != 0 && before != fence;
         if is_last || (is_next && options.sharing.waits_once) {
             debug!("the wait for another process is over");
-            return Break(Step::LoadAlone(None));
+            return Break(Step::LoadUnleased(None));
         }
         debug!(fence, ?remaining, "another process loads");
         Continue(remaining)

@@ -17,7 +17,7 @@ use futures_util::FutureExt;
 use tokio::time::Instant;
 use tracing::{Instrument, Span, debug};
 
-pub use self::load::{Begun, Load, WhyAlone};
+pub use self::load::{Begun, Load};
 use super::{
     Lead, Loaded, Source,
     breaker::{Outage, Shard},
@@ -141,7 +141,7 @@ enum Step<V> {
     /// Load under a lease that was granted in this epoch.
     Load(Box<Load<V>>, Epoch),
     /// Load without a lease. In an outage, the value is remembered until its end.
-    LoadAlone(Option<Outage>),
+    LoadUnleased(Option<Outage>),
 }
 
 impl<V> From<FlightEnd<V>> for Step<V> {
@@ -264,8 +264,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let end = match Box::pin(self.claimed(step, &mut held)).await {
             Step::Land(end, _) => end,
             Step::Load(load, granted) => Box::pin(self.load(work, load, granted)).await,
-            Step::LoadAlone(outage) => Box::pin(self.load_alone(work, outage, &mut held)).await,
-            Step::Claim { .. } => Box::pin(self.load_alone(work, None, &mut held)).await,
+            Step::LoadUnleased(outage) => {
+                Box::pin(self.load_unleased(work, outage, &mut held)).await
+            }
+            Step::Claim { .. } => Box::pin(self.load_unleased(work, None, &mut held)).await,
         };
         self.or_fallback(end, &held)
     }
@@ -278,14 +280,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         mut work: Option<Work<V>>,
     ) -> Outcome<V> {
         let run = Self::new(core, key, own, None, RunStart::Look)?;
-        let end = run.load_alone(&mut work, None, &mut Held::default()).await;
-        ended(&core.counters, end.outcome, true, None)
+        let end = run.load_unleased(&mut work, None, &mut Held::default()).await;
+        ended(&core.counters, end.outcome, true)
     }
 
     /// Claims the lease, if that is the next step. Returns the step that follows.
     async fn claimed(&self, step: Step<V>, held: &mut Held<V>) -> Step<V> {
         match step {
-            Step::Claim { .. } if self.asked.options().sharing.is_local => Step::LoadAlone(None),
+            Step::Claim { .. } if self.asked.options().sharing.is_local => Step::LoadUnleased(None),
             Step::Claim { seen } => self.claim(seen, held).await,
             step => step,
         }
@@ -328,7 +330,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Looks, and claims the lease unless the entry is good enough, for a caller that loads itself.
     pub(super) async fn begin(&self) -> Result<Begun<V>, Error> {
-        let AskedKey { core, shard, .. } = &self.asked;
+        let core = &self.asked.core;
         let mut held = Held::default();
         let step = self.look(&mut held).await;
         let (end, old) = match self.claimed(step, &mut held).await {
@@ -338,18 +340,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 return Ok(Begun::Load(*load));
             }
             Step::Land(end, old) => (self.or_fallback(end, &held), old),
-            Step::Claim { .. } | Step::LoadAlone(_) => {
-                let is_silent = shard.breaker.is_troubled();
-                let why = if is_silent { WhyAlone::Unanswered } else { WhyAlone::WaitOver };
-                return Ok(Begun::Alone(why));
-            }
+            Step::Claim { .. } | Step::LoadUnleased(_) => return Ok(Begun::Alone),
         };
-        let loaded = match ended(&core.counters, end.outcome, true, None)? {
-            FlightResult::Loaded(loaded) => loaded,
-            // A run without a flight has no other end.
-            FlightResult::Alone(_) | FlightResult::Head(_) => {
-                return Ok(Begun::Alone(WhyAlone::Uncacheable));
-            }
+        let FlightResult::Loaded(loaded) = ended(&core.counters, end.outcome, true)? else {
+            return Ok(Begun::Alone);
         };
         core.counters.served(loaded.source());
         let load = match old {

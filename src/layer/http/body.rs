@@ -26,7 +26,7 @@ use futures_util::FutureExt;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
-use pin_project::pin_project;
+use pin_project_lite::pin_project;
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -40,27 +40,30 @@ use crate::{
     time::after,
 };
 
-/// The body of a response: stored bytes, or the body of the inner service.
-///
-/// The callers of a process may read one body of the inner service together, each at its own pace.
-/// If it breaks off, all of them get its [error](BodyError).
-#[pin_project]
-pub struct ResponseBody<B: Body> {
-    #[pin]
-    source: BodySource<B>,
+pin_project! {
+    /// The body of a response: stored bytes, or the body of the inner service.
+    ///
+    /// The callers of a process may read one body of the inner service together, each at its own
+    /// pace. If it breaks off, all of them get its [error](BodyError).
+    pub struct ResponseBody<B: Body> {
+        #[pin]
+        source: BodySource<B>,
+    }
 }
 
-#[pin_project(project = BodySourceProjection)]
-enum BodySource<B: Body> {
-    /// All bytes are here.
-    Whole { bytes: Option<Bytes> },
-    /// The inner body, of which nothing was read.
-    Untouched {
-        #[pin]
-        body: B,
-    },
-    /// The inner body, which others may read too.
-    Shared { reader: Reader },
+pin_project! {
+    #[project = BodySourceProjection]
+    enum BodySource<B: Body> {
+        /// All bytes are here.
+        Whole { bytes: Option<Bytes> },
+        /// The inner body, of which nothing was read.
+        Untouched {
+            #[pin]
+            body: B,
+        },
+        /// The inner body, which others may read too.
+        Shared { reader: Reader },
+    }
 }
 
 impl<B: Body> ResponseBody<B> {

@@ -118,7 +118,7 @@ impl CachedResponse {
     /// Returns whether a response is stored, or was fresh when a caller came that has waited so
     /// long for it.
     pub(super) fn is_in_time(loaded: &Loaded<Self>, waited: impl FnOnce() -> Duration) -> bool {
-        let late = loaded.value().head.late;
+        let late = loaded.value.head.late;
         late == 0 || was_stored(loaded) || u128::from(late) <= waited().as_millis()
     }
 
@@ -135,7 +135,7 @@ impl CachedResponse {
     pub(super) fn replay(loaded: Loaded<Self>) -> Response<Bytes> {
         let was_stored = was_stored(&loaded);
         let kept = loaded.age().unwrap_or_default().as_secs();
-        let response = loaded.into_value();
+        let response = loaded.value;
         let on_arrival = response.head.age;
         let age = on_arrival.saturating_add(kept);
         let age = (was_stored || on_arrival > 0).then_some(age);

@@ -1,5 +1,5 @@
-//! How the answer to a request is made from a shared response: whole, its headers alone, a part (RFC
-//! 9110, section 14), or by a condition (section 13).
+//! How the answer to a request is made from a shared response: whole, its headers alone, a part
+//! (RFC 9110, section 14), or by a condition (section 13).
 //!
 //! A part is taken of a whole response only. While a body arrives, all of it is the answer.
 
@@ -21,8 +21,8 @@ use super::{
     fields::{date, sole},
 };
 
-/// The headers of a request that a shared response answers: its conditions and its range. `If-Match`
-/// and `If-Unmodified-Since` are for the inner service.
+/// The headers of a request that a shared response answers: its conditions and its range.
+/// `If-Match` and `If-Unmodified-Since` are for the inner service.
 pub(super) const TERMS: [HeaderName; 4] = [IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE];
 
 /// The part of a body that an answer without a body has.

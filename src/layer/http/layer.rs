@@ -303,8 +303,8 @@ impl BellwetherLayer<Http> {
     /// a `503` sets that time, up to a minute. Requests that pass change nothing, and nor do
     /// failures of requests with `Authorization`.
     ///
-    /// The cache's [`after_failure`](crate::cache::Builder::after_failure) sets another rule, by the
-    /// [status](super::InnerServiceError). With
+    /// The cache's [`after_failure`](crate::cache::Builder::after_failure) sets another rule, by
+    /// the [status](super::InnerServiceError). With
     /// [`BackOffFromSecond`](crate::cache::AfterFailure::BackOffFromSecond), the callers that wait
     /// for the first failure receive its status. With
     /// [`LoadAgain`](crate::cache::AfterFailure::LoadAgain), they send their own requests, and no
@@ -316,8 +316,9 @@ impl BellwetherLayer<Http> {
     /// arrives, from the start and each at its own pace. A caller may join as long as the response
     /// is fresh. The body is in memory once. It is stored when it is complete, and the lease of the
     /// load is renewed until then. Other processes wait for that, up to the
-    /// [limit](crate::cache::Builder::wait_limit) of the cache. Where it took longer than the response was fresh, their callers have it that came in time, and the others
-    /// share the next load.
+    /// [limit](crate::cache::Builder::wait_limit) of the cache. Where it took longer than the
+    /// response was fresh, their callers have it that came in time, and the others share the next
+    /// load.
     ///
     /// A body that breaks off is an [error](crate::layer::BodyError) for all its readers, never a
     /// clean end, and is not stored. So is one whose length contradicts its `Content-Length`.
@@ -325,12 +326,13 @@ impl BellwetherLayer<Http> {
     ///
     /// A body becomes uncacheable if it grows over the [limit](crate::cache::Builder::max_value),
     /// makes no progress for 10 s, or takes [too long](Self::body_limit). Its callers read on, at
-    /// the pace of the fastest one. At most as much as that limit is kept for slower ones. While that is full, the others wait, for a second in all. After that, a reader
-    /// that is too far behind gets an error.
+    /// the pace of the fastest one. At most as much as that limit is kept for slower ones. While
+    /// that is full, the others wait, for a second in all. After that, a reader that is too far
+    /// behind gets an error.
     ///
     /// A body that no caller reads any more is read to its end and stored, or to its limits.
-    /// [`Abandoned::Cancel`](crate::cache::Abandoned::Cancel) ends it 50 to 100 ms after its last
-    /// reader left. A body that none has begun to read is still stored, as after a refresh. A
+    /// [`cancel_abandoned`](crate::cache::Builder::cancel_abandoned) ends it 50 to 100 ms after its
+    /// last reader left. A body that none has begun to read is still stored, as after a refresh. A
     /// shutdown of the cache ends no body that is read.
     ///
     /// # Errors
@@ -603,7 +605,8 @@ impl BellwetherLayer<Http> {
     ///
     /// If the response has a `Vary`, or if the layer adds [parts](Self::vary_by) to the key, the
     /// cache holds a marker under this key: a response with the status 100. All responses below it
-    /// end with it. [`expire`](Cache::expire) and [`touch`](Cache::touch) act on the marker alone.
+    /// end with it. [`expire`](Cache::expire) and [`touch`](crate::cache::Request::touch) act on
+    /// the marker alone.
     ///
     /// Returns `None` if the host is not clear, or if the request has no path. With
     /// [`coalesce_only`](super::Policy::coalesce_only), the parts are in the key, and may exclude a

@@ -27,7 +27,7 @@ use super::{
     variants::{Marker, Place, Variant},
 };
 use crate::{
-    cache::{Abandoned, Lead, Produced},
+    cache::{Lead, Produced},
     error::{BoxError, Error, ErrorKind},
     layer,
     sync::lock,
@@ -305,7 +305,7 @@ impl ResponseLoad {
 
 impl Http {
     fn body_limits(&self) -> BodyLimits {
-        let finish_unread = self.0.cache.settings().abandoned == Abandoned::Finish;
+        let finish_unread = !self.0.cache.settings().cancels_abandoned;
         let (size, total) = (self.0.cache.settings().max_value as u64, self.0.body_limit);
         BodyLimits { size, total, finish_unread }
     }

@@ -24,7 +24,7 @@ use super::{
     variants::{KEY_LENGTH, Marker, Place},
 };
 use crate::{
-    cache::{self, Alone, FlightResult, HeadOffer, Loaded, OnFull, Sharing, Source},
+    cache::{self, Alone, FlightResult, Head, Loaded, OnFull, Sharing, Source},
     error::{BoxError, Error, ErrorKind},
     key::Key,
     layer::{self, Bellwether, ResponseFuture},
@@ -141,8 +141,6 @@ enum Settled<S: InnerHttp<B>, B> {
     Varies(B, Marker),
     /// The flight goes on without the caller that leads it, and will answer its request.
     Led(oneshot::Receiver<CallResult<S, B>>),
-    /// The body of the response broke off. The outcome of the load is on its way.
-    Broken(B, HeadOffer<CachedResponse>),
 }
 
 /// Answers a request with the shared response, or with the caller's own if there is none.
@@ -177,15 +175,6 @@ where
                     return Box::pin(http.pass(place, question, body, inner, why)).await;
                 }
                 body
-            }
-            Settled::Broken(body, offer) => {
-                match Box::pin(offer.decline(http.0.cache.counters())).await {
-                    None => body,
-                    Some(flown) => {
-                        settled = http.settle(&place, &question, Exchange::new(body).0, flown);
-                        continue;
-                    }
-                }
             }
             Settled::Alone { body, again: true, .. } if tries > 0 => {
                 tries -= 1;
@@ -251,7 +240,7 @@ impl Http {
         let stored = self.0.cache.peek(&place.key).await;
         let stored = stored.inspect_err(|error| debug!(%error, "the stored response is not known"));
         match stored {
-            Ok(Some(stored)) if Marker::is(stored.value()) => match Marker::of(stored.value()) {
+            Ok(Some(stored)) if Marker::is(&stored.value) => match Marker::of(&stored.value) {
                 Some(marker) => Settled::Varies(body, marker),
                 None => Settled::Alone { body, why: Forward::Key, again: false },
             },
@@ -274,7 +263,7 @@ impl Http {
             // The exchange is left alone then. Its request may be that of a refresh which has
             // begun, and a stale response stands in for the answer of an origin that fails.
             Ok(FlightResult::Loaded(loaded))
-                if !Marker::is(loaded.value())
+                if !Marker::is(&loaded.value)
                     && CachedResponse::is_in_time(&loaded, || question.waited()) =>
             {
                 Settled::Done(Ok(self.replay(place, question, loaded)))
@@ -294,7 +283,7 @@ impl Http {
         if let Ok(answer) = exchange.answer.try_recv() {
             match flown {
                 Ok(FlightResult::Loaded(loaded)) => self.served(loaded.source()),
-                Ok(FlightResult::Head(offer)) => self.served(offer.source()),
+                Ok(FlightResult::Head(_, source)) => self.served(source),
                 Ok(FlightResult::Alone(_)) | Err(_) => {}
             }
             return Settled::Done(answer.map(|response| question.answer(response)));
@@ -308,12 +297,14 @@ impl Http {
                 }
                 Settled::Led(exchange.answer)
             }
-            (Ok(FlightResult::Loaded(loaded)), Some(body)) => match Marker::of(loaded.value()) {
+            (Ok(FlightResult::Loaded(loaded)), Some(body)) => match Marker::of(&loaded.value) {
                 Some(marker) => Settled::Varies(body, marker),
                 // It was no longer fresh when the caller came. The next load begins after that.
                 None => Settled::Alone { body, why: Forward::Uncacheable(None), again: true },
             },
-            (Ok(FlightResult::Head(offer)), Some(body)) => self.follow(question, offer, body),
+            (Ok(FlightResult::Head(head, source)), Some(body)) => {
+                self.follow(question, &head, source, body)
+            }
             (Ok(FlightResult::Alone(why)), Some(body)) => {
                 let again = why == Alone::Reserved && !question.is_authorized();
                 Settled::Alone { body, why: why.into(), again }
@@ -325,25 +316,29 @@ impl Http {
     fn follow<S: InnerHttp<B>, B>(
         &self,
         question: &Question,
-        offer: HeadOffer<CachedResponse>,
+        head: &Head,
+        source: Source,
         body: B,
     ) -> Settled<S, B> {
-        let alone = |body| Settled::Alone { body, why: Forward::Uncacheable(None), again: false };
-        let Some(streamed) = (**offer.head()).downcast_ref::<StreamedResponse>() else {
-            return alone(body);
+        let alone = |body, again| {
+            let why = Forward::Uncacheable(None);
+            Settled::Alone { body, why, again }
+        };
+        let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else {
+            return alone(body, false);
         };
         if let Some(marker) = streamed.misses(&question.head.headers) {
             return Settled::Varies(body, marker.clone());
         }
         match streamed.follow() {
             Some(response) => {
-                self.served(offer.source());
+                self.served(source);
                 let answer = question.answer(response.map(ResponseBody::shared));
                 let forward = &streamed.forward;
                 Settled::Done(Ok(self.with_source(answer, Source::Followed, None, forward)))
             }
-            None if streamed.is_broken() => Settled::Broken(body, offer),
-            None => alone(body),
+            // The load of a broken body is about to fail, and the next flight learns of that.
+            None => alone(body, streamed.is_broken()),
         }
     }
 

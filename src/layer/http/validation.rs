@@ -47,7 +47,7 @@ impl Validation {
     /// Adds the validators of the stale response to a request for the whole response, if there are
     /// any.
     pub(super) fn begin<B>(lead: &Lead<CachedResponse>, request: &mut Request<B>) -> Option<Self> {
-        let stale = lead.stale()?.value().clone();
+        let stale = lead.stale()?.value;
         let mut is_conditional = false;
         for (validator, condition) in [(ETAG, IF_NONE_MATCH), (LAST_MODIFIED, IF_MODIFIED_SINCE)] {
             let value = stale.headers().get(validator).filter(|_| stale.status() == StatusCode::OK);

@@ -280,7 +280,7 @@ impl Http {
             Ok(marker.map_or(Produced::Uncacheable, |marker| Produced::Value(marker.into())))
         });
         match flown.await {
-            Ok(FlightResult::Loaded(loaded)) => Marker::of(loaded.value()).unwrap_or(local),
+            Ok(FlightResult::Loaded(loaded)) => Marker::of(&loaded.value).unwrap_or(local),
             Ok(_) | Err(_) => local,
         }
     }
@@ -315,9 +315,9 @@ impl Http {
     /// Renews a marker that is refreshed early, without a call of the service.
     pub(super) fn renewed_marker(&self, lead: &Lead<CachedResponse>) -> Option<CachedResponse> {
         let stale = lead.stale()?;
-        Marker::of(stale.value())?;
+        Marker::of(&stale.value)?;
         self.keep_marker(lead);
-        Some(stale.unchanged())
+        Some(lead.unchanged(stale))
     }
 
     /// Sets how long a marker is kept: longer than what is stored below it. A process remembers it

@@ -93,11 +93,6 @@ impl Majority {
         Ok(Self { servers, limit, held: Arc::default(), contention: Arc::default() })
     }
 
-    /// Waits until the undos at the servers have ended or the limit passes.
-    pub(super) async fn shutdown(&self, limit: Duration) {
-        join_all(self.servers.iter().map(|server| server.shutdown(limit))).await;
-    }
-
     /// Checks that the round trip to a majority fits well into the limit.
     pub(super) async fn ready(&self, name: &Name) -> Result<(), Error> {
         let measured = self.servers.iter().map(async |server| {
@@ -455,6 +450,10 @@ impl Leases for Majority {
 
     fn time_limit(&self) -> Option<Duration> {
         Some(self.limit.saturating_mul(ANSWERS))
+    }
+
+    async fn settle(&self, limit: Duration) {
+        join_all(self.servers.iter().map(|server| server.shutdown(limit))).await;
     }
 }
 

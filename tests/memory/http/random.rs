@@ -138,7 +138,7 @@ fn processes(plan: Plan, backends: &[Faulty]) -> Vec<[Layered; 3]> {
             false => builder,
         };
         let builder = match plan.cancels {
-            true => builder.when_abandoned(Abandoned::Cancel),
+            true => builder.cancel_abandoned(),
             false => builder,
         };
         let cache = builder.build().unwrap();

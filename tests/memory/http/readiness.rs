@@ -169,14 +169,11 @@ async fn waiters_hold_no_readiness() {
     assert_eq!((record.ready.load(Ordering::SeqCst), wasted), (0, 0));
 }
 
-fn over_mock(when_abandoned: Abandoned) -> (Stack, Handle<Request<Body>, Response<Body>>) {
+fn over_mock(cancels: bool) -> (Stack, Handle<Request<Body>, Response<Body>>) {
     let (inner, handle): (Mock<Request<Body>, Response<Body>>, _) = mock::pair();
-    let cache = http_cache(MemoryBackend::new(), "bellwether")
-        .load_limit(Duration::from_secs(1))
-        .when_abandoned(when_abandoned)
-        .build()
-        .unwrap();
-    (boxed(http_layer(cache).layer(inner)), handle)
+    let builder = http_cache(MemoryBackend::new(), "bellwether").load_limit(Duration::from_secs(1));
+    let builder = if cancels { builder.cancel_abandoned() } else { builder };
+    (boxed(http_layer(builder.build().unwrap()).layer(inner)), handle)
 }
 
 async fn answer(handle: &mut Handle<Request<Body>, Response<Body>>) {
@@ -186,7 +183,7 @@ async fn answer(handle: &mut Handle<Request<Body>, Response<Body>>) {
 
 #[tokio::test(start_paused = true)]
 async fn a_service_that_is_not_ready_delays_loads_and_no_hits() {
-    let (service, mut handle) = over_mock(Abandoned::Finish);
+    let (service, mut handle) = over_mock(false);
     let first = ask(&service, get("/"));
     answer(&mut handle).await;
     assert_eq!(first.await.unwrap(), 200);
@@ -211,7 +208,7 @@ async fn a_service_that_is_not_ready_delays_loads_and_no_hits() {
 
 #[tokio::test(start_paused = true)]
 async fn a_service_that_never_gets_ready_is_a_timeout_for_all() {
-    let (service, mut handle) = over_mock(Abandoned::Finish);
+    let (service, mut handle) = over_mock(false);
     handle.allow(0);
     let asked = [(); 5].map(|()| ask(&service, get("/")));
     for asked in asked {
@@ -226,7 +223,7 @@ async fn a_service_that_never_gets_ready_is_a_timeout_for_all() {
 
 #[tokio::test(start_paused = true)]
 async fn a_wait_for_readiness_ends_with_its_callers() {
-    let (service, mut handle) = over_mock(Abandoned::Cancel);
+    let (service, mut handle) = over_mock(true);
     handle.allow(0);
     let leaving = [get("/"), get("/"), get_with(&[("cookie", "a=b")])];
     let leaving = leaving.map(|request| ask(&service, request));

@@ -34,7 +34,7 @@ fn processes(count: usize, inner: &Inner) -> Vec<Layered> {
 }
 
 fn cancelling_at(backend: &MemoryBackend, inner: &Inner) -> Layered {
-    let builder = http_cache(backend.clone(), "bellwether").when_abandoned(Abandoned::Cancel);
+    let builder = http_cache(backend.clone(), "bellwether").cancel_abandoned();
     BellwetherLayer::http(builder.build().unwrap()).layer(inner.clone())
 }
 
@@ -195,8 +195,7 @@ async fn a_body_that_no_caller_is_to_read_is_not_cancelled() {
         ("max-age=1, stale-if-error=600", DELAY / 2),
     ] {
         let (inner, calls) = slow(control, 3, DELAY * 2);
-        let builder =
-            http_cache(MemoryBackend::new(), "bellwether").when_abandoned(Abandoned::Cancel);
+        let builder = http_cache(MemoryBackend::new(), "bellwether").cancel_abandoned();
         let cache = builder.serve_stale_after(patience).build().unwrap();
         let service = BellwetherLayer::http(cache).layer(inner);
         ask(&service, get("/")).await;

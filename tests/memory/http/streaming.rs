@@ -270,10 +270,7 @@ async fn a_body_without_readers_is_finished_and_stored() {
 }
 
 fn cancelling() -> Cache<CachedResponse> {
-    http_cache(MemoryBackend::new(), "bellwether")
-        .when_abandoned(Abandoned::Cancel)
-        .build()
-        .unwrap()
+    http_cache(MemoryBackend::new(), "bellwether").cancel_abandoned().build().unwrap()
 }
 
 #[tokio::test(start_paused = true)]

@@ -17,7 +17,7 @@ fn cache(backend: impl Store) -> Cache<u64> {
 async fn load(cache: &Cache<u64>, value: u64) -> (u64, Source) {
     let load = cache.request("k").load(move |_lead| async move { Ok::<_, BoxError>(value) });
     let loaded: Loaded<u64> = load.await.unwrap();
-    (*loaded.value(), loaded.source())
+    (loaded.value, loaded.source())
 }
 
 /// Has the tier keep the stored value.
@@ -34,7 +34,8 @@ async fn a_copy_is_served_without_a_question() {
     assert_eq!(loads, [(1, Source::Led), (1, Source::Hit), (1, Source::Local)]);
     assert_eq!(cache.get("k").await.unwrap(), Some(1));
     assert_eq!(cache.get_many(["k"]).await[0].as_ref().unwrap(), &Some(1));
-    let many = cache.load_many([1_u64], |_| "k", |_batch| async { Ok::<[_; 0], BoxError>([]) });
+    let many =
+        cache.get_or_load_many([1_u64], |_| "k", |_batch| async { Ok::<[_; 0], BoxError>([]) });
     assert_eq!(many.await.unwrap()[0].as_ref().unwrap().source(), Source::Local);
     let skipped = cache
         .request("k")
@@ -80,7 +81,7 @@ async fn an_act_ends_the_copies_here_and_there() {
             }
             match act {
                 0 => drop(actor.insert("k", &2).await.unwrap()),
-                1 => assert!(actor.touch("k").await.unwrap()),
+                1 => assert!(actor.request("k").touch().await.unwrap()),
                 2 => drop(actor.expire("k").await.unwrap()),
                 _ => drop(actor.invalidate("k").await.unwrap()),
             }
@@ -137,9 +138,9 @@ async fn a_copy_is_refreshed_as_its_entry_is() {
                 Ok::<_, BoxError>(at)
             });
             let loaded = load.await.unwrap();
-            assert!(*loaded.value() >= last, "{} after {last}", loaded.value());
+            assert!(loaded.value >= last, "{} after {last}", loaded.value);
             assert!(at == 0 || loaded.source() != Source::Led, "{early:?} at {at}");
-            last = *loaded.value();
+            last = loaded.value;
             sleep(50 * MS).await;
         }
         let stats = cache.stats();
@@ -193,7 +194,7 @@ async fn a_value_is_not_older_than_a_fence() {
     let load = tokio::spawn(load);
     sleep(50 * MS).await;
     let fence = there.insert("k", &4).await.unwrap();
-    assert_eq!(*read(fence).await.unwrap().value(), 4);
+    assert_eq!(read(fence).await.unwrap().value, 4);
     load.await.unwrap().unwrap();
 }
 

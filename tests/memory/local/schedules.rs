@@ -284,7 +284,7 @@ async fn play(seed: u64, planted: Planted, has_tier: bool) -> (usize, u64) {
             lead.tag(format!("of {key}"));
             Ok::<_, BoxError>(version)
         });
-        let version = *loaded.await.unwrap().value();
+        let version = loaded.await.unwrap().value;
         // The next version came to be before the call, by more than the tier may be behind.
         let next = written[key].0.lock().unwrap().get(version as usize).copied();
         let bound = if has_tier { STALENESS } else { Duration::ZERO };

@@ -47,7 +47,7 @@ async fn each_change_is_told_wherever_it_was_made() {
             actor.insert(odd, &1).await.unwrap();
             let ticket = watch.ticket(odd).unwrap();
             let loaded = here.peek(odd).await.unwrap().unwrap();
-            let insert = || front.insert(odd, *loaded.value());
+            let insert = || front.insert(odd, loaded.value);
             assert!(watch.insert_if_current(&ticket, &loaded, insert));
             assert_eq!(front.get(odd), Some(1));
             match act {
@@ -56,7 +56,7 @@ async fn each_change_is_told_wherever_it_was_made() {
                 2 => drop(actor.expire(odd).await.unwrap()),
                 _ => {
                     let load = |_lead| async { Ok::<_, BoxError>(3) };
-                    actor.refresh(odd, load).await.unwrap();
+                    actor.request(odd).refresh(load).await.unwrap();
                 }
             }
             assert_eq!(front.get(odd), None, "act {act}");

@@ -28,7 +28,7 @@ async fn tokens_grow_over_majorities_and_clocks() {
     let mut last = 0;
     for at in 0..20 {
         let away = [at % 5, (at + 1 + at / 5) % 5];
-        let redlock = Redlock::new(dead(&servers, &away, Fault::Refuse), "bellwether").unwrap();
+        let redlock = Redlock::over(dead(&servers, &away, Fault::Refuse), "bellwether").unwrap();
         let guard = redlock.mutex("m").lock().await.unwrap();
         assert!(guard.fence() > last, "{} after {last}, without {away:?}", guard.fence());
         last = guard.fence();
@@ -43,8 +43,10 @@ async fn tokens_grow_over_majorities_and_clocks() {
 #[tokio::test(start_paused = true)]
 async fn tokens_grow_over_passes() {
     let servers: [_; 3] = servers();
-    let (here, there) =
-        (Redlock::new(servers.clone(), "bellwether"), Redlock::new(servers.clone(), "bellwether"));
+    let (here, there) = (
+        Redlock::over(servers.clone(), "bellwether"),
+        Redlock::over(servers.clone(), "bellwether"),
+    );
     let (here, there) = (here.unwrap(), there.unwrap());
     let first = here.mutex("m").lock().await.unwrap();
     let next = tokio::spawn({
@@ -70,7 +72,7 @@ async fn a_lock_without_a_token_at_a_majority_is_not_held() {
         servers[2].set_fence(&ahead, 1 << 52).await.unwrap();
         servers[2].release(&ahead).await.unwrap();
         let faults = [(0, Op::SetFence, fault), (1, Op::SetFence, fault)];
-        let redlock = Redlock::new(seen(&servers, &faults), "bellwether").unwrap();
+        let redlock = Redlock::over(seen(&servers, &faults), "bellwether").unwrap();
         assert_eq!(kind(redlock.mutex("m").try_lock().await), ErrorKind::Backend);
         sleep(MS).await;
         assert_eq!(shares(&servers, "m").await, 0, "{fault:?}");
@@ -87,7 +89,7 @@ async fn a_share_without_the_token_is_released() {
         servers[2].set_fence(&ahead, 1 << 52).await.unwrap();
         servers[2].release(&ahead).await.unwrap();
         let faults = [(0, Op::SetFence, fault)];
-        let redlock = Redlock::new(seen(&servers, &faults), "bellwether").unwrap();
+        let redlock = Redlock::over(seen(&servers, &faults), "bellwether").unwrap();
         let guard = redlock.mutex("m").lock().await.unwrap();
         sleep(MS).await;
         assert_eq!(shares(&servers, "m").await, 2, "{fault:?}");

@@ -20,7 +20,7 @@ async fn a_loss_is_reported_before_the_next_holder_gets_in() {
     for fault in [Fault::Refuse, Fault::Hang] {
         let servers: [_; 3] = servers();
         let cut_off = seen(&servers, &[(0, Op::Renew, fault), (2, Op::Renew, fault)]);
-        let guard = Redlock::new(cut_off, "bellwether")
+        let guard = Redlock::over(cut_off, "bellwether")
             .unwrap()
             .mutex("m")
             .lease(LEASE)
@@ -29,7 +29,7 @@ async fn a_loss_is_reported_before_the_next_holder_gets_in() {
             .unwrap();
         let next = tokio::spawn(async move {
             let guard =
-                Redlock::new(servers, "bellwether").unwrap().mutex("m").lock().await.unwrap();
+                Redlock::over(servers, "bellwether").unwrap().mutex("m").lock().await.unwrap();
             (Instant::now(), guard)
         });
         timeout(LEASE, guard.lost()).await.unwrap();
@@ -58,7 +58,7 @@ async fn renewals_that_fail_in_turn_cause_no_loss() {
             fails.then_some(if renewals % 2 == 0 { Fault::Hang } else { Fault::LoseReply })
         });
     }
-    let guard = Redlock::new(seen.clone(), "bellwether")
+    let guard = Redlock::over(seen.clone(), "bellwether")
         .unwrap()
         .mutex("m")
         .lease(LEASE)
@@ -78,7 +78,7 @@ async fn renewals_that_fail_in_turn_cause_no_loss() {
 #[tokio::test(start_paused = true)]
 async fn a_majority_that_forgot_the_lock_is_reported_at_the_next_renewal() {
     let servers: [_; 3] = servers();
-    let redlock = Redlock::new(servers.clone(), "bellwether").unwrap();
+    let redlock = Redlock::over(servers.clone(), "bellwether").unwrap();
     let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     for server in &servers[..2] {
         server.clear(&name("m"), Mode::Exclusive).await.unwrap();
@@ -97,7 +97,7 @@ async fn servers_that_forget_one_after_another_cause_no_loss() {
     let seen = seen(&servers, &[]);
     let mut away = Some(Fault::Hang);
     seen[2].plan(move |op| if op == Op::Acquire { away.take() } else { None });
-    let redlock = Redlock::new(seen, "bellwether").unwrap();
+    let redlock = Redlock::over(seen, "bellwether").unwrap();
     let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     assert_eq!(shares(&servers, "m").await, 2);
     for server in servers.iter().chain(&servers) {
@@ -117,7 +117,7 @@ async fn a_share_of_another_owner_is_not_taken_from_it() {
     let servers: [_; 3] = servers();
     let other = occupy(&servers[0], "m", 10 * LEASE).await;
     let seen = seen(&servers, &[]);
-    let redlock = Redlock::new(seen.clone(), "bellwether").unwrap();
+    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
     let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     sleep(5 * LEASE).await;
     assert!(seen[0].count(Op::Acquire) > 3, "the missing share is not asked for");
@@ -133,7 +133,7 @@ async fn a_share_of_another_owner_is_not_taken_from_it() {
 async fn an_unknown_outcome_of_one_lease_does_not_end_others() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
-    let redlock = Redlock::new(seen.clone(), "bellwether").unwrap();
+    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
     let doubtful = redlock.mutex("doubtful").lease(LEASE).lock().await.unwrap();
     let sound = redlock.mutex("sound").lease(LEASE).lock().await.unwrap();
     servers[0].clear(&name("doubtful"), Mode::Exclusive).await.unwrap();
@@ -150,12 +150,12 @@ async fn an_unknown_outcome_of_one_lease_does_not_end_others() {
 #[tokio::test(start_paused = true)]
 async fn a_fixed_lease_ends_by_itself() {
     let servers: [_; 3] = servers();
-    let redlock = Redlock::new(servers.clone(), "bellwether").unwrap();
+    let redlock = Redlock::over(servers.clone(), "bellwether").unwrap();
     let guard = redlock.mutex("m").lease(LEASE).fixed_lease().lock().await.unwrap();
     let begun = Instant::now();
     guard.lost().await;
     // A hundredth of the lease and 2 ms are kept for the drift of clocks.
     assert!(begun.elapsed() < LEASE && begun.elapsed() >= LEASE * 98 / 100);
-    drop(Redlock::new(servers, "bellwether").unwrap().mutex("m").lock().await.unwrap());
+    drop(Redlock::over(servers, "bellwether").unwrap().mutex("m").lock().await.unwrap());
     assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
 }

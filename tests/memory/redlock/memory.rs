@@ -24,7 +24,7 @@ async fn a_lock_has_one_holder_at_a_time_and_leaves_nothing() {
         let begun = Instant::now();
         // Some contenders share a process, others do not.
         let processes: Vec<_> =
-            (0..6).map(|_| Redlock::new(servers.clone(), "bellwether").unwrap()).collect();
+            (0..6).map(|_| Redlock::over(servers.clone(), "bellwether").unwrap()).collect();
         let tasks = (0..60).map(|n| {
             let (redlock, inside) = (processes[n % 6].clone(), inside.clone());
             tokio::spawn(async move {
@@ -50,8 +50,8 @@ async fn a_minority_of_dead_servers_is_skipped() {
         for fault in [Fault::Refuse, Fault::Hang] {
             let servers: Vec<_> = (0..count).map(|_| MemoryBackend::new()).collect();
             let which: Vec<_> = (0..away).collect();
-            let redlock = Redlock::new(dead(&servers, &which, fault), "bellwether").unwrap();
-            let other = Redlock::new(dead(&servers, &which, fault), "bellwether").unwrap();
+            let redlock = Redlock::over(dead(&servers, &which, fault), "bellwether").unwrap();
+            let other = Redlock::over(dead(&servers, &which, fault), "bellwether").unwrap();
             let begun = Instant::now();
             let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
             assert!(begun.elapsed() <= ANSWER + 2 * MS, "{:?}", begun.elapsed());
@@ -71,7 +71,7 @@ async fn a_minority_of_shares_is_released_and_waited_for() {
     let servers: [_; 3] = servers();
     occupy(&servers[0], "m", 7000 * MS).await;
     occupy(&servers[1], "m", 3000 * MS).await;
-    let redlock = Redlock::new(servers.clone(), "bellwether").unwrap();
+    let redlock = Redlock::over(servers.clone(), "bellwether").unwrap();
     let begun = Instant::now();
     assert!(redlock.mutex("m").try_lock().await.unwrap().is_none());
     assert_eq!(shares(&servers, "m").await, 2);
@@ -95,13 +95,13 @@ async fn waiters_do_not_wake_each_other_without_end() {
     let servers: [_; 3] = servers();
     let holder = seen(&servers, &[(2, Op::Acquire, Fault::Refuse)]);
     let guard =
-        Redlock::new(holder, "bellwether").unwrap().mutex("m").lease(LEASE).lock().await.unwrap();
+        Redlock::over(holder, "bellwether").unwrap().mutex("m").lease(LEASE).lock().await.unwrap();
     assert_eq!(shares(&servers, "m").await, 2);
     let waiters: Vec<_> = (0..5).map(|_| seen(&servers, &[])).collect();
     let waiting: Vec<_> = waiters
         .iter()
         .map(|servers| {
-            let redlock = Redlock::new(servers.clone(), "bellwether").unwrap();
+            let redlock = Redlock::over(servers.clone(), "bellwether").unwrap();
             tokio::spawn(async move { drop(redlock.mutex("m").lock().await.unwrap()) })
         })
         .collect();
@@ -126,9 +126,9 @@ async fn a_waiter_is_served_soon_with_any_number_of_pushing_servers() {
     for (mute, most) in most {
         let servers: [_; 3] = servers();
         let faults: Vec<_> = (0..mute).map(|at| (at, Op::Changes, Fault::Refuse)).collect();
-        let waiter = Redlock::new(seen(&servers, &faults), "bellwether").unwrap();
+        let waiter = Redlock::over(seen(&servers, &faults), "bellwether").unwrap();
         let guard =
-            Redlock::new(servers.clone(), "bellwether").unwrap().mutex("m").lock().await.unwrap();
+            Redlock::over(servers.clone(), "bellwether").unwrap().mutex("m").lock().await.unwrap();
         let waiting = tokio::spawn(async move { waiter.mutex("m").lock().await.unwrap() });
         sleep(700 * MS).await;
         let begun = Instant::now();
@@ -153,7 +153,7 @@ async fn noise_of_one_server_delays_no_waiter() {
             _ => None,
         });
         let (holder, waiter) =
-            (Redlock::new(holder, "bellwether"), Redlock::new(servers.clone(), "bellwether"));
+            (Redlock::over(holder, "bellwether"), Redlock::over(servers.clone(), "bellwether"));
         let guard = holder.unwrap().mutex("m").lease(LEASE).lock().await.unwrap();
         let mutex = waiter.unwrap().mutex("m");
         let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
@@ -178,7 +178,7 @@ async fn noise_of_one_server_delays_no_waiter() {
 async fn a_waiter_that_comes_when_the_listening_ends_is_woken() {
     for pause in (900..1_100).step_by(5) {
         let servers: [_; 3] = servers();
-        let [here, there] = [0, 1].map(|_| Redlock::new(servers.clone(), "bellwether").unwrap());
+        let [here, there] = [0, 1].map(|_| Redlock::over(servers.clone(), "bellwether").unwrap());
         let guard = there.mutex("m").lock().await.unwrap();
         assert!(here.mutex("m").try_lock().await.unwrap().is_none());
         sleep(pause * MS).await;
@@ -198,7 +198,7 @@ async fn an_acquisition_as_long_as_the_lease_fails() {
     let late = Fault::Late(99 * MS);
     let slow = seen(&servers, &[(0, Op::Acquire, late), (1, Op::Acquire, late)]);
     let redlock = Redlock::with_answer_limit(slow, "bellwether", 150 * MS).unwrap();
-    let mutex = redlock.mutex("m").retry(Retry::never());
+    let mutex = redlock.mutex("m").retry(Retry::on_demand().times(0));
     assert_eq!(kind(mutex.clone().lease(100 * MS).lock().await), ErrorKind::Backend);
     assert_eq!(shares(&servers, "m").await, 0);
     let guard = mutex.lease(200 * MS).fixed_lease().lock().await.unwrap();
@@ -211,7 +211,7 @@ async fn an_acquisition_as_long_as_the_lease_fails() {
 async fn only_the_holder_can_acquire_the_lock_again() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
-    let redlock = Redlock::new(seen.clone(), "bellwether").unwrap();
+    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
     let (one, another) = {
         let mutex = redlock.reentrant_mutex("m").lease(LEASE);
         (mutex.holder(), mutex.holder())
@@ -235,11 +235,11 @@ async fn only_the_holder_can_acquire_the_lock_again() {
 #[tokio::test(start_paused = true)]
 async fn bad_settings_bad_names_and_shutdown_are_errors() {
     assert_eq!(
-        kind(Redlock::new(Vec::<MemoryBackend>::new(), "bellwether")),
+        kind(Redlock::over(Vec::<MemoryBackend>::new(), "bellwether")),
         ErrorKind::InvalidConfig
     );
     let servers: [_; 3] = servers();
-    let redlock = Redlock::new(servers.clone(), "bellwether").unwrap();
+    let redlock = Redlock::over(servers.clone(), "bellwether").unwrap();
     assert_eq!(kind(redlock.mutex("").lock().await), ErrorKind::InvalidKey);
     assert_eq!(kind(redlock.mutex("m").lease(MS).lock().await), ErrorKind::InvalidConfig);
     let guard = redlock.mutex("m").lock().await.unwrap();

@@ -153,7 +153,7 @@ impl<B: Store + Latches + Clone> Hook<B> for Link {
 }
 
 fn linked<B: Store + Latches + Clone>(servers: Vec<B>) -> Redlock {
-    Redlock::new(servers.into_iter().map(|inner| Interceptor { inner, hook: Link }), "bellwether")
+    Redlock::over(servers.into_iter().map(|inner| Interceptor { inner, hook: Link }), "bellwether")
         .unwrap()
 }
 

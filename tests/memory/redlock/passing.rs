@@ -30,7 +30,7 @@ async fn next_in_local_queue(redlock: &Redlock) -> JoinHandle<MutexGuard> {
 #[tokio::test(start_paused = true)]
 async fn one_caller_contends_and_the_lock_passes_on() {
     let (servers, seen) = three();
-    let redlock = Redlock::new(seen.clone(), "bellwether").unwrap();
+    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let tasks: Vec<_> = (0..10)
         .map(|n| {
@@ -67,7 +67,7 @@ fn fail_pass(server: &Faulty, fault: Fault) {
 async fn a_minority_that_does_not_pass_goes_along() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
         let (servers, seen) = three();
-        let redlock = Redlock::new(seen.clone(), "bellwether").unwrap();
+        let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
         let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
         let next = next_in_local_queue(&redlock).await;
         fail_pass(&seen[1], fault);
@@ -94,7 +94,7 @@ async fn a_minority_that_does_not_pass_goes_along() {
 async fn a_majority_that_does_not_pass_orphans_nothing() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
         let (servers, seen) = three();
-        let redlock = Redlock::new(seen.clone(), "bellwether").unwrap();
+        let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
         let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
         let next = next_in_local_queue(&redlock).await;
         for server in &seen[..2] {
@@ -116,7 +116,7 @@ async fn a_majority_that_does_not_pass_orphans_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_unlock_still_passes_the_lock_on() {
     let (servers, seen) = three();
-    let redlock = Redlock::new(seen.clone(), "bellwether").unwrap();
+    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
     let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     let next = next_in_local_queue(&redlock).await;
     seen.iter().for_each(|server| server.plan(|_| Some(Fault::Late(20 * MS))));

@@ -22,7 +22,7 @@ async fn a_failed_majority_holds_and_leaves_nothing() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
         let servers: [_; 3] = servers();
         let faults = [(1, Op::Acquire, fault), (2, Op::Acquire, fault)];
-        let redlock = Redlock::new(seen(&servers, &faults), "bellwether").unwrap();
+        let redlock = Redlock::over(seen(&servers, &faults), "bellwether").unwrap();
         assert_eq!(kind(redlock.mutex("m").try_lock().await), ErrorKind::Backend);
         assert_eq!(shares(&servers[..1], "m").await, 0, "{fault:?}");
         let begun = Instant::now();
@@ -40,7 +40,7 @@ async fn a_failed_majority_holds_and_leaves_nothing() {
 async fn an_unlock_reports_its_outcome_and_is_repeated() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
-    let redlock = Redlock::new(seen.clone(), "bellwether").unwrap();
+    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
     let lock = async || redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     // One server does not answer. The unlock succeeds, and the release at that server continues in
     // the background.
@@ -86,7 +86,7 @@ async fn an_acquisition_dropped_at_any_await_leaves_nothing() {
                     occupy(&servers[1], "m", 5 * MS).await;
                     occupy(&servers[2], "m", 20 * MS).await;
                 }
-                let redlock = Redlock::new(seen, "bellwether").unwrap();
+                let redlock = Redlock::over(seen, "bellwether").unwrap();
                 let mutex = redlock.mutex("m").lease(LEASE);
                 let mut left = polls;
                 let locked = {
@@ -115,14 +115,14 @@ async fn an_acquisition_dropped_at_any_await_leaves_nothing() {
 async fn a_late_acquisition_is_undone_within_a_lease() {
     let servers: [_; 3] = servers();
     let late = |inner: &MemoryBackend| stray(inner, 300 * MS);
-    let redlock = Redlock::new(servers.iter().map(late), "bellwether").unwrap();
+    let redlock = Redlock::over(servers.iter().map(late), "bellwether").unwrap();
     let lease = Duration::from_secs(2);
     let mutex = redlock.mutex("m").lease(lease);
     assert_eq!(kind(mutex.try_lock().await), ErrorKind::Backend);
     sleep(290 * MS).await;
     assert_eq!(shares(&servers, "m").await, 3, "the late shares did not arrive");
     let begun = Instant::now();
-    let other = Redlock::new(servers.clone(), "bellwether").unwrap();
+    let other = Redlock::over(servers.clone(), "bellwether").unwrap();
     let guard = other.mutex("m").lock().await.unwrap();
     assert!(begun.elapsed() <= lease, "{:?}", begun.elapsed());
     // The undo concerns that try only.
@@ -143,7 +143,7 @@ async fn the_undo_of_a_failed_try_spares_the_next_one() {
     let mut refused = [Some(Fault::Refuse), None].into_iter();
     seen[2].plan(move |op| if op == Op::Acquire { refused.next().flatten() } else { None });
     let lease = Duration::from_secs(1);
-    let guard = Redlock::new(seen.clone(), "bellwether")
+    let guard = Redlock::over(seen.clone(), "bellwether")
         .unwrap()
         .mutex("m")
         .lease(lease)
@@ -168,7 +168,7 @@ async fn a_share_that_arrives_after_the_unlock_is_released() {
         let by = if at == 0 { 300 * MS } else { Duration::ZERO };
         stray(inner, by)
     };
-    let redlock = Redlock::new(servers.iter().enumerate().map(late), "bellwether").unwrap();
+    let redlock = Redlock::over(servers.iter().enumerate().map(late), "bellwether").unwrap();
     let lease = Duration::from_secs(60);
     let guard = redlock.mutex("m").lease(lease).lock().await.unwrap();
     // A share that came too late to count is undone.
@@ -192,7 +192,7 @@ async fn a_share_that_is_granted_after_the_unlock_is_released() {
     let seen = seen(&servers, &[]);
     let mut faults = [Fault::Refuse, Fault::Late(ANSWER / 2)].into_iter();
     seen[0].plan(move |op| if op == Op::Acquire { faults.next() } else { None });
-    let redlock = Redlock::new(seen.clone(), "bellwether").unwrap();
+    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
     let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     guard.renew().await.unwrap();
     // The renewal has found that the share is missing, and a task asks for it.
@@ -212,7 +212,7 @@ async fn a_share_that_is_undone_is_not_counted() {
     let second = Duration::from_secs(1);
     let mut astray = Some(Fault::Astray(3 * second));
     seen[0].plan(move |op| if op == Op::Acquire { astray.take() } else { None });
-    let redlock = Redlock::new(seen.clone(), "bellwether").unwrap();
+    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
     let guard = redlock.mutex("m").lease(10 * second).lock().await.unwrap();
     sleep(15 * second).await;
     assert_eq!(shares(&servers, "m").await, 3);

@@ -12,10 +12,7 @@ use std::{
 };
 
 use futures_util::{FutureExt, future::select_ok};
-use redis::{
-    ConnectionAddr, ConnectionInfo, ErrorKind as ClientErrorKind, RedisError,
-    aio::MultiplexedConnection,
-};
+use redis::{ConnectionAddr, ErrorKind as ClientErrorKind, RedisError, aio::MultiplexedConnection};
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -27,7 +24,7 @@ use super::{
     failure::{CommandFailure, CommandRetry},
     node::Node,
     sentinel::Endpoint,
-    settings::{self, Access, ConnectTarget, RedisConfig},
+    settings::{self, ConnectTarget, RedisConfig},
     task::{Finding, OnDemandTask},
     topology::{NodeAddress, NodeSlots, SlotMap, Topology, slot_of},
 };
@@ -51,53 +48,34 @@ const REFRESH_PAUSE: Duration = Duration::from_millis(20);
 /// large cluster would be asked too much.
 const AT_ONCE: usize = 2;
 
-/// The nodes by which a cluster is found. All nodes are connected to with the settings of the first
-/// one.
-#[derive(Clone)]
-pub(in super::super) struct ClusterSeeds {
-    targets: Vec<ConnectTarget>,
-    template: Box<ConnectionInfo>,
-}
-
 pub(super) struct Cluster {
     nodes: Arc<ClusterNodes>,
     refresh: OnDemandTask,
 }
 
-impl ClusterSeeds {
-    pub(in super::super) fn read(urls: &[String], access: &Access) -> Result<Self, Error> {
+impl Cluster {
+    pub(super) fn new(urls: &[String], config: RedisConfig) -> Result<Self, Error> {
         let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
-        let infos = settings::parse_all(urls)?;
-        let Some(template) = infos.first().cloned().map(Box::new) else {
+        let access = &config.access;
+        let target = |info| ConnectTarget { info, access: access.clone() };
+        let seeds: Vec<_> = settings::parse_all(urls)?.into_iter().map(target).collect();
+        let Some(template) = seeds.first().cloned() else {
             return invalid("no node of the cluster was given; give the URL of one node or more");
         };
-        let is_unusable = |info: &ConnectionInfo| {
+        let is_unusable = |ConnectTarget { info, .. }: &ConnectTarget| {
             info.redis_settings().db() != 0
                 || matches!(info.addr(), ConnectionAddr::Unix(_))
-                || discriminant(info.addr()) != discriminant(template.addr())
+                || discriminant(info.addr()) != discriminant(template.info.addr())
         };
-        if infos.iter().any(is_unusable) {
+        if seeds.iter().any(is_unusable) {
             return invalid(
                 "the URLs of cluster nodes must all begin with `redis://`, or all with \
                  `rediss://`, and name host and port without a database",
             );
         }
-        let targets =
-            infos.into_iter().map(|info| ConnectTarget { info, access: access.clone() }).collect();
-        Ok(Self { targets, template })
-    }
-}
-
-impl Cluster {
-    pub(super) fn new(seeds: ClusterSeeds, config: RedisConfig) -> Self {
-        let nodes = ClusterNodes {
-            topology: Arc::new(Topology::new()),
-            seeds: seeds.targets,
-            template: *seeds.template,
-            config,
-            nodes: Default::default(),
-        };
-        Self { nodes: Arc::new(nodes), refresh: OnDemandTask::default() }
+        let topology = Arc::new(Topology::new());
+        let nodes = ClusterNodes { topology, seeds, template, config, nodes: Default::default() };
+        Ok(Self { nodes: Arc::new(nodes), refresh: OnDemandTask::default() })
     }
 
     pub(super) fn channels(&self) -> &Channels {
@@ -198,9 +176,10 @@ impl Cluster {
 
 struct ClusterNodes {
     topology: Arc<Topology>,
+    /// The nodes by which the cluster is found.
     seeds: Vec<ConnectTarget>,
-    /// The settings of each connection, but for the address.
-    template: ConnectionInfo,
+    /// The first of them. Each node is connected to with its settings.
+    template: ConnectTarget,
     config: RedisConfig,
     nodes: Mutex<HashMap<NodeAddress, Arc<Node>>>,
 }
@@ -226,13 +205,7 @@ impl ClusterNodes {
     }
 
     fn target(&self, address: &NodeAddress) -> ConnectTarget {
-        let (host, port) = (address.host.to_string(), address.port);
-        let addr = match self.template.addr() {
-            ConnectionAddr::TcpTls { .. } => settings::tls_addr(host, port),
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        let info = self.template.clone().set_addr(addr);
-        ConnectTarget { info, access: self.config.access.clone() }
+        self.template.at(address.host.to_string(), address.port)
     }
 }
 

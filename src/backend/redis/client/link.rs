@@ -131,7 +131,7 @@ impl Link {
 }
 
 async fn keep_connected(kept: Arc<KeptConnection>) {
-    let (mut pauses, mut watch) = (Pauses::default(), EndpointWatch::default());
+    let (mut pauses, mut watch) = (Pauses::default(), EndpointWatch::new(&kept.endpoint));
     loop {
         kept.is_wanted().await;
         let mut begun = Instant::now();
@@ -139,7 +139,7 @@ async fn keep_connected(kept: Arc<KeptConnection>) {
             // The sentinels name another master meanwhile.
             Ok(None) => continue,
             Ok(Some(current)) => {
-                kept.serve(&current, &mut watch).await;
+                kept.serve(&current, &watch).await;
                 kept.broke(&current);
                 (begun, pauses) = (Instant::now(), Pauses::default());
             }
@@ -184,8 +184,8 @@ impl KeptConnection {
         }
     }
 
-    /// Connects, and hands the new connection to the commands. `watch` then belongs to the server
-    /// that was found.
+    /// Connects, and hands the new connection to the commands. Returns `None` if the sentinels name
+    /// another master meanwhile.
     async fn connect(
         &self,
         watch: &mut EndpointWatch,
@@ -198,7 +198,7 @@ impl KeptConnection {
                 pushes.receive(push);
             }
         };
-        let current = self.endpoint.connect(watch, &self.config, broken, on_push).await?;
+        let current = watch.connect(&self.config, broken, on_push).await?;
         let Some(current) = current.map(Arc::new) else { return Ok(None) };
         let is_late =
             self.current.failure().is_some() || begun.elapsed() > self.config.command_timeout;
@@ -217,7 +217,7 @@ impl KeptConnection {
     }
 
     /// Returns when the connection is broken, or another server is the master.
-    async fn serve(&self, current: &Arc<Connection>, watch: &mut EndpointWatch) {
+    async fn serve(&self, current: &Arc<Connection>, watch: &EndpointWatch) {
         let work = async {
             if let Some(service) = &self.pushes {
                 let limit = self.config.command_timeout;

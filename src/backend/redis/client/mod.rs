@@ -34,25 +34,25 @@ use tokio::{sync::watch, time::sleep};
 #[cfg(any(fuzzing, test))]
 pub(super) use self::topology::check_any_slots;
 pub(super) use self::{
-    cluster::ClusterSeeds,
     replicas::Confirmation,
-    sentinel::{Endpoint, Sentinels},
-    settings::RedisConfig,
+    settings::{RedisConfig, Replicas},
     task::OnDemandTask,
-};
-pub use self::{
-    sentinel::SentinelMaster,
-    settings::{Credentials, Replicas},
 };
 
 use self::{
-    cluster::Cluster, events::NodeEvents, failure::CommandFailure, link::Link, node::Node,
+    cluster::Cluster,
+    events::NodeEvents,
+    failure::CommandFailure,
+    link::Link,
+    node::Node,
     replicas::wait_refused,
+    sentinel::{Endpoint, Sentinels},
+    settings::ConnectTarget,
 };
 use super::scripts::Call;
 use crate::{
     backend::{Channels, RENEWAL_BATCH},
-    error::{BackendError, BackendErrorKind},
+    error::{BackendError, BackendErrorKind, Error},
     key::Name,
 };
 
@@ -67,13 +67,30 @@ enum Nodes {
 }
 
 impl Servers {
-    pub(super) fn single(endpoint: &Endpoint, config: RedisConfig) -> Self {
-        let node = Node::new(endpoint, &config, NodeEvents::of_single());
-        Self { nodes: Nodes::Single(Arc::new(node)), config }
+    /// Returns one server, and its database.
+    pub(super) fn single(url: &str, config: RedisConfig) -> Result<(Self, i64), Error> {
+        let info = settings::parse(url, "the Redis URL")?;
+        let target = ConnectTarget { info, access: config.access.clone() };
+        Ok(Self::at_endpoint(&Endpoint::Server(Box::new(target)), config))
     }
 
-    pub(super) fn cluster(seeds: ClusterSeeds, config: RedisConfig) -> Self {
-        Self { nodes: Nodes::Cluster(Cluster::new(seeds, config.clone())), config }
+    /// Returns the master that sentinels watch, and its database.
+    pub(super) fn watched(
+        urls: &[String],
+        master: &str,
+        config: RedisConfig,
+    ) -> Result<(Self, i64), Error> {
+        let sentinels = Arc::new(Sentinels::new(urls, master, &config)?);
+        Ok(Self::at_endpoint(&Endpoint::Sentinel(sentinels), config))
+    }
+
+    fn at_endpoint(endpoint: &Endpoint, config: RedisConfig) -> (Self, i64) {
+        let node = Node::new(endpoint, &config, NodeEvents::of_single());
+        (Self { nodes: Nodes::Single(Arc::new(node)), config }, endpoint.database())
+    }
+
+    pub(super) fn cluster(urls: &[String], config: RedisConfig) -> Result<Self, Error> {
+        Ok(Self { nodes: Nodes::Cluster(Cluster::new(urls, config.clone())?), config })
     }
 
     /// Runs a script.

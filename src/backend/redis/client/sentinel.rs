@@ -9,7 +9,6 @@
 //! (Redis, "Guidelines for Redis clients with support for Redis Sentinel".)
 
 use std::{
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -22,24 +21,19 @@ use futures_util::{
     future::{join_all, select_ok},
 };
 use redis::{
-    ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
-    RedisConnectionInfo, RedisError, aio::PubSub,
+    ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, PushInfo, RedisError, aio::PubSub,
 };
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::{
     connect::{ConnectError, Connection, ask, connect, open_pubsub, refuse_replica},
-    failure::ClientError,
-    settings::{self, Access, ConnectTarget, Credentials, RedisConfig},
+    settings::{self, ConnectTarget, RedisConfig},
     task::{Finding, LatestFinding, OnDemandTask},
 };
 use crate::{
-    error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind as Kind},
+    error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind},
     time::Pauses,
 };
 
@@ -49,167 +43,36 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 /// sentinels announce the switch only when the other replicas follow it.
 const ANNOUNCEMENTS: [&str; 2] = ["+promoted-slave", "+switch-master"];
 
-/// The server that a connection goes to.
+/// The server that the connections of a node go to.
 #[derive(Clone)]
-pub(in super::super) enum Endpoint {
+pub(super) enum Endpoint {
     Server(Box<ConnectTarget>),
     /// The server that the sentinels name as the master.
     Sentinel(Arc<Sentinels>),
 }
 
 impl Endpoint {
-    pub(in super::super) fn server(url: &str, access: &Access) -> Result<Self, Error> {
-        let info = settings::parse(url)?;
-        Ok(Self::Server(Box::new(ConnectTarget { info, access: access.clone() })))
-    }
-
-    /// Finds the server, connects, and checks that it can be written to.
-    ///
-    /// Replaces `watch` by the watch of the server. Returns `None` if it reports another server
-    /// meanwhile, because an attempt at a host that is down may last until its time-out.
-    pub(super) async fn connect(
-        &self,
-        watch: &mut EndpointWatch,
-        settings: &RedisConfig,
-        broken: CancellationToken,
-        on_push: impl Fn(PushInfo) + Send + Sync + 'static,
-    ) -> Result<Option<Connection>, BackendError> {
-        let (target, found) = self.find().await?;
-        *watch = found;
-        let connected = tokio::select! {
-            connected = connect(&target, settings, broken, on_push) => connected.map(Some),
-            () = watch.outdated() => Ok(None),
-        };
-        if !matches!(connected, Ok(Some(_))) {
-            watch.report_failure();
-        }
-        connected.map_err(unavailable)
-    }
-
-    /// Returns the server to connect to now, and the watch for another one.
-    async fn find(&self) -> Result<(ConnectTarget, EndpointWatch), BackendError> {
-        match self {
-            Self::Server(target) => Ok(((**target).clone(), EndpointWatch(None))),
-            Self::Sentinel(sentinels) => {
-                let (target, watch) = sentinels.find().await?;
-                Ok((target, EndpointWatch(Some(watch))))
-            }
-        }
-    }
-
     /// Returns the server for logs, without credentials.
     pub(super) fn shown(&self) -> String {
         match self {
             Self::Server(target) => target.info.addr().to_string(),
-            Self::Sentinel(sentinels) => format!("master {:?}", sentinels.known.master.name),
+            Self::Sentinel(sentinels) => format!("master {:?}", sentinels.known.name),
         }
     }
 
-    pub(in super::super) fn database(&self) -> i64 {
-        match self {
-            Self::Server(target) => target.info.redis_settings().db(),
-            Self::Sentinel(sentinels) => sentinels.known.master.settings.db(),
-        }
-    }
-}
-
-/// The master that sentinels watch: its name, and the settings of connections to it.
-///
-/// A `&str` or `String` with the name converts to it, if the master asks for no credentials.
-///
-/// # Examples
-///
-/// ```
-/// use bellwether::{
-///     RedisBackend,
-///     backend::{Credentials, SentinelMaster},
-/// };
-///
-/// let master = SentinelMaster::named("mymaster")
-///     .credentials(Credentials::user("shop", "secret"))
-///     .database(3);
-/// let backend = RedisBackend::builder()
-///     .sentinels(["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"], master)
-///     .build()?;
-/// # Ok::<_, bellwether::Error>(())
-/// ```
-#[derive(Clone)]
-pub struct SentinelMaster {
-    name: String,
-    settings: RedisConnectionInfo,
-    tls: bool,
-}
-
-impl SentinelMaster {
-    /// Names the master, without credentials, with database 0, without TLS.
-    pub fn named(name: impl Into<String>) -> Self {
-        let settings = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3);
-        Self { name: name.into(), settings, tls: false }
-    }
-
-    /// Sets the credentials of the master, and of each replica that may become the master.
-    ///
-    /// Defaults to none.
-    #[must_use]
-    pub fn credentials(mut self, credentials: Credentials) -> Self {
-        self.settings = credentials.of(self.settings);
-        self
-    }
-
-    /// Sets the number of the database. Defaults to 0.
-    #[must_use]
-    pub fn database(mut self, database: i64) -> Self {
-        self.settings = self.settings.set_db(database);
-        self
-    }
-
-    /// Connects to the master by TLS. Its certificate must have the name or the address that the
-    /// sentinels announce.
-    ///
-    /// Defaults to no TLS.
-    #[cfg(feature = "tls")]
-    #[must_use]
-    pub fn tls(mut self) -> Self {
-        self.tls = true;
-        self
-    }
-
-    fn target_at(
-        &self,
-        (host, port): HostPort,
-        access: &Access,
-    ) -> Result<ConnectTarget, RedisError> {
-        let address = match self.tls {
-            true => settings::tls_addr(host, port),
-            false => ConnectionAddr::Tcp(host, port),
+    pub(super) fn database(&self) -> i64 {
+        let target = match self {
+            Self::Server(target) => target,
+            Self::Sentinel(sentinels) => &sentinels.known.master,
         };
-        let info = address.into_connection_info()?.set_redis_settings(self.settings.clone());
-        Ok(ConnectTarget { info, access: access.clone() })
-    }
-}
-
-impl From<&str> for SentinelMaster {
-    fn from(name: &str) -> Self {
-        Self::named(name)
-    }
-}
-
-impl From<String> for SentinelMaster {
-    fn from(name: String) -> Self {
-        Self::named(name)
-    }
-}
-
-impl fmt::Debug for SentinelMaster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SentinelMaster").field("name", &self.name).finish_non_exhaustive()
+        target.info.redis_settings().db()
     }
 }
 
 type HostPort = (String, u16);
 
 /// The sentinels, and the task that watches what they say. It ends when this is dropped.
-pub(in crate::backend::redis) struct Sentinels {
+pub(super) struct Sentinels {
     known: Arc<KnownSentinels>,
     task: OnDemandTask,
 }
@@ -217,7 +80,10 @@ pub(in crate::backend::redis) struct Sentinels {
 /// The facts that the connections and the watch share.
 struct KnownSentinels {
     targets: Vec<ConnectTarget>,
-    master: SentinelMaster,
+    /// The name of the master.
+    name: String,
+    /// The settings of connections to the master, with the name in the place of the host.
+    master: ConnectTarget,
     config: RedisConfig,
     /// The index of the sentinel that is asked alone, or [`NONE`].
     trusted: AtomicUsize,
@@ -229,11 +95,9 @@ struct KnownSentinels {
 const NONE: usize = usize::MAX;
 
 impl Sentinels {
-    pub(in crate::backend::redis) fn new(
-        urls: &[String],
-        master: SentinelMaster,
-        config: &RedisConfig,
-    ) -> Result<Self, Error> {
+    pub(super) fn new(urls: &[String], master: &str, config: &RedisConfig) -> Result<Self, Error> {
+        let (name, master) = read_master(master)?;
+        let master = ConnectTarget { info: master, access: config.access.clone() };
         // The credentials of sentinels are in their URLs.
         let mut access = config.access.clone();
         access.credentials = None;
@@ -248,18 +112,9 @@ impl Sentinels {
             return Err(Error::new(Kind::InvalidConfig, why));
         }
         let (trusted, named) = (AtomicUsize::new(NONE), LatestFinding::new());
-        let known = KnownSentinels { targets, master, config: config.clone(), trusted, named };
+        let config = config.clone();
+        let known = KnownSentinels { targets, name, master, config, trusted, named };
         Ok(Self { known: Arc::new(known), task: OnDemandTask::default() })
-    }
-
-    /// Returns the current master. Starts the task that watches for another one.
-    async fn find(self: &Arc<Self>) -> Result<(ConnectTarget, MasterWatch), BackendError> {
-        let known = &self.known;
-        let address = known.named.wait(&known.config, || self.start_watch()).await?;
-        let target = known.master.target_at(address.clone(), &known.config.access);
-        let target = target.map_err(|error| unavailable(ClientError(error)))?;
-        let named = known.named.subscribe();
-        Ok((target, MasterWatch { sentinels: self.clone(), named, address }))
     }
 
     /// Starts the task on the current runtime, unless it runs.
@@ -271,7 +126,22 @@ impl Sentinels {
     }
 }
 
-fn unavailable(error: impl Into<BoxError>) -> BackendError {
+/// Reads the name of a master, or a URL with the name in the place of the host.
+fn read_master(master: &str) -> Result<(String, ConnectionInfo), Error> {
+    let url = if master.contains("://") { master.to_owned() } else { format!("redis://{master}") };
+    let info = settings::parse(&url, "the name or URL of the master")?;
+    match info.addr() {
+        ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. } => {
+            Ok((name.clone(), info))
+        }
+        _ => {
+            let why = "the URL of the master names a socket file, where sentinels name a host";
+            Err(Error::new(Kind::InvalidConfig, why))
+        }
+    }
+}
+
+fn unavailable(error: ConnectError) -> BackendError {
     BackendError::new(BackendErrorKind::Unavailable, error)
 }
 
@@ -293,17 +163,15 @@ impl KnownSentinels {
     /// Asks one sentinel, and makes the server known that it names, if that is a master.
     async fn hear(&self, sentinel: usize) -> Result<(), ConnectError> {
         let mut question = redis::cmd("SENTINEL");
-        question.arg("get-master-addr-by-name").arg(&self.master.name);
+        question.arg("get-master-addr-by-name").arg(&self.name);
         let limit = self.config.connect_timeout();
         let named = ask(&self.targets[sentinel], limit, async |connection| {
             let reply: Option<HostPort> = question.query_async(connection).await?;
             let unknown = "a sentinel does not know the master";
-            let address = reply.ok_or_else(|| {
-                RedisError::from((ErrorKind::Client, unknown, self.master.name.clone()))
-            })?;
-            Ok((self.master.target_at(address.clone(), &self.config.access)?, address))
+            reply.ok_or_else(|| RedisError::from((ErrorKind::Client, unknown, self.name.clone())))
         });
-        let (target, address) = named.await?;
+        let address = named.await?;
+        let target = self.master.at(address.0.clone(), address.1);
         let is_new = self.named.known().as_ref() != Some(&address);
         if is_new || self.trusted.load(Ordering::Relaxed) != sentinel {
             ask(&target, limit, async |connection| refuse_replica(connection, None).await).await?;
@@ -327,7 +195,7 @@ impl KnownSentinels {
         let mut messages = pubsub?.into_on_message();
         while let Some(message) = messages.next().await {
             let text: String = message.get_payload().unwrap_or_default();
-            if text.split(' ').any(|word| word == self.master.name) {
+            if text.split(' ').any(|word| word == self.name) {
                 // If this fails, it is asked within a second.
                 let _ = self.hear(sentinel).await;
             }
@@ -363,44 +231,95 @@ async fn keep_watching(known: Arc<KnownSentinels>) {
     let ((), _) = tokio::join!(asks, listens);
 }
 
-/// Reports when a connection must go to another server than the one that it found last. It never
-/// does without sentinels.
-#[derive(Default)]
-pub(super) struct EndpointWatch(Option<MasterWatch>);
-
-struct MasterWatch {
-    sentinels: Arc<Sentinels>,
-    named: watch::Receiver<Finding<HostPort>>,
-    address: HostPort,
+/// Finds the server for one connection, and tells when another one has taken its place.
+pub(super) struct EndpointWatch {
+    endpoint: Endpoint,
+    /// The server that was found last, where sentinels name it.
+    address: Option<HostPort>,
 }
 
 impl EndpointWatch {
+    pub(super) fn new(endpoint: &Endpoint) -> Self {
+        Self { endpoint: endpoint.clone(), address: None }
+    }
+
+    /// Finds the server, connects, and checks that it can be written to.
+    ///
+    /// Returns `None` if the sentinels name another server meanwhile, because an attempt at a host
+    /// that is down may last until its time-out.
+    pub(super) async fn connect(
+        &mut self,
+        settings: &RedisConfig,
+        broken: CancellationToken,
+        on_push: impl Fn(PushInfo) + Send + Sync + 'static,
+    ) -> Result<Option<Connection>, BackendError> {
+        let target = self.find().await?;
+        let connected = tokio::select! {
+            connected = connect(&target, settings, broken, on_push) => connected.map(Some),
+            () = self.outdated() => Ok(None),
+        };
+        match (&connected, &self.endpoint) {
+            (Ok(Some(_)), _) | (_, Endpoint::Server(_)) => {}
+            // The sentinel that named the server may be out of date, so all are asked.
+            (_, Endpoint::Sentinel(it)) => it.known.trusted.store(NONE, Ordering::Relaxed),
+        }
+        connected.map_err(unavailable)
+    }
+
+    async fn find(&mut self) -> Result<ConnectTarget, BackendError> {
+        let sentinels = match &self.endpoint {
+            Endpoint::Server(target) => return Ok((**target).clone()),
+            Endpoint::Sentinel(sentinels) => sentinels,
+        };
+        // Whichever server they name after a failure is another one.
+        self.address = None;
+        let known = &sentinels.known;
+        let address = known.named.wait(&known.config, || sentinels.start_watch()).await?;
+        let (host, port) = self.address.insert(address).clone();
+        Ok(known.master.at(host, port))
+    }
+
     /// Completes when the sentinels name another server, and that server is a master.
     ///
     /// The connection stays while no sentinel replies, or the server that is named cannot be used.
-    /// Nothing is lost if a call is dropped.
-    pub(super) async fn outdated(&mut self) {
-        let Some(watch) = &mut self.0 else { return std::future::pending().await };
+    pub(super) async fn outdated(&self) {
+        let Endpoint::Sentinel(sentinels) = &self.endpoint else {
+            return std::future::pending().await;
+        };
+        let mut named = sentinels.known.named.subscribe();
         loop {
-            let now = watch.named.borrow_and_update().clone();
+            let now = named.borrow_and_update().clone();
             match now {
-                Finding::Known(now) if now != watch.address => {
+                Finding::Known(now) if Some(&now) != self.address.as_ref() => {
                     info!(host = %now.0, port = now.1, "the sentinels name another master");
                     return;
                 }
                 // The runtime of the watch has ended.
-                Finding::Nothing => watch.sentinels.start_watch(),
+                Finding::Nothing => sentinels.start_watch(),
                 _ => {}
             }
             // The sender lives as long as this.
-            let _ = watch.named.changed().await;
+            let _ = named.changed().await;
         }
     }
+}
 
-    /// Has all sentinels asked, because the server that one named could not be used.
-    fn report_failure(&self) {
-        if let Some(MasterWatch { sentinels, .. }) = &self.0 {
-            sentinels.known.trusted.store(NONE, Ordering::Relaxed);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_master_is_a_name_or_a_url_with_the_name_as_its_host() {
+        let scheme = if cfg!(feature = "tls") { "rediss" } else { "redis" };
+        let url = format!("{scheme}://shop:p%40ss@My-master_1.a/3");
+        for (given, user, password, database) in
+            [("My-master_1.a", None, None, 0), (&*url, Some("shop"), Some("p@ss"), 3)]
+        {
+            let (name, info) = read_master(given).unwrap_or_else(|error| panic!("{error}"));
+            let settings = info.redis_settings();
+            assert_eq!(name, "My-master_1.a");
+            assert_eq!((settings.username(), settings.password()), (user, password));
+            assert_eq!(settings.db(), database);
         }
     }
 }

@@ -1,5 +1,4 @@
-//! The settings of a backend: how long it waits, how many replicas confirm a grant, where a server
-//! is, and how to log in there.
+//! The settings of a backend, where a server is, and how to log in there.
 
 use std::{fmt, io, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -50,79 +49,26 @@ impl RedisConfig {
     }
 }
 
-/// The number of replicas that must confirm a grant before it counts.
-///
-/// The confirmation is a `WAIT` behind the grant. With fewer replicas, the grant is given back, and
-/// the try fails with [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the caller's
-/// retry strategy tries again. A renewal counts no sooner than a grant, so a lease is lost if the
-/// replicas stay away for as long as it lasts. Each grant and each renewal takes one more round
-/// trip, from the server to its replicas.
-///
-/// # What it does not give
-///
-/// It makes it unlikely that a failover loses a lease, but not impossible, for `WAIT` is no
-/// consensus. So a fence is needed with it as without it:
-///
-/// - A replica that has *not* confirmed may become the master. Only if `count` is the number of
-///   *all* replicas, each of them has the lease. Then one replica that is away prevents every
-///   grant.
-/// - A replica confirms what it has in memory, and may lose it when it restarts.
-/// - A master that is cut off from its replicas grants nothing any more, but may still answer
-///   reads.
-/// - A release does not wait for replicas, so a failover may undo it. The lease then ends by
-///   itself.
-///
-/// # Examples
-///
-/// ```
-/// use std::{fmt, time::Duration};
-/// use bellwether::{RedisBackend, backend::Replicas};
-///
-/// let backend = RedisBackend::builder()
-///     .server("redis://127.0.0.1/")
-///     .replicas(Replicas::confirming(1).within(Duration::from_millis(50)))
-///     .build()?;
-/// # Ok::<_, bellwether::Error>(())
-/// ```
+/// How many replicas must confirm a grant, and how long they may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Replicas {
-    pub(super) count: u32,
-    pub(super) within: Duration,
+pub(in super::super) struct Replicas {
+    pub(in super::super) count: u32,
+    pub(in super::super) within: Duration,
 }
 
 impl Replicas {
-    /// Requires `count` replicas of the server that grants, each time within 100 ms.
-    ///
-    /// The master itself does not count: with two replicas, one replica and the master are the
-    /// majority of three.
-    pub fn confirming(count: u32) -> Self {
-        Self { count, within: Duration::from_millis(100) }
-    }
-
-    /// Sets how long the replicas may take.
-    ///
-    /// It must be at least 1 ms, and shorter than the [command
-    /// time-out](crate::backend::RedisBackendBuilder::command_timeout). Defaults to 100 ms.
-    #[must_use]
-    pub fn within(mut self, limit: Duration) -> Self {
-        self.within = limit;
-        self
-    }
-
     pub(in super::super) fn check(self, command_timeout: Duration) -> Result<(), Error> {
         let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
         if self.count == 0 {
             return invalid(
-                "`Replicas::confirming(0)` waits for no replica; \
-                 give 1 or more, or leave `replicas` out"
+                "`replicas` is 0, which waits for no replica; give 1 or more, or leave it out"
                     .to_owned(),
             );
         }
         if self.within < Duration::from_millis(1) || self.within >= command_timeout {
             return invalid(format!(
                 "replicas may take {:?} to confirm, but it must be at least 1 ms and less than the \
-                 command time-out of {command_timeout:?}; set `Replicas::within` or \
-                 `command_timeout`",
+                 command time-out of {command_timeout:?}; change `replicas` or `command_timeout`",
                 self.within
             ));
         }
@@ -130,48 +76,8 @@ impl Replicas {
     }
 }
 
-/// The name and the password with which a connection logs in.
-///
-/// ```
-/// use bellwether::backend::Credentials;
-///
-/// let of_default_user = Credentials::password("secret");
-/// let of_user = Credentials::user("shop", "secret");
-/// assert!(!format!("{of_user:?}").contains("secret"));
-/// ```
-#[derive(Clone, PartialEq, Eq)]
-pub struct Credentials {
-    username: Option<String>,
-    password: String,
-}
-
-impl Credentials {
-    /// Creates the credentials of the default user of Redis.
-    pub fn password(password: impl Into<String>) -> Self {
-        Self { username: None, password: password.into() }
-    }
-
-    /// Creates the credentials of a user.
-    pub fn user(username: impl Into<String>, password: impl Into<String>) -> Self {
-        Self { username: Some(username.into()), password: password.into() }
-    }
-
-    /// Returns the settings of a connection that logs in with these credentials.
-    pub(super) fn of(self, settings: RedisConnectionInfo) -> RedisConnectionInfo {
-        let settings = settings.set_password(self.password);
-        match self.username {
-            Some(username) => settings.set_username(username),
-            None => settings,
-        }
-    }
-}
-
-/// Leaves the password out.
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credentials").field("username", &self.username).finish_non_exhaustive()
-    }
-}
+/// The name of a user, and the password.
+type Credentials = (String, String);
 
 type Provider = Arc<dyn Fn() -> BoxFuture<'static, Result<Credentials, BoxError>> + Send + Sync>;
 
@@ -199,12 +105,26 @@ pub(in super::super) struct ConnectTarget {
 }
 
 impl ConnectTarget {
+    /// Returns the same target at another address.
+    pub(super) fn at(&self, host: String, port: u16) -> Self {
+        let address = match self.info.addr() {
+            ConnectionAddr::TcpTls { .. } => {
+                ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        Self { info: self.info.clone().set_addr(address), access: self.access.clone() }
+    }
+
     /// Returns the settings of a new connection, with the credentials of now.
     pub(super) async fn settings(&self) -> Result<RedisConnectionInfo, RedisError> {
         let settings = self.info.redis_settings().clone();
         match &self.access.credentials {
             None => Ok(settings),
-            Some(provide) => Ok(provided(provide).await?.of(settings)),
+            Some(provide) => {
+                let (user, password) = provided(provide).await?;
+                Ok(settings.set_username(user).set_password(password))
+            }
         }
     }
 }
@@ -222,24 +142,15 @@ async fn provided(provide: &Provider) -> Result<Credentials, io::Error> {
     Err(io::Error::other(why))
 }
 
-/// Returns the address of a server that is reached by TLS.
-pub(super) fn tls_addr(host: String, port: u16) -> ConnectionAddr {
-    ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
-}
-
 /// Reads several URLs. An error tells which of them is wrong.
 pub(super) fn parse_all(urls: &[String]) -> Result<Vec<ConnectionInfo>, Error> {
     let which = |at| format!("Redis URL {} of {}", at + 1, urls.len());
-    urls.iter().enumerate().map(|(at, url)| parse_named(url, &which(at))).collect()
+    urls.iter().enumerate().map(|(at, url)| parse(url, &which(at))).collect()
 }
 
-/// Reads a URL, and adds the protocol version.
-pub(super) fn parse(url: &str) -> Result<ConnectionInfo, Error> {
-    parse_named(url, "the Redis URL")
-}
-
-/// Reads a URL that an error calls `which`, since the URL itself may have a password in it.
-fn parse_named(url: &str, which: &str) -> Result<ConnectionInfo, Error> {
+/// Reads a URL that an error calls `which`, since the URL itself may have a password in it. Adds
+/// the protocol version.
+pub(super) fn parse(url: &str, which: &str) -> Result<ConnectionInfo, Error> {
     let invalid = |why: String| Error::new(ErrorKind::InvalidConfig, why);
     // What follows the scheme may be a password.
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
@@ -284,7 +195,7 @@ mod tests {
                 if cfg!(feature = "tls") { "CA" } else { "tls" },
             ),
         ] {
-            let error = parse(url).err();
+            let error = parse(url, "the Redis URL").err();
             let text = error.as_ref().map(|error| format!("{error:#} {error:?}"));
             let text = text.unwrap_or_default();
             assert!(text.contains(said) && !text.contains("secret"), "{url}: {text}");
