@@ -297,14 +297,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Sets how long to wait for the load of another process, if that is less than what is set.
-    #[cfg(feature = "http")]
-    pub(crate) fn wait_limit_below(mut self, limit: Duration) -> Self {
-        let options = self.options_mut();
-        options.wait_limit = options.wait_limit.min(limit);
-        self
-    }
-
     #[cfg(feature = "http")]
     pub(crate) fn sharing(mut self, sharing: crate::cache::Sharing) -> Self {
         self.options_mut().sharing = sharing;

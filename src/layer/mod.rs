@@ -2,7 +2,7 @@
 //! service.
 //!
 //! [`BellwetherLayer::new`] is for any tower service whose responses can be cloned and stored as
-//! they are. A [`KeyFor`] derives the key of each request. With the feature `http`,
+//! they are. A function derives the key of each request. With the feature `http`,
 //! `BellwetherLayer::http` is for HTTP services, such as axum's routers. It derives the key itself,
 //! and shares only responses that may be shared.
 //!
@@ -70,10 +70,10 @@ mod values;
 pub(crate) use self::http::check_any_lines;
 #[cfg(feature = "http")]
 pub use self::http::{
-    BodyError, BodyErrorKind, CachedResponse, Http, InnerServiceError, Policy, Query, ResponseBody,
-    ResponseCodec, VaryBy, http_cache,
+    BodyError, CachedResponse, Http, InnerServiceError, Policy, Query, ResponseBody, ResponseCodec,
+    VaryBy, http_cache,
 };
-pub use self::values::{KeyFor, Values};
+pub use self::values::Values;
 
 use std::{
     fmt,

@@ -12,48 +12,6 @@ use crate::{
     key::Key,
 };
 
-/// Derives the key under which the response to a request is shared.
-///
-/// Two requests with one key get one response. So the key must contain everything that the response
-/// depends on. The trait is implemented for functions from `&Req` to `Option<Key>`.
-///
-/// ```
-/// use bellwether::{Key, layer::KeyFor};
-///
-/// struct Query {
-///     tenant: u32,
-///     id: u64,
-///     fresh: bool,
-/// }
-///
-/// #[derive(Clone)]
-/// struct ByTenant;
-///
-/// impl KeyFor<Query> for ByTenant {
-///     fn key_for(&self, query: &Query) -> Option<Key> {
-///         // A request for fresh data is never shared.
-///         (!query.fresh).then(|| Key::from(format!("{}:{}", query.tenant, query.id)))
-///     }
-/// }
-///
-/// let query = Query { tenant: 7, id: 42, fresh: false };
-/// assert_eq!(ByTenant.key_for(&query), Some(Key::from("7:42")));
-/// ```
-pub trait KeyFor<Req> {
-    /// Returns the key of a request. Returns `None` if the request is not to be shared: it then
-    /// passes through to the inner service.
-    fn key_for(&self, request: &Req) -> Option<Key>;
-}
-
-impl<Req, F> KeyFor<Req> for F
-where
-    F: Fn(&Req) -> Option<Key>,
-{
-    fn key_for(&self, request: &Req) -> Option<Key> {
-        self(request)
-    }
-}
-
 /// Shares responses as they are, under keys that `K` derives. The mode of [`BellwetherLayer::new`].
 #[derive(Clone)]
 pub struct Values<V, K> {
@@ -64,11 +22,12 @@ pub struct Values<V, K> {
 impl<V, K> BellwetherLayer<Values<V, K>> {
     /// Creates a layer for services whose response is a `V`.
     ///
-    /// `key` derives the key of a request. A request without a key passes through.
+    /// `key` derives the key of a request, by a function from `&Req` to `Option<Key>`. A request
+    /// without a key passes through.
     ///
-    /// The cache keeps a response as long as any other value. The key alone decides whether a
-    /// response is shared, before the inner service is called. So a response that is meant for one
-    /// caller must not come under a key that another caller can have.
+    /// Two requests with one key get one response. The key alone decides that, before the inner
+    /// service is called. So it must contain everything that the response depends on, such as the
+    /// user whom it is for. The cache keeps a response as long as any other value.
     ///
     /// The [module](super) has an example.
     ///
@@ -100,7 +59,7 @@ where
     S::Error: Into<BoxError> + 'static,
     S::Future: Send + 'static,
     V: Clone + Send + Sync + 'static,
-    K: KeyFor<Req>,
+    K: Fn(&Req) -> Option<Key>,
 {
     type Response = V;
     type Error = Error;
@@ -113,7 +72,7 @@ where
 
     fn call(&mut self, request: Req) -> Self::Future {
         let inner = self.inner.clone();
-        match self.mode.key.key_for(&request) {
+        match (self.mode.key)(&request) {
             Some(key) => {
                 let cached = self.mode.cache.request(key);
                 let loaded = cached.load(move |_lead| oneshot(inner, request));

@@ -23,9 +23,7 @@ use bellwether::{
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
-    layer::{
-        Bellwether, CachedResponse, Http, ResponseBody, ResponseCodec, ResponseFuture, Values,
-    },
+    layer::{Bellwether, CachedResponse, Http, ResponseBody, ResponseFuture, Values},
     lease::{Lease, Retry, RetryStrategy},
     lock::{
         Candidate, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard,
@@ -127,7 +125,6 @@ types! {
     Bellwether<(), Http> => yes yes yes yes;
     Http => yes yes yes yes;
     CachedResponse => yes yes yes yes;
-    ResponseCodec => yes yes yes yes;
     ResponseBody<Full<Bytes>> => yes yes yes no;
     ResponseFuture<String, Infallible> => yes no yes no;
 

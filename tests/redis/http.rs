@@ -106,7 +106,7 @@ fn numbered(length: usize) -> impl Fn(usize) -> Response<Body> + Clone + Send + 
 async fn a_large_answer_that_is_coalesced_keeps_no_process_waiting_twice() {
     let server = RedisServer::start().await;
     let calls: Arc<Calls> = Arc::default();
-    let coalescing = |layer: BellwetherLayer<Http>| layer.policy(Policy::careful().coalesce_only());
+    let coalescing = |layer: BellwetherLayer<Http>| layer.policy(Policy::default().coalesce_only());
     let start = |_| process(&server, coalescing, &calls, numbered(100 << 10));
     let apps: Vec<_> = (0..6).map(start).collect();
     let answers = read_all(&apps, 12, "/").await;

@@ -222,7 +222,7 @@ impl Scenario {
 
     fn layer(&self, cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
         let pair = &self.pair;
-        let policy = if pair.is_rfc9111 { Policy::rfc9111() } else { Policy::careful() };
+        let policy = if pair.is_rfc9111 { Policy::rfc9111() } else { Policy::default() };
         let (status, lifetime) =
             (StatusCode::from_u16(pair.status).unwrap(), Duration::from_secs(3600));
         let policy = policy.status_lifetime(status, lifetime);

@@ -122,18 +122,11 @@ pub(crate) async fn serve(
             let cache = texts(&settings, shared)?;
             app.layer(middleware::from_fn_with_state(cache, look_aside))
         }
-        way => {
+        _ => {
             let answers = answers(&settings, shared)?;
             tokio::spawn(answers.answer_top());
             let layer = BellwetherLayer::http(answers.clone()).default_lifetime(settings.ttl);
-            let app = app.layer(match way {
-                Way::StaleWhileRevalidate | Way::LocalTier => {
-                    layer.stale_while_revalidate(settings.stale)
-                }
-                Way::EarlyRefresh => layer.stale_if_error(settings.stale),
-                _ => layer,
-            });
-            app.route("/local-reads", get(async move || Json(answers.stats().local)))
+            app.layer(layer).route("/local-reads", get(async move || Json(answers.stats().local)))
         }
     };
     listener.set_nonblocking(true)?;
@@ -166,7 +159,15 @@ fn answers(settings: &Settings, shared: MemoryBackend) -> Result<Cache<CachedRes
     };
     let builder = builder.ttl(settings.ttl);
     let builder = match settings.way {
-        Way::EarlyRefresh => builder.early_refresh(EarlyRefresh::LastPart(0.2)),
+        Way::StaleWhileRevalidate | Way::LocalTier => {
+            builder.stale_while_revalidate(settings.stale)
+        }
+        Way::EarlyRefresh => {
+            builder.early_refresh(EarlyRefresh::LastPart(0.2)).stale_if_error(settings.stale)
+        }
+        _ => builder,
+    };
+    let builder = match settings.way {
         Way::LocalTier if !settings.copies.is_zero() => {
             builder.local(LocalTier::default().max_age(settings.copies))
         }

@@ -28,10 +28,10 @@ mod upstream;
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use bellwether::{
-    BellwetherLayer, BoxError, Cache, MemoryBackend, RedisBackend,
-    cache::{AfterFailure, Builder},
+    BellwetherLayer, BoxError, Cache, Error, MemoryBackend, RedisBackend,
+    cache::{AfterFailure, Builder, Codec},
     http_cache,
-    layer::{self, CachedResponse, Http, ResponseCodec},
+    layer::{self, CachedResponse, Http, InnerServiceError},
 };
 use http::request::Parts;
 use tokio::net::TcpListener;
@@ -98,27 +98,35 @@ async fn proxy(
 }
 
 fn cache(options: &Options) -> Result<Cache<CachedResponse>, BoxError> {
-    let limits = |builder: Builder<CachedResponse, ResponseCodec>| {
-        builder.ttl(options.ttl).load_limit(options.timeout).max_loads(options.loads).tags().build()
-    };
     Ok(match &options.redis {
         // The backend connects in the background. The proxy also starts while Redis is down.
-        Some(url) => limits(http_cache(RedisBackend::open(url)?, &options.namespace))?,
-        None => limits(http_cache(MemoryBackend::new(), &options.namespace))?,
+        Some(url) => build(http_cache(RedisBackend::open(url)?, &options.namespace), options)?,
+        None => build(http_cache(MemoryBackend::new(), &options.namespace), options)?,
     })
 }
 
-fn sharing(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
-    // A response that is kept beyond its lifetime can be validated.
-    let layer = BellwetherLayer::http(cache)
-        .max_body(options.max_body)
+fn build<C: Codec<CachedResponse>>(
+    builder: Builder<CachedResponse, C>,
+    options: &Options,
+) -> Result<Cache<CachedResponse>, Error> {
+    let (first, longest) = (Duration::from_millis(100), Duration::from_secs(1));
+    builder
+        .ttl(options.ttl)
+        .load_limit(options.timeout)
+        .max_loads(options.loads)
+        .max_value(options.max_body)
+        // A response that is kept beyond its lifetime can be validated.
         .stale_if_error(options.stale)
-        .when_unavailable(AfterFailure::BackOffFromSecond {
-            first: Duration::from_millis(100),
-            longest: Duration::from_secs(1),
+        .after_failure(move |error| {
+            let is_unavailable = error.load_ref::<InnerServiceError>()?.status() != 500;
+            is_unavailable.then_some(AfterFailure::BackOffFromSecond { first, longest })
         })
-        .surrogate_keys()
-        .cache_status();
+        .tags()
+        .build()
+}
+
+fn sharing(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
+    let layer = BellwetherLayer::http(cache).surrogate_keys().cache_status();
     let layer = if options.ignores_reloads { layer.ignore_reloads() } else { layer };
     let layer = match options.purge_key.clone() {
         Some(key) => layer.purge_if(move |parts| {

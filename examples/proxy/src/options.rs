@@ -25,7 +25,7 @@ Options:
       --stale <SECONDS>    How long after it a response stands in for a failure [default: 600]
       --purge-key <KEY>    Let PURGE requests with this X-Purge-Key end a page, or the groups in
                            their Cache-Groups and Surrogate-Key
-      --max-body <BYTES>   The largest body that is shared [default: 1048576]
+      --max-body <BYTES>   The largest response that is shared [default: 1048576]
       --loads <N>          How many shared requests go to the origin at once [default: 1024]
       --connections <N>    How many connections are served at once [default: 4096]
       --timeout <SECONDS>  How long the origin may take to answer [default: 30]
@@ -58,7 +58,7 @@ pub(crate) struct Options {
     pub(crate) ttl: Duration,
     pub(crate) stale: Duration,
     pub(crate) purge_key: Option<String>,
-    pub(crate) max_body: u64,
+    pub(crate) max_body: usize,
     pub(crate) loads: usize,
     pub(crate) connections: usize,
     pub(crate) timeout: Duration,

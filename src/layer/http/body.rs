@@ -158,81 +158,37 @@ impl<B: Body> fmt::Debug for ResponseBody<B> {
     }
 }
 
-/// The error of a response body. All readers of a shared body get the same one.
-///
-/// Its source is the error of the inner service's body, if there is one.
-///
-/// ```
-/// use bellwether::layer::{BodyError, BodyErrorKind};
-///
-/// fn is_of_the_service(error: &BodyError) -> bool {
-///     error.kind() == BodyErrorKind::Service
-/// }
-/// ```
-#[derive(Clone)]
-pub struct BodyError {
-    kind: BodyErrorKind,
-    source: Option<Arc<dyn StdError + Send + Sync>>,
-}
-
-/// Why a response body broke off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Why a response body broke off. All readers of a shared body get the same error.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum BodyErrorKind {
-    /// The body of the inner service ended with an error.
-    Service,
+pub enum BodyError {
+    /// The body of the inner service ended with this error, or with the runtime.
+    #[error("the response body broke off")]
+    Service(#[source] Arc<dyn StdError + Send + Sync>),
     /// The length of the body contradicts its `Content-Length`.
+    #[error("the length of the response body contradicts its `Content-Length`")]
     Length,
     /// The body of the inner service panicked.
+    #[error("the response body panicked")]
     Panicked,
     /// This reader of a shared body was too slow for it. The others read on.
+    #[error("the response body was read too slowly for the buffer that it shares")]
     Slow,
 }
 
 impl BodyError {
-    fn new(kind: BodyErrorKind) -> Self {
-        Self { kind, source: None }
-    }
-
-    /// The error of the inner service's body.
     fn service(error: impl Into<BoxError>) -> Self {
         match error.into().downcast::<Self>() {
             // The body has passed through a body of this layer.
             Ok(error) => *error,
-            Err(error) => Self { kind: BodyErrorKind::Service, source: Some(Arc::from(error)) },
+            Err(error) => Self::Service(Arc::from(error)),
         }
-    }
-
-    /// Returns why the body broke off.
-    pub fn kind(&self) -> BodyErrorKind {
-        self.kind
     }
 }
 
 impl fmt::Debug for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", Chain(self))
-    }
-}
-
-impl fmt::Display for BodyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.kind {
-            BodyErrorKind::Service => "the response body broke off",
-            BodyErrorKind::Length => {
-                "the length of the response body contradicts its `Content-Length`"
-            }
-            BodyErrorKind::Panicked => "the response body panicked",
-            BodyErrorKind::Slow => {
-                "the response body was read too slowly for the buffer that it shares"
-            }
-        })
-    }
-}
-
-impl StdError for BodyError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
     }
 }
 
@@ -243,6 +199,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const WORTH_KEEPING: usize = 4 << 10;
 /// The size up to which small pieces are joined. Each may be copied as often as a reader has it.
 const JOINED: usize = 8 << 10;
+/// A body that makes no progress for longer is a stream, or its sender has gone away.
+const IDLE: Duration = Duration::from_secs(10);
 /// How much of a body that is always ready is collected before its readers have a turn.
 const TURN: u64 = 64 << 10;
 /// How long a body is without a reader before it counts as unread. The callers that wait for it
@@ -255,8 +213,6 @@ pub(super) struct BodyLimits {
     /// The largest body, in bytes. Once a body is left to its readers, at most so many are kept for
     /// slow ones.
     pub(super) size: u64,
-    /// The longest time without progress.
-    pub(super) idle: Duration,
     /// The longest time in all.
     pub(super) total: Duration,
     /// Whether a body that has no reader is collected to its end.
@@ -373,7 +329,7 @@ impl SharedBody {
         let mut state = lock(&self.state);
         state.is_read = true;
         let next = if place < state.start() {
-            Poll::Ready(Err(Err(BodyError::new(BodyErrorKind::Slow))))
+            Poll::Ready(Err(Err(BodyError::Slow)))
         } else if let Some(data) = state.at(place) {
             state.go_on(number, place + data.len() as u64);
             Poll::Ready(Ok(data))
@@ -394,7 +350,7 @@ impl SharedBody {
         self.change(|state| {
             let received = state.received.saturating_add(data.len() as u64);
             if self.announced.is_some_and(|announced| received > announced) {
-                return Some(Err(BodyError::new(BodyErrorKind::Length)));
+                return Some(Err(BodyError::Length));
             }
             state.push(data);
             is_last.then_some(Ok(None))
@@ -405,7 +361,7 @@ impl SharedBody {
         self.change(|state| {
             let is_short = self.announced.is_some_and(|length| length != state.received);
             state.end.get_or_insert(match end {
-                Ok(_) if is_short => Err(BodyError::new(BodyErrorKind::Length)),
+                Ok(_) if is_short => Err(BodyError::Length),
                 end => end,
             });
         });
@@ -491,7 +447,7 @@ impl Collector {
                 yield_now().await;
             }
             consume_budget().await;
-            let until = after(Instant::now(), limits.idle).min(end);
+            let until = after(Instant::now(), IDLE).min(end);
             tokio::select! {
                 biased;
                 more = timeout_at(until, self.advance()) => more.map_err(|_| NotCollected::Unfit)?,
@@ -530,7 +486,7 @@ impl Collector {
         let (frame, is_end) = AssertUnwindSafe(next)
             .catch_unwind()
             .await
-            .unwrap_or_else(|_panic| (Some(Err(BodyError::new(BodyErrorKind::Panicked))), true));
+            .unwrap_or_else(|_panic| (Some(Err(BodyError::Panicked)), true));
         let end = match frame.map(|frame| frame.map(Frame::into_data)) {
             Some(Ok(Ok(data))) => self.body.push(data, is_end),
             Some(Ok(Err(frame))) => Some(Ok(frame.into_trailers().ok())),
@@ -560,7 +516,7 @@ impl Drop for Collector {
                 drop(runtime.spawn(Self { body, source }.serve()));
             }
             // Its readers are gone, or the runtime is.
-            _ => self.body.end(Err(BodyError::new(BodyErrorKind::Service))),
+            _ => self.body.end(Err(BodyError::service("the runtime has ended"))),
         }
     }
 }
@@ -731,8 +687,7 @@ mod tests {
         }
     }
 
-    const LIMITS: BodyLimits =
-        BodyLimits { size: 100, idle: Duration::MAX, total: Duration::MAX, finish_unread: true };
+    const LIMITS: BodyLimits = BodyLimits { size: 100, total: Duration::MAX, finish_unread: true };
 
     #[tokio::test]
     async fn a_body_that_contradicts_its_hint_is_broken() {

@@ -155,11 +155,19 @@ fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
 
 /// Returns a builder of the cache for [`BellwetherLayer::http`](crate::BellwetherLayer::http).
 ///
-/// The cache holds [`CachedResponse`]s and encodes them with the [`ResponseCodec`].
+/// The cache holds [`CachedResponse`]s. All settings of a cache apply, and these have a meaning or
+/// a default of their own:
+///
+/// | setting | default | meaning |
+/// |---|---|---|
+/// | [`ttl`](Builder::ttl) | 60 s | a cap on the lifetime of each response |
+/// | [`max_value`](Builder::max_value) | 1 MiB | the largest response that is shared |
+/// | [`wait_limit`](Builder::wait_limit) | 10 s | the wait for a body that another process loads |
+///
+/// After the wait limit, a process sends the request to its service, at most once for all callers.
 ///
 /// The key of a request is its host and path, so two services in one namespace would serve each
-/// other's responses. The [`ttl`](Builder::ttl) of the cache, 60 s unless set, is a cap on the
-/// lifetime of each response. It does not make a response cacheable.
+/// other's responses.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -176,7 +184,12 @@ pub fn http_cache<B: Store>(
     backend: B,
     namespace: impl Into<String>,
 ) -> Builder<CachedResponse, ResponseCodec> {
-    Cache::builder(backend, namespace).codec(ResponseCodec).error_codec(InnerServiceErrorCodec)
+    Cache::builder(backend, namespace)
+        .max_value(1 << 20)
+        // Most responses are complete by then. The body of another one may have no end.
+        .wait_limit(Duration::from_secs(10))
+        .codec(ResponseCodec)
+        .error_codec(InnerServiceErrorCodec)
 }
 
 /// Encodes [`CachedResponse`]s as bytes, and decodes them.
@@ -193,6 +206,7 @@ pub fn http_cache<B: Store>(
 /// | number of headers | `u32` |
 /// | each header: length of its name, the name, length of its value, the value | `u16`, `u32` |
 /// | body | the remaining bytes |
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseCodec;
 

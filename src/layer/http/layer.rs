@@ -7,11 +7,10 @@ use http::{Response, request::Parts};
 
 use super::{
     BellwetherLayer, CachedResponse, Http, Policy, Query, VaryBy, key::KeyPart, marks::Marks,
-    request::RequestRules, response::StaleRules, service::error_response, unavailable::UNAVAILABLE,
-    variants::Variants,
+    service::error_response, variants::Variants,
 };
 use crate::{
-    cache::{AfterFailure, Cache, UNCACHEABLE_LIFE},
+    cache::{Cache, UNCACHEABLE_LIFE},
     error::Error,
     key::Key,
 };
@@ -43,17 +42,22 @@ impl BellwetherLayer<Http> {
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
     /// use std::time::Duration;
-    /// use bellwether::{BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache};
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
     /// use bellwether::layer::{Policy, Query};
     /// use bytes::Bytes;
     /// use http::{Response, StatusCode, request::Parts};
     ///
-    /// let cache = http_cache(MemoryBackend::new(), "pages").max_loads(100).tags().build()?;
+    /// let cache = http_cache(MemoryBackend::new(), "pages")
+    ///     .max_value(256 << 10)
+    ///     .max_loads(100)
+    ///     .stale_while_revalidate(Duration::from_secs(30))
+    ///     .stale_if_error(Duration::from_secs(600))
+    ///     .tags()
+    ///     .build()?;
     /// let layer = BellwetherLayer::http(cache)
     ///     // What is shared, and for how long.
-    ///     .policy(Policy::careful().status_lifetime(StatusCode::GONE, Duration::from_secs(60)))
+    ///     .policy(Policy::default().status_lifetime(StatusCode::GONE, Duration::from_secs(60)))
     ///     .default_lifetime(Duration::from_secs(2))
-    ///     .max_body(256 << 10)
     ///     // What distinguishes two requests.
     ///     .vary_by("x-tenant")
     ///     .query(Query::default().ignore(["utm_*"]))
@@ -61,8 +65,6 @@ impl BellwetherLayer<Http> {
     ///     .ignore_cookies(["_ga", "_ga_*", "theme"])
     ///     .ignore_reloads()
     ///     // What a response is good for when its lifetime is over.
-    ///     .stale_while_revalidate(Duration::from_secs(30))
-    ///     .stale_if_error(Duration::from_secs(600))
     ///     .keep_for_validation(Duration::from_secs(60))
     ///     .max_stale(Duration::from_secs(3600))
     ///     // What ends it earlier.
@@ -71,13 +73,7 @@ impl BellwetherLayer<Http> {
     ///         parts.headers.get("x-purge-key").is_some_and(|key| key == "a long random text")
     ///     })
     ///     // Slow bodies, failures and overload.
-    ///     .body_idle_limit(Duration::from_secs(2))
     ///     .body_limit(Duration::from_secs(20))
-    ///     .wait_limit(Duration::from_secs(5))
-    ///     .when_unavailable(AfterFailure::BackOff {
-    ///         first: Duration::from_millis(20),
-    ///         longest: Duration::from_secs(5),
-    ///     })
     ///     .refuse_overload()
     ///     .on_error(|_error| {
     ///         let mut response = Response::new(Bytes::from("try again later"));
@@ -101,10 +97,9 @@ impl BellwetherLayer<Http> {
     ///
     /// # What is shared
     ///
-    /// This section describes [`Policy::careful`](super::Policy::careful), the default, which is an
-    /// allow-list. Every other request passes through as if the layer were not there.
-    /// [`Policy`] compares it with [`rfc9111`](super::Policy::rfc9111), which shares
-    /// more. A request takes part if all of these hold:
+    /// This section describes the default [`Policy`], which is an allow-list. Every other request
+    /// passes through as if the layer were not there. [`Policy::rfc9111`] shares more. A request
+    /// takes part if all of these hold:
     ///
     /// - It is a `GET` or a `HEAD` without a body.
     /// - It has no `Authorization`, `Proxy-Authorization` nor `Upgrade`, and no `If-…` header but
@@ -122,8 +117,8 @@ impl BellwetherLayer<Http> {
     ///
     /// A response is shared if all of these hold:
     ///
-    /// - It is a `200` whose body is within the [limit](Self::max_body). Other statuses need a
-    ///   [lifetime](super::Policy::status_lifetime).
+    /// - It is a `200` whose body is within the [limit](crate::cache::Builder::max_value). Other
+    ///   statuses need a [lifetime](super::Policy::status_lifetime).
     /// - It names its lifetime, or the layer has a [default lifetime](Self::default_lifetime). Its
     ///   age is below that.
     /// - It has no `Set-Cookie`, `Set-Cookie2`, `Authentication-Info`, `Clear-Site-Data` or
@@ -247,9 +242,9 @@ impl BellwetherLayer<Http> {
     /// # Stale responses
     ///
     /// A response may have two more windows, which begin together when its lifetime ends (RFC
-    /// 5861). Its `stale-while-revalidate` and `stale-if-error` set them. If it names neither, the
-    /// layer sets them: [`stale_while_revalidate`](Self::stale_while_revalidate) and
-    /// [`stale_if_error`](Self::stale_if_error). [`max_stale`](Self::max_stale) is a cap on all.
+    /// 5861). Its `stale-while-revalidate` and `stale-if-error` set them, or else the settings of
+    /// the cache with [these](crate::cache::Builder::stale_while_revalidate)
+    /// [names](crate::cache::Builder::stale_if_error). [`max_stale`](Self::max_stale) is a cap.
     ///
     /// - In the first window all callers receive the stale response at once. One process of the
     ///   fleet sends a request again in the background.
@@ -259,7 +254,7 @@ impl BellwetherLayer<Http> {
     ///
     /// After such a failure the key backs off in the whole fleet. No process sends a request, and
     /// all callers receive the stale response at once. A `503` with a `Retry-After` sets that time,
-    /// up to a minute. Otherwise [`AfterFailure`] says more.
+    /// up to a minute. Otherwise [`AfterFailure`](crate::cache::AfterFailure) says more.
     ///
     /// A response with `must-revalidate` or `proxy-revalidate` is never served stale. The same
     /// holds for one with `s-maxage`, unless it names a window itself.
@@ -305,27 +300,35 @@ impl BellwetherLayer<Http> {
     /// A `502`, `503` or `504` that no [stale response](#stale-responses) hides goes to its caller.
     /// All others, in every process, receive a `503` with a `Retry-After` while the key backs off:
     /// up to 100 ms after the first failure, and up to 1 s after further ones. The `Retry-After` of
-    /// a `503` sets that time, up to a minute. [`when_unavailable`](Self::when_unavailable) sets
-    /// another rule, or none.
+    /// a `503` sets that time, up to a minute. Requests that pass change nothing, and nor do
+    /// failures of requests with `Authorization`.
+    ///
+    /// The cache's [`after_failure`](crate::cache::Builder::after_failure) sets another rule, by
+    /// the [status](super::InnerServiceError). With
+    /// [`BackOffFromSecond`](crate::cache::AfterFailure::BackOffFromSecond), the callers that wait
+    /// for the first failure receive its status. With
+    /// [`LoadAgain`](crate::cache::AfterFailure::LoadAgain), they send their own requests, and no
+    /// key backs off.
     ///
     /// # Streaming
     ///
     /// A response is shared from its headers on. The callers in this process read the body while it
     /// arrives, from the start and each at its own pace. A caller may join as long as the response
     /// is fresh. The body is in memory once. It is stored when it is complete, and the lease of the
-    /// load is renewed until then. Other processes [wait](Self::wait_limit) for that. Where it took
-    /// longer than the response was fresh, their callers have it that came in time, and the others
-    /// share the next load.
+    /// load is renewed until then. Other processes wait for that, up to the
+    /// [limit](crate::cache::Builder::wait_limit) of the cache. Where it took longer than the
+    /// response was fresh, their callers have it that came in time, and the others share the next
+    /// load.
     ///
     /// A body that breaks off is an [error](crate::layer::BodyError) for all its readers, never a
     /// clean end, and is not stored. So is one whose length contradicts its `Content-Length`.
     /// Trailers go to the caller whose request ran, and forbid to store the response.
     ///
-    /// A body becomes uncacheable if it grows over the limit, makes no progress for a
-    /// [time](Self::body_idle_limit), or takes [too long](Self::body_limit). Its callers read on,
-    /// at the pace of the fastest one. At most as much as the [limit](Self::max_body) is kept for
-    /// slower ones. While that is full, the others wait, for a second in all. After that, a reader
-    /// that is too far behind gets an error.
+    /// A body becomes uncacheable if it grows over the [limit](crate::cache::Builder::max_value),
+    /// makes no progress for 10 s, or takes [too long](Self::body_limit). Its callers read on, at
+    /// the pace of the fastest one. At most as much as that limit is kept for slower ones. While
+    /// that is full, the others wait, for a second in all. After that, a reader that is too far
+    /// behind gets an error.
     ///
     /// A body that no caller reads any more is read to its end and stored, or to its limits.
     /// [`cancel_abandoned`](crate::cache::Builder::cancel_abandoned) ends it 50 to 100 ms after its
@@ -359,15 +362,6 @@ impl BellwetherLayer<Http> {
         Self { mode: Http(Arc::new(HttpSettings::new(cache))) }
     }
 
-    /// Sets the largest body that is shared, in bytes. Defaults to 1 MiB.
-    ///
-    /// Each running load holds its body once, and twice while it makes the body ready to be stored.
-    /// The [`max_value`](crate::cache::Builder::max_value) of the cache is a limit too.
-    pub fn max_body(mut self, bytes: u64) -> Self {
-        self.settings().max_body = bytes;
-        self
-    }
-
     /// Refuses a request that needs a load beyond the
     /// [cap on loads](crate::cache::Builder::max_loads), with the response to an
     /// [`Overloaded`](crate::ErrorKind::Overloaded) error. By default it goes to the inner service.
@@ -388,7 +382,7 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Sets which requests and responses are shared. Defaults to [`Policy::careful`].
+    /// Sets which requests and responses are shared. Defaults to its default.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.settings().policy = policy;
         self
@@ -455,7 +449,7 @@ impl BellwetherLayer<Http> {
     /// or [`ignore_headers`](Self::ignore_headers).
     pub fn vary_by(mut self, part: impl VaryBy) -> Self {
         let (part, settings) = (part.part(), self.settings());
-        settings.requests.known_headers.extend(part.header.clone());
+        settings.known_headers.extend(part.header.clone());
         settings.key_parts.push(part);
         self
     }
@@ -473,7 +467,7 @@ impl BellwetherLayer<Http> {
     /// request.
     pub fn ignore_headers<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         let names = names.into_iter().map(|name| name.as_ref().to_ascii_lowercase());
-        self.settings().requests.known_headers.extend(names);
+        self.settings().known_headers.extend(names);
         self
     }
 
@@ -485,7 +479,7 @@ impl BellwetherLayer<Http> {
     /// separator, plain or percent-encoded.
     pub fn ignore_cookies<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         let names = names.into_iter().map(|name| name.as_ref().to_owned());
-        self.settings().requests.ignored_cookies.extend(names);
+        self.settings().ignored_cookies.extend(names);
         self
     }
 
@@ -495,23 +489,7 @@ impl BellwetherLayer<Http> {
     /// By default such a request reaches the inner service, and its response is not stored. One
     /// with `no-store` always does. Other directives of requests have no effect.
     pub fn ignore_reloads(mut self) -> Self {
-        self.settings().requests.ignores_reloads = true;
-        self
-    }
-
-    /// Sets for how long a response is served stale while it is refreshed, if it has no
-    /// `stale-while-revalidate`. Defaults to the
-    /// [setting](crate::cache::Builder::stale_while_revalidate) of the cache.
-    pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
-        self.settings().stale.while_revalidate = window;
-        self
-    }
-
-    /// Sets for how long a response is kept to be [served](Self::http) if the service fails, if it
-    /// has no `stale-if-error`. Defaults to the [setting](crate::cache::Builder::stale_if_error) of
-    /// the cache.
-    pub fn stale_if_error(mut self, window: Duration) -> Self {
-        self.settings().stale.if_error = window;
+        self.settings().ignores_reloads = true;
         self
     }
 
@@ -521,54 +499,23 @@ impl BellwetherLayer<Http> {
     /// An `ETag` and a `Last-Modified` are validators. The next load asks the service whether the
     /// response has changed. No caller is served it before the service has answered `304`.
     pub fn keep_for_validation(mut self, time: Duration) -> Self {
-        self.settings().stale.validation = time;
+        self.settings().kept_for_validation = time;
         self
     }
 
     /// Sets for how long a response may be served stale at most, whatever it names itself. Zero
     /// serves no stale response. Defaults to a day.
     pub fn max_stale(mut self, limit: Duration) -> Self {
-        self.settings().stale.limit = limit;
+        self.settings().max_stale = limit;
         self
     }
 
-    /// Sets what follows a `502`, `503` or `504` of the inner service, if no [stale
-    /// response](Self::http) is served in its place.
+    /// Sets how long a body that is shared may take in all. Defaults to 60 s.
     ///
-    /// Defaults to a [`BackOff`](AfterFailure::BackOff) of up to 100 ms, and after further failures
-    /// of up to 1 s. With [`BackOffFromSecond`](AfterFailure::BackOffFromSecond), the callers that
-    /// wait for the first failure receive its status. With [`LoadAgain`](AfterFailure::LoadAgain),
-    /// they send their own requests, and no key backs off.
-    ///
-    /// The `Retry-After` of a `503` takes precedence, and so does
-    /// [`after_failure`](crate::cache::Builder::after_failure) of the cache. Requests that pass
-    /// change nothing. Nor do failures of requests with `Authorization`, if no stale response is
-    /// served in their place.
-    pub fn when_unavailable(mut self, rule: AfterFailure) -> Self {
-        self.settings().unavailable = rule;
-        self
-    }
-
-    /// Sets how long a body that is shared may make no progress. After this time the response is
-    /// not stored, and no more callers join. Its readers read on. Defaults to 10 s.
-    pub fn body_idle_limit(mut self, limit: Duration) -> Self {
-        self.settings().body_idle = limit;
-        self
-    }
-
-    /// Sets how long a body that is shared may take in all. After this time it is as after the
-    /// [idle limit](Self::body_idle_limit). Defaults to 60 s.
+    /// After this time the response is not stored, and no more callers join. Its readers read on.
+    /// The same happens to a body that makes no progress for 10 s.
     pub fn body_limit(mut self, limit: Duration) -> Self {
-        self.settings().body_total = limit;
-        self
-    }
-
-    /// Sets how long a request waits for the response of another process, whose body may be slow or
-    /// endless. After that, its process sends it to the inner service, at most once for all its
-    /// callers. Defaults to 10 s, and to the [`wait_limit`](crate::cache::Builder::wait_limit) of
-    /// the cache if that is shorter.
-    pub fn wait_limit(mut self, limit: Duration) -> Self {
-        self.settings().wait = limit;
+        self.settings().body_limit = limit;
         self
     }
 
@@ -613,8 +560,9 @@ impl BellwetherLayer<Http> {
     /// a body; or `key`, if a [`vary_by`](Self::vary_by) returned `None` or the host is not clear.
     /// Three more are:
     ///
-    /// - `uncacheable`: its response may not be shared, mostly because it names no lifetime and
-    ///   there is no [`default_lifetime`](Self::default_lifetime).
+    /// - `uncacheable`: its response may not be shared. If this is that response, the reason
+    ///   follows: mostly the name of a header, or `lifetime`, if it names none and there is no
+    ///   [`default_lifetime`](Self::default_lifetime).
     /// - `variants`: 64 other variants of the resource are in use.
     /// - `overloaded`: as many loads run as the cache [allows](crate::cache::Builder::max_loads).
     ///
@@ -687,33 +635,24 @@ impl BellwetherLayer<Http> {
     }
 }
 
-/// A body that is silent for longer is a stream, or its sender has gone away.
-const IDLE: Duration = Duration::from_secs(10);
-/// A body within the size limit that takes longer is a stream.
-const TOTAL: Duration = Duration::from_secs(60);
-/// Most responses are complete by then, in any process.
-const WAIT: Duration = Duration::from_secs(10);
-
 #[derive(Clone)]
 pub(super) struct HttpSettings {
     pub(super) cache: Cache<CachedResponse>,
     pub(super) marks: Arc<Marks>,
     pub(super) variants: Arc<Variants>,
-    pub(super) requests: RequestRules,
     pub(super) policy: Policy,
     pub(super) key_parts: Vec<KeyPart>,
     pub(super) query: Query,
-    pub(super) max_body: u64,
+    /// Headers that look like credentials, and that are in the key or declared harmless.
+    pub(super) known_headers: Vec<String>,
+    /// The names of cookies that no response depends on. A `*` ends the beginning of names.
+    pub(super) ignored_cookies: Vec<String>,
+    pub(super) ignores_reloads: bool,
     pub(super) default_lifetime: Option<Duration>,
-    pub(super) stale: StaleRules,
-    pub(super) unavailable: AfterFailure,
+    pub(super) kept_for_validation: Duration,
+    pub(super) max_stale: Duration,
+    pub(super) body_limit: Duration,
     pub(super) refuses_overload: bool,
-    /// How long a body that is shared may make no progress.
-    pub(super) body_idle: Duration,
-    /// How long a body that is shared may take in all.
-    pub(super) body_total: Duration,
-    /// How long a request waits for the response of another process.
-    pub(super) wait: Duration,
     pub(super) tells_status: bool,
     pub(super) purge: Option<Check>,
     pub(super) surrogate_keys: bool,
@@ -728,21 +667,21 @@ pub(super) type OnError = Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>;
 impl HttpSettings {
     fn new(cache: Cache<CachedResponse>) -> Self {
         Self {
+            cache,
             marks: Arc::new(Marks::new(UNCACHEABLE_LIFE)),
             variants: Arc::new(Variants::new()),
-            stale: StaleRules::of(&cache),
-            unavailable: UNAVAILABLE,
-            cache,
-            requests: RequestRules::default(),
-            policy: Policy::careful(),
+            policy: Policy::default(),
             key_parts: Vec::new(),
             query: Query::default(),
-            max_body: 1 << 20,
+            known_headers: Vec::new(),
+            ignored_cookies: Vec::new(),
+            ignores_reloads: false,
             default_lifetime: None,
+            kept_for_validation: Duration::from_secs(600),
+            max_stale: Duration::from_secs(86_400),
+            // A body within the size limit that takes longer is a stream.
+            body_limit: Duration::from_secs(60),
             refuses_overload: false,
-            body_idle: IDLE,
-            body_total: TOTAL,
-            wait: WAIT,
             tells_status: false,
             purge: None,
             surrogate_keys: false,
@@ -755,7 +694,6 @@ impl fmt::Debug for Http {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Http")
             .field("cache", &self.0.cache)
-            .field("max_body", &self.0.max_body)
             .field("default_lifetime", &self.0.default_lifetime)
             .finish_non_exhaustive()
     }

@@ -187,7 +187,7 @@ impl ResponseLoad {
         exchange: LedExchange<S, B>,
     ) -> Produced<CachedResponse> {
         self.end_stored(parts.status).await;
-        let (of_authorized, produced) = match class {
+        let (why, produced) = match class {
             ResponseClass::Failing => {
                 let produced = self.http.failing(&self.question, &parts, &self.lead);
                 let why = || Forward::of(self.place.is_variant(), self.lead.replaces());
@@ -195,15 +195,15 @@ impl ResponseLoad {
                 exchange.answer(Ok(response));
                 return produced;
             }
-            ResponseClass::Reserved => (true, Produced::Reserved),
-            // One that could be shared has a `Vary` without an end.
-            ResponseClass::Uncacheable | ResponseClass::Shareable(_) => {
-                (false, Produced::Uncacheable)
-            }
+            ResponseClass::Reserved => ("authorization", Produced::Reserved),
+            ResponseClass::Uncacheable(why) => (why, Produced::Uncacheable),
+            // Its `Vary` has no end.
+            ResponseClass::Shareable(_) => ("vary", Produced::Uncacheable),
         };
+        let of_authorized = matches!(produced, Produced::Reserved);
         self.http.0.marks.set(self.place.lasting_key(), of_authorized);
         let response = Response::from_parts(parts, body);
-        exchange.answer(Ok(self.http.explained(response, || Forward::Uncacheable)));
+        exchange.answer(Ok(self.http.explained(response, || Forward::Uncacheable(Some(why)))));
         produced
     }
 
@@ -211,7 +211,7 @@ impl ResponseLoad {
     fn classify(&self, parts: &Parts, body: &impl Body) -> ResponseClass {
         if lacks_body(&parts.headers, body) {
             // Its caller gets it as the service made it.
-            return ResponseClass::unshared(parts.status);
+            return ResponseClass::unshared(parts.status, "body");
         }
         // The stored response stands in for it, whatever its lifetime.
         if is_failure(parts.status) && self.lead.has_stand_in() {
@@ -236,7 +236,7 @@ impl ResponseLoad {
         let forward = Forward::of(self.place.is_variant(), lead.replaces());
         let (body, collector) = SharedBody::new(body, announced, self.http.body_limits());
         let streamed = Arc::new(StreamedResponse {
-            head: ResponseHead::new(&parts, freshness.age, freshness.stale.only_validates),
+            head: ResponseHead::new(&parts, freshness.age, freshness.only_validates),
             body,
             variant,
             forward: forward.clone(),
@@ -306,8 +306,8 @@ impl ResponseLoad {
 impl Http {
     fn body_limits(&self) -> BodyLimits {
         let finish_unread = !self.0.cache.settings().cancels_abandoned;
-        let (size, idle, total) = (self.body_size_limit(), self.0.body_idle, self.0.body_total);
-        BodyLimits { size, idle, total, finish_unread }
+        let (size, total) = (self.0.cache.settings().max_value as u64, self.0.body_limit);
+        BodyLimits { size, total, finish_unread }
     }
 }
 
@@ -323,36 +323,29 @@ pub(super) struct StreamedResponse {
     freshness: Freshness,
 }
 
-/// Why a caller does not read a response.
-pub(super) enum Apart {
-    /// Its request selects another response, below this marker.
-    Varies(Marker),
-    /// It came too late.
-    Late,
-    /// The body broke off. The outcome of the load is on its way.
-    Broken,
-}
-
 impl StreamedResponse {
     /// Returns the response for the caller whose request it answers.
     fn own(&self) -> Option<Response<Reader>> {
         Some(self.head.response(self.body.reader(true)?, self.freshness.age))
     }
 
-    /// Returns the response for another caller, with these headers.
-    pub(super) fn follow(&self, request: &HeaderMap) -> Result<Response<Reader>, Apart> {
-        if let Some(marker) = self.variant.as_ref().and_then(|variant| variant.misses(request)) {
-            return Err(Apart::Varies(marker.clone()));
-        }
+    /// Returns the marker below which a request with these headers selects another response.
+    pub(super) fn misses(&self, request: &HeaderMap) -> Option<&Marker> {
+        self.variant.as_ref()?.misses(request)
+    }
+
+    /// Returns the response for another caller, unless that came too late or the body broke off.
+    pub(super) fn follow(&self) -> Option<Response<Reader>> {
         if self.late().is_some() {
-            return Err(Apart::Late);
+            return None;
         }
         let age = self.freshness.age.saturating_add(self.received.elapsed().as_secs());
-        match self.body.reader(false) {
-            Some(reader) => Ok(self.head.response(reader, age)),
-            None if self.body.is_broken() => Err(Apart::Broken),
-            None => Err(Apart::Late),
-        }
+        Some(self.head.response(self.body.reader(false)?, age))
+    }
+
+    /// Returns whether the body broke off in time. The outcome of the load is then on its way.
+    pub(super) fn is_broken(&self) -> bool {
+        self.late().is_none() && self.body.is_broken()
     }
 
     /// Returns for how long the response is no longer fresh. It always is if it is for those only
@@ -371,6 +364,6 @@ impl StreamedResponse {
         let (took, late) = (self.received.elapsed(), self.late().unwrap_or_default());
         let lifetime = self.freshness.lifetime.saturating_sub(took);
         let response = CachedResponse::new(self.head.later(took, late), bytes);
-        Ok((response, Freshness { lifetime, ..self.freshness }))
+        Ok((response, self.freshness.capped(lifetime)))
     }
 }

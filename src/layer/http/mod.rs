@@ -4,7 +4,7 @@
 //!
 //! - `service` chooses its way. `request` decides whether the request takes part, and `key` under
 //!   which key. If it does not take part, it goes to the inner service. If it does, it joins the
-//!   flight of its response, and is answered when that has landed.
+//!   flight of its response. When that has landed, `conditions` makes the answer.
 //! - `variants` says where a response is stored: under the key of its resource, or below a marker.
 //! - `load` calls the inner service for the flight that this caller leads. `response` decides
 //!   whether the answer may be shared, and for how long. If it may, callers read its `body` while
@@ -18,6 +18,7 @@
 
 mod body;
 mod cached;
+mod conditions;
 mod fields;
 mod header_names;
 mod invalidation;
@@ -37,7 +38,7 @@ mod variants;
 #[cfg(any(fuzzing, test))]
 pub(crate) use self::fields::check_any_lines;
 pub use self::{
-    body::{BodyError, BodyErrorKind, ResponseBody},
+    body::{BodyError, ResponseBody},
     cached::{CachedResponse, ResponseCodec, http_cache},
     key::{Query, VaryBy},
     policy::Policy,

@@ -4,7 +4,7 @@ use http::StatusCode;
 
 /// Which requests and responses a layer shares.
 ///
-/// | | [`careful`](Self::careful) | [`rfc9111`](Self::rfc9111) |
+/// | | default | [`rfc9111`](Self::rfc9111) |
 /// |---|---|---|
 /// | cookies in a request | only if [ignored] | do not matter |
 /// | `Authorization` in a request | never | with `public`, `s-maxage` or `must-revalidate` |
@@ -29,7 +29,7 @@ use http::StatusCode;
 ///
 /// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
 /// let layer = BellwetherLayer::http(cache).policy(
-///     Policy::careful().status_lifetime(StatusCode::NOT_FOUND, Duration::from_secs(5)),
+///     Policy::default().status_lifetime(StatusCode::NOT_FOUND, Duration::from_secs(5)),
 /// );
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
@@ -37,58 +37,35 @@ use http::StatusCode;
 /// [ignored]: crate::BellwetherLayer::ignore_cookies
 /// [headers like credentials]: crate::BellwetherLayer::http
 /// [default one]: crate::BellwetherLayer::default_lifetime
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     pub(super) kind: PolicyKind,
-    /// The longest lifetime by a heuristic.
-    pub(super) heuristic_limit: Duration,
     /// The statuses that may be shared, with the lifetime of those that name none.
     pub(super) statuses: Vec<(StatusCode, Duration)>,
     /// A response goes only to the callers that wait for it.
     pub(super) coalesces: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum PolicyKind {
+    #[default]
     Careful,
     Rfc9111,
 }
 
 impl Policy {
-    /// Shares what cannot belong to one user, by an allow-list. The default.
-    ///
-    /// The docs of [`BellwetherLayer::http`](crate::BellwetherLayer::http) have the whole list.
-    pub fn careful() -> Self {
-        Self::new(PolicyKind::Careful, Duration::ZERO)
-    }
-
     /// Shares what RFC 9111 permits to a shared cache.
     ///
     /// The inner service must say what is private: by `Cache-Control`, or by `Vary`. Many services
     /// say nothing. A response that depends on a cookie then goes to all callers, if it names a
     /// lifetime or has a `Last-Modified`.
+    ///
+    /// A response without a lifetime is fresh for a tenth of the time since `Last-Modified` (RFC
+    /// 9111, section 4.2.2), up to a day. [`status_lifetime`](Self::status_lifetime) and
+    /// [`default_lifetime`](crate::BellwetherLayer::default_lifetime) take its place. Zero shares
+    /// no such response.
     pub fn rfc9111() -> Self {
-        Self::new(PolicyKind::Rfc9111, Duration::from_secs(86_400))
-    }
-
-    fn new(kind: PolicyKind, heuristic_limit: Duration) -> Self {
-        Self { kind, heuristic_limit, statuses: Vec::new(), coalesces: false }
-    }
-
-    /// Sets the longest lifetime by a heuristic: a tenth of the time since `Last-Modified` (RFC
-    /// 9111, section 4.2.2). Zero uses no heuristic.
-    ///
-    /// Defaults to a day for [`rfc9111`](Self::rfc9111), and to zero for
-    /// [`careful`](Self::careful).
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use bellwether::layer::Policy;
-    /// let policy = Policy::rfc9111().heuristic_limit(Duration::from_secs(60));
-    /// ```
-    pub fn heuristic_limit(mut self, limit: Duration) -> Self {
-        self.heuristic_limit = limit;
-        self
+        Self { kind: PolicyKind::Rfc9111, ..Self::default() }
     }
 
     /// Shares responses with this status, and sets the lifetime of those that name none.
@@ -113,7 +90,7 @@ impl Policy {
     ///
     /// ```
     /// # use bellwether::layer::Policy;
-    /// let policy = Policy::careful().coalesce_only();
+    /// let policy = Policy::default().coalesce_only();
     /// ```
     pub fn coalesce_only(mut self) -> Self {
         self.coalesces = true;
@@ -122,11 +99,5 @@ impl Policy {
 
     pub(super) fn lifetime_of(&self, status: StatusCode) -> Option<Duration> {
         self.statuses.iter().find(|(known, _)| *known == status).map(|(_, lifetime)| *lifetime)
-    }
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self::careful()
     }
 }

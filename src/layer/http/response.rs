@@ -29,7 +29,7 @@ use super::{
     request::Question,
     validation::has_validator,
 };
-use crate::cache::{Cache, Lead, Request};
+use crate::cache::{Lead, Request};
 
 /// Returns whether a `Location` differs from the place of a request at most in the scheme and in
 /// parts of the query that are not in the key. A request for that other place may share the key,
@@ -56,8 +56,8 @@ fn redirects_to_itself(asked: &request::Parts, answer: &HeaderMap, query: &Query
 pub(super) enum ResponseClass {
     /// May be shared if its body is complete and within the limit.
     Shareable(Freshness),
-    /// For its caller alone. The next response will probably be so too.
-    Uncacheable,
+    /// For its caller alone, for this reason. The next response will probably be so too.
+    Uncacheable(&'static str),
     /// For its caller alone, whose request has credentials. Without them, it could be shared.
     Reserved,
     /// For its caller alone. It is an error, so the next response may be shareable.
@@ -66,10 +66,10 @@ pub(super) enum ResponseClass {
 
 impl ResponseClass {
     /// Returns the class of a response with this status that is not shared.
-    pub(super) fn unshared(status: StatusCode) -> Self {
+    pub(super) fn unshared(status: StatusCode, why: &'static str) -> Self {
         match status.is_client_error() || status.is_server_error() {
             true => Self::Failing,
-            false => Self::Uncacheable,
+            false => Self::Uncacheable(why),
         }
     }
 }
@@ -89,12 +89,10 @@ const PERSONAL: [HeaderName; 5] = [
     TRAILER,
 ];
 
-impl Http {
-    /// Returns the size of the largest body that may be shared.
-    pub(super) fn body_size_limit(&self) -> u64 {
-        self.0.max_body.min(self.0.cache.settings().max_value as u64)
-    }
+/// A property of a response, or why it must not be shared: mostly the name of a header.
+type Judged<T> = Result<T, &'static str>;
 
+impl Http {
     /// Classifies the response to a request, which `took` so long.
     pub(super) fn classify(
         &self,
@@ -103,86 +101,102 @@ impl Http {
         parts: &Parts,
         body: &impl Body,
     ) -> ResponseClass {
-        let (headers, most) = (&parts.headers, self.body_size_limit());
-        let length = || {
-            content_length(headers).is_some_and(|length| length.is_none_or(|length| length <= most))
-        };
-        let is_readable = || connection(headers).is_some() && length() && !endless(headers);
-        if body.size_hint().lower() <= most
-            && self.is_impersonal(headers)
-            && is_readable()
-            && let Some(controls) = Controls::of(headers)
-            && let Some(freshness) = self.freshness(question, took, parts, &controls)
-        {
-            return match self.is_reserved(question, &controls.directives) {
-                true => ResponseClass::Reserved,
-                false => ResponseClass::Shareable(freshness),
-            };
+        let judged = self.judge_framing(&parts.headers, body).and_then(|()| {
+            self.judge_fields(&parts.headers)?;
+            let controls = Controls::of(&parts.headers).ok_or("cache-control")?;
+            Ok((self.freshness(question, took, parts, &controls)?, controls.directives))
+        });
+        match judged {
+            Ok((_, directives)) if self.is_reserved(question, &directives) => {
+                ResponseClass::Reserved
+            }
+            Ok((freshness, _)) => ResponseClass::Shareable(freshness),
+            Err(why) => ResponseClass::unshared(parts.status, why),
         }
-        ResponseClass::unshared(parts.status)
     }
 
-    /// Returns whether no field of a response ties it to its caller.
-    fn is_impersonal(&self, headers: &HeaderMap) -> bool {
+    /// Judges whether the body of a response may be kept.
+    fn judge_framing(&self, headers: &HeaderMap, body: &impl Body) -> Judged<()> {
+        let most = self.0.cache.settings().max_value as u64;
+        let announced = content_length(headers).ok_or("content-length")?;
+        if announced.unwrap_or_default().max(body.size_hint().lower()) > most {
+            return Err("size");
+        }
+        connection(headers).ok_or("connection")?;
+        if endless(headers) { Err("content-type") } else { Ok(()) }
+    }
+
+    /// Judges whether no field of a response ties it to its caller.
+    fn judge_fields(&self, headers: &HeaderMap) -> Judged<()> {
         let is_careful = self.0.policy.kind == PolicyKind::Careful;
         // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
-        let Some(names) = vary(headers) else { return false };
-        !PERSONAL.iter().any(|name| headers.contains_key(name))
-            && (names.is_empty() || !self.0.policy.coalesces)
-            && (names.contains(&ORIGIN) || !is_for_one_origin(headers))
+        let names = vary(headers).ok_or("vary")?;
+        match PERSONAL.iter().find(|name| headers.contains_key(*name)) {
+            Some(&SET_COOKIE) => Err("set-cookie"),
+            Some(_) => Err("personal"),
+            _ if !names.is_empty() && self.0.policy.coalesces => Err("vary"),
+            _ if !names.contains(&ORIGIN) && is_for_one_origin(headers) => Err("vary-origin"),
             // Some clients cannot read the encoding.
-            && (names.contains(&ACCEPT_ENCODING) || !headers.contains_key(CONTENT_ENCODING))
-            && !(is_careful && (pragma(headers) || headers.contains_key(CONTENT_RANGE)))
+            _ if !names.contains(&ACCEPT_ENCODING) && headers.contains_key(CONTENT_ENCODING) => {
+                Err("vary-accept-encoding")
+            }
+            _ if is_careful && pragma(headers) => Err("pragma"),
+            _ if is_careful && headers.contains_key(CONTENT_RANGE) => Err("content-range"),
+            _ => Ok(()),
+        }
     }
 
-    /// Returns `None` if the response must not be shared, or only while it is validated.
+    /// Returns how long a response may be shared: by those that wait for it, and beyond.
     fn freshness(
         &self,
         question: &Question,
         took: Duration,
         parts: &Parts,
         controls: &Controls,
-    ) -> Option<Freshness> {
-        if !self.is_storable(question, parts, &controls.directives) {
-            return None;
+    ) -> Judged<Freshness> {
+        self.judge_storable(question, parts, &controls.directives)?;
+        if !self.is_status_shared(parts.status) {
+            return Err("status");
         }
         let received = SystemTime::now();
         let age = age(&parts.headers, received, took);
+        let lifetime = self.lifetime(parts, controls, received);
         if self.0.policy.coalesces {
-            let is_shared = match self.0.policy.kind {
-                // Its requests have nothing of their users.
-                PolicyKind::Careful => self.is_status_shared(parts.status),
-                PolicyKind::Rfc9111 => self.lifetime(parts, controls, received).is_some(),
-            };
-            let (lifetime, stale) = (Duration::ZERO, StaleWindows::default());
-            return is_shared.then_some(Freshness { lifetime, stale, age });
+            // Requests to a careful layer have nothing of their users.
+            let is_shared = self.0.policy.kind == PolicyKind::Careful || lifetime.is_some();
+            return if is_shared { Ok(Freshness::of_waiters(age)) } else { Err("lifetime") };
         }
-        let lifetime = self.lifetime(parts, controls, received)?;
-        let lifetime = lifetime.checked_sub(Duration::from_secs(age))?;
-        let stale = self.0.stale.windows(parts, &controls.directives);
-        (!lifetime.is_zero()).then_some(Freshness { lifetime, stale, age })
+        let left = lifetime.and_then(|lifetime| lifetime.checked_sub(Duration::from_secs(age)));
+        let left = left.filter(|left| !left.is_zero()).ok_or("lifetime")?;
+        Ok(self.windows(parts, &controls.directives, Freshness::new(left, age)))
     }
 
-    /// Returns whether a response may be stored at all (RFC 9111, section 3).
-    fn is_storable(&self, question: &Question, parts: &Parts, directives: &Directives) -> bool {
+    /// Judges whether a response may be stored at all (RFC 9111, section 3).
+    fn judge_storable(
+        &self,
+        question: &Question,
+        parts: &Parts,
+        directives: &Directives,
+    ) -> Judged<()> {
         let headers = &parts.headers;
-        if matches!(parts.status.as_u16(), ..200 | 206 | 304)
-            || self.forbids_storing(directives, parts.status)
-            || (parts.status.is_redirection()
-                && redirects_to_itself(&question.head, headers, &self.0.query))
-        {
-            return false;
+        if matches!(parts.status.as_u16(), ..200 | 206 | 304) {
+            return Err("status");
         }
-        match self.0.policy.kind {
+        if parts.status.is_redirection()
+            && redirects_to_itself(&question.head, headers, &self.0.query)
+        {
+            return Err("location");
+        }
+        let (no_cache, private) = (&directives.no_cache, &directives.private);
+        let is_permitted = match self.0.policy.kind {
             PolicyKind::Careful => {
-                let is_whole = |scope: &Scope| *scope == Scope::Nothing;
-                !directives.malformed
-                    && is_whole(&directives.no_cache)
-                    && is_whole(&directives.private)
+                !directives.malformed && [no_cache, private].iter().all(|it| **it == Scope::Nothing)
             }
-            PolicyKind::Rfc9111 => {
-                !directives.no_cache.covers(headers) && !directives.private.covers(headers)
-            }
+            PolicyKind::Rfc9111 => !no_cache.covers(headers) && !private.covers(headers),
+        };
+        match is_permitted && !self.forbids_storing(directives, parts.status) {
+            true => Ok(()),
+            false => Err("cache-control"),
         }
     }
 
@@ -218,17 +232,13 @@ impl Http {
         controls: &Controls,
         received: SystemTime,
     ) -> Option<Duration> {
-        let (status, headers) = (parts.status, &parts.headers);
-        if !self.is_status_shared(status) {
-            return None;
-        }
         let is_careful = self.0.policy.kind == PolicyKind::Careful;
         if is_careful && controls.directives.max_age == Some(0) {
             // It forbids sharing, even next to a larger `s-maxage`.
             return None;
         }
         // The clock of this process may be wrong.
-        named(controls, headers, Some(received).filter(|_| !is_careful))
+        named(controls, &parts.headers, Some(received).filter(|_| !is_careful))
             .or_else(|| self.unnamed_lifetime(parts, &controls.directives, received))
     }
 
@@ -240,10 +250,30 @@ impl Http {
     ) -> Option<Duration> {
         let default = self.0.default_lifetime.filter(|_| parts.status == StatusCode::OK);
         let set = self.0.policy.lifetime_of(parts.status).or(default);
-        let limit = self.0.policy.heuristic_limit;
-        let is_heuristic = is_heuristically_cacheable(parts.status) || directives.public;
-        let heuristic = || heuristic(&parts.headers, received, limit);
-        set.or_else(|| heuristic().filter(|_| is_heuristic))
+        let is_heuristic = self.0.policy.kind == PolicyKind::Rfc9111
+            && (is_heuristically_cacheable(parts.status) || directives.public);
+        set.or_else(|| heuristic(&parts.headers, received).filter(|_| is_heuristic))
+    }
+
+    /// Adds what a response with these directives is good for when it is no longer fresh.
+    fn windows(&self, parts: &Parts, directives: &Directives, fresh: Freshness) -> Freshness {
+        let (options, limit) = (&self.0.cache.settings().options, self.0.max_stale);
+        let window = |named: Option<u64>, setting: Duration| match named {
+            _ if directives.revalidates() => Duration::ZERO,
+            Some(seconds) => Duration::from_secs(seconds).min(limit),
+            // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
+            None if directives.s_maxage.is_some() => Duration::ZERO,
+            None => setting.min(limit),
+        };
+        let while_revalidate =
+            window(directives.stale_while_revalidate, options.stale_while_revalidate);
+        let if_error = window(directives.stale_if_error, options.stale_if_error);
+        let validation = self.0.kept_for_validation;
+        let only_validates = while_revalidate.max(if_error).is_zero()
+            && !validation.is_zero()
+            && has_validator(parts);
+        let kept = if only_validates { validation } else { if_error };
+        Freshness { while_revalidate, kept, only_validates, ..fresh }
     }
 }
 
@@ -279,73 +309,26 @@ fn endless(headers: &HeaderMap) -> bool {
 pub(super) struct Freshness {
     /// The remaining time. Zero if only those may have it that wait for it.
     pub(super) lifetime: Duration,
-    /// What it is good for after that.
-    pub(super) stale: StaleWindows,
+    while_revalidate: Duration,
+    /// For how long it is kept in case of a failure, or for its validation.
+    kept: Duration,
+    /// Once it is no longer fresh, it may only be validated, and not be served.
+    pub(super) only_validates: bool,
     /// The age of the response when it arrived, in seconds.
     pub(super) age: u64,
 }
 
-/// The limit of both windows, unless the user sets another one.
-const LIMIT: Duration = Duration::from_secs(86_400);
-
-/// For how long a response is kept for its validation, unless the user sets another time.
-const VALIDATION: Duration = Duration::from_secs(600);
-
-/// The settings that decide about stale responses.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StaleRules {
-    /// The window of a response that has none of its own.
-    pub(super) while_revalidate: Duration,
-    /// The same.
-    pub(super) if_error: Duration,
-    /// For how long a response is kept for its validation, if it has no window.
-    pub(super) validation: Duration,
-    /// The longest window of any response.
-    pub(super) limit: Duration,
-}
-
-/// What a response is good for after its lifetime.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct StaleWindows {
-    while_revalidate: Duration,
-    /// For how long it is kept in case of a failure, or for its validation.
-    kept: Duration,
-    /// It may only be validated, and not be served.
-    pub(super) only_validates: bool,
-}
-
-impl StaleRules {
-    /// Returns the settings of a cache.
-    pub(super) fn of(cache: &Cache<CachedResponse>) -> Self {
-        let options = &cache.settings().options;
-        Self {
-            while_revalidate: options.stale_while_revalidate,
-            if_error: options.stale_if_error,
-            validation: VALIDATION,
-            limit: LIMIT,
-        }
-    }
-
-    /// Returns the windows of a response with these directives.
-    fn windows(&self, parts: &Parts, directives: &Directives) -> StaleWindows {
-        let window = |named: Option<u64>, setting: Duration| match named {
-            _ if directives.revalidates() => Duration::ZERO,
-            Some(seconds) => Duration::from_secs(seconds).min(self.limit),
-            // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
-            None if directives.s_maxage.is_some() => Duration::ZERO,
-            None => setting.min(self.limit),
-        };
-        let while_revalidate = window(directives.stale_while_revalidate, self.while_revalidate);
-        let if_error = window(directives.stale_if_error, self.if_error);
-        if while_revalidate.max(if_error).is_zero() && has_validator(parts) {
-            let (kept, only_validates) = (self.validation, !self.validation.is_zero());
-            return StaleWindows { while_revalidate, kept, only_validates };
-        }
-        StaleWindows { while_revalidate, kept: if_error, only_validates: false }
-    }
-}
-
 impl Freshness {
+    fn new(lifetime: Duration, age: u64) -> Self {
+        let (while_revalidate, kept) = (Duration::ZERO, Duration::ZERO);
+        Self { lifetime, while_revalidate, kept, only_validates: false, age }
+    }
+
+    /// Returns how long a response is fresh that is for those only who wait for it.
+    fn of_waiters(age: u64) -> Self {
+        Self::new(Duration::ZERO, age)
+    }
+
     /// Returns the same freshness with a lifetime of this at most.
     pub(super) fn capped(self, cap: Duration) -> Self {
         Self { lifetime: self.lifetime.min(cap), ..self }
@@ -355,8 +338,8 @@ impl Freshness {
     pub(super) fn kept(&self, request: Request<CachedResponse>) -> Request<CachedResponse> {
         request
             .ttl(self.lifetime)
-            .stale_while_revalidate(self.stale.while_revalidate)
-            .stale_if_error(self.stale.kept)
+            .stale_while_revalidate(self.while_revalidate)
+            .stale_if_error(self.kept)
     }
 
     /// Sets how long the response is kept.
@@ -365,8 +348,8 @@ impl Freshness {
             return lead.do_not_store();
         }
         lead.expire_after(self.lifetime);
-        lead.stale_while_revalidate(self.stale.while_revalidate);
-        lead.stale_if_error(self.stale.kept);
+        lead.stale_while_revalidate(self.while_revalidate);
+        lead.stale_if_error(self.kept);
     }
 }
 
@@ -389,11 +372,14 @@ fn named(
     Some(left.unwrap_or_default())
 }
 
+/// The longest lifetime by a heuristic.
+const HEURISTIC_LIMIT: Duration = Duration::from_secs(86_400);
+
 /// Returns a lifetime of a tenth of the time since the last change (section 4.2.2).
-fn heuristic(headers: &HeaderMap, received: SystemTime, limit: Duration) -> Option<Duration> {
+fn heuristic(headers: &HeaderMap, received: SystemTime) -> Option<Duration> {
     let changed = date(headers, LAST_MODIFIED)?;
     let sent = date(headers, DATE).unwrap_or(received);
-    Some((sent.duration_since(changed).ok()? / 10).min(limit))
+    Some((sent.duration_since(changed).ok()? / 10).min(HEURISTIC_LIMIT))
 }
 
 /// Returns the age of a response at its arrival, in seconds (section 4.2.3).
@@ -466,17 +452,16 @@ mod tests {
     /// RFC 9111, section 4.2.2.
     #[test]
     fn a_tenth_of_the_time_since_the_last_change_is_the_heuristic() {
-        let limit = Duration::from_secs(50);
         for (fields, expected) in [
             (&[][..], None),
             (&[("last-modified", "@-100"), ("date", "@0")], Some(10)),
             (&[("last-modified", "@-100"), ("date", "@100")], Some(20)),
             (&[("last-modified", "@-100")], Some(10)),
-            (&[("last-modified", "@-5000")], Some(50)),
+            (&[("last-modified", "@-1000000")], Some(86_400)),
             (&[("last-modified", "@5")], None),
             (&[("last-modified", "yesterday")], None),
         ] {
-            let found = heuristic(&headers(fields), now(), limit);
+            let found = heuristic(&headers(fields), now());
             assert_eq!(found, expected.map(Duration::from_secs), "{fields:?}");
         }
     }

@@ -17,7 +17,7 @@ use tracing::debug;
 
 use super::{
     CachedResponse, Http, InnerServiceError, ResponseBody, key,
-    load::{Apart, CallResult, Exchange, InnerHttp, StreamedResponse, load},
+    load::{CallResult, Exchange, InnerHttp, StreamedResponse, load},
     request::Question,
     response::ResponseClass,
     status::Forward,
@@ -72,7 +72,7 @@ impl Http {
     /// Returns the place of a request that takes part.
     fn admit(&self, question: &Question, body: &impl Body) -> Result<Place, Forward> {
         let parts = &question.head;
-        self.0.requests.check(parts, body, &self.0.policy)?;
+        self.check(parts, body)?;
         let key = self.key(parts).ok_or(Forward::Key)?;
         let texts = match self.0.key_parts.is_empty() || self.0.policy.coalesces {
             true => None,
@@ -121,7 +121,7 @@ impl Http {
         counters.passed.add();
         match why {
             Forward::Method => counters.passed_method.add(),
-            Forward::Uncacheable => counters.passed_uncacheable.add(),
+            Forward::Uncacheable(_) => counters.passed_uncacheable.add(),
             Forward::Full => counters.passed_overloaded.add(),
             _ => {}
         }
@@ -162,7 +162,10 @@ where
         let body = match settled {
             Settled::Done(response) => return response,
             Settled::Led(answer) => {
-                let answer = answer.await.unwrap_or_else(|_| Ok(http.lost(&question)));
+                let answer = answer.await.unwrap_or_else(|_| {
+                    let words = "the task that ran the request was cancelled";
+                    Ok(http.failed(&question, &Error::new(ErrorKind::Cancelled, words)))
+                });
                 return answer.map(|response| question.answer(response));
             }
             Settled::Varies(body, marker) => {
@@ -204,7 +207,7 @@ where
     let marks = &http.0.marks;
     let Some(on_uncacheable) = marks.on_uncacheable(place.lasting_key(), question.is_authorized())
     else {
-        return Settled::Alone { body, why: Forward::Uncacheable, again: false };
+        return Settled::Alone { body, why: Forward::Uncacheable(None), again: false };
     };
     if place.has_parts() {
         return Settled::Varies(body, Box::pin(http.generation(place)).await);
@@ -218,7 +221,7 @@ where
         takes_heads: true,
         is_local: place.is_local,
     };
-    let cached = http.request(&place.key).sharing(sharing).max_stale(settings.stale.limit);
+    let cached = http.request(&place.key).sharing(sharing).max_stale(settings.max_stale);
     let (exchange, led) = Exchange::new(body);
     let (own, of, asked) = (http.clone(), place.clone(), question.clone());
     let flown = cached.fly(move |lead| load(own, of, asked, inner, led, lead)).await;
@@ -297,7 +300,7 @@ impl Http {
             (Ok(FlightResult::Loaded(loaded)), Some(body)) => match Marker::of(&loaded.value) {
                 Some(marker) => Settled::Varies(body, marker),
                 // It was no longer fresh when the caller came. The next load begins after that.
-                None => Settled::Alone { body, why: Forward::Uncacheable, again: true },
+                None => Settled::Alone { body, why: Forward::Uncacheable(None), again: true },
             },
             (Ok(FlightResult::Head(head, source)), Some(body)) => {
                 self.follow(question, &head, source, body)
@@ -317,24 +320,25 @@ impl Http {
         source: Source,
         body: B,
     ) -> Settled<S, B> {
-        let follow = |streamed: &StreamedResponse| {
-            let response = streamed.follow(&question.head.headers)?;
-            let answer = question.answer(response.map(ResponseBody::shared));
-            Ok(self.with_source(answer, Source::Followed, None, &streamed.forward))
+        let alone = |body, again| {
+            let why = Forward::Uncacheable(None);
+            Settled::Alone { body, why, again }
         };
-        match (**head).downcast_ref::<StreamedResponse>().map(follow) {
-            Some(Ok(answer)) => {
+        let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else {
+            return alone(body, false);
+        };
+        if let Some(marker) = streamed.misses(&question.head.headers) {
+            return Settled::Varies(body, marker.clone());
+        }
+        match streamed.follow() {
+            Some(response) => {
                 self.served(source);
-                Settled::Done(Ok(answer))
+                let answer = question.answer(response.map(ResponseBody::shared));
+                let forward = &streamed.forward;
+                Settled::Done(Ok(self.with_source(answer, Source::Followed, None, forward)))
             }
-            Some(Err(Apart::Varies(marker))) => Settled::Varies(body, marker),
-            // The load is about to fail, and the next flight learns of that.
-            Some(Err(Apart::Broken)) => {
-                Settled::Alone { body, why: Forward::Uncacheable, again: true }
-            }
-            Some(Err(Apart::Late)) | None => {
-                Settled::Alone { body, why: Forward::Uncacheable, again: false }
-            }
+            // The load of a broken body is about to fail, and the next flight learns of that.
+            None => alone(body, streamed.is_broken()),
         }
     }
 
@@ -358,12 +362,6 @@ impl Http {
         self.with_source(question.answer(response), source, ttl, &forward)
     }
 
-    /// Returns the answer to a caller whose request was taken, and has no answer.
-    fn lost<B: Body>(&self, question: &Question) -> Response<ResponseBody<B>> {
-        let words = "the task that ran the request was cancelled";
-        self.failed(question, &Error::new(ErrorKind::Cancelled, words))
-    }
-
     /// Returns the answer to a caller whose load failed. A `HEAD` has no body.
     fn failed<B: Body>(&self, question: &Question, error: &Error) -> Response<ResponseBody<B>> {
         let response = (self.0.on_error)(error).map(|body| match question.is_head() {
@@ -376,9 +374,9 @@ impl Http {
         }
     }
 
-    /// Returns a request to the cache, with the limits of the layer.
+    /// Returns a request to the cache, with the limit of the layer.
     pub(super) fn request(&self, key: &Key) -> cache::Request<CachedResponse> {
-        self.0.cache.request(key).rest_limit(self.0.body_total).wait_limit_below(self.0.wait)
+        self.0.cache.request(key).rest_limit(self.0.body_limit)
     }
 }
 

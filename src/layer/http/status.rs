@@ -27,8 +27,8 @@ pub(super) enum Forward {
     Header(HeaderName),
     /// It has no key: its host is not clear, or a part of the key excludes it.
     Key,
-    /// The answers of its key belong to their callers.
-    Uncacheable,
+    /// The answers of its key belong to their callers. This one does so for the reason.
+    Uncacheable(Option<&'static str>),
     /// Its resource has too many variants.
     Variants,
     /// Too many loads are under way.
@@ -59,7 +59,10 @@ impl Display for Forward {
             Self::Body => "fwd=bypass; detail=body",
             Self::Header(name) => return write!(f, "fwd=bypass; detail=\"{name}\""),
             Self::Key => "fwd=bypass; detail=key",
-            Self::Uncacheable => "fwd=uri-miss; detail=uncacheable",
+            Self::Uncacheable(None) => "fwd=uri-miss; detail=uncacheable",
+            Self::Uncacheable(Some(why)) => {
+                return write!(f, "fwd=uri-miss; detail=\"uncacheable: {why}\"");
+            }
             Self::Variants => "fwd=vary-miss; detail=variants",
             Self::Full => "fwd=uri-miss; detail=overloaded",
             Self::BackingOff => "detail=backing-off",
@@ -70,7 +73,7 @@ impl Display for Forward {
 impl From<Alone> for Forward {
     fn from(why: Alone) -> Self {
         match why {
-            Alone::Uncacheable | Alone::Reserved => Self::Uncacheable,
+            Alone::Uncacheable | Alone::Reserved => Self::Uncacheable(None),
             Alone::Full => Self::Full,
         }
     }

@@ -22,7 +22,7 @@ use crate::{
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Short, because the next request may find the service well, and any caller may have led.
-pub(super) const UNAVAILABLE: AfterFailure =
+const UNAVAILABLE: AfterFailure =
     AfterFailure::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(1) };
 
 impl Http {
@@ -58,7 +58,7 @@ impl Http {
         }
         // A `500` may say something of the request alone.
         if parts.status != StatusCode::INTERNAL_SERVER_ERROR {
-            lead.after_common_failure(self.0.unavailable);
+            lead.after_common_failure(UNAVAILABLE);
         }
     }
 }

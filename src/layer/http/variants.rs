@@ -30,7 +30,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::{
-    CachedResponse, Http, cached::ResponseHead, fields::vary, key::hex, request::is_term,
+    CachedResponse, Http, cached::ResponseHead, conditions::TERMS, fields::vary, key::hex,
     response::Freshness,
 };
 use crate::{
@@ -153,7 +153,7 @@ impl Place {
         field(self.key.as_str().as_bytes());
         self.parts.iter().for_each(|parts| field(parts.as_bytes()));
         // The service never sees a term, so that no response depends on it.
-        for name in marker.names.iter().filter(|name| !is_term(name)) {
+        for name in marker.names.iter().filter(|name| !TERMS.contains(name)) {
             let lines = || request.get_all(name).iter().map(HeaderValue::as_bytes);
             match lines().count() as u64 {
                 1.. if *name == ACCEPT_ENCODING => field(&encodings(lines())),
@@ -323,7 +323,7 @@ impl Http {
     /// Sets how long a marker is kept: longer than what is stored below it. A process remembers it
     /// for an outage, because it has a window for failures.
     fn keep_marker(&self, lead: &Lead<CachedResponse>) {
-        let kept = self.0.cache.settings().options.ttl.saturating_add(self.0.stale.limit);
+        let kept = self.0.cache.settings().options.ttl.saturating_add(self.0.max_stale);
         lead.expire_after(MARKER_LIFE.max(kept));
         lead.stale_while_revalidate(Duration::ZERO);
         lead.stale_if_error(Duration::from_secs(1));

@@ -5,7 +5,7 @@ use super::prelude::*;
 fn coalescing(backend: &MemoryBackend, inner: &Inner) -> [Layered; 2] {
     [(), ()].map(|()| {
         BellwetherLayer::http(cache(backend))
-            .policy(Policy::careful().coalesce_only())
+            .policy(Policy::default().coalesce_only())
             .layer(inner.clone())
     })
 }
@@ -69,7 +69,7 @@ async fn what_another_layer_stored_is_not_served() {
     let cache = cache(&MemoryBackend::new());
     let storing = http_layer(cache.clone()).layer(inner.clone());
     let coalescing =
-        BellwetherLayer::http(cache).policy(Policy::careful().coalesce_only()).layer(inner);
+        BellwetherLayer::http(cache).policy(Policy::default().coalesce_only()).layer(inner);
     assert_eq!(ask(&storing, get("/")).await.text(), "1");
     assert_eq!(ask(&coalescing, get("/")).await.text(), "2");
     assert_eq!(ask(&storing, get("/")).await.text(), "1");

@@ -177,7 +177,7 @@ async fn an_answer_that_is_not_shared_meets_the_conditions_too() {
 async fn without_a_store_each_condition_reaches_the_origin() {
     let (inner, calls) = documents();
     let service = http_layer(cache(&MemoryBackend::new()))
-        .policy(Policy::careful().coalesce_only())
+        .policy(Policy::default().coalesce_only())
         .layer(inner);
     for (at, (method, lines, ..)) in TABLE.into_iter().enumerate() {
         let answer = ask(&service, request(method.clone(), lines)).await;
@@ -206,8 +206,9 @@ async fn a_precondition_reaches_the_origin() {
 #[tokio::test(start_paused = true)]
 async fn a_stale_answer_meets_the_conditions() {
     let (inner, calls) = documents();
-    let layer = http_layer(cache(&MemoryBackend::new()));
-    let service: Layered = layer.stale_while_revalidate(Duration::from_secs(60)).layer(inner);
+    let cache = http_cache(MemoryBackend::new(), "bellwether");
+    let cache = cache.stale_while_revalidate(Duration::from_secs(60)).build().unwrap();
+    let service: Layered = http_layer(cache).layer(inner);
     ask(&service, get("/")).await;
     tokio::time::sleep(Duration::from_secs(61)).await;
     let answer = ask(&service, request(Method::GET, &[("if-none-match", "\"v1\"")])).await;

@@ -132,12 +132,13 @@ async fn a_request_waits_for_another_process_no_longer_than_its_limit() {
                 .then_some(Fault::Astray(Duration::from_secs(600)))
         });
         let service = |cache| {
-            let layer = http_layer(cache).wait_limit(Duration::from_millis(100));
+            let layer = http_layer(cache);
             let layer = if parts { by_identity(layer) } else { layer };
             layer.layer(inner.clone())
         };
-        let one: Layered = service(http_cache(dead, "s").build().unwrap());
-        let other: Layered = service(http_cache(backend, "s").build().unwrap());
+        let one: Layered = service(http_cache(dead, "s").wait_limit(DELAY * 2).build().unwrap());
+        let other: Layered =
+            service(http_cache(backend, "s").wait_limit(DELAY * 2).build().unwrap());
         let dying = tokio::spawn(async move { ask(&one, of("alice")).await });
         sleep(Duration::from_millis(20)).await;
         dying.abort();

@@ -104,7 +104,7 @@ async fn connect(
 }
 
 fn layers() -> [(BellwetherLayer<Http>, Cache<CachedResponse>); 2] {
-    [Policy::careful(), Policy::rfc9111()].map(|policy| {
+    [Policy::default(), Policy::rfc9111()].map(|policy| {
         let cache = cache(&MemoryBackend::new());
         (http_layer(cache.clone()).policy(policy), cache)
     })

@@ -127,7 +127,7 @@ async fn each_list_of_parts_has_a_response_of_its_own() {
             let layer = list
                 .iter()
                 .fold(layer, |layer, part| layer.vary_by(|_: &Parts| (*part).to_owned()));
-            if coalesce_only { layer.policy(Policy::careful().coalesce_only()) } else { layer }
+            if coalesce_only { layer.policy(Policy::default().coalesce_only()) } else { layer }
                 .layer(inner.clone())
         });
         let before = calls.count();
@@ -215,8 +215,8 @@ async fn a_pause_after_a_failure_is_for_its_user() {
     });
     let rule =
         AfterFailure::BackOff { first: Duration::from_secs(1), longest: Duration::from_secs(1) };
-    let layer = http_layer(cache(&MemoryBackend::new())).when_unavailable(rule);
-    let service = by_identity(layer).layer(inner);
+    let cache = http_cache(MemoryBackend::new(), "bellwether").after_failure(move |_| Some(rule));
+    let service = by_identity(http_layer(cache.build().unwrap())).layer(inner);
     ask(&service, of("bob")).await;
     for call in 2..5 {
         assert_eq!(ask(&service, of("odd")).await.status, 503);

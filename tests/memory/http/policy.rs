@@ -10,7 +10,7 @@ use super::prelude::*;
 type Headers<'a> = &'a [(&'static str, &'static str)];
 
 fn policies() -> [(&'static str, Policy); 2] {
-    [("careful", Policy::careful()), ("rfc9111", Policy::rfc9111())]
+    [("careful", Policy::default()), ("rfc9111", Policy::rfc9111())]
 }
 
 fn layered(inner: &Inner, policy: Policy) -> Layered {
@@ -46,8 +46,9 @@ async fn calls(status: u16, answer: Headers<'_>, request: Headers<'_>, policy: P
         response
     });
     // A failure of the service is no reason not to ask again.
-    let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).policy(policy);
-    let service = layer.when_unavailable(AfterFailure::LoadAgain).layer(inner);
+    let cache = http_cache(MemoryBackend::new(), "bellwether")
+        .after_failure(|_| Some(AfterFailure::LoadAgain));
+    let service = BellwetherLayer::http(cache.build().unwrap()).policy(policy).layer(inner);
     for _ in 0..2 {
         ask(&service, get_with(request)).await;
     }
@@ -191,7 +192,7 @@ async fn statuses_are_shared_by_policy() {
     };
     for status in (200..600).filter(|status| *status != 304) {
         let shared = |expected| if expected { 1 } else { 2 };
-        let careful = calls(status, &fresh, &[], Policy::careful()).await;
+        let careful = calls(status, &fresh, &[], Policy::default()).await;
         assert_eq!(careful, shared(status == 200), "{status}");
         for (headers, expected) in [
             (&fresh[..], status != 206),
@@ -233,7 +234,7 @@ async fn a_redirect_to_the_other_scheme_is_not_shared() {
             response.headers_mut().insert(LOCATION, HeaderValue::from_static(location));
             response
         });
-        let policy = Policy::careful();
+        let policy = Policy::default();
         let day = Duration::from_secs(86_400);
         let policy = policy.status_lifetime(StatusCode::MOVED_PERMANENTLY, day);
         let service = layered(&inner, policy);
@@ -262,7 +263,7 @@ async fn a_redirect_to_another_query_of_its_key_is_not_shared() {
             answer.body(Body::empty()).unwrap()
         });
         let day = Duration::from_secs(86_400);
-        let policy = Policy::careful().status_lifetime(StatusCode::MOVED_PERMANENTLY, day);
+        let policy = Policy::default().status_lifetime(StatusCode::MOVED_PERMANENTLY, day);
         let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).policy(policy);
         let service = layer.query(Query::default().sort().ignore(["utm_*"])).layer(inner);
         for _ in 0..2 {
@@ -302,7 +303,7 @@ async fn credentials_and_cookies_are_for_the_policy() {
 #[tokio::test(start_paused = true)]
 async fn clients_of_both_versions_of_http_share() {
     let (inner, calls) = super::origin::with_headers(&[("cache-control", "max-age=60")]);
-    let service = layered(&inner, Policy::careful());
+    let service = layered(&inner, Policy::default());
     let mut first = get("/a");
     first.headers_mut().insert("host", HeaderValue::from_static("shop.example"));
     ask(&service, first).await;
@@ -322,7 +323,7 @@ async fn a_reload_reaches_the_origin_unless_that_is_ignored() {
         &[("cache-control", "max-age=0, no-cache"), ("pragma", "no-cache")],
         &[("pragma", "no-cache")],
     ];
-    for policy in [Policy::careful(), Policy::rfc9111()] {
+    for policy in [Policy::default(), Policy::rfc9111()] {
         for lines in reloads {
             for (ignores, calls_of_all) in [(true, 1), (false, 200)] {
                 let (inner, calls) = with_headers(&[("cache-control", "max-age=60")]);

@@ -50,34 +50,28 @@ async fn no_caller_waits_while_one_process_refreshes() {
     }
 }
 
-/// Sets the windows of a route.
-fn route(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
-    layer.stale_while_revalidate(4 * SECOND)
-}
-
 #[tokio::test(start_paused = true)]
-async fn the_answer_and_the_route_decide_how_long_an_answer_is_stale() {
+async fn the_answer_and_the_cache_decide_how_long_an_answer_is_stale() {
     type Set = fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>;
     let of_cache: Set = |layer| layer;
-    let capped: Set = |layer| route(layer).max_stale(3 * SECOND);
-    let table: [(&str, Set, u32); 12] = [
-        ("max-age=5", route, 4),
-        ("max-age=5", of_cache, 2),
+    let capped: Set = |layer| layer.max_stale(3 * SECOND);
+    let table: [(&str, Set, u32); 11] = [
+        ("max-age=5", of_cache, 4),
         ("max-age=5", capped, 3),
-        ("max-age=5, stale-while-revalidate=7", route, 7),
+        ("max-age=5, stale-while-revalidate=7", of_cache, 7),
         ("max-age=5, stale-while-revalidate=7", capped, 3),
-        ("max-age=5, stale-while-revalidate=0", route, 0),
-        ("max-age=5, stale-while-revalidate", route, 0),
-        ("max-age=5, stale-while-revalidate=7, must-revalidate", route, 0),
-        ("max-age=5, proxy-revalidate", route, 0),
-        ("s-maxage=5", route, 0),
-        ("s-maxage=5, stale-while-revalidate=7", route, 7),
+        ("max-age=5, stale-while-revalidate=0", of_cache, 0),
+        ("max-age=5, stale-while-revalidate", of_cache, 0),
+        ("max-age=5, stale-while-revalidate=7, must-revalidate", of_cache, 0),
+        ("max-age=5, proxy-revalidate", of_cache, 0),
+        ("s-maxage=5", of_cache, 0),
+        ("s-maxage=5, stale-while-revalidate=7", of_cache, 7),
         ("max-age=5, stale-while-revalidate=7", |layer| layer.max_stale(Duration::ZERO), 0),
     ];
     for (directives, set, stale) in table {
         let (inner, calls) = with_headers(&[("cache-control", directives)]);
         let cache =
-            http_cache(MemoryBackend::new(), "bellwether").stale_while_revalidate(2 * SECOND);
+            http_cache(MemoryBackend::new(), "bellwether").stale_while_revalidate(4 * SECOND);
         let service = set(BellwetherLayer::http(cache.build().unwrap())).layer(inner);
         for is_at_once in [true, false] {
             ask(&service, get("/")).await;
@@ -229,8 +223,8 @@ fn down(seconds: &str) -> Response<Body> {
 async fn the_service_is_left_alone_for_as_long_as_it_asks() {
     for (asked, kept) in [("20", 20), ("7200", 60)] {
         let (inner, calls) = failing(move || down(asked));
-        let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
-        let service = layer.stale_if_error(3600 * SECOND).layer(inner);
+        let cache = http_cache(MemoryBackend::new(), "bellwether").stale_if_error(3600 * SECOND);
+        let service = BellwetherLayer::http(cache.build().unwrap()).layer(inner);
         ask(&service, get("/")).await;
         sleep(11 * SECOND).await;
         assert_eq!(ask(&service, get("/")).await.text(), "good");
@@ -273,8 +267,9 @@ async fn callers_are_told_how_long_a_key_backs_off() {
 #[tokio::test(start_paused = true)]
 async fn a_stale_answer_stands_in_for_an_error_of_the_service() {
     let (inner, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
-    let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
-    let service = layer.default_lifetime(10 * SECOND).stale_if_error(60 * SECOND).layer(inner);
+    let cache = http_cache(MemoryBackend::new(), "bellwether").stale_if_error(60 * SECOND);
+    let layer = BellwetherLayer::http(cache.build().unwrap());
+    let service = layer.default_lifetime(10 * SECOND).layer(inner);
     let first = tokio::spawn(service.clone().oneshot(get("/")));
     handle.next_request().await.unwrap().1.send_response(Response::new(Body::from("good")));
     first.await.unwrap().unwrap();
@@ -291,9 +286,9 @@ async fn a_stale_answer_stands_in_for_an_error_of_the_service() {
 #[tokio::test(start_paused = true)]
 async fn a_refresh_makes_a_clone_of_the_service_ready() {
     let (inner, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
-    let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
-    let layer = layer.default_lifetime(10 * SECOND).stale_while_revalidate(60 * SECOND);
-    let service = layer.layer(inner);
+    let cache = http_cache(MemoryBackend::new(), "bellwether").stale_while_revalidate(60 * SECOND);
+    let layer = BellwetherLayer::http(cache.build().unwrap());
+    let service = layer.default_lifetime(10 * SECOND).layer(inner);
     let first = tokio::spawn(service.clone().oneshot(get("/")));
     handle.next_request().await.unwrap().1.send_response(Response::new(Body::from("1")));
     first.await.unwrap().unwrap();
@@ -324,9 +319,9 @@ async fn only_a_request_that_takes_part_drives_a_refresh() {
         log.lock().unwrap().push(request);
         async { Ok::<_, Infallible>(Response::new(Body::from("answer"))) }
     });
-    let layer = BellwetherLayer::http(cache(&MemoryBackend::new()))
+    let cache = http_cache(MemoryBackend::new(), "bellwether").stale_while_revalidate(60 * SECOND);
+    let layer = BellwetherLayer::http(cache.build().unwrap())
         .default_lifetime(10 * SECOND)
-        .stale_while_revalidate(60 * SECOND)
         .ignore_cookies(["theme"]);
     let service = layer.layer(BoxCloneSyncService::new(inner));
     ask(&service, get("/")).await;
@@ -416,7 +411,7 @@ async fn an_answer_that_is_no_failure_ends_the_stale_response() {
     ];
     const STAYS: &[Head] = &[(500, &[]), (502, &[]), (503, &[]), (504, &[])];
     for window in ["stale-while-revalidate=600", "stale-if-error=600"] {
-        for policy in [Policy::careful(), Policy::rfc9111()] {
+        for policy in [Policy::default(), Policy::rfc9111()] {
             for (heads, is_end) in [(ENDS, true), (STAYS, false)] {
                 for (status, lines) in heads {
                     let (inner, _) = origin(move |call, _| {
@@ -432,14 +427,15 @@ async fn an_answer_that_is_no_failure_ends_the_stale_response() {
                         }
                         let is_large =
                             call == 2 && lines.iter().any(|(name, _)| *name == "x-large");
-                        let body = if is_large { "2".repeat(100) } else { call.to_string() };
+                        let body = if is_large { "2".repeat(300) } else { call.to_string() };
                         // Its length is not told.
                         let body = futures_util::stream::iter([Ok::<_, Infallible>(body)]);
                         answer.body(Body::from_stream(body)).unwrap()
                     });
                     let backend = MemoryBackend::new();
                     let services = [(), ()].map(|()| {
-                        let layer = BellwetherLayer::http(cache(&backend)).max_body(50);
+                        let cache = http_cache(backend.clone(), "bellwether").max_value(200);
+                        let layer = BellwetherLayer::http(cache.build().unwrap());
                         layer.policy(policy.clone()).layer(inner.clone())
                     });
                     assert_eq!(ask(&services[0], get("/")).await.text(), "1");

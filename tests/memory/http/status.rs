@@ -69,6 +69,28 @@ async fn a_load_says_why_the_stored_response_does_not_do() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_answer_that_is_not_shared_says_why() {
+    for (headers, why) in [
+        (&[][..], "lifetime"),
+        (&[("set-cookie", "a=b")], "set-cookie"),
+        (&[("cache-control", "private")], "cache-control"),
+        (&[("cache-control", "max-age=60"), ("age", "60")], "lifetime"),
+        (&[("cache-control", "max-age=60"), ("vary", "*")], "vary"),
+        (&[("cache-control", "max-age=60"), ("content-encoding", "br")], "vary-accept-encoding"),
+        (&[("cache-control", "max-age=60"), ("content-type", "text/event-stream")], "content-type"),
+    ] {
+        let (inner, _) = with_headers(headers);
+        let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).cache_status();
+        let service = layer.layer(inner);
+        let expected = format!("fwd=uri-miss; detail=\"uncacheable: {why}\"");
+        assert_eq!(status(&ask(&service, get("/")).await), expected);
+        // The next one does not wait for its answer.
+        let next = ask(&service, get("/")).await;
+        assert_eq!(status(&next), "fwd=uri-miss; detail=uncacheable");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_error_of_the_service_says_why_it_was_asked() {
     let (inner, _) = origin(|_, request| {
         let status = request.uri().path()[1..].parse::<u16>().unwrap();

@@ -2,7 +2,7 @@
 
 use std::{error::Error as _, io};
 
-use bellwether::layer::{BodyErrorKind, ResponseBody};
+use bellwether::layer::{BodyError, ResponseBody};
 use http_body::{Body as _, Frame};
 
 use super::{
@@ -16,6 +16,12 @@ async fn open(service: &Layered, request: Request<Body>) -> SharedBody {
     let response = service.clone().oneshot(request).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     response.into_body()
+}
+
+/// Returns the service with a cache of its own, which shares bodies of so many bytes.
+fn limited(bytes: usize, inner: Inner) -> Layered {
+    let cache = http_cache(MemoryBackend::new(), "bellwether").max_value(bytes).build().unwrap();
+    http_layer(cache).layer(inner)
 }
 
 /// Opens as many bodies at once.
@@ -33,17 +39,17 @@ async fn open_all(service: &Layered, count: usize) -> Vec<SharedBody> {
     bodies
 }
 
-/// Returns the rest of a body, or the kind of its error.
-async fn rest(body: SharedBody) -> Result<Bytes, BodyErrorKind> {
-    body.collect().await.map(|body| body.to_bytes()).map_err(|error| error.kind())
+/// Returns the rest of a body, or its error.
+async fn end(body: SharedBody) -> Result<Bytes, BodyError> {
+    body.collect().await.map(|body| body.to_bytes())
+}
+
+async fn rest(body: SharedBody) -> Bytes {
+    end(body).await.unwrap()
 }
 
 async fn is_silent(body: &mut SharedBody) -> bool {
     timeout(DELAY, body.frame()).await.is_err()
-}
-
-fn of(text: &'static str) -> Result<Bytes, BodyErrorKind> {
-    Ok(Bytes::from_static(text.as_bytes()))
 }
 
 fn kib(count: usize) -> Result<Frame<Bytes>, io::Error> {
@@ -74,9 +80,9 @@ async fn callers_read_a_body_while_it_arrives() {
     }
     drop(feed);
     for body in bodies {
-        assert_eq!(rest(body).await, of(""));
+        assert_eq!(rest(body).await, "");
     }
-    assert_eq!(rest(open(&service, get("/")).await).await, of("onetwothree"));
+    assert_eq!(rest(open(&service, get("/")).await).await, "onetwothree");
     assert!(feeds.try_recv().is_err(), "a second call");
 }
 
@@ -104,8 +110,7 @@ async fn each_caller_has_the_head_and_each_piece_at_once() {
 #[tokio::test(start_paused = true)]
 async fn the_bytes_of_a_body_are_in_memory_once() {
     let (inner, mut feeds) = fed(&[]);
-    let layer = http_layer(cache(&MemoryBackend::new())).max_body(16 << 20);
-    let mut bodies = open_all(&layer.layer(inner), 100).await;
+    let mut bodies = open_all(&limited(16 << 20, inner), 100).await;
     let feed = feeds.recv().await.unwrap();
     for _ in 0..10 {
         feed.send(kib(1024)).unwrap();
@@ -130,13 +135,13 @@ async fn a_body_that_breaks_off_breaks_off_for_all_its_readers() {
     for mut body in bodies.into_iter().chain([late]) {
         assert_eq!(next(&mut body).await, "half");
         let error = body.frame().await.unwrap().unwrap_err();
-        assert_eq!(error.kind(), BodyErrorKind::Service);
+        assert!(matches!(error, BodyError::Service(_)));
         assert_eq!(error.source().unwrap().to_string(), "cut");
         assert!(body.frame().await.is_none() && body.is_end_stream());
     }
     let again = open(&service, get("/")).await;
     feeds.recv().await.unwrap().send(data("whole")).unwrap();
-    assert_eq!(rest(again).await, of("whole"));
+    assert_eq!(rest(again).await, "whole");
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,7 +158,7 @@ async fn a_body_that_contradicts_its_length_is_broken() {
             if !until.is_empty() {
                 assert_eq!(next(&mut body).await, until);
             }
-            assert_eq!(rest(body).await, Err(BodyErrorKind::Length));
+            assert!(matches!(end(body).await, Err(BodyError::Length)));
         }
         let _again = open(&service, get("/")).await;
         assert!(feeds.recv().await.is_some());
@@ -182,7 +187,7 @@ async fn trailers_go_to_the_caller_whose_request_ran() {
 #[tokio::test(start_paused = true)]
 async fn a_body_over_the_limit_goes_on_for_its_readers_only() {
     let (inner, mut feeds) = fed(&[]);
-    let service = http_layer(cache(&MemoryBackend::new())).max_body(64 << 10).layer(inner);
+    let service = limited(64 << 10, inner);
     let mut bodies = open_all(&service, 3).await;
     let feed = feeds.recv().await.unwrap();
     for _ in 0..100 {
@@ -208,7 +213,7 @@ async fn a_body_over_the_limit_goes_on_for_its_readers_only() {
 #[tokio::test(start_paused = true)]
 async fn a_slow_reader_holds_up_no_other_for_long() {
     let (inner, mut feeds) = fed(&[]);
-    let service = http_layer(cache(&MemoryBackend::new())).max_body(64 << 10).layer(inner);
+    let service = limited(64 << 10, inner);
     let mut bodies = open_all(&service, 3).await;
     let feed = feeds.recv().await.unwrap();
     let mut slow = bodies.remove(0);
@@ -223,16 +228,16 @@ async fn a_slow_reader_holds_up_no_other_for_long() {
     assert_eq!(begun.elapsed(), SECOND);
     drop(feed);
     for body in bodies {
-        assert_eq!(rest(body).await, of(""));
+        assert_eq!(rest(body).await, "");
     }
-    assert_eq!(rest(slow).await, Err(BodyErrorKind::Slow));
+    assert!(matches!(end(slow).await, Err(BodyError::Slow)));
 }
 
 /// A reader that is a little slower than the others is served to the end.
 #[tokio::test(start_paused = true)]
 async fn a_reader_within_the_buffer_loses_nothing() {
     let (inner, mut feeds) = fed(&[]);
-    let service = http_layer(cache(&MemoryBackend::new())).max_body(64 << 10).layer(inner);
+    let service = limited(64 << 10, inner);
     let mut bodies = open_all(&service, 2).await;
     let feed = feeds.recv().await.unwrap();
     let mut slower = bodies.remove(0);
@@ -244,7 +249,7 @@ async fn a_reader_within_the_buffer_loses_nothing() {
         }
     }
     drop(feed);
-    assert_eq!(rest(slower).await.unwrap().len(), 48 << 10);
+    assert_eq!(rest(slower).await.len(), 48 << 10);
 }
 
 /// A client that goes away takes nothing from the others, nor from the store.
@@ -260,7 +265,7 @@ async fn a_body_without_readers_is_finished_and_stored() {
     }
     drop(feed);
     sleep(DELAY).await;
-    assert_eq!(rest(open(&service, get("/")).await).await, of("onetwo"));
+    assert_eq!(rest(open(&service, get("/")).await).await, "onetwo");
     assert!(feeds.try_recv().is_err());
 }
 
@@ -287,18 +292,17 @@ async fn a_body_without_readers_is_cancelled_by_option() {
     feed.closed().await;
     let again = open(&service, get("/")).await;
     feeds.recv().await.unwrap().send(data("two")).unwrap();
-    assert_eq!(rest(again).await, of("two"));
+    assert_eq!(rest(again).await, "two");
 }
 
 /// A body whose limits are over goes on for its readers, and later callers call for themselves.
 #[tokio::test(start_paused = true)]
 async fn the_limits_of_a_body_end_its_sharing_and_no_response() {
-    let idle = |layer: BellwetherLayer<Http>| layer.body_idle_limit(3 * SECOND);
-    let total = |layer: BellwetherLayer<Http>| layer.body_limit(5 * SECOND);
-    for (limited, pause, pieces) in [(&idle as &dyn Fn(_) -> _, 4 * SECOND, 1), (&total, SECOND, 5)]
-    {
+    // A body that is silent for too long, and one that takes too long in all.
+    for (limit, pause, pieces) in [(60, 11 * SECOND, 1), (5, SECOND, 5)] {
         let (inner, mut feeds) = fed(&[]);
-        let service = limited(http_layer(cache(&MemoryBackend::new()))).layer(inner);
+        let layer = http_layer(cache(&MemoryBackend::new())).body_limit(limit * SECOND);
+        let service = layer.layer(inner);
         let mut bodies = open_all(&service, 2).await;
         let feed = feeds.recv().await.unwrap();
         for _ in 0..pieces {
@@ -310,7 +314,7 @@ async fn the_limits_of_a_body_end_its_sharing_and_no_response() {
         feed.send(data("two")).unwrap();
         drop(feed);
         for body in bodies.drain(..) {
-            assert_eq!(rest(body).await.unwrap().len(), 3 * (pieces + 1));
+            assert_eq!(rest(body).await.len(), 3 * (pieces + 1));
         }
     }
 }
@@ -334,7 +338,7 @@ async fn the_lease_is_held_while_the_body_arrives() {
     sleep(SECOND).await;
     assert!(!waits.is_finished() && feeds.try_recv().is_err());
     drop(feed);
-    assert_eq!(rest(body).await.unwrap().len(), 50);
+    assert_eq!(rest(body).await.len(), 50);
     let answer = waits.await.unwrap();
     assert_eq!((answer.body.len(), &answer.headers["age"]), (50, &"51".parse().unwrap()));
     // The lifetime began with the headers.
@@ -350,8 +354,10 @@ async fn the_lease_is_held_while_the_body_arrives() {
 async fn another_process_waits_for_a_time_and_goes_alone() {
     let (inner, mut feeds) = fed(&[]);
     let backend = MemoryBackend::new();
-    let layers = [(), ()].map(|()| http_layer(cache(&backend)).wait_limit(2 * SECOND));
-    let [here, there] = layers.map(|layer| layer.layer(inner.clone()));
+    let [here, there] = [(), ()].map(|()| {
+        let cache = http_cache(backend.clone(), "bellwether").wait_limit(2 * SECOND).build();
+        http_layer(cache.unwrap()).layer(inner.clone())
+    });
     let _body = open(&here, get("/")).await;
     let _feed = feeds.recv().await.unwrap();
     let begun = Instant::now();
@@ -361,7 +367,7 @@ async fn another_process_waits_for_a_time_and_goes_alone() {
     feed.send(data("one")).unwrap();
     drop(feed);
     for body in bodies {
-        assert_eq!(rest(body).await, of("one"));
+        assert_eq!(rest(body).await, "one");
     }
     assert!(feeds.try_recv().is_err(), "more than one call of a process");
 }
@@ -385,8 +391,8 @@ async fn no_caller_joins_a_body_that_was_invalidated() {
     let new_feed = feeds.recv().await.unwrap();
     new_feed.send(data("new")).unwrap();
     drop((feed, new_feed));
-    assert_eq!((rest(old).await, rest(also_old).await), (of("old"), of("old")));
-    assert_eq!(rest(new).await, of("new"));
+    assert!(rest(old).await == "old" && rest(also_old).await == "old");
+    assert_eq!(rest(new).await, "new");
     sleep(DELAY).await;
     assert_eq!(ask(&service, get("/")).await.text(), "new");
 }
@@ -406,7 +412,7 @@ async fn no_caller_joins_a_body_that_is_no_longer_fresh() {
     assert!(feeds.try_recv().is_ok());
     feed.send(data("one")).unwrap();
     drop(feed);
-    assert_eq!(rest(body).await, of("one"));
+    assert_eq!(rest(body).await, "one");
     let _not_stored = open(&service, get("/")).await;
     assert!(feeds.try_recv().is_ok());
 }
@@ -429,9 +435,9 @@ async fn a_shutdown_ends_no_body() {
     feed.send(data("two")).unwrap();
     drop((feed, second));
     for body in bodies.drain(..) {
-        assert_eq!(rest(body).await, of("onetwo"));
+        assert_eq!(rest(body).await, "onetwo");
     }
-    assert_eq!(rest(alone).await, of(""));
+    assert_eq!(rest(alone).await, "");
 }
 
 #[tokio::test(start_paused = true)]
@@ -447,7 +453,7 @@ async fn a_body_that_panics_is_an_error_for_all_its_readers() {
     let service = layered(&inner);
     for mut body in open_all(&service, 3).await {
         assert_eq!(next(&mut body).await, "half");
-        assert_eq!(rest(body).await, Err(BodyErrorKind::Panicked));
+        assert!(matches!(end(body).await, Err(BodyError::Panicked)));
     }
     let _again = open(&service, get("/")).await;
     assert_eq!(calls.count(), 2);

@@ -1,12 +1,16 @@
 //! A service that is unavailable is left alone, where no stale answer stands in for it.
 
-use bellwether::layer::{InnerServiceError, ResponseCodec};
+use bellwether::layer::InnerServiceError;
 use http::HeaderValue;
 use tokio::time::sleep_until;
 
 use super::prelude::*;
 
-type HttpBuilder = Builder<CachedResponse, ResponseCodec>;
+/// Returns a process over a backend, with a rule for what follows a failure.
+fn ruled(backend: &MemoryBackend, rule: Option<AfterFailure>) -> BellwetherLayer<Http> {
+    let cache = http_cache(backend.clone(), "bellwether").after_failure(move |_| rule);
+    http_layer(cache.build().unwrap())
+}
 
 /// The longest first pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -65,7 +69,8 @@ async fn the_first_failure_may_be_followed_by_a_call() {
         let (inner, calls) = origin(move |_, _| refusal(status));
         let (first, longest) = (SECOND, 5 * SECOND);
         let rule = AfterFailure::BackOffFromSecond { first, longest };
-        let services = processes(&inner, |layer| layer.when_unavailable(rule));
+        let backend = MemoryBackend::new();
+        let services = [(), ()].map(|()| ruled(&backend, Some(rule)).layer(inner.clone()));
         for round in 1..=2 {
             let answers = ask_all(&services, (0..500).map(|_| get("/"))).await;
             assert_eq!(calls.count(), round);
@@ -121,9 +126,8 @@ async fn a_policy_for_failures_knows_the_status() {
 async fn a_failure_that_is_no_rule_for_others_stays_with_its_caller() {
     for status in [500, 503] {
         let (inner, calls) = origin(move |_, _| refusal(status));
-        let cache = http_cache(MemoryBackend::new(), "bellwether");
-        let cache = cache.after_failure(|_| Some(AfterFailure::LoadAgain)).build().unwrap();
-        let services = [http_layer(cache).layer(inner)];
+        let layer = ruled(&MemoryBackend::new(), Some(AfterFailure::LoadAgain));
+        let services = [layer.layer(inner)];
         for answer in ask_all(&services, (0..20).map(|_| get("/"))).await {
             assert_eq!((answer.status.as_u16(), answer.text()), (status, "refused"));
         }
@@ -256,12 +260,8 @@ async fn requests_that_pass_begin_and_meet_no_pause() {
 /// Otherwise one user could shut the others off. A rule of the cache cannot know of the user.
 #[tokio::test(start_paused = true)]
 async fn a_failure_for_one_user_concerns_no_other() {
-    let sets: [fn(HttpBuilder) -> HttpBuilder; 3] = [
-        |builder| builder,
-        |builder| builder.after_failure(|_| Some(AfterFailure::BACK_OFF)),
-        |builder| builder.after_failure(|_| Some(AfterFailure::LoadAgain)),
-    ];
-    for (set, status) in sets.into_iter().flat_map(|set| [(set, 500), (set, 503)]) {
+    let rules = [None, Some(AfterFailure::BACK_OFF), Some(AfterFailure::LoadAgain)];
+    for (rule, status) in rules.into_iter().flat_map(|rule| [(rule, 500), (rule, 503)]) {
         let (inner, calls) =
             origin(move |_, request| match request.headers().contains_key("authorization") {
                 true => {
@@ -272,10 +272,8 @@ async fn a_failure_for_one_user_concerns_no_other() {
                 false => Response::new(Body::from("well")),
             });
         let backend = MemoryBackend::new();
-        let services = [(), ()].map(|()| {
-            let cache = set(http_cache(backend.clone(), "bellwether")).build().unwrap();
-            http_layer(cache).policy(Policy::rfc9111()).layer(inner.clone())
-        });
+        let services =
+            [(), ()].map(|()| ruled(&backend, rule).policy(Policy::rfc9111()).layer(inner.clone()));
         let refused = ask(&services[0], get_with(&[("authorization", "Basic YTpi")])).await;
         assert_eq!(refused.text(), "refused");
         for (service, count) in services.iter().zip(2..) {
@@ -289,50 +287,32 @@ async fn a_failure_for_one_user_concerns_no_other() {
 #[tokio::test(start_paused = true)]
 async fn a_failure_for_one_user_ends_no_row_of_failures() {
     let rule = AfterFailure::BackOffFromSecond { first: 10 * SECOND, longest: 10 * SECOND };
-    for of_cache in [false, true] {
-        let (inner, calls) = origin(|_, _| refusal(503));
-        let backend = MemoryBackend::new();
-        let services = [(), ()].map(|()| {
-            let builder = http_cache(backend.clone(), "bellwether");
-            let builder =
-                if of_cache { builder.after_failure(move |_| Some(rule)) } else { builder };
-            let layer = http_layer(builder.build().unwrap()).policy(Policy::rfc9111());
-            if of_cache { layer } else { layer.when_unavailable(rule) }.layer(inner.clone())
-        });
-        for at in 0..5 {
-            ask(&services[at % 2], get("/")).await;
-            ask(&services[at % 2], get_with(&[("authorization", "Basic YTpi")])).await;
-        }
-        assert_eq!(calls.count(), 3, "{of_cache}");
+    let (inner, calls) = origin(|_, _| refusal(503));
+    let backend = MemoryBackend::new();
+    let services = [(), ()]
+        .map(|()| ruled(&backend, Some(rule)).policy(Policy::rfc9111()).layer(inner.clone()));
+    for at in 0..5 {
+        ask(&services[at % 2], get("/")).await;
+        ask(&services[at % 2], get_with(&[("authorization", "Basic YTpi")])).await;
     }
+    assert_eq!(calls.count(), 3);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_rule_is_that_of_the_layer_or_of_the_cache() {
-    let pause = AfterFailure::RetryAfter(5 * SECOND);
-    type Set = fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>;
-    let again: Set = |layer| layer.when_unavailable(AfterFailure::LoadAgain);
-    let five: Set = |layer| layer.when_unavailable(AfterFailure::RetryAfter(5 * SECOND));
-    for (of_cache, set, kept) in [
-        (None, again, Duration::ZERO),
-        (None, five, 5 * SECOND),
-        (Some(pause), again, 5 * SECOND),
-        (Some(AfterFailure::LoadAgain), five, Duration::ZERO),
+async fn the_cache_has_the_rule_for_unavailable_services() {
+    for (rule, kept) in [
+        (AfterFailure::LoadAgain, Duration::ZERO),
+        (AfterFailure::RetryAfter(5 * SECOND), 5 * SECOND),
     ] {
         let (inner, calls) = origin(|_, _| refusal(503));
-        let builder = http_cache(MemoryBackend::new(), "bellwether");
-        let builder = match of_cache {
-            Some(rule) => builder.after_failure(move |_| Some(rule)),
-            None => builder,
-        };
-        let service = set(http_layer(builder.build().unwrap())).layer(inner);
+        let service = ruled(&MemoryBackend::new(), Some(rule)).layer(inner);
         ask(&service, get("/")).await;
         let begun = Instant::now();
         ask(&service, get("/")).await;
-        assert_eq!(calls.count() == 2, kept.is_zero(), "{of_cache:?}");
+        assert_eq!(calls.count() == 2, kept.is_zero(), "{rule:?}");
         sleep_until(begun + kept).await;
         ask(&service, get("/")).await;
-        assert_eq!(calls.count(), if kept.is_zero() { 3 } else { 2 }, "{of_cache:?}");
+        assert_eq!(calls.count(), if kept.is_zero() { 3 } else { 2 }, "{rule:?}");
     }
 }
 

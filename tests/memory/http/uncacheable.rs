@@ -2,11 +2,14 @@
 
 use super::prelude::*;
 
-const LIMIT: u64 = 10_000;
+const LIMIT: usize = 10_000;
 
 /// Returns two processes of a fleet.
 fn fleet(backend: &MemoryBackend, inner: &Inner) -> [Layered; 2] {
-    [(), ()].map(|()| http_layer(cache(backend)).max_body(LIMIT).layer(inner.clone()))
+    [(), ()].map(|()| {
+        let cache = http_cache(backend.clone(), "bellwether").max_value(LIMIT).build();
+        http_layer(cache.unwrap()).layer(inner.clone())
+    })
 }
 
 /// Sends 200 requests at once to two processes. All are answered in parallel, each with an answer

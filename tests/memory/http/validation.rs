@@ -37,16 +37,16 @@ async fn an_unchanged_response_is_renewed() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_ends_the_stored_response_is_heeded() {
     for (policy, status, control, ends) in [
-        (Policy::careful(), 304, "private", true),
-        (Policy::careful(), 304, "no-store", true),
-        (Policy::careful(), 404, "no-cache", true),
-        (Policy::careful(), 410, "no-cache", true),
+        (Policy::default(), 304, "private", true),
+        (Policy::default(), 304, "no-store", true),
+        (Policy::default(), 404, "no-cache", true),
+        (Policy::default(), 410, "no-cache", true),
         (Policy::rfc9111(), 304, "no-store", true),
         (Policy::rfc9111(), 404, "private", true),
-        (Policy::careful(), 200, "private", true),
-        (Policy::careful(), 400, "no-cache", true),
-        (Policy::careful(), 403, "no-cache", true),
-        (Policy::careful(), 501, "no-cache", false),
+        (Policy::default(), 200, "private", true),
+        (Policy::default(), 400, "no-cache", true),
+        (Policy::default(), 403, "no-cache", true),
+        (Policy::default(), 501, "no-cache", false),
     ] {
         let (inner, _) = origin(move |call, request| match call {
             1 => document(request, "", LIFE),
@@ -131,7 +131,7 @@ async fn a_304_about_another_response_is_an_error_that_stale_hides() {
 const NEVER_STALE: [&str; 3] = ["max-age=60, must-revalidate", "s-maxage=60", "max-age=60"];
 
 fn scenes() -> impl Iterator<Item = (Policy, &'static str)> {
-    let policies = [Policy::careful(), Policy::rfc9111()];
+    let policies = [Policy::default(), Policy::rfc9111()];
     policies.into_iter().flat_map(|policy| NEVER_STALE.map(|control| (policy.clone(), control)))
 }
 
@@ -184,10 +184,11 @@ async fn a_response_that_is_kept_for_validation_stands_in_for_no_failure() {
     for (policy, control) in scenes() {
         for status in [500, 503] {
             let (inner, calls) = failing(control, status);
-            let cache = cache(&MemoryBackend::new());
-            let layer = BellwetherLayer::http(cache.clone())
-                .policy(policy.clone())
-                .when_unavailable(AfterFailure::LoadAgain);
+            let cache = http_cache(MemoryBackend::new(), "bellwether")
+                .after_failure(|_| Some(AfterFailure::LoadAgain))
+                .build()
+                .unwrap();
+            let layer = BellwetherLayer::http(cache.clone()).policy(policy.clone());
             let key = layer.key(&get("/").into_parts().0).unwrap();
             let service = layer.layer(inner);
             ask(&service, get("/")).await;
