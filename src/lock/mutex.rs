@@ -115,8 +115,8 @@ impl Mutex {
 /// A [`Mutex`] that is held, or a [reentrant one](super::ReentrantHolder).
 ///
 /// Its lease is renewed while the guard lives. If the guard is dropped, and its holder has no other
-/// one, the lock is released [in the background](super#dropped-guards). [`unlock`](Self::unlock) also reports whether the lock
-/// was held to the end.
+/// one, the lock is released [in the background](super#dropped-guards). [`unlock`](Self::unlock)
+/// also reports whether the lock was held to the end.
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct MutexGuard {

@@ -343,7 +343,7 @@ impl StreamedResponse {
         Some(self.head.response(self.body.reader(false)?, age))
     }
 
-    /// Returns whether the body broke off in time. The outcome of the load is then on its way.
+    /// Returns whether the body broke off in time, so that its load has failed.
     pub(super) fn is_broken(&self) -> bool {
         self.late().is_none() && self.body.is_broken()
     }

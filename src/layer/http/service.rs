@@ -137,6 +137,8 @@ enum Settled<S: InnerHttp<B>, B> {
     Done(CallResult<S, B>),
     /// The request has to go on alone, unless it is to try again to share.
     Alone { body: B, why: Forward, again: bool },
+    /// The response that it came to broke off. It tries again, and fails in the end.
+    Broken(B),
     /// The request selects a response below this marker.
     Varies(B, Marker),
     /// The flight goes on without the caller that leads it, and will answer its request.
@@ -176,9 +178,13 @@ where
                 }
                 body
             }
-            Settled::Alone { body, again: true, .. } if tries > 0 => {
+            Settled::Alone { body, again: true, .. } | Settled::Broken(body) if tries > 0 => {
                 tries -= 1;
                 body
+            }
+            Settled::Broken(_) => {
+                let error = Error::new(ErrorKind::Load, "the body of the response broke off");
+                return Ok(http.failed(&question, &error));
             }
             Settled::Alone { body, why, .. } => {
                 let place = Some(&place).filter(|_| !question.is_respelled);
@@ -320,12 +326,9 @@ impl Http {
         source: Source,
         body: B,
     ) -> Settled<S, B> {
-        let alone = |body, again| {
-            let why = Forward::Uncacheable(None);
-            Settled::Alone { body, why, again }
-        };
+        let alone = |body| Settled::Alone { body, why: Forward::Uncacheable(None), again: false };
         let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else {
-            return alone(body, false);
+            return alone(body);
         };
         if let Some(marker) = streamed.misses(&question.head.headers) {
             return Settled::Varies(body, marker.clone());
@@ -337,8 +340,8 @@ impl Http {
                 let forward = &streamed.forward;
                 Settled::Done(Ok(self.with_source(answer, Source::Followed, None, forward)))
             }
-            // The load of a broken body is about to fail, and the next flight learns of that.
-            None => alone(body, streamed.is_broken()),
+            None if streamed.is_broken() => Settled::Broken(body),
+            None => alone(body),
         }
     }
 

@@ -40,7 +40,7 @@ async fn each_caller_gets_its_own_cookie() {
 
 /// Returns a body that is over the limit by the number of the call.
 fn large(call: usize) -> Vec<u8> {
-    (0..LIMIT as usize + call).map(|byte| (byte * 31 + call) as u8).collect()
+    (0..LIMIT + call).map(|byte| (byte * 31 + call) as u8).collect()
 }
 
 /// The size is announced, or turns out when the body has come.
@@ -60,7 +60,7 @@ async fn an_answer_that_is_too_large_is_complete() {
             Response::new(Body::from_stream(futures_util::stream::iter(pieces)))
         });
         for answer in each_caller_gets_its_own_answer(&inner).await {
-            assert!(answer.body == large(answer.body.len() - LIMIT as usize), "{is_announced}");
+            assert!(answer.body == large(answer.body.len() - LIMIT), "{is_announced}");
         }
     }
 }
