@@ -55,7 +55,6 @@ struct LeadInner<V> {
     lease: Option<Arc<Lease>>,
     previous: Option<Arc<Previous<V>>>,
     source: Source,
-    /// Cancelled when the loads under way are to end.
     /// No old value is good enough, so none stands in.
     wants_new: bool,
     /// In a box, which most loads do not need.

@@ -159,21 +159,38 @@ impl<B: Body> fmt::Debug for ResponseBody<B> {
 }
 
 /// Why a response body broke off. All readers of a shared body get the same error.
-#[derive(Clone, thiserror::Error)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub enum BodyError {
     /// The body of the inner service ended with this error, or with the runtime.
-    #[error("the response body broke off")]
-    Service(#[source] Arc<dyn StdError + Send + Sync>),
+    Service(Arc<dyn StdError + Send + Sync>),
     /// The length of the body contradicts its `Content-Length`.
-    #[error("the length of the response body contradicts its `Content-Length`")]
     Length,
     /// The body of the inner service panicked.
-    #[error("the response body panicked")]
     Panicked,
     /// This reader of a shared body was too slow for it. The others read on.
-    #[error("the response body was read too slowly for the buffer that it shares")]
     Slow,
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Service(_) => "the response body broke off",
+            Self::Length => "the length of the response body contradicts its `Content-Length`",
+            Self::Panicked => "the response body panicked",
+            Self::Slow => "the response body was read too slowly for the buffer that it shares",
+        })
+    }
+}
+
+// Not derived: the source would be the `Arc`, and no caller could downcast it.
+impl StdError for BodyError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Service(error) => Some(&**error),
+            Self::Length | Self::Panicked | Self::Slow => None,
+        }
+    }
 }
 
 impl BodyError {

@@ -161,7 +161,7 @@ fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
 /// | setting | default | meaning |
 /// |---|---|---|
 /// | [`ttl`](Builder::ttl) | 60 s | a cap on the lifetime of each response |
-/// | [`max_value`](Builder::max_value) | 1 MiB | the largest response that is shared |
+/// | [`max_value`](Builder::max_value) | 1 MiB and 64 KiB | the largest response, with its headers |
 /// | [`wait_limit`](Builder::wait_limit) | 10 s | the wait for a body that another process loads |
 ///
 /// After the wait limit, a process sends the request to its service, at most once for all callers.
@@ -185,7 +185,8 @@ pub fn http_cache<B: Store>(
     namespace: impl Into<String>,
 ) -> Builder<CachedResponse, ResponseCodec> {
     Cache::builder(backend, namespace)
-        .max_value(1 << 20)
+        // 1 MiB of body, and room for its headers.
+        .max_value((1 << 20) + (64 << 10))
         // Most responses are complete by then. The body of another one may have no end.
         .wait_limit(Duration::from_secs(10))
         .codec(ResponseCodec)
@@ -220,6 +221,12 @@ const SHORTEST_HEADER: usize = 7;
 #[error("the bytes are not an HTTP response in a format that this version reads")]
 struct UnreadableResponse;
 
+/// Returns how many bytes of an encoded response are not its body.
+pub(super) fn encoded_head_len(headers: &HeaderMap) -> usize {
+    let len = |(name, value): (&HeaderName, &HeaderValue)| 6 + name.as_str().len() + value.len();
+    20 + headers.iter().map(len).sum::<usize>()
+}
+
 impl Codec<CachedResponse> for ResponseCodec {
     fn tag(&self) -> u16 {
         4
@@ -227,9 +234,7 @@ impl Codec<CachedResponse> for ResponseCodec {
 
     fn encode(&self, value: &CachedResponse) -> Result<Bytes, BoxError> {
         let CachedResponse { head: stored, body } = value;
-        let headers: usize =
-            stored.headers.iter().map(|(name, value)| 6 + name.as_str().len() + value.len()).sum();
-        let mut bytes = BytesMut::with_capacity(20 + headers + body.len());
+        let mut bytes = BytesMut::with_capacity(encoded_head_len(&stored.headers) + body.len());
         bytes.put_u8(VERSION);
         bytes.put_u8(stored.only_validates.into());
         bytes.put_u16(stored.status.as_u16());

@@ -350,6 +350,8 @@ impl BellwetherLayer<Http> {
     ///   shut down. Also if too many loads are running, with
     ///   [`refuse_overload`](Self::refuse_overload).
     ///
+    /// Build the cache by [`http_cache`](crate::http_cache), whose defaults are for responses.
+    ///
     /// After a `500`, an error, a panic or a load limit, a key without a stale response backs off
     /// only if [`after_failure`](crate::cache::Builder::after_failure) of the cache says so. While
     /// a key backs off, the responses above have a `Retry-After`.

@@ -17,7 +17,7 @@ use tracing::debug;
 use super::{
     CachedResponse, Http, ResponseBody,
     body::{BodyLimits, Collector, NotCollected, Reader, SharedBody},
-    cached::ResponseHead,
+    cached::{ResponseHead, encoded_head_len},
     fields::content_length,
     request::Question,
     response::{Freshness, ResponseClass, lacks_body},
@@ -234,7 +234,8 @@ impl ResponseLoad {
         let freshness = freshness.capped(settings.cache.settings().options.ttl);
         let announced = content_length(&parts.headers).unwrap_or_default();
         let forward = Forward::of(self.place.is_variant(), lead.replaces());
-        let (body, collector) = SharedBody::new(body, announced, self.http.body_limits());
+        let (body, collector) =
+            SharedBody::new(body, announced, self.http.body_limits(&parts.headers));
         let streamed = Arc::new(StreamedResponse {
             head: ResponseHead::new(&parts, freshness.age, freshness.only_validates),
             body,
@@ -304,10 +305,16 @@ impl ResponseLoad {
 }
 
 impl Http {
-    fn body_limits(&self) -> BodyLimits {
+    fn body_limits(&self, headers: &HeaderMap) -> BodyLimits {
         let finish_unread = !self.0.cache.settings().cancels_abandoned;
-        let (size, total) = (self.0.cache.settings().max_value as u64, self.0.body_limit);
+        let (size, total) = (self.most_of_body(headers), self.0.body_limit);
         BodyLimits { size, total, finish_unread }
+    }
+
+    /// Returns the most bytes of a body that are stored with these headers.
+    pub(super) fn most_of_body(&self, headers: &HeaderMap) -> u64 {
+        let most = self.0.cache.settings().max_value;
+        most.saturating_sub(encoded_head_len(headers)) as u64
     }
 }
 

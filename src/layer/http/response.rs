@@ -117,7 +117,7 @@ impl Http {
 
     /// Judges whether the body of a response may be kept.
     fn judge_framing(&self, headers: &HeaderMap, body: &impl Body) -> Judged<()> {
-        let most = self.0.cache.settings().max_value as u64;
+        let most = self.most_of_body(headers);
         let announced = content_length(headers).ok_or("content-length")?;
         if announced.unwrap_or_default().max(body.size_hint().lower()) > most {
             return Err("size");
@@ -252,7 +252,8 @@ impl Http {
         let set = self.0.policy.lifetime_of(parts.status).or(default);
         let is_heuristic = self.0.policy.kind == PolicyKind::Rfc9111
             && (is_heuristically_cacheable(parts.status) || directives.public);
-        set.or_else(|| heuristic(&parts.headers, received).filter(|_| is_heuristic))
+        let lifetime = set.or_else(|| heuristic(&parts.headers, received).filter(|_| is_heuristic));
+        lifetime.filter(|lifetime| !lifetime.is_zero())
     }
 
     /// Adds what a response with these directives is good for when it is no longer fresh.

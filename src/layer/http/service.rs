@@ -180,9 +180,12 @@ where
             }
             Settled::Alone { body, again: true, .. } | Settled::Broken(body) if tries > 0 => {
                 tries -= 1;
+                // A load that has failed without a lease is in the way for a moment more.
+                tokio::task::yield_now().await;
                 body
             }
             Settled::Broken(_) => {
+                http.0.cache.counters().failed.add();
                 let error = Error::new(ErrorKind::Load, "the body of the response broke off");
                 return Ok(http.failed(&question, &error));
             }

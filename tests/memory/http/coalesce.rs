@@ -93,7 +93,8 @@ async fn no_caller_waits_for_two_loads_of_other_processes() {
     sleep(Duration::from_secs(1)).await;
 }
 
-/// With `rfc9111()` a request has the cookies of its user. The answer to it went to other users.
+/// With `rfc9111()` a request has the cookies of its user. The answer to it went to other users. A
+/// lifetime of zero shares no more than none does.
 #[tokio::test(start_paused = true)]
 async fn a_silent_answer_to_a_request_with_a_cookie_is_for_its_caller() {
     for status in [200, 401, 403, 404, 500, 503] {
@@ -102,12 +103,16 @@ async fn a_silent_answer_to_a_request_with_a_cookie_is_for_its_caller() {
                 let user = request.headers()[credential].to_str().unwrap().to_owned();
                 Response::builder().status(status).body(Body::from(user)).unwrap()
             });
-            let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
-            let services = [layer.policy(Policy::rfc9111().coalesce_only()).layer(inner)];
-            let users = ["alice", "bob"].map(|user| get_with(&[(credential, user)]));
-            let answers = ask_all(&services, users).await;
-            assert_eq!(answers[0].text(), "alice");
-            assert_ne!(answers[1].text(), "alice", "{credential} {status}");
+            for is_zero in [false, true] {
+                let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
+                let layer = layer.policy(Policy::rfc9111().coalesce_only());
+                let layer = if is_zero { layer.default_lifetime(Duration::ZERO) } else { layer };
+                let services = [layer.layer(inner.clone())];
+                let users = ["alice", "bob"].map(|user| get_with(&[(credential, user)]));
+                let answers = ask_all(&services, users).await;
+                assert_eq!(answers[0].text(), "alice");
+                assert_ne!(answers[1].text(), "alice", "{credential} {status} {is_zero}");
+            }
         }
     }
 }

@@ -136,7 +136,8 @@ async fn a_body_that_breaks_off_breaks_off_for_all_its_readers() {
         assert_eq!(next(&mut body).await, "half");
         let error = body.frame().await.unwrap().unwrap_err();
         assert!(matches!(error, BodyError::Service(_)));
-        assert_eq!(error.source().unwrap().to_string(), "cut");
+        let source = error.source().unwrap().downcast_ref::<axum::Error>();
+        assert_eq!(source.unwrap().to_string(), "cut");
         assert!(body.frame().await.is_none() && body.is_end_stream());
     }
     let again = open(&service, get("/")).await;

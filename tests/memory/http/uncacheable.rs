@@ -65,6 +65,20 @@ async fn an_answer_that_is_too_large_is_complete() {
     }
 }
 
+/// With its headers, a body that is as long as the limit does not fit. Its length says so.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_fits_only_without_its_headers_is_too_large() {
+    let (inner, _) = origin(|_, _| {
+        Response::builder().header("content-length", LIMIT).body(Body::from(large(0))).unwrap()
+    });
+    let cache = http_cache(MemoryBackend::new(), "bellwether").max_value(LIMIT).build().unwrap();
+    let service = http_layer(cache).cache_status().layer(inner);
+    let answer = ask(&service, get("/")).await;
+    assert!(answer.body == large(0));
+    let status = answer.headers["cache-status"].to_str().unwrap();
+    assert!(status.contains("uncacheable: size"), "{status}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_leaves_costs_the_follower_no_wait() {
     let (inner, calls) = with_headers(&[("set-cookie", "a=b")]);
