@@ -161,7 +161,7 @@ fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
 /// | setting | default | meaning |
 /// |---|---|---|
 /// | [`ttl`](Builder::ttl) | 60 s | a cap on the lifetime of each response |
-/// | [`max_value`](Builder::max_value) | 1 MiB and 64 KiB | the largest response, with its headers |
+/// | [`max_value`](Builder::max_value) | 1 MiB and 64 KiB | the largest response with its headers |
 /// | [`wait_limit`](Builder::wait_limit) | 10 s | the wait for a body that another process loads |
 ///
 /// After the wait limit, a process sends the request to its service, at most once for all callers.
