@@ -167,7 +167,7 @@ impl<V> Lead<V> {
     }
 
     /// Marks the stored value as unchanged, and returns it for the loader. Its windows begin anew,
-    /// as those of any value that is loaded.
+    /// as with each load.
     ///
     /// It saves the loader a copy, and its load counts as [unchanged](super::Stats::unchanged). If
     /// the entry was invalidated or replaced meanwhile, nothing is stored, as with each other load

@@ -65,7 +65,7 @@ pub struct Locks<Servers = OneServer> {
     pub(super) servers: Servers,
 }
 
-/// What the locks of one backend have and those of a [`Redlock`](super::Redlock) have not.
+/// The locks over one backend, with the kinds that a [`Redlock`](super::Redlock) lacks.
 #[derive(Clone)]
 pub struct OneServer {
     latches: Arc<dyn Latches>,
