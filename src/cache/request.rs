@@ -84,8 +84,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Ok(fence)
     }
 
-    /// Starts the windows of the stored value anew, with the settings of this request, such as after
-    /// a write that has not changed it. The value of a load that is under way is not stored.
+    /// Starts the windows of the stored value anew, with the settings of this request, such as when
+    /// a write has not changed it. The value of a load that is under way is not stored.
     ///
     /// Returns false if there is no value, or if it was [expired](super::Cache::expire). An expired
     /// value is not revived, because the caller may not know of the expiry.
