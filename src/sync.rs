@@ -31,6 +31,9 @@ pub(crate) mod checked {
     pub(crate) use tokio::runtime::Handle as Runtime;
 
     #[cfg(not(all(test, loom)))]
+    pub(crate) use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
+
+    #[cfg(not(all(test, loom)))]
     pub(crate) use super::{lock, read, write};
 
     #[cfg(all(test, loom))]
@@ -83,6 +86,24 @@ pub(crate) mod checked {
 
             pub(crate) fn take(&mut self) -> Option<T> {
                 self.cell.take()
+            }
+        }
+
+        /// Counts nothing, because no model waits for the last task.
+        #[derive(Clone, Default)]
+        pub(crate) struct TaskTracker;
+
+        pub(crate) struct TaskTrackerToken;
+
+        impl TaskTracker {
+            pub(crate) fn token(&self) -> TaskTrackerToken {
+                TaskTrackerToken
+            }
+
+            pub(crate) fn close(&self) {}
+
+            pub(crate) fn is_closed(&self) -> bool {
+                false
             }
         }
 

@@ -6,8 +6,8 @@
 //! time-out. While it is open, each flight loads for its process alone, and waits for no other
 //! process, because nothing can be pushed. After [`PAUSE`] one flight asks as a probe.
 //!
-//! A grant that too few replicas confirmed costs their time, so after the first one no flight
-//! claims. Now and then a task claims as a probe, and reads go on.
+//! A grant that too few replicas confirmed costs their time. So after the first one a flight claims
+//! now and then, as a probe, and the others load for their process alone. Reads go on.
 
 use std::{
     sync::{
@@ -94,17 +94,11 @@ impl Breaker {
         self.in_trouble(|it| admits(&mut it.open_until)).unwrap_or(true)
     }
 
-    /// Returns whether this flight may claim a lease. While grants are
-    /// [unconfirmed](Self::is_unconfirmed), it may only probe.
+    /// Returns whether this flight may claim a lease.
     pub(super) fn admits_claim(&self) -> bool {
         let admits =
             |it: &mut Trouble| it.open_until.is_none() && admits(&mut it.unconfirmed_until);
         self.in_trouble(admits).unwrap_or(true)
-    }
-
-    /// Returns whether replicas confirm no grants.
-    pub(super) fn is_unconfirmed(&self) -> bool {
-        self.in_trouble(|it| it.unconfirmed_until.is_some()).unwrap_or(false)
     }
 
     /// Returns whether the backend counts as broken.

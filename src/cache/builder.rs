@@ -19,7 +19,7 @@ use crate::{
     advice,
     backend::Store,
     error::Error,
-    flight::Group,
+    flight::Flights,
     key::Namespace,
     lease::{Engine, RetryStrategy, try_limit},
     meter::Meter,
@@ -292,7 +292,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         advice::built::<V>(self.store.is_shared(), &settings.namespace, settings.schema);
         let engine = Engine::new(self.store.clone());
         let tags = Arc::new(Tags::new(&settings));
-        let counters = Arc::<Counters>::default();
+        let (counters, begun) = (Arc::<Counters>::default(), TaskTracker::new());
         let core = Core {
             try_limit: try_limit(settings.retry.as_ref(), engine.backend().as_ref()),
             engine,
@@ -301,9 +301,9 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             store: self.store,
             tag: u32::from(settings.schema) << 16 | u32::from(self.codec.tag()),
             codec: Arc::new(self.codec),
-            flights: Group::new(settings.cancels_abandoned, settings.limits()),
+            flights: Flights::new(settings.cancels_abandoned, settings.limits(), begun.clone()),
             abort: CancellationToken::new(),
-            begun: TaskTracker::new(),
+            begun,
             loads: Arc::new(Semaphore::new(settings.max_loads)),
             counters,
             meter: Meter::default(),

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     backend::{Entry, Store, TagVerdict, Tagged, Windows, answered_by},
     error::{BackendError, Error, ErrorKind},
-    flight::Group,
+    flight::Flights,
     key::{Family, Key, Name},
     lease::Engine,
     meter::Meter,
@@ -40,10 +40,10 @@ pub(super) struct Core<V> {
     pub(super) settings: Settings,
     /// How long one try of a claim or a write may take.
     pub(super) try_limit: Duration,
-    pub(super) flights: Group<Outcome<V>>,
+    pub(super) flights: Arc<Flights<Outcome<V>>>,
     /// Cancelled when the loads under way are to end.
     pub(super) abort: CancellationToken,
-    /// The loads under way that their callers make themselves.
+    /// The flights, refreshes and loads that are under way.
     pub(super) begun: TaskTracker,
     /// The permits of loads under way.
     pub(super) loads: Arc<Semaphore>,

@@ -281,17 +281,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn shutdown(&self, deadline: Duration) {
         let core = &self.core;
         core.flights.close();
-        core.begun.close();
         core.engine.stop();
         // No caller waits for the refreshes in the background.
         core.refreshes.stop.cancel();
-        let idle = || async {
-            core.flights.idle().await;
-            core.begun.wait().await;
-        };
-        if timeout(deadline, idle()).await.is_err() {
+        if timeout(deadline, core.begun.wait()).await.is_err() {
             core.abort.cancel();
-            idle().await;
+            core.begun.wait().await;
         }
         // A release that the backend does not answer ends by itself, with its lease.
         core.engine.shutdown(core.try_limit.saturating_mul(2)).await;

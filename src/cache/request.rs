@@ -387,7 +387,7 @@ fn overloaded(full: Refused) -> Error {
         Refused::FlightFull(limit) => {
             format!("{limit} callers wait for this key: ask later, or raise `max_waiters_per_key`")
         }
-        Refused::GroupFull(limit) => {
+        Refused::AllFull(limit) => {
             format!("{limit} callers wait in this cache: ask later, or raise `max_waiters`")
         }
         Refused::Closed => return Error::shut_down(),

@@ -1,4 +1,4 @@
-//! A flight, as its leader and its followers share it, and the table of all flights.
+//! The flights of a cache, and a flight as its leader and its followers share it.
 //!
 //! All that changes is under one lock, which is never held while code of others runs: the work, a
 //! waker, the clone of an outcome. The outcomes themselves are set once, so they are read without
@@ -10,31 +10,213 @@
 
 use std::{
     future::poll_fn,
+    hash::BuildHasher,
     mem::replace,
     pin::Pin,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll, Waker, ready},
     thread,
 };
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::{
-    leaders::Leaders,
-    wakers::{Registration, Wakers},
-};
+use super::wakers::{Registration, Wakers};
 use crate::{
     key::Key,
-    sync::checked::{AtomicUsize, Mutex, OnceLock, Runtime, RwLock, lock, read, write},
+    sync::checked::{
+        AtomicUsize, Mutex, OnceLock, Runtime, RwLock, TaskTracker, TaskTrackerToken, lock, read,
+        write,
+    },
 };
+
+/// Flights are numbered through the process, so that one can wait for one of another cache.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Returns the number of a flight, or of a load without one.
+pub(crate) fn next_id() -> u64 {
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The flights of one cache, at most one for each key, in a striped hash table. No lock of it is
+/// held over an await.
+///
+/// A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps
+/// it for its removal. The hash is seeded for each process.
+pub(crate) struct Flights<T> {
+    stripes: Box<[Stripe<T>]>,
+    hasher: DefaultHashBuilder,
+    /// How many callers wait in all flights.
+    waiting: AtomicUsize,
+    limits: Limits,
+    /// Counts the leaders. Once it is closed, no flight begins.
+    leaders: TaskTracker,
+    /// A flight ends when its last caller leaves.
+    cancels_abandoned: bool,
+}
+
+/// How many callers may wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) per_flight: usize,
+    pub(crate) in_all: usize,
+}
+
+/// Why a caller cannot join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// No flight begins any more.
+    Closed,
+    /// So many callers wait in this flight already.
+    FlightFull(usize),
+    /// So many callers wait in all flights already.
+    AllFull(usize),
+}
+
+/// A caller that has joined a flight.
+pub(crate) struct Joined<T> {
+    pub(crate) follower: Follower<T>,
+    /// The first caller of a flight gets the duty to land it, and brings [work](Follower::bring).
+    pub(crate) leader: Option<Leader<T>>,
+}
+
+/// Above this capacity, a stripe that becomes empty gives its memory back.
+const WORTH_SHRINKING: usize = 256;
+
+/// A part of the table. Aligned, because two locks in one cache line would slow each other down.
+#[repr(align(128))]
+struct Stripe<T>(RwLock<HashTable<Arc<Flight<T>>>>);
+
+impl<T> Flights<T> {
+    pub(crate) fn new(cancels_abandoned: bool, limits: Limits, leaders: TaskTracker) -> Arc<Self> {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let stripes = if cfg!(loom) { 1 } else { (cores * 4).next_power_of_two() };
+        Arc::new(Self {
+            stripes: (0..stripes).map(|_| Stripe(RwLock::new(HashTable::new()))).collect(),
+            hasher: DefaultHashBuilder::default(),
+            waiting: AtomicUsize::default(),
+            limits,
+            leaders,
+            cancels_abandoned,
+        })
+    }
+
+    /// Joins the flight of a key, or begins one.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if the flights are closed or full. Callers that join at the same moment may pass
+    /// a limit together.
+    pub(crate) fn join(self: &Arc<Self>, key: &Key) -> Result<Joined<T>, Refused> {
+        if self.is_closed() {
+            return Err(Refused::Closed);
+        }
+        let limit = self.limits.in_all;
+        if self.waiting.load(Ordering::Relaxed) >= limit {
+            return Err(Refused::AllFull(limit));
+        }
+        let hash = self.hasher.hash_one(key);
+        let stripe = self.stripe(hash);
+        let follow = |table: &HashTable<Arc<Flight<T>>>| {
+            let flight = table.find(hash, |flight| flight.key == *key)?;
+            Some(flight.join(self.limits.per_flight))
+        };
+        // Most callers of a hot key find its flight, and need no more than a look for that.
+        let found = follow(&read(stripe));
+        if let Some(joined) = found {
+            return Self::followed(joined);
+        }
+        let mut table = write(stripe);
+        if let Some(joined) = follow(&table) {
+            drop(table);
+            return Self::followed(joined);
+        }
+        // Under the lock: `close` finds each flight that begins before it.
+        if self.is_closed() {
+            return Err(Refused::Closed);
+        }
+        let flight = Flight::begin(next_id(), self.clone(), key.clone(), hash);
+        table.insert_unique(hash, flight.clone(), |flight| flight.hash);
+        drop(table);
+        let follower = Follower::new(flight.clone(), 0);
+        let leader = Leader { flight, has_late: false, _counted: self.leaders.token() };
+        Ok(Joined { follower, leader: Some(leader) })
+    }
+
+    /// Completes a join after the lock of the map is released.
+    fn followed(joined: Result<Follower<T>, Refused>) -> Result<Joined<T>, Refused> {
+        let follower = joined?;
+        follower.depend();
+        Ok(Joined { follower, leader: None })
+    }
+
+    /// Lets the flight of a key end for the callers that joined it. The next caller begins a new
+    /// one.
+    pub(crate) fn detach(&self, key: &Key) {
+        let hash = self.hasher.hash_one(key);
+        if let Some(flight) = self.remove(hash, |flight| flight.key == *key) {
+            // `close` does not find it any more.
+            flight.detach();
+        }
+    }
+
+    /// Lets all flights end for the callers that joined them.
+    pub(crate) fn detach_all(&self) {
+        self.all().iter().for_each(|flight| self.detach(&flight.key));
+    }
+
+    /// Returns how many flights are under way.
+    pub(crate) fn len(&self) -> usize {
+        self.stripes.iter().map(|stripe| read(&stripe.0).len()).sum()
+    }
+
+    /// Lets no flight begin any more. Those that are under way no longer need their callers to poll
+    /// them.
+    pub(crate) fn close(&self) {
+        self.leaders.close();
+        self.all().iter().for_each(|flight| flight.detach());
+    }
+
+    /// Returns whether no flight begins any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.leaders.is_closed()
+    }
+
+    /// Removes a flight, if it is there.
+    fn remove(
+        &self,
+        hash: u64,
+        which: impl FnMut(&Arc<Flight<T>>) -> bool,
+    ) -> Option<Arc<Flight<T>>> {
+        let mut table = write(self.stripe(hash));
+        let (flight, _) = table.find_entry(hash, which).ok()?.remove();
+        if table.is_empty() && table.capacity() > WORTH_SHRINKING {
+            *table = HashTable::new();
+        }
+        Some(flight)
+    }
+
+    /// Returns the flights that are there now.
+    fn all(&self) -> Vec<Arc<Flight<T>>> {
+        let flights = |stripe: &Stripe<T>| read(&stripe.0).iter().cloned().collect::<Vec<_>>();
+        self.stripes.iter().flat_map(flights).collect()
+    }
+
+    /// Chooses the stripe by the middle bits, because the table uses the upper and the lower ones.
+    fn stripe(&self, hash: u64) -> &RwLock<HashTable<Arc<Flight<T>>>> {
+        &self.stripes[(hash >> 32) as usize & (self.stripes.len() - 1)].0
+    }
+}
 
 /// The leader's work. It ends by landing the flight.
 pub(crate) type LeaderWork = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 pub(super) struct Flight<T> {
-    pub(super) id: u64,
-    pub(super) key: Key,
-    pub(super) hash: u64,
+    id: u64,
+    key: Key,
+    hash: u64,
     flights: Arc<Flights<T>>,
     state: Mutex<State>,
     /// An outcome that callers may have while the flight is under way.
@@ -110,36 +292,30 @@ pub(crate) enum Notice {
 
 impl<T> Flight<T> {
     /// Begins a flight, which its first caller has joined.
-    pub(super) fn begin(
-        id: u64,
-        flights: Arc<Flights<T>>,
-        key: Key,
-        hash: u64,
-    ) -> (Arc<Self>, Follower<T>) {
+    fn begin(id: u64, flights: Arc<Flights<T>>, key: Key, hash: u64) -> Arc<Self> {
         let state = Mutex::new(State { joined: 1, present: 1, ..State::default() });
         flights.waiting.fetch_add(1, Ordering::Relaxed);
         let (head, landing, late) = (OnceLock::default(), OnceLock::default(), OnceLock::default());
-        let flight = Arc::new(Self { id, key, hash, flights, state, head, landing, late });
-        (flight.clone(), Follower::new(flight, 0))
+        Arc::new(Self { id, key, hash, flights, state, head, landing, late })
     }
 
     /// Joins the flight, if fewer callers than the limit are there. To be called under the lock of
     /// the map.
-    pub(super) fn join(self: &Arc<Self>, limit: usize) -> Option<Follower<T>> {
+    pub(super) fn join(self: &Arc<Self>, limit: usize) -> Result<Follower<T>, Refused> {
         let mut state = lock(&self.state);
         if state.present >= limit as u64 {
-            return None;
+            return Err(Refused::FlightFull(limit));
         }
         let number = state.joined;
         state.joined += 1;
         state.present += 1;
         self.flights.waiting.fetch_add(1, Ordering::Relaxed);
-        Some(Follower::new(self.clone(), number))
+        Ok(Follower::new(self.clone(), number))
     }
 
     /// Moves the work to a task of its own, unless it is there already. To be called without a lock
     /// of the map: a runtime that is gone drops the work at once, and so lands the flight.
-    pub(super) fn detach(&self) {
+    fn detach(&self) {
         let parked = lock(&self.state).detach();
         parked.into_iter().for_each(Parked::spawn);
     }
@@ -242,7 +418,8 @@ fn replaced(place: &mut Option<Waker>, cx: &Context<'_>) -> Option<Waker> {
 pub(crate) struct Leader<T> {
     pub(super) flight: Arc<Flight<T>>,
     /// Callers that joined too late for the landing are owed an outcome.
-    pub(super) has_late: bool,
+    has_late: bool,
+    _counted: TaskTrackerToken,
 }
 
 impl<T> Leader<T> {
@@ -299,7 +476,7 @@ impl<T> Leader<T> {
     /// Lands the flight for the callers that joined before the epoch. Returns whether others are
     /// [still owed](Self::land_late) an outcome. No caller can join any more.
     pub(crate) fn land(&mut self, outcome: T, epoch: Epoch) -> bool {
-        let Self { flight, has_late } = self;
+        let Self { flight, has_late, .. } = self;
         flight.remove();
         flight.wake(|state| {
             *has_late = state.joined > epoch.joined;
@@ -332,7 +509,6 @@ impl<T> Drop for Leader<T> {
             let _ = flight.landing.set(Landing { epoch: Epoch::END, outcome: None });
             flight.wake(|_| {});
         }
-        flight.flights.leaders.end();
     }
 }
 
@@ -362,7 +538,7 @@ impl<T> Follower<T> {
 
     /// Makes the leader's work independent of its caller, if this is the second caller. The later
     /// ones find it so. To be called without the lock of the map.
-    pub(super) fn depend(&self) {
+    fn depend(&self) {
         if self.number == 1 {
             self.flight.detach();
         }
@@ -396,7 +572,7 @@ impl<T> Follower<T> {
     }
 
     /// Ready when there is nothing more for this follower to poll.
-    pub(super) fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Stage::Carrying = self.stage else { return Poll::Ready(()) };
         let taken = lock(&self.flight.state).work.take();
         let Some(mut parked) = taken else {
@@ -501,66 +677,5 @@ impl<T> Drop for Follower<T> {
         if is_last && !matches!(self.stage, Stage::Served) {
             flight.abandon();
         }
-    }
-}
-
-/// The flights of one group, at most one for each key, in a striped hash table. No lock of it is
-/// held over an await.
-///
-/// A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps
-/// it for its removal. The hash is seeded for each process.
-pub(super) struct Flights<T> {
-    pub(super) stripes: Box<[Stripe<T>]>,
-    pub(super) hasher: DefaultHashBuilder,
-    /// How many callers wait in all flights.
-    pub(super) waiting: AtomicUsize,
-    pub(super) leaders: Leaders,
-    /// A flight ends when its last caller leaves.
-    pub(super) cancels_abandoned: bool,
-}
-
-/// Above this capacity, a stripe that becomes empty gives its memory back.
-const WORTH_SHRINKING: usize = 256;
-
-/// A part of the table. Aligned, because two locks in one cache line would slow each other down.
-#[repr(align(128))]
-pub(super) struct Stripe<T>(pub(super) RwLock<HashTable<Arc<Flight<T>>>>);
-
-impl<T> Flights<T> {
-    pub(super) fn new(cancels_abandoned: bool) -> Self {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let stripes = if cfg!(loom) { 1 } else { (cores * 4).next_power_of_two() };
-        Self {
-            stripes: (0..stripes).map(|_| Stripe(RwLock::new(HashTable::new()))).collect(),
-            hasher: DefaultHashBuilder::default(),
-            waiting: AtomicUsize::default(),
-            leaders: Leaders::default(),
-            cancels_abandoned,
-        }
-    }
-
-    /// Removes a flight, if it is there.
-    pub(super) fn remove(
-        &self,
-        hash: u64,
-        which: impl FnMut(&Arc<Flight<T>>) -> bool,
-    ) -> Option<Arc<Flight<T>>> {
-        let mut table = write(self.stripe(hash));
-        let (flight, _) = table.find_entry(hash, which).ok()?.remove();
-        if table.is_empty() && table.capacity() > WORTH_SHRINKING {
-            *table = HashTable::new();
-        }
-        Some(flight)
-    }
-
-    /// Returns the flights that are there now.
-    pub(super) fn all(&self) -> Vec<Arc<Flight<T>>> {
-        let flights = |stripe: &Stripe<T>| read(&stripe.0).iter().cloned().collect::<Vec<_>>();
-        self.stripes.iter().flat_map(flights).collect()
-    }
-
-    /// Chooses the stripe by the middle bits, because the table uses the upper and the lower ones.
-    pub(super) fn stripe(&self, hash: u64) -> &RwLock<HashTable<Arc<Flight<T>>>> {
-        &self.stripes[(hash >> 32) as usize & (self.stripes.len() - 1)].0
     }
 }

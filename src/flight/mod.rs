@@ -1,7 +1,7 @@
 //! In-process singleflight: of all callers that ask for one key at once, one leads and the others
 //! follow.
 //!
-//! [`Group::join`] makes a caller the leader of a new flight or a follower of the one under way. A
+//! [`Flights::join`] makes a caller the leader of a new flight or a follower of the one under way. A
 //! [`Leader`] is an obligation: it lands its flight with an outcome. If it is dropped instead, that
 //! is an outcome too: a panic, an abort, a runtime that goes away. A [`Follower`] waits, and may
 //! leave at any time without an effect on the others.
@@ -17,14 +17,11 @@
 mod cycle;
 #[allow(clippy::module_inception)]
 mod flight;
-mod group;
-mod leaders;
 #[cfg(all(test, loom))]
 mod loom;
 mod wakers;
 
 pub(crate) use self::{
     cycle::{Edge, current, nested, within},
-    flight::{Epoch, Follower, Leader, Notice},
-    group::{Group, Joined, Limits, Refused, next_id},
+    flight::{Epoch, Flights, Follower, Joined, Leader, Limits, Notice, Refused, next_id},
 };

@@ -335,31 +335,6 @@ async fn after_the_first_unconfirmed_grant_no_miss_waits_for_replicas() {
     assert!((1..MISSES / 5).contains(&waits), "{waits} waits for {MISSES} misses");
 }
 
-/// A probe was the claim of a miss. Its caller waited for the replicas, four times a second for as
-/// long as they were away.
-#[tokio::test]
-async fn no_caller_waits_for_a_probe_of_the_replicas() {
-    let server = RedisServer::start().await;
-    let limit = Duration::from_secs(2);
-    let backend = testkit::builder().replicas(1, limit).server(server.url()).build().unwrap();
-    let cache = bellwether::Cache::<String>::new(backend, "bellwether").unwrap();
-    let miss = async |at: usize| {
-        let load = cache.request(at).load(|_| async { Ok::<_, std::io::Error>("v".to_owned()) });
-        assert_eq!(load.await.unwrap().source(), bellwether::cache::Source::Degraded);
-    };
-    miss(0).await;
-    let mut monitor = server.monitor().await;
-    let (begun, mut at) = (Instant::now(), 0);
-    let mut is_probed = false;
-    while !is_probed {
-        at += 1;
-        miss(at).await;
-        let calls = monitor.calls_from_clients().await;
-        is_probed = calls.iter().any(|call| call.command == "WAIT");
-    }
-    assert!(begun.elapsed() < limit, "{:?} for {at} misses", begun.elapsed());
-}
-
 /// Returns how many times a server was told to wait for replicas.
 async fn waits(master: &RedisServer) -> u64 {
     let stats: String = master.raw().await.run(&["INFO", "commandstats"]).await;

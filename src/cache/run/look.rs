@@ -17,7 +17,7 @@ use super::{AskedKey, FlightEnd, Held, Load, Run, RunStart, Step, second_try, si
 use crate::{
     backend::{
         Announcement, BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode,
-        Occupied, Owner,
+        Occupied,
     },
     cache::{
         Loaded, Source,
@@ -206,10 +206,6 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if !shard.breaker.admits_claim() {
             return Break(run.away(self.held));
         }
-        if shard.breaker.is_unconfirmed() {
-            self.probe();
-            return Break(run.away(self.held));
-        }
         self.epoch = run.begin_epoch();
         let answer = self.ask_backend().await;
         drop(turn);
@@ -322,28 +318,6 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             }
             step => Break(step),
         }
-    }
-
-    /// Claims once in a task, to see whether replicas confirm grants again. No caller waits for it:
-    /// replicas may be away for long.
-    fn probe(&self) {
-        let AskedKey { core, shard, .. } = self.run.asked.clone();
-        let claim =
-            Claim { owner: Owner::fresh(), listens: false, ..self.acquisition.claim().clone() };
-        let janitor = core.engine.janitor().clone();
-        let seen = self.seen;
-        // Dropped at the end, the acquisition releases what it was granted.
-        let mut acquisition = Acquisition::new(janitor.clone(), claim);
-        janitor.spawn(async move {
-            let claim = |_, claim| core.store.claim(claim, seen);
-            match core.counted(acquisition.ask(core.try_limit, claim).await) {
-                Ok((claimed, _)) => {
-                    let is_granted = matches!(claimed, Claimed::Granted(_));
-                    shard.breaker.answered(is_granted, &core.counters);
-                }
-                Err(error) => shard.breaker.failed(&error, &core.counters),
-            }
-        });
     }
 
     fn backs_off(&self, back_off: BackOff, failure: &Failure) -> Step<V> {
