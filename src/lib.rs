@@ -40,7 +40,7 @@
 //!
 //! # Features
 //!
-//! All features but `tls`, `metrics` and `test-util` are on by default. The engine and the memory
+//! `redis`, `tower`, `http` and `axum` are on by default. The engine and the memory
 //! backend need none of them. Enabling a feature never changes the behaviour of another one.
 //!
 //! | feature | adds |

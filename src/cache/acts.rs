@@ -104,8 +104,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// greatest [staleness](super::LocalTier::max_staleness) of a local tier, which is 2 s.
     ///
     /// It counts what a [local tier](super::Builder::local) counts, and promises nothing in a
-    /// cluster. No process is asked: a bound that each keeps by itself costs nothing (C. Gray and
-    /// D. Cheriton, "Leases", SOSP 1989).
+    /// cluster. No process is asked: each keeps the bound by itself (C. Gray and D. Cheriton,
+    /// "Leases", SOSP 1989).
     ///
     /// # Cancel safety
     ///
@@ -136,8 +136,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Returns what the backend knows of a key: its entry, the load that is under way, and failed
     /// loads. Nothing is refreshed, counted or decoded.
     ///
-    /// It reads the whole entry, and takes three commands. The parts are read one after the other,
-    /// so they may be of different moments.
+    /// It takes three commands, so the parts may be of different moments.
     ///
     /// # Errors
     ///
@@ -146,20 +145,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Cache, MemoryBackend, cache::EntryState};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// cache.insert("stock:42", &17).await?;
-    /// let explained = cache.explain("stock:42").await?;
-    /// assert_eq!((explained.state, explained.bytes), (EntryState::Fresh, 2));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn explain(&self, key: impl Into<Key>) -> Result<Explanation, Error> {
         let (core, key) = (&self.core, key.into());
         let name = core.name(&key)?;
@@ -234,10 +219,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         self.core.end_tag(tag.as_ref(), TagEnd::Invalidated).await
     }
 
-    /// Makes all values that carry a tag stale, with one command. They are kept for the case that
-    /// their load [fails](super::Builder::stale_if_error) or is [too
-    /// slow](super::Builder::serve_stale_after), and otherwise served no more. Everything else is
-    /// as for [`invalidate_tag`](Self::invalidate_tag), which also has an example.
+    /// Makes all values that carry a tag stale, with one command, as [`expire`](Self::expire) does
+    /// with one value. Everything else is as for [`invalidate_tag`](Self::invalidate_tag), which
+    /// also has an example.
     ///
     /// # Errors
     ///

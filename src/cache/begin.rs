@@ -16,9 +16,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// Returns the stored value, or a load under the lease of its key.
     ///
     /// This is how to load by something else than a closure, such as by a stream that is read
-    /// elsewhere. [`load`](Self::load) stands on the same steps, and also merges the callers of
-    /// this process. Two calls of `begin` meet at the lease as two processes do: the
-    /// second one waits for the value of the first.
+    /// elsewhere. [`load`](Self::load) also merges the callers of this process. Two calls of
+    /// `begin` meet at the lease as two processes do: the second one waits for the value of the
+    /// first.
     ///
     /// # Errors
     ///
@@ -47,7 +47,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// let stock = match cache.request("stock:42").begin().await? {
     ///     Begun::Ready(loaded) | Begun::Stale(loaded, _) => loaded.value,
-    ///     Begun::Load(load) => match fetch().await {
+    ///     Begun::Load(load) => match load.scope(fetch()).await {
     ///         Ok(stock) => {
     ///             load.expire_after(Duration::from_secs(5));
     ///             load.commit(stock).await.value

@@ -82,8 +82,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how the errors of loaders become bytes. Defaults to none.
     ///
     /// With it, [`load_ref`](Error::load_ref) finds an `E` in every process that waited for the
-    /// load. Without it, and for errors of other types, the other processes get the text alone. So
-    /// they do if the codec fails, or if the bytes are more than 16 KiB.
+    /// load. Without it, for errors of other types, and for more than 16 KiB of bytes, the other
+    /// processes get the text alone.
     ///
     /// ```
     /// use bellwether::{Cache, MemoryBackend, cache::Json};
@@ -206,17 +206,14 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Keeps copies of entries in this process, and serves those while they are fresh. Off by
     /// default. [`LocalTier`] has an example.
     ///
-    /// Over one server that keeps its data, the tier adds at most its
-    /// [staleness](LocalTier::max_staleness): a call returns nothing older than what that server
-    /// held so long before the call. This counts the changes by this crate, from processes that may
-    /// publish. All other changes are bounded by the [age](LocalTier::max_age) of a copy. In a
-    /// cluster that is the only bound. After an act of this cache or its clones has returned, they
-    /// serve nothing older.
+    /// Over one server that keeps its data, a call returns nothing older than what that server held
+    /// [`max_staleness`](LocalTier::max_staleness) before the call. This counts the changes by this
+    /// crate, from processes that may publish. All other changes are bounded by the
+    /// [age](LocalTier::max_age) of a copy, and in a cluster that is the only bound. After an act
+    /// of this cache or its clones has returned, they serve nothing older.
     ///
     /// The bound does not hold while there are two masters, for writes that a failover loses, and
-    /// for a machine that was suspended and whose monotonic clock stood still. Upgrade all
-    /// processes of the fleet to a version with this method before you call it: an older one tells
-    /// no tier of its changes.
+    /// for a machine that was suspended and whose monotonic clock stood still.
     ///
     /// A copy is a clone of the value, so let `V` be cheap to clone, such as an `Arc` (with serde's
     /// feature `rc`). Callers that are served one count as [`Source::Local`](super::Source::Local).
@@ -231,7 +228,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// A loader gives them by [`Lead::tag`](super::Lead::tag), a caller by
     /// [`Request::tag`](super::Request::tag). A value has up to 128 tags of up to 512 bytes, and is
-    /// otherwise not stored. A tag belongs to the namespace.
+    /// otherwise not stored. A tag belongs to the namespace, and each cache of the namespace must
+    /// be built with tags.
     ///
     /// Without a [local tier](Self::local), a hit asks for the ends of its tags with one `MGET`
     /// more. A load costs a `GET` more, and an `MGET` beside its commit. A tag that ended is
@@ -241,10 +239,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Redis must not evict the keys of tags: a tag whose key is gone counts as never ended. Set
     /// `maxmemory-policy noeviction`. In a cluster, one node has all tags of a namespace. While it
     /// is away, values with tags are loaded as if the whole cluster were.
-    ///
-    /// Each cache of the namespace must have tags before the first tag ends: one without checks the
-    /// tags of a value, and writes values that no tag ends. An older version of this crate does not
-    /// check them either.
     pub fn tags(mut self) -> Self {
         self.settings.has_tags = true;
         self
@@ -254,13 +248,11 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// away, in bytes. Defaults to 4 MiB over a backend that other processes share, else to 0.
     ///
     /// The process remembers what it saw, if that has a [stale
-    /// window](Self::stale_while_revalidate) or one for [failures](Self::stale_if_error). It also
-    /// remembers what it loads while the backend is away, until the first answer. If the backend
-    /// answers reads and refuses writes, that is until the first write that it accepts.
-    ///
-    /// Callers are served such a value as [`Degraded`](super::Source::Degraded), as its windows
-    /// allow it. It may be older than an invalidation in another process, by its windows at most.
-    /// The next answer about the key ends it, and so does each act of this process.
+    /// window](Self::stale_while_revalidate) or one for [failures](Self::stale_if_error), and what
+    /// it loads while the backend is away. Callers are served such a value as
+    /// [`Degraded`](super::Source::Degraded), as its windows allow it. It may be older than an
+    /// invalidation in another process, by its windows at most. The next answer about the key ends
+    /// it, and so does each act of this process.
     ///
     /// The memory shares one store with a [local tier](Self::local), and adds to its weight. A
     /// value that takes more than a quarter of the store is not remembered.
@@ -343,9 +335,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how long a value is still served after its [`ttl`](Self::ttl), while it is refreshed in
     /// the background. Defaults to zero.
     ///
-    /// In this window no caller waits for a load. The first caller that finds the value stale lets
-    /// its loader refresh it, and one process of the fleet does that at a time. All of them are
-    /// served the stale value at once, as [`Source::Stale`](super::Source::Stale).
+    /// In this window no caller waits for a load. The loader of one caller in the fleet refreshes
+    /// the value, and all are served the stale one, as [`Source::Stale`](super::Source::Stale).
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
         self.settings.options.stale_while_revalidate = window;
         self
@@ -354,9 +345,9 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how long a value is kept after its [`ttl`](Self::ttl) for the case that its load fails.
     /// Defaults to zero.
     ///
-    /// In this window a caller waits for the load. If the load fails, panics or takes too long, the
-    /// caller is served the old value, as [`Source::Stale`](super::Source::Stale). The window runs
-    /// beside that of [`stale_while_revalidate`](Self::stale_while_revalidate).
+    /// If the load fails, panics or takes too long, its callers are served the old value, as
+    /// [`Source::Stale`](super::Source::Stale). The window runs beside that of
+    /// [`stale_while_revalidate`](Self::stale_while_revalidate).
     pub fn stale_if_error(mut self, window: Duration) -> Self {
         self.settings.options.stale_if_error = window;
         self
@@ -382,17 +373,15 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
 /// Loads that fail, or find nothing.
 impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
-    /// Sets what follows a failed load, by its error. By default, a key [backs
+    /// Sets what follows a failed load, by its error. By default, and for `None`, a key [backs
     /// off](AfterFailure::BACK_OFF) while a stale value stands in for the load. Without such a
-    /// value the next caller loads. `None` leaves it to that default. [`AfterFailure`] has an
-    /// example.
+    /// value the next caller loads. [`AfterFailure`] has an example.
     ///
-    /// The policy is asked for each load that failed, panicked or took too long, and may be asked
-    /// twice. An error that is the mistake of one caller should [load
-    /// again](AfterFailure::LoadAgain), so that it does not block the others. A loader may overrule
-    /// the policy by [`Lead::after_failure`](super::Lead::after_failure).
+    /// The policy may be asked twice for one error. An error that is the mistake of one caller
+    /// should [load again](AfterFailure::LoadAgain), so that it does not block the others. A loader
+    /// may overrule the policy by [`Lead::after_failure`](super::Lead::after_failure).
     ///
-    /// Without a stale value, callers get the failure of the last load until its time is over: with
+    /// While a key backs off without a stale value, callers get the failure of the last load: with
     /// its type by an [error codec](Self::error_codec), otherwise as
     /// [`BackingOff`](crate::ErrorKind::BackingOff).
     pub fn after_failure(
@@ -406,8 +395,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how long a negative value is kept: one that says that there is nothing, such as a
     /// `None`, or a page that is not found. Defaults to the [`ttl`](Self::ttl).
     ///
-    /// Such a value is gone when its time is over. It is not served stale, neither while it is
-    /// refreshed nor in place of a failure. A loader may set other times by its
+    /// Such a value is never served stale. A loader may set other times by its
     /// [`Lead`](super::Lead). A request that inserts a value with settings of its own keeps those.
     ///
     /// ```

@@ -29,21 +29,17 @@ use crate::{
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
 /// use bellwether::{BoxError, Cache, MemoryBackend};
 ///
 /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
 /// let load = cache.get_or_load("stock:42", |lead| async move {
-///     assert!(lead.fence().is_some());
-///     let stock = tokio::select! {
-///         stock = async { 0 } => stock,
-///         () = lead.lost() => return Err(BoxError::from("the lease was lost")),
-///     };
-///     match stock {
-///         0 => lead.do_not_store(),
-///         _ => lead.expire_after(Duration::from_secs(5)),
+///     tokio::select! {
+///         stock = async { 0 } => {
+///             lead.do_not_store();
+///             Ok(stock)
+///         }
+///         () = lead.lost() => Err(BoxError::from("the lease was lost")),
 ///     }
-///     Ok(stock)
 /// });
 /// assert_eq!(load.await?, 0);
 /// assert_eq!(cache.get("stock:42").await?, None);
@@ -127,8 +123,7 @@ impl<V> Lead<V> {
     ///
     /// A loader that asks for changes only, such as with an `ETag`, keeps what it needs for that in
     /// the value. If nothing has changed, it returns that value as [unchanged](Self::unchanged).
-    ///
-    /// The value was read before the load began, and costs no further read. It is decoded here.
+    /// This decodes what was read before the load began.
     ///
     /// Returns `None` if nothing is stored, or if the backend did not answer.
     ///
@@ -148,13 +143,9 @@ impl<V> Lead<V> {
     ///     let load = cache.request("page:42").refresh(|lead| async move {
     ///         let stale = lead.stale();
     ///         let page = fetch(stale.as_ref().map(|stale| &*stale.value[0])).await?;
-    ///         match (page, stale) {
-    ///             (Some(page), _) => Ok(page),
-    ///             (None, Some(stale)) => Ok(lead.unchanged(stale)),
-    ///             (None, None) => Err(BoxError::from("304 for a request without an ETag")),
-    ///         }
+    ///         page.or_else(|| Some(lead.unchanged(stale?))).ok_or("304 without an ETag".into())
     ///     });
-    ///     assert_eq!(load.await?.value[1], "bell");
+    ///     assert_eq!(load.await.unwrap().value[1], "bell");
     /// }
     /// assert_eq!((cache.stats().loads, cache.stats().unchanged), (2, 1));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
@@ -167,11 +158,7 @@ impl<V> Lead<V> {
     }
 
     /// Marks the stored value as unchanged, and returns it for the loader. Its windows begin anew,
-    /// as with each load.
-    ///
-    /// It saves the loader a copy, and its load counts as [unchanged](super::Stats::unchanged). If
-    /// the entry was invalidated or replaced meanwhile, nothing is stored, as with each other load
-    /// that began before.
+    /// as with each load, and the load counts as [unchanged](super::Stats::unchanged).
     pub fn unchanged(&self, stale: Loaded<V>) -> V {
         self.keep(|keeping| keeping.is_unchanged = true);
         stale.value

@@ -51,18 +51,17 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// `key_of` returns the key of an id. 128 keys are looked up in one round trip. The loader is
     /// called once for the ids that this process leads, with one of the [permits to
-    /// load](super::Builder::max_loads). It is called again for a key that was waited for and is to
-    /// be loaded here after all, such as when another process died. So clone what it uses inside
-    /// the closure: `move |batch| { let db = db.clone(); async move { … } }`.
+    /// load](super::Builder::max_loads). It is called again for a key that is to be loaded here
+    /// after all, such as when another process died. So clone what it uses inside the closure:
+    /// `move |batch| { let db = db.clone(); async move { … } }`.
     ///
-    /// Each key has its own flight, lease, fence, windows and back-off, as with
+    /// Each key has its own flight, lease, windows and back-off, as with
     /// [`get_or_load`](Self::get_or_load). So it shares its load with single calls and with batches
     /// that overlap, which never wait for each other in a circle.
     ///
-    /// The answers have the order of the ids, and the values of the loader need none. Ids with one
-    /// key are loaded once. The load of an id to which the loader returns no value has failed. If
-    /// there may be none, make `V` an `Option`. Values for other ids are
-    /// [counted](super::Stats::unasked), and otherwise ignored.
+    /// The answers have the order of the ids, and the values of the loader need none. An id to
+    /// which the loader returns no value has failed. If there may be none, make `V` an `Option`.
+    /// Values for other ids are [counted](super::Stats::unasked), and otherwise ignored.
     ///
     /// # Errors
     ///
@@ -158,23 +157,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// let written = cache.insert_many([("stock:41", 7), ("stock:42", 2)]).await;
-    /// assert!(written.iter().all(Result::is_ok));
-    /// cache.invalidate_many(["stock:41", "stock:43"]).await;
-    /// let stocks: Result<Vec<_>, _> =
-    ///     cache.get_many(["stock:41", "stock:42"]).await.into_iter().collect();
-    /// assert_eq!(stocks?, [None, Some(2)]);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn get_many<K: Into<Key>>(
         &self,
         keys: impl IntoIterator<Item = K>,

@@ -30,10 +30,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// The value of each load that began before is not stored, in the whole fleet. If another load
     /// begins during this call, its value is returned, and this loader may not run. So many
-    /// refreshes at once are few loads. A [touch](Self::touch) during this call counts as well.
-    ///
-    /// The future waits for the value. To go on at once, spawn it. A load that fails leaves the old
-    /// value as it is.
+    /// refreshes at once are few loads. A load that fails leaves the old value as it is.
     ///
     /// # Errors
     ///

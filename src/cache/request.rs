@@ -47,7 +47,10 @@ use crate::{
 ///
 /// let hour = Duration::from_secs(3600);
 /// assert!(cache.request("stock:42").ttl(hour).touch().await?);
-/// cache.request("stock:43").ttl(hour).stale_if_error(hour).insert(&16).await?;
+/// let fence = cache.request("stock:43").ttl(hour).insert(&16).await?;
+/// // In another process, which was sent the fence:
+/// let request = cache.request("stock:43").not_older_than(fence);
+/// assert_eq!(request.load(|_lead| async { Ok::<_, BoxError>(17) }).await?.value, 16);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[must_use = "a request does nothing until it is loaded"]
@@ -264,19 +267,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// [fence](crate::cache::Loaded::fence) than this, which an act of any process has returned. So
     /// a process reads at once what another one has written. An answer of the backend needs no
     /// such check.
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{BoxError, Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// let fence = cache.insert("stock:42", &16).await?;
-    /// // In another process, which was sent the fence:
-    /// let request = cache.request("stock:42").not_older_than(fence);
-    /// assert_eq!(request.load(|_lead| async { Ok::<_, BoxError>(17) }).await?.value, 16);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn not_older_than(mut self, fence: u64) -> Self {
         self.options_mut().least_fence = fence;
         self

@@ -30,7 +30,7 @@ Options:
       --replicas <N>       Replicas of the service, 1 to 32 [default: 16]
       --clients <N>        Clients, 1 to 2000; each needs up to nine open files [default: 120]
       --keys <N>           Hot keys, 1 to 1000 [default: 4]
-      --seconds <SECONDS>  How long each of the six ways runs, 1 to 3600 [default: 5]
+      --seconds <SECONDS>  How long each of the six ways runs, 1 to 3600 [default: 4]
       --ttl <TIME>         How long a value is kept, such as `1s` or `750ms` [default: 1s]
       --load-time <TIME>   How long one load takes while the origin keeps up [default: 150ms]
       --lease <TIME>       How long the fleet waits for a replica that died while it was loading
@@ -133,7 +133,7 @@ impl Options {
             replicas: 16,
             clients: 120,
             keys: 4,
-            seconds: 5,
+            seconds: 4,
             ttl: Duration::from_secs(1),
             load_time: Duration::from_millis(150),
             lease: None,

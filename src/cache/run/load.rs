@@ -36,25 +36,6 @@ use crate::{
 /// [load limit](crate::cache::Builder::load_limit). Until it ends it holds one of the
 /// [permits](crate::cache::Builder::max_loads).
 ///
-/// ```
-/// # let mut builder = tokio::runtime::Builder::new_current_thread();
-/// # builder.enable_time().build().unwrap().block_on(async {
-/// use bellwether::{Cache, ErrorKind, MemoryBackend, cache::Begun};
-///
-/// # async fn query() -> u64 { 7 }
-/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-/// let Begun::Load(load) = cache.request("stock:42").begin().await? else { return Ok(()) };
-/// tokio::select! {
-///     value = load.scope(query()) => assert_eq!(load.commit(value).await.value, 7),
-///     () = load.lost() => drop(load),
-/// }
-/// let Begun::Load(load) = cache.request("stock:43").begin().await? else { return Ok(()) };
-/// load.confirm().await?;
-/// cache.invalidate("stock:43").await?;
-/// assert_eq!(load.confirm().await.unwrap_err().kind(), ErrorKind::Lost);
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
-///
 /// [`Request::begin`]: crate::cache::Request::begin
 #[must_use = "a load that is dropped lets the next process load"]
 pub struct Load<V> {
