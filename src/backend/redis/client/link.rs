@@ -178,7 +178,7 @@ impl KeptConnection {
     async fn is_wanted(&self) {
         if self.pushes.is_some() {
             let NodeEvents { channels, scope, .. } = &self.events;
-            let any = || channels.any(|channel| scope.contains(channel));
+            let any = || !channels.wanted(|channel| scope.contains(channel)).is_empty();
             let _ =
                 channels.openings().wait_for(|_| any() || self.current.failure().is_some()).await;
         }
@@ -256,7 +256,6 @@ impl KeptConnection {
     fn failed(&self, error: BackendError) {
         let server = self.endpoint.shown();
         if self.pushes.is_some() {
-            self.events.failed(&error);
             if self.current.set_unless_known(Finding::Failed(error.clone())) {
                 debug!(%server, error = %Chain(&error), "no push connection to Redis");
             }

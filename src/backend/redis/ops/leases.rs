@@ -303,15 +303,18 @@ impl RedisBackend {
     pub(super) fn register(&self, name: &Name, claim: Option<&Claim>) -> Changes {
         let (channels, owner) = (self.0.servers.channels(), claim.map(|claim| claim.owner));
         if let Some(own) = claim.and_then(|claim| self.own_channel(claim)) {
-            return channels.register(name.prefix(), [Some(own), None], owner);
+            return channels.register(name.prefix(), vec![own], owner);
         }
         let of_name: Arc<str> = name.suffixed(self.channel()).into();
+        let mut heard = vec![of_name.clone()];
         // The process hears of what is granted to it in the queue.
-        let own = claim.is_none_or(|claim| claim.waits).then(|| match &self.0.process_channels {
-            Some(own) => own.of(name).queued.clone(),
-            None => keys::own_shard_channel(&of_name),
-        });
-        channels.register(name.prefix(), [Some(of_name), own], owner)
+        if claim.is_none_or(|claim| claim.waits) {
+            heard.push(match &self.0.process_channels {
+                Some(own) => own.of(name).queued.clone(),
+                None => keys::own_shard_channel(&of_name),
+            });
+        }
+        channels.register(name.prefix(), heard, owner)
     }
 
     /// Subscribes to all changes of a name.

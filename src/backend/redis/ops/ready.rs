@@ -20,19 +20,15 @@ use crate::{
 const OLDEST: (u32, u32) = (6, 2);
 
 impl RedisBackend {
-    /// Checks each server: its version, and the rights that caches or locks need.
+    /// Checks each server: its version, and the rights that caches and locks need.
     ///
     /// Returns its future in a box, so that its code is compiled with this crate.
     #[inline(never)]
-    pub(in super::super) fn check_servers(
-        &self,
-        for_caches: bool,
-        for_locks: bool,
-    ) -> BoxFuture<'_, Result<(), BackendError>> {
-        self.check(for_caches, for_locks).boxed()
+    pub(in super::super) fn check_servers(&self) -> BoxFuture<'_, Result<(), BackendError>> {
+        self.check().boxed()
     }
 
-    async fn check(&self, for_caches: bool, for_locks: bool) -> Result<(), BackendError> {
+    async fn check(&self) -> Result<(), BackendError> {
         let servers = &self.0.servers;
         servers.ping().await?;
         // The first question has waited for the connection.
@@ -46,8 +42,6 @@ impl RedisBackend {
         }
         let call = Call::over(&SCRIPTS.rights, [].into_iter())
             .arg(format!("bellwether:rights:{}", Owner::fresh()))
-            .arg(u8::from(for_caches))
-            .arg(u8::from(for_locks))
             .arg(if self.0.process_channels.is_some() { "PUBLISH" } else { "SPUBLISH" });
         for missing in servers.call_at_each(&call).await? {
             let missing = replies::words(missing)?;

@@ -137,24 +137,25 @@ pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Flags), Back
     Ok((Some(Countdown { left, remaining }), Flags::of(flags)?))
 }
 
-/// Reads the outcome of a commit, and its flags if it was made now. Returns `None` if the staged
-/// entry was not there, and nothing was done.
-pub(super) fn committed(value: Value) -> Result<(Option<Committed>, Option<Flags>), BackendError> {
+/// Reads the outcome of a commit, and whether the server refused to publish. Returns no outcome if
+/// the staged entry was not there, and nothing was done.
+pub(super) fn committed(value: Value) -> Result<(Option<Committed>, bool), BackendError> {
     let Value::Int(number) = value else {
-        return Ok((Some(Committed::Newer(newer(value)?)), None));
+        return Ok((Some(Committed::Newer(newer(value)?)), false));
     };
-    let outcome = match number >> 3 {
-        -1 => return Ok((None, None)),
-        0 if number == 0 => return Ok((Some(Committed::Refused), None)),
-        1 => Committed::Pushed,
-        2 => Committed::Stored,
+    let outcome = match number & !Flags::REFUSED {
+        _ if number == -1 => None,
+        0 => Some(Committed::Refused),
+        1 => Some(Committed::Pushed),
+        2 => Some(Committed::Stored),
         _ => return Err(unreadable(number)),
     };
-    Ok((Some(outcome), Some(Flags::of(number & 7)?)))
+    let is_refused = outcome.is_some() && number & Flags::REFUSED != 0;
+    Ok((outcome, is_refused))
 }
 
-/// The bits of a reply. The first says whether a lease was held, or an entry waited for. The others
-/// stand in `scripts/lib/`.
+/// The bits of a reply. The first says whether a lease was held. The others stand in
+/// `scripts/lib/`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flags(i64);
 

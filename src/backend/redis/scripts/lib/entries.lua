@@ -31,7 +31,7 @@ end
 local PUSHED_AT_ONCE = 1048576
 
 -- Pushes an entry to all waiters. One over the limit, or one that many processes wait for, is
--- announced with their number: they fetch it one after another. Returns 1 if any waited, or 0.
+-- announced with their number: they fetch it one after another.
 --
 -- bytes: the entry, or nil if it was staged; it is read if a waiter is to get it
 -- stored: its fence, its size and its key, or nil if it was not stored
@@ -46,7 +46,7 @@ local function publish_entry(channel, registered, bytes, limit, stored)
   if bytes and #bytes <= limit and (#bytes * crowd <= PUSHED_AT_ONCE or not stored) then
     message = 'e' .. bytes
   end
-  return publish_to_all(channel, registered, message) > 0 and 1 or 0
+  publish_to_all(channel, registered, message)
 end
 
 -- part: move_entry
