@@ -232,6 +232,11 @@ impl BackendError {
         Self { kind, source: Arc::from(source.into()), is_lasting }
     }
 
+    /// Creates the error of an operation that a backend refuses.
+    pub(crate) fn refused(why: impl Into<BoxError>) -> Self {
+        Self::new(BackendErrorKind::Refused, why)
+    }
+
     /// Marks the error of an operation that the server refuses until an operator acts.
     #[cfg(feature = "redis")]
     pub(crate) fn lasting(self) -> Self {

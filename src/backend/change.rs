@@ -14,31 +14,20 @@ use crate::{
 /// A push may be lost, doubled, late or out of order. A waiter compares its fence with what it
 /// knows, or looks again. No waiter depends on a push alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Change {
     /// Look again: a lease was released, or pushes may have been missed.
     Wake,
     /// An entry was committed, put, or pushed without being stored.
     Entry(Entry),
     /// An entry was committed or put that is too large to be pushed to all that wait for it.
-    Announced(Announcement),
+    /// The waiters [read](crate::backend::Store::get) it. This is its fence.
+    Announced(u64),
     /// A load failed.
     Failed(Failure),
     /// The entry was removed, and this fence burnt.
     Invalidated(u64),
     /// The waiter in the queue with this owner has the lease now. The others need not look.
     Granted(Handover),
-}
-
-/// An entry that waiters are to [read](crate::backend::Store::get).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Announcement {
-    /// The fence of the entry.
-    pub fence: u64,
-    /// The size of the entry in bytes, with its header.
-    pub bytes: usize,
-    /// How many processes are to fetch it. Zero if the backend does not know.
-    pub crowd: u32,
 }
 
 /// A lease that a release granted to a waiter.
@@ -188,22 +177,19 @@ impl Change {
     pub(crate) fn of_entry(&self) -> Option<u64> {
         match self {
             Self::Entry(entry) => Some(entry.fence),
-            Self::Announced(announced) => Some(announced.fence),
-            Self::Invalidated(fence) => Some(*fence),
+            Self::Announced(fence) | Self::Invalidated(fence) => Some(*fence),
             Self::Wake | Self::Failed(_) | Self::Granted(_) => None,
         }
     }
 
     /// Returns the bytes of a message: `w`, `e` and an entry, or a letter and the 16 digits of a
-    /// fence. The rest is bytes and a crowd after `a`, a failure after `f`, nothing after `i`, and
-    /// an owner and milliseconds after `g`.
+    /// fence. The rest is nothing after `a` and `i`, a failure after `f`, and an owner and
+    /// milliseconds after `g`.
     pub fn encode(&self) -> Bytes {
         let (head, rest) = match self {
             Self::Wake => ("w".to_owned(), Bytes::new()),
             Self::Entry(entry) => ("e".to_owned(), entry.encode()),
-            Self::Announced(Announcement { fence, bytes, crowd }) => {
-                (format!("a{fence:016}{bytes},{crowd}"), Bytes::new())
-            }
+            Self::Announced(fence) => (format!("a{fence:016}"), Bytes::new()),
             Self::Failed(failure) => (format!("f{:016}", failure.fence), failure.encode()),
             Self::Invalidated(fence) => (format!("i{fence:016}"), Bytes::new()),
             Self::Granted(Handover { owner, fence, ends }) => {
@@ -223,11 +209,7 @@ impl Change {
             let fence = || text(1, 17)?.parse().ok();
             Some(match bytes.first()? {
                 b'e' => Self::Entry(Entry::decode(bytes.slice(1..)).ok()?),
-                b'a' => {
-                    let (size, crowd) = text(17, bytes.len())?.split_once(',')?;
-                    let (bytes, crowd) = (size.parse().ok()?, crowd.parse().ok()?);
-                    Self::Announced(Announcement { fence: fence()?, bytes, crowd })
-                }
+                b'a' => Self::Announced(fence()?),
                 b'f' => Self::Failed(Failure::decode(fence()?, bytes.slice(17..))?),
                 b'i' => Self::Invalidated(fence()?),
                 b'g' => Self::Granted(Handover {
@@ -255,7 +237,7 @@ mod tests {
             Change::Failed(Failure::new(1_790_000_000_000_001, &error)),
             Change::Failed(Failure::new(1, &error).with_encoded(Bytes::from_static(b"\xff1"))),
             Change::Failed(Failure::new(1, &error).with_wait(Duration::from_millis(86_400_000))),
-            Change::Announced(Announcement { fence: 9, bytes: 1 << 20, crowd: 99 }),
+            Change::Announced(9),
             Change::Invalidated(3),
             Change::Granted(Handover {
                 owner: Owner::fresh(),

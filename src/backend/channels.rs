@@ -19,7 +19,7 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{Change, Owner, Tap};
 use crate::{
-    error::{BackendError, BackendErrorKind},
+    error::BackendError,
     meter,
     sync::{lock, read, write},
 };
@@ -68,8 +68,9 @@ struct Waiter {
 struct ServerChannel {
     /// Pushes arrive. Otherwise the server is asked for them, cannot be reached, or refuses them.
     is_confirmed: bool,
-    /// The channel closes when the last of them leaves.
+    /// The channel closes when the last of them leaves, unless it stays.
     listeners: usize,
+    stays: bool,
 }
 
 impl Channels {
@@ -151,8 +152,11 @@ impl Channels {
 impl Channels {
     /// Opens a channel of the process, which stays open.
     pub(crate) fn open(&self, channel: &Arc<str>) {
-        let must_ask = open(&mut self.state().channels, channel);
-        if must_ask {
+        let mut state = self.state();
+        let is_new = !state.channels.contains_key(channel);
+        state.channels.entry(channel.clone()).or_default().stays = true;
+        drop(state);
+        if is_new {
             self.recheck();
         }
     }
@@ -254,8 +258,10 @@ impl State {
         let opens = !mem::replace(&mut waiter.is_open, true);
         let (mut is_confirmed, mut must_ask) = (true, false);
         for channel in &waiter.channels {
-            must_ask |= opens && open(&mut self.channels, channel);
-            is_confirmed &= self.channels.get(channel).is_some_and(|known| known.is_confirmed);
+            must_ask |= !self.channels.contains_key(channel);
+            let known = self.channels.entry(channel.clone()).or_default();
+            known.listeners += usize::from(opens);
+            is_confirmed &= known.is_confirmed;
         }
         (is_confirmed, must_ask)
     }
@@ -269,17 +275,11 @@ impl State {
         for channel in &waiter.channels {
             let Some(known) = self.channels.get_mut(channel) else { continue };
             known.listeners -= 1;
-            has_closed |= known.listeners == 0 && self.channels.remove(channel).is_some();
+            let is_unused = known.listeners == 0 && !known.stays;
+            has_closed |= is_unused && self.channels.remove(channel).is_some();
         }
         has_closed
     }
-}
-
-/// Opens a channel for one more listener. Returns whether it is the first.
-fn open(channels: &mut HashMap<Arc<str>, ServerChannel>, channel: &Arc<str>) -> bool {
-    let known = channels.entry(channel.clone()).or_default();
-    known.listeners += 1;
-    known.listeners == 1
 }
 
 /// A registration for the changes of one name. Dropping it ends it.
@@ -325,16 +325,11 @@ impl Changes {
         is_confirmed
     }
 
-    /// Completes when the server has confirmed the subscription. The changes until then may be
-    /// missed.
-    ///
-    /// # Errors
-    ///
-    /// If the backend pushes nothing.
+    /// Completes when the server has confirmed the subscription, or fails if the backend pushes
+    /// nothing. The changes until then may be missed.
     pub async fn confirmed(&mut self) -> Result<(), BackendError> {
         if self.registered.is_none() {
-            let why = "the backend pushes nothing";
-            return Err(BackendError::new(BackendErrorKind::Refused, why));
+            return Err(BackendError::refused("the backend pushes nothing"));
         }
         while !self.subscribe() {
             self.next().await;

@@ -198,7 +198,7 @@ fn without_room(operation: Operation) -> Result<Operation, BackendError> {
         | Operation::Edit { edit: Edit::Put(..) | Edit::Touch(_), .. }
         | Operation::EndTag { .. }
         | Operation::SetLatch { .. } => {
-            Err(BackendError::new(BackendErrorKind::Refused, "the backend is full"))
+            Err(BackendError::refused("the backend is full"))
         }
         Operation::Commit { claim, fence, entry, .. } => {
             Ok(Operation::Commit { claim, fence, entry, ttl: None })

@@ -26,10 +26,10 @@ use self::{
 use super::{
     Acquired, BackOff, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry,
     Failure, Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind,
-    Store, TagEnd, TagEnds, Tap, Tick,
+    Store, TagEnd, TagEnds, Tap, Tick, check_pass,
 };
 use crate::{
-    error::{BackendError, BackendErrorKind},
+    error::BackendError,
     key::{Family, Name, Namespace},
 };
 
@@ -150,9 +150,7 @@ impl Leases for MemoryBackend {
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        if !from.mode.passes_to(to.mode) {
-            return Err(super::no_pass(from, to));
-        }
+        check_pass(from, to)?;
         Ok(self.run(|data| data.convert(from, to, self.is_waited_for(&from.name))))
     }
 
@@ -225,7 +223,7 @@ impl Store for MemoryBackend {
     ) -> Result<u64, BackendError> {
         let too_large = "the entry is larger than the weight limit";
         self.run(|data| data.edit(name, edit, fence_life))
-            .ok_or_else(|| BackendError::new(BackendErrorKind::Refused, too_large))
+            .ok_or_else(|| BackendError::refused(too_large))
     }
 
     fn tap(&self, tier: Weak<dyn Tap>, _every: Duration) -> bool {

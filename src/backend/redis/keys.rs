@@ -36,18 +36,14 @@
 //! first half of its owner ids.
 
 use std::{
-    sync::{
-        Arc, LazyLock, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, LazyLock},
     time::Duration,
 };
 
-use hashbrown::HashMap;
 use tokio::time::Instant;
 
 use crate::{
-    backend::{Channels, Owner, SemaphoreKind, stripe_of},
+    backend::{Owner, SemaphoreKind, stripe_of},
     key::Name,
 };
 
@@ -122,34 +118,13 @@ pub(super) struct ProcessChannels {
     start: String,
     /// The id of the backend.
     pub(super) id: String,
-    /// Those that were needed so far, by their namespace and family.
-    known: RwLock<HashMap<Box<str>, Arc<ScopeChannels>>>,
-}
-
-/// The channels of this process for one namespace and family.
-pub(super) struct ScopeChannels {
-    /// For claims that wait in a queue: scripts find it by the owner of a claim.
-    pub(super) queued: Arc<str>,
-    /// For claims of entries, which register the id of their backend.
-    pub(super) registered: Arc<str>,
-    /// The server was asked for the one in use.
-    is_wanted: AtomicBool,
-}
-
-impl ScopeChannels {
-    /// Has the one in use opened, for good.
-    pub(super) fn open(&self, channels: &Channels, channel: &Arc<str>) {
-        if !self.is_wanted.swap(true, Ordering::Relaxed) {
-            channels.open(channel);
-        }
-    }
 }
 
 impl ProcessChannels {
     pub(super) fn new(database: i64) -> Self {
         let start = format!("p{}:", &channel(database)[1..]);
         let id = Owner::fresh().to_string().split_off(16);
-        Self { start, id, known: RwLock::default() }
+        Self { start, id }
     }
 
     /// Returns how the channels of all processes begin, for the namespace and family of a name.
@@ -168,25 +143,14 @@ impl ProcessChannels {
         format!("{}:t:{}t", namespace.unwrap_or_default().0, self.start)
     }
 
-    /// Returns the channels for the namespace and family of a name.
-    pub(super) fn of(&self, name: &Name) -> Arc<ScopeChannels> {
-        let scope = scope(name);
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(channels) = known.get(scope) {
-            return channels.clone();
-        }
-        drop(known);
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.entry(scope.into()).or_insert_with(|| Arc::new(self.named(scope))).clone()
+    /// Returns the channel for claims that wait in a queue: scripts find it by the owner of a claim.
+    pub(super) fn queued(&self, name: &Name) -> Arc<str> {
+        format!("{}{}{}", scope(name), self.start, Owner::process()).into()
     }
 
-    fn named(&self, scope: &str) -> ScopeChannels {
-        let named = |id: &str| format!("{scope}{}{id}", self.start).into();
-        ScopeChannels {
-            queued: named(&Owner::process()),
-            registered: named(&self.id),
-            is_wanted: AtomicBool::new(false),
-        }
+    /// Returns the channel for claims of entries, which register the id of their backend.
+    pub(super) fn registered(&self, name: &Name) -> Arc<str> {
+        format!("{}{}{}", scope(name), self.start, self.id).into()
     }
 }
 
@@ -242,7 +206,7 @@ mod tests {
         for key in ["k", "a{b}:c%", "}:", "ü"] {
             let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512)?;
             for database in [0, 3] {
-                let channel = ProcessChannels::new(database).of(&name).queued.clone();
+                let channel = ProcessChannels::new(database).queued(&name);
                 let message = format!("{}w}}:", name.prefix());
                 let (topic, at) = split_message(&channel, message.as_bytes()).unwrap_or_default();
                 assert_eq!((topic, &message[at..]), (&**name.prefix(), "w}:"));

@@ -121,12 +121,11 @@ impl Link {
         }
     }
 
-    /// Returns how long the answer to a subscription may take. Fails if the last attempt to connect
-    /// failed.
-    pub(super) fn subscription_limit(&self) -> Result<Duration, BackendError> {
-        self.start();
-        let current = &self.kept.current;
-        current.failure().map_or_else(|| Ok(current.limit(&self.kept.config)), Err)
+    /// Waits for the connection. Returns how long the answer to a subscription may take then.
+    pub(super) async fn subscription_limit(&self) -> Result<Duration, BackendError> {
+        let KeptConnection { current, config, .. } = &*self.kept;
+        current.wait(config, || self.start()).await?;
+        Ok(config.command_timeout)
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
     backend::{
         Acquired, BackOff, Change, Changes, Claim, Claimed, Countdown, Grant, Holding, Kept,
         Latches, Leases, Marked, Mode, Need, Owner, Renewal, SemaphoreKind, Tick, TickStep,
-        no_pass,
+        check_pass,
         redis::{
             client::Confirmation,
             keys,
@@ -105,9 +105,7 @@ impl Leases for RedisBackend {
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        if !from.mode.passes_to(to.mode) {
-            return Err(no_pass(from, to));
-        }
+        check_pass(from, to)?;
         let units = match from.mode.need() {
             Need::Sole => String::new(),
             Need::Units { count, .. } => count.to_string(),
@@ -175,11 +173,21 @@ impl Leases for RedisBackend {
     }
 
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
-        self.register(name, claim)
+        let (heard, owner) = (self.heard(name, claim), claim.map(|claim| claim.owner));
+        self.0.servers.channels().register(name.prefix(), heard, owner)
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        self.subscribed(name).await
+        let mut changes = self.listen(name, None);
+        changes.subscribe();
+        let limit = self.0.servers.start_push(&name.suffixed(self.channel())).await?;
+        match timeout(limit, changes.confirmed()).await {
+            Ok(answer) => answer.map(|()| changes),
+            Err(_elapsed) => {
+                let why = format!("no subscription within {limit:?}");
+                Err(BackendError::new(BackendErrorKind::Unavailable, why))
+            }
+        }
     }
 
     /// The scripts of one renewal are sent at once, so that they share one command time-out.
@@ -299,53 +307,30 @@ impl RedisBackend {
         Call::new(&SCRIPTS.latch, name, &keys).owner(id).arg(count)
     }
 
-    /// Registers a waiter, and has the channel of this process opened.
-    pub(super) fn register(&self, name: &Name, claim: Option<&Claim>) -> Changes {
-        let (channels, owner) = (self.0.servers.channels(), claim.map(|claim| claim.owner));
-        if let Some(own) = claim.and_then(|claim| self.own_channel(claim)) {
-            return channels.register(name.prefix(), vec![own], owner);
+    /// Returns the channels on which a waiter is told of all that it must know. Has the channel of
+    /// this process opened for good, if that is enough.
+    fn heard(&self, name: &Name, claim: Option<&Claim>) -> Vec<Arc<str>> {
+        let waits = claim.is_none_or(|claim| claim.waits);
+        if let Some(own) = &self.0.process_channels
+            && claim.is_some_and(|_| waits || name.family() == Family::Cache)
+        {
+            let channel = if waits { own.queued(name) } else { own.registered(name) };
+            self.0.servers.channels().open(&channel);
+            return vec![channel];
         }
         let of_name: Arc<str> = name.suffixed(self.channel()).into();
-        let mut heard = vec![of_name.clone()];
         // The process hears of what is granted to it in the queue.
-        if claim.is_none_or(|claim| claim.waits) {
-            heard.push(match &self.0.process_channels {
-                Some(own) => own.of(name).queued.clone(),
-                None => keys::own_shard_channel(&of_name),
-            });
-        }
-        channels.register(name.prefix(), heard, owner)
-    }
-
-    /// Subscribes to all changes of a name.
-    pub(super) async fn subscribed(&self, name: &Name) -> Result<Changes, BackendError> {
-        let mut changes = self.register(name, None);
-        let limit = self.0.servers.start_push(&name.suffixed(self.channel())).await?;
-        match timeout(limit, changes.confirmed()).await {
-            Ok(answer) => answer.map(|()| changes),
-            Err(_elapsed) => {
-                let why = format!("no subscription within {limit:?}");
-                Err(BackendError::new(BackendErrorKind::Unavailable, why))
-            }
-        }
+        let own = waits.then(|| match &self.0.process_channels {
+            Some(own) => own.queued(name),
+            None => keys::own_shard_channel(&of_name),
+        });
+        std::iter::once(of_name).chain(own).collect()
     }
 
     /// Returns the id that a claim of an entry's lease registers. It is empty where the processes
     /// listen to the channel of the name.
     pub(super) fn registration(&self) -> &str {
         self.0.process_channels.as_ref().map_or("", |channels| &channels.id)
-    }
-
-    /// Returns the channel of this process on which a claim is told of all that it must know. Has
-    /// it opened.
-    fn own_channel(&self, claim: &Claim) -> Option<Arc<str>> {
-        if !claim.waits && claim.name.family() != Family::Cache {
-            return None;
-        }
-        let own = self.0.process_channels.as_ref()?.of(&claim.name);
-        let channel = if claim.waits { &own.queued } else { &own.registered };
-        own.open(self.0.servers.channels(), channel);
-        Some(channel.clone())
     }
 }
 

@@ -20,6 +20,11 @@ local function try(missing, commands, ...)
   end
 end
 
+-- An older server does not know the last word.
+local written = redis.pcall('SET', key, '1', 'PX', 1000, 'GET')
+if type(written) == 'table' and string.find(written.err or '', 'syntax error', 1, true) then
+  return redis.error_reply('the server is older than Redis 6.2, which is needed')
+end
 local missing, caches, locks = {}, {}, {}
 try(missing, 'SET', key, '1', 'PX', 1000)
 local may_set = #missing == 0
