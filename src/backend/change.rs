@@ -51,9 +51,9 @@ pub struct Failure {
     kind: ErrorKind,
     message: String,
     /// For how long the key backs off, from when it is told. Zero if it does not.
-    wait: Duration,
+    pub(crate) wait: Duration,
     /// The loader's error, encoded. Empty if it has no encoding.
-    encoded: Bytes,
+    pub(crate) encoded: Bytes,
 }
 
 const LONGEST_MESSAGE: usize = 1024;
@@ -61,8 +61,9 @@ const LONGEST_MESSAGE: usize = 1024;
 const LONGEST_ENCODED: usize = 16 << 10;
 
 impl Failure {
-    /// The failure of the load that ran under `fence`.
-    pub(crate) fn new(fence: u64, error: &Error) -> Self {
+    /// The failure of the load that ran under `fence`. An encoded error that is too large is left
+    /// out.
+    pub(crate) fn new(fence: u64, error: &Error, wait: Duration, encoded: Bytes) -> Self {
         let mut message = match std::error::Error::source(error) {
             // The process that reads this adds that the load failed.
             Some(cause) if error.kind() == ErrorKind::Load => Chain(cause).to_string(),
@@ -71,29 +72,8 @@ impl Failure {
         let ends = message.char_indices().map(|(at, character)| at + character.len_utf8());
         let cut = ends.take_while(|end| *end <= LONGEST_MESSAGE).last().unwrap_or(0);
         message.truncate(cut);
-        Self { fence, kind: error.kind(), message, wait: Duration::ZERO, encoded: Bytes::new() }
-    }
-
-    /// Adds the encoded error of the loader, unless it is too large.
-    pub(crate) fn with_encoded(mut self, encoded: Bytes) -> Self {
-        if encoded.len() <= LONGEST_ENCODED {
-            self.encoded = encoded;
-        }
-        self
-    }
-
-    /// Adds for how long the key backs off.
-    pub(crate) fn with_wait(self, wait: Duration) -> Self {
-        Self { wait, ..self }
-    }
-
-    /// Returns for how long the key backs off, if it does.
-    pub(crate) fn wait(&self) -> Option<Duration> {
-        (!self.wait.is_zero()).then_some(self.wait)
-    }
-
-    pub(crate) fn encoded(&self) -> &Bytes {
-        &self.encoded
+        let encoded = Some(encoded).filter(|encoded| encoded.len() <= LONGEST_ENCODED);
+        Self { fence, kind: error.kind(), message, wait, encoded: encoded.unwrap_or_default() }
     }
 
     /// Returns the text of the loader's error.
@@ -230,18 +210,19 @@ mod tests {
 
     #[test]
     fn an_encoded_change_is_decoded() {
+        const DAY: Duration = Duration::from_secs(86_400);
+        let fence = 1_790_000_000_000_001;
         let error = Error::with_source(ErrorKind::Load, "the loader failed", "no such product");
         for change in [
             Change::Wake,
             Change::Entry(Entry::value(1, Duration::ZERO, Bytes::from_static(b"v")).with_fence(9)),
-            Change::Failed(Failure::new(1_790_000_000_000_001, &error)),
-            Change::Failed(Failure::new(1, &error).with_encoded(Bytes::from_static(b"\xff1"))),
-            Change::Failed(Failure::new(1, &error).with_wait(Duration::from_millis(86_400_000))),
+            Change::Failed(Failure::new(fence, &error, Duration::ZERO, Bytes::new())),
+            Change::Failed(Failure::new(1, &error, DAY, Bytes::from_static(b"\xff1"))),
             Change::Announced(9),
             Change::Invalidated(3),
             Change::Granted(Handover {
                 owner: Owner::fresh(),
-                fence: 1_790_000_000_000_001,
+                fence,
                 ends: Duration::from_millis(2001),
             }),
         ] {
@@ -252,6 +233,7 @@ mod tests {
     #[test]
     fn a_long_message_is_cut_between_characters() {
         let error = Error::new(ErrorKind::Load, "ü".repeat(2000));
-        assert_eq!(Failure::new(1, &error).message.len(), LONGEST_MESSAGE);
+        let failure = Failure::new(1, &error, Duration::ZERO, Bytes::new());
+        assert_eq!(failure.message.len(), LONGEST_MESSAGE);
     }
 }

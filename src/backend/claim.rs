@@ -174,30 +174,16 @@ impl Claim {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Grant {
     fence: u64,
-    failures: u32,
-    has_no_entry: bool,
+    pub(crate) failures: u32,
+    /// The name has no entry. Its commit replaces none, so no [local
+    /// tier](crate::cache::Builder::local) is told of it.
+    pub(crate) has_no_entry: bool,
 }
 
 impl Grant {
     /// Creates a grant with its fence, as a backend hands it out.
     pub fn new(fence: u64) -> Self {
         Self { fence, failures: 0, has_no_entry: false }
-    }
-
-    /// Returns the same grant after this many failed loads.
-    pub fn after_failures(self, failures: u32) -> Self {
-        Self { failures, ..self }
-    }
-
-    /// Returns the same grant for a name without an entry. Its commit replaces none, so no [local
-    /// tier](crate::cache::Builder::local) is told of it.
-    pub fn without_entry(self) -> Self {
-        Self { has_no_entry: true, ..self }
-    }
-
-    /// Returns whether the name [had no entry](Self::without_entry).
-    pub fn has_no_entry(&self) -> bool {
-        self.has_no_entry
     }
 
     /// Returns how many loads of the name have failed in a row before this grant, as far as

@@ -40,17 +40,6 @@ use crate::{
 /// evicted.
 ///
 /// It takes the time of tokio, so a test that pauses it pauses this backend.
-///
-/// # Examples
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{Cache, MemoryBackend};
-///
-/// let cache: Cache<u64> = Cache::new(MemoryBackend::with_weight(1 << 20), "shop")?;
-/// # drop(cache);
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 #[derive(Clone)]
 pub struct MemoryBackend {
     data: Arc<Mutex<Data>>,

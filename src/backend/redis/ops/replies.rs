@@ -50,7 +50,7 @@ pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
         b"newer" => Claimed::Newer(newer(value)?),
         b"granted" => {
             let (_, fence, failures): (Value, _, _) = read(value)?;
-            Claimed::Granted(Grant::new(fence).after_failures(failures))
+            Claimed::Granted(Grant { failures, ..Grant::new(fence) })
         }
         b"failed" => {
             let (_, millis, failures, message): (Value, _, _, _) = read(value)?;

@@ -75,11 +75,12 @@ impl Store for RedisBackend {
             .arg(millis(claim.fence_life))
             .arg(seen)
             .arg(if claim.listens { self.registration() } else { "" });
-        Ok(match self.claimed(claim, &call).await? {
+        let mut claimed = self.claimed(claim, &call).await?;
+        if let Claimed::Granted(grant) = &mut claimed {
             // An entry that this caller had not seen would have been the answer.
-            Claimed::Granted(grant) if seen == 0 => Claimed::Granted(grant.without_entry()),
-            claimed => claimed,
-        })
+            grant.has_no_entry = seen == 0;
+        }
+        Ok(claimed)
     }
 
     async fn commit(
@@ -90,7 +91,7 @@ impl Store for RedisBackend {
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
         let entry = entry.clone().with_fence(grant.fence());
-        let tiers = if grant.has_no_entry() { String::new() } else { self.tiers(&claim.name) };
+        let tiers = if grant.has_no_entry { String::new() } else { self.tiers(&claim.name) };
         let mut is_staged = self.is_staged(&entry, ttl);
         loop {
             let call = self.commit_call(claim, &entry, ttl, is_staged, &tiers);
