@@ -173,7 +173,7 @@ impl Claim {
 /// Proof that a claim was granted. It is not `Clone`: one grant, one commit.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Grant {
-    fence: u64,
+    pub(super) fence: u64,
     pub(crate) failures: u32,
     /// The name has no entry. Its commit replaces none, so no [local
     /// tier](crate::cache::Builder::local) is told of it.

@@ -119,7 +119,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     fn needs_age(&self, rules: &Rules) -> bool {
         let has_tier = self.copies.as_ref().is_some_and(|copies| copies.is_tier());
         let is_asked = has_tier || rules.replaces || rules.aged;
-        is_asked || !matches!(rules.early, EarlyRefresh::Off) || self.has_windows.load(Ordering::Relaxed)
+        is_asked
+            || !matches!(rules.early, EarlyRefresh::Off)
+            || self.has_windows.load(Ordering::Relaxed)
     }
 
     /// From the first entry with windows on, reads ask for the age at once.

@@ -198,9 +198,7 @@ fn without_room(operation: Operation) -> Result<Operation, BackendError> {
         | Operation::Claim { .. }
         | Operation::Edit { edit: Edit::Put(..) | Edit::Touch(_), .. }
         | Operation::EndTag { .. }
-        | Operation::SetLatch { .. } => {
-            Err(BackendError::refused("the backend is full"))
-        }
+        | Operation::SetLatch { .. } => Err(BackendError::refused("the backend is full")),
         Operation::Commit { claim, fence, entry, .. } => {
             Ok(Operation::Commit { claim, fence, entry, ttl: None })
         }

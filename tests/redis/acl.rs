@@ -479,9 +479,8 @@ async fn a_check_at_the_start_names_the_missing_right() {
     const ALWAYS: [&str; 8] = ["get", "set", "del", "exists", "pttl", "pexpire", "time", "publish"];
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let ready = async |user: &str| {
-        testkit::open(server.url_of(&format!("{user}:secret"), 0)).ready().await
-    };
+    let ready =
+        async |user: &str| testkit::open(server.url_of(&format!("{user}:secret"), 0)).ready().await;
     for (family, others) in [
         ("caches", &["getrange", "setrange", "rename", "append"][..]),
         ("locks", &["zadd", "zrem", "zrange", "zcount", "zscore"]),

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 use bellwether::{
     Key, Locks,
     backend::{
-        Acquired, BackOff, Change, Changes, Claim, Claimed, Committed, Edit, Entry,
-        Grant, Leases, Mode, RedisBackend, Renewal, Store, Tick, TickStep,
+        Acquired, BackOff, Change, Changes, Claim, Claimed, Committed, Edit, Entry, Grant, Leases,
+        Mode, RedisBackend, Renewal, Store, Tick, TickStep,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},

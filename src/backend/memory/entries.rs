@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     backend::{
-        BackOff, Change, Claim, Claimed, Committed, Edit, Entry, Failure, Grant, Need, SemaphoreKind,
-        TAG_LIFE, TagEnd, TagEnds, Windows,
+        BackOff, Change, Claim, Claimed, Committed, Edit, Entry, Failure, Grant, Need,
+        SemaphoreKind, TAG_LIFE, TagEnd, TagEnds, Windows,
     },
     key::Name,
     time::after,

@@ -7,17 +7,13 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::SemaphorePermit,
-    time::Instant,
-};
+use tokio::{sync::SemaphorePermit, time::Instant};
 use tracing::debug;
 
 use super::{AskedKey, FlightEnd, Held, Load, Run, RunStart, Step, second_try, silence};
 use crate::{
     backend::{
-        BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode,
-        Occupied, Owner,
+        BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode, Occupied, Owner,
     },
     cache::{
         Loaded, Source,

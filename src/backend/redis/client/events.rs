@@ -69,7 +69,6 @@ impl NodeEvents {
     pub(super) fn lost(&self) {
         self.channels.lost(|channel| self.scope.contains(channel));
     }
-
 }
 
 impl ChannelScope {

@@ -144,7 +144,14 @@ impl<'a> Subscriptions<'a> {
         limit: Duration,
     ) -> Self {
         lock(&service.leaving).clear();
-        Self { service, events, current, limit, subscribed: HashSet::new(), refused: HashSet::new() }
+        Self {
+            service,
+            events,
+            current,
+            limit,
+            subscribed: HashSet::new(),
+            refused: HashSet::new(),
+        }
     }
 
     /// Keeps the subscriptions in step for as long as the connection answers.
@@ -174,9 +181,8 @@ impl<'a> Subscriptions<'a> {
     /// Returns whether all subscriptions are in place.
     async fn reconcile(&mut self) -> Result<bool, RedisError> {
         let NodeEvents { channels, scope, trouble, .. } = self.events;
-        let is_new = |channel: &str| {
-            !self.subscribed.contains(channel) && !self.refused.contains(channel)
-        };
+        let is_new =
+            |channel: &str| !self.subscribed.contains(channel) && !self.refused.contains(channel);
         let opened = channels.wanted(|channel| scope.contains(channel) && is_new(channel));
         let (mut is_complete, mut has_moved) = (true, false);
         let replies = self.each("SUBSCRIBE", &opened).await?;

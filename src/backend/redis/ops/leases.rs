@@ -1,11 +1,8 @@
 //! The [`Leases`] and [`Latches`] of a Redis backend, and the channels of their waiters.
 //!
-//! A release notifies one waiter on the channel of its process, so that the other processes do not
-//! wake. The end of a load is told to the backends that registered for it. At a single server each
-//! has one such channel for all names, and keeps it. So a wait costs no subscription.
-//!
-//! In a cluster a script publishes in the slot of its name only. So a process has such a channel
-//! for each name that it waits for.
+//! At a single server, a process has one channel for all names, and keeps it. So a wait costs no
+//! subscription. In a cluster a script publishes in the slot of its name only. So a process has a
+//! channel for each name that it waits for.
 
 use std::{
     sync::{Arc, LazyLock},
@@ -80,10 +77,10 @@ impl Leases for RedisBackend {
         loop {
             let (mut kept, flags) =
                 self.run(&call, |reply| replies::kept(reply, claims.len())).await?;
-            self.note_refusal(flags.is_refused());
-            if !flags.is_again() {
+            self.note_refusal(flags.is_refused);
+            if !flags.is_again {
                 // No push tells them that the lease is free, so they ask.
-                kept.has_lapsed |= flags.is_refused();
+                kept.has_lapsed |= flags.is_refused;
                 return Ok(kept);
             }
         }
@@ -225,7 +222,7 @@ impl Latches for RedisBackend {
     ) -> Result<Option<Countdown>, BackendError> {
         let call = self.latch_call(name, id, by).arg("");
         let (countdown, flags) = self.run(&call, replies::countdown).await?;
-        self.note_refusal(flags.is_refused());
+        self.note_refusal(flags.is_refused);
         Ok(countdown)
     }
 
@@ -283,9 +280,9 @@ impl RedisBackend {
         let mut was_held = false;
         loop {
             let flags = self.run(call, Flags::read).await?;
-            was_held |= flags.first();
-            self.note_refusal(flags.is_refused());
-            if !flags.is_again() {
+            was_held |= flags.was_held;
+            self.note_refusal(flags.is_refused);
+            if !flags.is_again {
                 return Ok(was_held);
             }
         }
