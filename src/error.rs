@@ -15,23 +15,6 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 /// `{}` shows the sentence alone, and [`source`](StdError::source) has the rest. `{:#}` shows the
 /// sentence and all its sources in one line, for logs. So does `{:?}`, which prints the error that
 /// `main` returns.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::io;
-/// use bellwether::{Cache, ErrorKind, MemoryBackend};
-///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-/// let load = cache.get_or_load("product:42", |_lead| async {
-///     Err(io::Error::new(io::ErrorKind::NotFound, "no such product"))
-/// });
-/// let error = load.await.unwrap_err();
-/// assert_eq!(error.kind(), ErrorKind::Load);
-/// assert_eq!(error.to_string(), "the load failed");
-/// assert_eq!(format!("{error:#}"), "the load failed: no such product");
-/// assert_eq!(error.load_ref::<io::Error>().unwrap().kind(), io::ErrorKind::NotFound);
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -230,6 +213,11 @@ impl BackendError {
     pub fn new(kind: BackendErrorKind, source: impl Into<BoxError>) -> Self {
         let is_lasting = kind == BackendErrorKind::Foreign;
         Self { kind, source: Arc::from(source.into()), is_lasting }
+    }
+
+    /// Creates the error of an operation that a backend refuses.
+    pub(crate) fn refused(why: impl Into<BoxError>) -> Self {
+        Self::new(BackendErrorKind::Refused, why)
     }
 
     /// Marks the error of an operation that the server refuses until an operator acts.

@@ -1,12 +1,8 @@
 //! Checks of the decoders, for any bytes.
 //!
-//! Each function takes bytes from outside of the process and panics if a rule is broken. Two
-//! drivers call these functions:
-//!
-//! - The targets in `fuzz/` call them on nightly Rust, guided by coverage.
-//! - The tests below call them on stable Rust, with a fixed number of mutations of the seeds.
-//!
-//! The module exists only with `--cfg fuzzing` and in unit tests.
+//! Each function takes bytes from outside of the process and panics if a rule is broken. The
+//! targets in `fuzz/` call them on nightly Rust, guided by coverage, and the tests below on stable
+//! Rust, with a fixed number of mutations of the seeds.
 
 #![allow(clippy::panic)]
 
@@ -103,13 +99,11 @@ mod tests {
         const TELLING: &[u8] = b"\0\n\r\t \"%*+,-/09:=\\aefgtvwz{}\x7f\x80\xff";
         let at = random.usize(0..=input.len());
         let length = random.usize(0..=(input.len() - at).min(16));
-        match random.u8(0..7) {
+        match random.u8(0..5) {
             0 if at < input.len() => input[at] ^= 1 << random.u8(0..8),
-            1 if at < input.len() => input[at] = TELLING[random.usize(..TELLING.len())],
-            2 => input.insert(at, TELLING[random.usize(..TELLING.len())]),
-            3 => drop(input.drain(at..at + length)),
-            4 => input.truncate(at),
-            5 => {
+            1 => input.insert(at, TELLING[random.usize(..TELLING.len())]),
+            2 => drop(input.drain(at..at + length)),
+            3 => {
                 let part = input[at..at + length].to_vec();
                 input.splice(at..at, part);
             }

@@ -14,13 +14,6 @@ use crate::error::{Error, ErrorKind};
 /// A key is any text that is not empty. Its longest length is a setting of the cache or of the
 /// locks, and defaults to 512 bytes. No character has a special meaning. Braces are escaped before
 /// they reach Redis, so a key cannot choose its slot in a cluster.
-///
-/// ```
-/// use bellwether::Key;
-///
-/// assert_eq!(Key::from("product:42"), Key::from(String::from("product:42")));
-/// assert_eq!(Key::from(42_u64).as_str(), "42");
-/// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
 
@@ -221,8 +214,7 @@ impl Name {
             Family::Tags => ":t:{",
         };
         let mut prefix = String::with_capacity(namespace.0.len() + key.0.len() + 6);
-        prefix.push_str(&namespace.0);
-        prefix.push_str(family_tag);
+        prefix.extend([&*namespace.0, family_tag]);
         push_escaped(&mut prefix, &key.0);
         prefix.push_str("}:");
         Ok(Self { prefix: prefix.into(), schema: 0, family })
@@ -243,12 +235,16 @@ impl Name {
 
     /// Returns the prefix of the name of another key, in the same namespace and family.
     pub(crate) fn prefix_of_sibling(&self, key: &str) -> String {
-        // A namespace has no brace.
-        let mut prefix = self.prefix.split('{').next().unwrap_or_default().to_owned();
-        prefix.push('{');
+        let mut prefix = format!("{}{{", self.scope());
         push_escaped(&mut prefix, key);
         prefix.push_str("}:");
         prefix
+    }
+
+    /// Returns the namespace and the family, as the prefix begins.
+    pub(crate) fn scope(&self) -> &str {
+        // A namespace has no brace.
+        self.prefix.split('{').next().unwrap_or_default()
     }
 
     /// Checks that a key is not empty and has at most `limit` bytes.
@@ -258,15 +254,13 @@ impl Name {
             Family::Lock | Family::Redlock => ("name", "max_name"),
         };
         let wrong = match key.0.len() {
-            0 => format!("the {what} is empty; give at least 1 byte"),
+            0 => "is empty; give at least 1 byte".to_owned(),
             length if length > limit => {
-                format!(
-                    "the {what} has {length} bytes; shorten it, or raise `{setting}` of {limit}"
-                )
+                format!("has {length} bytes; shorten it, or raise `{setting}` of {limit}")
             }
             _ => return Ok(()),
         };
-        Err(Error::new(ErrorKind::InvalidKey, wrong))
+        Err(Error::new(ErrorKind::InvalidKey, format!("the {what} {wrong}")))
     }
 
     /// Returns the same name with the entries of another [schema](crate::cache::Builder::schema).
@@ -282,9 +276,8 @@ impl Name {
 
     /// Returns the text of the key, for errors and logs.
     pub(crate) fn key(&self) -> Cow<'_, str> {
-        // A namespace has no brace.
-        let start = self.prefix.find('{').map_or(0, |at| at + 1);
-        key_of(&self.prefix[start..]).unwrap_or_default()
+        let (_, rest) = self.prefix.split_once('{').unwrap_or_default();
+        key_of(rest).unwrap_or_default()
     }
 
     /// Returns the kind of thing that has this name.
@@ -299,10 +292,7 @@ impl Name {
 
     /// Returns the Redis key of this name with a suffix.
     pub fn suffixed(&self, suffix: &str) -> String {
-        let mut text = String::with_capacity(self.prefix.len() + suffix.len());
-        text.push_str(&self.prefix);
-        text.push_str(suffix);
-        text
+        [&*self.prefix, suffix].concat()
     }
 
     /// Returns the Redis key of the entry.

@@ -273,9 +273,10 @@ async fn rights(server: &Server) -> Vec<Finding> {
         Err(failure) => return vec![bad("rights", in_full(&*failure), "mend the URL")],
     };
     let advice = "give the user the rule of docs/redis.md, \"Permissions\"";
+    let rights = backend.ready().await.map_err(Failure::from);
     let caches = try_cache(server, &backend).await;
     let locks = try_lock(server, &backend).await;
-    let tried = [("for caches", caches), ("for locks", locks)];
+    let tried = [("rights", rights), ("for caches", caches), ("for locks", locks)];
     let found = tried.map(|(what, outcome)| match outcome {
         Ok(()) => good(what, format!("work in the namespace {}", server.namespace)),
         Err(failure) => bad(what, in_full(&*failure), advice),
@@ -284,7 +285,6 @@ async fn rights(server: &Server) -> Vec<Finding> {
 }
 
 async fn try_cache(server: &Server, backend: &RedisBackend) -> Result<(), Failure> {
-    backend.ready_for_caches().await?;
     let cache: Cache<u64> = Cache::builder(backend.clone(), &server.namespace).build()?;
     let key = unique();
     cache.request(&key).ttl(PATIENCE).insert(&1).await?;
@@ -293,7 +293,6 @@ async fn try_cache(server: &Server, backend: &RedisBackend) -> Result<(), Failur
 }
 
 async fn try_lock(server: &Server, backend: &RedisBackend) -> Result<(), Failure> {
-    backend.ready_for_locks().await?;
     let locks = bellwether::Locks::new(backend.clone(), &server.namespace);
     let mutex = locks.mutex("bellwether-doctor").lease(PATIENCE).wait_limit(PATIENCE);
     mutex.lock().await?.unlock().await?;

@@ -14,31 +14,20 @@ use crate::{
 /// A push may be lost, doubled, late or out of order. A waiter compares its fence with what it
 /// knows, or looks again. No waiter depends on a push alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Change {
     /// Look again: a lease was released, or pushes may have been missed.
     Wake,
     /// An entry was committed, put, or pushed without being stored.
     Entry(Entry),
     /// An entry was committed or put that is too large to be pushed to all that wait for it.
-    Announced(Announcement),
+    /// The waiters [read](crate::backend::Store::get) it. This is its fence.
+    Announced(u64),
     /// A load failed.
     Failed(Failure),
     /// The entry was removed, and this fence burnt.
     Invalidated(u64),
     /// The waiter in the queue with this owner has the lease now. The others need not look.
     Granted(Handover),
-}
-
-/// An entry that waiters are to [read](crate::backend::Store::get).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Announcement {
-    /// The fence of the entry.
-    pub fence: u64,
-    /// The size of the entry in bytes, with its header.
-    pub bytes: usize,
-    /// How many processes are to fetch it. Zero if the backend does not know.
-    pub crowd: u32,
 }
 
 /// A lease that a release granted to a waiter.
@@ -62,9 +51,9 @@ pub struct Failure {
     kind: ErrorKind,
     message: String,
     /// For how long the key backs off, from when it is told. Zero if it does not.
-    wait: Duration,
+    pub(crate) wait: Duration,
     /// The loader's error, encoded. Empty if it has no encoding.
-    encoded: Bytes,
+    pub(crate) encoded: Bytes,
 }
 
 const LONGEST_MESSAGE: usize = 1024;
@@ -72,8 +61,9 @@ const LONGEST_MESSAGE: usize = 1024;
 const LONGEST_ENCODED: usize = 16 << 10;
 
 impl Failure {
-    /// The failure of the load that ran under `fence`.
-    pub(crate) fn new(fence: u64, error: &Error) -> Self {
+    /// The failure of the load that ran under `fence`. An encoded error that is too large is left
+    /// out.
+    pub(crate) fn new(fence: u64, error: &Error, wait: Duration, encoded: Bytes) -> Self {
         let mut message = match std::error::Error::source(error) {
             // The process that reads this adds that the load failed.
             Some(cause) if error.kind() == ErrorKind::Load => Chain(cause).to_string(),
@@ -82,29 +72,8 @@ impl Failure {
         let ends = message.char_indices().map(|(at, character)| at + character.len_utf8());
         let cut = ends.take_while(|end| *end <= LONGEST_MESSAGE).last().unwrap_or(0);
         message.truncate(cut);
-        Self { fence, kind: error.kind(), message, wait: Duration::ZERO, encoded: Bytes::new() }
-    }
-
-    /// Adds the encoded error of the loader, unless it is too large.
-    pub(crate) fn with_encoded(mut self, encoded: Bytes) -> Self {
-        if encoded.len() <= LONGEST_ENCODED {
-            self.encoded = encoded;
-        }
-        self
-    }
-
-    /// Adds for how long the key backs off.
-    pub(crate) fn with_wait(self, wait: Duration) -> Self {
-        Self { wait, ..self }
-    }
-
-    /// Returns for how long the key backs off, if it does.
-    pub(crate) fn wait(&self) -> Option<Duration> {
-        (!self.wait.is_zero()).then_some(self.wait)
-    }
-
-    pub(crate) fn encoded(&self) -> &Bytes {
-        &self.encoded
+        let encoded = Some(encoded).filter(|encoded| encoded.len() <= LONGEST_ENCODED);
+        Self { fence, kind: error.kind(), message, wait, encoded: encoded.unwrap_or_default() }
     }
 
     /// Returns the text of the loader's error.
@@ -188,22 +157,19 @@ impl Change {
     pub(crate) fn of_entry(&self) -> Option<u64> {
         match self {
             Self::Entry(entry) => Some(entry.fence),
-            Self::Announced(announced) => Some(announced.fence),
-            Self::Invalidated(fence) => Some(*fence),
+            Self::Announced(fence) | Self::Invalidated(fence) => Some(*fence),
             Self::Wake | Self::Failed(_) | Self::Granted(_) => None,
         }
     }
 
     /// Returns the bytes of a message: `w`, `e` and an entry, or a letter and the 16 digits of a
-    /// fence. The rest is bytes and a crowd after `a`, a failure after `f`, nothing after `i`, and
-    /// an owner and milliseconds after `g`.
+    /// fence. The rest is nothing after `a` and `i`, a failure after `f`, and an owner and
+    /// milliseconds after `g`.
     pub fn encode(&self) -> Bytes {
         let (head, rest) = match self {
             Self::Wake => ("w".to_owned(), Bytes::new()),
             Self::Entry(entry) => ("e".to_owned(), entry.encode()),
-            Self::Announced(Announcement { fence, bytes, crowd }) => {
-                (format!("a{fence:016}{bytes},{crowd}"), Bytes::new())
-            }
+            Self::Announced(fence) => (format!("a{fence:016}"), Bytes::new()),
             Self::Failed(failure) => (format!("f{:016}", failure.fence), failure.encode()),
             Self::Invalidated(fence) => (format!("i{fence:016}"), Bytes::new()),
             Self::Granted(Handover { owner, fence, ends }) => {
@@ -223,11 +189,7 @@ impl Change {
             let fence = || text(1, 17)?.parse().ok();
             Some(match bytes.first()? {
                 b'e' => Self::Entry(Entry::decode(bytes.slice(1..)).ok()?),
-                b'a' => {
-                    let (size, crowd) = text(17, bytes.len())?.split_once(',')?;
-                    let (bytes, crowd) = (size.parse().ok()?, crowd.parse().ok()?);
-                    Self::Announced(Announcement { fence: fence()?, bytes, crowd })
-                }
+                b'a' => Self::Announced(fence()?),
                 b'f' => Self::Failed(Failure::decode(fence()?, bytes.slice(17..))?),
                 b'i' => Self::Invalidated(fence()?),
                 b'g' => Self::Granted(Handover {
@@ -248,18 +210,19 @@ mod tests {
 
     #[test]
     fn an_encoded_change_is_decoded() {
+        const DAY: Duration = Duration::from_secs(86_400);
+        let fence = 1_790_000_000_000_001;
         let error = Error::with_source(ErrorKind::Load, "the loader failed", "no such product");
         for change in [
             Change::Wake,
             Change::Entry(Entry::value(1, Duration::ZERO, Bytes::from_static(b"v")).with_fence(9)),
-            Change::Failed(Failure::new(1_790_000_000_000_001, &error)),
-            Change::Failed(Failure::new(1, &error).with_encoded(Bytes::from_static(b"\xff1"))),
-            Change::Failed(Failure::new(1, &error).with_wait(Duration::from_millis(86_400_000))),
-            Change::Announced(Announcement { fence: 9, bytes: 1 << 20, crowd: 99 }),
+            Change::Failed(Failure::new(fence, &error, Duration::ZERO, Bytes::new())),
+            Change::Failed(Failure::new(1, &error, DAY, Bytes::from_static(b"\xff1"))),
+            Change::Announced(9),
             Change::Invalidated(3),
             Change::Granted(Handover {
                 owner: Owner::fresh(),
-                fence: 1_790_000_000_000_001,
+                fence,
                 ends: Duration::from_millis(2001),
             }),
         ] {
@@ -270,6 +233,7 @@ mod tests {
     #[test]
     fn a_long_message_is_cut_between_characters() {
         let error = Error::new(ErrorKind::Load, "ü".repeat(2000));
-        assert_eq!(Failure::new(1, &error).message.len(), LONGEST_MESSAGE);
+        let failure = Failure::new(1, &error, Duration::ZERO, Bytes::new());
+        assert_eq!(failure.message.len(), LONGEST_MESSAGE);
     }
 }

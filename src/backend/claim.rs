@@ -13,9 +13,8 @@ use crate::key::{Family, Name};
 
 /// How a lease is held, and beside which other holders.
 ///
-/// Exclusive and fair claims of one name are for the same [semaphore](SemaphoreKind), and so are
-/// read and write claims. A claim is granted when it fits beside the holders and no claim is before
-/// it in the queue, which it enters if it [waits](Claim::waits).
+/// A claim is granted when it fits beside the holders of its [semaphore](SemaphoreKind) and no
+/// claim is before it in the queue, which it enters if it [waits](Claim::waits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
@@ -55,15 +54,6 @@ impl Mode {
             Self::Exclusive | Self::Fair | Self::Write => Need::Sole,
             Self::Read => Need::Units { count: 1, limit: READERS },
             Self::Permit { limit, count } => Need::Units { count, limit },
-        }
-    }
-
-    /// Returns whether a hold of this mode may pass to one of the other.
-    pub fn passes_to(self, to: Self) -> bool {
-        let alone = |mode| matches!(mode, Self::Exclusive | Self::Fair);
-        match (self, to) {
-            (Self::Read, Self::Write) | (Self::Write, Self::Read) => true,
-            (from, to) => alone(from) && alone(to),
         }
     }
 
@@ -121,7 +111,6 @@ pub(crate) const QUEUE_ENTRY_LIFE: Duration = Duration::from_secs(2);
 /// A question to [`Leases`](crate::backend::Leases) for the right to act on a name for a limited
 /// time. It may be sent again: a backend recognises by its owner a claim that it has granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Claim {
     /// The name that the lease is for.
     pub name: Name,
@@ -165,7 +154,7 @@ impl Claim {
     /// Returns whether its release wakes all waiters. Those for an entry or a majority have no
     /// queue.
     pub(super) fn wakes_all(&self) -> bool {
-        let is_mutex = matches!(self.mode, Mode::Exclusive | Mode::Fair);
+        let is_mutex = SemaphoreKind::from(self.mode) == SemaphoreKind::Mutex;
         is_mutex && matches!(self.name.family(), Family::Cache | Family::Redlock)
     }
 
@@ -184,31 +173,17 @@ impl Claim {
 /// Proof that a claim was granted. It is not `Clone`: one grant, one commit.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Grant {
-    fence: u64,
-    failures: u32,
-    has_no_entry: bool,
+    pub(super) fence: u64,
+    pub(crate) failures: u32,
+    /// The name has no entry. Its commit replaces none, so no [local
+    /// tier](crate::cache::Builder::local) is told of it.
+    pub(crate) has_no_entry: bool,
 }
 
 impl Grant {
     /// Creates a grant with its fence, as a backend hands it out.
     pub fn new(fence: u64) -> Self {
         Self { fence, failures: 0, has_no_entry: false }
-    }
-
-    /// Returns the same grant after this many failed loads.
-    pub fn after_failures(self, failures: u32) -> Self {
-        Self { failures, ..self }
-    }
-
-    /// Returns the same grant for a name without an entry. Its commit replaces none, so no [local
-    /// tier](crate::cache::Builder::local) is told of it.
-    pub fn without_entry(self) -> Self {
-        Self { has_no_entry: true, ..self }
-    }
-
-    /// Returns whether the name [had no entry](Self::without_entry).
-    pub fn has_no_entry(&self) -> bool {
-        self.has_no_entry
     }
 
     /// Returns how many loads of the name have failed in a row before this grant, as far as
@@ -247,13 +222,6 @@ pub enum Renewal {
     /// The outcome for this claim is unknown, though it is known for others of the same call: too
     /// few servers of a majority answered, or the node of a cluster did not.
     Unknown,
-}
-
-impl Renewal {
-    /// Returns whether the claim has the lease for certain.
-    pub fn is_held(self) -> bool {
-        self == Self::Held
-    }
 }
 
 impl From<bool> for Renewal {

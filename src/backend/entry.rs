@@ -30,7 +30,6 @@ use super::tags::{TagVerdict, Tagged, Undecodable};
 /// The tags are: `t`; the tag number, in 16 decimal digits; how many tags there are, in 4
 /// hexadecimal digits; each tag behind its length in bytes, in 4 hexadecimal digits.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct Entry {
     /// Whether there is a value, or the mark that the name is uncacheable.
     pub kind: EntryKind,
@@ -56,7 +55,6 @@ pub struct Entry {
 
 /// The content of an [`Entry`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum EntryKind {
     /// A value.
     Value,
@@ -127,7 +125,7 @@ impl Entry {
         self
     }
 
-    /// Returns how much of a memory limit it takes, in bytes.
+    /// Returns its size in bytes, encoded.
     pub fn weight(&self) -> usize {
         HEADER + self.tags_weight() + self.payload.len()
     }
@@ -189,10 +187,6 @@ impl Entry {
 
     /// Reads the bytes that [`encode`](Self::encode) wrote. The payload keeps the memory of
     /// `bytes`.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Undecodable`] for any other bytes.
     pub fn decode(mut bytes: Bytes) -> Result<Self, Undecodable> {
         let header: &[u8; HEADER] = bytes.first_chunk().ok_or(Undecodable)?;
         let kind = match &header[..4] {
@@ -243,17 +237,7 @@ fn digits(text: &[u8], radix: u32) -> Result<u64, Undecodable> {
 ///
 /// First it is `fresh`. The other two windows begin together when it no longer is, as those of [RFC
 /// 5861](https://www.rfc-editor.org/rfc/rfc5861) do. It is gone when the longer one has ended.
-///
-/// ```
-/// use std::time::Duration;
-/// use bellwether::backend::Windows;
-///
-/// let seconds = Duration::from_secs;
-/// let windows = Windows::fresh(seconds(60)).stale(seconds(30)).error(seconds(600));
-/// assert_eq!(windows.kept(), seconds(660));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub struct Windows {
     /// How long it is served as it is.
     pub fresh: Duration,

@@ -5,17 +5,6 @@ use std::{fmt, time::Duration};
 use super::{BackOff, Failure, Mode, Occupied, Owner};
 
 /// The holder of a lock or of a load, and how many wait.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{Locks, MemoryBackend};
-///
-/// let locks = Locks::new(MemoryBackend::new(), "shop");
-/// let guard = locks.mutex("import").lock().await?;
-/// let lock = locks.explain("import").await?.remove(0);
-/// assert_eq!((lock.held.holders, lock.held.fence), (1, guard.fence()));
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holding {

@@ -12,15 +12,8 @@ use crate::{error::BackendError, key::Name};
 /// A latch ends with its time, whether it was counted down or not. A latch at zero stands for that
 /// time once more, so that a late waiter sees zero.
 ///
-/// # Errors
-///
-/// As with [`Leases`]. The error is
-/// [`BackendErrorKind::Foreign`](crate::error::BackendErrorKind::Foreign) if the name holds
-/// something that is not a latch, which is left alone.
-///
-/// # Cancel safety
-///
-/// As with [`Leases`].
+/// The error is [`BackendErrorKind::Foreign`](crate::error::BackendErrorKind::Foreign) if the name
+/// holds something that is not a latch, which is left alone.
 #[async_trait]
 pub trait Latches: Leases {
     /// Sets a latch to `count`, for `ttl`, unless one stands. Returns whether one stands that was

@@ -45,8 +45,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::{sync::watch, time::timeout};
 
+#[cfg(doc)]
+use crate::error::BackendErrorKind;
 use crate::{
-    error::{BackendError, BackendErrorKind},
+    error::BackendError,
     key::{Name, Namespace},
 };
 
@@ -57,7 +59,7 @@ pub use self::{claim::SemaphoreKind, inspect::Holding, memory::MemoryBackend};
 // The traits, and what they speak of. They are no promise: any version may change them.
 #[doc(hidden)]
 pub use self::{
-    change::{Announcement, BackOff, Change, Failure, Handover},
+    change::{BackOff, Change, Failure, Handover},
     channels::{Changes, Channels},
     claim::{Claim, Grant, Kept, Mode, Occupied, Owner, Renewal},
     entry::{Entry, EntryKind, Windows},
@@ -79,14 +81,8 @@ pub(crate) const RENEWAL_BATCH: usize = 100;
 
 /// The right to act on a name for a limited time.
 ///
-/// # Errors
-///
-/// Every method returns a [`BackendError`] that says whether the operation may have happened.
-///
-/// # Cancel safety
-///
-/// Every future may be dropped at any point. Whether its operation happened is unknown then, and
-/// the caller undoes it.
+/// Every error says whether the operation may have happened. Every future may be dropped at any
+/// point. Whether its operation happened is unknown then, and the caller undoes it.
 #[doc(hidden)]
 #[async_trait]
 pub trait Leases: Send + Sync + 'static {
@@ -124,28 +120,24 @@ pub trait Leases: Send + Sync + 'static {
     /// fence. Returns `None` if the holder no longer has it.
     ///
     /// A lease passes from one exclusive or fair claim to another, from a writer to a reader, and
-    /// from the only reader to a writer; with another reader, the answer is `None`. A pass between
-    /// other modes is [refused](crate::error::BackendErrorKind::Refused).
+    /// from the only reader to a writer; with another reader, the answer is `None`. Other passes
+    /// are refused.
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError>;
 
     /// Makes a lease last its full time from now, and gives it this fence. The last fence of the
     /// name becomes this one, unless it is greater. Returns whether the claim has the lease.
     ///
-    /// Only the locks of a [`Redlock`](crate::Redlock) need it. The default
-    /// [refuses](crate::error::BackendErrorKind::Refused).
+    /// Only the locks of a [`Redlock`](crate::Redlock) need it. The default refuses.
     async fn set_fence(&self, _claim: &Claim, _fence: u64) -> Result<bool, BackendError> {
-        let why = "the backend cannot be one of the servers of a `Redlock`";
-        Err(BackendError::new(BackendErrorKind::Refused, why))
+        Err(BackendError::refused("the backend cannot be one of the servers of a `Redlock`"))
     }
 
     /// Sets the [mark](Mark) of a name to a tick, if the claim has the mutex of the name and the
     /// tick [is possible](Tick::is_possible). Returns the mark before, in any case.
     ///
-    /// Only [jobs](crate::Locks::once) need it. The default
-    /// [refuses](crate::error::BackendErrorKind::Refused).
+    /// Only [jobs](crate::Locks::once) need it. The default refuses.
     async fn mark(&self, _claim: &Claim, _tick: Tick) -> Result<Marked, BackendError> {
-        let why = "the backend keeps no marks, which jobs need";
-        Err(BackendError::new(BackendErrorKind::Refused, why))
+        Err(BackendError::refused("the backend keeps no marks, which jobs need"))
     }
 
     /// Returns who holds a lock, or loads an entry, and how many wait. A load has the kind
@@ -160,21 +152,16 @@ pub trait Leases: Send + Sync + 'static {
     }
 
     /// Returns the locks of a namespace that are held or waited for, in any order. One may come
-    /// twice, or be free by then.
-    ///
-    /// The default [refuses](crate::error::BackendErrorKind::Refused).
+    /// twice, or be free by then. The default refuses.
     async fn lock_names(
         &self,
         _namespace: &Namespace,
     ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
-        let why = "the backend does not search for locks";
-        Err(BackendError::new(BackendErrorKind::Refused, why))
+        Err(BackendError::refused("the backend does not search for locks"))
     }
 
-    /// Publishes what this process does, for those who [ask](crate::Cache::answer_top).
-    ///
-    /// The default does nothing.
-    #[doc(hidden)]
+    /// Publishes what this process does, for those who [ask](crate::Cache::answer_top). The default
+    /// does nothing.
     async fn answer(&self, _name: &Name, _text: &str) -> Result<(), BackendError> {
         Ok(())
     }
@@ -202,7 +189,6 @@ pub trait Leases: Send + Sync + 'static {
     }
 
     /// Waits until what the backend undoes by itself is undone, or the limit passes.
-    #[doc(hidden)]
     async fn settle(&self, _limit: Duration) {}
 
     /// Returns whether other processes may use the same data. Defaults to `true`.
@@ -218,7 +204,6 @@ pub trait Leases: Send + Sync + 'static {
 
     /// Returns a watch that changes with each new connection, if there are connections. The server
     /// may not know the leases that are held, as after a failover, so they are renewed at once.
-    #[doc(hidden)]
     fn new_connections(&self) -> Option<watch::Receiver<()>> {
         None
     }
@@ -235,10 +220,14 @@ pub enum Acquired {
     Occupied(Occupied),
 }
 
-/// The refusal of a pass between two modes.
-fn no_pass(from: &Claim, to: &Claim) -> BackendError {
-    let why = format!("{:?} does not pass to {:?}", from.mode, to.mode);
-    BackendError::new(BackendErrorKind::Refused, why)
+/// Checks that a lease may [pass](Leases::pass) from one claim to another.
+fn check_pass(from: &Claim, to: &Claim) -> Result<(), BackendError> {
+    let is_mutex = |claim: &Claim| SemaphoreKind::from(claim.mode) == SemaphoreKind::Mutex;
+    match (from.mode, to.mode) {
+        (Mode::Read, Mode::Write) | (Mode::Write, Mode::Read) => Ok(()),
+        _ if is_mutex(from) && is_mutex(to) => Ok(()),
+        (from, to) => Err(BackendError::refused(format!("{from:?} does not pass to {to:?}"))),
+    }
 }
 
 /// The limit for a backend that does not bound its own operations.

@@ -15,14 +15,8 @@ use crate::{error::BackendError, key::Name};
 
 /// Entries, and the lease under which each is rebuilt.
 ///
-/// # Errors
-///
-/// As with [`Leases`]. [`read`](Self::read) returns [`BackendErrorKind::Foreign`] if the name
-/// holds something that is not an entry. A commit or a put replaces it.
-///
-/// # Cancel safety
-///
-/// As with [`Leases`].
+/// [`read`](Self::read) returns [`BackendErrorKind::Foreign`] if the name holds something that is
+/// not an entry. A commit or a put replaces it.
 #[async_trait]
 pub trait Store: Leases {
     /// Returns the entry, if there is one. It comes with its [age](Entry::age) if it is to be
@@ -37,10 +31,6 @@ pub trait Store: Leases {
     /// Returns the entries of some names, each as [`read`](Self::read) returns it, in their order.
     ///
     /// The default sends one request for each name, all at the same time.
-    ///
-    /// # Errors
-    ///
-    /// If the whole question has no answer. Each answer may be an error of its own.
     async fn get_many(&self, names: &[Name], aged: bool) -> Result<EntryAnswers, BackendError> {
         Ok(join_all(names.iter().map(|name| self.read(name, aged))).await)
     }
@@ -53,10 +43,8 @@ pub trait Store: Leases {
     /// only if the fence of the grant is still the last one of the name. The entry gets that fence,
     /// and the time of the backend.
     ///
-    /// The backend drops the entry after `ttl`. The windows of the entry are for its readers.
-    ///
-    /// Without a `ttl`, the entry is handed to the waiters and not written. The same happens if the
-    /// server is too full to write. In each case the failures before it are forgotten.
+    /// The backend drops the entry after `ttl`. Without one, or if the server is too full to write,
+    /// the entry is handed to the waiters and not written. The failures before it are forgotten.
     async fn commit(
         &self,
         claim: &Claim,
@@ -104,14 +92,12 @@ pub trait Store: Leases {
     /// says, at these intervals, [up to when](Tap::complete_until) the tier has heard of all.
     ///
     /// The default is for a backend that tells nothing.
-    #[doc(hidden)]
     fn tap(&self, _tier: Weak<dyn Tap>, _every: Duration) -> bool {
         false
     }
 
     /// Returns whether the local tiers of this backend are told of the changes of a name. If
     /// `begins`, they soon are.
-    #[doc(hidden)]
     fn hears(&self, _name: &Name, _begins: bool) -> bool {
         true
     }
@@ -140,7 +126,6 @@ pub type EntryAnswers = Vec<Result<Option<Entry>, BackendError>>;
 
 /// The answer to [`Store::claim`].
 #[derive(Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Claimed {
     /// The lease is held now; the load may begin.
     Granted(Grant),
@@ -154,7 +139,6 @@ pub enum Claimed {
 
 /// The answer to [`Store::commit`].
 #[derive(Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Committed {
     /// The entry was written, or was written already by this grant.
     Stored,

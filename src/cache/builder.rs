@@ -1,6 +1,9 @@
 //! The builder of a cache.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -301,6 +304,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             meter: Meter::default(),
             activity: Activity::default(),
             shards: Shards::default(),
+            has_windows: AtomicBool::new(false),
             undecodable: Once::default(),
             unstorable: Once::default(),
             short_lived: Once::default(),

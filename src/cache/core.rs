@@ -1,6 +1,9 @@
 //! The parts that the clones of a cache share.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -58,6 +61,8 @@ pub(super) struct Core<V> {
     pub(super) watches: Watches,
     pub(super) invalidations: Invalidations,
     pub(super) is_negative: Option<Box<IsNegative<V>>>,
+    /// An entry with windows was read, so reads ask for the age.
+    pub(super) has_windows: AtomicBool,
     /// Warned of once, and counted from then on.
     pub(super) undecodable: Once,
     pub(super) unstorable: Once,

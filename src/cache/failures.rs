@@ -203,26 +203,20 @@ impl Failures {
     /// Returns the failure of a load, as other processes are told of it.
     pub(super) fn told(&self, fence: u64, error: &Error, back_off: Option<BackOff>) -> Failure {
         let wait = back_off.map_or(Duration::ZERO, |back_off| back_off.wait);
-        let failure = Failure::new(fence, error).with_wait(wait);
-        match self.codec.as_ref().and_then(|codec| (codec.encode)(error)) {
-            Some(encoded) => failure.with_encoded(encoded),
-            None => failure,
-        }
+        let encoded = self.codec.as_ref().and_then(|codec| (codec.encode)(error));
+        Failure::new(fence, error, wait, encoded.unwrap_or_default())
     }
 
     /// Returns the error of a load that failed in another process.
     pub(super) fn of_another(&self, failure: Failure) -> Error {
-        let wait = failure.wait();
+        let wait = failure.wait;
         let error = match self.decoded(&failure) {
             Some(error) => {
                 Error::with_source(ErrorKind::Load, "the load failed in another process", error)
             }
             None => failure.into_error(),
         };
-        match wait {
-            Some(wait) => error.with_retry_after(wait),
-            None => error,
-        }
+        if wait.is_zero() { error } else { error.with_retry_after(wait) }
     }
 
     /// Returns the error of a key that backs off for this time after a failure.
@@ -236,7 +230,7 @@ impl Failures {
     }
 
     fn decoded(&self, failure: &Failure) -> Option<BoxError> {
-        (self.codec.as_ref()?.decode)(failure.encoded().clone())
+        (self.codec.as_ref()?.decode)(failure.encoded.clone())
     }
 }
 

@@ -1,6 +1,10 @@
 //! Reads: the answers of the backend and the copies of this process, and what they are good for.
 
-use std::{error::Error as StdError, mem, slice, sync::Arc};
+use std::{
+    error::Error as StdError,
+    mem, slice,
+    sync::{Arc, atomic::Ordering},
+};
 
 use tokio::time::Instant;
 
@@ -114,7 +118,20 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Returns whether entries are read with their age, if their windows do not ask for it.
     fn needs_age(&self, rules: &Rules) -> bool {
         let has_tier = self.copies.as_ref().is_some_and(|copies| copies.is_tier());
-        has_tier || rules.replaces || rules.aged || !matches!(rules.early, EarlyRefresh::Off)
+        let is_asked = has_tier || rules.replaces || rules.aged;
+        is_asked
+            || !matches!(rules.early, EarlyRefresh::Off)
+            || self.has_windows.load(Ordering::Relaxed)
+    }
+
+    /// From the first entry with windows on, reads ask for the age at once.
+    fn note_windows(&self, answer: &Answered) {
+        if let Ok(Some(Entry { windows: Some(windows), .. })) = answer
+            && !windows.is_fresh_only()
+            && !self.has_windows.load(Ordering::Relaxed)
+        {
+            self.has_windows.store(true, Ordering::Relaxed);
+        }
     }
 
     fn begin_read(&self, name: &Name, now: Instant) -> Option<Fill> {
@@ -128,6 +145,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         asked: Option<Fill>,
         answer: Answered,
     ) -> Decision<V> {
+        self.note_windows(&answer);
         let Some((copies, asked)) = self.copies.as_ref().zip(asked) else {
             return self.decide(name, rules, answer);
         };

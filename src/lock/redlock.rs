@@ -145,7 +145,7 @@ impl Redlock {
     ///
     /// Without it, the first request may fail because its connections are not made yet; `lock` asks
     /// again. Wrong passwords and missing rights are reported by
-    /// [`ready_for_locks`](crate::RedisBackend::ready_for_locks) of each server.
+    /// [`ready`](crate::RedisBackend::ready) of each server.
     ///
     /// # Errors and cancel safety
     ///

@@ -54,11 +54,8 @@ type FaultPlan = Box<dyn FnMut(Op) -> Option<Fault> + Send>;
 /// A backend in memory whose operations meet [faults](Fault), by a plan.
 ///
 /// The plan is a function that is asked before each operation. It returns the fault of this
-/// operation, or `None`. Clones share the plan, the data and the counts.
-///
-/// The backend uses tokio's time, so a test that pauses time pauses the backend.
-///
-/// # Examples
+/// operation, or `None`. Clones share the plan, the data and the counts. A test that pauses tokio's
+/// time pauses the backend.
 ///
 /// ```
 /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -174,7 +171,11 @@ impl Hook<MemoryBackend> for Faults {
             }
             Some(Fault::Astray(wait)) => {
                 if matches!(operation.op(), Op::Acquire | Op::Claim | Op::Release) {
-                    perform_later(wait, inner.clone(), operation);
+                    let backend = inner.clone();
+                    tokio::spawn(async move {
+                        sleep(wait).await;
+                        operation.perform(&backend).await
+                    });
                 }
                 silence().await
             }
@@ -197,9 +198,7 @@ fn without_room(operation: Operation) -> Result<Operation, BackendError> {
         | Operation::Claim { .. }
         | Operation::Edit { edit: Edit::Put(..) | Edit::Touch(_), .. }
         | Operation::EndTag { .. }
-        | Operation::SetLatch { .. } => {
-            Err(BackendError::new(BackendErrorKind::Refused, "the backend is full"))
-        }
+        | Operation::SetLatch { .. } => Err(BackendError::refused("the backend is full")),
         Operation::Commit { claim, fence, entry, .. } => {
             Ok(Operation::Commit { claim, fence, entry, ttl: None })
         }
@@ -211,12 +210,4 @@ fn without_room(operation: Operation) -> Result<Operation, BackendError> {
 async fn silence<T>() -> Result<T, BackendError> {
     sleep(Duration::from_millis(250)).await;
     Err(BackendError::new(BackendErrorKind::Unknown, "no answer"))
-}
-
-/// Performs an operation after this time, even if its caller has given up by then.
-fn perform_later(wait: Duration, backend: MemoryBackend, operation: Operation) {
-    tokio::spawn(async move {
-        sleep(wait).await;
-        let _ = operation.perform(&backend).await;
-    });
 }

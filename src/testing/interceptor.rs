@@ -20,46 +20,9 @@ use crate::{
 };
 
 /// Meets each operation of an [`Interceptor`].
-///
-/// ```
-/// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
-/// use bellwether::{
-///     Cache, MemoryBackend,
-///     backend::{Latches, Store},
-///     error::BackendError,
-///     testing::{Answer, Hook, Interceptor, Op, Operation},
-/// };
-///
-/// /// Counts the writes.
-/// #[derive(Clone, Default)]
-/// struct Edits(Arc<AtomicUsize>);
-///
-/// impl<B: Store + Latches> Hook<B> for Edits {
-///     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
-///         self.0.fetch_add(usize::from(operation.op() == Op::Edit), Ordering::SeqCst);
-///         operation.perform(backend).await
-///     }
-/// }
-///
-/// # let mut runtime = tokio::runtime::Builder::new_current_thread();
-/// # runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
-/// let edits = Edits::default();
-/// let backend = Interceptor { inner: MemoryBackend::new(), hook: edits.clone() };
-/// Cache::<u64>::new(backend, "shop")?.insert("stock", &17).await?;
-/// assert_eq!(edits.0.load(Ordering::SeqCst), 1);
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
-pub trait Hook<B>: Clone + Send + Sync + 'static {
+pub trait Hook<B: Store>: Clone + Send + Sync + 'static {
     /// Answers an operation. A hook that changes nothing [performs](Operation::perform) it on the
-    /// backend.
-    ///
-    /// # Errors
-    ///
-    /// The answer for the caller of the operation.
-    ///
-    /// # Cancel safety
-    ///
-    /// The caller may drop the future at any point. The operation has happened then, or not.
+    /// backend. The caller may drop the future at any point.
     fn around(
         &self,
         backend: &B,
@@ -67,26 +30,17 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Answer, BackendError>> + Send;
 
     /// Registers a waiter for pushes. The default registers it at the backend.
-    fn listen(&self, backend: &B, name: &Name, claim: Option<&Claim>) -> Changes
-    where
-        B: Leases,
-    {
+    fn listen(&self, backend: &B, name: &Name, claim: Option<&Claim>) -> Changes {
         backend.listen(name, claim)
     }
 
     /// Has a local tier told of changes.
-    fn tap(&self, backend: &B, tier: Weak<dyn Tap>, every: Duration) -> bool
-    where
-        B: Store,
-    {
+    fn tap(&self, backend: &B, tier: Weak<dyn Tap>, every: Duration) -> bool {
         backend.tap(tier, every)
     }
 
     /// Returns whether local tiers are told of the changes of a name.
-    fn hears(&self, backend: &B, name: &Name, begins: bool) -> bool
-    where
-        B: Store,
-    {
+    fn hears(&self, backend: &B, name: &Name, begins: bool) -> bool {
         backend.hears(name, begins)
     }
 }
@@ -175,15 +129,8 @@ macro_rules! operations {
                 }
             }
 
-            /// Performs the operation on a backend. It may be performed more than once.
-            ///
-            /// # Errors
-            ///
-            /// As the method of the backend.
-            ///
-            /// # Cancel safety
-            ///
-            /// As the method of the backend.
+            /// Performs the operation on a backend, as its method does. It may be performed more
+            /// than once.
             pub async fn perform<B: Store + Latches>(
                 &self,
                 $backend: &B,

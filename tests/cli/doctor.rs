@@ -56,7 +56,7 @@ async fn a_user_without_the_rights_is_told_which() {
     let report = printed(&run_at(&server.url_of("app:secret", 0), &["doctor"]).await, 1);
     assert!(!report.contains("secret"), "{report}");
     let bad = with(&report, "BAD");
-    assert!(bad.len() == 1 && bad[0].contains("for locks") && bad[0].contains("zadd"), "{report}");
+    assert!(bad.len() == 1 && bad[0].contains("rights") && bad[0].contains("zadd"), "{report}");
     assert!(with(&report, "fair").iter().any(|line| line.contains("INFO")), "{report}");
     // The namespace is one that the user may not use.
     let rule = ["ACL", "SETUSER", "app", "resetkeys", "~other:*", "+@all"];

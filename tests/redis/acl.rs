@@ -479,13 +479,8 @@ async fn a_check_at_the_start_names_the_missing_right() {
     const ALWAYS: [&str; 8] = ["get", "set", "del", "exists", "pttl", "pexpire", "time", "publish"];
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let ready = async |user: &str, family: &str| {
-        let backend = testkit::open(server.url_of(&format!("{user}:secret"), 0));
-        match family {
-            "caches" => backend.ready_for_caches().await,
-            _ => backend.ready_for_locks().await,
-        }
-    };
+    let ready =
+        async |user: &str| testkit::open(server.url_of(&format!("{user}:secret"), 0)).ready().await;
     for (family, others) in [
         ("caches", &["getrange", "setrange", "rename", "append"][..]),
         ("locks", &["zadd", "zrem", "zrange", "zcount", "zscore"]),
@@ -493,11 +488,11 @@ async fn a_check_at_the_start_names_the_missing_right() {
     ] {
         let all = rule(family);
         set_user(&mut raw, "all", &all).await;
-        ready("all", family).await.unwrap();
+        ready("all").await.unwrap();
         for lacks in ALWAYS.iter().chain(others) {
             let rest = all.iter().copied().filter(|word| word.trim_start_matches('+') != *lacks);
             set_user(&mut raw, lacks, &rest.collect::<Vec<_>>()).await;
-            let checked = ready(lacks, family).await;
+            let checked = ready(lacks).await;
             let error = format!("{:#}", checked.expect_err(lacks));
             assert!(error.contains(&format!("may not run {lacks};")), "{family}: {error}");
         }

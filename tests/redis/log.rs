@@ -150,9 +150,12 @@ async fn refused_subscriptions_are_told_once_beside_others_that_are_not() {
     let name = |namespace, key: String| {
         Name::new(&Namespace::new(namespace).unwrap(), Family::Lock, &Key::from(key), 512).unwrap()
     };
+    let mut refused = Vec::new();
     for at in 0..5 {
         let key = format!("k{at}");
-        backend.changes(&name("may-not", key.clone())).await.unwrap_err();
+        let mut changes = backend.listen(&name("may-not", key.clone()), None);
+        assert!(!changes.subscribe());
+        refused.push(changes);
         backend.changes(&name("may", key)).await.unwrap();
     }
     let told = lines.count(Level::WARN);

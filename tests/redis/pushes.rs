@@ -231,35 +231,6 @@ async fn a_wait_for_the_load_of_another_process_costs_two_commands() {
     assert_eq!(count("SUBSCRIBE"), 0, "{calls:?}");
 }
 
-/// Redis flushes replies in reverse order of the clients that became writable. A waiter of the last
-/// entry is likely to wait for the next one, and hears of it before the committer does.
-#[tokio::test]
-async fn a_commit_after_one_with_waiters_is_answered_last() {
-    let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
-    let [here, there] = [(); 2].map(|()| cache(&server.url()));
-    let mut monitor = server.monitor().await;
-    let mut were_last = Vec::new();
-    // The first wait makes the channel of the process.
-    let awaited = [true, false, false, true, true, false, false];
-    for (at, is_awaited) in awaited.into_iter().enumerate() {
-        let key = format!("k{at}");
-        let (open, leading) = led(&here, &key, 100).await;
-        let request = there.request(&key);
-        let waiting = is_awaited
-            .then(|| tokio::spawn(request.load(|_| async { Err(BoxError::from("not led")) })));
-        let expected = usize::from(is_awaited);
-        assert!(comes_true(LIMIT, async || registered(&mut raw, &key).await == expected).await);
-        open.send(()).unwrap();
-        assert_eq!(leading.await, Source::Led);
-        if let Some(waiting) = waiting {
-            timeout(LIMIT, waiting).await.unwrap().unwrap().unwrap();
-        }
-        were_last.push(monitor.was_answered_last().await);
-    }
-    assert_eq!(were_last[1..], [true, false, false, true, true, false]);
-}
-
 /// The registrations stand in the lease, and end with it. Each backend is told once, on its own
 /// channel.
 #[tokio::test]

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     backend::{
-        BackOff, Change, Claim, Claimed, Committed, Edit, Entry, Failure, Need, SemaphoreKind,
-        TAG_LIFE, TagEnd, TagEnds, Windows,
+        BackOff, Change, Claim, Claimed, Committed, Edit, Entry, Failure, Grant, Need,
+        SemaphoreKind, TAG_LIFE, TagEnd, TagEnds, Windows,
     },
     key::Name,
     time::after,
@@ -46,7 +46,7 @@ impl Data {
                     return Claimed::BacksOff(back_off, failure);
                 }
             }
-            Claimed::Granted(data.grant(semaphore, claim).after_failures(failures))
+            Claimed::Granted(Grant { failures, ..data.grant(semaphore, claim) })
         })
     }
 
@@ -83,7 +83,7 @@ impl Data {
         if let Some(newer) = self.newer(name, fence) {
             return Committed::Newer(newer);
         }
-        if !self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.has_sole()) {
+        if self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.sole.is_none()) {
             // The waiters for this load would wait for its end.
             self.push(name, Change::Wake);
         }
@@ -172,7 +172,7 @@ impl Data {
 
     /// Burns a fence and ends the lease, so that no load under way is stored.
     fn burn(&mut self, name: &Name, fence_life: Duration) -> u64 {
-        self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.end_sole());
+        self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.sole = None);
         self.failures.remove(name.prefix());
         self.next_fence(name, fence_life)
     }

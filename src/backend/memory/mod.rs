@@ -26,10 +26,10 @@ use self::{
 use super::{
     Acquired, BackOff, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry,
     Failure, Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind,
-    Store, TagEnd, TagEnds, Tap, Tick,
+    Store, TagEnd, TagEnds, Tap, Tick, check_pass,
 };
 use crate::{
-    error::{BackendError, BackendErrorKind},
+    error::BackendError,
     key::{Family, Name, Namespace},
 };
 
@@ -40,17 +40,6 @@ use crate::{
 /// evicted.
 ///
 /// It takes the time of tokio, so a test that pauses it pauses this backend.
-///
-/// # Examples
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{Cache, MemoryBackend};
-///
-/// let cache: Cache<u64> = Cache::new(MemoryBackend::with_weight(1 << 20), "shop")?;
-/// # drop(cache);
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 #[derive(Clone)]
 pub struct MemoryBackend {
     data: Arc<Mutex<Data>>,
@@ -150,9 +139,7 @@ impl Leases for MemoryBackend {
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        if !from.mode.passes_to(to.mode) {
-            return Err(super::no_pass(from, to));
-        }
+        check_pass(from, to)?;
         Ok(self.run(|data| data.convert(from, to, self.is_waited_for(&from.name))))
     }
 
@@ -225,7 +212,7 @@ impl Store for MemoryBackend {
     ) -> Result<u64, BackendError> {
         let too_large = "the entry is larger than the weight limit";
         self.run(|data| data.edit(name, edit, fence_life))
-            .ok_or_else(|| BackendError::new(BackendErrorKind::Refused, too_large))
+            .ok_or_else(|| BackendError::refused(too_large))
     }
 
     fn tap(&self, tier: Weak<dyn Tap>, _every: Duration) -> bool {

@@ -89,14 +89,14 @@ impl Data {
         let Some(first) = claims.first() else { return Kept::nothing() };
         self.on(&first.name, first.mode.into(), |data, semaphore| {
             let now = data.now;
-            let has_lapsed = semaphore.queue.keep(first, after(now, life)).is_none();
+            let has_lapsed = !semaphore.queue.keep(first, after(now, life));
             let stands = claims.iter().map(|claim| semaphore.queue.has(claim.owner)).collect();
             let handed_over = data.grant_next(semaphore, first, heard);
             let remaining = match semaphore.queue.entries.front() {
                 Some(unheard) if semaphore.in_the_way(unheard.claim.mode.need(), now).is_none() => {
                     semaphore.queue.left(unheard, now)
                 }
-                _ => semaphore.first_end().map_or(Duration::ZERO, |ends| ends - now),
+                _ => semaphore.hold_ends().min().map_or(Duration::ZERO, |ends| ends - now),
             };
             Kept { remaining, has_lapsed, handed_over, stands }
         })
@@ -164,7 +164,7 @@ impl Data {
         self.on(name, kind, |data, semaphore| {
             let waiting = u32::try_from(semaphore.queue.entries.len()).unwrap_or(u32::MAX);
             let holders = semaphore.out();
-            let last = semaphore.last_end();
+            let last = semaphore.hold_ends().max();
             let expires_in = last.map_or(Duration::ZERO, |ends| ends - data.now);
             let held = Holding { waiting, holders, expires_in, failed, ..Holding::default() };
             let Some(sole) = &semaphore.sole else { return held };
@@ -185,7 +185,7 @@ impl Data {
         self.push(name, Change::Wake);
         self.on(name, mode.into(), |_, semaphore| {
             let cleared = std::mem::take(semaphore);
-            cleared.last_end().is_some() || !cleared.queue.entries.is_empty()
+            cleared.hold_ends().next().is_some() || !cleared.queue.entries.is_empty()
         })
     }
 

@@ -147,20 +147,13 @@ impl StoredSemaphore {
 
     /// Returns when its last hold and queue entry end.
     pub(super) fn ends(&self) -> Option<Instant> {
-        self.last_end().max(self.queue.kept.values().max().copied())
+        self.hold_ends().chain(self.queue.kept.values().copied()).max()
     }
 
+    /// Returns when each hold ends.
     pub(super) fn hold_ends(&self) -> impl Iterator<Item = Instant> {
         let shared = self.shared.values().map(|hold| hold.ends);
         self.sole.iter().map(|sole| sole.ends).chain(shared)
-    }
-
-    pub(super) fn first_end(&self) -> Option<Instant> {
-        self.hold_ends().min()
-    }
-
-    pub(super) fn last_end(&self) -> Option<Instant> {
-        self.hold_ends().max()
     }
 
     /// Returns whether a claim holds what it needs.
@@ -169,11 +162,6 @@ impl StoredSemaphore {
             Need::Sole => self.sole.as_ref().is_some_and(|sole| sole.owner == claim.owner),
             Need::Units { .. } => self.shared.contains_key(&claim.owner),
         }
-    }
-
-    /// Returns whether there is a sole holder.
-    pub(super) fn has_sole(&self) -> bool {
-        self.sole.is_some()
     }
 
     /// Makes a claim hold what it needs until then.
@@ -195,11 +183,6 @@ impl StoredSemaphore {
             Need::Sole => self.sole.take_if(|sole| sole.owner == claim.owner).is_some(),
             Need::Units { .. } => self.shared.remove(&claim.owner).is_some(),
         }
-    }
-
-    /// Ends the sole hold, whoever has it.
-    pub(super) fn end_sole(&mut self) {
-        self.sole = None;
     }
 
     /// Returns the units that are out.
@@ -277,9 +260,9 @@ impl Queue {
         ends.map_or(Duration::ZERO, |ends| *ends - now)
     }
 
-    /// Keeps the entries of the process of a claim. Returns until when they were kept before.
-    pub(super) fn keep(&mut self, claim: &Claim, until: Instant) -> Option<Instant> {
-        self.kept.insert(claim.owner.process_half(), until)
+    /// Keeps the entries of the process of a claim. Returns whether they were kept before.
+    pub(super) fn keep(&mut self, claim: &Claim, until: Instant) -> bool {
+        self.kept.insert(claim.owner.process_half(), until).is_some()
     }
 
     /// Removes the entries of each process that has stopped to keep them.

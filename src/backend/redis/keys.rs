@@ -3,51 +3,24 @@
 //! All keys of one [`Name`](crate::key::Name) share one cluster slot:
 //! `namespace:family:{name}:suffix`. Each script names the keys that it touches in its `KEYS`.
 //!
-//! | suffix | type | holds |
-//! |---|---|---|
-//! | `e` | string, PX | the [entry](crate::backend::Entry); `e1`, `e2`, … those of other schemas |
-//! | `t` and an owner | string, PX | a large entry on its way to `e`, for 10 s at most |
-//! | `l` | string, PX | the lease: `owner:fence`, and a label or the ids of waiting backends |
-//! | `b` | string, PX | the failed loads after which a name backs off |
-//! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
-//! | `m` | string, PX | the last tick begun; the owner of its turn follows until that is done |
-//! | `s` | sorted set | units of a mutex, which has none: no key has this name |
-//! | `q` | sorted set | the queue of a mutex: claims, each with its ticket |
-//! | `d` | sorted set | until when each process keeps its entries in `q` |
-//! | `w`, `r`, `rq`, `rd` | | the same of a read-write lock: writer, readers, queue, times |
-//! | `pl`, `p`, `pq`, `pd` | | the same of a set of permits, which has no sole holder |
-//! | `n` | hash, PX | a latch: what is left, its id, its time to live, and the ids of its steps |
-//! | `n` | string, PX | the last tag number of a namespace, under `namespace:t:{tags}:` |
-//! | `g` and a tag | string, PX | there, when the tag ended and expired last: two tag numbers |
-//! | `x` | | never there: a server that takes no writes refuses to remove it |
-//! | `c` | channel | wake-ups and results; `c@3` for database 3, because databases share channels |
-//! | `s` | channel | the same in a cluster, as a shard channel |
-//! | `a` | channel | what processes answer to `bellwether top`, under the key `bellwether-top` |
+//! `docs/redis.md` lists all keys and channels, and for how long they live. No server ever has the
+//! keys `s` (units of a mutex), `pl` (a sole holder of permits), and `x`, which a server that takes
+//! no writes refuses to remove.
 //!
-//! A sorted set expires with its last member.
-//!
-//! At a single server, a process has one channel for all locks of one namespace and family:
-//! `namespace:family:p:` and the first half of its owner ids, or `p@3:` for database 3. A backend
-//! has one for all entries of one namespace, which ends with an id of its own. None listens to
-//! `namespace:c:p:rights`. Local tiers hear of changed entries on `namespace:c:p:t0` to `t4095`,
-//! and of ended tags on `namespace:t:p:t`. Messages on them begin with the
+//! At a single server, a process has one channel for all locks of one namespace and family, and a
+//! backend one for all entries of one namespace. Messages on them begin with the
 //! [prefix](crate::key::Name::prefix) of the name. A backend sends itself `h` and a time on its own
-//! channel, for its local tiers. In a cluster, a process has a channel for each name: `s:` and the
-//! first half of its owner ids.
+//! channel, for its local tiers. In a cluster, a process has a channel for each name.
 
 use std::{
-    sync::{
-        Arc, LazyLock, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, LazyLock},
     time::Duration,
 };
 
-use hashbrown::HashMap;
 use tokio::time::Instant;
 
 use crate::{
-    backend::{Channels, Owner, SemaphoreKind, stripe_of},
+    backend::{Owner, SemaphoreKind, stripe_of},
     key::Name,
 };
 
@@ -122,39 +95,18 @@ pub(super) struct ProcessChannels {
     start: String,
     /// The id of the backend.
     pub(super) id: String,
-    /// Those that were needed so far, by their namespace and family.
-    known: RwLock<HashMap<Box<str>, Arc<ScopeChannels>>>,
-}
-
-/// The channels of this process for one namespace and family.
-pub(super) struct ScopeChannels {
-    /// For claims that wait in a queue: scripts find it by the owner of a claim.
-    pub(super) queued: Arc<str>,
-    /// For claims of entries, which register the id of their backend.
-    pub(super) registered: Arc<str>,
-    /// The server was asked for the one in use.
-    is_wanted: AtomicBool,
-}
-
-impl ScopeChannels {
-    /// Has the one in use opened, for good.
-    pub(super) fn open(&self, channels: &Channels, channel: &Arc<str>) {
-        if !self.is_wanted.swap(true, Ordering::Relaxed) {
-            channels.open(channel);
-        }
-    }
 }
 
 impl ProcessChannels {
     pub(super) fn new(database: i64) -> Self {
         let start = format!("p{}:", &channel(database)[1..]);
         let id = Owner::fresh().to_string().split_off(16);
-        Self { start, id, known: RwLock::default() }
+        Self { start, id }
     }
 
     /// Returns how the channels of all processes begin, for the namespace and family of a name.
     pub(super) fn start(&self, name: &Name) -> String {
-        format!("{}{}", scope(name), self.start)
+        format!("{}{}", name.scope(), self.start)
     }
 
     /// Returns the channel on which the local tiers of all processes hear of changes of a name.
@@ -164,36 +116,19 @@ impl ProcessChannels {
 
     /// Returns the channel on which they hear of ended tags, in the namespace of a name.
     pub(super) fn of_tags(&self, name: &Name) -> String {
-        let namespace = scope(name).trim_end_matches(':').rsplit_once(':');
+        let namespace = name.scope().trim_end_matches(':').rsplit_once(':');
         format!("{}:t:{}t", namespace.unwrap_or_default().0, self.start)
     }
 
-    /// Returns the channels for the namespace and family of a name.
-    pub(super) fn of(&self, name: &Name) -> Arc<ScopeChannels> {
-        let scope = scope(name);
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(channels) = known.get(scope) {
-            return channels.clone();
-        }
-        drop(known);
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.entry(scope.into()).or_insert_with(|| Arc::new(self.named(scope))).clone()
+    /// Returns the channel for claims that wait in a queue: scripts find it by the owner of a claim.
+    pub(super) fn queued(&self, name: &Name) -> Arc<str> {
+        format!("{}{}{}", name.scope(), self.start, Owner::process()).into()
     }
 
-    fn named(&self, scope: &str) -> ScopeChannels {
-        let named = |id: &str| format!("{scope}{}{id}", self.start).into();
-        ScopeChannels {
-            queued: named(&Owner::process()),
-            registered: named(&self.id),
-            is_wanted: AtomicBool::new(false),
-        }
+    /// Returns the channel for claims of entries, which register the id of their backend.
+    pub(super) fn registered(&self, name: &Name) -> Arc<str> {
+        format!("{}{}{}", name.scope(), self.start, self.id).into()
     }
-}
-
-/// Returns the namespace and the family of a name, as its prefix begins.
-fn scope(name: &Name) -> &str {
-    // A namespace has no brace.
-    name.prefix().split('{').next().unwrap_or_default()
 }
 
 /// The moment from which the times in messages of this process to itself count.
@@ -242,7 +177,7 @@ mod tests {
         for key in ["k", "a{b}:c%", "}:", "ü"] {
             let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512)?;
             for database in [0, 3] {
-                let channel = ProcessChannels::new(database).of(&name).queued.clone();
+                let channel = ProcessChannels::new(database).queued(&name);
                 let message = format!("{}w}}:", name.prefix());
                 let (topic, at) = split_message(&channel, message.as_bytes()).unwrap_or_default();
                 assert_eq!((topic, &message[at..]), (&**name.prefix(), "w}:"));

@@ -28,7 +28,7 @@ use std::{
 pub use self::builder::RedisBackendBuilder;
 use self::{
     client::{RedisConfig, Servers},
-    ops::{AgedNamespaces, Heartbeat},
+    ops::Heartbeat,
 };
 use crate::error::Error;
 
@@ -44,14 +44,11 @@ pub(crate) fn check_any_reply(value: &redis::Value) {
 /// Clones share their connections. The backend connects when it is first used, and again whenever a
 /// connection breaks, without end. So a service can start while Redis is down.
 ///
-/// # Examples
-///
 /// ```
 /// use std::time::Duration;
 /// use bellwether::RedisBackend;
 ///
 /// let backend = RedisBackend::open("redis://127.0.0.1/")?;
-///
 /// let with_settings = RedisBackend::builder()
 ///     .cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])
 ///     .command_timeout(Duration::from_millis(500))
@@ -66,10 +63,6 @@ struct RedisInner {
     config: RedisConfig,
     /// The suffix of channels.
     channel: String,
-    aged: AgedNamespaces,
-    /// Other clients waited for the last entry that was committed. They are likely to wait for the
-    /// next one, and hear of it before its committer does.
-    is_awaited: AtomicBool,
     /// The server refused to publish for this backend, and the log has said so.
     publish_refused: AtomicBool,
     /// The channels of this process, at a single server.
@@ -82,22 +75,12 @@ impl RedisBackend {
     /// Opens a backend over one server: `redis://[user[:password]@]host[:port][/database]`.
     ///
     /// The short form of [`builder`](Self::builder) with [`server`](RedisBackendBuilder::server),
-    /// where the forms of the URL are explained, and default settings. It does not connect yet.
-    /// A service calls [`ready`](Self::ready) at its start.
+    /// which explains the forms of the URL. It does not connect yet.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) if the URL cannot be read, or
     /// asks for TLS without the feature `tls`.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use bellwether::RedisBackend;
-    ///
-    /// let backend = RedisBackend::open("redis://127.0.0.1/")?;
-    /// # Ok::<_, bellwether::Error>(())
-    /// ```
     pub fn open(url: &str) -> Result<Self, Error> {
         Self::builder().server(url).build()
     }
@@ -111,14 +94,11 @@ impl RedisBackend {
     fn over(servers: Servers, database: Option<i64>, config: RedisConfig) -> Self {
         let channel = database.map_or_else(keys::shard_channel, keys::channel);
         let process_channels = database.map(keys::ProcessChannels::new);
-        let [is_awaited, publish_refused] = [false; 2].map(AtomicBool::new);
         Self(Arc::new(RedisInner {
             servers,
             config,
             channel,
-            aged: AgedNamespaces::default(),
-            is_awaited,
-            publish_refused,
+            publish_refused: AtomicBool::new(false),
             process_channels,
             heartbeat: Heartbeat::default(),
         }))
@@ -134,17 +114,6 @@ impl RedisBackend {
     /// # Cancel safety
     ///
     /// Nothing is lost when the future is dropped.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn start() -> Result<(), bellwether::Error> {
-    /// use bellwether::RedisBackend;
-    ///
-    /// let backend = RedisBackend::open("redis://127.0.0.1/")?;
-    /// backend.ping().await?;
-    /// # Ok(()) }
-    /// ```
     pub async fn ping(&self) -> Result<(), Error> {
         Ok(self.0.servers.ping().await?)
     }
@@ -156,9 +125,8 @@ impl RedisBackend {
     /// its server calls it again.
     ///
     /// A service that calls it at its start learns early of a wrong password, of a server that is
-    /// too old, and of rights that an ACL does not give. The error names them. If only caches or
-    /// only locks are used, and the user is held to them, call
-    /// [`ready_for_caches`](Self::ready_for_caches) or [`ready_for_locks`](Self::ready_for_locks).
+    /// too old, and of rights that an ACL does not give. The error names them. A user that has no
+    /// right which only caches need is held to locks, and the other way round. This is no error.
     ///
     /// With [`replicas`](RedisBackendBuilder::replicas), the right to `WAIT` is checked as well.
     /// The log has a warning if the round trip is long for the [command
@@ -179,62 +147,12 @@ impl RedisBackend {
     ///
     /// ```no_run
     /// # async fn start() -> Result<(), bellwether::Error> {
-    /// use bellwether::RedisBackend;
-    ///
-    /// let backend = RedisBackend::open("redis://127.0.0.1/")?;
+    /// let backend = bellwether::RedisBackend::open("redis://127.0.0.1/")?;
     /// backend.ready().await?;
     /// # Ok(()) }
     /// ```
     pub async fn ready(&self) -> Result<(), Error> {
-        Ok(self.check_servers(true, true).await?)
-    }
-
-    /// Does the same as [`ready`](Self::ready) for a user that may use caches only.
-    ///
-    /// # Errors
-    ///
-    /// As [`ready`](Self::ready).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`ready`](Self::ready).
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn start() -> Result<(), bellwether::Error> {
-    /// use bellwether::RedisBackend;
-    ///
-    /// let backend = RedisBackend::open("redis://pages:secret@127.0.0.1/")?;
-    /// backend.ready_for_caches().await?;
-    /// # Ok(()) }
-    /// ```
-    pub async fn ready_for_caches(&self) -> Result<(), Error> {
-        Ok(self.check_servers(true, false).await?)
-    }
-
-    /// Does the same as [`ready`](Self::ready) for a user that may use locks only.
-    ///
-    /// # Errors
-    ///
-    /// As [`ready`](Self::ready).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`ready`](Self::ready).
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn start() -> Result<(), bellwether::Error> {
-    /// use bellwether::RedisBackend;
-    ///
-    /// let backend = RedisBackend::open("redis://jobs:secret@127.0.0.1/")?;
-    /// backend.ready_for_locks().await?;
-    /// # Ok(()) }
-    /// ```
-    pub async fn ready_for_locks(&self) -> Result<(), Error> {
-        Ok(self.check_servers(false, true).await?)
+        Ok(self.check_servers().await?)
     }
 
     /// Returns the suffix of channels.

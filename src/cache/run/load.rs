@@ -95,7 +95,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             guard,
             number: run.number(),
             failures: grant.failures(),
-            has_no_entry: grant.has_no_entry(),
+            has_no_entry: grant.has_no_entry,
             begun: asked.begin_load(),
             _permit: held.permit.take(),
             _token: run.leader.is_none().then(|| asked.core.begun.token()),
@@ -461,8 +461,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
         let AskedKey { core, shard, .. } = &self.asked;
-        let grant = Grant::new(self.guard.fence());
-        let grant = if self.has_no_entry { grant.without_entry() } else { grant };
+        let mut grant = Grant::new(self.guard.fence());
+        grant.has_no_entry = self.has_no_entry;
         let backend = core.engine.backend().as_ref();
         let commit = async |limit| {
             let committed = core.store.commit(self.guard.claim(), &grant, entry, ttl);

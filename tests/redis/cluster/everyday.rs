@@ -163,7 +163,8 @@ async fn waiters_poll_without_sharded_channels() {
     let old = ["--rename-command", "SPUBLISH", "", "--rename-command", "SSUBSCRIBE", ""];
     let cluster = Cluster::start_with(1, 0, &old).await;
     let (here, there) = (backend(&cluster), locks(&cluster));
-    assert!(here.changes(&name("k")).await.is_err());
+    here.ping().await.unwrap();
+    assert!(!here.listen(&name("k"), None).subscribe());
     let guard = Locks::new(here, "bellwether").mutex("k").lease(LEASE).lock().await.unwrap();
     let waiter = there.mutex("k").lease(LEASE).wait_limit(2 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });

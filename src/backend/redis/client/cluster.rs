@@ -260,7 +260,7 @@ impl ClusterNodes {
         let gone: Vec<_> = lock(&self.nodes).extract_if(is_gone).collect();
         // Not under the lock, because a node ends with the tasks of its connections.
         drop(gone);
-        let wanted = self.topology.channels.wanted();
+        let wanted = self.topology.channels.wanted(|_| true);
         let owners: HashSet<_> =
             wanted.iter().filter_map(|channel| slots.owner(slot_of(channel.as_bytes()))).collect();
         for owner in owners {

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::topology::NodeSlots;
-use crate::{backend::Channels, error::BackendError, observe::Rarely, sync::lock};
+use crate::{backend::Channels, observe::Rarely, sync::lock};
 
 /// The events of one server, and the channels that they concern.
 #[derive(Clone)]
@@ -69,16 +69,6 @@ impl NodeEvents {
     pub(super) fn lost(&self) {
         self.channels.lost(|channel| self.scope.contains(channel));
     }
-
-    /// Notes that the server cannot be reached for its channels.
-    pub(super) fn failed(&self, error: &BackendError) {
-        self.channels.answer(|channel| self.scope.contains(channel), Err(error.clone()));
-    }
-
-    /// Has the server asked again for the channels that it refused.
-    pub(super) fn retry(&self) {
-        self.channels.retry(|channel| self.scope.contains(channel));
-    }
 }
 
 impl ChannelScope {
@@ -107,14 +97,14 @@ mod tests {
         let opened = done.clone();
         thread::spawn(move || {
             for at in 0..TIMES {
-                let channel = Some(at.to_string().into());
-                channels.register(&"k".into(), [channel, None], None).subscribe();
+                let channel = at.to_string().into();
+                channels.register(&"k".into(), vec![channel], None).subscribe();
             }
             opened.send(())
         });
         thread::spawn(move || {
             for _ in 0..TIMES {
-                let looks = openings.wait_for(|_| !events.channels.any(|_| false));
+                let looks = openings.wait_for(|_| events.channels.wanted(|_| false).is_empty());
                 let _ = futures_util::FutureExt::now_or_never(looks);
             }
             done.send(())

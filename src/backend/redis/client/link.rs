@@ -121,12 +121,11 @@ impl Link {
         }
     }
 
-    /// Returns how long the answer to a subscription may take. Fails if the last attempt to connect
-    /// failed.
-    pub(super) fn subscription_limit(&self) -> Result<Duration, BackendError> {
-        self.start();
-        let current = &self.kept.current;
-        current.failure().map_or_else(|| Ok(current.limit(&self.kept.config)), Err)
+    /// Waits for the connection. Returns how long the answer to a subscription may take then.
+    pub(super) async fn subscription_limit(&self) -> Result<Duration, BackendError> {
+        let KeptConnection { current, config, .. } = &*self.kept;
+        current.wait(config, || self.start()).await?;
+        Ok(config.command_timeout)
     }
 }
 
@@ -178,7 +177,7 @@ impl KeptConnection {
     async fn is_wanted(&self) {
         if self.pushes.is_some() {
             let NodeEvents { channels, scope, .. } = &self.events;
-            let any = || channels.any(|channel| scope.contains(channel));
+            let any = || !channels.wanted(|channel| scope.contains(channel)).is_empty();
             let _ =
                 channels.openings().wait_for(|_| any() || self.current.failure().is_some()).await;
         }
@@ -256,7 +255,6 @@ impl KeptConnection {
     fn failed(&self, error: BackendError) {
         let server = self.endpoint.shown();
         if self.pushes.is_some() {
-            self.events.failed(&error);
             if self.current.set_unless_known(Finding::Failed(error.clone())) {
                 debug!(%server, error = %Chain(&error), "no push connection to Redis");
             }

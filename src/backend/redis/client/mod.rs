@@ -233,12 +233,10 @@ impl Servers {
         }
     }
 
-    /// Starts the task that keeps the subscription to a channel. Returns how long the answer to a
-    /// subscription may take.
-    ///
-    /// Fails if the server is known to be unreachable.
+    /// Waits for the connection on which a channel is subscribed to, which must be open. Returns how
+    /// long the answer to the subscription may take.
     pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
-        self.at(channel.as_bytes(), async |node, _| Ok(node.push.subscription_limit()?)).await
+        self.at(channel.as_bytes(), async |node, _| Ok(node.push.subscription_limit().await?)).await
     }
 
     pub(super) fn shard(&self, name: &Name) -> usize {

@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     backend::{Change, Channels, Handover, redis::keys},
-    error::{BackendError, BackendErrorKind, Chain},
+    error::Chain,
     observe::Rarely,
     sync::lock,
 };
@@ -132,6 +132,8 @@ pub(super) struct Subscriptions<'a> {
     /// How long the connection may be silent before a reply.
     limit: Duration,
     subscribed: HashSet<Arc<str>>,
+    /// The channels that the server refuses. They are asked for again with the next `PING`.
+    refused: HashSet<Arc<str>>,
 }
 
 impl<'a> Subscriptions<'a> {
@@ -142,14 +144,20 @@ impl<'a> Subscriptions<'a> {
         limit: Duration,
     ) -> Self {
         lock(&service.leaving).clear();
-        Self { service, events, current, limit, subscribed: HashSet::new() }
+        Self {
+            service,
+            events,
+            current,
+            limit,
+            subscribed: HashSet::new(),
+            refused: HashSet::new(),
+        }
     }
 
     /// Keeps the subscriptions in step for as long as the connection answers.
     pub(super) async fn keep(mut self) -> Result<Infallible, RedisError> {
         let events = self.events;
         let mut openings = events.channels.openings();
-        events.retry();
         let mut is_complete = self.reconcile().await?;
         let mut ping_at = Instant::now() + PING_EVERY;
         loop {
@@ -160,7 +168,7 @@ impl<'a> Subscriptions<'a> {
                 () = sleep_until(ping_at) => {
                     let ping = redis::cmd("PING");
                     self.exchange(async |mut it| it.send_packed_command(&ping).await).await?;
-                    events.retry();
+                    self.refused.clear();
                     ping_at = Instant::now() + PING_EVERY;
                 }
             }
@@ -173,9 +181,10 @@ impl<'a> Subscriptions<'a> {
     /// Returns whether all subscriptions are in place.
     async fn reconcile(&mut self) -> Result<bool, RedisError> {
         let NodeEvents { channels, scope, trouble, .. } = self.events;
-        let mut opened = channels.not_refused(|channel| scope.contains(channel));
-        opened.retain(|channel| !self.subscribed.contains(channel));
-        let (mut is_complete, mut has_moved, mut refused) = (true, false, Vec::new());
+        let is_new =
+            |channel: &str| !self.subscribed.contains(channel) && !self.refused.contains(channel);
+        let opened = channels.wanted(|channel| scope.contains(channel) && is_new(channel));
+        let (mut is_complete, mut has_moved) = (true, false);
         let replies = self.each("SUBSCRIBE", &opened).await?;
         for (channel, reply) in opened.into_iter().zip(replies) {
             match reply.extract_error() {
@@ -184,20 +193,21 @@ impl<'a> Subscriptions<'a> {
                     is_complete = false;
                     has_moved |= error.kind() == ErrorKind::Server(ServerErrorKind::Moved);
                 }
-                Err(error) => refused.push((channel, error)),
+                Err(error) => {
+                    if self.service.refusals.first() {
+                        let error = Chain(&error);
+                        warn!(%error, "Redis refuses subscriptions; waiters poll instead");
+                    }
+                    self.refused.insert(channel);
+                }
             }
         }
         if has_moved {
             trouble.notify_one();
         }
-        // A listener that is refused may open the same channels again. It must not be told a
-        // refusal that was on its way before, so all refusals are told at once.
-        for (channel, refusal) in refused {
-            self.refuse(&channel, refusal);
-        }
         // A slot may have moved meanwhile. Its new node answers for its channels.
         let is_here = |channel: &str| self.subscribed.contains(channel) && scope.contains(channel);
-        channels.answer(is_here, Ok(()));
+        channels.confirmed(is_here);
         let stays = |channel: &str| channels.wants(channel) && scope.contains(channel);
         let closed: Vec<_> =
             self.subscribed.iter().filter(|channel| !stays(channel)).cloned().collect();
@@ -207,14 +217,6 @@ impl<'a> Subscriptions<'a> {
         lock(&self.service.leaving).clear();
         self.subscribed.retain(|channel| !closed.contains(channel));
         Ok(is_complete)
-    }
-
-    fn refuse(&self, channel: &str, refusal: RedisError) {
-        if self.service.refusals.first() {
-            warn!(error = %Chain(&refusal), "Redis refuses subscriptions; waiters poll instead");
-        }
-        let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
-        self.events.channels.answer(|refused| refused == channel, Err(refusal));
     }
 
     /// Sends one command for each channel, and returns the reply to each.

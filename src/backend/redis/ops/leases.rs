@@ -1,11 +1,8 @@
 //! The [`Leases`] and [`Latches`] of a Redis backend, and the channels of their waiters.
 //!
-//! A release notifies one waiter on the channel of its process, so that the other processes do not
-//! wake. The end of a load is told to the backends that registered for it. At a single server each
-//! has one such channel for all names, and keeps it. So a wait costs no subscription.
-//!
-//! In a cluster a script publishes in the slot of its name only. So a process has such a channel
-//! for each name that it waits for.
+//! At a single server, a process has one channel for all names, and keeps it. So a wait costs no
+//! subscription. In a cluster a script publishes in the slot of its name only. So a process has a
+//! channel for each name that it waits for.
 
 use std::{
     sync::{Arc, LazyLock},
@@ -26,7 +23,7 @@ use crate::{
     backend::{
         Acquired, BackOff, Change, Changes, Claim, Claimed, Countdown, Grant, Holding, Kept,
         Latches, Leases, Marked, Mode, Need, Owner, Renewal, SemaphoreKind, Tick, TickStep,
-        no_pass,
+        check_pass,
         redis::{
             client::Confirmation,
             keys,
@@ -80,10 +77,10 @@ impl Leases for RedisBackend {
         loop {
             let (mut kept, flags) =
                 self.run(&call, |reply| replies::kept(reply, claims.len())).await?;
-            self.note_refusal(flags.is_refused());
-            if !flags.is_again() {
+            self.note_refusal(flags.is_refused);
+            if !flags.is_again {
                 // No push tells them that the lease is free, so they ask.
-                kept.has_lapsed |= flags.is_refused();
+                kept.has_lapsed |= flags.is_refused;
                 return Ok(kept);
             }
         }
@@ -105,9 +102,7 @@ impl Leases for RedisBackend {
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        if !from.mode.passes_to(to.mode) {
-            return Err(no_pass(from, to));
-        }
+        check_pass(from, to)?;
         let units = match from.mode.need() {
             Need::Sole => String::new(),
             Need::Units { count, .. } => count.to_string(),
@@ -175,11 +170,21 @@ impl Leases for RedisBackend {
     }
 
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
-        self.register(name, claim)
+        let (heard, owner) = (self.heard(name, claim), claim.map(|claim| claim.owner));
+        self.0.servers.channels().register(name.prefix(), heard, owner)
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        self.subscribed(name).await
+        let mut changes = self.listen(name, None);
+        changes.subscribe();
+        let limit = self.0.servers.start_push(&name.suffixed(self.channel())).await?;
+        match timeout(limit, changes.confirmed()).await {
+            Ok(answer) => answer.map(|()| changes),
+            Err(_elapsed) => {
+                let why = format!("no subscription within {limit:?}");
+                Err(BackendError::new(BackendErrorKind::Unavailable, why))
+            }
+        }
     }
 
     /// The scripts of one renewal are sent at once, so that they share one command time-out.
@@ -217,7 +222,7 @@ impl Latches for RedisBackend {
     ) -> Result<Option<Countdown>, BackendError> {
         let call = self.latch_call(name, id, by).arg("");
         let (countdown, flags) = self.run(&call, replies::countdown).await?;
-        self.note_refusal(flags.is_refused());
+        self.note_refusal(flags.is_refused);
         Ok(countdown)
     }
 
@@ -275,9 +280,9 @@ impl RedisBackend {
         let mut was_held = false;
         loop {
             let flags = self.run(call, Flags::read).await?;
-            was_held |= flags.first();
-            self.note_refusal(flags.is_refused());
-            if !flags.is_again() {
+            was_held |= flags.was_held;
+            self.note_refusal(flags.is_refused);
+            if !flags.is_again {
                 return Ok(was_held);
             }
         }
@@ -299,50 +304,30 @@ impl RedisBackend {
         Call::new(&SCRIPTS.latch, name, &keys).owner(id).arg(count)
     }
 
-    /// Registers a waiter, and has the channel of this process opened.
-    pub(super) fn register(&self, name: &Name, claim: Option<&Claim>) -> Changes {
-        let (channels, owner) = (self.0.servers.channels(), claim.map(|claim| claim.owner));
-        if let Some(own) = claim.and_then(|claim| self.own_channel(claim)) {
-            return channels.register(name.prefix(), [Some(own), None], owner);
+    /// Returns the channels on which a waiter is told of all that it must know. Has the channel of
+    /// this process opened for good, if that is enough.
+    fn heard(&self, name: &Name, claim: Option<&Claim>) -> Vec<Arc<str>> {
+        let waits = claim.is_none_or(|claim| claim.waits);
+        if let Some(own) = &self.0.process_channels
+            && claim.is_some_and(|_| waits || name.family() == Family::Cache)
+        {
+            let channel = if waits { own.queued(name) } else { own.registered(name) };
+            self.0.servers.channels().open(&channel);
+            return vec![channel];
         }
         let of_name: Arc<str> = name.suffixed(self.channel()).into();
         // The process hears of what is granted to it in the queue.
-        let own = claim.is_none_or(|claim| claim.waits).then(|| match &self.0.process_channels {
-            Some(own) => own.of(name).queued.clone(),
+        let own = waits.then(|| match &self.0.process_channels {
+            Some(own) => own.queued(name),
             None => keys::own_shard_channel(&of_name),
         });
-        channels.register(name.prefix(), [Some(of_name), own], owner)
-    }
-
-    /// Subscribes to all changes of a name.
-    pub(super) async fn subscribed(&self, name: &Name) -> Result<Changes, BackendError> {
-        let mut changes = self.register(name, None);
-        let limit = self.0.servers.start_push(&name.suffixed(self.channel())).await?;
-        match timeout(limit, changes.confirmed()).await {
-            Ok(answer) => answer.map(|()| changes),
-            Err(_elapsed) => {
-                let why = format!("no subscription within {limit:?}");
-                Err(BackendError::new(BackendErrorKind::Unavailable, why))
-            }
-        }
+        std::iter::once(of_name).chain(own).collect()
     }
 
     /// Returns the id that a claim of an entry's lease registers. It is empty where the processes
     /// listen to the channel of the name.
     pub(super) fn registration(&self) -> &str {
         self.0.process_channels.as_ref().map_or("", |channels| &channels.id)
-    }
-
-    /// Returns the channel of this process on which a claim is told of all that it must know. Has
-    /// it opened.
-    fn own_channel(&self, claim: &Claim) -> Option<Arc<str>> {
-        if !claim.waits && claim.name.family() != Family::Cache {
-            return None;
-        }
-        let own = self.0.process_channels.as_ref()?.of(&claim.name);
-        let channel = if claim.waits { &own.queued } else { &own.registered };
-        own.open(self.0.servers.channels(), channel);
-        Some(channel.clone())
     }
 }
 

@@ -17,7 +17,7 @@ use crate::error::{BackendError, BackendErrorKind};
 
 #[cfg(any(fuzzing, test))]
 pub(super) use self::replies::check_any_reply;
-pub(super) use self::{store::AgedNamespaces, tier::Heartbeat};
+pub(super) use self::tier::Heartbeat;
 
 impl RedisBackend {
     /// Runs a script, and reads its reply.

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use futures_util::{FutureExt, future::BoxFuture};
-use redis::Value;
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -13,41 +12,27 @@ use crate::{
         Owner,
         redis::scripts::{Call, SCRIPTS},
     },
-    error::{BackendError, BackendErrorKind},
+    error::BackendError,
 };
 
-/// The first version whose scripts and commands suffice.
-const OLDEST: (u32, u32) = (6, 2);
-
 impl RedisBackend {
-    /// Checks each server: its version, and the rights that caches or locks need.
+    /// Checks at each server what caches and locks need.
     ///
     /// Returns its future in a box, so that its code is compiled with this crate.
     #[inline(never)]
-    pub(in super::super) fn check_servers(
-        &self,
-        for_caches: bool,
-        for_locks: bool,
-    ) -> BoxFuture<'_, Result<(), BackendError>> {
-        self.check(for_caches, for_locks).boxed()
+    pub(in super::super) fn check_servers(&self) -> BoxFuture<'_, Result<(), BackendError>> {
+        self.check().boxed()
     }
 
-    async fn check(&self, for_caches: bool, for_locks: bool) -> Result<(), BackendError> {
+    async fn check(&self) -> Result<(), BackendError> {
         let servers = &self.0.servers;
         servers.ping().await?;
         // The first question has waited for the connection.
         let asked = Instant::now();
         servers.ping().await?;
         check_round_trip(asked.elapsed(), self.0.config.command_timeout);
-        match servers.run_at_each(redis::cmd("INFO").arg("server")).await {
-            // An ACL may forbid the command, which says nothing.
-            Err(error) if error.kind() == BackendErrorKind::Refused => {}
-            replies => replies?.iter().try_for_each(check_version)?,
-        }
         let call = Call::over(&SCRIPTS.rights, [].into_iter())
             .arg(format!("bellwether:rights:{}", Owner::fresh()))
-            .arg(u8::from(for_caches))
-            .arg(u8::from(for_locks))
             .arg(if self.0.process_channels.is_some() { "PUBLISH" } else { "SPUBLISH" });
         for missing in servers.call_at_each(&call).await? {
             let missing = replies::words(missing)?;
@@ -57,7 +42,7 @@ impl RedisBackend {
                     missing.join(", "),
                     missing.join(" +")
                 );
-                return Err(BackendError::new(BackendErrorKind::Refused, why));
+                return Err(BackendError::refused(why));
             }
         }
         // A script may not run it.
@@ -73,39 +58,5 @@ fn check_round_trip(round_trip: Duration, command_timeout: Duration) {
             ?command_timeout,
             "the round trip to Redis is long; set command_timeout"
         );
-    }
-}
-
-/// Checks a reply to `INFO server`.
-fn check_version(info: &Value) -> Result<(), BackendError> {
-    let text = match info {
-        Value::BulkString(text) => String::from_utf8_lossy(text),
-        Value::VerbatimString { text, .. } => text.as_str().into(),
-        _ => return Ok(()),
-    };
-    let version = text.lines().find_map(|line| line.strip_prefix("redis_version:"));
-    let mut parts = version.unwrap_or_default().split('.').map(|part| part.parse().ok());
-    let (Some(Some(major)), Some(Some(minor))) = (parts.next(), parts.next()) else {
-        return Ok(());
-    };
-    if (major, minor) < OLDEST {
-        let why = format!("the server is Redis {major}.{minor}; Redis 6.2 or later is needed");
-        return Err(BackendError::new(BackendErrorKind::Refused, why));
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_that_is_too_old_is_named() {
-        let check = |info: &str| check_version(&Value::BulkString(info.into()));
-        for known in ["# Server\r\nredis_version:6.2.0\r\n", "redis_version:10.0.1", "", "x"] {
-            assert!(check(known).is_ok(), "{known}");
-        }
-        let error = check("# Server\r\nredis_version:6.0.16\r\n").err();
-        assert!(error.is_some_and(|error| format!("{error:#}").contains("is Redis 6.0")));
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
         b"newer" => Claimed::Newer(newer(value)?),
         b"granted" => {
             let (_, fence, failures): (Value, _, _) = read(value)?;
-            Claimed::Granted(Grant::new(fence).after_failures(failures))
+            Claimed::Granted(Grant { failures, ..Grant::new(fence) })
         }
         b"failed" => {
             let (_, millis, failures, message): (Value, _, _, _) = read(value)?;
@@ -130,39 +130,46 @@ pub(super) fn micros(value: Value) -> Result<u64, BackendError> {
 /// Reads the state of a latch.
 pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Flags), BackendError> {
     if word(&value) == b"unset" {
-        return Ok((None, Flags(0)));
+        return Ok((None, Flags::default()));
     }
     let (_, left, millis, flags): (Value, _, _, _) = read(value)?;
     let remaining = Duration::from_millis(millis);
     Ok((Some(Countdown { left, remaining }), Flags::of(flags)?))
 }
 
-/// Reads the outcome of a commit, and its flags if it was made now. Returns `None` if the staged
-/// entry was not there, and nothing was done.
-pub(super) fn committed(value: Value) -> Result<(Option<Committed>, Option<Flags>), BackendError> {
+/// Reads the outcome of a commit, and whether the server refused to publish. Returns no outcome if
+/// the staged entry was not there, and nothing was done.
+pub(super) fn committed(value: Value) -> Result<(Option<Committed>, bool), BackendError> {
     let Value::Int(number) = value else {
-        return Ok((Some(Committed::Newer(newer(value)?)), None));
+        return Ok((Some(Committed::Newer(newer(value)?)), false));
     };
-    let outcome = match number >> 3 {
-        -1 => return Ok((None, None)),
-        0 if number == 0 => return Ok((Some(Committed::Refused), None)),
-        1 => Committed::Pushed,
-        2 => Committed::Stored,
+    let outcome = match number & !REFUSED {
+        _ if number == -1 => None,
+        0 => Some(Committed::Refused),
+        1 => Some(Committed::Pushed),
+        2 => Some(Committed::Stored),
         _ => return Err(unreadable(number)),
     };
-    Ok((Some(outcome), Some(Flags::of(number & 7)?)))
+    let is_refused = outcome.is_some() && number & REFUSED != 0;
+    Ok((outcome, is_refused))
 }
 
-/// The bits of a reply. The first says whether a lease was held, or an entry waited for. The others
-/// stand in `scripts/lib/`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Flags(i64);
+/// The bits of a reply, as in `scripts/lib/`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Flags {
+    /// A lease was held.
+    pub(super) was_held: bool,
+    /// The server refused to publish.
+    pub(super) is_refused: bool,
+    /// The script has more to do than it may, and is to be called again.
+    pub(super) is_again: bool,
+}
+
+const HELD: i64 = 1;
+const REFUSED: i64 = 4;
+const AGAIN: i64 = 8;
 
 impl Flags {
-    const FIRST: i64 = 1;
-    const REFUSED: i64 = 4;
-    const AGAIN: i64 = 8;
-
     pub(super) fn read(value: Value) -> Result<Self, BackendError> {
         match value {
             Value::Int(bits) => Self::of(bits),
@@ -171,24 +178,11 @@ impl Flags {
     }
 
     fn of(bits: i64) -> Result<Self, BackendError> {
-        match bits & !(Self::FIRST | Self::REFUSED | Self::AGAIN) {
-            0 => Ok(Self(bits)),
-            _ => Err(unreadable(bits)),
+        if bits & !(HELD | REFUSED | AGAIN) != 0 {
+            return Err(unreadable(bits));
         }
-    }
-
-    pub(super) fn first(self) -> bool {
-        self.0 & Self::FIRST != 0
-    }
-
-    /// Returns whether the server refused to publish.
-    pub(super) fn is_refused(self) -> bool {
-        self.0 & Self::REFUSED != 0
-    }
-
-    /// Returns whether the script has more to do than it may, and is to be called again.
-    pub(super) fn is_again(self) -> bool {
-        self.0 & Self::AGAIN != 0
+        let has = |flag| bits & flag != 0;
+        Ok(Self { was_held: has(HELD), is_refused: has(REFUSED), is_again: has(AGAIN) })
     }
 }
 

@@ -8,12 +8,8 @@
 //! if a waiter is to get it.
 
 use std::{
-    array,
     io::Write,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -42,34 +38,16 @@ const STAGE_FROM: usize = 16 << 10;
 /// How long a staged entry lasts if its script does not come, in milliseconds.
 const STAGE_LIFE: u64 = 10_000;
 
-/// The namespaces whose entries have windows, so reads ask for the age. Those of one hash share a
-/// place, and then ask in vain.
-pub(in super::super) struct AgedNamespaces([AtomicBool; 256]);
-
-impl Default for AgedNamespaces {
-    fn default() -> Self {
-        Self(array::from_fn(|_| AtomicBool::new(false)))
-    }
-}
-
-impl AgedNamespaces {
-    fn of(&self, name: &Name) -> &AtomicBool {
-        let namespace = name.prefix().bytes().take_while(|byte| *byte != b'{');
-        let hash = namespace.fold(0u8, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte));
-        &self.0[usize::from(hash)]
-    }
-}
-
 #[async_trait]
 impl Store for RedisBackend {
     async fn read(&self, name: &Name, aged: bool) -> Result<Option<Entry>, BackendError> {
-        if aged || self.0.aged.of(name).load(Ordering::Relaxed) {
+        if aged {
             return self.read_aged(name).await;
         }
         // The prefix is enough to find the slot in a cluster.
         let value = self.0.servers.run(&of_entry("GET", name), name.prefix()).await?;
         let answer = self.entry(value);
-        match self.lacks_age(name, &answer) {
+        match lacks_age(&answer) {
             true => self.read_aged(name).await,
             false => answer,
         }
@@ -77,13 +55,11 @@ impl Store for RedisBackend {
 
     /// With one command, if that is possible.
     async fn get_many(&self, names: &[Name], aged: bool) -> Result<EntryAnswers, BackendError> {
-        let is_aged = |name| aged || self.0.aged.of(name).load(Ordering::Relaxed);
-        if self.0.servers.is_single() && !names.is_empty() && !names.iter().any(is_aged) {
+        if self.0.servers.is_single() && !names.is_empty() && !aged {
             match self.read_all(names).await {
                 // The user has no right to `MGET`.
                 Err(error) if error.kind() == BackendErrorKind::Refused => {}
-                // From now on, the reads in its namespace ask for the age.
-                Ok(all) if names.iter().zip(&all).any(|(name, it)| self.lacks_age(name, it)) => {}
+                Ok(all) if all.iter().any(lacks_age) => {}
                 answers => return answers,
             }
         }
@@ -99,11 +75,12 @@ impl Store for RedisBackend {
             .arg(millis(claim.fence_life))
             .arg(seen)
             .arg(if claim.listens { self.registration() } else { "" });
-        Ok(match self.claimed(claim, &call).await? {
+        let mut claimed = self.claimed(claim, &call).await?;
+        if let Claimed::Granted(grant) = &mut claimed {
             // An entry that this caller had not seen would have been the answer.
-            Claimed::Granted(grant) if seen == 0 => Claimed::Granted(grant.without_entry()),
-            claimed => claimed,
-        })
+            grant.has_no_entry = seen == 0;
+        }
+        Ok(claimed)
     }
 
     async fn commit(
@@ -114,15 +91,12 @@ impl Store for RedisBackend {
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
         let entry = entry.clone().with_fence(grant.fence());
-        let tiers = if grant.has_no_entry() { String::new() } else { self.tiers(&claim.name) };
+        let tiers = if grant.has_no_entry { String::new() } else { self.tiers(&claim.name) };
         let mut is_staged = self.is_staged(&entry, ttl);
         loop {
             let call = self.commit_call(claim, &entry, ttl, is_staged, &tiers);
-            let (reply, flags) = self.run(&call, replies::committed).await?;
-            if let Some(flags) = flags {
-                self.note_refusal(flags.is_refused());
-                self.0.is_awaited.store(flags.first(), Ordering::Relaxed);
-            }
+            let (reply, is_refused) = self.run(&call, replies::committed).await?;
+            self.note_refusal(is_refused);
             match reply {
                 Some(outcome) => return Ok(outcome),
                 // A full server takes no staged entry, but it pushes what it cannot store.
@@ -267,8 +241,7 @@ impl RedisBackend {
             .arg(ttl.map_or(0, millis))
             .arg(self.0.config.push_limit)
             .arg(self.0.process_channels.as_ref().map_or(String::new(), |own| own.start(name)))
-            .arg(tiers)
-            .answered_last(self.0.is_awaited.load(Ordering::Relaxed));
+            .arg(tiers);
         match is_staged && ttl.is_some() {
             true => with_stage(call, name, &staged, entry),
             false => call,
@@ -284,17 +257,6 @@ impl RedisBackend {
             other => return self.checked(Err(replies::unreadable(&other))),
         };
         Ok(values.into_iter().map(|value| self.entry(value)).collect())
-    }
-
-    /// Returns whether an entry that was read without its age has windows. The next reads in its
-    /// namespace ask for the age.
-    fn lacks_age(&self, name: &Name, answer: &Result<Option<Entry>, BackendError>) -> bool {
-        let Ok(Some(Entry { windows: Some(windows), .. })) = answer else { return false };
-        if windows.is_fresh_only() {
-            return false;
-        }
-        self.0.aged.of(name).store(true, Ordering::Relaxed);
-        true
     }
 
     async fn read_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
@@ -321,6 +283,11 @@ impl RedisBackend {
         let bytes = entry.weight();
         bytes > STAGE_FROM && (ttl.is_some() || bytes > self.0.config.push_limit)
     }
+}
+
+/// Returns whether an entry that was read without its age has windows that need it.
+fn lacks_age(answer: &Result<Option<Entry>, BackendError>) -> bool {
+    matches!(answer, Ok(Some(Entry { windows: Some(windows), .. })) if !windows.is_fresh_only())
 }
 
 /// Returns a command about the key of an entry.

@@ -68,8 +68,7 @@ impl RedisBackend {
             return true;
         }
         if begins && !wanted.iter().all(|channel| channels.wants(channel)) {
-            let own = own.of(name);
-            own.open(channels, &own.registered);
+            channels.open(&own.registered(name));
             self.0.heartbeat.name.get_or_init(|| name.clone());
             wanted.into_iter().for_each(|channel| channels.open(&channel.into()));
             self.beat();
@@ -99,7 +98,7 @@ impl RedisInner {
             return;
         };
         let call = Call::new(&SCRIPTS.beat, name, &[keys::UNUSED])
-            .arg(&*own.of(name).registered)
+            .arg(&*own.registered(name))
             .arg(keys::heartbeat());
         if let Err(error) = self.servers.call(call).await {
             let is_refusal = error.kind() == BackendErrorKind::Refused;

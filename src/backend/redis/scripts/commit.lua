@@ -1,9 +1,9 @@
 -- Writes an entry, ends its lease and publishes the entry, if its fence is the last one of the
 -- name. With a `ttl_ms` of '0', or on a full server, publishes the entry and does not write it.
 --
--- Returns 16 if stored or 8 if only pushed, plus 1 if a client waited for it, plus REFUSED; 0 if
--- the fence is not the last one; {'newer', entry, time} if an entry with a greater fence stands; -1
--- if the staged entry is not there, but could be pushed.
+-- Returns 2 if stored or 1 if only pushed, plus REFUSED; 0 if the fence is not the last one;
+-- {'newer', entry, time} if an entry with a greater fence stands; -1 if the staged entry is not
+-- there, but could be pushed.
 --
 -- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `head` and `rest`; or nil
@@ -13,7 +13,7 @@
 -- start: of the channels of processes; '' if the channels are shard channels of the name
 local lease, fence, entry, channel, failure, staged = unpack(KEYS)
 local owner, granted, head, rest, size, ttl_ms, push_limit, start, tiers = unpack(ARGV)
-local UNSTAGED, STORED, STORED_REFUSED, PUSHED = -1, 16, 20, 8
+local UNSTAGED, PUSHED, STORED, STORED_REFUSED = -1, 1, 2, 6
 
 local time = redis.call('TIME')
 local stored_at = time[1] .. string.sub('00000' .. time[2], -6)
@@ -31,15 +31,13 @@ if type(value) == 'string' and (value == own or string.sub(value, 1, #own + 1) =
   redis.pcall('SET', fence, granted .. ':c', 'KEEPTTL')
   redis.call('DEL', lease, failure)
   local command = start == '' and 'SPUBLISH' or 'PUBLISH'
-  local message, waiting = 'e' .. bytes, 0
+  local message = 'e' .. bytes
   for at = #own + 2, #value, 17 do
     local process = string.sub(value, at, at + 15)
     redis.pcall(command, start .. process, string.sub(lease, 1, -2) .. message)
-    waiting = 1
   end
   local heard = redis.pcall(command, channel, message)
-  if type(heard) ~= 'number' then return STORED_REFUSED + waiting end
-  return STORED + math.min(waiting + heard, 1)
+  return type(heard) == 'number' and STORED or STORED_REFUSED
 end
 
 -- include: fence_at, entry_at, lease_at, end_lease, move_entry, publish_entry, tell_tiers
@@ -79,9 +77,9 @@ local function commit_otherwise()
   redis.pcall('SET', fence, granted .. ':c', 'KEEPTTL')
   redis.call('DEL', failure)
   local registered = lease_at(lease) == owner and end_lease(lease) or ''
-  local awaited = publish_entry(channel, registered, not staged and bytes, push_limit,
+  publish_entry(channel, registered, not staged and bytes, push_limit,
     is_stored and { granted, size, entry })
-  return (is_stored and STORED or PUSHED) + awaited + refused
+  return (is_stored and STORED or PUSHED) + refused
 end
 
 local reply = commit_otherwise()

@@ -34,15 +34,11 @@ end
 
 -- part: publish_to_all
 -- include: publish, process_channels
--- Publishes on the channel of a name, and to each backend that registered. Returns how many hear.
+-- Publishes on the channel of a name, and to each backend that registered.
 local function publish_to_all(channel, registered, message)
   local start, name = process_channels(channel)
-  local count = 0
-  for process in string.gmatch(registered, ',(%x+)') do
-    publish(start .. process, name .. message)
-    count = count + 1
-  end
-  return publish(channel, message) + count
+  for process in string.gmatch(registered, ',(%x+)') do publish(start .. process, name .. message) end
+  publish(channel, message)
 end
 
 -- part: tell_tiers
