@@ -83,12 +83,8 @@ impl ResponseHead {
         Self { age, late: late.as_millis().try_into().unwrap_or(u32::MAX), ..self.clone() }
     }
 
-    /// Builds a response of this age, which has no `Age` if that is zero.
-    pub(super) fn response<B>(&self, body: B, age: u64) -> Response<B> {
-        self.clone().with_age(body, Some(age).filter(|age| *age > 0))
-    }
-
-    fn with_age<B>(self, body: B, age: Option<u64>) -> Response<B> {
+    /// Builds a response of this age, if it has one.
+    pub(super) fn with_age<B>(self, body: B, age: Option<u64>) -> Response<B> {
         let mut response = Response::new(body);
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers;
@@ -345,7 +341,7 @@ mod tests {
             damaged[at] = byte;
             if let Ok(response) = ResponseCodec.decode(damaged.into()) {
                 // A decoded response can be sent to a client.
-                let _ = response.head.response((), 1);
+                let _ = response.head.as_ref().clone().with_age((), Some(1));
             }
         }
     }

@@ -12,8 +12,8 @@
 //!
 //! Host, path and query are in normal form (RFC 9110, section 4.2.3; RFC 3986, section 6.2), so
 //! that a write of one URI ends the responses of all equivalent ones. But a router may not know
-//! `/%61` for `/a`. So a request with an encoding that is not needed is only answered with what is
-//! stored. Lower-case digits of an encoding are common, and no reason for that.
+//! `/%61` for `/a`. So a request with an encoding that is not needed passes. Lower-case digits of an
+//! encoding are common, and no reason for that.
 
 use std::{borrow::Cow, fmt::Write, sync::Arc};
 

@@ -7,7 +7,7 @@ use http::{Response, request::Parts};
 
 use super::{
     BellwetherLayer, CachedResponse, Http, Policy, Query, VaryBy, key::KeyPart, marks::Marks,
-    service::error_response, variants::Variants,
+    service::error_response,
 };
 use crate::{
     cache::{Cache, UNCACHEABLE_LIFE},
@@ -190,9 +190,8 @@ impl BellwetherLayer<Http> {
     ///
     /// The case of the host, a default port and the case of any percent-encoding do not matter (RFC
     /// 9110, section 4.2.3). A service may take other spellings for another resource. So a request
-    /// with an encoding that is not needed, of a letter or one of `0-9-._~`, only reads what is
-    /// stored, or passes. So does one with a segment `.` or `..`. A write to such a path also ends
-    /// the responses of the path without it.
+    /// with an encoding that is not needed, of a letter or one of `0-9-._~`, passes. So does one with
+    /// a segment `.` or `..`. A write to such a path also ends the responses of the path without it.
     ///
     /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
     /// prefix, for axum 0.8. Under nested routers of any other version or framework, add the
@@ -208,9 +207,7 @@ impl BellwetherLayer<Http> {
     /// The key of the resource then holds a marker, and its variants have keys of their own. One
     /// invalidation of the key ends all of them. A hit costs two reads.
     ///
-    /// A resource has at most 64 variants that were asked for in the last ten minutes, in each
-    /// process. Requests for others pass. With [`coalesce_only`](super::Policy::coalesce_only),
-    /// responses with a `Vary` are not shared.
+    /// With [`coalesce_only`](super::Policy::coalesce_only), responses with a `Vary` are not shared.
     ///
     /// # Conditions and ranges
     ///
@@ -559,13 +556,13 @@ impl BellwetherLayer<Http> {
     ///
     /// A response that did not come from the cache has a `fwd=…` that says why. Its `detail` is
     /// the header of the request that stood in the way, or one of these: `body`, for a request with
-    /// a body; or `key`, if a [`vary_by`](Self::vary_by) returned `None` or the host is not clear.
-    /// Three more are:
+    /// a body; or `key`, if a [`vary_by`](Self::vary_by) returned `None`, or the host or the path is
+    /// not clear.
+    /// Two more are:
     ///
     /// - `uncacheable`: its response may not be shared. If this is that response, the reason
     ///   follows: mostly the name of a header, or `lifetime`, if it names none and there is no
     ///   [`default_lifetime`](Self::default_lifetime).
-    /// - `variants`: 64 other variants of the resource are in use.
     /// - `overloaded`: as many loads run as the cache [allows](crate::cache::Builder::max_loads).
     ///
     /// A request with another method has `fwd=method`. The layer's own response while a key backs
@@ -641,7 +638,6 @@ impl BellwetherLayer<Http> {
 pub(super) struct HttpSettings {
     pub(super) cache: Cache<CachedResponse>,
     pub(super) marks: Arc<Marks>,
-    pub(super) variants: Arc<Variants>,
     pub(super) policy: Policy,
     pub(super) key_parts: Vec<KeyPart>,
     pub(super) query: Query,
@@ -671,7 +667,6 @@ impl HttpSettings {
         Self {
             cache,
             marks: Arc::new(Marks::new(UNCACHEABLE_LIFE)),
-            variants: Arc::new(Variants::new()),
             policy: Policy::default(),
             key_parts: Vec::new(),
             query: Query::default(),

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode, response::Parts};
 use http_body::Body;
 use tokio::{sync::oneshot, time::Instant};
@@ -20,10 +21,10 @@ use super::{
     cached::{ResponseHead, encoded_head_len},
     fields::content_length,
     request::Question,
-    response::{Freshness, ResponseClass, lacks_body},
+    response::{Freshness, ResponseClass},
     status::Forward,
     unavailable::is_failure,
-    validation::{Validated, Validation},
+    validation::{add_validators, renewed},
     variants::{Marker, Place, Variant},
 };
 use crate::{
@@ -61,40 +62,34 @@ where
 pub(super) type CallResult<S, B> =
     Result<Response<ResponseBody<<S as InnerHttp<B>>::Body>>, <S as Service<Request<B>>>::Error>;
 
-/// One caller's side of an exchange with the flight that it may lead.
+/// An exchange of one caller with the flight that it may lead.
 ///
 /// It holds the body of the request until that runs, then the answer if it is for this caller. The
 /// body can be taken only once, so the request runs at most once. An answer that the flight leaves
 /// here reaches the caller however the flight ends. It is dropped with the caller.
-pub(super) struct Exchange<B, Res> {
-    pub(super) body: Arc<Mutex<Option<B>>>,
-    pub(super) answer: oneshot::Receiver<Res>,
-}
-
-/// The side of the flight.
-pub(super) struct FlightExchange<B, Res> {
+pub(super) struct Exchange<B, A> {
     body: Arc<Mutex<Option<B>>>,
-    answer: oneshot::Sender<Res>,
+    /// The receiver on the side of the caller, and the sender on that of the flight.
+    pub(super) answer: A,
 }
 
-impl<B, Res> Exchange<B, Res> {
-    pub(super) fn new(body: B) -> (Self, FlightExchange<B, Res>) {
+impl<B, R> Exchange<B, oneshot::Receiver<R>> {
+    /// Returns the side of the caller, and that of the flight.
+    pub(super) fn new(body: B) -> (Self, Exchange<B, oneshot::Sender<R>>) {
         let body = Arc::new(Mutex::new(Some(body)));
         let (sender, receiver) = oneshot::channel();
-        let of_flight = FlightExchange { body: Arc::clone(&body), answer: sender };
-        (Self { body, answer: receiver }, of_flight)
+        (Self { body: body.clone(), answer: receiver }, Exchange { body, answer: sender })
     }
 }
 
-impl<B, Res> FlightExchange<B, Res> {
-    /// Leaves the answer to the caller, if it has not gone away.
-    fn answer(self, answer: Res) {
-        drop(self.answer.send(answer));
+impl<B, A> Exchange<B, A> {
+    pub(super) fn take_body(&self) -> Option<B> {
+        lock(&self.body).take()
     }
 }
 
-/// The exchange of a flight with the caller that leads it.
-pub(super) type LedExchange<S, B> = FlightExchange<B, CallResult<S, B>>;
+/// Where the flight leaves the answer for the caller that leads it. It may have gone away.
+type AnswerSender<S, B> = oneshot::Sender<CallResult<S, B>>;
 
 /// Calls the inner service for the leader, and decides whether its response may be shared.
 pub(super) async fn load<S, B>(
@@ -102,7 +97,7 @@ pub(super) async fn load<S, B>(
     place: Place,
     question: Arc<Question>,
     inner: S,
-    exchange: LedExchange<S, B>,
+    exchange: Exchange<B, AnswerSender<S, B>>,
     lead: Lead<CachedResponse>,
 ) -> Result<Produced<CachedResponse>, Error>
 where
@@ -111,21 +106,22 @@ where
     if let Some(marker) = http.renewed_marker(&lead) {
         return Ok(Produced::Value(marker.into()));
     }
-    let Some(body) = lock(&exchange.body).take() else {
-        return Err(Error::new(ErrorKind::Cancelled, "the request has run already"));
-    };
+    let body = exchange
+        .take_body()
+        .ok_or_else(|| Error::new(ErrorKind::Cancelled, "the request has run already"))?;
     let mut request = question.for_all(body);
+    let stale = add_validators(&lead, request.headers_mut());
     let load = ResponseLoad { http, place, question, begun: Instant::now(), lead };
-    let validation = Validation::begin(&load.lead, &mut request);
-    let response = match layer::oneshot(inner, request).await {
-        Ok(response) => response,
-        Err(error) => {
-            exchange.answer(Err(error));
-            return Err(Error::new(ErrorKind::Load, "the inner service returned an error"));
+    match layer::oneshot(inner, request).await {
+        Ok(response) => {
+            let response = load.validated(stale, response).await?;
+            load.land::<S, B>(response, exchange.answer).await
         }
-    };
-    let response = load.validated(validation, response).await?;
-    load.land::<S, B>(response, exchange).await
+        Err(error) => {
+            drop(exchange.answer.send(Err(error)));
+            Err(Error::new(ErrorKind::Load, "the inner service returned an error"))
+        }
+    }
 }
 
 /// The load of a response, after its request was sent.
@@ -138,43 +134,46 @@ struct ResponseLoad {
 }
 
 impl ResponseLoad {
-    /// Returns the response that an answer stands for: itself, or the stored one with a new head.
+    /// Returns the response that an answer stands for: itself, or the stale one with a new head.
     async fn validated<B: Body>(
         &self,
-        validation: Option<Validation>,
+        stale: Option<CachedResponse>,
         answer: Response<B>,
     ) -> Result<Response<ResponseBody<B>>, Error> {
-        match validation.map_or(Validated::Replaced, |validation| validation.end(&answer)) {
-            Validated::Replaced => Ok(answer.map(ResponseBody::untouched)),
-            Validated::Renewed(parts, body) => {
-                Ok(Response::from_parts(*parts, ResponseBody::whole(body)))
-            }
-            Validated::Unknown { may_stand_in } => {
-                if !may_stand_in {
-                    self.remove_stored().await;
-                }
-                let words = "the inner service validated another response";
-                Err(Error::new(ErrorKind::Load, words))
-            }
+        let is_validated = answer.status() == StatusCode::NOT_MODIFIED;
+        let Some(stale) = stale.filter(|_| is_validated) else {
+            return Ok(answer.map(ResponseBody::untouched));
+        };
+        if let Some(renewed) = renewed(&stale, answer.headers()) {
+            return Ok(renewed.map(ResponseBody::whole));
         }
+        if stale.only_validates() {
+            self.remove_stored().await;
+        }
+        Err(Error::new(ErrorKind::Load, "the inner service validated another response"))
     }
 
     /// Returns what the flight lands with. Its caller has the response at once.
     async fn land<S: InnerHttp<B>, B>(
         self,
         response: Response<ResponseBody<S::Body>>,
-        exchange: LedExchange<S, B>,
+        answer: AnswerSender<S, B>,
     ) -> Result<Produced<CachedResponse>, Error> {
         let (parts, body) = response.into_parts();
         let (request, limit) = (&self.question.head.headers, self.http.0.cache.settings().max_key);
         let variant = self.place.variant(&parts.headers, request, limit);
-        match (self.classify(&parts, &body), variant) {
+        let class = match is_failure(parts.status) && self.lead.has_stand_in() {
+            // The stored response stands in for it, whatever its lifetime.
+            true => ResponseClass::Failing,
+            false => self.http.classify(&self.question, self.begun.elapsed(), &parts, &body),
+        };
+        match (class, variant) {
             (ResponseClass::Shareable(freshness), Some(variant)) => {
                 let (streamed, collector) =
-                    self.announce::<S, B>(parts, body, freshness, variant, exchange);
+                    self.announce::<S, B>(parts, body, freshness, variant, answer);
                 self.collect(&streamed, collector).await
             }
-            (class, _) => Ok(self.land_alone::<S, B>(class, parts, body, exchange).await),
+            (class, _) => Ok(self.land_alone::<S, B>(class, parts, body, answer).await),
         }
     }
 
@@ -184,40 +183,36 @@ impl ResponseLoad {
         class: ResponseClass,
         parts: Parts,
         body: ResponseBody<S::Body>,
-        exchange: LedExchange<S, B>,
+        answer: AnswerSender<S, B>,
     ) -> Produced<CachedResponse> {
         self.end_stored(parts.status).await;
-        let (why, produced) = match class {
+        let (forward, produced) = match class {
             ResponseClass::Failing => {
-                let produced = self.http.failing(&self.question, &parts, &self.lead);
-                let why = || Forward::of(self.place.is_variant(), self.lead.replaces());
-                let response = self.http.explained(Response::from_parts(parts, body), why);
-                exchange.answer(Ok(response));
-                return produced;
+                let forward = Forward::of(self.place.is_variant(), self.lead.replaces());
+                (forward, self.http.failing(&self.question, &parts, &self.lead))
             }
-            ResponseClass::Reserved => ("authorization", Produced::Reserved),
-            ResponseClass::Uncacheable(why) => (why, Produced::Uncacheable),
+            ResponseClass::Reserved => {
+                self.mark(true);
+                (Forward::Uncacheable(Some("authorization")), Produced::Reserved)
+            }
+            ResponseClass::Uncacheable(why) => {
+                self.mark(false);
+                (Forward::Uncacheable(Some(why)), Produced::Uncacheable)
+            }
             // Its `Vary` has no end.
-            ResponseClass::Shareable(_) => ("vary", Produced::Uncacheable),
+            ResponseClass::Shareable(_) => {
+                self.mark(false);
+                (Forward::Uncacheable(Some("vary")), Produced::Uncacheable)
+            }
         };
-        let of_authorized = matches!(produced, Produced::Reserved);
-        self.http.0.marks.set(self.place.lasting_key(), of_authorized);
         let response = Response::from_parts(parts, body);
-        exchange.answer(Ok(self.http.explained(response, || Forward::Uncacheable(Some(why)))));
+        drop(answer.send(Ok(self.http.explained(response, || forward))));
         produced
     }
 
-    /// Returns the class of an answer.
-    fn classify(&self, parts: &Parts, body: &impl Body) -> ResponseClass {
-        if lacks_body(&parts.headers, body) {
-            // Its caller gets it as the service made it.
-            return ResponseClass::unshared(parts.status, "body");
-        }
-        // The stored response stands in for it, whatever its lifetime.
-        if is_failure(parts.status) && self.lead.has_stand_in() {
-            return ResponseClass::Failing;
-        }
-        self.http.classify(&self.question, self.begun.elapsed(), parts, body)
+    /// Marks the key of the response, which is for its caller alone.
+    fn mark(&self, of_authorized: bool) {
+        self.http.0.marks.set(self.place.lasting_key(), of_authorized);
     }
 
     /// Shares a response while its body arrives, with the caller that leads and with others.
@@ -227,29 +222,30 @@ impl ResponseLoad {
         body: ResponseBody<S::Body>,
         freshness: Freshness,
         variant: Option<Variant>,
-        exchange: LedExchange<S, B>,
+        answer: AnswerSender<S, B>,
     ) -> (Arc<StreamedResponse>, Collector) {
         let (settings, lead) = (&self.http.0, &self.lead);
         // The longest lifetime begins with the head, as the response's own does.
         let freshness = freshness.capped(settings.cache.settings().options.ttl);
         let announced = content_length(&parts.headers).unwrap_or_default();
+        let limits = BodyLimits {
+            size: self.http.most_of_body(&parts.headers),
+            total: settings.body_limit,
+            finish_unread: !settings.cache.settings().cancels_abandoned,
+        };
+        let (body, collector) = SharedBody::new(body, announced, limits);
         let forward = Forward::of(self.place.is_variant(), lead.replaces());
-        let (body, collector) =
-            SharedBody::new(body, announced, self.http.body_limits(&parts.headers));
-        let streamed = Arc::new(StreamedResponse {
-            head: ResponseHead::new(&parts, freshness.age, freshness.only_validates),
-            body,
-            variant,
-            forward: forward.clone(),
-            received: Instant::now(),
-            freshness,
-        });
-        if let Some(response) = streamed.own() {
+        let head = ResponseHead::new(&parts, freshness.age, freshness.only_validates);
+        let received = Instant::now();
+        let streamed =
+            Arc::new(StreamedResponse { head, body, variant, forward, received, freshness });
+        if let Some(response) = streamed.response(true) {
             let is_stored = lead.fence().is_some() && !freshness.lifetime.is_zero();
-            let ttl = is_stored.then_some(freshness.lifetime.as_secs());
-            let ttl = ttl.and_then(|ttl| i64::try_from(ttl).ok());
-            let response = self.http.with_source(response, lead.source(), ttl, &forward);
-            exchange.answer(Ok(response.map(ResponseBody::shared)));
+            let ttl = is_stored.then(|| i64::try_from(freshness.lifetime.as_secs()).ok());
+            let (source, forward) = (lead.source(), &streamed.forward);
+            let response = response.map(ResponseBody::shared);
+            let response = self.http.with_source(response, source, ttl.flatten(), forward);
+            drop(answer.send(Ok(response)));
         }
         let groups = self.http.groups(&self.question.head, &parts.headers);
         groups.into_iter().for_each(|group| lead.tag(group));
@@ -265,22 +261,27 @@ impl ResponseLoad {
         collector: Collector,
     ) -> Result<Produced<CachedResponse>, Error> {
         let (http, lead) = (&self.http, &self.lead);
-        match (streamed.collect(collector).await, &streamed.variant) {
-            (Ok((response, freshness)), None) => {
-                freshness.keep(lead);
-                Ok(Produced::Value(response.into()))
+        match collector.collect().await {
+            Ok(bytes) => {
+                let (response, freshness) = streamed.complete(bytes);
+                match &streamed.variant {
+                    None => {
+                        freshness.keep(lead);
+                        Ok(Produced::Value(response.into()))
+                    }
+                    // In a box, which most loads do not need.
+                    Some(variant) => {
+                        Ok(Box::pin(http.store_below(variant, &response, &freshness, lead)).await)
+                    }
+                }
             }
-            // In a box, which most loads do not need.
-            (Ok((response, freshness)), Some(variant)) => {
-                Ok(Box::pin(http.store_below(variant, &response, &freshness, lead)).await)
-            }
-            (Err(NotCollected::Unfit), _) => {
+            Err(NotCollected::Unfit) => {
                 self.end_stored(streamed.head.status()).await;
-                http.0.marks.set(self.place.lasting_key(), false);
+                self.mark(false);
                 Ok(Produced::Uncacheable)
             }
-            (Err(NotCollected::Unread), _) => Ok(Produced::Reserved),
-            (Err(NotCollected::Broken(error)), _) => {
+            Err(NotCollected::Unread) => Ok(Produced::Reserved),
+            Err(NotCollected::Broken(error)) => {
                 let words = "the response body ended with an error";
                 Err(Error::with_source(ErrorKind::Load, words, error))
             }
@@ -305,12 +306,6 @@ impl ResponseLoad {
 }
 
 impl Http {
-    fn body_limits(&self, headers: &HeaderMap) -> BodyLimits {
-        let finish_unread = !self.0.cache.settings().cancels_abandoned;
-        let (size, total) = (self.most_of_body(headers), self.0.body_limit);
-        BodyLimits { size, total, finish_unread }
-    }
-
     /// Returns the most bytes of a body that are stored with these headers.
     pub(super) fn most_of_body(&self, headers: &HeaderMap) -> u64 {
         let most = self.0.cache.settings().max_value;
@@ -331,23 +326,20 @@ pub(super) struct StreamedResponse {
 }
 
 impl StreamedResponse {
-    /// Returns the response for the caller whose request it answers.
-    fn own(&self) -> Option<Response<Reader>> {
-        Some(self.head.response(self.body.reader(true)?, self.freshness.age))
-    }
-
     /// Returns the marker below which a request with these headers selects another response.
     pub(super) fn misses(&self, request: &HeaderMap) -> Option<&Marker> {
         self.variant.as_ref()?.misses(request)
     }
 
-    /// Returns the response for another caller, unless that came too late or the body broke off.
-    pub(super) fn follow(&self) -> Option<Response<Reader>> {
+    /// Returns the response for a caller, unless that came too late or the body broke off. The
+    /// caller whose request it answers has the trailers, too.
+    pub(super) fn response(&self, with_trailers: bool) -> Option<Response<Reader>> {
         if self.late().is_some() {
             return None;
         }
         let age = self.freshness.age.saturating_add(self.received.elapsed().as_secs());
-        Some(self.head.response(self.body.reader(false)?, age))
+        let age = Some(age).filter(|age| *age > 0);
+        Some(self.head.clone().with_age(self.body.reader(with_trailers)?, age))
     }
 
     /// Returns whether the body broke off in time, so that its load has failed.
@@ -362,15 +354,10 @@ impl StreamedResponse {
         self.received.elapsed().checked_sub(lifetime)
     }
 
-    /// Collects the body within its limits. The lifetime of the response began with its head.
-    async fn collect(
-        &self,
-        collector: Collector,
-    ) -> Result<(CachedResponse, Freshness), NotCollected> {
-        let bytes = collector.collect().await?;
+    /// Returns the whole response, and its freshness. Its lifetime began with its head.
+    fn complete(&self, body: Bytes) -> (CachedResponse, Freshness) {
         let (took, late) = (self.received.elapsed(), self.late().unwrap_or_default());
-        let lifetime = self.freshness.lifetime.saturating_sub(took);
-        let response = CachedResponse::new(self.head.later(took, late), bytes);
-        Ok((response, self.freshness.capped(lifetime)))
+        let response = CachedResponse::new(self.head.later(took, late), body);
+        (response, self.freshness.capped(self.freshness.lifetime.saturating_sub(took)))
     }
 }

@@ -15,7 +15,7 @@ use super::{
     conditions::TERMS,
     fields::{Directives, Scope, names_no_field, pragma},
     header_names::{HeaderClass, classify},
-    key::{self, is_named, may_hold_another},
+    key::{is_named, may_hold_another},
     policy::PolicyKind,
     status::Forward,
 };
@@ -24,16 +24,13 @@ use super::{
 #[derive(Clone)]
 pub(super) struct Question {
     pub(super) head: request::Parts,
-    /// Its URI is not in normal form, so its own response is for it alone.
-    pub(super) is_respelled: bool,
     /// When it came.
     since: Instant,
 }
 
 impl Question {
     pub(super) fn new(head: request::Parts) -> Self {
-        let is_respelled = key::is_request_respelled(&head);
-        Self { head, is_respelled, since: Instant::now() }
+        Self { head, since: Instant::now() }
     }
 
     /// Returns the request for the whole response, which answers all that is asked.

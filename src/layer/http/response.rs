@@ -66,18 +66,12 @@ pub(super) enum ResponseClass {
 
 impl ResponseClass {
     /// Returns the class of a response with this status that is not shared.
-    pub(super) fn unshared(status: StatusCode, why: &'static str) -> Self {
+    fn unshared(status: StatusCode, why: &'static str) -> Self {
         match status.is_client_error() || status.is_server_error() {
             true => Self::Failing,
             false => Self::Uncacheable(why),
         }
     }
-}
-
-/// Returns whether a response announces a body that is not there.
-pub(super) fn lacks_body(headers: &HeaderMap, body: &impl Body) -> bool {
-    let is_announced = content_length(headers).flatten().is_some_and(|length| length > 0);
-    is_announced && (body.is_end_stream() || body.size_hint().exact() == Some(0))
 }
 
 /// Fields whose response belongs to one caller, whatever it says about caches.
@@ -118,8 +112,12 @@ impl Http {
     /// Judges whether the body of a response may be kept.
     fn judge_framing(&self, headers: &HeaderMap, body: &impl Body) -> Judged<()> {
         let most = self.most_of_body(headers);
-        let announced = content_length(headers).ok_or("content-length")?;
-        if announced.unwrap_or_default().max(body.size_hint().lower()) > most {
+        let announced = content_length(headers).ok_or("content-length")?.unwrap_or_default();
+        let is_empty = body.is_end_stream() || body.size_hint().exact() == Some(0);
+        if announced > 0 && is_empty {
+            return Err("body");
+        }
+        if announced.max(body.size_hint().lower()) > most {
             return Err("size");
         }
         connection(headers).ok_or("connection")?;

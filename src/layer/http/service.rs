@@ -9,11 +9,14 @@ use bytes::Bytes;
 use http::{
     HeaderValue, Request, Response, StatusCode,
     header::{CACHE_CONTROL, RETRY_AFTER},
+    request,
 };
 use http_body::Body;
-use tokio::{sync::oneshot, time::Instant};
+use tokio::{
+    sync::oneshot::{self, error::TryRecvError},
+    time::Instant,
+};
 use tower_service::Service;
-use tracing::debug;
 
 use super::{
     CachedResponse, Http, InnerServiceError, ResponseBody, key,
@@ -28,7 +31,6 @@ use crate::{
     error::{BoxError, Error, ErrorKind},
     key::Key,
     layer::{self, Bellwether, ResponseFuture},
-    sync::lock,
 };
 
 impl<S, B, ResBody> Service<Request<B>> for Bellwether<S, Http>
@@ -53,27 +55,26 @@ where
         let (http, inner) = (self.mode.clone(), self.inner.clone());
         let (head, body) = request.into_parts();
         let question = Arc::new(Question::new(head));
-        match http.admit(&question, &body) {
+        match http.admit(&question.head, &body) {
             Ok(place) => ResponseFuture::new(share(http, place, question, body, inner)),
-            Err(why) => {
-                let purged = matches!(why, Forward::Method).then(|| http.purged(&question.head));
-                ResponseFuture::new(async move {
-                    match purged.flatten() {
-                        Some(purged) => Ok(http.purge(purged).await),
-                        None => http.pass(None, question, body, inner, why).await,
-                    }
-                })
-            }
+            Err(why) => match http.purged(&question.head) {
+                Some(purged) => ResponseFuture::new(async move { Ok(http.purge(purged).await) }),
+                None => {
+                    ResponseFuture::new(
+                        async move { http.pass(None, question, body, inner, why).await },
+                    )
+                }
+            },
         }
     }
 }
 
 impl Http {
     /// Returns the place of a request that takes part.
-    fn admit(&self, question: &Question, body: &impl Body) -> Result<Place, Forward> {
-        let parts = &question.head;
+    fn admit(&self, parts: &request::Parts, body: &impl Body) -> Result<Place, Forward> {
         self.check(parts, body)?;
-        let key = self.key(parts).ok_or(Forward::Key)?;
+        let key = self.key(parts).filter(|_| !key::is_request_respelled(parts));
+        let key = key.ok_or(Forward::Key)?;
         let texts = match self.0.key_parts.is_empty() || self.0.policy.coalesces {
             true => None,
             false if self.0.cache.settings().max_key < KEY_LENGTH => return Err(Forward::Key),
@@ -96,20 +97,19 @@ impl Http {
         S: InnerHttp<B>,
     {
         self.count(&why);
-        let is_safe = question.head.method.is_safe();
-        let kept = (place.is_some() || !is_safe).then(|| question.clone());
+        let is_kept = place.is_some() || !question.head.method.is_safe();
+        let kept = is_kept.then(|| question.clone());
         let begun = Instant::now();
         let request = Request::from_parts(Arc::unwrap_or_clone(question).head, body);
         let (parts, body) = layer::oneshot(inner, request).await?.into_parts();
         if let Some(question) = kept {
-            if !is_safe {
-                self.invalidate(&question.head, parts.status, &parts.headers).await;
-            }
             let class = || self.classify(&question, begun.elapsed(), &parts, &body);
-            if let Some(place) = place
-                && matches!(class(), ResponseClass::Shareable(_))
-            {
-                self.0.marks.end(place.lasting_key());
+            match place {
+                None => self.invalidate(&question.head, parts.status, &parts.headers).await,
+                Some(place) if matches!(class(), ResponseClass::Shareable(_)) => {
+                    self.0.marks.end(place.lasting_key());
+                }
+                Some(_) => {}
             }
         }
         let response = Response::from_parts(parts, ResponseBody::untouched(body));
@@ -135,18 +135,20 @@ const TRIES: u8 = 4;
 enum Settled<S: InnerHttp<B>, B> {
     /// With a response.
     Done(CallResult<S, B>),
-    /// The request has to go on alone, unless it is to try again to share.
-    Alone { body: B, why: Forward, again: bool },
-    /// The response that it came to broke off. It tries again, and fails in the end.
-    Broken(B),
     /// The request selects a response below this marker.
     Varies(B, Marker),
-    /// The flight goes on without the caller that leads it, and will answer its request.
-    Led(oneshot::Receiver<CallResult<S, B>>),
+    /// It may share the response of the next flight. If it cannot, it goes on alone.
+    Retry(B),
+    /// The response that it came to broke off. It tries again, and fails in the end.
+    Broken(B),
+    /// It goes on alone.
+    Alone(B, Forward),
+    /// Its load has failed.
+    Failed(Error),
 }
 
 /// Answers a request with the shared response, or with the caller's own if there is none.
-pub(super) async fn share<S, B>(
+async fn share<S, B>(
     http: Http,
     mut place: Place,
     question: Arc<Question>,
@@ -161,40 +163,33 @@ where
     let mut settled = fly(&http, &place, &question, body, inner.clone()).await;
     let mut tries = TRIES;
     loop {
-        let body = match settled {
-            Settled::Done(response) => return response,
-            Settled::Led(answer) => {
-                let answer = answer.await.unwrap_or_else(|_| {
-                    let words = "the task that ran the request was cancelled";
-                    Ok(http.failed(&question, &Error::new(ErrorKind::Cancelled, words)))
-                });
-                return answer.map(|response| question.answer(response));
-            }
+        let (body, why) = match settled {
+            Settled::Done(response) => return response.map(|shared| question.answer(shared)),
             Settled::Varies(body, marker) => {
                 place = place.below(&marker, &question.head.headers);
-                if !http.0.variants.admit(&marker, &place) {
-                    let (place, why) = (Some(&place), Forward::Variants);
-                    return Box::pin(http.pass(place, question, body, inner, why)).await;
-                }
-                body
+                (body, None)
             }
-            Settled::Alone { body, again: true, .. } | Settled::Broken(body) if tries > 0 => {
+            Settled::Retry(body) | Settled::Broken(body) if tries > 0 => {
                 tries -= 1;
                 // A load that has failed without a lease is in the way for a moment more.
                 tokio::task::yield_now().await;
-                body
+                (body, None)
             }
             Settled::Broken(_) => {
                 http.0.cache.counters().failed.add();
                 let error = Error::new(ErrorKind::Load, "the body of the response broke off");
                 return Ok(http.failed(&question, &error));
             }
-            Settled::Alone { body, why, .. } => {
-                let place = Some(&place).filter(|_| !question.is_respelled);
-                return Box::pin(http.pass(place, question, body, inner, why)).await;
-            }
+            Settled::Failed(error) => return Ok(http.failed(&question, &error)),
+            Settled::Retry(body) => (body, Some(Forward::Uncacheable(None))),
+            Settled::Alone(body, why) => (body, Some(why)),
         };
-        settled = Box::pin(fly(&http, &place, &question, body, inner.clone())).await;
+        match why {
+            Some(why) => {
+                return Box::pin(http.pass(Some(&place), question, body, inner, why)).await;
+            }
+            None => settled = Box::pin(fly(&http, &place, &question, body, inner.clone())).await,
+        }
     }
 }
 
@@ -210,18 +205,15 @@ where
     S: InnerHttp<B>,
     B: Body + Send + 'static,
 {
-    if question.is_respelled {
-        return Box::pin(http.look_up(place, question, body)).await;
-    }
-    let marks = &http.0.marks;
-    let Some(on_uncacheable) = marks.on_uncacheable(place.lasting_key(), question.is_authorized())
-    else {
-        return Settled::Alone { body, why: Forward::Uncacheable(None), again: false };
+    let settings = &http.0;
+    let on_uncacheable =
+        settings.marks.on_uncacheable(place.lasting_key(), question.is_authorized());
+    let Some(on_uncacheable) = on_uncacheable else {
+        return Settled::Alone(body, Forward::Uncacheable(None));
     };
     if place.has_parts() {
         return Settled::Varies(body, Box::pin(http.generation(place)).await);
     }
-    let settings = &http.0;
     let on_full = if settings.refuses_overload { OnFull::Refuse } else { OnFull::Pass };
     let sharing = Sharing {
         on_uncacheable,
@@ -233,91 +225,59 @@ where
     let cached = http.request(&place.key).sharing(sharing).max_stale(settings.max_stale);
     let (exchange, led) = Exchange::new(body);
     let (own, of, asked) = (http.clone(), place.clone(), question.clone());
-    let flown = cached.fly(move |lead| load(own, of, asked, inner, led, lead)).await;
-    http.settle(place, question, exchange, flown)
+    match cached.fly(move |lead| load(own, of, asked, inner, led, lead)).await {
+        // The exchange is left alone then. Its request may be that of a refresh which has begun,
+        // and a stale response stands in for the answer of an origin that fails.
+        Ok(FlightResult::Loaded(loaded))
+            if !Marker::is(&loaded.value)
+                && CachedResponse::is_in_time(&loaded, || question.waited()) =>
+        {
+            Settled::Done(Ok(http.replay(place, loaded)))
+        }
+        ended => Box::pin(http.settle(question, exchange, ended)).await,
+    }
 }
 
 impl Http {
-    /// Answers a request whose URI is not in normal form with what is stored for that form. Its own
-    /// response could be another one, so it is for its caller alone.
-    async fn look_up<S: InnerHttp<B>, B>(
-        &self,
-        place: &Place,
-        question: &Question,
-        body: B,
-    ) -> Settled<S, B> {
-        let stored = self.0.cache.peek(&place.key).await;
-        let stored = stored.inspect_err(|error| debug!(%error, "the stored response is not known"));
-        match stored {
-            Ok(Some(stored)) if Marker::is(&stored.value) => match Marker::of(&stored.value) {
-                Some(marker) => Settled::Varies(body, marker),
-                None => Settled::Alone { body, why: Forward::Key, again: false },
-            },
-            Ok(Some(stored)) if stored.source() != Source::Stale => {
-                Settled::Done(Ok(self.replay(place, question, stored)))
-            }
-            _ => Settled::Alone { body, why: Forward::Key, again: false },
-        }
-    }
-
-    /// Returns how a flight ended for a caller.
-    fn settle<S: InnerHttp<B>, B>(
-        &self,
-        place: &Place,
-        question: &Question,
-        exchange: Exchange<B, CallResult<S, B>>,
-        flown: Result<FlightResult<CachedResponse>, Error>,
-    ) -> Settled<S, B> {
-        match flown {
-            // The exchange is left alone then. Its request may be that of a refresh which has
-            // begun, and a stale response stands in for the answer of an origin that fails.
-            Ok(FlightResult::Loaded(loaded))
-                if !Marker::is(&loaded.value)
-                    && CachedResponse::is_in_time(&loaded, || question.waited()) =>
-            {
-                Settled::Done(Ok(self.replay(place, question, loaded)))
-            }
-            flown => self.settle_unserved(question, exchange, flown),
-        }
-    }
-
     /// Returns how a flight ended for a caller that is not served the value of the flight.
-    fn settle_unserved<S: InnerHttp<B>, B>(
+    async fn settle<S: InnerHttp<B>, B>(
         &self,
         question: &Question,
-        mut exchange: Exchange<B, CallResult<S, B>>,
-        flown: Result<FlightResult<CachedResponse>, Error>,
+        mut exchange: Exchange<B, oneshot::Receiver<CallResult<S, B>>>,
+        ended: Result<FlightResult<CachedResponse>, Error>,
     ) -> Settled<S, B> {
-        // The caller has led, and its answer is there, or is still to come, or it has not run.
-        if let Ok(answer) = exchange.answer.try_recv() {
-            match flown {
-                Ok(FlightResult::Loaded(loaded)) => self.served(loaded.source()),
-                Ok(FlightResult::Head(_, source)) => self.served(source),
-                Ok(FlightResult::Alone(_)) | Err(_) => {}
+        let source = match &ended {
+            Ok(FlightResult::Loaded(loaded)) => Some(loaded.source()),
+            Ok(FlightResult::Head(_, source)) => Some(*source),
+            Ok(FlightResult::Alone(_)) | Err(_) => None,
+        };
+        let own = exchange.answer.try_recv();
+        let (ended, body) = match (ended, exchange.take_body()) {
+            (Err(error), _) if own.is_err() => return Settled::Failed(error),
+            (Ok(ended), Some(body)) => (ended, body),
+            // The caller has led. Its answer is there, or the flight goes on without the caller.
+            _ => {
+                source.into_iter().for_each(|source| self.served(source));
+                let answer = match own {
+                    Err(TryRecvError::Empty) => exchange.answer.await.ok(),
+                    own => own.ok(),
+                };
+                let words = "the task that ran the request was cancelled";
+                let cancelled = || Settled::Failed(Error::new(ErrorKind::Cancelled, words));
+                return answer.map_or_else(cancelled, Settled::Done);
             }
-            return Settled::Done(answer.map(|response| question.answer(response)));
-        }
-        let body = lock(&exchange.body).take();
-        match (flown, body) {
-            (Err(error), _) => Settled::Done(Ok(self.failed(question, &error))),
-            (Ok(flown), None) => {
-                if let FlightResult::Loaded(loaded) = flown {
-                    self.served(loaded.source());
-                }
-                Settled::Led(exchange.answer)
-            }
-            (Ok(FlightResult::Loaded(loaded)), Some(body)) => match Marker::of(&loaded.value) {
+        };
+        match ended {
+            FlightResult::Loaded(loaded) => match Marker::of(&loaded.value) {
                 Some(marker) => Settled::Varies(body, marker),
                 // It was no longer fresh when the caller came. The next load begins after that.
-                None => Settled::Alone { body, why: Forward::Uncacheable(None), again: true },
+                None => Settled::Retry(body),
             },
-            (Ok(FlightResult::Head(head, source)), Some(body)) => {
-                self.follow(question, &head, source, body)
+            FlightResult::Head(head, source) => self.follow(question, &head, source, body),
+            FlightResult::Alone(Alone::Reserved) if !question.is_authorized() => {
+                Settled::Retry(body)
             }
-            (Ok(FlightResult::Alone(why)), Some(body)) => {
-                let again = why == Alone::Reserved && !question.is_authorized();
-                Settled::Alone { body, why: why.into(), again }
-            }
+            FlightResult::Alone(why) => Settled::Alone(body, why.into()),
         }
     }
 
@@ -329,22 +289,21 @@ impl Http {
         source: Source,
         body: B,
     ) -> Settled<S, B> {
-        let alone = |body| Settled::Alone { body, why: Forward::Uncacheable(None), again: false };
         let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else {
-            return alone(body);
+            return Settled::Alone(body, Forward::Uncacheable(None));
         };
         if let Some(marker) = streamed.misses(&question.head.headers) {
             return Settled::Varies(body, marker.clone());
         }
-        match streamed.follow() {
+        match streamed.response(false) {
             Some(response) => {
                 self.served(source);
-                let answer = question.answer(response.map(ResponseBody::shared));
+                let response = response.map(ResponseBody::shared);
                 let forward = &streamed.forward;
-                Settled::Done(Ok(self.with_source(answer, Source::Followed, None, forward)))
+                Settled::Done(Ok(self.with_source(response, Source::Followed, None, forward)))
             }
             None if streamed.is_broken() => Settled::Broken(body),
-            None => alone(body),
+            None => Settled::Alone(body, Forward::Uncacheable(None)),
         }
     }
 
@@ -353,25 +312,23 @@ impl Http {
         self.0.cache.counters().served(source);
     }
 
-    /// Returns the answer that a shared response gives.
+    /// Returns the answer that a stored response gives.
     fn replay<B: Body>(
         &self,
         place: &Place,
-        question: &Question,
         loaded: Loaded<CachedResponse>,
     ) -> Response<ResponseBody<B>> {
-        self.served(loaded.source());
         let source = loaded.source();
+        self.served(source);
         let ttl = if self.0.tells_status { super::status::ttl(&loaded) } else { None };
         let response = CachedResponse::replay(loaded).map(ResponseBody::whole);
-        let forward = Forward::of(place.is_variant(), false);
-        self.with_source(question.answer(response), source, ttl, &forward)
+        self.with_source(response, source, ttl, &Forward::of(place.is_variant(), false))
     }
 
     /// Returns the answer to a caller whose load failed. A `HEAD` has no body.
     fn failed<B: Body>(&self, question: &Question, error: &Error) -> Response<ResponseBody<B>> {
         let response = (self.0.on_error)(error).map(|body| match question.is_head() {
-            true => ResponseBody::whole(Bytes::new()),
+            true => ResponseBody::default(),
             false => ResponseBody::whole(body),
         });
         match error.retry_after() {

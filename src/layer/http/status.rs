@@ -29,8 +29,6 @@ pub(super) enum Forward {
     Key,
     /// The answers of its key belong to their callers. This one does so for the reason.
     Uncacheable(Option<&'static str>),
-    /// Its resource has too many variants.
-    Variants,
     /// Too many loads are under way.
     Full,
     /// The layer answers itself, because the key backs off.
@@ -63,7 +61,6 @@ impl Display for Forward {
             Self::Uncacheable(Some(why)) => {
                 return write!(f, "fwd=uri-miss; detail=\"uncacheable: {why}\"");
             }
-            Self::Variants => "fwd=vary-miss; detail=variants",
             Self::Full => "fwd=uri-miss; detail=overloaded",
             Self::BackingOff => "detail=backing-off",
         })

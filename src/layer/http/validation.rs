@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
     header::{
         CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, IF_MODIFIED_SINCE,
         IF_NONE_MATCH, LAST_MODIFIED,
@@ -30,48 +30,33 @@ const OF_BYTES: [HeaderName; 5] = [
     HeaderName::from_static("content-digest"),
 ];
 
-/// The stale response whose validator a request has.
-pub(super) struct Validation(CachedResponse);
-
-/// The end of a validation.
-pub(super) enum Validated {
-    /// The answer takes the place of the stale response.
-    Replaced,
-    /// The stale response is right, and has this head now.
-    Renewed(Box<Parts>, Bytes),
-    /// The answer is about a response that is not known here.
-    Unknown { may_stand_in: bool },
+/// Adds the validators of the stale response to a request for the whole response. Returns that
+/// response, if it has any.
+pub(super) fn add_validators(
+    lead: &Lead<CachedResponse>,
+    request: &mut HeaderMap,
+) -> Option<CachedResponse> {
+    let stale = lead.stale()?.value;
+    let mut is_conditional = false;
+    for (validator, condition) in [(ETAG, IF_NONE_MATCH), (LAST_MODIFIED, IF_MODIFIED_SINCE)] {
+        let value = stale.headers().get(validator).filter(|_| stale.status() == StatusCode::OK);
+        if let Some(value) = value {
+            request.insert(condition, value.clone());
+            is_conditional = true;
+        }
+    }
+    is_conditional.then_some(stale)
 }
 
-impl Validation {
-    /// Adds the validators of the stale response to a request for the whole response, if there are
-    /// any.
-    pub(super) fn begin<B>(lead: &Lead<CachedResponse>, request: &mut Request<B>) -> Option<Self> {
-        let stale = lead.stale()?.value;
-        let mut is_conditional = false;
-        for (validator, condition) in [(ETAG, IF_NONE_MATCH), (LAST_MODIFIED, IF_MODIFIED_SINCE)] {
-            let value = stale.headers().get(validator).filter(|_| stale.status() == StatusCode::OK);
-            if let Some(value) = value {
-                request.headers_mut().insert(condition, value.clone());
-                is_conditional = true;
-            }
-        }
-        is_conditional.then_some(Self(stale))
+/// Returns the stale response with the headers of a `304`, unless that is about another response.
+pub(super) fn renewed(stale: &CachedResponse, newer: &HeaderMap) -> Option<Response<Bytes>> {
+    let (new, old) = (opaque_tag(newer), opaque_tag(stale.headers()));
+    if new.is_some() && new != old {
+        return None;
     }
-
-    /// Returns what an answer says about the stale response.
-    pub(super) fn end<B>(&self, answer: &Response<B>) -> Validated {
-        if answer.status() != StatusCode::NOT_MODIFIED {
-            return Validated::Replaced;
-        }
-        let (new, old) = (opaque_tag(answer.headers()), opaque_tag(self.0.headers()));
-        if new.is_some() && new != old {
-            return Validated::Unknown { may_stand_in: !self.0.only_validates() };
-        }
-        let (mut parts, ()) = Response::new(()).into_parts();
-        parts.headers = update(self.0.headers(), answer.headers());
-        Validated::Renewed(Box::new(parts), self.0.body().clone())
-    }
+    let mut renewed = Response::new(stale.body().clone());
+    *renewed.headers_mut() = update(stale.headers(), newer);
+    Some(renewed)
 }
 
 fn opaque_tag(headers: &HeaderMap) -> Option<&[u8]> {

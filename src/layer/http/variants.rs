@@ -16,17 +16,14 @@
 //! in an outage it is remembered. It is never stored, because an invalidation in another process
 //! does not end this generation.
 
-use std::{hash::BuildHasher, sync::Mutex, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
-use hashbrown::{DefaultHashBuilder, HashMap};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
     header::{ACCEPT_ENCODING, ETAG, VARY},
 };
-use lru::LruCache;
 use sha2::{Digest, Sha256};
-use tokio::time::Instant;
 use tracing::debug;
 
 use super::{
@@ -36,7 +33,6 @@ use super::{
 use crate::{
     cache::{Cache, FlightResult, Lead, OnFull, OnUncacheable, Produced, Sharing},
     key::Key,
-    sync::lock,
 };
 
 /// The status of a marker. No response has it.
@@ -50,15 +46,6 @@ pub(super) const KEY_LENGTH: usize = "VARY ".len() + 32 + " ".len() + 64;
 
 /// How many markers may lead to a response. One more is not shared.
 const MOST_MARKERS: u8 = 4;
-
-/// How many responses below a marker are shared. A request for another one passes.
-const MOST_VARIANTS: usize = 64;
-
-/// How long a variant counts after its last request.
-const IN_USE: Duration = Duration::from_secs(600);
-
-/// How many markers are remembered. Beyond it, the one that was used least recently is forgotten.
-const MOST_GENERATIONS: usize = 10_000;
 
 /// The load of a marker makes no call, so its callers share it as those of any cache do.
 const SHARING: Sharing = Sharing {
@@ -230,41 +217,6 @@ impl Variant {
     }
 }
 
-/// The variants that this process has seen.
-pub(super) struct Variants {
-    /// By the hash of a generation, the hashes of the keys below it.
-    seen: Mutex<LruCache<u64, HashMap<u64, Instant>>>,
-    hasher: DefaultHashBuilder,
-}
-
-impl Variants {
-    pub(super) fn new() -> Self {
-        Self { seen: Mutex::new(LruCache::unbounded()), hasher: DefaultHashBuilder::default() }
-    }
-
-    /// Returns whether a variant is among those that are shared, and counts it.
-    pub(super) fn admit(&self, marker: &Marker, place: &Place) -> bool {
-        if marker.names.is_empty() {
-            return true;
-        }
-        let generation = self.hasher.hash_one(&marker.generation);
-        let (variant, now) = (self.hasher.hash_one(&place.key), Instant::now());
-        let mut all = lock(&self.seen);
-        let seen = all.get_or_insert_mut(generation, HashMap::new);
-        if seen.len() >= MOST_VARIANTS && !seen.contains_key(&variant) {
-            seen.retain(|_, used| now.duration_since(*used) < IN_USE);
-            if seen.len() >= MOST_VARIANTS {
-                return false;
-            }
-        }
-        seen.insert(variant, now);
-        if all.len() > MOST_GENERATIONS {
-            all.pop_lru();
-        }
-        true
-    }
-}
-
 impl Http {
     /// Returns the marker of a resource with parts.
     pub(super) async fn generation(&self, place: &Place) -> Marker {
@@ -298,7 +250,6 @@ impl Http {
     ) -> Produced<CachedResponse> {
         let Variant { marker, place, .. } = variant;
         let Some(entry) = marker.entry() else { return Produced::Uncacheable };
-        self.0.variants.admit(marker, place);
         // The marker is of all responses below it, and each may be of other groups.
         let tagged = lead.take_tags();
         // Without a lease, the marker is not stored.
@@ -348,8 +299,6 @@ fn encodings<'a>(lines: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::sleep;
-
     use super::*;
     use crate::layer::http::headers;
 
@@ -420,24 +369,5 @@ mod tests {
         let forms: std::collections::HashSet<_> =
             different.iter().map(|line| form(&[line])).collect();
         assert_eq!(forms.len(), different.len());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_number_of_variants_is_limited_to_those_in_use() {
-        let variants = Variants::new();
-        let [one, other] = [marker("a"), marker("a")];
-        let at = |number: usize| place(&number.to_string());
-        for number in 0..MOST_VARIANTS {
-            assert!(variants.admit(&one, &at(number)));
-        }
-        assert!(!variants.admit(&one, &at(MOST_VARIANTS)));
-        assert!(variants.admit(&one, &at(0)) && variants.admit(&other, &at(MOST_VARIANTS)));
-        sleep(IN_USE / 2).await;
-        assert!(variants.admit(&one, &at(1)));
-        sleep(IN_USE / 2).await;
-        for number in 0..MOST_VARIANTS - 1 {
-            assert!(variants.admit(&one, &at(1000 + number)));
-        }
-        assert!(variants.admit(&one, &at(1)) && !variants.admit(&one, &at(2)));
     }
 }

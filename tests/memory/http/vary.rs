@@ -251,28 +251,6 @@ async fn a_resource_that_varies_by_more_than_was_known_shares_by_all_of_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_number_of_variants_is_limited() {
-    let (inner, calls) = by_language();
-    let cache = cache(&MemoryBackend::new());
-    let service = http_layer(cache.clone()).cache_status().layer(inner);
-    let request = |number: usize| in_language(&format!("x-{number}"));
-    for number in 0..64 {
-        ask(&service, request(number)).await;
-    }
-    assert_eq!((calls.count(), cache.stats().passed), (64, 0));
-    // The first one found no resource.
-    assert_eq!(cache.stats().missed_variant, 63);
-    for call in 65..67 {
-        let answer = ask(&service, request(100)).await;
-        let expected = "bellwether; fwd=vary-miss; detail=variants";
-        assert_eq!(line(&answer.headers, "cache-status"), expected);
-        assert_eq!(calls.count(), call);
-    }
-    ask(&service, request(1)).await;
-    assert_eq!(calls.count(), 66);
-}
-
-#[tokio::test(start_paused = true)]
 async fn encodings_in_another_order_share() {
     let (inner, calls) = origin(|_, request| {
         let accepted = line(request.headers(), "accept-encoding").to_owned();
