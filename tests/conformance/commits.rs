@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use bellwether::backend::{
-    Change, Claimed, Committed, Edit, Entry, EntryKind, Leases, Renewal, Store,
-};
+use bellwether::backend::{Change, Claimed, Committed, Entry, EntryKind, Leases, Store};
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, LEASE, MOMENT, TTL, begun, claim, failure, granted, held, listen,
-    name, next, read, stored, value,
+    FENCE_LIFE, FullHarness, LEASE, MOMENT, TTL, begun, begun_over, claim, failure, granted, held,
+    invalidated, listen, name, next, read, renewed, stored, value,
 };
 
 pub async fn an_entry_is_stored_and_the_lease_ended<H: FullHarness>(h: &H) {
@@ -25,8 +23,7 @@ pub async fn an_entry_is_stored_and_the_lease_ended<H: FullHarness>(h: &H) {
 }
 
 pub async fn a_claim_gets_the_entry_that_it_had_not_seen<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let first = stored(&backend, &name, "first").await;
     let expected = Claimed::Newer(value("first").with_fence(first));
     assert_eq!(backend.claim(&claim(&name), 0).await.unwrap(), expected);
@@ -39,25 +36,19 @@ pub async fn a_claim_gets_the_entry_that_it_had_not_seen<H: FullHarness>(h: &H) 
 }
 
 pub async fn the_holder_gets_its_lease_whatever_it_has_seen<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let first = stored(&backend, &name, "first").await;
     let refresh = claim(&name);
-    let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else {
-        panic!("the claim was not granted");
-    };
+    let grant = begun_over(&backend, &refresh, first).await;
     // The claim is sent again with less knowledge. The load stays under way.
     assert_eq!(begun(&backend, &refresh).await.fence(), grant.fence());
 }
 
 pub async fn a_claim_gets_a_newer_entry_though_the_lease_is_held<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let first = stored(&backend, &name, "first").await;
     let refresh = claim(&name);
-    let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else {
-        panic!("the claim was not granted");
-    };
+    let grant = begun_over(&backend, &refresh, first).await;
     let newer = backend.claim(&claim(&name), 0).await.unwrap();
     assert_eq!(newer, Claimed::Newer(value("first").with_fence(first)));
     let waits = backend.claim(&claim(&name), first).await.unwrap();
@@ -68,8 +59,7 @@ pub async fn a_claim_gets_a_newer_entry_though_the_lease_is_held<H: FullHarness>
 
 /// The answer to a commit is lost, and the commit is sent again.
 pub async fn a_commit_sent_twice_stores_once<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let mut changes = listen(&backend, &name).await;
     let claim = claim(&name);
     let grant = begun(&backend, &claim).await;
@@ -81,7 +71,7 @@ pub async fn a_commit_sent_twice_stores_once<H: FullHarness>(h: &H) {
     // The second commit neither prolonged the entry nor pushed anything.
     h.pass(TTL / 2).await;
     assert_eq!(read(&backend, &name).await, None);
-    let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let burnt = invalidated(&backend, &name).await;
     assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
@@ -89,8 +79,7 @@ pub async fn a_commit_sent_twice_stores_once<H: FullHarness>(h: &H) {
 /// The entry was written and has ended, and then the same commit arrives once more. A commit that
 /// looks at the entry alone would write it again, with a time that it no longer has.
 pub async fn a_commit_sent_twice_does_not_restore_an_ended_entry<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let claim = claim(&name);
     let grant = begun(&backend, &claim).await;
     let outcome = backend.commit(&claim, &grant, &value("v"), Some(TTL)).await.unwrap();
@@ -102,8 +91,7 @@ pub async fn a_commit_sent_twice_does_not_restore_an_ended_entry<H: FullHarness>
 }
 
 pub async fn a_commit_sent_twice_does_not_end_the_next_lease<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let (first, second) = (claim(&name), claim(&name));
     let grant = begun(&backend, &first).await;
     backend.commit(&first, &grant, &value("first"), Some(TTL)).await.unwrap();
@@ -118,8 +106,7 @@ pub async fn a_commit_sent_twice_does_not_end_the_next_lease<H: FullHarness>(h: 
 }
 
 pub async fn a_hand_over_sent_twice_hands_over_once<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let mut changes = listen(&backend, &name).await;
     let claim = claim(&name);
     let grant = begun(&backend, &claim).await;
@@ -129,14 +116,13 @@ pub async fn a_hand_over_sent_twice_hands_over_once<H: FullHarness>(h: &H) {
     }
     assert_eq!(read(&backend, &name).await, None);
     assert!(begun(&backend, &crate::harness::claim(&name)).await.fence() > grant.fence());
-    let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let burnt = invalidated(&backend, &name).await;
     assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
 pub async fn a_commit_of_a_lost_lease_is_stored_if_no_other_claim_had_it<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let claim = claim(&name);
     let grant = begun(&backend, &claim).await;
     h.pass(LEASE).await;
@@ -148,8 +134,7 @@ pub async fn a_commit_of_a_lost_lease_is_stored_if_no_other_claim_had_it<H: Full
 /// A leader stalls for longer than its lease, and another one loads meanwhile. The first value may
 /// be older than the second one. It is not stored, whether the second load is done or not.
 pub async fn a_commit_of_a_lost_lease_is_refused_after_another_claim<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let (late, newer) = (claim(&name), claim(&name));
     let grant = begun(&backend, &late).await;
     h.pass(LEASE).await;
@@ -164,8 +149,7 @@ pub async fn a_commit_of_a_lost_lease_is_refused_after_another_claim<H: FullHarn
 }
 
 pub async fn a_commit_of_a_lost_lease_gets_the_entry_of_its_successor<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let late = claim(&name);
     let grant = begun(&backend, &late).await;
     h.pass(LEASE).await;
@@ -177,8 +161,7 @@ pub async fn a_commit_of_a_lost_lease_gets_the_entry_of_its_successor<H: FullHar
 
 /// Without the fence, the backend cannot tell whether the name was invalidated meanwhile.
 pub async fn a_commit_after_its_fence_is_forgotten_is_refused<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let claim = claim(&name);
     let grant = begun(&backend, &claim).await;
     h.forget_fence(&name).await;
@@ -189,21 +172,19 @@ pub async fn a_commit_after_its_fence_is_forgotten_is_refused<H: FullHarness>(h:
 
 /// A claim that the holder sends again does not make the fence known again.
 pub async fn a_forgotten_fence_is_not_brought_back_by_its_holder<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let mut long = claim(&name);
     long.lease = FENCE_LIFE * 3;
     let grant = begun(&backend, &long).await;
     h.forget_fence(&name).await;
     assert_eq!(begun(&backend, &long).await.fence(), grant.fence());
-    assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [Renewal::Held]);
+    assert!(renewed(&backend, &long).await);
     let outcome = backend.commit(&long, &grant, &value("v"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Refused);
 }
 
 pub async fn an_entry_ends_with_its_time<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     stored(&backend, &name, "v").await;
     h.pass(TTL - MOMENT).await;
     assert_eq!(read(&backend, &name).await.as_deref(), Some("v"));
@@ -213,8 +194,7 @@ pub async fn an_entry_ends_with_its_time<H: FullHarness>(h: &H) {
 }
 
 pub async fn a_commit_replaces_the_entry_and_its_time<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     stored(&backend, &name, "first").await;
     h.pass(TTL - MOMENT).await;
     stored(&backend, &name, "second").await;
@@ -223,8 +203,7 @@ pub async fn a_commit_replaces_the_entry_and_its_time<H: FullHarness>(h: &H) {
 }
 
 pub async fn an_uncacheable_entry_is_an_entry_too<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let first = claim(&name);
     let grant = begun(&backend, &first).await;
     let verdict = Entry::uncacheable(Duration::from_millis(210));
@@ -237,8 +216,7 @@ pub async fn an_uncacheable_entry_is_an_entry_too<H: FullHarness>(h: &H) {
 }
 
 pub async fn a_failure_ends_the_lease_and_stores_nothing<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let (first, stranger) = (claim(&name), claim(&name));
     let fence = begun(&backend, &first).await.fence();
     assert!(!backend.fail(&stranger, &failure(fence, "not mine"), None).await.unwrap());

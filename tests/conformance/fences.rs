@@ -1,15 +1,14 @@
 //! Fences only grow, over everything that ends a lease and over their own loss.
 
-use bellwether::backend::{Committed, Edit, Grant, Leases, Renewal, Store};
+use bellwether::backend::{Committed, Grant, Leases, Store};
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, TTL, begun, claim, granted, held, name,
-    stored, value,
+    FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, TTL, begun, claim, granted, held, invalidated,
+    name, put, renewed, stored, value,
 };
 
 pub async fn fences_grow_over_releases<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let mut last = 0;
     for _ in 0..50 {
         let claim = claim(&name);
@@ -21,8 +20,7 @@ pub async fn fences_grow_over_releases<H: Harness>(h: &H) {
 }
 
 pub async fn fences_grow_over_expiries<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let mut last = 0;
     for _ in 0..10 {
         let fence = granted(&backend, &claim(&name)).await.fence();
@@ -33,18 +31,17 @@ pub async fn fences_grow_over_expiries<H: Harness>(h: &H) {
 }
 
 pub async fn fences_grow_over_writes<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let mut last = 0;
     let mut grown = |fence: u64| {
         assert!(fence > last, "{fence} after {last}");
         last = fence;
     };
     for _ in 0..10 {
-        grown(backend.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap());
+        grown(put(&backend, &name, "put").await);
         grown(stored(&backend, &name, "loaded").await);
-        grown(backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap());
-        grown(backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap());
+        grown(invalidated(&backend, &name).await);
+        grown(invalidated(&backend, &name).await);
         let claim = claim(&name);
         grown(granted(&backend, &claim).await.fence());
         assert!(backend.release(&claim).await.unwrap());
@@ -52,8 +49,7 @@ pub async fn fences_grow_over_writes<H: FullHarness>(h: &H) {
 }
 
 pub async fn fences_grow_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let first = claim(&name);
     let last = granted(&backend, &first).await.fence();
     assert!(backend.release(&first).await.unwrap());
@@ -63,8 +59,7 @@ pub async fn fences_grow_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
 }
 
 pub async fn fences_grow_past_the_entry_though_the_last_one_is_forgotten<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let claim = claim(&name);
     let grant = begun(&backend, &claim).await;
     // Ten lives of a fence, so that the entry outlives the fence where the fence ends by its time.
@@ -72,17 +67,16 @@ pub async fn fences_grow_past_the_entry_though_the_last_one_is_forgotten<H: Full
     assert_eq!(stored, Committed::Stored);
     h.forget_fence(&name).await;
     assert!(backend.get(&name).await.unwrap().is_some());
-    let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let burnt = invalidated(&backend, &name).await;
     assert!(burnt > grant.fence(), "{burnt} after {}", grant.fence());
 }
 
 pub async fn a_burnt_fence_is_greater_than_the_granted_one<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let fence = granted(&backend, &claim(&name)).await.fence();
-    assert!(backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap() > fence);
+    assert!(invalidated(&backend, &name).await > fence);
     let fence = granted(&backend, &claim(&name)).await.fence();
-    assert!(backend.edit(&name, &Edit::Put(value("v"), TTL), FENCE_LIFE).await.unwrap() > fence);
+    assert!(put(&backend, &name, "v").await > fence);
 }
 
 /// A load may take longer than a fence is remembered. Renewals of its lease keep the fence as well.
@@ -93,7 +87,7 @@ pub async fn a_fence_is_remembered_while_its_lease_is_renewed<H: FullHarness>(h:
     let grant: Grant = begun(&backend, &long).await;
     for _ in 0..4 {
         h.pass(LEASE - MOMENT).await;
-        assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [Renewal::Held]);
+        assert!(renewed(&backend, &long).await);
     }
     let outcome = backend.commit(&long, &grant, &value("v"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);
@@ -101,8 +95,7 @@ pub async fn a_fence_is_remembered_while_its_lease_is_renewed<H: FullHarness>(h:
 
 /// The servers of a `Redlock` are given the greatest fence among them.
 pub async fn a_holder_can_be_given_a_greater_fence<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let [holder, stranger] = [claim(&name), claim(&name)];
     let granted_first = granted(&here, &holder).await.fence();
     let far = granted_first + 3_600_000_000;

@@ -1,51 +1,105 @@
-//! A waiter for a plain mutex that takes handovers gets the lease with the release, in turn and
-//! without another claim.
+//! A waiter gets the lease with the release, in turn and without another claim.
 
-use bellwether::{
-    backend::{Claim, Leases, Mode, Renewal},
-    key::{Family, Name},
-};
+use bellwether::backend::{Change, Leases, Mode};
 use testkit::{handover_life, queue_entry_life};
 
 use crate::harness::{
-    FullHarness, LEASE, MOMENT, claim, granted, handed_over, hasty, held, listen, name_in, pushed,
+    ALONE, FullHarness, LEASE, MOMENT, claim, claim_in, claims, granted, handed_over, hasty,
+    hasty_in, held, listen, name, next, pushed, renewed,
 };
 
-fn lock() -> Name {
-    name_in("conformance", Family::Lock, "k")
-}
-
-fn claims<const N: usize>(name: &Name) -> [Claim; N] {
-    std::array::from_fn(|_| claim(name))
-}
-
-pub async fn a_waiter_is_handed_the_mutex_with_the_release<H: FullHarness>(h: &H) {
+/// A handover is a lease like any other, and is granted again to a waiter that asks.
+pub async fn a_waiter_is_handed_the_lease_with_the_release<H: FullHarness>(h: &H) {
     let backend = h.backend();
-    let name = lock();
-    let [holder, waiting] = claims(&name);
-    let last = granted(&backend, &holder).await.fence();
-    held(&backend, &waiting).await;
-    let mut changes = listen(&backend, &name).await;
-    assert!(backend.release(&holder).await.unwrap());
-    let fence = handed_over(&mut changes, &waiting).await.fence;
-    assert!(fence > last);
-    let occupied = held(&backend, &hasty(&name)).await;
-    assert_eq!((occupied.fence, occupied.holders), (fence, 1));
-    assert!(occupied.remaining <= handover_life(), "{occupied:?}");
-    // A handover is a lease like any other.
-    assert_eq!(backend.renew(std::slice::from_ref(&waiting)).await.unwrap(), [Renewal::Held]);
-    let occupied = held(&backend, &hasty(&name)).await;
-    assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
-    assert!(backend.release(&waiting).await.unwrap());
-    assert!(granted(&backend, &hasty(&name)).await.fence() > fence);
-    assert_eq!(pushed(&backend, &mut changes, &name).await, [], "the queue is not empty");
+    for mode in ALONE {
+        for asks in [false, true] {
+            let name = name(&format!("{mode:?} {asks}"));
+            let [holder, waiting] = claims(mode, &name);
+            let last = granted(&backend, &holder).await.fence();
+            held(&backend, &waiting).await;
+            let mut changes = listen(&backend, &name).await;
+            assert!(backend.release(&holder).await.unwrap());
+            // The fence of a permit is not told to others.
+            let told = handed_over(&mut changes, &waiting).await.fence;
+            let fence = if mode.is_fenced() { told } else { 0 };
+            assert!(fence > last || !mode.is_fenced());
+            let occupied = held(&backend, &hasty_in(mode, &name)).await;
+            assert_eq!((occupied.fence, occupied.holders), (fence, 1));
+            assert!(occupied.remaining <= handover_life(), "{occupied:?}");
+            match asks {
+                true => assert_eq!(granted(&backend, &waiting).await.fence(), fence),
+                false => assert!(renewed(&backend, &waiting).await),
+            }
+            let occupied = held(&backend, &hasty_in(mode, &name)).await;
+            assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+            assert!(backend.release(&waiting).await.unwrap());
+            let next = hasty_in(mode, &name);
+            assert!(granted(&backend, &next).await.fence() > fence || !mode.is_fenced());
+            assert_eq!(pushed(&backend, &mut changes, &next).await, [], "there is a queue");
+        }
+    }
+}
+
+/// The second waiter leaves meanwhile, which is sent twice as well.
+pub async fn a_release_sent_twice_hands_over_once<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    for mode in ALONE {
+        let name = name(&format!("{mode:?}"));
+        let [holder, first, leaves, last] = claims(mode, &name);
+        granted(&backend, &holder).await;
+        for waiting in [&first, &leaves, &last] {
+            held(&backend, waiting).await;
+        }
+        let mut changes = listen(&backend, &name).await;
+        assert!(!backend.release(&leaves).await.unwrap());
+        assert!(backend.release(&holder).await.unwrap());
+        assert!(!backend.release(&holder).await.unwrap());
+        let fence = handed_over(&mut changes, &first).await.fence;
+        let seen = held(&backend, &hasty_in(mode, &name)).await;
+        assert!(seen.fence == fence || !mode.is_fenced(), "{seen:?}");
+        assert!(!backend.release(&leaves).await.unwrap());
+        assert!(backend.release(&first).await.unwrap());
+        assert!(!backend.release(&first).await.unwrap());
+        assert!(handed_over(&mut changes, &last).await.fence > fence || !mode.is_fenced());
+        assert!(backend.release(&last).await.unwrap());
+    }
+}
+
+/// Waiters for a fair mutex and for a plain one are in one queue.
+pub async fn waiters_are_served_in_their_order<H: FullHarness>(h: &H) {
+    let (here, there, name) = h.two();
+    let order = [Mode::Exclusive, Mode::Fair, Mode::Fair, Mode::Exclusive, Mode::Fair];
+    let waiting = order.map(|mode| claim_in(mode, &name));
+    let mut holder = claim_in(Mode::Fair, &name);
+    let mut fence = granted(&here, &holder).await.fence();
+    let mut changes = listen(&there, &name).await;
+    for claim in &waiting {
+        held(&there, claim).await;
+    }
+    for (turn, claim) in waiting.iter().enumerate() {
+        assert!(here.release(&holder).await.unwrap());
+        // The waiter holds the lease before it has asked again.
+        let before = std::mem::replace(&mut fence, handed_over(&mut changes, claim).await.fence);
+        assert!(fence > before);
+        // The waiters behind, and a claim that comes now, wait for it.
+        let late = claim_in(Mode::Fair, &name);
+        for other in waiting.iter().skip(turn + 1).chain([&late]) {
+            let occupied = held(&there, other).await;
+            assert_eq!((occupied.fence, occupied.holders), (fence, 1));
+            assert!(occupied.remaining <= queue_entry_life() && !occupied.remaining.is_zero());
+        }
+        here.release(&late).await.unwrap();
+        assert_eq!(granted(&there, claim).await.fence(), fence);
+        holder = claim.clone();
+    }
+    assert!(here.release(&holder).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake);
 }
 
 /// The waiter knows when it entered the queue. A later claim of the same waiter does not count.
 pub async fn the_end_of_a_handover_counts_from_the_queue_entry<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = lock();
-    let [holder, waiting] = claims(&name);
+    let (backend, name) = h.one();
+    let [holder, waiting] = claims(Mode::Exclusive, &name);
     granted(&backend, &holder).await;
     let mut changes = listen(&backend, &name).await;
     held(&backend, &waiting).await;
@@ -66,9 +120,8 @@ pub async fn the_end_of_a_handover_counts_from_the_queue_entry<H: FullHarness>(h
 
 /// The waiter is skipped, and the lease is free.
 pub async fn a_waiter_that_does_not_listen_is_skipped<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = lock();
-    let [holder, gone, other] = claims(&name);
+    let (backend, name) = h.one();
+    let [holder, gone, other] = claims(Mode::Exclusive, &name);
     let fence = granted(&backend, &holder).await.fence();
     held(&backend, &gone).await;
     assert!(backend.release(&holder).await.unwrap());
@@ -81,30 +134,11 @@ pub async fn a_waiter_that_does_not_listen_is_skipped<H: FullHarness>(h: &H) {
     assert!(handed_over(&mut changes, &gone).await.fence > fence);
 }
 
-pub async fn a_release_sent_twice_hands_over_once<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = lock();
-    let [holder, second, third] = claims(&name);
-    granted(&backend, &holder).await;
-    held(&backend, &second).await;
-    held(&backend, &third).await;
-    let mut changes = listen(&backend, &name).await;
-    assert!(backend.release(&holder).await.unwrap());
-    assert!(!backend.release(&holder).await.unwrap());
-    let fence = handed_over(&mut changes, &second).await.fence;
-    assert_eq!(held(&backend, &hasty(&name)).await.fence, fence);
-    assert!(backend.release(&second).await.unwrap());
-    assert!(!backend.release(&second).await.unwrap());
-    assert!(handed_over(&mut changes, &third).await.fence > fence);
-    assert!(backend.release(&third).await.unwrap());
-}
-
 /// Within a process the lease is passed on between callers. Its release hands it over to another
 /// process.
 pub async fn a_lease_that_was_passed_on_is_handed_over<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = lock();
-    let [holder, next_one, waiting] = claims(&name);
+    let (backend, name) = h.one();
+    let [holder, next_one, waiting] = claims(Mode::Exclusive, &name);
     granted(&backend, &holder).await;
     held(&backend, &waiting).await;
     let mut changes = listen(&backend, &name).await;
@@ -112,7 +146,7 @@ pub async fn a_lease_that_was_passed_on_is_handed_over<H: FullHarness>(h: &H) {
     assert!(!backend.release(&holder).await.unwrap());
     assert!(backend.release(&next_one).await.unwrap());
     assert!(handed_over(&mut changes, &waiting).await.fence > passed);
-    let [last] = claims(&name);
+    let [last] = claims(Mode::Exclusive, &name);
     assert!(
         backend.pass(&waiting, &last).await.unwrap().is_some(),
         "the new owner cannot pass the lease on"
@@ -123,17 +157,16 @@ pub async fn a_lease_that_was_passed_on_is_handed_over<H: FullHarness>(h: &H) {
 /// The waiter had a queue entry when the lease was passed on to it. That ends the queue entry. A
 /// release by the waiter, or by its successor, then hands over to no owner at all.
 pub async fn a_waiter_that_already_had_the_lease_is_not_handed_it_again<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = lock();
-    let [holder, waiting, last] = claims(&name);
+    let (backend, name) = h.one();
+    let [holder, waiting, last] = claims(Mode::Exclusive, &name);
     let mut changes = listen(&backend, &name).await;
     granted(&backend, &holder).await;
     held(&backend, &waiting).await;
     assert!(backend.pass(&holder, &waiting).await.unwrap().is_some());
     assert!(backend.release(&waiting).await.unwrap());
-    assert_eq!(pushed(&backend, &mut changes, &name).await, []);
+    assert_eq!(pushed(&backend, &mut changes, &last).await, []);
 
-    let [holder, waiting] = claims(&name);
+    let [holder, waiting] = claims(Mode::Exclusive, &name);
     granted(&backend, &holder).await;
     held(&backend, &waiting).await;
     let fence = backend.pass(&holder, &waiting).await.unwrap().unwrap().fence();
@@ -141,22 +174,69 @@ pub async fn a_waiter_that_already_had_the_lease_is_not_handed_it_again<H: FullH
     assert!(backend.pass(&waiting, &last).await.unwrap().is_some());
     assert!(backend.release(&last).await.unwrap());
     granted(&backend, &hasty(&name)).await;
-    assert_eq!(pushed(&backend, &mut changes, &name).await, []);
+    assert_eq!(pushed(&backend, &mut changes, &last).await, []);
 }
 
-/// The waiter did not trust the handover, or had sent its claim before the handover arrived.
-pub async fn a_handover_is_granted_again_to_its_owner<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = lock();
-    let [holder, waiting] = claims(&name);
-    granted(&backend, &holder).await;
-    held(&backend, &waiting).await;
-    let mut changes = listen(&backend, &name).await;
-    assert!(backend.release(&holder).await.unwrap());
-    let fence = handed_over(&mut changes, &waiting).await.fence;
-    h.pass(handover_life() / 4).await;
-    assert_eq!(granted(&backend, &waiting).await.fence(), fence);
-    let occupied = held(&backend, &hasty(&name)).await;
-    assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
-    assert!(backend.release(&waiting).await.unwrap());
+/// A waiter that does not listen would not learn that it holds the lease.
+pub async fn a_lease_is_not_handed_to_a_waiter_that_does_not_listen<H: FullHarness>(h: &H) {
+    let (backend, name) = h.one();
+    let [first, second, third] = claims(Mode::Fair, &name);
+    let fence = granted(&backend, &first).await.fence();
+    held(&backend, &second).await;
+    held(&backend, &third).await;
+    assert!(backend.release(&first).await.unwrap());
+    assert_eq!(backend.holder(&name, Mode::Fair).await.unwrap(), None);
+    // It is still the turn of the first waiter.
+    let occupied = held(&backend, &third).await;
+    assert_eq!((occupied.fence, occupied.holders), (0, 0));
+    assert!(occupied.remaining <= queue_entry_life() && !occupied.remaining.is_zero());
+    assert!(granted(&backend, &second).await.fence() > fence);
+}
+
+/// A holder died without a release, and so did a waiter for a plain mutex. A fair waiter behind it
+/// keeps its place, though it does not hear either.
+pub async fn a_plain_waiter_that_does_not_hear_is_passed_over<H: FullHarness>(h: &H) {
+    let (backend, name) = h.one();
+    let [mut first, second, third] = claims(Mode::Fair, &name);
+    first.lease = queue_entry_life() / 2;
+    granted(&backend, &first).await;
+    held(&backend, &claim(&name)).await;
+    held(&backend, &second).await;
+    held(&backend, &third).await;
+    h.pass(queue_entry_life() / 2).await;
+    backend.keep(std::slice::from_ref(&third), queue_entry_life()).await.unwrap();
+    let occupied = held(&backend, &third).await;
+    assert_eq!((occupied.fence, occupied.holders), (0, 0));
+    assert!(occupied.remaining <= queue_entry_life(), "{occupied:?}");
+    granted(&backend, &second).await;
+}
+
+pub async fn a_waiter_that_asks_again_keeps_its_queue_entry<H: FullHarness>(h: &H) {
+    let (backend, name) = h.one();
+    let [first, second, third] = claims(Mode::Fair, &name);
+    granted(&backend, &first).await;
+    held(&backend, &second).await;
+    held(&backend, &third).await;
+    // The loop takes longer than a queue entry is kept without another claim.
+    for _ in 0..8 {
+        h.pass(queue_entry_life() / 4).await;
+        held(&backend, &third).await;
+        held(&backend, &second).await;
+    }
+    backend.release(&first).await.unwrap();
+    held(&backend, &third).await;
+    granted(&backend, &second).await;
+}
+
+pub async fn a_claim_that_does_not_wait_gets_no_queue_entry<H: FullHarness>(h: &H) {
+    let (backend, name) = h.one();
+    let [first, mut second, third] = claims(Mode::Fair, &name);
+    second.waits = false;
+    granted(&backend, &first).await;
+    held(&backend, &second).await;
+    backend.release(&first).await.unwrap();
+    granted(&backend, &third).await;
+    backend.release(&third).await.unwrap();
+    // The lease may be granted to such a claim all the same.
+    granted(&backend, &second).await;
 }

@@ -1,18 +1,22 @@
 //! A rule is given a harness: a backend, and the passing of time.
 
-use std::{future::Future, time::Duration};
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use bellwether::{
-    Key, MemoryBackend,
+    Key, MemoryBackend, RedisBackend,
     backend::{
-        Acquired, Change, Changes, Claim, Claimed, Entry, Failure, Grant, Handover, Latches,
-        Leases, Mode, Occupied, Store,
+        Acquired, Change, Changes, Claim, Claimed, Edit, Entry, Failure, Grant, Handover, Latches,
+        Leases, Mode, Occupied, Renewal, Store,
     },
     key::{Family, Name, Namespace},
     lock::Majority,
 };
 use bytes::Bytes;
-use testkit::LIMIT;
+use futures_util::future::join_all;
+use testkit::{Cluster, LIMIT, RedisServer, comes_true};
 use tokio::time::timeout;
 
 /// The lease of the claims here. It is long, so that none ends by itself on a busy machine.
@@ -31,46 +35,106 @@ pub trait Harness: Sized {
     /// How much later than its time something may happen on a busy machine.
     const BUSY: Duration = Duration::from_secs(1);
 
-    fn start() -> impl Future<Output = Self>;
+    /// The modes of the backend, each with one that cannot be held beside it.
+    const PAIRS: &[[Mode; 2]] = &PAIRS;
+
+    async fn start() -> Self;
 
     /// Returns the backend as one more process of the fleet has it, with connections of its own.
     fn backend(&self) -> Self::Backend;
+
+    /// Returns the servers. A backend in memory has none.
+    fn servers(&self) -> &[RedisServer] {
+        &[]
+    }
+
+    /// Returns a process, and a name.
+    fn one(&self) -> (Self::Backend, Name) {
+        (self.backend(), name("k"))
+    }
+
+    /// Returns two processes, and a name.
+    fn two(&self) -> (Self::Backend, Self::Backend, Name) {
+        (self.backend(), self.backend(), name("k"))
+    }
 
     /// Lets time pass for everything that is kept.
     ///
     /// Memory uses the paused time of tokio. Redis makes every key older by as much, so that
     /// nothing depends on the load of the machine. `tests/redis/scripts.rs` tests that the clock of
     /// the server ends leases.
-    fn pass(&self, time: Duration) -> impl Future<Output = ()>;
-
-    /// Makes the backend forget the last fence of a name, as an eviction does.
-    fn forget_fence(&self, name: &Name) -> impl Future<Output = ()>;
-
-    /// Checks that no listener is left.
-    fn no_listener_is_left(&self) -> impl Future<Output = ()>;
-
-    /// Returns the present keys after checking that each has an end. A backend without keys returns
-    /// none.
-    fn keys(&self) -> impl Future<Output = Vec<String>>;
-
-    /// Checks the conditions that hold after every rule.
-    fn finish(self) -> impl Future<Output = ()> {
-        async move {
-            self.no_listener_is_left().await;
-            self.keys().await;
+    async fn pass(&self, time: Duration) {
+        if self.servers().is_empty() {
+            tokio::time::advance(time).await;
+        }
+        for server in self.servers() {
+            server.raw().await.age(time).await;
         }
     }
+
+    /// Makes the backend forget the last fence of a name, as an eviction does.
+    async fn forget_fence(&self, name: &Name) {
+        if self.servers().is_empty() {
+            // Memory evicts no fence, so the fence must end by its time.
+            return self.pass(FENCE_LIFE).await;
+        }
+        let mut deleted = 0;
+        for server in self.servers() {
+            // Of a cluster, one node serves the name.
+            let answer = server.raw().await.try_run::<u32>(&["DEL", &name.suffixed("f")]).await;
+            deleted += answer.unwrap_or(0);
+        }
+        assert!(deleted > 0, "the backend had no fence to forget");
+    }
+
+    /// Checks that no listener is left.
+    async fn no_listener_is_left(&self) {
+        for server in self.servers() {
+            let mut raw = server.raw().await;
+            let silent = async || raw.all_channels().await.is_empty();
+            assert!(comes_true(LIMIT, silent).await, "a subscription is left behind");
+        }
+    }
+
+    /// Returns the present keys after checking that each has an end. Memory has no keys.
+    async fn keys(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        for server in self.servers() {
+            let mut raw = server.raw().await;
+            for key in raw.keys("*").await {
+                assert_ne!(raw.pttl(&key).await, -1, "{key} never ends");
+                all.push(key);
+            }
+        }
+        all
+    }
+
+    /// Checks the conditions that hold after every rule.
+    async fn finish(self) {
+        self.no_listener_is_left().await;
+        self.keys().await;
+    }
 }
+
+/// A semaphore with one permit.
+pub const PERMIT: Mode = Mode::Permit { limit: 1, count: 1 };
+/// The modes in which one claim holds at a time.
+pub const ALONE: [Mode; 4] = [Mode::Exclusive, Mode::Fair, Mode::Write, PERMIT];
+const MOST: Mode = Mode::Permit { limit: 3, count: 2 };
+const PAIRS: [[Mode; 2]; 7] = [
+    [Mode::Exclusive, Mode::Exclusive],
+    [Mode::Fair, Mode::Fair],
+    [Mode::Fair, Mode::Exclusive],
+    [Mode::Read, Mode::Write],
+    [Mode::Write, Mode::Read],
+    [Mode::Write, Mode::Write],
+    [MOST, MOST],
+];
 
 /// A harness of a backend that keeps entries and latches, and has every mode.
 pub trait FullHarness: Harness<Backend: Store + Latches> {}
 
 impl<H: Harness<Backend: Store + Latches>> FullHarness for H {}
-
-/// Checks that a fence is greater than an earlier one.
-pub fn assert_newer(fence: u64, earlier: u64) {
-    assert!(fence > earlier, "{fence} is not greater than {earlier}");
-}
 
 pub struct Memory(MemoryBackend);
 
@@ -86,24 +150,9 @@ impl Harness for Memory {
     fn backend(&self) -> MemoryBackend {
         self.0.clone()
     }
-
-    async fn pass(&self, time: Duration) {
-        tokio::time::advance(time).await;
-    }
-
-    async fn forget_fence(&self, _: &Name) {
-        // Memory evicts no fence, so the fence must end by its time.
-        self.pass(FENCE_LIFE).await;
-    }
-
-    async fn no_listener_is_left(&self) {}
-
-    async fn keys(&self) -> Vec<String> {
-        Vec::new()
-    }
 }
 
-/// Three memory backends, of which a majority holds a lease.
+/// Three backends, of which a majority holds a lease.
 ///
 /// The backends of one harness are those of one process. Only the process that acquired a lease of
 /// a majority knows the owners at the servers.
@@ -112,219 +161,106 @@ pub struct OverMemory(Majority);
 impl Harness for OverMemory {
     type Backend = Majority;
 
+    const PAIRS: &[[Mode; 2]] = &[[Mode::Exclusive; 2]];
+
     async fn start() -> Self {
-        Self(
-            Majority::new([(); 3].map(|()| MemoryBackend::new()), LIMIT)
-                .expect("there are servers"),
-        )
+        Self(majority([(); 3].map(|()| MemoryBackend::new())))
     }
 
     fn backend(&self) -> Majority {
         self.0.clone()
     }
+}
 
-    async fn pass(&self, time: Duration) {
-        tokio::time::advance(time).await;
+fn majority<B: Leases + Clone>(backends: impl IntoIterator<Item = B>) -> Majority {
+    Majority::new(backends, LIMIT).expect("there are servers")
+}
+
+pub struct Redis([RedisServer; 1]);
+
+impl Harness for Redis {
+    type Backend = RedisBackend;
+
+    async fn start() -> Self {
+        Self([RedisServer::start().await])
     }
 
-    async fn forget_fence(&self, _: &Name) {
-        self.pass(FENCE_LIFE).await;
+    fn backend(&self) -> RedisBackend {
+        testkit::open(self.0[0].url())
     }
 
-    async fn no_listener_is_left(&self) {}
-
-    async fn keys(&self) -> Vec<String> {
-        Vec::new()
+    fn servers(&self) -> &[RedisServer] {
+        &self.0
     }
 }
 
-pub use self::over_redis::{Clustered, OverRedis, Redis};
+/// The same as [`OverMemory`] over three servers.
+pub struct OverRedis(Vec<RedisServer>, Majority);
 
-mod over_redis {
-    use bellwether::backend::{RedisBackend, RedisBackendBuilder};
+impl Harness for OverRedis {
+    type Backend = Majority;
 
-    use super::*;
-    use std::sync::{Mutex, PoisonError};
+    const PAIRS: &[[Mode; 2]] = OverMemory::PAIRS;
 
-    use futures_util::future::join_all;
-    use testkit::{Cluster, RedisServer, comes_true, eventually};
-
-    pub struct Redis(RedisServer);
-
-    impl Harness for Redis {
-        type Backend = RedisBackend;
-
-        async fn start() -> Self {
-            Self(RedisServer::start().await)
-        }
-
-        fn backend(&self) -> RedisBackend {
-            builder().server(self.0.url()).build().expect("the URL of a test server is valid")
-        }
-
-        async fn pass(&self, time: Duration) {
-            self.0.raw().await.age(time).await;
-        }
-
-        async fn forget_fence(&self, name: &Name) {
-            let deleted: u32 = self.0.raw().await.run(&["DEL", &name.suffixed("f")]).await;
-            assert_eq!(deleted, 1, "the backend had no fence to forget");
-        }
-
-        async fn no_listener_is_left(&self) {
-            let raw = self.0.raw().await;
-            let silent = || {
-                let mut raw = raw.clone();
-                async move { raw.pubsub_channels().await.is_empty() }
-            };
-            assert!(eventually(LIMIT, silent).await, "a subscription is left behind");
-        }
-
-        async fn keys(&self) -> Vec<String> {
-            let mut raw = self.0.raw().await;
-            let keys = raw.keys("*").await;
-            for key in &keys {
-                assert_ne!(raw.pttl(key).await, -1, "{key} never ends");
-            }
-            keys
-        }
+    async fn start() -> Self {
+        let servers = join_all((0..3).map(|_| RedisServer::start())).await;
+        let majority = majority(servers.iter().map(|server| testkit::open(server.url())));
+        Self(servers, majority)
     }
 
-    fn builder() -> RedisBackendBuilder {
-        testkit::builder()
+    fn backend(&self) -> Majority {
+        self.1.clone()
     }
 
-    /// Three servers, of which a majority holds a lease.
-    pub struct OverRedis {
-        servers: Vec<RedisServer>,
-        majority: Majority,
+    fn servers(&self) -> &[RedisServer] {
+        &self.0
+    }
+}
+
+/// A cluster of three masters, or `None` once it was given back.
+pub struct Clustered(Option<Cluster>);
+
+/// Empty clusters that wait for the next test. The start of a cluster takes seconds.
+static IDLE: Mutex<Vec<Cluster>> = Mutex::new(Vec::new());
+
+impl Clustered {
+    fn idle() -> MutexGuard<'static, Vec<Cluster>> {
+        IDLE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    impl Harness for OverRedis {
-        type Backend = Majority;
+    fn cluster(&self) -> &Cluster {
+        self.0.as_ref().expect("the cluster was given back before the end of the test")
+    }
+}
 
-        async fn start() -> Self {
-            let servers = join_all((0..3).map(|_| RedisServer::start())).await;
-            let backends = servers.iter().map(|server| {
-                builder().server(server.url()).build().expect("the URL of a test server is valid")
-            });
-            let majority = Majority::new(backends, LIMIT).expect("there are servers");
-            Self { servers, majority }
-        }
+impl Harness for Clustered {
+    type Backend = RedisBackend;
 
-        fn backend(&self) -> Majority {
-            self.majority.clone()
-        }
-
-        async fn pass(&self, time: Duration) {
-            for server in &self.servers {
-                server.raw().await.age(time).await;
-            }
-        }
-
-        async fn forget_fence(&self, name: &Name) {
-            for server in &self.servers {
-                server.raw().await.run::<u32>(&["DEL", &name.suffixed("f")]).await;
-            }
-        }
-
-        async fn no_listener_is_left(&self) {
-            for server in &self.servers {
-                let mut raw = server.raw().await;
-                let silent = async || raw.pubsub_channels().await.is_empty();
-                assert!(comes_true(LIMIT, silent).await, "a subscription is left behind");
-            }
-        }
-
-        async fn keys(&self) -> Vec<String> {
-            let mut all = Vec::new();
-            for server in &self.servers {
-                let mut raw = server.raw().await;
-                for key in raw.keys("*").await {
-                    assert_ne!(raw.pttl(&key).await, -1, "{key} never ends");
-                    all.push(key);
-                }
-            }
-            all
-        }
+    async fn start() -> Self {
+        let idle = Self::idle().pop();
+        let cluster = match idle {
+            Some(cluster) => cluster,
+            None => Cluster::start(3, 0).await,
+        };
+        Self(Some(cluster))
     }
 
-    /// A cluster of three masters, or `None` once it was given back.
-    pub struct Clustered(Option<Cluster>);
-
-    /// Empty clusters that wait for the next test. The start of a cluster takes seconds.
-    static IDLE: Mutex<Vec<Cluster>> = Mutex::new(Vec::new());
-
-    impl Clustered {
-        fn cluster(&self) -> &Cluster {
-            self.0.as_ref().expect("the cluster was given back before the end of the test")
-        }
+    fn backend(&self) -> RedisBackend {
+        let builder = testkit::builder().cluster(self.cluster().urls());
+        builder.build().expect("the URLs of a test cluster are valid")
     }
 
-    impl Harness for Clustered {
-        type Backend = RedisBackend;
+    fn servers(&self) -> &[RedisServer] {
+        &self.cluster().nodes
+    }
 
-        async fn start() -> Self {
-            let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let cluster = match idle {
-                Some(cluster) => cluster,
-                None => Cluster::start(3, 0).await,
-            };
-            Self(Some(cluster))
+    async fn finish(mut self) {
+        self.no_listener_is_left().await;
+        self.keys().await;
+        for node in self.servers() {
+            node.raw().await.run::<()>(&["FLUSHALL"]).await;
         }
-
-        fn backend(&self) -> RedisBackend {
-            let urls = self.cluster().urls();
-            builder().cluster(urls).build().expect("the URLs of a test cluster are valid")
-        }
-
-        async fn pass(&self, time: Duration) {
-            for node in &self.cluster().nodes {
-                node.raw().await.age(time).await;
-            }
-        }
-
-        async fn forget_fence(&self, name: &Name) {
-            let key = name.suffixed("f");
-            let owner = self.cluster().owner(&key).await;
-            let deleted: u32 = self.cluster().nodes[owner].raw().await.run(&["DEL", &key]).await;
-            assert_eq!(deleted, 1, "the backend had no fence to forget");
-        }
-
-        async fn no_listener_is_left(&self) {
-            for node in &self.cluster().nodes {
-                let mut raw = node.raw().await;
-                let silent = async || raw.shard_channels().await.is_empty();
-                assert!(comes_true(LIMIT, silent).await, "a subscription is left behind");
-                assert!(
-                    raw.pubsub_channels().await.is_empty(),
-                    "a subscription concerns the whole cluster"
-                );
-            }
-        }
-
-        async fn keys(&self) -> Vec<String> {
-            let mut all = Vec::new();
-            for node in &self.cluster().nodes {
-                let mut raw = node.raw().await;
-                let keys = raw.keys("*").await;
-                for key in &keys {
-                    assert_ne!(raw.pttl(key).await, -1, "{key} never ends");
-                }
-                all.extend(keys);
-            }
-            all.sort();
-            all
-        }
-
-        async fn finish(mut self) {
-            self.no_listener_is_left().await;
-            self.keys().await;
-            for node in &self.cluster().nodes {
-                node.raw().await.run::<()>(&["FLUSHALL"]).await;
-            }
-            IDLE.lock().unwrap_or_else(PoisonError::into_inner).extend(self.0.take());
-        }
+        Self::idle().extend(self.0.take());
     }
 }
 
@@ -339,19 +275,28 @@ pub fn name_in(namespace: &str, family: Family, key: &str) -> Name {
 
 /// Returns an exclusive claim with a new owner.
 pub fn claim(name: &Name) -> Claim {
-    Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
-}
-
-/// Returns a claim that does not enter the queue.
-pub fn hasty(name: &Name) -> Claim {
-    let mut claim = claim(name);
-    claim.waits = false;
-    claim
+    claim_in(Mode::Exclusive, name)
 }
 
 /// Returns a claim in a mode, with a new owner.
 pub fn claim_in(mode: Mode, name: &Name) -> Claim {
     Claim::new(name.clone(), mode, LEASE, FENCE_LIFE)
+}
+
+/// Returns claims in one mode.
+pub fn claims<const N: usize>(mode: Mode, name: &Name) -> [Claim; N] {
+    std::array::from_fn(|_| claim_in(mode, name))
+}
+
+/// Returns a claim that does not enter the queue.
+pub fn hasty(name: &Name) -> Claim {
+    hasty_in(Mode::Exclusive, name)
+}
+
+pub fn hasty_in(mode: Mode, name: &Name) -> Claim {
+    let mut claim = claim_in(mode, name);
+    claim.waits = false;
+    claim
 }
 
 /// Returns the claim as one of another process, which no claim of this one keeps in the queue.
@@ -362,10 +307,10 @@ pub fn elsewhere(mut claim: Claim) -> Claim {
     claim
 }
 
-/// Returns the changes of a mutex that were pushed so far, but for wake-ups. Clears the mutex.
-pub async fn pushed(backend: &impl Leases, changes: &mut Changes, name: &Name) -> Vec<Change> {
+/// Returns the changes that were pushed so far, but for wake-ups. Clears the lease of a claim.
+pub async fn pushed(backend: &impl Leases, changes: &mut Changes, of: &Claim) -> Vec<Change> {
     // The `Wake` of the clear follows all of them, but a turn may arrive on another channel.
-    backend.clear(name, Mode::Exclusive).await.expect("the clear failed");
+    backend.clear(&of.name, of.mode).await.expect("the clear failed");
     let mut all = vec![next(changes).await];
     while let Ok(change) = timeout(Duration::ZERO, changes.next()).await {
         all.push(change);
@@ -416,9 +361,20 @@ pub async fn handed_over(changes: &mut Changes, to: &Claim) -> Handover {
     }
 }
 
+/// Renews the lease of a claim, and returns whether it was held.
+pub async fn renewed(backend: &impl Leases, claim: &Claim) -> bool {
+    let renewed = backend.renew(std::slice::from_ref(claim)).await.expect("the renewal failed");
+    renewed == [Renewal::Held]
+}
+
 /// Claims a load, which must be granted.
 pub async fn begun(backend: &impl Store, claim: &Claim) -> Grant {
-    match backend.claim(claim, 0).await {
+    begun_over(backend, claim, 0).await
+}
+
+/// Claims a load in place of an entry that was seen, which must be granted.
+pub async fn begun_over(backend: &impl Store, claim: &Claim, seen: u64) -> Grant {
+    match backend.claim(claim, seen).await {
         Ok(Claimed::Granted(grant)) => grant,
         other => panic!("{claim:?} was not granted: {other:?}"),
     }
@@ -427,13 +383,24 @@ pub async fn begun(backend: &impl Store, claim: &Claim) -> Grant {
 /// Stores a value by a load of its own, and returns its fence.
 pub async fn stored(backend: &impl Store, name: &Name, text: &str) -> u64 {
     let claim = claim(name);
-    let grant = match backend.claim(&claim, u64::MAX).await {
-        Ok(Claimed::Granted(grant)) => grant,
-        other => panic!("{claim:?} was not granted: {other:?}"),
-    };
+    let grant = begun_over(backend, &claim, u64::MAX).await;
     let outcome = backend.commit(&claim, &grant, &value(text), Some(TTL)).await;
     assert!(matches!(outcome, Ok(bellwether::backend::Committed::Stored)), "{outcome:?}");
     grant.fence()
+}
+
+/// Changes an entry, and returns the fence of the change.
+pub async fn edit(backend: &impl Store, name: &Name, edit: &Edit) -> u64 {
+    backend.edit(name, edit, FENCE_LIFE).await.expect("the edit failed")
+}
+
+pub async fn invalidated(backend: &impl Store, name: &Name) -> u64 {
+    edit(backend, name, &Edit::Invalidate).await
+}
+
+/// Writes a value without a load, and returns its fence.
+pub async fn put(backend: &impl Store, name: &Name, text: &str) -> u64 {
+    edit(backend, name, &Edit::Put(value(text), TTL)).await
 }
 
 /// Returns the text of the present entry.

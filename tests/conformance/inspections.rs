@@ -3,13 +3,13 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use bellwether::{
-    backend::{BackOff, Claimed, Edit, Holding, Leases, Mode, SemaphoreKind, Store},
+    backend::{BackOff, Claimed, Holding, Leases, Mode, SemaphoreKind, Store},
     key::{Family, Name, Namespace},
 };
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, begun, claim, claim_in, elsewhere, failure,
-    granted, hasty, held, name, name_in,
+    FullHarness, Harness, LEASE, MOMENT, begun, claim, claim_in, elsewhere, failure, granted,
+    hasty, held, invalidated, name, name_in,
 };
 
 fn lock(key: &str) -> Name {
@@ -84,8 +84,7 @@ pub async fn the_locks_of_a_namespace_are_listed<H: Harness>(h: &H) {
 }
 
 pub async fn a_load_tells_its_process_and_those_that_wait<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let load = hasty(&name);
     let fence = begun(&here, &load).await.fence();
     assert_eq!(look(&there, &name, SemaphoreKind::Mutex).await.waiting, 0);
@@ -101,8 +100,7 @@ pub async fn a_load_tells_its_process_and_those_that_wait<H: FullHarness>(h: &H)
 
 pub async fn failed_loads_are_told_until_they_are_forgotten<H: FullHarness>(h: &H) {
     const WAIT: Duration = Duration::from_secs(40);
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let failed = async || look(&there, &name, SemaphoreKind::Mutex).await.failed;
     assert_eq!(failed().await, None);
     let load = hasty(&name);
@@ -115,6 +113,6 @@ pub async fn failed_loads_are_told_until_they_are_forgotten<H: FullHarness>(h: &
     h.pass(WAIT).await;
     let (told, _) = failed().await.unwrap();
     assert_eq!(told, BackOff { wait: Duration::ZERO, failures: 3 });
-    here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    invalidated(&here, &name).await;
     assert_eq!(failed().await, None);
 }

@@ -44,8 +44,7 @@ pub async fn queues<H: Harness>(h: &H) {
 /// A majority cannot count. Five servers with three permits each have room for five holders at
 /// three servers each. The majority therefore refuses every mode but the exclusive one.
 pub async fn modes<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     for mode in [Mode::Fair, Mode::Read, Mode::Write, Mode::Permit { limit: 3, count: 1 }] {
         let claim = claim_in(mode, &name);
         let refusals = [

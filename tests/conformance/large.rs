@@ -3,7 +3,8 @@
 use bellwether::backend::{Change, Claimed, Committed, Edit, Entry, Leases, Store};
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, MOMENT, TTL, begun, claim, listen, name, next, read, stored, value,
+    FullHarness, MOMENT, TTL, begun, claim, edit, invalidated, listen, name, next, read, stored,
+    value,
 };
 
 /// Sizes on both sides of the default limit of a push, of 64 KiB, and far above it.
@@ -19,8 +20,7 @@ pub async fn a_large_entry_is_found_whole<H: FullHarness>(h: &H) {
         let name = name(&format!("{size}"));
         let refresh = claim(&name);
         let grant = begun(&here, &refresh).await;
-        let fence =
-            there.edit(&name, &Edit::Put(large(size, "put"), TTL), FENCE_LIFE).await.unwrap();
+        let fence = edit(&there, &name, &Edit::Put(large(size, "put"), TTL)).await;
         let expected = large(size, "put").with_fence(fence);
         // A second read may take another way.
         for _ in 0..2 {
@@ -59,7 +59,7 @@ pub async fn a_large_commit_gives_way_to_an_invalidation<H: FullHarness>(h: &H) 
         let name = name(&format!("{size}"));
         let load = claim(&name);
         let grant = begun(&backend, &load).await;
-        backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+        invalidated(&backend, &name).await;
         for ttl in [Some(TTL), None] {
             let outcome = backend.commit(&load, &grant, &large(size, "old"), ttl).await.unwrap();
             assert_eq!(outcome, Committed::Refused, "{size}");
@@ -69,10 +69,9 @@ pub async fn a_large_commit_gives_way_to_an_invalidation<H: FullHarness>(h: &H) 
 }
 
 pub async fn large_and_small_entries_replace_each_other<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     for size in SIZES {
-        let fence = here.edit(&name, &Edit::Put(large(size, ""), TTL), FENCE_LIFE).await.unwrap();
+        let fence = edit(&here, &name, &Edit::Put(large(size, ""), TTL)).await;
         for backend in [&here, &there] {
             let found = backend.get(&name).await.unwrap();
             assert!(found == Some(large(size, "").with_fence(fence)), "{size}");
@@ -81,7 +80,7 @@ pub async fn large_and_small_entries_replace_each_other<H: FullHarness>(h: &H) {
         for backend in [&here, &there] {
             assert_eq!(read(backend, &name).await.as_deref(), Some("small"));
         }
-        here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+        invalidated(&here, &name).await;
         for backend in [&here, &there] {
             assert_eq!(read(backend, &name).await, None);
         }

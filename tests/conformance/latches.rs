@@ -32,8 +32,7 @@ fn is_about(time: Duration, expected: Duration) -> bool {
 }
 
 pub async fn a_latch_is_counted_down_to_zero_and_no_lower<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     set(&here, &name, 6).await;
     assert_eq!(left(&there, &name).await, Some(6));
     for (by, then) in [(1, 5), (2, 3), (1, 2), (7, 0), (1, 0)] {
@@ -43,8 +42,7 @@ pub async fn a_latch_is_counted_down_to_zero_and_no_lower<H: FullHarness>(h: &H)
 }
 
 pub async fn a_latch_that_was_never_set_is_not_at_zero<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     assert_eq!(left(&backend, &name).await, None);
     assert_eq!(count(&backend, &name, 1).await, None);
     // A step that counted nothing is not remembered.
@@ -53,8 +51,7 @@ pub async fn a_latch_that_was_never_set_is_not_at_zero<H: FullHarness>(h: &H) {
 }
 
 pub async fn a_latch_is_set_once<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let (first, second) = (Owner::fresh(), Owner::fresh());
     assert!(here.set_latch(&name, first, 2, TTL).await.unwrap());
     for then in [1, 0] {
@@ -67,8 +64,7 @@ pub async fn a_latch_is_set_once<H: FullHarness>(h: &H) {
 }
 
 pub async fn a_step_sent_twice_counts_once<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     set(&here, &name, 3).await;
     let (one, two, three) = (Owner::fresh(), Owner::fresh(), Owner::fresh());
     let step = async |id, by| there.count_down(&name, id, by).await.unwrap().unwrap().left;
@@ -86,8 +82,7 @@ pub async fn a_step_sent_twice_counts_once<H: FullHarness>(h: &H) {
 }
 
 pub async fn an_unfinished_latch_ends_with_its_time<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     set(&backend, &name, 2).await;
     assert!(is_about(look(&backend, &name).await.unwrap().remaining, TTL));
     h.pass(TTL / 2).await;
@@ -104,8 +99,7 @@ pub async fn an_unfinished_latch_ends_with_its_time<H: FullHarness>(h: &H) {
 }
 
 pub async fn a_finished_latch_stands_for_its_time_again<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     set(&backend, &name, 1).await;
     h.pass(TTL / 2).await;
     let id = Owner::fresh();
@@ -126,8 +120,7 @@ pub async fn a_finished_latch_stands_for_its_time_again<H: FullHarness>(h: &H) {
 
 /// A waiter for zero need not be woken for each of ten thousand steps.
 pub async fn zero_is_pushed_once_and_the_steps_are_not<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     set(&here, &name, 3).await;
     let mut changes = listen(&there, &name).await;
     let last = Owner::fresh();
@@ -144,8 +137,7 @@ pub async fn zero_is_pushed_once_and_the_steps_are_not<H: FullHarness>(h: &H) {
 }
 
 pub async fn a_latch_that_is_cleared_is_not_set_and_wakes<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     assert!(!there.clear_latch(&name).await.unwrap());
     set(&here, &name, 2).await;
     let id = Owner::fresh();
@@ -161,8 +153,7 @@ pub async fn a_latch_that_is_cleared_is_not_set_and_wakes<H: FullHarness>(h: &H)
 }
 
 pub async fn a_latch_and_a_lease_of_one_name_do_not_meet<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let claim = claim(&name);
     granted(&backend, &claim).await;
     set(&backend, &name, 2).await;

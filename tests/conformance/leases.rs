@@ -1,80 +1,117 @@
-//! A lease has one holder, for a limited time.
+//! A lease has one holder, for a limited time, in every mode.
 
-use bellwether::backend::{Change, Claim, Edit, Leases, Renewal, SemaphoreKind, Store};
+use bellwether::backend::{Change, Claim, Leases, Mode, Renewal, SemaphoreKind};
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, claim, granted, held, listen, name, next,
+    FullHarness, Harness, LEASE, MOMENT, claim, claim_in, granted, hasty_in, held, invalidated,
+    listen, name, next, renewed,
 };
 
+/// Returns a claim in each mode, and one that cannot hold beside it and does not wait.
+fn rivals<H: Harness>() -> impl Iterator<Item = (Claim, Claim)> {
+    H::PAIRS.iter().map(|[one, other]| {
+        let name = name(&format!("{one:?} {other:?}"));
+        (claim_in(*one, &name), hasty_in(*other, &name))
+    })
+}
+
+/// Returns how many holders a claim counts as.
+fn units(claim: &Claim) -> u32 {
+    if let Mode::Permit { count, .. } = claim.mode { count } else { 1 }
+}
+
+fn is_newer(next: (&Claim, u64), last: (&Claim, u64)) -> bool {
+    let are_fenced = next.0.mode.is_fenced() && last.0.mode.is_fenced();
+    !are_fenced || next.1 > last.1
+}
+
 pub async fn a_lease_has_one_holder_at_a_time<H: Harness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("stock:42");
-    let (first, second) = (claim(&name), claim(&name));
-    granted(&here, &first).await;
-    held(&there, &second).await;
-    held(&here, &second).await;
-    assert!(here.release(&first).await.unwrap());
-    granted(&there, &second).await;
-    held(&here, &first).await;
-}
-
-pub async fn a_claim_sent_twice_is_granted_twice_with_one_fence<H: Harness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let claim = claim(&name("k"));
-    let fence = granted(&here, &claim).await.fence();
-    // An answer was lost, and the claim is sent again, maybe on another connection.
-    assert_eq!(granted(&there, &claim).await.fence(), fence);
-    // The lease was granted once, so one release ends it.
-    assert!(here.release(&claim).await.unwrap());
-    assert!(!there.release(&claim).await.unwrap());
-}
-
-pub async fn an_occupied_lease_tells_its_fence_and_its_remaining_time<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let fence = granted(&backend, &claim(&name)).await.fence();
-    h.pass(LEASE / 2).await;
-    let occupied = held(&backend, &claim(&name)).await;
-    assert_eq!(occupied.fence, fence);
-    assert!(occupied.remaining <= LEASE / 2, "{occupied:?}");
-    assert!(occupied.remaining > LEASE / 2 - MOMENT, "{occupied:?}");
-}
-
-pub async fn a_lease_ends_by_itself<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (first, second) = (claim(&name), claim(&name));
-    granted(&backend, &first).await;
-    h.pass(LEASE - MOMENT).await;
-    held(&backend, &second).await;
-    h.pass(MOMENT).await;
-    granted(&backend, &second).await;
-}
-
-pub async fn a_renewed_lease_lasts_its_full_time_from_then<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (first, second) = (claim(&name), claim(&name));
-    let fence = granted(&backend, &first).await.fence();
-    for _ in 0..3 {
-        h.pass(LEASE - MOMENT).await;
-        assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::Held]);
+    let (here, there, _) = h.two();
+    for (first, second) in rivals::<H>() {
+        let fence = granted(&here, &first).await.fence();
+        for backend in [&there, &here] {
+            let occupied = held(backend, &second).await;
+            assert_eq!((occupied.fence, occupied.holders), (fence, units(&first)), "{first:?}");
+            assert!(!backend.release(&second).await.unwrap());
+        }
+        assert!(here.release(&first).await.unwrap());
+        let next = granted(&there, &second).await.fence();
+        assert!(is_newer((&second, next), (&first, fence)), "{next} after {fence}");
+        held(&here, &first).await;
     }
-    h.pass(LEASE - MOMENT).await;
-    assert_eq!(held(&backend, &second).await.fence, fence);
-    h.pass(MOMENT).await;
-    granted(&backend, &second).await;
 }
 
-pub async fn a_claim_granted_again_lasts_its_full_time_from_then<H: Harness>(h: &H) {
+/// An answer was lost, and the claim is sent again, maybe on another connection. It was granted
+/// once, so one release ends it.
+pub async fn a_claim_sent_twice_is_granted_one_lease<H: Harness>(h: &H) {
+    let (here, there, _) = h.two();
+    for (claim, rival) in rivals::<H>() {
+        let fence = granted(&here, &claim).await.fence();
+        h.pass(LEASE / 2).await;
+        assert_eq!(granted(&there, &claim).await.fence(), fence);
+        let occupied = held(&here, &rival).await;
+        assert_eq!(occupied.holders, units(&claim));
+        assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+        // The same holds while another claim waits.
+        let waiting = claim_in(rival.mode, &rival.name);
+        held(&here, &waiting).await;
+        assert_eq!(granted(&there, &claim).await.fence(), fence);
+        assert!(here.release(&claim).await.unwrap());
+        assert!(!there.release(&claim).await.unwrap());
+        granted(&here, &waiting).await;
+        assert!(!here.release(&claim).await.unwrap());
+        assert!(renewed(&there, &waiting).await);
+    }
+}
+
+/// A renewal and a claim that is granted again make it last for its full time. Neither a stranger
+/// nor a late holder changes the lease of another claim.
+pub async fn a_lease_ends_by_itself_unless_it_is_renewed<H: Harness>(h: &H) {
     let backend = h.backend();
-    let name = name("k");
-    let (first, second) = (claim(&name), claim(&name));
-    granted(&backend, &first).await;
-    h.pass(LEASE - MOMENT).await;
-    granted(&backend, &first).await;
-    h.pass(LEASE - MOMENT).await;
-    held(&backend, &second).await;
+    for (holder, rival) in rivals::<H>() {
+        let fence = granted(&backend, &holder).await.fence();
+        for round in 0..4 {
+            h.pass(LEASE - MOMENT).await;
+            let occupied = held(&backend, &rival).await;
+            assert!(occupied.remaining <= MOMENT && occupied.fence == fence, "{occupied:?}");
+            assert!(!renewed(&backend, &rival).await);
+            match round {
+                0 | 1 => assert!(renewed(&backend, &holder).await),
+                2 => assert_eq!(granted(&backend, &holder).await.fence(), fence),
+                _ => h.pass(MOMENT).await,
+            }
+        }
+        assert!(!renewed(&backend, &holder).await);
+        granted(&backend, &rival).await;
+        assert!(!backend.release(&holder).await.unwrap());
+        let renewed = backend.renew(&[holder, rival]).await.unwrap();
+        assert_eq!(renewed, [Renewal::NotHeld, Renewal::Held]);
+    }
+}
+
+/// A clear ends the queue as well.
+pub async fn a_lease_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
+    let (here, there, _) = h.two();
+    for (holder, rival) in rivals::<H>() {
+        let (name, mode) = (&holder.name, holder.mode);
+        assert_eq!(there.holder(name, mode).await.unwrap(), None);
+        assert!(!there.clear(name, mode).await.unwrap());
+        let fence = granted(&here, &holder).await.fence();
+        held(&here, &claim_in(rival.mode, name)).await;
+        let occupied = there.holder(name, mode).await.unwrap().unwrap();
+        assert_eq!((occupied.fence, occupied.holders), (fence, units(&holder)));
+        assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+        let mut changes = listen(&here, name).await;
+        assert!(there.clear(name, mode).await.unwrap());
+        assert_eq!(next(&mut changes).await, Change::Wake);
+        assert_eq!(there.holder(name, mode).await.unwrap(), None);
+        assert!(!renewed(&here, &holder).await);
+        assert!(!here.release(&holder).await.unwrap());
+        let after = granted(&here, &rival).await.fence();
+        assert!(is_newer((&rival, after), (&holder, fence)), "{after} after {fence}");
+        assert!(here.release(&rival).await.unwrap());
+        assert_eq!(there.holder(name, mode).await.unwrap(), None);
+    }
 }
 
 pub async fn renewals_are_answered_one_by_one_and_in_order<H: Harness>(h: &H) {
@@ -92,70 +129,21 @@ pub async fn renewals_are_answered_one_by_one_and_in_order<H: Harness>(h: &H) {
     assert_eq!(backend.renew(&[]).await.unwrap(), [Renewal::NotHeld; 0]);
 }
 
-pub async fn a_stranger_renews_nothing<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let stranger = claim(&name);
-    granted(&backend, &claim(&name)).await;
-    h.pass(LEASE - MOMENT).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&stranger)).await.unwrap(), [Renewal::NotHeld]);
-    h.pass(MOMENT).await;
-    granted(&backend, &stranger).await;
-}
-
-pub async fn an_ended_lease_cannot_be_renewed<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let first = claim(&name);
-    granted(&backend, &first).await;
-    h.pass(LEASE).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::NotHeld]);
-    // The renewal has not restored the lease.
-    granted(&backend, &claim(&name)).await;
-}
-
-pub async fn a_stranger_releases_nothing<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (first, stranger) = (claim(&name), claim(&name));
-    granted(&backend, &first).await;
-    assert!(!backend.release(&stranger).await.unwrap());
-    held(&backend, &stranger).await;
-    assert!(backend.release(&first).await.unwrap());
-}
-
 pub async fn a_second_release_does_nothing<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let first = claim(&name);
     let mut changes = listen(&backend, &name).await;
     granted(&backend, &first).await;
     assert!(backend.release(&first).await.unwrap());
     assert!(!backend.release(&first).await.unwrap());
     // The second release woke no waiter: the next push after the first wake is the invalidation.
-    let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let burnt = invalidated(&backend, &name).await;
     assert_eq!(next(&mut changes).await, Change::Wake);
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
-/// The first holder stalls, its lease ends, and another claim takes the name. Then the release of
-/// the first holder arrives. A release that only checks for the presence of a lease would end the
-/// second lease.
-pub async fn a_late_release_does_not_end_a_newer_lease<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (late, newer) = (claim(&name), claim(&name));
-    granted(&backend, &late).await;
-    h.pass(LEASE).await;
-    let fence = granted(&backend, &newer).await.fence();
-    assert!(!backend.release(&late).await.unwrap());
-    assert_eq!(held(&backend, &claim(&name)).await.fence, fence);
-    assert_eq!(backend.renew(&[late, newer]).await.unwrap(), [Renewal::NotHeld, Renewal::Held]);
-}
-
 pub async fn a_holder_is_told_by_the_label_of_its_process<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let label = async || there.inspect(&name, SemaphoreKind::Mutex).await.unwrap().owner;
     let labelled = |label: Option<&str>| {
         let mut claim = claim(&name);
@@ -169,7 +157,7 @@ pub async fn a_holder_is_told_by_the_label_of_its_process<H: FullHarness>(h: &H)
     let second = labelled(Some("a pod: 8,é"));
     assert!(here.pass(&first, &second).await.unwrap().is_some());
     assert_eq!(label().await, second.label.as_deref().map(str::to_owned));
-    assert_eq!(here.renew(std::slice::from_ref(&second)).await.unwrap(), [Renewal::Held]);
+    assert!(renewed(&here, &second).await);
     let third = labelled(None);
     assert!(here.pass(&second, &third).await.unwrap().is_some());
     assert_eq!(label().await, None);

@@ -1,13 +1,13 @@
 //! Only entries and fences stay when the work is done, and each has an end.
 
 use bellwether::{
-    backend::{Edit, Leases, Mode, Store},
+    backend::{Leases, Mode, Store},
     key::Family,
 };
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, TTL, begun, claim, claim_in, failure, granted, hasty, listen, name,
-    name_in, stored, value,
+    FENCE_LIFE, FullHarness, begun, claim, claim_in, failure, granted, hasty, invalidated, listen,
+    name, name_in, put, stored, value,
 };
 
 /// Runs each operation once per name.
@@ -23,8 +23,8 @@ async fn work<H: FullHarness>(h: &H) {
         here.release(&held).await.unwrap();
         stored(&here, &name, "loaded").await;
         stored(&here, &name.clone().with_schema(3), "loaded").await;
-        there.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
-        here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+        put(&there, &name, "put").await;
+        invalidated(&here, &name).await;
         let failed = claim(&name);
         let fence = begun(&there, &failed).await.fence();
         there.fail(&failed, &failure(fence, "no such product"), None).await.unwrap();

@@ -1,13 +1,13 @@
 //! No character of a key has a meaning, and different names never share anything.
 
 use bellwether::{
-    backend::{Change, Edit, Renewal, Store},
+    backend::{Change, Renewal},
     key::{Family, Name},
 };
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, TTL, begun, claim, granted, listen, name, name_in, next, read, stored,
-    value,
+    FullHarness, begun, claim, granted, invalidated, listen, name, name_in, next, put, read,
+    stored, value,
 };
 
 /// Returns texts that are known to cause trouble, and pairs that an escape must keep apart.
@@ -70,7 +70,7 @@ pub async fn any_text_is_a_name_of_its_own<H: FullHarness>(h: &H) {
         assert_eq!(read(&backend, name).await, Some(at.to_string()), "{name:?}");
     }
     for name in &names {
-        backend.edit(name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+        invalidated(&backend, name).await;
         assert_eq!(read(&backend, name).await, None, "{name:?}");
         begun(&backend, &claim(name)).await;
     }
@@ -84,7 +84,7 @@ pub async fn any_name_gets_its_own_pushes<H: FullHarness>(h: &H) {
         listeners.push(listen(&there, name).await);
     }
     for (name, changes) in names.iter().zip(&mut listeners) {
-        let burnt = here.edit(name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+        let burnt = invalidated(&here, name).await;
         assert_eq!(next(changes).await, Change::Invalidated(burnt), "{name:?}");
     }
 }
@@ -108,14 +108,14 @@ async fn apart<H: FullHarness>(h: &H, this: &Name, other: &Name) {
     granted(&backend, &claim(this)).await;
     let there = claim(other);
     granted(&backend, &there).await;
-    let first = backend.edit(this, &Edit::Put(value("this"), TTL), FENCE_LIFE).await.unwrap();
+    let first = put(&backend, this, "this").await;
     assert_eq!(read(&backend, other).await, None);
     // The put ended only the lease of its own name.
     assert_eq!(
         bellwether::backend::Leases::renew(&backend, &[there]).await.unwrap(),
         [Renewal::Held]
     );
-    let second = backend.edit(other, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let second = invalidated(&backend, other).await;
     assert_eq!(read(&backend, this).await.as_deref(), Some("this"));
     assert_eq!(next(&mut to_this).await, Change::Entry(value("this").with_fence(first)));
     assert_eq!(next(&mut to_other).await, Change::Invalidated(second));

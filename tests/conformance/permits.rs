@@ -2,28 +2,25 @@
 
 use bellwether::{
     ErrorKind, Locks,
-    backend::{Change, Claim, Leases, Mode, Renewal},
+    backend::{Claim, Leases, Mode, Renewal},
     key::Name,
 };
 
 use crate::harness::{
-    FullHarness, LEASE, MOMENT, claim, claim_in, granted, handed_over, held, listen, name, next,
+    FullHarness, LEASE, MOMENT, claim, claim_in, granted, handed_over, hasty_in, held, listen,
+    renewed,
 };
 
 fn of(limit: u32, count: u32, name: &Name) -> Claim {
     claim_in(Mode::Permit { limit, count }, name)
 }
 
-/// Returns a claim that does not enter the queue.
 fn hasty(limit: u32, count: u32, name: &Name) -> Claim {
-    let mut claim = of(limit, count, name);
-    claim.waits = false;
-    claim
+    hasty_in(Mode::Permit { limit, count }, name)
 }
 
 pub async fn no_more_permits_are_granted_than_the_limit<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let claims: [Claim; 3] = std::array::from_fn(|_| of(3, 1, &name));
     for claim in &claims {
         assert_eq!(granted(&here, claim).await.fence(), 0);
@@ -39,33 +36,8 @@ pub async fn no_more_permits_are_granted_than_the_limit<H: FullHarness>(h: &H) {
     held(&there, &of(3, 1, &name)).await;
 }
 
-pub async fn a_permit_sent_twice_counts_once<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (one, two) = (of(3, 1, &name), of(3, 2, &name));
-    for _ in 0..3 {
-        granted(&backend, &one).await;
-        granted(&backend, &two).await;
-    }
-    assert_eq!(held(&backend, &of(3, 1, &name)).await.holders, 3);
-}
-
-pub async fn a_release_sent_twice_returns_its_permit_once<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (first, second, third) = (of(2, 1, &name), of(2, 1, &name), of(2, 1, &name));
-    granted(&backend, &first).await;
-    granted(&backend, &second).await;
-    assert!(backend.release(&first).await.unwrap());
-    assert!(!backend.release(&first).await.unwrap());
-    assert!(!backend.release(&third).await.unwrap());
-    granted(&backend, &third).await;
-    held(&backend, &of(2, 1, &name)).await;
-}
-
 pub async fn several_permits_are_granted_all_or_none<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let (some, many) = (of(5, 2, &name), hasty(5, 4, &name));
     granted(&backend, &some).await;
     assert_eq!(held(&backend, &many).await.holders, 2);
@@ -73,30 +45,13 @@ pub async fn several_permits_are_granted_all_or_none<H: FullHarness>(h: &H) {
     granted(&backend, &rest).await;
     // The end of the first lease frees enough for two permits, and not for three.
     h.pass(LEASE / 2).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&rest)).await.unwrap(), [Renewal::Held]);
+    assert!(renewed(&backend, &rest).await);
     assert!(held(&backend, &hasty(5, 2, &name)).await.remaining <= LEASE / 2);
     assert!(held(&backend, &hasty(5, 3, &name)).await.remaining > LEASE / 2);
     assert!(backend.release(&some).await.unwrap());
     assert_eq!(held(&backend, &many).await.holders, 3);
     assert!(backend.release(&rest).await.unwrap());
     granted(&backend, &many).await;
-}
-
-pub async fn permits_of_a_dead_holder_come_back<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (dead, alive) = (of(3, 2, &name), of(3, 1, &name));
-    granted(&backend, &dead).await;
-    h.pass(LEASE / 2).await;
-    granted(&backend, &alive).await;
-    h.pass(LEASE / 2).await;
-    assert_eq!(
-        backend.renew(&[dead.clone(), alive.clone()]).await.unwrap(),
-        [Renewal::NotHeld, Renewal::Held]
-    );
-    assert!(!backend.release(&dead).await.unwrap());
-    granted(&backend, &of(3, 2, &name)).await;
-    assert_eq!(held(&backend, &of(3, 1, &name)).await.holders, 3);
 }
 
 /// An id outlives its permit, so it may be released twice, also by another process.
@@ -119,8 +74,7 @@ pub async fn a_second_release_by_id_is_no_loss<H: FullHarness>(h: &H) {
 
 /// A backend may do this in several steps.
 pub async fn many_permits_are_renewed_and_handed_over<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let mut holders = Vec::new();
     for _ in 0..3 {
         let holder = of(3000, 1000, &name);
@@ -142,26 +96,9 @@ pub async fn many_permits_are_renewed_and_handed_over<H: FullHarness>(h: &H) {
     assert_eq!(held(&there, &hasty(3000, 1, &name)).await.holders, 3000);
 }
 
-pub async fn renewed_permits_last<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (long, short) = (of(3, 2, &name), of(3, 1, &name));
-    granted(&backend, &long).await;
-    granted(&backend, &short).await;
-    for _ in 0..4 {
-        h.pass(LEASE / 2).await;
-        assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [Renewal::Held]);
-    }
-    let occupied = held(&backend, &hasty(3, 2, &name)).await;
-    assert_eq!(occupied.holders, 2);
-    assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
-    granted(&backend, &of(3, 1, &name)).await;
-}
-
 /// The claim states the limit. A lower limit is therefore refused until enough permits are back.
 pub async fn each_claim_brings_its_limit<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let claims: [Claim; 3] = std::array::from_fn(|_| of(3, 1, &name));
     for claim in &claims {
         granted(&backend, claim).await;
@@ -178,29 +115,8 @@ pub async fn each_claim_brings_its_limit<H: FullHarness>(h: &H) {
     granted(&backend, &lower).await;
 }
 
-pub async fn permits_can_be_looked_at_and_cleared<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let mode = Mode::Permit { limit: 3, count: 1 };
-    assert_eq!(backend.holder(&name, mode).await.unwrap(), None);
-    assert!(!backend.clear(&name, mode).await.unwrap());
-    let (first, second) = (of(3, 1, &name), of(3, 2, &name));
-    granted(&backend, &first).await;
-    h.pass(LEASE / 2).await;
-    granted(&backend, &second).await;
-    assert_eq!(backend.holder(&name, mode).await.unwrap().unwrap().holders, 3);
-    h.pass(LEASE / 2).await;
-    assert_eq!(backend.holder(&name, mode).await.unwrap().unwrap().holders, 2);
-    let mut changes = listen(&backend, &name).await;
-    assert!(backend.clear(&name, mode).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Wake);
-    assert_eq!(backend.renew(&[second]).await.unwrap(), [Renewal::NotHeld]);
-    assert_eq!(backend.holder(&name, mode).await.unwrap(), None);
-}
-
 pub async fn permits_do_not_interfere_with_other_modes<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let claims = [of(1, 1, &name), claim(&name), claim_in(Mode::Write, &name)];
     for claim in &claims {
         granted(&backend, claim).await;

@@ -9,13 +9,12 @@ use bellwether::backend::{Change, Claimed, Committed, Edit, Entry, Leases, Mode,
 use bytes::Bytes;
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, Harness, LEASE, TTL, begun, claim, claim_in, failure, granted, hasty,
-    held, listen, name, next, stored, value,
+    FullHarness, Harness, LEASE, TTL, begun, claim, claim_in, edit, failure, granted, hasty, held,
+    invalidated, listen, name, next, put, stored, value,
 };
 
 pub async fn a_release_wakes<H: Harness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let claim = claim(&name);
     granted(&here, &claim).await;
     let mut changes = listen(&there, &name).await;
@@ -44,12 +43,9 @@ pub async fn a_claim_that_waits_is_told_how_the_load_ends<H: FullHarness>(h: &H)
                 here.fail(&load, &failure(fence, "the database is away"), None).await.unwrap();
                 Change::Failed(failure(fence, "the database is away"))
             }
-            2 => {
-                Change::Invalidated(here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap())
-            }
+            2 => Change::Invalidated(invalidated(&here, &name).await),
             3 => {
-                let fence =
-                    here.edit(&name, &Edit::Put(value("v"), TTL), FENCE_LIFE).await.unwrap();
+                let fence = put(&here, &name, "v").await;
                 Change::Entry(value("v").with_fence(fence))
             }
             4 => {
@@ -67,8 +63,7 @@ pub async fn a_claim_that_waits_is_told_how_the_load_ends<H: FullHarness>(h: &H)
 
 /// The other waiters of the process, and those with an earlier owner, sleep on.
 pub async fn a_turn_reaches_the_claim_that_it_is_for<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let claims: [_; 3] = std::array::from_fn(|_| claim_in(Mode::Fair, &name));
     granted(&here, &claims[0]).await;
     let mut waiting = Vec::new();
@@ -96,20 +91,18 @@ pub async fn a_turn_reaches_the_claim_that_it_is_for<H: FullHarness>(h: &H) {
 }
 
 pub async fn a_release_of_nothing_is_silent<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let mut changes = listen(&there, &name).await;
     let stranger = claim(&name);
     granted(&here, &claim(&name)).await;
     assert!(!here.release(&stranger).await.unwrap());
     assert!(!here.fail(&stranger, &failure(1, "not mine"), None).await.unwrap());
-    let burnt = here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let burnt = invalidated(&here, &name).await;
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
 pub async fn a_commit_hands_its_entry_over<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let mut changes = listen(&there, &name).await;
     let fence = stored(&here, &name, "v").await;
     assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(fence)));
@@ -117,13 +110,12 @@ pub async fn a_commit_hands_its_entry_over<H: FullHarness>(h: &H) {
     // say what follows a larger one.
     let payload: Bytes = (0..16_000).map(|at| (at % 256) as u8).collect();
     let entry = Entry::value(9, Duration::from_secs(1), payload);
-    let fence = here.edit(&name, &Edit::Put(entry.clone(), TTL), FENCE_LIFE).await.unwrap();
+    let fence = edit(&here, &name, &Edit::Put(entry.clone(), TTL)).await;
     assert_eq!(next(&mut changes).await, Change::Entry(entry.with_fence(fence)));
 }
 
 pub async fn a_refused_commit_is_silent<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let late = claim(&name);
     let grant = begun(&here, &late).await;
     h.pass(LEASE).await;
@@ -132,24 +124,23 @@ pub async fn a_refused_commit_is_silent<H: FullHarness>(h: &H) {
     begun(&here, &newer).await;
     let outcome = here.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Refused);
-    let fence = here.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
+    let fence = put(&here, &name, "put").await;
     let outcome = here.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
     assert!(matches!(outcome, Committed::Newer(_)), "{outcome:?}");
-    let burnt = here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let burnt = invalidated(&here, &name).await;
     assert_eq!(next(&mut changes).await, Change::Entry(value("put").with_fence(fence)));
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
 pub async fn every_listener_is_told<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let mut listeners = Vec::new();
     for backend in [&here, &there, &here, &there] {
         listeners.push(listen(backend, &name).await);
     }
     // One listener of each process leaves, the others stay.
     listeners.drain(..2);
-    let burnt = here.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let burnt = invalidated(&here, &name).await;
     for changes in &mut listeners {
         assert_eq!(next(changes).await, Change::Invalidated(burnt));
     }
@@ -160,22 +151,21 @@ pub async fn only_listeners_of_the_name_are_told<H: FullHarness>(h: &H) {
     let (this, other) = (name("this"), name("other"));
     let mut to_this = listen(&there, &this).await;
     let mut to_other = listen(&there, &other).await;
-    let first = here.edit(&this, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
-    let second = here.edit(&other, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
-    let third = here.edit(&this, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let first = invalidated(&here, &this).await;
+    let second = invalidated(&here, &other).await;
+    let third = invalidated(&here, &this).await;
     assert_eq!(next(&mut to_other).await, Change::Invalidated(second));
     assert_eq!(next(&mut to_this).await, Change::Invalidated(first));
     assert_eq!(next(&mut to_this).await, Change::Invalidated(third));
 }
 
 pub async fn a_new_listener_gets_the_changes_that_follow<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     drop(listen(&backend, &name).await);
     h.no_listener_is_left().await;
-    backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    invalidated(&backend, &name).await;
     let mut changes = listen(&backend, &name).await;
-    let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let burnt = invalidated(&backend, &name).await;
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
@@ -188,7 +178,7 @@ pub async fn a_listener_that_replaces_another_misses_nothing<H: FullHarness>(h: 
     let churn = names.iter().map(async |name| {
         for turn in 0..60 {
             let mut changes = listen(&there, name).await;
-            let burnt = here.edit(name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+            let burnt = invalidated(&here, name).await;
             // A push of an earlier change may still be on its way to the new listener.
             loop {
                 match next(&mut changes).await {

@@ -1,27 +1,18 @@
 //! The queues of the modes: how their entries are kept, and what a release hands over.
 
 use bellwether::{
-    backend::{Change, Claim, Edit, Kept, Leases, Mode, Renewal, Store},
+    backend::{Change, Claim, Kept, Leases, Mode, Renewal},
     key::{Family, Name},
 };
 use testkit::{handover_life, queue_entry_life};
 
 use crate::harness::{
-    FullHarness, LEASE, MOMENT, claim_in, elsewhere, granted, handed_over, hasty, held, listen,
-    name_in, next,
+    ALONE, FullHarness, LEASE, MOMENT, PERMIT, claim_in, claims, elsewhere, granted, handed_over,
+    hasty, held, invalidated, listen, name, name_in, next, renewed,
 };
-
-/// A semaphore with one permit.
-const PERMIT: Mode = Mode::Permit { limit: 1, count: 1 };
-/// The modes in which one claim holds at a time.
-const ALONE: [Mode; 4] = [Mode::Exclusive, Mode::Fair, Mode::Write, PERMIT];
 
 fn lock(mode: Mode) -> Name {
     name_in("conformance", Family::Lock, &format!("{mode:?}"))
-}
-
-fn claims<const N: usize>(mode: Mode, name: &Name) -> [Claim; N] {
-    std::array::from_fn(|_| claim_in(mode, name))
 }
 
 /// Keeps the entries of some claims for their usual time.
@@ -96,7 +87,7 @@ pub async fn keeping_entries_hands_a_free_lease_over<H: FullHarness>(h: &H) {
         }
         handed_over(&mut changes, &first).await;
         assert!(kept.remaining <= handover_life() && !kept.remaining.is_zero(), "{kept:?}");
-        assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::Held]);
+        assert!(renewed(&backend, &first).await);
     }
 }
 
@@ -115,8 +106,8 @@ pub async fn a_dead_waiter_in_front_says_when_its_entry_ends<H: FullHarness>(h: 
         [PERMIT; 3],
     ];
     for (number, modes) in orders.into_iter().enumerate() {
-        let name = name_in("conformance", Family::Lock, &format!("dead {number}"));
-        let [holder, dead, alive] = modes.map(|mode| claims::<1>(mode, &name)).map(|[one]| one);
+        let name = name(&format!("dead {number}"));
+        let [holder, dead, alive] = modes.map(|mode| claim_in(mode, &name));
         let dead = elsewhere(dead);
         granted(&backend, &holder).await;
         held(&backend, &dead).await;
@@ -148,7 +139,7 @@ pub async fn a_dead_waiter_in_front_lets_those_pass_that_fit<H: FullHarness>(h: 
     let orders = [[of_two(1), of_two(2), of_two(1)], [Mode::Read, Mode::Write, Mode::Read]];
     for modes in orders {
         let name = lock(modes[0]);
-        let [holder, dead, alive] = modes.map(|mode| claims::<1>(mode, &name)).map(|[one]| one);
+        let [holder, dead, alive] = modes.map(|mode| claim_in(mode, &name));
         granted(&backend, &holder).await;
         held(&backend, &elsewhere(dead)).await;
         held(&backend, &alive).await;
@@ -170,7 +161,7 @@ pub async fn a_waiter_that_comes_back_lets_those_pass_that_fit<H: FullHarness>(h
     let backend = h.backend();
     let name = lock(PERMIT);
     let [holder, still, alive] =
-        [of_two(1), of_two(2), of_two(1)].map(|mode| claims::<1>(mode, &name)).map(|[one]| one);
+        [of_two(1), of_two(2), of_two(1)].map(|mode| claim_in(mode, &name));
     let still = elsewhere(still);
     granted(&backend, &holder).await;
     held(&backend, &still).await;
@@ -208,8 +199,7 @@ pub async fn a_claim_that_asks_by_itself_hides_no_others<H: FullHarness>(h: &H) 
     let backend = h.backend();
     for (died, waits) in [(of_two(2), of_two(1)), (Mode::Write, Mode::Read)] {
         let name = lock(waits);
-        let [mut died, asks, waiting] =
-            [died, waits, waits].map(|mode| claims::<1>(mode, &name)).map(|[one]| one);
+        let [mut died, asks, waiting] = [died, waits, waits].map(|mode| claim_in(mode, &name));
         let asks = elsewhere(asks);
         died.lease = queue_entry_life() / 2;
         granted(&backend, &died).await;
@@ -266,24 +256,8 @@ pub async fn a_process_that_stands_still_costs_one_handover<H: FullHarness>(h: &
             keep(&backend, &[&alive]).await;
         }
         granted(&backend, &alive).await;
-    }
-}
-
-pub async fn ordered_and_unordered_waiters_are_served_by_age<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = lock(Mode::Fair);
-    let [mut holder] = claims(Mode::Fair, &name);
-    granted(&backend, &holder).await;
-    let order = [Mode::Exclusive, Mode::Fair, Mode::Fair, Mode::Exclusive, Mode::Fair];
-    let waiting = order.map(|mode| claims::<1>(mode, &name)).concat();
-    for claim in &waiting {
-        held(&backend, claim).await;
-    }
-    let mut changes = listen(&backend, &name).await;
-    for claim in waiting {
-        assert!(backend.release(&holder).await.unwrap());
-        handed_over(&mut changes, &claim).await;
-        holder = claim;
+        assert!(!renewed(&backend, &still[0]).await);
+        assert!(!backend.release(&still[0]).await.unwrap());
     }
 }
 
@@ -317,8 +291,8 @@ pub async fn a_release_grants_all_readers_at_the_head<H: FullHarness>(h: &H) {
 pub async fn permits_are_served_in_order<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock(PERMIT);
-    let of = |count| claims::<1>(Mode::Permit { limit: 3, count }, &name);
-    let ([one], [two], [many], [few], [late]) = (of(1), of(2), of(3), of(1), of(1));
+    let of = |count| claim_in(Mode::Permit { limit: 3, count }, &name);
+    let [one, two, many, few, late] = [1, 2, 3, 1, 1].map(of);
     granted(&backend, &one).await;
     granted(&backend, &two).await;
     held(&backend, &many).await;
@@ -347,7 +321,7 @@ pub async fn a_release_without_waiters_tells_nothing<H: FullHarness>(h: &H) {
         let mut changes = listen(&backend, &name).await;
         granted(&backend, &holder).await;
         assert!(backend.release(&holder).await.unwrap());
-        let fence = backend.edit(&name, &Edit::Invalidate, LEASE).await.unwrap();
+        let fence = invalidated(&backend, &name).await;
         assert_eq!(next(&mut changes).await, Change::Invalidated(fence));
     }
 }

@@ -1,14 +1,15 @@
 //! A lease that several readers share, or that one writer holds alone.
 
 use bellwether::{
-    backend::{Change, Claim, Leases, Mode, Renewal},
+    backend::{Claim, Leases, Mode, Renewal},
     error::BackendErrorKind,
     key::Name,
 };
 use testkit::queue_entry_life;
 
 use crate::harness::{
-    FullHarness, LEASE, MOMENT, claim, claim_in, granted, handed_over, held, listen, name, next,
+    FullHarness, LEASE, MOMENT, claim, claim_in, claims, granted, handed_over, hasty_in, held,
+    listen, name,
 };
 
 fn reader(name: &Name) -> Claim {
@@ -20,8 +21,7 @@ fn writer(name: &Name) -> Claim {
 }
 
 pub async fn readers_hold_together<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let (first, second, third) = (reader(&name), reader(&name), writer(&name));
     assert_eq!(granted(&here, &first).await.fence(), 0);
     granted(&there, &second).await;
@@ -34,42 +34,8 @@ pub async fn readers_hold_together<H: FullHarness>(h: &H) {
     granted(&there, &third).await;
 }
 
-pub async fn a_writer_holds_alone<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (first, second, third) = (writer(&name), reader(&name), writer(&name));
-    let fence = granted(&backend, &first).await.fence();
-    for other in [&second, &third] {
-        let occupied = held(&backend, other).await;
-        assert_eq!((occupied.fence, occupied.holders), (fence, 1));
-    }
-    assert_eq!(
-        backend.renew(&[second.clone(), first.clone()]).await.unwrap(),
-        [Renewal::NotHeld, Renewal::Held]
-    );
-    assert!(backend.release(&first).await.unwrap());
-    granted(&backend, &second).await;
-    assert!(backend.release(&second).await.unwrap());
-    assert!(granted(&backend, &third).await.fence() > fence);
-}
-
-pub async fn a_reader_sent_twice_counts_once<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (first, other) = (reader(&name), writer(&name));
-    granted(&backend, &first).await;
-    granted(&backend, &first).await;
-    assert_eq!(held(&backend, &other).await.holders, 1);
-    // The same holds while a writer waits.
-    granted(&backend, &first).await;
-    assert!(backend.release(&first).await.unwrap());
-    assert!(!backend.release(&first).await.unwrap());
-    granted(&backend, &other).await;
-}
-
 pub async fn a_reader_waits_behind_a_writer<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let (first, second, late) = (reader(&name), writer(&name), reader(&name));
     granted(&backend, &first).await;
     held(&backend, &second).await;
@@ -85,8 +51,7 @@ pub async fn a_reader_waits_behind_a_writer<H: FullHarness>(h: &H) {
 }
 
 pub async fn readers_and_writers_are_served_in_their_order<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let now = writer(&name);
     let (first, second) = (reader(&name), reader(&name));
     let (next_writer, late) = (writer(&name), reader(&name));
@@ -116,8 +81,7 @@ pub async fn readers_and_writers_are_served_in_their_order<H: FullHarness>(h: &H
 }
 
 pub async fn a_writer_that_leaves_lets_readers_pass<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let (first, second, late) = (reader(&name), writer(&name), reader(&name));
     granted(&backend, &first).await;
     held(&backend, &second).await;
@@ -128,43 +92,8 @@ pub async fn a_writer_that_leaves_lets_readers_pass<H: FullHarness>(h: &H) {
     granted(&backend, &late).await;
 }
 
-pub async fn a_dead_reader_ends_with_its_lease<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (dead, alive, other) = (reader(&name), reader(&name), writer(&name));
-    granted(&backend, &dead).await;
-    h.pass(LEASE / 2).await;
-    granted(&backend, &alive).await;
-    assert_eq!(held(&backend, &other).await.holders, 2);
-    h.pass(LEASE / 2).await;
-    assert_eq!(
-        backend.renew(&[dead.clone(), alive.clone()]).await.unwrap(),
-        [Renewal::NotHeld, Renewal::Held]
-    );
-    assert_eq!(held(&backend, &other).await.holders, 1);
-    assert!(!backend.release(&dead).await.unwrap());
-    h.pass(LEASE).await;
-    granted(&backend, &other).await;
-}
-
-pub async fn a_renewed_reader_lasts<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let (first, other) = (reader(&name), writer(&name));
-    granted(&backend, &first).await;
-    for _ in 0..4 {
-        h.pass(LEASE / 2).await;
-        assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::Held]);
-    }
-    let occupied = held(&backend, &other).await;
-    assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
-    h.pass(LEASE).await;
-    assert_eq!(backend.renew(&[first]).await.unwrap(), [Renewal::NotHeld]);
-}
-
 pub async fn the_only_reader_becomes_the_writer<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let (mine, other, up) = (reader(&name), reader(&name), writer(&name));
     granted(&backend, &mine).await;
     granted(&backend, &other).await;
@@ -186,8 +115,7 @@ pub async fn the_only_reader_becomes_the_writer<H: FullHarness>(h: &H) {
 }
 
 pub async fn a_writer_becomes_a_reader<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let (mine, down) = (writer(&name), reader(&name));
     let (waiting, last) = (reader(&name), writer(&name));
     granted(&backend, &mine).await;
@@ -211,8 +139,7 @@ pub async fn a_writer_becomes_a_reader<H: FullHarness>(h: &H) {
 }
 
 pub async fn an_ended_lease_does_not_pass<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let (first, second) = (reader(&name), writer(&name));
     granted(&backend, &first).await;
     h.pass(LEASE).await;
@@ -224,8 +151,7 @@ pub async fn an_ended_lease_does_not_pass<H: FullHarness>(h: &H) {
 }
 
 pub async fn only_some_modes_pass<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let permit = claim_in(Mode::Permit { limit: 1, count: 1 }, &name);
     for (from, to) in [
         (claim(&name), writer(&name)),
@@ -240,34 +166,24 @@ pub async fn only_some_modes_pass<H: FullHarness>(h: &H) {
     }
 }
 
-pub async fn read_and_write_leases_can_be_looked_at_and_cleared<H: FullHarness>(h: &H) {
+pub async fn one_dead_holder_of_several_ends_with_its_lease<H: FullHarness>(h: &H) {
     let backend = h.backend();
-    let name = name("k");
-    assert_eq!(backend.holder(&name, Mode::Read).await.unwrap(), None);
-    assert_eq!(backend.holder(&name, Mode::Write).await.unwrap(), None);
-    assert!(!backend.clear(&name, Mode::Read).await.unwrap());
-    let (first, second, third) = (reader(&name), reader(&name), writer(&name));
-    granted(&backend, &first).await;
-    granted(&backend, &second).await;
-    held(&backend, &third).await;
-    let occupied = backend.holder(&name, Mode::Read).await.unwrap().unwrap();
-    assert_eq!((occupied.fence, occupied.holders), (0, 2));
-    assert!(occupied.remaining > LEASE - MOMENT && occupied.remaining <= LEASE, "{occupied:?}");
-    assert_eq!(backend.holder(&name, Mode::Write).await.unwrap(), None);
-    let mut changes = listen(&backend, &name).await;
-    assert!(backend.clear(&name, Mode::Read).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Wake);
-    assert_eq!(
-        backend.renew(&[first, second]).await.unwrap(),
-        [Renewal::NotHeld, Renewal::NotHeld]
-    );
-    assert_eq!(backend.holder(&name, Mode::Read).await.unwrap(), None);
-    // The queue is empty as well: a reader need not wait behind the writer.
-    let reads = reader(&name);
-    granted(&backend, &reads).await;
-    backend.release(&reads).await.unwrap();
-    let fence = granted(&backend, &third).await.fence();
-    assert_eq!(backend.holder(&name, Mode::Write).await.unwrap().unwrap().fence, fence);
-    assert!(backend.clear(&name, Mode::Write).await.unwrap());
-    assert!(!backend.release(&third).await.unwrap());
+    let [one, both] = [1, 2].map(|count| Mode::Permit { limit: 2, count });
+    for (mode, rival) in [(Mode::Read, Mode::Write), (one, both)] {
+        let name = name(&format!("{mode:?}"));
+        let ([dead, alive, next], rival) = (claims(mode, &name), hasty_in(rival, &name));
+        let holders = async || backend.holder(&name, mode).await.unwrap().unwrap().holders;
+        granted(&backend, &dead).await;
+        h.pass(LEASE / 2).await;
+        granted(&backend, &alive).await;
+        assert_eq!((holders().await, held(&backend, &rival).await.holders), (2, 2));
+        h.pass(LEASE / 2).await;
+        let renewed = backend.renew(&[dead.clone(), alive.clone()]).await.unwrap();
+        assert_eq!(renewed, [Renewal::NotHeld, Renewal::Held]);
+        assert!(!backend.release(&dead).await.unwrap());
+        assert_eq!((holders().await, held(&backend, &rival).await.holders), (1, 1));
+        granted(&backend, &next).await;
+        h.pass(LEASE).await;
+        granted(&backend, &rival).await;
+    }
 }

@@ -10,7 +10,7 @@ use bellwether::{
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use crate::harness::{FENCE_LIFE, FullHarness, TTL, begun, claim, listen, name, next, value};
+use crate::harness::{FullHarness, TTL, begun, claim, edit, listen, name, next, put, value};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -108,10 +108,10 @@ pub async fn an_entry_keeps_its_tags<H: FullHarness>(h: &H) {
         }
         assert!(read(&there, &name).await == Some(expected.clone()), "{size}");
         assert!(there.claim(&claim(&name), 0).await.unwrap() == Claimed::Newer(expected), "{size}");
-        let fence = there.edit(&name, &Edit::Put(entry.clone(), TTL), FENCE_LIFE).await.unwrap();
+        let fence = edit(&there, &name, &Edit::Put(entry.clone(), TTL)).await;
         assert!(read(&here, &name).await == Some(entry.clone().with_fence(fence)), "{size}");
         let windows = Windows::fresh(TTL);
-        let fence = here.edit(&name, &Edit::Touch(windows), FENCE_LIFE).await.unwrap();
+        let fence = edit(&here, &name, &Edit::Touch(windows)).await;
         let touched = entry.with_windows(windows).with_fence(fence);
         assert!(read(&there, &name).await == Some(touched), "{size}");
     }
@@ -119,10 +119,10 @@ pub async fn an_entry_keeps_its_tags<H: FullHarness>(h: &H) {
 
 pub async fn an_entry_without_tags_has_none<H: FullHarness>(h: &H) {
     let backend = h.backend();
-    backend.edit(&name("k"), &Edit::Put(value("v"), TTL), FENCE_LIFE).await.unwrap();
+    put(&backend, &name("k"), "v").await;
     assert!(read(&backend, &name("k")).await.unwrap().tagged.is_none());
     let none = tagged(Entry::value(0, Duration::ZERO, Bytes::new()), 7, &[]);
-    backend.edit(&name("k"), &Edit::Put(none.clone(), TTL), FENCE_LIFE).await.unwrap();
+    edit(&backend, &name("k"), &Edit::Put(none.clone(), TTL)).await;
     let found = read(&backend, &name("k")).await.unwrap().tagged.unwrap();
     assert_eq!((found.number, found.tags.len()), (7, 0));
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bellwether::backend::{Change, Claim, Claimed, Committed, Edit, Entry, Grant, Store, Windows};
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, MOMENT, TTL, begun, claim, listen, name, next, stored, value,
+    FullHarness, MOMENT, TTL, begun, begun_over, claim, edit, listen, name, next, put, stored,
+    value,
 };
 
 fn assert_age(entry: &Entry, age: Duration) {
@@ -26,7 +27,7 @@ pub async fn an_entry_tells_its_age<H: FullHarness>(h: &H) {
     aged(&there, Duration::ZERO).await;
     h.pass(TTL / 2).await;
     let committed = aged(&there, TTL / 2).await;
-    here.edit(&name("k"), &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
+    put(&here, &name("k"), "put").await;
     let put = aged(&there, Duration::ZERO).await;
     assert!(put.stored_at > committed.stored_at && committed.stored_at > 0);
 }
@@ -46,7 +47,7 @@ pub async fn a_newer_entry_tells_its_age<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let late = claim(&name("k"));
     let grant = begun(&backend, &late).await;
-    backend.edit(&name("k"), &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
+    put(&backend, &name("k"), "put").await;
     h.pass(TTL / 2).await;
     let Claimed::Newer(newer) = backend.claim(&claim(&name("k")), 0).await.unwrap() else {
         panic!("the claim was not told of the newer entry");
@@ -88,14 +89,9 @@ fn windows() -> Windows {
 /// Puts an entry with windows, and begins a load beside it.
 async fn put_and_loading<B: Store>(backend: &B) -> (Claim, Grant, u64) {
     let entry = value("v").with_windows(windows());
-    let fence = backend
-        .edit(&name("k"), &Edit::Put(entry.clone(), windows().kept()), FENCE_LIFE)
-        .await
-        .unwrap();
+    let fence = edit(backend, &name("k"), &Edit::Put(entry.clone(), windows().kept())).await;
     let load = claim(&name("k"));
-    let Claimed::Granted(grant) = backend.claim(&load, fence).await.unwrap() else {
-        panic!("the claim was not granted");
-    };
+    let grant = begun_over(backend, &load, fence).await;
     (load, grant, fence)
 }
 
@@ -105,7 +101,7 @@ pub async fn a_touch_begins_the_windows_anew<H: FullHarness>(h: &H) {
     h.pass(TTL / 2).await;
     let touched = Windows::fresh(TTL).error(TTL);
     let mut changes = listen(&here, &name("k")).await;
-    let fence = there.edit(&name("k"), &Edit::Touch(touched), FENCE_LIFE).await.unwrap();
+    let fence = edit(&there, &name("k"), &Edit::Touch(touched)).await;
     assert!(fence > grant.fence());
     assert_eq!(next(&mut changes).await, Change::Invalidated(fence));
     let entry = aged(&here, Duration::ZERO).await;
@@ -123,7 +119,7 @@ pub async fn a_touch_of_nothing_changes_nothing<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let load = claim(&name("k"));
     let grant = begun(&backend, &load).await;
-    assert_eq!(backend.edit(&name("k"), &Edit::Touch(windows()), FENCE_LIFE).await.unwrap(), 0);
+    assert_eq!(edit(&backend, &name("k"), &Edit::Touch(windows())).await, 0);
     let outcome = backend.commit(&load, &grant, &value("v"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);
 }
@@ -131,11 +127,9 @@ pub async fn a_touch_of_nothing_changes_nothing<H: FullHarness>(h: &H) {
 /// One caller knows that the entry is wrong, and the other one does not know of it.
 pub async fn a_touch_does_not_revive_an_expired_entry<H: FullHarness>(h: &H) {
     let [here, there] = [h.backend(), h.backend()];
-    here.edit(&name("k"), &Edit::Put(value("v").with_windows(windows()), TTL), FENCE_LIFE)
-        .await
-        .unwrap();
-    let expired = here.edit(&name("k"), &Edit::Expire, FENCE_LIFE).await.unwrap();
-    assert_eq!(there.edit(&name("k"), &Edit::Touch(windows()), FENCE_LIFE).await.unwrap(), 0);
+    edit(&here, &name("k"), &Edit::Put(value("v").with_windows(windows()), TTL)).await;
+    let expired = edit(&here, &name("k"), &Edit::Expire).await;
+    assert_eq!(edit(&there, &name("k"), &Edit::Touch(windows())).await, 0);
     let entry = there.get(&name("k")).await.unwrap().unwrap();
     let left = entry.windows.unwrap();
     assert_eq!((entry.fence, left.fresh, left.stale), (expired, Duration::ZERO, Duration::ZERO));
@@ -145,7 +139,7 @@ pub async fn an_expired_entry_is_kept_for_failures<H: FullHarness>(h: &H) {
     let [here, there] = [h.backend(), h.backend()];
     let (late, grant, _) = put_and_loading(&here).await;
     h.pass(TTL / 8).await;
-    let fence = there.edit(&name("k"), &Edit::Expire, FENCE_LIFE).await.unwrap();
+    let fence = edit(&there, &name("k"), &Edit::Expire).await;
     assert!(fence > grant.fence());
     let entry = aged(&here, TTL / 8).await;
     let left = entry.windows.expect("there are windows");
@@ -156,7 +150,7 @@ pub async fn an_expired_entry_is_kept_for_failures<H: FullHarness>(h: &H) {
     h.pass(TTL * 7 / 8).await;
     assert!(there.get(&name("k")).await.unwrap().is_some());
     // Its end does not move if it expires once more.
-    there.edit(&name("k"), &Edit::Expire, FENCE_LIFE).await.unwrap();
+    edit(&there, &name("k"), &Edit::Expire).await;
     h.pass(TTL / 8).await;
     assert_eq!(there.get(&name("k")).await.unwrap(), None);
 }
@@ -166,13 +160,11 @@ pub async fn an_entry_without_an_error_window_expires_for_good<H: FullHarness>(h
     let plain = value("v").with_windows(Windows::fresh(TTL).stale(TTL));
     for entry in [Some(value("v")), Some(plain), None] {
         if let Some(entry) = entry {
-            backend.edit(&name("k"), &Edit::Put(entry.clone(), TTL), FENCE_LIFE).await.unwrap();
+            edit(&backend, &name("k"), &Edit::Put(entry.clone(), TTL)).await;
         }
         let late = claim(&name("k"));
-        let Claimed::Granted(grant) = backend.claim(&late, u64::MAX).await.unwrap() else {
-            panic!("the claim was not granted");
-        };
-        assert!(backend.edit(&name("k"), &Edit::Expire, FENCE_LIFE).await.unwrap() > grant.fence());
+        let grant = begun_over(&backend, &late, u64::MAX).await;
+        assert!(edit(&backend, &name("k"), &Edit::Expire).await > grant.fence());
         assert_eq!(backend.get(&name("k")).await.unwrap(), None);
         let outcome = backend.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
         assert_eq!(outcome, Committed::Refused);

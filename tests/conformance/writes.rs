@@ -1,28 +1,27 @@
 //! Writes and invalidations without a load. A load that is under way meanwhile is not stored.
 
-use bellwether::backend::{Change, Claimed, Committed, Edit, Leases, Renewal, Store, Windows};
+use bellwether::backend::{Change, Claimed, Committed, Edit, Leases, Store, Windows};
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, MOMENT, TTL, begun, claim, listen, name, next, read, stored, value,
+    FullHarness, MOMENT, TTL, begun, begun_over, claim, edit, invalidated, listen, name, next, put,
+    read, renewed, stored, value,
 };
 
 pub async fn a_put_writes_and_ends_the_lease<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let first = claim(&name);
     begun(&here, &first).await;
-    let fence = there.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
+    let fence = put(&there, &name, "put").await;
     assert_eq!(here.get(&name).await.unwrap(), Some(value("put").with_fence(fence)));
     assert!(!here.release(&first).await.unwrap(), "the lease outlived the put");
     assert!(matches!(here.claim(&claim(&name), fence).await, Ok(Claimed::Granted(_))));
 }
 
 pub async fn a_put_makes_the_commit_under_way_give_way<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let claim = claim(&name);
     let grant = begun(&backend, &claim).await;
-    let fence = backend.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
+    let fence = put(&backend, &name, "put").await;
     let outcome = backend.commit(&claim, &grant, &value("loaded"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Newer(value("put").with_fence(fence)));
     assert_eq!(read(&backend, &name).await.as_deref(), Some("put"));
@@ -33,11 +32,10 @@ pub async fn a_put_makes_the_commit_under_way_give_way<H: FullHarness>(h: &H) {
 }
 
 pub async fn a_put_ends_with_its_time<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    backend.edit(&name, &Edit::Put(value("first"), TTL), FENCE_LIFE).await.unwrap();
+    let (backend, name) = h.one();
+    put(&backend, &name, "first").await;
     h.pass(TTL - MOMENT).await;
-    backend.edit(&name, &Edit::Put(value("second"), TTL), FENCE_LIFE).await.unwrap();
+    put(&backend, &name, "second").await;
     h.pass(TTL - MOMENT).await;
     assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
     h.pass(MOMENT).await;
@@ -52,7 +50,7 @@ pub async fn many_entries_are_answered_in_order_and_as_each_alone<H: FullHarness
         let entry = value(&"v".repeat(if at == 7 { 100_000 } else { at }));
         let windows = Windows::fresh(TTL / 2).stale(TTL / 2);
         let entry = if at % 3 == 1 { entry.with_windows(windows) } else { entry };
-        backend.edit(name, &Edit::Put(entry.clone(), TTL), FENCE_LIFE).await.unwrap();
+        edit(&backend, name, &Edit::Put(entry.clone(), TTL)).await;
     }
     for aged in [false, true, true] {
         let many = backend.get_many(&names, aged).await.unwrap();
@@ -72,16 +70,13 @@ pub async fn many_entries_are_answered_in_order_and_as_each_alone<H: FullHarness
 
 /// A refresh is to show what the origin has now, so it beats each load that began before it.
 pub async fn a_superseded_load_is_not_stored<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
-    assert!(there.edit(&name, &Edit::Supersede, FENCE_LIFE).await.unwrap() > 0);
+    let (here, there, name) = h.two();
+    assert!(edit(&there, &name, &Edit::Supersede).await > 0);
     let seen = stored(&here, &name, "v").await;
     let late = claim(&name);
-    let Ok(Claimed::Granted(grant)) = here.claim(&late, seen).await else {
-        panic!("the claim was not granted");
-    };
+    let grant = begun_over(&here, &late, seen).await;
     let mut changes = listen(&there, &name).await;
-    let burnt = there.edit(&name, &Edit::Supersede, FENCE_LIFE).await.unwrap();
+    let burnt = edit(&there, &name, &Edit::Supersede).await;
     assert!(burnt > grant.fence());
     // Its waiters claim by themselves.
     assert_eq!(next(&mut changes).await, Change::Wake);
@@ -89,23 +84,20 @@ pub async fn a_superseded_load_is_not_stored<H: FullHarness>(h: &H) {
     assert_eq!(outcome, Committed::Refused);
     assert_eq!(here.get(&name).await.unwrap(), Some(value("v").with_fence(seen)));
     let refresh = claim(&name);
-    let Ok(Claimed::Granted(grant)) = there.claim(&refresh, burnt).await else {
-        panic!("the lease outlived its load");
-    };
+    let grant = begun_over(&there, &refresh, burnt).await;
     assert!(grant.fence() > burnt);
     let outcome = there.commit(&refresh, &grant, &value("new"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);
 }
 
 pub async fn an_invalidation_removes_and_ends_the_lease<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let name = name("k");
+    let (here, there, name) = h.two();
     let first = stored(&here, &name, "v").await;
     let refresh = claim(&name);
     assert!(matches!(here.claim(&refresh, first).await, Ok(Claimed::Granted(_))));
-    there.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    invalidated(&there, &name).await;
     assert_eq!(read(&here, &name).await, None);
-    assert_eq!(here.renew(std::slice::from_ref(&refresh)).await.unwrap(), [Renewal::NotHeld]);
+    assert!(!renewed(&here, &refresh).await);
     // A later claim starts anew, and need not wait for the load that was under way.
     begun(&here, &claim(&name)).await;
 }
@@ -113,11 +105,10 @@ pub async fn an_invalidation_removes_and_ends_the_lease<H: FullHarness>(h: &H) {
 /// The value is read, then changed in the database and invalidated, and then committed. If it were
 /// stored, it would be served until its time ends.
 pub async fn an_invalidation_makes_the_commit_under_way_fail<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
+    let (backend, name) = h.one();
     let claim = claim(&name);
     let grant = begun(&backend, &claim).await;
-    backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    invalidated(&backend, &name).await;
     for _ in 0..2 {
         let outcome = backend.commit(&claim, &grant, &value("old"), Some(TTL)).await.unwrap();
         assert_eq!(outcome, Committed::Refused);
@@ -128,10 +119,9 @@ pub async fn an_invalidation_makes_the_commit_under_way_fail<H: FullHarness>(h: 
 }
 
 pub async fn an_invalidation_of_nothing_burns_a_fence<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    let name = name("k");
-    let first = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
-    let second = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    let (backend, name) = h.one();
+    let first = invalidated(&backend, &name).await;
+    let second = invalidated(&backend, &name).await;
     assert!(second > first && first > 0);
     assert!(begun(&backend, &claim(&name)).await.fence() > second);
 }
@@ -162,12 +152,12 @@ pub async fn a_write_clears_the_neighbouring_schemas<H: FullHarness>(h: &H) {
         for step in [-1, 0, 1] {
             stored(&backend, &at(step), "v").await;
         }
-        backend.edit(&at(0), &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+        invalidated(&backend, &at(0)).await;
         for step in [-1, 0, 1] {
             assert_eq!(read(&backend, &at(step)).await, None, "{middle} {step}");
             stored(&backend, &at(step), "v").await;
         }
-        backend.edit(&at(0), &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
+        put(&backend, &at(0), "put").await;
         assert_eq!(read(&backend, &at(-1)).await, None, "{middle}");
         assert_eq!(read(&backend, &at(0)).await.as_deref(), Some("put"), "{middle}");
         assert_eq!(read(&backend, &at(1)).await, None, "{middle}");
