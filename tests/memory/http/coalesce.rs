@@ -2,12 +2,8 @@
 
 use super::prelude::*;
 
-fn coalescing(backend: &MemoryBackend, inner: &Inner) -> [Layered; 2] {
-    [(), ()].map(|()| {
-        BellwetherLayer::http(cache(backend))
-            .policy(Policy::default().coalesce_only())
-            .layer(inner.clone())
-    })
+fn coalescing(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
+    layer.policy(Policy::default().coalesce_only())
 }
 
 #[tokio::test(start_paused = true)]
@@ -20,7 +16,8 @@ async fn an_answer_goes_to_those_who_wait_and_is_not_stored() {
     ] {
         let backend = MemoryBackend::new();
         let (inner, calls) = with_headers(headers);
-        let services = coalescing(&backend, &inner);
+        let services = [(), ()]
+            .map(|()| coalescing(BellwetherLayer::http(cache(&backend))).layer(inner.clone()));
         for call in 1..4 {
             let answers = ask_all(&services, (0..20).map(|_| get("/"))).await;
             assert_eq!((calls.count(), different(&answers)), (call, 1), "{headers:?}");
@@ -34,8 +31,8 @@ async fn an_answer_goes_to_those_who_wait_and_is_not_stored() {
 /// A browser that reloads a page sends these.
 #[tokio::test(start_paused = true)]
 async fn requests_with_no_cache_are_coalesced() {
-    let (inner, calls) = with_headers(&[]);
-    let services = coalescing(&MemoryBackend::new(), &inner);
+    let (inner, calls) = numbered();
+    let services: [_; 2] = processes(&inner, coalescing);
     let reload = || get_with(&[("cache-control", "no-cache"), ("pragma", "no-cache")]);
     for call in 1..4 {
         let answers = ask_all(&services, (0..20).map(|_| reload())).await;
@@ -57,7 +54,7 @@ async fn answers_that_belong_to_their_callers_still_do() {
         &[("cache-control", "no-cache")],
     ] {
         let (inner, calls) = with_headers(headers);
-        let services = coalescing(&MemoryBackend::new(), &inner);
+        let services: [_; 2] = processes(&inner, coalescing);
         let answers = ask_all(&services, (0..10).map(|_| get("/"))).await;
         assert_eq!((calls.count(), different(&answers)), (10, 10), "{headers:?}");
     }
@@ -65,32 +62,24 @@ async fn answers_that_belong_to_their_callers_still_do() {
 
 #[tokio::test(start_paused = true)]
 async fn what_another_layer_stored_is_not_served() {
-    let (inner, _) = with_headers(&[]);
-    let cache = cache(&MemoryBackend::new());
-    let storing = http_layer(cache.clone()).layer(inner.clone());
-    let coalescing =
-        BellwetherLayer::http(cache).policy(Policy::default().coalesce_only()).layer(inner);
-    assert_eq!(ask(&storing, get("/")).await.text(), "1");
-    assert_eq!(ask(&coalescing, get("/")).await.text(), "2");
-    assert_eq!(ask(&storing, get("/")).await.text(), "1");
+    let (inner, _) = numbered();
+    let layer = http_layer(cache(&MemoryBackend::new()));
+    let (storing, coalescing) = (layer.layer(inner.clone()), coalescing(layer).layer(inner));
+    for (service, expected) in [(&storing, "1"), (&coalescing, "2"), (&storing, "1")] {
+        assert_eq!(ask(service, get("/")).await.text(), expected);
+    }
 }
 
 /// A process that waited for one load in vain does not wait for the next one as well.
 #[tokio::test(start_paused = true)]
 async fn no_caller_waits_for_two_loads_of_other_processes() {
-    let (inner, _) = super::origin::origin(|call, _| {
-        let body = Response::builder();
-        match call % 2 {
-            1 => body.status(500).body(Body::from(call.to_string())).unwrap(),
-            _ => body.body(Body::from(call.to_string())).unwrap(),
-        }
-    });
-    let backend = MemoryBackend::new();
-    let services: Vec<_> = (0..6).map(|_| coalescing(&backend, &inner)[0].clone()).collect();
-    let begun = tokio::time::Instant::now();
+    let (inner, _) =
+        origin(|call, _| reply(if call % 2 == 1 { 500 } else { 200 }, &[], call.to_string()));
+    let services: [_; 6] = processes(&inner, coalescing);
+    let begun = Instant::now();
     ask_all(&services, (0..6).map(|_| get("/"))).await;
     assert!(begun.elapsed() <= 3 * DELAY, "{:?}", begun.elapsed());
-    sleep(Duration::from_secs(1)).await;
+    sleep(SECOND).await;
 }
 
 /// With `rfc9111()` a request has the cookies of its user. The answer to it went to other users. A
@@ -100,12 +89,10 @@ async fn a_silent_answer_to_a_request_with_a_cookie_is_for_its_caller() {
     for status in [200, 401, 403, 404, 500, 503] {
         for credential in ["cookie", "x-api-key"] {
             let (inner, _) = origin(move |_, request| {
-                let user = request.headers()[credential].to_str().unwrap().to_owned();
-                Response::builder().status(status).body(Body::from(user)).unwrap()
+                reply(status, &[], request.headers()[credential].to_str().unwrap().to_owned())
             });
             for is_zero in [false, true] {
-                let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
-                let layer = layer.policy(Policy::rfc9111().coalesce_only());
+                let layer = silent_layer().policy(Policy::rfc9111().coalesce_only());
                 let layer = if is_zero { layer.default_lifetime(Duration::ZERO) } else { layer };
                 let services = [layer.layer(inner.clone())];
                 let users = ["alice", "bob"].map(|user| get_with(&[(credential, user)]));

@@ -11,16 +11,13 @@ async fn the_leader_gets_the_error_itself() {
     let counted = calls.clone();
     let inner = service_fn(move |_: Request<Body>| {
         let call = counted.fetch_add(1, Ordering::SeqCst) + 1;
-        async move {
-            sleep(DELAY).await;
-            Err::<Response<Body>, _>(Bare(call))
-        }
+        sleep(DELAY).map(move |()| Err::<Response<Body>, _>(Bare(call)))
     });
-    let service = http_layer(cache(&MemoryBackend::new())).layer(inner);
-    let asked: Vec<_> = (0..10).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+    let service = layer().layer(inner);
+    let asked = all((0..10).map(|_| spawn(service.clone().oneshot(get("/"))))).await;
     let mut own = Vec::new();
     for asked in asked {
-        match asked.await.unwrap() {
+        match asked {
             Err(Bare(call)) => own.push(call),
             Ok(answer) => {
                 assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
@@ -36,31 +33,24 @@ async fn the_leader_gets_the_error_itself() {
 
 #[tokio::test(start_paused = true)]
 async fn too_many_loads_are_a_service_that_is_unavailable() {
-    let (inner, calls) = origin(|_, _| Response::new(Body::empty()));
-    let cache = http_cache(MemoryBackend::new(), "bellwether")
-        .max_loads(1)
-        .wait_limit(DELAY / 2)
-        .build()
-        .unwrap();
-    let service = http_layer(cache).refuse_overload().layer(inner);
-    let mut statuses: Vec<_> = ask_all(&[service], ["/a", "/b", "/a"].map(get))
-        .await
-        .iter()
-        .map(|answer| answer.status.as_u16())
-        .collect();
+    let (inner, calls) = numbered();
+    let layer = layer_of(builder().max_loads(1).wait_limit(DELAY / 2));
+    let service = layer.refuse_overload().layer(inner);
+    let answers = ask_all(&[service], ["/a", "/b", "/a"].map(get)).await;
+    let mut statuses: Vec<_> = answers.iter().map(|answer| answer.status.as_u16()).collect();
     statuses.sort_unstable();
     assert_eq!((statuses, calls.count()), (vec![200, 200, 503], 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cache_that_is_shut_down_lets_each_request_through() {
-    let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
+    let (inner, calls) = numbered();
     let cache = cache(&MemoryBackend::new());
     let service = http_layer(cache.clone()).layer(inner);
-    let cut = tokio::spawn(service.clone().oneshot(get("/")));
+    let cut = asking(&service, get("/"));
     sleep(DELAY / 2).await;
     cache.shutdown(Duration::ZERO).await;
-    assert_eq!(cut.await.unwrap().unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(cut.await.unwrap().status, StatusCode::SERVICE_UNAVAILABLE);
     for call in 2..4 {
         assert_eq!(ask(&service, get("/")).await.text(), call.to_string());
     }
@@ -69,19 +59,14 @@ async fn a_cache_that_is_shut_down_lets_each_request_through() {
 
 #[tokio::test(start_paused = true)]
 async fn the_answer_to_a_failure_can_be_replaced() {
-    let (inner, _) = origin(|_, _| Response::new(Body::empty()));
-    let cache =
-        http_cache(MemoryBackend::new(), "bellwether").load_limit(DELAY / 2).build().unwrap();
-    let service = http_layer(cache)
-        .on_error(|error| {
-            assert_eq!(error.kind(), ErrorKind::LoadTimeout);
-            let body = Bytes::from(error.to_string());
-            Response::builder().status(StatusCode::IM_A_TEAPOT).body(body).unwrap()
-        })
-        .layer(inner);
+    let layer = layer_of(builder().load_limit(DELAY / 2)).on_error(|error| {
+        assert_eq!(error.kind(), ErrorKind::LoadTimeout);
+        let body = Bytes::from(error.to_string());
+        Response::builder().status(StatusCode::IM_A_TEAPOT).body(body).unwrap()
+    });
+    let service = layer.layer(numbered().0);
     for method in ["GET", "HEAD"] {
-        let request = Request::builder().method(method).body(Body::empty()).unwrap();
-        let answer = ask(&service, request).await;
+        let answer = ask(&service, request(method, "/", &[])).await;
         assert_eq!(answer.status, StatusCode::IM_A_TEAPOT);
         assert_eq!(answer.body.is_empty(), method == "HEAD");
     }
@@ -92,7 +77,7 @@ async fn the_answer_to_a_failure_can_be_replaced() {
 async fn no_condition_and_no_range_is_of_the_answer_to_a_failure() {
     let (inner, _) = origin(|_, _| panic!("the service fails"));
     let page = |_: &Error| Response::new(Bytes::from_static(b"we are sorry"));
-    let service = http_layer(cache(&MemoryBackend::new())).on_error(page).layer(inner);
+    let service = layer().on_error(page).layer(inner);
     for (name, value) in [("range", "bytes=3-5"), ("range", "bytes=100-"), ("if-none-match", "*")] {
         let answer = ask(&service, get_with(&[(name, value)])).await;
         assert_eq!((answer.status.as_u16(), answer.text()), (200, "we are sorry"), "{name}");

@@ -1,6 +1,6 @@
 //! Groups of responses (RFC 9875), and surrogate keys.
 
-use tokio::time::Duration;
+use http::HeaderName;
 
 use super::{
     bodies::{data, fed},
@@ -11,53 +11,52 @@ fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
     http_cache(backend.clone(), "bellwether").tags().build().unwrap()
 }
 
-fn request(method: &str, host: &str, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
-    let mut request = Request::builder().method(method).uri(path).header("host", host);
-    for (name, value) in headers {
-        request = request.header(*name, *value);
-    }
-    request.body(Body::empty()).unwrap()
-}
-
 /// Returns an answer with the headers that the request has, without `x-`, and its number as the
 /// body.
 fn echo(call: usize, request: &Request<Body>) -> Response<Body> {
-    let mut answer = Response::builder().header("cache-control", "max-age=60");
+    let mut answer = reply(200, &[("cache-control", "max-age=60")], call.to_string());
     for (name, value) in request.headers() {
         if let Some(name) = name.as_str().strip_prefix("x-answer-") {
-            answer = answer.header(name, value);
+            answer
+                .headers_mut()
+                .append(HeaderName::from_bytes(name.as_bytes()).unwrap(), value.clone());
         }
         if name == "x-status" {
-            answer = answer.status(value.to_str().unwrap().parse::<u16>().unwrap());
+            *answer.status_mut() = value.to_str().unwrap().parse().unwrap();
         }
     }
-    answer.body(Body::from(call.to_string())).unwrap()
+    answer
+}
+
+/// Returns a request to a host.
+fn to(method: &str, host: &str, path: &str, headers: Lines<'_>) -> Request<Body> {
+    request(method, path, &[headers, &[("host", host)]].concat())
 }
 
 /// Returns a layer that tells what is stored.
-fn layer(cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
+fn telling(cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
     http_layer(cache).policy(Policy::rfc9111()).cache_status()
 }
 
 fn service(backend: &MemoryBackend) -> Layered {
-    layer(cache(backend)).layer(origin(echo).0)
+    telling(cache(backend)).layer(origin(echo).0)
 }
 
 /// Asks for a path whose response belongs to some groups.
 async fn page(service: &Layered, path: &str, groups: &str) -> Answer {
-    ask(service, request("GET", "shop", path, &[("x-answer-cache-groups", groups)])).await
+    ask(service, to("GET", "shop", path, &[("x-answer-cache-groups", groups)])).await
 }
 
-/// Sends a request whose answer ends some groups.
-async fn end(service: &Layered, method: &str, host: &str, groups: &str) -> Answer {
+/// Sends a write whose answer ends some groups.
+async fn end(service: &Layered, host: &str, groups: &str) -> Answer {
     let header = ("x-answer-cache-group-invalidation", groups);
-    ask(service, request(method, host, "/write", &[header])).await
+    ask(service, to("POST", host, "/write", &[header])).await
 }
 
 /// Returns whether a page is still stored. The answer to this request is not, and marks nothing.
 async fn is_stored(service: &Layered, path: &str) -> bool {
     let headers = [("x-status", "404"), ("x-answer-cache-control", "no-store")];
-    let answer = ask(service, request("GET", "shop", path, &headers)).await;
+    let answer = ask(service, to("GET", "shop", path, &headers)).await;
     answer.headers["cache-status"].to_str().unwrap().contains("hit")
 }
 
@@ -80,7 +79,7 @@ async fn a_response_belongs_to_the_strings_in_its_list() {
     ] {
         let service = service(&MemoryBackend::new());
         page(&service, "/a", groups).await;
-        end(&service, "POST", "shop", ended).await;
+        end(&service, "shop", ended).await;
         assert_eq!(is_stored(&service, "/a").await, !is_ended, "{groups} {ended}");
     }
 }
@@ -93,9 +92,9 @@ async fn a_response_may_have_many_groups() {
     for at in [0, 31, 99] {
         let service = service(&MemoryBackend::new());
         page(&service, "/a", &groups).await;
-        end(&service, "POST", "shop", &group(100)).await;
+        end(&service, "shop", &group(100)).await;
         assert!(is_stored(&service, "/a").await);
-        end(&service, "POST", "shop", &group(at)).await;
+        end(&service, "shop", &group(at)).await;
         assert!(!is_stored(&service, "/a").await);
     }
 }
@@ -119,7 +118,7 @@ async fn the_answer_to_an_unsafe_request_ends_groups() {
             page(&one, path, groups).await;
         }
         let headers = [("x-answer-cache-group-invalidation", r#""a""#), ("x-status", status)];
-        ask(&other, request(method, "shop", "/write", &headers)).await;
+        ask(&other, to(method, "shop", "/write", &headers)).await;
         for (path, is_of_group) in [("/a", true), ("/ab", true), ("/b", false)] {
             let expected = !(is_ended && is_of_group);
             assert_eq!(is_stored(&one, path).await, expected, "{method} {status} {path}");
@@ -133,11 +132,11 @@ async fn two_origins_never_end_each_others_groups() {
     let service = service(&MemoryBackend::new());
     page(&service, "/a", r#""a""#).await;
     for host in ["bank", "shop:8080", "shop.bank", "shop \"a\"", "a"] {
-        end(&service, "POST", host, r#""a""#).await;
-        end(&service, "POST", host, r#""shop a", "a", " a""#).await;
+        end(&service, host, r#""a""#).await;
+        end(&service, host, r#""shop a", "a", " a""#).await;
         assert!(is_stored(&service, "/a").await, "{host}");
     }
-    end(&service, "POST", "SHOP:80", r#""a""#).await;
+    end(&service, "SHOP:80", r#""a""#).await;
     assert!(!is_stored(&service, "/a").await, "the same origin in another spelling");
 }
 
@@ -147,16 +146,15 @@ async fn the_end_of_a_response_does_not_end_its_groups() {
     let service = service(&MemoryBackend::new());
     page(&service, "/a", r#""a""#).await;
     page(&service, "/b", r#""a""#).await;
-    ask(&service, request("POST", "shop", "/a", &[])).await;
+    ask(&service, to("POST", "shop", "/a", &[])).await;
     assert_eq!([is_stored(&service, "/a").await, is_stored(&service, "/b").await], [false, true]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn without_tags_groups_are_headers_as_others() {
-    let cache = http_cache(MemoryBackend::new(), "bellwether").build().unwrap();
-    let service = layer(cache).layer(origin(echo).0);
+    let service = telling(super::origin::cache(&MemoryBackend::new())).layer(origin(echo).0);
     page(&service, "/a", r#""a""#).await;
-    end(&service, "POST", "shop", r#""a""#).await;
+    end(&service, "shop", r#""a""#).await;
     assert!(is_stored(&service, "/a").await);
 }
 
@@ -169,31 +167,26 @@ async fn a_stream_whose_group_has_ended_is_for_those_who_asked_before() {
         let caches = [(); 2].map(|()| cache(&backend));
         let (inner, mut feeds) = fed(&[("cache-groups", "\"a\"")]);
         let service = http_layer(caches[0].clone()).layer(inner);
-        let asks = || {
-            let service = service.clone();
-            let page = async move { ask(&service, request("GET", "shop", "/a", &[])).await };
-            tokio::spawn(async move { page.await.text().to_owned() })
+        let asks = async || {
+            let asking = asking(&service, to("GET", "shop", "/a", &[]));
+            sleep(100 * MS).await;
+            asking
         };
-        let soon = || sleep(Duration::from_millis(100));
-        let before = asks();
-        soon().await;
+        let before = asks().await;
         let feed = feeds.recv().await.unwrap();
         feed.send(data("old")).unwrap();
-        let also_before = asks();
-        soon().await;
+        let also_before = asks().await;
         caches[ends].invalidate_tag(" shop a").await.unwrap();
-        let after = asks();
-        soon().await;
+        let after = asks().await;
         drop(feed);
-        assert_eq!(
-            (before.await.unwrap(), also_before.await.unwrap()),
-            ("old".into(), "old".into())
-        );
-        soon().await;
+        for before in [before, also_before] {
+            assert_eq!(before.await.unwrap().text(), "old");
+        }
+        sleep(100 * MS).await;
         let new = feeds.try_recv().expect("a caller joined a body whose group has ended");
         new.send(data("new")).unwrap();
         drop(new);
-        assert_eq!(after.await.unwrap(), "new");
+        assert_eq!(after.await.unwrap().text(), "new");
     }
 }
 
@@ -201,67 +194,62 @@ async fn a_stream_whose_group_has_ended_is_for_those_who_asked_before() {
 #[tokio::test(start_paused = true)]
 async fn a_validated_response_has_the_groups_of_its_304() {
     let (inner, _) = origin(|call, request| {
-        let answer =
-            Response::builder().header("etag", "\"1\"").header("cache-control", "max-age=1");
+        let (tag, life) = (("etag", "\"1\""), ("cache-control", "max-age=1"));
         match request.headers().get("if-none-match") {
-            Some(_) => answer.status(304).header("cache-groups", "\"b\"").body(Body::empty()),
-            None => answer.header("cache-groups", "\"a\"").body(Body::from(call.to_string())),
+            Some(_) => reply(304, &[tag, life, ("cache-groups", "\"b\"")], ""),
+            None => reply(200, &[tag, life, ("cache-groups", "\"a\"")], call.to_string()),
         }
-        .unwrap()
     });
-    let cache = http_cache(MemoryBackend::new(), "bellwether")
-        .stale_if_error(Duration::from_secs(3600))
-        .tags()
-        .build()
-        .unwrap();
+    let cache = builder().stale_if_error(3600 * SECOND);
+    let cache = cache.tags().build().unwrap();
     let service = http_layer(cache.clone()).layer(inner);
-    let get = || request("GET", "shop", "/a", &[]);
-    ask(&service, get()).await;
-    sleep(Duration::from_secs(2)).await;
-    assert_eq!(ask(&service, get()).await.text(), "1");
-    cache.invalidate_tag(" shop a").await.unwrap();
-    assert_eq!(ask(&service, get()).await.text(), "1");
-    cache.invalidate_tag(" shop b").await.unwrap();
-    assert_eq!(ask(&service, get()).await.text(), "3");
+    let ask = async || ask(&service, to("GET", "shop", "/a", &[])).await.text().to_owned();
+    ask().await;
+    sleep(2 * SECOND).await;
+    assert_eq!(ask().await, "1");
+    for (group, expected) in [("a", "1"), ("b", "3")] {
+        cache.invalidate_tag(format!(" shop {group}")).await.unwrap();
+        assert_eq!(ask().await, expected);
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_purge_that_is_permitted_ends_the_groups_in_its_headers() {
     let may = ("x-may", "1");
-    let of = |cache, surrogates: bool| {
-        let layer = layer(cache);
-        let layer = if surrogates { layer.surrogate_keys() } else { layer };
-        layer.purge_if(|parts| parts.headers.contains_key("x-may")).layer(origin(echo).0)
-    };
     for surrogates in [false, true] {
-        let service = of(cache(&MemoryBackend::new()), surrogates);
+        let layer = telling(cache(&MemoryBackend::new()));
+        let layer = if surrogates { layer.surrogate_keys() } else { layer };
+        let layer = layer.purge_if(|parts| parts.headers.contains_key("x-may"));
+        let service = layer.layer(origin(echo).0);
         let headers = [("x-answer-surrogate-key", "k  l"), ("x-answer-cache-groups", "\"g\"")];
-        for path in ["/a", "/b"] {
-            ask(&service, request("GET", "shop", path, &headers)).await;
-        }
-        let purge = async |headers: &[(&str, &str)]| {
-            ask(&service, request("PURGE", "shop", "/a", headers)).await.status
+        let ask = |method: &str, path: &str, headers: &[(&str, &str)]| {
+            ask(&service, to(method, "shop", path, headers))
         };
+        let purge =
+            async |headers: &[(&str, &str)]| ask("PURGE", "/a", headers).await.status.as_u16();
+        for path in ["/a", "/b"] {
+            ask("GET", path, &headers).await;
+        }
         purge(&[("cache-groups", "\"g\"")]).await;
         assert!(is_stored(&service, "/b").await, "it is not permitted");
         // As an unsafe request it has ended its target.
-        ask(&service, request("GET", "shop", "/a", &headers)).await;
-        assert_eq!(purge(&[may, ("cache-groups", "\"other\"")]).await, StatusCode::NO_CONTENT);
+        ask("GET", "/a", &headers).await;
+        assert_eq!(purge(&[may, ("cache-groups", "\"other\"")]).await, 204);
         assert!(is_stored(&service, "/a").await, "it is for a group, and not for its URI");
         // One whose groups cannot be ended is not taken for one of its URI.
-        for unclear in [("cache-groups", "g"), ("cache-groups", "\"g")] {
-            assert_eq!(purge(&[may, unclear]).await, StatusCode::OK, "the service answers it");
+        for unclear in ["g", "\"g"] {
+            let purged = purge(&[may, ("cache-groups", unclear)]).await;
+            assert_eq!(purged, 200, "the service answers it");
             assert!(is_stored(&service, "/b").await, "{unclear:?}");
         }
-        let expected = if surrogates { StatusCode::NO_CONTENT } else { StatusCode::OK };
+        let expected = if surrogates { 204 } else { 200 };
         assert_eq!(purge(&[may, ("surrogate-key", "l m")]).await, expected);
         assert_eq!(is_stored(&service, "/b").await, !surrogates);
-        ask(&service, request("GET", "shop", "/a", &headers)).await;
-        assert_eq!(purge(&[may, ("cache-groups", "\"g\"")]).await, StatusCode::NO_CONTENT);
-        assert_eq!(
-            [is_stored(&service, "/a").await, is_stored(&service, "/b").await],
-            [false, false]
-        );
+        ask("GET", "/a", &headers).await;
+        assert_eq!(purge(&[may, ("cache-groups", "\"g\"")]).await, 204);
+        for path in ["/a", "/b"] {
+            assert!(!is_stored(&service, path).await, "{path}");
+        }
     }
 }
 
@@ -271,18 +259,17 @@ async fn each_variant_has_its_own_groups() {
     let (inner, _) = origin(|call, request| {
         let language =
             request.headers().get("accept-language").map_or("", |it| it.to_str().unwrap());
-        let answer = Response::builder().header("vary", "accept-language");
-        let answer = answer.header("cache-groups", format!("\"of {language}\", \"all\""));
-        answer.body(Body::from(format!("{call} {language}"))).unwrap()
+        let groups = format!("\"of {language}\", \"all\"");
+        let headers = [("vary", "accept-language"), ("cache-groups", &*groups)];
+        reply(200, &headers, format!("{call} {language}"))
     });
     let backend = MemoryBackend::new();
     let [one, other] = [(); 2].map(|()| http_layer(cache(&backend)).layer(inner.clone()));
     let texts = async |service: &Layered| {
         let mut texts = Vec::new();
         for language in ["en", "de"] {
-            let headers = [("accept-language", language)];
-            texts
-                .push(ask(service, request("GET", "shop", "/a", &headers)).await.text().to_owned());
+            let answer = ask(service, to("GET", "shop", "/a", &[("accept-language", language)]));
+            texts.push(answer.await.text().to_owned());
         }
         texts
     };

@@ -7,12 +7,6 @@ use http::request::Parts;
 
 use super::prelude::*;
 
-type Headers = [(&'static str, &'static str)];
-
-fn layer() -> BellwetherLayer<Http> {
-    http_layer(cache(&MemoryBackend::new()))
-}
-
 fn key(layer: &BellwetherLayer<Http>, uri: &str, headers: &[(&str, &str)]) -> Option<Key> {
     let (mut parts, _) = get_with(headers).into_parts();
     parts.uri = uri.parse().unwrap();
@@ -22,7 +16,7 @@ fn key(layer: &BellwetherLayer<Http>, uri: &str, headers: &[(&str, &str)]) -> Op
 #[test]
 fn scheme_host_path_and_query_make_different_keys() {
     let with_part = |layer: BellwetherLayer<Http>| layer.vary_by(|_: &Parts| String::new());
-    let asked: Vec<(&str, BellwetherLayer<Http>, &str, &Headers)> = vec![
+    let asked: Vec<(&str, BellwetherLayer<Http>, &str, Lines<'_>)> = vec![
         ("a path", layer(), "/", &[]),
         ("another", layer(), "/a", &[]),
         ("with a slash", layer(), "/a/", &[]),
@@ -99,9 +93,9 @@ fn equivalent_uris_have_one_key() {
 async fn a_path_that_is_not_in_normal_form_passes() {
     for path in ["/%61", "/a?%62", "/b/../a", "/%2e/a", "/%2E%2E/a"] {
         let (inner, calls) =
-            origin(|call, request| Response::new(Body::from(format!("{call} {}", request.uri()))));
+            origin(|call, request| reply(200, &[], format!("{call} {}", request.uri())));
         let service = layered(&inner);
-        let ask = |path: &'static str| ask(&service, super::origin::get(path));
+        let ask = |path: &'static str| ask(&service, get(path));
         for call in 1..=2 {
             assert_eq!(ask(path).await.text(), format!("{call} {path}"));
         }
@@ -111,10 +105,10 @@ async fn a_path_that_is_not_in_normal_form_passes() {
         assert_eq!(calls.count(), 4);
     }
     // Encodings with small letters are common.
-    let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
+    let (inner, calls) = numbered();
     let service = layered(&inner);
     for path in ["/%c3%a9", "/%C3%A9", "/%c3%A9"] {
-        assert_eq!(ask(&service, super::origin::get(path)).await.text(), "1", "{path}");
+        assert_eq!(ask(&service, get(path)).await.text(), "1", "{path}");
     }
     assert_eq!(calls.count(), 1);
 }
@@ -152,10 +146,7 @@ fn a_key_that_is_too_long_is_its_hash() {
 
     // A key of the longest permitted length is not hashed.
     let limit = key(&layer, "/aaa", &[]).unwrap().as_str().len();
-    let limited = |limit| {
-        let cache = http_cache(MemoryBackend::new(), "bellwether").max_key(limit).build().unwrap();
-        http_layer(cache)
-    };
+    let limited = |limit| layer_of(builder().max_key(limit));
     assert!(key(&limited(limit), "/aaa", &[]).is_some());
     // Not even the hash fits.
     assert_eq!(key(&limited(limit - 1), "/aaa", &[]), None);
@@ -163,24 +154,22 @@ fn a_key_that_is_too_long_is_its_hash() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stored_answer_is_invalidated_by_its_key() {
-    let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
+    let (inner, calls) = numbered();
     let cache = cache(&MemoryBackend::new());
     let layer = http_layer(cache.clone());
     let service = layer.layer(inner);
-    ask(&service, super::origin::get("/a")).await;
-    let (put, _) = Request::put("/a").body(()).unwrap().into_parts();
-    let key = layer.key(&put).unwrap();
+    ask(&service, get("/a")).await;
+    let key = layer.key(&request("PUT", "/a", &[]).into_parts().0).unwrap();
     assert_eq!(cache.get(&key).await.unwrap().unwrap().body(), "1");
     cache.invalidate(key).await.unwrap();
-    assert_eq!(ask(&service, super::origin::get("/a")).await.text(), "2");
+    assert_eq!(ask(&service, get("/a")).await.text(), "2");
     assert_eq!(calls.count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn queries_share_by_what_counts_of_them() {
-    let (inner, calls) = origin(|_, request| {
-        Response::new(Body::from(request.uri().query().unwrap_or_default().to_owned()))
-    });
+    let (inner, calls) =
+        origin(|_, request| reply(200, &[], request.uri().query().unwrap_or_default().to_owned()));
     let service = layer().query(Query::default().sort().ignore(["utm_*"]).hash()).layer(inner);
     for (uri, expected) in [
         ("/a?x=1&y=2&utm_id=3", "x=1&y=2&utm_id=3"),
@@ -190,7 +179,7 @@ async fn queries_share_by_what_counts_of_them() {
         ("/a?utm_id=3", "utm_id=3"),
         ("/a", "utm_id=3"),
     ] {
-        assert_eq!(ask(&service, super::origin::get(uri)).await.text(), expected, "{uri}");
+        assert_eq!(ask(&service, get(uri)).await.text(), expected, "{uri}");
     }
     assert_eq!(calls.count(), 4);
     let shown = layer().query(Query::default().hash());

@@ -1,33 +1,29 @@
 //! Responses from a local tier.
 
 use bellwether::cache::LocalTier;
-use tokio::time::Duration;
 
 use super::prelude::*;
-
-fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
-    let builder = http_cache(backend.clone(), "shop");
-    builder.local(LocalTier::default()).build().unwrap()
-}
 
 #[tokio::test(start_paused = true)]
 async fn a_copy_of_a_response_has_its_age_and_ends_with_a_write_elsewhere() {
     let (inner, calls) = origin(|call, request| {
-        let answer = Response::builder().header("cache-control", "max-age=60");
-        let answer = answer.header("vary", "accept-language");
         let language =
             request.headers().get("accept-language").map_or("", |it| it.to_str().unwrap());
-        answer.body(Body::from(format!("{call}{language}"))).unwrap()
+        let headers = [("cache-control", "max-age=60"), ("vary", "accept-language")];
+        reply(200, &headers, format!("{call}{language}"))
     });
     let backend = MemoryBackend::new();
-    let caches = [(); 2].map(|()| cache(&backend));
+    let caches = [(); 2].map(|()| {
+        let builder = http_cache(backend.clone(), "shop").local(LocalTier::default());
+        builder.build().unwrap()
+    });
     let [one, other] = caches.clone().map(|cache| http_layer(cache).layer(inner.clone()));
     for language in ["en", "de"] {
         let of = [("accept-language", language)];
         for _ in 0..3 {
             ask(&one, get_with(&of)).await;
         }
-        sleep(Duration::from_secs(3)).await;
+        sleep(3 * SECOND).await;
         let (hits, local) = (caches[0].stats().hits, caches[0].stats().local);
         let answer = ask(&one, get_with(&of)).await;
         assert_eq!(answer.headers["age"], "3", "{language}");
@@ -38,8 +34,7 @@ async fn a_copy_of_a_response_has_its_age_and_ends_with_a_write_elsewhere() {
     let before = calls.count();
     ask(&one, get_with(&[("accept-language", "en"), ("cache-control", "no-cache")])).await;
     assert_eq!(calls.count(), before + 1);
-    let write = Request::post("/").header("host", "shop").body(Body::empty()).unwrap();
-    ask(&other, write).await;
+    ask(&other, request("POST", "/", &[("host", "shop")])).await;
     let before = calls.count();
     ask(&one, get("/")).await;
     assert_eq!(calls.count(), before + 1);

@@ -82,48 +82,45 @@ enum Place {
     Both,
 }
 
-/// Returns a stack, with the number of requests that reach its innermost service.
-fn stack(wrap: Wrap, place: Place) -> (Stack, Calls) {
-    let (origin, calls) = origin();
-    let inner = match place {
-        Place::Inside | Place::Both => wrap(origin),
-        Place::Outside => origin,
-    };
-    let layered = boxed(layer().layer(inner));
-    match place {
-        Place::Outside | Place::Both => (wrap(layered), calls),
-        Place::Inside => (layered, calls),
+/// Runs a case for each middleware in each place, with a stack and the number of requests that
+/// reach its innermost service.
+async fn each_stack(case: impl AsyncFn(&Stack, &Calls, &str)) {
+    for (name, wrap) in MIDDLEWARES {
+        for place in [Place::Inside, Place::Outside, Place::Both] {
+            let (origin, calls) = origin();
+            let inner = match place {
+                Place::Inside | Place::Both => wrap(origin),
+                Place::Outside => origin,
+            };
+            let layered = boxed(layer().layer(inner));
+            let stack = match place {
+                Place::Outside | Place::Both => wrap(layered),
+                Place::Inside => layered,
+            };
+            case(&stack, &calls, &format!("{name}, {place:?}")).await;
+        }
     }
-}
-
-fn layer() -> BellwetherLayer<bellwether::layer::Http> {
-    let cache = http_cache(MemoryBackend::new(), "bellwether").build().unwrap();
-    BellwetherLayer::http(cache).default_lifetime(Duration::from_secs(3600))
 }
 
 /// Returns an origin which answers with the number of the call, or as the path says.
 fn origin() -> (Stack, Calls) {
     let (numbered, calls) = super::origin::origin(|call, request| {
-        let response = Response::builder().header("etag", format!("W/\"{call}\""));
         let slow = |at| async move {
             if at > 0 {
                 sleep(DELAY).await;
             }
             Some((Ok::<_, BoxError>("piece"), at + 1))
         };
+        let etag = format!("W/\"{call}\"");
+        let etag = ("etag", &*etag);
         match request.uri().path() {
-            "/own" => response.header("set-cookie", "a=b").body(Body::from(call.to_string())),
+            "/own" => reply(200, &[etag, ("set-cookie", "a=b")], call.to_string()),
             // It has no end.
-            "/paced" => response.body(Body::from_stream(stream::unfold(0, slow))),
-            _ => response.body(Body::from(format!("call {call}"))),
+            "/paced" => reply(200, &[etag], Body::from_stream(stream::unfold(0, slow))),
+            _ => reply(200, &[etag], format!("call {call}")),
         }
-        .unwrap()
     });
-    let service = service_fn(move |request| {
-        let numbered = numbered.clone();
-        async move { numbered.oneshot(request).await.map_err(|never| match never {}) }
-    });
-    (boxed(service), calls)
+    (boxed(numbered), calls)
 }
 
 async fn send(stack: &Stack, request: Request<Body>) -> Response<Body> {
@@ -138,107 +135,91 @@ async fn read(response: Response<Body>) -> Bytes {
 async fn bodies(stack: &Stack, requests: impl Iterator<Item = Request<Body>>) -> Vec<Bytes> {
     let asked = requests.map(|request| {
         let stack = stack.clone();
-        tokio::spawn(async move { read(send(&stack, request).await).await })
+        spawn(async move { read(send(&stack, request).await).await })
     });
-    let mut bodies = Vec::new();
-    for asked in asked.collect::<Vec<_>>() {
-        bodies.push(asked.await.unwrap());
-    }
+    let mut bodies = all(asked).await;
     bodies.sort();
     bodies.dedup();
     bodies
 }
 
-fn request(method: &str, path: &str, (name, value): (&'static str, &'static str)) -> Request<Body> {
-    Request::builder().method(method).uri(path).header(name, value).body(Body::empty()).unwrap()
-}
-
 #[tokio::test(start_paused = true)]
 async fn callers_share_beside_any_middleware() {
-    for (name, wrap) in MIDDLEWARES {
-        for place in [Place::Inside, Place::Outside, Place::Both] {
-            let (stack, calls) = stack(wrap, place);
-            let what = format!("{name}, {place:?}");
-            assert_eq!(bodies(&stack, (0..30).map(|_| get("/"))).await, ["call 1"], "{what}");
-            assert_eq!(bodies(&stack, (0..30).map(|_| get("/"))).await, ["call 1"], "{what}");
-            for (asked, status, body) in [
-                (request("HEAD", "/", ("accept", "*/*")), 200, ""),
-                (request("GET", "/", ("range", "bytes=5-")), 206, "1"),
-                (request("GET", "/", ("if-none-match", "W/\"1\"")), 304, ""),
-            ] {
-                let answer = send(&stack, asked).await;
-                assert_eq!(answer.status(), status, "{what}");
-                assert_eq!(read(answer).await, body, "{what}");
-            }
-            assert_eq!(calls.count(), 1, "{what}");
+    each_stack(async |stack, calls, what| {
+        for _ in 0..2 {
+            assert_eq!(bodies(stack, (0..30).map(|_| get("/"))).await, ["call 1"], "{what}");
         }
-    }
+        for (asked, status, body) in [
+            (request("HEAD", "/", &[]), 200, ""),
+            (get_with(&[("range", "bytes=5-")]), 206, "1"),
+            (get_with(&[("if-none-match", "W/\"1\"")]), 304, ""),
+        ] {
+            let answer = send(stack, asked).await;
+            assert_eq!(answer.status(), status, "{what}");
+            assert_eq!(read(answer).await, body, "{what}");
+        }
+        assert_eq!(calls.count(), 1, "{what}");
+    })
+    .await;
+}
+
+fn own(path: &str) -> Request<Body> {
+    request("GET", path, &[("cookie", "a=b")])
 }
 
 #[tokio::test(start_paused = true)]
 async fn requests_pass_beside_any_middleware() {
-    for (name, wrap) in MIDDLEWARES {
-        for place in [Place::Inside, Place::Outside, Place::Both] {
-            let (stack, calls) = stack(wrap, place);
-            let what = format!("{name}, {place:?}");
-            assert_eq!(bodies(&stack, (0..5).map(|_| get("/own"))).await.len(), 5, "{what}");
-            let with_cookie = || request("GET", "/", ("cookie", "a=b"));
-            let different = bodies(&stack, (0..5).map(|_| with_cookie())).await;
-            assert_eq!((different.len(), calls.count()), (5, 10), "{what}");
-            assert_eq!(bodies(&stack, (0..3).map(|_| get("/"))).await, ["call 11"], "{what}");
-            // An unsafe request ends the stored response.
-            let post = request("POST", "/", ("accept", "*/*"));
-            assert_eq!(read(send(&stack, post).await).await, "call 12", "{what}");
-            assert_eq!(bodies(&stack, (0..3).map(|_| get("/"))).await, ["call 13"], "{what}");
-        }
-    }
+    each_stack(async |stack, calls, what| {
+        assert_eq!(bodies(stack, (0..5).map(|_| get("/own"))).await.len(), 5, "{what}");
+        let different = bodies(stack, (0..5).map(|_| own("/"))).await;
+        assert_eq!((different.len(), calls.count()), (5, 10), "{what}");
+        assert_eq!(bodies(stack, (0..3).map(|_| get("/"))).await, ["call 11"], "{what}");
+        // An unsafe request ends the stored response.
+        assert_eq!(read(send(stack, post()).await).await, "call 12", "{what}");
+        assert_eq!(bodies(stack, (0..3).map(|_| get("/"))).await, ["call 13"], "{what}");
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn callers_leave_beside_any_middleware() {
-    for (name, wrap) in MIDDLEWARES {
-        for place in [Place::Inside, Place::Outside, Place::Both] {
-            let (stack, calls) = stack(wrap, place);
-            let what = format!("{name}, {place:?}");
-            for at in 0..5 {
-                let leaving = send(&stack, get(&format!("/{at}")));
-                assert!(timeout(DELAY / 2, leaving).await.is_err(), "{what}");
-                let leaving = send(&stack, request("GET", "/", ("cookie", "a=b")));
-                assert!(timeout(DELAY / 2, leaving).await.is_err(), "{what}");
+    each_stack(async |stack, calls, what| {
+        for at in 0..5 {
+            for leaving in [get(&format!("/{at}")), own("/")] {
+                assert!(timeout(DELAY / 2, send(stack, leaving)).await.is_err(), "{what}");
             }
-            // No permit, no slot and no flight is left behind.
-            sleep(6 * DELAY).await;
-            let before = calls.count();
-            for at in 0..5 {
-                let path = format!("/{at}");
-                assert_eq!(bodies(&stack, (0..5).map(|_| get(&path))).await.len(), 1, "{what}");
-            }
-            // A load goes on without its caller.
-            assert!(calls.count() - before <= 5 && calls.count() <= 10, "{what}");
         }
-    }
+        // No permit, no slot and no flight is left behind.
+        sleep(6 * DELAY).await;
+        let before = calls.count();
+        for at in 0..5 {
+            let path = format!("/{at}");
+            assert_eq!(bodies(stack, (0..5).map(|_| get(&path))).await.len(), 1, "{what}");
+        }
+        // A load goes on without its caller.
+        assert!(calls.count() - before <= 5 && calls.count() <= 10, "{what}");
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn bodies_stream_beside_any_middleware() {
-    for (name, wrap) in MIDDLEWARES {
-        for place in [Place::Inside, Place::Outside, Place::Both] {
-            let (stack, calls) = stack(wrap, place);
-            let what = format!("{name}, {place:?}");
-            // Two read one body, and a third has one of its own.
-            let mut open = vec![send(&stack, get("/paced")).await.into_body()];
-            open.push(send(&stack, get("/paced")).await.into_body());
-            open.push(send(&stack, request("GET", "/paced", ("cookie", "a"))).await.into_body());
-            for body in &mut open {
-                for _ in 0..3 {
-                    let frame = timeout(2 * DELAY, body.frame()).await;
-                    let frame = frame.unwrap_or_else(|_| panic!("{what} is late")).unwrap();
-                    assert!(frame.unwrap().into_data().unwrap().starts_with(b"piece"), "{what}");
-                }
-            }
-            assert_eq!(calls.count(), 2, "{what}");
-            // An open body holds no other request up.
-            assert_eq!(bodies(&stack, (0..5).map(|_| get("/"))).await, ["call 3"], "{what}");
+    each_stack(async |stack, calls, what| {
+        // Two read one body, and a third has one of its own.
+        let mut open = Vec::new();
+        for asked in [get("/paced"), get("/paced"), own("/paced")] {
+            open.push(send(stack, asked).await.into_body());
         }
-    }
+        for body in &mut open {
+            for _ in 0..3 {
+                let frame = timeout(2 * DELAY, body.frame()).await;
+                let frame = frame.unwrap_or_else(|_| panic!("{what} is late")).unwrap();
+                assert!(frame.unwrap().into_data().unwrap().starts_with(b"piece"), "{what}");
+            }
+        }
+        assert_eq!(calls.count(), 2, "{what}");
+        // An open body holds no other request up.
+        assert_eq!(bodies(stack, (0..5).map(|_| get("/"))).await, ["call 3"], "{what}");
+    })
+    .await;
 }

@@ -1,7 +1,7 @@
 //! The order of other middlewares and the layer: the claims of its docs.
 
 use http::{HeaderValue, request::Parts};
-use tower::{Service, ServiceBuilder};
+use tower::ServiceBuilder;
 use tower_http::{
     catch_panic::CatchPanicLayer,
     compression::CompressionLayer,
@@ -20,21 +20,10 @@ use super::{
 const TEXT: &str = "a text that is long enough for a middleware to compress it";
 const PAGES: [&str; 2] = ["https://one.example", "https://two.example"];
 
-fn layer() -> BellwetherLayer<Http> {
-    http_layer(cache(&MemoryBackend::new()))
-}
-
 /// Returns an origin whose answers have a text and these headers.
-fn origin(headers: &[(&'static str, &'static str)]) -> (Stack, Calls) {
-    let headers = headers.to_vec();
-    let (inner, calls) = super::origin::origin(move |_, _| {
-        let response = Response::builder();
-        let headers = headers.iter();
-        let response =
-            headers.fold(response, |response, (name, value)| response.header(*name, *value));
-        response.body(Body::from(TEXT)).unwrap()
-    });
-    (boxed(inner.map_err(|never| match never {})), calls)
+fn origin(headers: Lines<'static>) -> (Stack, Calls) {
+    let (inner, calls) = super::origin::origin(move |_, _| reply(200, headers, TEXT));
+    (boxed(inner), calls)
 }
 
 async fn send(stack: &Stack, request: Request<Body>) -> (http::response::Parts, Bytes) {
@@ -44,14 +33,20 @@ async fn send(stack: &Stack, request: Request<Body>) -> (http::response::Parts, 
 
 /// Sends equal requests at once, and returns the statuses of the answers.
 async fn statuses(stack: &Stack, count: usize, request: fn() -> Request<Body>) -> Vec<u16> {
-    let asked: Vec<_> =
-        (0..count).map(|_| tokio::spawn(stack.clone().oneshot(request()))).collect();
-    let mut statuses = Vec::new();
-    for asked in asked {
-        statuses.push(asked.await.unwrap().unwrap().status().as_u16());
-    }
+    let answers = all((0..count).map(|_| spawn(stack.clone().oneshot(request())))).await;
+    let mut statuses: Vec<_> =
+        answers.into_iter().map(|it| it.unwrap().status().as_u16()).collect();
     statuses.sort_unstable();
     statuses
+}
+
+fn plain() -> Request<Body> {
+    get("/")
+}
+
+/// Returns a request that is for its caller alone.
+fn own() -> Request<Body> {
+    get_with(&[("cookie", "a=b")])
 }
 
 /// Sends requests that accept different codings, and checks the answer of each.
@@ -97,11 +92,11 @@ async fn compression_inside_makes_a_variant_of_each_accept_encoding() {
 /// A client has the beginning of a coded body. A part of the plain one must not follow it.
 #[tokio::test(start_paused = true)]
 async fn a_weak_validator_joins_no_parts_of_two_codings() {
-    for (tag, status) in [("\"1\"", 206), ("W/\"1\"", 200)] {
-        let headers = [("etag", tag)];
-        let (origin, _) = origin(&headers);
-        let stack = boxed(CompressionLayer::new().layer(layer().layer(origin)));
-        let gzip = ("accept-encoding", "gzip");
+    const STRONG: Lines<'_> = &[("etag", "\"1\"")];
+    const WEAK: Lines<'_> = &[("etag", "W/\"1\"")];
+    for (headers, status) in [(STRONG, 206), (WEAK, 200)] {
+        let stack = boxed(CompressionLayer::new().layer(layer().layer(origin(headers).0)));
+        let (gzip, tag) = (("accept-encoding", "gzip"), headers[0].1);
         let (parts, _) = send(&stack, get_with(&[gzip])).await;
         assert_eq!(parts.headers["content-encoding"], "gzip");
         assert_eq!(parts.headers["etag"], tag);
@@ -137,10 +132,8 @@ async fn cors_outside_answers_each_page_from_one_entry() {
     let (parts, _) = send(&boxed(shared), get_with(&[("origin", PAGES[0])])).await;
     assert!(!parts.headers.contains_key("access-control-allow-origin"));
     // A preflight request does not reach the layer.
-    let preflight = Request::options("/")
-        .header("origin", PAGES[0])
-        .header("access-control-request-method", "GET");
-    let (parts, _) = send(&stack, preflight.body(Body::empty()).unwrap()).await;
+    let preflight = [("origin", PAGES[0]), ("access-control-request-method", "GET")];
+    let (parts, _) = send(&stack, request("OPTIONS", "/", &preflight)).await;
     assert_eq!((parts.status, calls.count()), (StatusCode::OK, 1));
 }
 
@@ -164,17 +157,7 @@ async fn cors_inside_makes_a_variant_of_each_page() {
 struct User(String);
 
 /// Returns a middleware that turns the cookie of a session into an extension, and adds a cookie.
-fn sessions(
-    inner: impl Service<
-        Request<Body>,
-        Response = Response<Body>,
-        Error = bellwether::BoxError,
-        Future: Send,
-    > + Clone
-    + Send
-    + Sync
-    + 'static,
-) -> Stack {
+fn sessions(inner: Stack) -> Stack {
     boxed(service_fn(move |mut request: Request<Body>| {
         let inner = inner.clone();
         async move {
@@ -183,7 +166,7 @@ fn sessions(
             request.extensions_mut().insert(User(user));
             let mut response = inner.oneshot(request).await?;
             response.headers_mut().append("set-cookie", HeaderValue::from_static("user=guest"));
-            Ok::<_, bellwether::BoxError>(response)
+            Ok::<_, BoxError>(response)
         }
     }))
 }
@@ -192,9 +175,9 @@ fn sessions(
 fn plans() -> (Stack, Calls) {
     let (inner, calls) = super::origin::origin(|_, request| {
         let user = request.extensions().get::<User>().map_or("anonymous", |user| &user.0);
-        Response::new(Body::from(user[..1].to_owned()))
+        reply(200, &[], user[..1].to_owned())
     });
-    (boxed(inner.map_err(|never| match never {})), calls)
+    (boxed(inner), calls)
 }
 
 #[tokio::test(start_paused = true)]
@@ -235,54 +218,34 @@ async fn a_timeout_outside_ends_the_wait_of_a_caller_and_not_the_load() {
     let (origin, calls) = origin(&[]);
     let impatient = TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, DELAY / 2);
     let stack = boxed(impatient.layer(layer().layer(origin)));
-    assert_eq!(statuses(&stack, 20, || get("/")).await, [504; 20]);
+    assert_eq!(statuses(&stack, 20, plain).await, [504; 20]);
     sleep(DELAY).await;
-    assert_eq!(statuses(&stack, 20, || get("/")).await, [200; 20]);
+    assert_eq!(statuses(&stack, 20, plain).await, [200; 20]);
     assert_eq!(calls.count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_load_limit_answers_all_callers_at_once() {
-    let (origin, calls) = origin(&[]);
-    let cache =
-        http_cache(MemoryBackend::new(), "bellwether").load_limit(DELAY / 2).build().unwrap();
-    let stack = boxed(http_layer(cache).layer(origin));
+    let (inner, calls) = origin(&[]);
+    let stack = boxed(layer_of(builder().load_limit(DELAY / 2)).layer(inner));
     let begun = Instant::now();
-    assert_eq!(statuses(&stack, 20, || get("/")).await, [504; 20]);
+    assert_eq!(statuses(&stack, 20, plain).await, [504; 20]);
     assert_eq!((calls.count(), begun.elapsed()), (1, DELAY / 2));
     // A timeout inside is an error of the origin.
-    let (origin, _) = super::order::origin(&[]);
     let timeout = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, DELAY / 2);
-    let stack = boxed(layer().layer(timeout.layer(origin)));
-    assert_eq!(statuses(&stack, 1, || get("/")).await, [408]);
-}
-
-/// Returns a stack around handlers that panic.
-fn panicking() -> (Stack, Arc<AtomicUsize>) {
-    let calls = Arc::<AtomicUsize>::default();
-    let counted = calls.clone();
-    let inner = service_fn(move |_: Request<Body>| {
-        counted.fetch_add(1, Ordering::SeqCst);
-        async {
-            sleep(DELAY).await;
-            if true {
-                panic!("a handler");
-            }
-            Ok::<_, bellwether::BoxError>(Response::new(Body::empty()))
-        }
-    });
-    (boxed(inner), calls)
+    let stack = boxed(layer().layer(timeout.layer(origin(&[]).0)));
+    assert_eq!(statuses(&stack, 1, plain).await, [408]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_layer_answers_for_a_load_that_panics_and_catch_panic_for_the_rest() {
-    let (inner, calls) = panicking();
-    let stack = boxed(CatchPanicLayer::new().layer(layer().layer(inner)));
-    assert_eq!(statuses(&stack, 20, || get("/")).await, [502; 20]);
-    assert_eq!(calls.load(Ordering::SeqCst), 1);
-    let own = || get_with(&[("cookie", "a=b")]);
+    let (inner, calls) = super::origin::origin(|_, _| Response::new(Body::empty()));
+    let panics = boxed(inner.map_response(|_| -> Response<Body> { panic!("a handler") }));
+    let stack = boxed(CatchPanicLayer::new().layer(layer().layer(panics)));
+    assert_eq!(statuses(&stack, 20, plain).await, [502; 20]);
+    assert_eq!(calls.count(), 1);
     assert_eq!(statuses(&stack, 5, own).await, [500; 5]);
-    assert_eq!(calls.load(Ordering::SeqCst), 6);
+    assert_eq!(calls.count(), 6);
 }
 
 #[tokio::test(start_paused = true)]
@@ -298,9 +261,9 @@ async fn trace_outside_sees_all_requests_and_inside_those_that_are_loaded() {
     let inner = boxed(counting(&inside).layer(origin));
     let stack = boxed(counting(&outside).layer(layer().layer(inner)));
     for _ in 0..2 {
-        statuses(&stack, 10, || get("/")).await;
+        statuses(&stack, 10, plain).await;
     }
-    statuses(&stack, 3, || get_with(&[("cookie", "a=b")])).await;
+    statuses(&stack, 3, own).await;
     let seen = [outside, inside].map(|seen| seen.load(Ordering::SeqCst));
     assert_eq!(seen, [23, 4]);
 }
@@ -310,13 +273,13 @@ async fn limits_inside_count_loads_and_refuse_no_hit() {
     let (origin, calls) = origin(&[]);
     let limited = ServiceBuilder::new().load_shed().concurrency_limit(1).service(origin);
     let stack = boxed(layer().layer(limited));
-    assert_eq!(statuses(&stack, 1, || get("/")).await, [200]);
+    assert_eq!(statuses(&stack, 1, plain).await, [200]);
     // The handler is busy.
-    let busy = tokio::spawn(stack.clone().oneshot(get_with(&[("cookie", "a=b")])));
+    let busy = spawn(stack.clone().oneshot(own()));
     sleep(DELAY / 2).await;
-    assert_eq!(statuses(&stack, 20, || get("/")).await, [200; 20]);
-    let own = stack.clone().oneshot(get_with(&[("cookie", "a=b")])).await;
-    assert!(own.unwrap_err().is::<tower::load_shed::error::Overloaded>());
+    assert_eq!(statuses(&stack, 20, plain).await, [200; 20]);
+    let refused = stack.clone().oneshot(own()).await;
+    assert!(refused.unwrap_err().is::<tower::load_shed::error::Overloaded>());
     busy.await.unwrap().unwrap();
     assert_eq!(calls.count(), 2);
 }
@@ -327,17 +290,13 @@ async fn limits_outside_count_the_callers_that_wait() {
     let (origin, calls) = origin(&[]);
     let shared = boxed(layer().layer(origin));
     let alone = boxed(ServiceBuilder::new().load_shed().service(shared.clone()));
-    assert_eq!(statuses(&alone, 20, || get("/")).await, [200; 20]);
+    assert_eq!(statuses(&alone, 20, plain).await, [200; 20]);
     let limited = ServiceBuilder::new().load_shed().concurrency_limit(2).service(shared);
     let stack = boxed(limited);
-    let slow = || Request::get("/slow").body(Body::empty()).unwrap();
-    let waiting = tokio::spawn({
-        let stack = stack.clone();
-        async move { statuses(&stack, 2, slow).await }
-    });
+    let waiting = [(), ()].map(|()| spawn(stack.clone().oneshot(get("/slow"))));
     sleep(DELAY / 2).await;
     assert!(stack.clone().oneshot(get("/")).await.is_err(), "a hit needs a permit");
-    assert_eq!((waiting.await.unwrap(), calls.count()), (vec![200; 2], 2));
+    assert!(all(waiting).await.iter().all(Result::is_ok) && calls.count() == 2);
 }
 
 #[tokio::test(start_paused = true)]

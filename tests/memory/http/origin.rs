@@ -39,17 +39,26 @@ pub(crate) fn origin(
     (BoxCloneSyncService::new(service), calls)
 }
 
+/// Headers of a request or of an answer.
+pub(crate) type Lines<'a> = &'a [(&'a str, &'a str)];
+
+/// Returns an answer.
+pub(crate) fn reply(status: u16, headers: Lines<'_>, body: impl Into<Body>) -> Response<Body> {
+    let answer = Response::builder().status(status);
+    let answer = headers.iter().fold(answer, |answer, (name, value)| answer.header(*name, *value));
+    answer.body(body.into()).unwrap()
+}
+
 /// Returns an origin whose answers have the given headers, and the number of the call as their
 /// body.
 pub(crate) fn with_headers(headers: &[(&'static str, &'static str)]) -> (Inner, Calls) {
     let headers = headers.to_vec();
-    origin(move |call, _| {
-        let mut response = Response::builder();
-        for (name, value) in &headers {
-            response = response.header(*name, *value);
-        }
-        response.body(Body::from(call.to_string())).unwrap()
-    })
+    origin(move |call, _| reply(200, &headers, call.to_string()))
+}
+
+/// Returns an origin whose answers have the number of the call as their body.
+pub(crate) fn numbered() -> (Inner, Calls) {
+    with_headers(&[])
 }
 
 pub(crate) fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
@@ -59,24 +68,70 @@ pub(crate) fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
 /// Returns the layer over a cache. It shares responses that name no lifetime for as long as the
 /// cache permits.
 pub(crate) fn http_layer(cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
-    BellwetherLayer::http(cache).default_lifetime(Duration::from_secs(3600))
+    shared(BellwetherLayer::http(cache))
+}
+
+/// Begins a cache of its own.
+pub(crate) fn builder() -> Builder<CachedResponse, impl Codec<CachedResponse>> {
+    http_cache(MemoryBackend::new(), "bellwether")
+}
+
+/// Returns the layer over a cache with these settings.
+pub(crate) fn layer_of(
+    builder: Builder<CachedResponse, impl Codec<CachedResponse>>,
+) -> BellwetherLayer<Http> {
+    http_layer(builder.build().unwrap())
 }
 
 /// Returns the layer over a cache of its own.
+pub(crate) fn layer() -> BellwetherLayer<Http> {
+    layer_of(builder())
+}
+
+/// Returns the layer over a cache of its own. It shares no response that names no lifetime.
+pub(crate) fn silent_layer() -> BellwetherLayer<Http> {
+    BellwetherLayer::http(cache(&MemoryBackend::new()))
+}
+
+/// Returns the service behind the layer, over a cache of its own.
 pub(crate) fn layered(inner: &Inner) -> Layered {
-    http_layer(cache(&MemoryBackend::new())).layer(inner.clone())
+    layer().layer(inner.clone())
+}
+
+pub(crate) type Set = fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>;
+
+/// Returns processes of a service over one backend. They share no response that names no lifetime,
+/// but for what is set.
+pub(crate) fn processes<const N: usize>(
+    inner: &Inner,
+    set: impl Fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>,
+) -> [Layered; N] {
+    let backend = MemoryBackend::new();
+    [(); N].map(|()| set(BellwetherLayer::http(cache(&backend))).layer(inner.clone()))
+}
+
+/// Has responses shared that name no lifetime.
+pub(crate) fn shared(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
+    layer.default_lifetime(3600 * SECOND)
+}
+
+pub(crate) fn request(method: &str, path: &str, headers: Lines<'_>) -> Request<Body> {
+    let request = Request::builder().method(method).uri(path);
+    let request =
+        headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+    request.body(Body::empty()).unwrap()
 }
 
 pub(crate) fn get(path: &str) -> Request<Body> {
-    Request::get(path).body(Body::empty()).unwrap()
+    request("GET", path, &[])
 }
 
-pub(crate) fn get_with(headers: &[(&str, &str)]) -> Request<Body> {
-    let mut request = Request::get("/");
-    for (name, value) in headers {
-        request = request.header(*name, *value);
-    }
-    request.body(Body::empty()).unwrap()
+pub(crate) fn get_with(headers: Lines<'_>) -> Request<Body> {
+    request("GET", "/", headers)
+}
+
+pub(crate) fn post() -> Request<Body> {
+    request("POST", "/", &[])
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -102,24 +157,24 @@ pub(crate) async fn ask(service: &Layered, request: Request<Body>) -> Answer {
     Answer::of(service.clone().oneshot(request).await.unwrap()).await
 }
 
+/// Sends a request from a task of its own.
+pub(crate) fn asking(service: &Layered, request: Request<Body>) -> JoinHandle<Answer> {
+    let service = service.clone();
+    spawn(async move { ask(&service, request).await })
+}
+
 /// Sends all requests at once, in turn to each of the services.
 pub(crate) async fn ask_all(
     services: &[Layered],
     requests: impl IntoIterator<Item = Request<Body>>,
 ) -> Vec<Answer> {
-    let asked: Vec<_> = requests
-        .into_iter()
-        .zip(services.iter().cycle())
-        .map(|(request, service)| {
-            let service = service.clone();
-            tokio::spawn(async move { ask(&service, request).await })
-        })
-        .collect();
-    let mut answers = Vec::new();
-    for asked in asked {
-        answers.push(asked.await.unwrap());
-    }
-    answers
+    let asked = requests.into_iter().zip(services.iter().cycle());
+    all(asked.map(|(request, service)| asking(service, request))).await
+}
+
+/// Sends as many plain requests at once to one service.
+pub(crate) async fn crowd(service: &Layered, count: usize) -> Vec<Answer> {
+    ask_all(std::slice::from_ref(service), (0..count).map(|_| get("/"))).await
 }
 
 /// Returns the number of different bodies.

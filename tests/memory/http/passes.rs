@@ -12,7 +12,6 @@ fn status(answer: &Answer) -> Vec<&str> {
 /// Reads of markers were hits, too, and so 9 hits of 10 requests were 18.
 #[tokio::test(start_paused = true)]
 async fn each_caller_is_counted_once() {
-    type Set = fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>;
     let sets: [(&str, Set); 5] = [
         ("", |layer| layer),
         ("", |layer| layer.vary_by(|_: &Parts| Some("user".to_owned()))),
@@ -22,9 +21,8 @@ async fn each_caller_is_counted_once() {
     ];
     for (at, (vary, set)) in sets.into_iter().enumerate() {
         let (inner, calls) = origin(move |call, _| {
-            let answer = Response::builder().header("cache-control", "max-age=60");
-            let answer = if vary.is_empty() { answer } else { answer.header("vary", vary) };
-            answer.body(Body::from(call.to_string())).unwrap()
+            let headers = [("cache-control", "max-age=60"), ("vary", vary)];
+            reply(200, &headers[..headers.len() - usize::from(vary.is_empty())], call.to_string())
         });
         let backend = MemoryBackend::new();
         let caches = [(), ()].map(|()| cache(&backend));
@@ -49,12 +47,8 @@ async fn each_caller_is_counted_once() {
 #[tokio::test(start_paused = true)]
 async fn a_pass_is_counted_and_says_why() {
     let (inner, _) = origin(|call, request| {
-        let mut response = Response::new(Body::from(call.to_string()));
-        if request.uri() == "/own" {
-            response.headers_mut().insert("set-cookie", "a=b".parse().unwrap());
-            response.headers_mut().insert("cache-status", "inner; hit".parse().unwrap());
-        }
-        response
+        let own = [("set-cookie", "a=b"), ("cache-status", "inner; hit")];
+        reply(200, if request.uri() == "/own" { &own } else { &[] }, call.to_string())
     });
     let cache = cache(&MemoryBackend::new());
     let silent = http_layer(cache.clone());
@@ -63,7 +57,6 @@ async fn a_pass_is_counted_and_says_why() {
         .cache_status()
         .vary_by(|parts: &Parts| (parts.uri != "/private").then(String::new));
     let service = explaining.layer(inner.clone());
-    let post = || Request::post("/").body(Body::empty()).unwrap();
     let with_body = || Request::get("/").body(Body::from("x")).unwrap();
     for (request, expected) in [
         (post(), "fwd=method"),
@@ -99,30 +92,28 @@ async fn a_pass_is_counted_and_says_why() {
 #[tokio::test(start_paused = true)]
 async fn slow_urls_do_not_delay_others() {
     const SLOW: Duration = Duration::from_secs(8);
-    let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
-    let slow = tower::service_fn(move |request: Request<Body>| {
+    let (inner, calls) = numbered();
+    let slow = service_fn(move |request: Request<Body>| {
         let inner = inner.clone();
         async move {
             if request.uri().path().starts_with("/slow") {
                 sleep(SLOW).await;
             }
-            tower::ServiceExt::oneshot(inner, request).await
+            inner.oneshot(request).await
         }
     });
-    let inner = tower::util::BoxCloneSyncService::new(slow);
+    let inner = BoxCloneSyncService::new(slow);
     for refuses in [false, true] {
         let cache = cache(&MemoryBackend::new());
         let layer = http_layer(cache.clone()).cache_status();
         let layer = if refuses { layer.refuse_overload() } else { layer };
         let service = layer.layer(inner.clone());
         let requests = (0..1_100).map(|number| get(&format!("/slow/{number}")));
-        let asked = {
-            let (service, requests) = (service.clone(), requests.collect::<Vec<_>>());
-            tokio::spawn(async move { ask_all(&[service], requests).await })
-        };
+        let asked: Vec<_> = requests.map(|request| asking(&service, request)).collect();
         sleep(SLOW / 2).await;
         let (before, begun) = (calls.count(), Instant::now());
-        let answers = ask_all(std::slice::from_ref(&service), (0..5).map(|_| get("/cold"))).await;
+        let cold = || ask_all(std::slice::from_ref(&service), (0..5).map(|_| get("/cold")));
+        let answers = cold().await;
         match refuses {
             false => {
                 assert_eq!((begun.elapsed(), different(&answers)), (DELAY, 5));
@@ -136,12 +127,12 @@ async fn slow_urls_do_not_delay_others() {
                 assert!(answers.iter().all(|answer| answer.status == refused));
             }
         }
-        let slow = asked.await.unwrap();
+        let slow = all(asked).await;
         let served = slow.iter().filter(|answer| answer.status == StatusCode::OK).count();
         assert_eq!(served, if refuses { 1_024 } else { 1_100 });
         // Now there is room, and the answer is shared again.
         let before = calls.count();
-        ask_all(&[service], (0..5).map(|_| get("/cold"))).await;
+        cold().await;
         assert_eq!(calls.count(), before + 1);
     }
 }
@@ -150,27 +141,18 @@ async fn slow_urls_do_not_delay_others() {
 /// be none.
 #[tokio::test(start_paused = true)]
 async fn callers_that_waited_for_another_process_pass_as_well() {
-    let (inner, calls) = origin(|call, _| {
-        let mut response = Response::new(Body::from(call.to_string()));
-        if call == 1 {
-            *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-        }
-        response
-    });
+    let (inner, calls) =
+        origin(|call, _| reply(if call == 1 { 500 } else { 200 }, &[], call.to_string()));
     let backend = MemoryBackend::new();
     let [one, other] = [1024, 1].map(|loads| {
         let cache = http_cache(backend.clone(), "bellwether").max_loads(loads).build().unwrap();
         http_layer(cache).layer(inner.clone())
     });
-    let ask_later = |service: &super::origin::Layered, path: &'static str| {
-        let service = service.clone();
-        tokio::spawn(async move { ask(&service, get(path)).await })
-    };
-    let leader = ask_later(&one, "/");
+    let leader = asking(&one, get("/"));
     sleep(DELAY / 4).await;
-    let waiters: Vec<_> = (0..3).map(|_| ask_later(&other, "/")).collect();
+    let waiters = [(); 3].map(|()| asking(&other, get("/")));
     sleep(DELAY / 4).await;
-    let busy = ask_later(&other, "/busy");
+    let busy = asking(&other, get("/busy"));
     assert_eq!(leader.await.unwrap().status, StatusCode::INTERNAL_SERVER_ERROR);
     for waiter in waiters {
         assert_eq!(waiter.await.unwrap().status, StatusCode::OK);

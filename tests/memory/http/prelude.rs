@@ -2,7 +2,9 @@
 
 pub(crate) use axum::body::Body;
 pub(crate) use bellwether::{
-    BellwetherLayer, http_cache,
+    BellwetherLayer,
+    cache::Codec,
+    http_cache,
     layer::{CachedResponse, Http, Policy},
 };
 pub(crate) use bytes::Bytes;

@@ -59,8 +59,7 @@ impl Plan {
 /// Returns an origin that answers with the user, the language if the response varies by it, and the
 /// number of writes when it began. Its heads and bodies are slow, endless, broken or uncacheable.
 fn origin(plan: Plan) -> Inner {
-    let (calls, writes) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)));
-    let calls = Arc::new(calls);
+    let (calls, writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     BoxCloneSyncService::new(service_fn(move |request: Request<Body>| {
         let mut rng = Rng::with_seed(plan.seed ^ calls.fetch_add(1, SeqCst) << 32);
         let writes = Arc::clone(&writes);
@@ -73,7 +72,7 @@ fn origin(plan: Plan) -> Inner {
             }
             let seen = writes.load(SeqCst);
             sleep(MS * one(&mut rng, &[1, 20, 50, 400])).await;
-            let head = Response::builder().header("cache-control", control(&mut rng));
+            let head = Response::builder().header("cache-control", one(&mut rng, &CONTROLS));
             let head = match chance(&mut rng, 30) {
                 true => head.header("etag", format!("\"{seen}\"")),
                 false => head,
@@ -95,21 +94,16 @@ fn said(request: &Request<Body>) -> String {
     language.map_or("", |language| language.to_str().unwrap()).to_owned()
 }
 
-fn control(rng: &mut Rng) -> &'static str {
-    one(
-        rng,
-        &[
-            "private",
-            "max-age=1",
-            "max-age=1, stale-while-revalidate=5",
-            "max-age=2, stale-if-error=20",
-            "public, max-age=3",
-            "public, max-age=1, stale-while-revalidate=30, stale-if-error=30",
-            "max-age=2, must-revalidate",
-            "max-age=60",
-        ],
-    )
-}
+const CONTROLS: [&str; 8] = [
+    "private",
+    "max-age=1",
+    "max-age=1, stale-while-revalidate=5",
+    "max-age=2, stale-if-error=20",
+    "public, max-age=3",
+    "public, max-age=1, stale-while-revalidate=30, stale-if-error=30",
+    "max-age=2, must-revalidate",
+    "max-age=60",
+];
 
 fn body(start: String, rng: &mut Rng) -> Body {
     let pause = MS * one(rng, &[0, 0, 10, 700]);
@@ -133,18 +127,12 @@ fn processes(plan: Plan, backends: &[Faulty]) -> Vec<[Layered; 3]> {
     let process = |backend: &Faulty| {
         let builder = http_cache(backend.clone(), "shop").outage_memory(plan.memory);
         let builder = if plan.is_patient { builder } else { builder.serve_stale_after(100 * MS) };
-        let builder = match plan.is_early {
-            true => builder.early_refresh(EarlyRefresh::Within(500 * MS)),
-            false => builder,
-        };
-        let builder = match plan.cancels {
-            true => builder.cancel_abandoned(),
-            false => builder,
-        };
+        let early = EarlyRefresh::Within(500 * MS);
+        let builder = if plan.is_early { builder.early_refresh(early) } else { builder };
+        let builder = if plan.cancels { builder.cancel_abandoned() } else { builder };
         let cache = builder.build().unwrap();
         [0, 1, 2].map(|parts| {
-            let layer = BellwetherLayer::http(cache.clone());
-            let layer = layer.ignore_reloads();
+            let layer = BellwetherLayer::http(cache.clone()).ignore_reloads();
             let layer = if plan.is_rfc9111 { layer.policy(Policy::rfc9111()) } else { layer };
             let layer = if parts > 0 { layer.vary_by(user) } else { layer };
             let layer = if parts > 1 { layer.vary_by("x-unused") } else { layer };
@@ -199,10 +187,8 @@ async fn ask(
     if is_write {
         last.fetch_max(text.parse().unwrap(), SeqCst);
     } else if head.status == 206 {
-        assert!(
-            start.starts_with(text) || text.starts_with(&start),
-            "{plan:?}: {start} got {text}"
-        );
+        let is_own = start.starts_with(text) || text.starts_with(&start);
+        assert!(is_own, "{plan:?}: {start} got {text}");
     } else if !text.is_empty() {
         let rest = text.strip_prefix(&start);
         let rest = rest.unwrap_or_else(|| panic!("{plan:?}: {start} got {text} {head:?}"));
@@ -224,7 +210,7 @@ async fn run(plan: Plan) {
         let (request, start) = request(plan, parts, rng);
         let asking = ask(plan, service, request, start, Arc::clone(&last[parts]));
         let leaves_after = if chance(rng, 10) { MS * rng.u32(..300) } else { Duration::MAX };
-        asked.push(tokio::spawn(timeout(leaves_after, asking)));
+        asked.push(spawn(timeout(leaves_after, asking)));
         if chance(rng, 60) {
             sleep(MS * one(rng, &[1, 10, 60, 200, 1200])).await;
         }
@@ -235,10 +221,8 @@ async fn run(plan: Plan) {
             backends[rng.usize(..3)].plan(move |_| fault);
         }
     }
-    for asked in asked {
-        // One that left has nothing to say.
-        let _ = asked.await.unwrap();
-    }
+    // One that left has nothing to say.
+    all(asked).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,7 +2,6 @@
 
 use std::task::{Context, Poll};
 
-use futures_util::future::BoxFuture;
 use tower::{Service, ServiceBuilder};
 use tower_test::mock::{self, Handle, Mock};
 
@@ -76,42 +75,29 @@ impl Service<Request<Body>> for Strict {
         let call = self.record.called.fetch_add(1, Ordering::SeqCst) + 1;
         Box::pin(async move {
             sleep(DELAY).await;
-            let response = Response::builder();
-            let response = match request.uri().path() {
-                "/own" => response.header("set-cookie", "a=b"),
-                "/varies" => response.header("vary", "accept-language"),
-                "/failing" if call > 2 => response.status(503),
-                "/failing" => response.header("cache-control", "max-age=1, stale-if-error=60"),
-                "/stale" => {
-                    response.header("cache-control", "max-age=1, stale-while-revalidate=60")
-                }
-                _ => response,
+            let control = |control| [("cache-control", control)];
+            let (status, headers) = match request.uri().path() {
+                "/own" => (200, [("set-cookie", "a=b")]),
+                "/varies" => (200, [("vary", "accept-language")]),
+                "/failing" if call > 2 => (503, control("no-store")),
+                "/failing" => (200, control("max-age=1, stale-if-error=60")),
+                "/stale" => (200, control("max-age=1, stale-while-revalidate=60")),
+                _ => (200, [("x-plain", "1")]),
             };
-            Ok(response.body(Body::from("a body")).unwrap())
+            Ok(reply(status, &headers, "a body"))
         })
     }
 }
 
-fn ask(service: &Stack, request: Request<Body>) -> tokio::task::JoinHandle<u16> {
+/// Sends a request from a task of its own. Returns the status of the answer.
+fn sending(service: &Stack, request: Request<Body>) -> JoinHandle<u16> {
     let service = service.clone();
-    tokio::spawn(async move {
+    spawn(async move {
         let response = service.oneshot(request).await.unwrap();
         let status = response.status().as_u16();
         response.into_body().collect().await.unwrap();
         status
     })
-}
-
-/// Sends a request with a header a number of times at once.
-async fn ask_at_once(service: &Stack, path: &str, header: (&str, &str), count: usize) {
-    let request = || {
-        let request = Request::get(path).header(header.0, header.1);
-        request.body(Body::empty()).unwrap()
-    };
-    let asked: Vec<_> = (0..count).map(|_| ask(service, request())).collect();
-    for asked in asked {
-        asked.await.unwrap();
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -131,10 +117,10 @@ async fn each_call_has_one_readiness_and_no_readiness_is_held() {
     ] {
         let strict = Strict::default();
         let record = strict.record.clone();
-        let service = boxed(http_layer(cache(&MemoryBackend::new())).layer(strict));
+        let service = boxed(layer().layer(strict));
         for _ in 0..2 {
-            ask_at_once(&service, path, header, 10).await;
-            sleep(Duration::from_secs(seconds)).await;
+            all((0..10).map(|_| sending(&service, request("GET", path, &[header])))).await;
+            sleep(seconds * SECOND).await;
         }
         sleep(2 * DELAY).await;
         let count = |counter: &AtomicUsize| counter.load(Ordering::SeqCst);
@@ -152,28 +138,24 @@ async fn waiters_hold_no_readiness() {
     let record = strict.record.clone();
     let backend = MemoryBackend::new();
     let services = [(); 2].map(|()| boxed(http_layer(cache(&backend)).layer(strict.clone())));
-    let asked: Vec<_> = (0..20).map(|at| ask(&services[at % 2], get("/"))).collect();
+    let asks = |path| (0..20).map(|at| sending(&services[at % 2], get(path))).collect::<Vec<_>>();
+    let asked = asks("/");
     sleep(DELAY / 2).await;
     assert_eq!(record.ready.load(Ordering::SeqCst), 0);
-    for asked in asked {
-        assert_eq!(asked.await.unwrap(), 200);
-    }
+    assert_eq!(all(asked).await, [200; 20]);
     assert_eq!(record.called.load(Ordering::SeqCst), 1);
-    ask(&services[0], get("/failing")).await.unwrap();
-    sleep(Duration::from_secs(3)).await;
-    let asked: Vec<_> = (0..20).map(|at| ask(&services[at % 2], get("/failing"))).collect();
-    for asked in asked {
-        assert_eq!(asked.await.unwrap(), 200, "the stale response stands in");
-    }
+    sending(&services[0], get("/failing")).await.unwrap();
+    sleep(3 * SECOND).await;
+    assert_eq!(all(asks("/failing")).await, [200; 20], "the stale response stands in");
     let wasted = record.wasted.load(Ordering::SeqCst);
     assert_eq!((record.ready.load(Ordering::SeqCst), wasted), (0, 0));
 }
 
 fn over_mock(cancels: bool) -> (Stack, Handle<Request<Body>, Response<Body>>) {
     let (inner, handle): (Mock<Request<Body>, Response<Body>>, _) = mock::pair();
-    let builder = http_cache(MemoryBackend::new(), "bellwether").load_limit(Duration::from_secs(1));
+    let builder = builder().load_limit(SECOND);
     let builder = if cancels { builder.cancel_abandoned() } else { builder };
-    (boxed(http_layer(builder.build().unwrap()).layer(inner)), handle)
+    (boxed(layer_of(builder).layer(inner)), handle)
 }
 
 async fn answer(handle: &mut Handle<Request<Body>, Response<Body>>) {
@@ -184,15 +166,15 @@ async fn answer(handle: &mut Handle<Request<Body>, Response<Body>>) {
 #[tokio::test(start_paused = true)]
 async fn a_service_that_is_not_ready_delays_loads_and_no_hits() {
     let (service, mut handle) = over_mock(false);
-    let first = ask(&service, get("/"));
+    let first = sending(&service, get("/"));
     answer(&mut handle).await;
     assert_eq!(first.await.unwrap(), 200);
     handle.allow(0);
     // Loads, followers and requests that pass wait.
     let waiting = [get("/a"), get("/a"), get_with(&[("cookie", "a=b")])];
-    let waiting = waiting.map(|request| ask(&service, request));
+    let waiting = waiting.map(|request| sending(&service, request));
     for _ in 0..3 {
-        assert_eq!(timeout(DELAY, ask(&service, get("/"))).await.unwrap().unwrap(), 200);
+        assert_eq!(timeout(DELAY, sending(&service, get("/"))).await.unwrap().unwrap(), 200);
     }
     assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
     // One permit is for one call.
@@ -201,22 +183,17 @@ async fn a_service_that_is_not_ready_delays_loads_and_no_hits() {
     assert!(timeout(DELAY, handle.next_request()).await.is_err());
     handle.allow(1);
     answer(&mut handle).await;
-    for waiting in waiting {
-        assert_eq!(waiting.await.unwrap(), 200);
-    }
+    assert_eq!(all(waiting).await, [200; 3]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_service_that_never_gets_ready_is_a_timeout_for_all() {
     let (service, mut handle) = over_mock(false);
     handle.allow(0);
-    let asked = [(); 5].map(|()| ask(&service, get("/")));
-    for asked in asked {
-        assert_eq!(asked.await.unwrap(), 504);
-    }
+    assert_eq!(all([(); 5].map(|()| sending(&service, get("/")))).await, [504; 5]);
     // The wait has ended, so a permit is for the next caller.
     handle.allow(1);
-    let next = ask(&service, get("/"));
+    let next = sending(&service, get("/"));
     answer(&mut handle).await;
     assert_eq!(next.await.unwrap(), 200);
 }
@@ -226,7 +203,7 @@ async fn a_wait_for_readiness_ends_with_its_callers() {
     let (service, mut handle) = over_mock(true);
     handle.allow(0);
     let leaving = [get("/"), get("/"), get_with(&[("cookie", "a=b")])];
-    let leaving = leaving.map(|request| ask(&service, request));
+    let leaving = leaving.map(|request| sending(&service, request));
     sleep(DELAY).await;
     for leaving in leaving {
         leaving.abort();
@@ -235,7 +212,7 @@ async fn a_wait_for_readiness_ends_with_its_callers() {
     sleep(DELAY).await;
     handle.allow(1);
     assert!(timeout(DELAY, handle.next_request()).await.is_err(), "a request without a caller");
-    let next = ask(&service, get("/b"));
+    let next = sending(&service, get("/b"));
     answer(&mut handle).await;
     assert_eq!(next.await.unwrap(), 200);
 }
@@ -261,24 +238,22 @@ impl Service<Request<Body>> for Broken {
 
     fn call(&mut self, _: Request<Body>) -> Self::Future {
         self.called.fetch_add(1, Ordering::SeqCst);
-        Box::pin(async {
-            let response =
-                Response::builder().header("cache-control", "max-age=1, stale-if-error=9");
-            Ok(response.body(Body::from("a body"))?)
-        })
+        let control = [("cache-control", "max-age=1, stale-if-error=9")];
+        ready(Ok(reply(200, &control, "a body"))).boxed()
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_error_of_readiness_is_one_of_the_service() {
     let inner = Broken::default();
-    let service = boxed(http_layer(cache(&MemoryBackend::new())).layer(inner.clone()));
-    assert_eq!(ask(&service, get("/")).await.unwrap(), 200);
+    let service = boxed(layer().layer(inner.clone()));
+    let is_served = async |path| sending(&service, get(path)).await.unwrap() == 200;
+    assert!(is_served("/").await);
     inner.fails.store(1, Ordering::SeqCst);
     // A hit needs no readiness, and a stale response stands in.
-    assert_eq!(ask(&service, get("/")).await.unwrap(), 200);
-    sleep(Duration::from_secs(2)).await;
-    assert_eq!(ask(&service, get("/")).await.unwrap(), 200);
+    assert!(is_served("/").await);
+    sleep(2 * SECOND).await;
+    assert!(is_served("/").await);
     // The caller gets the error itself.
     for request in [get("/a"), get_with(&[("cookie", "a=b")])] {
         let error = service.clone().oneshot(request).await.unwrap_err();
@@ -287,7 +262,7 @@ async fn an_error_of_readiness_is_one_of_the_service() {
     assert_eq!(inner.called.load(Ordering::SeqCst), 1);
     // It is not remembered.
     inner.fails.store(0, Ordering::SeqCst);
-    assert_eq!(ask(&service, get("/a")).await.unwrap(), 200);
+    assert!(is_served("/a").await);
     assert_eq!(inner.called.load(Ordering::SeqCst), 2);
 }
 
@@ -303,7 +278,7 @@ async fn a_body_holds_no_permit_of_the_service() {
         Ok::<_, BoxError>(Response::new(body))
     });
     let limited = ServiceBuilder::new().concurrency_limit(1).service(boxed(endless));
-    let service = boxed(http_layer(cache(&MemoryBackend::new())).layer(limited));
+    let service = boxed(layer().layer(limited));
     let mut open = Vec::new();
     for path in ["/shared", "/shared", "/unread"] {
         let response = timeout(2 * DELAY, service.clone().oneshot(get(path))).await.unwrap();
@@ -312,6 +287,6 @@ async fn a_body_holds_no_permit_of_the_service() {
     drop(open.pop());
     let passed = timeout(2 * DELAY, service.clone().oneshot(get_with(&[("cookie", "a=b")]))).await;
     open.push(passed.unwrap().unwrap());
-    let small = timeout(2 * DELAY, ask(&service, get("/small"))).await;
+    let small = timeout(2 * DELAY, sending(&service, get("/small"))).await;
     assert_eq!(small.unwrap().unwrap(), StatusCode::OK);
 }

@@ -8,14 +8,11 @@ use axum::{
     routing::get as route,
 };
 use http_body_util::Empty;
-use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 
-use super::prelude::*;
-
-fn layer() -> BellwetherLayer<Http> {
-    http_layer(cache(&MemoryBackend::new()))
-}
-
+use super::{
+    prelude::*,
+    upgrades::{client, connect},
+};
 async fn read(app: &Router, path: &str) -> String {
     let response = app.clone().oneshot(get(path)).await.unwrap();
     let body = response.into_body().collect().await.unwrap().to_bytes();
@@ -23,35 +20,31 @@ async fn read(app: &Router, path: &str) -> String {
 }
 
 /// Returns a handler that answers with a name and the number of the call.
-fn numbered(name: &'static str) -> axum::routing::MethodRouter {
+fn named(name: &'static str) -> axum::routing::MethodRouter {
     let calls = Arc::new(AtomicUsize::new(0));
     route(move || {
         let call = calls.fetch_add(1, Ordering::SeqCst) + 1;
-        async move {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            format!("{name} {call}")
-        }
+        sleep(DELAY).map(move |()| format!("{name} {call}"))
     })
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_router_shares_with_layer_and_with_route_layer() {
+    let both = || Router::new().route("/a", named("a")).route("/b", named("b"));
     let apps = [
-        Router::new().route("/a", numbered("a")).route("/b", numbered("b")).layer(layer()),
-        Router::new().route("/a", numbered("a")).route("/b", numbered("b")).route_layer(layer()),
+        both().layer(layer()),
+        both().route_layer(layer()),
         Router::new()
-            .route("/a", numbered("a").layer(layer()))
-            .route("/b", numbered("b").route_layer(layer())),
+            .route("/a", named("a").layer(layer()))
+            .route("/b", named("b").route_layer(layer())),
     ];
     for app in apps {
-        let asked: Vec<_> = (0..100)
-            .map(|caller| {
-                let app = app.clone();
-                tokio::spawn(async move { read(&app, ["/a", "/b"][caller % 2]).await })
-            })
-            .collect();
-        for (caller, asked) in asked.into_iter().enumerate() {
-            assert_eq!(asked.await.unwrap(), ["a 1", "b 1"][caller % 2]);
+        let asked = (0..100).map(|caller| {
+            let app = app.clone();
+            spawn(async move { read(&app, ["/a", "/b"][caller % 2]).await })
+        });
+        for (caller, answer) in all(asked).await.iter().enumerate() {
+            assert_eq!(*answer, ["a 1", "b 1"][caller % 2]);
         }
     }
 }
@@ -60,7 +53,7 @@ async fn a_router_shares_with_layer_and_with_route_layer() {
 #[tokio::test(start_paused = true)]
 async fn nested_routers_do_not_share_different_routes() {
     let layer = layer();
-    let inner = |name| Router::new().route("/items", numbered(name)).layer(layer.clone());
+    let inner = |name| Router::new().route("/items", named(name)).layer(layer.clone());
     let app = Router::new()
         .nest("/a", inner("a"))
         .nest("/b", inner("b"))
@@ -81,16 +74,13 @@ async fn a_path_that_was_rewritten_on_the_way_is_part_of_the_key() {
         *request.uri_mut() = format!("/{version}").parse().unwrap();
         next.run(request).await
     }
-    let (inner, _) = origin(|_, request| {
-        axum::response::Response::new(Body::from(request.uri().path().to_owned()))
-    });
+    let (inner, _) = origin(|_, request| reply(200, &[], request.uri().path().to_owned()));
     let service = layered(&inner);
     let app = Router::new()
         .fallback_service(service.map_response(|response| response.map(Body::new)))
         .layer(middleware::from_fn(by_version));
     for version in ["v1", "v2", "v1"] {
-        let request = Request::get("/").header("x-version", version).body(Body::empty()).unwrap();
-        let response = app.clone().oneshot(request).await.unwrap();
+        let response = app.clone().oneshot(get_with(&[("x-version", version)])).await.unwrap();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         assert_eq!(body, format!("/{version}"));
     }
@@ -113,38 +103,27 @@ async fn extractors_see_the_request_as_it_came() {
 #[tokio::test(start_paused = true)]
 async fn a_layer_within_itself_does_not_wait_for_itself() {
     let layer = layer();
-    let inner = Router::new().route("/items", numbered("a")).layer(layer.clone());
+    let inner = Router::new().route("/items", named("a")).layer(layer.clone());
     let app = Router::new().merge(inner).layer(layer);
-    let answer = tokio::time::timeout(Duration::from_secs(5), read(&app, "/items")).await;
-    assert_eq!(answer.unwrap(), "a 1");
+    assert_eq!(timeout(5 * SECOND, read(&app, "/items")).await.unwrap(), "a 1");
 }
 
 #[tokio::test]
 async fn hyper_serves_the_layer() {
-    let cache = http_cache(MemoryBackend::new(), "bellwether").build().unwrap();
     let (inner, calls) = origin(|_, request| {
         assert_eq!(request.headers()["host"], "shop.example");
-        axum::response::Response::new(Body::from("a product"))
+        reply(200, &[], "a product")
     });
-    let service = http_layer(cache).layer(
+    let service = layer().layer(
         // Converts bodies of hyper to those of axum.
         tower::ServiceBuilder::new()
             .map_request(|request: http::Request<hyper::body::Incoming>| request.map(Body::new))
             .service(inner),
     );
     for _ in 0..2 {
-        let (here, there) = tokio::io::duplex(4096);
-        let service = TowerToHyperService::new(service.clone());
-        let server = hyper::server::conn::http1::Builder::new();
-        tokio::spawn(server.serve_connection(TokioIo::new(there), service));
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(here)).await.unwrap();
-        tokio::spawn(connection);
-        let request = http::Request::get("/a")
-            .header("host", "shop.example")
-            .body(Empty::<Bytes>::new())
-            .unwrap();
-        let response = sender.send_request(request).await.unwrap();
+        let request = http::Request::get("/a").header("host", "shop.example");
+        let request = request.body(Empty::<Bytes>::new()).unwrap();
+        let response = client(connect(&service)).await.send_request(request).await.unwrap();
         assert_eq!(response.headers()["content-length"], "9");
         assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "a product");
     }

@@ -14,23 +14,8 @@ fn slow(control: &'static str, pieces: usize, pause: Duration) -> (Inner, Calls)
             sleep(pause).await;
             Some((Ok::<_, io::Error>(call.to_string()), at + 1))
         });
-        let answer = Response::builder().header("cache-control", control);
-        answer.body(Body::from_stream(body)).unwrap()
+        reply(200, &[("cache-control", control)], Body::from_stream(body))
     })
-}
-
-/// Returns a service whose bodies are of as many pieces, one each second, behind a cache with a
-/// `ttl` of 5 s.
-fn kept_for_five_seconds(control: &'static str, pieces: usize) -> (Layered, Calls) {
-    let (inner, calls) = slow(control, pieces, SECOND);
-    let cache = http_cache(MemoryBackend::new(), "bellwether").ttl(5 * SECOND).build().unwrap();
-    (http_layer(cache).layer(inner), calls)
-}
-
-fn processes(count: usize, inner: &Inner) -> Vec<Layered> {
-    let backend = MemoryBackend::new();
-    let process = |_| BellwetherLayer::http(cache(&backend)).layer(inner.clone());
-    (0..count).map(process).collect()
 }
 
 fn cancelling_at(backend: &MemoryBackend, inner: &Inner) -> Layered {
@@ -42,26 +27,18 @@ fn cancelling_at(backend: &MemoryBackend, inner: &Inner) -> Layered {
 /// the headers had their turns. So each of them sent its own request.
 #[tokio::test(start_paused = true)]
 async fn callers_that_wait_for_headers_keep_a_body_that_its_leader_does_not_read() {
-    for head_leads in [false, true] {
+    for method in ["GET", "HEAD"] {
         let (inner, calls) = slow("max-age=60", 3, DELAY);
         let service = cancelling_at(&MemoryBackend::new(), &inner);
-        let request = match head_leads {
-            true => Request::head("/").body(Body::empty()).unwrap(),
-            false => get("/"),
-        };
-        let leader = tokio::spawn(service.clone().oneshot(request));
+        let leader = spawn(service.clone().oneshot(request(method, "/", &[])));
         sleep(DELAY / 5).await;
-        let services = [service];
-        let asked =
-            tokio::spawn(async move { ask_all(&services, (0..50).map(|_| get("/"))).await });
+        let asked = spawn(async move { crowd(&service, 50).await });
         sleep(DELAY / 5).await;
-        if !head_leads {
+        if method == "GET" {
             leader.abort();
         }
-        for answer in asked.await.unwrap() {
-            assert_eq!(answer.text(), "111");
-        }
-        assert_eq!(calls.count(), 1, "{head_leads}");
+        assert!(asked.await.unwrap().iter().all(|answer| answer.text() == "111"));
+        assert_eq!(calls.count(), 1, "{method}");
     }
 }
 
@@ -72,15 +49,12 @@ async fn a_process_that_waits_for_an_unread_body_loads_itself() {
     let (inner, calls) = slow("max-age=60", 3, DELAY);
     let backend = MemoryBackend::new();
     let [here, there] = [(), ()].map(|()| cancelling_at(&backend, &inner));
-    let leader = tokio::spawn(async move { ask(&here, get("/")).await });
+    let leader = asking(&here, get("/"));
     sleep(DELAY / 5).await;
-    let services = [there];
-    let asked = tokio::spawn(async move { ask_all(&services, (0..50).map(|_| get("/"))).await });
+    let asked = spawn(async move { crowd(&there, 50).await });
     sleep(2 * DELAY).await;
     leader.abort();
-    for answer in asked.await.unwrap() {
-        assert_eq!(answer.text(), "222");
-    }
+    assert!(asked.await.unwrap().iter().all(|answer| answer.text() == "222"));
     assert_eq!(calls.count(), 2);
 }
 
@@ -88,33 +62,25 @@ async fn a_process_that_waits_for_an_unread_body_loads_itself() {
 /// a variant, it was stored for a moment. Callers with credentials then sent a request each.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_outlives_its_lifetime_is_not_for_later_callers_of_other_processes() {
-    let cases = [("x", ""), ("vary", "accept-language"), ("authorization", "Basic YTpi")];
-    for (name, value) in cases {
+    const NONE: Lines<'_> = &[];
+    let authorized: Lines<'_> = &[("authorization", "Basic YTpi")];
+    for (vary, headers) in [(false, NONE), (true, NONE), (false, authorized)] {
         let (inner, calls) = origin(move |call, _| {
             let body = futures_util::stream::once(async move {
                 sleep(5 * SECOND).await;
                 Ok::<_, io::Error>(call.to_string())
             });
-            let answer = Response::builder().header("cache-control", "public, max-age=2");
-            let answer = if name == "vary" { answer.header(name, value) } else { answer };
-            answer.body(Body::from_stream(body)).unwrap()
+            let lines = [("cache-control", "public, max-age=2"), ("vary", "accept-language")];
+            reply(200, if vary { &lines } else { &lines[..1] }, Body::from_stream(body))
         });
-        let backend = MemoryBackend::new();
-        let [here, there] = [(), ()].map(|()| {
-            let layer = BellwetherLayer::http(cache(&backend)).policy(Policy::rfc9111());
-            layer.layer(inner.clone())
-        });
-        let request = move || match name {
-            "authorization" => get_with(&[(name, value)]),
-            _ => get("/"),
-        };
-        let first = tokio::spawn(async move { ask(&here, request()).await });
+        let [here, there] = processes(&inner, |layer| layer.policy(Policy::rfc9111()));
+        let first = asking(&here, get_with(headers));
         sleep(3 * SECOND).await;
-        let services = [there];
-        for answer in ask_all(&services, (0..20).map(|_| request())).await {
-            assert_eq!(answer.text(), "2", "{name}: {:?}", answer.headers);
+        for answer in ask_all(&[there], (0..20).map(|_| get_with(headers))).await {
+            assert_eq!(answer.text(), "2", "{vary} {headers:?}: {:?}", answer.headers);
         }
-        assert_eq!((first.await.unwrap().text(), calls.count()), ("1", 2), "{name}");
+        let first = first.await.unwrap();
+        assert_eq!((first.text(), calls.count()), ("1", 2), "{vary} {headers:?}");
     }
 }
 
@@ -122,7 +88,7 @@ async fn a_body_that_outlives_its_lifetime_is_not_for_later_callers_of_other_pro
 #[tokio::test(start_paused = true)]
 async fn the_processes_that_came_in_time_share_a_body_that_outlives_its_lifetime() {
     let (inner, calls) = slow("max-age=2", 3, SECOND);
-    let services = processes(8, &inner);
+    let services: [_; 8] = processes(&inner, |layer| layer);
     let begun = Instant::now();
     for answer in ask_all(&services, (0..80).map(|_| get("/"))).await {
         assert_eq!(answer.text(), "111");
@@ -133,12 +99,11 @@ async fn the_processes_that_came_in_time_share_a_body_that_outlives_its_lifetime
 #[tokio::test(start_paused = true)]
 async fn no_process_waits_for_more_than_two_bodies() {
     let (inner, _) = slow("max-age=2", 3, SECOND);
-    let services = processes(6, &inner);
+    let services: [_; 6] = processes(&inner, |layer| layer);
     let mut asked = Vec::new();
     for _ in 0..60 {
-        for service in &services {
-            let service = service.clone();
-            asked.push(tokio::spawn(async move {
+        for service in services.clone() {
+            asked.push(spawn(async move {
                 let begun = Instant::now();
                 ask(&service, get("/")).await;
                 begun.elapsed()
@@ -146,8 +111,7 @@ async fn no_process_waits_for_more_than_two_bodies() {
         }
         sleep(SECOND / 2).await;
     }
-    for asked in asked {
-        let waited = asked.await.unwrap();
+    for waited in all(asked).await {
         assert!(waited <= 2 * (3 * SECOND + DELAY), "{waited:?}");
     }
 }
@@ -160,11 +124,10 @@ async fn a_body_that_outlives_its_lifetime_leaves_the_marker_of_its_variants() {
             sleep(3 * SECOND).await;
             Ok::<_, io::Error>("whole")
         });
-        let answer = Response::builder().header("cache-control", "max-age=2");
-        let answer = answer.header("vary", "accept-language");
-        answer.body(Body::from_stream(body)).unwrap()
+        let headers = [("cache-control", "max-age=2"), ("vary", "accept-language")];
+        reply(200, &headers, Body::from_stream(body))
     });
-    let services = processes(6, &inner);
+    let services: [_; 6] = processes(&inner, |layer| layer);
     let languages: Vec<_> = (0..6).map(|at| format!("x-{at}")).collect();
     for waited in [2 * (3 * SECOND + DELAY), 3 * SECOND + DELAY] {
         let begun = Instant::now();
@@ -174,16 +137,28 @@ async fn a_body_that_outlives_its_lifetime_leaves_the_marker_of_its_variants() {
     }
 }
 
-/// The part of a second that the body took was added to its lifetime.
+/// The time that the body took was added to its lifetime: the part of a second, and all of it to
+/// the `ttl` of the cache, which is the longest lifetime. So it is for callers that join the body.
 #[tokio::test(start_paused = true)]
 async fn the_lifetime_begins_with_the_head_to_the_millisecond() {
-    let (inner, _) = slow("max-age=1, must-revalidate", 1, Duration::from_millis(950));
-    let service = BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner);
-    ask(&service, get("/")).await;
-    sleep(Duration::from_millis(40)).await;
-    assert_eq!(ask(&service, get("/")).await.text(), "1");
-    sleep(Duration::from_millis(20)).await;
-    assert_eq!(ask(&service, get("/")).await.text(), "2");
+    const BRIEF: &str = "max-age=1, must-revalidate";
+    for (control, pieces, pause, at, calls_then) in [
+        (BRIEF, 1, 950, 990, 1),
+        (BRIEF, 1, 950, 1_010, 2),
+        ("max-age=5", 4, 1_000, 8_000, 2),
+        ("max-age=3600", 4, 1_000, 8_000, 2),
+        ("max-age=5", 20, 1_000, 15_000, 2),
+        ("max-age=3600", 20, 1_000, 15_000, 2),
+    ] {
+        let (inner, calls) = slow(control, pieces, pause * MS);
+        let service = layer_of(builder().ttl(5 * SECOND)).layer(inner);
+        let first = asking(&service, get("/"));
+        sleep(DELAY + at * MS).await;
+        let second = asking(&service, get("/"));
+        sleep(DELAY).await;
+        assert_eq!(calls.count(), calls_then, "{control} {pieces} at {at} ms");
+        all([first, second]).await;
+    }
 }
 
 /// A refresh has no reader, and neither has a load whose caller was served the old response. Both
@@ -195,9 +170,8 @@ async fn a_body_that_no_caller_is_to_read_is_not_cancelled() {
         ("max-age=1, stale-if-error=600", DELAY / 2),
     ] {
         let (inner, calls) = slow(control, 3, DELAY * 2);
-        let builder = http_cache(MemoryBackend::new(), "bellwether").cancel_abandoned();
-        let cache = builder.serve_stale_after(patience).build().unwrap();
-        let service = BellwetherLayer::http(cache).layer(inner);
+        let layer = layer_of(builder().cancel_abandoned().serve_stale_after(patience));
+        let service = layer.layer(inner);
         ask(&service, get("/")).await;
         for call in 1..5 {
             sleep(3 * SECOND).await;
@@ -214,7 +188,7 @@ async fn requests_without_a_body_store_one() {
     let (inner, calls) = slow("max-age=600", 3, DELAY * 2);
     let service = cancelling_at(&MemoryBackend::new(), &inner);
     for _ in 0..5 {
-        ask(&service, Request::head("/").body(Body::empty()).unwrap()).await;
+        ask(&service, request("HEAD", "/", &[])).await;
         sleep(SECOND).await;
     }
     assert_eq!(calls.count(), 1);
@@ -226,42 +200,10 @@ async fn each_reader_that_leaves_gives_the_next_one_time() {
     let (inner, calls) = slow("max-age=600", 20, DELAY / 5);
     let service = cancelling_at(&MemoryBackend::new(), &inner);
     for reads in [DELAY + DELAY / 10, DELAY / 10, DELAY / 10, DELAY / 10] {
-        let reading = service.clone();
-        let reader = tokio::spawn(async move { ask(&reading, get("/")).await });
+        let reader = asking(&service, get("/"));
         sleep(reads).await;
         reader.abort();
         sleep(DELAY * 7 / 10).await;
     }
     assert_eq!((ask(&service, get("/")).await.text(), calls.count()), ("1".repeat(20).as_str(), 1));
-}
-
-/// The `ttl` of the cache is the longest lifetime, and was counted from the end of the body.
-#[tokio::test(start_paused = true)]
-async fn the_longest_lifetime_begins_with_the_head() {
-    let mut counts = Vec::new();
-    for control in ["max-age=5", "max-age=3600"] {
-        let (service, calls) = kept_for_five_seconds(control, 4);
-        ask(&service, get("/")).await;
-        // Eight seconds after the head.
-        sleep(Duration::from_secs(4)).await;
-        ask(&service, get("/")).await;
-        counts.push((control, calls.count()));
-    }
-    assert!(counts.iter().all(|it| it.1 == 2), "{counts:?}");
-}
-
-/// The same for callers that read the body while it arrives.
-#[tokio::test(start_paused = true)]
-async fn a_body_is_joined_for_no_longer_than_the_longest_lifetime() {
-    let mut counts = Vec::new();
-    for control in ["max-age=5", "max-age=3600"] {
-        let (service, calls) = kept_for_five_seconds(control, 20);
-        let first = service.clone();
-        let first = tokio::spawn(async move { ask(&first, get("/")).await });
-        sleep(Duration::from_secs(15)).await;
-        ask(&service, get("/")).await;
-        first.await.unwrap();
-        counts.push((control, calls.count()));
-    }
-    assert!(counts.iter().all(|it| it.1 == 2), "{counts:?}");
 }

@@ -14,9 +14,13 @@ use super::{
 };
 
 /// Returns two processes of one service.
-fn processes(inner: &Inner) -> [Layered; 2] {
-    let backend = MemoryBackend::new();
-    [(), ()].map(|()| BellwetherLayer::http(cache(&backend)).layer(inner.clone()))
+fn two(inner: &Inner) -> [Layered; 2] {
+    processes(inner, |layer| layer)
+}
+
+/// Returns a layer whose responses are good for ten seconds, and stale for a minute.
+fn stale_for_a_minute() -> BellwetherLayer<Http> {
+    layer_of(builder().stale_while_revalidate(60 * SECOND)).default_lifetime(10 * SECOND)
 }
 
 fn age(answer: &Answer) -> &str {
@@ -34,7 +38,7 @@ async fn at_once(service: &Layered) -> bool {
 async fn no_caller_waits_while_one_process_refreshes() {
     let (inner, calls) =
         with_headers(&[("cache-control", "max-age=10, stale-while-revalidate=20")]);
-    let services = processes(&inner);
+    let services = two(&inner);
     ask(&services[0], get("/")).await;
     for window in 1..4 {
         sleep(11 * SECOND).await;
@@ -52,7 +56,6 @@ async fn no_caller_waits_while_one_process_refreshes() {
 
 #[tokio::test(start_paused = true)]
 async fn the_answer_and_the_cache_decide_how_long_an_answer_is_stale() {
-    type Set = fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>;
     let of_cache: Set = |layer| layer;
     let capped: Set = |layer| layer.max_stale(3 * SECOND);
     let table: [(&str, Set, u32); 11] = [
@@ -70,8 +73,7 @@ async fn the_answer_and_the_cache_decide_how_long_an_answer_is_stale() {
     ];
     for (directives, set, stale) in table {
         let (inner, calls) = with_headers(&[("cache-control", directives)]);
-        let cache =
-            http_cache(MemoryBackend::new(), "bellwether").stale_while_revalidate(4 * SECOND);
+        let cache = builder().stale_while_revalidate(4 * SECOND);
         let service = set(BellwetherLayer::http(cache.build().unwrap())).layer(inner);
         for is_at_once in [true, false] {
             ask(&service, get("/")).await;
@@ -90,14 +92,9 @@ async fn the_answer_and_the_cache_decide_how_long_an_answer_is_stale() {
 
 /// Returns an origin whose first answer is good for ten seconds, and may stand in for failures for
 /// a minute more.
-fn failing(
-    answer: impl Fn() -> Response<Body> + Clone + Send + Sync + 'static,
-) -> (Inner, super::origin::Calls) {
+fn failing(answer: impl Fn() -> Response<Body> + Clone + Send + Sync + 'static) -> (Inner, Calls) {
     origin(move |call, _| match call {
-        1 => Response::builder()
-            .header("cache-control", "max-age=10, stale-if-error=60")
-            .body(Body::from("good"))
-            .unwrap(),
+        1 => reply(200, &[("cache-control", "max-age=10, stale-if-error=60")], "good"),
         _ => answer(),
     })
 }
@@ -105,9 +102,8 @@ fn failing(
 #[tokio::test(start_paused = true)]
 async fn a_stale_answer_stands_in_for_a_server_that_fails() {
     for status in [500, 502, 503, 504, 501, 404] {
-        let (inner, calls) =
-            failing(move || Response::builder().status(status).body(Body::from("failed")).unwrap());
-        let services = processes(&inner);
+        let (inner, calls) = failing(move || reply(status, &[], "failed"));
+        let services = two(&inner);
         ask(&services[0], get("/")).await;
         sleep(11 * SECOND).await;
         let answers = ask_all(&services, (0..20).map(|_| get("/"))).await;
@@ -144,7 +140,7 @@ async fn a_stale_answer_stands_in_for_a_body_that_fails_and_for_a_panic() {
     };
     let panics = || panic!("a handler");
     for (inner, calls) in [failing(cacheable), failing(panics)] {
-        let services = processes(&inner);
+        let services = two(&inner);
         ask(&services[0], get("/")).await;
         sleep(11 * SECOND).await;
         for answer in ask_all(&services, (0..6).map(|_| get("/"))).await {
@@ -183,25 +179,21 @@ async fn a_caller_that_comes_to_a_broken_body_is_answered_as_those_that_wait() {
         let backend = Interceptor { inner: MemoryBackend::new(), hook: gate.clone() };
         let cache = http_cache(backend, "shop").build().unwrap();
         let service = BellwetherLayer::http(cache).layer(inner);
-        let asks = || {
-            let service = service.clone();
-            async move { Answer::of(service.oneshot(get("/")).await.unwrap()).await }
-        };
-        let first = tokio::spawn(asks());
+        let first = asking(&service, get("/"));
         feeds.recv().await.unwrap().send(data("good")).unwrap();
         first.await.unwrap();
         sleep(11 * SECOND).await;
         let _leader = tokio::spawn(service.clone().oneshot(get("/")));
         let feed = feeds.recv().await.unwrap();
         // It joins before the head, and looks for it when the body has broken off.
-        let mut early = Box::pin(asks());
+        let mut early = Box::pin(ask(&service, get("/")));
         assert!((&mut early).now_or_never().is_none());
         sleep(2 * DELAY).await;
         let held = gate.0.write().await;
         feed.send(Err(io::Error::other("cut"))).unwrap();
         sleep(DELAY).await;
         assert!((&mut early).now_or_never().is_none());
-        let late = tokio::spawn(asks());
+        let late = asking(&service, get("/"));
         sleep(DELAY).await;
         assert!(!late.is_finished());
         drop(held);
@@ -215,16 +207,14 @@ async fn a_caller_that_comes_to_a_broken_body_is_answered_as_those_that_wait() {
 
 /// Returns the answer of a service that is down for so many seconds.
 fn down(seconds: &str) -> Response<Body> {
-    let answer = Response::builder().status(503).header("retry-after", seconds);
-    answer.body(Body::from("down")).unwrap()
+    reply(503, &[("retry-after", seconds)], "down")
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_service_is_left_alone_for_as_long_as_it_asks() {
     for (asked, kept) in [("20", 20), ("7200", 60)] {
         let (inner, calls) = failing(move || down(asked));
-        let cache = http_cache(MemoryBackend::new(), "bellwether").stale_if_error(3600 * SECOND);
-        let service = BellwetherLayer::http(cache.build().unwrap()).layer(inner);
+        let service = layer_of(builder().stale_if_error(3600 * SECOND)).layer(inner);
         ask(&service, get("/")).await;
         sleep(11 * SECOND).await;
         assert_eq!(ask(&service, get("/")).await.text(), "good");
@@ -267,8 +257,7 @@ async fn callers_are_told_how_long_a_key_backs_off() {
 #[tokio::test(start_paused = true)]
 async fn a_stale_answer_stands_in_for_an_error_of_the_service() {
     let (inner, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
-    let cache = http_cache(MemoryBackend::new(), "bellwether").stale_if_error(60 * SECOND);
-    let layer = BellwetherLayer::http(cache.build().unwrap());
+    let layer = layer_of(builder().stale_if_error(60 * SECOND));
     let service = layer.default_lifetime(10 * SECOND).layer(inner);
     let first = tokio::spawn(service.clone().oneshot(get("/")));
     handle.next_request().await.unwrap().1.send_response(Response::new(Body::from("good")));
@@ -286,9 +275,7 @@ async fn a_stale_answer_stands_in_for_an_error_of_the_service() {
 #[tokio::test(start_paused = true)]
 async fn a_refresh_makes_a_clone_of_the_service_ready() {
     let (inner, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
-    let cache = http_cache(MemoryBackend::new(), "bellwether").stale_while_revalidate(60 * SECOND);
-    let layer = BellwetherLayer::http(cache.build().unwrap());
-    let service = layer.default_lifetime(10 * SECOND).layer(inner);
+    let service = stale_for_a_minute().layer(inner);
     let first = tokio::spawn(service.clone().oneshot(get("/")));
     handle.next_request().await.unwrap().1.send_response(Response::new(Body::from("1")));
     first.await.unwrap().unwrap();
@@ -319,10 +306,7 @@ async fn only_a_request_that_takes_part_drives_a_refresh() {
         log.lock().unwrap().push(request);
         async { Ok::<_, Infallible>(Response::new(Body::from("answer"))) }
     });
-    let cache = http_cache(MemoryBackend::new(), "bellwether").stale_while_revalidate(60 * SECOND);
-    let layer = BellwetherLayer::http(cache.build().unwrap())
-        .default_lifetime(10 * SECOND)
-        .ignore_cookies(["theme"]);
+    let layer = stale_for_a_minute().ignore_cookies(["theme"]);
     let service = layer.layer(BoxCloneSyncService::new(inner));
     ask(&service, get("/")).await;
     sleep(11 * SECOND).await;
@@ -352,24 +336,18 @@ async fn only_a_request_that_takes_part_drives_a_refresh() {
 #[tokio::test(start_paused = true)]
 async fn a_refresh_without_a_value_is_not_repeated_at_once() {
     for status in [503, 501] {
-        let (inner, calls) = origin(move |call, _| {
-            let answer = Response::builder();
-            let answer = match call {
-                1 => answer.header("cache-control", "max-age=10, stale-while-revalidate=60"),
-                _ => answer.status(status).header("set-cookie", "a=b"),
-            };
-            answer.body(Body::from(call.to_string())).unwrap()
+        let window = "max-age=10, stale-while-revalidate=60";
+        let (inner, calls) = origin(move |call, _| match call {
+            1 => reply(200, &[("cache-control", window)], "1"),
+            _ => reply(status, &[("set-cookie", "a=b")], call.to_string()),
         });
         let rule = AfterFailure::RetryAfter(SECOND);
-        let cache = http_cache(MemoryBackend::new(), "bellwether")
-            .after_failure(move |_| Some(rule))
-            .build()
-            .unwrap();
-        let service = http_layer(cache).layer(inner.clone());
+        let layer = layer_of(builder().after_failure(move |_| Some(rule)));
+        let service = layer.layer(inner);
         ask(&service, get("/")).await;
         sleep(11 * SECOND).await;
         let begun = Instant::now();
-        while begun.elapsed() < 900 * Duration::from_millis(1) {
+        while begun.elapsed() < 900 * MS {
             assert_eq!(ask(&service, get("/")).await.text(), "1", "{status}");
             sleep(DELAY / 5).await;
         }
@@ -385,7 +363,7 @@ async fn a_refresh_without_a_value_is_not_repeated_at_once() {
 /// whole window. RFC 9111, section 4.3.3.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_no_failure_ends_the_stale_response() {
-    type Head = (u16, &'static [(&'static str, &'static str)]);
+    type Head = (u16, Lines<'static>);
     const ENDS: &[Head] = &[
         (200, &[("cache-control", "private")]),
         (200, &[("cache-control", "no-store")]),
@@ -399,6 +377,8 @@ async fn an_answer_that_is_no_failure_ends_the_stale_response() {
         (301, &[("location", "/login"), ("cache-control", "no-store")]),
         (302, &[("location", "/login")]),
         (303, &[("location", "/login")]),
+        (304, &[("cache-control", "private")]),
+        (304, &[("cache-control", "no-store")]),
         (307, &[("location", "/login")]),
         (308, &[("location", "/"), ("cache-control", "max-age=60")]),
         (400, &[("cache-control", "no-store")]),
@@ -409,45 +389,40 @@ async fn an_answer_that_is_no_failure_ends_the_stale_response() {
         (429, &[("retry-after", "1")]),
         (451, &[("cache-control", "no-store")]),
     ];
-    const STAYS: &[Head] = &[(500, &[]), (502, &[]), (503, &[]), (504, &[])];
+    const STAYS: &[Head] =
+        &[(500, &[]), (501, &[("cache-control", "no-cache")]), (502, &[]), (503, &[]), (504, &[])];
     for window in ["stale-while-revalidate=600", "stale-if-error=600"] {
         for policy in [Policy::default(), Policy::rfc9111()] {
-            for (heads, is_end) in [(ENDS, true), (STAYS, false)] {
-                for (status, lines) in heads {
-                    let (inner, _) = origin(move |call, _| {
-                        let answer = Response::builder();
-                        let mut answer = match call {
-                            1 => answer.header("cache-control", format!("max-age=10, {window}")),
-                            // Once the stale response has ended, it stands in for nothing.
-                            2 => answer.status(*status),
-                            _ => answer.status(503),
-                        };
-                        for (name, value) in lines.iter().filter(|_| call == 2) {
-                            answer = answer.header(*name, *value);
-                        }
-                        let is_large =
-                            call == 2 && lines.iter().any(|(name, _)| *name == "x-large");
-                        let body = if is_large { "2".repeat(300) } else { call.to_string() };
-                        // Its length is not told.
-                        let body = futures_util::stream::iter([Ok::<_, Infallible>(body)]);
-                        answer.body(Body::from_stream(body)).unwrap()
-                    });
-                    let backend = MemoryBackend::new();
-                    let services = [(), ()].map(|()| {
-                        let cache = http_cache(backend.clone(), "bellwether").max_value(200);
-                        let layer = BellwetherLayer::http(cache.build().unwrap());
-                        layer.policy(policy.clone()).layer(inner.clone())
-                    });
-                    assert_eq!(ask(&services[0], get("/")).await.text(), "1");
-                    sleep(11 * SECOND).await;
-                    // Drives the refresh, or waits for the service.
-                    ask(&services[0], get("/")).await;
-                    sleep(2 * SECOND).await;
-                    for service in &services {
-                        let later = ask(service, get("/")).await;
-                        let what = format!("{window} {status} {lines:?}");
-                        assert_eq!(later.text() != "1", is_end, "{what}");
+            let heads = ENDS.iter().map(|head| (head, true));
+            for ((status, lines), is_end) in heads.chain(STAYS.iter().map(|head| (head, false))) {
+                let (inner, _) = origin(move |call, _| {
+                    let is_large = call == 2 && lines.iter().any(|(name, _)| *name == "x-large");
+                    let body = if is_large { "2".repeat(300) } else { call.to_string() };
+                    // Its length is not told.
+                    let body = futures_util::stream::iter([Ok::<_, Infallible>(body)]);
+                    let body = Body::from_stream(body);
+                    let control = format!("max-age=10, {window}");
+                    match call {
+                        1 => reply(200, &[("cache-control", &control), ("etag", "\"v\"")], body),
+                        // Once the stale response has ended, it stands in for nothing.
+                        2 => reply(*status, lines, body),
+                        _ => reply(503, &[], body),
                     }
+                });
+                let backend = MemoryBackend::new();
+                let services = [(), ()].map(|()| {
+                    let cache = http_cache(backend.clone(), "bellwether").max_value(200);
+                    let layer = BellwetherLayer::http(cache.build().unwrap());
+                    layer.policy(policy.clone()).layer(inner.clone())
+                });
+                assert_eq!(ask(&services[0], get("/")).await.text(), "1");
+                sleep(11 * SECOND).await;
+                // Drives the refresh, or waits for the service.
+                ask(&services[0], get("/")).await;
+                sleep(2 * SECOND).await;
+                for service in &services {
+                    let later = ask(service, get("/")).await;
+                    assert_eq!(later.text() != "1", is_end, "{window} {status} {lines:?}");
                 }
             }
         }
@@ -457,16 +432,11 @@ async fn an_answer_that_is_no_failure_ends_the_stale_response() {
 /// With `rfc9111()` a failure that names a lifetime took the place of the response.
 #[tokio::test(start_paused = true)]
 async fn a_failure_with_a_lifetime_replaces_no_stale_response() {
-    let (inner, _) = origin(|call, _| {
-        let (status, control, body) = match call {
-            1 => (200, "max-age=60, stale-if-error=600", "good"),
-            _ => (503, "max-age=5", "bad"),
-        };
-        let answer = Response::builder().status(status).header("cache-control", control);
-        answer.body(Body::from(body)).unwrap()
+    let (inner, _) = origin(|call, _| match call {
+        1 => reply(200, &[("cache-control", "max-age=60, stale-if-error=600")], "good"),
+        _ => reply(503, &[("cache-control", "max-age=5")], "bad"),
     });
-    let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).policy(Policy::rfc9111());
-    let service = layer.layer(inner);
+    let service = silent_layer().policy(Policy::rfc9111()).layer(inner);
     ask(&service, get("/")).await;
     for _ in 0..3 {
         sleep(61 * SECOND).await;

@@ -8,23 +8,18 @@ fn status(answer: &Answer) -> &str {
 
 #[tokio::test(start_paused = true)]
 async fn each_answer_says_how_the_cache_answered() {
-    let (inner, _) = origin(|call, _| {
-        let answer = Response::builder();
-        let answer = answer.header("cache-control", "max-age=60, stale-while-revalidate=60");
-        answer.body(Body::from(call.to_string())).unwrap()
-    });
-    let layer = http_layer(cache(&MemoryBackend::new())).cache_status();
-    let service = layer.layer(inner.clone());
-    let mut cold: Vec<_> = ask_all(std::slice::from_ref(&service), (0..3).map(|_| get("/"))).await;
+    let (inner, _) = with_headers(&[("cache-control", "max-age=60, stale-while-revalidate=60")]);
+    let service = layer().cache_status().layer(inner.clone());
+    let mut cold = crowd(&service, 3).await;
     cold.sort_by_key(|answer| status(answer).to_owned());
     let cold: Vec<_> = cold.iter().map(status).collect();
     let collapsed = "fwd=uri-miss; collapsed";
     assert_eq!(cold, [collapsed, collapsed, "fwd=uri-miss; stored; ttl=60"]);
-    sleep(Duration::from_secs(10)).await;
+    sleep(10 * SECOND).await;
     assert_eq!(status(&ask(&service, get("/")).await), "hit; ttl=50");
     let known = ask(&service, get_with(&[("range", "bytes=0-0")])).await;
     assert_eq!(status(&known), "hit; ttl=50");
-    sleep(Duration::from_millis(54_500)).await;
+    sleep(54_500 * MS).await;
     assert_eq!(status(&ask(&service, get("/")).await), "hit; ttl=-5; detail=stale");
     sleep(2 * DELAY).await;
     assert_eq!(status(&ask(&service, get("/")).await), "hit; ttl=59");
@@ -39,16 +34,17 @@ async fn each_answer_says_how_the_cache_answered() {
 #[tokio::test(start_paused = true)]
 async fn a_load_says_why_the_stored_response_does_not_do() {
     let (inner, calls) = origin(|call, request| {
-        let answer = Response::builder().header("etag", "\"a\"");
-        let is_known = request.headers().contains_key("if-none-match");
-        let answer = answer.status(if is_known { 304 } else { 200 });
-        let answer = answer.header("cache-control", "max-age=60").header("x-call", call);
-        answer.body(Body::from(if is_known { "" } else { "body" })).unwrap()
+        let call = call.to_string();
+        let headers = [("etag", "\"a\""), ("cache-control", "max-age=60"), ("x-call", &*call)];
+        match request.headers().contains_key("if-none-match") {
+            true => reply(304, &headers, ""),
+            false => reply(200, &headers, "body"),
+        }
     });
     let cache = cache(&MemoryBackend::new());
     let service = http_layer(cache.clone()).cache_status().layer(inner);
     let all = async || {
-        let answers = ask_all(std::slice::from_ref(&service), (0..3).map(|_| get("/"))).await;
+        let answers = crowd(&service, 3).await;
         assert!(answers.iter().all(|answer| answer.text() == "body"));
         let mut all: Vec<_> = answers.iter().map(|answer| status(answer).to_owned()).collect();
         all.sort();
@@ -59,10 +55,10 @@ async fn a_load_says_why_the_stored_response_does_not_do() {
         [collapsed, collapsed, stored].map(|how| format!("fwd={why}; {how}"))
     };
     assert_eq!(all().await, expected("uri-miss"));
-    sleep(Duration::from_secs(70)).await;
+    sleep(70 * SECOND).await;
     assert_eq!(all().await, expected("stale"));
     assert_eq!(calls.count(), 2);
-    ask(&service, Request::post("/").body(Body::empty()).unwrap()).await;
+    ask(&service, post()).await;
     let stats = cache.stats();
     assert_eq!((stats.missed_stale, stats.missed_variant), (3, 0));
     assert_eq!((stats.passed_method, stats.passed), (1, 1));
@@ -80,8 +76,7 @@ async fn an_answer_that_is_not_shared_says_why() {
         (&[("cache-control", "max-age=60"), ("content-type", "text/event-stream")], "content-type"),
     ] {
         let (inner, _) = with_headers(headers);
-        let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).cache_status();
-        let service = layer.layer(inner);
+        let service = silent_layer().cache_status().layer(inner);
         let expected = format!("fwd=uri-miss; detail=\"uncacheable: {why}\"");
         assert_eq!(status(&ask(&service, get("/")).await), expected);
         // The next one does not wait for its answer.
@@ -92,12 +87,9 @@ async fn an_answer_that_is_not_shared_says_why() {
 
 #[tokio::test(start_paused = true)]
 async fn an_error_of_the_service_says_why_it_was_asked() {
-    let (inner, _) = origin(|_, request| {
-        let status = request.uri().path()[1..].parse::<u16>().unwrap();
-        Response::builder().status(status).body(Body::empty()).unwrap()
-    });
-    let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).cache_status();
-    let service = layer.layer(inner);
+    let (inner, _) =
+        origin(|_, request| reply(request.uri().path()[1..].parse().unwrap(), &[], ""));
+    let service = silent_layer().cache_status().layer(inner);
     for expected in [404, 500, 503] {
         let answer = ask(&service, get(&format!("/{expected}"))).await;
         assert_eq!((answer.status.as_u16(), status(&answer)), (expected, "fwd=uri-miss"));

@@ -18,25 +18,13 @@ async fn open(service: &Layered, request: Request<Body>) -> SharedBody {
     response.into_body()
 }
 
-/// Returns the service with a cache of its own, which shares bodies of so many bytes.
-fn limited(bytes: usize, inner: Inner) -> Layered {
-    let cache = http_cache(MemoryBackend::new(), "bellwether").max_value(bytes).build().unwrap();
-    http_layer(cache).layer(inner)
-}
-
 /// Opens as many bodies at once.
 async fn open_all(service: &Layered, count: usize) -> Vec<SharedBody> {
-    let asked: Vec<_> = (0..count)
-        .map(|_| {
-            let service = service.clone();
-            tokio::spawn(async move { open(&service, get("/")).await })
-        })
-        .collect();
-    let mut bodies = Vec::new();
-    for asked in asked {
-        bodies.push(asked.await.unwrap());
-    }
-    bodies
+    let open = |_| {
+        let service = service.clone();
+        spawn(async move { open(&service, get("/")).await })
+    };
+    all((0..count).map(open)).await
 }
 
 /// Returns the rest of a body, or its error.
@@ -52,38 +40,13 @@ async fn is_silent(body: &mut SharedBody) -> bool {
     timeout(DELAY, body.frame()).await.is_err()
 }
 
-fn kib(count: usize) -> Result<Frame<Bytes>, io::Error> {
-    Ok(Frame::data(Bytes::from(vec![b'x'; count << 10])))
+/// Returns a service that shares bodies of so many bytes.
+fn limited(bytes: usize, inner: Inner) -> Layered {
+    layer_of(builder().max_value(bytes)).layer(inner)
 }
 
-#[tokio::test(start_paused = true)]
-async fn callers_read_a_body_while_it_arrives() {
-    let (inner, mut feeds) = fed(&[]);
-    let service = layered(&inner);
-    let mut bodies = open_all(&service, 3).await;
-    let feed = feeds.recv().await.unwrap();
-    let pieces = ["one", "two", "three"];
-    for (at, piece) in pieces.into_iter().enumerate() {
-        assert!(is_silent(&mut bodies[0]).await);
-        feed.send(data(piece)).unwrap();
-        for body in &mut bodies {
-            assert_eq!(next(body).await, piece);
-        }
-        // A late caller reads from the start.
-        let mut late = open(&service, get("/")).await;
-        let mut read = Vec::new();
-        while read.len() < pieces[..=at].concat().len() {
-            read.extend_from_slice(&next(&mut late).await);
-        }
-        assert_eq!(read, pieces[..=at].concat().as_bytes());
-        bodies.push(late);
-    }
-    drop(feed);
-    for body in bodies {
-        assert_eq!(rest(body).await, "");
-    }
-    assert_eq!(rest(open(&service, get("/")).await).await, "onetwothree");
-    assert!(feeds.try_recv().is_err(), "a second call");
+fn kib(count: usize) -> Result<Frame<Bytes>, io::Error> {
+    Ok(Frame::data(Bytes::from(vec![b'x'; count << 10])))
 }
 
 /// An endless answer had its first byte after 26 s.
@@ -91,19 +54,33 @@ async fn callers_read_a_body_while_it_arrives() {
 async fn each_caller_has_the_head_and_each_piece_at_once() {
     for headers in [&[][..], &[("content-length", "9")], &[("content-type", "application/json")]] {
         let (inner, mut feeds) = fed(headers);
+        let service = layered(&inner);
         let begun = Instant::now();
-        let mut bodies = open_all(&layered(&inner), 100).await;
+        let mut bodies = open_all(&service, 100).await;
         assert_eq!(begun.elapsed(), DELAY);
         let feed = feeds.recv().await.unwrap();
-        for _ in 0..3 {
-            sleep(SECOND).await;
+        for pieces in ["one", "onetwo", "onetwosix"] {
+            assert!(is_silent(&mut bodies[0]).await);
             let sent = Instant::now();
-            feed.send(data("row")).unwrap();
+            feed.send(data(&pieces[pieces.len() - 3..])).unwrap();
             for body in &mut bodies {
-                assert_eq!(next(body).await, "row");
+                assert_eq!(next(body).await, pieces[pieces.len() - 3..]);
             }
+            // A late caller reads from the start.
+            let (mut late, mut read) = (open(&service, get("/")).await, Vec::new());
+            while read.len() < pieces.len() {
+                read.extend_from_slice(&next(&mut late).await);
+            }
+            assert_eq!(read, pieces.as_bytes());
+            bodies.push(late);
             assert!(sent.elapsed().is_zero());
         }
+        drop(feed);
+        for body in bodies {
+            assert_eq!(rest(body).await, "");
+        }
+        assert_eq!(rest(open(&service, get("/")).await).await, "onetwosix");
+        assert!(feeds.try_recv().is_err(), "a second call");
     }
 }
 
@@ -211,46 +188,36 @@ async fn a_body_over_the_limit_goes_on_for_its_readers_only() {
 }
 
 /// The others wait for a slow reader for a second in all. It gets an error then, never a clean end.
+/// One that is slower by less than the buffer is served to the end.
 #[tokio::test(start_paused = true)]
 async fn a_slow_reader_holds_up_no_other_for_long() {
-    let (inner, mut feeds) = fed(&[]);
-    let service = limited(64 << 10, inner);
-    let mut bodies = open_all(&service, 3).await;
-    let feed = feeds.recv().await.unwrap();
-    let mut slow = bodies.remove(0);
-    assert!(is_silent(&mut slow).await);
-    let begun = Instant::now();
-    for _ in 0..100 {
-        feed.send(kib(8)).unwrap();
-        for body in &mut bodies {
-            assert_eq!(next(body).await.len(), 8 << 10);
+    for is_slow in [true, false] {
+        let (inner, mut feeds) = fed(&[]);
+        let service = limited(64 << 10, inner);
+        let mut bodies = open_all(&service, 3).await;
+        let feed = feeds.recv().await.unwrap();
+        let mut slower = bodies.remove(0);
+        assert!(is_silent(&mut slower).await);
+        let begun = Instant::now();
+        for round in 0..100 {
+            feed.send(kib(8)).unwrap();
+            for body in &mut bodies {
+                assert_eq!(next(body).await.len(), 8 << 10);
+            }
+            if !is_slow && round >= 6 {
+                assert_eq!(next(&mut slower).await.len(), 8 << 10);
+            }
+        }
+        assert_eq!(begun.elapsed(), if is_slow { SECOND } else { Duration::ZERO });
+        drop(feed);
+        for body in bodies {
+            assert_eq!(rest(body).await, "");
+        }
+        match end(slower).await {
+            Ok(rest) => assert!(!is_slow && rest.len() == 48 << 10),
+            Err(error) => assert!(is_slow && matches!(error, BodyError::Slow), "{error}"),
         }
     }
-    assert_eq!(begun.elapsed(), SECOND);
-    drop(feed);
-    for body in bodies {
-        assert_eq!(rest(body).await, "");
-    }
-    assert!(matches!(end(slow).await, Err(BodyError::Slow)));
-}
-
-/// A reader that is a little slower than the others is served to the end.
-#[tokio::test(start_paused = true)]
-async fn a_reader_within_the_buffer_loses_nothing() {
-    let (inner, mut feeds) = fed(&[]);
-    let service = limited(64 << 10, inner);
-    let mut bodies = open_all(&service, 2).await;
-    let feed = feeds.recv().await.unwrap();
-    let mut slower = bodies.remove(0);
-    for round in 0..50 {
-        feed.send(kib(8)).unwrap();
-        assert_eq!(next(&mut bodies[0]).await.len(), 8 << 10);
-        if round >= 6 {
-            assert_eq!(next(&mut slower).await.len(), 8 << 10);
-        }
-    }
-    drop(feed);
-    assert_eq!(rest(slower).await.len(), 48 << 10);
 }
 
 /// A client that goes away takes nothing from the others, nor from the store.
@@ -270,14 +237,10 @@ async fn a_body_without_readers_is_finished_and_stored() {
     assert!(feeds.try_recv().is_err());
 }
 
-fn cancelling() -> Cache<CachedResponse> {
-    http_cache(MemoryBackend::new(), "bellwether").cancel_abandoned().build().unwrap()
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_body_without_readers_is_cancelled_by_option() {
     let (inner, mut feeds) = fed(&[]);
-    let service = http_layer(cancelling()).layer(inner);
+    let service = layer_of(builder().cancel_abandoned()).layer(inner);
     let mut bodies = open_all(&service, 3).await;
     let feed = feeds.recv().await.unwrap();
     feed.send(data("one")).unwrap();
@@ -302,8 +265,7 @@ async fn the_limits_of_a_body_end_its_sharing_and_no_response() {
     // A body that is silent for too long, and one that takes too long in all.
     for (limit, pause, pieces) in [(60, 11 * SECOND, 1), (5, SECOND, 5)] {
         let (inner, mut feeds) = fed(&[]);
-        let layer = http_layer(cache(&MemoryBackend::new())).body_limit(limit * SECOND);
-        let service = layer.layer(inner);
+        let service = layer().body_limit(limit * SECOND).layer(inner);
         let mut bodies = open_all(&service, 2).await;
         let feed = feeds.recv().await.unwrap();
         for _ in 0..pieces {
@@ -335,7 +297,7 @@ async fn the_lease_is_held_while_the_body_arrives() {
         feed.send(data("x")).unwrap();
         sleep(SECOND).await;
     }
-    let waits = tokio::spawn(async move { ask(&there, get("/")).await });
+    let waits = asking(&there, get("/"));
     sleep(SECOND).await;
     assert!(!waits.is_finished() && feeds.try_recv().is_err());
     drop(feed);
@@ -378,16 +340,14 @@ async fn another_process_waits_for_a_time_and_goes_alone() {
 async fn no_caller_joins_a_body_that_was_invalidated() {
     let (inner, mut feeds) = fed(&[]);
     let backend = MemoryBackend::new();
-    let [here, there] = [(), ()].map(|()| http_layer(cache(&backend)));
-    let key = here.key(&get("/").into_parts().0).unwrap();
-    let service = here.layer(inner);
+    let layer = http_layer(cache(&backend));
+    let key = layer.key(&get("/").into_parts().0).unwrap();
+    let service = layer.layer(inner);
     let old = open(&service, get("/")).await;
     let feed = feeds.recv().await.unwrap();
     feed.send(data("old")).unwrap();
     let also_old = open(&service, get("/")).await;
-    let elsewhere = cache(&backend);
-    elsewhere.invalidate(key).await.unwrap();
-    drop(there);
+    cache(&backend).invalidate(key).await.unwrap();
     let new = open(&service, get("/")).await;
     let new_feed = feeds.recv().await.unwrap();
     new_feed.send(data("new")).unwrap();
@@ -406,8 +366,7 @@ async fn no_caller_joins_a_body_that_is_no_longer_fresh() {
     let body = open(&service, get("/")).await;
     let feed = feeds.recv().await.unwrap();
     sleep(SECOND).await;
-    let response = service.clone().oneshot(get("/")).await.unwrap();
-    assert_eq!(response.headers()["age"], "1");
+    assert_eq!(service.clone().oneshot(get("/")).await.unwrap().headers()["age"], "1");
     sleep(2 * SECOND).await;
     let _alone = open(&service, get("/")).await;
     assert!(feeds.try_recv().is_ok());
@@ -470,7 +429,7 @@ async fn conditions_are_answered_from_a_body_under_way_and_ranges_with_all_of_it
     let ask = |request| service.clone().oneshot(request);
     let unchanged = ask(get_with(&[("if-none-match", "\"1\"")])).await.unwrap();
     assert_eq!(unchanged.status(), StatusCode::NOT_MODIFIED);
-    let head = ask(Request::head("/").body(Body::empty()).unwrap()).await.unwrap();
+    let head = ask(request("HEAD", "/", &[])).await.unwrap();
     assert_eq!(head.headers()["content-length"], "9");
     assert!(head.into_body().is_end_stream());
     let all = ask(get_with(&[("range", "bytes=2-4")])).await.unwrap();

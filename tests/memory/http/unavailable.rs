@@ -1,15 +1,21 @@
 //! A service that is unavailable is left alone, where no stale answer stands in for it.
 
 use bellwether::layer::InnerServiceError;
-use http::HeaderValue;
 use tokio::time::sleep_until;
 
 use super::prelude::*;
 
-/// Returns a process over a backend, with a rule for what follows a failure.
-fn ruled(backend: &MemoryBackend, rule: Option<AfterFailure>) -> BellwetherLayer<Http> {
-    let cache = http_cache(backend.clone(), "bellwether").after_failure(move |_| rule);
-    http_layer(cache.build().unwrap())
+/// Returns two processes of one service, with a rule for what follows a failure.
+fn ruled(
+    inner: &Inner,
+    rule: Option<AfterFailure>,
+    set: impl Fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>,
+) -> [Layered; 2] {
+    let backend = MemoryBackend::new();
+    [(), ()].map(|()| {
+        let cache = http_cache(backend.clone(), "bellwether").after_failure(move |_| rule);
+        set(http_layer(cache.build().unwrap())).layer(inner.clone())
+    })
 }
 
 /// The longest first pause.
@@ -17,21 +23,12 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Returns the answer of an unavailable service to one user.
 fn refusal(status: u16) -> Response<Body> {
-    let answer = Response::builder().status(status).header("set-cookie", "session=1");
-    answer.body(Body::from("refused")).unwrap()
+    reply(status, &[("set-cookie", "session=1")], "refused")
 }
 
-/// Returns two processes of one service.
-fn processes(
-    inner: &Inner,
-    set: impl Fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>,
-) -> [Layered; 2] {
-    let backend = MemoryBackend::new();
-    [(), ()].map(|()| set(http_layer(cache(&backend))).layer(inner.clone()))
-}
-
-fn as_it_is(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
-    layer
+/// Splits answers into those of the service and those of the layer.
+fn by_origin(answers: Vec<Answer>) -> (Vec<Answer>, Vec<Answer>) {
+    answers.into_iter().partition(|answer| answer.text() == "refused")
 }
 
 fn assert_of_layer(answer: &Answer, retry_after: &str) {
@@ -42,21 +39,23 @@ fn assert_of_layer(answer: &Answer, retry_after: &str) {
     assert_eq!(answer.headers.len(), 2, "{:?}", answer.headers);
 }
 
+async fn ask_500(services: &[Layered]) -> (Vec<Answer>, Vec<Answer>) {
+    by_origin(ask_all(services, (0..500).map(|_| get("/"))).await)
+}
+
 /// Each caller that waited sent its own request to the service that was overloaded.
 #[tokio::test(start_paused = true)]
 async fn five_hundred_requests_are_one_call_of_an_unavailable_service() {
     for status in [502, 503, 504] {
         let (inner, calls) = origin(move |_, _| refusal(status));
-        let services = processes(&inner, as_it_is);
+        let services: [_; 2] = processes(&inner, shared);
         for services in [&services[..1], &services] {
             let before = calls.count();
-            let answers = ask_all(services, (0..500).map(|_| get("/"))).await;
-            let (own, others): (Vec<_>, _) =
-                answers.iter().partition(|answer| answer.text() == "refused");
+            let (own, others) = ask_500(services).await;
             assert_eq!((calls.count() - before, own.len()), (1, 1));
             assert_eq!(own[0].status, status);
             assert_eq!(own[0].headers["set-cookie"], "session=1");
-            others.into_iter().for_each(|answer| assert_of_layer(answer, "1"));
+            others.iter().for_each(|answer| assert_of_layer(answer, "1"));
             sleep(SECOND).await;
         }
     }
@@ -69,14 +68,10 @@ async fn the_first_failure_may_be_followed_by_a_call() {
         let (inner, calls) = origin(move |_, _| refusal(status));
         let (first, longest) = (SECOND, 5 * SECOND);
         let rule = AfterFailure::BackOffFromSecond { first, longest };
-        let backend = MemoryBackend::new();
-        let services = [(), ()].map(|()| ruled(&backend, Some(rule)).layer(inner.clone()));
+        let services = ruled(&inner, Some(rule), |layer| layer);
         for round in 1..=2 {
-            let answers = ask_all(&services, (0..500).map(|_| get("/"))).await;
-            assert_eq!(calls.count(), round);
-            let others: Vec<_> =
-                answers.iter().filter(|answer| answer.text() != "refused").collect();
-            assert_eq!(others.len(), 499);
+            let (_, others) = ask_500(&services).await;
+            assert_eq!((calls.count(), others.len()), (round, 499));
             for answer in others {
                 let pauses = answer.headers.contains_key("retry-after");
                 let expected = if round == 1 { (status, "", false) } else { (503, "", true) };
@@ -84,12 +79,11 @@ async fn the_first_failure_may_be_followed_by_a_call() {
             }
         }
         // The other process knows of both.
-        sleep(first / 4).await;
-        ask_all(&services, [get("/"), get("/")]).await;
-        assert_eq!(calls.count(), 2);
-        sleep(first).await;
-        ask_all(&services, [get("/"), get("/")]).await;
-        assert_eq!(calls.count(), 3);
+        for (pause, count) in [(first / 4, 2), (first, 3)] {
+            sleep(pause).await;
+            ask_all(&services, [get("/"), get("/")]).await;
+            assert_eq!(calls.count(), count);
+        }
     }
 }
 
@@ -121,13 +115,14 @@ async fn a_policy_for_failures_knows_the_status() {
     assert!(answers.iter().all(|answer| answer.status == StatusCode::INTERNAL_SERVER_ERROR));
 }
 
-/// By the rule of the cache, the next caller loads. So the callers that wait do.
+/// A `500` may be due to its request. By a rule of the cache, the next caller loads, and so do the
+/// callers that wait.
 #[tokio::test(start_paused = true)]
 async fn a_failure_that_is_no_rule_for_others_stays_with_its_caller() {
-    for status in [500, 503] {
+    let again = Some(AfterFailure::LoadAgain);
+    for (status, rule) in [(500, None), (500, again), (503, again)] {
         let (inner, calls) = origin(move |_, _| refusal(status));
-        let layer = ruled(&MemoryBackend::new(), Some(AfterFailure::LoadAgain));
-        let services = [layer.layer(inner)];
+        let services = ruled(&inner, rule, |layer| layer);
         for answer in ask_all(&services, (0..20).map(|_| get("/"))).await {
             assert_eq!((answer.status.as_u16(), answer.text()), (status, "refused"));
         }
@@ -135,34 +130,15 @@ async fn a_failure_that_is_no_rule_for_others_stays_with_its_caller() {
     }
 }
 
-/// A `500` may be due to its request.
 #[tokio::test(start_paused = true)]
-async fn each_caller_meets_an_internal_error_itself() {
-    let (inner, calls) = origin(|_, _| refusal(500));
-    let services = processes(&inner, as_it_is);
-    for answer in ask_all(&services, (0..20).map(|_| get("/"))).await {
-        assert_eq!((answer.status.as_u16(), answer.text()), (500, "refused"));
-    }
-    assert_eq!(calls.count(), 20);
-}
-
-/// Returns a service that is unavailable while the flag is set.
-fn switched() -> (Inner, Calls, Arc<AtomicBool>) {
+async fn pauses_grow_with_failures_in_a_row_and_the_first_success_ends_them() {
     let is_down = Arc::new(AtomicBool::new(true));
     let seen = is_down.clone();
     let (inner, calls) = origin(move |_, _| match seen.load(Ordering::SeqCst) {
         true => refusal(503),
-        false => {
-            Response::builder().header("cache-control", "max-age=1").body("well".into()).unwrap()
-        }
+        false => reply(200, &[("cache-control", "max-age=1")], "well"),
     });
-    (inner, calls, is_down)
-}
-
-#[tokio::test(start_paused = true)]
-async fn pauses_grow_with_failures_in_a_row_and_the_first_success_ends_them() {
-    let (inner, calls, is_down) = switched();
-    let services = processes(&inner, as_it_is);
+    let services: [_; 2] = processes(&inner, shared);
     for _ in 0..2 {
         is_down.store(true, Ordering::SeqCst);
         let (begun, before) = (Instant::now(), calls.count());
@@ -192,21 +168,16 @@ async fn pauses_grow_with_failures_in_a_row_and_the_first_success_ends_them() {
 #[tokio::test(start_paused = true)]
 async fn the_service_is_not_called_before_its_retry_after() {
     let (inner, calls) = origin(|call, _| match call {
-        1 => {
-            let mut answer = refusal(503);
-            answer.headers_mut().insert("retry-after", "2".parse().unwrap());
-            answer
-        }
-        _ => Response::new(Body::from("well")),
+        1 => reply(503, &[("set-cookie", "session=1"), ("retry-after", "2")], "refused"),
+        _ => reply(200, &[], "well"),
     });
-    let services = processes(&inner, as_it_is);
+    let services: [_; 2] = processes(&inner, shared);
     let begun = Instant::now();
-    let answers = ask_all(&services, (0..500).map(|_| get("/"))).await;
-    assert_eq!(answers.iter().filter(|answer| answer.text() == "refused").count(), 1);
-    let others = answers.iter().filter(|answer| answer.text() != "refused");
-    others.for_each(|answer| assert_of_layer(answer, "2"));
+    let (own, others) = ask_500(&services).await;
+    assert_eq!(own.len(), 1);
+    others.iter().for_each(|answer| assert_of_layer(answer, "2"));
     for (at, left) in [(500, "2"), (1000, "2"), (1200, "1"), (2000, "1")] {
-        sleep_until(begun + Duration::from_millis(at)).await;
+        sleep_until(begun + at * MS).await;
         for answer in ask_all(&services, (0..4).map(|_| get("/"))).await {
             assert_of_layer(&answer, left);
         }
@@ -223,13 +194,11 @@ async fn the_service_is_not_called_before_its_retry_after() {
 async fn a_process_without_its_backend_leaves_the_service_alone() {
     let (inner, calls) = origin(|_, _| refusal(503));
     let faulty = Faulty::new(|_| Some(Fault::Refuse));
-    let cache = http_cache(faulty, "shop").build().unwrap();
-    let service = http_layer(cache).layer(inner);
+    let service = http_layer(http_cache(faulty, "shop").build().unwrap()).layer(inner);
     for round in 1..=2 {
-        let answers = ask_all(std::slice::from_ref(&service), (0..500).map(|_| get("/"))).await;
-        assert_eq!(answers.iter().filter(|answer| answer.text() == "refused").count(), 1);
-        let others = answers.iter().filter(|answer| answer.text() != "refused");
-        others.for_each(|answer| assert_of_layer(answer, "1"));
+        let (own, others) = ask_500(std::slice::from_ref(&service)).await;
+        assert_eq!(own.len(), 1);
+        others.iter().for_each(|answer| assert_of_layer(answer, "1"));
         assert_of_layer(&ask(&service, get("/")).await, "1");
         assert_eq!(calls.count(), round);
         sleep(FIRST_PAUSE).await;
@@ -239,9 +208,9 @@ async fn a_process_without_its_backend_leaves_the_service_alone() {
 #[tokio::test(start_paused = true)]
 async fn requests_that_pass_begin_and_meet_no_pause() {
     let (inner, calls) = origin(|_, _| refusal(503));
-    let services = processes(&inner, as_it_is);
+    let services: [_; 2] = processes(&inner, |layer| shared(layer).cache_status());
     let own = |at: usize| match at {
-        0 => Request::post("/").body(Body::empty()).unwrap(),
+        0 => post(),
         1 => get_with(&[("cookie", "session=1")]),
         2 => get_with(&[("authorization", "Basic YTpi")]),
         _ => get_with(&[("cache-control", "no-cache")]),
@@ -252,8 +221,13 @@ async fn requests_that_pass_begin_and_meet_no_pause() {
             assert_eq!(calls.count(), 5 * round + at + 1);
         }
         assert_eq!(ask(&services[0], get("/")).await.text(), "refused");
-        // The other process begins while the key backs off.
-        assert_of_layer(&ask(&services[1], get("/")).await, "1");
+        // Both processes begin while the key backs off, and say why.
+        for service in &services {
+            let mut answer = ask(service, get("/")).await;
+            let status = answer.headers.remove("cache-status").unwrap();
+            assert_eq!(status, "bellwether; detail=backing-off");
+            assert_of_layer(&answer, "1");
+        }
     }
 }
 
@@ -264,21 +238,15 @@ async fn a_failure_for_one_user_concerns_no_other() {
     for (rule, status) in rules.into_iter().flat_map(|rule| [(rule, 500), (rule, 503)]) {
         let (inner, calls) =
             origin(move |_, request| match request.headers().contains_key("authorization") {
-                true => {
-                    let mut answer = refusal(status);
-                    answer.headers_mut().insert("retry-after", HeaderValue::from_static("30"));
-                    answer
-                }
-                false => Response::new(Body::from("well")),
+                true => reply(status, &[("retry-after", "30")], "refused"),
+                false => reply(200, &[], "well"),
             });
-        let backend = MemoryBackend::new();
-        let services =
-            [(), ()].map(|()| ruled(&backend, rule).policy(Policy::rfc9111()).layer(inner.clone()));
+        let services = ruled(&inner, rule, |layer| layer.policy(Policy::rfc9111()));
         let refused = ask(&services[0], get_with(&[("authorization", "Basic YTpi")])).await;
         assert_eq!(refused.text(), "refused");
-        for (service, count) in services.iter().zip(2..) {
+        for service in &services {
             assert_eq!(ask(service, get("/")).await.text(), "well");
-            assert_eq!(calls.count(), count.min(2));
+            assert_eq!(calls.count(), 2);
         }
     }
 }
@@ -288,9 +256,7 @@ async fn a_failure_for_one_user_concerns_no_other() {
 async fn a_failure_for_one_user_ends_no_row_of_failures() {
     let rule = AfterFailure::BackOffFromSecond { first: 10 * SECOND, longest: 10 * SECOND };
     let (inner, calls) = origin(|_, _| refusal(503));
-    let backend = MemoryBackend::new();
-    let services = [(), ()]
-        .map(|()| ruled(&backend, Some(rule)).policy(Policy::rfc9111()).layer(inner.clone()));
+    let services = ruled(&inner, Some(rule), |layer| layer.policy(Policy::rfc9111()));
     for at in 0..5 {
         ask(&services[at % 2], get("/")).await;
         ask(&services[at % 2], get_with(&[("authorization", "Basic YTpi")])).await;
@@ -300,29 +266,11 @@ async fn a_failure_for_one_user_ends_no_row_of_failures() {
 
 #[tokio::test(start_paused = true)]
 async fn the_cache_has_the_rule_for_unavailable_services() {
-    for (rule, kept) in [
-        (AfterFailure::LoadAgain, Duration::ZERO),
-        (AfterFailure::RetryAfter(5 * SECOND), 5 * SECOND),
-    ] {
-        let (inner, calls) = origin(|_, _| refusal(503));
-        let service = ruled(&MemoryBackend::new(), Some(rule)).layer(inner);
+    let (inner, calls) = origin(|_, _| refusal(503));
+    let [service, _] = ruled(&inner, Some(AfterFailure::RetryAfter(5 * SECOND)), |layer| layer);
+    for (pause, count) in [(Duration::ZERO, 1), (Duration::ZERO, 1), (5 * SECOND, 2)] {
+        sleep(pause).await;
         ask(&service, get("/")).await;
-        let begun = Instant::now();
-        ask(&service, get("/")).await;
-        assert_eq!(calls.count() == 2, kept.is_zero(), "{rule:?}");
-        sleep_until(begun + kept).await;
-        ask(&service, get("/")).await;
-        assert_eq!(calls.count(), if kept.is_zero() { 3 } else { 2 }, "{rule:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_answer_in_a_pause_says_why() {
-    let (inner, _) = origin(|_, _| refusal(503));
-    let services = processes(&inner, BellwetherLayer::cache_status);
-    ask(&services[0], get("/")).await;
-    for service in &services {
-        let answer = ask(service, get("/")).await;
-        assert_eq!(answer.headers["cache-status"], "bellwether; detail=backing-off");
+        assert_eq!(calls.count(), count);
     }
 }

@@ -8,9 +8,11 @@ use axum::{
 };
 use futures_util::{SinkExt, StreamExt};
 use http_body_util::Empty;
+use hyper::{body::Incoming, client::conn::http1::SendRequest};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio_tungstenite::{WebSocketStream, client_async, tungstenite};
+use tower::Service;
 
 use super::prelude::*;
 
@@ -37,13 +39,27 @@ fn echoing(cache: Cache<CachedResponse>) -> (Router, Arc<AtomicUsize>) {
     (Router::new().route("/ws", handler).layer(http_layer(cache)), clients)
 }
 
-/// Serves a connection, and returns the other end.
-fn connect(app: &Router) -> DuplexStream {
+/// Serves a connection of HTTP/1.1, and returns the other end.
+pub(super) fn connect<S, B>(service: &S) -> DuplexStream
+where
+    S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Into<BoxError>,
+    B: http_body::Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+{
     let (here, there) = duplex(4096);
-    let service = TowerToHyperService::new(app.clone());
+    let service = TowerToHyperService::new(service.clone());
     let server = hyper::server::conn::http1::Builder::new();
     tokio::spawn(server.serve_connection(TokioIo::new(there), service).with_upgrades());
     here
+}
+
+/// Connects a client of HTTP/1.1.
+pub(super) async fn client(io: DuplexStream) -> SendRequest<Empty<Bytes>> {
+    let (sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(io)).await.unwrap();
+    tokio::spawn(connection.with_upgrades());
+    sender
 }
 
 async fn open(app: &Router) -> (WebSocketStream<DuplexStream>, StatusCode) {
@@ -83,7 +99,7 @@ async fn each_websocket_reaches_the_service_and_flows_both_ways() {
 /// The bytes are no messages, and their number is not known before.
 #[tokio::test]
 async fn an_upgrade_by_hand_flows_both_ways() {
-    let inner = service_fn(|mut request: Request<hyper::body::Incoming>| async move {
+    let inner = service_fn(|mut request: Request<Incoming>| async move {
         let upgrade = hyper::upgrade::on(&mut request);
         tokio::spawn(async move {
             let mut io = TokioIo::new(upgrade.await.unwrap());
@@ -107,13 +123,7 @@ async fn an_upgrade_by_hand_flows_both_ways() {
     let cache = cache(&MemoryBackend::new());
     let service = http_layer(cache.clone()).layer(inner);
     for _ in 0..3 {
-        let (here, there) = duplex(4096);
-        let served = TowerToHyperService::new(service.clone());
-        let server = hyper::server::conn::http1::Builder::new();
-        tokio::spawn(server.serve_connection(TokioIo::new(there), served).with_upgrades());
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(here)).await.unwrap();
-        tokio::spawn(connection.with_upgrades());
+        let mut sender = client(connect(&service)).await;
         let request = Request::get("/")
             .header("host", "shop.example")
             .header("connection", "upgrade")
@@ -148,12 +158,9 @@ async fn early_hints_go_to_the_caller_whose_request_runs() {
             // The connection stays open until the client ends it.
             while there.read(&mut request).await.is_ok_and(|count| count > 0) {}
         });
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(here)).await.unwrap();
-        tokio::spawn(connection);
-        sender.send_request(request).await
+        client(here).await.send_request(request).await
     });
-    let service = http_layer(cache(&MemoryBackend::new())).layer(inner);
+    let service = layer().layer(inner);
     let hinted = [(); 10].map(|()| Arc::<AtomicUsize>::default());
     let asked = hinted.clone().map(|hints| {
         let mut request = Request::get("/").header("host", "shop.example");
@@ -167,7 +174,7 @@ async fn early_hints_go_to_the_caller_whose_request_runs() {
         });
         service.clone().oneshot(request)
     });
-    for answer in futures_util::future::join_all(asked).await {
+    for answer in join_all(asked).await {
         let (parts, body) = answer.unwrap().into_parts();
         assert_eq!((parts.status, parts.headers.contains_key("link")), (StatusCode::OK, false));
         assert_eq!(body.collect().await.unwrap().to_bytes(), "a body");

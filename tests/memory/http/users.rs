@@ -4,10 +4,6 @@ use super::prelude::*;
 
 const USERS: [&str; 2] = ["alice", "bob"];
 
-fn layer() -> BellwetherLayer<Http> {
-    http_layer(cache(&MemoryBackend::new()))
-}
-
 /// Returns all that the headers say about the user.
 fn said(headers: &HeaderMap) -> String {
     let lines = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
@@ -18,7 +14,7 @@ fn said(headers: &HeaderMap) -> String {
 
 /// Returns a service that answers with all the headers of the request.
 fn by_headers(layer: BellwetherLayer<Http>) -> (Layered, Calls) {
-    let (inner, calls) = origin(|_, request| Response::new(Body::from(said(request.headers()))));
+    let (inner, calls) = origin(|_, request| reply(200, &[], said(request.headers())));
     (layer.layer(inner), calls)
 }
 
@@ -87,10 +83,8 @@ async fn headers_of_ordinary_browsers_and_proxies_share() {
 
 #[tokio::test(start_paused = true)]
 async fn an_ignored_cookie_selects_if_the_answer_says_so() {
-    let (inner, calls) = origin(|_, request| {
-        let body = Body::from(said(request.headers()));
-        Response::builder().header("vary", "cookie").body(body).unwrap()
-    });
+    let (inner, calls) =
+        origin(|_, request| reply(200, &[("vary", "cookie")], said(request.headers())));
     let service = layer().ignore_cookies(["theme"]).layer(inner);
     let request = |user: &'static str| {
         let theme = if user == "alice" { "theme=dark" } else { "theme=light" };

@@ -5,13 +5,12 @@ use http::Version;
 
 use super::prelude::*;
 
-fn request(method: &str, path: &str) -> Request<Body> {
-    let request = Request::builder().method(method).uri(path).header("host", "shop");
-    request.body(Body::empty()).unwrap()
+fn of_shop(method: &str, path: &str) -> Request<Body> {
+    request(method, path, &[("host", "shop")])
 }
 
 fn at(path: &str) -> Request<Body> {
-    request("GET", path)
+    of_shop("GET", path)
 }
 
 #[tokio::test(start_paused = true)]
@@ -29,44 +28,53 @@ async fn an_unsafe_request_ends_the_stored_response() {
     ] {
         let (inner, _) = origin(move |call, request| {
             let status = if request.method() == "GET" { 200 } else { status };
-            Response::builder().status(status).body(Body::from(call.to_string())).unwrap()
+            reply(status, &[], call.to_string())
         });
         // The write may reach another process.
-        let backend = MemoryBackend::new();
-        let [one, other] = [(), ()].map(|()| http_layer(cache(&backend)).layer(inner.clone()));
+        let [one, other] = processes(&inner, shared);
         assert_eq!(ask(&one, at("/a")).await.text(), "1");
         assert_eq!(ask(&one, at("/b")).await.text(), "2");
-        ask(&other, request(method, "/a")).await;
+        ask(&other, of_shop(method, "/a")).await;
         let expected = if ends { "4" } else { "1" };
         assert_eq!(ask(&one, at("/a")).await.text(), expected, "{method} {status}");
         assert_eq!(ask(&one, at("/b")).await.text(), "2", "{method} {status}");
     }
 }
 
+/// Behind a terminator of TLS, the scheme of a location is not that of the request.
 #[tokio::test(start_paused = true)]
-async fn a_write_ends_its_locations_on_the_same_host() {
+async fn a_write_ends_its_locations_on_the_same_host_whatever_their_scheme() {
     for (name, location, ends) in [
         ("location", "/b", true),
         ("content-location", "http://shop/b#x", true),
         ("location", "b", true),
         ("location", "http://shop:80/c/../b", true),
+        ("location", "http://shop/b", true),
+        ("location", "https://shop/b", true),
+        ("location", "//shop/b", true),
         ("location", "http://bank/b", false),
+        ("location", "https://bank/b", false),
         ("location", "//bank/b", false),
         ("content-location", "/b?c", false),
     ] {
-        let (inner, _) = origin(move |call, request| {
-            let answer = Response::builder();
-            let answer = match request.method().as_str() {
-                "POST" => answer.status(201).header(name, location),
-                _ => answer,
+        for scheme in ["", "http://shop"] {
+            let (inner, _) = origin(move |call, request| match request.method().as_str() {
+                "POST" => reply(201, &[(name, location)], ""),
+                _ => reply(200, &[], call.to_string()),
+            });
+            let service = layered(&inner);
+            let send = |method: &str, path: &str| {
+                let mut request = of_shop(method, &format!("{scheme}{path}"));
+                if !scheme.is_empty() {
+                    *request.version_mut() = Version::HTTP_2;
+                }
+                ask(&service, request)
             };
-            answer.body(Body::from(call.to_string())).unwrap()
-        });
-        let service = layered(&inner);
-        ask(&service, at("/b")).await;
-        ask(&service, request("POST", "/a")).await;
-        let expected = if ends { "3" } else { "1" };
-        assert_eq!(ask(&service, at("/b")).await.text(), expected, "{name}: {location}");
+            send("GET", "/b").await;
+            send("POST", "/a").await;
+            let expected = if ends { "3" } else { "1" };
+            assert_eq!(send("GET", "/b").await.text(), expected, "{name}: {location} {scheme}");
+        }
     }
 }
 
@@ -99,21 +107,15 @@ async fn a_write_of_an_equivalent_uri_ends_the_stored_response() {
                     true => format!("http://{}{}", write.0, write.1),
                     false => write.1.to_owned(),
                 };
-                let (inner, _) = origin(move |call, request| {
-                    let mut answer = Response::builder();
-                    if request.method() == "POST" {
-                        answer = answer.header(way, &location);
-                    }
-                    answer.body(Body::from(call.to_string())).unwrap()
+                let (inner, _) = origin(move |call, request| match request.method().as_str() {
+                    "POST" => reply(200, &[(way, &location)], call.to_string()),
+                    _ => reply(200, &[], call.to_string()),
                 });
-                let layer = http_layer(cache(&MemoryBackend::new())).purge_if(|_| true);
-                let service = layer.layer(inner);
+                let service = layer().purge_if(|_| true).layer(inner);
                 let send = |method: &str, (host, uri): (&str, &str)| {
-                    let mut request = Request::builder().method(method).uri(uri);
-                    if !host.is_empty() {
-                        request = request.header("host", host);
-                    }
-                    ask(&service, request.body(Body::empty()).unwrap())
+                    let host = [("host", host)];
+                    let host = if host[0].1.is_empty() { &host[..0] } else { &host };
+                    ask(&service, request(method, uri, host))
                 };
                 send("GET", stored).await;
                 match way {
@@ -129,10 +131,7 @@ async fn a_write_of_an_equivalent_uri_ends_the_stored_response() {
 
 #[tokio::test(start_paused = true)]
 async fn a_write_ends_all_variants_and_the_loads_under_way() {
-    let (inner, calls) = origin(|call, _| {
-        let answer = Response::builder().header("vary", "accept-language");
-        answer.body(Body::from(call.to_string())).unwrap()
-    });
+    let (inner, calls) = with_headers(&[("vary", "accept-language")]);
     let service = layered(&inner);
     let language = |language| get_with(&[("accept-language", language)]);
     for _ in 0..2 {
@@ -141,8 +140,7 @@ async fn a_write_ends_all_variants_and_the_loads_under_way() {
     }
     assert_eq!(calls.count(), 2);
     // A load that begins with the write, and may see what was before.
-    let post = Request::post("/").body(Body::empty()).unwrap();
-    let late = ask_all(std::slice::from_ref(&service), [language("fr"), post]).await;
+    let late = ask_all(std::slice::from_ref(&service), [language("fr"), post()]).await;
     for (at, wanted) in ["en", "de", "fr"].into_iter().enumerate() {
         let answer = ask(&service, language(wanted)).await;
         assert_ne!(answer.text(), late[0].text());
@@ -158,18 +156,15 @@ async fn a_writer_that_goes_away_ends_what_it_has_outdated() {
     let late =
         Faulty::over(backend.clone(), |op| (op == Op::Edit).then_some(Fault::Late(2 * DELAY)));
     let (inner, _) = origin(|call, request| {
-        let is_read = request.method() == "GET";
-        let location = if is_read { "" } else { "/b" };
-        let body = Body::from(call.to_string());
-        Response::builder().header("location", location).body(body).unwrap()
+        let location = if request.method() == "GET" { "" } else { "/b" };
+        reply(200, &[("location", location)], call.to_string())
     });
-    let own = http_cache(backend, "shop").build().unwrap();
-    let reader = http_layer(own).layer(inner.clone());
-    let writer = http_layer(http_cache(late, "shop").build().unwrap()).layer(inner);
+    let reader = http_layer(cache(&backend)).layer(inner.clone());
+    let writer = http_layer(http_cache(late, "bellwether").build().unwrap()).layer(inner);
     for path in ["/a", "/b"] {
         ask(&reader, at(path)).await;
     }
-    let write = timeout(2 * DELAY, writer.oneshot(request("POST", "/a"))).await;
+    let write = timeout(2 * DELAY, writer.oneshot(of_shop("POST", "/a"))).await;
     assert!(write.is_err(), "it had its answer");
     sleep(10 * DELAY).await;
     let texts = [ask(&reader, at("/a")).await, ask(&reader, at("/b")).await];
@@ -181,44 +176,39 @@ async fn a_writer_that_goes_away_ends_what_it_has_outdated() {
 async fn a_grpc_call_waits_for_no_backend() {
     let backend = Faulty::new(|op| (op == Op::Edit).then_some(Fault::Hang));
     let (inner, _) = origin(|call, request| {
-        let kind = request.headers().get("content-type").unwrap();
-        let answer = Response::builder().header("content-type", kind);
-        answer.body(Body::from(call.to_string())).unwrap()
+        let kind = request.headers()["content-type"].to_str().unwrap();
+        reply(200, &[("content-type", kind)], call.to_string())
     });
-    let service =
-        http_layer(http_cache(backend.clone(), "bellwether").build().unwrap()).layer(inner);
+    let service = layer_of(http_cache(backend.clone(), "bellwether")).layer(inner);
+    let write = |kind| request("POST", "/shop.Shop/Buy", &[("content-type", kind)]);
     for kind in ["application/grpc", "application/grpc+proto", "application/grpc-web"] {
-        let mut call = request("POST", "/shop.Shop/Buy");
-        call.headers_mut().insert("content-type", kind.parse().unwrap());
-        timeout(2 * DELAY, ask(&service, call)).await.unwrap();
+        timeout(2 * DELAY, ask(&service, write(kind))).await.unwrap();
     }
     assert_eq!(backend.count(Op::Edit), 0);
-    let mut write = request("POST", "/a");
-    write.headers_mut().insert("content-type", "application/json".parse().unwrap());
-    assert!(timeout(2 * DELAY, ask(&service, write)).await.is_err(), "it did not wait");
+    let plain = timeout(2 * DELAY, ask(&service, write("application/json"))).await;
+    assert!(plain.is_err(), "it did not wait");
 }
 
 /// The path before the router took its prefix is a part of the key.
 #[tokio::test(start_paused = true)]
 async fn a_write_in_a_nested_router_ends_its_location() {
-    let calls = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let answer = |State(calls): State<std::sync::Arc<std::sync::atomic::AtomicUsize>>| async move {
-        calls.fetch_add(1, std::sync::atomic::Ordering::SeqCst).to_string()
+    let calls = Arc::new(AtomicUsize::new(0));
+    let answer = |State(calls): State<Arc<AtomicUsize>>| async move {
+        calls.fetch_add(1, Ordering::SeqCst).to_string()
     };
     let created = || async { (StatusCode::CREATED, [("location", "/api/items/1")], "") };
-    let layer = http_layer(cache(&MemoryBackend::new()));
     let items =
         Router::new().route("/items/1", route(answer)).route("/items", route(answer).post(created));
-    let app = Router::new().nest("/api", items.layer(layer)).with_state(calls.clone());
+    let app = Router::new().nest("/api", items.layer(layer())).with_state(calls.clone());
     let ask = async |method: &str, path: &str| {
-        app.clone().oneshot(request(method, path)).await.unwrap().status()
+        app.clone().oneshot(of_shop(method, path)).await.unwrap().status()
     };
     for round in 0..3 {
         for _ in 0..2 {
             ask("GET", "/api/items/1").await;
             ask("GET", "/api/items").await;
         }
-        assert_eq!(calls.load(std::sync::atomic::Ordering::SeqCst), 2 * (round + 1));
+        assert_eq!(calls.load(Ordering::SeqCst), 2 * (round + 1));
         assert_eq!(ask("POST", "/api/items").await, StatusCode::CREATED);
     }
 }
@@ -227,46 +217,32 @@ async fn a_write_in_a_nested_router_ends_its_location() {
 async fn a_purge_needs_the_permission_of_the_user() {
     let (inner, calls) = origin(|call, request| {
         let status = if request.method() == "PURGE" { 405 } else { 200 };
-        Response::builder().status(status).body(Body::from(call.to_string())).unwrap()
+        reply(status, &[], call.to_string())
     });
-    let cache = http_cache(MemoryBackend::new(), "bellwether")
-        .ttl(Duration::from_secs(3600))
-        .build()
-        .unwrap();
-    let layer = http_layer(cache).purge_if(|parts| parts.headers.contains_key("x-may"));
-    let service = layer.layer(inner);
+    let layer = layer_of(builder().ttl(3600 * SECOND));
+    let service = layer.purge_if(|parts| parts.headers.contains_key("x-may")).layer(inner);
     ask(&service, get("/")).await;
-    let mut purge = Request::builder().method("PURGE").uri("/").body(Body::empty()).unwrap();
-    assert_eq!(ask(&service, purge).await.status, StatusCode::METHOD_NOT_ALLOWED);
-    assert_eq!((ask(&service, get("/")).await.text(), calls.count()), ("1", 2));
-    purge = Request::builder()
-        .method("PURGE")
-        .uri("/")
-        .header("x-may", "1")
-        .body(Body::empty())
-        .unwrap();
-    assert_eq!(ask(&service, purge).await.status, StatusCode::NO_CONTENT);
-    assert_eq!((ask(&service, get("/")).await.text(), calls.count()), ("3", 3));
+    for (headers, status, found, count) in
+        [(&[][..], 405, "1", 2), (&[("x-may", "1")], 204, "3", 3)]
+    {
+        assert_eq!(ask(&service, request("PURGE", "/", headers)).await.status, status);
+        assert_eq!((ask(&service, get("/")).await.text(), calls.count()), (found, count));
+    }
 }
 
 /// The form of a target is no part of the resource. A write by HTTP/2, which always names a scheme,
 /// ended nothing that HTTP/1.1 had stored.
 #[tokio::test(start_paused = true)]
 async fn a_write_ends_each_form_of_its_target() {
-    let (inner, _) = origin(|call, request| {
-        let answer = Response::builder();
-        let answer = match request.method().as_str() {
-            "POST" => answer.status(201).header("location", "/c"),
-            _ => answer,
-        };
-        answer.body(Body::from(call.to_string())).unwrap()
+    let (inner, _) = origin(|call, request| match request.method().as_str() {
+        "POST" => reply(201, &[("location", "/c")], call.to_string()),
+        _ => reply(200, &[], call.to_string()),
     });
-    let layer = http_layer(cache(&MemoryBackend::new())).purge_if(|_| true);
-    let service = layer.layer(inner);
-    let get = |scheme: &str, path| request("GET", &format!("{scheme}{path}"));
+    let service = layer().purge_if(|_| true).layer(inner);
+    let get = |scheme: &str, path| at(&format!("{scheme}{path}"));
     let forms = ["", "http://shop", "https://shop"];
     let write = |method, scheme: &str, version| {
-        let mut write = request(method, &format!("{scheme}/a"));
+        let mut write = of_shop(method, &format!("{scheme}/a"));
         *write.version_mut() = version;
         write
     };
@@ -289,34 +265,5 @@ async fn a_write_ends_each_form_of_its_target() {
             let expected = path == "/a" || (path == "/c" && ends_location);
             assert_eq!(ended, expected, "{} {path}", forms[at / 3]);
         }
-    }
-}
-
-/// Behind a terminator of TLS, the scheme of a location is not that of the request.
-#[tokio::test(start_paused = true)]
-async fn a_location_of_the_host_ends_its_response_whatever_its_scheme() {
-    for (location, ends) in [
-        ("http://shop/b", true),
-        ("https://shop/b", true),
-        ("//shop/b", true),
-        ("/b", true),
-        ("//other/b", false),
-        ("https://other/b", false),
-    ] {
-        let (inner, calls) = origin(move |_, request| {
-            let answer = Response::builder();
-            let is_write = request.method() == "POST";
-            let answer = if is_write { answer.header("location", location) } else { answer };
-            answer.body(Body::empty()).unwrap()
-        });
-        let service = layered(&inner);
-        let send = |method: &'static str, uri: &'static str| {
-            let request = Request::builder().method(method).uri(uri).version(Version::HTTP_2);
-            ask(&service, request.body(Body::empty()).unwrap())
-        };
-        send("GET", "http://shop/b").await;
-        send("POST", "http://shop/a").await;
-        send("GET", "http://shop/b").await;
-        assert_eq!(calls.count(), if ends { 3 } else { 2 }, "{location}");
     }
 }
