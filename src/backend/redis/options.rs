@@ -7,7 +7,7 @@ use serde::{
     de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::RedisBackendBuilder;
+use super::{RedisBackendBuilder, client::Replicas};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -112,21 +112,14 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for SettingsMap<T> {
 /// TOML does.
 ///
 /// ```
-/// use bellwether::backend::RedisBackendBuilder;
-///
-/// let builder: RedisBackendBuilder = serde_json::from_str(
-///     r#"{
-///         "sentinels": {
-///             "urls": ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"],
-///             "master": "redis://shop:secret@mymaster"
-///         },
-///         "command_timeout": "500ms",
-///         "replicas": { "count": 1, "within": "50ms" }
-///     }"#,
-/// )
-/// .unwrap();
-/// let backend = builder.build()?;
-/// # Ok::<_, bellwether::Error>(())
+/// # use bellwether::backend::RedisBackendBuilder;
+/// let text = r#"{
+///     "sentinels": { "urls": ["redis://10.0.0.1:26379"], "master": "mymaster" },
+///     "command_timeout": "500ms",
+///     "replicas": { "count": 1, "within": "50ms" }
+/// }"#;
+/// let builder: RedisBackendBuilder = serde_json::from_str(text).unwrap();
+/// # builder.build().unwrap();
 /// ```
 impl<'de> Deserialize<'de> for RedisBackendBuilder {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -147,21 +140,14 @@ impl BackendConfig {
             (None, None, Some(Secret(urls))) => builder.cluster(urls),
             _ => return Err("give one of `server`, `sentinels` and `cluster`"),
         };
+        let config = &mut builder.config;
         if let Some(Time(time)) = self.command_timeout {
-            builder = builder.command_timeout(time);
+            config.command_timeout = time;
         }
-        if let Some(Time(time)) = self.connect_timeout {
-            builder = builder.connect_timeout(time);
-        }
-        if let Some(bytes) = self.push_limit {
-            builder = builder.push_limit(bytes);
-        }
-        if let Some(name) = self.client_name {
-            builder = builder.client_name(name);
-        }
-        if let Some(ReplicasConfig { count, within: Time(within) }) = self.replicas {
-            builder = builder.replicas(count, within);
-        }
+        config.connect_timeout = self.connect_timeout.map(|it| it.0);
+        config.push_limit = self.push_limit.unwrap_or(config.push_limit);
+        config.client_name = self.client_name;
+        config.replicas = self.replicas.map(|it| Replicas { count: it.count, within: it.within.0 });
         Ok(builder)
     }
 }

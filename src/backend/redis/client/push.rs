@@ -16,29 +16,26 @@ use std::{
     collections::HashSet,
     convert::Infallible,
     io,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 use bytes::Bytes;
 use redis::{
     ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection,
-    from_redis_value,
 };
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{
-    connect::Connection,
-    events::{ChannelScope, NodeEvents},
-    settings::RedisConfig,
-};
+use super::{connect::Connection, events::NodeEvents, settings::RedisConfig};
 use crate::{
-    backend::{Change, Channels, Handover, redis::keys},
+    backend::{Change, Handover, redis::keys},
     error::{BackendError, BackendErrorKind, Chain},
     observe::Rarely,
-    sync::lock,
 };
 
 /// How often a silent connection is tested with a `PING`.
@@ -49,57 +46,38 @@ const PING_EVERY: Duration = Duration::from_secs(1);
 /// How soon a subscription is tried again that cannot be made at the moment.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 
-/// The state that successive connections for pushes to one server share.
-#[derive(Default)]
-pub(super) struct PushService {
-    leaving: LeavingChannels,
-    /// How often the log tells of refused subscriptions.
-    refusals: Rarely,
-}
-
 /// Hands each push of a connection to the waiters on its channel.
 pub(super) struct Pushes {
-    channels: Channels,
+    events: NodeEvents,
     /// The end of the connection, which a push may bring about.
-    end: CancellationToken,
-    leaving: LeavingChannels,
+    pub(super) end: CancellationToken,
+    /// How many shard channels the connection is about to leave.
+    leaving: AtomicUsize,
     /// Replicas must confirm grants. A lease that is handed over wakes its waiter only, which then
     /// asks for the lease itself.
     confirms: bool,
 }
 
 impl Pushes {
-    pub(super) fn new(
-        service: &PushService,
-        events: &NodeEvents,
-        config: &RedisConfig,
-        end: &CancellationToken,
-    ) -> Self {
-        let (channels, leaving) = (events.channels.clone(), service.leaving.clone());
-        Self { channels, end: end.clone(), leaving, confirms: config.replicas.is_some() }
+    pub(super) fn new(events: &NodeEvents, config: &RedisConfig) -> Self {
+        let (end, leaving) = Default::default();
+        Self { events: events.clone(), end, leaving, confirms: config.replicas.is_some() }
     }
 
     pub(super) fn receive(&self, push: PushInfo) {
-        let mut data = push.data.into_iter();
-        match push.kind {
-            PushKind::Message | PushKind::SMessage => {
-                let (Some(Value::BulkString(channel)), Some(Value::BulkString(message))) =
+        match (push.kind, &mut push.data.into_iter()) {
+            (PushKind::Message | PushKind::SMessage, data) => {
+                if let (Some(Value::BulkString(channel)), Some(Value::BulkString(message))) =
                     (data.next(), data.next())
-                else {
-                    return;
-                };
-                let Ok(channel) = std::str::from_utf8(&channel) else { return };
-                match keys::heartbeat_sent(&message) {
-                    None => self.message(channel, message.into()),
-                    Some(_) if self.end.is_cancelled() => {}
-                    Some(sent) => self.channels.complete_until(sent),
+                {
+                    self.message(&channel, message.into());
                 }
             }
             // Unless it was asked for, the channel's slot has moved. The client library takes the
             // message for the reply to another command, so the connection cannot be used any more.
-            PushKind::SUnsubscribe => {
-                let channel = data.next().and_then(|it| from_redis_value::<String>(it).ok());
-                if !channel.is_some_and(|channel| lock(&self.leaving).remove(&*channel)) {
+            (PushKind::SUnsubscribe, _) => {
+                let less = |leaving: usize| leaving.checked_sub(1);
+                if self.leaving.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_err() {
                     self.end.cancel();
                 }
             }
@@ -107,7 +85,15 @@ impl Pushes {
         }
     }
 
-    fn message(&self, channel: &str, message: Bytes) {
+    fn message(&self, channel: &[u8], message: Bytes) {
+        let channels = &self.events.all.channels;
+        if let Some(sent) = keys::heartbeat_sent(&message) {
+            if !self.end.is_cancelled() {
+                channels.complete_until(sent);
+            }
+            return;
+        }
+        let Ok(channel) = std::str::from_utf8(channel) else { return };
         let Some((topic, at)) = keys::split_message(channel, &message) else { return };
         let change = match Change::decode(&message.slice(at..)) {
             Change::Granted(handover) if self.confirms => {
@@ -115,41 +101,35 @@ impl Pushes {
             }
             change => change,
         };
-        self.channels.push(topic, change);
+        channels.push(topic, change);
     }
 }
 
-/// The shard channels whose unsubscription was asked for.
-///
-/// The server ends the subscription to any other channel only when its slot has moved.
-type LeavingChannels = Arc<Mutex<HashSet<Arc<str>>>>;
-
 /// The subscriptions on one connection, which are kept in step with the channels that are open.
 pub(super) struct Subscriptions<'a> {
-    service: &'a PushService,
-    events: &'a NodeEvents,
+    pushes: &'a Pushes,
     current: &'a Connection,
     /// How long the connection may be silent before a reply.
     limit: Duration,
+    /// How often the log tells of refused subscriptions.
+    told: &'a Rarely,
     subscribed: HashSet<Arc<str>>,
 }
 
 impl<'a> Subscriptions<'a> {
     pub(super) fn new(
-        service: &'a PushService,
-        events: &'a NodeEvents,
+        pushes: &'a Pushes,
         current: &'a Connection,
         limit: Duration,
+        told: &'a Rarely,
     ) -> Self {
-        lock(&service.leaving).clear();
-        Self { service, events, current, limit, subscribed: HashSet::new() }
+        Self { pushes, current, limit, told, subscribed: HashSet::new() }
     }
 
     /// Keeps the subscriptions in step for as long as the connection answers.
     pub(super) async fn keep(mut self) -> Result<Infallible, RedisError> {
-        let events = self.events;
-        let mut openings = events.channels.openings();
-        events.retry();
+        let mut openings = self.pushes.events.all.channels.openings();
+        self.ask_again();
         let mut is_complete = self.reconcile().await?;
         let mut ping_at = Instant::now() + PING_EVERY;
         loop {
@@ -160,7 +140,7 @@ impl<'a> Subscriptions<'a> {
                 () = sleep_until(ping_at) => {
                     let ping = redis::cmd("PING");
                     self.exchange(async |mut it| it.send_packed_command(&ping).await).await?;
-                    events.retry();
+                    self.ask_again();
                     ping_at = Instant::now() + PING_EVERY;
                 }
             }
@@ -168,27 +148,33 @@ impl<'a> Subscriptions<'a> {
         }
     }
 
+    /// Has the server asked again for the channels that it refused.
+    fn ask_again(&self) {
+        let events = &self.pushes.events;
+        events.all.channels.retry(|channel| events.serves(channel));
+    }
+
     /// Subscribes to the channels that opened, and unsubscribes from those that closed.
     ///
     /// Returns whether all subscriptions are in place.
     async fn reconcile(&mut self) -> Result<bool, RedisError> {
-        let NodeEvents { channels, scope, trouble, .. } = self.events;
-        let mut opened = channels.not_refused(|channel| scope.contains(channel));
+        let events = &self.pushes.events;
+        let channels = &events.all.channels;
+        let mut opened = channels.not_refused(|channel| events.serves(channel));
         opened.retain(|channel| !self.subscribed.contains(channel));
-        let (mut is_complete, mut has_moved, mut refused) = (true, false, Vec::new());
+        let (mut is_complete, mut refused) = (true, Vec::new());
         let replies = self.each("SUBSCRIBE", &opened).await?;
         for (channel, reply) in opened.into_iter().zip(replies) {
             match reply.extract_error() {
                 Ok(_) => drop(self.subscribed.insert(channel)),
                 Err(error) if passes_by_itself(&error) => {
                     is_complete = false;
-                    has_moved |= error.kind() == ErrorKind::Server(ServerErrorKind::Moved);
+                    if error.kind() == ErrorKind::Server(ServerErrorKind::Moved) {
+                        events.all.trouble.notify_one();
+                    }
                 }
                 Err(error) => refused.push((channel, error)),
             }
-        }
-        if has_moved {
-            trouble.notify_one();
         }
         // A listener that is refused may open the same channels again. It must not be told a
         // refusal that was on its way before, so all refusals are told at once.
@@ -196,25 +182,23 @@ impl<'a> Subscriptions<'a> {
             self.refuse(&channel, refusal);
         }
         // A slot may have moved meanwhile. Its new node answers for its channels.
-        let is_here = |channel: &str| self.subscribed.contains(channel) && scope.contains(channel);
+        let is_here = |channel: &str| self.subscribed.contains(channel) && events.serves(channel);
         channels.answer(is_here, Ok(()));
-        let stays = |channel: &str| channels.wants(channel) && scope.contains(channel);
-        let closed: Vec<_> =
-            self.subscribed.iter().filter(|channel| !stays(channel)).cloned().collect();
-        lock(&self.service.leaving).extend(closed.iter().cloned());
+        let stays = |channel: &Arc<str>| channels.wants(channel) && events.serves(channel);
+        let closed: Vec<_> = self.subscribed.extract_if(|channel| !stays(channel)).collect();
+        self.pushes.leaving.store(closed.len(), Ordering::Release);
         // A refusal says that the channel has moved to another node.
         self.each("UNSUBSCRIBE", &closed).await?;
-        lock(&self.service.leaving).clear();
-        self.subscribed.retain(|channel| !closed.contains(channel));
+        self.pushes.leaving.store(0, Ordering::Release);
         Ok(is_complete)
     }
 
     fn refuse(&self, channel: &str, refusal: RedisError) {
-        if self.service.refusals.first() {
+        if self.told.first() {
             warn!(error = %Chain(&refusal), "Redis refuses subscriptions; waiters poll instead");
         }
         let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
-        self.events.channels.answer(|refused| refused == channel, Err(refusal));
+        self.pushes.events.all.channels.answer(|refused| refused == channel, Err(refusal));
     }
 
     /// Sends one command for each channel, and returns the reply to each.
@@ -222,10 +206,7 @@ impl<'a> Subscriptions<'a> {
         if channels.is_empty() {
             return Ok(Vec::new());
         }
-        let shard = match self.events.scope {
-            ChannelScope::All => "",
-            ChannelScope::Slots(_) => "S",
-        };
+        let shard = if self.pushes.events.node.is_some() { "S" } else { "" };
         let mut pipeline = redis::pipe();
         for channel in channels {
             pipeline.cmd(&format!("{shard}{command}")).arg(channel.as_ref());

@@ -9,10 +9,8 @@
 //! (Redis, "Guidelines for Redis clients with support for Redis Sentinel".)
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    future::pending,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -20,20 +18,18 @@ use futures_util::{
     FutureExt, StreamExt,
     future::{join_all, select_ok},
 };
-use redis::{
-    ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, PushInfo, RedisError, aio::PubSub,
-};
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, RedisError};
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::{
-    connect::{ConnectError, Connection, ask, connect, open_pubsub, refuse_replica},
-    settings::{self, ConnectTarget, RedisConfig},
+    connect::{connect, open_pubsub, refuse_replica},
+    settings::{self, Address, ConnectTarget, RedisConfig},
     task::{Finding, LatestFinding, OnDemandTask},
 };
 use crate::{
-    error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind},
+    error::{BackendError, Error, ErrorKind as Kind},
+    sync::lock,
     time::Pauses,
 };
 
@@ -67,9 +63,50 @@ impl Endpoint {
         };
         target.info.redis_settings().db()
     }
-}
 
-type HostPort = (String, u16);
+    /// Returns the server, or waits until a sentinel has named it.
+    pub(super) async fn find(&self) -> Result<ConnectTarget, BackendError> {
+        match self {
+            Self::Server(target) => Ok((**target).clone()),
+            Self::Sentinel(sentinels) => {
+                let known = &sentinels.known;
+                let address = known.named.wait(|| sentinels.start_watch()).await?;
+                Ok(known.master.at(&address))
+            }
+        }
+    }
+
+    /// Notes that the server cannot be reached. The sentinel that named it may be out of date, so
+    /// all are asked.
+    pub(super) fn distrust(&self) {
+        if let Self::Sentinel(sentinels) = self {
+            *lock(&sentinels.known.trusted) = None;
+        }
+    }
+
+    /// Completes when the sentinels name another server than this, and that server is a master.
+    ///
+    /// The connection stays while no sentinel replies, or the server that is named cannot be used.
+    pub(super) async fn left(&self, at: Option<&ConnectionAddr>) {
+        let Self::Sentinel(sentinels) = self else { return pending().await };
+        let known = &sentinels.known;
+        let mut named = known.named.subscribe();
+        loop {
+            let now = named.borrow_and_update().clone();
+            match now {
+                Finding::Known(now) if Some(known.master.at(&now).info.addr()) != at => {
+                    info!(host = %now.host, port = now.port, "the sentinels name another master");
+                    return;
+                }
+                // The runtime of the watch may have ended.
+                Finding::Pending(_) => sentinels.start_watch(),
+                _ => {}
+            }
+            // The sender lives as long as this.
+            let _ = named.changed().await;
+        }
+    }
+}
 
 /// The sentinels, and the task that watches what they say. It ends when this is dropped.
 pub(super) struct Sentinels {
@@ -85,14 +122,11 @@ struct KnownSentinels {
     /// The settings of connections to the master, with the name in the place of the host.
     master: ConnectTarget,
     config: RedisConfig,
-    /// The index of the sentinel that is asked alone, or [`NONE`].
-    trusted: AtomicUsize,
+    /// The index of the sentinel that is asked alone. Without one, all are asked.
+    trusted: Mutex<Option<usize>>,
     /// The server that was named last, and calls itself a master.
-    named: LatestFinding<HostPort>,
+    named: LatestFinding<Address>,
 }
-
-/// Stands for no sentinel, so that all are asked.
-const NONE: usize = usize::MAX;
 
 impl Sentinels {
     pub(super) fn new(urls: &[String], master: &str, config: &RedisConfig) -> Result<Self, Error> {
@@ -111,8 +145,8 @@ impl Sentinels {
             let why = "no sentinel was given; give the URL of one sentinel or more";
             return Err(Error::new(Kind::InvalidConfig, why));
         }
-        let (trusted, named) = (AtomicUsize::new(NONE), LatestFinding::new());
-        let config = config.clone();
+        let named = LatestFinding::pending(config.first_connection_limit());
+        let (config, trusted) = (config.clone(), Mutex::default());
         let known = KnownSentinels { targets, name, master, config, trusted, named };
         Ok(Self { known: Arc::new(known), task: OnDemandTask::default() })
     }
@@ -121,7 +155,8 @@ impl Sentinels {
     fn start_watch(&self) {
         self.task.start(|| {
             let known = self.known.clone();
-            (keep_watching(self.known.clone()), move || known.named.set(Finding::Nothing))
+            let limit = known.config.first_connection_limit();
+            (keep_watching(self.known.clone()), move || known.named.set(Finding::Pending(limit)))
         });
     }
 }
@@ -141,52 +176,49 @@ fn read_master(master: &str) -> Result<(String, ConnectionInfo), Error> {
     }
 }
 
-fn unavailable(error: ConnectError) -> BackendError {
-    BackendError::new(BackendErrorKind::Unavailable, error)
-}
-
 impl KnownSentinels {
-    /// Makes the master known. Returns whether a sentinel named one.
+    /// Makes the master known. Fails if no sentinel names one.
     ///
     /// All sentinels are asked at once, and the first good answer counts. From then on its sentinel
     /// is asked alone while it answers, so that two that disagree do not take turns.
-    async fn locate(&self) -> Result<(), ConnectError> {
-        let trusted = self.trusted.load(Ordering::Relaxed);
-        if trusted != NONE && self.hear(trusted).await.is_ok() {
+    async fn locate(&self) -> Result<(), BackendError> {
+        let trusted = lock(&self.trusted).take();
+        if let Some(trusted) = trusted
+            && self.hear(trusted, true).await.is_ok()
+        {
             return Ok(());
         }
-        self.trusted.store(NONE, Ordering::Relaxed);
-        let all = (0..self.targets.len()).map(|sentinel| self.hear(sentinel).boxed());
+        let all = (0..self.targets.len()).map(|sentinel| self.hear(sentinel, false).boxed());
         select_ok(all).await.map(drop)
     }
 
     /// Asks one sentinel, and makes the server known that it names, if that is a master.
-    async fn hear(&self, sentinel: usize) -> Result<(), ConnectError> {
+    async fn hear(&self, sentinel: usize, is_trusted: bool) -> Result<(), BackendError> {
         let mut question = redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(&self.name);
-        let limit = self.config.connect_timeout();
-        let named = ask(&self.targets[sentinel], limit, async |connection| {
-            let reply: Option<HostPort> = question.query_async(connection).await?;
+        let ask = connect(&self.targets[sentinel], &self.config, None, async |connection| {
+            let reply: Option<(String, u16)> = question.query_async(connection).await?;
             let unknown = "a sentinel does not know the master";
             reply.ok_or_else(|| RedisError::from((ErrorKind::Client, unknown, self.name.clone())))
         });
-        let address = named.await?;
-        let target = self.master.at(address.0.clone(), address.1);
+        let (_, (host, port)) = ask.await?;
+        let address = Address { host: host.into(), port };
         let is_new = self.named.known().as_ref() != Some(&address);
-        if is_new || self.trusted.load(Ordering::Relaxed) != sentinel {
-            ask(&target, limit, async |connection| refuse_replica(connection, None).await).await?;
+        if is_new || !is_trusted {
+            let check = async |connection: &mut _| refuse_replica(connection, None).await;
+            connect(&self.master.at(&address), &self.config, None, check).await?;
         }
         if is_new {
             self.named.set(Finding::Known(address));
         }
-        self.trusted.store(sentinel, Ordering::Relaxed);
+        *lock(&self.trusted) = Some(sentinel);
         Ok(())
     }
 
     /// Listens to a sentinel until its connection ends.
     async fn listen(&self, sentinel: usize) -> Result<(), RedisError> {
         let listening = async {
-            let mut pubsub: PubSub = open_pubsub(&self.targets[sentinel]).await?;
+            let mut pubsub = open_pubsub(&self.targets[sentinel]).await?;
             pubsub.subscribe(&ANNOUNCEMENTS[..]).await?;
             Ok::<_, RedisError>(pubsub)
         };
@@ -197,7 +229,7 @@ impl KnownSentinels {
             let text: String = message.get_payload().unwrap_or_default();
             if text.split(' ').any(|word| word == self.name) {
                 // If this fails, it is asked within a second.
-                let _ = self.hear(sentinel).await;
+                let _ = self.hear(sentinel, false).await;
             }
         }
         Ok(())
@@ -214,7 +246,7 @@ async fn keep_watching(known: Arc<KnownSentinels>) {
                     ASK_EVERY
                 }
                 Err(error) => {
-                    known.named.set_unless_known(Finding::Failed(unavailable(error)));
+                    known.named.set_unless_known(Finding::Failed(error));
                     pauses.next()
                 }
             };
@@ -229,79 +261,6 @@ async fn keep_watching(known: Arc<KnownSentinels>) {
         }
     }));
     let ((), _) = tokio::join!(asks, listens);
-}
-
-/// Finds the server for one connection, and tells when another one has taken its place.
-pub(super) struct EndpointWatch {
-    endpoint: Endpoint,
-    /// The server that was found last, where sentinels name it.
-    address: Option<HostPort>,
-}
-
-impl EndpointWatch {
-    pub(super) fn new(endpoint: &Endpoint) -> Self {
-        Self { endpoint: endpoint.clone(), address: None }
-    }
-
-    /// Finds the server, connects, and checks that it can be written to.
-    ///
-    /// Returns `None` if the sentinels name another server meanwhile, because an attempt at a host
-    /// that is down may last until its time-out.
-    pub(super) async fn connect(
-        &mut self,
-        settings: &RedisConfig,
-        broken: CancellationToken,
-        on_push: impl Fn(PushInfo) + Send + Sync + 'static,
-    ) -> Result<Option<Connection>, BackendError> {
-        let target = self.find().await?;
-        let connected = tokio::select! {
-            connected = connect(&target, settings, broken, on_push) => connected.map(Some),
-            () = self.outdated() => Ok(None),
-        };
-        match (&connected, &self.endpoint) {
-            (Ok(Some(_)), _) | (_, Endpoint::Server(_)) => {}
-            // The sentinel that named the server may be out of date, so all are asked.
-            (_, Endpoint::Sentinel(it)) => it.known.trusted.store(NONE, Ordering::Relaxed),
-        }
-        connected.map_err(unavailable)
-    }
-
-    async fn find(&mut self) -> Result<ConnectTarget, BackendError> {
-        let sentinels = match &self.endpoint {
-            Endpoint::Server(target) => return Ok((**target).clone()),
-            Endpoint::Sentinel(sentinels) => sentinels,
-        };
-        // Whichever server they name after a failure is another one.
-        self.address = None;
-        let known = &sentinels.known;
-        let address = known.named.wait(&known.config, || sentinels.start_watch()).await?;
-        let (host, port) = self.address.insert(address).clone();
-        Ok(known.master.at(host, port))
-    }
-
-    /// Completes when the sentinels name another server, and that server is a master.
-    ///
-    /// The connection stays while no sentinel replies, or the server that is named cannot be used.
-    pub(super) async fn outdated(&self) {
-        let Endpoint::Sentinel(sentinels) = &self.endpoint else {
-            return std::future::pending().await;
-        };
-        let mut named = sentinels.known.named.subscribe();
-        loop {
-            let now = named.borrow_and_update().clone();
-            match now {
-                Finding::Known(now) if Some(&now) != self.address.as_ref() => {
-                    info!(host = %now.0, port = now.1, "the sentinels name another master");
-                    return;
-                }
-                // The runtime of the watch has ended.
-                Finding::Nothing => sentinels.start_watch(),
-                _ => {}
-            }
-            // The sender lives as long as this.
-            let _ = named.changed().await;
-        }
-    }
 }
 
 #[cfg(test)]

@@ -97,6 +97,13 @@ impl fmt::Debug for Access {
     }
 }
 
+/// The address of a master or of a node, as another server names it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Address {
+    pub(super) host: Arc<str>,
+    pub(super) port: u16,
+}
+
 /// A server to connect to.
 #[derive(Clone)]
 pub(in super::super) struct ConnectTarget {
@@ -106,7 +113,8 @@ pub(in super::super) struct ConnectTarget {
 
 impl ConnectTarget {
     /// Returns the same target at another address.
-    pub(super) fn at(&self, host: String, port: u16) -> Self {
+    pub(super) fn at(&self, address: &Address) -> Self {
+        let (host, port) = (address.host.to_string(), address.port);
         let address = match self.info.addr() {
             ConnectionAddr::TcpTls { .. } => {
                 ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }

@@ -301,7 +301,9 @@ impl RedisBackend {
         let mut reads = Pipeline::with_capacity(2);
         reads.cmd("TIME").add_command(of_entry("GET", name));
         let asked = Instant::now();
-        let [time, value] = self.0.servers.run_both(&reads, name.prefix()).await?;
+        let replies = self.0.servers.run_all(&reads, name.prefix()).await?;
+        let [time, value] = <[Value; 2]>::try_from(replies)
+            .map_err(|replies| replies::unreadable(&Value::Array(replies)))?;
         let way = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
         let now = self.checked(replies::micros(time))?.saturating_add(way);
         Ok(self.entry(value)?.map(|entry| entry.read_at(now)))
