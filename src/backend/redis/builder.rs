@@ -10,8 +10,8 @@ use crate::error::{BoxError, Error, ErrorKind};
 
 /// Configures a [`RedisBackend`].
 ///
-/// It needs one of [`server`](Self::server), [`sentinels`](Self::sentinels) and
-/// [`cluster`](Self::cluster), of which the last call counts. Everything else has a default.
+/// One of [`server`](Self::server), [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster)
+/// is needed, and the last call counts. Everything else has a default.
 ///
 /// # Examples
 ///
@@ -162,16 +162,10 @@ impl RedisBackendBuilder {
     /// # Examples
     ///
     /// ```
-    /// # async fn read_secret() -> std::io::Result<String> { Ok("secret".to_owned()) }
-    /// use bellwether::RedisBackend;
-    ///
-    /// async fn credentials() -> std::io::Result<(String, String)> {
-    ///     Ok(("shop".to_owned(), read_secret().await?))
-    /// }
-    ///
-    /// let backend =
-    ///     RedisBackend::builder().server("redis://127.0.0.1/").credentials(credentials).build()?;
-    /// # Ok::<_, bellwether::Error>(())
+    /// # async fn token() -> std::io::Result<String> { Ok("secret".to_owned()) }
+    /// # use bellwether::RedisBackend;
+    /// let builder = RedisBackend::builder()
+    ///     .credentials(|| async { token().await.map(|token| ("shop".to_owned(), token)) });
     /// ```
     pub fn credentials<F, Fut, E>(mut self, provide: F) -> Self
     where
@@ -194,9 +188,7 @@ impl RedisBackendBuilder {
         self
     }
 
-    /// Builds the backend, which connects when it is first used.
-    ///
-    /// Call [`RedisBackend::ready`] to wait for the connection and to check the server.
+    /// Builds the backend, which connects when it is first used, or by [`RedisBackend::ready`].
     ///
     /// # Errors
     ///

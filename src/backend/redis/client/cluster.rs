@@ -1,8 +1,7 @@
 //! The nodes of a Redis Cluster, each of which serves a part of the slots.
 //!
 //! All keys of a name lie in one slot, and one node serves each slot. A task keeps the map of them
-//! (`topology`). Each node has the connections that a single server has (`node`). They are made
-//! when they are first needed, and closed when the node serves no slot any more.
+//! (`topology`). Each node has the connections that a single server has (`node`).
 
 use std::{
     collections::{HashMap, HashSet},
@@ -33,9 +32,8 @@ use crate::{
     time::{Pauses, after},
 };
 
-/// This many redirections are followed at once, and later ones after a pause.
-///
-/// Two nodes may redirect to each other for a moment.
+/// This many redirections are followed at once, and later ones after a pause, because two nodes may
+/// redirect to each other for a moment.
 const MAX_HOPS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(10);
 /// The least time between two questions to the cluster.
@@ -202,16 +200,15 @@ impl ClusterNodes {
         if let Some(node) = lock(&self.nodes).get(address) {
             return node.clone();
         }
-        let endpoint = Endpoint::Server(Box::new(self.template.at(address)));
+        let endpoint = Endpoint::server(self.template.at(address));
         let events = NodeEvents { all: self.events.clone(), node: Some(address.clone()) };
         let node = Arc::new(Node::new(&endpoint, &self.config, &events));
         // Another task may have inserted the node meanwhile, which is then used.
         lock(&self.nodes).entry(address.clone()).or_insert(node).clone()
     }
 
-    /// Asks the nodes for the map of slots, a few at once. The first answer counts.
-    ///
-    /// Each turn begins with another node, because one may be out of date or in trouble.
+    /// Asks the nodes for the map of slots, a few at once. The first answer counts. Each turn begins
+    /// with another node, because one may be out of date.
     async fn ask_for_slots(&self, turn: usize) -> Result<SlotMap, BackendError> {
         let known = self.events.slots.known();
         let owners = known.iter().flat_map(|slots| slots.owners());
@@ -235,10 +232,8 @@ impl ClusterNodes {
         }))
     }
 
-    /// Takes over the map that a node reported.
-    ///
-    /// Drops the nodes that serve no slot any more, and starts the push connections of those that
-    /// serve the channels that are open.
+    /// Takes over the map that a node reported. Drops the nodes that serve no slot any more, and
+    /// starts the push connections of those that serve the channels that are open.
     fn replace(&self, now: Arc<SlotMap>) {
         let Events { slots, channels, new_connections, .. } = &*self.events;
         let before = slots.known();
@@ -261,9 +256,7 @@ impl ClusterNodes {
         let wanted = channels.wanted();
         let owners: HashSet<_> =
             wanted.iter().filter_map(|channel| now.owner(slot_of(channel.as_bytes()))).collect();
-        for owner in owners {
-            self.at(owner).push.start();
-        }
+        owners.into_iter().for_each(|owner| self.at(owner).push.start());
     }
 }
 
@@ -274,11 +267,12 @@ async fn slots(
     let mut question = redis::cmd("CLUSTER");
     question.arg("SLOTS");
     let reply = connection.send_packed_command(&question).await?.extract_error()?;
-    let (ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }) = target.info.addr()
-    else {
-        return Err(RedisError::from((ClientErrorKind::Client, "a node is reached by TCP")));
+    let slots = match target.info.addr() {
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => {
+            SlotMap::read(&reply, host)
+        }
+        _ => None,
     };
-    SlotMap::read(&reply, host).ok_or_else(|| {
-        RedisError::from((ClientErrorKind::Client, "the cluster has no slots assigned"))
-    })
+    let none = (ClientErrorKind::Client, "the cluster has no slots assigned");
+    slots.ok_or_else(|| RedisError::from(none))
 }

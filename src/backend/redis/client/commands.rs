@@ -33,8 +33,7 @@ impl Link {
     /// Runs a script that the server answers after it has told others of the change.
     ///
     /// Redis flushes replies in the reverse order in which clients became writable. A `PING` sent
-    /// first puts this client at the end, so that a waiter hears of a release before its releaser
-    /// does.
+    /// first puts this client at the end.
     async fn run_last(&self, call: &Call<'_>, asking: bool) -> Reply {
         let mut commands = redis::pipe();
         commands.cmd("PING").add_command(call.by_digest().clone());

@@ -158,15 +158,13 @@ pub(super) async fn refuse_replica(
         questions.cmd("CLIENT").arg("SETNAME").arg(name);
     }
     let replies = connection.send_packed_commands(&questions, 0, questions.len()).await?;
-    let names = [&b"slave"[..], b"replica"];
-    let is_replica =
-        |role: &Value| matches!(role, Value::BulkString(role) if names.contains(&&role[..]));
-    match replies.first() {
-        Some(Value::Array(fields)) if fields.first().is_some_and(is_replica) => {
-            Err(RedisError::from((ErrorKind::Client, "the server is a read-only replica")))
-        }
-        _ => Ok(()),
+    if let Some(Value::Array(fields)) = replies.first()
+        && let Some(Value::BulkString(role)) = fields.first()
+        && [&b"slave"[..], b"replica"].contains(&&role[..])
+    {
+        return Err(RedisError::from((ErrorKind::Client, "the server is a read-only replica")));
     }
+    Ok(())
 }
 
 /// Loads the scripts into the server, and warns if the server may evict leases.

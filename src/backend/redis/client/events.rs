@@ -15,8 +15,7 @@ pub(super) struct Events {
     pub(super) channels: Channels,
     /// Changes with each new connection for commands, and when slots have moved.
     pub(super) new_connections: watch::Sender<()>,
-    /// Notified when something does not fit the map of slots: a slot has moved, or a connection
-    /// broke.
+    /// Notified when a slot has moved, or a connection broke.
     pub(super) trouble: Notify,
     /// The slots of a cluster. A map that was known stays, whatever fails.
     pub(super) slots: LatestFinding<Arc<SlotMap>>,

@@ -56,10 +56,9 @@ impl CommandFailure {
         let is_lasting = matches!(code(&error), Some("OOM" | "NOPERM"));
         let lacks_right =
             error.detail().is_some_and(|text| text.contains("can't run this command"));
-        let error = ClientError(error);
         let error = match lacks_right {
-            true => BackendError::new(kind, RightMissing(error)),
-            false => BackendError::new(kind, error),
+            true => BackendError::new(kind, RightMissing(ClientError(error))),
+            false => BackendError::new(kind, ClientError(error)),
         };
         Self { retry, error: if is_lasting || lacks_right { error.lasting() } else { error } }
     }

@@ -1,13 +1,11 @@
 //! A connection that a task keeps: for commands, or for pushes.
 //!
 //! The task connects, serves until the connection breaks, and connects again. A command takes the
-//! current connection. If the last attempt to connect failed, the command fails at once. If an
-//! attempt is under way, the command waits for it for a while. So nothing queues up while the
-//! server is away.
+//! current connection. If the last attempt to connect failed, it fails at once. It waits for the
+//! first attempt after a break. So nothing queues up while the server is away.
 //!
-//! A connection that was silent for the command time-out ends (`socket`). It may be dead, and a
-//! second try must not use it again. Or it lost a reply, and every later reply would go to the
-//! wrong command.
+//! A connection that was silent for the command time-out ends (`socket`). It may be dead, or it
+//! lost a reply, and every later reply would go to the wrong command.
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -40,7 +38,6 @@ pub(super) struct Link {
     task: Arc<OnDemandTask>,
 }
 
-/// A connection and its state, shared by the senders of commands and the task.
 struct KeptConnection {
     endpoint: Endpoint,
     config: RedisConfig,
@@ -174,10 +171,8 @@ impl KeptConnection {
         used.broken.cancel();
     }
 
-    /// Completes when there must be a connection: the one for pushes is needed while a channel is
-    /// open.
-    ///
-    /// While the server is down no waiter listens for long, so the task then goes on by itself.
+    /// Completes when there must be a connection. The one for pushes is needed while a channel is
+    /// open, and after a failure, because no waiter listens for long while the server is down.
     async fn is_wanted(&self) {
         let channels = &self.events.all.channels;
         let mut openings = channels.openings();
@@ -192,7 +187,7 @@ impl KeptConnection {
     }
 
     /// Connects, and notes the address. Returns `None` if the sentinels name another master
-    /// meanwhile, because an attempt at a host that is down may last until its time-out.
+    /// meanwhile: an attempt at a host that is down may last until its time-out.
     async fn connect(
         &self,
         at: &mut Option<ConnectionAddr>,
@@ -251,7 +246,6 @@ impl KeptConnection {
 
     fn broke(&self, current: &Connection) {
         current.broken.cancel();
-        // Commands wait for the first attempt after a break, and fail during later ones.
         self.current.set(Finding::Pending(current.reconnect_limit));
         if self.is_for_pushes {
             // The server may stay away for long, so each waiter asks at once and learns of it.

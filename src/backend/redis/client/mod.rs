@@ -3,9 +3,9 @@
 //! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server
 //! has up to three connections (`node`): for commands, for grants that replicas confirm
 //! (`replicas`), and for pushes (`push`). Commands (`commands`) are sent on a `link`, whose task
-//! keeps it connected, and reports the `events` of the server. A connection goes to a fixed server,
-//! to the master that sentinels name (`sentinel`), or to a node of a `cluster`. It is made in
-//! `connect`, over a `socket` that knows when bytes last moved. `failure` says what an error means.
+//! keeps it connected, and reports `events`. A connection goes to a fixed server, to the master
+//! that sentinels name (`sentinel`), or to a node of a `cluster`. It is made in `connect`, over a
+//! `socket` that knows when bytes last moved. `failure` says what an error means.
 
 mod cluster;
 mod commands;
@@ -46,7 +46,7 @@ use self::{
     link::Link,
     node::Node,
     replicas::wait_refused,
-    sentinel::{Endpoint, Sentinels},
+    sentinel::Endpoint,
     settings::ConnectTarget,
 };
 use super::scripts::Call;
@@ -72,7 +72,7 @@ impl Servers {
     pub(super) fn single(url: &str, config: RedisConfig) -> Result<(Self, Option<i64>), Error> {
         let info = settings::parse(url, "the Redis URL")?;
         let target = ConnectTarget { info, access: config.access.clone() };
-        Ok(Self::at_endpoint(&Endpoint::Server(Box::new(target)), config))
+        Ok(Self::at_endpoint(&Endpoint::server(target), config))
     }
 
     /// Returns the master that sentinels watch, and its database.
@@ -81,8 +81,7 @@ impl Servers {
         master: &str,
         config: RedisConfig,
     ) -> Result<(Self, Option<i64>), Error> {
-        let sentinels = Arc::new(Sentinels::new(urls, master, &config)?);
-        Ok(Self::at_endpoint(&Endpoint::Sentinel(sentinels), config))
+        Ok(Self::at_endpoint(&Endpoint::watched(urls, master, &config)?, config))
     }
 
     fn at_endpoint(endpoint: &Endpoint, config: RedisConfig) -> (Self, Option<i64>) {
@@ -211,9 +210,7 @@ impl Servers {
     }
 
     /// Starts the task that keeps the subscription to a channel. Returns how long the answer to a
-    /// subscription may take.
-    ///
-    /// Fails if the server is known to be unreachable.
+    /// subscription may take. Fails if the server is known to be unreachable.
     pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
         self.at(channel.as_bytes(), async |node, _| Ok(node.push.subscription_limit()?)).await
     }

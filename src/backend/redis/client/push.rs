@@ -1,16 +1,12 @@
 //! The subscriptions of a connection for pushes.
 //!
-//! The connection's task keeps the server's subscriptions in step with the channels that
-//! [`Channels`] wants ([`Subscriptions`]). A caller's future never subscribes itself, because it
-//! may be dropped.
-//!
-//! The connection is separate from the one for commands. Redis applies the output limit of pub/sub
-//! to a connection that subscribes, and closes it when large replies queue up.
+//! The task of the connection keeps them in step with the channels that are open. A caller's future
+//! never subscribes, because it may be dropped. The connection is separate from the one for
+//! commands: Redis closes a connection that subscribes when large replies queue up.
 //!
 //! All channels that opened or closed since the last turn are one write, with one command for each.
 //! A server refuses a command with one forbidden channel, and a command must not touch two slots.
-//! In a cluster, the channels are shard channels (`SSUBSCRIBE`, Redis 7), on which a message goes
-//! to no other node.
+//! In a cluster, the channels are shard channels (`SSUBSCRIBE`, Redis 7).
 
 use std::{
     collections::HashSet,
@@ -27,7 +23,7 @@ use bytes::Bytes;
 use redis::{
     ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection,
 };
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -38,13 +34,9 @@ use crate::{
     observe::Rarely,
 };
 
-/// How often a silent connection is tested with a `PING`.
-///
-/// Waiters rely on the connection without a sign that it is dead. With the time for the reply and
-/// for a new connection, that lasts two seconds at most.
+/// How often the connection is tested with a `PING`, and the server asked again for what it could
+/// not subscribe to. Waiters rely on a dead connection for this long, and the time of the reply.
 const PING_EVERY: Duration = Duration::from_secs(1);
-/// How soon a subscription is tried again that cannot be made at the moment.
-const RETRY_AFTER: Duration = Duration::from_millis(50);
 
 /// Hands each push of a connection to the waiters on its channel.
 pub(super) struct Pushes {
@@ -105,7 +97,7 @@ impl Pushes {
     }
 }
 
-/// The subscriptions on one connection, which are kept in step with the channels that are open.
+/// The subscriptions on one connection.
 pub(super) struct Subscriptions<'a> {
     pushes: &'a Pushes,
     current: &'a Connection,
@@ -129,57 +121,45 @@ impl<'a> Subscriptions<'a> {
     /// Keeps the subscriptions in step for as long as the connection answers.
     pub(super) async fn keep(mut self) -> Result<Infallible, RedisError> {
         let mut openings = self.pushes.events.all.channels.openings();
-        self.ask_again();
-        let mut is_complete = self.reconcile().await?;
-        let mut ping_at = Instant::now() + PING_EVERY;
         loop {
-            tokio::select! {
-                // The registry lives as long as this.
-                _ = openings.changed() => {}
-                () = sleep(RETRY_AFTER), if !is_complete => {}
-                () = sleep_until(ping_at) => {
-                    let ping = redis::cmd("PING");
-                    self.exchange(async |mut it| it.send_packed_command(&ping).await).await?;
-                    self.ask_again();
-                    ping_at = Instant::now() + PING_EVERY;
-                }
+            let (events, ping_at) = (&self.pushes.events, Instant::now() + PING_EVERY);
+            // Also those that the server refused.
+            events.all.channels.retry(|channel| events.serves(channel));
+            self.reconcile().await?;
+            // The registry lives as long as this.
+            while Instant::now() < ping_at
+                && let Ok(Ok(())) = timeout_at(ping_at, openings.changed()).await
+            {
+                self.reconcile().await?;
             }
-            is_complete = self.reconcile().await?;
+            let ping = redis::cmd("PING");
+            self.exchange(async |mut it| it.send_packed_command(&ping).await).await?;
         }
     }
 
-    /// Has the server asked again for the channels that it refused.
-    fn ask_again(&self) {
-        let events = &self.pushes.events;
-        events.all.channels.retry(|channel| events.serves(channel));
-    }
-
     /// Subscribes to the channels that opened, and unsubscribes from those that closed.
-    ///
-    /// Returns whether all subscriptions are in place.
-    async fn reconcile(&mut self) -> Result<bool, RedisError> {
+    async fn reconcile(&mut self) -> Result<(), RedisError> {
         let events = &self.pushes.events;
         let channels = &events.all.channels;
         let mut opened = channels.not_refused(|channel| events.serves(channel));
         opened.retain(|channel| !self.subscribed.contains(channel));
-        let (mut is_complete, mut refused) = (true, Vec::new());
+        let mut refused = Vec::new();
         let replies = self.each("SUBSCRIBE", &opened).await?;
         for (channel, reply) in opened.into_iter().zip(replies) {
             match reply.extract_error() {
                 Ok(_) => drop(self.subscribed.insert(channel)),
-                Err(error) if passes_by_itself(&error) => {
-                    is_complete = false;
-                    if error.kind() == ErrorKind::Server(ServerErrorKind::Moved) {
-                        events.all.trouble.notify_one();
-                    }
-                }
+                Err(error) if fails_by_slot(&error) => events.all.trouble.notify_one(),
                 Err(error) => refused.push((channel, error)),
             }
         }
         // A listener that is refused may open the same channels again. It must not be told a
         // refusal that was on its way before, so all refusals are told at once.
-        for (channel, refusal) in refused {
-            self.refuse(&channel, refusal);
+        for (refused, error) in refused {
+            if self.told.first() {
+                warn!(error = %Chain(&error), "Redis refuses subscriptions; waiters poll instead");
+            }
+            let refusal = BackendError::new(BackendErrorKind::Refused, error);
+            channels.answer(|channel| *channel == *refused, Err(refusal));
         }
         // A slot may have moved meanwhile. Its new node answers for its channels.
         let is_here = |channel: &str| self.subscribed.contains(channel) && events.serves(channel);
@@ -190,15 +170,7 @@ impl<'a> Subscriptions<'a> {
         // A refusal says that the channel has moved to another node.
         self.each("UNSUBSCRIBE", &closed).await?;
         self.pushes.leaving.store(0, Ordering::Release);
-        Ok(is_complete)
-    }
-
-    fn refuse(&self, channel: &str, refusal: RedisError) {
-        if self.told.first() {
-            warn!(error = %Chain(&refusal), "Redis refuses subscriptions; waiters poll instead");
-        }
-        let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
-        self.pushes.events.all.channels.answer(|refused| refused == channel, Err(refusal));
+        Ok(())
     }
 
     /// Sends one command for each channel, and returns the reply to each.
@@ -228,9 +200,8 @@ impl<'a> Subscriptions<'a> {
     }
 }
 
-/// Returns whether a subscription that failed in this way may work a moment later.
-fn passes_by_itself(error: &RedisError) -> bool {
-    use ServerErrorKind::{Ask, BusyLoading, ClusterDown, Moved, TryAgain};
-    let ErrorKind::Server(kind) = error.kind() else { return false };
-    matches!(kind, Ask | BusyLoading | ClusterDown | Moved | TryAgain)
+/// Returns whether a subscription failed because of the slot of its channel.
+fn fails_by_slot(error: &RedisError) -> bool {
+    use ServerErrorKind::{Ask, ClusterDown, Moved, TryAgain};
+    matches!(error.kind(), ErrorKind::Server(Ask | ClusterDown | Moved | TryAgain))
 }

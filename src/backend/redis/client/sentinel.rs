@@ -2,10 +2,8 @@
 //!
 //! One task finds the master, and tells all connections. The old master may live on and accept
 //! writes that will be lost, so the connections leave it. A sentinel that announces a failover is
-//! asked at once. In case an announcement is lost, the task also asks every second.
-//!
-//! The server that a sentinel names must call itself a master, because a sentinel that was cut off
-//! for a while names the previous master.
+//! asked at once, and one of them every second. The server that it names must call itself a master,
+//! because a sentinel that was cut off for a while names the previous one.
 //! (Redis, "Guidelines for Redis clients with support for Redis Sentinel".)
 
 use std::{
@@ -41,45 +39,87 @@ const ANNOUNCEMENTS: [&str; 2] = ["+promoted-slave", "+switch-master"];
 
 /// The server that the connections of a node go to.
 #[derive(Clone)]
-pub(super) enum Endpoint {
-    Server(Box<ConnectTarget>),
-    /// The server that the sentinels name as the master.
-    Sentinel(Arc<Sentinels>),
+pub(super) struct Endpoint {
+    /// With sentinels, the name of the master is in the place of the host.
+    target: ConnectTarget,
+    sentinels: Option<Arc<Sentinels>>,
+}
+
+/// The sentinels, and the task that watches what they say. It ends when this is dropped.
+struct Sentinels {
+    known: Arc<KnownSentinels>,
+    task: OnDemandTask,
+}
+
+/// The facts that the connections and the watch share.
+struct KnownSentinels {
+    targets: Vec<ConnectTarget>,
+    /// The name of the master.
+    name: String,
+    master: ConnectTarget,
+    config: RedisConfig,
+    /// The index of the sentinel that is asked alone. Without one, all are asked.
+    trusted: Mutex<Option<usize>>,
+    /// The server that was named last, and calls itself a master.
+    named: LatestFinding<Address>,
 }
 
 impl Endpoint {
+    pub(super) fn server(target: ConnectTarget) -> Self {
+        Self { target, sentinels: None }
+    }
+
+    /// Returns the master of this name, or of a URL with the name in the place of the host.
+    pub(super) fn watched(
+        urls: &[String],
+        master: &str,
+        config: &RedisConfig,
+    ) -> Result<Self, Error> {
+        let (name, info) = read_master(master)?;
+        let target = ConnectTarget { info, access: config.access.clone() };
+        // The credentials of sentinels are in their URLs.
+        let mut access = config.access.clone();
+        access.credentials = None;
+        let sentinel = |info: ConnectionInfo| {
+            // Sentinels of Redis 6 do not speak RESP3.
+            let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
+            ConnectTarget { info: info.set_redis_settings(settings), access: access.clone() }
+        };
+        let targets: Vec<_> = settings::parse_all(urls)?.into_iter().map(sentinel).collect();
+        if targets.is_empty() {
+            let why = "no sentinel was given; give the URL of one sentinel or more";
+            return Err(Error::new(Kind::InvalidConfig, why));
+        }
+        let named = LatestFinding::pending(config.first_connection_limit());
+        let (master, config, trusted) = (target.clone(), config.clone(), Mutex::default());
+        let known = KnownSentinels { targets, name, master, config, trusted, named };
+        let sentinels = Sentinels { known: Arc::new(known), task: OnDemandTask::default() };
+        Ok(Self { target, sentinels: Some(Arc::new(sentinels)) })
+    }
+
     /// Returns the server for logs, without credentials.
     pub(super) fn shown(&self) -> String {
-        match self {
-            Self::Server(target) => target.info.addr().to_string(),
-            Self::Sentinel(sentinels) => format!("master {:?}", sentinels.known.name),
+        match &self.sentinels {
+            Some(sentinels) => format!("master {:?}", sentinels.known.name),
+            None => self.target.info.addr().to_string(),
         }
     }
 
     pub(super) fn database(&self) -> i64 {
-        let target = match self {
-            Self::Server(target) => target,
-            Self::Sentinel(sentinels) => &sentinels.known.master,
-        };
-        target.info.redis_settings().db()
+        self.target.info.redis_settings().db()
     }
 
     /// Returns the server, or waits until a sentinel has named it.
     pub(super) async fn find(&self) -> Result<ConnectTarget, BackendError> {
-        match self {
-            Self::Server(target) => Ok((**target).clone()),
-            Self::Sentinel(sentinels) => {
-                let known = &sentinels.known;
-                let address = known.named.wait(|| sentinels.start_watch()).await?;
-                Ok(known.master.at(&address))
-            }
-        }
+        let Some(sentinels) = &self.sentinels else { return Ok(self.target.clone()) };
+        let address = sentinels.known.named.wait(|| sentinels.start_watch()).await?;
+        Ok(self.target.at(&address))
     }
 
     /// Notes that the server cannot be reached. The sentinel that named it may be out of date, so
     /// all are asked.
     pub(super) fn distrust(&self) {
-        if let Self::Sentinel(sentinels) = self {
+        if let Some(sentinels) = &self.sentinels {
             *lock(&sentinels.known.trusted) = None;
         }
     }
@@ -88,13 +128,12 @@ impl Endpoint {
     ///
     /// The connection stays while no sentinel replies, or the server that is named cannot be used.
     pub(super) async fn left(&self, at: Option<&ConnectionAddr>) {
-        let Self::Sentinel(sentinels) = self else { return pending().await };
-        let known = &sentinels.known;
-        let mut named = known.named.subscribe();
+        let Some(sentinels) = &self.sentinels else { return pending().await };
+        let mut named = sentinels.known.named.subscribe();
         loop {
             let now = named.borrow_and_update().clone();
             match now {
-                Finding::Known(now) if Some(known.master.at(&now).info.addr()) != at => {
+                Finding::Known(now) if Some(self.target.at(&now).info.addr()) != at => {
                     info!(host = %now.host, port = now.port, "the sentinels name another master");
                     return;
                 }
@@ -108,49 +147,7 @@ impl Endpoint {
     }
 }
 
-/// The sentinels, and the task that watches what they say. It ends when this is dropped.
-pub(super) struct Sentinels {
-    known: Arc<KnownSentinels>,
-    task: OnDemandTask,
-}
-
-/// The facts that the connections and the watch share.
-struct KnownSentinels {
-    targets: Vec<ConnectTarget>,
-    /// The name of the master.
-    name: String,
-    /// The settings of connections to the master, with the name in the place of the host.
-    master: ConnectTarget,
-    config: RedisConfig,
-    /// The index of the sentinel that is asked alone. Without one, all are asked.
-    trusted: Mutex<Option<usize>>,
-    /// The server that was named last, and calls itself a master.
-    named: LatestFinding<Address>,
-}
-
 impl Sentinels {
-    pub(super) fn new(urls: &[String], master: &str, config: &RedisConfig) -> Result<Self, Error> {
-        let (name, master) = read_master(master)?;
-        let master = ConnectTarget { info: master, access: config.access.clone() };
-        // The credentials of sentinels are in their URLs.
-        let mut access = config.access.clone();
-        access.credentials = None;
-        let target = |info: ConnectionInfo| {
-            // Sentinels of Redis 6 do not speak RESP3.
-            let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
-            ConnectTarget { info: info.set_redis_settings(settings), access: access.clone() }
-        };
-        let targets: Vec<_> = settings::parse_all(urls)?.into_iter().map(target).collect();
-        if targets.is_empty() {
-            let why = "no sentinel was given; give the URL of one sentinel or more";
-            return Err(Error::new(Kind::InvalidConfig, why));
-        }
-        let named = LatestFinding::pending(config.first_connection_limit());
-        let (config, trusted) = (config.clone(), Mutex::default());
-        let known = KnownSentinels { targets, name, master, config, trusted, named };
-        Ok(Self { known: Arc::new(known), task: OnDemandTask::default() })
-    }
-
     /// Starts the task on the current runtime, unless it runs.
     fn start_watch(&self) {
         self.task.start(|| {
