@@ -36,7 +36,7 @@ pub struct RedisBackendBuilder {
 /// A longer time-out is a mistake of units.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(86_400);
 
-/// The URLs that were given. They are read by [`RedisBackendBuilder::build`].
+/// The URLs that were given. `build` reads them.
 #[derive(Clone, Default)]
 enum Location {
     #[default]
@@ -194,7 +194,7 @@ impl RedisBackendBuilder {
     ///
     /// [`ErrorKind::InvalidConfig`] if
     ///
-    /// - no server was given, or an empty list of sentinels or nodes;
+    /// - no server was given;
     /// - a URL cannot be read, or asks for TLS without the feature `tls`;
     /// - the URLs of a cluster name a database or a socket file, or only some of them use TLS;
     /// - another setting is outside its range.

@@ -207,8 +207,8 @@ impl ClusterNodes {
         lock(&self.nodes).entry(address.clone()).or_insert(node).clone()
     }
 
-    /// Asks the nodes for the map of slots, a few at once. The first answer counts. Each turn begins
-    /// with another node, because one may be out of date.
+    /// Asks the nodes for the map of slots, a few at once. Each turn begins with another node,
+    /// because one may be out of date.
     async fn ask_for_slots(&self, turn: usize) -> Result<SlotMap, BackendError> {
         let known = self.events.slots.known();
         let owners = known.iter().flat_map(|slots| slots.owners());

@@ -17,9 +17,8 @@ impl Link {
     /// With `asking`, an `ASKING` goes before each command, for a node that is about to receive the
     /// slot.
     pub(super) async fn call(&self, call: &Call<'_>, asking: bool) -> Reply {
-        let reply = match call.staged() {
-            Some(staged) => Box::pin(self.run_second(staged, asking)).await,
-            None if call.is_answered_last() => Box::pin(self.run_last(call, asking)).await,
+        let reply = match call.with_first() {
+            Some(both) => Box::pin(self.run_second(both, asking)).await,
             None => self.run(call.by_digest(), asking).await,
         };
         match reply {
@@ -28,16 +27,6 @@ impl Link {
             }
             reply => reply,
         }
-    }
-
-    /// Runs a script that the server answers after it has told others of the change.
-    ///
-    /// Redis flushes replies in the reverse order in which clients became writable. A `PING` sent
-    /// first puts this client at the end.
-    async fn run_last(&self, call: &Call<'_>, asking: bool) -> Reply {
-        let mut commands = redis::pipe();
-        commands.cmd("PING").add_command(call.by_digest().clone());
-        self.run_second(&commands, asking).await
     }
 
     /// Runs a script behind another command, both in one write. If both fail, the reason is in the

@@ -17,7 +17,7 @@ use super::{
     connect::{Connection, OnPush, connect, prepare, refuse_replica},
     events::NodeEvents,
     failure::{CommandFailure, ends_connection},
-    push::{Pushes, Subscriptions},
+    push::{Pushes, keep_subscribed},
     sentinel::Endpoint,
     settings::RedisConfig,
     task::{Finding, LatestFinding, OnDemandTask},
@@ -235,8 +235,7 @@ impl KeptConnection {
     async fn serve(&self, current: &Connection, pushes: Option<Arc<Pushes>>) {
         if let Some(pushes) = pushes {
             let limit = self.config.command_timeout;
-            let subscriptions = Subscriptions::new(&pushes, current, limit, &self.told);
-            let Err(error) = subscriptions.keep().await;
+            let Err(error) = keep_subscribed(&pushes, current, limit, &self.told).await;
             debug!(error = %Chain(&error), "the push connection to Redis broke");
             return;
         }

@@ -98,7 +98,7 @@ impl Pushes {
 }
 
 /// The subscriptions on one connection.
-pub(super) struct Subscriptions<'a> {
+struct Subscriptions<'a> {
     pushes: &'a Pushes,
     current: &'a Connection,
     /// How long the connection may be silent before a reply.
@@ -108,35 +108,33 @@ pub(super) struct Subscriptions<'a> {
     subscribed: HashSet<Arc<str>>,
 }
 
-impl<'a> Subscriptions<'a> {
-    pub(super) fn new(
-        pushes: &'a Pushes,
-        current: &'a Connection,
-        limit: Duration,
-        told: &'a Rarely,
-    ) -> Self {
-        Self { pushes, current, limit, told, subscribed: HashSet::new() }
-    }
-
-    /// Keeps the subscriptions in step for as long as the connection answers.
-    pub(super) async fn keep(mut self) -> Result<Infallible, RedisError> {
-        let mut openings = self.pushes.events.all.channels.openings();
-        loop {
-            let (events, ping_at) = (&self.pushes.events, Instant::now() + PING_EVERY);
-            // Also those that the server refused.
-            events.all.channels.retry(|channel| events.serves(channel));
-            self.reconcile().await?;
-            // The registry lives as long as this.
-            while Instant::now() < ping_at
-                && let Ok(Ok(())) = timeout_at(ping_at, openings.changed()).await
-            {
-                self.reconcile().await?;
-            }
-            let ping = redis::cmd("PING");
-            self.exchange(async |mut it| it.send_packed_command(&ping).await).await?;
+/// Keeps the subscriptions of a connection in step for as long as it answers.
+pub(super) async fn keep_subscribed(
+    pushes: &Pushes,
+    current: &Connection,
+    limit: Duration,
+    told: &Rarely,
+) -> Result<Infallible, RedisError> {
+    let (subscribed, events) = (HashSet::new(), &pushes.events);
+    let mut subscriptions = Subscriptions { pushes, current, limit, told, subscribed };
+    let mut openings = events.all.channels.openings();
+    loop {
+        let ping_at = Instant::now() + PING_EVERY;
+        // Also those that the server refused.
+        events.all.channels.retry(|channel| events.serves(channel));
+        subscriptions.reconcile().await?;
+        // The registry lives as long as this.
+        while Instant::now() < ping_at
+            && let Ok(Ok(())) = timeout_at(ping_at, openings.changed()).await
+        {
+            subscriptions.reconcile().await?;
         }
+        let ping = redis::cmd("PING");
+        subscriptions.exchange(async |mut it| it.send_packed_command(&ping).await).await?;
     }
+}
 
+impl Subscriptions<'_> {
     /// Subscribes to the channels that opened, and unsubscribes from those that closed.
     async fn reconcile(&mut self) -> Result<(), RedisError> {
         let events = &self.pushes.events;

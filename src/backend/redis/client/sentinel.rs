@@ -162,15 +162,14 @@ impl Sentinels {
 fn read_master(master: &str) -> Result<(String, ConnectionInfo), Error> {
     let url = if master.contains("://") { master.to_owned() } else { format!("redis://{master}") };
     let info = settings::parse(&url, "the name or URL of the master")?;
-    match info.addr() {
-        ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. } => {
-            Ok((name.clone(), info))
-        }
+    let name = match info.addr() {
+        ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. } => name.clone(),
         _ => {
             let why = "the URL of the master names a socket file, where sentinels name a host";
-            Err(Error::new(Kind::InvalidConfig, why))
+            return Err(Error::new(Kind::InvalidConfig, why));
         }
-    }
+    };
+    Ok((name, info))
 }
 
 impl KnownSentinels {

@@ -1,13 +1,11 @@
 //! The sockets to a server: TCP, TLS over TCP, and Unix sockets.
 //!
 //! Each socket notes when bytes last moved. A connection on which none do is silent, and ends with
-//! all its commands. A reply of many megabytes may take longer than the command time-out, and so
-//! may the replies behind it.
+//! all its commands. A reply of many megabytes may take longer than the command time-out.
 //!
-//! It also joins the commands that become ready together in one write, which costs more than the
-//! rest of a command. The replies to many commands come in one read and wake their callers. So
-//! while commands are unanswered, the driver lets the other tasks that are ready run first, once
-//! for each write.
+//! A write costs more than the rest of a command, and the replies to many commands wake their
+//! callers together. So while commands are unanswered, the driver lets the other tasks that are
+//! ready run before each write, and writes their commands with it.
 
 use std::{
     future::poll_fn,
@@ -46,10 +44,8 @@ const LARGE_WRITE: usize = 16 << 10;
 /// puts to a dead server would hide its silence for longer.
 const LONGEST_WAY: Duration = Duration::from_secs(4);
 
-/// How many command time-outs a caller waits for a driver that stands still.
-///
-/// With less, a burst of tasks that holds up the driver counts as a silence. With more, a runtime
-/// that stands still holds up the callers of others for longer.
+/// How many command time-outs a caller waits for a driver that stands still. With less, a burst of
+/// tasks that holds up the driver counts as a silence.
 const PATIENCE: u32 = 8;
 
 /// When bytes last moved on one connection.
@@ -103,8 +99,8 @@ impl Progress {
         *quiet = Quiet { since: quiet.since.max(until), is_unanswered: true };
     }
 
-    /// Runs the driver until its connection ends, or a caller asks after this long a silence. With
-    /// the driver, all commands that it has fail at once.
+    /// Runs the driver until its connection ends, or was silent for this long. With it, all
+    /// commands that it has fail at once.
     ///
     /// A busy process may not have run it for so long, while replies lie in the socket and commands
     /// in its queue. So it has two turns before: it reads in the first, and may yield before it

@@ -338,7 +338,8 @@ fn staged_suffix(writer: Owner) -> String {
     format!("{}{writer}", keys::STAGED)
 }
 
-/// Adds the command that stages an entry to a call with all its arguments.
+/// Adds the command that stages an entry to a call with all its arguments. A server copies each
+/// argument of a script several times, and a key not at all.
 fn with_stage<'a>(call: Call<'a>, name: &Name, suffix: &str, entry: &Entry) -> Call<'a> {
     let mut set = Cmd::with_capacity(5, entry.weight() + 512);
     set.arg("SET");
@@ -349,5 +350,5 @@ fn with_stage<'a>(call: Call<'a>, name: &Name, suffix: &str, entry: &Entry) -> C
     let _ = value.write_all(&entry.payload);
     drop(value);
     set.arg("PX").arg(STAGE_LIFE);
-    call.with_stage(set)
+    call.behind(set)
 }
