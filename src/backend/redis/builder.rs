@@ -10,8 +10,8 @@ use crate::error::{BoxError, Error, ErrorKind};
 
 /// Configures a [`RedisBackend`].
 ///
-/// It needs one of [`server`](Self::server), [`sentinels`](Self::sentinels) and
-/// [`cluster`](Self::cluster), of which the last call counts. Everything else has a default.
+/// One of [`server`](Self::server), [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster)
+/// is needed, and the last call counts. Everything else has a default.
 ///
 /// # Examples
 ///
@@ -22,8 +22,6 @@ use crate::error::{BoxError, Error, ErrorKind};
 /// let backend = RedisBackend::builder()
 ///     .server("redis://127.0.0.1/")
 ///     .command_timeout(Duration::from_millis(500))
-///     .connect_timeout(Duration::from_secs(2))
-///     .push_limit(16 << 10)
 ///     .client_name("shop")
 ///     .build()?;
 /// # Ok::<_, bellwether::Error>(())
@@ -32,10 +30,13 @@ use crate::error::{BoxError, Error, ErrorKind};
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct RedisBackendBuilder {
     location: Location,
-    config: RedisConfig,
+    pub(super) config: RedisConfig,
 }
 
-/// The URLs that were given. They are read by [`RedisBackendBuilder::build`].
+/// A longer time-out is a mistake of units.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(86_400);
+
+/// The URLs that were given. `build` reads them.
 #[derive(Clone, Default)]
 enum Location {
     #[default]
@@ -53,14 +54,6 @@ impl RedisBackendBuilder {
     /// trusts, or a file that the environment variable `SSL_CERT_FILE` names, and shows none of its
     /// own. `tls_config` changes both. The crypto provider is *ring*, unless the process has
     /// installed another one.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use bellwether::RedisBackend;
-    /// let backend = RedisBackend::builder().server("redis://:secret@10.0.0.1:6379/3").build()?;
-    /// # Ok::<_, bellwether::Error>(())
-    /// ```
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.location = Location::Server(url.into());
         self
@@ -71,22 +64,9 @@ impl RedisBackendBuilder {
     /// The URLs have the credentials of the sentinels, if these ask for any. One sentinel that
     /// replies is enough. `master` is the name under which they watch the master. If it asks for
     /// credentials, `master` is a URL with the name in the place of the host. The URL may also have
-    /// a database. With `rediss://`, the certificate of the master must have the name or the
-    /// address that the sentinels announce. The page [`failover`](super::failover) tells what a
-    /// failover may lose.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use bellwether::RedisBackend;
-    /// let backend = RedisBackend::builder()
-    ///     .sentinels(["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"], "mymaster")
-    ///     .build()?;
-    /// let with_password = RedisBackend::builder()
-    ///     .sentinels(["redis://10.0.0.1:26379"], "redis://shop:secret@mymaster/3")
-    ///     .build()?;
-    /// # Ok::<_, bellwether::Error>(())
-    /// ```
+    /// a database: `redis://shop:secret@mymaster/3`. With `rediss://`, the certificate of the
+    /// master must have the name or the address that the sentinels announce. The page
+    /// [`failover`](super::failover) tells what a failover may lose.
     pub fn sentinels<U: AsRef<str>>(
         mut self,
         urls: impl IntoIterator<Item = U>,
@@ -106,16 +86,6 @@ impl RedisBackendBuilder {
     /// A cluster of version 6 has no sharded pub/sub, so its waiters poll, at intervals of up to
     /// 100 ms. While a slot moves, commands on its names are tried again until their time-out ends,
     /// and are then [refused](crate::error::BackendErrorKind::Refused).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use bellwether::RedisBackend;
-    /// let backend = RedisBackend::builder()
-    ///     .cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])
-    ///     .build()?;
-    /// # Ok::<_, bellwether::Error>(())
-    /// ```
     pub fn cluster<U: AsRef<str>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
         self.location = Location::Cluster(owned(urls));
         self
@@ -166,28 +136,8 @@ impl RedisBackendBuilder {
     /// one more round trip, from the server to its replicas.
     ///
     /// A failover then rarely loses a lease, but it still may, for `WAIT` is no consensus. So a
-    /// fence is needed with it as without it:
-    ///
-    /// - A replica that has *not* confirmed may become the master. Only if `count` is the number of
-    ///   *all* replicas, each of them has the lease. Then one replica that is away prevents every
-    ///   grant.
-    /// - A replica confirms what it has in memory, and may lose it when it restarts.
-    /// - A master that is cut off from its replicas grants nothing any more, but may still answer
-    ///   reads.
-    /// - A release does not wait for replicas, so a failover may undo it. The lease then ends by
-    ///   itself.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use bellwether::RedisBackend;
-    /// let backend = RedisBackend::builder()
-    ///     .server("redis://127.0.0.1/")
-    ///     .replicas(1, Duration::from_millis(100))
-    ///     .build()?;
-    /// # Ok::<_, bellwether::Error>(())
-    /// ```
+    /// fence is needed with it as without it. The page [`failover`](super::failover) tells what may
+    /// be lost, and for which `count`. A release does not wait for replicas.
     pub fn replicas(mut self, count: u32, within: Duration) -> Self {
         self.config.replicas = Some(Replicas { count, within });
         self
@@ -212,16 +162,10 @@ impl RedisBackendBuilder {
     /// # Examples
     ///
     /// ```
-    /// # async fn read_secret() -> std::io::Result<String> { Ok("secret".to_owned()) }
-    /// use bellwether::RedisBackend;
-    ///
-    /// async fn credentials() -> std::io::Result<(String, String)> {
-    ///     Ok(("shop".to_owned(), read_secret().await?))
-    /// }
-    ///
-    /// let backend =
-    ///     RedisBackend::builder().server("redis://127.0.0.1/").credentials(credentials).build()?;
-    /// # Ok::<_, bellwether::Error>(())
+    /// # async fn token() -> std::io::Result<String> { Ok("secret".to_owned()) }
+    /// # use bellwether::RedisBackend;
+    /// let builder = RedisBackend::builder()
+    ///     .credentials(|| async { token().await.map(|token| ("shop".to_owned(), token)) });
     /// ```
     pub fn credentials<F, Fut, E>(mut self, provide: F) -> Self
     where
@@ -238,75 +182,58 @@ impl RedisBackendBuilder {
     ///
     /// It takes the place of the roots of the system. With it, the backend can show a certificate
     /// of its own (`tls-auth-clients`), or trust a private CA.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # fn roots() -> rustls::RootCertStore { rustls::RootCertStore::empty() }
-    /// use std::sync::Arc;
-    /// use bellwether::RedisBackend;
-    ///
-    /// let provider = Arc::new(rustls::crypto::ring::default_provider());
-    /// let config = rustls::ClientConfig::builder_with_provider(provider)
-    ///     .with_safe_default_protocol_versions()
-    ///     .unwrap()
-    ///     .with_root_certificates(roots())
-    ///     .with_no_client_auth();
-    /// let backend = RedisBackend::builder()
-    ///     .server("rediss://10.0.0.1/")
-    ///     .tls_config(Arc::new(config))
-    ///     .build()?;
-    /// # Ok::<_, bellwether::Error>(())
-    /// ```
     #[cfg(feature = "tls")]
     pub fn tls_config(mut self, config: Arc<rustls::ClientConfig>) -> Self {
         self.config.access.tls = Some(config);
         self
     }
 
-    /// Builds the backend, which connects when it is first used.
-    ///
-    /// Call [`RedisBackend::ready`] to wait for the connection and to check the server.
+    /// Builds the backend, which connects when it is first used, or by [`RedisBackend::ready`].
     ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidConfig`] if
     ///
-    /// - no server was given, or an empty list of sentinels or nodes;
+    /// - no server was given;
     /// - a URL cannot be read, or asks for TLS without the feature `tls`;
     /// - the URLs of a cluster name a database or a socket file, or only some of them use TLS;
     /// - another setting is outside its range.
     pub fn build(self) -> Result<RedisBackend, Error> {
+        self.check()?;
         let Self { location, config } = self;
-        check_timeout("command_timeout", config.command_timeout)?;
-        if let Some(timeout) = config.connect_timeout {
-            check_timeout("connect_timeout", timeout)?;
-        }
-        if let Some(name) = &config.client_name {
-            check_client_name(name)?;
-        }
-        if let Some(replicas) = config.replicas {
-            replicas.check(config.command_timeout)?;
-        }
-        location.open(config)
-    }
-}
-
-impl Location {
-    fn open(self, config: RedisConfig) -> Result<RedisBackend, Error> {
-        let (servers, database) = match self {
-            Self::Missing => {
+        let (servers, database) = match location {
+            Location::Missing => {
                 let why = "no server was given; call `server`, `sentinels` or `cluster`";
                 return Err(Error::new(ErrorKind::InvalidConfig, why));
             }
-            Self::Cluster(urls) => {
-                let servers = Servers::cluster(&urls, config.clone())?;
-                return Ok(RedisBackend::over(servers, None, config));
-            }
-            Self::Server(url) => Servers::single(&url, config.clone())?,
-            Self::Sentinels(urls, master) => Servers::watched(&urls, &master, config.clone())?,
+            Location::Server(url) => Servers::single(&url, config.clone())?,
+            Location::Sentinels(urls, master) => Servers::watched(&urls, &master, config.clone())?,
+            // A cluster has no databases.
+            Location::Cluster(urls) => (Servers::cluster(&urls, config.clone())?, None),
         };
-        Ok(RedisBackend::over(servers, Some(database), config))
+        Ok(RedisBackend::over(servers, database, config))
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let Self { config, .. } = self;
+        let command_timeout = ("command_timeout", Some(config.command_timeout));
+        for (setting, timeout) in [command_timeout, ("connect_timeout", config.connect_timeout)] {
+            let is_in_range = |it: Duration| !it.is_zero() && it <= LONGEST_TIMEOUT;
+            if let Some(timeout) = timeout.filter(|it| !is_in_range(*it)) {
+                let why = format!("`{setting}` is {timeout:?}; give more than 0, and at most 24 h");
+                return Err(Error::new(ErrorKind::InvalidConfig, why));
+            }
+        }
+        let is_name = |it: &String| {
+            (1..=64).contains(&it.len()) && it.bytes().all(|byte| byte.is_ascii_graphic())
+        };
+        if let Some(name) = config.client_name.as_ref().filter(|name| !is_name(name)) {
+            let why = format!(
+                "`client_name` is {name:?}; give 1 to 64 visible ASCII characters without spaces"
+            );
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
+        }
+        config.replicas.map_or(Ok(()), |replicas| replicas.check(config.command_timeout))
     }
 }
 
@@ -315,24 +242,6 @@ impl fmt::Debug for RedisBackendBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisBackendBuilder").field("config", &self.config).finish_non_exhaustive()
     }
-}
-
-fn check_client_name(name: &str) -> Result<(), Error> {
-    if name.is_empty() || name.len() > 64 || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
-        let why = format!(
-            "`client_name` is {name:?}; give 1 to 64 visible ASCII characters without spaces"
-        );
-        return Err(Error::new(ErrorKind::InvalidConfig, why));
-    }
-    Ok(())
-}
-
-fn check_timeout(setting: &str, timeout: Duration) -> Result<(), Error> {
-    if timeout.is_zero() || timeout > Duration::from_secs(86_400) {
-        let why = format!("`{setting}` is {timeout:?}; give more than 0, and at most 24 h");
-        return Err(Error::new(ErrorKind::InvalidConfig, why));
-    }
-    Ok(())
 }
 
 fn owned<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Vec<String> {

@@ -7,7 +7,7 @@ use serde::{
     de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::RedisBackendBuilder;
+use super::{RedisBackendBuilder, client::Replicas};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -26,7 +26,7 @@ struct BackendConfig {
 #[serde(deny_unknown_fields)]
 struct SentinelsConfig {
     urls: Secret<Vec<String>>,
-    master: Option<Secret<String>>,
+    master: Secret<String>,
 }
 
 #[derive(Deserialize)]
@@ -40,30 +40,24 @@ struct Time(Duration);
 
 impl<'de> Deserialize<'de> for Time {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let why = "a time is a text with its unit, such as \"250ms\", \"5s\" or \"1h 30m\"";
+        let why = "a time is a text with its unit, such as \"250ms\" or \"5s\"";
         let time = String::deserialize(from).ok().as_deref().and_then(time_of);
         time.map(Self).ok_or_else(|| Error::custom(why))
     }
 }
 
-/// The units of times, in milliseconds.
-const UNITS: [(&str, u64); 5] =
-    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
-
-/// Reads whole numbers, each with its unit, with or without spaces between them. A number without a
-/// unit is refused, because configuration files disagree about its meaning.
+/// Reads a whole number with its unit. A number without a unit is refused, because configuration
+/// files disagree about its meaning.
 fn time_of(text: &str) -> Option<Duration> {
-    let mut rest = text.trim();
-    let mut sum = 0_u64;
-    while !rest.is_empty() {
-        let (number, behind) = rest.split_at(rest.find(|it: char| !it.is_ascii_digit())?);
-        let end = behind.find(|it: char| !it.is_ascii_alphabetic()).unwrap_or(behind.len());
-        let (unit, behind) = behind.split_at(end);
-        let (_, millis) = UNITS.iter().find(|(name, _)| *name == unit)?;
-        sum = sum.checked_add(number.parse::<u64>().ok()?.checked_mul(*millis)?)?;
-        rest = behind.trim_start();
-    }
-    (!text.trim().is_empty()).then(|| Duration::from_millis(sum))
+    let (number, unit) = text.split_at(text.find(|it: char| !it.is_ascii_digit())?);
+    let millis = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(millis).map(Duration::from_millis)
 }
 
 /// A URL or a password. The error of a format would show it.
@@ -105,28 +99,21 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for SettingsMap<T> {
 
 /// Reads the settings from a configuration file. They have the names of the methods.
 ///
-/// One of `server`, `sentinels` and `cluster` must be given. Times are text with units, such as
-/// `250ms`, `5s` or `1h 30m`. The units are `ms`, `s`, `m`, `h` and `d`, each after a whole number.
+/// One of `server`, `sentinels` and `cluster` must be given. A time is a text such as `250ms`: a
+/// whole number with the unit `ms`, `s`, `m` or `h`.
 ///
 /// An error does not show a URL or a password. Some formats add the line of the mistake to it, as
 /// TOML does.
 ///
 /// ```
-/// use bellwether::backend::RedisBackendBuilder;
-///
-/// let builder: RedisBackendBuilder = serde_json::from_str(
-///     r#"{
-///         "sentinels": {
-///             "urls": ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"],
-///             "master": "redis://shop:secret@mymaster"
-///         },
-///         "command_timeout": "500ms",
-///         "replicas": { "count": 1, "within": "50ms" }
-///     }"#,
-/// )
-/// .unwrap();
-/// let backend = builder.build()?;
-/// # Ok::<_, bellwether::Error>(())
+/// # use bellwether::backend::RedisBackendBuilder;
+/// let text = r#"{
+///     "sentinels": { "urls": ["redis://10.0.0.1:26379"], "master": "mymaster" },
+///     "command_timeout": "500ms",
+///     "replicas": { "count": 1, "within": "50ms" }
+/// }"#;
+/// let builder: RedisBackendBuilder = serde_json::from_str(text).unwrap();
+/// # builder.build().unwrap();
 /// ```
 impl<'de> Deserialize<'de> for RedisBackendBuilder {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -141,27 +128,19 @@ impl BackendConfig {
         let mut builder = match (self.server, self.sentinels, self.cluster) {
             (Some(Secret(url)), None, None) => builder.server(url),
             (None, Some(SettingsMap(given)), None) => {
-                let Secret(master) = given.master.ok_or("`sentinels` needs `master`")?;
-                builder.sentinels(given.urls.0, master)
+                builder.sentinels(given.urls.0, given.master.0)
             }
             (None, None, Some(Secret(urls))) => builder.cluster(urls),
             _ => return Err("give one of `server`, `sentinels` and `cluster`"),
         };
+        let config = &mut builder.config;
         if let Some(Time(time)) = self.command_timeout {
-            builder = builder.command_timeout(time);
+            config.command_timeout = time;
         }
-        if let Some(Time(time)) = self.connect_timeout {
-            builder = builder.connect_timeout(time);
-        }
-        if let Some(bytes) = self.push_limit {
-            builder = builder.push_limit(bytes);
-        }
-        if let Some(name) = self.client_name {
-            builder = builder.client_name(name);
-        }
-        if let Some(ReplicasConfig { count, within: Time(within) }) = self.replicas {
-            builder = builder.replicas(count, within);
-        }
+        config.connect_timeout = self.connect_timeout.map(|it| it.0);
+        config.push_limit = self.push_limit.unwrap_or(config.push_limit);
+        config.client_name = self.client_name;
+        config.replicas = self.replicas.map(|it| Replicas { count: it.count, within: it.within.0 });
         Ok(builder)
     }
 }
@@ -175,19 +154,12 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_whole_numbers_with_units() {
-        for (text, millis) in [
-            ("250ms", 250),
-            (" 1h 30m ", 5_400_000),
-            ("1m30s", 90_000),
-            ("2d", 172_800_000),
-            ("0s", 0),
-        ] {
+    fn a_time_is_a_whole_number_with_its_unit() {
+        for (text, millis) in [("250ms", 250), ("0s", 0), ("5m", 300_000), ("2h", 7_200_000)] {
             assert_eq!(time_of(text), Some(Duration::from_millis(millis)), "{text:?}");
         }
-        let wrong = ["", "5", "s", "-5s", "1.5s", "5 s", "5S", "5s 3", "99999999999999999999s"];
+        let wrong = ["", "5", "s", "-5s", "1.5s", "5 s", "5S", "5s3", "99999999999999999h"];
         assert_eq!(wrong.map(time_of), [None; 9]);
-        assert_eq!(time_of("99999999999999999d"), None);
     }
 
     #[test]

@@ -12,9 +12,7 @@ use tracing::debug;
 
 use super::{AskedKey, FlightEnd, Held, Load, Run, RunStart, Step, second_try, silence};
 use crate::{
-    backend::{
-        BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode, Occupied,
-    },
+    backend::{BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode, Occupied},
     cache::{
         Loaded, Source,
         notes::EntryNote,

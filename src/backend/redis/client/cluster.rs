@@ -1,8 +1,7 @@
 //! The nodes of a Redis Cluster, each of which serves a part of the slots.
 //!
 //! All keys of a name lie in one slot, and one node serves each slot. A task keeps the map of them
-//! (`topology`). Each node has the connections that a single server has (`node`). They are made
-//! when they are first needed, and closed when the node serves no slot any more.
+//! (`topology`). Each node has the connections that a single server has (`node`).
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,32 +12,28 @@ use std::{
 
 use futures_util::{FutureExt, future::select_ok};
 use redis::{ConnectionAddr, ErrorKind as ClientErrorKind, RedisError, aio::MultiplexedConnection};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
+use tracing::warn;
 
 use super::{
-    connect::ask,
-    events::{ChannelScope, NodeEvents},
+    connect::connect,
+    events::{Events, NodeEvents},
     failure::{CommandFailure, CommandRetry},
     node::Node,
     sentinel::Endpoint,
-    settings::{self, ConnectTarget, RedisConfig},
+    settings::{self, Address, ConnectTarget, RedisConfig},
     task::{Finding, OnDemandTask},
-    topology::{NodeAddress, NodeSlots, SlotMap, Topology, slot_of},
+    topology::{SlotMap, slot_of},
 };
 use crate::{
-    backend::Channels,
-    error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind},
+    error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     key::Name,
     sync::lock,
     time::{Pauses, after},
 };
 
-/// This many redirections are followed at once, and later ones after a pause.
-///
-/// Two nodes may redirect to each other for a moment.
+/// This many redirections are followed at once, and later ones after a pause, because two nodes may
+/// redirect to each other for a moment.
 const MAX_HOPS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(10);
 /// The least time between two questions to the cluster.
@@ -53,8 +48,22 @@ pub(super) struct Cluster {
     refresh: OnDemandTask,
 }
 
+struct ClusterNodes {
+    events: Arc<Events>,
+    /// The nodes by which the cluster is found.
+    seeds: Vec<ConnectTarget>,
+    /// The first of them. Each node is connected to with its settings.
+    template: ConnectTarget,
+    config: RedisConfig,
+    nodes: Mutex<HashMap<Address, Arc<Node>>>,
+}
+
 impl Cluster {
-    pub(super) fn new(urls: &[String], config: RedisConfig) -> Result<Self, Error> {
+    pub(super) fn new(
+        urls: &[String],
+        config: RedisConfig,
+        events: Arc<Events>,
+    ) -> Result<Self, Error> {
         let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
         let access = &config.access;
         let target = |info| ConnectTarget { info, access: access.clone() };
@@ -73,23 +82,14 @@ impl Cluster {
                  `rediss://`, and name host and port without a database",
             );
         }
-        let topology = Arc::new(Topology::new());
-        let nodes = ClusterNodes { topology, seeds, template, config, nodes: Default::default() };
+        let nodes = ClusterNodes { events, seeds, template, config, nodes: Mutex::default() };
         Ok(Self { nodes: Arc::new(nodes), refresh: OnDemandTask::default() })
-    }
-
-    pub(super) fn channels(&self) -> &Channels {
-        &self.nodes.topology.channels
-    }
-
-    pub(super) fn new_connections(&self) -> watch::Receiver<()> {
-        self.nodes.topology.new_connections.subscribe()
     }
 
     /// Returns the nodes that serve a slot.
     pub(super) async fn nodes(&self) -> Result<Vec<Arc<Node>>, BackendError> {
         let slots = self.slots().await?;
-        Ok(slots.owners().iter().map(|owner| self.nodes.at(owner)).collect())
+        Ok(slots.owners().into_iter().map(|owner| self.nodes.at(owner)).collect())
     }
 
     pub(super) fn replace_connections(&self) {
@@ -98,7 +98,7 @@ impl Cluster {
 
     /// Returns a number for the node that serves a name, or zero if it is not known.
     pub(super) fn shard(&self, name: &Name) -> usize {
-        let slots = self.nodes.topology.slots.known();
+        let slots = self.nodes.events.slots.known();
         slots.map_or(0, |slots| slots.number(slot_of(name.prefix().as_bytes())))
     }
 
@@ -112,26 +112,28 @@ impl Cluster {
         F: Future<Output = Result<T, CommandFailure>>,
     {
         let slot = slot_of(key);
-        let mut address = self.owner(slot).await?;
-        let end = after(Instant::now(), self.nodes.config.command_timeout);
-        let (mut asking, mut hops) = (false, 0);
+        let mut to = Some((self.owner(slot).await?, false));
+        let (end, mut hops) = (after(Instant::now(), self.nodes.config.command_timeout), 0);
         loop {
+            let (address, asking) = match to {
+                Some(to) => to,
+                None => (self.owner(slot).await?, false),
+            };
             let failure = match command(self.nodes.at(&address), asking).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
-            let to = match &failure.retry {
-                Some(CommandRetry::Moved(to) | CommandRetry::Ask(to)) => {
-                    NodeAddress::read(to, &address.host)
+            to = match &failure.retry {
+                Some(CommandRetry::At { node, asking }) => {
+                    if !asking {
+                        // Other slots may have moved, too.
+                        self.nodes.events.trouble.notify_one();
+                    }
+                    Address::read(node, &address.host).map(|to| (to, *asking))
                 }
                 Some(CommandRetry::Later) => None,
                 _ => return Err(failure.error),
             };
-            asking = matches!(failure.retry, Some(CommandRetry::Ask(_)));
-            if matches!(failure.retry, Some(CommandRetry::Moved(_))) {
-                // Other slots may have moved, too.
-                self.nodes.topology.trouble.notify_one();
-            }
             hops += 1;
             if to.is_none() || hops > MAX_HOPS {
                 sleep(PAUSE).await;
@@ -139,16 +141,12 @@ impl Cluster {
             if Instant::now() >= end {
                 return Err(failure.error);
             }
-            address = match to {
-                Some(to) => to,
-                None => self.owner(slot).await?,
-            };
         }
     }
 
-    async fn owner(&self, slot: u16) -> Result<NodeAddress, BackendError> {
+    async fn owner(&self, slot: u16) -> Result<Address, BackendError> {
         self.slots().await?.owner(slot).cloned().ok_or_else(|| {
-            self.nodes.topology.trouble.notify_one();
+            self.nodes.events.trouble.notify_one();
             let why = "no node of the cluster serves the slot";
             BackendError::new(BackendErrorKind::Unavailable, why)
         })
@@ -158,71 +156,38 @@ impl Cluster {
     async fn slots(&self) -> Result<Arc<SlotMap>, BackendError> {
         let start = || {
             self.refresh.start(|| {
-                let topology = self.nodes.topology.clone();
+                let nodes = self.nodes.clone();
+                let pending = Finding::Pending(nodes.config.first_connection_limit());
                 let on_end = move || {
-                    topology.slots.set_unless_known(Finding::Nothing);
+                    nodes.events.slots.set_unless_known(pending);
                 };
                 (keep_known(self.nodes.clone()), on_end)
             });
         };
         start();
-        let slots = &self.nodes.topology.slots;
-        match slots.known() {
+        match self.nodes.events.slots.known() {
             Some(known) => Ok(known),
-            None => slots.wait(&self.nodes.config, start).await,
+            None => self.nodes.events.slots.wait(start).await,
         }
-    }
-}
-
-struct ClusterNodes {
-    topology: Arc<Topology>,
-    /// The nodes by which the cluster is found.
-    seeds: Vec<ConnectTarget>,
-    /// The first of them. Each node is connected to with its settings.
-    template: ConnectTarget,
-    config: RedisConfig,
-    nodes: Mutex<HashMap<NodeAddress, Arc<Node>>>,
-}
-
-impl ClusterNodes {
-    /// Returns the node at an address.
-    fn at(&self, address: &NodeAddress) -> Arc<Node> {
-        if let Some(node) = lock(&self.nodes).get(address) {
-            return node.clone();
-        }
-        let endpoint = Endpoint::Server(Box::new(self.target(address)));
-        let slots = NodeSlots { topology: self.topology.clone(), address: address.clone() };
-        let events = NodeEvents {
-            channels: self.topology.channels.clone(),
-            scope: ChannelScope::Slots(slots),
-            trouble: self.topology.trouble.clone(),
-            new_connections: self.topology.new_connections.clone(),
-            outage: Arc::default(),
-        };
-        let node = Arc::new(Node::new(&endpoint, &self.config, events));
-        // Another task may have inserted the node meanwhile, which is then used.
-        lock(&self.nodes).entry(address.clone()).or_insert(node).clone()
-    }
-
-    fn target(&self, address: &NodeAddress) -> ConnectTarget {
-        self.template.at(address.host.to_string(), address.port)
     }
 }
 
 async fn keep_known(nodes: Arc<ClusterNodes>) {
-    let topology = &nodes.topology;
     let mut pauses = Pauses::default();
     for turn in 0.. {
         match nodes.ask_for_slots(turn).await {
             Ok(slots) => {
-                topology.replace(slots);
-                nodes.settle();
+                nodes.replace(Arc::new(slots));
                 pauses = Pauses::default();
                 sleep(REFRESH_PAUSE).await;
-                topology.trouble.notified().await;
+                nodes.events.trouble.notified().await;
             }
             Err(error) => {
-                topology.failed(BackendError::new(BackendErrorKind::Unavailable, error));
+                let Events { slots, channels, .. } = &*nodes.events;
+                if slots.set_unless_known(Finding::Failed(error.clone())) {
+                    warn!(error = %Chain(&error), "no node of the cluster replies; trying again");
+                    channels.wake(|_| true);
+                }
                 sleep(pauses.next()).await;
             }
         }
@@ -230,42 +195,68 @@ async fn keep_known(nodes: Arc<ClusterNodes>) {
 }
 
 impl ClusterNodes {
-    /// Asks the nodes for the map of slots, a few at once. The first answer counts.
-    ///
-    /// Each turn begins with another node, because one may be out of date or in trouble.
-    async fn ask_for_slots(&self, turn: usize) -> Result<SlotMap, BoxError> {
-        let known = self.topology.slots.known();
+    /// Returns the node at an address.
+    fn at(&self, address: &Address) -> Arc<Node> {
+        if let Some(node) = lock(&self.nodes).get(address) {
+            return node.clone();
+        }
+        let endpoint = Endpoint::server(self.template.at(address));
+        let events = NodeEvents { all: self.events.clone(), node: Some(address.clone()) };
+        let node = Arc::new(Node::new(&endpoint, &self.config, &events));
+        // Another task may have inserted the node meanwhile, which is then used.
+        lock(&self.nodes).entry(address.clone()).or_insert(node).clone()
+    }
+
+    /// Asks the nodes for the map of slots, a few at once. Each turn begins with another node,
+    /// because one may be out of date.
+    async fn ask_for_slots(&self, turn: usize) -> Result<SlotMap, BackendError> {
+        let known = self.events.slots.known();
         let owners = known.iter().flat_map(|slots| slots.owners());
-        let mut asked: Vec<_> = owners.map(|address| self.target(address)).collect();
+        let mut asked: Vec<_> = owners.map(|address| self.template.at(address)).collect();
         asked.extend(self.seeds.iter().cloned());
-        let count = asked.len().max(1);
+        let count = asked.len();
         asked.rotate_left(turn % count);
-        let limit = self.config.connect_timeout();
-        let ask = |target| ask(target, limit, async |connection| slots(connection, target).await);
-        let mut failure = BoxError::from("there is no node to ask");
+        let ask = async |target| {
+            let question = async |connection: &mut _| slots(connection, target).await;
+            connect(target, &self.config, None, question).await.map(|(_, slots)| slots)
+        };
+        let mut failure = None;
         for some in asked.chunks(AT_ONCE) {
             match select_ok(some.iter().map(|target| ask(target).boxed())).await {
                 Ok((slots, _others)) => return Ok(slots),
-                Err(error) => failure = error.into(),
+                Err(error) => failure = Some(error),
             }
         }
-        Err(failure)
+        Err(failure.unwrap_or_else(|| {
+            BackendError::new(BackendErrorKind::Unavailable, "there is no node to ask")
+        }))
     }
 
-    /// Drops the nodes that serve no slot any more, and starts the push connections of those that
-    /// serve the channels that are open.
-    fn settle(&self) {
-        let Some(slots) = self.topology.slots.known() else { return };
-        let is_gone = |address: &NodeAddress, _: &mut _| !slots.owners().contains(address);
+    /// Takes over the map that a node reported. Drops the nodes that serve no slot any more, and
+    /// starts the push connections of those that serve the channels that are open.
+    fn replace(&self, now: Arc<SlotMap>) {
+        let Events { slots, channels, new_connections, .. } = &*self.events;
+        let before = slots.known();
+        if before.as_ref() != Some(&now) {
+            slots.set(Finding::Known(now.clone()));
+            if let Some(before) = before {
+                new_connections.send_replace(());
+                channels.lost(|channel| {
+                    let slot = slot_of(channel.as_bytes());
+                    before.owner(slot) != now.owner(slot)
+                });
+            }
+            channels.recheck();
+        }
+        let owners = now.owners();
+        let is_gone = |address: &Address, _: &mut _| !owners.contains(address);
         let gone: Vec<_> = lock(&self.nodes).extract_if(is_gone).collect();
         // Not under the lock, because a node ends with the tasks of its connections.
         drop(gone);
-        let wanted = self.topology.channels.wanted(|_| true);
+        let wanted = channels.wanted(|_| true);
         let owners: HashSet<_> =
-            wanted.iter().filter_map(|channel| slots.owner(slot_of(channel.as_bytes()))).collect();
-        for owner in owners {
-            self.at(owner).push.start();
-        }
+            wanted.iter().filter_map(|channel| now.owner(slot_of(channel.as_bytes()))).collect();
+        owners.into_iter().for_each(|owner| self.at(owner).push.start());
     }
 }
 
@@ -276,11 +267,12 @@ async fn slots(
     let mut question = redis::cmd("CLUSTER");
     question.arg("SLOTS");
     let reply = connection.send_packed_command(&question).await?.extract_error()?;
-    let (ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }) = target.info.addr()
-    else {
-        return Err(RedisError::from((ClientErrorKind::Client, "a node is reached by TCP")));
+    let slots = match target.info.addr() {
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => {
+            SlotMap::read(&reply, host)
+        }
+        _ => None,
     };
-    SlotMap::read(&reply, host).ok_or_else(|| {
-        RedisError::from((ClientErrorKind::Client, "the cluster has no slots assigned"))
-    })
+    let none = (ClientErrorKind::Client, "the cluster has no slots assigned");
+    slots.ok_or_else(|| RedisError::from(none))
 }

@@ -17,12 +17,9 @@ impl Link {
     /// With `asking`, an `ASKING` goes before each command, for a node that is about to receive the
     /// slot.
     pub(super) async fn call(&self, call: &Call<'_>, asking: bool) -> Reply {
-        if let Some(staged) = call.staged() {
-            return Box::pin(self.call_staged(call, staged, asking)).await;
-        }
-        let reply = match call.is_answered_last() {
-            true => Box::pin(self.run_last(call.by_digest(), asking)).await,
-            false => self.run(call.by_digest(), asking).await,
+        let reply = match call.with_first() {
+            Some(both) => Box::pin(self.run_second(both, asking)).await,
+            None => self.run(call.by_digest(), asking).await,
         };
         match reply {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
@@ -32,36 +29,15 @@ impl Link {
         }
     }
 
-    /// Runs a script behind the command that stages its data, both in one write.
-    async fn call_staged(&self, call: &Call<'_>, staged: &Pipeline, asking: bool) -> Reply {
-        let mut replies = self.run_all(staged, asking).await?.into_iter();
-        let (stage, script) = (replies.next(), replies.next());
-        let failure = match script.unwrap_or(Ok(Value::Nil)) {
-            Ok(value) => return Ok(value),
-            Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
-                match self.run(&call.with_source(), asking).await {
-                    Ok(reply) => return Ok(reply),
-                    Err(failure) => failure,
-                }
-            }
-            Err(failure) => failure,
-        };
-        // Without its data the script fails, but the reason is that of the stage.
-        match (stage, &failure.retry) {
-            (Some(Err(refusal)), None) => Err(refusal),
-            _ => Err(failure),
+    /// Runs a script behind another command, both in one write. If both fail, the reason is in the
+    /// failure of the first.
+    async fn run_second(&self, commands: &Pipeline, asking: bool) -> Reply {
+        let mut replies = self.run_all(commands, asking).await?;
+        let (script, first) = (replies.pop(), replies.pop());
+        match (first, script) {
+            (Some(Err(refusal)), Some(Err(CommandFailure { retry: None, .. }))) => Err(refusal),
+            (_, script) => script.unwrap_or(Ok(Value::Nil)),
         }
-    }
-
-    /// Runs a command that the server answers after it has told others of the change.
-    ///
-    /// Redis flushes replies in the reverse order in which clients became writable. A `PING` sent
-    /// first puts this client at the end, so that a waiter hears of a release before its releaser
-    /// does.
-    async fn run_last(&self, command: &Cmd, asking: bool) -> Reply {
-        let mut commands = redis::pipe();
-        commands.cmd("PING").add_command(command.clone());
-        self.run_all(&commands, asking).await?.pop().unwrap_or(Ok(Value::Nil))
     }
 
     /// Runs a command.
@@ -69,8 +45,7 @@ impl Link {
         if asking {
             let mut commands = redis::pipe();
             commands.add_command(command.clone());
-            let replies = Box::pin(self.run_all(&commands, asking)).await?;
-            return replies.into_iter().next().unwrap_or(Ok(Value::Nil));
+            return Box::pin(self.run_second(&commands, asking)).await;
         }
         let sent =
             self.exchange(

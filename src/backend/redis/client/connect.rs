@@ -2,7 +2,6 @@
 
 use std::{io, pin::pin, sync::Arc, time::Duration};
 
-use futures_util::{FutureExt, future::BoxFuture};
 use redis::{
     AsyncConnectionConfig, ErrorKind, PushInfo, RedisError, Value,
     aio::{MultiplexedConnection, PubSub},
@@ -16,7 +15,12 @@ use super::{
     settings::{ConnectTarget, RedisConfig},
     socket::{Progress, Socket},
 };
-use crate::{advice, backend::redis::scripts::SCRIPTS, time::after};
+use crate::{
+    advice,
+    backend::redis::scripts::SCRIPTS,
+    error::{BackendError, BackendErrorKind},
+    time::after,
+};
 
 /// A connection, and its driver, which ends with it.
 pub(super) struct Connection {
@@ -46,47 +50,37 @@ impl Connection {
     }
 }
 
-/// An attempt to connect that failed.
-#[derive(Debug, thiserror::Error)]
-#[error("{text}")]
-pub(super) struct ConnectError {
-    text: String,
-    source: ClientError,
-}
+/// Takes the pushes of a connection.
+pub(super) type OnPush = Box<dyn Fn(PushInfo) + Send + Sync>;
 
-/// Connects to a server, and checks that it can be written to.
-pub(super) async fn connect(
+/// Connects to a server, and asks the first question, both within the connect time-out.
+pub(super) async fn connect<T>(
     target: &ConnectTarget,
-    settings: &RedisConfig,
-    broken: CancellationToken,
-    on_push: impl Fn(PushInfo) + Send + Sync + 'static,
-) -> Result<Connection, ConnectError> {
-    let config = config().set_push_sender(move |push: PushInfo| {
-        on_push(push);
-        Ok::<(), ()>(())
-    });
-    let name = settings.client_name.as_deref();
-    let attempt = attempt(target, settings.connect_timeout(), config, async |connection| {
+    config: &RedisConfig,
+    on_push: Option<OnPush>,
+    first: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
+) -> Result<(Connection, T), BackendError> {
+    let (limit, progress) = (config.command_timeout, Progress::new());
+    let end = after(Instant::now(), config.connect_timeout());
+    let reach =
+        async { Ok((target.settings().await?, Socket::reach(target, progress.clone()).await?)) };
+    let reached = timeout_at(end, reach).await.unwrap_or_else(|_| late(config));
+    let (settings, socket) = reached.map_err(|error| unreached(target, error))?;
+    let log_in = async {
+        let (stream, driven) = (socket.secure(target).await?, progress.clone());
+        let (mut commands, driver) =
+            MultiplexedConnection::new_with_config(&settings, stream, library(on_push)).await?;
+        let driver = tokio::spawn(async move { driven.drive(driver, limit).await });
+        let _driver = AbortOnDropHandle::new(driver);
         let asked = Instant::now();
-        refuse_replica(connection, name).await?;
-        Ok(asked.elapsed())
-    });
-    let Attempt { connection, driver, progress, answer: round_trip } = attempt.await?;
-    let (driven, limit) = (progress.clone(), settings.command_timeout);
-    let driver = tokio::spawn(async move { driven.drive(driver, limit).await });
-    let driver = AbortOnDropHandle::new(driver);
-    // It takes up to four round trips to make one. A slower first answer was a busy moment.
-    let reconnect_limit = limit.saturating_add(round_trip.min(limit).saturating_mul(4));
-    Ok(Connection { commands: connection, progress, broken, reconnect_limit, _driver: driver })
-}
-
-/// Asks a server one question on a connection of its own.
-pub(super) async fn ask<T>(
-    target: &ConnectTarget,
-    limit: Duration,
-    question: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
-) -> Result<T, ConnectError> {
-    attempt(target, limit, config(), question).await.map(|attempt| attempt.answer)
+        let answer = first(&mut commands).await?;
+        // It takes up to four round trips to connect. A slower first answer was a busy moment.
+        let reconnect_limit = limit.saturating_add(asked.elapsed().min(limit).saturating_mul(4));
+        let broken = CancellationToken::new();
+        Ok((Connection { commands, progress, broken, reconnect_limit, _driver }, answer))
+    };
+    let logged_in = timeout_at(end, log_in).await.unwrap_or_else(|_| late(config));
+    logged_in.map_err(|error| unusable(target, error))
 }
 
 /// Connects to a server for subscriptions of its own, with RESP2.
@@ -96,87 +90,59 @@ pub(super) async fn open_pubsub(target: &ConnectTarget) -> Result<PubSub, RedisE
     PubSub::new(&settings, stream).await
 }
 
-/// An attempt that worked: a connection, and the answer to the first question on it.
-struct Attempt<T> {
-    connection: MultiplexedConnection,
-    driver: BoxFuture<'static, ()>,
-    progress: Arc<Progress>,
-    answer: T,
+/// Returns the configuration of a connection. Each wait of this crate has a time-out of its own.
+fn library(on_push: Option<OnPush>) -> AsyncConnectionConfig {
+    let config =
+        AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(1024);
+    match on_push {
+        None => config,
+        Some(on_push) => config.set_push_sender(move |push: PushInfo| {
+            on_push(push);
+            Ok::<(), ()>(())
+        }),
+    }
 }
 
-/// Connects and does the first thing on the connection, both within a limit.
-async fn attempt<T>(
-    target: &ConnectTarget,
-    limit: Duration,
-    config: AsyncConnectionConfig,
-    first: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
-) -> Result<Attempt<T>, ConnectError> {
-    let (end, progress) = (after(Instant::now(), limit), Progress::new());
-    let reach = async {
-        let settings = target.settings().await?;
-        Ok::<_, RedisError>((settings, Socket::reach(target, progress.clone()).await?))
-    };
-    let reached = timeout_at(end, reach).await.unwrap_or_else(|_| late(limit));
-    let (settings, socket) = reached.map_err(|error| ConnectError::unreached(target, error))?;
-    let log_in = async {
-        let stream = socket.secure(target).await?;
-        let (mut connection, driver) =
-            MultiplexedConnection::new_with_config(&settings, stream, config).await?;
-        let mut driver = driver.boxed();
-        let answer = tokio::select! {
-            answer = first(&mut connection) => answer?,
-            () = &mut driver => return Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
-        };
-        Ok((connection, driver, answer))
-    };
-    let logged_in = timeout_at(end, log_in).await.unwrap_or_else(|_| late(limit));
-    let (connection, driver, answer) =
-        logged_in.map_err(|error| ConnectError::unusable(target, error))?;
-    Ok(Attempt { connection, driver, progress, answer })
-}
-
-fn late<T>(limit: Duration) -> Result<T, RedisError> {
-    let why = format!("no answer within {limit:?}");
+fn late<T>(config: &RedisConfig) -> Result<T, RedisError> {
+    let why = format!("no answer within {:?}", config.connect_timeout());
     Err(io::Error::new(io::ErrorKind::TimedOut, why).into())
 }
 
-impl ConnectError {
-    fn unreached(target: &ConnectTarget, error: RedisError) -> Self {
-        let text = format!("cannot connect to {}", target.info.addr());
-        Self { text, source: ClientError(error) }
-    }
-
-    /// Creates the error of a server that accepted the connection.
-    fn unusable(target: &ConnectTarget, error: RedisError) -> Self {
-        let server = target.info.addr();
-        use ErrorKind::{AuthenticationFailed, Client, RESP3NotSupported};
-        let kind = error.kind();
-        let is_refusal = error.code().is_some()
-            || matches!(kind, AuthenticationFailed | Client | RESP3NotSupported);
-        let text = if is_refusal {
-            format!("{server} cannot be used")
-        } else {
-            let (kind, use_this) = match server {
-                redis::ConnectionAddr::TcpTls { .. } => ("without TLS", "`redis:`"),
-                _ => ("for TLS", "`rediss:`"),
-            };
-            format!(
-                "{server} accepted the connection, but did not log in; it may be overloaded, or \
-                 its port is {kind}: then use {use_this}"
-            )
-        };
-        Self { text, source: ClientError(error) }
-    }
+/// An attempt to connect that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+struct ConnectError {
+    text: String,
+    source: ClientError,
 }
 
-/// Returns the configuration of a connection, without time-outs of the client library.
-///
-/// Each wait of this crate has a time-out of its own.
-fn config() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(None)
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(1024)
+fn failed(text: String, error: RedisError) -> BackendError {
+    let error = ConnectError { text, source: ClientError(error) };
+    BackendError::new(BackendErrorKind::Unavailable, error)
+}
+
+fn unreached(target: &ConnectTarget, error: RedisError) -> BackendError {
+    failed(format!("cannot connect to {}", target.info.addr()), error)
+}
+
+/// Returns the error of a server that accepted the connection.
+fn unusable(target: &ConnectTarget, error: RedisError) -> BackendError {
+    use ErrorKind::{AuthenticationFailed, Client, RESP3NotSupported};
+    let server = target.info.addr();
+    let is_refusal = error.code().is_some()
+        || matches!(error.kind(), AuthenticationFailed | Client | RESP3NotSupported);
+    if is_refusal {
+        return failed(format!("{server} cannot be used"), error);
+    }
+    let (kind, use_this) = match server {
+        redis::ConnectionAddr::TcpTls { .. } => ("without TLS", "`redis:`"),
+        _ => ("for TLS", "`rediss:`"),
+    };
+    let text = format!(
+        "{server} accepted the connection, but did not log in; it may be overloaded, or its port \
+         is {kind}: then use {use_this}"
+    );
+    failed(text, error)
 }
 
 /// Fails if the server is a replica, which cannot be written to. Gives the connection its name.
@@ -192,27 +158,23 @@ pub(super) async fn refuse_replica(
         questions.cmd("CLIENT").arg("SETNAME").arg(name);
     }
     let replies = connection.send_packed_commands(&questions, 0, questions.len()).await?;
-    let names = [&b"slave"[..], b"replica"];
-    let is_replica =
-        |role: &Value| matches!(role, Value::BulkString(role) if names.contains(&&role[..]));
-    match replies.first() {
-        Some(Value::Array(fields)) if fields.first().is_some_and(is_replica) => {
-            Err(RedisError::from((ErrorKind::Client, "the server is a read-only replica")))
-        }
-        _ => Ok(()),
+    if let Some(Value::Array(fields)) = replies.first()
+        && let Some(Value::BulkString(role)) = fields.first()
+        && [&b"slave"[..], b"replica"].contains(&&role[..])
+    {
+        return Err(RedisError::from((ErrorKind::Client, "the server is a read-only replica")));
     }
+    Ok(())
 }
 
 /// Loads the scripts into the server, and warns if the server may evict leases.
-pub(super) async fn prepare(connection: &mut MultiplexedConnection) {
+pub(super) async fn prepare(mut connection: MultiplexedConnection) {
     // An ACL may forbid either command. Each script is then sent with its first call.
-    let _: Result<(), _> = SCRIPTS.load().query_async(connection).await;
-    let memory: Result<String, _> = redis::cmd("INFO").arg("memory").query_async(connection).await;
-    let policy = memory.ok().and_then(|memory| {
-        let line = memory.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?;
-        Some(line.trim().to_owned())
-    });
-    if let Some(policy) = policy.filter(|policy| policy != "noeviction") {
+    let _: Result<(), _> = SCRIPTS.load().query_async(&mut connection).await;
+    let ask = redis::cmd("INFO").arg("memory").query_async::<String>(&mut connection).await;
+    let memory = ask.unwrap_or_default();
+    let policy = memory.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"));
+    if let Some(policy) = policy.map(str::trim).filter(|policy| *policy != "noeviction") {
         warn!(
             target: advice::TARGET,
             policy,

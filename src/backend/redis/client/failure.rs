@@ -17,10 +17,9 @@ pub(super) struct CommandFailure {
 pub(super) enum CommandRetry {
     /// With the source of the script.
     WithSource,
-    /// To this node, which serves the slot now.
-    Moved(String),
-    /// Only this command, to the node that is about to receive the slot.
-    Ask(String),
+    /// To this node, which serves the slot now. With `asking`, it is about to receive the slot, and
+    /// serves only commands behind an `ASKING`.
+    At { node: String, asking: bool },
     /// A moment later: the keys of the command are split over two nodes.
     Later,
 }
@@ -57,10 +56,9 @@ impl CommandFailure {
         let is_lasting = matches!(code(&error), Some("OOM" | "NOPERM"));
         let lacks_right =
             error.detail().is_some_and(|text| text.contains("can't run this command"));
-        let error = ClientError(error);
         let error = match lacks_right {
-            true => BackendError::new(kind, RightMissing(error)),
-            false => BackendError::new(kind, error),
+            true => BackendError::new(kind, RightMissing(ClientError(error))),
+            false => BackendError::new(kind, ClientError(error)),
         };
         Self { retry, error: if is_lasting || lacks_right { error.lasting() } else { error } }
     }
@@ -81,11 +79,12 @@ impl From<CommandFailure> for BackendError {
 impl CommandRetry {
     fn of(error: &RedisError) -> Option<Self> {
         let ErrorKind::Server(kind) = error.kind() else { return None };
-        let node = || error.redirect_node().map(|(address, _)| address.to_owned());
         match kind {
             ServerErrorKind::NoScript => Some(Self::WithSource),
-            ServerErrorKind::Moved => node().map(Self::Moved),
-            ServerErrorKind::Ask => node().map(Self::Ask),
+            ServerErrorKind::Moved | ServerErrorKind::Ask => {
+                let (node, _) = error.redirect_node()?;
+                Some(Self::At { node: node.to_owned(), asking: kind == ServerErrorKind::Ask })
+            }
             ServerErrorKind::TryAgain => Some(Self::Later),
             _ => None,
         }

@@ -1,32 +1,30 @@
 //! A connection that a task keeps: for commands, or for pushes.
 //!
 //! The task connects, serves until the connection breaks, and connects again. A command takes the
-//! current connection. If the last attempt to connect failed, the command fails at once. If an
-//! attempt is under way, the command waits for it for a while. So nothing queues up while the
-//! server is away.
+//! current connection. If the last attempt to connect failed, it fails at once. It waits for the
+//! first attempt after a break. So nothing queues up while the server is away.
 //!
-//! A connection that was silent for the command time-out ends (`socket`). It may be dead, and a
-//! second try must not use it again. Or it lost a reply, and every later reply would go to the
-//! wrong command.
+//! A connection that was silent for the command time-out ends (`socket`). It may be dead, or it
+//! lost a reply, and every later reply would go to the wrong command.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
-use redis::{PushInfo, RedisError, aio::MultiplexedConnection};
+use redis::{ConnectionAddr, RedisError, aio::MultiplexedConnection};
 use tokio::time::{Instant, sleep_until, timeout};
-use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    connect::{Connection, prepare},
+    connect::{Connection, OnPush, connect, prepare, refuse_replica},
     events::NodeEvents,
     failure::{CommandFailure, ends_connection},
-    push::{PushService, Pushes, Subscriptions},
-    sentinel::{Endpoint, EndpointWatch},
+    push::{Pushes, keep_subscribed},
+    sentinel::Endpoint,
     settings::RedisConfig,
     task::{Finding, LatestFinding, OnDemandTask},
 };
 use crate::{
     error::{BackendError, BackendErrorKind, Chain},
+    observe::Rarely,
     time::{Pauses, after},
 };
 
@@ -40,39 +38,31 @@ pub(super) struct Link {
     task: Arc<OnDemandTask>,
 }
 
-/// A connection and its state, shared by the senders of commands and the task.
 struct KeptConnection {
     endpoint: Endpoint,
     config: RedisConfig,
-    current: LatestFinding<Arc<Connection>>,
     events: NodeEvents,
-    /// `None` if the connection is for commands.
-    pushes: Option<PushService>,
+    is_for_pushes: bool,
+    current: LatestFinding<Arc<Connection>>,
+    /// How often the log tells of an outage, or of refused subscriptions.
+    told: Rarely,
 }
 
 impl Link {
-    /// Creates the connection for commands.
-    pub(super) fn for_commands(
-        endpoint: Endpoint,
-        config: RedisConfig,
-        events: NodeEvents,
+    pub(super) fn new(
+        endpoint: &Endpoint,
+        config: &RedisConfig,
+        events: &NodeEvents,
+        is_for_pushes: bool,
     ) -> Self {
-        Self::new(endpoint, config, events, None)
-    }
-
-    /// Creates the connection for pushes.
-    pub(super) fn for_pushes(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
-        Self::new(endpoint, config, events, Some(PushService::default()))
-    }
-
-    fn new(
-        endpoint: Endpoint,
-        config: RedisConfig,
-        events: NodeEvents,
-        pushes: Option<PushService>,
-    ) -> Self {
-        let current = LatestFinding::new();
-        let kept = KeptConnection { endpoint, config, current, events, pushes };
+        let kept = KeptConnection {
+            endpoint: endpoint.clone(),
+            config: config.clone(),
+            events: events.clone(),
+            is_for_pushes,
+            current: LatestFinding::pending(config.first_connection_limit()),
+            told: Rarely::default(),
+        };
         Self { kept: Arc::new(kept), task: Arc::default() }
     }
 
@@ -95,7 +85,7 @@ impl Link {
         let used = match self.kept.current.known() {
             Some(current) => current,
             // Boxed to keep the future of a command small, for this is rarely needed.
-            None => Box::pin(self.kept.current.wait(&self.kept.config, || self.start())).await?,
+            None => Box::pin(self.kept.current.wait(|| self.start())).await?,
         };
         let limit = self.kept.config.command_timeout;
         let Some(reply) = used.exchange(limit, send).await else {
@@ -123,34 +113,40 @@ impl Link {
 
     /// Waits for the connection. Returns how long the answer to a subscription may take then.
     pub(super) async fn subscription_limit(&self) -> Result<Duration, BackendError> {
-        let KeptConnection { current, config, .. } = &*self.kept;
-        current.wait(config, || self.start()).await?;
-        Ok(config.command_timeout)
+        self.kept.current.wait(|| self.start()).await?;
+        Ok(self.kept.config.command_timeout)
     }
 }
 
 async fn keep_connected(kept: Arc<KeptConnection>) {
-    let (mut pauses, mut watch) = (Pauses::default(), EndpointWatch::new(&kept.endpoint));
+    let (mut pauses, mut at, mut away_since) = (Pauses::default(), None, None);
     loop {
         kept.is_wanted().await;
         let mut begun = Instant::now();
-        match kept.connect(&mut watch).await {
+        match kept.connect(&mut at).await {
             // The sentinels name another master meanwhile.
             Ok(None) => continue,
-            Ok(Some(current)) => {
-                kept.serve(&current, &watch).await;
+            Ok(Some((current, pushes))) => {
+                kept.connected(&current, begun, away_since.take());
+                tokio::select! {
+                    () = current.broken.cancelled() => {}
+                    () = current.progress.ended.cancelled() => {}
+                    () = kept.serve(&current, pushes) => {}
+                    () = kept.endpoint.left(at.as_ref()) => {}
+                }
                 kept.broke(&current);
                 (begun, pauses) = (Instant::now(), Pauses::default());
+                away_since = Some(begun);
             }
-            Err(error) => kept.failed(error),
+            Err(error) => kept.failed(error, *away_since.get_or_insert_with(Instant::now)),
         }
-        kept.events.trouble.notify_one();
+        kept.events.all.trouble.notify_one();
         // A pause counts from the beginning of the attempt. Another master ends it.
         let pause = pauses.next();
         let until = after(begun, pause).max(after(Instant::now(), pause.min(AFTER_FAILURE)));
         tokio::select! {
             () = sleep_until(until) => {}
-            () = watch.outdated() => {}
+            () = kept.endpoint.left(at.as_ref()) => {}
         }
     }
 }
@@ -158,8 +154,8 @@ async fn keep_connected(kept: Arc<KeptConnection>) {
 impl KeptConnection {
     /// Notes that the task has ended with its runtime, and the connection with it.
     fn ended(&self) {
-        self.current.set(Finding::Nothing);
-        if self.pushes.is_some() {
+        self.current.set(Finding::Pending(self.config.first_connection_limit()));
+        if self.is_for_pushes {
             self.events.lost();
         }
     }
@@ -170,99 +166,100 @@ impl KeptConnection {
         used.broken.cancel();
     }
 
-    /// Completes when there must be a connection: the one for pushes is needed while a channel is
-    /// open.
-    ///
-    /// While the server is down no waiter listens for long, so the task then goes on by itself.
+    /// Completes when there must be a connection. The one for pushes is needed while a channel is
+    /// open, and after a failure, because no waiter listens for long while the server is down.
     async fn is_wanted(&self) {
-        if self.pushes.is_some() {
-            let NodeEvents { channels, scope, .. } = &self.events;
-            let any = || !channels.wanted(|channel| scope.contains(channel)).is_empty();
-            let _ =
-                channels.openings().wait_for(|_| any() || self.current.failure().is_some()).await;
+        let channels = &self.events.all.channels;
+        let mut openings = channels.openings();
+        let is_idle = || {
+            channels.wanted(|channel| self.events.serves(channel)).is_empty()
+                && !matches!(self.current.now(), Finding::Failed(_))
+        };
+        while self.is_for_pushes && is_idle() {
+            // The registry lives as long as this.
+            let _ = openings.changed().await;
         }
     }
 
-    /// Connects, and hands the new connection to the commands. Returns `None` if the sentinels name
-    /// another master meanwhile.
+    /// Connects, and notes the address. Returns `None` if the sentinels name another master
+    /// meanwhile: an attempt at a host that is down may last until its time-out.
     async fn connect(
         &self,
-        watch: &mut EndpointWatch,
-    ) -> Result<Option<Arc<Connection>>, BackendError> {
-        let (begun, broken) = (Instant::now(), CancellationToken::new());
-        let pushes = self.pushes.as_ref();
-        let pushes = pushes.map(|it| Pushes::new(it, &self.events, &self.config, &broken));
-        let on_push = move |push: PushInfo| {
-            if let Some(pushes) = &pushes {
-                pushes.receive(push);
-            }
+        at: &mut Option<ConnectionAddr>,
+    ) -> Result<Option<(Arc<Connection>, Option<Arc<Pushes>>)>, BackendError> {
+        // Whichever server the sentinels name after a failure is another one.
+        *at = None;
+        let target = self.endpoint.find().await?;
+        *at = Some(target.info.addr().clone());
+        let pushes = self.is_for_pushes.then(|| Arc::new(Pushes::new(&self.events, &self.config)));
+        let on_push = pushes.clone().map(|it| Box::new(move |push| it.receive(push)) as OnPush);
+        let name = self.config.client_name.as_deref();
+        let first = async |connection: &mut _| refuse_replica(connection, name).await;
+        let connected = tokio::select! {
+            connected = connect(&target, &self.config, on_push, first) => connected.map(Some),
+            () = self.endpoint.left(at.as_ref()) => Ok(None),
         };
-        let current = watch.connect(&self.config, broken, on_push).await?;
-        let Some(current) = current.map(Arc::new) else { return Ok(None) };
-        let is_late =
-            self.current.failure().is_some() || begun.elapsed() > self.config.command_timeout;
-        self.current.set(Finding::Known(current.clone()));
-        if self.pushes.is_none() {
-            self.events.new_connections.send_replace(());
-            if let Some(away) = self.events.outage.ends() {
-                info!(server = %self.endpoint.shown(), ?away, "connected to Redis again");
-            }
-            if is_late {
-                // Each waiter asks in vain at the moment, with pauses.
-                self.events.wake();
-            }
+        let Ok(Some((mut connection, ()))) = connected else {
+            self.endpoint.distrust();
+            return connected.map(|_| None);
+        };
+        if let Some(pushes) = &pushes {
+            connection.broken = pushes.end.clone();
         }
-        Ok(Some(current))
+        Ok(Some((Arc::new(connection), pushes)))
     }
 
-    /// Returns when the connection is broken, or another server is the master.
-    async fn serve(&self, current: &Arc<Connection>, watch: &EndpointWatch) {
-        let work = async {
-            if let Some(service) = &self.pushes {
-                let limit = self.config.command_timeout;
-                let subscriptions = Subscriptions::new(service, &self.events, current, limit);
-                let Err(error) = subscriptions.keep().await;
-                debug!(error = %Chain(&error), "the push connection to Redis broke");
-                return;
-            }
-            let mut preparing = current.commands.clone();
-            let _ = timeout(self.config.connect_timeout(), prepare(&mut preparing)).await;
-            drop(preparing);
-            std::future::pending::<()>().await
-        };
-        tokio::select! {
-            () = current.broken.cancelled() => {}
-            () = current.progress.ended.cancelled() => {}
-            () = work => {}
-            () = watch.outdated() => {}
+    /// Hands a new connection to the commands.
+    fn connected(&self, current: &Arc<Connection>, begun: Instant, away_since: Option<Instant>) {
+        let has_failed = matches!(self.current.now(), Finding::Failed(_));
+        self.current.set(Finding::Known(current.clone()));
+        if self.is_for_pushes {
+            return;
         }
+        self.events.all.new_connections.send_replace(());
+        if let Some(since) = away_since {
+            let (server, away) = (self.endpoint.shown(), since.elapsed());
+            info!(%server, ?away, "connected to Redis again");
+        }
+        if has_failed || begun.elapsed() > self.config.command_timeout {
+            // Each waiter asks in vain at the moment, with pauses.
+            self.events.wake();
+        }
+    }
+
+    async fn serve(&self, current: &Connection, pushes: Option<Arc<Pushes>>) {
+        if let Some(pushes) = pushes {
+            let limit = self.config.command_timeout;
+            let Err(error) = keep_subscribed(&pushes, current, limit, &self.told).await;
+            debug!(error = %Chain(&error), "the push connection to Redis broke");
+            return;
+        }
+        let _ = timeout(self.config.connect_timeout(), prepare(current.commands.clone())).await;
+        pending().await
     }
 
     fn broke(&self, current: &Connection) {
         current.broken.cancel();
-        // Commands wait for the first attempt after a break, and fail during later ones.
-        self.current.set(Finding::Broken(current.reconnect_limit));
-        if self.pushes.is_some() {
+        self.current.set(Finding::Pending(current.reconnect_limit));
+        if self.is_for_pushes {
             // The server may stay away for long, so each waiter asks at once and learns of it.
             self.events.lost();
             return;
         }
         let server = self.endpoint.shown();
         info!(%server, "the connection to Redis broke; connecting again");
-        self.events.outage.begins();
     }
 
-    fn failed(&self, error: BackendError) {
-        let server = self.endpoint.shown();
-        if self.pushes.is_some() {
-            if self.current.set_unless_known(Finding::Failed(error.clone())) {
+    fn failed(&self, error: BackendError, away_since: Instant) {
+        let is_first = self.current.set_unless_known(Finding::Failed(error.clone()));
+        let (server, away) = (self.endpoint.shown(), away_since.elapsed());
+        if self.is_for_pushes {
+            if is_first {
                 debug!(%server, error = %Chain(&error), "no push connection to Redis");
             }
             return;
         }
-        let is_first = self.current.set_unless_known(Finding::Failed(error.clone()));
-        let away = self.events.outage.begins();
-        if self.events.outage.told.first() || is_first {
+        if self.told.first() || is_first {
             warn!(%server, ?away, error = %Chain(&error), "no connection to Redis; trying again");
         }
         if is_first {

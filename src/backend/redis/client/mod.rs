@@ -3,9 +3,9 @@
 //! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server
 //! has up to three connections (`node`): for commands, for grants that replicas confirm
 //! (`replicas`), and for pushes (`push`). Commands (`commands`) are sent on a `link`, whose task
-//! keeps it connected, and reports the `events` of the server. A connection goes to a fixed server,
-//! to the master that sentinels name (`sentinel`), or to a node of a `cluster`. It is made in
-//! `connect`, over a `socket` that knows when bytes last moved. `failure` says what an error means.
+//! keeps it connected, and reports `events`. A connection goes to a fixed server, to the master
+//! that sentinels name (`sentinel`), or to a node of a `cluster`. It is made in `connect`, over a
+//! `socket` that knows when bytes last moved. `failure` says what an error means.
 
 mod cluster;
 mod commands;
@@ -22,11 +22,11 @@ mod socket;
 mod task;
 mod topology;
 
-use std::{borrow::Borrow, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt,
-    future::{BoxFuture, join_all, try_join_all},
+    future::{BoxFuture, try_join_all},
 };
 use redis::{Cmd, Pipeline, Value, from_redis_value};
 use tokio::{sync::watch, time::sleep};
@@ -41,23 +41,24 @@ pub(super) use self::{
 
 use self::{
     cluster::Cluster,
-    events::NodeEvents,
+    events::{Events, NodeEvents},
     failure::CommandFailure,
     link::Link,
     node::Node,
     replicas::wait_refused,
-    sentinel::{Endpoint, Sentinels},
+    sentinel::Endpoint,
     settings::ConnectTarget,
 };
 use super::scripts::Call;
 use crate::{
-    backend::{Channels, RENEWAL_BATCH},
+    backend::Channels,
     error::{BackendError, BackendErrorKind, Error},
     key::Name,
 };
 
 pub(super) struct Servers {
     config: RedisConfig,
+    events: Arc<Events>,
     nodes: Nodes,
 }
 
@@ -68,10 +69,10 @@ enum Nodes {
 
 impl Servers {
     /// Returns one server, and its database.
-    pub(super) fn single(url: &str, config: RedisConfig) -> Result<(Self, i64), Error> {
+    pub(super) fn single(url: &str, config: RedisConfig) -> Result<(Self, Option<i64>), Error> {
         let info = settings::parse(url, "the Redis URL")?;
         let target = ConnectTarget { info, access: config.access.clone() };
-        Ok(Self::at_endpoint(&Endpoint::Server(Box::new(target)), config))
+        Ok(Self::at_endpoint(&Endpoint::server(target), config))
     }
 
     /// Returns the master that sentinels watch, and its database.
@@ -79,23 +80,25 @@ impl Servers {
         urls: &[String],
         master: &str,
         config: RedisConfig,
-    ) -> Result<(Self, i64), Error> {
-        let sentinels = Arc::new(Sentinels::new(urls, master, &config)?);
-        Ok(Self::at_endpoint(&Endpoint::Sentinel(sentinels), config))
+    ) -> Result<(Self, Option<i64>), Error> {
+        Ok(Self::at_endpoint(&Endpoint::watched(urls, master, &config)?, config))
     }
 
-    fn at_endpoint(endpoint: &Endpoint, config: RedisConfig) -> (Self, i64) {
-        let node = Node::new(endpoint, &config, NodeEvents::of_single());
-        (Self { nodes: Nodes::Single(Arc::new(node)), config }, endpoint.database())
+    fn at_endpoint(endpoint: &Endpoint, config: RedisConfig) -> (Self, Option<i64>) {
+        let events = Events::new(&config);
+        let of_node = NodeEvents { all: events.clone(), node: None };
+        let nodes = Nodes::Single(Arc::new(Node::new(endpoint, &config, &of_node)));
+        (Self { config, events, nodes }, Some(endpoint.database()))
     }
 
     pub(super) fn cluster(urls: &[String], config: RedisConfig) -> Result<Self, Error> {
-        Ok(Self { nodes: Nodes::Cluster(Cluster::new(urls, config.clone())?), config })
+        let events = Events::new(&config);
+        let nodes = Nodes::Cluster(Cluster::new(urls, config.clone(), events.clone())?);
+        Ok(Self { config, events, nodes })
     }
 
     /// Runs a script.
-    pub(super) async fn call(&self, call: impl Borrow<Call<'_>>) -> Result<Value, BackendError> {
-        let call = call.borrow();
+    pub(super) async fn call(&self, call: &Call<'_>) -> Result<Value, BackendError> {
         let run = |node: Arc<Node>, asking| async move { node.commands().call(call, asking).await };
         self.at(call.first_key(), run).await
     }
@@ -103,27 +106,10 @@ impl Servers {
     /// Runs a script that grants something. Returns whether enough replicas confirmed it, too.
     pub(super) async fn grant(
         &self,
-        call: impl Borrow<Call<'_>>,
+        call: &Call<'_>,
     ) -> Result<(Value, Confirmation), BackendError> {
-        let call = call.borrow();
         let grant = |node: Arc<Node>, asking| async move { node.grant(call, asking).await };
         self.at(call.first_key(), grant).await
-    }
-
-    /// Runs scripts that renew grants, all at once, each as [`grant`](Self::grant) does.
-    pub(super) async fn renew(
-        &self,
-        calls: &[Call<'_>],
-    ) -> Vec<Result<(Value, Confirmation), BackendError>> {
-        join_all(calls.iter().map(|call| self.grant(call))).await
-    }
-
-    /// Returns what the renewals of one script may cost, in leases.
-    ///
-    /// In a cluster it is one lease. Two leases rarely share a slot, and a slot that is being moved
-    /// would block the others.
-    pub(super) fn renew_batch(&self) -> usize {
-        if self.is_single() { RENEWAL_BATCH } else { 1 }
     }
 
     /// Runs a command that touches one key.
@@ -133,21 +119,16 @@ impl Servers {
         self.at(key.as_bytes(), run).await
     }
 
-    /// Runs two commands that touch one key, in one write.
-    pub(super) async fn run_both(
+    /// Runs commands that touch one key, in one write.
+    pub(super) async fn run_all(
         &self,
         commands: &Pipeline,
         key: &str,
-    ) -> Result<[Value; 2], BackendError> {
+    ) -> Result<Vec<Value>, BackendError> {
         let run = |node: Arc<Node>, asking| async move {
-            let replies = node.commands().run_all(commands, asking).await?;
-            replies.into_iter().collect::<Result<Vec<_>, _>>()
+            node.commands().run_all(commands, asking).await?.into_iter().collect()
         };
-        let replies = self.at(key.as_bytes(), run).await?;
-        <[Value; 2]>::try_from(replies).map_err(|replies| {
-            let why = format!("{} replies to two commands", replies.len());
-            BackendError::new(BackendErrorKind::Unknown, why)
-        })
+        self.at(key.as_bytes(), run).await
     }
 
     /// Runs something at the server that has a key.
@@ -173,14 +154,12 @@ impl Servers {
 
     /// Runs a command at each server.
     pub(super) async fn run_at_each(&self, command: &Cmd) -> Result<Vec<Value>, BackendError> {
-        let run = |link: Link| async move { Ok(link.run(command, false).await?) };
-        self.at_each(run).await
+        self.at_each(|link| async move { Ok(link.run(command, false).await?) }).await
     }
 
     /// Runs a script without keys at each server.
     pub(super) async fn call_at_each(&self, call: &Call<'_>) -> Result<Vec<Value>, BackendError> {
-        let run = |link: Link| async move { Ok(link.call(call, false).await?) };
-        self.at_each(run).await
+        self.at_each(|link| async move { Ok(link.call(call, false).await?) }).await
     }
 
     /// Tries the `WAIT` that grants need, at each server. It waits for no replica.
@@ -227,10 +206,7 @@ impl Servers {
     }
 
     pub(super) fn channels(&self) -> &Channels {
-        match &self.nodes {
-            Nodes::Single(node) => &node.events.channels,
-            Nodes::Cluster(cluster) => cluster.channels(),
-        }
+        &self.events.channels
     }
 
     /// Waits for the connection on which a channel is subscribed to, which must be open. Returns how
@@ -248,10 +224,7 @@ impl Servers {
 
     /// Returns a watch that changes with each new connection for commands.
     pub(super) fn new_connections(&self) -> watch::Receiver<()> {
-        match &self.nodes {
-            Nodes::Single(node) => node.events.new_connections.subscribe(),
-            Nodes::Cluster(cluster) => cluster.new_connections(),
-        }
+        self.events.new_connections.subscribe()
     }
 }
 

@@ -15,18 +15,13 @@ pub(super) struct Node {
     /// Only if replicas confirm grants. A `WAIT` delays all later commands of its connection.
     grants: Option<Grants>,
     pub(super) push: Link,
-    pub(super) events: NodeEvents,
 }
 
 impl Node {
-    pub(super) fn new(endpoint: &Endpoint, config: &RedisConfig, events: NodeEvents) -> Self {
-        let link = || Link::for_commands(endpoint.clone(), config.clone(), events.clone());
-        Self {
-            commands: link(),
-            grants: config.replicas.map(|needed| Grants::new(link(), needed)),
-            push: Link::for_pushes(endpoint.clone(), config.clone(), events.clone()),
-            events,
-        }
+    pub(super) fn new(endpoint: &Endpoint, config: &RedisConfig, events: &NodeEvents) -> Self {
+        let link = |is_for_pushes| Link::new(endpoint, config, events, is_for_pushes);
+        let grants = config.replicas.map(|needed| Grants::new(link(false), needed));
+        Self { commands: link(false), grants, push: link(true) }
     }
 
     /// Returns the connection for commands. A waiter may listen behind it, so pushes are ready.

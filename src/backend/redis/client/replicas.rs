@@ -1,8 +1,8 @@
 //! Grants that replicas confirm, in batches with one `WAIT` each.
 //!
-//! A `WAIT` holds up whatever comes behind it on its connection. So such grants have a connection
-//! of their own. While one `WAIT` is under way, the next grants are gathered. They are sent in one
-//! write with the next `WAIT`, which confirms all writes of its connection before it.
+//! A `WAIT` holds up whatever comes behind it, so such grants have a connection of their own. While
+//! one is under way, the next grants are gathered. They are sent in one write with the next `WAIT`,
+//! which confirms all writes of its connection before it.
 
 use std::{
     error::Error as _,
@@ -13,6 +13,7 @@ use redis::{Cmd, Value};
 use tokio::sync::oneshot;
 
 use super::{
+    commands::Reply,
     failure::{CommandFailure, CommandRetry},
     link::Link,
     settings::Replicas,
@@ -31,12 +32,20 @@ impl Replicas {
         wait
     }
 
-    /// Checks that this number of confirmations is enough.
-    fn check_met_by(self, confirmed: usize) -> Confirmation {
-        if u32::try_from(confirmed).is_ok_and(|confirmed| confirmed >= self.count) {
+    /// Checks the reply to the `WAIT`.
+    fn confirmation(self, reply: Option<Reply>) -> Confirmation {
+        let confirmed = match reply {
+            Some(Ok(Value::Int(confirmed))) => confirmed,
+            // The grants happened all the same, so their callers must undo them.
+            Some(Err(CommandFailure { error, .. })) => {
+                return Err(wait_refused(BackendErrorKind::Unreplicated, &error));
+            }
+            _ => 0,
+        };
+        let Self { count, within } = self;
+        if confirmed >= i64::from(count) {
             return Ok(());
         }
-        let Self { count, within } = self;
         let why = format!("{confirmed} of {count} confirmed the grant within {within:?}");
         Err(BackendError::new(BackendErrorKind::Unreplicated, why))
     }
@@ -73,14 +82,8 @@ struct GrantCommand {
     command: Cmd,
     /// An `ASKING` goes before it.
     asking: bool,
+    /// Its caller may have left. It undoes what was granted.
     told: oneshot::Sender<GrantReply>,
-}
-
-impl GrantCommand {
-    fn tell(self, reply: GrantReply) {
-        // The caller may have left. It undoes what was granted.
-        let _ = self.told.send(reply);
-    }
 }
 
 impl Grants {
@@ -133,23 +136,17 @@ impl Grants {
         let mut replies = match self.link.send_all(&commands).await {
             Ok(replies) => replies,
             Err(CommandFailure { error, .. }) => {
-                return grants.into_iter().for_each(|grant| grant.tell(Err(error.clone().into())));
+                for grant in grants {
+                    let _ = grant.told.send(Err(error.clone().into()));
+                }
+                return;
             }
         };
-        let confirmation = match replies.pop() {
-            Some(Ok(Value::Int(count))) => {
-                self.needed.check_met_by(usize::try_from(count).unwrap_or(0))
-            }
-            // The grants happened all the same, so their callers must undo them.
-            Some(Err(CommandFailure { error, .. })) => {
-                Err(wait_refused(BackendErrorKind::Unreplicated, &error))
-            }
-            _ => self.needed.check_met_by(0),
-        };
+        let confirmation = self.needed.confirmation(replies.pop());
         let mut replies = replies.into_iter();
         for grant in grants {
             let reply = replies.nth(usize::from(grant.asking)).unwrap_or(Ok(Value::Nil));
-            grant.tell(reply.map(|value| (value, confirmation.clone())));
+            let _ = grant.told.send(reply.map(|value| (value, confirmation.clone())));
         }
     }
 }

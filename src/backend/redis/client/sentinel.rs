@@ -2,17 +2,13 @@
 //!
 //! One task finds the master, and tells all connections. The old master may live on and accept
 //! writes that will be lost, so the connections leave it. A sentinel that announces a failover is
-//! asked at once. In case an announcement is lost, the task also asks every second.
-//!
-//! The server that a sentinel names must call itself a master, because a sentinel that was cut off
-//! for a while names the previous master.
+//! asked at once, and one of them every second. The server that it names must call itself a master,
+//! because a sentinel that was cut off for a while names the previous one.
 //! (Redis, "Guidelines for Redis clients with support for Redis Sentinel".)
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    future::pending,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -20,20 +16,18 @@ use futures_util::{
     FutureExt, StreamExt,
     future::{join_all, select_ok},
 };
-use redis::{
-    ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, PushInfo, RedisError, aio::PubSub,
-};
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, RedisError};
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::{
-    connect::{ConnectError, Connection, ask, connect, open_pubsub, refuse_replica},
-    settings::{self, ConnectTarget, RedisConfig},
+    connect::{connect, open_pubsub, refuse_replica},
+    settings::{self, Address, ConnectTarget, RedisConfig},
     task::{Finding, LatestFinding, OnDemandTask},
 };
 use crate::{
-    error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind},
+    error::{BackendError, Error, ErrorKind as Kind},
+    sync::lock,
     time::Pauses,
 };
 
@@ -45,34 +39,14 @@ const ANNOUNCEMENTS: [&str; 2] = ["+promoted-slave", "+switch-master"];
 
 /// The server that the connections of a node go to.
 #[derive(Clone)]
-pub(super) enum Endpoint {
-    Server(Box<ConnectTarget>),
-    /// The server that the sentinels name as the master.
-    Sentinel(Arc<Sentinels>),
+pub(super) struct Endpoint {
+    /// With sentinels, the name of the master is in the place of the host.
+    target: ConnectTarget,
+    sentinels: Option<Arc<Sentinels>>,
 }
-
-impl Endpoint {
-    /// Returns the server for logs, without credentials.
-    pub(super) fn shown(&self) -> String {
-        match self {
-            Self::Server(target) => target.info.addr().to_string(),
-            Self::Sentinel(sentinels) => format!("master {:?}", sentinels.known.name),
-        }
-    }
-
-    pub(super) fn database(&self) -> i64 {
-        let target = match self {
-            Self::Server(target) => target,
-            Self::Sentinel(sentinels) => &sentinels.known.master,
-        };
-        target.info.redis_settings().db()
-    }
-}
-
-type HostPort = (String, u16);
 
 /// The sentinels, and the task that watches what they say. It ends when this is dropped.
-pub(super) struct Sentinels {
+struct Sentinels {
     known: Arc<KnownSentinels>,
     task: OnDemandTask,
 }
@@ -82,46 +56,104 @@ struct KnownSentinels {
     targets: Vec<ConnectTarget>,
     /// The name of the master.
     name: String,
-    /// The settings of connections to the master, with the name in the place of the host.
     master: ConnectTarget,
     config: RedisConfig,
-    /// The index of the sentinel that is asked alone, or [`NONE`].
-    trusted: AtomicUsize,
+    /// The index of the sentinel that is asked alone. Without one, all are asked.
+    trusted: Mutex<Option<usize>>,
     /// The server that was named last, and calls itself a master.
-    named: LatestFinding<HostPort>,
+    named: LatestFinding<Address>,
 }
 
-/// Stands for no sentinel, so that all are asked.
-const NONE: usize = usize::MAX;
+impl Endpoint {
+    pub(super) fn server(target: ConnectTarget) -> Self {
+        Self { target, sentinels: None }
+    }
 
-impl Sentinels {
-    pub(super) fn new(urls: &[String], master: &str, config: &RedisConfig) -> Result<Self, Error> {
-        let (name, master) = read_master(master)?;
-        let master = ConnectTarget { info: master, access: config.access.clone() };
+    /// Returns the master of this name, or of a URL with the name in the place of the host.
+    pub(super) fn watched(
+        urls: &[String],
+        master: &str,
+        config: &RedisConfig,
+    ) -> Result<Self, Error> {
+        let (name, info) = read_master(master)?;
+        let target = ConnectTarget { info, access: config.access.clone() };
         // The credentials of sentinels are in their URLs.
         let mut access = config.access.clone();
         access.credentials = None;
-        let target = |info: ConnectionInfo| {
+        let sentinel = |info: ConnectionInfo| {
             // Sentinels of Redis 6 do not speak RESP3.
             let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
             ConnectTarget { info: info.set_redis_settings(settings), access: access.clone() }
         };
-        let targets: Vec<_> = settings::parse_all(urls)?.into_iter().map(target).collect();
+        let targets: Vec<_> = settings::parse_all(urls)?.into_iter().map(sentinel).collect();
         if targets.is_empty() {
             let why = "no sentinel was given; give the URL of one sentinel or more";
             return Err(Error::new(Kind::InvalidConfig, why));
         }
-        let (trusted, named) = (AtomicUsize::new(NONE), LatestFinding::new());
-        let config = config.clone();
+        let named = LatestFinding::pending(config.first_connection_limit());
+        let (master, config, trusted) = (target.clone(), config.clone(), Mutex::default());
         let known = KnownSentinels { targets, name, master, config, trusted, named };
-        Ok(Self { known: Arc::new(known), task: OnDemandTask::default() })
+        let sentinels = Sentinels { known: Arc::new(known), task: OnDemandTask::default() };
+        Ok(Self { target, sentinels: Some(Arc::new(sentinels)) })
     }
 
+    /// Returns the server for logs, without credentials.
+    pub(super) fn shown(&self) -> String {
+        match &self.sentinels {
+            Some(sentinels) => format!("master {:?}", sentinels.known.name),
+            None => self.target.info.addr().to_string(),
+        }
+    }
+
+    pub(super) fn database(&self) -> i64 {
+        self.target.info.redis_settings().db()
+    }
+
+    /// Returns the server, or waits until a sentinel has named it.
+    pub(super) async fn find(&self) -> Result<ConnectTarget, BackendError> {
+        let Some(sentinels) = &self.sentinels else { return Ok(self.target.clone()) };
+        let address = sentinels.known.named.wait(|| sentinels.start_watch()).await?;
+        Ok(self.target.at(&address))
+    }
+
+    /// Notes that the server cannot be reached. The sentinel that named it may be out of date, so
+    /// all are asked.
+    pub(super) fn distrust(&self) {
+        if let Some(sentinels) = &self.sentinels {
+            *lock(&sentinels.known.trusted) = None;
+        }
+    }
+
+    /// Completes when the sentinels name another server than this, and that server is a master.
+    ///
+    /// The connection stays while no sentinel replies, or the server that is named cannot be used.
+    pub(super) async fn left(&self, at: Option<&ConnectionAddr>) {
+        let Some(sentinels) = &self.sentinels else { return pending().await };
+        let mut named = sentinels.known.named.subscribe();
+        loop {
+            let now = named.borrow_and_update().clone();
+            match now {
+                Finding::Known(now) if Some(self.target.at(&now).info.addr()) != at => {
+                    info!(host = %now.host, port = now.port, "the sentinels name another master");
+                    return;
+                }
+                // The runtime of the watch may have ended.
+                Finding::Pending(_) => sentinels.start_watch(),
+                _ => {}
+            }
+            // The sender lives as long as this.
+            let _ = named.changed().await;
+        }
+    }
+}
+
+impl Sentinels {
     /// Starts the task on the current runtime, unless it runs.
     fn start_watch(&self) {
         self.task.start(|| {
             let known = self.known.clone();
-            (keep_watching(self.known.clone()), move || known.named.set(Finding::Nothing))
+            let limit = known.config.first_connection_limit();
+            (keep_watching(self.known.clone()), move || known.named.set(Finding::Pending(limit)))
         });
     }
 }
@@ -130,63 +162,59 @@ impl Sentinels {
 fn read_master(master: &str) -> Result<(String, ConnectionInfo), Error> {
     let url = if master.contains("://") { master.to_owned() } else { format!("redis://{master}") };
     let info = settings::parse(&url, "the name or URL of the master")?;
-    match info.addr() {
-        ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. } => {
-            Ok((name.clone(), info))
-        }
+    let name = match info.addr() {
+        ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. } => name.clone(),
         _ => {
             let why = "the URL of the master names a socket file, where sentinels name a host";
-            Err(Error::new(Kind::InvalidConfig, why))
+            return Err(Error::new(Kind::InvalidConfig, why));
         }
-    }
-}
-
-fn unavailable(error: ConnectError) -> BackendError {
-    BackendError::new(BackendErrorKind::Unavailable, error)
+    };
+    Ok((name, info))
 }
 
 impl KnownSentinels {
-    /// Makes the master known. Returns whether a sentinel named one.
+    /// Makes the master known. Fails if no sentinel names one.
     ///
     /// All sentinels are asked at once, and the first good answer counts. From then on its sentinel
     /// is asked alone while it answers, so that two that disagree do not take turns.
-    async fn locate(&self) -> Result<(), ConnectError> {
-        let trusted = self.trusted.load(Ordering::Relaxed);
-        if trusted != NONE && self.hear(trusted).await.is_ok() {
+    async fn locate(&self) -> Result<(), BackendError> {
+        let trusted = lock(&self.trusted).take();
+        if let Some(trusted) = trusted
+            && self.hear(trusted, true).await.is_ok()
+        {
             return Ok(());
         }
-        self.trusted.store(NONE, Ordering::Relaxed);
-        let all = (0..self.targets.len()).map(|sentinel| self.hear(sentinel).boxed());
+        let all = (0..self.targets.len()).map(|sentinel| self.hear(sentinel, false).boxed());
         select_ok(all).await.map(drop)
     }
 
     /// Asks one sentinel, and makes the server known that it names, if that is a master.
-    async fn hear(&self, sentinel: usize) -> Result<(), ConnectError> {
+    async fn hear(&self, sentinel: usize, is_trusted: bool) -> Result<(), BackendError> {
         let mut question = redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(&self.name);
-        let limit = self.config.connect_timeout();
-        let named = ask(&self.targets[sentinel], limit, async |connection| {
-            let reply: Option<HostPort> = question.query_async(connection).await?;
+        let ask = connect(&self.targets[sentinel], &self.config, None, async |connection| {
+            let reply: Option<(String, u16)> = question.query_async(connection).await?;
             let unknown = "a sentinel does not know the master";
             reply.ok_or_else(|| RedisError::from((ErrorKind::Client, unknown, self.name.clone())))
         });
-        let address = named.await?;
-        let target = self.master.at(address.0.clone(), address.1);
+        let (_, (host, port)) = ask.await?;
+        let address = Address { host: host.into(), port };
         let is_new = self.named.known().as_ref() != Some(&address);
-        if is_new || self.trusted.load(Ordering::Relaxed) != sentinel {
-            ask(&target, limit, async |connection| refuse_replica(connection, None).await).await?;
+        if is_new || !is_trusted {
+            let check = async |connection: &mut _| refuse_replica(connection, None).await;
+            connect(&self.master.at(&address), &self.config, None, check).await?;
         }
         if is_new {
             self.named.set(Finding::Known(address));
         }
-        self.trusted.store(sentinel, Ordering::Relaxed);
+        *lock(&self.trusted) = Some(sentinel);
         Ok(())
     }
 
     /// Listens to a sentinel until its connection ends.
     async fn listen(&self, sentinel: usize) -> Result<(), RedisError> {
         let listening = async {
-            let mut pubsub: PubSub = open_pubsub(&self.targets[sentinel]).await?;
+            let mut pubsub = open_pubsub(&self.targets[sentinel]).await?;
             pubsub.subscribe(&ANNOUNCEMENTS[..]).await?;
             Ok::<_, RedisError>(pubsub)
         };
@@ -197,7 +225,7 @@ impl KnownSentinels {
             let text: String = message.get_payload().unwrap_or_default();
             if text.split(' ').any(|word| word == self.name) {
                 // If this fails, it is asked within a second.
-                let _ = self.hear(sentinel).await;
+                let _ = self.hear(sentinel, false).await;
             }
         }
         Ok(())
@@ -214,7 +242,7 @@ async fn keep_watching(known: Arc<KnownSentinels>) {
                     ASK_EVERY
                 }
                 Err(error) => {
-                    known.named.set_unless_known(Finding::Failed(unavailable(error)));
+                    known.named.set_unless_known(Finding::Failed(error));
                     pauses.next()
                 }
             };
@@ -229,79 +257,6 @@ async fn keep_watching(known: Arc<KnownSentinels>) {
         }
     }));
     let ((), _) = tokio::join!(asks, listens);
-}
-
-/// Finds the server for one connection, and tells when another one has taken its place.
-pub(super) struct EndpointWatch {
-    endpoint: Endpoint,
-    /// The server that was found last, where sentinels name it.
-    address: Option<HostPort>,
-}
-
-impl EndpointWatch {
-    pub(super) fn new(endpoint: &Endpoint) -> Self {
-        Self { endpoint: endpoint.clone(), address: None }
-    }
-
-    /// Finds the server, connects, and checks that it can be written to.
-    ///
-    /// Returns `None` if the sentinels name another server meanwhile, because an attempt at a host
-    /// that is down may last until its time-out.
-    pub(super) async fn connect(
-        &mut self,
-        settings: &RedisConfig,
-        broken: CancellationToken,
-        on_push: impl Fn(PushInfo) + Send + Sync + 'static,
-    ) -> Result<Option<Connection>, BackendError> {
-        let target = self.find().await?;
-        let connected = tokio::select! {
-            connected = connect(&target, settings, broken, on_push) => connected.map(Some),
-            () = self.outdated() => Ok(None),
-        };
-        match (&connected, &self.endpoint) {
-            (Ok(Some(_)), _) | (_, Endpoint::Server(_)) => {}
-            // The sentinel that named the server may be out of date, so all are asked.
-            (_, Endpoint::Sentinel(it)) => it.known.trusted.store(NONE, Ordering::Relaxed),
-        }
-        connected.map_err(unavailable)
-    }
-
-    async fn find(&mut self) -> Result<ConnectTarget, BackendError> {
-        let sentinels = match &self.endpoint {
-            Endpoint::Server(target) => return Ok((**target).clone()),
-            Endpoint::Sentinel(sentinels) => sentinels,
-        };
-        // Whichever server they name after a failure is another one.
-        self.address = None;
-        let known = &sentinels.known;
-        let address = known.named.wait(&known.config, || sentinels.start_watch()).await?;
-        let (host, port) = self.address.insert(address).clone();
-        Ok(known.master.at(host, port))
-    }
-
-    /// Completes when the sentinels name another server, and that server is a master.
-    ///
-    /// The connection stays while no sentinel replies, or the server that is named cannot be used.
-    pub(super) async fn outdated(&self) {
-        let Endpoint::Sentinel(sentinels) = &self.endpoint else {
-            return std::future::pending().await;
-        };
-        let mut named = sentinels.known.named.subscribe();
-        loop {
-            let now = named.borrow_and_update().clone();
-            match now {
-                Finding::Known(now) if Some(&now) != self.address.as_ref() => {
-                    info!(host = %now.0, port = now.1, "the sentinels name another master");
-                    return;
-                }
-                // The runtime of the watch has ended.
-                Finding::Nothing => sentinels.start_watch(),
-                _ => {}
-            }
-            // The sender lives as long as this.
-            let _ = named.changed().await;
-        }
-    }
 }
 
 #[cfg(test)]

@@ -58,28 +58,28 @@ pub(in super::super) struct Replicas {
 
 impl Replicas {
     pub(in super::super) fn check(self, command_timeout: Duration) -> Result<(), Error> {
-        let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
-        if self.count == 0 {
-            return invalid(
-                "`replicas` is 0, which waits for no replica; give 1 or more, or leave it out"
-                    .to_owned(),
-            );
+        let Self { count, within } = self;
+        if count == 0 {
+            let why =
+                "`replicas` is 0, which waits for no replica; give 1 or more, or leave it out";
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
-        if self.within < Duration::from_millis(1) || self.within >= command_timeout {
-            return invalid(format!(
-                "replicas may take {:?} to confirm, but it must be at least 1 ms and less than the \
-                 command time-out of {command_timeout:?}; change `replicas` or `command_timeout`",
-                self.within
-            ));
+        if within < Duration::from_millis(1) || within >= command_timeout {
+            let why = format!(
+                "replicas may take {within:?} to confirm, but it must be at least 1 ms and less \
+                 than the command time-out of {command_timeout:?}; change `replicas` or \
+                 `command_timeout`"
+            );
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
         Ok(())
     }
 }
 
 /// The name of a user, and the password.
-type Credentials = (String, String);
+type Credentials = Result<(String, String), BoxError>;
 
-type Provider = Arc<dyn Fn() -> BoxFuture<'static, Result<Credentials, BoxError>> + Send + Sync>;
+type Provider = Arc<dyn Fn() -> BoxFuture<'static, Credentials> + Send + Sync>;
 
 /// How the connections of a backend log in, beyond what their URLs say.
 #[derive(Clone, Default)]
@@ -97,6 +97,13 @@ impl fmt::Debug for Access {
     }
 }
 
+/// The address of a master or of a node, as another server names it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Address {
+    pub(super) host: Arc<str>,
+    pub(super) port: u16,
+}
+
 /// A server to connect to.
 #[derive(Clone)]
 pub(in super::super) struct ConnectTarget {
@@ -106,7 +113,8 @@ pub(in super::super) struct ConnectTarget {
 
 impl ConnectTarget {
     /// Returns the same target at another address.
-    pub(super) fn at(&self, host: String, port: u16) -> Self {
+    pub(super) fn at(&self, address: &Address) -> Self {
+        let (host, port) = (address.host.to_string(), address.port);
         let address = match self.info.addr() {
             ConnectionAddr::TcpTls { .. } => {
                 ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
@@ -117,29 +125,23 @@ impl ConnectTarget {
     }
 
     /// Returns the settings of a new connection, with the credentials of now.
+    ///
+    /// A panic of the callback is a failure like any other, so that the attempt to connect ends
+    /// with it, and the next one comes after a pause.
     pub(super) async fn settings(&self) -> Result<RedisConnectionInfo, RedisError> {
         let settings = self.info.redis_settings().clone();
-        match &self.access.credentials {
-            None => Ok(settings),
-            Some(provide) => {
-                let (user, password) = provided(provide).await?;
-                Ok(settings.set_username(user).set_password(password))
+        let Some(provide) = &self.access.credentials else { return Ok(settings) };
+        // The callback may also panic before it returns its future.
+        let asked = AssertUnwindSafe(async { provide().await }).catch_unwind();
+        let why = match asked.await {
+            Ok(Ok((user, password))) => {
+                return Ok(settings.set_username(user).set_password(password));
             }
-        }
+            Ok(Err(error)) => format!("failed: {}", Chain(&*error)),
+            Err(panic) => format!("panicked: {}", words_of(&*panic)),
+        };
+        Err(io::Error::other(format!("the callback for credentials {why}")).into())
     }
-}
-
-/// Asks a callback for the credentials. A panic is a failure like any other, so that the attempt to
-/// connect ends with it, and the next one comes after a pause.
-async fn provided(provide: &Provider) -> Result<Credentials, io::Error> {
-    // The callback may also panic before it returns its future.
-    let asked = AssertUnwindSafe(async { provide().await }).catch_unwind();
-    let why = match asked.await {
-        Ok(Ok(provided)) => return Ok(provided),
-        Ok(Err(error)) => format!("the callback for credentials failed: {}", Chain(&*error)),
-        Err(panic) => format!("the callback for credentials panicked: {}", words_of(&*panic)),
-    };
-    Err(io::Error::other(why))
 }
 
 /// Reads several URLs. An error tells which of them is wrong.
@@ -162,9 +164,9 @@ pub(super) fn parse(url: &str, which: &str) -> Result<ConnectionInfo, Error> {
     }
     let info = url.into_connection_info().map_err(|error| {
         let why = format!(
-            "{which}, which begins with `{scheme}:`, cannot be read; \
-             give `redis://[user[:password]@]host[:port][/database]` (or `rediss://`, \
-             `redis+unix://`), with special characters in the password percent-encoded"
+            "{which}, which begins with `{scheme}:`, cannot be read; give \
+             `redis://[user[:password]@]host[:port][/database]` (or `rediss://`, `redis+unix://`), \
+             with special characters in the password percent-encoded"
         );
         Error::with_source(ErrorKind::InvalidConfig, why, error)
     })?;

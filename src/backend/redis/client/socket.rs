@@ -1,21 +1,19 @@
 //! The sockets to a server: TCP, TLS over TCP, and Unix sockets.
 //!
 //! Each socket notes when bytes last moved. A connection on which none do is silent, and ends with
-//! all its commands. A reply of many megabytes may take longer than the command time-out, and so
-//! may the replies behind it.
+//! all its commands. A reply of many megabytes may take longer than the command time-out.
 //!
-//! It also joins the commands that become ready together in one write, which costs more than the
-//! rest of a command. The replies to many commands come in one read and wake their callers. So
-//! while commands are unanswered, the driver lets the other tasks that are ready run first, once
-//! for each write.
+//! A write costs more than the rest of a command, and the replies to many commands wake their
+//! callers together. So while commands are unanswered, the driver lets the other tasks that are
+//! ready run before each write, and writes their commands with it.
 
 use std::{
     future::poll_fn,
     io,
     pin::{Pin, pin},
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
@@ -34,7 +32,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::settings::ConnectTarget;
-use crate::time::after;
+use crate::{sync::lock, time::after};
 
 /// A write of this size or more takes its time on the way: a second for each megabyte.
 ///
@@ -42,23 +40,17 @@ use crate::time::after;
 /// commands for long after the peer is gone, so these prove nothing.
 const LARGE_WRITE: usize = 16 << 10;
 
-/// How many bytes of large writes may be on their way, at one microsecond each: what the buffer of
-/// a socket takes at most. With more, puts to a dead server would hide its silence for longer.
-const MOST_ON_THE_WAY: u64 = 4 << 20;
+/// How long large writes may be on their way: what the buffer of a socket takes at most. With more,
+/// puts to a dead server would hide its silence for longer.
+const LONGEST_WAY: Duration = Duration::from_secs(4);
 
-/// How many command time-outs a caller waits for a driver that stands still.
-///
-/// With less, a burst of tasks that holds up the driver counts as a silence. With more, a runtime
-/// that stands still holds up the callers of others for longer.
+/// How many command time-outs a caller waits for a driver that stands still. With less, a burst of
+/// tasks that holds up the driver counts as a silence.
 const PATIENCE: u32 = 8;
 
 /// When bytes last moved on one connection.
 pub(super) struct Progress {
-    begun: Instant,
-    /// Since when nothing has moved, in microseconds since `begun`.
-    quiet_since: AtomicU64,
-    /// Something was written since the last read. Its caller may have left.
-    is_unanswered: AtomicBool,
+    quiet: Mutex<Quiet>,
     /// Asks the driver whether the connection is silent.
     asked: Notify,
     /// The connection has ended because it was silent.
@@ -67,51 +59,48 @@ pub(super) struct Progress {
     pub(super) ended: CancellationToken,
 }
 
+#[derive(Clone, Copy)]
+struct Quiet {
+    /// Since when nothing has moved.
+    since: Instant,
+    /// Something was written since the last read. Its caller may have left.
+    is_unanswered: bool,
+}
+
 impl Progress {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
-            begun: Instant::now(),
-            quiet_since: AtomicU64::new(0),
-            is_unanswered: AtomicBool::new(false),
+            quiet: Mutex::new(Quiet { since: Instant::now(), is_unanswered: false }),
             asked: Notify::new(),
             is_silent: AtomicBool::new(false),
             ended: CancellationToken::new(),
         })
     }
 
-    fn now(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX)
+    fn quiet(&self) -> Quiet {
+        *lock(&self.quiet)
     }
 
     fn has_read(&self) {
-        self.quiet_since.fetch_max(self.now(), Ordering::Relaxed);
-        self.is_unanswered.store(false, Ordering::Relaxed);
+        let mut quiet = lock(&self.quiet);
+        *quiet = Quiet { since: quiet.since.max(Instant::now()), is_unanswered: false };
     }
 
     fn has_written(&self, bytes: usize) {
-        let (is_large, is_unanswered) = (bytes >= LARGE_WRITE, self.is_unanswered());
-        if !is_large && is_unanswered {
+        let (mut quiet, is_large) = (lock(&self.quiet), bytes >= LARGE_WRITE);
+        if !is_large && quiet.is_unanswered {
             return;
         }
+        let now = Instant::now();
         // Writes behind an unanswered one extend its time, and do not begin it anew.
-        let from =
-            if is_unanswered { self.quiet_since.load(Ordering::Relaxed) } else { self.now() };
-        let on_the_way = if is_large { bytes as u64 } else { 0 };
-        let until = (from + on_the_way).min(self.now() + MOST_ON_THE_WAY);
-        self.quiet_since.fetch_max(until, Ordering::Relaxed);
-        self.is_unanswered.store(true, Ordering::Relaxed);
+        let from = if quiet.is_unanswered { quiet.since } else { now };
+        let way = Duration::from_micros(if is_large { bytes as u64 } else { 0 });
+        let until = (from + way).min(now + LONGEST_WAY);
+        *quiet = Quiet { since: quiet.since.max(until), is_unanswered: true };
     }
 
-    fn is_unanswered(&self) -> bool {
-        self.is_unanswered.load(Ordering::Relaxed)
-    }
-
-    fn quiet_since(&self) -> Instant {
-        after(self.begun, Duration::from_micros(self.quiet_since.load(Ordering::Relaxed)))
-    }
-
-    /// Runs the driver until its connection ends, or a caller asks after this long a silence. With
-    /// the driver, all commands that it has fail at once.
+    /// Runs the driver until its connection ends, or was silent for this long. With it, all
+    /// commands that it has fail at once.
     ///
     /// A busy process may not have run it for so long, while replies lie in the socket and commands
     /// in its queue. So it has two turns before: it reads in the first, and may yield before it
@@ -120,7 +109,8 @@ impl Progress {
         let _ended = self.ended.clone().drop_guard();
         let mut driver = pin!(driver);
         loop {
-            let from = if self.is_unanswered() { self.quiet_since() } else { Instant::now() };
+            let quiet = self.quiet();
+            let from = if quiet.is_unanswered { quiet.since } else { Instant::now() };
             let is_asked = tokio::select! {
                 biased;
                 () = driver.as_mut() => return,
@@ -128,7 +118,7 @@ impl Progress {
                 // The callers may have left.
                 () = sleep_until(after(from, limit)) => false,
             };
-            let (is_due, since) = (is_asked || self.is_unanswered(), self.quiet_since());
+            let before = self.quiet();
             for _turn in 0..2 {
                 tokio::select! {
                     biased;
@@ -136,8 +126,9 @@ impl Progress {
                     () = yield_now() => {}
                 }
             }
-            let is_over = self.quiet_since() == since && after(since, limit) <= Instant::now();
-            if is_due && is_over {
+            let has_moved = self.quiet().since != before.since;
+            let is_due = is_asked || before.is_unanswered;
+            if is_due && !has_moved && after(before.since, limit) <= Instant::now() {
                 self.is_silent.store(true, Ordering::Relaxed);
                 return;
             }
@@ -155,7 +146,7 @@ impl Progress {
     ) -> Option<Result<T, RedisError>> {
         let (begun, mut wait) = (Instant::now(), limit);
         loop {
-            let from = self.quiet_since().max(begun);
+            let from = self.quiet().since.max(begun);
             tokio::select! {
                 biased;
                 reply = sending.as_mut() => return Some(reply).filter(|it| !self.cut(it)),
@@ -163,7 +154,7 @@ impl Progress {
                 () = self.ended.cancelled() => break,
                 () = sleep_until(after(from, wait)) => {}
             }
-            if self.quiet_since().max(begun) != from {
+            if self.quiet().since.max(begun) != from {
                 wait = limit;
             } else if wait < limit.saturating_mul(PATIENCE) {
                 self.asked.notify_one();
@@ -256,7 +247,7 @@ impl AsyncWrite for Socket {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let is_small = bytes.len() < LARGE_WRITE;
-        if self.progress.is_unanswered() && !self.has_yielded && is_small {
+        if !self.has_yielded && self.progress.quiet().is_unanswered && is_small {
             self.has_yielded = true;
             // Puts this task at the end of the scheduler's queue.
             cx.waker().wake_by_ref();
@@ -288,18 +279,11 @@ async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream, RedisError> {
     }
     let (socket, _others) = select_ok(attempts).await?;
     socket.set_nodelay(true)?;
-    let options = SockRef::from(&socket);
-    options.set_tcp_keepalive(&keepalive())?;
+    // Detects a peer that swallows packets also while nothing is sent.
+    let [time, interval] = [5, 3].map(Duration::from_secs);
+    let keepalive = TcpKeepalive::new().with_time(time).with_interval(interval);
+    SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
     Ok(socket)
-}
-
-/// Detects a peer that swallows packets after about 15 s, also while nothing is sent.
-fn keepalive() -> TcpKeepalive {
-    let keepalive =
-        TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(3));
-    #[cfg(not(any(target_os = "openbsd", target_os = "windows")))]
-    let keepalive = keepalive.with_retries(3);
-    keepalive
 }
 
 /// TLS with rustls, and the roots of the system unless a configuration is given.
@@ -357,7 +341,7 @@ mod tests {
 
     use futures_util::{join, poll};
     use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt, duplex},
+        io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
         time::{advance, timeout},
     };
 
@@ -365,17 +349,20 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(250);
 
+    fn pair() -> (Socket, DuplexStream, Arc<Progress>) {
+        let ((here, there), progress) = (duplex(1 << 20), Progress::new());
+        (Socket::new(here, progress.clone()), there, progress)
+    }
+
     #[tokio::test(start_paused = true)]
     async fn bytes_that_arrive_end_the_silence() -> io::Result<()> {
-        let (here, mut there) = duplex(64);
-        let progress = Progress::new();
-        let mut socket = Socket::new(here, progress.clone());
+        let (mut socket, mut there, progress) = pair();
         for _ in 0..3 {
             socket.write_all(b"x").await?;
             advance(LIMIT * 4 / 5).await;
             there.write_all(b"xx").await?;
             socket.read_exact(&mut [0]).await?;
-            assert_eq!(progress.quiet_since(), Instant::now());
+            assert_eq!(progress.quiet().since, Instant::now());
         }
         let (begun, reply) = (Instant::now(), pin!(pending::<Result<(), _>>()));
         let ((), reply) = join!(progress.drive(pending(), LIMIT), progress.reply(reply, LIMIT));
@@ -387,9 +374,7 @@ mod tests {
     /// Each caller gave up before the connection was silent.
     #[tokio::test(start_paused = true)]
     async fn a_command_whose_caller_left_is_due_too() -> io::Result<()> {
-        let (here, _there) = duplex(64);
-        let progress = Progress::new();
-        let mut socket = Socket::new(here, progress.clone());
+        let (mut socket, _there, progress) = pair();
         socket.write_all(b"x").await?;
         timeout(LIMIT * 2, progress.drive(pending(), LIMIT)).await?;
         Ok(())
@@ -398,14 +383,12 @@ mod tests {
     /// The socket takes the puts to a dead server, and each began its silence anew.
     #[tokio::test(start_paused = true)]
     async fn large_writes_to_a_dead_server_do_not_end_the_silence() -> io::Result<()> {
-        let (here, _there) = duplex(1 << 20);
-        let progress = Progress::new();
-        let mut socket = Socket::new(here, progress.clone());
+        let (mut socket, _there, progress) = pair();
         for _ in 0..20 {
             socket.write_all(&[0; LARGE_WRITE]).await?;
             advance(LIMIT / 2).await;
         }
-        let silence = progress.quiet_since().elapsed();
+        let silence = progress.quiet().since.elapsed();
         assert!(silence > LIMIT * 8, "{silence:?}");
         Ok(())
     }
@@ -413,9 +396,7 @@ mod tests {
     /// The driver did not run for a while, as behind thousands of tasks that were spawned at once.
     #[tokio::test(start_paused = true)]
     async fn bytes_that_lie_in_the_socket_are_read_before_a_silence() -> io::Result<()> {
-        let (here, mut there) = duplex(64);
-        let progress = Progress::new();
-        let mut socket = Socket::new(here, progress.clone());
+        let (mut socket, mut there, progress) = pair();
         socket.write_all(b"x").await?;
         there.write_all(b"x").await?;
         let driver = async {
@@ -429,16 +410,14 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_write_behind_an_unanswered_one_yields_first() -> io::Result<()> {
-        let (here, mut there) = duplex(64);
-        let mut socket = Socket::new(here, Progress::new());
-        let mut byte = [0];
+        let (mut socket, mut there, _progress) = pair();
         for _ in 0..2 {
             assert!(poll!(Box::pin(socket.write_all(b"a"))).is_ready());
             assert!(poll!(Box::pin(socket.write_all(b"b"))).is_pending());
             assert!(poll!(Box::pin(socket.write_all(b"b"))).is_ready());
             assert!(poll!(Box::pin(socket.write_all(b"c"))).is_pending());
             there.write_all(b"!").await?;
-            socket.read_exact(&mut byte).await?;
+            socket.read_exact(&mut [0]).await?;
         }
         let mut written = [0; 4];
         there.read_exact(&mut written).await?;

@@ -14,7 +14,6 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::settings::RedisConfig;
 use crate::{
     error::{BackendError, BackendErrorKind},
     sync::lock,
@@ -79,10 +78,8 @@ impl Drop for OnDemandTask {
 /// What a task finds: a connection, the master, or the map of slots.
 #[derive(Clone)]
 pub(super) enum Finding<T> {
-    /// The task does not run, or its first attempt is under way.
-    Nothing,
-    /// The first attempt after a break is under way. Others wait for it for so long.
-    Broken(Duration),
+    /// The first attempt, or the first one after a break. Others wait for it for so long.
+    Pending(Duration),
     Known(T),
     /// The last attempt failed. The task makes the next one.
     Failed(BackendError),
@@ -92,38 +89,41 @@ pub(super) enum Finding<T> {
 pub(super) struct LatestFinding<T>(watch::Sender<Finding<T>>);
 
 impl<T: Clone> LatestFinding<T> {
-    pub(super) fn new() -> Self {
-        Self(watch::Sender::new(Finding::Nothing))
+    pub(super) fn pending(limit: Duration) -> Self {
+        Self(watch::Sender::new(Finding::Pending(limit)))
     }
 
     pub(super) fn set(&self, finding: Finding<T>) {
         self.0.send_replace(finding);
     }
 
-    /// Replaces the finding unless something is known. Returns whether an attempt failed for the
-    /// first time.
+    /// Replaces the finding unless something is known. Returns whether it was pending.
     pub(super) fn set_unless_known(&self, finding: Finding<T>) -> bool {
-        let mut is_first = false;
+        let mut was_pending = false;
         self.0.send_if_modified(|now| {
-            is_first = !matches!(now, Finding::Known(_) | Finding::Failed(_));
+            was_pending = matches!(now, Finding::Pending(_));
             let is_unknown = !matches!(now, Finding::Known(_));
             if is_unknown {
                 *now = finding;
             }
             is_unknown
         });
-        is_first
+        was_pending
     }
 
     /// Notes that what some callers used is broken, unless it was replaced meanwhile.
     pub(super) fn broke(&self, is_this: impl Fn(&T) -> bool, limit: Duration) {
-        self.0.send_if_modified(|now| match now {
-            Finding::Known(known) if is_this(known) => {
-                *now = Finding::Broken(limit);
-                true
+        self.0.send_if_modified(|now| {
+            let is_this = matches!(now, Finding::Known(known) if is_this(known));
+            if is_this {
+                *now = Finding::Pending(limit);
             }
-            _ => false,
+            is_this
         });
+    }
+
+    pub(super) fn now(&self) -> Finding<T> {
+        self.0.borrow().clone()
     }
 
     pub(super) fn known(&self) -> Option<T> {
@@ -133,46 +133,25 @@ impl<T: Clone> LatestFinding<T> {
         }
     }
 
-    /// Returns the error of the last attempt, if it failed.
-    pub(super) fn failure(&self) -> Option<BackendError> {
-        match &*self.0.borrow() {
-            Finding::Failed(error) => Some(error.clone()),
-            _ => None,
-        }
-    }
-
-    /// Returns how long the attempt that is under way may take.
-    pub(super) fn limit(&self, config: &RedisConfig) -> Duration {
-        match &*self.0.borrow() {
-            Finding::Nothing => config.first_connection_limit(),
-            Finding::Broken(limit) => *limit,
-            Finding::Known(_) | Finding::Failed(_) => config.command_timeout,
-        }
-    }
-
     pub(super) fn subscribe(&self) -> watch::Receiver<Finding<T>> {
         self.0.subscribe()
     }
 
     /// Returns what is known, or waits for the attempt that is under way. Fails at once if the last
     /// one failed. `start` starts the task.
-    pub(super) async fn wait(
-        &self,
-        config: &RedisConfig,
-        start: impl Fn(),
-    ) -> Result<T, BackendError> {
+    pub(super) async fn wait(&self, start: impl Fn()) -> Result<T, BackendError> {
         let (begun, mut findings) = (Instant::now(), self.subscribe());
         loop {
             // Cloned, because the start of the task writes it.
             let now = findings.borrow_and_update().clone();
-            match now {
+            let limit = match now {
                 Finding::Known(known) => return Ok(known),
                 Finding::Failed(error) => return Err(error),
-                Finding::Broken(_) => {}
-                Finding::Nothing => start(),
-            }
-            let end = after(begun, self.limit(config));
-            if !matches!(timeout_at(end, findings.changed()).await, Ok(Ok(()))) {
+                Finding::Pending(limit) => limit,
+            };
+            start();
+            let change = timeout_at(after(begun, limit), findings.changed());
+            if !matches!(change.await, Ok(Ok(()))) {
                 let why = "there is no connection yet";
                 return Err(BackendError::new(BackendErrorKind::Unavailable, why));
             }

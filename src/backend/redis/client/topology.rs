@@ -1,77 +1,13 @@
-//! The node that serves each slot, as far as it is known, and the waiters that a change wakes.
+//! The node that serves each slot of a cluster.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     hash::{DefaultHasher, Hash, Hasher},
-    sync::Arc,
 };
 
 use redis::Value;
-use tokio::sync::{Notify, watch};
-use tracing::warn;
 
-use super::task::{Finding, LatestFinding};
-use crate::{
-    backend::Channels,
-    error::{BackendError, Chain},
-};
-
-pub(super) struct Topology {
-    /// A map that was known stays, whatever fails.
-    pub(super) slots: LatestFinding<Arc<SlotMap>>,
-    /// Notified when something does not fit the map: a slot has moved, or a connection broke.
-    pub(super) trouble: Arc<Notify>,
-    pub(super) channels: Channels,
-    /// Changes with each new connection to a node, and when slots have moved.
-    pub(super) new_connections: watch::Sender<()>,
-}
-
-impl Topology {
-    pub(super) fn new() -> Self {
-        let (trouble, channels, new_connections) = Default::default();
-        Self { slots: LatestFinding::new(), trouble, channels, new_connections }
-    }
-
-    /// Takes over the map that a node reported.
-    pub(super) fn replace(&self, now: SlotMap) {
-        let before = self.slots.known();
-        if before.as_deref() == Some(&now) {
-            return;
-        }
-        let now = Arc::new(now);
-        self.slots.set(Finding::Known(now.clone()));
-        if let Some(before) = before {
-            self.new_connections.send_replace(());
-            self.channels.lost(|channel| {
-                let slot = slot_of(channel.as_bytes());
-                before.owner(slot) != now.owner(slot)
-            });
-        }
-        self.channels.recheck();
-    }
-
-    /// Notes that no node replied.
-    pub(super) fn failed(&self, error: BackendError) {
-        if self.slots.set_unless_known(Finding::Failed(error.clone())) {
-            warn!(error = %Chain(&error), "no node of the cluster replies; trying again");
-            self.channels.wake(|_| true);
-        }
-    }
-}
-
-/// The slots that one node serves.
-#[derive(Clone)]
-pub(super) struct NodeSlots {
-    pub(super) topology: Arc<Topology>,
-    pub(super) address: NodeAddress,
-}
-
-impl NodeSlots {
-    pub(super) fn contain(&self, channel: &str) -> bool {
-        let slots = self.topology.slots.known();
-        slots.is_some_and(|it| it.owner(slot_of(channel.as_bytes())) == Some(&self.address))
-    }
-}
+use super::settings::Address;
 
 /// The number of slots, which the protocol fixes.
 const COUNT: u16 = 16_384;
@@ -95,61 +31,42 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct NodeAddress {
-    pub(super) host: Arc<str>,
-    pub(super) port: u16,
-}
-
-impl NodeAddress {
-    /// Reads `host:port`.
-    ///
-    /// A node that does not know its own host gives only the port. Its host is then `from`, that of
-    /// the node which replied.
+impl Address {
+    /// Reads `host:port`. A node that does not know its own host gives only the port, and its host
+    /// is then `from`, the node which replied.
     pub(super) fn read(text: &str, from: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        let host = if host.is_empty() { from } else { host };
-        Some(Self { host: host.into(), port: port.parse().ok()? })
+        Some(Self::of_node(host, port.parse().ok()?, from))
     }
 
-    /// Returns a number other than zero that depends on this address alone.
-    fn number(&self) -> usize {
-        let mut hasher = DefaultHasher::new();
-        self.hash(&mut hasher);
-        hasher.finish() as usize | 1
+    fn of_node(host: &str, port: u16, from: &str) -> Self {
+        Self { host: if host.is_empty() { from } else { host }.into(), port }
     }
 
     /// Reads one node of `CLUSTER SLOTS`.
-    fn of_node(node: &Value, from: &str) -> Option<Self> {
+    fn in_slots(node: &Value, from: &str) -> Option<Self> {
         let Value::Array(fields) = node else { return None };
-        let (host, port) = (fields.first()?, fields.get(1)?);
+        let [host, Value::Int(port), ..] = fields.as_slice() else { return None };
         let host = match host {
             Value::BulkString(host) => std::str::from_utf8(host).ok()?,
             Value::Nil => "",
             _ => return None,
         };
-        let Value::Int(port) = port else { return None };
-        match host {
-            "?" => None,
-            "" => Some(Self { host: from.into(), port: u16::try_from(*port).ok()? }),
-            host => Some(Self { host: host.into(), port: u16::try_from(*port).ok()? }),
-        }
+        let port = u16::try_from(*port).ok()?;
+        (host != "?").then(|| Self::of_node(host, port, from))
     }
 }
 
+/// The first slot of each range and its owner, by the last slot.
 #[derive(PartialEq)]
-pub(super) struct SlotMap {
-    owners: Vec<NodeAddress>,
-    /// The first slot of each range, by the last one, and the index of the owner.
-    ranges: BTreeMap<u16, (u16, usize)>,
-}
+pub(super) struct SlotMap(BTreeMap<u16, (u16, Address)>);
 
 impl SlotMap {
     /// Reads the reply to `CLUSTER SLOTS`. Returns `None` if it has another form, or names no slot.
     pub(super) fn read(reply: &Value, from: &str) -> Option<Self> {
         let Value::Array(replied) = reply else { return None };
-        let (mut owners, mut ranges) = (Vec::new(), BTreeMap::new());
+        let mut ranges = BTreeMap::new();
         for range in replied {
             let Value::Array(fields) = range else { return None };
             let [Value::Int(first), Value::Int(last), master, ..] = fields.as_slice() else {
@@ -159,29 +76,29 @@ impl SlotMap {
             if first > last || last >= COUNT {
                 return None;
             }
-            let Some(master) = NodeAddress::of_node(master, from) else { continue };
-            let known = owners.iter().position(|owner| *owner == master);
-            let owner = known.unwrap_or(owners.len());
-            if known.is_none() {
-                owners.push(master);
+            if let Some(master) = Address::in_slots(master, from) {
+                ranges.insert(last, (first, master));
             }
-            ranges.insert(last, (first, owner));
         }
-        (!owners.is_empty()).then_some(Self { owners, ranges })
+        (!ranges.is_empty()).then_some(Self(ranges))
     }
 
-    pub(super) fn owner(&self, slot: u16) -> Option<&NodeAddress> {
-        let (_, (first, owner)) = self.ranges.range(slot..).next()?;
-        self.owners.get(*owner).filter(|_| *first <= slot)
+    pub(super) fn owner(&self, slot: u16) -> Option<&Address> {
+        let (_, (first, owner)) = self.0.range(slot..).next()?;
+        (*first <= slot).then_some(owner)
     }
 
-    /// Returns a number for the owner of a slot, or zero if there is none.
+    /// Returns a number that depends on the owner of a slot alone, or zero if there is none.
     pub(super) fn number(&self, slot: u16) -> usize {
-        self.owner(slot).map_or(0, NodeAddress::number)
+        self.owner(slot).map_or(0, |owner| {
+            let mut hasher = DefaultHasher::new();
+            owner.hash(&mut hasher);
+            hasher.finish() as usize | 1
+        })
     }
 
-    pub(super) fn owners(&self) -> &[NodeAddress] {
-        &self.owners
+    pub(super) fn owners(&self) -> HashSet<&Address> {
+        self.0.values().map(|(_, owner)| owner).collect()
     }
 }
 
@@ -222,23 +139,17 @@ mod tests {
     #[test]
     fn a_reply_is_read() {
         let reply = Value::Array(vec![
-            range(0, 5460, "10.0.0.1", 7000),
+            range(0, 5460, "a", 7000),
             range(5461, 10_922, "", 7001),
             range(10_923, 10_923, "?", 0),
-            range(16_383, 16_383, "10.0.0.1", 7000),
+            range(16_383, 16_383, "a", 7000),
         ]);
         let slots = SlotMap::read(&reply, "asked");
         let owner = |slot| slots.as_ref()?.owner(slot).map(|it| (&*it.host, it.port));
-        for (slot, expected) in [
-            (0, Some(("10.0.0.1", 7000))),
-            (5461, Some(("asked", 7001))),
-            (10_923, None),
-            (16_382, None),
-            (16_383, Some(("10.0.0.1", 7000))),
-        ] {
-            assert_eq!(owner(slot), expected, "{slot}");
-        }
-        assert_eq!(slots.as_ref().map(|slots| slots.owners.len()), Some(2));
+        let owners = [0, 5461, 10_923, 16_382, 16_383].map(owner);
+        let (a, asked) = (Some(("a", 7000)), Some(("asked", 7001)));
+        assert_eq!(owners, [a, asked, None, None, a]);
+        assert_eq!(slots.as_ref().map(|slots| slots.owners().len()), Some(2));
         for range in [range(0, 16_384, "a", 1), range(7, 3, "a", 1), Value::Nil] {
             assert!(SlotMap::read(&Value::Array(vec![range]), "asked").is_none());
         }
@@ -246,16 +157,9 @@ mod tests {
 
     #[test]
     fn an_address_is_read() {
-        for (text, expected) in [
-            ("[::1]:7005", Some(("::1", 7005))),
-            (":7005", Some(("asked", 7005))),
-            ("host", None),
-            ("host:port", None),
-            (":70000", None),
-        ] {
-            let address = NodeAddress::read(text, "asked");
-            let address = address.as_ref().map(|it| (&*it.host, it.port));
-            assert_eq!(address, expected, "{text}");
-        }
+        let texts = ["[::1]:7005", ":7005", "host", "host:port", ":70000"];
+        let read = texts.map(|text| Address::read(text, "asked").map(|it| (it.host, it.port)));
+        let [known, own] = ["::1", "asked"].map(|host| Some((host.into(), 7005)));
+        assert_eq!(read, [known, own, None, None, None]);
     }
 }

@@ -263,7 +263,9 @@ impl RedisBackend {
         let mut reads = Pipeline::with_capacity(2);
         reads.cmd("TIME").add_command(of_entry("GET", name));
         let asked = Instant::now();
-        let [time, value] = self.0.servers.run_both(&reads, name.prefix()).await?;
+        let replies = self.0.servers.run_all(&reads, name.prefix()).await?;
+        let [time, value] = <[Value; 2]>::try_from(replies)
+            .map_err(|replies| replies::unreadable(&Value::Array(replies)))?;
         let way = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
         let now = self.checked(replies::micros(time))?.saturating_add(way);
         Ok(self.entry(value)?.map(|entry| entry.read_at(now)))
@@ -303,7 +305,8 @@ fn staged_suffix(writer: Owner) -> String {
     format!("{}{writer}", keys::STAGED)
 }
 
-/// Adds the command that stages an entry to a call with all its arguments.
+/// Adds the command that stages an entry to a call with all its arguments. A server copies each
+/// argument of a script several times, and a key not at all.
 fn with_stage<'a>(call: Call<'a>, name: &Name, suffix: &str, entry: &Entry) -> Call<'a> {
     let mut set = Cmd::with_capacity(5, entry.weight() + 512);
     set.arg("SET");
@@ -314,5 +317,5 @@ fn with_stage<'a>(call: Call<'a>, name: &Name, suffix: &str, entry: &Entry) -> C
     let _ = value.write_all(&entry.payload);
     drop(value);
     set.arg("PX").arg(STAGE_LIFE);
-    call.with_stage(set)
+    call.behind(set)
 }

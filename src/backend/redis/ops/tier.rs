@@ -100,7 +100,7 @@ impl RedisInner {
         let call = Call::new(&SCRIPTS.beat, name, &[keys::UNUSED])
             .arg(&*own.registered(name))
             .arg(keys::heartbeat());
-        if let Err(error) = self.servers.call(call).await {
+        if let Err(error) = self.servers.call(&call).await {
             let is_refusal = error.kind() == BackendErrorKind::Refused;
             if is_refusal && !self.heartbeat.is_refused.swap(true, Ordering::Relaxed) {
                 let error = Chain(&error);

@@ -103,10 +103,9 @@ impl Scripts {
 pub(super) struct Call<'a> {
     script: &'a Script,
     by_digest: Cmd,
-    /// A command that stages an entry, and the script behind it. They are kept together, because
-    /// a copy of a large command costs as much as its transfer.
-    staged: Option<Pipeline>,
-    answered_last: bool,
+    /// Another command, and the script behind it. They are kept together, because a copy of a large
+    /// command costs as much as its transfer.
+    with_first: Option<Pipeline>,
 }
 
 /// Adds a key of a name to a command.
@@ -141,30 +140,29 @@ impl<'a> Call<'a> {
             key.extend_from_slice(suffix.as_bytes());
             by_digest.arg(&key[..]);
         }
-        Self { script, by_digest, staged: None, answered_last: false }
+        Self { script, by_digest, with_first: None }
     }
 
-    /// Sets whether the server replies to this caller after it has notified the waiters.
-    pub(super) fn answered_last(self, answered_last: bool) -> Self {
-        Self { answered_last, ..self }
-    }
-
-    pub(super) fn is_answered_last(&self) -> bool {
-        self.answered_last
-    }
-
-    /// Sets a command that writes what the script takes up, and is sent just before it. All
-    /// arguments of the script must be there.
+    /// Sets whether the server replies to this caller after it has notified the waiters. All
+    /// arguments must be there.
     ///
-    /// A server copies each argument of a script several times, and a key not at all.
-    pub(super) fn with_stage(self, stage: Cmd) -> Self {
-        let mut both = Pipeline::with_capacity(2);
-        both.add_command(stage).add_command(self.by_digest.clone());
-        Self { staged: Some(both), ..self }
+    /// Redis flushes replies in the reverse order in which clients became writable. A `PING` sent
+    /// first puts this client at the end.
+    pub(super) fn answered_last(self, answered_last: bool) -> Self {
+        if answered_last { self.behind(redis::cmd("PING")) } else { self }
     }
 
-    pub(super) fn staged(&self) -> Option<&Pipeline> {
-        self.staged.as_ref()
+    /// Sets a command that is sent just before the script. All arguments of the script must be
+    /// there.
+    pub(super) fn behind(self, first: Cmd) -> Self {
+        let mut both = Pipeline::with_capacity(2);
+        both.add_command(first).add_command(self.by_digest.clone());
+        Self { with_first: Some(both), ..self }
+    }
+
+    /// Returns the command that goes before the script, and the script, if there is one.
+    pub(super) fn with_first(&self) -> Option<&Pipeline> {
+        self.with_first.as_ref()
     }
 
     /// Adds an argument.
