@@ -20,14 +20,24 @@ pub enum Change {
     /// An entry was committed, put, or pushed without being stored.
     Entry(Entry),
     /// An entry was committed or put that is too large to be pushed to all that wait for it.
-    /// The waiters [read](crate::backend::Store::get) it. This is its fence.
-    Announced(u64),
+    Announced(Announcement),
     /// A load failed.
     Failed(Failure),
     /// The entry was removed, and this fence burnt.
     Invalidated(u64),
     /// The waiter in the queue with this owner has the lease now. The others need not look.
     Granted(Handover),
+}
+
+/// An entry that waiters are to [read](crate::backend::Store::get).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    /// The fence of the entry.
+    pub fence: u64,
+    /// The size of the entry in bytes, with its header.
+    pub bytes: usize,
+    /// How many processes are to fetch it. Zero if the backend does not know.
+    pub crowd: u32,
 }
 
 /// A lease that a release granted to a waiter.
@@ -157,19 +167,22 @@ impl Change {
     pub(crate) fn of_entry(&self) -> Option<u64> {
         match self {
             Self::Entry(entry) => Some(entry.fence),
-            Self::Announced(fence) | Self::Invalidated(fence) => Some(*fence),
+            Self::Announced(announced) => Some(announced.fence),
+            Self::Invalidated(fence) => Some(*fence),
             Self::Wake | Self::Failed(_) | Self::Granted(_) => None,
         }
     }
 
     /// Returns the bytes of a message: `w`, `e` and an entry, or a letter and the 16 digits of a
-    /// fence. The rest is nothing after `a` and `i`, a failure after `f`, and an owner and
-    /// milliseconds after `g`.
+    /// fence. The rest is bytes and a crowd after `a`, a failure after `f`, nothing after `i`, and
+    /// an owner and milliseconds after `g`.
     pub fn encode(&self) -> Bytes {
         let (head, rest) = match self {
             Self::Wake => ("w".to_owned(), Bytes::new()),
             Self::Entry(entry) => ("e".to_owned(), entry.encode()),
-            Self::Announced(fence) => (format!("a{fence:016}"), Bytes::new()),
+            Self::Announced(Announcement { fence, bytes, crowd }) => {
+                (format!("a{fence:016}{bytes},{crowd}"), Bytes::new())
+            }
             Self::Failed(failure) => (format!("f{:016}", failure.fence), failure.encode()),
             Self::Invalidated(fence) => (format!("i{fence:016}"), Bytes::new()),
             Self::Granted(Handover { owner, fence, ends }) => {
@@ -189,7 +202,11 @@ impl Change {
             let fence = || text(1, 17)?.parse().ok();
             Some(match bytes.first()? {
                 b'e' => Self::Entry(Entry::decode(bytes.slice(1..)).ok()?),
-                b'a' => Self::Announced(fence()?),
+                b'a' => {
+                    let (size, crowd) = text(17, bytes.len())?.split_once(',')?;
+                    let (bytes, crowd) = (size.parse().ok()?, crowd.parse().ok()?);
+                    Self::Announced(Announcement { fence: fence()?, bytes, crowd })
+                }
                 b'f' => Self::Failed(Failure::decode(fence()?, bytes.slice(17..))?),
                 b'i' => Self::Invalidated(fence()?),
                 b'g' => Self::Granted(Handover {
@@ -218,7 +235,7 @@ mod tests {
             Change::Entry(Entry::value(1, Duration::ZERO, Bytes::from_static(b"v")).with_fence(9)),
             Change::Failed(Failure::new(fence, &error, Duration::ZERO, Bytes::new())),
             Change::Failed(Failure::new(1, &error, DAY, Bytes::from_static(b"\xff1"))),
-            Change::Announced(9),
+            Change::Announced(Announcement { fence: 9, bytes: 1 << 20, crowd: 99 }),
             Change::Invalidated(3),
             Change::Granted(Handover {
                 owner: Owner::fresh(),

@@ -283,6 +283,19 @@ impl State {
 }
 
 /// A registration for the changes of one name. Dropping it ends it.
+///
+/// ```
+/// # let mut builder = tokio::runtime::Builder::new_current_thread();
+/// # builder.enable_time().build().unwrap().block_on(async {
+/// use bellwether::backend::{Change, Channels};
+///
+/// let channels = Channels::default();
+/// let mut changes = channels.listen(&"stock:42".into(), None);
+/// changes.confirmed().await?;
+/// channels.push("stock:42", Change::Wake);
+/// assert_eq!(changes.next().await, Change::Wake);
+/// # Ok::<_, bellwether::BoxError>(()) }).unwrap();
+/// ```
 pub struct Changes {
     inbox: Arc<Inbox>,
     /// `None` for a backend that pushes nothing.

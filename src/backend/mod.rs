@@ -59,7 +59,7 @@ pub use self::{claim::SemaphoreKind, inspect::Holding, memory::MemoryBackend};
 // The traits, and what they speak of. They are no promise: any version may change them.
 #[doc(hidden)]
 pub use self::{
-    change::{BackOff, Change, Failure, Handover},
+    change::{Announcement, BackOff, Change, Failure, Handover},
     channels::{Changes, Channels},
     claim::{Claim, Grant, Kept, Mode, Occupied, Owner, Renewal},
     entry::{Entry, EntryKind, Windows},

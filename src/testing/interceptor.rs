@@ -20,6 +20,26 @@ use crate::{
 };
 
 /// Meets each operation of an [`Interceptor`].
+///
+/// ```
+/// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
+/// use bellwether::{
+///     backend::{Latches, Store},
+///     error::BackendError,
+///     testing::{Answer, Hook, Op, Operation},
+/// };
+///
+/// /// Counts the writes.
+/// #[derive(Clone, Default)]
+/// struct Edits(Arc<AtomicUsize>);
+///
+/// impl<B: Store + Latches> Hook<B> for Edits {
+///     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
+///         self.0.fetch_add(usize::from(operation.op() == Op::Edit), Ordering::SeqCst);
+///         operation.perform(backend).await
+///     }
+/// }
+/// ```
 pub trait Hook<B: Store>: Clone + Send + Sync + 'static {
     /// Answers an operation. A hook that changes nothing [performs](Operation::perform) it on the
     /// backend. The caller may drop the future at any point.

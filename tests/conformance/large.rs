@@ -98,8 +98,8 @@ pub async fn the_waiters_for_a_large_entry_are_told<H: FullHarness>(h: &H) {
         let expected = large(size, "").with_fence(grant.fence());
         match next(&mut changes).await {
             Change::Entry(entry) => assert!(entry == expected, "{size}"),
-            Change::Announced(fence) => {
-                assert_eq!(fence, expected.fence);
+            Change::Announced(announced) => {
+                assert_eq!((announced.fence, announced.bytes), (expected.fence, size + 88));
                 let fetched = there.get(&name).await.unwrap();
                 assert!(fetched == Some(expected), "{size}");
             }

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 use bellwether::{
     Key, Locks,
     backend::{
-        Acquired, BackOff, Change, Changes, Claim, Claimed, Committed, Edit, Entry, Grant, Leases,
-        Mode, RedisBackend, Renewal, Store, Tick, TickStep,
+        Acquired, Announcement, BackOff, Change, Changes, Claim, Claimed, Committed, Edit, Entry,
+        Grant, Leases, Mode, RedisBackend, Renewal, Store, Tick, TickStep,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
@@ -540,11 +540,12 @@ async fn a_large_entry_is_announced_and_not_pushed() {
     let fence = backend.edit(&name, &Edit::Put(small.clone(), TTL), FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(small.clone().with_fence(fence)));
     let fence = backend.edit(&name, &Edit::Put(large.clone(), TTL), FENCE_LIFE).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Announced(fence));
+    let announced = |fence| Change::Announced(Announcement { fence, bytes: 145, crowd: 0 });
+    assert_eq!(next(&mut changes).await, announced(fence));
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, fence).await.unwrap() else { panic!() };
     backend.commit(&refresh, &grant, &large, Some(TTL)).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Announced(grant.fence()));
+    assert_eq!(next(&mut changes).await, announced(grant.fence()));
     assert_eq!(backend.get(&name).await.unwrap(), Some(large.with_fence(grant.fence())));
 }
 

@@ -13,7 +13,7 @@ mod stored;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
     time::Duration,
 };
 
@@ -31,6 +31,7 @@ use super::{
 use crate::{
     error::BackendError,
     key::{Family, Name, Namespace},
+    sync::lock,
 };
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
@@ -82,7 +83,7 @@ impl MemoryBackend {
     }
 
     fn data(&self) -> MutexGuard<'_, Data> {
-        self.data.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.data)
     }
 
     /// Runs an operation, and pushes what it has changed when the data is no longer locked.

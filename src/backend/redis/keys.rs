@@ -120,7 +120,7 @@ impl ProcessChannels {
         format!("{}:t:{}t", namespace.unwrap_or_default().0, self.start)
     }
 
-    /// Returns the channel for claims that wait in a queue: scripts find it by the owner of a claim.
+    /// Returns the channel for claims in a queue. Scripts find it by the owner of a claim.
     pub(super) fn queued(&self, name: &Name) -> Arc<str> {
         format!("{}{}{}", name.scope(), self.start, Owner::process()).into()
     }

@@ -149,6 +149,7 @@ impl RedisBackend {
     /// # async fn start() -> Result<(), bellwether::Error> {
     /// let backend = bellwether::RedisBackend::open("redis://127.0.0.1/")?;
     /// backend.ready().await?;
+    /// backend.ping().await?;
     /// # Ok(()) }
     /// ```
     pub async fn ready(&self) -> Result<(), Error> {

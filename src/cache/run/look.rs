@@ -7,12 +7,18 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::SemaphorePermit, time::Instant};
+use tokio::{
+    sync::SemaphorePermit,
+    time::{Instant, sleep},
+};
 use tracing::debug;
 
 use super::{AskedKey, FlightEnd, Held, Load, Run, RunStart, Step, second_try, silence};
 use crate::{
-    backend::{BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode, Occupied},
+    backend::{
+        Announcement, BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode,
+        Occupied,
+    },
     cache::{
         Loaded, Source,
         notes::EntryNote,
@@ -184,7 +190,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             match woken {
                 Woken::Again => {}
                 Woken::TimeUp => is_last = true,
-                Woken::Pushed(change) => Box::pin(self.pushed(change)).await?,
+                Woken::Pushed(change) => Box::pin(self.pushed(change, waiting.left())).await?,
             }
         }
     }
@@ -251,7 +257,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     }
 
     /// Breaks with the step that a push settles. Otherwise the leader asks again.
-    async fn pushed(&mut self, change: Change) -> ClaimFlow<V, ()> {
+    async fn pushed(&mut self, change: Change, left: Duration) -> ClaimFlow<V, ()> {
         let AskedKey { core, key, .. } = &self.run.asked;
         if matches!(change, Change::Announced(_) | Change::Invalidated(_)) {
             core.drop_copy(key);
@@ -259,7 +265,9 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         match change {
             // A push that is older than the present holder is late or doubled.
             Change::Entry(entry) if entry.fence >= self.met => self.received(entry).await,
-            Change::Announced(fence) if fence >= self.met => self.fetch(fence).await,
+            Change::Announced(announced) if announced.fence >= self.met => {
+                self.fetch(&announced, left).await
+            }
             Change::Failed(failure) if failure.fence() >= self.met => {
                 Break(FlightEnd::failed(core.failures.of_another(failure)).into())
             }
@@ -267,19 +275,24 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         }
     }
 
-    /// Fetches an entry that is too large to be pushed. If it is gone or of no use, the process
-    /// claims the lease.
-    async fn fetch(&mut self, fence: u64) -> ClaimFlow<V, ()> {
+    /// Fetches an entry that is too large to be pushed, when it is this process's turn, within half
+    /// of the time `left`. If it is gone or of no use, the process claims the lease.
+    ///
+    /// All processes hear of the entry at once. If all fetched it at once, their requests would
+    /// wait for each other beyond their time-outs, and each process would load by itself.
+    async fn fetch(&mut self, announced: &Announcement, left: Duration) -> ClaimFlow<V, ()> {
         let (run, AskedKey { core, name, shard, .. }) = (self.run, &self.run.asked);
-        if shard.breaker.is_open() {
-            return Break(run.away(self.held));
+        tokio::select! {
+            biased;
+            () = sleep(turn_to_fetch(announced).min(left / 2)) => {}
+            () = shard.breaker.opened() => return Break(run.away(self.held)),
         }
         let turn = run.turn().await;
         self.epoch = run.begin_epoch();
         let fetched = core.counted(core.store.get(name).await);
         drop(turn);
         match fetched {
-            Ok(Some(entry)) if entry.fence >= fence => self.received(entry).await,
+            Ok(Some(entry)) if entry.fence >= announced.fence => self.received(entry).await,
             _ => Continue(()),
         }
     }
@@ -350,4 +363,19 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         debug!(fence, ?remaining, "another process loads");
         Continue(remaining)
     }
+}
+
+/// For how long each process has the server to itself: 4 ms for an entry of 1 MiB. With more, the
+/// fetches would outlast their time-outs.
+const BYTES_PER_MS: u32 = 256 << 10;
+/// The turns that processes choose from if the backend does not know their number.
+const TURNS: u32 = 64;
+
+/// Returns how long a process waits for its turn to fetch an entry: a random one of as many as
+/// there are processes.
+fn turn_to_fetch(announced: &Announcement) -> Duration {
+    let turns = if announced.crowd == 0 { TURNS } else { announced.crowd };
+    let turn = fastrand::u32(0..turns);
+    let bytes = u32::try_from(announced.bytes).unwrap_or(u32::MAX);
+    Duration::from_millis(1).mul_f64(f64::from(bytes) / f64::from(BYTES_PER_MS)) * turn
 }

@@ -209,8 +209,8 @@ impl Servers {
         &self.events.channels
     }
 
-    /// Waits for the connection on which a channel is subscribed to, which must be open. Returns how
-    /// long the answer to the subscription may take.
+    /// Waits for the connection of the subscription to a channel, which must be open. Returns how
+    /// long the answer may take.
     pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
         self.at(channel.as_bytes(), async |node, _| Ok(node.push.subscription_limit().await?)).await
     }

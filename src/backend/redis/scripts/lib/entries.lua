@@ -31,19 +31,19 @@ end
 local PUSHED_AT_ONCE = 1048576
 
 -- Pushes an entry to all waiters. One over the limit, or one that many processes wait for, is
--- announced: they fetch it.
+-- announced with their number: they fetch it one after another.
 --
 -- bytes: the entry, or nil if it was staged; it is read if a waiter is to get it
 -- stored: its fence, its size and its key, or nil if it was not stored
 local function publish_entry(channel, registered, bytes, limit, stored)
   limit = tonumber(limit)
   -- An id has 16 digits. The waiters of a sharded channel are not known.
-  local count, is_sharded = #registered / 17, string.find(channel, '}:s', 1, true)
-  if not bytes and stored and tonumber(stored[2]) <= limit and (is_sharded or count > 0) then
+  local crowd, is_sharded = #registered / 17, string.find(channel, '}:s', 1, true)
+  if not bytes and stored and tonumber(stored[2]) <= limit and (is_sharded or crowd > 0) then
     bytes = redis.call('GET', stored[3])
   end
-  local message = stored and 'a' .. stored[1] or 'w'
-  if bytes and #bytes <= limit and (#bytes * count <= PUSHED_AT_ONCE or not stored) then
+  local message = stored and 'a' .. stored[1] .. stored[2] .. ',' .. crowd or 'w'
+  if bytes and #bytes <= limit and (#bytes * crowd <= PUSHED_AT_ONCE or not stored) then
     message = 'e' .. bytes
   end
   publish_to_all(channel, registered, message)
