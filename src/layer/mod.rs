@@ -37,11 +37,9 @@
 //! `LoadShed` sheds nothing, and an outer `Buffer` does not fill. Requests wait for the inner
 //! service inside their futures.
 //!
-//! The cap on loads of the [cache](crate::cache::Builder::max_loads) takes over this job. In
-//! [`Values`], loads beyond the cap queue, and fail with
-//! [`Overloaded`](crate::ErrorKind::Overloaded) at the wait limit. In `Http` they pass through, or
-//! are refused at once. To bound requests that pass through, put a `ConcurrencyLimit` or a
-//! `LoadShed` *inside* of this layer.
+//! The cap on [loads](crate::cache::Builder::max_loads) of the cache takes over this job. In
+//! [`Values`], loads beyond it queue. In `Http` they pass through, or are refused at once. To bound
+//! those that pass through, put a `ConcurrencyLimit` or a `LoadShed` *inside* of this layer.
 //!
 //! # What is shared
 //!
@@ -54,13 +52,10 @@
 //!
 //! # One layer, two modes
 //!
-//! [`BellwetherLayer`] and [`Bellwether`] are one type each. Their mode, [`Values`] or `Http`,
-//! decides what happens to a request. They agree only in how they call the inner service:
-//!
-//! - In [`Values`], the response *is* the cached value, and errors are [`Error`](crate::Error)s.
-//! - In `Http`, the whole request decides whether it takes part. A response may turn out to be
-//!   uncacheable at its headers or in the middle of its body. Errors of the inner service stay as
-//!   they are.
+//! [`BellwetherLayer`] and [`Bellwether`] are one type each. In the mode [`Values`], the response
+//! *is* the cached value, and errors are [`Error`](crate::Error)s. In `Http`, the whole request
+//! decides whether it takes part. Its response may turn out to be uncacheable at its headers or in
+//! the middle of its body. Errors of the inner service stay as they are.
 
 #[cfg(feature = "http")]
 mod http;

@@ -96,7 +96,11 @@ impl<B: Body> ResponseBody<B> {
     pub(super) fn part(self, range: Range<usize>) -> Self {
         match self.source {
             _ if range.is_empty() => Self::default(),
-            BodySource::Whole { bytes } => Self::whole(bytes.unwrap_or_default().slice(range)),
+            BodySource::Whole { bytes } => {
+                let bytes = bytes.unwrap_or_default();
+                let end = range.end.min(bytes.len());
+                Self::whole(bytes.slice(range.start.min(end)..end))
+            }
             source => Self { source },
         }
     }
@@ -230,7 +234,6 @@ pub(super) struct BodyLimits {
     /// The largest body, in bytes. Once a body is left to its readers, at most so many are kept for
     /// slow ones.
     pub(super) size: u64,
-    /// The longest time in all.
     pub(super) total: Duration,
     /// Whether a body that has no reader is collected to its end.
     pub(super) finish_unread: bool,
@@ -263,12 +266,10 @@ pub(super) struct SharedBody {
 struct State {
     /// The bytes that are kept, each piece with its place in the body.
     pieces: VecDeque<(u64, Bytes)>,
-    /// How many bytes were received.
     received: u64,
     /// The readers, by the numbers in which they have joined.
     readers: BTreeMap<u64, Reading>,
     joined: u64,
-    /// A reader has asked for the body.
     is_read: bool,
     /// The body is no longer collected, and what all have read is freed.
     is_left: bool,
@@ -277,22 +278,9 @@ struct State {
 
 #[derive(Default)]
 struct Reading {
-    /// How many bytes it has read.
     place: u64,
     /// Set while it waits for more than was received.
     waker: Option<Waker>,
-}
-
-/// The need of the readers, for the task that polls the body.
-enum Demand {
-    /// One of them waits for more.
-    More,
-    /// The same, but too many bytes are kept for others.
-    Full,
-    /// They have not read what is there.
-    Nothing,
-    /// The body has ended, or has no reader.
-    Over,
 }
 
 /// Polls a body for its readers. Dropped before the end, it leaves that to a task.
@@ -319,7 +307,7 @@ impl SharedBody {
         let (state, moved) = (Mutex::default(), Notify::new());
         let shared = Arc::new(Self { limits, announced, state, moved });
         if is_empty {
-            shared.end(Ok(None));
+            shared.receive(Bytes::new(), Some(Ok(None)));
         }
         (shared.clone(), Collector { body: shared, source: Some(source) })
     }
@@ -327,78 +315,33 @@ impl SharedBody {
     /// Returns a reader from the start on, unless the first bytes are gone or the body broke off.
     pub(super) fn reader(self: &Arc<Self>, takes_trailers: bool) -> Option<Reader> {
         let number = lock(&self.state).join()?;
-        let body = Arc::clone(self);
-        Some(Reader { body, number, place: 0, takes_trailers, is_done: false })
+        Some(Reader { body: Arc::clone(self), number, takes_trailers, is_done: false })
     }
 
-    /// Returns whether the body broke off.
     pub(super) fn is_broken(&self) -> bool {
         matches!(lock(&self.state).end, Some(Err(_)))
     }
 
-    /// Returns the next data for a reader at this place, or the end of the body.
-    fn poll_next(
-        &self,
-        number: u64,
-        place: u64,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Bytes, BodyEnd>> {
+    /// Adds data of the body and its end, and wakes the readers that wait. Returns whether the body
+    /// has ended.
+    fn receive(&self, data: Bytes, end: Option<BodyEnd>) -> bool {
         let mut state = lock(&self.state);
-        state.is_read = true;
-        let next = if place < state.start() {
-            Poll::Ready(Err(Err(BodyError::Slow)))
-        } else if let Some(data) = state.at(place) {
-            state.go_on(number, place + data.len() as u64);
-            Poll::Ready(Ok(data))
-        } else if let Some(end) = &state.end {
-            Poll::Ready(Err(end.clone()))
-        } else {
-            let waker = Some(cx.waker().clone());
-            state.readers.insert(number, Reading { place, waker });
-            Poll::Pending
-        };
-        drop(state);
-        self.moved.notify_one();
-        next
-    }
-
-    /// Adds data of the body. Returns the end of the body, if this is the last, or too much.
-    fn push(&self, data: Bytes, is_last: bool) -> Option<BodyEnd> {
-        self.change(|state| {
-            let received = state.received.saturating_add(data.len() as u64);
-            if self.announced.is_some_and(|announced| received > announced) {
-                return Some(Err(BodyError::Length));
+        let received = state.received.saturating_add(data.len() as u64);
+        let end = match (end, self.announced) {
+            (_, Some(announced)) if received > announced => Some(Err(BodyError::Length)),
+            (end, announced) => {
+                state.push(data);
+                let is_short = announced.is_some_and(|announced| received < announced);
+                end.map(|end| if is_short { end.and(Err(BodyError::Length)) } else { end })
             }
-            state.push(data);
-            is_last.then_some(Ok(None))
-        })
-    }
-
-    fn end(&self, end: BodyEnd) {
-        self.change(|state| {
-            let is_short = self.announced.is_some_and(|length| length != state.received);
-            state.end.get_or_insert(match end {
-                Ok(_) if is_short => Err(BodyError::Length),
-                end => end,
-            });
-        });
-    }
-
-    /// Changes the state, and wakes the readers that wait for that.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = lock(&self.state);
-        let changed = change(&mut state);
+        };
+        state.end = state.end.take().or(end);
+        let has_ended = state.end.is_some();
         let waiting = state.readers.values_mut().filter_map(|reader| reader.waker.take());
         let waiting: Vec<_> = waiting.collect();
         drop(state);
         waiting.into_iter().for_each(Waker::wake);
-        changed
-    }
-
-    /// Returns how many bytes were received, and the end of the body if it has come.
-    fn progress(&self) -> (u64, Option<BodyEnd>) {
-        let state = lock(&self.state);
-        (state.received, state.end.clone())
+        has_ended
     }
 
     /// Returns all bytes that are kept as one piece, which the readers share from then on.
@@ -410,14 +353,6 @@ impl SharedBody {
             state.pieces = VecDeque::from([(0, joined.freeze())]);
         }
         state.pieces.front().map(|(_, piece)| piece.clone()).unwrap_or_default()
-    }
-
-    /// Returns how many bytes are left for a reader at this place, if the body is whole, and
-    /// whether trailers follow.
-    fn rest(&self, place: u64) -> Option<(u64, bool)> {
-        let state = lock(&self.state);
-        let trailers = state.end.as_ref()?.as_ref().ok()?;
-        Some((state.received.saturating_sub(place), trailers.is_some()))
     }
 
     /// Completes when the body has no reader any more, and is not to be finished. A body that none
@@ -445,12 +380,15 @@ impl Collector {
     /// Collects the body within its limits, while others read it.
     pub(super) async fn collect(mut self) -> Result<Bytes, NotCollected> {
         let (body, limits) = (self.body.clone(), self.body.limits);
-        let end = after(Instant::now(), limits.total);
+        let last = after(Instant::now(), limits.total);
         let mut unread = pin!(body.unread());
         let mut next_turn = TURN;
         loop {
-            let (received, ended) = body.progress();
-            match ended {
+            let (received, end) = {
+                let state = lock(&body.state);
+                (state.received, state.end.clone())
+            };
+            match end {
                 Some(Ok(Some(_trailers))) => return Err(NotCollected::Unfit),
                 Some(Err(error)) => return Err(NotCollected::Broken(error)),
                 _ if received > limits.size => return Err(NotCollected::Unfit),
@@ -464,7 +402,7 @@ impl Collector {
                 yield_now().await;
             }
             consume_budget().await;
-            let until = after(Instant::now(), IDLE).min(end);
+            let until = after(Instant::now(), IDLE).min(last);
             tokio::select! {
                 biased;
                 more = timeout_at(until, self.advance()) => more.map_err(|_| NotCollected::Unfit)?,
@@ -478,17 +416,25 @@ impl Collector {
         let body = self.body.clone();
         let mut patience = PATIENCE;
         loop {
-            let demand = lock(&body.state).demand(body.limits.size);
-            match demand {
-                Demand::Over => return,
-                Demand::Nothing => body.moved.notified().await,
-                Demand::Full if patience.is_zero() => lock(&body.state).cut_off(body.limits.size),
-                Demand::Full => {
+            let (wants_more, is_full) = {
+                let state = lock(&body.state);
+                if state.end.is_some() || state.readers.is_empty() {
+                    return;
+                }
+                let wants_more = state.readers.values().any(|reader| reader.waker.is_some());
+                (wants_more, state.held() > body.limits.size)
+            };
+            match wants_more {
+                false => body.moved.notified().await,
+                true if is_full && patience.is_zero() => {
+                    lock(&body.state).cut_off(body.limits.size);
+                }
+                true if is_full => {
                     let since = Instant::now();
                     drop(timeout(patience, body.moved.notified()).await);
                     patience = patience.saturating_sub(since.elapsed());
                 }
-                Demand::More => tokio::select! {
+                true => tokio::select! {
                     () = self.advance() => {}
                     () = body.moved.notified() => {}
                 },
@@ -504,14 +450,13 @@ impl Collector {
             .catch_unwind()
             .await
             .unwrap_or_else(|_panic| (Some(Err(BodyError::Panicked)), true));
-        let end = match frame.map(|frame| frame.map(Frame::into_data)) {
-            Some(Ok(Ok(data))) => self.body.push(data, is_end),
-            Some(Ok(Err(frame))) => Some(Ok(frame.into_trailers().ok())),
-            Some(Err(error)) => Some(Err(error)),
-            None => Some(Ok(None)),
+        let (data, end) = match frame.map(|frame| frame.map(Frame::into_data)) {
+            Some(Ok(Ok(data))) => (data, is_end.then_some(Ok(None))),
+            Some(Ok(Err(frame))) => (Bytes::new(), Some(Ok(frame.into_trailers().ok()))),
+            Some(Err(error)) => (Bytes::new(), Some(Err(error))),
+            None => (Bytes::new(), Some(Ok(None))),
         };
-        if let Some(end) = end {
-            self.body.end(end);
+        if self.body.receive(data, end) {
             // Last, because it is the code of the service, and may panic.
             self.source = None;
         }
@@ -533,7 +478,10 @@ impl Drop for Collector {
                 drop(runtime.spawn(Self { body, source }.serve()));
             }
             // Its readers are gone, or the runtime is.
-            _ => self.body.end(Err(BodyError::service("the runtime has ended"))),
+            _ => {
+                let end = Err(BodyError::service("the runtime has ended"));
+                self.body.receive(Bytes::new(), Some(end));
+            }
         }
     }
 }
@@ -549,12 +497,10 @@ impl State {
         Some(self.joined)
     }
 
-    /// Returns the place of the first byte that is kept.
     fn start(&self) -> u64 {
         self.pieces.front().map_or(self.received, |(start, _)| *start)
     }
 
-    /// Returns how many bytes are kept.
     fn held(&self) -> u64 {
         self.received - self.start()
     }
@@ -574,27 +520,31 @@ impl State {
         }
     }
 
+    /// Returns the next data for a reader, or the end of the body. `None` if it has to wait.
+    fn next(&mut self, number: u64, waker: &Waker) -> Option<Result<Bytes, BodyEnd>> {
+        self.is_read = true;
+        let place = self.place(number);
+        if place < self.start() {
+            return Some(Err(Err(BodyError::Slow)));
+        }
+        let next = self.at(place).map(Ok).or_else(|| Some(Err(self.end.clone()?)));
+        let waker = next.is_none().then(|| waker.clone());
+        let read = next.as_ref().and_then(|next| next.as_ref().ok()).map_or(0, Bytes::len);
+        self.readers.insert(number, Reading { place: place + read as u64, waker });
+        self.free();
+        next
+    }
+
+    fn place(&self, number: u64) -> u64 {
+        self.readers.get(&number).map_or(0, |reader| reader.place)
+    }
+
     /// Returns the bytes from a place on, as far as they lie together.
     fn at(&self, place: u64) -> Option<Bytes> {
         let after = self.pieces.partition_point(|(start, _)| *start <= place);
         let (start, piece) = self.pieces.get(after.checked_sub(1)?)?;
         let rest = piece.get(usize::try_from(place - start).ok()?..)?;
         (!rest.is_empty()).then(|| piece.slice_ref(rest))
-    }
-
-    fn demand(&self, most: u64) -> Demand {
-        match self.end.is_some() || self.readers.is_empty() {
-            true => Demand::Over,
-            false if self.readers.values().all(|reader| reader.waker.is_none()) => Demand::Nothing,
-            false if self.held() > most => Demand::Full,
-            false => Demand::More,
-        }
-    }
-
-    /// Moves a reader on.
-    fn go_on(&mut self, number: u64, place: u64) {
-        self.readers.insert(number, Reading { place, waker: None });
-        self.free();
     }
 
     /// Frees the bytes that all readers of a body have read which is left to them.
@@ -618,11 +568,9 @@ impl State {
     }
 }
 
-/// One reader of a shared body.
 pub(super) struct Reader {
     body: Arc<SharedBody>,
     number: u64,
-    place: u64,
     /// Whether it gets the trailers, because the body is the answer to its request.
     takes_trailers: bool,
     is_done: bool,
@@ -636,28 +584,36 @@ impl Reader {
         if self.is_done {
             return Poll::Ready(None);
         }
-        let next = ready!(self.body.poll_next(self.number, self.place, cx));
-        Poll::Ready(match next {
-            Ok(data) => {
-                self.place += data.len() as u64;
-                Some(Ok(Frame::data(data)))
-            }
-            Err(end) => {
+        let next = lock(&self.body.state).next(self.number, cx.waker());
+        self.body.moved.notify_one();
+        match next {
+            None => Poll::Pending,
+            Some(Ok(data)) => Poll::Ready(Some(Ok(Frame::data(data)))),
+            Some(Err(end)) => {
                 self.is_done = true;
                 let trailers = |trailers: Option<_>| trailers.filter(|_| self.takes_trailers);
-                end.map(trailers).transpose().map(|end| end.map(Frame::trailers))
+                Poll::Ready(end.map(trailers).transpose().map(|end| end.map(Frame::trailers)))
             }
-        })
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        let has_more = |(left, trailers)| left > 0 || (trailers && self.takes_trailers);
-        self.is_done || self.body.rest(self.place).is_some_and(|rest| !has_more(rest))
+        let state = lock(&self.body.state);
+        let is_read = state.place(self.number) == state.received;
+        self.is_done
+            || match &state.end {
+                Some(Ok(trailers)) => is_read && !(self.takes_trailers && trailers.is_some()),
+                _ => false,
+            }
     }
 
     fn size_hint(&self) -> SizeHint {
-        let announced = || Some(self.body.announced?.saturating_sub(self.place));
-        let left = self.body.rest(self.place).map(|(left, _)| left).or_else(announced);
+        let state = lock(&self.body.state);
+        let length = match &state.end {
+            Some(Ok(_)) => Some(state.received),
+            _ => self.body.announced,
+        };
+        let left = length.map(|length| length.saturating_sub(state.place(self.number)));
         left.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }

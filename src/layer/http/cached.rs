@@ -6,7 +6,6 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::AGE, response::Parts,
 };
-use thiserror::Error;
 
 use super::{fields::strip, unavailable::InnerServiceErrorCodec};
 use crate::{
@@ -18,33 +17,7 @@ use crate::{
 /// Holds a response that is shared: its status, its headers and its whole body.
 ///
 /// It has no headers of a single connection, no extensions and no HTTP version. It is cheap to
-/// clone.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::{convert::Infallible, time::Duration};
-/// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-/// use bytes::Bytes;
-/// use http::{Request, Response, StatusCode};
-/// use http_body_util::{Empty, Full};
-/// use tower::{Layer, ServiceExt, service_fn};
-///
-/// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
-/// let layer = BellwetherLayer::http(cache.clone()).default_lifetime(Duration::from_secs(5));
-/// let service = layer.layer(service_fn(|_request: Request<Empty<Bytes>>| async {
-///     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("product 42")))
-/// }));
-/// let request = Request::get("http://shop.example/products/42").body(Empty::new()).unwrap();
-/// let (parts, body) = request.into_parts();
-/// let key = layer.key(&parts).unwrap();
-/// service.oneshot(Request::from_parts(parts, body)).await.unwrap();
-///
-/// let stored = cache.get(key).await?.unwrap();
-/// assert_eq!(stored.status(), StatusCode::OK);
-/// assert!(stored.headers().is_empty());
-/// assert_eq!(stored.body(), "product 42");
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
+/// clone. [`BellwetherLayer::key`](crate::BellwetherLayer::key) says under which key it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedResponse {
     head: Arc<ResponseHead>,
@@ -54,7 +27,7 @@ pub struct CachedResponse {
 /// A response that is shared, without its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ResponseHead {
-    status: StatusCode,
+    pub(super) status: StatusCode,
     headers: HeaderMap,
     /// The age of the response when it was complete, in seconds.
     age: u64,
@@ -70,10 +43,6 @@ impl ResponseHead {
         strip(&mut headers);
         headers.remove(AGE);
         Self { status: parts.status, headers, age, only_validates, late: 0 }
-    }
-
-    pub(super) fn status(&self) -> StatusCode {
-        self.status
     }
 
     /// Returns the head of a response whose body took this long, and that had not been fresh for
@@ -118,7 +87,6 @@ impl CachedResponse {
         late == 0 || was_stored(loaded) || u128::from(late) <= waited().as_millis()
     }
 
-    /// Returns whether the response may only be validated once it is no longer fresh.
     pub(super) fn only_validates(&self) -> bool {
         self.head.only_validates
     }
@@ -129,14 +97,12 @@ impl CachedResponse {
 
     /// Builds the response for one caller, with its `Age`.
     pub(super) fn replay(loaded: Loaded<Self>) -> Response<Bytes> {
-        let was_stored = was_stored(&loaded);
-        let kept = loaded.age().unwrap_or_default().as_secs();
-        let response = loaded.value;
-        let on_arrival = response.head.age;
-        let age = on_arrival.saturating_add(kept);
-        let age = (was_stored || on_arrival > 0).then_some(age);
+        let (was_stored, kept) = (was_stored(&loaded), loaded.age().unwrap_or_default());
+        let Self { head, body } = loaded.value;
+        let has_age = was_stored || head.age > 0;
+        let age = has_age.then(|| head.age.saturating_add(kept.as_secs()));
         // A hit has the only reference to what it decoded.
-        Arc::unwrap_or_clone(response.head).with_age(response.body, age)
+        Arc::unwrap_or_clone(head).with_age(body, age)
     }
 }
 
@@ -164,18 +130,6 @@ fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
 ///
 /// The key of a request is its host and path, so two services in one namespace would serve each
 /// other's responses.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-///
-/// let cache = http_cache(MemoryBackend::new(), "shop")
-///     .ttl(Duration::from_secs(5))
-///     .build()?;
-/// let layer = BellwetherLayer::http(cache);
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 pub fn http_cache<B: Store>(
     backend: B,
     namespace: impl Into<String>,
@@ -212,10 +166,7 @@ const VERSION: u8 = 4;
 /// The bytes of a header with a name of one byte and no value.
 const SHORTEST_HEADER: usize = 7;
 
-/// The bytes are not a response of this version.
-#[derive(Debug, Error)]
-#[error("the bytes are not an HTTP response in a format that this version reads")]
-struct UnreadableResponse;
+const UNREADABLE: &str = "the bytes are not an HTTP response in a format that this version reads";
 
 /// Returns how many bytes of an encoded response are not its body.
 pub(super) fn encoded_head_len(headers: &HeaderMap) -> usize {
@@ -249,28 +200,31 @@ impl Codec<CachedResponse> for ResponseCodec {
 
     fn decode(&self, mut rest: Bytes) -> Result<CachedResponse, BoxError> {
         if rest.try_get_u8()? != VERSION {
-            return Err(UnreadableResponse.into());
+            return Err(UNREADABLE.into());
         }
         let only_validates = match rest.try_get_u8()? {
             0 => false,
             1 => true,
-            _ => return Err(UnreadableResponse.into()),
+            _ => return Err(UNREADABLE.into()),
         };
         let status = StatusCode::from_u16(rest.try_get_u16()?)?;
         let age = rest.try_get_u64()?;
         let late = rest.try_get_u32()?;
         let count = usize::try_from(rest.try_get_u32()?)?;
         if count > rest.len() / SHORTEST_HEADER {
-            return Err(UnreadableResponse.into());
+            return Err(UNREADABLE.into());
         }
         // Room for an `Age`, too.
         let mut headers = HeaderMap::try_with_capacity(count + 1)?;
         for _ in 0..count {
             let length = rest.try_get_u16()?.into();
-            let name = HeaderName::from_bytes(rest.get(..length).ok_or(UnreadableResponse)?)?;
+            let name = HeaderName::from_bytes(rest.get(..length).ok_or(UNREADABLE)?)?;
             rest.advance(length);
             let length = usize::try_from(rest.try_get_u32()?)?;
-            let value = HeaderValue::from_maybe_shared(take(&mut rest, length)?)?;
+            if length > rest.len() {
+                return Err(UNREADABLE.into());
+            }
+            let value = HeaderValue::from_maybe_shared(rest.split_to(length))?;
             headers.try_append(name, value)?;
         }
         let head = ResponseHead { status, headers, age, only_validates, late };
@@ -279,13 +233,6 @@ impl Codec<CachedResponse> for ResponseCodec {
 
     fn is_for_loader_only(&self, bytes: &[u8]) -> bool {
         matches!(bytes, [VERSION, 1, ..])
-    }
-}
-
-fn take(rest: &mut Bytes, length: usize) -> Result<Bytes, UnreadableResponse> {
-    match length <= rest.len() {
-        true => Ok(rest.split_to(length)),
-        false => Err(UnreadableResponse),
     }
 }
 

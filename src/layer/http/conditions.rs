@@ -28,6 +28,9 @@ pub(super) const TERMS: [HeaderName; 4] = [IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_
 /// The part of a body that an answer without a body has.
 const NOTHING: Range<usize> = 0..0;
 
+/// The part that an answer with the whole body has.
+const ALL: Range<usize> = 0..usize::MAX;
+
 impl Question {
     /// Returns the answer that a response gives. The body is not copied.
     pub(super) fn answer<B: Body>(
@@ -38,56 +41,53 @@ impl Question {
             return response;
         }
         let (mut parts, body) = response.into_parts();
-        let body = match self.apply(&mut parts, body.length(), body.is_whole()) {
-            None => body,
-            Some(range) => body.part(range),
-        };
-        Response::from_parts(parts, body)
+        let range = self.apply(&mut parts, body.length(), body.is_whole());
+        Response::from_parts(parts, body.part(range))
     }
 
-    /// Changes the head of a response, and returns the part that it has of its body. `None` is all
-    /// of it.
+    /// Changes the head of a response, and returns the part that it has of its body.
     fn apply(
         &self,
         parts: &mut response::Parts,
         length: Option<usize>,
         is_whole: bool,
-    ) -> Option<Range<usize>> {
+    ) -> Range<usize> {
+        let asked = &self.head.headers;
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
-        if parts.status == StatusCode::OK && is_known(&self.head.headers, &parts.headers) {
-            return Some(not_modified(parts));
+        if parts.status == StatusCode::OK && is_known(asked, &parts.headers) {
+            return not_modified(parts);
         }
-        match length {
+        if self.is_head() {
             // A `204` has no length (RFC 9110, section 8.6).
-            Some(length) if self.is_head() && parts.status != StatusCode::NO_CONTENT => {
+            if let Some(length) = length.filter(|_| parts.status != StatusCode::NO_CONTENT) {
                 parts.headers.insert(CONTENT_LENGTH, length.into());
             }
-            Some(length) if is_whole && parts.status == StatusCode::OK => {
-                return self.select(parts, length);
-            }
-            _ => {}
+            return NOTHING;
         }
-        self.is_head().then_some(NOTHING)
+        let length = length.filter(|_| is_whole && parts.status == StatusCode::OK);
+        let range = length.and_then(|length| selected(asked, length).zip(Some(length)));
+        match range.filter(|_| permits_part(asked, &parts.headers)) {
+            None => ALL,
+            Some((range, length)) if range.is_empty() => not_satisfiable(parts, length),
+            Some((range, length)) => partial(parts, range, length, asked.contains_key(IF_RANGE)),
+        }
     }
+}
 
-    fn select(&self, parts: &mut response::Parts, length: usize) -> Option<Range<usize>> {
-        let asked = &self.head.headers;
-        let range = selected(asked, length)?;
-        if !permits_part(asked, &parts.headers) {
-            return None;
-        }
-        if range.is_empty() {
-            return Some(not_satisfiable(parts, length));
-        }
-        parts.status = StatusCode::PARTIAL_CONTENT;
-        // The caller has the rest of the headers (RFC 9110, section 15.3.7).
-        if asked.contains_key(IF_RANGE) {
-            strip_representation(&mut parts.headers);
-        }
-        parts.headers.insert(CONTENT_LENGTH, range.len().into());
-        set(&mut parts.headers, format!("bytes {}-{}/{length}", range.start, range.end - 1));
-        Some(range)
+fn partial(
+    parts: &mut response::Parts,
+    range: Range<usize>,
+    length: usize,
+    is_known: bool,
+) -> Range<usize> {
+    parts.status = StatusCode::PARTIAL_CONTENT;
+    // The caller has the rest of the headers (RFC 9110, section 15.3.7).
+    if is_known {
+        strip_representation(&mut parts.headers);
     }
+    parts.headers.insert(CONTENT_LENGTH, range.len().into());
+    set(&mut parts.headers, format!("bytes {}-{}/{length}", range.start, range.end - 1));
+    range
 }
 
 /// Keeps the headers that a `304` has (RFC 9110, section 15.4.5).
@@ -129,10 +129,10 @@ fn set(headers: &mut HeaderMap, content_range: String) {
 /// Returns whether the caller has the stored response already (RFC 9110, section 13.2.2).
 fn is_known(asked: &HeaderMap, stored: &HeaderMap) -> bool {
     if asked.contains_key(IF_NONE_MATCH) {
-        let etag = etag(stored);
+        let known = etag(stored).map(opaque);
         return asked.get_all(IF_NONE_MATCH).iter().any(|line| {
             let line = line.as_bytes().trim_ascii();
-            line == b"*" || etag.is_some_and(|etag| tags(line).any(|tag| tag.opaque == etag.opaque))
+            line == b"*" || known.is_some_and(|known| tags(line).any(|tag| opaque(tag) == known))
         });
     }
     // RFC 9111, section 4.3.2: without `Last-Modified`, the date of the response counts.
@@ -147,8 +147,8 @@ fn permits_part(asked: &HeaderMap, stored: &HeaderMap) -> bool {
         return true;
     }
     let Some(value) = sole(asked, IF_RANGE) else { return false };
-    if let Some((tag, rest)) = Tag::parse(value.as_bytes()) {
-        return rest.is_empty() && etag(stored).is_some_and(|etag| tag.is_strongly(etag));
+    if let Some((tag, rest)) = tag(value.as_bytes()) {
+        return rest.is_empty() && tag.starts_with(b"\"") && etag(stored) == Some(tag);
     }
     let (wanted, modified) = (date(asked, IF_RANGE), date(stored, LAST_MODIFIED));
     // Section 8.8.2.2: two changes within one second have the same `Last-Modified`.
@@ -158,50 +158,37 @@ fn permits_part(asked: &HeaderMap, stored: &HeaderMap) -> bool {
     is_strong && wanted == modified
 }
 
-/// An entity tag (RFC 9110, section 8.8.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tag<'a> {
-    is_weak: bool,
-    opaque: &'a [u8],
+/// Takes an entity tag from the start of a text (RFC 9110, section 8.8.3). Returns it with the
+/// rest.
+fn tag(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let inside = opaque(text).strip_prefix(b"\"")?;
+    let length = inside.iter().position(|byte| *byte == b'"')?;
+    let fits = inside[..length].iter().all(|byte| *byte > b' ' && *byte != 0x7f);
+    let rest = &inside[length + 1..];
+    fits.then(|| text.split_at(text.len() - rest.len()))
 }
 
-impl<'a> Tag<'a> {
-    /// Parses the tag at the start of a text. Returns it with the rest of the text.
-    fn parse(text: &'a [u8]) -> Option<(Self, &'a [u8])> {
-        let (is_weak, text) = match text.strip_prefix(b"W/") {
-            Some(text) => (true, text),
-            None => (false, text),
-        };
-        let text = text.strip_prefix(b"\"")?;
-        let end = text.iter().position(|byte| *byte == b'"')?;
-        let opaque = &text[..end];
-        let fits = opaque.iter().all(|byte| *byte > b' ' && *byte != 0x7f);
-        fits.then_some((Self { is_weak, opaque }, &text[end + 1..]))
-    }
-
-    fn is_strongly(self, other: Tag<'_>) -> bool {
-        !self.is_weak && self == other
-    }
+/// Returns a tag as it is in a weak comparison.
+pub(super) fn opaque(tag: &[u8]) -> &[u8] {
+    tag.strip_prefix(b"W/").unwrap_or(tag)
 }
 
 /// Parses a list of tags, up to the first element that is none.
-fn tags(line: &[u8]) -> impl Iterator<Item = Tag<'_>> {
+fn tags(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = line;
     std::iter::from_fn(move || {
         while let [b',' | b' ' | b'\t', after @ ..] = rest {
             rest = after;
         }
-        let (tag, after) = Tag::parse(rest)?;
-        let after = after.trim_ascii_start();
+        let (tag, after) = tag(rest)?;
+        rest = after.trim_ascii_start();
         // A tag ends at a comma. Otherwise it is part of something else.
-        let ends = after.is_empty() || after.starts_with(b",");
-        rest = after;
-        ends.then_some(tag)
+        (rest.is_empty() || rest.starts_with(b",")).then_some(tag)
     })
 }
 
-fn etag(headers: &HeaderMap) -> Option<Tag<'_>> {
-    let (tag, rest) = Tag::parse(sole(headers, ETAG)?.as_bytes())?;
+fn etag(headers: &HeaderMap) -> Option<&[u8]> {
+    let (tag, rest) = tag(sole(headers, ETAG)?.as_bytes())?;
     rest.is_empty().then_some(tag)
 }
 

@@ -98,50 +98,6 @@ pub(super) fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// The directives that a response has for this cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Controls {
-    pub(super) directives: Directives,
-    /// They come from the targeted field, so `Cache-Control` and `Expires` do not count.
-    pub(super) is_targeted: bool,
-}
-
-impl Controls {
-    /// Reads `CDN-Cache-Control` if it says anything that this cache knows, else `Cache-Control`.
-    /// Without the former, a `Surrogate-Control` may restrict.
-    ///
-    /// Returns `None` if the field that counts is not readable.
-    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
-        let cdn = cdn(headers);
-        let is_unreadable = cdn.is_none();
-        // One that is not a dictionary is ignored (RFC 9213, section 2.1), unless it restricts.
-        let cdn = cdn.or_else(|| {
-            let directives = Directives::parse_lines(headers, &CDN_CACHE_CONTROL)?;
-            directives.restricts().then_some(directives)
-        });
-        let targeted = cdn.filter(|directives| *directives != Directives::default());
-        let is_targeted = targeted.is_some();
-        let mut directives = match targeted {
-            Some(directives) => directives,
-            None => {
-                let surrogate = Directives::parse_lines(headers, &SURROGATE_CONTROL)?;
-                let mut directives = Directives::parse(headers)?;
-                let is_zero = |seconds| seconds == Some(0);
-                // Neither `must-understand` nor a policy makes this shareable.
-                if surrogate.restricts()
-                    || is_zero(surrogate.max_age)
-                    || is_zero(surrogate.s_maxage)
-                {
-                    directives.private = Scope::All;
-                }
-                directives
-            }
-        };
-        directives.malformed |= is_unreadable;
-        Some(Self { directives, is_targeted })
-    }
-}
-
 /// Reads `CDN-Cache-Control`. Returns `None` if it is not a dictionary.
 fn cdn(headers: &HeaderMap) -> Option<Directives> {
     let lines: Result<Vec<_>, _> =
@@ -173,12 +129,13 @@ pub(super) struct Directives {
     pub(super) stale_if_error: Option<u64>,
     /// A part could not be parsed, or contradicts another one.
     pub(super) malformed: bool,
+    /// They come from the targeted field, so `Cache-Control` and `Expires` do not count.
+    pub(super) is_targeted: bool,
 }
 
 /// The scope of a `no-cache` or a `private`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// The directive is not there.
     #[default]
     Nothing,
     /// These fields of the response, in lower case.
@@ -215,6 +172,35 @@ impl Scope {
 }
 
 impl Directives {
+    /// Returns the directives that a response has for this cache: its `CDN-Cache-Control` if that
+    /// says anything that this cache knows, else its `Cache-Control`. Without the former, a
+    /// `Surrogate-Control` may restrict.
+    ///
+    /// Returns `None` if the field that counts is not readable.
+    pub(super) fn of_response(headers: &HeaderMap) -> Option<Self> {
+        let cdn = cdn(headers);
+        let is_unreadable = cdn.is_none();
+        // One that is not a dictionary is ignored (RFC 9213, section 2.1), unless it restricts.
+        let targeted = match cdn {
+            Some(directives) => Some(directives).filter(|known| *known != Self::default()),
+            None => Self::parse_lines(headers, &CDN_CACHE_CONTROL).filter(Self::restricts),
+        };
+        let mut directives = match targeted {
+            Some(directives) => Self { is_targeted: true, ..directives },
+            None => {
+                let mut directives = Self::parse(headers)?;
+                let it = Self::parse_lines(headers, &SURROGATE_CONTROL)?;
+                // Neither `must-understand` nor a policy makes this shareable.
+                if it.restricts() || it.max_age == Some(0) || it.s_maxage == Some(0) {
+                    directives.private = Scope::All;
+                }
+                directives
+            }
+        };
+        directives.malformed |= is_unreadable;
+        Some(directives)
+    }
+
     /// Parses all `Cache-Control` lines as one list.
     ///
     /// Returns `None` if a line is not text, or if a quoted string does not end: it may hide
@@ -230,17 +216,45 @@ impl Directives {
     fn parse_lines(headers: &HeaderMap, field: &HeaderName) -> Option<Self> {
         let mut directives = Self::default();
         for line in headers.get_all(field) {
-            let mut rest = trim_start(line.to_str().ok()?, ", \t");
+            let mut rest = line.to_str().ok()?.trim_start_matches(SEPARATORS);
             while !rest.is_empty() {
-                let (element, after) = Element::take(rest)?;
-                match element {
-                    Some(element) => directives.set(&element),
-                    None => directives.suspect(rest.strip_suffix(after).unwrap_or(rest)),
-                }
-                rest = trim_start(after, ", \t");
+                rest = directives.take(rest)?.trim_start_matches(SEPARATORS);
             }
         }
         Some(directives)
+    }
+
+    /// Heeds the element at the start of a text: a name, perhaps with a value. Returns the rest of
+    /// the text, or `None` if a quoted string does not end.
+    fn take<'a>(&mut self, text: &'a str) -> Option<&'a str> {
+        let (name, rest) = token(text);
+        if name.is_empty() {
+            let (suspect, rest) = match text.strip_prefix('"') {
+                Some(inside) => quoted(inside)?,
+                None => (String::new(), text.get(1..)?),
+            };
+            self.suspect(&suspect);
+            return Some(rest);
+        }
+        let (value, rest) = match rest.strip_prefix('=') {
+            None => (None, rest),
+            Some(rest) => match rest.strip_prefix('"') {
+                Some(inside) => {
+                    let (value, rest) = quoted(inside)?;
+                    (Some(Cow::Owned(value)), rest)
+                }
+                None => {
+                    let (value, rest) = token(rest);
+                    (Some(value).filter(|value| !value.is_empty()).map(Cow::Borrowed), rest)
+                }
+            },
+        };
+        let rest = rest.trim_start_matches([' ', '\t']);
+        // Text behind the value belongs to it, and makes it invalid.
+        let is_clean = rest.is_empty() || rest.starts_with(',');
+        self.malformed |= !is_clean;
+        self.set(name, value.as_deref(), is_clean);
+        Some(rest)
     }
 
     /// Takes the members of a dictionary for directives. A value of another type than the directive
@@ -253,23 +267,21 @@ impl Directives {
             let value = match member {
                 ListEntry::Item(item) => match &item.bare_item {
                     BareItem::Boolean(false) => continue,
-                    BareItem::Integer(number) if !names_fields => Some(number.to_string().into()),
-                    BareItem::String(fields) if names_fields => Some(fields.as_str().into()),
+                    BareItem::Integer(number) if !names_fields => Some(number.to_string()),
+                    BareItem::String(fields) if names_fields => Some(fields.as_str().to_owned()),
                     _ => None,
                 },
                 ListEntry::InnerList(_) => None,
             };
-            directives.set(&Element { name, value, is_clean: true });
+            directives.set(name, value.as_deref(), true);
         }
         directives
     }
 
-    fn set(&mut self, element: &Element<'_>) {
-        let value = element.value.as_deref();
-        // Text behind the value belongs to it, and makes it invalid.
-        let number = if element.is_clean { value.and_then(seconds) } else { None };
-        self.malformed |= !element.is_clean;
-        match element.name.to_ascii_lowercase().as_str() {
+    /// Sets a directive, whose number counts only if it is clean.
+    fn set(&mut self, name: &str, value: Option<&str>, is_clean: bool) {
+        let number = value.filter(|_| is_clean).and_then(seconds);
+        match name.to_ascii_lowercase().as_str() {
             "no-store" | "no-store-remote" => self.no_store = true,
             "no-cache" => self.no_cache.widen(value),
             "private" => self.private.widen(value),
@@ -298,37 +310,8 @@ impl Directives {
         self.no_store || self.no_cache != Scope::Nothing || self.private != Scope::Nothing
     }
 
-    /// Returns whether no stale response may be served.
     pub(super) fn revalidates(&self) -> bool {
         self.must_revalidate || self.proxy_revalidate
-    }
-}
-
-/// One element of a list: a name, perhaps with a value.
-struct Element<'a> {
-    name: &'a str,
-    value: Option<Cow<'a, str>>,
-    /// Nothing else follows before the next comma.
-    is_clean: bool,
-}
-
-impl<'a> Element<'a> {
-    /// Takes an element from the start of a line. Returns it with the rest of the line. Text that
-    /// is no element is `None`.
-    ///
-    /// Returns `None` if a quoted string does not end.
-    fn take(text: &'a str) -> Option<(Option<Self>, &'a str)> {
-        let Some((name, mut rest)) = token(text) else { return Some((None, skip(text)?)) };
-        let mut value = None;
-        if let Some(after) = rest.strip_prefix('=') {
-            match quoted_or_token(after)? {
-                Some((found, after)) => (value, rest) = (Some(found), after),
-                None => rest = after,
-            }
-        }
-        rest = trim_start(rest, " \t");
-        let is_clean = rest.is_empty() || rest.starts_with(',');
-        Some((Some(Self { name, value, is_clean }), rest))
     }
 }
 
@@ -342,16 +325,6 @@ fn restricts(text: &str) -> bool {
     })
 }
 
-/// Returns the text behind a quoted string, or behind one character, or `None` if a quoted string
-/// does not end.
-fn skip(text: &str) -> Option<&str> {
-    match text.strip_prefix('"') {
-        Some(inside) => Some(quoted(inside)?.1),
-        None => Some(text.get(1..).unwrap_or_default()),
-    }
-}
-
-/// Returns whether a `Pragma` says `no-cache`.
 pub(super) fn pragma(headers: &HeaderMap) -> bool {
     let no_cache = |line: &HeaderValue| {
         let line = line.as_bytes().to_ascii_lowercase();
@@ -380,18 +353,11 @@ fn set_least(field: &mut Option<u64>, number: Option<u64>) {
     *field = Some(field.map_or(permitted, |least| least.min(permitted)));
 }
 
-fn token(text: &str) -> Option<(&str, &str)> {
-    let end = text.find(|character| !is_token(character)).unwrap_or(text.len());
-    (end > 0).then(|| text.split_at(end))
-}
+const SEPARATORS: [char; 3] = [',', ' ', '\t'];
 
-/// Parses a token or a quoted string. Returns it with the rest of the line, `Some(None)` if there
-/// is neither, and `None` if a quoted string does not end.
-fn quoted_or_token(text: &str) -> Option<Option<(Cow<'_, str>, &str)>> {
-    match text.strip_prefix('"') {
-        Some(inside) => quoted(inside).map(|(value, after)| Some((value.into(), after))),
-        None => Some(token(text).map(|(value, after)| (value.into(), after))),
-    }
+/// Splits a text behind the token at its start, which may be empty.
+fn token(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|character| !is_token(character)).unwrap_or(text.len()))
 }
 
 /// Parses the inside of a quoted string. Returns it with the text behind the closing quote.
@@ -411,10 +377,6 @@ fn is_token(character: char) -> bool {
     character.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(character)
 }
 
-fn trim_start<'a>(text: &'a str, characters: &str) -> &'a str {
-    text.trim_start_matches(|character| characters.contains(character))
-}
-
 /// Checks rules that hold for all header lines. The fuzz target `directives` calls it.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn check_any_lines(lines: &[u8]) {
@@ -429,11 +391,11 @@ pub(crate) fn check_any_lines(lines: &[u8]) {
                 headers.append(name, value.clone());
             }
         }
-        let _ = (connection(&headers), Controls::of(&headers));
+        let _ = connection(&headers);
+        let of_response = Directives::of_response(&headers);
         // A dictionary that restricts is never overruled by `Cache-Control`.
         if cdn(&headers).is_some_and(|directives| directives.no_store) {
-            let controls = Controls::of(&headers);
-            assert!(controls.is_some_and(|controls| controls.directives.no_store));
+            assert!(of_response.is_some_and(|directives| directives.no_store));
         }
         Directives::parse(&headers)
     };
@@ -604,8 +566,8 @@ mod tests {
         }
     }
 
-    fn controls(lines: &[(&str, &str)]) -> Option<Controls> {
-        Controls::of(&headers(lines))
+    fn of_response(lines: &[(&str, &str)]) -> Option<Directives> {
+        Directives::of_response(&headers(lines))
     }
 
     /// RFC 9213, section 2.2.
@@ -631,27 +593,23 @@ mod tests {
             (&[general, ("cdn-cache-control", "max-age = 2")], Some(1), false),
             (&[general, ("surrogate-control", "max-age=3")], Some(1), false),
         ] {
-            let found = controls(headers).unwrap();
-            assert_eq!(
-                (found.directives.max_age, found.is_targeted),
-                (max_age, is_targeted),
-                "{headers:?}"
-            );
+            let found = of_response(headers).unwrap();
+            assert_eq!((found.max_age, found.is_targeted), (max_age, is_targeted), "{headers:?}");
         }
         for restricting in ["no-store", "max-age=3, private", "no-store;other", "max-age=0"] {
-            let found = controls(&[general, ("surrogate-control", restricting)]);
-            assert_eq!(found.unwrap().directives.private, Scope::All, "{restricting}");
+            let found = of_response(&[general, ("surrogate-control", restricting)]);
+            assert_eq!(found.unwrap().private, Scope::All, "{restricting}");
         }
-        assert_eq!(controls(&[general, ("surrogate-control", "x=\"")]), None);
+        assert_eq!(of_response(&[general, ("surrogate-control", "x=\"")]), None);
     }
 
     #[test]
     fn members_of_a_dictionary_are_directives() {
-        let found = controls(&[(
+        let found = of_response(&[(
             "cdn-cache-control",
             "private=\"x-user\", no-cache, must-revalidate, s-maxage=4, stale-if-error=5",
         )]);
-        let directives = found.unwrap().directives;
+        let directives = found.unwrap();
         assert_eq!(directives.private, Scope::Fields(vec!["x-user".to_owned()]));
         assert_eq!((directives.no_cache, directives.must_revalidate), (Scope::All, true));
         assert_eq!((directives.s_maxage, directives.stale_if_error), (Some(4), Some(5)));

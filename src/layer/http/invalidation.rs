@@ -14,7 +14,7 @@ use http::{
     uri::PathAndQuery,
 };
 use http_body::Body;
-use sfv::{BareItem, List, ListEntry, Parser};
+use sfv::{BareItem, Item, List, ListEntry, Parser};
 use tracing::{Instrument, debug};
 
 use super::{
@@ -23,6 +23,10 @@ use super::{
     key::{self, Located, is_respelled, original},
 };
 use crate::{cache::Cache, error::Error, key::Key};
+
+const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
+const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidation");
+const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
 
 /// The responses that an unsafe request or a `PURGE` ends.
 #[derive(Default)]
@@ -38,14 +42,6 @@ impl Outdated {
     }
 }
 
-/// Returns the request for a location on the host of a request.
-fn located(parts: &Parts, location: &str) -> Option<Parts> {
-    let path = resolve(parts, location)?;
-    let mut parts = parts.clone();
-    replace(&mut parts, path)?;
-    Some(parts)
-}
-
 /// Returns the path and query of a location on the host of the request.
 fn resolve(parts: &Parts, location: &str) -> Option<PathAndQuery> {
     let located = Located::resolve(location, original(parts)?)?;
@@ -53,8 +49,11 @@ fn resolve(parts: &Parts, location: &str) -> Option<PathAndQuery> {
     located.is_on_host(parts, true).then_some(located.path)
 }
 
-/// Replaces the path of a request, before and after the routers that removed a prefix.
-fn replace(parts: &mut Parts, located: PathAndQuery) -> Option<()> {
+/// Returns the request for a location on the host of a request. Its path is replaced before and
+/// after the routers that removed a prefix.
+fn located(parts: &Parts, location: &str) -> Option<Parts> {
+    let located = resolve(parts, location)?;
+    let mut parts = parts.clone();
     let path = located.as_str();
     #[cfg(feature = "axum")]
     let path = match parts.extensions.get::<axum::extract::OriginalUri>() {
@@ -68,7 +67,7 @@ fn replace(parts: &mut Parts, located: PathAndQuery) -> Option<()> {
     let mut own = std::mem::take(&mut parts.uri).into_parts();
     own.path_and_query = Some(path.parse().ok()?);
     parts.uri = Uri::from_parts(own).ok()?;
-    Some(())
+    Some(parts)
 }
 
 /// Returns whether an answer is one to a gRPC call. Its path names a procedure, which no `GET` asks
@@ -90,22 +89,23 @@ impl Http {
         answer: &HeaderMap,
     ) -> impl Future<Output = ()> + Send + use<> {
         let is_good = status.is_success() || status.is_redirection();
-        let ends = is_good && !self.0.policy.coalesces && !is_grpc(answer);
         let names = [LOCATION, CONTENT_LOCATION];
         let locations = names.into_iter().filter_map(|name| sole(answer, name)?.to_str().ok());
-        let keys = match ends {
+        let keys = match is_good && !self.0.policy.coalesces && !is_grpc(answer) {
             true => self.outdated(target, locations),
             false => Vec::new(),
         };
         let groups = self.tags(target, || listed(answer, &INVALIDATION));
-        let outdated = Outdated { keys, groups };
-        let (cache, is_any) = (self.0.cache.clone(), !outdated.is_empty());
-        let end = async move {
-            if let Err(error) = end_all(&cache, outdated).await {
-                debug!(%error, "the response to an unsafe request does not end what it outdates");
-            }
-        };
-        let ended = is_any.then(|| tokio::spawn(end.instrument(tracing::Span::current())));
+        let outdated = Some(Outdated { keys, groups }).filter(|outdated| !outdated.is_empty());
+        let ended = outdated.map(|outdated| {
+            let cache = self.0.cache.clone();
+            let end = async move {
+                if let Err(error) = end_all(&cache, outdated).await {
+                    debug!(%error, "an unsafe request does not end what it outdates");
+                }
+            };
+            tokio::spawn(end.instrument(tracing::Span::current()))
+        });
         async move {
             if let Some(ended) = ended {
                 // An error says that the runtime shuts down.
@@ -159,26 +159,19 @@ impl Http {
     /// headers, or else the keys of its URI.
     pub(super) fn purged(&self, parts: &Parts) -> Option<Outdated> {
         let check = self.0.purge.as_ref()?;
-        let is_permitted = parts.method.as_str() == "PURGE" && check(parts);
-        let purged = || {
-            let groups = self.groups(parts, &parts.headers);
-            // One whose groups cannot be ended is not taken for one of the URI.
-            let names_groups = |name| parts.headers.contains_key(name);
-            let keys = match [GROUPS, SURROGATES].iter().any(names_groups) {
-                true => Vec::new(),
-                false => self.outdated(parts, []),
-            };
-            Outdated { keys, groups }
+        if parts.method.as_str() != "PURGE" || !check(parts) {
+            return None;
+        }
+        let groups = self.groups(parts, &parts.headers);
+        // One whose groups cannot be ended is not taken for one of the URI.
+        let names_groups = |name| parts.headers.contains_key(name);
+        let keys = match [GROUPS, SURROGATES].iter().any(names_groups) {
+            true => Vec::new(),
+            false => self.outdated(parts, []),
         };
-        is_permitted.then(purged).filter(|purged| !purged.is_empty())
+        Some(Outdated { keys, groups }).filter(|purged| !purged.is_empty())
     }
-}
 
-const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
-const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidation");
-const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
-
-impl Http {
     /// Returns the tags of the groups that some headers name, of the origin of a request.
     pub(super) fn groups(&self, parts: &Parts, headers: &HeaderMap) -> Vec<String> {
         self.tags(parts, || {
@@ -208,11 +201,10 @@ fn listed(headers: &HeaderMap, name: &HeaderName) -> Vec<String> {
     let lines: Option<Vec<_>> = lines.collect();
     let list = lines.and_then(|lines| Parser::new(&lines.join(", ")).parse::<List>().ok());
     let text = |member| match member {
-        ListEntry::Item(item) => match item.bare_item {
-            BareItem::String(text) => Some(text.as_str().to_owned()),
-            _ => None,
-        },
-        ListEntry::InnerList(_) => None,
+        ListEntry::Item(Item { bare_item: BareItem::String(text), .. }) => {
+            Some(text.as_str().to_owned())
+        }
+        _ => None,
     };
     list.unwrap_or_default().into_iter().filter_map(text).collect()
 }

@@ -12,8 +12,7 @@
 //!
 //! Host, path and query are in normal form (RFC 9110, section 4.2.3; RFC 3986, section 6.2), so
 //! that a write of one URI ends the responses of all equivalent ones. But a router may not know
-//! `/%61` for `/a`. So a request with an encoding that is not needed passes. Lower-case digits of an
-//! encoding are common, and no reason for that.
+//! `/%61` for `/a`, so a request with an encoding that is not needed passes.
 
 use std::{borrow::Cow, fmt::Write, sync::Arc};
 
@@ -39,7 +38,6 @@ use crate::key::Key;
 ///
 /// [`BellwetherLayer::vary_by`]: crate::BellwetherLayer::vary_by
 pub trait VaryBy {
-    /// Returns the part as a function.
     #[doc(hidden)]
     fn part(self) -> KeyPart;
 }
@@ -138,8 +136,7 @@ impl VaryBy for &str {
     }
 }
 
-/// Returns the path before `Router::nest` removed a prefix. Without it, `/a/items` and `/b/items`
-/// would both have the key of `/items`, and one response would be served for the other.
+/// Returns the path before `Router::nest` removed a prefix, for `/a/items` and `/b/items` differ.
 pub(super) fn original(parts: &Parts) -> Option<&PathAndQuery> {
     #[cfg(feature = "axum")]
     if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
@@ -148,8 +145,8 @@ pub(super) fn original(parts: &Parts) -> Option<&PathAndQuery> {
     path(&parts.uri)
 }
 
-/// Returns the scheme that an HTTP/1.1 request names in front of its host. Requests of HTTP/2
-/// always name one, and must share with those of HTTP/1.1, which usually name none.
+/// Returns the scheme that an HTTP/1.1 request names in front of its host, which few do. Requests
+/// of HTTP/2 always name one, and must share with them.
 fn scheme(parts: &Parts) -> &str {
     let names_it = parts.version < Version::HTTP_2;
     parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default()
@@ -174,8 +171,7 @@ pub(super) fn origin(parts: &Parts) -> Option<String> {
 }
 
 /// Returns the requested host in its normal form, or an empty one if the request names none.
-///
-/// Returns `None` if the host has an invalid character, or if the request names two.
+/// Returns `None` if it has an invalid character, or if there are two.
 fn host<'a>(parts: &'a Parts, scheme: &str) -> Option<&'a str> {
     let normal = |host: &'a str| Some(normal_host(valid(host)?, scheme));
     let header = match parts.headers.contains_key(HOST) {
@@ -201,7 +197,7 @@ fn valid(host: &str) -> Option<&str> {
 /// A longer query is hashed, so that names in the backend and in traces stay short.
 const LONGEST: usize = 256;
 
-/// What of a query counts, and what of it shows. By default all of it does, as it came.
+/// What of a query counts, and what of it shows. By default all of it does.
 ///
 /// The inner service always receives the query as it came.
 ///
@@ -212,13 +208,9 @@ const LONGEST: usize = 256;
 ///
 /// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
 /// let query = Query::default().sort().ignore(["utm_*", "fbclid"]);
-/// let layer = BellwetherLayer::http(cache).query(query.clone());
+/// let layer = BellwetherLayer::http(cache).query(query);
 /// let key = |uri: &str| layer.key(&Request::get(uri).body(()).unwrap().into_parts().0);
 /// assert_eq!(key("/list?page=2&by=name&utm_source=mail"), key("/list?by=name&page=2"));
-///
-/// let layer = layer.query(query.hash());
-/// let key = layer.key(&Request::get("/list?by=name").body(()).unwrap().into_parts().0);
-/// assert!(!format!("{key:?}").contains("name"));
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -313,7 +305,6 @@ fn has_one_name(parameter: &str) -> bool {
     !parameter.contains(';') && !name(parameter).contains('%')
 }
 
-/// Returns a digest in hexadecimal digits.
 pub(super) fn hex(digest: impl IntoIterator<Item = u8>) -> String {
     let mut digits = String::new();
     for byte in digest {
@@ -452,7 +443,6 @@ impl Located {
     }
 }
 
-/// Returns the path and query of a relative reference.
 fn merged(base: &PathAndQuery, reference: &str) -> String {
     let is_query = reference.starts_with('?');
     match reference.starts_with('/') {
@@ -661,35 +651,25 @@ mod tests {
         }
     }
 
-    /// RFC 3986, section 5.4, without the paths that have parameters.
+    /// Examples of RFC 3986, section 5.4.
     #[test]
     fn references_are_resolved_as_in_the_examples_of_the_rfc() {
         let base = PathAndQuery::from_static("/b/c/d;p?q");
         for (reference, expected) in [
             ("g", "/b/c/g"),
             ("./g", "/b/c/g"),
-            ("g/", "/b/c/g/"),
             ("/g", "/g"),
             ("?y", "/b/c/d;p?y"),
-            ("g?y", "/b/c/g?y"),
             ("#s", "/b/c/d;p?q"),
-            ("g#s", "/b/c/g"),
-            ("g?y#s", "/b/c/g?y"),
             (";x", "/b/c/;x"),
             ("", "/b/c/d;p?q"),
             (".", "/b/c/"),
-            ("./", "/b/c/"),
             ("..", "/b/"),
-            ("../", "/b/"),
             ("../g", "/b/g"),
             ("../..", "/"),
-            ("../../g", "/g"),
             ("../../../../g", "/g"),
             ("/./g", "/g"),
-            ("/../g", "/g"),
-            ("g.", "/b/c/g."),
             ("..g", "/b/c/..g"),
-            ("./g/.", "/b/c/g/"),
             ("g/../h", "/b/c/h"),
             ("g?y/../x", "/b/c/g?y/../x"),
             ("g?a:b", "/b/c/g?a:b"),

@@ -9,11 +9,7 @@ use super::{
     BellwetherLayer, CachedResponse, Http, Policy, Query, VaryBy, key::KeyPart, marks::Marks,
     service::error_response,
 };
-use crate::{
-    cache::{Cache, UNCACHEABLE_LIFE},
-    error::Error,
-    key::Key,
-};
+use crate::{cache::Cache, error::Error, key::Key};
 
 impl BellwetherLayer<Http> {
     /// Creates a layer for HTTP services: axum, hyper, or any service from `Request` to `Response`.
@@ -35,54 +31,7 @@ impl BellwetherLayer<Http> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     ///
-    /// # Settings
-    ///
-    /// Each setting has a default.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    /// use bellwether::layer::{Policy, Query};
-    /// use bytes::Bytes;
-    /// use http::{Response, StatusCode, request::Parts};
-    ///
-    /// let cache = http_cache(MemoryBackend::new(), "pages")
-    ///     .max_value(256 << 10)
-    ///     .max_loads(100)
-    ///     .stale_while_revalidate(Duration::from_secs(30))
-    ///     .stale_if_error(Duration::from_secs(600))
-    ///     .tags()
-    ///     .build()?;
-    /// let layer = BellwetherLayer::http(cache)
-    ///     // What is shared, and for how long.
-    ///     .policy(Policy::default().status_lifetime(StatusCode::GONE, Duration::from_secs(60)))
-    ///     .default_lifetime(Duration::from_secs(2))
-    ///     // What distinguishes two requests.
-    ///     .vary_by("x-tenant")
-    ///     .query(Query::default().ignore(["utm_*"]))
-    ///     .ignore_headers(["x-user-timezone", "idempotency-key"])
-    ///     .ignore_cookies(["_ga", "_ga_*", "theme"])
-    ///     .ignore_reloads()
-    ///     // What a response is good for when its lifetime is over.
-    ///     .keep_for_validation(Duration::from_secs(60))
-    ///     .max_stale(Duration::from_secs(3600))
-    ///     // What ends it earlier.
-    ///     .surrogate_keys()
-    ///     .purge_if(|parts: &Parts| {
-    ///         parts.headers.get("x-purge-key").is_some_and(|key| key == "a long random text")
-    ///     })
-    ///     // Slow bodies, failures and overload.
-    ///     .body_limit(Duration::from_secs(20))
-    ///     .refuse_overload()
-    ///     .on_error(|_error| {
-    ///         let mut response = Response::new(Bytes::from("try again later"));
-    ///         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-    ///         response
-    ///     })
-    ///     .cache_status();
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
+    /// Build the cache by [`http_cache`](crate::http_cache), whose defaults are for responses.
     ///
     /// # What the layer cannot see
     ///
@@ -97,18 +46,16 @@ impl BellwetherLayer<Http> {
     ///
     /// # What is shared
     ///
-    /// This section describes the default [`Policy`], which is an allow-list. Every other request
-    /// passes through as if the layer were not there. [`Policy::rfc9111`] shares more. A request
-    /// takes part if all of these hold:
+    /// The default [`Policy`] is an allow-list. Every other request passes through as if the layer
+    /// were not there. [`Policy::rfc9111`] shares more. A request takes part if all of these hold:
     ///
     /// - It is a `GET` or a `HEAD` without a body.
     /// - It has no `Authorization`, `Proxy-Authorization` nor `Upgrade`, and no `If-…` header but
     ///   the [conditions](#conditions-and-ranges) of HTTP.
     /// - Its `Connection` names nothing but `close`, `keep-alive` and `TE`.
-    /// - It has no header that [changes its method or its path](#headers-that-forbid-sharing). If a
-    ///   proxy sets one on each request, let an outer layer remove it.
-    /// - It has no header that [looks like a credential](#headers-that-forbid-sharing), unless that
-    ///   is [in the key](Self::vary_by) or [ignored](Self::ignore_headers).
+    /// - It has no header that [changes its method or its path](#headers-that-forbid-sharing), or
+    ///   that looks like a credential. The latter may be [in the key](Self::vary_by) or
+    ///   [ignored](Self::ignore_headers).
     /// - It has no cookie, unless that is [ignored](Self::ignore_cookies).
     /// - It has no `no-store`, and no `no-cache` unless [reloads are
     ///   ignored](Self::ignore_reloads).
@@ -138,7 +85,8 @@ impl BellwetherLayer<Http> {
     ///
     /// A header may change the method or the path of a request if its name contains `method`,
     /// `override` or `rewrite`. So does one with `url`, `uri`, `path` or `query` behind a word such
-    /// as `original`, `forwarded`, `request` or `raw`.
+    /// as `original`, `forwarded`, `request` or `raw`. If a proxy sets one on each request, let an
+    /// outer layer remove it.
     ///
     /// A header looks like a credential if its name contains one of these:
     ///
@@ -149,49 +97,35 @@ impl BellwetherLayer<Http> {
     /// ```
     ///
     /// It also does so if one of its words, which `-` and `_` separate, names a tenant
-    /// (`workspace`, `team`, `store`, `org`, ...), a person (`uid`, `member`, `patient`, ...), a
-    /// right (`permission`, `claim`, `acl`, ...) or a proof (`ticket`, `hmac`, `otp`, ...). The
-    /// word may have an end such as `s` or `id`. `Sec-Fetch-User` and names with `user-agent` do
-    /// not count.
+    /// (`workspace`, `team`, ...), a person (`uid`, `member`, ...), a right (`permission`, `acl`,
+    /// ...) or a proof (`ticket`, `otp`, ...). `Sec-Fetch-User` and names with `user-agent` do not
+    /// count.
     ///
     /// # Other middlewares
     ///
     /// A middleware *outside* of this layer sees all requests, and nothing that it adds to a
     /// response is stored. One *inside* sees the requests that are sent on, and its changes are
-    /// stored. The right order, from the outside to your service:
+    /// stored. From the outside to your service, the right order is: trace, catch panic, a time
+    /// limit for callers, compression with weak `ETag`s, CORS, sessions and authentication, this
+    /// layer, load shed, concurrency limits and buffers.
     ///
-    /// 1. Trace and request ids. A hit is a request, too.
-    /// 2. Catch panic. This layer answers for a [load](#errors) that panics, and for nothing else.
-    /// 3. A time limit for callers. The limit for the service is the [load
-    ///    limit](crate::cache::Builder::load_limit), which answers all callers of a load at once.
-    /// 4. Compression. One plain body is stored, and coded for each client. Let the service send
-    ///    weak `ETag`s, so that no client joins a part of it to a coded body.
-    /// 5. CORS. Its headers are for one web page.
-    /// 6. Sessions and authentication. They check the cookie or the `Authorization`, remove it, and
-    ///    put the user into an extension, for [`vary_by`](Self::vary_by).
-    /// 7. This layer. A hit goes back from here.
-    /// 8. Load shed, concurrency limits and buffers. They count requests that the service works on.
-    ///
-    /// Inside, compression and CORS make a [variant](#variants) of each `Accept-Encoding` and
-    /// `Origin`, and the `Set-Cookie` of a session forbids sharing. The first layer of a
-    /// `ServiceBuilder` is the outermost one, and so is the last one that is added to a router of
-    /// axum. A router applies a layer to each of its routes, so a limit for all of them is a
-    /// `GlobalConcurrencyLimitLayer`. The example `middleware` is such a service.
+    /// Sessions and authentication check the cookie or the `Authorization`, remove it, and put the
+    /// user into an extension, for [`vary_by`](Self::vary_by). A router of axum applies a layer to
+    /// each of its routes, so a limit for all of them is a `GlobalConcurrencyLimitLayer`. The
+    /// example `middleware` is such a service.
     ///
     /// # The key
     ///
-    /// The [key](Self::key) consists of host, path with query, and the [parts](Self::vary_by) that
-    /// the layer adds. A proxy in front must keep the `Host` of the client, or processes with
-    /// different names share nothing. [`query`](Self::query) says what of a query counts, and what
-    /// of it shows.
-    ///
-    /// Only an HTTP/1.1 request whose target names a scheme has it in its key. A key that is too
-    /// long for the cache is replaced by its SHA-256, and so is a query of more than 256 bytes.
+    /// The [key](Self::key) consists of host, path with [query](Self::query), and the
+    /// [parts](Self::vary_by) that the layer adds. A proxy in front must keep the `Host` of the
+    /// client, or processes with different names share nothing. Only an HTTP/1.1 request whose
+    /// target names a scheme has it in its key. A key that is too long for the cache is replaced by
+    /// its SHA-256, and so is a query of more than 256 bytes.
     ///
     /// The case of the host, a default port and the case of any percent-encoding do not matter (RFC
     /// 9110, section 4.2.3). A service may take other spellings for another resource. So a request
-    /// with an encoding that is not needed, of a letter or one of `0-9-._~`, passes. So does one with
-    /// a segment `.` or `..`. A write to such a path also ends the responses of the path without it.
+    /// passes if it has an encoding that is not needed, of a letter or one of `0-9-._~`, or a
+    /// segment `.` or `..`. A write to such a path also ends the responses of the path without it.
     ///
     /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
     /// prefix, for axum 0.8. Under nested routers of any other version or framework, add the
@@ -205,9 +139,8 @@ impl BellwetherLayer<Http> {
     /// elements do not matter.
     ///
     /// The key of the resource then holds a marker, and its variants have keys of their own. One
-    /// invalidation of the key ends all of them. A hit costs two reads.
-    ///
-    /// With [`coalesce_only`](super::Policy::coalesce_only), responses with a `Vary` are not shared.
+    /// invalidation of the key ends all of them. A hit costs two reads. With
+    /// [`coalesce_only`](super::Policy::coalesce_only), responses with a `Vary` are not shared.
     ///
     /// # Conditions and ranges
     ///
@@ -226,11 +159,8 @@ impl BellwetherLayer<Http> {
     /// The lifetime of a response is its `s-maxage`, else its `max-age`, else the time from its
     /// `Date` to its `Expires`, else the [default lifetime](Self::default_lifetime). The
     /// [`ttl`](crate::cache::Builder::ttl) of the cache is a cap on it. A stored response is served
-    /// with its `Age`.
-    ///
-    /// The age at the arrival is the `Age` and the time that the service took, or the time since
-    /// the `Date` if that is longer (RFC 9111, section 4.2.3). Without an `Age`, the time that the
-    /// service took does not count. An invalid `Age` or `Date` is ignored.
+    /// with its `Age`. The age at the arrival is the `Age` and the time that the service took, or
+    /// the time since the `Date` if that is longer (RFC 9111, section 4.2.3).
     ///
     /// `CDN-Cache-Control` (RFC 9213) takes the place of `Cache-Control` and `Expires`. So the
     /// service may permit sharing here that it forbids to browsers. A `Surrogate-Control` can only
@@ -245,24 +175,18 @@ impl BellwetherLayer<Http> {
     ///
     /// - In the first window all callers receive the stale response at once. One process of the
     ///   fleet sends a request again in the background.
-    /// - In the second one a caller waits for the service. It receives the stale response, with all
-    ///   that wait with it, if the answer is a `500`, `502`, `503` or `504`, if the service returns
-    ///   an error, or if it takes longer than the load limit.
-    ///
-    /// After such a failure the key backs off in the whole fleet. No process sends a request, and
-    /// all callers receive the stale response at once. A `503` with a `Retry-After` sets that time,
-    /// up to a minute. Otherwise [`AfterFailure`](crate::cache::AfterFailure) says more.
+    /// - In the second one a caller waits for the service. It receives the stale response if the
+    ///   answer is a `500`, `502`, `503` or `504`, if the service returns an error, or if it takes
+    ///   longer than the load limit. Then the key backs off in the whole fleet, and all callers
+    ///   receive the stale response at once.
     ///
     /// A response with `must-revalidate` or `proxy-revalidate` is never served stale. The same
     /// holds for one with `s-maxage`, unless it names a window itself.
     ///
     /// A refresh sends a request that takes part, to a fresh clone of the service, in a task of its
     /// own. If its answer cannot be shared, this process tries again after a second at the
-    /// earliest.
-    ///
-    /// The stale response ends with the answer to a refresh or a load, whether that can be shared
-    /// or not (RFC 9111, section 4.3.3): a login page, a redirect, a `404`, a private `200`. Only a
-    /// `5xx`, a body that breaks off and an error of the service leave it.
+    /// earliest. The answer ends the stale response, whether it can be shared or not (RFC 9111,
+    /// section 4.3.3). Only a `5xx`, a body that breaks off and an error of the service leave it.
     ///
     /// A refresh or a load that has a stale response sends its `ETag` and its `Last-Modified`. A
     /// `304` renews that response, with the headers of the `304`. A response with a validator that
@@ -276,12 +200,11 @@ impl BellwetherLayer<Http> {
     /// relative or name the same host. The responses for each value of [`vary_by`](Self::vary_by)
     /// end in layers with equally many calls of it. While the backend is away, a write ends what
     /// its process remembers, and what is stored may be served again afterwards. A gRPC call ends
-    /// nothing.
+    /// nothing. [`purge_if`](Self::purge_if) permits `PURGE` requests.
     ///
     /// If the cache has [tags](crate::cache::Builder::tags), a response belongs to the groups in
     /// its `Cache-Groups`, and the answer to a write ends the groups in its
     /// `Cache-Group-Invalidation` (RFC 9875). A group belongs to its origin: scheme and host.
-    /// [`purge_if`](Self::purge_if) permits `PURGE` requests.
     ///
     /// # Uncacheable responses
     ///
@@ -313,9 +236,7 @@ impl BellwetherLayer<Http> {
     /// arrives, from the start and each at its own pace. A caller may join as long as the response
     /// is fresh. The body is in memory once. It is stored when it is complete, and the lease of the
     /// load is renewed until then. Other processes wait for that, up to the
-    /// [limit](crate::cache::Builder::wait_limit) of the cache. Where it took longer than the
-    /// response was fresh, their callers have it that came in time, and the others share the next
-    /// load.
+    /// [limit](crate::cache::Builder::wait_limit) of the cache.
     ///
     /// A body that breaks off is an [error](crate::layer::BodyError) for all its readers, never a
     /// clean end, and is not stored. So is one whose length contradicts its `Content-Length`.
@@ -329,8 +250,7 @@ impl BellwetherLayer<Http> {
     ///
     /// A body that no caller reads any more is read to its end and stored, or to its limits.
     /// [`cancel_abandoned`](crate::cache::Builder::cancel_abandoned) ends it 50 to 100 ms after its
-    /// last reader left. A body that none has begun to read is still stored, as after a refresh. A
-    /// shutdown of the cache ends no body that is read.
+    /// last reader left. A shutdown of the cache ends no body that is read.
     ///
     /// # Errors
     ///
@@ -345,13 +265,10 @@ impl BellwetherLayer<Http> {
     ///   [load limit](crate::cache::Builder::load_limit);
     /// - `503 Service Unavailable` if too many callers wait, the key backs off, or the cache was
     ///   shut down. Also if too many loads are running, with
-    ///   [`refuse_overload`](Self::refuse_overload).
-    ///
-    /// Build the cache by [`http_cache`](crate::http_cache), whose defaults are for responses.
+    ///   [`refuse_overload`](Self::refuse_overload). While a key backs off, it has a `Retry-After`.
     ///
     /// After a `500`, an error, a panic or a load limit, a key without a stale response backs off
-    /// only if [`after_failure`](crate::cache::Builder::after_failure) of the cache says so. While
-    /// a key backs off, the responses above have a `Retry-After`.
+    /// only if [`after_failure`](crate::cache::Builder::after_failure) of the cache says so.
     ///
     /// # Cancel safety
     ///
@@ -392,8 +309,6 @@ impl BellwetherLayer<Http> {
     ///
     /// Many services name no lifetime with any response, private ones included. So set it only
     /// where all responses may be shared, for example route by route.
-    ///
-    /// The [`ttl`](crate::cache::Builder::ttl) of the cache, 60 s unless set, caps every lifetime.
     pub fn default_lifetime(mut self, lifetime: Duration) -> Self {
         self.settings().default_lifetime = Some(lifetime);
         self
@@ -438,10 +353,9 @@ impl BellwetherLayer<Http> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     ///
-    /// Return a hash of a secret. A hit costs one more read, of the marker by which an invalidation
-    /// ends the responses with all values of the parts. An [unsafe request](Self::http) ends all
-    /// these, also if it is excluded itself. Where each user changes what is theirs alone, give it
-    /// a path or a host of its own.
+    /// A hit costs one more read, of the marker by which an invalidation ends the responses with
+    /// all values of the parts. Where each user changes what is theirs alone, give it a path or a
+    /// host of its own.
     ///
     /// A request with credentials in its headers still takes no part. If an outer layer has checked
     /// a cookie or a header, and a part stands for it, add [`ignore_cookies`](Self::ignore_cookies)
@@ -473,9 +387,8 @@ impl BellwetherLayer<Http> {
     /// Declares cookies harmless: no response depends on them. A name may end with `*`.
     ///
     /// A request takes part if all its cookies are ignored. The inner service still receives them.
-    /// The names of cookies are compared with their case. A cookie in which the inner service may
-    /// read another one is not ignored. Such a cookie has a `,`, a `&`, a space or another
-    /// separator, plain or percent-encoded.
+    /// The case of names counts. A cookie with a `,`, a `&`, a space or another separator, plain or
+    /// percent-encoded, is not ignored, because the inner service may read another one in it.
     pub fn ignore_cookies<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         let names = names.into_iter().map(|name| name.as_ref().to_owned());
         self.settings().ignored_cookies.extend(names);
@@ -485,8 +398,7 @@ impl BellwetherLayer<Http> {
     /// Treats a request with `no-cache` in its `Cache-Control` or `Pragma` as any other one, such
     /// as that of a browser that reloads a page.
     ///
-    /// By default such a request reaches the inner service, and its response is not stored. One
-    /// with `no-store` always does. Other directives of requests have no effect.
+    /// By default such a request reaches the inner service. One with `no-store` always does.
     pub fn ignore_reloads(mut self) -> Self {
         self.settings().ignores_reloads = true;
         self
@@ -495,8 +407,7 @@ impl BellwetherLayer<Http> {
     /// Sets for how long a response with a validator is kept for its validation, if it may not be
     /// served stale. Zero keeps none. Defaults to 10 minutes.
     ///
-    /// An `ETag` and a `Last-Modified` are validators. The next load asks the service whether the
-    /// response has changed. No caller is served it before the service has answered `304`.
+    /// No caller is served it before the service has answered `304`.
     pub fn keep_for_validation(mut self, time: Duration) -> Self {
         self.settings().kept_for_validation = time;
         self
@@ -512,7 +423,6 @@ impl BellwetherLayer<Http> {
     /// Sets how long a body that is shared may take in all. Defaults to 60 s.
     ///
     /// After this time the response is not stored, and no more callers join. Its readers read on.
-    /// The same happens to a body that makes no progress for 10 s.
     pub fn body_limit(mut self, limit: Duration) -> Self {
         self.settings().body_limit = limit;
         self
@@ -551,15 +461,14 @@ impl BellwetherLayer<Http> {
     /// | `fwd=uri-miss; detail=degraded` | loaded without a lease, and not stored |
     /// | `fwd=uri-miss` | loaded for this request, and not stored, such as an error |
     ///
-    /// In place of `uri-miss`, it is `vary-miss` for a variant. It is `stale` if a response is
-    /// stored that is no longer fresh.
+    /// In place of `uri-miss`, it is `vary-miss` for a variant, and `stale` beside a stored
+    /// response that is no longer fresh.
     ///
     /// A response that did not come from the cache has a `fwd=…` that says why. Its `detail` is
-    /// the header of the request that stood in the way, or one of these: `body`, for a request with
-    /// a body; or `key`, if a [`vary_by`](Self::vary_by) returned `None`, or the host or the path is
-    /// not clear.
-    /// Two more are:
+    /// the header of the request that stood in the way, or one of these:
     ///
+    /// - `body`: the request has a body.
+    /// - `key`: a [`vary_by`](Self::vary_by) returned `None`, or the host or the path is not clear.
     /// - `uncacheable`: its response may not be shared. If this is that response, the reason
     ///   follows: mostly the name of a header, or `lifetime`, if it names none and there is no
     ///   [`default_lifetime`](Self::default_lifetime).
@@ -570,27 +479,6 @@ impl BellwetherLayer<Http> {
     /// [errors](Self::on_error) have no `Cache-Status`.
     ///
     /// Defaults to no header, because it tells clients about the traffic of others.
-    ///
-    /// ```
-    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-    /// # runtime.unwrap().block_on(async {
-    /// use std::convert::Infallible;
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    /// use bytes::Bytes;
-    /// use http::{Request, Response};
-    /// use http_body_util::{Empty, Full};
-    /// use tower::{Layer, ServiceExt, service_fn};
-    ///
-    /// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
-    /// let layer = BellwetherLayer::http(cache).cache_status();
-    /// let service = layer.layer(service_fn(|_request: Request<Empty<Bytes>>| async {
-    ///     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("product 42")))
-    /// }));
-    /// let request = Request::get("/").header("cookie", "theme=dark").body(Empty::new()).unwrap();
-    /// let response = service.oneshot(request).await.unwrap();
-    /// assert_eq!(response.headers()["cache-status"], "bellwether; fwd=bypass; detail=\"cookie\"");
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn cache_status(mut self) -> Self {
         self.settings().tells_status = true;
         self
@@ -598,9 +486,8 @@ impl BellwetherLayer<Http> {
 
     /// Returns the key under which the response to a request with these parts is shared.
     ///
-    /// Use it to [invalidate](Cache::invalidate) that response. The key does not depend on the
-    /// method, nor on headers other than `Host`. So a `PUT` that outdates the response to a `GET`
-    /// has the same key.
+    /// Use it to [invalidate](Cache::invalidate) that response. A `PUT` that outdates the response
+    /// to a `GET` has the same key.
     ///
     /// If the response has a `Vary`, or if the layer adds [parts](Self::vary_by) to the key, the
     /// cache holds a marker under this key: a response with the status 100. All responses below it
@@ -666,7 +553,7 @@ impl HttpSettings {
     fn new(cache: Cache<CachedResponse>) -> Self {
         Self {
             cache,
-            marks: Arc::new(Marks::new(UNCACHEABLE_LIFE)),
+            marks: Arc::new(Marks::new()),
             policy: Policy::default(),
             key_parts: Vec::new(),
             query: Query::default(),

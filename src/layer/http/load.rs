@@ -23,9 +23,9 @@ use super::{
     request::Question,
     response::{Freshness, ResponseClass},
     status::Forward,
-    unavailable::is_failure,
+    unavailable::{failing, is_failure},
     validation::{add_validators, renewed},
-    variants::{Marker, Place, Variant},
+    variants::{Place, Variant},
 };
 use crate::{
     cache::{Lead, Produced},
@@ -189,7 +189,7 @@ impl ResponseLoad {
         let (forward, produced) = match class {
             ResponseClass::Failing => {
                 let forward = Forward::of(self.place.is_variant(), self.lead.replaces());
-                (forward, self.http.failing(&self.question, &parts, &self.lead))
+                (forward, failing(&self.question, &parts, &self.lead))
             }
             ResponseClass::Reserved => {
                 self.mark(true);
@@ -276,7 +276,7 @@ impl ResponseLoad {
                 }
             }
             Err(NotCollected::Unfit) => {
-                self.end_stored(streamed.head.status()).await;
+                self.end_stored(streamed.head.status).await;
                 self.mark(false);
                 Ok(Produced::Uncacheable)
             }
@@ -318,7 +318,7 @@ pub(super) struct StreamedResponse {
     head: ResponseHead,
     body: Arc<SharedBody>,
     /// Which variant it is, if its flight did not know that.
-    variant: Option<Variant>,
+    pub(super) variant: Option<Variant>,
     /// Why the request was sent that it answers.
     pub(super) forward: Forward,
     received: Instant,
@@ -326,11 +326,6 @@ pub(super) struct StreamedResponse {
 }
 
 impl StreamedResponse {
-    /// Returns the marker below which a request with these headers selects another response.
-    pub(super) fn misses(&self, request: &HeaderMap) -> Option<&Marker> {
-        self.variant.as_ref()?.misses(request)
-    }
-
     /// Returns the response for a caller, unless that came too late or the body broke off. The
     /// caller whose request it answers has the trailers, too.
     pub(super) fn response(&self, with_trailers: bool) -> Option<Response<Reader>> {

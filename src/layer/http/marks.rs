@@ -3,24 +3,16 @@
 //! While a key has a mark, its requests go to the inner service in parallel. The first answer whose
 //! headers allow sharing ends it.
 
-use std::{
-    hash::BuildHasher,
-    sync::{
-        RwLock,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{hash::BuildHasher, sync::RwLock};
 
 use hashbrown::DefaultHashBuilder;
 use lru::LruCache;
 use tokio::time::Instant;
 
 use crate::{
-    cache::OnUncacheable,
+    cache::{OnUncacheable, UNCACHEABLE_LIFE},
     key::Key,
     sync::{read, write},
-    time::after,
 };
 
 /// How many keys are remembered. Beyond it, the one that was marked least recently is forgotten.
@@ -31,34 +23,25 @@ pub(super) struct Marks {
     /// keys with one hash share a mark, which is harmless: it decides which requests wait, never
     /// what is shared.
     by_key: RwLock<LruCache<u64, KeyMark>>,
-    /// How many keys are remembered. At zero, a request needs no look at them.
-    known: AtomicUsize,
     hasher: DefaultHashBuilder,
-    /// How long a mark lasts.
-    life: Duration,
 }
 
 #[derive(Clone, Copy)]
 struct KeyMark {
-    until: Instant,
+    since: Instant,
     /// An answer that could be shared has ended it, and the fleet may still have it.
     is_ended: bool,
 }
 
 impl Marks {
-    pub(super) fn new(life: Duration) -> Self {
-        Self {
-            by_key: RwLock::new(LruCache::unbounded()),
-            known: AtomicUsize::new(0),
-            hasher: DefaultHashBuilder::default(),
-            life,
-        }
+    pub(super) fn new() -> Self {
+        Self { by_key: RwLock::new(LruCache::unbounded()), hasher: DefaultHashBuilder::default() }
     }
 
     /// Returns what becomes of a request if the fleet has a mark for its key. Returns `None` if the
     /// request goes alone, because of a mark of this process.
     pub(super) fn on_uncacheable(&self, key: &Key, is_authorized: bool) -> Option<OnUncacheable> {
-        if self.known.load(Ordering::Relaxed) == 0 {
+        if read(&self.by_key).is_empty() {
             return Some(OnUncacheable::Pass);
         }
         match self.of(key, false) {
@@ -81,19 +64,17 @@ impl Marks {
     }
 
     fn of(&self, key: &Key, of_authorized: bool) -> Option<KeyMark> {
-        let hash = self.hasher.hash_one((key, of_authorized));
-        let mark = read(&self.by_key).peek(&hash).copied();
-        mark.filter(|mark| Instant::now() < mark.until)
+        let mark = read(&self.by_key).peek(&self.hasher.hash_one((key, of_authorized))).copied();
+        mark.filter(|mark| mark.since.elapsed() < UNCACHEABLE_LIFE)
     }
 
     fn put(&self, key: &Key, of_authorized: bool, is_ended: bool) {
-        let mark = KeyMark { until: after(Instant::now(), self.life), is_ended };
+        let mark = KeyMark { since: Instant::now(), is_ended };
         let mut by_key = write(&self.by_key);
         by_key.put(self.hasher.hash_one((key, of_authorized)), mark);
         if by_key.len() > MOST_KEYS {
             by_key.pop_lru();
         }
-        self.known.store(by_key.len(), Ordering::Relaxed);
     }
 }
 
@@ -101,11 +82,11 @@ impl Marks {
 mod tests {
     use super::*;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn the_number_of_keys_is_bounded() {
-        let (marks, key) = (Marks::new(Duration::MAX), |number: usize| Key::from(number));
+        let (marks, key) = (Marks::new(), |number: usize| Key::from(number));
         (0..MOST_KEYS + 10).for_each(|number| marks.set(&key(number), false));
-        assert_eq!(marks.known.load(Ordering::Relaxed), MOST_KEYS);
+        assert_eq!(read(&marks.by_key).len(), MOST_KEYS);
         assert!(marks.on_uncacheable(&key(0), false).is_some());
         assert!(marks.on_uncacheable(&key(10), false).is_none());
     }

@@ -39,18 +39,11 @@ use http::StatusCode;
 /// [default one]: crate::BellwetherLayer::default_lifetime
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    pub(super) kind: PolicyKind,
+    pub(super) is_rfc9111: bool,
     /// The statuses that may be shared, with the lifetime of those that name none.
     pub(super) statuses: Vec<(StatusCode, Duration)>,
     /// A response goes only to the callers that wait for it.
     pub(super) coalesces: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum PolicyKind {
-    #[default]
-    Careful,
-    Rfc9111,
 }
 
 impl Policy {
@@ -65,7 +58,7 @@ impl Policy {
     /// [`default_lifetime`](crate::BellwetherLayer::default_lifetime) take its place. Zero shares
     /// no such response.
     pub fn rfc9111() -> Self {
-        Self { kind: PolicyKind::Rfc9111, ..Self::default() }
+        Self { is_rfc9111: true, ..Self::default() }
     }
 
     /// Shares responses with this status, and sets the lifetime of those that name none.
@@ -87,11 +80,6 @@ impl Policy {
     ///
     /// Another process waits for one load at most. A response that is too large to be
     /// [pushed](crate::backend::RedisBackendBuilder::push_limit) is shared within its process only.
-    ///
-    /// ```
-    /// # use bellwether::layer::Policy;
-    /// let policy = Policy::default().coalesce_only();
-    /// ```
     pub fn coalesce_only(mut self) -> Self {
         self.coalesces = true;
         self

@@ -16,7 +16,6 @@ use super::{
     fields::{Directives, Scope, names_no_field, pragma},
     header_names::{HeaderClass, classify},
     key::{is_named, may_hold_another},
-    policy::PolicyKind,
     status::Forward,
 };
 
@@ -80,7 +79,7 @@ impl Http {
 
     fn permits(&self, name: &HeaderName, headers: &HeaderMap) -> bool {
         let settings = &self.0;
-        let is_careful = settings.policy.kind == PolicyKind::Careful;
+        let is_careful = !settings.policy.is_rfc9111;
         let accepts_no_cache = settings.policy.coalesces || settings.ignores_reloads;
         match *name {
             // The response says whether it may be shared (RFC 9111, section 3.5).

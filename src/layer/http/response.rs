@@ -21,11 +21,8 @@ use http_body::Body;
 
 use super::{
     CachedResponse, Http,
-    fields::{
-        Controls, Directives, Scope, connection, content_length, date, pragma, seconds, vary,
-    },
+    fields::{Directives, Scope, connection, content_length, date, pragma, seconds, vary},
     key::{self, Located, Query},
-    policy::PolicyKind,
     request::Question,
     validation::has_validator,
 };
@@ -64,16 +61,6 @@ pub(super) enum ResponseClass {
     Failing,
 }
 
-impl ResponseClass {
-    /// Returns the class of a response with this status that is not shared.
-    fn unshared(status: StatusCode, why: &'static str) -> Self {
-        match status.is_client_error() || status.is_server_error() {
-            true => Self::Failing,
-            false => Self::Uncacheable(why),
-        }
-    }
-}
-
 /// Fields whose response belongs to one caller, whatever it says about caches.
 const PERSONAL: [HeaderName; 5] = [
     SET_COOKIE,
@@ -95,18 +82,32 @@ impl Http {
         parts: &Parts,
         body: &impl Body,
     ) -> ResponseClass {
-        let judged = self.judge_framing(&parts.headers, body).and_then(|()| {
-            self.judge_fields(&parts.headers)?;
-            let controls = Controls::of(&parts.headers).ok_or("cache-control")?;
-            Ok((self.freshness(question, took, parts, &controls)?, controls.directives))
-        });
-        match judged {
-            Ok((_, directives)) if self.is_reserved(question, &directives) => {
-                ResponseClass::Reserved
-            }
-            Ok((freshness, _)) => ResponseClass::Shareable(freshness),
-            Err(why) => ResponseClass::unshared(parts.status, why),
+        let is_error = parts.status.is_client_error() || parts.status.is_server_error();
+        match self.judge(question, took, parts, body) {
+            Ok(class) => class,
+            Err(_) if is_error => ResponseClass::Failing,
+            Err(why) => ResponseClass::Uncacheable(why),
         }
+    }
+
+    fn judge(
+        &self,
+        question: &Question,
+        took: Duration,
+        parts: &Parts,
+        body: &impl Body,
+    ) -> Judged<ResponseClass> {
+        self.judge_framing(&parts.headers, body)?;
+        self.judge_fields(&parts.headers)?;
+        let it = Directives::of_response(&parts.headers).ok_or("cache-control")?;
+        self.judge_storable(question, parts, &it)?;
+        let freshness = self.freshness(took, parts, &it)?;
+        // A response may be for the credentials of its request alone (RFC 9111, section 3.5).
+        let permits = it.public || it.must_revalidate || it.s_maxage.is_some();
+        Ok(match permits || !question.is_authorized() {
+            true => ResponseClass::Shareable(freshness),
+            false => ResponseClass::Reserved,
+        })
     }
 
     /// Judges whether the body of a response may be kept.
@@ -126,7 +127,7 @@ impl Http {
 
     /// Judges whether no field of a response ties it to its caller.
     fn judge_fields(&self, headers: &HeaderMap) -> Judged<()> {
-        let is_careful = self.0.policy.kind == PolicyKind::Careful;
+        let is_careful = !self.0.policy.is_rfc9111;
         // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
         let names = vary(headers).ok_or("vary")?;
         match PERSONAL.iter().find(|name| headers.contains_key(*name)) {
@@ -147,26 +148,25 @@ impl Http {
     /// Returns how long a response may be shared: by those that wait for it, and beyond.
     fn freshness(
         &self,
-        question: &Question,
         took: Duration,
         parts: &Parts,
-        controls: &Controls,
+        directives: &Directives,
     ) -> Judged<Freshness> {
-        self.judge_storable(question, parts, &controls.directives)?;
-        if !self.is_status_shared(parts.status) {
-            return Err("status");
-        }
         let received = SystemTime::now();
         let age = age(&parts.headers, received, took);
-        let lifetime = self.lifetime(parts, controls, received);
+        let lifetime = self.lifetime(parts, directives, received);
         if self.0.policy.coalesces {
             // Requests to a careful layer have nothing of their users.
-            let is_shared = self.0.policy.kind == PolicyKind::Careful || lifetime.is_some();
-            return if is_shared { Ok(Freshness::of_waiters(age)) } else { Err("lifetime") };
+            let is_shared = !self.0.policy.is_rfc9111 || lifetime.is_some();
+            return if is_shared {
+                Ok(Freshness::new(Duration::ZERO, age))
+            } else {
+                Err("lifetime")
+            };
         }
         let left = lifetime.and_then(|lifetime| lifetime.checked_sub(Duration::from_secs(age)));
         let left = left.filter(|left| !left.is_zero()).ok_or("lifetime")?;
-        Ok(self.windows(parts, &controls.directives, Freshness::new(left, age)))
+        Ok(self.windows(parts, directives, Freshness::new(left, age)))
     }
 
     /// Judges whether a response may be stored at all (RFC 9111, section 3).
@@ -176,8 +176,11 @@ impl Http {
         parts: &Parts,
         directives: &Directives,
     ) -> Judged<()> {
-        let headers = &parts.headers;
-        if matches!(parts.status.as_u16(), ..200 | 206 | 304) {
+        let (headers, policy) = (&parts.headers, &self.0.policy);
+        let is_shared = policy.is_rfc9111
+            || parts.status == StatusCode::OK
+            || policy.lifetime_of(parts.status).is_some();
+        if !is_shared || matches!(parts.status.as_u16(), ..200 | 206 | 304) {
             return Err("status");
         }
         if parts.status.is_redirection()
@@ -186,11 +189,11 @@ impl Http {
             return Err("location");
         }
         let (no_cache, private) = (&directives.no_cache, &directives.private);
-        let is_permitted = match self.0.policy.kind {
-            PolicyKind::Careful => {
-                !directives.malformed && [no_cache, private].iter().all(|it| **it == Scope::Nothing)
+        let is_permitted = match policy.is_rfc9111 {
+            true => !no_cache.covers(headers) && !private.covers(headers),
+            false => {
+                !directives.malformed && *no_cache == Scope::Nothing && *private == Scope::Nothing
             }
-            PolicyKind::Rfc9111 => !no_cache.covers(headers) && !private.covers(headers),
         };
         match is_permitted && !self.forbids_storing(directives, parts.status) {
             true => Ok(()),
@@ -204,40 +207,26 @@ impl Http {
     fn forbids_storing(&self, directives: &Directives, status: StatusCode) -> bool {
         match directives.must_understand {
             true if !is_understood(status) => true,
-            true if self.0.policy.kind == PolicyKind::Rfc9111 => false,
+            true if self.0.policy.is_rfc9111 => false,
             _ => directives.no_store,
         }
-    }
-
-    /// Returns whether a response is for the credentials of its request alone (RFC 9111, section
-    /// 3.5).
-    fn is_reserved(&self, question: &Question, it: &Directives) -> bool {
-        let permits = it.public || it.must_revalidate || it.s_maxage.is_some();
-        self.0.policy.kind == PolicyKind::Rfc9111 && question.is_authorized() && !permits
-    }
-
-    /// Returns whether responses with a status are shared.
-    fn is_status_shared(&self, status: StatusCode) -> bool {
-        status == StatusCode::OK
-            || self.0.policy.kind == PolicyKind::Rfc9111
-            || self.0.policy.lifetime_of(status).is_some()
     }
 
     /// Returns how long a response is fresh from its origin on.
     fn lifetime(
         &self,
         parts: &Parts,
-        controls: &Controls,
+        directives: &Directives,
         received: SystemTime,
     ) -> Option<Duration> {
-        let is_careful = self.0.policy.kind == PolicyKind::Careful;
-        if is_careful && controls.directives.max_age == Some(0) {
+        let is_careful = !self.0.policy.is_rfc9111;
+        if is_careful && directives.max_age == Some(0) {
             // It forbids sharing, even next to a larger `s-maxage`.
             return None;
         }
         // The clock of this process may be wrong.
-        named(controls, &parts.headers, Some(received).filter(|_| !is_careful))
-            .or_else(|| self.unnamed_lifetime(parts, &controls.directives, received))
+        named(directives, &parts.headers, Some(received).filter(|_| !is_careful))
+            .or_else(|| self.unnamed_lifetime(parts, directives, received))
     }
 
     fn unnamed_lifetime(
@@ -248,7 +237,7 @@ impl Http {
     ) -> Option<Duration> {
         let default = self.0.default_lifetime.filter(|_| parts.status == StatusCode::OK);
         let set = self.0.policy.lifetime_of(parts.status).or(default);
-        let is_heuristic = self.0.policy.kind == PolicyKind::Rfc9111
+        let is_heuristic = self.0.policy.is_rfc9111
             && (is_heuristically_cacheable(parts.status) || directives.public);
         let lifetime = set.or_else(|| heuristic(&parts.headers, received).filter(|_| is_heuristic));
         lifetime.filter(|lifetime| !lifetime.is_zero())
@@ -323,11 +312,6 @@ impl Freshness {
         Self { lifetime, while_revalidate, kept, only_validates: false, age }
     }
 
-    /// Returns how long a response is fresh that is for those only who wait for it.
-    fn of_waiters(age: u64) -> Self {
-        Self::new(Duration::ZERO, age)
-    }
-
     /// Returns the same freshness with a lifetime of this at most.
     pub(super) fn capped(self, cap: Duration) -> Self {
         Self { lifetime: self.lifetime.min(cap), ..self }
@@ -355,15 +339,14 @@ impl Freshness {
 /// Returns the lifetime that a response names, from its origin on (section 4.2.1). Invalid
 /// freshness is stale, and so is an `Expires` without a `Date` if the time of receipt is `None`.
 fn named(
-    controls: &Controls,
+    directives: &Directives,
     headers: &HeaderMap,
     received: Option<SystemTime>,
 ) -> Option<Duration> {
-    let directives = &controls.directives;
     if let Some(seconds) = directives.s_maxage.or(directives.max_age) {
         return Some(Duration::from_secs(seconds));
     }
-    if controls.is_targeted || !headers.contains_key(EXPIRES) {
+    if directives.is_targeted || !headers.contains_key(EXPIRES) {
         return None;
     }
     let expires = date(headers, EXPIRES).zip(date(headers, DATE).or(received));
@@ -441,11 +424,14 @@ mod tests {
             (&[("cdn-cache-control", "max-age=1"), ("expires", "@9")], named_for(1)),
         ] {
             let headers = headers(fields);
-            let controls = Controls::of(&headers).unwrap();
-            assert_eq!(named(&controls, &headers, Some(now())), expected, "{fields:?}");
+            let directives = Directives::of_response(&headers).unwrap();
+            assert_eq!(named(&directives, &headers, Some(now())), expected, "{fields:?}");
         }
         let headers = headers(&[("expires", "@9")]);
-        assert_eq!(named(&Controls::of(&headers).unwrap(), &headers, None), named_for(0));
+        assert_eq!(
+            named(&Directives::of_response(&headers).unwrap(), &headers, None),
+            named_for(0)
+        );
     }
 
     /// RFC 9111, section 4.2.2.

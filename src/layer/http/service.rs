@@ -211,7 +211,7 @@ where
     let Some(on_uncacheable) = on_uncacheable else {
         return Settled::Alone(body, Forward::Uncacheable(None));
     };
-    if place.has_parts() {
+    if place.parts.is_some() {
         return Settled::Varies(body, Box::pin(http.generation(place)).await);
     }
     let on_full = if settings.refuses_overload { OnFull::Refuse } else { OnFull::Pass };
@@ -277,7 +277,8 @@ impl Http {
             FlightResult::Alone(Alone::Reserved) if !question.is_authorized() => {
                 Settled::Retry(body)
             }
-            FlightResult::Alone(why) => Settled::Alone(body, why.into()),
+            FlightResult::Alone(Alone::Full) => Settled::Alone(body, Forward::Full),
+            FlightResult::Alone(_) => Settled::Alone(body, Forward::Uncacheable(None)),
         }
     }
 
@@ -292,7 +293,8 @@ impl Http {
         let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else {
             return Settled::Alone(body, Forward::Uncacheable(None));
         };
-        if let Some(marker) = streamed.misses(&question.head.headers) {
+        let variant = streamed.variant.as_ref();
+        if let Some(marker) = variant.and_then(|it| it.misses(&question.head.headers)) {
             return Settled::Varies(body, marker.clone());
         }
         match streamed.response(false) {

@@ -8,7 +8,7 @@ use std::{
 use http::{HeaderName, HeaderValue, Response};
 
 use super::{CachedResponse, Http};
-use crate::cache::{Alone, Loaded, Source};
+use crate::cache::{Loaded, Source};
 
 /// Why a request is sent to the inner service, or is answered without the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,15 +67,6 @@ impl Display for Forward {
     }
 }
 
-impl From<Alone> for Forward {
-    fn from(why: Alone) -> Self {
-        match why {
-            Alone::Uncacheable | Alone::Reserved => Self::Uncacheable(None),
-            Alone::Full => Self::Full,
-        }
-    }
-}
-
 /// Returns the seconds for which a stored response is still fresh. They are negative if it is not.
 pub(super) fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
     let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
@@ -88,15 +79,14 @@ pub(super) fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
 /// Returns the parameters for a response from this source, which is fresh for so many seconds if it
 /// is stored.
 fn parameters(source: Source, ttl: Option<i64>, miss: &Forward) -> String {
-    match (source, ttl) {
-        (Source::Hit | Source::Local, Some(ttl)) => format!("hit; ttl={ttl}"),
-        (Source::Hit | Source::Local, None) => "hit".to_owned(),
-        (Source::Stale, Some(ttl)) => format!("hit; ttl={ttl}; detail=stale"),
-        (Source::Stale, None) => "hit; detail=stale".to_owned(),
-        (Source::Led, Some(ttl)) => format!("{miss}; stored; ttl={ttl}"),
+    let ttl = ttl.map(|ttl| format!("; ttl={ttl}"));
+    match (source, ttl.as_deref().unwrap_or_default()) {
+        (Source::Hit | Source::Local, ttl) => format!("hit{ttl}"),
+        (Source::Stale, ttl) => format!("hit{ttl}; detail=stale"),
+        (Source::Led, "") => miss.to_string(),
+        (Source::Led, ttl) => format!("{miss}; stored{ttl}"),
         (Source::Followed | Source::Received, _) => format!("{miss}; collapsed"),
         (Source::Degraded, _) => format!("{miss}; detail=degraded"),
-        (Source::Led, None) => miss.to_string(),
     }
 }
 

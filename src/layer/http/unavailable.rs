@@ -10,7 +10,7 @@ use http::{
 };
 
 use super::{
-    CachedResponse, Http, Question,
+    CachedResponse, Question,
     fields::{date, seconds, sole},
 };
 use crate::{
@@ -25,42 +25,34 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const UNAVAILABLE: AfterFailure =
     AfterFailure::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(1) };
 
-impl Http {
-    /// Returns what a flight lands with, whose response is a failure or another error. A stale one
-    /// may stand in for a failure (RFC 5861, section 4), or others are told of it. Tells the lead
-    /// what is to follow.
-    pub(super) fn failing(
-        &self,
-        question: &Question,
-        parts: &Parts,
-        lead: &Lead<CachedResponse>,
-    ) -> Produced<CachedResponse> {
-        lead.do_not_store();
-        let status = parts.status;
-        if !is_failure(status) {
-            return Produced::Uncacheable;
-        }
-        if !question.is_authorized() {
-            self.tell_what_follows(parts, lead);
-        } else if !lead.has_stand_in() {
-            return Produced::Reserved;
-        }
-        let words = "the inner service failed";
-        let failure = InnerServiceError::new(status);
-        Produced::Failing(Error::with_source(ErrorKind::Load, words, failure))
+/// Returns what a flight lands with, whose response is a failure or another error. A stale one
+/// may stand in for a failure (RFC 5861, section 4), or others are told of it. Tells the lead
+/// what is to follow.
+pub(super) fn failing(
+    question: &Question,
+    parts: &Parts,
+    lead: &Lead<CachedResponse>,
+) -> Produced<CachedResponse> {
+    lead.do_not_store();
+    let status = parts.status;
+    if !is_failure(status) {
+        return Produced::Uncacheable;
     }
-
-    fn tell_what_follows(&self, parts: &Parts, lead: &Lead<CachedResponse>) {
-        if let (StatusCode::SERVICE_UNAVAILABLE, Some(time)) =
-            (parts.status, retry_after(&parts.headers))
+    if !question.is_authorized() {
+        if let (StatusCode::SERVICE_UNAVAILABLE, Some(time)) = (status, retry_after(&parts.headers))
         {
             lead.after_failure(AfterFailure::RetryAfter(time.min(LONGEST_PAUSE)));
         }
         // A `500` may say something of the request alone.
-        if parts.status != StatusCode::INTERNAL_SERVER_ERROR {
+        if status != StatusCode::INTERNAL_SERVER_ERROR {
             lead.after_common_failure(UNAVAILABLE);
         }
+    } else if !lead.has_stand_in() {
+        return Produced::Reserved;
     }
+    let words = "the inner service failed";
+    let failure = InnerServiceError::new(status);
+    Produced::Failing(Error::with_source(ErrorKind::Load, words, failure))
 }
 
 /// Returns the time of a `Retry-After`. A date counts from the `Date` of the response, because the

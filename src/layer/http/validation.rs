@@ -12,7 +12,7 @@ use http::{
     response::Parts,
 };
 
-use super::{CachedResponse, fields::strip};
+use super::{CachedResponse, conditions::opaque, fields::strip};
 use crate::cache::Lead;
 
 /// Returns whether the service can validate a response.
@@ -50,18 +50,14 @@ pub(super) fn add_validators(
 
 /// Returns the stale response with the headers of a `304`, unless that is about another response.
 pub(super) fn renewed(stale: &CachedResponse, newer: &HeaderMap) -> Option<Response<Bytes>> {
-    let (new, old) = (opaque_tag(newer), opaque_tag(stale.headers()));
+    let [new, old] =
+        [newer, stale.headers()].map(|headers| headers.get(ETAG).map(|tag| opaque(tag.as_bytes())));
     if new.is_some() && new != old {
         return None;
     }
     let mut renewed = Response::new(stale.body().clone());
     *renewed.headers_mut() = update(stale.headers(), newer);
     Some(renewed)
-}
-
-fn opaque_tag(headers: &HeaderMap) -> Option<&[u8]> {
-    let tag = headers.get(ETAG)?.as_bytes();
-    Some(tag.strip_prefix(b"W/").unwrap_or(tag))
 }
 
 /// Updates the headers of a stored response (RFC 9111, section 3.2). Those about its bytes stay.

@@ -31,7 +31,7 @@ use super::{
     response::Freshness,
 };
 use crate::{
-    cache::{Cache, FlightResult, Lead, OnFull, OnUncacheable, Produced, Sharing},
+    cache::{FlightResult, Lead, OnFull, OnUncacheable, Produced, Sharing},
     key::Key,
 };
 
@@ -72,12 +72,6 @@ impl Marker {
         Self { generation: uuid::Uuid::new_v4().simple().to_string(), names }
     }
 
-    /// Creates the marker of a resource in this process, until the process invalidates it.
-    fn local(cache: &Cache<CachedResponse>, resource: &Key) -> Self {
-        let generation = format!("{LOCAL}{}", cache.invalidations(resource));
-        Self { generation, names: Vec::new() }
-    }
-
     /// Returns whether an entry is a marker.
     pub(super) fn is(entry: &CachedResponse) -> bool {
         entry.status() == MARK
@@ -92,7 +86,6 @@ impl Marker {
         Some(Self { generation, names: vary(entry.headers())? })
     }
 
-    /// Returns the entry that this marker is.
     fn entry(&self) -> Option<CachedResponse> {
         let (mut parts, ()) = Response::new(()).into_parts();
         parts.status = MARK;
@@ -109,7 +102,7 @@ impl Marker {
 pub(super) struct Place {
     pub(super) key: Key,
     /// What the layer adds to the key, if it is not in there yet.
-    parts: Option<String>,
+    pub(super) parts: Option<String>,
     /// The key without a generation, if it is below the marker of a resource with parts.
     lasting: Option<Key>,
     /// The key is in a generation of this process alone.
@@ -166,12 +159,6 @@ impl Place {
         self.lasting.as_ref().unwrap_or(&self.key)
     }
 
-    /// Returns whether the layer adds parts to the key that are not in there yet.
-    pub(super) fn has_parts(&self) -> bool {
-        self.parts.is_some()
-    }
-
-    /// Returns whether headers select the place.
     pub(super) fn is_variant(&self) -> bool {
         !self.names.is_empty()
     }
@@ -220,7 +207,9 @@ impl Variant {
 impl Http {
     /// Returns the marker of a resource with parts.
     pub(super) async fn generation(&self, place: &Place) -> Marker {
-        let local = Marker::local(&self.0.cache, &place.key);
+        // It is of this process alone, until the process invalidates the resource.
+        let generation = format!("{LOCAL}{}", self.0.cache.invalidations(&place.key));
+        let local = Marker { generation, names: Vec::new() };
         let (http, without_lease) = (self.clone(), local.clone());
         let flown = self.request(&place.key).sharing(SHARING).fly(move |lead| async move {
             let marker = match (http.renewed_marker(&lead), lead.fence()) {
