@@ -107,9 +107,8 @@ impl RedisBackendBuilder {
         self
     }
 
-    /// Sets how long one attempt to connect may take, including TLS and authentication.
-    ///
-    /// Defaults to four command time-outs, and at least 1 s. 24 h at most.
+    /// Sets how long one attempt to connect may take, including TLS and authentication. Defaults to
+    /// four command time-outs, and at least 1 s. 24 h at most.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = Some(timeout);
         self

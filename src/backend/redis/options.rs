@@ -26,7 +26,7 @@ struct BackendConfig {
 #[serde(deny_unknown_fields)]
 struct SentinelsConfig {
     urls: Secret<Vec<String>>,
-    master: Secret<String>,
+    master: Option<Secret<String>>,
 }
 
 #[derive(Deserialize)]
@@ -128,7 +128,8 @@ impl BackendConfig {
         let mut builder = match (self.server, self.sentinels, self.cluster) {
             (Some(Secret(url)), None, None) => builder.server(url),
             (None, Some(SettingsMap(given)), None) => {
-                builder.sentinels(given.urls.0, given.master.0)
+                let Secret(master) = given.master.ok_or("`sentinels` needs `master`")?;
+                builder.sentinels(given.urls.0, master)
             }
             (None, None, Some(Secret(urls))) => builder.cluster(urls),
             _ => return Err("give one of `server`, `sentinels` and `cluster`"),

@@ -1,7 +1,5 @@
 //! Classification of an error reply: what is known of the command, and how to retry it.
 
-use std::fmt;
-
 use redis::{ErrorKind, RedisError, RetryMethod, ServerErrorKind};
 
 use crate::error::{BackendError, BackendErrorKind};
@@ -24,20 +22,11 @@ pub(super) enum CommandRetry {
     Later,
 }
 
-/// An error of the client library, without its source.
-///
-/// The library shows the source in the text of its error, so a logger that walks the sources would
-/// show it twice.
-#[derive(Debug)]
+/// An error of the client library, without its source. The library shows the source in the text of
+/// its error, so a logger that walks the sources would show it twice.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(super) struct ClientError(pub(super) RedisError);
-
-impl fmt::Display for ClientError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for ClientError {}
 
 /// A refusal of a command within a script. The server does not name the command.
 #[derive(Debug, thiserror::Error)]

@@ -150,8 +150,7 @@ pub(super) fn parse_all(urls: &[String]) -> Result<Vec<ConnectionInfo>, Error> {
     urls.iter().enumerate().map(|(at, url)| parse(url, &which(at))).collect()
 }
 
-/// Reads a URL that an error calls `which`, since the URL itself may have a password in it. Adds
-/// the protocol version.
+/// Reads a URL that an error calls `which`, since the URL itself may have a password in it.
 pub(super) fn parse(url: &str, which: &str) -> Result<ConnectionInfo, Error> {
     let invalid = |why: String| Error::new(ErrorKind::InvalidConfig, why);
     // What follows the scheme may be a password.
