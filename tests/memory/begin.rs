@@ -28,7 +28,7 @@ fn served(loaded: &Loaded<u64>) -> (u64, Source) {
     (loaded.value, loaded.source())
 }
 
-async fn ready(cache: &Cache<u64>) -> (u64, Source) {
+async fn at_once(cache: &Cache<u64>) -> (u64, Source) {
     match cache.request("k").begin().await.unwrap() {
         Begun::Ready(loaded) => served(&loaded),
         other => panic!("{other:?}"),
@@ -44,7 +44,7 @@ async fn a_committed_value_is_ready_in_each_process() {
     assert_eq!((served(&loaded), loaded.fence()), ((7, Source::Led), fence));
     assert_eq!(loaded.expires_in(), Some(TTL));
     for cache in [&cache, &other] {
-        assert_eq!(ready(cache).await, (7, Source::Hit));
+        assert_eq!(at_once(cache).await, (7, Source::Hit));
     }
     let stats = cache.stats();
     assert_eq!((stats.loads, stats.led, stats.stored, stats.hits), (1, 1, 1, 1));
@@ -56,20 +56,14 @@ async fn a_committed_value_is_ready_in_each_process() {
 async fn calls_at_once_wait_for_one_load() {
     let [cache, other] = fleet(|builder| builder);
     let load = load(&cache).await;
-    let waiting: Vec<_> = [&cache, &other, &other]
-        .into_iter()
-        .map(|cache| {
-            let cache = cache.clone();
-            tokio::spawn(async move { ready(&cache).await })
-        })
-        .collect();
-    let closure = cache.request("k").load(|_lead| async { Ok::<_, BoxError>(8) });
-    let closure = tokio::spawn(closure);
+    let waiting = [&cache, &other, &other].map(|cache| {
+        let cache = cache.clone();
+        spawn(async move { at_once(&cache).await })
+    });
+    let closure = spawn(cache.request("k").load(value(8)));
     sleep(10 * MS).await;
     load.commit(7).await;
-    for waiting in waiting {
-        assert_eq!(waiting.await.unwrap(), (7, Source::Received));
-    }
+    assert_eq!(all(waiting).await, [(7, Source::Received); 3]);
     assert_eq!(served(&closure.await.unwrap().unwrap()), (7, Source::Received));
 }
 
@@ -77,14 +71,14 @@ async fn calls_at_once_wait_for_one_load() {
 async fn a_load_that_ends_without_a_value_lets_the_next_process_load() {
     let [cache, other] = fleet(|builder| builder);
     let load = load(&cache).await;
-    let waiting = tokio::spawn(async move { other.request("k").begin().await });
+    let waiting = spawn(async move { other.request("k").begin().await });
     sleep(10 * MS).await;
     let begun = Instant::now();
     drop(load);
     let Ok(Begun::Load(next)) = waiting.await.unwrap() else { panic!("no load") };
     assert!(begun.elapsed() < LEASE / 2, "{:?}", begun.elapsed());
     next.commit(7).await;
-    assert_eq!(ready(&cache).await, (7, Source::Hit));
+    assert_eq!(at_once(&cache).await, (7, Source::Hit));
 }
 
 /// A caller that gives up releases what it may have been granted.
@@ -106,7 +100,7 @@ async fn a_failure_is_told_to_those_that_wait_and_the_key_backs_off() {
     let [cache, other] = fleet(|builder| builder.after_failure(move |_| Some(rule)));
     let load = load(&cache).await;
     let theirs = other.clone();
-    let waiting = tokio::spawn(async move { theirs.request("k").begin().await });
+    let waiting = spawn(async move { theirs.request("k").begin().await });
     sleep(10 * MS).await;
     let error = load.fail("the origin is down").await;
     assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, Some(TTL)));
@@ -135,7 +129,7 @@ async fn a_stale_value_comes_with_one_load_in_the_fleet() {
         assert_eq!(served(&old), (7, Source::Stale));
     }
     load.commit(8).await;
-    assert_eq!(ready(&other).await, (8, Source::Hit));
+    assert_eq!(at_once(&other).await, (8, Source::Hit));
     assert_eq!((cache.stats().refreshes, cache.stats().loads), (1, 2));
 }
 
@@ -150,7 +144,7 @@ async fn a_load_learns_of_an_act_when_it_asks() {
     load.lost().await;
     let loaded = load.commit(7).await;
     assert_eq!(served(&loaded), (9, Source::Received));
-    assert_eq!(ready(&cache).await, (9, Source::Hit));
+    assert_eq!(at_once(&cache).await, (9, Source::Hit));
 }
 
 #[tokio::test(start_paused = true)]
@@ -163,7 +157,7 @@ async fn a_load_is_lost_at_its_limit_and_at_a_shutdown() {
     drop(load);
     let load = self::load(&other).await;
     let theirs = other.clone();
-    tokio::spawn(async move { theirs.shutdown(Duration::ZERO).await });
+    spawn(async move { theirs.shutdown(Duration::ZERO).await });
     timeout(TTL, load.lost()).await.unwrap();
     drop(load);
     let begun = other.request("k").begin().await.unwrap();
@@ -193,5 +187,5 @@ async fn a_load_holds_its_permit_and_its_parts_need_none() {
     let Begun::Load(other) = load.scope(part.begin()).await.unwrap() else { panic!("no load") };
     other.commit(8).await;
     load.commit(7).await;
-    assert_eq!(ready(&cache).await, (7, Source::Hit));
+    assert_eq!(at_once(&cache).await, (7, Source::Hit));
 }

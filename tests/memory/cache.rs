@@ -4,28 +4,18 @@
 
 use std::{
     collections::HashMap,
-    fmt,
-    future::{Future, pending},
     pin::pin,
     task::{Context, Wake, Waker},
 };
 
 use bellwether::{backend::Acquired, cache::Raw};
-use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 
 use crate::prelude::*;
 
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("no such product: {0}")]
 struct NoSuchProduct(u32);
-
-impl fmt::Display for NoSuchProduct {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no such product: {}", self.0)
-    }
-}
-
-impl std::error::Error for NoSuchProduct {}
 
 type Answer = Result<Loaded<String>, Error>;
 
@@ -54,17 +44,18 @@ impl Origin {
     fn loader(
         &self,
         takes: Duration,
-    ) -> impl FnOnce(Lead<String>) -> BoxFuture<'static, Result<String, BoxError>> + Send + 'static
+    ) -> impl FnOnce(Lead<String>) -> BoxFuture<'static, Result<String, BoxError>> + Send + use<>
     {
         let origin = self.clone();
         move |_lead| {
-            Box::pin(async move {
+            let load = async move {
                 let number = origin.begun.fetch_add(1, Ordering::SeqCst) + 1;
                 let running = Running::new(origin);
                 sleep(takes).await;
                 drop(running);
                 Ok(format!("value {number}"))
-            })
+            };
+            load.boxed()
         }
     }
 }
@@ -85,17 +76,18 @@ impl Drop for Running {
     }
 }
 
-fn fleet(size: usize) -> (MemoryBackend, Vec<Cache<String>>) {
+fn build(set: impl Fn(Builder<String>) -> Builder<String>) -> [Cache<String>; 2] {
     let backend = MemoryBackend::new();
-    let caches =
-        (0..size).map(|_| Cache::builder(backend.clone(), "bellwether").build().unwrap()).collect();
-    (backend, caches)
+    [(); 2].map(|()| set(Cache::builder(backend.clone(), "bellwether")).build().unwrap())
+}
+
+fn fleet<const N: usize>() -> [Cache<String>; N] {
+    let backend = MemoryBackend::new();
+    [(); N].map(|()| Cache::new(backend.clone(), "bellwether").unwrap())
 }
 
 fn ask(cache: &Cache<String>, origin: &Origin, takes: Duration) -> JoinHandle<Answer> {
-    let request = cache.request("k");
-    let loader = origin.loader(takes);
-    tokio::spawn(request.load(loader))
+    spawn(cache.request("k").load(origin.loader(takes)))
 }
 
 /// Lets every runnable task run.
@@ -103,20 +95,19 @@ async fn settle() {
     sleep(MS).await;
 }
 
-async fn sources(asked: Vec<JoinHandle<Answer>>) -> HashMap<Source, usize> {
+async fn sources(asked: impl IntoIterator<Item = JoinHandle<Answer>>) -> HashMap<Source, usize> {
     let mut sources = HashMap::new();
-    for answer in asked {
-        *sources.entry(answer.await.unwrap().unwrap().source()).or_default() += 1;
+    for answer in all(asked).await {
+        *sources.entry(answer.unwrap().source()).or_default() += 1;
     }
     sources
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_of_a_thousand_callers_in_four_processes_loads() {
-    let (_, caches) = fleet(4);
+    let caches: [_; 4] = fleet();
     let origin = Origin::default();
-    let asked = (0..1000).map(|n| ask(&caches[n % 4], &origin, 200 * MS)).collect();
-    let sources = sources(asked).await;
+    let sources = sources((0..1000).map(|n| ask(&caches[n % 4], &origin, 200 * MS))).await;
     assert_eq!(origin.loads(), 1);
     assert_eq!(sources[&Source::Led], 1);
     assert_eq!(sources[&Source::Followed], 249);
@@ -129,7 +120,7 @@ async fn one_of_a_thousand_callers_in_four_processes_loads() {
 /// would stop there. All followers would then hang or start anew.
 #[tokio::test(start_paused = true)]
 async fn a_leader_whose_caller_leaves_costs_no_second_load() {
-    let (_, caches) = fleet(2);
+    let caches: [_; 2] = fleet();
     let origin = Origin::default();
     let first = ask(&caches[0], &origin, 200 * MS);
     settle().await;
@@ -145,12 +136,7 @@ async fn a_leader_whose_caller_leaves_costs_no_second_load() {
 
 #[tokio::test(start_paused = true)]
 async fn a_load_without_callers_is_cancelled_if_configured() {
-    let backend = MemoryBackend::new();
-    let build = || {
-        let builder = Cache::<String>::builder(backend.clone(), "bellwether");
-        builder.cancel_abandoned().build().unwrap()
-    };
-    let (here, there) = (build(), build());
+    let [here, there] = build(Builder::cancel_abandoned);
     let origin = Origin::default();
     let callers: Vec<_> = (0..5).map(|_| ask(&here, &origin, 200 * MS)).collect();
     settle().await;
@@ -169,20 +155,19 @@ async fn a_load_without_callers_is_cancelled_if_configured() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_load_fails_its_waiters_and_no_later_caller() {
-    let (_, caches) = fleet(2);
+    let caches: [_; 2] = fleet();
     let begun = Arc::new(AtomicUsize::new(0));
     let fail = |cache: &Cache<String>| {
         let begun = begun.clone();
-        tokio::spawn(cache.request("k").load(move |_| async move {
+        spawn(cache.request("k").load(move |_| async move {
             begun.fetch_add(1, Ordering::SeqCst);
             sleep(50 * MS).await;
             Err::<String, _>(NoSuchProduct(42))
         }))
     };
-    let asked: Vec<_> = (0..40).map(|n| fail(&caches[n % 2])).collect();
     let mut local = 0;
-    for answer in asked {
-        let error = answer.await.unwrap().unwrap_err();
+    for answer in all((0..40).map(|n| fail(&caches[n % 2]))).await {
+        let error = answer.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Load);
         assert!(format!("{error:#}").contains("no such product: 42"), "{error}");
         if let Some(own) = error.load_ref::<NoSuchProduct>() {
@@ -198,24 +183,18 @@ async fn a_failed_load_fails_its_waiters_and_no_later_caller() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_is_an_outcome_before_and_after_the_first_await() {
-    let (_, caches) = fleet(2);
+    let caches: [_; 2] = fleet();
     for late in [false, true] {
         let panics = |cache: &Cache<String>| {
-            tokio::spawn(cache.request("k").load(move |_| {
+            spawn(cache.request("k").load(move |_| {
                 assert!(late, "too early");
-                async move {
-                    sleep(50 * MS).await;
-                    if late {
-                        panic!("too late");
-                    }
-                    Ok::<_, BoxError>(String::new())
-                }
+                let late = || -> Result<String, BoxError> { panic!("too late") };
+                sleep(50 * MS).map(move |()| late())
             }))
         };
-        let asked: Vec<_> =
-            (0..10).map(|n| panics(&caches[n % if late { 2 } else { 1 }])).collect();
-        for answer in asked {
-            let error = answer.await.unwrap().unwrap_err();
+        let callers = (0..10).map(|n| panics(&caches[n % if late { 2 } else { 1 }]));
+        for answer in all(callers).await {
+            let error = answer.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Panicked);
             assert!(error.to_string().contains("too "), "{error}");
         }
@@ -228,34 +207,21 @@ async fn a_panic_is_an_outcome_before_and_after_the_first_await() {
 /// A loader that hangs under a healthy watchdog would block its key in the whole fleet.
 #[tokio::test(start_paused = true)]
 async fn a_load_that_hangs_ends_at_the_load_limit() {
-    let backend = MemoryBackend::new();
-    let caches = [(); 2].map(|()| {
-        let builder = Cache::<String>::builder(backend.clone(), "bellwether");
-        builder.load_limit(Duration::from_secs(12)).build().unwrap()
-    });
+    let caches = build(|builder| builder.load_limit(12 * SECOND));
     let begun = Instant::now();
-    let hang = |cache: &Cache<String>| {
-        tokio::spawn(
-            cache.request("k").load(|_| std::future::pending::<Result<String, BoxError>>()),
-        )
-    };
-    let asked = [hang(&caches[0]), hang(&caches[0]), hang(&caches[1])];
-    for answer in asked {
-        assert_eq!(answer.await.unwrap().unwrap_err().kind(), ErrorKind::LoadTimeout);
+    let asked = [0, 0, 1].map(|at| spawn(caches[at].request("k").load(hangs())));
+    for answer in all(asked).await {
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::LoadTimeout);
     }
-    assert!(begun.elapsed() < Duration::from_secs(13), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < 13 * SECOND, "{:?}", begun.elapsed());
     assert!(ask(&caches[1], &Origin::default(), MS).await.unwrap().is_ok());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_load_longer_than_its_lease_keeps_it() {
-    let (_, caches) = fleet(2);
+    let caches: [_; 2] = fleet();
     let origin = Origin::default();
-    let asked = vec![
-        ask(&caches[0], &origin, Duration::from_secs(25)),
-        ask(&caches[1], &origin, Duration::from_secs(25)),
-    ];
-    let sources = sources(asked).await;
+    let sources = sources(caches.map(|cache| ask(&cache, &origin, 25 * SECOND))).await;
     assert_eq!(origin.loads(), 1);
     assert_eq!((sources[&Source::Led], sources[&Source::Received]), (1, 1));
 }
@@ -265,7 +231,7 @@ async fn a_load_longer_than_its_lease_keeps_it() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_after_an_invalidation_is_served_no_older_value() {
     for elsewhere in [false, true] {
-        let (_, caches) = fleet(2);
+        let caches: [_; 2] = fleet();
         let origin = Origin::default();
         let early = ask(&caches[0], &origin, 100 * MS);
         settle().await;
@@ -283,13 +249,13 @@ async fn a_caller_after_an_invalidation_is_served_no_older_value() {
 
 #[tokio::test(start_paused = true)]
 async fn a_load_never_overwrites_a_later_insert() {
-    let (_, caches) = fleet(2);
+    let caches: [_; 2] = fleet();
     let origin = Origin::default();
-    let early = [ask(&caches[0], &origin, 100 * MS), ask(&caches[1], &origin, 100 * MS)];
+    let early = caches.each_ref().map(|cache| ask(cache, &origin, 100 * MS));
     settle().await;
     caches[1].insert("k", &"inserted".to_owned()).await.unwrap();
-    for answer in early {
-        let answer = answer.await.unwrap().unwrap();
+    for answer in all(early).await {
+        let answer = answer.unwrap();
         assert_eq!((answer.value.as_str(), answer.source()), ("inserted", Source::Received));
     }
     assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("inserted"));
@@ -297,10 +263,10 @@ async fn a_load_never_overwrites_a_later_insert() {
 
 #[tokio::test(start_paused = true)]
 async fn a_loader_learns_that_its_lease_is_lost() {
-    let (_, caches) = fleet(1);
+    let caches: [_; 1] = fleet();
     let told = Arc::new(Notify::new());
     let telling = told.clone();
-    let load = tokio::spawn(caches[0].request("k").load(move |lead: Lead<_>| async move {
+    let load = spawn(caches[0].request("k").load(move |lead: Lead<_>| async move {
         lead.lost().await;
         telling.notify_one();
         Ok::<_, BoxError>("late".to_owned())
@@ -308,24 +274,24 @@ async fn a_loader_learns_that_its_lease_is_lost() {
     settle().await;
     caches[0].invalidate("k").await.unwrap();
     // The next renewal comes a third of the lease later.
-    timeout(Duration::from_millis(1700), told.notified()).await.unwrap();
+    timeout(1700 * MS, told.notified()).await.unwrap();
     assert_eq!(load.await.unwrap().unwrap().value, "late");
     assert_eq!(caches[0].get("k").await.unwrap(), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lead_decides_how_its_value_is_kept() {
-    let (_, caches) = fleet(2);
+    let caches: [_; 2] = fleet();
     let unstored = |cache: &Cache<String>| {
-        tokio::spawn(cache.request("k").load(|lead: Lead<_>| async move {
+        spawn(cache.request("k").load(|lead: Lead<_>| async move {
             assert!(lead.fence().is_some());
             lead.do_not_store();
             sleep(50 * MS).await;
             Ok::<_, BoxError>("passing".to_owned())
         }))
     };
-    for answer in [unstored(&caches[0]), unstored(&caches[1])] {
-        assert_eq!(answer.await.unwrap().unwrap().value, "passing");
+    for answer in all(caches.each_ref().map(unstored)).await {
+        assert_eq!(answer.unwrap().value, "passing");
     }
     assert_eq!(caches[0].get("k").await.unwrap(), None);
     let short = caches[0].request("k").load(|lead: Lead<_>| async move {
@@ -349,8 +315,7 @@ async fn a_value_over_the_limit_is_returned_without_a_queue() {
         .collect();
     let origin = Origin::default();
     let begun = Instant::now();
-    let asked = caches.iter().map(|cache| ask(cache, &origin, 100 * MS)).collect();
-    sources(asked).await;
+    sources(caches.iter().map(|cache| ask(cache, &origin, 100 * MS))).await;
     assert!(begun.elapsed() < 250 * MS, "{:?}", begun.elapsed());
     assert_eq!(origin.loads(), 5);
     assert_eq!(caches[0].get("k").await.unwrap(), None);
@@ -361,14 +326,13 @@ async fn a_value_over_the_limit_is_returned_without_a_queue() {
 
 #[tokio::test(start_paused = true)]
 async fn a_waiter_at_its_limit_loads_for_itself_and_stores_nothing() {
-    let (_, caches) = fleet(2);
+    let caches: [_; 2] = fleet();
     let slow = Origin::default();
-    let leading = ask(&caches[0], &slow, Duration::from_secs(20));
+    let leading = ask(&caches[0], &slow, 20 * SECOND);
     settle().await;
     let begun = Instant::now();
-    let own = Origin::default();
-    let request = caches[1].request("k").wait_limit(Duration::from_secs(7));
-    let answer = request.load(own.loader(MS)).await.unwrap();
+    let request = caches[1].request("k").wait_limit(7 * SECOND);
+    let answer = request.load(value("own".to_owned())).await.unwrap();
     assert_eq!(answer.source(), Source::Degraded);
     assert!((7000..7200).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
     assert_eq!(caches[1].get("k").await.unwrap(), None);
@@ -377,39 +341,33 @@ async fn a_waiter_at_its_limit_loads_for_itself_and_stores_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_loader_that_comes_back_to_its_own_key_loads_without_storing() {
-    let (_, caches) = fleet(1);
+    let caches: [_; 1] = fleet();
     let cache = caches[0].clone();
     let inner = cache.clone();
     let answer = cache.request("k").load(move |_| async move {
-        let own = inner.request("k").load(|_| async { Ok::<_, BoxError>("inner".to_owned()) });
-        let own = own.await?;
+        let own = inner.request("k").load(value("inner".to_owned())).await?;
         assert_eq!(own.source(), Source::Degraded);
         Ok::<_, Error>(format!("outer of {}", own.value))
     });
-    let answer = timeout(Duration::from_secs(1), answer).await.unwrap().unwrap();
+    let answer = timeout(SECOND, answer).await.unwrap().unwrap();
     assert_eq!(answer.value, "outer of inner");
     assert_eq!(cache.get("k").await.unwrap().as_deref(), Some("outer of inner"));
 }
 
 fn crossed(cache: Cache<String>, own: &'static str, other: &'static str) -> JoinHandle<Answer> {
-    tokio::spawn(cache.clone().request(own).load(move |_| async move {
+    spawn(cache.clone().request(own).load(move |_| async move {
         sleep(10 * MS).await;
-        let other = cache
-            .request(other)
-            .load(move |_| async move { Ok::<_, BoxError>(format!("{other} alone")) });
-        let other = other.await?;
+        let other = cache.request(other).load(value(format!("{other} alone"))).await?;
         Ok::<_, Error>(format!("{own} of {}", other.value))
     }))
 }
 
 #[tokio::test(start_paused = true)]
 async fn two_loaders_that_ask_for_each_other_are_both_served() {
-    let (_, caches) = fleet(1);
+    let caches: [_; 1] = fleet();
     let begun = Instant::now();
-    let asked = [crossed(caches[0].clone(), "a", "b"), crossed(caches[0].clone(), "b", "a")];
-    for answer in asked {
-        assert!(answer.await.unwrap().is_ok());
-    }
+    let asked = [("a", "b"), ("b", "a")].map(|(one, two)| crossed(caches[0].clone(), one, two));
+    assert!(all(asked).await.iter().all(Result::is_ok));
     assert!(begun.elapsed() < 100 * MS, "{:?}", begun.elapsed());
     assert_eq!(caches[0].stats().flights, 0);
 }
@@ -425,7 +383,7 @@ async fn loads_that_loaders_wait_for_never_queue_behind_them() {
     let outer: Vec<_> = (0..50)
         .map(|n| {
             let (cache, origin) = (cache.clone(), origin.clone());
-            tokio::spawn(cache.clone().request(format!("outer {n}")).load(move |_| async move {
+            spawn(cache.clone().request(format!("outer {n}")).load(move |_| async move {
                 sleep(5 * MS).await;
                 cache.get_or_load("inner", origin.loader(10 * MS)).await
             }))
@@ -433,45 +391,29 @@ async fn loads_that_loaders_wait_for_never_queue_behind_them() {
         .collect();
     settle().await;
     // The plain caller queues for a permit before any loader needs the key.
-    let plain = tokio::spawn(cache.request("inner").load(origin.loader(10 * MS)));
-    for answer in outer {
-        answer.await.unwrap().unwrap();
-    }
-    plain.await.unwrap().unwrap();
+    let plain = spawn(cache.request("inner").load(origin.loader(10 * MS)));
+    assert!(all(outer.into_iter().chain([plain])).await.iter().all(Result::is_ok));
     assert_eq!(origin.loads(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_limit_on_loads_holds_and_refuses_with_a_kind() {
-    let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "bellwether")
-        .max_loads(3)
-        .wait_limit(Duration::from_secs(1))
-        .build()
-        .unwrap();
+    let [cache, _] = build(|builder| builder.max_loads(3).wait_limit(SECOND));
     let origin = Origin::default();
-    let asked: Vec<_> =
-        (0..12).map(|n| tokio::spawn(cache.request(n).load(origin.loader(400 * MS)))).collect();
-    let mut overloaded = 0;
-    for answer in asked {
-        match answer.await.unwrap() {
-            Ok(_) => {}
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::Overloaded);
-                overloaded += 1;
-            }
-        }
-    }
-    assert_eq!((origin.most(), overloaded), (3, 3));
+    let asked = (0..12).map(|n| spawn(cache.request(n).load(origin.loader(400 * MS))));
+    let refused: Vec<_> = all(asked).await.into_iter().filter_map(Result::err).collect();
+    assert!(refused.iter().all(|error| error.kind() == ErrorKind::Overloaded));
+    assert_eq!((origin.most(), refused.len()), (3, 3));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_lets_running_loads_end() {
-    let (_, caches) = fleet(1);
+    let caches: [_; 1] = fleet();
     let origin = Origin::default();
     let running = ask(&caches[0], &origin, 300 * MS);
     settle().await;
     let begun = Instant::now();
-    caches[0].shutdown(Duration::from_secs(5)).await;
+    caches[0].shutdown(5 * SECOND).await;
     assert!(begun.elapsed() < 310 * MS);
     assert_eq!(running.await.unwrap().unwrap().source(), Source::Led);
     // A later caller is served without a flight.
@@ -480,9 +422,9 @@ async fn a_shutdown_lets_running_loads_end() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_cancels_longer_loads_and_the_next_process_begins_at_once() {
-    let (_, caches) = fleet(2);
+    let caches: [_; 2] = fleet();
     let origin = Origin::default();
-    let running = ask(&caches[0], &origin, Duration::from_secs(20));
+    let running = ask(&caches[0], &origin, 20 * SECOND);
     settle().await;
     let waiting = ask(&caches[1], &origin, MS);
     settle().await;
@@ -500,7 +442,7 @@ fn a_runtime_that_goes_away_hands_its_flights_over() {
         Cache::builder(MemoryBackend::new(), "bellwether").lease(200 * MS).build().unwrap();
     let leading = tokio::runtime::Runtime::new().unwrap();
     let origin = Origin::default();
-    let first = leading.spawn(cache.request("k").load(origin.loader(Duration::from_secs(60))));
+    let first = leading.spawn(cache.request("k").load(origin.loader(60 * SECOND)));
     // With one thread, a spawned caller has joined the flight after a yield.
     let staying = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let next = Origin::default();
@@ -513,13 +455,8 @@ fn a_runtime_that_goes_away_hands_its_flights_over() {
         tokio::task::yield_now().await;
     });
     leading.shutdown_background();
-    let answer = staying.block_on(async {
-        timeout(Duration::from_secs(5), second.unwrap())
-            .await
-            .expect("the follower did not take over")
-            .unwrap()
-            .unwrap()
-    });
+    let answer = staying.block_on(async { timeout(5 * SECOND, second.unwrap()).await });
+    let answer = answer.expect("the follower did not take over").unwrap().unwrap();
     assert_eq!(answer.source(), Source::Led);
     assert!(staying.block_on(first).is_err());
     assert_eq!(cache.stats().flights, 0);
@@ -535,7 +472,7 @@ async fn an_entry_that_cannot_be_decoded_counts_as_missing() {
     words.insert("k", &"seven".to_owned()).await.unwrap();
     assert_eq!(numbers.get("k").await.unwrap(), None);
     assert_eq!(bytes.get("k").await.unwrap(), None);
-    let number = numbers.get_or_load("k", |_| async { Ok::<_, BoxError>(7) }).await.unwrap();
+    let number = numbers.get_or_load("k", value(7)).await.unwrap();
     assert_eq!((number, numbers.get("k").await.unwrap()), (7, Some(7)));
     assert_eq!((numbers.stats().undecodable, bytes.stats().undecodable), (2, 1));
 }
@@ -543,12 +480,12 @@ async fn an_entry_that_cannot_be_decoded_counts_as_missing() {
 #[tokio::test(start_paused = true)]
 async fn bad_keys_and_settings_are_refused_with_a_kind() {
     let build = || Cache::<String>::builder(MemoryBackend::new(), "bellwether");
-    let day = Duration::from_secs(100_000);
+
     for builder in [
         Cache::builder(MemoryBackend::new(), "a:b"),
         build().ttl(Duration::ZERO),
         build().lease(Duration::ZERO),
-        build().lease(day),
+        build().lease(100_000 * SECOND),
         build().load_limit(Duration::ZERO),
         build().max_loads(0),
         build().max_loads(usize::MAX),
@@ -559,7 +496,7 @@ async fn bad_keys_and_settings_are_refused_with_a_kind() {
     }
     let cache = build().build().unwrap();
     for key in [String::new(), "k".repeat(513)] {
-        let load = cache.get_or_load(&key, |_| async { Ok::<_, BoxError>(String::new()) });
+        let load = cache.get_or_load(&key, value(String::new()));
         assert_eq!(load.await.unwrap_err().kind(), ErrorKind::InvalidKey);
         assert_eq!(cache.get(&key).await.unwrap_err().kind(), ErrorKind::InvalidKey);
         assert_eq!(cache.invalidate(&key).await.unwrap_err().kind(), ErrorKind::InvalidKey);
@@ -570,28 +507,22 @@ fn two_over(faulty: &Faulty) -> [Cache<String>; 2] {
     [0, 1].map(|_| Cache::builder(faulty.clone(), "bellwether").build().unwrap())
 }
 
-/// Only the answer of the claim was lost, and the claim holds the lease. If the leader loaded
-/// without the lease, another process would load beside it as soon as the lease ended.
+/// Only the answer was lost: the claim holds the lease, or the commit is stored. A leader that went
+/// on without its lease would load beside another process.
 #[tokio::test(start_paused = true)]
-async fn a_claim_whose_answer_is_lost_is_recognised_when_it_is_sent_again() {
-    let faulty = once(Op::Claim, Fault::LoseReply);
-    let caches = two_over(&faulty);
-    let origin = Origin::default();
-    let asked = (0..20).map(|n| ask(&caches[n % 2], &origin, 500 * MS)).collect();
-    let sources = sources(asked).await;
-    assert_eq!((origin.loads(), sources[&Source::Led]), (1, 1));
-    assert!(!sources.contains_key(&Source::Degraded));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_commit_whose_answer_is_lost_is_stored_once() {
-    for fault in [Fault::LoseReply, Fault::Double, Fault::Late(100 * MS), Fault::Late(400 * MS)] {
-        let faulty = once(Op::Commit, fault);
-        let caches = two_over(&faulty);
+async fn a_claim_or_commit_whose_answer_is_lost_is_recognised_when_it_is_sent_again() {
+    for (op, fault) in [
+        (Op::Claim, Fault::LoseReply),
+        (Op::Commit, Fault::LoseReply),
+        (Op::Commit, Fault::Double),
+        (Op::Commit, Fault::Late(100 * MS)),
+        (Op::Commit, Fault::Late(400 * MS)),
+    ] {
+        let caches = two_over(&once(op, fault));
         let origin = Origin::default();
-        let asked = (0..20).map(|n| ask(&caches[n % 2], &origin, 500 * MS)).collect();
-        let sources = sources(asked).await;
-        assert_eq!((origin.loads(), sources[&Source::Led]), (1, 1), "{fault:?}");
+        let sources = sources((0..20).map(|n| ask(&caches[n % 2], &origin, 500 * MS))).await;
+        assert_eq!((origin.loads(), sources[&Source::Led]), (1, 1), "{op:?} {fault:?}");
+        assert!(!sources.contains_key(&Source::Degraded), "{op:?} {fault:?}");
         assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("value 1"));
         assert_eq!(caches.iter().map(|cache| cache.stats().stored).sum::<u64>(), 1);
     }
@@ -606,8 +537,7 @@ async fn a_backend_out_of_order_costs_one_load_for_each_process() {
         let caches = two_over(&faulty);
         let origin = Origin::default();
         let begun = Instant::now();
-        let asked = (0..100).map(|n| ask(&caches[n % 2], &origin, 100 * MS)).collect();
-        let sources = sources(asked).await;
+        let sources = sources((0..100).map(|n| ask(&caches[n % 2], &origin, 100 * MS))).await;
         assert_eq!(sources, HashMap::from([(Source::Degraded, 100)]));
         assert_eq!(origin.loads(), 2);
         assert!(begun.elapsed() <= 351 * MS, "{:?}", begun.elapsed());
@@ -617,9 +547,8 @@ async fn a_backend_out_of_order_costs_one_load_for_each_process() {
     }
 }
 
-/// The second look, for late joiners, was not answered, and they were sent to join anew. Another
-/// flight had begun to look meanwhile, and they waited for its time-out as well. A server that hung
-/// under load showed this. The leader now loads for them.
+/// Late joiners of a flight were sent to the next one after their own look was not answered, and
+/// waited for its time-out as well. The leader now loads for them.
 #[tokio::test(start_paused = true)]
 async fn a_caller_never_waits_for_two_time_outs() {
     // A single caller polls its flight itself until another one joins. Three callers have a task
@@ -664,14 +593,13 @@ async fn check_one_time_out(callers: usize) {
     assert_eq!(origin.loads(), 2);
 }
 
-/// Another process had the lease, and the server began to hang. Other flights of this process
-/// waited for their time-outs, and then stopped asking. Just before that, the waiter for the lease
-/// looked again, and waited for a time-out of its own. A server that hung under load showed this.
+/// Another process had the lease, and the server began to hang. The waiter for the lease looked
+/// again, and waited for a time-out of its own, though other flights had found the silence out.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_does_not_claim_while_the_backend_is_silent() {
     let faulty = Faulty::new(|_| None);
     let [cache, _] = two_over(&faulty);
-    let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
+    let name = entry_name("bellwether", "k");
     let holder = Claim::new(name, Mode::Exclusive, 100 * MS, 100 * MS);
     assert!(matches!(faulty.acquire(&holder).await.unwrap(), Acquired::Granted(_)));
     let origin = Origin::default();
@@ -679,8 +607,7 @@ async fn a_waiter_does_not_claim_while_the_backend_is_silent() {
     settle().await;
     faulty.plan(|op| [Op::Get, Op::Claim].contains(&op).then_some(Fault::Hang));
     for other in 0..3 {
-        let request = cache.request(format!("other-{other}"));
-        tokio::spawn(request.load(origin.loader(20 * MS)));
+        spawn(cache.request(format!("other-{other}")).load(origin.loader(20 * MS)));
     }
     // The lease ends after 100 ms, and its waiter looks within the 90 ms after that.
     let (source, took) = waiting.await;
@@ -693,17 +620,14 @@ async fn a_waiter_does_not_claim_while_the_backend_is_silent() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_without_a_permit_is_served_by_another_process() {
     let backend = MemoryBackend::new();
-    let narrow: Cache<String> = Cache::builder(backend.clone(), "bellwether")
-        .max_loads(1)
-        .wait_limit(200 * MS)
-        .build()
-        .unwrap();
-    let other: Cache<String> = Cache::builder(backend, "bellwether").build().unwrap();
+    let narrow = Cache::<String>::builder(backend.clone(), "bellwether").max_loads(1);
+    let narrow = narrow.wait_limit(200 * MS).build().unwrap();
+    let other: Cache<String> = Cache::new(backend, "bellwether").unwrap();
     let origin = Origin::default();
-    let slow = tokio::spawn(narrow.request("slow").load(origin.loader(1000 * MS)));
+    let slow = spawn(narrow.request("slow").load(origin.loader(SECOND)));
     settle().await;
     let asked = ask(&narrow, &origin, MS);
-    let refused = tokio::spawn(narrow.request("unknown key").load(origin.loader(MS)));
+    let refused = spawn(narrow.request("unknown key").load(origin.loader(MS)));
     settle().await;
     assert_eq!(ask(&other, &origin, MS).await.unwrap().unwrap().source(), Source::Led);
     assert_eq!(asked.await.unwrap().unwrap().source(), Source::Received);
@@ -714,7 +638,7 @@ async fn a_caller_without_a_permit_is_served_by_another_process() {
 /// Returns the source of an answer and the time that it took.
 fn timed(asked: JoinHandle<Answer>) -> impl Future<Output = (Source, Duration)> {
     let begun = Instant::now();
-    let answered = tokio::spawn(async move { (asked.await, begun.elapsed()) });
+    let answered = spawn(async move { (asked.await, begun.elapsed()) });
     async move {
         let (answer, took) = answered.await.unwrap();
         (answer.unwrap().unwrap().source(), took)
@@ -734,11 +658,7 @@ async fn a_claim_of_unknown_outcome_leaves_no_orphan() {
     settle().await;
     let begun = Instant::now();
     assert_eq!(ask(&caches[1], &origin, MS).await.unwrap().unwrap().source(), Source::Led);
-    assert!(
-        begun.elapsed() < 10 * MS,
-        "the caller waited for an orphaned lease: {:?}",
-        begun.elapsed()
-    );
+    assert!(begun.elapsed() < 10 * MS, "an orphaned lease: {:?}", begun.elapsed());
 }
 
 /// A commit never arrives. The callers have their value all the same, and the next caller loads
@@ -776,19 +696,17 @@ async fn a_waiter_without_pushes_is_served_when_the_lease_ends_or_after_five_sec
     let caches = two_over(&faulty);
     let origin = Origin::default();
     let begun = Instant::now();
-    let asked = vec![ask(&caches[0], &origin, 200 * MS), ask(&caches[1], &origin, 200 * MS)];
-    let sources = sources(asked).await;
+    let sources = sources(caches.map(|cache| ask(&cache, &origin, 200 * MS))).await;
     assert_eq!((origin.loads(), sources[&Source::Received]), (1, 1));
-    assert!(begun.elapsed() <= Duration::from_millis(5200), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() <= 5200 * MS, "{:?}", begun.elapsed());
 }
 
 /// The first claim is on its way for longer than its time-out. The second one is granted, and its
 /// value is stored and ends. Then the first claim arrives and gets a lease that no caller knows of.
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_arrives_after_the_commit_is_undone() {
-    let lease = Duration::from_secs(10);
-    let mut astray = Some(Fault::Astray(700 * MS));
-    let faulty = Faulty::new(move |op| if op == Op::Claim { astray.take() } else { None });
+    let lease = 10 * SECOND;
+    let faulty = once(Op::Claim, Fault::Astray(700 * MS));
     let build = |faulty| {
         Cache::<String>::builder(faulty, "bellwether").lease(lease).ttl(20 * MS).build().unwrap()
     };
@@ -797,13 +715,9 @@ async fn a_claim_that_arrives_after_the_commit_is_undone() {
     let begun = Instant::now();
     let led = ask(&build(faulty.clone()), &origin, MS).await.unwrap().unwrap();
     assert_eq!(led.source(), Source::Led);
-    assert!(
-        begun.elapsed() < 650 * MS,
-        "the first claim has arrived already: {:?}",
-        begun.elapsed()
-    );
+    assert!(begun.elapsed() < 650 * MS, "the first claim is here: {:?}", begun.elapsed());
     sleep((701 * MS).saturating_sub(begun.elapsed())).await;
-    let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
+    let name = entry_name("bellwether", "k");
     assert!(faulty.inner.holder(&name, Mode::Exclusive).await.unwrap().is_some());
     let led = ask(&other, &origin, MS).await.unwrap().unwrap();
     assert_eq!((led.source(), origin.loads()), (Source::Led, 2));
@@ -880,18 +794,15 @@ impl serde::Serialize for Hostile {
 async fn a_panic_of_a_codec_is_an_outcome_for_all_callers() {
     let cache: Cache<Hostile> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
     let begun = Arc::new(AtomicUsize::new(0));
-    let asked: Vec<_> = (0..10)
-        .map(|_| {
-            let begun = begun.clone();
-            tokio::spawn(cache.request("k").load(move |_| async move {
-                begun.fetch_add(1, Ordering::SeqCst);
-                sleep(MS).await;
-                Ok::<_, BoxError>(Hostile)
-            }))
-        })
-        .collect();
-    for answer in asked {
-        assert_eq!(answer.await.unwrap().unwrap_err().kind(), ErrorKind::Panicked);
+    let asked = (0..10).map(|_| {
+        let begun = begun.clone();
+        spawn(cache.request("k").load(move |_| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            sleep(MS).map(|()| Ok::<_, BoxError>(Hostile))
+        }))
+    });
+    for answer in all(asked).await {
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::Panicked);
     }
     assert_eq!(begun.load(Ordering::SeqCst), 1);
 }
@@ -914,8 +825,7 @@ async fn a_backend_that_stays_silent_costs_nothing_after_the_first_few_requests(
     faulty.plan(|_| None);
     sleep(300 * MS).await;
     let loads = origin.loads();
-    let asked = (0..100).map(|_| ask(&cache, &origin, 10 * MS)).collect();
-    let sources = sources(asked).await;
+    let sources = sources((0..100).map(|_| ask(&cache, &origin, 10 * MS))).await;
     assert_eq!((origin.loads() - loads, sources[&Source::Led]), (1, 1));
 }
 
@@ -967,7 +877,7 @@ async fn loads_after_a_shutdown_are_limited() {
         Cache::builder(MemoryBackend::new(), "bellwether").max_loads(4).build().unwrap();
     cache.shutdown(Duration::ZERO).await;
     let origin = Origin::default();
-    let asked = (0..20).map(|_| ask(&cache, &origin, 100 * MS)).collect();
+    let asked = (0..20).map(|_| ask(&cache, &origin, 100 * MS));
     assert_eq!(sources(asked).await, HashMap::from([(Source::Degraded, 20)]));
     assert_eq!((origin.loads(), origin.most()), (20, 4));
 }
@@ -979,15 +889,14 @@ async fn waiters_do_not_sleep_through_an_outage() {
     let faulty = Faulty::new(|_| None);
     let [here, there] = two_over(&faulty);
     let (slow, own) = (Origin::default(), Origin::default());
-    let leading = ask(&here, &slow, Duration::from_secs(20));
+    let leading = ask(&here, &slow, 20 * SECOND);
     settle().await;
     let begun = Instant::now();
     let waiting = ask(&there, &own, MS);
     settle().await;
     faulty.plan(|_| Some(Fault::Refuse));
     for number in 0..3 {
-        let request = there.request(format!("other {number}"));
-        request.load(Origin::default().loader(MS)).await.unwrap();
+        there.request(format!("other {number}")).load(own.loader(MS)).await.unwrap();
     }
     assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Degraded);
     assert!(begun.elapsed() < 20 * MS, "{:?}", begun.elapsed());
@@ -1003,7 +912,7 @@ impl Wake for Joins {
 
 impl Drop for Joins {
     fn drop(&mut self) {
-        let load = self.0.request("k").load(|_| pending::<Result<String, BoxError>>());
+        let load = self.0.request("k").load(hangs());
         assert!(pin!(load).poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
 }
@@ -1012,7 +921,7 @@ impl Drop for Joins {
 #[tokio::test]
 async fn a_caller_may_be_polled_with_a_new_waker_whose_predecessor_runs_code() {
     let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
-    let load = || Box::pin(cache.request("k").load(|_| pending::<Result<String, BoxError>>()));
+    let load = || Box::pin(cache.request("k").load(hangs()));
     let (_leader, mut follower) = (futures_util::poll!(load()), load());
     let waker = Waker::from(Arc::new(Joins(cache.clone())));
     assert!(follower.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());

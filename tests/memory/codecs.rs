@@ -20,21 +20,12 @@ where
     let caches = [(), ()].map(|()| {
         Cache::<V>::builder(backend.clone(), "bellwether").codec(codec.clone()).build().unwrap()
     });
-    let mut asked = Vec::new();
-    for cache in caches.iter().flat_map(|cache| [cache, cache]) {
-        let value = value.clone();
-        asked.push(tokio::spawn(cache.request("k").load(move |_| async move {
-            sleep(LOAD).await;
-            Ok::<_, BoxError>(value)
-        })));
-    }
-    let mut values = Vec::new();
-    for asked in asked {
-        values.push(asked.await.unwrap().unwrap().value);
-    }
+    let both = caches.iter().flat_map(|cache| [cache, cache]);
+    let asked = both.map(|cache| spawn(cache.request("k").load(after(LOAD, value.clone()))));
+    let mut values: Vec<_> = all(asked).await.into_iter().map(|it| it.unwrap().value).collect();
     for cache in &caches {
         values.extend(cache.get("k").await.unwrap());
-        values.extend(cache.get_or_load("k", |_| async { Err::<V, _>("no hit") }).await);
+        values.extend(cache.get_or_load("k", fails("no hit")).await);
     }
     assert_eq!(caches.iter().map(|cache| cache.stats().loads).sum::<u64>(), 1);
     assert_eq!(values.len(), 8, "{values:?}");
@@ -81,13 +72,10 @@ async fn a_value_that_becomes_none_is_kept_as_none() {
         .build()
         .unwrap();
     cache.insert("inserted", &Some(None)).await.unwrap();
-    cache.get_or_load("loaded", |_| async { Ok::<_, BoxError>(Some(None)) }).await.unwrap();
+    cache.get_or_load("loaded", value(Some(None))).await.unwrap();
     for key in ["inserted", "loaded"] {
-        assert_eq!(
-            cache.peek(key).await.unwrap().and_then(|it| it.expires_in()),
-            Some(LOAD),
-            "{key}"
-        );
+        let kept = cache.peek(key).await.unwrap().and_then(|it| it.expires_in());
+        assert_eq!(kept, Some(LOAD), "{key}");
     }
 }
 
@@ -128,9 +116,7 @@ where
     assert_eq!(error.kind(), ErrorKind::Codec);
     let source = error.source().unwrap().to_string();
     assert!(source.contains(reason), "{source}");
-    let made = value.clone();
-    let load = cache.request("k").load(|_| async { Ok::<_, BoxError>(made) });
-    let loaded = load.await.unwrap();
+    let loaded = cache.request("k").load(self::value(value.clone())).await.unwrap();
     // Not compared by their equality, which a NaN lacks.
     assert_eq!(format!("{:?}", loaded.value), format!("{value:?}"));
     assert_eq!((loaded.source(), loaded.expires_in()), (Source::Led, None));

@@ -2,8 +2,6 @@
 //!
 //! Caches over one memory backend stand for processes. Time is paused.
 
-use std::fmt;
-
 use bellwether::cache::Json;
 use serde::{Deserialize, Serialize};
 
@@ -20,20 +18,13 @@ const TICK: Duration = Duration::from_millis(33);
 /// The pause of callers that ask all the time.
 const PAUSE: Duration = Duration::from_millis(10);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{self:?}")]
 enum ShopError {
     Down,
     BadInput,
     Busy { seconds: u64 },
 }
-
-impl fmt::Display for ShopError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self:?}")
-    }
-}
-
-impl std::error::Error for ShopError {}
 
 /// An origin that numbers its answers, and may fail.
 #[derive(Clone, Default)]
@@ -80,10 +71,9 @@ impl Origin {
     }
 }
 
-fn fleet(size: usize, with: impl Fn(Builder<usize>) -> Builder<usize>) -> Vec<Cache<usize>> {
+fn fleet<const N: usize>(with: impl Fn(Builder<usize>) -> Builder<usize>) -> [Cache<usize>; N] {
     let backend = MemoryBackend::new();
-    let build = |_| with(Cache::builder(backend.clone(), "bellwether").ttl(TTL)).build().unwrap();
-    (0..size).map(build).collect()
+    [(); N].map(|()| with(Cache::builder(backend.clone(), "bellwether").ttl(TTL)).build().unwrap())
 }
 
 fn with_error_window(builder: Builder<usize>) -> Builder<usize> {
@@ -97,8 +87,8 @@ fn always(builder: Builder<usize>) -> Builder<usize> {
 /// Returns caches with a value that is kept for failures, and its origin, which fails now.
 async fn failing_fleet(
     with: impl Fn(Builder<usize>) -> Builder<usize>,
-) -> (Vec<Cache<usize>>, Origin) {
-    let (caches, origin) = (fleet(3, with), Origin::default());
+) -> ([Cache<usize>; 3], Origin) {
+    let (caches, origin) = (fleet(with), Origin::default());
     origin.ask(&caches[0]).await.unwrap();
     sleep(TTL).await;
     origin.fails(true);
@@ -138,9 +128,8 @@ async fn a_stale_value_stands_in_while_its_key_backs_off() {
 async fn a_process_claims_once_for_each_back_off() {
     let backend = Faulty::new(|_| None);
     let caches = [(), ()].map(|()| {
-        let builder =
-            Cache::<usize>::builder(backend.clone(), "bellwether").ttl(TTL).stale_if_error(ERROR);
-        builder.build().unwrap()
+        let builder = Cache::builder(backend.clone(), "bellwether").ttl(TTL);
+        with_error_window(builder).build().unwrap()
     });
     let origin = Origin::default();
     origin.ask(&caches[0]).await.unwrap();
@@ -156,7 +145,7 @@ async fn a_process_claims_once_for_each_back_off() {
 
 #[tokio::test(start_paused = true)]
 async fn no_failure_is_remembered_without_a_value_that_stands_in() {
-    let (caches, origin) = (fleet(2, with_error_window), Origin::failing());
+    let (caches, origin): ([_; 2], _) = (fleet(with_error_window), Origin::failing());
     for number in 1..=4 {
         let error = origin.ask(&caches[number % 2]).await.unwrap_err();
         assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, None));
@@ -177,7 +166,7 @@ async fn a_back_off_by_default_ends_with_the_value_that_stands_in() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failure_is_told_at_once_while_the_key_backs_off() {
-    let (caches, origin) = (fleet(3, always), Origin::failing());
+    let (caches, origin): ([_; 3], _) = (fleet(always), Origin::failing());
     let error = origin.ask(&caches[0]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Load);
     let wait = error.retry_after().unwrap();
@@ -196,17 +185,13 @@ async fn a_failure_is_told_at_once_while_the_key_backs_off() {
 async fn waiters_of_another_process_are_told_for_how_long_the_key_backs_off() {
     for typed in [false, true] {
         let pause = 1234 * MS;
-        let caches = fleet(2, |builder| {
+        let caches: [_; 2] = fleet(|builder| {
             let builder = builder.after_failure(move |_| Some(AfterFailure::RetryAfter(pause)));
             if typed { builder.error_codec::<ShopError>(Json) } else { builder }
         });
         let origin = Origin::failing();
-        let asked = caches.iter().map(|cache| {
-            let (cache, origin) = (cache.clone(), origin.clone());
-            tokio::spawn(async move { origin.ask(&cache).await })
-        });
-        for asked in asked.collect::<Vec<_>>() {
-            let error = asked.await.unwrap().unwrap_err();
+        let asked = join_all(caches.iter().map(|cache| origin.ask(cache))).await;
+        for error in asked.into_iter().map(Result::unwrap_err) {
             assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, Some(pause)));
         }
         assert_eq!(origin.asked(), 1);
@@ -215,7 +200,7 @@ async fn waiters_of_another_process_are_told_for_how_long_the_key_backs_off() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failure_keeps_its_type_while_the_key_backs_off() {
-    let caches = fleet(3, |builder| always(builder).error_codec::<ShopError>(Json));
+    let caches: [_; 3] = fleet(|builder| always(builder).error_codec::<ShopError>(Json));
     let origin = Origin::failing();
     for cache in &caches {
         let error = origin.ask(cache).await.unwrap_err();
@@ -229,10 +214,7 @@ async fn a_failure_keeps_its_type_while_the_key_backs_off() {
 #[tokio::test(start_paused = true)]
 async fn waits_grow_up_to_the_longest_and_the_first_success_ends_them() {
     for with in [with_error_window, always] {
-        let (caches, origin) = (fleet(3, with), Origin::default());
-        origin.ask(&caches[0]).await.unwrap();
-        sleep(TTL).await;
-        origin.fails(true);
+        let (caches, origin) = failing_fleet(with).await;
         origin.at.lock().unwrap().clear();
         let end = Instant::now() + 12 * LONGEST;
         while Instant::now() < end {
@@ -285,9 +267,8 @@ async fn a_refresh_that_fails_backs_off_in_the_whole_fleet() {
 
 #[tokio::test(start_paused = true)]
 async fn each_act_ends_a_back_off_in_the_whole_fleet() {
-    for act in ["insert", "invalidate", "expire", "touch"] {
-        let with = |builder| with_error_window(always(builder));
-        let (caches, origin) = failing_fleet(with).await;
+    for (act, value) in [("insert", 77), ("invalidate", 3), ("expire", 3), ("touch", 1)] {
+        let (caches, origin) = failing_fleet(|it| with_error_window(always(it))).await;
         for cache in &caches {
             assert_eq!(origin.ask(cache).await.unwrap().source(), Source::Stale);
         }
@@ -298,13 +279,8 @@ async fn each_act_ends_a_back_off_in_the_whole_fleet() {
             "expire" => drop(caches[1].expire("k").await.unwrap()),
             _ => assert!(caches[1].request("k").touch().await.unwrap()),
         }
-        let value = match act {
-            "insert" => 77,
-            "touch" => 1,
-            _ => 3,
-        };
-        for cache in [&caches[2], &caches[0], &caches[1]] {
-            let loaded = origin.ask(cache).await.unwrap();
+        for at in [2, 0, 1] {
+            let loaded = origin.ask(&caches[at]).await.unwrap();
             assert_eq!(loaded.value, value, "{act}");
             assert_ne!(loaded.source(), Source::Stale, "{act}");
         }
@@ -314,7 +290,7 @@ async fn each_act_ends_a_back_off_in_the_whole_fleet() {
 /// The leader that was cancelled has not failed, and the row of failures goes on.
 #[tokio::test(start_paused = true)]
 async fn after_a_cancelled_leader_the_next_caller_loads() {
-    let caches = fleet(2, |builder| always(builder).cancel_abandoned());
+    let caches: [_; 2] = fleet(|builder| always(builder).cancel_abandoned());
     let origin = Origin::failing();
     origin.ask(&caches[0]).await.unwrap_err();
     sleep(FIRST).await;
@@ -327,26 +303,23 @@ async fn after_a_cancelled_leader_the_next_caller_loads() {
 
 #[tokio::test(start_paused = true)]
 async fn a_policy_decides_by_the_error() {
-    let with = |builder: Builder<usize>| {
+    let caches: [_; 2] = fleet(|builder| {
         builder.after_failure(|error| match error.load_ref::<ShopError>()? {
             ShopError::BadInput => Some(AfterFailure::LoadAgain),
-            ShopError::Busy { seconds } => {
-                Some(AfterFailure::RetryAfter(Duration::from_secs(*seconds)))
-            }
+            ShopError::Busy { seconds } => Some(AfterFailure::RetryAfter(*seconds as u32 * SECOND)),
             ShopError::Down => Some(AfterFailure::BACK_OFF),
         })
-    };
-    let caches = fleet(2, with);
+    });
     let fail = |cache: &Cache<usize>, error: ShopError| {
-        cache.request("k").load(move |_| async move { Err(error) })
+        cache.request("k").load(move |_| ready(Err(error)))
     };
     for cache in [&caches[0], &caches[1], &caches[0]] {
         let error = fail(cache, ShopError::BadInput).await.unwrap_err();
         assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, None));
     }
     let error = fail(&caches[0], ShopError::Busy { seconds: 30 }).await.unwrap_err();
-    assert_eq!(error.retry_after(), Some(Duration::from_secs(30)));
-    sleep(Duration::from_secs(30) - MS).await;
+    assert_eq!(error.retry_after(), Some(30 * SECOND));
+    sleep(30 * SECOND - MS).await;
     let error = fail(&caches[1], ShopError::Down).await.unwrap_err();
     assert_eq!((error.kind(), error.retry_after()), (ErrorKind::BackingOff, Some(MS)));
     sleep(MS).await;
@@ -357,7 +330,7 @@ async fn a_policy_decides_by_the_error() {
 
 #[tokio::test(start_paused = true)]
 async fn a_loader_has_a_rule_of_its_own() {
-    let cache = &fleet(1, always)[0];
+    let [cache] = &fleet(always);
     let load = |rule: AfterFailure| {
         cache.request("k").load(move |lead: Lead<usize>| async move {
             lead.after_failure(rule);
@@ -366,7 +339,7 @@ async fn a_loader_has_a_rule_of_its_own() {
     };
     assert_eq!(load(AfterFailure::LoadAgain).await.unwrap_err().retry_after(), None);
     let origin = Origin::failing();
-    let minute = Duration::from_secs(60);
+    let minute = 60 * SECOND;
     let error = load(AfterFailure::RetryAfter(minute)).await.unwrap_err();
     assert_eq!(error.retry_after(), Some(minute));
     assert_eq!(origin.ask(cache).await.unwrap_err().kind(), ErrorKind::BackingOff);
@@ -422,11 +395,10 @@ async fn none_is_kept_for_a_time_of_its_own() {
         .ttl(TTL)
         .negative_ttl(none_ttl, Option::is_none);
     let cache = builder.stale_while_revalidate(ERROR).stale_if_error(ERROR).build().unwrap();
-    let load = |value| async move { Ok::<Option<usize>, ShopError>(value) };
     let kept = async |key: &str| cache.peek(key).await.unwrap().unwrap().expires_in().unwrap();
     for (value, ttl) in [(None, none_ttl), (Some(1), TTL)] {
         let key = format!("{value:?}");
-        cache.get_or_load(&*key, move |_| load(value)).await.unwrap();
+        cache.get_or_load(&*key, self::value(value)).await.unwrap();
         assert_eq!(kept(&key).await, ttl);
         cache.insert(&*key, &value).await.unwrap();
         assert_eq!(kept(&key).await, ttl);
@@ -439,11 +411,11 @@ async fn none_is_kept_for_a_time_of_its_own() {
     };
     cache.get_or_load("longer", keeps_longer).await.unwrap();
     assert_eq!(kept("longer").await, 2 * TTL);
-    cache.get_or_load("gone", move |_| load(None)).await.unwrap();
+    cache.get_or_load("gone", value(None)).await.unwrap();
     sleep(none_ttl - MS).await;
     assert_eq!(cache.get("gone").await.unwrap(), Some(None));
     sleep(MS).await;
-    let error = cache.get_or_load("gone", |_| async { Err(ShopError::Down) }).await.unwrap_err();
+    let error = cache.get_or_load("gone", |_| ready(Err(ShopError::Down))).await.unwrap_err();
     assert_eq!(error.load_ref(), Some(&ShopError::Down));
     let builder = Cache::<Option<usize>>::builder(MemoryBackend::new(), "bellwether");
     let error = builder.negative_ttl(Duration::ZERO, Option::is_none).build().unwrap_err();

@@ -19,9 +19,8 @@ fn process(backend: impl Store + Latches + Clone) -> Asked {
 /// Returns a process whose operations of one kind have these faults, and another one.
 fn two(op: Op, mut fault: impl FnMut() -> Option<Fault> + Send + 'static) -> (Asked, Asked) {
     let backend = MemoryBackend::new();
-    let faulty =
-        Faulty::over(backend.clone(), move |asked| if asked == op { fault() } else { None });
-    (process(faulty), process(backend))
+    let plan = move |asked| if asked == op { fault() } else { None };
+    (process(Faulty::over(backend.clone(), plan)), process(backend))
 }
 
 fn kind<T>(result: Result<T, Error>) -> ErrorKind {
@@ -58,7 +57,7 @@ async fn a_loss_is_reported_before_the_next_holder_gets_in() {
             if !guard.is_watched() {
                 continue;
             }
-            let next = tokio::spawn(async move {
+            let next = spawn(async move {
                 let next = (pair.rival.take)(there).await.unwrap();
                 (Instant::now(), next)
             });
@@ -223,7 +222,7 @@ async fn a_shutdown_ends_waits_and_starts_nothing() {
     for (what, pair) in PAIRS {
         let (here, there) = two(Op::Acquire, || None);
         let held = (pair.rival.take)(there).await.unwrap();
-        let waiting = tokio::spawn((pair.one.take)(here.clone()));
+        let waiting = spawn((pair.one.take)(here.clone()));
         sleep(MS).await;
         here.locks.shutdown(SECOND).await;
         let begun = Instant::now();

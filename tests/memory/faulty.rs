@@ -14,11 +14,7 @@ fn cache(backend: Faulty) -> Cache<u64> {
 }
 
 async fn load(cache: &Cache<u64>, key: &str) -> Loaded<u64> {
-    let loader = |_| async {
-        sleep(LOAD).await;
-        Ok::<_, BoxError>(17)
-    };
-    cache.request(key).load(loader).await.unwrap()
+    cache.request(key).load(after(LOAD, 17)).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -75,7 +71,7 @@ async fn a_waiter_whose_push_is_lost_finds_out_by_itself() {
 
     let guard = Locks::new(lossy.clone(), "bellwether").mutex("m").lock().await.unwrap();
     let rival = Locks::new(inner, "bellwether").mutex("m");
-    let waits = tokio::spawn(async move { rival.lock().await.map(|_| Instant::now()) });
+    let waits = spawn(async move { rival.lock().await.map(|_| Instant::now()) });
     sleep(MS).await;
     guard.unlock().await.unwrap();
     let unlocked = Instant::now();
@@ -99,8 +95,6 @@ async fn the_answer_to_another_operation_is_an_error() {
     let backend = Interceptor { inner: MemoryBackend::new(), hook: Confused };
     let error = Locks::new(backend, "bellwether").mutex("m").holder().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
-    assert!(
-        format!("{error:#}").contains("asked for Inspect and answered ClearLatch"),
-        "{error:#}"
-    );
+    let words = format!("{error:#}");
+    assert!(words.contains("asked for Inspect and answered ClearLatch"), "{words}");
 }

@@ -2,10 +2,6 @@
 //!
 //! Caches over one memory backend stand for processes. Time is paused, so each edge is exact.
 
-use std::{future::Future, pin::Pin};
-
-use bellwether::key::Key;
-
 use crate::prelude::*;
 
 const TTL: Duration = Duration::from_secs(1);
@@ -21,17 +17,18 @@ struct Origin {
     panics: Arc<AtomicBool>,
 }
 
-type Load = Pin<Box<dyn Future<Output = Result<usize, BoxError>> + Send>>;
-
 impl Origin {
     fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
     }
 
-    fn loader(&self) -> impl FnOnce(Lead<usize>) -> Load + Send + 'static {
+    fn loader(
+        &self,
+    ) -> impl FnOnce(Lead<usize>) -> BoxFuture<'static, Result<usize, BoxError>> + Send + use<>
+    {
         let origin = self.clone();
         |_| {
-            Box::pin(async move {
+            let load = async move {
                 let number = origin.asked.fetch_add(1, Ordering::SeqCst) + 1;
                 sleep(LOAD).await;
                 assert!(!origin.panics.load(Ordering::SeqCst), "a broken loader");
@@ -39,20 +36,26 @@ impl Origin {
                     true => Err("the origin is down".into()),
                     false => Ok(number),
                 }
-            })
+            };
+            load.boxed()
         }
     }
 
-    async fn ask(&self, cache: &Cache<usize>) -> Result<Loaded<usize>, Error> {
+    async fn load(&self, cache: &Cache<usize>) -> Result<Loaded<usize>, Error> {
         cache.request("k").load(self.loader()).await
+    }
+
+    async fn ask(&self, cache: &Cache<usize>) -> (usize, Source) {
+        let loaded = self.load(cache).await.unwrap();
+        (loaded.value, loaded.source())
     }
 
     /// Asks, and checks that the answer comes at once.
     async fn ask_at_once(&self, cache: &Cache<usize>) -> (usize, Source) {
         let begun = Instant::now();
-        let loaded = self.ask(cache).await.unwrap();
+        let answer = self.ask(cache).await;
         assert_eq!(begun.elapsed(), Duration::ZERO, "the caller waited");
-        (loaded.value, loaded.source())
+        answer
     }
 }
 
@@ -60,18 +63,16 @@ fn builder(backend: &MemoryBackend) -> Builder<usize> {
     Cache::builder(backend.clone(), "bellwether").ttl(TTL)
 }
 
-fn fleet(size: usize, with: impl Fn(Builder<usize>) -> Builder<usize>) -> Vec<Cache<usize>> {
+fn fleet<const N: usize>(with: impl Fn(Builder<usize>) -> Builder<usize>) -> [Cache<usize>; N] {
     let backend = MemoryBackend::new();
-    (0..size).map(|_| with(builder(&backend)).build().unwrap()).collect()
+    [(); N].map(|()| with(builder(&backend)).build().unwrap())
 }
 
-/// Returns a cache with one value, which has just become stale.
-async fn stale_value() -> (Cache<usize>, Origin) {
-    let cache = fleet(1, with_windows).remove(0);
-    let origin = Origin::default();
-    origin.ask(&cache).await.unwrap();
-    sleep(TTL).await;
-    (cache, origin)
+/// Returns two caches, the first of which has just loaded a value.
+async fn loaded() -> ([Cache<usize>; 2], Origin) {
+    let (caches, origin) = (fleet(with_windows), Origin::default());
+    assert_eq!(origin.ask(&caches[0]).await, (1, Source::Led));
+    (caches, origin)
 }
 
 fn with_windows(builder: Builder<usize>) -> Builder<usize> {
@@ -84,18 +85,16 @@ fn early(builder: Builder<usize>) -> Builder<usize> {
 
 #[tokio::test(start_paused = true)]
 async fn a_stale_value_is_served_at_once_and_refreshed_behind() {
-    let cache = &fleet(1, with_windows)[0];
-    let origin = Origin::default();
-    assert_eq!(origin.ask(cache).await.unwrap().source(), Source::Led);
-    sleep(TTL - MS).await;
-    assert_eq!(origin.ask_at_once(cache).await, (1, Source::Hit));
-    assert_eq!(origin.asked(), 1);
-    sleep(MS).await;
-    assert_eq!(origin.ask_at_once(cache).await, (1, Source::Stale));
-    sleep(LOAD - MS).await;
-    assert_eq!(origin.ask_at_once(cache).await, (1, Source::Stale));
-    sleep(2 * MS).await;
-    assert_eq!(origin.ask_at_once(cache).await, (2, Source::Hit));
+    let ([cache, _], origin) = loaded().await;
+    for (pause, expected) in [
+        (TTL - MS, (1, Source::Hit)),
+        (MS, (1, Source::Stale)),
+        (LOAD - MS, (1, Source::Stale)),
+        (2 * MS, (2, Source::Hit)),
+    ] {
+        sleep(pause).await;
+        assert_eq!(origin.ask_at_once(&cache).await, expected);
+    }
     let stats = cache.stats();
     assert_eq!((origin.asked(), stats.refreshes, stats.stale, stats.hits), (2, 1, 2, 2));
 }
@@ -104,21 +103,18 @@ async fn a_stale_value_is_served_at_once_and_refreshed_behind() {
 async fn the_stale_window_ends_at_its_edge() {
     for (age, expected) in [(TTL + STALE - MS, (1, Source::Stale)), (TTL + STALE, (2, Source::Led))]
     {
-        let cache = &fleet(1, with_windows)[0];
-        let origin = Origin::default();
-        origin.ask(cache).await.unwrap();
+        let ([cache, _], origin) = loaded().await;
         sleep(age).await;
-        let loaded = origin.ask(cache).await.unwrap();
-        assert_eq!((loaded.value, loaded.source()), expected, "{age:?}");
+        assert_eq!(origin.ask(&cache).await, expected, "{age:?}");
     }
 }
 
 /// Hundreds of instances each refresh, where each counts for itself.
 #[tokio::test(start_paused = true)]
 async fn a_window_has_one_refresh_in_the_whole_fleet_and_no_caller_waits() {
-    let caches = fleet(8, with_windows);
+    let caches: [_; 8] = fleet(with_windows);
     let origin = Origin::default();
-    origin.ask(&caches[0]).await.unwrap();
+    origin.ask(&caches[0]).await;
     for window in 1..=5 {
         sleep(TTL).await;
         for _ in 0..20 {
@@ -142,7 +138,7 @@ async fn a_process_claims_once_for_each_refresh() {
         with_windows(Cache::builder(faulty.clone(), "bellwether").ttl(TTL)).build().unwrap();
     let other = with_windows(builder(&backend)).build().unwrap();
     let origin = Origin::default();
-    origin.ask(&other).await.unwrap();
+    origin.ask(&other).await;
     // The turn of a process that has not stored the value comes later.
     sleep(TTL + STALE / 2).await;
     origin.ask_at_once(&other).await;
@@ -155,15 +151,12 @@ async fn a_process_claims_once_for_each_refresh() {
 
 #[tokio::test(start_paused = true)]
 async fn a_value_is_kept_for_failures_to_the_end_of_its_window() {
-    let origin = Origin::default();
     for (age, is_served) in [(TTL + ERROR - LOAD - MS, true), (TTL + ERROR - LOAD, false)] {
-        let cache = &fleet(1, with_windows)[0];
-        origin.fails.store(false, Ordering::SeqCst);
-        let first = origin.ask(cache).await.unwrap();
+        let ([cache, _], origin) = loaded().await;
         sleep(age).await;
         origin.fails.store(true, Ordering::SeqCst);
-        match origin.ask(cache).await {
-            Ok(loaded) => assert!(is_served && loaded.value == first.value, "{age:?}"),
+        match origin.load(&cache).await {
+            Ok(loaded) => assert!(is_served && loaded.value == 1, "{age:?}"),
             Err(error) => assert!(!is_served && error.kind() == ErrorKind::Load, "{error}"),
         }
     }
@@ -172,15 +165,13 @@ async fn a_value_is_kept_for_failures_to_the_end_of_its_window() {
 #[tokio::test(start_paused = true)]
 async fn a_panic_and_a_time_limit_are_failures_too() {
     let with = |builder| with_windows(builder).after_failure(|_| Some(AfterFailure::LoadAgain));
-    let cache = &fleet(1, |builder| with(builder).load_limit(10 * LOAD))[0];
+    let [cache] = fleet(|builder| with(builder).load_limit(10 * LOAD));
     let origin = Origin::default();
-    origin.ask(cache).await.unwrap();
+    origin.ask(&cache).await;
     sleep(TTL + STALE).await;
     origin.panics.store(true, Ordering::SeqCst);
-    let loaded = origin.ask(cache).await.unwrap();
-    assert_eq!((loaded.value, loaded.source()), (1, Source::Stale));
-    let hangs = |_| async { std::future::pending::<Result<usize, BoxError>>().await };
-    let loaded = cache.request("k").load(hangs).await.unwrap();
+    assert_eq!(origin.ask(&cache).await, (1, Source::Stale));
+    let loaded = cache.request("k").load(hangs()).await.unwrap();
     assert_eq!((loaded.value, loaded.source()), (1, Source::Stale));
     assert_eq!(cache.stats().failures, 2);
 }
@@ -188,20 +179,13 @@ async fn a_panic_and_a_time_limit_are_failures_too() {
 /// The waiters of another process learn of the failure by its push.
 #[tokio::test(start_paused = true)]
 async fn every_process_serves_the_value_that_is_kept_for_failures() {
-    let caches = fleet(3, with_windows);
-    let origin = Origin::default();
-    origin.ask(&caches[0]).await.unwrap();
+    let (caches, origin): ([_; 3], _) = (fleet(with_windows), Origin::default());
+    origin.ask(&caches[0]).await;
     sleep(TTL + STALE).await;
     origin.fails.store(true, Ordering::SeqCst);
-    let asked: Vec<_> = caches
-        .iter()
-        .map(|cache| {
-            let (cache, origin) = (cache.clone(), origin.clone());
-            tokio::spawn(async move { origin.ask(&cache).await })
-        })
-        .collect();
-    for asked in asked {
-        let loaded = asked.await.unwrap().unwrap();
+    let asked = caches.map(|cache| spawn(cache.request("k").load(origin.loader())));
+    for loaded in all(asked).await {
+        let loaded = loaded.unwrap();
         assert_eq!((loaded.value, loaded.source()), (1, Source::Stale));
     }
     assert_eq!(origin.asked(), 2);
@@ -210,9 +194,7 @@ async fn every_process_serves_the_value_that_is_kept_for_failures() {
 #[tokio::test(start_paused = true)]
 async fn a_refresh_that_fails_or_panics_disturbs_no_caller() {
     for panics in [false, true] {
-        let caches = fleet(2, with_windows);
-        let origin = Origin::default();
-        origin.ask(&caches[0]).await.unwrap();
+        let (caches, origin) = loaded().await;
         origin.fails.store(!panics, Ordering::SeqCst);
         origin.panics.store(panics, Ordering::SeqCst);
         sleep(TTL).await;
@@ -230,29 +212,29 @@ async fn a_shutdown_waits_for_no_refresh_and_frees_its_lease() {
     let backend = MemoryBackend::new();
     let cache = with_windows(builder(&backend)).build().unwrap();
     let origin = Origin::default();
-    origin.ask(&cache).await.unwrap();
+    origin.ask(&cache).await;
     sleep(TTL).await;
     origin.ask_at_once(&cache).await;
     sleep(LOAD / 2).await;
     let begun = Instant::now();
-    cache.shutdown(Duration::from_secs(60)).await;
+    cache.shutdown(60 * SECOND).await;
     assert_eq!(begun.elapsed(), Duration::ZERO);
-    let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
+    let name = entry_name("bellwether", "k");
     assert_eq!(backend.holder(&name, Mode::Exclusive).await.unwrap(), None);
     // A caller of a cache that is shut down loads for itself.
-    assert_eq!(origin.ask(&cache).await.unwrap().source(), Source::Degraded);
+    assert_eq!(origin.ask(&cache).await.1, Source::Degraded);
 }
 
 /// The process that refreshes dies. Its lease ends, and the next one refreshes.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_whose_process_died_is_begun_again_within_its_lease() {
-    let lease = Duration::from_secs(1);
+    let lease = SECOND;
     let backend = MemoryBackend::new();
     let caches = [(); 2].map(|()| with_windows(builder(&backend)).lease(lease).build().unwrap());
     let origin = Origin::default();
-    origin.ask(&caches[0]).await.unwrap();
+    origin.ask(&caches[0]).await;
     sleep(TTL).await;
-    let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
+    let name = entry_name("bellwether", "k");
     // The dead process held the lease, and renews it no more.
     backend.acquire(&Claim::new(name, Mode::Exclusive, lease, lease * 10)).await.unwrap();
     let begun = Instant::now();
@@ -269,11 +251,11 @@ async fn a_refresh_whose_process_died_is_begun_again_within_its_lease() {
 
 #[tokio::test(start_paused = true)]
 async fn no_refresh_begins_beyond_the_cap_on_loads() {
-    let cache = fleet(1, |builder| with_windows(builder).max_loads(1)).remove(0);
+    let [cache] = fleet(|builder| with_windows(builder).max_loads(1));
     let origin = Origin::default();
-    origin.ask(&cache).await.unwrap();
+    origin.ask(&cache).await;
     sleep(TTL).await;
-    let other = tokio::spawn(cache.request("other").load(origin.loader()));
+    let other = spawn(cache.request("other").load(origin.loader()));
     sleep(LOAD / 2).await;
     assert_eq!(origin.ask_at_once(&cache).await, (1, Source::Stale));
     other.await.unwrap().unwrap();
@@ -286,9 +268,9 @@ async fn no_refresh_begins_beyond_the_cap_on_loads() {
 #[tokio::test(start_paused = true)]
 async fn a_hot_entry_that_is_refreshed_early_never_becomes_stale() {
     for early in [EarlyRefresh::Within(TTL / 4), EarlyRefresh::LastPart(0.3)] {
-        let caches = fleet(4, |builder| builder.early_refresh(early));
+        let caches: [_; 4] = fleet(|builder| builder.early_refresh(early));
         let origin = Origin::default();
-        origin.ask(&caches[0]).await.unwrap();
+        origin.ask(&caches[0]).await;
         for _ in 0..1000 {
             for cache in &caches {
                 assert_eq!(origin.ask_at_once(cache).await.1, Source::Hit, "{early:?}");
@@ -306,40 +288,39 @@ async fn a_hot_entry_that_is_refreshed_early_never_becomes_stale() {
 /// time. After a later one, callers wait for the rest of the load.
 #[tokio::test(start_paused = true)]
 async fn one_read_in_time_keeps_all_callers_from_waiting() {
-    for (before, reader) in [(2 * LOAD, 0), (2 * LOAD, 3), (LOAD + 2 * MS, 0), (LOAD + 2 * MS, 3)] {
-        let (caches, origin) = (fleet(4, early), Origin::default());
-        origin.ask(&caches[0]).await.unwrap();
+    for (before, reader) in
+        [(2 * LOAD, 0), (2 * LOAD, 3), (LOAD + 2 * MS, 0), (LOAD + 2 * MS, 3), (LOAD / 2, 3)]
+    {
+        let (caches, origin): ([_; 4], _) = (fleet(early), Origin::default());
+        origin.ask(&caches[0]).await;
         sleep(TTL - before).await;
         assert_eq!(origin.ask_at_once(&caches[reader]).await, (1, Source::Hit));
         sleep(before).await;
+        if before < LOAD {
+            let begun = Instant::now();
+            assert_eq!(origin.ask(&caches[1]).await, (2, Source::Received));
+            assert!(begun.elapsed() <= LOAD / 2 + 2 * MS, "{:?}", begun.elapsed());
+        }
         for cache in &caches {
             assert_eq!(origin.ask_at_once(cache).await, (2, Source::Hit), "{before:?}");
         }
+        assert_eq!(origin.asked(), 2);
     }
-    let (caches, origin) = (fleet(4, early), Origin::default());
-    origin.ask(&caches[0]).await.unwrap();
-    sleep(TTL - LOAD / 2).await;
-    origin.ask_at_once(&caches[3]).await;
-    sleep(LOAD / 2).await;
-    let begun = Instant::now();
-    let loaded = origin.ask(&caches[1]).await.unwrap();
-    assert_eq!((loaded.value, loaded.source(), origin.asked()), (2, Source::Received, 2));
-    assert!(begun.elapsed() <= LOAD / 2 + 2 * MS, "{:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_early_refresh_begins_at_its_edge() {
-    let cache = &fleet(1, |builder| builder.early_refresh(EarlyRefresh::Within(TTL / 4)))[0];
+    let [cache] = fleet(|builder| builder.early_refresh(EarlyRefresh::Within(TTL / 4)));
     let origin = Origin::default();
-    origin.ask(cache).await.unwrap();
+    origin.ask(&cache).await;
     sleep(TTL * 3 / 4 - MS).await;
-    origin.ask_at_once(cache).await;
+    origin.ask_at_once(&cache).await;
     sleep(MS / 2).await;
     assert_eq!(origin.asked(), 1);
-    sleep(MS / 2).await;
-    assert_eq!(origin.ask_at_once(cache).await, (1, Source::Hit));
-    sleep(LOAD + MS).await;
-    assert_eq!(origin.ask_at_once(cache).await, (2, Source::Hit));
+    for (pause, expected) in [(MS / 2, 1), (LOAD + MS, 2)] {
+        sleep(pause).await;
+        assert_eq!(origin.ask_at_once(&cache).await, (expected, Source::Hit));
+    }
 }
 
 /// An early refresh that was longer than the life of an entry loaded at each read: 130 times a
@@ -380,28 +361,26 @@ async fn an_early_refresh_begins_in_the_second_half_of_each_life() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_has_windows_of_its_own() {
-    let cache = &fleet(1, |builder| builder)[0];
+    let [cache] = fleet(|builder| builder);
     let origin = Origin::default();
-    let ask = |stale| {
+    for (pause, stale, expected) in [
+        (Duration::ZERO, STALE, Source::Led),
+        // This caller wants nothing stale.
+        (TTL, Duration::ZERO, Source::Led),
+        (Duration::ZERO, STALE, Source::Hit),
+        // The value was loaded without a stale window.
+        (TTL, STALE, Source::Led),
+        (TTL, STALE, Source::Stale),
+    ] {
+        sleep(pause).await;
         let request = cache.request("k").stale_while_revalidate(stale);
-        request.load(origin.loader())
-    };
-    ask(STALE).await.unwrap();
-    sleep(TTL).await;
-    // This caller wants nothing stale.
-    let loaded = ask(Duration::ZERO).await.unwrap();
-    assert_eq!((loaded.value, loaded.source()), (2, Source::Led));
-    ask(STALE).await.unwrap();
-    sleep(TTL).await;
-    // The value was loaded without a stale window.
-    assert_eq!(ask(STALE).await.unwrap().source(), Source::Led);
-    sleep(TTL).await;
-    assert_eq!(ask(STALE).await.unwrap().source(), Source::Stale);
+        assert_eq!(request.load(origin.loader()).await.unwrap().source(), expected);
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_loader_sets_the_windows_of_its_value() {
-    let cache = &fleet(1, |builder| builder)[0];
+    let [cache] = fleet(|builder| builder);
     let load = |lead: Lead<_>| async move {
         lead.expire_after(TTL / 2);
         lead.stale_while_revalidate(STALE);
@@ -411,22 +390,19 @@ async fn a_loader_sets_the_windows_of_its_value() {
     cache.request("k").load(load).await.unwrap();
     let origin = Origin::default();
     origin.fails.store(true, Ordering::SeqCst);
-    sleep(TTL / 2 - MS).await;
-    assert_eq!(origin.ask_at_once(cache).await, (7, Source::Hit));
-    sleep(MS).await;
-    assert_eq!(origin.ask_at_once(cache).await, (7, Source::Stale));
+    for (pause, source) in [(TTL / 2 - MS, Source::Hit), (MS, Source::Stale)] {
+        sleep(pause).await;
+        assert_eq!(origin.ask_at_once(&cache).await, (7, source));
+    }
     sleep(STALE).await;
-    let loaded = origin.ask(cache).await.unwrap();
-    assert_eq!((loaded.value, loaded.source()), (7, Source::Stale));
+    assert_eq!(origin.ask(&cache).await, (7, Source::Stale));
     sleep(ERROR).await;
-    assert_eq!(origin.ask(cache).await.unwrap_err().kind(), ErrorKind::Load);
+    assert_eq!(origin.load(&cache).await.unwrap_err().kind(), ErrorKind::Load);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_get_returns_what_may_be_served_and_refreshes_nothing() {
-    let cache = &fleet(1, with_windows)[0];
-    let origin = Origin::default();
-    origin.ask(cache).await.unwrap();
+    let ([cache, _], origin) = loaded().await;
     for (pause, expected) in [(TTL - MS, Some(1)), (MS, Some(1)), (STALE - MS, Some(1)), (MS, None)]
     {
         sleep(pause).await;
@@ -438,12 +414,13 @@ async fn a_get_returns_what_may_be_served_and_refreshes_nothing() {
 /// A loader that asks for its own key would wait for itself.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_that_asks_for_its_own_key_is_served_the_stale_value() {
-    let (cache, origin) = stale_value().await;
+    let ([cache, _], origin) = loaded().await;
+    sleep(TTL).await;
     let (inner, nested) = (cache.clone(), origin.clone());
     let load = |_| async move {
-        let known = nested.ask(&inner).await.map_err(BoxError::from)?;
-        assert_eq!(known.source(), Source::Stale);
-        Ok::<_, BoxError>(known.value + 100)
+        let (known, source) = nested.ask(&inner).await;
+        assert_eq!(source, Source::Stale);
+        Ok::<_, BoxError>(known + 100)
     };
     cache.request("k").load(load).await.unwrap();
     let refreshed = timeout(LOAD, async {
@@ -457,32 +434,24 @@ async fn a_refresh_that_asks_for_its_own_key_is_served_the_stale_value() {
 
 #[tokio::test(start_paused = true)]
 async fn an_expired_value_is_served_only_if_the_load_fails() {
-    let caches = fleet(2, with_windows);
-    let origin = Origin::default();
-    origin.ask(&caches[0]).await.unwrap();
+    let (caches, origin) = loaded().await;
     caches[1].expire("k").await.unwrap();
     assert_eq!(caches[0].get("k").await.unwrap(), None);
-    assert_eq!(
-        caches[0].peek("k").await.unwrap().and_then(|it| it.expires_in()),
-        Some(Duration::ZERO)
-    );
+    let peeked = caches[0].peek("k").await.unwrap();
+    assert_eq!(peeked.and_then(|it| it.expires_in()), Some(Duration::ZERO));
     origin.fails.store(true, Ordering::SeqCst);
-    let kept = origin.ask(&caches[0]).await.unwrap();
-    assert_eq!((kept.value, kept.source()), (1, Source::Stale));
+    assert_eq!(origin.ask(&caches[0]).await, (1, Source::Stale));
     origin.fails.store(false, Ordering::SeqCst);
     // The key backs off for a moment after the failure.
     sleep(TTL).await;
-    let loaded = origin.ask(&caches[1]).await.unwrap();
-    assert_eq!((loaded.value, loaded.source()), (3, Source::Led));
+    assert_eq!(origin.ask(&caches[1]).await, (3, Source::Led));
 }
 
 /// A refresh that began before an act on the entry does not undo it.
 #[tokio::test(start_paused = true)]
 async fn each_act_beats_the_refresh_that_began_before_it() {
     for act in 0..4 {
-        let caches = fleet(2, with_windows);
-        let origin = Origin::default();
-        origin.ask(&caches[0]).await.unwrap();
+        let (caches, origin) = loaded().await;
         sleep(TTL).await;
         origin.ask_at_once(&caches[0]).await;
         sleep(LOAD / 2).await;
@@ -500,10 +469,8 @@ async fn each_act_beats_the_refresh_that_began_before_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_peek_sees_each_window_and_counts_nothing() {
-    let cache = &fleet(1, with_windows)[0];
-    assert!(cache.peek("k").await.unwrap().is_none());
-    let origin = Origin::default();
-    origin.ask(cache).await.unwrap();
+    let ([cache, _], origin) = loaded().await;
+    assert!(cache.peek("other").await.unwrap().is_none());
     let before = cache.stats();
     for (pause, source, left) in [
         (TTL / 2, Source::Hit, TTL / 2),
@@ -522,27 +489,24 @@ async fn a_peek_sees_each_window_and_counts_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_touched_value_is_fresh_for_another_time() {
-    let cache = &fleet(1, with_windows)[0];
-    assert!(!cache.request("k").touch().await.unwrap());
-    let origin = Origin::default();
-    origin.ask(cache).await.unwrap();
+    let ([cache, _], origin) = loaded().await;
+    assert!(!cache.request("other").touch().await.unwrap());
     sleep(TTL + MS).await;
     assert!(cache.request("k").touch().await.unwrap());
     sleep(TTL - MS).await;
-    assert_eq!(origin.ask_at_once(cache).await, (1, Source::Hit));
+    assert_eq!(origin.ask_at_once(&cache).await, (1, Source::Hit));
     assert!(cache.request("k").ttl(3 * TTL).touch().await.unwrap());
     sleep(3 * TTL - MS).await;
-    assert_eq!(origin.ask_at_once(cache).await, (1, Source::Hit));
+    assert_eq!(origin.ask_at_once(&cache).await, (1, Source::Hit));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_inserted_value_has_the_windows_of_its_request() {
-    let cache = &fleet(1, |builder| builder)[0];
-    let origin = Origin::default();
+    let [cache] = fleet(|builder| builder);
     let request = cache.request("k").ttl(TTL / 2).stale_while_revalidate(STALE);
     request.insert(&7).await.unwrap();
-    sleep(TTL / 2 - MS).await;
-    assert_eq!(origin.ask_at_once(cache).await, (7, Source::Hit));
-    sleep(MS).await;
-    assert_eq!(origin.ask_at_once(cache).await, (7, Source::Stale));
+    for (pause, source) in [(TTL / 2 - MS, Source::Hit), (MS, Source::Stale)] {
+        sleep(pause).await;
+        assert_eq!(Origin::default().ask_at_once(&cache).await, (7, source));
+    }
 }

@@ -2,8 +2,6 @@
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
-use std::future::pending;
-
 use bellwether::Redlock;
 
 use crate::prelude::*;
@@ -78,16 +76,13 @@ async fn locks_count_what_becomes_of_their_leases() {
 
     // A stranger ends the lock, which the next renewal finds out.
     let guard = mutex.lock().await.unwrap();
-    let passed = tokio::spawn({
-        let mutex = mutex.clone();
-        async move { mutex.lock().await.unwrap() }
-    });
+    let waiting = mutex.clone();
+    let passed = spawn(async move { waiting.lock().await.unwrap() });
     sleep(MS).await;
     guard.unlock().await.unwrap();
     let guard = passed.await.unwrap();
-    assert!(
-        Locks::new(faulty.inner.clone(), "bellwether").mutex("m").force_unlock().await.unwrap()
-    );
+    let stranger = Locks::new(faulty.inner.clone(), "bellwether");
+    assert!(stranger.mutex("m").force_unlock().await.unwrap());
     guard.lost().await;
     drop(guard);
     let stats = locks.stats();

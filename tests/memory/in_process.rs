@@ -1,7 +1,5 @@
 //! A cache for one process, whose values have no encoding.
 
-use futures_util::future::join_all;
-
 use crate::prelude::*;
 
 /// A value that cannot be encoded, and counts how many of its kind live.

@@ -2,21 +2,12 @@
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
-use std::{
-    future::pending,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::{Duration, SystemTime},
-};
+use std::time::SystemTime;
 
-use bellwether::{ErrorKind, Locks, MemoryBackend, lock::Turn};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::time::{Instant, sleep, timeout};
+use bellwether::lock::Turn;
 
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
+use crate::prelude::*;
+
 const HOUR: Duration = Duration::from_secs(3600);
 /// A period that is too long for a second tick to begin in a test, as a day is not.
 const LONGEST: Duration = Duration::from_secs(720 * 3600);
@@ -46,7 +37,7 @@ async fn each_tick_runs_once_though_clocks_differ() {
     let (backend, runs) = (MemoryBackend::new(), Arc::<Mutex<Vec<u32>>>::default());
     let processes = (0..5).map(|late| {
         let (locks, runs) = (process(&backend), runs.clone());
-        tokio::spawn(async move {
+        spawn(async move {
             sleep(late * 50 * MS).await;
             for number in 1..=60 {
                 if let Some(turn) = locks.once("job", tick(number)).begin().await.unwrap() {
@@ -58,9 +49,7 @@ async fn each_tick_runs_once_though_clocks_differ() {
             }
         })
     });
-    for process in processes.collect::<Vec<_>>() {
-        process.await.unwrap();
-    }
+    all(processes).await;
     assert_eq!(*runs.lock().unwrap(), (1..=60).collect::<Vec<_>>());
 }
 
@@ -119,7 +108,7 @@ async fn a_tick_that_crashed_runs_again_where_a_process_waits() {
         async move { job.begin().await.unwrap() }
     };
     let crashes = again(1).await.unwrap();
-    let waiting = [tokio::spawn(again(1)), tokio::spawn(again(1))];
+    let waiting = [spawn(again(1)), spawn(again(1))];
     sleep(HOUR).await;
     assert!(waiting.iter().all(|waiting| !waiting.is_finished()), "one did not wait");
     let fence = crashes.fence();
@@ -208,23 +197,22 @@ async fn a_tick_whose_lease_ends_before_it_begins_may_be_asked_for_again() {
 #[tokio::test(start_paused = true)]
 async fn a_wrong_setting_of_a_job_is_told() {
     let locks = process(&MemoryBackend::new());
-    macro_rules! kind {
-        ($job:expr) => {
-            $job.begin().await.unwrap_err().kind()
-        };
-    }
     let before = SystemTime::UNIX_EPOCH - SECOND;
-    let late = SystemTime::UNIX_EPOCH + 3_000_000 * HOUR;
-    assert_eq!(kind!(locks.once("job", before)), ErrorKind::InvalidConfig);
-    assert_eq!(kind!(locks.once("job", late)), ErrorKind::InvalidConfig);
-    assert_eq!(kind!(locks.once("job", tick(1)).lease(MS)), ErrorKind::InvalidConfig);
-    assert_eq!(kind!(locks.once("", tick(1))), ErrorKind::InvalidKey);
+    for (job, kind) in [
+        (locks.once("job", before), ErrorKind::InvalidConfig),
+        (locks.once("job", tick(3_000_000)), ErrorKind::InvalidConfig),
+        (locks.once("job", tick(1)).lease(MS), ErrorKind::InvalidConfig),
+        (locks.once("", tick(1)), ErrorKind::InvalidKey),
+    ] {
+        assert_eq!(job.begin().await.unwrap_err().kind(), kind);
+    }
     for period in [Duration::ZERO, MS, 721 * HOUR, Duration::MAX] {
         let error = locks.every("job", period).next().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{period:?}");
     }
     locks.shutdown(SECOND).await;
-    assert_eq!(kind!(locks.once("job", tick(1))), ErrorKind::ShutDown);
+    let begun = locks.once("job", tick(1)).begin().await;
+    assert_eq!(begun.unwrap_err().kind(), ErrorKind::ShutDown);
 }
 
 #[tokio::test(start_paused = true)]
@@ -257,7 +245,7 @@ async fn each_tick_of_an_interval_runs_in_one_process() {
     let (backend, runs) = (MemoryBackend::new(), Arc::<Mutex<Vec<Duration>>>::default());
     let processes = (0..5).map(|late| {
         let (locks, runs) = (process(&backend), runs.clone());
-        tokio::spawn(async move {
+        spawn(async move {
             sleep(late * 70 * MS).await;
             let mut ticks = locks.every("job", SECOND);
             loop {
@@ -268,9 +256,9 @@ async fn each_tick_of_an_interval_runs_in_one_process() {
             }
         })
     });
-    let processes = processes.collect::<Vec<_>>();
+    let processes: Vec<JoinHandle<()>> = processes.collect();
     sleep(60 * SECOND).await;
-    processes.iter().for_each(tokio::task::JoinHandle::abort);
+    processes.iter().for_each(JoinHandle::abort);
     let runs = runs.lock().unwrap();
     assert!((60..=61).contains(&runs.len()), "{runs:?}");
     assert!(runs.iter().all(|tick| tick.subsec_nanos() == 0), "{runs:?}");
@@ -284,7 +272,7 @@ async fn of_the_ticks_that_were_missed_the_latest_runs() {
     let mut others = process(&backend).every("job", HOUR);
     // The tick that was due when no process ran.
     let first = ticks.next().await.unwrap();
-    let next = tokio::spawn(async move { others.next().await.unwrap() });
+    let next = spawn(async move { others.next().await.unwrap() });
     sleep(3 * HOUR + HOUR / 2).await;
     assert!(!next.is_finished(), "two ticks run at a time");
     let tick = since_1970(&first);
@@ -314,7 +302,7 @@ async fn a_job_waits_through_an_outage() {
     let backend = Faulty::new(|_| Some(Fault::Refuse));
     let locks = Locks::new(backend.clone(), "bellwether");
     let mut ticks = locks.every("job", SECOND);
-    let waits = tokio::spawn(async move { ticks.next().await.unwrap().done().await });
+    let waits = spawn(async move { ticks.next().await.unwrap().done().await });
     sleep(600 * SECOND).await;
     assert!(!waits.is_finished(), "an outage ended the wait");
     backend.plan(|_| None);
@@ -326,7 +314,7 @@ async fn a_shutdown_ends_the_wait_for_a_tick() {
     let locks = process(&MemoryBackend::new());
     let mut ticks = locks.every("job", LONGEST);
     ticks.next().await.unwrap().done().await.unwrap();
-    let waits = tokio::spawn(async move { ticks.next().await.map(drop) });
+    let waits = spawn(async move { ticks.next().await.map(drop) });
     sleep(SECOND).await;
     locks.shutdown(SECOND).await;
     let ended = timeout(SECOND, waits).await.expect("the wait goes on").unwrap();

@@ -16,7 +16,7 @@ fn two() -> (Latch, Latch) {
 
 fn waiting(latch: &Latch) -> JoinHandle<(Result<(), Error>, Instant)> {
     let latch = latch.clone();
-    tokio::spawn(async move { (latch.wait().await, Instant::now()) })
+    spawn(async move { (latch.wait().await, Instant::now()) })
 }
 
 #[tokio::test(start_paused = true)]
@@ -33,8 +33,7 @@ async fn every_waiter_is_woken_at_zero() {
     }
     assert_eq!(here.count_down().await.unwrap(), 0);
     let done = Instant::now();
-    for waiter in waiters {
-        let (waited, at) = waiter.await.unwrap();
+    for (waited, at) in all(waiters).await {
         waited.unwrap();
         assert_eq!(at, done, "a waiter was woken by a timer, not by a push");
     }
@@ -97,39 +96,27 @@ async fn a_waiter_looks_every_0_7_seconds_and_not_more_often() {
     assert_eq!(faulty.count(Op::Changes), 1);
 }
 
-/// The push of zero is lost, or no push comes at all.
+/// The push of zero is lost, or no push comes at all: a waiter without a subscription polls.
 #[tokio::test(start_paused = true)]
 async fn a_lost_push_costs_0_7_seconds_or_the_rest_of_the_wait() {
-    let backend = MemoryBackend::new();
-    let here = Locks::new(backend.clone(), "bellwether").latch("l");
-    let deaf = Faulty::over(backend, |op| (op == Op::Changes).then_some(Fault::LosePushes));
-    let deaf = Locks::new(deaf, "bellwether").latch("l");
-    here.set(1).await.unwrap();
-    let long = waiting(&deaf);
-    let short = waiting(&deaf.clone().wait_limit(1200 * MS));
-    sleep(SECOND).await;
-    let done = Instant::now();
-    here.count_down().await.unwrap();
-    for (waiter, within) in [(long, 700 * MS), (short, 200 * MS)] {
+    for (fault, limit, pause, within) in [
+        (Fault::LosePushes, 30 * SECOND, SECOND, 700 * MS),
+        (Fault::LosePushes, 1200 * MS, SECOND, 200 * MS),
+        (Fault::Refuse, 30 * SECOND, 10 * SECOND, 100 * MS),
+    ] {
+        let backend = MemoryBackend::new();
+        let here = Locks::new(backend.clone(), "bellwether").latch("l");
+        let deaf = Faulty::over(backend, move |op| (op == Op::Changes).then_some(fault));
+        here.set(1).await.unwrap();
+        let deaf = Locks::new(deaf, "bellwether").latch("l").wait_limit(limit);
+        let waiter = waiting(&deaf);
+        sleep(pause).await;
+        let done = Instant::now();
+        here.count_down().await.unwrap();
         let (waited, at) = waiter.await.unwrap();
         waited.unwrap();
-        assert!(at > done && at - done <= within + MS, "{:?}", at - done);
+        assert!(at > done && at - done <= within + MS, "{fault:?}: {:?}", at - done);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_waiter_without_a_subscription_polls() {
-    let backend = MemoryBackend::new();
-    let mute = Faulty::over(backend.clone(), |op| (op == Op::Changes).then_some(Fault::Refuse));
-    let here = Locks::new(backend, "bellwether").latch("l");
-    here.set(1).await.unwrap();
-    let waiter = waiting(&Locks::new(mute, "bellwether").latch("l"));
-    sleep(10 * SECOND).await;
-    let done = Instant::now();
-    here.count_down().await.unwrap();
-    let (waited, at) = waiter.await.unwrap();
-    waited.unwrap();
-    assert!(at - done <= 101 * MS, "{:?}", at - done);
 }
 
 /// A step may meet any fault, and counts once.

@@ -2,12 +2,11 @@
 
 use std::{
     convert::Infallible,
-    future::{Ready, ready},
     task::{Context, Poll},
 };
 
 use bellwether::BellwetherLayer;
-use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_test::mock::{self, Handle, Mock};
 
 use crate::prelude::*;
@@ -22,37 +21,37 @@ fn keyed(request: &Request) -> Option<Key> {
     (!request.starts_with("own")).then(|| Key::from(*request))
 }
 
+/// A layer over a cache of its own, and a service that is played.
 fn over_mock(
-    cache: Cache<String>,
+    set: impl Fn(Builder<String>) -> Builder<String>,
 ) -> (
     impl Service<Request, Response = String, Error = bellwether::Error, Future: Send> + Clone,
     Handle<Request, String>,
 ) {
     let (inner, handle): (Mock<Request, String>, _) = mock::pair();
+    let cache = set(Cache::builder(MemoryBackend::new(), "bellwether")).build().unwrap();
     (BellwetherLayer::new(cache, keyed).layer(inner), handle)
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_of_200_callers_reaches_the_service() {
-    let (service, mut handle) = over_mock(cache(&MemoryBackend::new()));
-    let callers: Vec<_> = (0..200).map(|_| tokio::spawn(service.clone().oneshot("a"))).collect();
+    let (service, mut handle) = over_mock(|builder| builder);
+    let callers: Vec<_> = (0..200).map(|_| spawn(service.clone().oneshot("a"))).collect();
     let (request, answer) = handle.next_request().await.unwrap();
     assert_eq!(request, "a");
-    sleep(Duration::from_millis(50)).await;
+    sleep(50 * MS).await;
     answer.send_response("A".to_owned());
-    for caller in callers {
-        assert_eq!(caller.await.unwrap().unwrap(), "A");
-    }
+    assert!(all(callers).await.into_iter().all(|answer| answer.unwrap() == "A"));
     assert_eq!(service.clone().oneshot("a").await.unwrap(), "A");
-    assert!(timeout(Duration::from_secs(1), handle.next_request()).await.is_err());
+    assert!(timeout(SECOND, handle.next_request()).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_layer_is_ready_though_the_service_is_not() {
-    let (mut service, mut handle) = over_mock(cache(&MemoryBackend::new()));
+    let (mut service, mut handle) = over_mock(|builder| builder);
     handle.allow(0);
-    let waiting = tokio::spawn(service.ready().await.unwrap().call("a"));
-    sleep(Duration::from_secs(1)).await;
+    let waiting = spawn(service.ready().await.unwrap().call("a"));
+    sleep(SECOND).await;
     assert!(!waiting.is_finished());
     handle.allow(1);
     handle.next_request().await.unwrap().1.send_response("A".to_owned());
@@ -63,27 +62,24 @@ async fn the_layer_is_ready_though_the_service_is_not() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_without_callers_is_cancelled_if_configured() {
-    let dropped = Arc::new(AtomicBool::new(false));
-    struct Told(Arc<AtomicBool>);
-    impl Drop for Told {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::SeqCst);
-        }
-    }
-    let cache: Cache<String> =
-        Cache::builder(MemoryBackend::new(), "bellwether").cancel_abandoned().build().unwrap();
-    let told = dropped.clone();
-    let service = BellwetherLayer::new(cache, keyed).layer(service_fn(move |_: Request| {
-        let told = Told(told.clone());
+    let running = Arc::new(tokio::sync::watch::Sender::new(()));
+    let counted = running.clone();
+    let inner = service_fn(move |_: Request| {
+        let call = counted.subscribe();
         async move {
-            std::future::pending::<()>().await;
-            drop(told);
+            pending::<()>().await;
+            drop(call);
             Ok::<_, Infallible>(String::new())
         }
-    }));
-    assert!(timeout(Duration::from_secs(1), service.oneshot("a")).await.is_err());
-    sleep(Duration::from_millis(10)).await;
-    assert!(dropped.load(Ordering::SeqCst));
+    });
+    let builder = Cache::builder(MemoryBackend::new(), "bellwether").cancel_abandoned();
+    let service = BellwetherLayer::new(builder.build().unwrap(), keyed).layer(inner);
+    let caller = spawn(service.oneshot("a"));
+    sleep(SECOND).await;
+    assert_eq!(running.receiver_count(), 1);
+    caller.abort();
+    sleep(10 * MS).await;
+    assert_eq!(running.receiver_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -94,18 +90,13 @@ async fn an_error_of_the_service_reaches_every_waiter() {
 
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
-    let service = BellwetherLayer::new(cache(&MemoryBackend::new()), keyed).layer(service_fn(
-        move |_: Request| {
-            counted.fetch_add(1, Ordering::SeqCst);
-            async {
-                sleep(Duration::from_millis(50)).await;
-                Err::<String, _>(NoProduct(42))
-            }
-        },
-    ));
-    let callers: Vec<_> = (0..10).map(|_| tokio::spawn(service.clone().oneshot("a"))).collect();
-    for caller in callers {
-        let error = caller.await.unwrap().unwrap_err();
+    let inner = service_fn(move |_: Request| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        sleep(50 * MS).map(|()| Err::<String, _>(NoProduct(42)))
+    });
+    let service = BellwetherLayer::new(cache(&MemoryBackend::new()), keyed).layer(inner);
+    for answer in all((0..10).map(|_| spawn(service.clone().oneshot("a")))).await {
+        let error = answer.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Load);
         assert_eq!(error.load_ref::<NoProduct>().unwrap().0, 42);
     }
@@ -117,8 +108,8 @@ async fn an_error_of_the_service_reaches_every_waiter() {
 
 #[tokio::test(start_paused = true)]
 async fn a_boxed_error_keeps_its_type() {
-    let (service, mut handle) = over_mock(cache(&MemoryBackend::new()));
-    let caller = tokio::spawn(service.oneshot("a"));
+    let (service, mut handle) = over_mock(|builder| builder);
+    let caller = spawn(service.oneshot("a"));
     handle.next_request().await.unwrap().1.send_error(std::io::Error::other("disk"));
     let error = caller.await.unwrap().unwrap_err();
     assert_eq!(error.load_ref::<std::io::Error>().unwrap().to_string(), "disk");
@@ -171,11 +162,7 @@ async fn a_clone_is_made_ready_before_it_is_called() {
 
 #[tokio::test(start_paused = true)]
 async fn a_service_that_never_gets_ready_fails_at_the_load_limit() {
-    let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "bellwether")
-        .load_limit(Duration::from_secs(1))
-        .build()
-        .unwrap();
-    let (service, mut handle) = over_mock(cache);
+    let (service, mut handle) = over_mock(|builder| builder.load_limit(SECOND));
     handle.allow(0);
     let error = service.oneshot("a").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::LoadTimeout);
@@ -189,10 +176,7 @@ async fn layers_over_one_cache_share_and_two_caches_are_a_fleet() {
     let counted = calls.clone();
     let inner = service_fn(move |request: Request| {
         counted.fetch_add(1, Ordering::SeqCst);
-        async move {
-            sleep(Duration::from_millis(50)).await;
-            Ok::<_, BoxError>(request.to_uppercase())
-        }
+        sleep(50 * MS).map(move |()| Ok::<_, BoxError>(request.to_uppercase()))
     });
     let services = [
         layer.layer(inner.clone()),
@@ -200,14 +184,10 @@ async fn layers_over_one_cache_share_and_two_caches_are_a_fleet() {
         BellwetherLayer::new(cache(&backend), keyed).layer(inner.clone()),
     ];
     let begun = Instant::now();
-    let callers: Vec<_> = (0..30)
-        .map(|caller| tokio::spawn(services[caller % services.len()].clone().oneshot("a")))
-        .collect();
-    for caller in callers {
-        assert_eq!(caller.await.unwrap().unwrap(), "A");
-    }
+    let callers = (0..30).map(|at| spawn(services[at % services.len()].clone().oneshot("a")));
+    assert!(all(callers).await.into_iter().all(|answer| answer.unwrap() == "A"));
     assert_eq!(calls.load(Ordering::SeqCst), 1);
-    assert!(begun.elapsed() < Duration::from_millis(200), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < 200 * MS, "{:?}", begun.elapsed());
 }
 
 /// A layer is applied twice over one cache. The flight of the inner layer would wait for that of
@@ -218,6 +198,5 @@ async fn a_layer_within_itself_does_not_wait_for_itself() {
     let service = ServiceBuilder::new().layer(layer.clone()).layer(layer).service(service_fn(
         |request: Request| async move { Ok::<_, BoxError>(request.to_uppercase()) },
     ));
-    let answer = timeout(Duration::from_secs(5), service.oneshot("a")).await.unwrap();
-    assert_eq!(answer.unwrap(), "A");
+    assert_eq!(timeout(5 * SECOND, service.oneshot("a")).await.unwrap().unwrap(), "A");
 }

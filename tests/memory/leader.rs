@@ -2,28 +2,13 @@
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
-use std::{
-    future::pending,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
-
 use bellwether::{
-    Error, ErrorKind, Locks, MemoryBackend, Redlock,
+    Redlock,
     lock::{Candidate, Term},
 };
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::{
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    task::JoinHandle,
-    time::{Instant, sleep, timeout},
-};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
+use crate::prelude::*;
 
 fn process(backend: &MemoryBackend) -> Locks {
     Locks::new(backend.clone(), "bellwether")
@@ -55,7 +40,7 @@ fn stands(
     terms: &UnboundedSender<Term>,
 ) -> JoinHandle<Result<(), Error>> {
     let (office, terms) = (office.clone(), terms.clone());
-    tokio::spawn(async move {
+    spawn(async move {
         let lead = |term: Term| {
             let (sitting, sent) = (office.enter(), terms.send(term));
             async move {
@@ -75,11 +60,11 @@ async fn next(terms: &mut UnboundedReceiver<Term>) -> Term {
 #[tokio::test(start_paused = true)]
 async fn one_leads_at_a_time_and_each_end_hands_over() {
     let (backend, office) = (MemoryBackend::new(), Office::default());
-    let fences = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let fences = Arc::new(Mutex::new(Vec::new()));
     let candidates = (0..5).map(|at| {
         let (candidate, office) = (process(&backend).leader("work"), office.clone());
         let fences = fences.clone();
-        tokio::spawn(async move {
+        spawn(async move {
             let lead = |term: Term| {
                 let (sitting, fences) = (office.enter(), fences.clone());
                 async move {
@@ -101,45 +86,35 @@ async fn one_leads_at_a_time_and_each_end_hands_over() {
     assert!(fences.lock().unwrap().is_sorted_by(|a, b| a < b));
 }
 
+/// The processes have one backend, or the same three servers.
 #[tokio::test(start_paused = true)]
 async fn a_candidate_that_is_dropped_hands_over_at_once() {
-    let (backend, office) = (MemoryBackend::new(), Office::default());
-    let (sender, mut terms) = unbounded_channel();
-    let first = stands(process(&backend).leader("work"), &office, &sender);
-    let term = next(&mut terms).await;
-    let waits = stands(process(&backend).leader("work"), &office, &sender);
-    let third = stands(process(&backend).leader("work"), &office, &sender);
-    sleep(100 * SECOND).await;
-    assert!(terms.is_empty() && !term.is_lost(), "a wait has no limit, and a term is renewed");
-    // One that waits leaves the queue.
-    waits.abort();
-    assert!(waits.await.unwrap_err().is_cancelled());
-    let begun = Instant::now();
-    first.abort();
-    let after = next(&mut terms).await;
-    assert!(begun.elapsed() < 10 * MS, "{:?}", begun.elapsed());
-    assert!(after.fence() > term.fence());
-    assert!(term.is_lost() && term.remaining() == Duration::ZERO && !after.is_lost());
-    term.lost().await;
-    third.abort();
-}
-
-/// The processes have the same three servers.
-#[tokio::test(start_paused = true)]
-async fn a_leader_of_a_majority_hands_over() {
-    let (servers, office) = ([(); 3].map(|()| MemoryBackend::new()), Office::default());
-    let (sender, mut terms) = unbounded_channel();
-    let candidate = || Redlock::over(servers.clone(), "bellwether").unwrap().leader("work");
-    let first = stands(candidate(), &office, &sender);
-    let term = next(&mut terms).await;
-    let second = stands(candidate(), &office, &sender);
-    sleep(100 * SECOND).await;
-    assert!(terms.is_empty() && !term.is_lost(), "a wait has no limit, and a term is renewed");
-    let begun = Instant::now();
-    first.abort();
-    assert!(next(&mut terms).await.fence() > term.fence());
-    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
-    second.abort();
+    let (backend, servers) = (MemoryBackend::new(), [(); 3].map(|()| MemoryBackend::new()));
+    let of_majority = || Redlock::over(servers.clone(), "bellwether").unwrap().leader("work");
+    for (candidates, within) in [
+        ([(); 3].map(|()| process(&backend).leader("work")), 10 * MS),
+        ([(); 3].map(|()| of_majority()), SECOND),
+    ] {
+        let office = Office::default();
+        let (sender, mut terms) = unbounded_channel();
+        let [first, waits, third] = candidates;
+        let first = stands(first, &office, &sender);
+        let term = next(&mut terms).await;
+        let [waits, third] = [waits, third].map(|it| stands(it, &office, &sender));
+        sleep(100 * SECOND).await;
+        assert!(terms.is_empty() && !term.is_lost(), "a wait has no limit, and a term is renewed");
+        // One that waits leaves the queue.
+        waits.abort();
+        assert!(waits.await.unwrap_err().is_cancelled());
+        let begun = Instant::now();
+        first.abort();
+        let after = next(&mut terms).await;
+        assert!(begun.elapsed() < within, "{:?}", begun.elapsed());
+        assert!(after.fence() > term.fence());
+        assert!(term.is_lost() && term.remaining() == Duration::ZERO && !after.is_lost());
+        term.lost().await;
+        third.abort();
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -165,7 +140,7 @@ async fn a_panic_of_the_work_hands_over() {
     let (backend, office) = (MemoryBackend::new(), Office::default());
     let (sender, mut terms) = unbounded_channel();
     let candidate = process(&backend).leader("work");
-    let panics = tokio::spawn(async move {
+    let panics = spawn(async move {
         candidate.run(|_term| async { panic!("planned") }).await.map(|(): ()| ())
     });
     assert!(panics.await.unwrap_err().is_panic());
@@ -182,36 +157,25 @@ async fn a_term_ends_before_its_lease_is_handed_over() {
     assert_eq!(locks.stats().lost, 0, "an end is no loss");
 }
 
+/// A program may end when its shutdown returns. A leader in another task has handed over by then.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_those_that_lead_and_those_that_wait() {
     let (backend, office) = (MemoryBackend::new(), Office::default());
     let (sender, mut terms) = unbounded_channel();
     let (locks, other) = (process(&backend), process(&backend));
-    let ends: Vec<_> = (0..2).map(|_| stands(locks.leader("work"), &office, &sender)).collect();
+    let ends = [(); 2].map(|()| stands(locks.leader("work"), &office, &sender));
     let term = next(&mut terms).await;
-    let stays = stands(other.leader("work"), &office, &sender);
     sleep(SECOND).await;
     locks.shutdown(SECOND).await;
-    for ends in ends {
-        assert_eq!(ends.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
-    }
-    assert!(next(&mut terms).await.fence() > term.fence() && term.is_lost());
-    stays.abort();
-}
-
-/// A program may end when its shutdown returns. A leader in another task has handed over by then.
-#[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_the_handover() {
-    let (backend, office) = (MemoryBackend::new(), Office::default());
-    let (sender, mut terms) = unbounded_channel();
-    let (locks, other) = (process(&backend), process(&backend));
-    let ends = stands(locks.leader("work"), &office, &sender);
-    let term = next(&mut terms).await;
-    let mutex = other.mutex("work").fair();
-    locks.shutdown(SECOND).await;
     assert!(term.is_lost(), "the work goes on after the shutdown");
-    assert!(mutex.holder().await.unwrap().is_none(), "the lease is not handed over");
-    assert_eq!(ends.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
+    let holder = other.mutex("work").fair().holder().await.unwrap();
+    assert!(holder.is_none(), "the lease is not handed over");
+    for ended in all(ends).await {
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::ShutDown);
+    }
+    let stays = stands(other.leader("work"), &office, &sender);
+    assert!(next(&mut terms).await.fence() > term.fence());
+    stays.abort();
 }
 
 #[tokio::test(start_paused = true)]
@@ -232,8 +196,7 @@ async fn a_candidate_waits_through_an_outage() {
         (op == Op::Acquire).then(|| count.fetch_add(1, Ordering::Relaxed)).map(|_| Fault::Refuse)
     });
     let candidate = Locks::new(backend.clone(), "bellwether").leader("work");
-    let waits =
-        tokio::spawn(async move { candidate.run(|term| async move { term.fence() }).await });
+    let waits = spawn(async move { candidate.run(|term| async move { term.fence() }).await });
     sleep(600 * SECOND).await;
     assert!(!waits.is_finished(), "an outage ended the wait");
     let asked = asked.load(Ordering::Relaxed);

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use bellwether::{backend::Claimed, cache::Batch};
-use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 
 use crate::prelude::*;
@@ -73,7 +72,7 @@ async fn an_entry_that_is_stored_behind_the_look_comes_with_the_claim() {
     let late = |op| (op == Op::Get).then_some(Fault::Late(50 * MS));
     let backend = Faulty::over(memory.clone(), late);
     let (here, there, calls) = (cache(backend.clone()), cache(memory), Calls::default());
-    let call = tokio::spawn(here.get_or_load_many([1, 2], key, calls.loader(MS)));
+    let call = spawn(here.get_or_load_many([1, 2], key, calls.loader(MS)));
     sleep(10 * MS).await;
     there.insert(key(&1), &7).await.unwrap();
     assert_eq!(values(call.await.unwrap()), [7, 4]);
@@ -173,17 +172,11 @@ async fn a_loader_that_fails_panics_or_hangs_fails_its_ids_alone() {
 async fn a_load_is_shared_with_single_calls_and_own_keys_do_not_wait_for_it() {
     let (backend, calls) = (MemoryBackend::new(), Calls::default());
     let (here, there) = (cache(backend.clone()), cache(backend));
-    let single = |cache: &Cache<u64>, id: u64| {
-        let load = cache.request(key(&id)).load(|_| async {
-            sleep(300 * MS).await;
-            Ok::<_, BoxError>(70)
-        });
-        tokio::spawn(load)
-    };
-    let singles = [single(&here, 1), single(&there, 2)];
+    let singles = [(&here, 1), (&there, 2)]
+        .map(|(cache, id)| spawn(cache.request(key(&id)).load(after(300 * MS, 70))));
     sleep(MS).await;
     let begun = Instant::now();
-    let many = tokio::spawn(here.get_or_load_many(1..=3, key, calls.loader(20 * MS)));
+    let many = spawn(here.get_or_load_many(1..=3, key, calls.loader(20 * MS)));
     // The keys that this process leads are loaded before the others are waited for.
     sleep(50 * MS).await;
     assert_eq!(calls.take(), [[3]]);
@@ -192,14 +185,11 @@ async fn a_load_is_shared_with_single_calls_and_own_keys_do_not_wait_for_it() {
     let loaded = many.await.unwrap();
     assert!(begun.elapsed() < 350 * MS, "{:?}", begun.elapsed());
     assert_eq!(sources(loaded), [Source::Followed, Source::Received, Source::Led]);
-    for single in singles {
-        assert_eq!(single.await.unwrap().unwrap().value, 70);
-    }
-    let many = tokio::spawn(here.get_or_load_many(4..=5, key, calls.loader(20 * MS)));
+    assert!(all(singles).await.into_iter().all(|single| single.unwrap().value == 70));
+    let many = spawn(here.get_or_load_many(4..=5, key, calls.loader(20 * MS)));
     sleep(MS).await;
-    let never = |_| async { Err::<u64, _>(BoxError::from("not this one")) };
-    assert_eq!(here.get_or_load(key(&4), never).await.unwrap(), 8);
-    assert_eq!(there.get_or_load(key(&5), never).await.unwrap(), 10);
+    assert_eq!(here.get_or_load(key(&4), fails("not this one")).await.unwrap(), 8);
+    assert_eq!(there.get_or_load(key(&5), fails("not this one")).await.unwrap(), 10);
     many.await.unwrap().unwrap();
     assert_eq!(calls.take(), [[4, 5]]);
 }
@@ -235,9 +225,8 @@ async fn batches_that_overlap_load_each_key_once_and_never_wait_in_a_circle() {
 /// Takes the leases of some ids, as a process does that dies then.
 async fn lead_and_die(backend: &MemoryBackend, ids: impl Iterator<Item = u64>, lease: Duration) {
     for id in ids {
-        let namespace = Namespace::new("many").unwrap();
-        let name = Name::new(&namespace, Family::Cache, &Key::from(key(&id)), 512).unwrap();
-        let claim = Claim::new(name, Mode::Exclusive, lease, 60_000 * MS);
+        let name = entry_name("many", &key(&id));
+        let claim = Claim::new(name, Mode::Exclusive, lease, 60 * SECOND);
         assert!(matches!(backend.claim(&claim, 0).await, Ok(Claimed::Granted(_))));
     }
 }
@@ -262,11 +251,7 @@ async fn ids_that_a_dead_process_led_are_loaded_when_its_leases_end() {
 async fn a_call_of_the_loader_takes_one_permit_and_nested_calls_none() {
     let builder = Cache::<u64>::builder(MemoryBackend::new(), "bellwether").max_loads(1);
     let (cache, calls) = (builder.wait_limit(900 * MS).build().unwrap(), Calls::default());
-    let slow = cache.request("slow").load(|_| async {
-        sleep(100 * MS).await;
-        Ok::<_, BoxError>(1)
-    });
-    let slow = tokio::spawn(slow);
+    let slow = spawn(cache.request("slow").load(after(100 * MS, 1)));
     sleep(MS).await;
     let begun = Instant::now();
     let loaded = cache.get_or_load_many(0..50, key, calls.loader(MS)).await;
@@ -281,9 +266,7 @@ async fn a_call_of_the_loader_takes_one_permit_and_nested_calls_none() {
     });
     assert_eq!(nested.await.unwrap(), (50..60).sum::<u64>() * 2);
     // A load that waits for the only permit is told as such.
-    let forever = |_| std::future::pending::<Result<u64, BoxError>>();
-    let forever = cache.request("forever").load(forever);
-    let forever = tokio::spawn(forever);
+    let forever = spawn(cache.request("forever").load(hangs()));
     sleep(MS).await;
     let begun = Instant::now();
     let loaded = cache.get_or_load_many(70..73, key, calls.loader(MS)).await;
@@ -298,10 +281,9 @@ async fn a_loader_that_waits_for_a_batch_lends_it_no_deadlock() {
     let cache =
         Cache::<u64>::builder(MemoryBackend::new(), "bellwether").max_loads(1).build().unwrap();
     let (inner, calls) = (cache.clone(), Calls::default());
-    let never = |_| async { Err::<u64, _>(BoxError::from("the batch leads")) };
-    let outer = tokio::spawn(cache.request("outer").load(move |_| async move {
+    let outer = spawn(cache.request("outer").load(move |_| async move {
         sleep(10 * MS).await;
-        inner.get_or_load(key(&1), never).await
+        inner.get_or_load(key(&1), fails("the batch leads")).await
     }));
     sleep(MS).await;
     let begun = Instant::now();
@@ -369,12 +351,10 @@ async fn a_loader_is_told_of_the_keys_that_nobody_waits_for() {
         }
     };
     let call = here.get_or_load_many(0..3, key, loader);
-    let wanted = tokio::spawn({
-        let here = here.clone();
-        async move {
-            sleep(5 * MS).await;
-            here.get_or_load(key(&1), |_| std::future::pending::<Result<_, BoxError>>()).await
-        }
+    let caller = here.clone();
+    let wanted = spawn(async move {
+        sleep(5 * MS).await;
+        caller.get_or_load(key(&1), hangs()).await
     });
     timeout(10 * MS, call).await.expect_err("the load takes longer");
     let begun = Instant::now();
@@ -450,7 +430,7 @@ async fn a_shutdown_ends_a_batch_that_is_under_way() {
     let backend = MemoryBackend::new();
     let here = cache(backend.clone());
     let hangs = |_: Batch<u64, u64>| std::future::pending::<Made>();
-    let call = tokio::spawn(here.get_or_load_many(0..3, key, hangs));
+    let call = spawn(here.get_or_load_many(0..3, key, hangs));
     sleep(MS).await;
     here.shutdown(10 * MS).await;
     assert_eq!(kinds(call.await.unwrap()), [Err(ErrorKind::ShutDown); 3]);

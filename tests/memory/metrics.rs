@@ -1,21 +1,18 @@
 //! What is published as metrics, and whether its page tells all of it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use bellwether::{BoxError, Cache, Locks, MemoryBackend, cache::LocalTier};
+use bellwether::cache::LocalTier;
 use metrics_util::{
     MetricKind,
     debugging::{DebugValue, DebuggingRecorder, Snapshotter},
 };
-use tokio::time::sleep;
+
+use crate::prelude::*;
 
 const PAGE: &str = include_str!("../../docs/metrics.md");
 /// So many that the ages of some are published.
 const COPIES: u64 = 2_000;
-const SECOND: Duration = Duration::from_secs(1);
 
 /// What was published: the kind and the value of each metric with its labels.
 type Published = BTreeMap<(String, Vec<(String, String)>), (MetricKind, f64)>;
@@ -43,20 +40,16 @@ fn of(published: &Published, metric: &str, labels: &[(&str, &str)]) -> f64 {
 
 /// Loads, fails, and holds a lock, each for a time that is known.
 async fn traffic(cache: &Cache<u64>, locks: &Locks) {
-    let slow = || async {
-        sleep(2 * SECOND).await;
-        Ok::<_, BoxError>(17)
-    };
-    let loads = (0..3).map(|_| cache.get_or_load("k", move |_| slow()));
+    let slow = || after(2 * SECOND, 17);
+    let loads = (0..3).map(|_| cache.get_or_load("k", slow()));
     futures_util::future::try_join_all(loads).await.unwrap();
     for _ in 0..4 {
-        cache.get_or_load("k", move |_| slow()).await.unwrap();
+        cache.get_or_load("k", slow()).await.unwrap();
     }
     for _ in 0..COPIES {
         assert_eq!(cache.get_local("k"), Some(17));
     }
-    let fails = cache.get_or_load("bad", |_| async { Err::<u64, _>("the origin is away") });
-    fails.await.unwrap_err();
+    cache.get_or_load("bad", fails("the origin is away")).await.unwrap_err();
     let guard = locks.mutex("m").lock().await.unwrap();
     let refused = locks.mutex("m").wait_limit(SECOND).lock().await;
     assert!(refused.is_err());
@@ -67,13 +60,10 @@ async fn traffic(cache: &Cache<u64>, locks: &Locks) {
 /// Waits for a load and for a lock of another process, and is woken at the end of each.
 async fn wake_ups(cache: &Cache<u64>, locks: &Locks, backend: &MemoryBackend) {
     let other: Cache<u64> = Cache::builder(backend.clone(), "bellwether").build().unwrap();
-    let load = other.get_or_load("w", |_| async {
-        sleep(SECOND).await;
-        Ok::<_, BoxError>(17)
-    });
+    let load = other.get_or_load("w", after(SECOND, 17));
     let receives = async {
         sleep(SECOND / 2).await;
-        cache.get_or_load("w", |_| async { Err::<u64, _>("it is loaded already") }).await
+        cache.get_or_load("w", fails("it is loaded already")).await
     };
     let (loaded, received) = tokio::join!(load, receives);
     assert_eq!((loaded.unwrap(), received.unwrap()), (17, 17));
@@ -96,8 +86,8 @@ async fn each_metric_is_published_and_told_by_its_page() {
     let builder = Cache::builder(backend.clone(), "bellwether").local(LocalTier::default());
     let cache: Cache<u64> = builder.build().unwrap();
     let locks = Locks::new(backend.clone(), "bellwether");
-    tokio::spawn(cache.publish_metrics("products"));
-    tokio::spawn(locks.publish_metrics("shop"));
+    spawn(cache.publish_metrics("products"));
+    spawn(locks.publish_metrics("shop"));
     sleep(SECOND).await;
     traffic(&cache, &locks).await;
     wake_ups(&cache, &locks, &backend).await;
@@ -145,8 +135,8 @@ async fn each_metric_is_published_and_told_by_its_page() {
 async fn what_publishes_ends_with_its_cache() {
     let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
     let locks = Locks::new(MemoryBackend::new(), "bellwether");
-    let of_cache = tokio::spawn(cache.publish_metrics("products"));
-    let of_locks = tokio::spawn(locks.publish_metrics("shop"));
+    let of_cache = spawn(cache.publish_metrics("products"));
+    let of_locks = spawn(locks.publish_metrics("shop"));
     let clone = cache.clone();
     drop((cache, locks));
     sleep(2 * SECOND).await;

@@ -2,8 +2,6 @@
 //!
 //! Caches over one memory backend stand for processes, and time is paused.
 
-use futures_util::{FutureExt, future::BoxFuture};
-
 use crate::prelude::*;
 
 const TTL: Duration = Duration::from_secs(1);
@@ -87,7 +85,7 @@ async fn an_unchanged_value_is_stored_anew() {
     cache.insert("k", &7).await.unwrap();
     for _ in 0..3 {
         sleep(TTL).await;
-        let waiting = tokio::spawn(cache.request("k").load(unchanged));
+        let waiting = spawn(cache.request("k").load(unchanged));
         sleep(LOAD / 2).await;
         let received = other.request("k").load(unchanged).await.unwrap();
         assert_eq!((received.value, received.source()), (7, Source::Received));
@@ -123,7 +121,7 @@ async fn an_act_during_the_load_beats_its_unchanged_value() {
         let (cache, other, _) = fleet();
         cache.insert("k", &7).await.unwrap();
         sleep(TTL).await;
-        let leading = tokio::spawn(cache.request("k").load(unchanged));
+        let leading = spawn(cache.request("k").load(unchanged));
         sleep(LOAD / 2).await;
         match act {
             0 => drop(other.invalidate("k").await.unwrap()),
@@ -149,7 +147,7 @@ async fn a_loader_that_fails_or_stores_nothing_renews_nothing() {
     assert_eq!((led.value, led.source()), (7, Source::Led));
     let load = |lead: Lead<u64>| async move {
         lead.unchanged(lead.stale().ok_or("there is no stale value")?);
-        Err::<u64, _>(BoxError::from("too late"))
+        Err::<u64, BoxError>("too late".into())
     };
     let kept = cache.request("k").load(load).await.unwrap();
     assert_eq!((kept.value, kept.source()), (7, Source::Stale));

@@ -12,7 +12,7 @@ const LEASE: Duration = Duration::from_secs(10);
 
 fn locking(holder: &ReentrantHolder) -> JoinHandle<Result<MutexGuard, Error>> {
     let holder = holder.clone();
-    tokio::spawn(async move { holder.lock().await })
+    spawn(async move { holder.lock().await })
 }
 
 fn kind<T>(result: Result<T, Error>) -> ErrorKind {
@@ -68,8 +68,8 @@ async fn holders_exclude_each_other_and_the_mutex_of_that_name() {
     let waiting = [locking(&another), locking(&elsewhere)];
     sleep(MS).await;
     guard.unlock().await.unwrap();
-    for waiting in waiting {
-        let guard = waiting.await.unwrap().unwrap();
+    for guard in waiting {
+        let guard = guard.await.unwrap().unwrap();
         assert!(guard.fence() > fence);
         guard.unlock().await.unwrap();
     }
@@ -94,10 +94,8 @@ async fn tasks_of_a_holder_share_an_acquisition_that_survives_a_leaver() {
             two.push(locking(&holder));
             yield_now().await;
         }
-        let behind = tokio::spawn({
-            let mutex = locks.mutex("m");
-            async move { mutex.lock().await.unwrap().fence() }
-        });
+        let mutex = locks.mutex("m");
+        let behind = spawn(async move { mutex.lock().await.unwrap().fence() });
         sleep(MS).await;
         // While other tasks of the holder wait, a task that does not wait is refused.
         assert!(holder.try_lock().await.unwrap().is_none());
@@ -122,10 +120,7 @@ async fn tasks_of_a_holder_are_served_together() {
     let holder = locks.reentrant_mutex("m").holder();
     let tasks: Vec<_> = (0..50).map(|_| locking(&holder)).collect();
     let tried = holder.try_lock().await;
-    let mut guards = vec![];
-    for task in tasks {
-        guards.push(task.await.unwrap().unwrap());
-    }
+    let guards: Vec<_> = all(tasks).await.into_iter().map(Result::unwrap).collect();
     assert!(guards.iter().all(|guard| guard.fence() == guards[0].fence()));
     assert_eq!(faulty.count(Op::Acquire), 1);
     // The try came first, and the others joined it.
@@ -197,11 +192,10 @@ async fn a_loss_is_reported_by_every_guard_and_not_joined() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_ended_from_outside_is_acquired_anew() {
-    let backend = MemoryBackend::new();
-    let locks = Locks::new(backend.clone(), "bellwether");
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let holder = locks.reentrant_mutex("m").lease(LEASE).holder();
     let guard = holder.lock().await.unwrap();
-    assert!(Locks::new(backend, "bellwether").mutex("m").force_unlock().await.unwrap());
+    assert!(locks.mutex("m").force_unlock().await.unwrap());
     assert_eq!(kind(guard.renew().await), ErrorKind::Lost);
     let anew = holder.lock().await.unwrap();
     assert!(anew.fence() > guard.fence());
@@ -216,9 +210,8 @@ async fn a_strategy_that_panics_is_an_error_for_each_caller() {
     let other = locks.mutex("m").lock().await.unwrap();
     let broken = || iter::from_fn(|| -> Option<Duration> { panic!("the strategy panicked") });
     let holder = locks.reentrant_mutex("m").retry(broken).holder();
-    let tasks: Vec<_> = (0..3).map(|_| locking(&holder)).collect();
-    for task in tasks {
-        assert_eq!(kind(task.await.unwrap()), ErrorKind::Panicked);
+    for locked in all((0..3).map(|_| locking(&holder))).await {
+        assert_eq!(kind(locked), ErrorKind::Panicked);
     }
     other.unlock().await.unwrap();
     assert!(holder.try_lock().await.unwrap().is_some());
@@ -231,9 +224,9 @@ async fn each_task_of_a_holder_is_told_of_a_shutdown() {
     let holder = locks.reentrant_mutex("m").holder();
     let waiting: Vec<_> = (0..3).map(|_| locking(&holder)).collect();
     sleep(MS).await;
-    locks.shutdown(Duration::from_secs(1)).await;
-    for waiting in waiting {
-        assert_eq!(kind(waiting.await.unwrap()), ErrorKind::ShutDown);
+    locks.shutdown(SECOND).await;
+    for waited in all(waiting).await {
+        assert_eq!(kind(waited), ErrorKind::ShutDown);
     }
 }
 
@@ -242,14 +235,14 @@ async fn each_task_of_a_holder_is_told_of_a_shutdown() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn holders_exclude_each_other_on_many_threads() {
     let locks = Locks::new(MemoryBackend::new(), "bellwether");
-    let inside = Arc::new([const { std::sync::atomic::AtomicUsize::new(0) }; 2]);
+    let inside = Arc::new([const { AtomicUsize::new(0) }; 2]);
     let mut tasks = Vec::new();
     for one in 0..2 {
         let holder = locks.reentrant_mutex("m").holder();
         for _ in 0..8 {
             let (holder, inside) = (holder.clone(), inside.clone());
-            tasks.push(tokio::spawn(async move {
-                use std::sync::atomic::Ordering::SeqCst;
+            tasks.push(spawn(async move {
+                use Ordering::SeqCst;
                 for round in 0..100 {
                     if round % 7 == 3 {
                         let _ = timeout(MS / 20, holder.lock()).await;

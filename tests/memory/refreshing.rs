@@ -3,8 +3,6 @@
 //!
 //! Caches over one memory backend stand for processes, and time is paused.
 
-use futures_util::{FutureExt, future::BoxFuture};
-
 use crate::prelude::*;
 
 const TTL: Duration = Duration::from_secs(1);
@@ -61,7 +59,7 @@ async fn all_others_are_served_the_old_value_during_a_refresh() {
     let [cache, other] = fleet(|builder| builder);
     let origin = Origin::default();
     cache.insert("k", &100).await.unwrap();
-    let refresh = tokio::spawn(cache.request("k").refresh(origin.loader()));
+    let refresh = spawn(cache.request("k").refresh(origin.loader()));
     for _ in 0..9 {
         sleep(LOAD / 10).await;
         for cache in [&cache, &other] {
@@ -78,9 +76,9 @@ async fn all_others_are_served_the_old_value_during_a_refresh() {
 async fn a_refresh_beats_each_load_that_began_before_it() {
     let [early, waiting, late] = fleet(|builder| builder);
     let origin = Origin::default();
-    let loading = tokio::spawn(early.request("k").load(origin.loader()));
+    let loading = spawn(early.request("k").load(origin.loader()));
     sleep(LOAD / 4).await;
-    let waiter = tokio::spawn(waiting.request("k").load(origin.loader()));
+    let waiter = spawn(waiting.request("k").load(origin.loader()));
     sleep(LOAD / 4).await;
     let refreshed = late.request("k").refresh(origin.loader()).await.unwrap();
     assert_eq!(refreshed.value, 2);
@@ -101,7 +99,7 @@ async fn a_refresh_beats_refreshes_that_began_before_it() {
     let stale = cache.request("k").load(origin.loader()).await.unwrap();
     assert_eq!(served(&stale), (100, Source::Stale));
     sleep(LOAD / 4).await;
-    let first = tokio::spawn(cache.request("k").refresh(origin.loader()));
+    let first = spawn(cache.request("k").refresh(origin.loader()));
     sleep(LOAD / 4).await;
     assert_eq!(cache.request("k").refresh(origin.loader()).await.unwrap().value, 3);
     assert_eq!(first.await.unwrap().unwrap().value, 2);
@@ -113,11 +111,9 @@ async fn a_refresh_beats_refreshes_that_began_before_it() {
 async fn many_refreshes_at_once_are_one_load() {
     let caches: [_; 4] = fleet(|builder| builder);
     let origin = Origin::default();
-    let all: Vec<_> = (0..20)
-        .map(|at| tokio::spawn(caches[at % 4].request("k").refresh(origin.loader())))
-        .collect();
-    for refreshed in all {
-        assert_eq!(refreshed.await.unwrap().unwrap().value, 1);
+    let refreshes = (0..20).map(|at| spawn(caches[at % 4].request("k").refresh(origin.loader())));
+    for refreshed in all(refreshes).await {
+        assert_eq!(refreshed.unwrap().value, 1);
     }
     assert_eq!(origin.asked(), 1);
 }
@@ -138,7 +134,7 @@ async fn a_refresh_goes_on_without_its_caller() {
     let [cache] = fleet(|builder| builder.cancel_abandoned());
     let origin = Origin::default();
     cache.insert("k", &100).await.unwrap();
-    let refresh = tokio::spawn(cache.request("k").refresh(origin.loader()));
+    let refresh = spawn(cache.request("k").refresh(origin.loader()));
     sleep(LOAD / 2).await;
     refresh.abort();
     sleep(LOAD).await;
@@ -150,7 +146,7 @@ async fn a_refresh_has_until_the_deadline_of_a_shutdown() {
     for (deadline, expected) in [(LOAD, Ok(1)), (LOAD / 4, Err(ErrorKind::ShutDown))] {
         let [cache] = fleet(|builder| builder);
         let origin = Origin::default();
-        let refresh = tokio::spawn(cache.request("k").refresh(origin.loader()));
+        let refresh = spawn(cache.request("k").refresh(origin.loader()));
         sleep(LOAD / 2).await;
         cache.shutdown(deadline).await;
         let refreshed = refresh.await.unwrap();
@@ -222,7 +218,7 @@ async fn each_caller_has_a_limit_of_its_own() {
     let origin = Origin::default();
     cache.insert("k", &100).await.unwrap();
     sleep(TTL).await;
-    let leading = tokio::spawn(cache.request("k").load(origin.loader()));
+    let leading = spawn(cache.request("k").load(origin.loader()));
     sleep(MS).await;
     let begun = Instant::now();
     let request = cache.request("k").serve_stale_after(LIMIT);
@@ -243,7 +239,7 @@ async fn a_value_that_may_not_be_served_is_not_served_after_the_limit() {
             // It is over before the limit is.
             sleep(WINDOW - LIMIT).await;
         }
-        let asked = tokio::spawn(cache.request("k").load(origin.loader()));
+        let asked = spawn(cache.request("k").load(origin.loader()));
         sleep(LIMIT / 2).await;
         match act {
             0 => {}
@@ -272,13 +268,9 @@ async fn with_an_old_value() -> (Cache<u64>, Origin) {
 #[tokio::test(start_paused = true)]
 async fn an_impatient_caller_is_served_only_what_it_accepts() {
     let (cache, origin) = with_an_old_value().await;
-    let asked = [WINDOW, Duration::ZERO, WINDOW].map(|window| {
-        tokio::spawn(cache.request("k").stale_if_error(window).load(origin.loader()))
-    });
-    let mut got = Vec::new();
-    for asked in asked {
-        got.push(asked.await.unwrap().unwrap().value);
-    }
+    let asked = [WINDOW, Duration::ZERO, WINDOW]
+        .map(|window| spawn(cache.request("k").stale_if_error(window).load(origin.loader())));
+    let got: Vec<_> = all(asked).await.into_iter().map(|it| it.unwrap().value).collect();
     assert_eq!((got, origin.asked()), (vec![100, 1, 100], 1));
 }
 
@@ -291,7 +283,7 @@ async fn the_time_to_live_is_shortened_by_a_part_of_it() {
     for key in 0..200_u64 {
         match key % 3 {
             0 => drop(cache.insert(key, &key).await.unwrap()),
-            1 => drop(cache.get_or_load(key, |_| async { Ok::<_, BoxError>(1) }).await.unwrap()),
+            1 => drop(cache.get_or_load(key, value(1)).await.unwrap()),
             _ => {
                 cache.request(key).ttl(WINDOW).insert(&key).await.unwrap();
                 assert!(cache.request(key).touch().await.unwrap());

@@ -2,25 +2,13 @@
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
-use bellwether::lock::{MutexGuard, SeveralGuard};
+use bellwether::lock::MutexGuard;
 use tokio::task::JoinSet;
 
 use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(10);
 const NAMES: [&str; 3] = ["a", "b", "c"];
-
-fn counted(backend: &MemoryBackend) -> Faulty {
-    Faulty::over(backend.clone(), |_| None)
-}
-
-fn taking<const N: usize>(
-    locks: &Locks,
-    names: [&str; N],
-) -> JoinHandle<(Result<SeveralGuard, Error>, Instant)> {
-    let several = locks.several(names).lease(LEASE).wait_limit(Duration::MAX);
-    tokio::spawn(async move { (several.lock().await, Instant::now()) })
-}
 
 async fn locked(locks: &Locks, name: &str) -> MutexGuard {
     locks.mutex(name).lease(LEASE).lock().await.unwrap()
@@ -38,42 +26,39 @@ async fn are_free(locks: &Locks, names: &[&str]) -> bool {
 #[tokio::test(start_paused = true)]
 async fn several_locks_are_acquired_all_or_none_each_with_its_fence() {
     let backend = MemoryBackend::new();
-    let others = Locks::new(backend.clone(), "bellwether");
-    {
-        let locks = Locks::new(counted(&backend), "bellwether");
-        let before = locked(&others, "b").await;
-        let begun = Instant::now();
-        assert!(locks.several(NAMES).try_lock().await.unwrap().is_none());
-        assert!(are_free(&others, &["a", "c"]).await);
-        let last = before.fence();
-        before.unlock().await.unwrap();
+    let [locks, others] = [(); 2].map(|()| Locks::new(backend.clone(), "bellwether"));
+    let before = locked(&others, "b").await;
+    let begun = Instant::now();
+    assert!(locks.several(NAMES).try_lock().await.unwrap().is_none());
+    assert!(are_free(&others, &["a", "c"]).await);
+    let last = before.fence();
+    before.unlock().await.unwrap();
 
-        let guard = locks.several(["c", "a", "b"]).lease(LEASE).try_lock().await.unwrap().unwrap();
-        assert_eq!(begun.elapsed(), Duration::ZERO);
-        for name in NAMES {
-            assert!(others.mutex(name).try_lock().await.unwrap().is_none());
-        }
-        let fences: Vec<_> = guard.fences().collect();
-        assert_eq!(fences.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), NAMES);
-        assert!(fences[1].1 > last);
-        assert!(guard.remaining() > LEASE * 9 / 10 && !guard.is_lost());
-        guard.unlock().await.unwrap();
-        assert!(are_free(&others, &NAMES).await);
-        // A dropped guard releases them as well.
-        drop(locks.several(NAMES).lock().await.unwrap());
-        drop(others.several(NAMES).lock().await.unwrap());
-        assert!(begun.elapsed() < MS);
+    let guard = locks.several(["c", "a", "b"]).lease(LEASE).try_lock().await.unwrap().unwrap();
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    for name in NAMES {
+        assert!(others.mutex(name).try_lock().await.unwrap().is_none());
     }
+    let fences: Vec<_> = guard.fences().collect();
+    assert_eq!(fences.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), NAMES);
+    assert!(fences[1].1 > last);
+    assert!(guard.remaining() > LEASE * 9 / 10 && !guard.is_lost());
+    guard.unlock().await.unwrap();
+    assert!(are_free(&others, &NAMES).await);
+    // A dropped guard releases them as well.
+    drop(locks.several(NAMES).lock().await.unwrap());
+    drop(others.several(NAMES).lock().await.unwrap());
+    assert!(begun.elapsed() < MS);
 }
 
 /// The caller holds the names before the one that it waits for, and none behind it.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_for_several_holds_the_names_before_and_is_woken_by_pushes() {
     let backend = MemoryBackend::new();
-    let others = Locks::new(backend.clone(), "bellwether");
-    let locks = Locks::new(counted(&backend), "bellwether");
+    let [locks, others] = [(); 2].map(|()| Locks::new(backend.clone(), "bellwether"));
     let (b, c) = (locked(&others, "b").await, locked(&others, "c").await);
-    let waiting = taking(&locks, ["c", "b", "a"]);
+    let several = locks.several(["c", "b", "a"]).lease(LEASE).wait_limit(Duration::MAX);
+    let waiting = spawn(async move { (several.lock().await, Instant::now()) });
     sleep(30 * LEASE).await;
     assert!(others.mutex("a").holder().await.unwrap().is_some());
     b.unlock().await.unwrap();
@@ -93,38 +78,30 @@ async fn claims_of_overlapping_sets_never_block_each_other() {
     let backend = MemoryBackend::new();
     let sets: [&[&str]; 6] =
         [&["a", "b"], &["b", "a"], &["b", "c"], &["c", "a"], &["c", "b", "a"], &["b"]];
-    {
-        let way = counted(&backend);
-        let busy: Arc<[AtomicBool; 3]> = Arc::default();
-        let mut tasks = JoinSet::new();
-        for (at, set) in sets.into_iter().cycle().take(24).enumerate() {
-            // Some contenders share a process, others do not.
-            let locks = Locks::new(way.clone(), "bellwether");
-            let busy = busy.clone();
-            tasks.spawn(async move {
-                for _ in 0..10 {
-                    let guard =
-                        locks.several(set.iter().copied()).lease(LEASE).lock().await.unwrap();
-                    let mine =
-                        || set.iter().map(|name| &busy[usize::from(name.as_bytes()[0] - b'a')]);
-                    assert!(
-                        mine().all(|name| !name.swap(true, Ordering::SeqCst)),
-                        "two contenders hold a lock at once"
-                    );
-                    sleep(MS).await;
-                    mine().for_each(|name| name.store(false, Ordering::SeqCst));
-                    match at % 2 {
-                        0 => guard.unlock().await.unwrap(),
-                        _ => drop(guard),
-                    }
+    let busy: Arc<[AtomicBool; 3]> = Arc::default();
+    let mut tasks = JoinSet::new();
+    for (at, set) in sets.into_iter().cycle().take(24).enumerate() {
+        let (locks, busy) = (Locks::new(backend.clone(), "bellwether"), busy.clone());
+        tasks.spawn(async move {
+            for _ in 0..10 {
+                let several = locks.several(set.iter().copied()).lease(LEASE);
+                let guard = several.lock().await.unwrap();
+                let mine = || set.iter().map(|name| &busy[usize::from(name.as_bytes()[0] - b'a')]);
+                let is_alone = mine().all(|name| !name.swap(true, Ordering::SeqCst));
+                assert!(is_alone, "two contenders hold a lock at once");
+                sleep(MS).await;
+                mine().for_each(|name| name.store(false, Ordering::SeqCst));
+                match at % 2 {
+                    0 => guard.unlock().await.unwrap(),
+                    _ => drop(guard),
                 }
-            });
-        }
-        let begun = Instant::now();
-        tasks.join_all().await;
-        // 240 holds of one to two milliseconds each, by pushes alone.
-        assert!(begun.elapsed() < 600 * MS, "{:?}", begun.elapsed());
+            }
+        });
     }
+    let begun = Instant::now();
+    tasks.join_all().await;
+    // 240 holds of one to two milliseconds each, by pushes alone.
+    assert!(begun.elapsed() < 600 * MS, "{:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

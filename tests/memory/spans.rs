@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use futures_util::future::join_all;
 use tracing::{
     Dispatch, Instrument, Level, Span, Subscriber,
     field::{Field, Visit},
@@ -122,8 +121,7 @@ async fn each_caller_that_waits_for_a_load_has_a_span_and_a_hit_has_none() {
     assert_eq!(spans.take(), expected);
     load_within(&here, "load").instrument(info_span!("d")).await;
     assert!(spans.take().is_empty());
-    let fails = here.get_or_load("bad", |_| async { Err::<u32, _>("the origin is away") });
-    fails.await.unwrap_err();
+    here.get_or_load("bad", fails("the origin is away")).await.unwrap_err();
     assert_eq!(spans.take(), ["load error.type=Load key=bad result=error"]);
 }
 

@@ -70,13 +70,10 @@ fn stacks(wrap: Wrap) -> [(&'static str, Stack, Arc<AtomicUsize>); 3] {
 
 /// Sends equal requests at once, and returns the different answers.
 async fn answers(stack: &Stack, request: &'static str, count: usize) -> Vec<String> {
-    let asked: Vec<_> =
-        (0..count).map(|_| tokio::spawn(timeout(LIMIT, stack.clone().oneshot(request)))).collect();
-    let mut answers = Vec::new();
-    for asked in asked {
-        let answer = asked.await.unwrap().unwrap();
-        answers.push(answer.unwrap_or_else(|error| format!("{error:#}")));
-    }
+    let asked = (0..count).map(|_| spawn(timeout(LIMIT, stack.clone().oneshot(request))));
+    let asked = all(asked).await.into_iter();
+    let mut answers: Vec<_> =
+        asked.map(|it| it.unwrap().unwrap_or_else(|error| format!("{error:#}"))).collect();
     answers.sort();
     answers.dedup();
     answers

@@ -7,7 +7,7 @@
 use std::pin::pin;
 
 use bellwether::lock::MutexGuard;
-use futures_util::{StreamExt, future::join_all, poll, stream::FuturesUnordered};
+use futures_util::{StreamExt, poll, stream::FuturesUnordered};
 use testkit::{LIMIT, comes_true};
 use tokio::runtime::Runtime;
 
@@ -20,12 +20,11 @@ fn slow() -> (Faulty, Cache<u32>) {
 }
 
 async fn get(cache: &Cache<u32>, key: &str) -> u32 {
-    cache.get_or_load(key, |_| async { Ok::<_, BoxError>(7) }).await.unwrap()
+    cache.get_or_load(key, value(7)).await.unwrap()
 }
 
 /// Only a limited number of flights may ask the backend at a time. Futures that were no longer
-/// polled kept their permits. The next ones in the queue for permits were not polled either, and
-/// the whole cache stood still. A reading of the code found this.
+/// polled kept their permits, or their places in the queue, and the whole cache stood still.
 #[tokio::test(start_paused = true)]
 async fn requests_that_are_not_polled_take_no_permit_from_others() {
     let (_, cache) = slow();
@@ -48,11 +47,11 @@ async fn requests_that_are_not_polled_take_no_permit_from_others() {
 }
 
 /// Refreshes and begun loads asked in the task of their caller, and kept permits for work in tasks
-/// of its own. A reading of the code found this.
+/// of its own.
 #[tokio::test(start_paused = true)]
 async fn refreshes_and_begun_loads_that_are_not_polled_take_no_permit_from_others() {
     let (_, cache) = slow();
-    let refresh = |n: u32| cache.request(n).refresh(|_| async { Ok::<_, BoxError>(7) });
+    let refresh = |n: u32| cache.request(n).refresh(value(7));
     let mut refreshes = pin!(join_all((0..400).map(refresh)));
     let mut begun = pin!(join_all((400..800_u32).map(|n| cache.request(n).begin())));
     // All of them ask for their entries now.
@@ -67,14 +66,14 @@ async fn refreshes_and_begun_loads_that_are_not_polled_take_no_permit_from_other
 }
 
 /// A shutdown did not wait for an acquisition that was under way. Its lease stayed if the runtime
-/// ended then. A reading of the code found this.
+/// ended then.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_the_undo_of_an_acquisition() {
     let memory = MemoryBackend::new();
     let lose = |op| (op == Op::Acquire).then_some(Fault::LoseReply);
     let locks = Locks::new(Faulty::over(memory.clone(), lose), "bellwether");
     let mutex = locks.mutex("m");
-    let acquiring = tokio::spawn(async move { mutex.lock().await });
+    let acquiring = spawn(async move { mutex.lock().await });
     let plain = Locks::new(memory, "bellwether");
     assert!(comes_true(LIMIT, async || plain.mutex("m").holder().await.unwrap().is_some()).await);
     locks.shutdown(1000 * MS).await;
@@ -82,8 +81,7 @@ async fn a_shutdown_waits_for_the_undo_of_an_acquisition() {
     assert_eq!(acquiring.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
 }
 
-/// A shutdown waits for the leaders, and one of them was not polled any more. A reading of the code
-/// found this.
+/// A shutdown waits for the leaders, and one of them was not polled any more.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_does_not_wait_for_the_poll_of_a_leader() {
     for detached in [false, true] {
@@ -103,7 +101,7 @@ async fn a_shutdown_does_not_wait_for_the_poll_of_a_leader() {
 }
 
 /// After a shutdown each caller loads for itself, with a limit on loads. A loader that asked for
-/// another key waited for a permit that it held itself. A reading of the code found this.
+/// another key waited for a permit that it held itself.
 #[tokio::test(start_paused = true)]
 async fn a_nested_load_after_a_shutdown_does_not_wait_for_itself() {
     let cache: Cache<u32> =
@@ -118,7 +116,7 @@ async fn a_nested_load_after_a_shutdown_does_not_wait_for_itself() {
 }
 
 /// One task renewed all leases, in the runtime of the first lock. When that runtime was gone, the
-/// other leases were not renewed until the next acquisition. A reading of the code found this.
+/// other leases were not renewed until the next acquisition.
 #[test]
 fn leases_are_renewed_after_the_runtime_of_the_first_is_gone() {
     // A busy machine may stop a runtime for longer than a short lease.
@@ -150,8 +148,7 @@ fn leases_are_renewed_after_the_runtime_of_the_first_is_gone() {
     });
 }
 
-/// The same happened to a lease that was passed on in the runtime that went away. A reading of the
-/// code found this.
+/// The same happened to a lease that was passed on in the runtime that went away.
 #[test]
 fn a_lease_that_was_passed_on_is_renewed_in_the_runtime_of_its_owner() {
     // A busy machine may stop a runtime for longer than a short lease.
@@ -173,8 +170,7 @@ fn a_lease_that_was_passed_on_is_renewed_in_the_runtime_of_its_owner() {
 }
 
 /// A lock was passed on, and the runtime of the pass went away before the answer. The next waiter
-/// in the local queue was told that its time was over, and the passed lease was never released. A
-/// reading of the code found this.
+/// was told that its time was over, and the passed lease was never released.
 #[test]
 fn a_waiter_gets_a_lock_whose_pass_was_cut_off_by_a_dropped_runtime() {
     let faulty = once(Op::Pass, Fault::LoseReply);
@@ -209,7 +205,7 @@ fn queue_entries_are_kept_after_the_runtime_of_the_first_waiter_is_gone() {
     let _gone = first.spawn(lock());
     second.block_on(async {
         assert!(comes_true(LIMIT, async || faulty.count(Op::Keep) > 0).await);
-        let next = tokio::spawn(lock());
+        let next = spawn(lock());
         assert!(comes_true(LIMIT, async || faulty.count(Op::Acquire) == 2).await);
         first.shutdown_background();
         let before = faulty.count(Op::Keep);

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 
 use bellwether::cache::LocalTier;
 use testkit::{LIMIT, comes_true, interceptor::Op};
-use tokio::{spawn, sync::oneshot};
+use tokio::sync::oneshot;
 
 use crate::prelude::*;
 
@@ -12,6 +12,17 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 fn builder(backend: impl Store) -> Builder<u64> {
     Cache::builder(backend, "tags").ttl(HOUR).tags()
+}
+
+/// Begins a cache that serves stale values, and remembers some for an outage.
+fn lasting(backend: impl Store) -> Builder<u64> {
+    builder(backend).stale_if_error(HOUR).stale_while_revalidate(HOUR).outage_memory(1 << 20)
+}
+
+/// Returns two processes with local tiers.
+fn tiers() -> [Cache<u64>; 2] {
+    let backend = MemoryBackend::new();
+    [(); 2].map(|()| builder(backend.clone()).local(LocalTier::default()).build().unwrap())
 }
 
 fn cache(backend: impl Store) -> Cache<u64> {
@@ -110,7 +121,7 @@ async fn a_load_that_ran_while_its_tag_ended_is_for_those_who_asked_before() {
     let backend = MemoryBackend::new();
     let [here, there, other] = [(); 3].map(|()| cache(backend.clone()));
     let old = Running::begin(&here, "k", "a", 1).await;
-    let before = spawn(here.request("k").load(|_lead| async { Ok::<_, BoxError>(9) }));
+    let before = spawn(here.request("k").load(value(9)));
     sleep(MS).await;
     other.invalidate_tag("a").await.unwrap();
     let after = [&here, &there].map(|cache| {
@@ -122,53 +133,47 @@ async fn a_load_that_ran_while_its_tag_ended_is_for_those_who_asked_before() {
     sleep(MS).await;
     assert_eq!(old.end().await, 1);
     assert!([1, 2].contains(&before.await.unwrap().unwrap().value));
-    for after in after {
-        assert_eq!(after.await.unwrap().unwrap().value, 2);
-    }
+    assert!(all(after).await.into_iter().all(|after| after.unwrap().value == 2));
     assert_eq!(other.get("k").await.unwrap(), Some(2));
 }
 
-/// A value from before the end of its tag is pushed to a process that waits for it.
+/// A value from before the end of its tag is pushed to a process that waits for it. One whose tag
+/// stands is taken.
 #[tokio::test(start_paused = true)]
 async fn a_process_that_waits_takes_no_value_whose_tag_has_ended() {
     let backend = MemoryBackend::new();
     let [here, there] = [(); 2].map(|()| cache(backend.clone()));
-    let old = Running::begin(&here, "k", "a", 1).await;
-    here.invalidate_tag("a").await.unwrap();
-    let waits = spawn(there.request("k").load(|_lead| async { Ok::<_, BoxError>(2) }));
-    sleep(MS).await;
-    assert!(!waits.is_finished());
-    assert_eq!(old.end().await, 1);
-    assert_eq!(waits.await.unwrap().unwrap().value, 2);
-    // One whose tag stands is taken.
-    let next = Running::begin(&here, "l", "a", 3).await;
-    let waits = spawn(there.request("l").load(|_lead| async { Ok::<_, BoxError>(4) }));
-    sleep(MS).await;
-    assert_eq!(next.end().await, 3);
-    let received = waits.await.unwrap().unwrap();
-    assert_eq!((received.value, received.source()), (3, Source::Received));
+    for (key, expected) in [("k", (2, Source::Led)), ("l", (1, Source::Received))] {
+        let old = Running::begin(&here, key, "a", 1).await;
+        if key == "k" {
+            here.invalidate_tag("a").await.unwrap();
+        }
+        let waits = spawn(there.request(key).load(value(2)));
+        sleep(MS).await;
+        assert!(!waits.is_finished());
+        assert_eq!(old.end().await, 1);
+        let got = waits.await.unwrap().unwrap();
+        assert_eq!((got.value, got.source()), expected);
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_ended_value_is_no_fallback_and_an_expired_one_is_nothing_else() {
-    let [here, there] = {
-        let backend = MemoryBackend::new();
-        [(); 2].map(|()| {
-            let builder = builder(backend.clone()).stale_while_revalidate(HOUR);
-            builder.stale_if_error(HOUR).build().unwrap()
-        })
-    };
-    let failing = |_lead: Lead<u64>| async { Err::<u64, _>(BoxError::from("down")) };
+    let backend = MemoryBackend::new();
+    let [here, there] = [(); 2].map(|()| {
+        let builder = builder(backend.clone()).stale_while_revalidate(HOUR);
+        builder.stale_if_error(HOUR).build().unwrap()
+    });
     for cache in [&here, &there] {
         for ttl in [HOUR, MS] {
             here.request("k").ttl(ttl).tag("a").insert(&1).await.unwrap();
             sleep(2 * MS).await;
             cache.expire_tag("a").await.unwrap();
             assert_eq!(here.get("k").await.unwrap(), None, "it is not served stale");
-            let stale = here.request("k").load(failing).await.unwrap();
+            let stale = here.request("k").load(fails("down")).await.unwrap();
             assert_eq!((stale.value, stale.source()), (1, Source::Stale));
             cache.invalidate_tag("a").await.unwrap();
-            let error = here.get_or_load("k", failing).await.unwrap_err();
+            let error = here.get_or_load("k", fails("down")).await.unwrap_err();
             assert!([ErrorKind::Load, ErrorKind::BackingOff].contains(&error.kind()), "{error}");
             here.invalidate("k").await.unwrap();
         }
@@ -176,7 +181,7 @@ async fn an_ended_value_is_no_fallback_and_an_expired_one_is_nothing_else() {
     // Without a window for failures, an expired value is gone.
     here.request("k").stale_if_error(Duration::ZERO).tag("a").insert(&1).await.unwrap();
     here.expire_tag("a").await.unwrap();
-    assert_eq!(here.get_or_load("k", failing).await.unwrap_err().kind(), ErrorKind::Load);
+    assert_eq!(here.get_or_load("k", fails("down")).await.unwrap_err().kind(), ErrorKind::Load);
 }
 
 #[tokio::test(start_paused = true)]
@@ -289,9 +294,7 @@ async fn a_value_with_tags_is_kept_no_longer_than_their_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn a_copy_ends_with_its_tag_and_others_stay() {
-    let backend = MemoryBackend::new();
-    let [here, there] =
-        [(); 2].map(|()| builder(backend.clone()).local(LocalTier::default()).build().unwrap());
+    let [here, there] = tiers();
     let fill = async || {
         for (key, tag) in [("k", "a"), ("l", "b"), ("m", "")] {
             let request = there.request(key);
@@ -311,18 +314,13 @@ async fn a_copy_ends_with_its_tag_and_others_stay() {
         cache.clear().await.unwrap();
         assert_eq!(copies(), [false; 3]);
     }
-    assert_eq!(
-        here.get_many(["k", "l", "m"]).await.into_iter().map(Result::unwrap).collect::<Vec<_>>(),
-        [None; 3]
-    );
+    assert!(here.get_many(["k", "l", "m"]).await.into_iter().all(|it| it.unwrap().is_none()));
 }
 
 /// A process forgets ends, and then all that may depend on them.
 #[tokio::test(start_paused = true)]
 async fn more_ends_than_a_process_remembers_end_no_less() {
-    let backend = MemoryBackend::new();
-    let [here, there] =
-        [(); 2].map(|()| builder(backend.clone()).local(LocalTier::default()).build().unwrap());
+    let [here, there] = tiers();
     for key in 0..100_u64 {
         there.request(key.to_string()).tag(format!("{key}")).insert(&key).await.unwrap();
         here.get(key.to_string()).await.unwrap();
@@ -359,12 +357,12 @@ async fn without_an_answer_about_tags_nothing_old_is_served() {
     load(&cache, "k", "a", 1).await;
     faulty.plan(|op| (op == Op::TagEnds).then_some(Fault::Refuse));
     assert_eq!(cache.get("k").await.unwrap_err().kind(), ErrorKind::Backend);
-    let loaded = cache.request("k").load(|_lead| async { Ok::<_, BoxError>(2) }).await.unwrap();
+    let loaded = cache.request("k").load(value(2)).await.unwrap();
     assert_eq!((loaded.value, loaded.source()), (2, Source::Degraded));
     faulty.plan(|_| None);
     // A load whose number is not known is stored, and any end of its tags was later.
     faulty.plan(|op| (op == Op::TagNumber).then_some(Fault::Refuse));
-    sleep(Duration::from_secs(10)).await;
+    sleep(10 * SECOND).await;
     assert_eq!(load(&cache, "l", "b", 3).await, 3);
     assert_eq!(cache.get("l").await.unwrap(), Some(3));
     cache.invalidate_tag("c").await.unwrap();
@@ -375,28 +373,19 @@ async fn without_an_answer_about_tags_nothing_old_is_served() {
 #[tokio::test(start_paused = true)]
 async fn in_an_outage_no_value_is_served_whose_tag_this_process_has_ended() {
     let faulty = Faulty::new(|_| None);
-    let cache = builder(faulty.clone())
-        .stale_if_error(HOUR)
-        .stale_while_revalidate(HOUR)
-        .outage_memory(1 << 20)
-        .build()
-        .unwrap();
+    let cache = lasting(faulty.clone()).build().unwrap();
     for (key, tag) in [("k", "a"), ("l", "b")] {
         load(&cache, key, tag, 1).await;
         cache.get(key).await.unwrap();
     }
     cache.invalidate_tag("a").await.unwrap();
     faulty.plan(|_| Some(Fault::Refuse));
-    let mut values = Vec::new();
-    for key in ["k", "l"] {
-        let load = |_lead: Lead<u64>| async { Ok::<_, BoxError>(2) };
-        values.push(cache.get_or_load(key, load).await.unwrap());
+    for (key, expected) in [("k", 2), ("l", 1)] {
+        assert_eq!(cache.get_or_load(key, value(2)).await.unwrap(), expected);
     }
-    assert_eq!(values, [2, 1]);
     // The outcome of this one is not known, so nothing is remembered.
     assert!(cache.invalidate_tag("c").await.is_err());
-    let load = |_lead: Lead<u64>| async { Ok::<_, BoxError>(3) };
-    assert_eq!(cache.get_or_load("l", load).await.unwrap(), 3);
+    assert_eq!(cache.get_or_load("l", value(3)).await.unwrap(), 3);
 }
 
 /// A load runs without the backend when a tag is ended in vain. Who asks afterwards may not have
@@ -415,12 +404,12 @@ async fn a_load_that_runs_while_an_end_fails_is_for_those_who_asked_before() {
         let key = format!("{lost}");
         let old = Running::begin(&cache, &key, "a", 1).await;
         assert!(cache.invalidate_tag("a").await.is_err());
-        let after = spawn(cache.request(&key).load(|_lead| async { Ok::<_, BoxError>(2) }));
+        let after = spawn(cache.request(&key).load(value(2)));
         sleep(MS).await;
         assert_eq!(old.end().await, 1);
         assert_eq!(after.await.unwrap().unwrap().value, 2, "{lost}");
         faulty.plan(|_| None);
-        sleep(Duration::from_secs(10)).await;
+        sleep(10 * SECOND).await;
         cache.get(&key).await.unwrap();
     }
 }
@@ -446,13 +435,7 @@ async fn many_ends_elsewhere_bring_nothing_back_in_an_outage() {
     let backend = MemoryBackend::new();
     let faulty = Faulty::over(backend.clone(), |_| None);
     let there = cache(backend);
-    let here = builder(faulty.clone())
-        .local(LocalTier::default())
-        .stale_if_error(HOUR)
-        .stale_while_revalidate(HOUR)
-        .outage_memory(1 << 20)
-        .build()
-        .unwrap();
+    let here = lasting(faulty.clone()).local(LocalTier::default()).build().unwrap();
     load(&here, "k", "a", 1).await;
     here.get("k").await.unwrap();
     here.invalidate_tag("a").await.unwrap();
@@ -460,8 +443,7 @@ async fn many_ends_elsewhere_bring_nothing_back_in_an_outage() {
         there.invalidate_tag(tag.to_string()).await.unwrap();
     }
     faulty.plan(|_| Some(Fault::Refuse));
-    let load = |_lead: Lead<u64>| async { Ok::<_, BoxError>(2) };
-    assert_eq!(here.get_or_load("k", load).await.unwrap(), 2, "this process has ended it");
+    assert_eq!(here.get_or_load("k", value(2)).await.unwrap(), 2, "this process has ended it");
 }
 
 #[tokio::test(start_paused = true)]
@@ -488,8 +470,7 @@ async fn a_watch_is_told_of_no_end_while_it_inserts() {
         let _ = told.send(());
     });
     let ticket = watch.ticket("k").unwrap();
-    let loaded = here.request("k").tag("a").load(|_lead| async { Ok::<_, BoxError>(1) });
-    let loaded = loaded.await.unwrap();
+    let loaded = here.request("k").tag("a").load(value(1)).await.unwrap();
     let runtime = tokio::runtime::Handle::current();
     let mut end = None;
     while tells.try_recv().is_ok() {}

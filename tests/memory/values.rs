@@ -1,7 +1,5 @@
 //! What a caller learns of a value beside the value, and errors that every process gets.
 
-use std::fmt;
-
 use bellwether::cache::Json;
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +12,7 @@ fn cache(backend: &MemoryBackend) -> Cache<String> {
 }
 
 async fn ask(cache: &Cache<String>, key: &str) -> Loaded<String> {
-    cache.request(key).load(|_| async { Ok::<_, BoxError>("loaded".to_owned()) }).await.unwrap()
+    cache.request(key).load(value("loaded".to_owned())).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -38,16 +36,11 @@ async fn a_value_says_its_fence_its_age_and_its_time_left() {
     let backend = MemoryBackend::new();
     let [here, there] = [cache(&backend), cache(&backend)];
     let waits = |cache: &Cache<String>| {
-        let load = |_| async {
-            sleep(50 * MS).await;
-            Ok::<_, BoxError>("loaded".to_owned())
-        };
-        tokio::spawn(cache.request("k").ttl(TTL / 2).load(load))
+        spawn(cache.request("k").ttl(TTL / 2).load(after(50 * MS, "loaded".to_owned())))
     };
-    let asked = [&here, &here, &there].map(waits);
     let mut fences = Vec::new();
-    for asked in asked {
-        let loaded = asked.await.unwrap().unwrap();
+    for loaded in all([&here, &here, &there].map(waits)).await {
+        let loaded = loaded.unwrap();
         assert!(loaded.age().unwrap() < TTL / 6, "{loaded:?}");
         let left = loaded.expires_in().unwrap();
         assert!(left > TTL / 3 && left <= TTL / 2, "{loaded:?}");
@@ -80,30 +73,20 @@ async fn a_value_that_is_not_stored_has_no_time_left() {
     assert_eq!((degraded.fence(), degraded.age(), degraded.expires_in()), (None, None, None));
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 enum ShopError {
-    SoldOut {
-        article: u32,
-    },
+    #[error("article {article} is sold out")]
+    SoldOut { article: u32 },
+    #[error("no article")]
     Rambling(String),
     /// Has no encoding.
+    #[error("no article")]
     Secret(#[serde(skip)] Option<u32>, #[serde(serialize_with = "refuse")] u32),
 }
 
 fn refuse<S: serde::Serializer>(_: &u32, _: S) -> Result<S::Ok, S::Error> {
     Err(serde::ser::Error::custom("a secret"))
 }
-
-impl fmt::Display for ShopError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SoldOut { article } => write!(f, "article {article} is sold out"),
-            Self::Rambling(_) | Self::Secret(..) => f.write_str("no article"),
-        }
-    }
-}
-
-impl std::error::Error for ShopError {}
 
 /// Returns the errors of two processes that wait for one load.
 async fn fails(error: impl Into<BoxError> + Clone + Send + 'static) -> Vec<bellwether::Error> {
@@ -112,19 +95,12 @@ async fn fails(error: impl Into<BoxError> + Clone + Send + 'static) -> Vec<bellw
         let builder = Cache::<String>::builder(backend.clone(), "bellwether");
         builder.error_codec::<ShopError>(Json).build().unwrap()
     });
-    let asked: Vec<_> = (0..6)
-        .map(|caller| {
-            let error: BoxError = error.clone().into();
-            tokio::spawn(caches[caller % 2].request("k").load(|_| async {
-                sleep(50 * MS).await;
-                Err::<String, _>(error)
-            }))
-        })
-        .collect();
-    let mut errors = Vec::new();
-    for asked in asked {
-        errors.push(asked.await.unwrap().unwrap_err());
-    }
+    let asked = (0..6).map(|caller| {
+        let error: BoxError = error.clone().into();
+        let load = |_| sleep(50 * MS).map(|()| Err::<String, _>(error));
+        spawn(caches[caller % 2].request("k").load(load))
+    });
+    let errors: Vec<_> = all(asked).await.into_iter().map(Result::unwrap_err).collect();
     assert_eq!(caches.map(|cache| cache.stats().loads).iter().sum::<u64>(), 1);
     errors
 }

@@ -1,7 +1,7 @@
 //! The weight limit of the memory backend. Entries make room, leases and fences never do.
 
 use bellwether::{
-    backend::{Acquired, Claimed, Committed, Edit, Entry},
+    backend::{Acquired, Claimed, Committed, Edit, Entry, Grant},
     error::BackendErrorKind,
 };
 use bytes::Bytes;
@@ -23,6 +23,24 @@ fn claim(name: &Name) -> Claim {
     Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
 }
 
+/// Stores an entry that takes so many bytes. Returns its fence.
+async fn put(backend: &MemoryBackend, name: &Name, weight: usize) -> u64 {
+    let put = Edit::Put(entry(weight).await, TTL);
+    backend.edit(name, &put, FENCE_LIFE).await.unwrap()
+}
+
+/// Claims a name whose entry has this fence.
+async fn begin(backend: &MemoryBackend, claim: &Claim, seen: u64) -> Grant {
+    match backend.claim(claim, seen).await.unwrap() {
+        Claimed::Granted(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn is_kept(backend: &MemoryBackend, name: &Name) -> bool {
+    backend.get(name).await.unwrap().is_some()
+}
+
 /// Returns an entry that takes so many bytes, with its key and its fence.
 async fn entry(weight: usize) -> Entry {
     let of = |bytes| Entry::value(7, Duration::ZERO, Bytes::from(vec![b'v'; bytes]));
@@ -36,19 +54,17 @@ async fn the_least_recently_used_entries_make_room() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let names: Vec<_> = (0..11).map(|at| name(&format!("k{at}"))).collect();
     for name in &names[..10] {
-        backend.edit(name, &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
+        put(&backend, name, 1000).await;
     }
     assert_eq!(backend.weight(), LIMIT);
-    assert!(backend.get(&names[0]).await.unwrap().is_some());
-    backend.edit(&names[10], &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
+    assert!(is_kept(&backend, &names[0]).await);
+    put(&backend, &names[10], 1000).await;
     assert_eq!(backend.weight(), LIMIT);
-    assert!(backend.get(&names[0]).await.unwrap().is_some());
-    assert!(backend.get(&names[1]).await.unwrap().is_none());
+    assert!(is_kept(&backend, &names[0]).await && !is_kept(&backend, &names[1]).await);
     // One large entry may replace many.
-    backend.edit(&names[1], &Edit::Put(entry(LIMIT).await, TTL), FENCE_LIFE).await.unwrap();
+    put(&backend, &names[1], LIMIT).await;
     assert_eq!(backend.weight(), LIMIT);
-    assert!(backend.get(&names[0]).await.unwrap().is_none());
-    assert!(backend.get(&names[1]).await.unwrap().is_some());
+    assert!(!is_kept(&backend, &names[0]).await && is_kept(&backend, &names[1]).await);
 }
 
 #[tokio::test(start_paused = true)]
@@ -57,14 +73,11 @@ async fn leases_and_fences_make_no_room() {
     let mut held = Vec::new();
     for at in 0..1000 {
         let claim = claim(&name(&format!("held{at}")));
-        let Claimed::Granted(grant) = backend.claim(&claim, 0).await.unwrap() else { panic!() };
+        let grant = begin(&backend, &claim, 0).await;
         held.push((claim, grant));
     }
     for at in 0..100 {
-        backend
-            .edit(&name(&format!("k{at}")), &Edit::Put(entry(9000).await, TTL), FENCE_LIFE)
-            .await
-            .unwrap();
+        put(&backend, &name(&format!("k{at}")), 9000).await;
     }
     for (claim, grant) in held {
         let stranger = self::claim(&claim.name);
@@ -80,9 +93,9 @@ async fn leases_and_fences_make_no_room() {
 async fn a_commit_that_is_too_large_hands_over_and_drops_the_older_entry() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let name = name("k");
-    let seen = backend.edit(&name, &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
+    let seen = put(&backend, &name, 1000).await;
     let refresh = claim(&name);
-    let Claimed::Granted(grant) = backend.claim(&refresh, seen).await.unwrap() else { panic!() };
+    let grant = begin(&backend, &refresh, seen).await;
     for _ in 0..2 {
         let outcome =
             backend.commit(&refresh, &grant, &entry(LIMIT + 1).await, Some(TTL)).await.unwrap();
@@ -97,9 +110,9 @@ async fn a_commit_that_is_too_large_hands_over_and_drops_the_older_entry() {
 async fn a_put_that_is_too_large_fails_and_changes_nothing() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let name = name("k");
-    let seen = backend.edit(&name, &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
+    let seen = put(&backend, &name, 1000).await;
     let refresh = claim(&name);
-    let Claimed::Granted(grant) = backend.claim(&refresh, seen).await.unwrap() else { panic!() };
+    let grant = begin(&backend, &refresh, seen).await;
     let error =
         backend.edit(&name, &Edit::Put(entry(LIMIT + 1).await, TTL), FENCE_LIFE).await.unwrap_err();
     assert_eq!(error.kind(), BackendErrorKind::Refused);
@@ -114,10 +127,7 @@ async fn a_put_that_is_too_large_fails_and_changes_nothing() {
 async fn an_ended_entry_weighs_nothing() {
     let backend = MemoryBackend::with_weight(LIMIT);
     for at in 0..5 {
-        backend
-            .edit(&name(&format!("k{at}")), &Edit::Put(entry(1000).await, TTL), FENCE_LIFE)
-            .await
-            .unwrap();
+        put(&backend, &name(&format!("k{at}")), 1000).await;
     }
     backend.edit(&name("k0"), &Edit::Put(entry(2000).await, TTL * 2), FENCE_LIFE).await.unwrap();
     assert_eq!(backend.weight(), 6000);
@@ -135,10 +145,9 @@ async fn fences_grow_when_they_are_evicted_with_their_entries() {
     let mut last = [0; 20];
     for at in 0..100 {
         let (name, last) = (name(&format!("k{}", at % 20)), &mut last[at % 20]);
-        let fence =
-            backend.edit(&name, &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
+        let fence = put(&backend, &name, 1000).await;
         let claim = claim(&name);
-        let Claimed::Granted(grant) = backend.claim(&claim, fence).await.unwrap() else { panic!() };
+        let grant = begin(&backend, &claim, fence).await;
         assert!(fence > *last && grant.fence() > fence, "{last}, {fence}, {grant:?}");
         *last = grant.fence();
         assert!(backend.release(&claim).await.unwrap());
@@ -150,13 +159,12 @@ async fn fences_grow_when_they_are_evicted_with_their_entries() {
 async fn a_load_whose_fence_was_evicted_is_not_stored() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let name = name("k");
-    let seen = backend.edit(&name, &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
+    let seen = put(&backend, &name, 1000).await;
     let late = claim(&name);
-    let Claimed::Granted(grant) = backend.claim(&late, seen).await.unwrap() else { panic!() };
+    let grant = begin(&backend, &late, seen).await;
     assert!(backend.release(&late).await.unwrap());
     for at in 0..10 {
-        let other = self::name(&format!("k{at}"));
-        backend.edit(&other, &Edit::Put(entry(1000).await, TTL), FENCE_LIFE).await.unwrap();
+        put(&backend, &self::name(&format!("k{at}")), 1000).await;
     }
     let outcome = backend.commit(&late, &grant, &entry(1000).await, Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Refused);

@@ -30,7 +30,8 @@ proptest! {
             };
             let modified = ("last-modified", "Thu, 01 Jan 1970 00:00:00 GMT");
             let (inner, _) = with_headers(&[("cache-control", directives), modified]);
-            let layer = picks.iter().fold(silent_layer(), |it, (at, time)| SETTINGS[*at](it, *time));
+            let set = |it, (at, time): &(usize, _)| SETTINGS[*at](it, *time);
+            let layer = picks.iter().fold(silent_layer(), set);
             let service = layer.layer(inner);
             for _ in 0..4 {
                 let answer = ask(&service, get("/")).await;

@@ -5,7 +5,7 @@
 
 use bellwether::{backend::Latches, error::BackendError};
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
-use tokio::{spawn, sync::oneshot};
+use tokio::sync::oneshot;
 
 use super::cache;
 use crate::prelude::*;
@@ -65,56 +65,42 @@ impl Race {
     }
 }
 
-/// FusionCache#613: a factory that began before `Remove` writes its value to the first level.
 #[tokio::test]
-async fn fusion_cache_613_a_fill_from_before_a_removal_is_not_kept() {
-    for remote in [false, true] {
+async fn a_fill_from_before_a_change_is_not_kept() {
+    for (act, after) in [
+        // FusionCache#613: a factory that began before `Remove` writes to the first level.
+        ("a removal", None),
+        ("a removal elsewhere", None),
+        // IGNITE-627: a near cache is updated by a reader that has read before a write.
+        ("a write", Some(2)),
+        ("a write elsewhere", Some(2)),
+        // OpenMetadata#28902: a reader loads an entity while it is written.
+        ("several writes elsewhere", Some(4)),
+        // hazelcast#4671: a record is put after the invalidation of a later owner.
+        ("a rebuild elsewhere", Some(2)),
+        // redis-rs#2526: an invalidation arrives before the reply that it concerns.
+        ("an expiry elsewhere", None),
+    ] {
         let race = Race::begin(Some(1)).await;
-        let actor = if remote { &race.there } else { &race.here };
-        actor.invalidate("k").await.unwrap();
-        assert_eq!(race.end().await, (Some(1), None, None));
+        let actor = if act.ends_with("elsewhere") { &race.there } else { &race.here };
+        match act.trim_end_matches(" elsewhere") {
+            "a removal" => drop(actor.invalidate("k").await.unwrap()),
+            "a write" => drop(actor.insert("k", &2).await.unwrap()),
+            "several writes" => {
+                for value in 2..5 {
+                    actor.insert("k", &value).await.unwrap();
+                    assert_eq!(actor.get("k").await.unwrap(), Some(value));
+                }
+            }
+            "a rebuild" => {
+                actor.invalidate("k").await.unwrap();
+                let rebuilt = actor.request("k").load(value(2)).await.unwrap();
+                assert_eq!(rebuilt.source(), Source::Led);
+            }
+            _ => drop(actor.expire("k").await.unwrap()),
+        }
+        assert_eq!(race.end().await, (Some(1), None, after), "{act}");
     }
-}
-
-/// IGNITE-627: a near cache is updated by a reader that has read before a write.
-#[tokio::test]
-async fn ignite_627_a_fill_from_before_a_write_is_not_kept() {
-    for remote in [false, true] {
-        let race = Race::begin(Some(1)).await;
-        let actor = if remote { &race.there } else { &race.here };
-        actor.insert("k", &2).await.unwrap();
-        assert_eq!(race.end().await, (Some(1), None, Some(2)));
-    }
-}
-
-/// OpenMetadata#28902: a reader loads an entity while it is written, and the cache keeps the old
-/// one.
-#[tokio::test]
-async fn open_metadata_28902_a_fill_from_before_several_writes_is_not_kept() {
-    let race = Race::begin(Some(1)).await;
-    for value in 2..5 {
-        race.there.insert("k", &value).await.unwrap();
-        assert_eq!(race.there.get("k").await.unwrap(), Some(value));
-    }
-    assert_eq!(race.end().await, (Some(1), None, Some(4)));
-}
-
-/// hazelcast#4671: the record of a near cache is put after the invalidation of a later owner.
-#[tokio::test]
-async fn hazelcast_4671_a_fill_from_before_a_rebuild_is_not_kept() {
-    let race = Race::begin(Some(1)).await;
-    race.there.invalidate("k").await.unwrap();
-    let load = |_lead| async { Ok::<_, BoxError>(2) };
-    assert_eq!(race.there.request("k").load(load).await.unwrap().source(), Source::Led);
-    assert_eq!(race.end().await, (Some(1), None, Some(2)));
-}
-
-/// redis-rs#2526: an invalidation arrives before the reply to the read that it concerns.
-#[tokio::test]
-async fn redis_rs_2526_a_fill_whose_change_was_told_first_is_not_kept() {
-    let race = Race::begin(Some(1)).await;
-    race.there.expire("k").await.unwrap();
-    assert_eq!(race.end().await, (Some(1), None, None));
 }
 
 /// A change of another name in the same stripe costs one more read, if at all.

@@ -14,9 +14,8 @@ fn cache(backend: impl Store) -> Cache<u64> {
 }
 
 /// Loads a value, if there is none.
-async fn load(cache: &Cache<u64>, value: u64) -> (u64, Source) {
-    let load = cache.request("k").load(move |_lead| async move { Ok::<_, BoxError>(value) });
-    let loaded: Loaded<u64> = load.await.unwrap();
+async fn load(cache: &Cache<u64>, made: u64) -> (u64, Source) {
+    let loaded = cache.request("k").load(value(made)).await.unwrap();
     (loaded.value, loaded.source())
 }
 
@@ -37,10 +36,7 @@ async fn a_copy_is_served_without_a_question() {
     let many =
         cache.get_or_load_many([1_u64], |_| "k", |_batch| async { Ok::<[_; 0], BoxError>([]) });
     assert_eq!(many.await.unwrap()[0].as_ref().unwrap().source(), Source::Local);
-    let skipped = cache
-        .request("k")
-        .max_local_age(Duration::ZERO)
-        .load(|_lead| async { Ok::<_, BoxError>(4) });
+    let skipped = cache.request("k").max_local_age(Duration::ZERO).load(value(4));
     assert_eq!(skipped.await.unwrap().source(), Source::Hit);
     let stats = cache.stats();
     assert_eq!((stats.led, stats.hits, stats.local), (1, 2, 2));
@@ -49,10 +45,9 @@ async fn a_copy_is_served_without_a_question() {
 #[tokio::test(start_paused = true)]
 async fn a_value_has_a_life_in_the_process_and_one_in_the_fleet() {
     let cache = cache(MemoryBackend::new());
-    let load = async |age: Duration, value: u64| {
-        let request = cache.request("k").max_local_age(age).ttl(Duration::from_secs(60));
-        let load = request.load(move |_lead| async move { Ok::<_, BoxError>(value) });
-        load.await.unwrap().source()
+    let load = async |age: Duration, made: u64| {
+        let request = cache.request("k").max_local_age(age).ttl(60 * SECOND);
+        request.load(value(made)).await.unwrap().source()
     };
     assert_eq!(load(200 * MS, 1).await, Source::Led);
     assert_eq!(load(200 * MS, 2).await, Source::Hit);
@@ -68,8 +63,7 @@ async fn a_value_has_a_life_in_the_process_and_one_in_the_fleet() {
 async fn an_act_ends_the_copies_here_and_there() {
     let backend = MemoryBackend::new();
     let [here, there] = [(); 2].map(|()| {
-        let builder =
-            Cache::builder(backend.clone(), "bellwether").stale_if_error(Duration::from_secs(60));
+        let builder = Cache::builder(backend.clone(), "bellwether").stale_if_error(60 * SECOND);
         builder.local(LocalTier::default()).build().unwrap()
     });
     for both in [[&here, &there], [&there, &here]] {
@@ -100,8 +94,7 @@ async fn an_act_ends_the_copies_here_and_there() {
 #[tokio::test(start_paused = true)]
 async fn a_copy_ends_with_its_entry_or_its_age() {
     let backend = MemoryBackend::new();
-    let builder =
-        || Cache::<u64>::builder(backend.clone(), "bellwether").ttl(Duration::from_secs(60));
+    let builder = || Cache::<u64>::builder(backend.clone(), "bellwether").ttl(60 * SECOND);
     let cache = builder().local(LocalTier::default()).build().unwrap();
     let brief = builder().local(LocalTier::default().max_age(5 * MS)).build().unwrap();
     let writer = builder().build().unwrap();
@@ -133,11 +126,7 @@ async fn a_copy_is_refreshed_as_its_entry_is() {
         let cache = builder.early_refresh(early).local(LocalTier::default()).build().unwrap();
         let mut last = 0;
         for at in 0..200 {
-            let load = cache.request("k").load(move |_lead| async move {
-                sleep(50 * MS).await;
-                Ok::<_, BoxError>(at)
-            });
-            let loaded = load.await.unwrap();
+            let loaded = cache.request("k").load(after(50 * MS, at)).await.unwrap();
             assert!(loaded.value >= last, "{} after {last}", loaded.value);
             assert!(at == 0 || loaded.source() != Source::Led, "{early:?} at {at}");
             last = loaded.value;
@@ -163,7 +152,7 @@ async fn stale_values_and_failures_go_around_the_tier() {
     assert_eq!(load(&cache, 3).await, (2, Source::Hit));
     assert_eq!(load(&cache, 3).await, (2, Source::Local));
     sleep(250 * MS).await;
-    let failing = cache.request("k").load(|_lead| async { Err::<u64, BoxError>("down".into()) });
+    let failing = cache.request("k").load(fails("down"));
     assert_eq!(failing.await.unwrap().source(), Source::Stale);
     assert_eq!(cache.get_local("k"), None);
 }
@@ -177,21 +166,14 @@ async fn a_value_is_not_older_than_a_fence() {
     there.insert("k", &1).await.unwrap();
     warm(&here).await;
     let fence = there.insert("k", &2).await.unwrap();
-    let read = |fence| {
-        let request = here.request("k").not_older_than(fence);
-        request.load(|_lead| async { Ok::<_, BoxError>(9) })
-    };
+    let read = |fence| here.request("k").not_older_than(fence).load(value(9));
     assert_eq!(read(fence).await.unwrap().source(), Source::Hit);
     assert_eq!(read(fence).await.unwrap().source(), Source::Local);
     // No copy is as new as a write that is still to come.
     assert_ne!(read(fence + 1).await.unwrap().source(), Source::Local);
 
     there.invalidate("k").await.unwrap();
-    let load = here.request("k").load(|_lead| async {
-        sleep(100 * MS).await;
-        Ok::<_, BoxError>(3)
-    });
-    let load = tokio::spawn(load);
+    let load = spawn(here.request("k").load(after(100 * MS, 3)));
     sleep(50 * MS).await;
     let fence = there.insert("k", &4).await.unwrap();
     assert_eq!(read(fence).await.unwrap().value, 4);

@@ -54,10 +54,7 @@ async fn each_change_is_told_wherever_it_was_made() {
                 0 => drop(actor.insert(odd, &2).await.unwrap()),
                 1 => drop(actor.invalidate(odd).await.unwrap()),
                 2 => drop(actor.expire(odd).await.unwrap()),
-                _ => {
-                    let load = |_lead| async { Ok::<_, BoxError>(3) };
-                    actor.request(odd).refresh(load).await.unwrap();
-                }
+                _ => drop(actor.request(odd).refresh(value(3)).await.unwrap()),
             }
             assert_eq!(front.get(odd), None, "act {act}");
         }
@@ -78,8 +75,7 @@ async fn a_value_from_before_a_change_is_not_kept() {
         assert_eq!(front.get("k"), None);
         // What was loaded here since a ticket is newer than its own commit.
         let ticket = watch.ticket("k").unwrap();
-        let load = here.request("k").load(|_lead| async { Ok::<_, BoxError>(2) });
-        let new = load.await.unwrap();
+        let new = here.request("k").load(value(2)).await.unwrap();
         assert!(watch.insert_if_current(&ticket, &new, || front.insert("k", 2)));
         assert_eq!(front.get("k"), Some(2));
     }
@@ -93,12 +89,11 @@ async fn a_listener_that_panics_stops_nothing() {
     let front = Front::default();
     let _bad = here.watch(|_| panic!("as planned"));
     let watch = front.watch(&here);
-    front.insert("k", 1);
-    there.invalidate("k").await.unwrap();
-    assert_eq!(front.get("k"), None);
-    front.insert("k", 1);
-    here.invalidate("k").await.unwrap();
-    assert_eq!(front.get("k"), None);
+    for actor in [&there, &here] {
+        front.insert("k", 1);
+        actor.invalidate("k").await.unwrap();
+        assert_eq!(front.get("k"), None);
+    }
     drop(watch);
     front.insert("k", 1);
     here.invalidate("k").await.unwrap();

@@ -1,17 +1,13 @@
 //! The fencing tokens grow from holder to holder, whatever majorities they had.
 
-use bellwether::{ErrorKind, MemoryBackend, Redlock, backend::Leases};
-use testkit::faulty::{Fault, Op};
-use tokio::{
-    task::yield_now,
-    time::{advance, sleep},
-};
+use tokio::{task::yield_now, time::advance};
 
 use super::{
-    MS, kind,
-    played::{LEASE, dead, occupy, seen, servers},
+    kind,
+    played::{LEASE, advance_fence, dead, locking, majority, seen, servers},
     shares,
 };
+use crate::prelude::*;
 
 /// Each holder has another majority, and the clocks of the servers are far apart.
 #[tokio::test(start_paused = true)]
@@ -22,13 +18,11 @@ async fn tokens_grow_over_majorities_and_clocks() {
         servers.push(MemoryBackend::new());
         advance(LEASE).await;
     }
-    let ahead = occupy(&servers[2], "m", LEASE).await;
-    servers[2].set_fence(&ahead, 1 << 52).await.unwrap();
-    servers[2].release(&ahead).await.unwrap();
+    advance_fence(&servers[2]).await;
     let mut last = 0;
     for at in 0..20 {
         let away = [at % 5, (at + 1 + at / 5) % 5];
-        let redlock = Redlock::over(dead(&servers, &away, Fault::Refuse), "bellwether").unwrap();
+        let redlock = majority(&dead(&servers, &away, Fault::Refuse));
         let guard = redlock.mutex("m").lock().await.unwrap();
         assert!(guard.fence() > last, "{} after {last}, without {away:?}", guard.fence());
         last = guard.fence();
@@ -43,16 +37,9 @@ async fn tokens_grow_over_majorities_and_clocks() {
 #[tokio::test(start_paused = true)]
 async fn tokens_grow_over_passes() {
     let servers: [_; 3] = servers();
-    let (here, there) = (
-        Redlock::over(servers.clone(), "bellwether"),
-        Redlock::over(servers.clone(), "bellwether"),
-    );
-    let (here, there) = (here.unwrap(), there.unwrap());
+    let (here, there) = (majority(&servers), majority(&servers));
     let first = here.mutex("m").lock().await.unwrap();
-    let next = tokio::spawn({
-        let mutex = here.mutex("m");
-        async move { mutex.lock().await.unwrap() }
-    });
+    let next = locking(&here);
     yield_now().await;
     let before = first.fence();
     first.unlock().await.unwrap();
@@ -63,37 +50,25 @@ async fn tokens_grow_over_passes() {
     assert!(there.reentrant_mutex("m").holder().lock().await.unwrap().fence() > last);
 }
 
-/// The token is not written to a majority, so the lock is not held.
-#[tokio::test(start_paused = true)]
-async fn a_lock_without_a_token_at_a_majority_is_not_held() {
-    for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
-        let servers: [_; 3] = servers();
-        let ahead = occupy(&servers[2], "m", LEASE).await;
-        servers[2].set_fence(&ahead, 1 << 52).await.unwrap();
-        servers[2].release(&ahead).await.unwrap();
-        let faults = [(0, Op::SetFence, fault), (1, Op::SetFence, fault)];
-        let redlock = Redlock::over(seen(&servers, &faults), "bellwether").unwrap();
-        assert_eq!(kind(redlock.mutex("m").try_lock().await), ErrorKind::Backend);
-        sleep(MS).await;
-        assert_eq!(shares(&servers, "m").await, 0, "{fault:?}");
-    }
-}
-
-/// A server has granted its share and misses the token. It would grant a smaller one to a later
-/// majority, so its share is released, and is no part of the hold.
+/// A share without the token is no part of the hold: its server would grant a smaller token to a
+/// later majority, so the share is released. Without the token at a majority, the lock is not held.
 #[tokio::test(start_paused = true)]
 async fn a_share_without_the_token_is_released() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
-        let servers: [_; 3] = servers();
-        let ahead = occupy(&servers[2], "m", LEASE).await;
-        servers[2].set_fence(&ahead, 1 << 52).await.unwrap();
-        servers[2].release(&ahead).await.unwrap();
-        let faults = [(0, Op::SetFence, fault)];
-        let redlock = Redlock::over(seen(&servers, &faults), "bellwether").unwrap();
-        let guard = redlock.mutex("m").lock().await.unwrap();
-        sleep(MS).await;
-        assert_eq!(shares(&servers, "m").await, 2, "{fault:?}");
-        assert_eq!(shares(&servers[..1], "m").await, 0, "{fault:?}");
-        guard.unlock().await.unwrap();
+        for failing in 1..=2 {
+            let servers: [_; 3] = servers();
+            advance_fence(&servers[2]).await;
+            let faults = [(0, Op::SetFence, fault), (1, Op::SetFence, fault)];
+            let redlock = majority(&seen(&servers, &faults[..failing]));
+            let locked = redlock.mutex("m").try_lock().await;
+            sleep(MS).await;
+            let held = if failing == 1 { 2 } else { 0 };
+            assert_eq!(shares(&servers, "m").await, held, "{fault:?}");
+            assert_eq!(shares(&servers[..1], "m").await, 0, "{fault:?}");
+            match failing {
+                1 => locked.unwrap().unwrap().unlock().await.unwrap(),
+                _ => assert_eq!(kind(locked), ErrorKind::Backend),
+            }
+        }
     }
 }

@@ -1,17 +1,11 @@
 //! The cases in which a holder is told that the lock is lost.
 
-use bellwether::{
-    ErrorKind, Redlock,
-    backend::{Leases, Mode},
-};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::time::{Instant, sleep, timeout};
-
 use super::{
     kind, name,
-    played::{LEASE, occupy, seen, servers},
+    played::{LEASE, locking, majority, occupy, seen, servers},
     shares,
 };
+use crate::prelude::*;
 
 /// The renewals of the holder reach only a minority. The holder is told before another one gets the
 /// lock.
@@ -19,22 +13,13 @@ use super::{
 async fn a_loss_is_reported_before_the_next_holder_gets_in() {
     for fault in [Fault::Refuse, Fault::Hang] {
         let servers: [_; 3] = servers();
-        let cut_off = seen(&servers, &[(0, Op::Renew, fault), (2, Op::Renew, fault)]);
-        let guard = Redlock::over(cut_off, "bellwether")
-            .unwrap()
-            .mutex("m")
-            .lease(LEASE)
-            .lock()
-            .await
-            .unwrap();
-        let next = tokio::spawn(async move {
-            let guard =
-                Redlock::over(servers, "bellwether").unwrap().mutex("m").lock().await.unwrap();
-            (Instant::now(), guard)
-        });
+        let cut_off = majority(&seen(&servers, &[(0, Op::Renew, fault), (2, Op::Renew, fault)]));
+        let guard = cut_off.mutex("m").lease(LEASE).lock().await.unwrap();
+        let next = locking(&majority(&servers));
+        let next = spawn(async move { (next.await.unwrap(), Instant::now()) });
         timeout(LEASE, guard.lost()).await.unwrap();
         let lost = Instant::now();
-        let (acquired, other) = next.await.unwrap();
+        let (other, acquired) = next.await.unwrap();
         assert!(lost < acquired, "{fault:?}");
         assert!(acquired - lost < LEASE / 50, "{:?}", acquired - lost);
         assert_eq!(kind(guard.renew().await), ErrorKind::Lost);
@@ -48,8 +33,7 @@ async fn a_loss_is_reported_before_the_next_holder_gets_in() {
 #[tokio::test(start_paused = true)]
 async fn renewals_that_fail_in_turn_cause_no_loss() {
     let servers: [_; 5] = servers();
-    let seen: Vec<_> =
-        servers.iter().map(|server| Faulty::over(server.clone(), |_| None)).collect();
+    let seen = seen(&servers, &[]);
     for (at, server) in seen.iter().enumerate() {
         let mut renewals = 0;
         server.plan(move |op| {
@@ -58,13 +42,7 @@ async fn renewals_that_fail_in_turn_cause_no_loss() {
             fails.then_some(if renewals % 2 == 0 { Fault::Hang } else { Fault::LoseReply })
         });
     }
-    let guard = Redlock::over(seen.clone(), "bellwether")
-        .unwrap()
-        .mutex("m")
-        .lease(LEASE)
-        .lock()
-        .await
-        .unwrap();
+    let guard = majority(&seen).mutex("m").lease(LEASE).lock().await.unwrap();
     sleep(20 * LEASE).await;
     assert!(!guard.is_lost());
     guard.unlock().await.unwrap();
@@ -78,7 +56,7 @@ async fn renewals_that_fail_in_turn_cause_no_loss() {
 #[tokio::test(start_paused = true)]
 async fn a_majority_that_forgot_the_lock_is_reported_at_the_next_renewal() {
     let servers: [_; 3] = servers();
-    let redlock = Redlock::over(servers.clone(), "bellwether").unwrap();
+    let redlock = majority(&servers);
     let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     for server in &servers[..2] {
         server.clear(&name("m"), Mode::Exclusive).await.unwrap();
@@ -89,15 +67,14 @@ async fn a_majority_that_forgot_the_lock_is_reported_at_the_next_renewal() {
 }
 
 /// Servers that are updated one after another come back empty, and one was away during the
-/// acquisition. The lock was once lost with the second of them, though at every moment two of three
-/// had it.
+/// acquisition. At every moment two of three have the lock.
 #[tokio::test(start_paused = true)]
 async fn servers_that_forget_one_after_another_cause_no_loss() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
     let mut away = Some(Fault::Hang);
     seen[2].plan(move |op| if op == Op::Acquire { away.take() } else { None });
-    let redlock = Redlock::over(seen, "bellwether").unwrap();
+    let redlock = majority(&seen);
     let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     assert_eq!(shares(&servers, "m").await, 2);
     for server in servers.iter().chain(&servers) {
@@ -117,7 +94,7 @@ async fn a_share_of_another_owner_is_not_taken_from_it() {
     let servers: [_; 3] = servers();
     let other = occupy(&servers[0], "m", 10 * LEASE).await;
     let seen = seen(&servers, &[]);
-    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
+    let redlock = majority(&seen);
     let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     sleep(5 * LEASE).await;
     assert!(seen[0].count(Op::Acquire) > 3, "the missing share is not asked for");
@@ -133,7 +110,7 @@ async fn a_share_of_another_owner_is_not_taken_from_it() {
 async fn an_unknown_outcome_of_one_lease_does_not_end_others() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
-    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
+    let redlock = majority(&seen);
     let doubtful = redlock.mutex("doubtful").lease(LEASE).lock().await.unwrap();
     let sound = redlock.mutex("sound").lease(LEASE).lock().await.unwrap();
     servers[0].clear(&name("doubtful"), Mode::Exclusive).await.unwrap();
@@ -150,12 +127,12 @@ async fn an_unknown_outcome_of_one_lease_does_not_end_others() {
 #[tokio::test(start_paused = true)]
 async fn a_fixed_lease_ends_by_itself() {
     let servers: [_; 3] = servers();
-    let redlock = Redlock::over(servers.clone(), "bellwether").unwrap();
+    let redlock = majority(&servers);
     let guard = redlock.mutex("m").lease(LEASE).fixed_lease().lock().await.unwrap();
     let begun = Instant::now();
     guard.lost().await;
     // A hundredth of the lease and 2 ms are kept for the drift of clocks.
     assert!(begun.elapsed() < LEASE && begun.elapsed() >= LEASE * 98 / 100);
-    drop(Redlock::over(servers, "bellwether").unwrap().mutex("m").lock().await.unwrap());
+    drop(majority(&servers).mutex("m").lock().await.unwrap());
     assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
 }

@@ -1,48 +1,11 @@
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
-
-use bellwether::{ErrorKind, MemoryBackend, Redlock, backend::Leases, lease::Retry};
-use testkit::faulty::{Fault, Op};
-use tokio::time::{Instant, sleep, timeout};
+use bellwether::{Redlock, lease::Retry};
 
 use super::{
-    MS, kind,
-    played::{ANSWER, LEASE, dead, occupy, seen, servers},
+    kind,
+    played::{ANSWER, LEASE, dead, locking, majority, occupy, seen, servers},
     shares,
 };
-
-#[tokio::test(start_paused = true)]
-async fn a_lock_has_one_holder_at_a_time_and_leaves_nothing() {
-    for count in [1, 3, 5] {
-        let servers: Vec<_> = (0..count).map(|_| MemoryBackend::new()).collect();
-        let inside = Arc::new(AtomicUsize::new(0));
-        let begun = Instant::now();
-        // Some contenders share a process, others do not.
-        let processes: Vec<_> =
-            (0..6).map(|_| Redlock::over(servers.clone(), "bellwether").unwrap()).collect();
-        let tasks = (0..60).map(|n| {
-            let (redlock, inside) = (processes[n % 6].clone(), inside.clone());
-            tokio::spawn(async move {
-                let guard = redlock.mutex("m").lock().await.unwrap();
-                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                sleep(5 * MS).await;
-                inside.fetch_sub(1, Ordering::SeqCst);
-                guard.unlock().await.unwrap();
-            })
-        });
-        for task in tasks.collect::<Vec<_>>() {
-            task.await.unwrap();
-        }
-        // Pushes wake the waiters: none waited for the end of a lease, or for the poll after 5 s.
-        assert!(begun.elapsed() < Duration::from_secs(2), "{count}: {:?}", begun.elapsed());
-        assert_eq!(shares(&servers, "m").await, 0);
-    }
-}
+use crate::prelude::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_minority_of_dead_servers_is_skipped() {
@@ -50,8 +13,8 @@ async fn a_minority_of_dead_servers_is_skipped() {
         for fault in [Fault::Refuse, Fault::Hang] {
             let servers: Vec<_> = (0..count).map(|_| MemoryBackend::new()).collect();
             let which: Vec<_> = (0..away).collect();
-            let redlock = Redlock::over(dead(&servers, &which, fault), "bellwether").unwrap();
-            let other = Redlock::over(dead(&servers, &which, fault), "bellwether").unwrap();
+            let redlock = majority(&dead(&servers, &which, fault));
+            let other = majority(&dead(&servers, &which, fault));
             let begun = Instant::now();
             let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
             assert!(begun.elapsed() <= ANSWER + 2 * MS, "{:?}", begun.elapsed());
@@ -71,7 +34,7 @@ async fn a_minority_of_shares_is_released_and_waited_for() {
     let servers: [_; 3] = servers();
     occupy(&servers[0], "m", 7000 * MS).await;
     occupy(&servers[1], "m", 3000 * MS).await;
-    let redlock = Redlock::over(servers.clone(), "bellwether").unwrap();
+    let redlock = majority(&servers);
     let begun = Instant::now();
     assert!(redlock.mutex("m").try_lock().await.unwrap().is_none());
     assert_eq!(shares(&servers, "m").await, 2);
@@ -93,18 +56,14 @@ async fn a_minority_of_shares_is_released_and_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn waiters_do_not_wake_each_other_without_end() {
     let servers: [_; 3] = servers();
-    let holder = seen(&servers, &[(2, Op::Acquire, Fault::Refuse)]);
-    let guard =
-        Redlock::over(holder, "bellwether").unwrap().mutex("m").lease(LEASE).lock().await.unwrap();
+    let holder = majority(&seen(&servers, &[(2, Op::Acquire, Fault::Refuse)]));
+    let guard = holder.mutex("m").lease(LEASE).lock().await.unwrap();
     assert_eq!(shares(&servers, "m").await, 2);
-    let waiters: Vec<_> = (0..5).map(|_| seen(&servers, &[])).collect();
-    let waiting: Vec<_> = waiters
-        .iter()
-        .map(|servers| {
-            let redlock = Redlock::over(servers.clone(), "bellwether").unwrap();
-            tokio::spawn(async move { drop(redlock.mutex("m").lock().await.unwrap()) })
-        })
-        .collect();
+    let waiters = [(); 5].map(|()| seen(&servers, &[]));
+    let waiting = waiters.each_ref().map(|servers| {
+        let redlock = majority(servers);
+        spawn(async move { drop(redlock.mutex("m").lock().await.unwrap()) })
+    });
     sleep(LEASE).await;
     for servers in &waiters {
         let tries = servers[2].count(Op::Acquire);
@@ -112,9 +71,7 @@ async fn waiters_do_not_wake_each_other_without_end() {
     }
     let begun = Instant::now();
     guard.unlock().await.unwrap();
-    for waiting in waiting {
-        waiting.await.unwrap();
-    }
+    all(waiting).await;
     assert!(begun.elapsed() < 500 * MS, "{:?}", begun.elapsed());
 }
 
@@ -126,10 +83,9 @@ async fn a_waiter_is_served_soon_with_any_number_of_pushing_servers() {
     for (mute, most) in most {
         let servers: [_; 3] = servers();
         let faults: Vec<_> = (0..mute).map(|at| (at, Op::Changes, Fault::Refuse)).collect();
-        let waiter = Redlock::over(seen(&servers, &faults), "bellwether").unwrap();
-        let guard =
-            Redlock::over(servers.clone(), "bellwether").unwrap().mutex("m").lock().await.unwrap();
-        let waiting = tokio::spawn(async move { waiter.mutex("m").lock().await.unwrap() });
+        let waiter = majority(&seen(&servers, &faults));
+        let guard = majority(&servers).mutex("m").lock().await.unwrap();
+        let waiting = locking(&waiter);
         sleep(700 * MS).await;
         let begun = Instant::now();
         guard.unlock().await.unwrap();
@@ -152,11 +108,8 @@ async fn noise_of_one_server_delays_no_waiter() {
             Op::Release => Some(late),
             _ => None,
         });
-        let (holder, waiter) =
-            (Redlock::over(holder, "bellwether"), Redlock::over(servers.clone(), "bellwether"));
-        let guard = holder.unwrap().mutex("m").lease(LEASE).lock().await.unwrap();
-        let mutex = waiter.unwrap().mutex("m");
-        let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+        let guard = majority(&holder).mutex("m").lease(LEASE).lock().await.unwrap();
+        let waiting = locking(&majority(&servers));
         sleep(100 * MS).await;
         for _ in 0..10 {
             let noise = occupy(&servers[0], "m", LEASE).await;
@@ -178,11 +131,11 @@ async fn noise_of_one_server_delays_no_waiter() {
 async fn a_waiter_that_comes_when_the_listening_ends_is_woken() {
     for pause in (900..1_100).step_by(5) {
         let servers: [_; 3] = servers();
-        let [here, there] = [0, 1].map(|_| Redlock::over(servers.clone(), "bellwether").unwrap());
+        let [here, there] = [0, 1].map(|_| majority(&servers));
         let guard = there.mutex("m").lock().await.unwrap();
         assert!(here.mutex("m").try_lock().await.unwrap().is_none());
         sleep(pause * MS).await;
-        let waiting = tokio::spawn(async move { here.mutex("m").lock().await.unwrap() });
+        let waiting = locking(&here);
         sleep(30 * MS).await;
         let begun = Instant::now();
         guard.unlock().await.unwrap();
@@ -211,7 +164,7 @@ async fn an_acquisition_as_long_as_the_lease_fails() {
 async fn only_the_holder_can_acquire_the_lock_again() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
-    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
+    let redlock = majority(&seen);
     let (one, another) = {
         let mutex = redlock.reentrant_mutex("m").lease(LEASE);
         (mutex.holder(), mutex.holder())
@@ -239,7 +192,7 @@ async fn bad_settings_bad_names_and_shutdown_are_errors() {
         ErrorKind::InvalidConfig
     );
     let servers: [_; 3] = servers();
-    let redlock = Redlock::over(servers.clone(), "bellwether").unwrap();
+    let redlock = majority(&servers);
     assert_eq!(kind(redlock.mutex("").lock().await), ErrorKind::InvalidKey);
     assert_eq!(kind(redlock.mutex("m").lease(MS).lock().await), ErrorKind::InvalidConfig);
     let guard = redlock.mutex("m").lock().await.unwrap();
@@ -247,12 +200,10 @@ async fn bad_settings_bad_names_and_shutdown_are_errors() {
     let impatient = redlock.mutex("m").retry(Retry::fixed(10 * MS).times(3));
     assert_eq!(kind(impatient.lock().await), ErrorKind::NotAcquired);
     assert!(begun.elapsed() <= 35 * MS);
-    let waiting = tokio::spawn({
-        let mutex = redlock.mutex("m");
-        async move { mutex.lock().await }
-    });
+    let mutex = redlock.mutex("m");
+    let waiting = spawn(async move { mutex.lock().await });
     sleep(MS).await;
-    redlock.shutdown(Duration::from_secs(1)).await;
+    redlock.shutdown(SECOND).await;
     assert_eq!(kind(waiting.await.unwrap()), ErrorKind::ShutDown);
     assert_eq!(kind(redlock.mutex("n").try_lock().await), ErrorKind::ShutDown);
     guard.unlock().await.unwrap();

@@ -10,13 +10,7 @@ mod played;
 mod stray;
 mod undo;
 
-use bellwether::{
-    Error, ErrorKind, Key,
-    backend::{Leases, Mode},
-    key::{Family, Name, Namespace},
-};
-
-use crate::prelude::MS;
+use crate::prelude::*;
 
 /// Returns the name of a lock as each server knows it.
 fn name(key: &str) -> Name {

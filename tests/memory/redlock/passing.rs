@@ -1,51 +1,44 @@
 //! The callers of one process wait in its local queue, and the lock passes from one to the next at
 //! all servers.
 
-use std::{sync::Arc, time::Duration};
+use bellwether::{Redlock, lock::MutexGuard};
+use tokio::task::yield_now;
 
-use bellwether::{ErrorKind, MemoryBackend, Redlock, lock::MutexGuard};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::{
-    task::{JoinHandle, yield_now},
-    time::{Instant, sleep},
+use super::{
+    kind,
+    played::{LEASE, locking, majority, seen, servers},
+    shares,
 };
+use crate::prelude::*;
 
-use super::{MS, kind, shares};
-
-const LEASE: Duration = Duration::from_secs(10);
-
-fn three() -> ([MemoryBackend; 3], Vec<Faulty>) {
-    let servers: [_; 3] = std::array::from_fn(|_| MemoryBackend::new());
-    let seen = servers.iter().map(|server| Faulty::over(server.clone(), |_| None)).collect();
-    (servers, seen)
-}
-
-async fn next_in_local_queue(redlock: &Redlock) -> JoinHandle<MutexGuard> {
-    let mutex = redlock.mutex("m").lease(LEASE);
-    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+/// Returns servers as one client sees them, the first holder, and the next one in the local queue.
+async fn passing() -> ([MemoryBackend; 3], Vec<Faulty>, Redlock, MutexGuard, JoinHandle<MutexGuard>)
+{
+    let servers = servers();
+    let seen = seen(&servers, &[]);
+    let redlock = majority(&seen);
+    let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
+    let next = locking(&redlock);
     yield_now().await;
-    waiting
+    (servers, seen, redlock, first, next)
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_caller_contends_and_the_lock_passes_on() {
-    let (servers, seen) = three();
-    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
-    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let tasks: Vec<_> = (0..10)
-        .map(|n| {
-            let (mutex, order) = (redlock.mutex("m"), order.clone());
-            tokio::spawn(async move {
-                let guard = mutex.lock().await.unwrap();
-                order.lock().unwrap().push(n);
-                sleep(MS).await;
-                guard.unlock().await.unwrap();
-            })
+    let servers: [_; 3] = servers();
+    let seen = seen(&servers, &[]);
+    let redlock = majority(&seen);
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let tasks = (0..10).map(|n| {
+        let (mutex, order) = (redlock.mutex("m"), order.clone());
+        spawn(async move {
+            let guard = mutex.lock().await.unwrap();
+            order.lock().unwrap().push(n);
+            sleep(MS).await;
+            guard.unlock().await.unwrap();
         })
-        .collect();
-    for task in tasks {
-        task.await.unwrap();
-    }
+    });
+    all(tasks).await;
     assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
     for server in &seen {
         let calls = [Op::Acquire, Op::SetFence, Op::Release].map(|op| server.count(op));
@@ -66,10 +59,7 @@ fn fail_pass(server: &Faulty, fault: Fault) {
 #[tokio::test(start_paused = true)]
 async fn a_minority_that_does_not_pass_goes_along() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
-        let (servers, seen) = three();
-        let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
-        let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
-        let next = next_in_local_queue(&redlock).await;
+        let (servers, seen, redlock, first, next) = passing().await;
         fail_pass(&seen[1], fault);
         first.unlock().await.unwrap();
         let guard = next.await.unwrap();
@@ -93,17 +83,14 @@ async fn a_minority_that_does_not_pass_goes_along() {
 #[tokio::test(start_paused = true)]
 async fn a_majority_that_does_not_pass_orphans_nothing() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
-        let (servers, seen) = three();
-        let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
-        let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
-        let next = next_in_local_queue(&redlock).await;
+        let (servers, seen, _, first, next) = passing().await;
         for server in &seen[..2] {
             fail_pass(server, fault);
         }
         let begun = Instant::now();
         assert_eq!(kind(first.unlock().await), ErrorKind::Backend);
         let guard = next.await.unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(1), "{fault:?}: {:?}", begun.elapsed());
+        assert!(begun.elapsed() < SECOND, "{fault:?}: {:?}", begun.elapsed());
         sleep(5 * LEASE).await;
         assert!(!guard.is_lost());
         assert!(shares(&servers, "m").await >= 2);
@@ -115,12 +102,9 @@ async fn a_majority_that_does_not_pass_orphans_nothing() {
 /// The unlocking caller goes away while the lock is passed on.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_unlock_still_passes_the_lock_on() {
-    let (servers, seen) = three();
-    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
-    let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
-    let next = next_in_local_queue(&redlock).await;
+    let (servers, seen, _, first, next) = passing().await;
     seen.iter().for_each(|server| server.plan(|_| Some(Fault::Late(20 * MS))));
-    assert!(tokio::time::timeout(5 * MS, first.unlock()).await.is_err());
+    assert!(timeout(5 * MS, first.unlock()).await.is_err());
     let begun = Instant::now();
     let guard = next.await.unwrap();
     assert!(begun.elapsed() < 30 * MS, "{:?}", begun.elapsed());

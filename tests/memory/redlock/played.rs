@@ -1,14 +1,9 @@
 //! Servers in memory, and the faults of the operations of one client.
 
-use std::time::Duration;
-
-use bellwether::{
-    MemoryBackend,
-    backend::{Claim, Leases, Mode},
-};
-use testkit::faulty::{Fault, Faulty, Op};
+use bellwether::{Redlock, lock::MutexGuard};
 
 use super::name;
+use crate::prelude::*;
 
 pub const LEASE: Duration = Duration::from_secs(10);
 /// The time that one server may take to answer.
@@ -16,6 +11,16 @@ pub const ANSWER: Duration = Duration::from_millis(50);
 
 pub fn servers<const N: usize>() -> [MemoryBackend; N] {
     std::array::from_fn(|_| MemoryBackend::new())
+}
+
+pub fn majority<B: Store + Clone>(servers: &[B]) -> Redlock {
+    Redlock::over(servers.iter().cloned(), "bellwether").unwrap()
+}
+
+/// Acquires the lock in a task.
+pub fn locking(redlock: &Redlock) -> JoinHandle<MutexGuard> {
+    let mutex = redlock.mutex("m").lease(LEASE);
+    spawn(async move { mutex.lock().await.unwrap() })
 }
 
 /// Returns the same servers as one client sees them, some of them with a fault.
@@ -42,4 +47,11 @@ pub async fn occupy(server: &MemoryBackend, key: &str, lease: Duration) -> Claim
     let claim = Claim::new(name(key), Mode::Exclusive, lease, lease);
     server.acquire(&claim).await.unwrap();
     claim
+}
+
+/// Has a server's fence be far ahead of the others.
+pub async fn advance_fence(server: &MemoryBackend) {
+    let ahead = occupy(server, "m", LEASE).await;
+    server.set_fence(&ahead, 1 << 52).await.unwrap();
+    server.release(&ahead).await.unwrap();
 }

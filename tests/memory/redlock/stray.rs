@@ -1,12 +1,9 @@
 //! A backend whose acquisitions arrive late, whether or not their caller still waits for them.
 
-use std::time::Duration;
+use bellwether::error::{BackendError, BackendErrorKind};
+use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 
-use bellwether::{
-    MemoryBackend,
-    error::{BackendError, BackendErrorKind},
-};
-use testkit::interceptor::{Answer, Hook, Interceptor, Op, Operation};
+use crate::prelude::*;
 
 #[derive(Clone)]
 pub struct Stray {
@@ -28,8 +25,8 @@ impl Hook<MemoryBackend> for Stray {
             return operation.perform(inner).await;
         }
         let (inner, by) = (inner.clone(), self.by);
-        let on_its_way = tokio::spawn(async move {
-            tokio::time::sleep(by).await;
+        let on_its_way = spawn(async move {
+            sleep(by).await;
             operation.perform(&inner).await
         });
         let lost = |error| BackendError::new(BackendErrorKind::Unknown, error);

@@ -1,34 +1,31 @@
 //! A lock that is not held, or no longer, is released at each server, and so are shares that are
 //! still on their way.
 
-use std::{future::Future, pin::pin, task::Poll, time::Duration};
+use std::{pin::pin, task::Poll};
 
-use bellwether::{ErrorKind, MemoryBackend, Redlock, backend::Leases};
-use testkit::faulty::{Fault, Faulty, Op};
-use tokio::{
-    task::yield_now,
-    time::{Instant, sleep},
-};
+use bellwether::Redlock;
+use tokio::task::yield_now;
 
 use super::{
-    MS, kind,
-    played::{ANSWER, LEASE, occupy, seen, servers},
+    kind,
+    played::{ANSWER, LEASE, majority, occupy, seen, servers},
     shares,
     stray::stray,
 };
+use crate::prelude::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_majority_holds_and_leaves_nothing() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
         let servers: [_; 3] = servers();
         let faults = [(1, Op::Acquire, fault), (2, Op::Acquire, fault)];
-        let redlock = Redlock::over(seen(&servers, &faults), "bellwether").unwrap();
+        let redlock = majority(&seen(&servers, &faults));
         assert_eq!(kind(redlock.mutex("m").try_lock().await), ErrorKind::Backend);
         assert_eq!(shares(&servers[..1], "m").await, 0, "{fault:?}");
         let begun = Instant::now();
-        let mutex = redlock.mutex("m").lease(LEASE).wait_limit(Duration::from_secs(2));
+        let mutex = redlock.mutex("m").lease(LEASE).wait_limit(2 * SECOND);
         assert_eq!(kind(mutex.lock().await), ErrorKind::Backend);
-        assert!(begun.elapsed() <= Duration::from_secs(2) + 2 * ANSWER);
+        assert!(begun.elapsed() <= 2 * SECOND + 2 * ANSWER);
         // The undo of unanswered tries happens at once as well.
         sleep(MS).await;
         assert_eq!(shares(&servers, "m").await, 0, "{fault:?}");
@@ -40,7 +37,7 @@ async fn a_failed_majority_holds_and_leaves_nothing() {
 async fn an_unlock_reports_its_outcome_and_is_repeated() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
-    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
+    let redlock = majority(&seen);
     let lock = async || redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     // One server does not answer. The unlock succeeds, and the release at that server continues in
     // the background.
@@ -76,8 +73,7 @@ async fn an_acquisition_dropped_at_any_await_leaves_nothing() {
         for contended in [false, true] {
             for polls in 1..40 {
                 let servers: [_; 3] = servers();
-                let seen: Vec<_> =
-                    servers.iter().map(|server| Faulty::over(server.clone(), |_| None)).collect();
+                let seen = seen(&servers, &[]);
                 seen[0].plan(move |op| (op == Op::Acquire).then_some(fault?));
                 seen[1].plan(|op| (op == Op::Acquire).then_some(Fault::Late(MS)));
                 if contended {
@@ -86,7 +82,7 @@ async fn an_acquisition_dropped_at_any_await_leaves_nothing() {
                     occupy(&servers[1], "m", 5 * MS).await;
                     occupy(&servers[2], "m", 20 * MS).await;
                 }
-                let redlock = Redlock::over(seen, "bellwether").unwrap();
+                let redlock = majority(&seen);
                 let mutex = redlock.mutex("m").lease(LEASE);
                 let mut left = polls;
                 let locked = {
@@ -116,13 +112,13 @@ async fn a_late_acquisition_is_undone_within_a_lease() {
     let servers: [_; 3] = servers();
     let late = |inner: &MemoryBackend| stray(inner, 300 * MS);
     let redlock = Redlock::over(servers.iter().map(late), "bellwether").unwrap();
-    let lease = Duration::from_secs(2);
+    let lease = 2 * SECOND;
     let mutex = redlock.mutex("m").lease(lease);
     assert_eq!(kind(mutex.try_lock().await), ErrorKind::Backend);
     sleep(290 * MS).await;
     assert_eq!(shares(&servers, "m").await, 3, "the late shares did not arrive");
     let begun = Instant::now();
-    let other = Redlock::over(servers.clone(), "bellwether").unwrap();
+    let other = majority(&servers);
     let guard = other.mutex("m").lock().await.unwrap();
     assert!(begun.elapsed() <= lease, "{:?}", begun.elapsed());
     // The undo concerns that try only.
@@ -142,14 +138,8 @@ async fn the_undo_of_a_failed_try_spares_the_next_one() {
     seen[0].plan(move |op| if op == Op::Acquire { first.next().flatten() } else { None });
     let mut refused = [Some(Fault::Refuse), None].into_iter();
     seen[2].plan(move |op| if op == Op::Acquire { refused.next().flatten() } else { None });
-    let lease = Duration::from_secs(1);
-    let guard = Redlock::over(seen.clone(), "bellwether")
-        .unwrap()
-        .mutex("m")
-        .lease(lease)
-        .lock()
-        .await
-        .unwrap();
+    let lease = SECOND;
+    let guard = majority(&seen).mutex("m").lease(lease).lock().await.unwrap();
     assert_eq!(shares(&servers, "m").await, 3);
     sleep(5 * lease).await;
     assert!(!guard.is_lost());
@@ -169,7 +159,7 @@ async fn a_share_that_arrives_after_the_unlock_is_released() {
         stray(inner, by)
     };
     let redlock = Redlock::over(servers.iter().enumerate().map(late), "bellwether").unwrap();
-    let lease = Duration::from_secs(60);
+    let lease = 60 * SECOND;
     let guard = redlock.mutex("m").lease(lease).lock().await.unwrap();
     // A share that came too late to count is undone.
     sleep(lease / 4).await;
@@ -181,7 +171,7 @@ async fn a_share_that_arrives_after_the_unlock_is_released() {
     assert_eq!(shares(&servers, "m").await, 0);
     sleep(301 * MS).await;
     assert_eq!(shares(&servers, "m").await, 1, "the missing share did not arrive late");
-    sleep(Duration::from_secs(1)).await;
+    sleep(SECOND).await;
     assert_eq!(shares(&servers, "m").await, 0);
 }
 
@@ -192,7 +182,7 @@ async fn a_share_that_is_granted_after_the_unlock_is_released() {
     let seen = seen(&servers, &[]);
     let mut faults = [Fault::Refuse, Fault::Late(ANSWER / 2)].into_iter();
     seen[0].plan(move |op| if op == Op::Acquire { faults.next() } else { None });
-    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
+    let redlock = majority(&seen);
     let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     guard.renew().await.unwrap();
     // The renewal has found that the share is missing, and a task asks for it.
@@ -209,10 +199,10 @@ async fn a_share_that_is_granted_after_the_unlock_is_released() {
 async fn a_share_that_is_undone_is_not_counted() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
-    let second = Duration::from_secs(1);
+    let second = SECOND;
     let mut astray = Some(Fault::Astray(3 * second));
     seen[0].plan(move |op| if op == Op::Acquire { astray.take() } else { None });
-    let redlock = Redlock::over(seen.clone(), "bellwether").unwrap();
+    let redlock = majority(&seen);
     let guard = redlock.mutex("m").lease(10 * second).lock().await.unwrap();
     sleep(15 * second).await;
     assert_eq!(shares(&servers, "m").await, 3);
