@@ -1,16 +1,8 @@
 //! Connections that end while commands are sent on them.
 
-use std::time::Duration;
+use tokio::sync::watch;
 
-use bellwether::{RedisBackend, backend::Store};
-use testkit::{LIMIT, RedisServer};
-use tokio::{
-    sync::watch,
-    task::JoinSet,
-    time::{Instant, sleep, timeout},
-};
-
-use crate::name;
+use crate::prelude::*;
 
 const BACKENDS: usize = 16;
 const TASKS_OF_EACH: usize = 16;
@@ -43,7 +35,7 @@ async fn no_command_waits_for_its_time_out_when_its_connection_ends() {
     let mut raw = server.raw().await;
     let mut ends = 0;
     while begun.elapsed() < LASTS {
-        ends += raw.run::<u32>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+        ends += raw.kill_clients("normal").await;
         sleep(Duration::from_millis(5)).await;
     }
     stop.send_replace(true);

@@ -1,18 +1,9 @@
 //! A node that hangs, and a cluster that is down, and their cost for users of the other nodes.
 
-use std::time::Duration;
-
-use bellwether::{
-    Cache,
-    backend::{Change, Leases, Renewal},
-    cache::Source,
-    error::BackendErrorKind,
-};
-use testkit::{Cluster, LIMIT, comes_true};
-use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{TIMEOUT, backend, claim, locks, name};
+use crate::prelude::*;
 
 /// The delay that a busy machine adds to a time-out.
 const SLACK: Duration = Duration::from_secs(2);
