@@ -1,13 +1,10 @@
 //! Many locks of one process at once, beside a cache on the same backend.
 
-use std::time::Duration;
-
-use bellwether::{BoxError, Cache, Error, Locks, RedisBackend, lock::MutexGuard};
-use testkit::{LIMIT, RedisServer};
-use tokio::{task::JoinSet, time::sleep};
+use bellwether::{Error, lock::MutexGuard};
 use tokio_util::sync::CancellationToken;
 
-use super::{MS, pings::Pings, turn_alone, until_connected};
+use super::pings::Pings;
+use super::*;
 
 const KEYS: usize = 100;
 
