@@ -200,9 +200,7 @@ async fn a_late_push_makes_the_waiter_ask() {
     }
 }
 
-/// A push of an earlier hold is late, and arrives when its reader waits for the next one.
-///
-/// Its fence is not greater than that of the present holder, or its time is over. The waiter asks,
+/// The fence of a late push is not greater than the holder's, or its time is over. The waiter asks,
 /// and is not granted.
 #[tokio::test]
 async fn a_push_that_is_older_than_the_holder_is_not_trusted() {

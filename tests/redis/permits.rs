@@ -88,6 +88,15 @@ async fn a_hold_that_has_lost_a_permit_is_lost_and_not_extended() {
     }
 }
 
+/// Two renewals in one millisecond write the same score, which is no change of the members.
+#[tokio::test]
+async fn a_hold_that_is_renewed_at_once_stands() {
+    let scene = Scene::start().await;
+    let claim = scene.granted_permits(100, 50).await;
+    let twice = vec![claim; 20];
+    assert_eq!(scene.backend.renew(&twice).await.unwrap(), [Renewal::Held; 20]);
+}
+
 /// A script handed over up to 25 claims, of 1,000 permits each.
 #[tokio::test]
 async fn a_script_hands_over_a_bounded_number_of_permits() {
