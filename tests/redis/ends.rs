@@ -8,9 +8,8 @@ const BACKENDS: usize = 16;
 const TASKS_OF_EACH: usize = 16;
 const LASTS: Duration = Duration::from_secs(3);
 
-/// A command that is sent at the moment at which the driver of its connection ends lies in a queue
-/// that is not read any more. Its caller was told after one and a half time-outs. That happened
-/// once in some 2,000 ends, so about half of the runs of this test found it.
+/// A command that is sent at the moment at which its connection ends lies in a queue that nobody
+/// reads. That happened once in some 2,000 ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn no_command_waits_for_its_time_out_when_its_connection_ends() {
     let server = RedisServer::start().await;

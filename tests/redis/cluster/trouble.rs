@@ -33,9 +33,7 @@ async fn a_node_that_hangs_does_not_affect_leases_of_other_nodes() {
     assert!(comes_true(LIMIT, again).await, "the node is not used again");
 }
 
-/// One breaker stood before all nodes. Every answer of the healthy nodes closed it. Three failures
-/// in a row of a node that hung opened it for all nodes, and with one node of three these come
-/// soon. The cache of the whole cluster went on and off, and each turn was a line in the log.
+/// Each node has a breaker of its own.
 #[tokio::test]
 async fn a_node_that_hangs_does_not_affect_entries_of_other_nodes() {
     let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
