@@ -75,7 +75,8 @@ impl Cluster {
     /// Returns whether every node knows this many nodes.
     async fn all_know(&self, count: usize) -> bool {
         for node in &self.nodes {
-            if info(node.raw().await, "cluster_known_nodes").await != count {
+            let info: String = node.raw().await.run(&["CLUSTER", "INFO"]).await;
+            if !info.contains(&format!("cluster_known_nodes:{count}\r\n")) {
                 return false;
             }
         }
@@ -183,11 +184,4 @@ async fn complete(mut raw: Raw, masters: usize, replicas: usize) -> bool {
         && count("master") == masters
         && count("slave") == replicas
         && slots(raw).await.len() == masters
-}
-
-async fn info(mut raw: Raw, field: &str) -> usize {
-    let text: String = raw.run(&["CLUSTER", "INFO"]).await;
-    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
-    let found = lines.find(|(name, _)| *name == field);
-    found.and_then(|(_, value)| value.trim().parse().ok()).unwrap_or(0)
 }

@@ -8,6 +8,7 @@ mod monitor;
 mod nursery;
 mod port;
 pub mod primitives;
+mod process;
 pub mod proxy;
 mod raw;
 mod scripts;
@@ -20,8 +21,9 @@ pub use self::{
     monitor::{Call, Monitor},
     nursery::{server_command, spawn_server},
     port::Port,
+    process::Process,
     raw::{Raw, patient},
-    scripts::{all_scripts_cached, script},
+    scripts::script,
     sentinels::Sentinels,
     server::RedisServer,
     signal::signal,

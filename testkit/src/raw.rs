@@ -8,7 +8,7 @@ use redis::{
     AsyncConnectionConfig, Client, FromRedisValue, RedisResult, aio::MultiplexedConnection,
 };
 
-use super::{LIMIT, comes_true};
+use super::{LIMIT, comes_true, scripts::count_of_scripts};
 
 /// The time limit of a connection, and of an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -68,10 +68,40 @@ impl Raw {
 
     /// Returns the number of scripts that were called since the statistics began.
     pub async fn scripts_called(&mut self) -> u64 {
-        let info: String = self.run(&["INFO", "commandstats"]).await;
-        let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
-        let calls = line.and_then(|line| line.split_once("calls=")?.1.split(',').next());
-        calls.and_then(|calls| calls.parse().ok()).unwrap_or(0)
+        self.calls("evalsha").await
+    }
+
+    /// Returns how often a command was called since the statistics began, also by scripts.
+    pub async fn calls(&mut self, command: &str) -> u64 {
+        self.number("commandstats", &format!("cmdstat_{command}:calls=")).await
+    }
+
+    /// Returns the number behind a text that begins a line of `INFO`, or 0 if there is none.
+    pub async fn number(&mut self, section: &str, start: &str) -> u64 {
+        let info: String = self.run(&["INFO", section]).await;
+        let rest = info.lines().find_map(|line| line.strip_prefix(start));
+        let number = rest.and_then(|rest| rest.split(',').next());
+        number.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+    }
+
+    pub async fn reset_stats(&mut self) {
+        self.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+    }
+
+    /// Returns whether the server knows all scripts of the crate.
+    pub async fn knows_all_scripts(&mut self) -> bool {
+        self.number("memory", "number_of_cached_scripts:").await == count_of_scripts() as u64
+    }
+
+    /// Gives a user with the password `secret` the rights of a rule, and no others.
+    pub async fn set_user(&mut self, user: &str, rule: &[&str]) {
+        let words = [&["ACL", "SETUSER", user, "reset", "on", ">secret"][..], rule].concat();
+        self.run::<()>(&words).await;
+    }
+
+    /// Ends the connections of a type: `normal` or `pubsub`.
+    pub async fn kill_clients(&mut self, kind: &str) -> u32 {
+        self.run(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await
     }
 
     /// Returns the number of processes that wait for loads whose leases match a pattern: those that
@@ -175,10 +205,7 @@ impl Raw {
 
     /// Returns how many errors with this code the server has answered.
     pub async fn errors(&mut self, code: &str) -> usize {
-        let info: String = self.run(&["INFO", "errorstats"]).await;
-        let start = format!("errorstat_{code}:count=");
-        let count = info.lines().find_map(|line| line.strip_prefix(&start));
-        count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+        self.number("errorstats", &format!("errorstat_{code}:count=")).await as usize
     }
 
     /// Returns the process id of the server.

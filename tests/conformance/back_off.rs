@@ -1,15 +1,6 @@
 //! Names that back off after failed loads.
 
-use std::time::Duration;
-
-use bellwether::{
-    backend::{BackOff, Claim, Claimed, Committed, Edit, Failure, Leases, Store, Windows},
-    key::Name,
-};
-
-use crate::harness::{
-    FENCE_LIFE, FullHarness, LEASE, MOMENT, TTL, begun, claim, failure, name, stored, value,
-};
+use crate::harness::*;
 
 /// Longer than any command here, and a lease.
 const WAIT: Duration = Duration::from_secs(40);

@@ -1,13 +1,8 @@
 //! The way from a claim to a stored entry.
 
-use std::time::Duration;
+use bellwether::backend::EntryKind;
 
-use bellwether::backend::{Change, Claimed, Committed, Entry, EntryKind, Leases, Store};
-
-use crate::harness::{
-    FENCE_LIFE, FullHarness, LEASE, MOMENT, TTL, begun, begun_over, claim, failure, granted, held,
-    invalidated, listen, name, next, read, renewed, stored, value,
-};
+use crate::harness::*;
 
 pub async fn an_entry_is_stored_and_the_lease_ended<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());

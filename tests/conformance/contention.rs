@@ -5,12 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicI32, Ordering},
 };
 
-use bellwether::backend::{Acquired, Claim, Claimed, Committed, Edit, Leases, Mode, Store};
-use futures_util::future::join_all;
-
-use crate::harness::{
-    FENCE_LIFE, FullHarness, Harness, TTL, begun, claim, claim_in, hasty, name, read, value,
-};
+use crate::harness::*;
 
 pub async fn contenders_never_hold_together<H: Harness>(h: &H) {
     let busy = Arc::new(AtomicBool::new(false));

@@ -1,11 +1,6 @@
 //! Fences only grow, over everything that ends a lease and over their own loss.
 
-use bellwether::backend::{Committed, Grant, Leases, Store};
-
-use crate::harness::{
-    FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, TTL, begun, claim, granted, held, invalidated,
-    name, put, renewed, stored, value,
-};
+use crate::harness::*;
 
 pub async fn fences_grow_over_releases<H: Harness>(h: &H) {
     let (backend, name) = h.one();

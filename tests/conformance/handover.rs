@@ -1,12 +1,6 @@
 //! A waiter gets the lease with the release, in turn and without another claim.
 
-use bellwether::backend::{Change, Leases, Mode};
-use testkit::{handover_life, queue_entry_life};
-
-use crate::harness::{
-    ALONE, FullHarness, LEASE, MOMENT, claim, claim_in, claims, granted, handed_over, hasty,
-    hasty_in, held, listen, name, next, pushed, renewed,
-};
+use crate::harness::*;
 
 /// A handover is a lease like any other, and is granted again to a waiter that asks.
 pub async fn a_waiter_is_handed_the_lease_with_the_release<H: FullHarness>(h: &H) {

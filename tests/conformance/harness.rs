@@ -1,23 +1,23 @@
 //! A rule is given a harness: a backend, and the passing of time.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+pub use std::time::Duration;
 
-use bellwether::{
-    Key, MemoryBackend, RedisBackend,
+pub use bellwether::{
+    ErrorKind, Key, Locks,
     backend::{
-        Acquired, Change, Changes, Claim, Claimed, Edit, Entry, Failure, Grant, Handover, Latches,
-        Leases, Mode, Occupied, Renewal, Store,
+        Acquired, BackOff, Change, Changes, Claim, Claimed, Committed, Edit, Entry, Failure, Grant,
+        Handover, Latches, Leases, Mode, Occupied, Renewal, SemaphoreKind, Store, Windows,
     },
+    error::BackendErrorKind,
     key::{Family, Name, Namespace},
-    lock::Majority,
 };
-use bytes::Bytes;
-use futures_util::future::join_all;
-use testkit::{Cluster, LIMIT, RedisServer, comes_true};
-use tokio::time::timeout;
+use bellwether::{MemoryBackend, RedisBackend, lock::Majority};
+pub use bytes::Bytes;
+pub use futures_util::future::join_all;
+use testkit::{Cluster, RedisServer, comes_true};
+pub use testkit::{LIMIT, handover_life, queue_entry_life};
+pub use tokio::time::timeout;
 
 /// The lease of the claims here. It is long, so that none ends by itself on a busy machine.
 pub const LEASE: Duration = Duration::from_secs(60);

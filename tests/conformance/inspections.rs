@@ -1,16 +1,10 @@
 //! What a backend tells of locks, loads and failed loads, without a change of them.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
-use bellwether::{
-    backend::{BackOff, Claimed, Holding, Leases, Mode, SemaphoreKind, Store},
-    key::{Family, Name, Namespace},
-};
+use bellwether::backend::Holding;
 
-use crate::harness::{
-    FullHarness, Harness, LEASE, MOMENT, begun, claim, claim_in, elsewhere, failure, granted,
-    hasty, held, invalidated, name, name_in,
-};
+use crate::harness::*;
 
 fn lock(key: &str) -> Name {
     name_in("conformance", Family::Lock, key)

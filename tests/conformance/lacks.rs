@@ -4,13 +4,11 @@
 //! gains the capability. The rules must then be moved to the majority.
 
 use bellwether::{
-    backend::{Acquired, Change, Latches, Leases, Mode, Store, Tick, TickStep},
-    error::BackendErrorKind,
-    key::Family,
+    backend::{Tick, TickStep},
     lock::Majority,
 };
 
-use crate::harness::{Harness, LEASE, claim, claim_in, granted, held, listen, name, name_in, next};
+use crate::harness::*;
 
 /// Fails to compile if a type implements a trait: the call is ambiguous then.
 macro_rules! is_not {

@@ -1,11 +1,6 @@
 //! Entries that are too large to be pushed, and that a backend may move by another way.
 
-use bellwether::backend::{Change, Claimed, Committed, Edit, Entry, Leases, Store};
-
-use crate::harness::{
-    FullHarness, MOMENT, TTL, begun, claim, edit, invalidated, listen, name, next, read, stored,
-    value,
-};
+use crate::harness::*;
 
 /// Sizes on both sides of the default limit of a push, of 64 KiB, and far above it.
 const SIZES: [usize; 5] = [40_000, (64 << 10) - 96, 64 << 10, 100_000, 3_000_000];

@@ -1,14 +1,8 @@
 //! A latch is set once, counts each step once, and is not at zero where it was never set.
 
-use std::time::Duration;
+use bellwether::backend::{Countdown, Owner};
 
-use bellwether::{
-    backend::{Change, Countdown, Latches, Leases, Mode, Owner},
-    key::Name,
-};
-use futures_util::future::join_all;
-
-use crate::harness::{FullHarness, MOMENT, TTL, claim, granted, listen, name, next};
+use crate::harness::*;
 
 async fn set(backend: &impl Latches, name: &Name, count: u32) {
     assert!(backend.set_latch(name, Owner::fresh(), count, TTL).await.unwrap());

@@ -1,11 +1,6 @@
 //! A lease has one holder, for a limited time, in every mode.
 
-use bellwether::backend::{Change, Claim, Leases, Mode, Renewal, SemaphoreKind};
-
-use crate::harness::{
-    FullHarness, Harness, LEASE, MOMENT, claim, claim_in, granted, hasty_in, held, invalidated,
-    listen, name, next, renewed,
-};
+use crate::harness::*;
 
 /// Returns a claim in each mode, and one that cannot hold beside it and does not wait.
 fn rivals<H: Harness>() -> impl Iterator<Item = (Claim, Claim)> {
@@ -118,12 +113,13 @@ pub async fn renewals_are_answered_one_by_one_and_in_order<H: Harness>(h: &H) {
     let backend = h.backend();
     // More claims than one script takes, of three kinds.
     let claims: Vec<Claim> = (0..257).map(|at| claim(&name(&format!("k{at}")))).collect();
-    for (at, one) in claims.iter().enumerate() {
+    let taken = claims.iter().enumerate().map(async |(at, one)| {
         let stranger = claim(&one.name);
         if at % 3 < 2 {
             granted(&backend, if at % 3 == 0 { one } else { &stranger }).await;
         }
-    }
+    });
+    join_all(taken).await;
     let expected: Vec<Renewal> = (0..claims.len()).map(|at| (at % 3 == 0).into()).collect();
     assert_eq!(backend.renew(&claims).await.unwrap(), expected);
     assert_eq!(backend.renew(&[]).await.unwrap(), [Renewal::NotHeld; 0]);

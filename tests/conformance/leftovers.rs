@@ -1,14 +1,6 @@
 //! Only entries and fences stay when the work is done, and each has an end.
 
-use bellwether::{
-    backend::{Leases, Mode, Store},
-    key::Family,
-};
-
-use crate::harness::{
-    FENCE_LIFE, FullHarness, begun, claim, claim_in, failure, granted, hasty, invalidated, listen,
-    name, name_in, put, stored, value,
-};
+use crate::harness::*;
 
 /// Runs each operation once per name.
 async fn work<H: FullHarness>(h: &H) {

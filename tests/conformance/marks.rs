@@ -1,13 +1,13 @@
 //! The mark of a name is the last tick whose turn was begun. Only the holder of the mutex sets it.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use bellwether::backend::{
-    Claim, Leases, Mark, Marked, Mode, Tick,
+    Mark, Marked, Tick,
     TickStep::{self, Begin, BeginAgain, Done},
 };
 
-use crate::harness::{Harness, LEASE, MOMENT, claim, granted, name};
+use crate::harness::*;
 
 /// The time for which marks are kept here.
 const KEPT: Duration = Duration::from_secs(3600);

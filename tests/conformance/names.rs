@@ -1,63 +1,18 @@
 //! No character of a key has a meaning, and different names never share anything.
 
-use bellwether::{
-    backend::{Change, Renewal},
-    key::{Family, Name},
-};
-
-use crate::harness::{
-    FullHarness, begun, claim, granted, invalidated, listen, name, name_in, next, put, read,
-    stored, value,
-};
+use crate::harness::*;
 
 /// Returns texts that are known to cause trouble, and pairs that an escape must keep apart.
 fn odd_names() -> Vec<Name> {
-    let long = "ü".repeat(256);
-    let longer = format!("{}x", "k".repeat(511));
-    let texts = [
-        "plain",
-        "a{b}c",
-        "{a}bc",
-        "{",
-        "}",
-        "{}",
-        "}{",
-        "{{a}}",
-        "a%7Bb",
-        "a{b",
-        "%",
-        "%25",
-        "%%25",
-        " ",
-        "  ",
-        "a b",
-        "a\tb",
-        "a\nb",
-        "a\r\nb",
-        "\0",
-        "a\0b",
-        "*",
-        "?",
-        "[a]",
-        "a:e",
-        "e",
-        "l",
-        "ключ",
-        "鍵",
-        "🔑",
-        "e\u{301}",
-        "é",
-        "\u{feff}",
-        "\"quoted\"",
-        "'",
-        "\\",
-        "-1",
-        "0",
-        "c@3",
-        &long,
-        &longer,
+    let long = ["ü".repeat(256), format!("{}x", "k".repeat(511)), "\"quoted\"".to_owned()];
+    let odd = [
+        "plain", "a{b}c", "{a}bc", "{", "}", "{}", "}{", "{{a}}", "a%7Bb", "a{b", "%", "%25",
+        "%%25", " ", "  ", "a b", "a\tb", "a\nb", "a\r\nb", "\0", "a\0b", "*", "?", "[a]", "a:e",
+        "e", "l", "ключ", "鍵", "🔑", "é", "'", "\\", "-1", "0", "c@3",
     ];
-    texts.map(name).into()
+    // One letter in two forms, and a byte order mark.
+    let forms = ["e\u{301}", "\u{feff}"];
+    odd.into_iter().chain(forms).chain(long.iter().map(String::as_str)).map(name).collect()
 }
 
 pub async fn any_text_is_a_name_of_its_own<H: FullHarness>(h: &H) {

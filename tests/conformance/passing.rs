@@ -1,8 +1,6 @@
 //! A lease passes from one owner to another, and can be looked at or ended from outside.
 
-use bellwether::backend::{Claim, Leases, Renewal};
-
-use crate::harness::{Harness, LEASE, MOMENT, claim, granted, held};
+use crate::harness::*;
 
 pub async fn a_lease_passes_on_in_one_step_with_a_greater_fence<H: Harness>(h: &H) {
     let (here, there, name) = h.two();

@@ -1,15 +1,6 @@
 //! A semaphore grants a limited number of permits at a time.
 
-use bellwether::{
-    ErrorKind, Locks,
-    backend::{Claim, Leases, Mode, Renewal},
-    key::Name,
-};
-
-use crate::harness::{
-    FullHarness, LEASE, MOMENT, claim, claim_in, granted, handed_over, hasty_in, held, listen,
-    renewed,
-};
+use crate::harness::*;
 
 fn of(limit: u32, count: u32, name: &Name) -> Claim {
     claim_in(Mode::Permit { limit, count }, name)

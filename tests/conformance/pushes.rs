@@ -3,15 +3,7 @@
 //! A push may be lost when a connection breaks. No connection breaks in these rules, so each push
 //! arrives once and in order.
 
-use std::time::Duration;
-
-use bellwether::backend::{Change, Claimed, Committed, Edit, Entry, Leases, Mode, Store};
-use bytes::Bytes;
-
-use crate::harness::{
-    FullHarness, Harness, LEASE, TTL, begun, claim, claim_in, edit, failure, granted, hasty, held,
-    invalidated, listen, name, next, put, stored, value,
-};
+use crate::harness::*;
 
 pub async fn a_release_wakes<H: Harness>(h: &H) {
     let (here, there, name) = h.two();

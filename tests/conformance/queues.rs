@@ -1,15 +1,8 @@
 //! The queues of the modes: how their entries are kept, and what a release hands over.
 
-use bellwether::{
-    backend::{Change, Claim, Kept, Leases, Mode, Renewal},
-    key::{Family, Name},
-};
-use testkit::{handover_life, queue_entry_life};
+use bellwether::backend::Kept;
 
-use crate::harness::{
-    ALONE, FullHarness, LEASE, MOMENT, PERMIT, claim_in, claims, elsewhere, granted, handed_over,
-    hasty, held, invalidated, listen, name, name_in, next, renewed,
-};
+use crate::harness::*;
 
 fn lock(mode: Mode) -> Name {
     name_in("conformance", Family::Lock, &format!("{mode:?}"))
@@ -333,10 +326,8 @@ pub async fn many_dead_waiters_are_passed_over<H: FullHarness>(h: &H) {
         let name = lock(mode);
         let [holder, alive] = claims(mode, &name);
         granted(&backend, &holder).await;
-        for _ in 0..450 {
-            let [dead] = claims(mode, &name).map(elsewhere);
-            held(&backend, &dead).await;
-        }
+        let dead = claims::<450>(mode, &name).map(elsewhere);
+        join_all(dead.iter().map(|dead| held(&backend, dead))).await;
         h.pass(queue_entry_life()).await;
         held(&backend, &alive).await;
         let mut changes = listen(&backend, &name).await;

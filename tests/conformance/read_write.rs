@@ -1,16 +1,6 @@
 //! A lease that several readers share, or that one writer holds alone.
 
-use bellwether::{
-    backend::{Claim, Leases, Mode, Renewal},
-    error::BackendErrorKind,
-    key::Name,
-};
-use testkit::queue_entry_life;
-
-use crate::harness::{
-    FullHarness, LEASE, MOMENT, claim, claim_in, claims, granted, handed_over, hasty_in, held,
-    listen, name,
-};
+use crate::harness::*;
 
 fn reader(name: &Name) -> Claim {
     claim_in(Mode::Read, name)

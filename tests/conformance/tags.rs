@@ -1,16 +1,10 @@
 //! Tag numbers, the ends of tags, and the tags of entries.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
-use bellwether::{
-    Key,
-    backend::{Change, Claimed, Committed, Edit, Entry, Store, TagEnd, TagEnds, Tagged, Windows},
-    key::{Family, Name, Namespace},
-};
-use bytes::Bytes;
-use futures_util::future::join_all;
+use bellwether::backend::{TagEnd, TagEnds, Tagged};
 
-use crate::harness::{FullHarness, TTL, begun, claim, edit, listen, name, next, put, value};
+use crate::harness::*;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -1,13 +1,12 @@
 //! A future that its caller keeps and does not poll holds no other caller up.
 
-use std::{any::Any, fmt::Debug, pin::Pin, task::Poll, time::Duration};
+use std::{any::Any, fmt::Debug, pin::Pin, task::Poll};
 
-use bellwether::{Error, Locks};
+use bellwether::Error;
 use futures_util::{FutureExt, future::BoxFuture, poll};
-use testkit::LIMIT;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
-use crate::harness::FullHarness;
+use crate::harness::*;
 
 /// How long a lock stays with a future that is not polled.
 const SHORT: Duration = Duration::from_millis(50);

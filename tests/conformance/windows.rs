@@ -1,13 +1,6 @@
 //! The age of entries, by the clock of the backend, and their windows.
 
-use std::time::Duration;
-
-use bellwether::backend::{Change, Claim, Claimed, Committed, Edit, Entry, Grant, Store, Windows};
-
-use crate::harness::{
-    FullHarness, MOMENT, TTL, begun, begun_over, claim, edit, listen, name, next, put, stored,
-    value,
-};
+use crate::harness::*;
 
 fn assert_age(entry: &Entry, age: Duration) {
     let told = entry.age.expect("the age is unknown");

@@ -1,11 +1,6 @@
 //! Writes and invalidations without a load. A load that is under way meanwhile is not stored.
 
-use bellwether::backend::{Change, Claimed, Committed, Edit, Leases, Store, Windows};
-
-use crate::harness::{
-    FullHarness, MOMENT, TTL, begun, begun_over, claim, edit, invalidated, listen, name, next, put,
-    read, renewed, stored, value,
-};
+use crate::harness::*;
 
 pub async fn a_put_writes_and_ends_the_lease<H: FullHarness>(h: &H) {
     let (here, there, name) = h.two();

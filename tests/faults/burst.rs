@@ -1,12 +1,11 @@
 //! A burst of a hundred thousand keys leaves nothing behind.
 
-use std::{panic, time::Duration};
+use std::panic;
 
-use bellwether::{BoxError, Cache, ErrorKind};
-use testkit::{LIMIT, Raw, RedisServer, eventually};
-use tokio::{runtime::Handle, task::JoinSet, time::sleep};
+use bellwether::ErrorKind;
+use tokio::runtime::Handle;
 
-use super::{MS, turn_alone, works_again};
+use super::*;
 
 /// The text of every planned panic.
 const PLANNED_PANIC: &str = "planned panic";
@@ -72,10 +71,6 @@ fn resident() -> usize {
     pages.unwrap_or(0) * 4096
 }
 
-async fn subscriptions(raw: &mut Raw) -> usize {
-    raw.pubsub_channels().await.len()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_of_a_hundred_thousand_keys_leaves_nothing_behind() {
     const KEYS: usize = 100_000;
@@ -104,7 +99,7 @@ async fn a_burst_of_a_hundred_thousand_keys_leaves_nothing_behind() {
         loop {
             let flights: u64 = caches.iter().map(|cache| cache.stats().flights).sum();
             let leases = leases(raw).await;
-            let subscriptions = subscriptions(raw).await;
+            let subscriptions = raw.pubsub_channels().await.len();
             let left = (flights, leases, subscriptions, alive().saturating_sub(tasks));
             if left == (0, 0, 0, 0) {
                 return;
@@ -143,52 +138,22 @@ async fn a_burst_of_a_hundred_thousand_keys_leaves_nothing_behind() {
     println!("{tasks} tasks; {} KiB resident, grown by {} KiB", before >> 10, grown());
     let small = || async { grown() < 8 << 10 };
     assert!(eventually(Duration::from_secs(2), small).await, "grown by {} KiB", grown());
-    let (entries, fences, endless, others) = remaining(&mut raw).await;
+    let (entries, fences, others, endless) = remaining(&mut raw).await;
     println!("in Redis: {entries} entries, {fences} fences");
     assert_eq!((endless, others), (0, 0), "some keys have no end, or are of other kinds");
     assert!(entries > KEYS / 2 && fences > 0, "{entries} entries and {fences} fences");
 }
 
 async fn leases(raw: &mut Raw) -> usize {
-    scan(raw, "if suffix == 'l' then found[1] = found[1] + 1 end").await[0]
+    raw.keys("*:l").await.len()
 }
 
-/// Returns the numbers of entries, of fences, of keys without an end, and of keys of other kinds.
-async fn remaining(raw: &mut Raw) -> (usize, usize, usize, usize) {
-    let found = scan(
-        raw,
-        "if suffix == 'e' then found[1] = found[1] + 1
-         elseif suffix == 'f' then found[2] = found[2] + 1
-         else found[4] = found[4] + 1 end
-         if redis.call('PTTL', key) == -1 then found[3] = found[3] + 1 end",
-    );
-    let found = found.await;
-    (found[0], found[1], found[2], found[3])
-}
-
-/// Counts keys inside the server, because there are many. Each script covers a part of them, so
-/// that the server answers other clients in between.
-async fn scan(raw: &mut Raw, count: &str) -> Vec<usize> {
-    let script = format!(
-        "local found = {{0, 0, 0, 0}}
-         local scanned = redis.call('SCAN', ARGV[1], 'COUNT', 5000)
-         for _, key in ipairs(scanned[2]) do
-           local suffix = string.match(key, '}}:(.*)$')
-           {count}
-         end
-         return {{scanned[1], found[1], found[2], found[3], found[4]}}"
-    );
-    let mut total = vec![0; 4];
-    let mut cursor = "0".to_owned();
-    loop {
-        let (next, a, b, c, d): (String, usize, usize, usize, usize) =
-            raw.run(&["EVAL", &script, "0", &cursor]).await;
-        for (sum, part) in total.iter_mut().zip([a, b, c, d]) {
-            *sum += part;
-        }
-        if next == "0" {
-            return total;
-        }
-        cursor = next;
-    }
+/// Returns the numbers of entries, of fences, of keys of other kinds, and of keys without an end.
+async fn remaining(raw: &mut Raw) -> (usize, usize, usize, u64) {
+    let keys = raw.keys("*").await;
+    let count = |suffix: &str| keys.iter().filter(|key| key.ends_with(suffix)).count();
+    let (entries, fences) = (count("}:e"), count("}:f"));
+    let all = raw.number("keyspace", "db0:keys=").await;
+    let ending = raw.number("keyspace", &format!("db0:keys={all},expires=")).await;
+    (entries, fences, keys.len() - entries - fences, all - ending)
 }

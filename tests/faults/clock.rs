@@ -4,16 +4,8 @@
 //! may then load at once, as promised for a lost lease, and the older value is never stored. A step
 //! back prolongs the leases, and fences still grow.
 
-use std::time::Duration;
-
-use bellwether::{Cache, Locks, cache::Source};
-use testkit::{LIMIT, Raw, RedisServer, comes_true};
-use tokio::time::{Instant, timeout};
-
-use super::{
-    RECOVERY, gated, patient, turn, until_a_caller_waits, until_connected, value,
-    worker::FakeClock, works_again,
-};
+use super::worker::FakeClock;
+use super::*;
 
 const HOUR: i64 = 3600;
 
@@ -27,8 +19,7 @@ struct Scene {
 async fn scene() -> Scene {
     let clock = FakeClock::right();
     let environment = clock.environment();
-    let environment: Vec<_> =
-        environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, &**value)).collect();
     let server = RedisServer::start_in(&[], &environment).await;
     let raw = server.raw().await;
     let caches = [patient(&server.url()).await, patient(&server.url()).await];

@@ -1,13 +1,10 @@
 //! Many locks of one process at once, beside a cache on the same backend.
 
-use std::time::Duration;
-
-use bellwether::{BoxError, Cache, Error, Locks, RedisBackend, lock::MutexGuard};
-use testkit::{LIMIT, RedisServer};
-use tokio::{task::JoinSet, time::sleep};
+use bellwether::{Error, lock::MutexGuard};
 use tokio_util::sync::CancellationToken;
 
-use super::{MS, pings::Pings, turn_alone, until_connected};
+use super::pings::Pings;
+use super::*;
 
 const KEYS: usize = 100;
 
@@ -115,9 +112,7 @@ async fn a_burst_of_locks_fails_nowhere_and_leaves_a_cache_alone() {
     .await;
 }
 
-/// The renewals of many leases were one request with one time-out. When it passed, the answers that
-/// had come were thrown away, and the leases were lost on a healthy server. One short lease bounded
-/// the time of all of them.
+/// No time-out is that of all renewals together, and a short lease bounds no other one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_held_leases_are_kept_beside_a_busy_cache() {
     const HELD: usize = 20_000;

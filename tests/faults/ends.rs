@@ -1,15 +1,9 @@
 //! Runtimes and caches that end in the middle of a load.
 
-use std::time::Duration;
+use bellwether::ErrorKind;
+use tokio::runtime::{Builder, Runtime};
 
-use bellwether::{Cache, ErrorKind, Locks, cache::Source};
-use testkit::{LIMIT, RedisServer, eventually};
-use tokio::{
-    runtime::{Builder, Runtime},
-    time::Instant,
-};
-
-use super::{gated, patient, turn, until_a_caller_waits, value};
+use super::*;
 
 /// The limit for the start of another process. The best of some rounds must keep it, because other
 /// tests share the machine.

@@ -1,15 +1,7 @@
 //! A process whose clock is set in the middle of its load.
 
-use std::time::Duration;
-
-use bellwether::cache::Source;
-use testkit::{LIMIT, RedisServer, eventually};
-use tokio::time::Instant;
-
-use super::{
-    MS, patient, turn, value,
-    worker::{FakeClock, Worker},
-};
+use super::worker::{FakeClock, answers, start};
+use super::*;
 
 /// The clock of a process decides nothing, so it may be set by an hour in the middle of a load.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -21,13 +13,13 @@ async fn a_holder_whose_clock_is_set_keeps_its_lease() {
     for step in [3600, -3600] {
         let cache = patient(&server.url()).await;
         let clock = FakeClock::right();
-        let mut worker = Worker::start(&server.url(), LEASE, &clock.environment()).await;
-        let fence = worker.told("begun").await;
+        let mut worker = start(&server.url(), LEASE, &clock);
+        let fence = worker.says("@begun ").await;
         worker.tell("time").await;
-        let before: i64 = worker.told("time").await.parse().unwrap();
+        let before: i64 = worker.says("@time ").await.parse().unwrap();
         clock.set(step);
         worker.tell("time").await;
-        let after: i64 = worker.told("time").await.parse().unwrap();
+        let after: i64 = worker.says("@time ").await.parse().unwrap();
         assert!((after - before - step).abs() < 60, "the clock was not set: {before} {after}");
         let waiting = tokio::spawn(cache.request("k").load(value("of the other")));
         // The lease is renewed more than once, each time after a third of it.
@@ -45,7 +37,7 @@ async fn a_holder_whose_clock_is_set_keeps_its_lease() {
             }
         }
         worker.tell("open").await;
-        let answers = worker.answers().await;
+        let answers = answers(&mut worker).await;
         assert!(answers.contains(&"old Led".to_owned()), "{fence}: {answers:?}");
         assert!(answers.iter().all(|answer| answer.starts_with("old ")), "{answers:?}");
         assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Received);

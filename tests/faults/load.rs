@@ -1,22 +1,14 @@
 //! A steady load on some caches, with a record of each request.
 
-use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::sync::Mutex;
 
-use bellwether::{BoxError, Cache, cache::Source};
-use testkit::LIMIT;
 use tokio::{
     sync::Notify,
-    task::{JoinHandle, JoinSet},
-    time::{Instant, MissedTickBehavior, interval, sleep},
+    time::{MissedTickBehavior, interval},
 };
 
-use super::{MS, pings::Silence};
+use super::pings::Silence;
+use super::*;
 
 /// The duration of a load.
 pub const TAKES: Duration = Duration::from_millis(30);

@@ -1,11 +1,10 @@
 //! Counts the lines that a service would find in its log.
 
-use std::sync::{
-    Once,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
-};
+use std::sync::Once;
 
 use tracing::{Event, Level, Metadata, Subscriber, span};
+
+use super::*;
 
 static LINES: AtomicUsize = AtomicUsize::new(0);
 static SPANS: AtomicU64 = AtomicU64::new(1);

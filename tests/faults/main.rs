@@ -36,16 +36,25 @@ mod server;
 mod steady;
 mod worker;
 
-use std::{future::Future, pin::Pin, time::Duration};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bellwether::{
-    BoxError, Cache, RedisBackend,
+    BoxError, Cache, Locks, RedisBackend,
     cache::{Lead, Source},
 };
-use testkit::{LIMIT, Raw, comes_true, eventually};
+use testkit::{LIMIT, Raw, RedisServer, comes_true, eventually, proxy::Proxy};
 use tokio::{
     sync::{Semaphore, SemaphorePermit, oneshot},
-    time::{Instant, timeout},
+    task::{JoinHandle, JoinSet},
+    time::{Instant, sleep, timeout},
 };
 
 const MS: Duration = Duration::from_millis(1);

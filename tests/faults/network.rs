@@ -1,18 +1,9 @@
 //! A network under load that swallows, refuses and cuts.
 
-use std::time::Duration;
+use testkit::proxy::Mode;
 
-use bellwether::{Cache, cache::Source};
-use testkit::{
-    RedisServer,
-    proxy::{Mode, Proxy},
-};
-
-use super::{
-    RECOVERY, connected,
-    load::{Load, TAKES},
-    turn, works_again,
-};
+use super::load::{Load, TAKES};
+use super::*;
 
 const RATE: u32 = 60;
 const TIME_OUT: Duration = Duration::from_millis(250);

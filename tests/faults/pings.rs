@@ -1,20 +1,10 @@
 //! The times at which a server does not answer.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::{self, JoinHandle},
-    time::Duration,
-};
+use std::thread::{self, JoinHandle};
 
-use tokio::{
-    runtime::Builder,
-    time::{Instant, sleep},
-};
+use tokio::runtime::Builder;
 
-use super::MS;
+use super::*;
 
 /// A longer time between two answers may cost a request its time-out.
 const SILENCE: Duration = Duration::from_millis(150);

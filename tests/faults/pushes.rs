@@ -1,24 +1,8 @@
 //! Pushes are lost, doubled, late, or overtake each other.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use testkit::proxy::PushFault;
 
-use bellwether::{BoxError, Cache, cache::Source};
-use testkit::{
-    LIMIT, RedisServer, comes_true, eventually,
-    proxy::{Proxy, PushFault},
-};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep},
-};
-
-use super::{MS, gated, listeners, patient, turn, value};
+use super::*;
 
 /// The process of the first waiter has not subscribed, and that of the second one has.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

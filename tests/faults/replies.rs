@@ -1,24 +1,8 @@
 //! The answer to a claim or to a commit is lost or late, or the connection ends.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use testkit::proxy::{Fault, kind, kind_of};
 
-use bellwether::{BoxError, Cache, RedisBackend, cache::Source};
-use testkit::{
-    LIMIT, RedisServer, comes_true, eventually,
-    proxy::{Fault, Proxy, kind, kind_of},
-};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep},
-};
-
-use super::{MS, RECOVERY, connected, patient, turn, until_connected, value, works_again};
+use super::*;
 
 /// How often a case is played at most. A busy machine may exceed the short time of a second try.
 const TRIES: usize = 3;

@@ -4,17 +4,11 @@
 //! and 200 ms. Within three seconds of the return of the server, everything works as before,
 //! without help.
 
-use std::time::Duration;
-
-use bellwether::{Cache, cache::Source};
-use testkit::{Raw, RedisServer};
-
+use super::*;
 use super::{
-    RECOVERY, connected,
     load::{Load, Outcome, TAKES},
     log,
     pings::Pings,
-    turn_alone, works_again,
 };
 
 /// The requests in a second to each of the two caches.
@@ -107,16 +101,6 @@ multi! {
         assert!(scene.end().await.count(Source::Degraded) > 0);
     }
 
-    async fn requests_survive_a_server_that_is_killed_and_starts_empty() {
-        let mut scene = Scene::begin("killed, empty", &[]).await;
-        scene.load.event("kill");
-        scene.server.kill();
-        scene.load.answers(A_WHILE).await;
-        scene.server.start_again().await;
-        scene.load.event("started");
-        assert!(scene.end().await.count(Source::Degraded) > 0);
-    }
-
     /// The lease of a load that others wait for is gone as well, and with it the list of those that
     /// wait.
     async fn requests_survive_a_server_whose_data_is_flushed() {
@@ -143,9 +127,7 @@ multi! {
     async fn requests_survive_a_server_that_evicts_leases() {
         let scene = Scene::begin("evicting", &["--maxmemory-policy", "allkeys-lru"]).await;
         let mut raw = scene.server.raw().await;
-        let used: String = raw.run(&["INFO", "memory"]).await;
-        let used = used.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
-        let used: u64 = used.trim().parse().unwrap();
+        let used = raw.number("memory", "used_memory:").await;
         raw.config_set("maxmemory", &(used + (256 << 10)).to_string()).await;
         let junk = "x".repeat(8 << 10);
         for at in 0..400 {
@@ -153,9 +135,7 @@ multi! {
             let _ = raw.try_run::<()>(&["SET", &format!("junk-{at}"), &junk]).await;
         }
         scene.load.answers(A_WHILE).await;
-        let info: String = raw.run(&["INFO", "stats"]).await;
-        let evicted = info.lines().find_map(|line| line.strip_prefix("evicted_keys:")).unwrap();
-        assert!(evicted.trim().parse::<u64>().unwrap() > 0, "the server evicted nothing");
+        assert!(raw.number("stats", "evicted_keys:").await > 0, "the server evicted nothing");
         raw.config_set("maxmemory", "0").await;
         scene.end_within(SLOWEST + LOOKS).await;
     }
@@ -168,7 +148,7 @@ multi! {
         scene.load.event("password");
         raw.config_set("requirepass", "other").await;
         for kind in ["normal", "pubsub"] {
-            raw.run::<()>(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await;
+            raw.kill_clients(kind).await;
         }
         scene.load.answers(A_WHILE).await;
         raw.config_set("requirepass", "secret").await;
@@ -199,9 +179,7 @@ multi! {
 }
 
 async fn user(raw: &mut Raw, rights: &[&str]) {
-    let mut words = vec!["ACL", "SETUSER", "app", "reset", "on", ">secret", "~*", "&*", "+@all"];
-    words.extend(rights);
-    raw.run::<()>(&words).await;
+    raw.set_user("app", &[&["~*", "&*", "+@all"], rights].concat()).await;
 }
 
 async fn without(right: &'static str) {
@@ -212,7 +190,7 @@ async fn without(right: &'static str) {
     let scene = Scene::of(right, server, "app:secret").await;
     user(&mut raw, &[right]).await;
     if right == "-subscribe" {
-        raw.run::<()>(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+        raw.kill_clients("pubsub").await;
     }
     scene.load.answers(2 * A_WHILE).await;
     user(&mut raw, &[]).await;

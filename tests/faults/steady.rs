@@ -4,13 +4,10 @@
 //! second over all caches: `BELLWETHER_STEADY_SECONDS=60 BELLWETHER_STEADY_RATE=10000 cargo test
 //! --release --test faults steady -- --nocapture`.
 
-use std::time::Duration;
+use tokio::time::sleep_until;
 
-use bellwether::cache::Source;
-use testkit::RedisServer;
-use tokio::time::{Instant, sleep_until};
-
-use super::{RECOVERY, connected, load::Load, turn_alone, works_again};
+use super::load::Load;
+use super::*;
 
 fn setting(name: &str, usual: u32) -> u32 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)

@@ -4,78 +4,32 @@
 //! lines that begin with `@`. A line on its input opens the gate of its loader.
 
 use std::{
-    collections::HashMap,
     io::{BufRead, Write},
     path::{Path, PathBuf},
-    process::Stdio,
-    sync::Arc,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
-use bellwether::{BoxError, Cache, cache::Lead};
-use testkit::LIMIT;
-use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
-    process::{Child, ChildStdin, ChildStdout, Command},
-    sync::Notify,
-    task::JoinSet,
-    time::timeout,
-};
+use testkit::Process;
+use tokio::sync::Notify;
+
+use super::*;
 
 const VARIABLE: &str = "BELLWETHER_FAULTS_WORKER";
 const CALLERS: usize = 3;
 
-/// The handle of a worker process.
-pub struct Worker {
-    _child: Child,
-    input: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
+/// Starts a process that loads the key `k` under leases of this length.
+pub fn start(url: &str, lease: Duration, clock: &FakeClock) -> Process {
+    let setup = (VARIABLE, format!("{} {url}", lease.as_millis()));
+    Process::start("worker_process", clock.environment().into_iter().chain([setup]))
 }
 
-impl Worker {
-    /// Starts a process that loads the key `k` under leases of this length.
-    pub async fn start(url: &str, lease: Duration, environment: &HashMap<String, String>) -> Self {
-        let mut child = Command::from(testkit::rerun("worker_process"))
-            .env(VARIABLE, format!("{} {url}", lease.as_millis()))
-            .envs(environment)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let input = child.stdin.take().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { _child: child, input, lines }
+/// Returns the answers that the callers of the process got.
+pub async fn answers(worker: &mut Process) -> Vec<String> {
+    let mut answers = Vec::new();
+    for _ in 0..CALLERS {
+        answers.push(worker.says("@served ").await);
     }
-
-    /// Waits for a line with a word, and returns the rest of the line.
-    pub async fn told(&mut self, word: &str) -> String {
-        let told = timeout(LIMIT, async {
-            loop {
-                let line =
-                    self.lines.next_line().await.unwrap().expect("the worker has ended early");
-                if let Some(rest) = line.strip_prefix('@').and_then(|line| line.strip_prefix(word))
-                {
-                    return rest.trim().to_owned();
-                }
-            }
-        });
-        told.await.unwrap_or_else(|_| panic!("the worker did not report `{word}` in time"))
-    }
-
-    /// Returns the next `CALLERS` answers in sorted order.
-    pub async fn answers(&mut self) -> Vec<String> {
-        let mut answers = Vec::new();
-        for _ in 0..CALLERS {
-            answers.push(self.told("served").await);
-        }
-        answers.sort();
-        answers
-    }
-
-    pub async fn tell(&mut self, line: &str) {
-        self.input.write_all(format!("{line}\n").as_bytes()).await.unwrap();
-    }
+    answers
 }
 
 fn say(words: impl std::fmt::Display) {
@@ -106,10 +60,6 @@ pub fn work() {
             let gate = opened.clone();
             callers.spawn(cache.request("k").load(|lead: Lead<_>| async move {
                 say(format!("begun {}", lead.fence().unwrap_or(0)));
-                tokio::spawn(async move {
-                    lead.lost().await;
-                    say("lost");
-                });
                 gate.notified().await;
                 Ok::<_, BoxError>("old".to_owned())
             }));
@@ -117,7 +67,6 @@ pub fn work() {
         while let Some(served) = callers.join_next().await {
             let served = served.unwrap().unwrap();
             say(format!("served {} {:?}", served.value, served.source()));
-            say(format!("stats {:?}", cache.stats()));
         }
     });
     for line in std::io::stdin().lock().lines() {
@@ -163,16 +112,15 @@ impl FakeClock {
         self.directory.path().join("clock")
     }
 
-    pub fn environment(&self) -> HashMap<String, String> {
-        let variable = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        HashMap::from([
+    pub fn environment(&self) -> [(&'static str, String); 4] {
+        [
             // The allocator of the C library comes before that of the server. During the start of
             // libfaketime, jemalloc asks for the time, which needs memory.
-            variable("LD_PRELOAD", &format!("{} libc.so.6", self.preload.display())),
-            variable("FAKETIME_TIMESTAMP_FILE", self.file().to_str().unwrap()),
-            variable("FAKETIME_NO_CACHE", "1"),
-            variable("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-        ])
+            ("LD_PRELOAD", format!("{} libc.so.6", self.preload.display())),
+            ("FAKETIME_TIMESTAMP_FILE", self.file().display().to_string()),
+            ("FAKETIME_NO_CACHE", "1".to_owned()),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+        ]
     }
 }
 

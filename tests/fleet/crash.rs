@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use testkit::{LIMIT, RedisServer, comes_true, eventually};
+use testkit::{LIMIT, RedisServer, comes_true};
 
 use super::{
     fleet::{Fleet, Played},
@@ -27,21 +27,16 @@ async fn all_wait_for_one_leader(fleet: &mut Fleet, server: &RedisServer, key: &
     // comes. It also takes so long that all others wait for it, even on a busy machine.
     fleet.begin(&[0], Round::new(key, CALLERS, Load::Value { ms: 3_000 })).await;
     let mut played = Played::default();
-    fleet.loads(&mut played, 1).await;
+    fleet.until(&mut played, 1, 0).await;
     let others: Vec<_> = (1..fleet.processes()).collect();
     fleet.begin(&others, Round::new(key, CALLERS, Load::Value { ms: 500 })).await;
-    let raw = server.raw().await;
-    let others = others.len();
+    let mut raw = server.raw().await;
     let lease = format!("fleet:c:{{{key}}}:l");
-    let all_wait = || {
-        let (mut raw, lease) = (raw.clone(), lease.clone());
-        async move { raw.registered(&lease).await >= others }
-    };
-    assert!(eventually(LIMIT, all_wait).await, "the others do not wait");
-    let mut raw = raw;
+    let all_wait = async || raw.registered(&lease).await >= others.len();
+    assert!(comes_true(LIMIT, all_wait).await, "the others do not wait");
     let mut before = i64::MAX;
     let renewed = async || {
-        let left = raw.pttl(&format!("fleet:c:{{{key}}}:l")).await;
+        let left = raw.pttl(&lease).await;
         left > std::mem::replace(&mut before, left)
     };
     assert!(comes_true(LIMIT, renewed).await, "the lease is not renewed");
@@ -55,10 +50,9 @@ fn since(from: u64, to: u64) -> Duration {
 /// Asserts that all other processes have the value of the second load.
 async fn assert_taken_over(fleet: &mut Fleet, mut played: Played, gone: usize) -> Played {
     let others = fleet.processes() - 1;
-    fleet.loads(&mut played, 2).await;
     while played.reports.iter().filter(|(process, _)| *process != gone).count() < others {
         let reports = played.reports.len() + 1;
-        fleet.reports(&mut played, reports).await;
+        fleet.until(&mut played, 2, reports).await;
     }
     assert_eq!(played.begun.len(), 2, "there was not exactly one more load: {played:#?}");
     played.reports.retain(|(process, _)| *process != gone);
@@ -78,7 +72,7 @@ async fn a_killed_leader_costs_the_rest_of_its_lease() {
         let key = format!("killed-{round}");
         let played = all_wait_for_one_leader(&mut fleet, &server, &key).await;
         let (leader, at_kill) = (played.leader(), now());
-        fleet.kill(leader).await;
+        fleet.worker(leader).kill().await;
         let asked = now();
         let remaining = raw.pttl(&format!("fleet:c:{{{key}}}:l")).await;
         let remaining = u64::try_from(remaining).unwrap() * 1000;

@@ -1,11 +1,9 @@
 //! The side of the test: worker processes, and the events that they have written so far.
 
-use std::{process::Stdio, time::Duration};
+use std::time::Duration;
 
-use testkit::LIMIT;
+use testkit::{LIMIT, Process};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
-    process::{Child, ChildStdin, Command as Program},
     sync::{Mutex, MutexGuard, mpsc},
     time::timeout,
 };
@@ -21,14 +19,9 @@ const LEAD_TIME: Duration = Duration::from_millis(30);
 
 /// Worker processes over one server, which end when the fleet is dropped.
 pub struct Fleet {
-    workers: Vec<Worker>,
+    workers: Vec<Process>,
     events: mpsc::UnboundedReceiver<(usize, Event)>,
     _turn: MutexGuard<'static, ()>,
-}
-
-struct Worker {
-    child: Child,
-    input: ChildStdin,
 }
 
 /// The events of a round in the whole fleet.
@@ -45,26 +38,11 @@ impl Fleet {
         let turn = TURN.lock().await;
         let (tell, events) = mpsc::unbounded_channel();
         let workers = (0..processes).map(|number| {
-            let mut child = Program::from(testkit::rerun("worker"))
-                .env(VARIABLE, serde_json::to_string(setup).unwrap())
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .kill_on_drop(true)
-                .spawn()
-                .unwrap();
-            let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-            let tell = tell.clone();
-            tokio::spawn(async move {
-                while let Ok(Some(line)) = lines.next_line().await {
-                    // Lines of the test harness are no events.
-                    if let Ok(event) = serde_json::from_str(&line)
-                        && tell.send((number, event)).is_err()
-                    {
-                        return;
-                    }
-                }
-            });
-            Worker { input: child.stdin.take().unwrap(), child }
+            let setup = serde_json::to_string(setup).unwrap();
+            let mut worker = Process::start("worker", [(VARIABLE, setup)]);
+            let event = move |line: &str| Some((number, serde_json::from_str(line).ok()?));
+            worker.forward(tell.clone(), event);
+            worker
         });
         let mut fleet = Self { workers: workers.collect(), events, _turn: turn };
         for _ in 0..processes {
@@ -79,8 +57,7 @@ impl Fleet {
     }
 
     pub async fn tell(&mut self, process: usize, command: &Command) {
-        let line = format!("{}\n", serde_json::to_string(command).unwrap());
-        self.workers[process].input.write_all(line.as_bytes()).await.unwrap();
+        self.workers[process].tell(&serde_json::to_string(command).unwrap()).await;
     }
 
     pub async fn next(&mut self) -> (usize, Event) {
@@ -97,17 +74,9 @@ impl Fleet {
         }
     }
 
-    /// Waits until a number of loads have begun.
-    pub async fn loads(&mut self, played: &mut Played, count: usize) {
-        while played.begun.len() < count {
-            let (process, event) = self.next().await;
-            played.take(process, event);
-        }
-    }
-
-    /// Waits until a number of processes have reported.
-    pub async fn reports(&mut self, played: &mut Played, count: usize) {
-        while played.reports.len() < count {
+    /// Waits until so many loads have begun, and so many processes have reported.
+    pub async fn until(&mut self, played: &mut Played, loads: usize, reports: usize) {
+        while played.begun.len() < loads || played.reports.len() < reports {
             let (process, event) = self.next().await;
             played.take(process, event);
         }
@@ -118,7 +87,7 @@ impl Fleet {
         let all: Vec<_> = (0..self.processes()).collect();
         self.begin(&all, round).await;
         let mut played = Played::default();
-        self.reports(&mut played, all.len()).await;
+        self.until(&mut played, 0, all.len()).await;
         played
     }
 
@@ -132,18 +101,8 @@ impl Fleet {
         }
     }
 
-    /// Kills a process with `SIGKILL`.
-    pub async fn kill(&mut self, process: usize) {
-        self.workers[process].child.start_kill().unwrap();
-        self.workers[process].child.wait().await.unwrap();
-    }
-
-    pub fn stop_signal(&self, process: usize) {
-        testkit::signal(self.workers[process].child.id().unwrap(), "STOP");
-    }
-
-    pub fn resume(&self, process: usize) {
-        testkit::signal(self.workers[process].child.id().unwrap(), "CONT");
+    pub fn worker(&mut self, process: usize) -> &mut Process {
+        &mut self.workers[process]
     }
 }
 

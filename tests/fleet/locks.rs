@@ -86,7 +86,7 @@ async fn a_killed_holder_costs_the_rest_of_its_lease() {
         let mut fleet = fleet(&server, 2).await;
         let before = hold_every_primitive(&mut fleet).await;
         tokio::time::sleep(Duration::from_millis(LEASE_MS * 5 / 4)).await;
-        fleet.kill(0).await;
+        fleet.worker(0).kill().await;
         let mut ends = HashMap::new();
         // A primitive that is not renewed has ended before.
         for (name, pair) in PAIRS.iter().filter(|(name, _)| primitives::is_watched(name)) {
@@ -126,13 +126,13 @@ async fn a_suspended_holder_learns_of_its_loss() {
     for _ in 0..3 {
         let mut fleet = fleet(&server, 2).await;
         let before = hold_every_primitive(&mut fleet).await;
-        fleet.stop_signal(0);
+        fleet.worker(0).signal("STOP");
         for (name, (fence, _)) in held(&mut fleet, 1, PAIRS.len()).await {
             let fenced = primitives::is_fenced(&name);
             assert!(!fenced || fence > before[&name], "{name}: {fence} after {}", before[&name]);
         }
         let resumed = now();
-        fleet.resume(0);
+        fleet.worker(0).signal("CONT");
         let watched = PAIRS.iter().filter(|(name, _)| primitives::is_watched(name));
         let (mut lost, mut slowest) = (Vec::new(), Duration::ZERO);
         while lost.len() < watched.clone().count() {
@@ -203,7 +203,7 @@ async fn processes_that_stand_still_cost_one_handover() {
         }
     }
     for process in 1..4 {
-        fleet.stop_signal(process);
+        fleet.worker(process).signal("STOP");
     }
     let mut released = Vec::new();
     for (pair, _) in QUEUES {

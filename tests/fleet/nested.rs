@@ -93,6 +93,6 @@ async fn play_two(fleet: &mut Fleet, processes: [usize; 2], one: Round, other: R
     fleet.begin(&processes[..1], one).await;
     fleet.begin(&processes[1..], other).await;
     let mut played = Played::default();
-    fleet.reports(&mut played, 2).await;
+    fleet.until(&mut played, 0, 2).await;
     played
 }

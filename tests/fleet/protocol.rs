@@ -29,23 +29,12 @@ impl Setup {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Command {
     Round(Round),
-    /// Starts tasks that each add one to a number repeatedly, by a read and a write under a lock.
-    Count {
-        name: String,
-        tasks: usize,
-        times: usize,
-    },
-    /// Acquires one primitive of a pair, or its rival, and keeps it.
-    Hold {
-        name: String,
-        pair: String,
-        rival: bool,
-        lease_ms: u64,
-    },
-    /// Releases a primitive.
-    Unlock {
-        name: String,
-    },
+    // Starts tasks that each add one to a number repeatedly, by a read and a write under a lock.
+    Count { name: String, tasks: usize, times: usize },
+    // Acquires one primitive of a pair, or its rival, and keeps it.
+    Hold { name: String, pair: String, rival: bool, lease_ms: u64 },
+    // Releases a primitive.
+    Unlock { name: String },
 }
 
 /// Callers that all ask at once.
@@ -62,15 +51,9 @@ pub struct Round {
 /// The behaviour of a loader.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Load {
-    Value {
-        ms: u64,
-    },
-    /// Asks for another key, in the same way.
-    Ask {
-        ms: u64,
-        key: String,
-        then: Box<Load>,
-    },
+    Value { ms: u64 },
+    // Asks for another key, in the same way.
+    Ask { ms: u64, key: String, then: Box<Load> },
 }
 
 impl Round {

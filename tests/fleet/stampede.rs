@@ -1,7 +1,5 @@
 //! Many callers, one cold key.
 
-use std::collections::BTreeMap;
-
 use testkit::RedisServer;
 
 use super::{
@@ -17,10 +15,15 @@ async fn fleet(server: &RedisServer, processes: usize) -> Fleet {
     Fleet::start(processes, &Setup::new(server.url())).await
 }
 
+/// Each process takes at most six commands: two of the load or of the wait for it, and what a late
+/// one needs.
 #[tokio::test]
-async fn a_stampede_on_a_cold_key_loads_it_once() {
+async fn a_stampede_on_a_cold_key_loads_it_once_with_few_commands() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, PROCESSES).await;
+    // The first round makes the connections.
+    fleet.play(Round::new("warm", CALLERS, Load::Value { ms: 50 })).await;
+    let mut monitor = server.monitor().await;
     let (mut times, mut waited) = (Vec::new(), 0);
     for round in 0..ROUNDS {
         let round = Round::new(format!("stampede-{round}"), CALLERS, Load::Value { ms: 200 });
@@ -32,6 +35,8 @@ async fn a_stampede_on_a_cold_key_loads_it_once() {
         let received = played.reports.iter().filter(|(_, report)| report.source("Received") > 0);
         waited += received.count();
         times.push(played.last_after_load());
+        let calls = monitor.calls_from_clients().await;
+        assert!(calls.len() <= 6 * PROCESSES, "{} commands: {calls:?}", calls.len());
     }
     // A process of a busy machine may ask after the end of the load, and finds the entry.
     let others = ROUNDS * (PROCESSES - 1);
@@ -39,30 +44,5 @@ async fn a_stampede_on_a_cold_key_loads_it_once() {
     assert!(waited > others / 2, "{waited} of {others} processes waited for the load");
     times.sort();
     println!("last caller after the load: median {:?}", times[ROUNDS / 2]);
-}
-
-#[tokio::test]
-async fn a_fill_is_quick_and_takes_few_calls() {
-    let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 4).await;
-    // The first round makes the connections.
-    fleet.play(Round::new("warm", CALLERS, Load::Value { ms: 50 })).await;
-    let mut monitor = server.monitor().await;
-    let mut times = Vec::new();
-    for round in 0..ROUNDS {
-        let round = Round::new(format!("fill-{round}"), CALLERS, Load::Value { ms: 200 });
-        let played = fleet.play(round).await;
-        played.leader();
-        played.assert_one_value(4 * CALLERS);
-        times.push(played.last_after_load());
-        let mut calls = BTreeMap::<_, usize>::new();
-        for call in monitor.calls_from_clients().await {
-            *calls.entry(call.command).or_default() += 1;
-        }
-        let count: usize = calls.values().sum();
-        assert!(count <= 24, "one fill by four processes took {count} commands: {calls:?}");
-    }
-    times.sort();
-    println!("last caller after the load: median {:?}", times[ROUNDS / 2]);
-    assert!(times[0].as_millis() < 100, "even the quickest fill took {:?} to spread", times[0]);
+    assert!(times[0].as_millis() < 100, "even the quickest one took {:?} to spread", times[0]);
 }

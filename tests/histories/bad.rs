@@ -4,8 +4,8 @@
 use super::{
     checker::{Rule, check},
     history::{
-        Answer, COUNT, Event, Family, History, Kind, Line, PERMITS, Process, Source, Time, Value,
-        Windows,
+        Act, Answer, COUNT, Event, Family, History, Kind, LatchStep, Line, LoadStep, LockStep,
+        PERMITS, Process, Source, Time, Value, Windows,
     },
 };
 
@@ -35,7 +35,7 @@ impl Written {
                 from,
                 Event::LoadBegan { key, value: value(by, number, from * 1000), fence: Some(fence) },
             )
-            .line(by, to, Event::LoadEnded { number })
+            .line(by, to, Event::Load { number, step: LoadStep::Ended })
     }
 
     fn degraded(self, by: Process, number: u64, from: Time, to: Time) -> Self {
@@ -43,7 +43,7 @@ impl Written {
         self.line(by, from, Event::LoadBegan { key, value, fence: None }).line(
             by,
             to,
-            Event::LoadEnded { number },
+            Event::Load { number, step: LoadStep::Ended },
         )
     }
 
@@ -62,18 +62,27 @@ impl Written {
 
     /// Adds an invalidation that the backend does not answer.
     fn asked(self, process: Process, write: u64, at: Time) -> Self {
-        self.line(process, at, Event::WriteAsked { write, key: KEY.to_owned(), value: None })
+        let (act, key) = (Act::Invalidate, KEY.to_owned());
+        self.line(process, at, Event::WriteAsked { write, act, key, value: None })
     }
 
     fn answered(self, process: Process, write: u64, at: Time) -> Self {
         self.line(process, at, Event::WriteAnswered { write, error: None })
     }
 
+    fn written(self, by: Process, act: Act, fence: u64, from: Time, to: Time) -> Self {
+        let (key, value, sent) = (KEY.to_owned(), None, from * 1000);
+        self.line(by, to, Event::Written { act, key, fence, value, sent })
+    }
+
+    fn step(self, by: Process, number: u64, at: Time, step: LoadStep) -> Self {
+        self.line(by, at, Event::Load { number, step })
+    }
+
     /// Adds an invalidation from one time to another.
     fn invalidated(self, by: Process, write: u64, fence: u64, from: Time, to: Time) -> Self {
-        let (key, sent) = (KEY.to_owned(), from * 1000);
         self.asked(by, write, from)
-            .line(by, to, Event::Burnt { key, fence, value: None, sent })
+            .written(by, Act::Invalidate, fence, from, to)
             .answered(by, write, to)
     }
 
@@ -88,7 +97,7 @@ impl Written {
         held.line(by, from, Event::Locked { hold, name, kind, fence, asked: sent }).line(
             by,
             to,
-            Event::Unlocking { hold },
+            Event::Lock { hold, step: LockStep::Unlocking },
         )
     }
 
@@ -146,9 +155,9 @@ fn two_loads_at_once_with_an_excuse_are_accepted() {
     assert_eq!(unknown.asked(3, 7, 90).breaks(), []);
     let lost = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
     assert_eq!(lost.breaks(), [Rule::OneLoad]);
-    assert_eq!(lost.line(1, 203, Event::LoadLost { number: 1 }).breaks(), []);
+    assert_eq!(lost.step(1, 1, 203, LoadStep::Lost).breaks(), []);
     let late = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
-    assert_eq!(late.line(1, 280, Event::LoadLost { number: 1 }).breaks(), [Rule::OneLoad]);
+    assert_eq!(late.step(1, 1, 280, LoadStep::Lost).breaks(), [Rule::OneLoad]);
     let suspended = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
     assert_eq!(suspended.line(1, 250, Event::Paused { from: 110_000 }).breaks(), []);
     let mut evicted = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
@@ -182,14 +191,14 @@ fn a_read_that_goes_back_is_found() {
     // The newer value was not to be stored.
     let unstored = plain()
         .load(2, 1, 20, 300, 310)
-        .line(2, 310, Event::LoadUnstored { number: 1 })
+        .step(2, 1, 310, LoadStep::Unstored)
         .read(3, newer, Source::Shared, 313, 314)
         .read(4, older, Source::Shared, 315, 316);
     assert_eq!(unstored.breaks(), []);
     // A refresh kept it from the store.
     let superseded = plain()
         .load(2, 1, 20, 300, 310)
-        .line(4, 312, Event::Superseded { key: KEY.to_owned(), fence: 21, sent: 311 })
+        .written(4, Act::Refresh, 21, 311, 312)
         .read(3, newer, Source::Shared, 313, 314)
         .read(4, older, Source::Shared, 315, 316);
     assert_eq!(superseded.breaks(), []);
@@ -283,8 +292,8 @@ fn a_value_of_the_store_that_is_remembered_for_too_long_is_found() {
     };
     assert_eq!(read(fresh_only(), 200).breaks(), [Rule::Remembered]);
     // A load without a lease has found it unchanged.
-    let unchanged = Event::LoadUnchanged { number: 1, value: loaded };
-    let renewed = fresh_only().degraded(2, 1, 190, 200).line(2, 200, unchanged);
+    let renewed = fresh_only().degraded(2, 1, 190, 200);
+    let renewed = renewed.step(2, 1, 200, LoadStep::Unchanged(loaded));
     assert_eq!(read(renewed, 201).breaks(), []);
     // Another process may have invalidated it meanwhile, and this process may not.
     assert_eq!(read(with_windows().invalidated(3, 7, 20, 130, 140), 150).breaks(), []);
@@ -345,6 +354,7 @@ fn fences_that_do_not_grow_are_found() {
 #[test]
 fn two_holders_of_a_lock_are_found() {
     let all = PERMITS;
+    let lock = |step| Event::Lock { hold: 1, step };
     for (first, second, rule) in [
         ((Kind::Mutex, 10), (Kind::Mutex, 20), Some(Rule::OneHolder)),
         ((Kind::Leader, 10), (Kind::Leader, 20), Some(Rule::OneHolder)),
@@ -361,13 +371,13 @@ fn two_holders_of_a_lock_are_found() {
         let what = format!("{first:?} {second:?}");
         assert_eq!(both().breaks(), Vec::from_iter(rule), "{what}");
         // A hold counts as long as its holder may take it for one.
-        assert_eq!(both().line(1, 199, Event::LockLost { hold: 1 }).breaks(), [], "{what}");
+        assert_eq!(both().line(1, 199, lock(LockStep::Lost)).breaks(), [], "{what}");
         let suspended = both().line(1, 290, Event::Paused { from: 110_000 });
         assert_eq!(suspended.breaks(), [], "{what}");
         // It was unlocked as held to the end.
-        let to_the_end = suspended.line(1, 301, Event::Unlocked { hold: 1, held: Some(true) });
+        let to_the_end = suspended.line(1, 301, lock(LockStep::Unlocked(Some(true))));
         assert_eq!(to_the_end.breaks(), Vec::from_iter(rule), "{what}");
-        let late = both().line(1, 290, Event::LockLost { hold: 1 });
+        let late = both().line(1, 290, lock(LockStep::Lost));
         assert_eq!(late.breaks(), Vec::from_iter(rule), "{what}: the loss was reported too late");
         let after = Written(first_held.0).held(second.0, 2, second.1, 301, 310);
         assert_eq!(after.breaks(), [], "{what}");
@@ -376,11 +386,11 @@ fn two_holders_of_a_lock_are_found() {
 
 #[test]
 fn latches_with_a_wrong_count_are_found() {
-    let name = || "l1".to_owned();
-    let set = |did| Event::LatchSet { name: name(), did };
-    let begins = || Event::CountingDown { name: name() };
-    let left = |left| Event::CountedDown { name: name(), left };
-    let done = || Event::LatchDone { name: name() };
+    let event = |step| Event::Latch { name: "l1".to_owned(), step };
+    let set = |did| event(LatchStep::Set { did });
+    let begins = || event(LatchStep::Begins);
+    let left = |left| event(LatchStep::Left(left));
+    let done = || event(LatchStep::Done);
     let steps = |count: u32| {
         let set = Written::default().line(1, 10, set(true)).line(2, 11, set(false));
         (0..count).fold(set, |all, step| all.line(1, 20 + u64::from(step), begins()))
@@ -404,7 +414,7 @@ fn latches_with_a_wrong_count_are_found() {
     assert_eq!(few().line(1, 30, left(0)).breaks(), [Rule::Latch], "one step counted twice");
     assert_eq!(few().line(1, 30, left(COUNT)).breaks(), [Rule::Latch], "one step did not count");
     assert_eq!(few().line(1, 30, done()).breaks(), [Rule::Latch]);
-    let missing = |asked| Event::LatchMissing { name: name(), asked };
+    let missing = |asked| event(LatchStep::Missing { asked });
     assert_eq!(few().line(2, 12, missing(9_000)).breaks(), []);
     assert_eq!(few().line(2, 12, missing(11_000)).breaks(), [Rule::Latch]);
 }

@@ -60,8 +60,8 @@ use std::{
 };
 
 use super::{
-    history::{Family, History, Process, Source, Time, Value},
-    index::{Act, Index, Known, Load, Read, Taken, Write},
+    history::{Act, Family, History, Source, Time, Value},
+    index::{Index, Known, Load, Read, Taken, Write, beside},
     worker::STALENESS,
 };
 
@@ -169,35 +169,23 @@ impl Checker<'_> {
     }
 
     fn fences(&mut self) {
-        let mut names: HashMap<_, Vec<&Taken>> = HashMap::new();
-        let mut seen = HashSet::new();
-        for taken in &self.index.fences {
-            // A claim that is granted twice has one fence, and only the first grant took it.
-            let name = (taken.family, &taken.key);
-            if taken.owner.is_none() || seen.insert((&taken.owner, taken.fence)) {
-                names.entry(name).or_default().push(taken);
+        // A claim that is granted twice has one fence, and only the first grant took it.
+        let mut granted = HashSet::new();
+        let taken = self.index.fences.iter();
+        let taken = taken.filter(|it| it.owner.is_none() || granted.insert((&it.owner, it.fence)));
+        let taken: Vec<_> = taken.map(|it| ((it.family, it.key.as_str()), it)).collect();
+        self.tally.add("fences", taken.len());
+        let known: Known<_, _> =
+            taken.iter().map(|(of, it)| (*of, it.answered, it.fence)).collect();
+        let mut fences = HashSet::new();
+        for (of, taken) in taken {
+            let before = known.before(&of, taken.sent);
+            if before.is_some_and(|fence| *fence >= taken.fence) {
+                self.violated(Rule::Fences, format!("{of:?}: {taken:?} after {before:?}"));
             }
-        }
-        for (name, taken) in names {
-            self.tally.add("fences", taken.len());
-            let known = Known::new(taken.iter().map(|taken| (taken.answered, taken.fence)));
-            let mut fences = HashSet::new();
-            for taken in taken {
-                if known.before(taken.sent).is_some_and(|fence| *fence >= taken.fence) {
-                    self.violated(
-                        Rule::Fences,
-                        format!(
-                            "{name:?}: {taken:?} after {known:?}",
-                            known = known.before(taken.sent)
-                        ),
-                    );
-                }
-                if !fences.insert(taken.fence) {
-                    self.violated(
-                        Rule::Fences,
-                        format!("{name:?}: the fence was taken a second time: {taken:?}"),
-                    );
-                }
+            if !fences.insert((of, taken.fence)) {
+                let text = format!("{of:?}: the fence was taken a second time: {taken:?}");
+                self.violated(Rule::Fences, text);
             }
         }
         let rewritten: HashSet<_> =
@@ -221,10 +209,11 @@ impl Checker<'_> {
     }
 
     fn stored(&mut self) {
-        let known = self.by_key(|taken| (taken.answered, taken.fence));
+        let taken = self.index.fences.iter().filter(|taken| taken.family == Family::Cache);
+        let known: Known<_, _> = taken.map(|it| (&it.key, it.answered, it.fence)).collect();
         for stored in &self.index.stored {
             self.tally.add("commits stored", 1);
-            if let Some(fence) = known.get(&stored.key).and_then(|known| known.before(stored.sent))
+            if let Some(fence) = known.before(&&stored.key, stored.sent)
                 && *fence > stored.fence
             {
                 self.violated(
@@ -235,33 +224,15 @@ impl Checker<'_> {
         }
     }
 
-    /// Collects by key the grants and writes that took fences.
-    fn by_key<T: Ord + Clone>(
-        &self,
-        fact: impl Fn(&Taken) -> (Time, T),
-    ) -> HashMap<String, Known<T>> {
-        let mut facts: HashMap<_, Vec<_>> = HashMap::new();
-        for taken in self.index.fences.iter().filter(|taken| taken.family == Family::Cache) {
-            facts.entry(taken.key.clone()).or_default().push(fact(taken));
-        }
-        facts.into_iter().map(|(key, facts)| (key, Known::new(facts))).collect()
-    }
-
     fn loads(&mut self) {
         let mut keys: HashMap<&str, Vec<&Load>> = HashMap::new();
         for load in self.index.loads.values() {
             keys.entry(&load.key).or_default().push(load);
             self.tally.add(if load.fence.is_some() { "loads" } else { "loads without a lease" }, 1);
         }
-        for loads in keys.values_mut() {
-            loads.sort_by_key(|load| load.began);
-            let mut running: Vec<&Load> = Vec::new();
-            for load in loads {
-                running.retain(|other| other.ended > load.began);
-                for other in &running {
-                    self.overlap(other, load);
-                }
-                running.push(load);
+        for loads in keys.into_values() {
+            for (load, running) in beside(loads, |load| (load.began, load.ended)) {
+                running.iter().for_each(|other| self.overlap(other, load));
             }
         }
     }
@@ -342,39 +313,27 @@ impl Checker<'_> {
 
     fn reads(&mut self) {
         let fences = Fences::new(self.index);
-        let shared = || self.index.reads.iter().filter(|read| read.source != Source::Degraded);
-        let mut seen: HashMap<_, Vec<_>> = HashMap::new();
-        for read in shared().filter(|read| !self.index.unstored.contains(&read.value)) {
-            let facts = seen.entry(&read.key).or_default();
-            let fence = fences.least(read).filter(|fence| !self.is_superseded(read, *fence));
-            facts.extend(fence.map(|fence| (read.at, (fence, read.value))));
-        }
-        let seen: HashMap<_, _> =
-            seen.into_iter().map(|(key, facts)| (key, Known::new(facts))).collect();
-        let burnt = {
-            let mut facts: HashMap<_, Vec<_>> = HashMap::new();
-            let ends = |taken: &&Taken| taken.owner.is_none() && !taken.leaves_value;
-            for taken in self.index.fences.iter().filter(ends) {
-                facts.entry(&taken.key).or_default().push((taken.answered, taken.fence));
-            }
-            facts
-                .into_iter()
-                .map(|(key, facts)| (key, Known::new(facts)))
-                .collect::<HashMap<_, _>>()
-        };
-        let mut writes: HashMap<_, Vec<_>> = HashMap::new();
-        for write in self.index.writes.iter().filter(|write| write.done) {
-            self.tally.add("writes", 1);
-            // A value that was touched is as good as before, and so is one that is refreshed.
-            let ends_values = !matches!(write.act, Act::Touch | Act::Refresh);
-            if let Some(answered) = write.answered.filter(|_| ends_values) {
-                writes.entry(&write.key).or_default().push((answered, write.asked));
-            }
-        }
-        let failed = self.index.writes.iter().filter(|write| !write.done).count();
-        self.tally.add("writes that may have happened", failed);
-        let writes: HashMap<_, _> =
-            writes.into_iter().map(|(key, facts)| (key, Known::new(facts))).collect();
+        let shared = self.index.reads.iter().filter(|read| {
+            read.source != Source::Degraded && !self.index.unstored.contains(&read.value)
+        });
+        let seen: Known<_, _> = shared
+            .filter_map(|read| {
+                let fence = fences.least(read).filter(|fence| !self.is_superseded(read, *fence))?;
+                Some((&read.key, read.at, (fence, read.value)))
+            })
+            .collect();
+        let ends = |taken: &&Taken| taken.owner.is_none() && !taken.leaves_value;
+        let burnt = self.index.fences.iter().filter(ends);
+        let burnt: Known<_, _> = burnt.map(|it| (&it.key, it.answered, it.fence)).collect();
+        let done = self.index.writes.iter().filter(|write| write.done);
+        self.tally.add("writes", done.clone().count());
+        self.tally
+            .add("writes that may have happened", self.index.writes.len() - done.clone().count());
+        // A value that was touched is as good as before, and so is one that is refreshed.
+        let writes: Known<_, _> = done
+            .filter(|write| !matches!(write.act, Act::Touch | Act::Refresh))
+            .filter_map(|write| Some((&write.key, write.answered?, write.asked)))
+            .collect();
 
         for read in &self.index.reads {
             self.tally.add("reads", 1);
@@ -384,15 +343,14 @@ impl Checker<'_> {
             }
             let as_of = self.as_of(read);
             if let Some(fence) = fences.greatest(read) {
-                if let Some((newer, value)) =
-                    seen.get(&read.key).and_then(|known| known.before(as_of))
+                if let Some((newer, value)) = seen.before(&&read.key, as_of)
                     && *newer > fence
                     && !self.replaces_failure(read)
                 {
                     let text = format!("{read:?} under {fence} after {value:?} under {newer}");
                     self.violated(Rule::NeverBack, text);
                 }
-                if let Some(burnt) = burnt.get(&read.key).and_then(|known| known.before(as_of))
+                if let Some(burnt) = burnt.before(&&read.key, as_of)
                     && *burnt > fence
                 {
                     let text = format!("{read:?} under {fence} after fence {burnt} was burnt");
@@ -401,7 +359,7 @@ impl Checker<'_> {
             }
             // The same check without a look at fences, which may be wrong themselves.
             if let Some(made) = self.made(read)
-                && let Some(asked) = writes.get(&read.key).and_then(|known| known.before(as_of))
+                && let Some(asked) = writes.before(&&read.key, as_of)
                 && *asked > made
                 && !self.stands_in(read, made)
             {
@@ -563,22 +521,14 @@ impl Checker<'_> {
                 waited.entry(read.value).or_default().push(read);
             }
         }
-        let mut local: HashMap<(Process, &str), Vec<_>> = HashMap::new();
-        for write in &self.index.writes {
-            if let Some(answered) = write.answered {
-                let facts = local.entry((write.process, &write.key)).or_default();
-                facts.push((answered, write.asked));
-            }
-        }
-        let local: HashMap<_, _> =
-            local.into_iter().map(|(of, facts)| (of, Known::new(facts))).collect();
+        let writes = self.index.writes.iter();
+        let local: Known<_, _> = writes
+            .filter_map(|write| Some(((write.process, &write.key), write.answered?, write.asked)))
+            .collect();
         // When a process has heard of the store, and when it had asked.
-        let mut answers: HashMap<(Process, &str), Vec<_>> = HashMap::new();
-        for read in self.index.reads.iter().filter(|read| read.source == Source::Hit) {
-            answers.entry((read.process, &read.key)).or_default().push((read.at, read.asked));
-        }
-        let heard: HashMap<_, _> =
-            answers.into_iter().map(|(of, facts)| (of, Known::new(facts))).collect();
+        let hits = self.index.reads.iter().filter(|read| read.source == Source::Hit);
+        let heard: Known<_, _> =
+            hits.map(|read| ((read.process, &read.key), read.at, read.asked)).collect();
         for (value, reads) in waited {
             for read in &reads {
                 // A load that found the value unchanged made it anew.
@@ -588,13 +538,12 @@ impl Checker<'_> {
                 let made = renewals.map(|it| it.at).max().unwrap_or(0);
                 let answered = reads.iter().map(|read| read.at).filter(|at| *at >= made);
                 let first_answered = answered.min().unwrap_or(0);
-                let heard = heard.get(&(read.process, read.key.as_str()));
-                let heard = heard.and_then(|known| known.before(read.asked));
+                let of = (read.process, &read.key);
+                let heard = heard.before(&of, read.asked);
                 if heard.is_some_and(|asked| first_answered < *asked) {
                     self.violated(Rule::Degraded, format!("{read:?} after {heard:?}"));
                 }
-                let written = local.get(&(read.process, read.key.as_str()));
-                let written = written.and_then(|known| known.before(read.asked));
+                let written = local.before(&of, read.asked);
                 let stale = written.is_some_and(|asked| *asked > value.began);
                 if read.process != value.by || stale {
                     self.violated(Rule::Degraded, format!("{read:?} after {written:?}"));
@@ -613,25 +562,19 @@ impl Checker<'_> {
         let Some(windows) = self.history.windows else { return };
         let kept = windows.fresh + windows.stale.max(windows.error);
         let (fences, begun) = (Fences::new(self.index), Begun::new(self.index));
-        let mut local: HashMap<(Process, &str), Vec<_>> = HashMap::new();
-        for write in self.index.writes.iter().filter(|write| write.done) {
-            let is_end = matches!(write.act, Act::Insert | Act::Invalidate);
-            if let Some(answered) = write.answered.filter(|_| is_end) {
-                let facts = local.entry((write.process, &write.key)).or_default();
-                facts.push((answered, write.asked));
-            }
-        }
-        let local: HashMap<_, _> =
-            local.into_iter().map(|(of, facts)| (of, Known::new(facts))).collect();
-        let mut served: HashMap<(Process, &str), Vec<_>> = HashMap::new();
+        let ends = self
+            .index
+            .writes
+            .iter()
+            .filter(|write| write.done && matches!(write.act, Act::Insert | Act::Invalidate));
+        let local: Known<_, _> = ends
+            .filter_map(|write| Some(((write.process, &write.key), write.answered?, write.asked)))
+            .collect();
         // A value that was loaded may not have been stored.
         let is_stored = |read: &&Read| !matches!(read.source, Source::Degraded | Source::Shared);
-        for read in self.index.reads.iter().filter(is_stored) {
-            let facts = served.entry((read.process, &read.key)).or_default();
-            facts.extend(fences.least(read).map(|fence| (read.at, fence)));
-        }
-        let served: HashMap<_, _> =
-            served.into_iter().map(|(of, facts)| (of, Known::new(facts))).collect();
+        let served: Known<_, _> = (self.index.reads.iter().filter(is_stored))
+            .filter_map(|read| Some(((read.process, &read.key), read.at, fences.least(read)?)))
+            .collect();
         for read in &self.index.reads {
             // The leader of a load without an answer to its commit tells its process of the value.
             let is_own = read.value.by == read.process && self.made(read).is_some();
@@ -639,7 +582,7 @@ impl Checker<'_> {
                 continue;
             }
             self.tally.add("remembered reads", 1);
-            let of = (read.process, read.key.as_str());
+            let of = (read.process, &read.key);
             // A load without a lease that finds the value unchanged counts in its process.
             let own = self.index.renewals.iter().filter(|it| {
                 it.value == read.value && it.process == read.process && it.at <= read.at
@@ -653,11 +596,11 @@ impl Checker<'_> {
             {
                 self.violated(Rule::Remembered, format!("{read:?} began at {begun}"));
             }
-            let written = local.get(&of).and_then(|known| known.before(read.asked));
+            let written = local.before(&of, read.asked);
             if self.made(read).is_some_and(|made| written.is_some_and(|asked| *asked > made)) {
                 self.violated(Rule::Remembered, format!("{read:?} after {written:?}"));
             }
-            let newer = served.get(&of).and_then(|known| known.before(read.asked));
+            let newer = served.before(&of, read.asked);
             let is_older = fences.greatest(read).is_some_and(|fence| newer > Some(&fence));
             // A load that was under way when the caller asked may find an old value unchanged.
             if is_older && own == 0 && !(is_own && self.was_older_at_its_landing(read, &fences)) {

@@ -2,8 +2,8 @@
 
 use super::{
     checker::{Checker, MILLISECOND, Rule},
-    history::{Family, Time},
-    index::{Act, BackedOff},
+    history::{Act, Family, Time},
+    index::BackedOff,
 };
 
 impl Checker<'_> {

@@ -77,10 +77,10 @@ pub async fn inject_worker_faults(
         match fault {
             Fault::Suspend(time) => {
                 let from = now();
-                let slot = fleet.lock().await.signal(process, rustix::process::Signal::STOP);
+                let slot = fleet.lock().await.signal(process, "STOP");
                 sleep(time).await;
                 let mut fleet = fleet.lock().await;
-                fleet.signal(process, rustix::process::Signal::CONT);
+                fleet.signal(process, "CONT");
                 fleet.suspended(slot, from);
             }
             _ => {
@@ -176,5 +176,5 @@ pub async fn inject_server_faults(
 }
 
 async fn cut(raw: &mut Raw, of: &str) {
-    raw.run::<u64>(&["CLIENT", "KILL", "TYPE", of, "SKIPME", "yes"]).await;
+    raw.kill_clients(of).await;
 }

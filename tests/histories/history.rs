@@ -36,189 +36,101 @@ pub struct Line {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     Ready,
-    /// The process did not run, from then until the line was written.
-    Paused {
-        from: Time,
-    },
+    // The process did not run, from then until the line was written.
+    Paused { from: Time },
 
-    /// A caller of `get` or of `request().load()` that asked at `asked` got an answer now.
-    Read {
-        key: String,
-        asked: Time,
-        /// How long the caller waits for a load before it takes a stale value.
-        patience: Option<Time>,
-        answer: Answer,
-    },
-    /// The process is about to insert a value, or to invalidate the key if there is no value.
-    WriteAsked {
-        write: u64,
-        key: String,
-        value: Option<Value>,
-    },
-    /// The process is about to expire the key.
-    ExpireAsked {
-        write: u64,
-        key: String,
-    },
-    /// The process is about to start the windows of the key anew.
-    TouchAsked {
-        write: u64,
-        key: String,
-    },
-    /// The process is about to refresh the key.
-    RefreshAsked {
-        write: u64,
-        key: String,
-    },
-    /// The refresh was answered with this value.
-    Refreshed {
-        write: u64,
-        value: Value,
-    },
-    /// The write returned, with or without an error. An expiry, a touch and a refresh are writes as
-    /// well.
-    WriteAnswered {
-        write: u64,
-        error: Option<String>,
-    },
+    // A caller of `get` or of `request().load()` that asked at `asked` got an answer now. It waits
+    // so long for a load before it takes a stale value.
+    Read { key: String, asked: Time, patience: Option<Time>, answer: Answer },
+    // The process is about to write.
+    WriteAsked { write: u64, act: Act, key: String, value: Option<Value> },
+    // A refresh was answered with this value.
+    Refreshed { write: u64, value: Value },
+    // The write returned, with or without an error.
+    WriteAnswered { write: u64, error: Option<String> },
 
-    LoadBegan {
-        key: String,
-        value: Value,
-        fence: Option<u64>,
-    },
-    /// The loader was told that its lease is lost.
-    LoadLost {
-        number: u64,
-    },
-    /// The load failed or panicked.
-    LoadFailed {
-        number: u64,
-    },
-    /// The load says that the stored value is still right.
-    LoadUnchanged {
-        number: u64,
-        value: Value,
-    },
-    /// The load says that its value is not to be stored.
-    LoadUnstored {
-        number: u64,
-    },
-    /// The load returned, failed, panicked or was cancelled.
-    LoadEnded {
-        number: u64,
-    },
+    LoadBegan { key: String, value: Value, fence: Option<u64> },
+    Load { number: u64, step: LoadStep },
 
-    /// The backend granted a lease for a claim that was sent at `sent`.
-    Granted {
-        family: Family,
-        key: String,
-        owner: String,
-        fence: u64,
-        sent: Time,
-    },
-    /// The backend has inserted, invalidated or expired.
-    Burnt {
-        key: String,
-        fence: u64,
-        value: Option<Value>,
-        sent: Time,
-    },
-    /// The backend has started the windows of an entry anew, under a fence of their own.
-    Touched {
-        key: String,
-        fence: u64,
-        sent: Time,
-    },
-    /// The backend has written a loaded value under a fence.
-    Stored {
-        key: String,
-        fence: u64,
-        sent: Time,
-    },
-    /// The backend has put an end to all loads before this fence, and left the entry as it is.
-    Superseded {
-        key: String,
-        fence: u64,
-        sent: Time,
-    },
-    /// The backend has noted a failed load, after which no process loads for a time.
-    BackedOff {
-        key: String,
-        wait: Time,
-        sent: Time,
-    },
-    /// A value was seen under a fence for the first time in this process.
-    Seen {
-        key: String,
-        value: Value,
-        fence: u64,
-    },
+    // The backend granted a lease for a claim that was sent at `sent`.
+    Granted { family: Family, key: String, owner: String, fence: u64, sent: Time },
+    // The backend has done a write under a fence. A touch gives an entry a fence of its own. A
+    // refresh ends all loads before it, and leaves the entry as it is.
+    Written { act: Act, key: String, fence: u64, value: Option<Value>, sent: Time },
+    // The backend has written a loaded value under a fence.
+    Stored { key: String, fence: u64, sent: Time },
+    // The backend has noted a failed load, after which no process loads for a time.
+    BackedOff { key: String, wait: Time, sent: Time },
+    // A value was seen under a fence for the first time in this process.
+    Seen { key: String, value: Value, fence: u64 },
 
-    /// A lock was acquired that was asked for at `asked`.
-    Locked {
-        hold: u64,
-        name: String,
-        kind: Kind,
-        /// Zero for a kind of lock that several processes hold together.
-        fence: u64,
-        asked: Time,
-    },
-    /// The guard was told that the lock is lost.
-    LockLost {
-        hold: u64,
-    },
-    /// The lock is about to be released, or turned into a hold of another kind.
-    Unlocking {
-        hold: u64,
-    },
-    /// `unlock` returned, and `held` says whether the lock was held to the end, if that is known.
-    Unlocked {
-        hold: u64,
-        held: Option<bool>,
-    },
+    // A lock was acquired that was asked for at `asked`. Its fence is zero for a kind of lock that
+    // several processes hold together.
+    Locked { hold: u64, name: String, kind: Kind, fence: u64, asked: Time },
+    Lock { hold: u64, step: LockStep },
 
-    /// A latch is set. `did` is `true` if this process set it, and `false` if another one had.
-    LatchSet {
-        name: String,
-        did: bool,
-    },
-    /// A latch is about to be counted down by one.
-    CountingDown {
-        name: String,
-    },
-    /// A step was answered with the number of steps that are left.
-    CountedDown {
-        name: String,
-        left: u32,
-    },
-    /// A waiter for a latch was told that it is done.
-    LatchDone {
-        name: String,
-    },
-    /// A call of `asked` was answered with the error that there is no such latch.
-    LatchMissing {
-        name: String,
-        asked: Time,
-    },
+    Latch { name: String, step: LatchStep },
 
-    /// Every caller has its answer. `stats` says how much work there was.
-    Done {
-        stats: String,
-    },
+    // Every caller has its answer. `stats` says how much work there was.
+    Done { stats: String },
+}
+
+/// The effect of a write on the value that stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Act {
+    Insert,
+    Invalidate,
+    Expire,
+    Touch,
+    Refresh,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum LoadStep {
+    // The loader was told that its lease is lost.
+    Lost,
+    // It failed or panicked.
+    Failed,
+    // It says that the stored value is still right.
+    Unchanged(Value),
+    // It says that its value is not to be stored.
+    Unstored,
+    // It returned, failed, panicked or was cancelled.
+    Ended,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum LockStep {
+    // The guard was told that the lock is lost.
+    Lost,
+    // The lock is about to be released, or turned into a hold of another kind.
+    Unlocking,
+    // `unlock` returned, and says whether the lock was held to the end, if that is known.
+    Unlocked(Option<bool>),
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum LatchStep {
+    // It is set, by this process or by another one.
+    Set { did: bool },
+    // It is about to be counted down by one.
+    Begins,
+    // A step was answered with the number of steps that are left.
+    Left(u32),
+    // A waiter was told that it is done.
+    Done,
+    // A call was answered with the error that there is no such latch.
+    Missing { asked: Time },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// There is no entry.
+    // There is no entry.
     Nothing,
-    Value {
-        value: Value,
-        source: Source,
-    },
-    /// The load failed as planned.
+    Value { value: Value, source: Source },
+    // The load failed as planned.
     Failed,
-    /// An error that must not happen.
+    // An error that must not happen.
     Error(String),
 }
 

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::{
     checker::{Checker, Rule, SLACK},
     history::{Family, Kind, PERMITS, Time},
-    index::{Hold, Known},
+    index::{Hold, Known, beside},
 };
 
 impl Checker<'_> {
@@ -21,29 +21,25 @@ impl Checker<'_> {
             self.tally.add(what, 1);
             names.entry(&hold.name).or_default().push(hold);
         }
-        for (name, mut holds) in names {
-            holds.sort_by_key(|hold| hold.locked);
-            let mut running: Vec<&Hold> = Vec::new();
-            for hold in holds {
-                running.retain(|other| other.ended > hold.locked);
-                for other in &running {
+        for (name, holds) in names {
+            for (hold, running) in beside(holds, |hold| (hold.locked, hold.ended)) {
+                for other in running {
                     let (older, newer) =
-                        if other.fence <= hold.fence { (*other, hold) } else { (hold, *other) };
+                        if other.fence <= hold.fence { (other, hold) } else { (hold, other) };
                     if !self.may_share(older, newer) {
                         self.violated(Rule::OneHolder, format!("{older:?} and {newer:?}"));
                     }
                 }
-                running.push(hold);
             }
             let grants = self.index.fences.iter();
             let grants = grants.filter(|taken| taken.family == Family::Lock && taken.key == name);
             let asked_for: HashSet<_> = grants.clone().map(|taken| taken.fence).collect();
-            let granted = Known::new(grants.map(|taken| (taken.answered, taken.fence)));
+            let granted: Known<_, _> = grants.map(|it| ((), it.answered, it.fence)).collect();
             let holds = self.index.holds.iter().filter(|hold| hold.name == name && hold.fence > 0);
             for hold in holds {
                 self.tally.add("handed over", usize::from(!asked_for.contains(&hold.fence)));
                 let Some(until) = hold.held_until else { continue };
-                if let Some(later) = granted.before(until)
+                if let Some(later) = granted.before(&(), until)
                     && *later > hold.fence
                 {
                     self.violated(Rule::OneHolder, format!("{hold:?} to the end, and {later}"));
@@ -82,11 +78,8 @@ impl Checker<'_> {
             }
             names.entry(&hold.name).or_default().push(hold);
         }
-        for mut holds in names.into_values() {
-            holds.sort_by_key(|hold| hold.locked);
-            let mut running: Vec<&Hold> = Vec::new();
-            for hold in holds {
-                running.retain(|other| other.ended > hold.locked);
+        for holds in names.into_values() {
+            for (hold, mut running) in beside(holds, |hold| (hold.locked, hold.ended)) {
                 running.push(hold);
                 let valid = running.iter().filter(|other| !self.is_excused(other, hold.locked));
                 let valid: Vec<_> = valid.copied().collect();

@@ -1,8 +1,14 @@
 //! The events of a history, sorted by their subjects.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    hash::Hash,
+};
 
-use super::history::{Answer, Event, Family, History, Kind, Process, Source, Time, Value};
+use super::history::{
+    Act, Answer, Event, Family, History, Kind, LatchStep, LoadStep, LockStep, Process, Source,
+    Time, Value,
+};
 
 /// The facts of one round.
 #[derive(Default)]
@@ -47,16 +53,6 @@ pub struct Load {
     pub ended: Time,
     pub lost: Option<Time>,
     pub failed: bool,
-}
-
-/// The effect of a write on the value that stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
-    Insert,
-    Invalidate,
-    Expire,
-    Touch,
-    Refresh,
 }
 
 #[derive(Clone, Debug)]
@@ -163,19 +159,6 @@ pub struct Stored {
     pub answered: Time,
 }
 
-impl Write {
-    fn asked(act: Act, process: Process, key: String, value: Option<Value>, asked: Time) -> Self {
-        Self { act, process, key, value, asked, answered: None, done: false }
-    }
-}
-
-impl Taken {
-    fn by_a_write(key: String, fence: u64, sent: Time, answered: Time) -> Self {
-        let (family, owner) = (Family::Cache, None);
-        Self { family, key, fence, sent, answered, owner, leaves_value: false }
-    }
-}
-
 impl Index {
     pub fn new(history: &History) -> Self {
         let mut index = Self::default();
@@ -201,20 +184,9 @@ impl Index {
                     }
                     Answer::Error(error) => index.errors.push(error),
                 },
-                Event::WriteAsked { write, key, value } => {
-                    let act = if value.is_some() { Act::Insert } else { Act::Invalidate };
-                    writes.insert((process, write), Write::asked(act, process, key, value, at));
-                }
-                Event::ExpireAsked { write, key } => {
-                    let asked = Write::asked(Act::Expire, process, key, None, at);
-                    writes.insert((process, write), asked);
-                }
-                Event::TouchAsked { write, key } => {
-                    let asked = Write::asked(Act::Touch, process, key, None, at);
-                    writes.insert((process, write), asked);
-                }
-                Event::RefreshAsked { write, key } => {
-                    let asked = Write::asked(Act::Refresh, process, key, None, at);
+                Event::WriteAsked { write, act, key, value } => {
+                    let (asked, answered, done) = (at, None, false);
+                    let asked = Write { act, process, key, value, asked, answered, done };
                     writes.insert((process, write), asked);
                 }
                 Event::Refreshed { write, value } => {
@@ -234,39 +206,21 @@ impl Index {
                     index.loads.insert((process, value.number), load);
                     index.claimed.extend(fence.map(|fence| (value, fence)));
                 }
-                Event::LoadLost { number } => {
-                    if let Some(load) = index.loads.get_mut(&(process, number)) {
-                        load.lost = Some(at);
-                    }
-                }
-                Event::LoadFailed { number } => {
-                    if let Some(load) = index.loads.get_mut(&(process, number)) {
-                        load.failed = true;
-                    }
-                }
-                Event::LoadUnstored { number } => {
-                    let load = index.loads.get(&(process, number));
-                    index.unstored.extend(load.map(|load| load.value));
-                }
-                Event::LoadUnchanged { number, value } => {
-                    if let Some(load) = index.loads.get(&(process, number)) {
-                        let Load { key, fence, began, .. } = load.clone();
-                        index.claimed.extend(fence.map(|fence| (value, fence)));
-                        let answered = None;
-                        index.renewals.push(Renewal {
-                            process,
-                            key,
-                            value,
-                            fence,
-                            began,
-                            at,
-                            answered,
-                        });
-                    }
-                }
-                Event::LoadEnded { number } => {
-                    if let Some(load) = index.loads.get_mut(&(process, number)) {
-                        load.ended = at.min(end_of(process));
+                Event::Load { number, step } => {
+                    let Some(load) = index.loads.get_mut(&(process, number)) else { continue };
+                    match step {
+                        LoadStep::Lost => load.lost = Some(at),
+                        LoadStep::Failed => load.failed = true,
+                        LoadStep::Ended => load.ended = at.min(end_of(process)),
+                        LoadStep::Unstored => drop(index.unstored.insert(load.value)),
+                        LoadStep::Unchanged(value) => {
+                            let Load { key, fence, began, .. } = load.clone();
+                            let answered = None;
+                            index.claimed.extend(fence.map(|fence| (value, fence)));
+                            let renewal =
+                                Renewal { process, key, value, fence, began, at, answered };
+                            index.renewals.push(renewal);
+                        }
                     }
                 }
                 Event::Granted { family, key, owner, fence, sent } => {
@@ -275,25 +229,24 @@ impl Index {
                     let taken = Taken { family, key, fence, sent, answered, owner, leaves_value };
                     index.fences.push(taken);
                 }
-                Event::Burnt { key, fence, value, sent } => {
+                Event::Written { act, key, fence, value, sent } => {
                     index.inserted.extend(value.map(|_| (key.clone(), fence)));
                     index.claimed.extend(value.map(|value| (value, fence)));
-                    index.fences.push(Taken::by_a_write(key, fence, sent, at));
+                    if act == Act::Touch {
+                        let (key, answered) = (key.clone(), at);
+                        index.touched.push(Stored { key, fence, sent, answered });
+                    }
+                    let (family, owner, answered) = (Family::Cache, None, at);
+                    let leaves_value = act == Act::Refresh;
+                    let taken = Taken { family, key, fence, sent, answered, owner, leaves_value };
+                    index.fences.push(taken);
                 }
                 Event::Stored { key, fence, sent } => {
                     index.renewed(&key, fence, at);
                     index.stored.push(Stored { key, fence, sent, answered: at });
                 }
-                Event::Superseded { key, fence, sent } => {
-                    let taken = Taken::by_a_write(key, fence, sent, at);
-                    index.fences.push(Taken { leaves_value: true, ..taken });
-                }
                 Event::BackedOff { key, wait, sent } => {
                     index.backed_off.push(BackedOff { key, wait, sent, answered: at });
-                }
-                Event::Touched { key, fence, sent } => {
-                    index.fences.push(Taken::by_a_write(key.clone(), fence, sent, at));
-                    index.touched.push(Stored { key, fence, sent, answered: at });
                 }
                 Event::Seen { value, fence, .. } => {
                     index.claimed.push((value, fence));
@@ -302,42 +255,28 @@ impl Index {
                 }
                 Event::Locked { hold, name, kind, fence, asked } => {
                     let (locked, ended) = (at, end_of(process));
-                    let taken = Hold {
-                        process,
-                        name,
-                        kind,
-                        fence,
-                        asked,
-                        locked,
-                        ended,
-                        lost: None,
-                        held_until: None,
-                    };
+                    let (lost, held_until) = (None, None);
+                    let taken =
+                        Hold { process, name, kind, fence, asked, locked, ended, lost, held_until };
                     holds.insert((process, hold), taken);
                 }
-                Event::LatchSet { name, did } => {
-                    index.latch(name).set.push((at, did));
-                }
-                Event::CountingDown { name } => index.latch(name).steps.push(at),
-                Event::CountedDown { name, left } => index.latch(name).left.push((at, left)),
-                Event::LatchDone { name } => index.latch(name).done.push(at),
-                Event::LatchMissing { name, asked } => index.latch(name).missed.push(asked),
-                Event::LockLost { hold } => {
-                    if let Some(hold) = holds.get_mut(&(process, hold)) {
-                        hold.lost = Some(at);
-                        hold.ended = hold.ended.min(at);
+                Event::Lock { hold, step } => {
+                    let Some(hold) = holds.get_mut(&(process, hold)) else { continue };
+                    match step {
+                        LockStep::Lost => (hold.lost, hold.ended) = (Some(at), hold.ended.min(at)),
+                        LockStep::Unlocking => hold.ended = hold.ended.min(at),
+                        LockStep::Unlocked(Some(true)) => hold.held_until = Some(hold.ended),
+                        LockStep::Unlocked(_) => {}
                     }
                 }
-                Event::Unlocking { hold } => {
-                    if let Some(hold) = holds.get_mut(&(process, hold)) {
-                        hold.ended = hold.ended.min(at);
-                    }
-                }
-                Event::Unlocked { hold, held } => {
-                    if let Some(hold) = holds.get_mut(&(process, hold))
-                        && held == Some(true)
-                    {
-                        hold.held_until = Some(hold.ended);
+                Event::Latch { name, step } => {
+                    let latch = index.latches.entry(name).or_default();
+                    match step {
+                        LatchStep::Set { did } => latch.set.push((at, did)),
+                        LatchStep::Begins => latch.steps.push(at),
+                        LatchStep::Left(left) => latch.left.push((at, left)),
+                        LatchStep::Done => latch.done.push(at),
+                        LatchStep::Missing { asked } => latch.missed.push(asked),
                     }
                 }
             }
@@ -377,10 +316,6 @@ impl Index {
         load.or_else(|| self.inserts.get(value).map(|insert| insert.key.as_str()))
     }
 
-    fn latch(&mut self, name: String) -> &mut Latch {
-        self.latches.entry(name).or_default()
-    }
-
     /// Returns the time at which a process has run for so long since another time.
     pub fn has_run(&self, process: Process, from: Time, long: Time) -> Time {
         let mut pauses = self.pauses.get(&process).cloned().unwrap_or_default();
@@ -404,27 +339,44 @@ impl Index {
     }
 }
 
-/// The greatest fact that was known at each time.
-pub struct Known<T> {
-    /// Each entry is the maximum of all facts up to its time.
-    greatest: Vec<(Time, T)>,
-}
+/// The greatest fact of each subject that was known at each time.
+pub struct Known<K, T>(HashMap<K, Vec<(Time, T)>>);
 
-impl<T: Ord + Clone> Known<T> {
-    pub fn new(facts: impl IntoIterator<Item = (Time, T)>) -> Self {
-        let mut greatest: Vec<_> = facts.into_iter().collect();
-        greatest.sort_by_key(|(at, _)| *at);
-        for at in 1..greatest.len() {
-            if greatest[at].1 < greatest[at - 1].1 {
-                greatest[at].1 = greatest[at - 1].1.clone();
+impl<K: Eq + Hash, T: Ord + Clone> FromIterator<(K, Time, T)> for Known<K, T> {
+    fn from_iter<I: IntoIterator<Item = (K, Time, T)>>(facts: I) -> Self {
+        let mut all: HashMap<K, Vec<(Time, T)>> = HashMap::new();
+        for (of, at, fact) in facts {
+            all.entry(of).or_default().push((at, fact));
+        }
+        // Each entry becomes the maximum of all facts up to its time.
+        for facts in all.values_mut() {
+            facts.sort_by_key(|(at, _)| *at);
+            for at in 1..facts.len() {
+                facts[at].1 = facts[at].1.clone().max(facts[at - 1].1.clone());
             }
         }
-        Self { greatest }
+        Self(all)
     }
+}
 
-    /// Returns the greatest fact that was known before a time.
-    pub fn before(&self, time: Time) -> Option<&T> {
-        let count = self.greatest.partition_point(|(at, _)| *at < time);
-        Some(&self.greatest[count.checked_sub(1)?].1)
+impl<K: Eq + Hash, T> Known<K, T> {
+    /// Returns the greatest fact of a subject that was known before a time.
+    pub fn before(&self, of: &K, time: Time) -> Option<&T> {
+        let facts = self.0.get(of)?;
+        let count = facts.partition_point(|(at, _)| *at < time);
+        Some(&facts[count.checked_sub(1)?].1)
     }
+}
+
+/// Returns each span with those before it that had not ended when it began.
+pub fn beside<T>(mut spans: Vec<&T>, of: impl Fn(&T) -> (Time, Time)) -> Vec<(&T, Vec<&T>)> {
+    spans.sort_by_key(|span| of(span).0);
+    let mut running: Vec<&T> = Vec::new();
+    let mut all = Vec::new();
+    for span in spans {
+        running.retain(|other| of(other).1 > of(span).0);
+        all.push((span, running.clone()));
+        running.push(span);
+    }
+    all
 }

@@ -13,7 +13,7 @@ use bellwether::{
 };
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 
-use super::history::{Event, Family, Line, Process, Time, Value, now};
+use super::history::{Act, Event, Family, Line, Process, Time, Value, now};
 
 /// Where a process writes its events.
 #[derive(Clone)]
@@ -109,17 +109,16 @@ impl Recorder {
                 self.log.tell(Event::BackedOff { key: key(&claim.name), wait, sent });
             }
             (Operation::Edit { name, edit, .. }, Answer::Edit(fence)) => {
+                let (act, value) = match edit {
+                    Edit::Put(entry, _) => (Act::Insert, value(entry)),
+                    Edit::Invalidate => (Act::Invalidate, None),
+                    Edit::Expire => (Act::Expire, None),
+                    Edit::Supersede => (Act::Refresh, None),
+                    Edit::Touch(_) if *fence == 0 => return,
+                    Edit::Touch(_) => (Act::Touch, None),
+                };
                 let (key, fence) = (key(name), *fence);
-                let burnt = |value| Event::Burnt { key: key.clone(), fence, value, sent };
-                match edit {
-                    Edit::Put(entry, _) => self.log.tell(burnt(value(entry))),
-                    Edit::Invalidate | Edit::Expire => self.log.tell(burnt(None)),
-                    Edit::Supersede => self.log.tell(Event::Superseded { key, fence, sent }),
-                    Edit::Touch(_) if fence > 0 => {
-                        self.log.tell(Event::Touched { key, fence, sent });
-                    }
-                    Edit::Touch(_) => {}
-                }
+                self.log.tell(Event::Written { act, key, fence, value, sent });
             }
             _ => {}
         }

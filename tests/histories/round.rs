@@ -1,13 +1,10 @@
 //! One round: a server, a few workers, faults, and the collected events.
 
-use std::{process::Stdio, time::Duration};
+use std::time::Duration;
 
 use fastrand::Rng;
-use rustix::process::{Pid, Signal, kill_process};
 use testkit::{LIMIT, RedisServer};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
-    process::{Child, ChildStdin, Command},
     sync::{Mutex, mpsc},
     task::JoinSet,
     time::{Instant, timeout},
@@ -91,8 +88,7 @@ pub struct Fleet {
 
 struct Worker {
     process: Process,
-    child: Child,
-    input: ChildStdin,
+    child: testkit::Process,
 }
 
 impl Fleet {
@@ -117,26 +113,11 @@ impl Fleet {
     fn spawn(&mut self) -> Worker {
         self.setup.process += 1;
         let process = self.setup.process;
-        let mut child = Command::from(testkit::rerun("worker"))
-            .env(VARIABLE, self.setup.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let told = self.told.clone();
-        self.readers.spawn(async move {
-            while let Ok(Some(line)) = lines.next_line().await {
-                // Lines of the test harness are no events.
-                if let Ok(line) = serde_json::from_str(&line)
-                    && told.send((process, line)).is_err()
-                {
-                    return;
-                }
-            }
-        });
-        Worker { process, input: child.stdin.take().unwrap(), child }
+        let mut child = testkit::Process::start("worker", [(VARIABLE, self.setup.to_string())]);
+        let event = move |line: &str| Some((process, serde_json::from_str(line).ok()?));
+        let reader = child.forward(self.told.clone(), event);
+        self.readers.spawn(async move { reader.await.unwrap() });
+        Worker { process, child }
     }
 
     /// Records events until one of a kind arrives. Returns `None` if none arrives in time.
@@ -157,11 +138,9 @@ impl Fleet {
     }
 
     /// Sends a signal, and returns the process that got it.
-    pub fn signal(&mut self, number: usize, signal: Signal) -> Process {
+    pub fn signal(&mut self, number: usize, signal: &str) -> Process {
         let worker = self.worker(number);
-        let pid = worker.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-        kill_process(pid.expect("the worker does not run"), signal)
-            .expect("the signal was not sent");
+        worker.child.signal(signal);
         worker.process
     }
 
@@ -176,8 +155,7 @@ impl Fleet {
         let before = now();
         let worker = self.worker(number);
         let process = worker.process;
-        worker.child.start_kill().unwrap();
-        worker.child.wait().await.unwrap();
+        worker.child.kill().await;
         self.history.killed.push((process, before, now()));
     }
 
@@ -191,7 +169,7 @@ impl Fleet {
         let mut waiting: Vec<_> = self.workers.iter().map(|worker| worker.process).collect();
         for worker in &mut self.workers {
             // A worker that has ended already did so by a panic, and counts as hanging.
-            let _ = worker.input.write_all(b"stop\n").await;
+            worker.child.tell("stop").await;
         }
         while !waiting.is_empty()
             && let Some(process) = self.wait_for(|event| matches!(event, Event::Done { .. })).await

@@ -32,7 +32,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    history::{Answer, COUNT, Event, Kind, PERMITS, Process, Source, Time, Value, Windows, now},
+    history::{
+        Act, Answer, COUNT, Event, Kind, LatchStep, LoadStep, LockStep, PERMITS, Process, Source,
+        Time, Value, Windows, now,
+    },
     recorder::{Log, Recorder},
 };
 
@@ -348,13 +351,25 @@ impl Worker {
         }
     }
 
+    fn asked(&self, write: u64, act: Act, key: &str, value: Option<Value>) {
+        self.log.tell(Event::WriteAsked { write, act, key: key.to_owned(), value });
+    }
+
+    fn loads(&self, number: u64, step: LoadStep) {
+        self.log.tell(Event::Load { number, step });
+    }
+
+    fn latches(&self, name: &str, step: LatchStep) {
+        self.log.tell(Event::Latch { name: name.to_owned(), step });
+    }
+
     async fn write(&self, key: String, rng: &mut Rng) {
         let (write, named) = (self.number(), key.clone());
         let written = match rng.u8(0..10) {
             7.. if self.setup.load.tags => return self.end_tag(key, rng).await,
             0..2 => {
                 let value = self.value();
-                self.log.tell(Event::WriteAsked { write, key: named, value: Some(value) });
+                self.asked(write, Act::Insert, &named, Some(value));
                 let request = self.cache.request(&key);
                 let request = match self.setup.load.tags {
                     true => request.tag(tag_of(&key)).tag(OF_ALL),
@@ -363,20 +378,20 @@ impl Worker {
                 request.insert(&value).await.map(drop)
             }
             2..4 => {
-                self.log.tell(Event::WriteAsked { write, key: named, value: None });
+                self.asked(write, Act::Invalidate, &named, None);
                 self.cache.invalidate(key).await.map(drop)
             }
             4 => {
-                self.log.tell(Event::ExpireAsked { write, key: named });
+                self.asked(write, Act::Expire, &named, None);
                 self.cache.expire(key).await.map(drop)
             }
             5 => {
-                self.log.tell(Event::TouchAsked { write, key: named });
+                self.asked(write, Act::Touch, &named, None);
                 self.cache.request(key).touch().await.map(drop)
             }
             _ => {
                 let loader = self.loader(&key, Plan::new(rng));
-                self.log.tell(Event::RefreshAsked { write, key: named });
+                self.asked(write, Act::Refresh, &named, None);
                 match self.cache.request(key).refresh(loader).await {
                     Ok(loaded) => {
                         self.log.tell(Event::Refreshed { write, value: loaded.value });
@@ -405,10 +420,8 @@ impl Worker {
         for key in keys {
             let write = self.number();
             writes.push(write);
-            self.log.tell(match expires {
-                true => Event::ExpireAsked { write, key },
-                false => Event::WriteAsked { write, key, value: None },
-            });
+            let act = if expires { Act::Expire } else { Act::Invalidate };
+            self.asked(write, act, &key, None);
         }
         let ended = match expires {
             true => self.cache.expire_tag(tag).await,
@@ -442,7 +455,7 @@ impl Worker {
                 tokio::select! {
                     () = &mut working => {}
                     () = lead.lost() => {
-                        worker.log.tell(Event::LoadLost { number: value.number });
+                        worker.loads(value.number, LoadStep::Lost);
                         // A load that guards nothing else may continue.
                         working.await;
                     }
@@ -452,21 +465,20 @@ impl Worker {
                     End::Value => {}
                     End::Unstored => {
                         lead.do_not_store();
-                        worker.log.tell(Event::LoadUnstored { number: value.number });
+                        worker.loads(value.number, LoadStep::Unstored);
                     }
                     End::Unchanged => {
                         if let Some(stale) = lead.stale() {
-                            let (number, old) = (value.number, stale.value);
-                            worker.log.tell(Event::LoadUnchanged { number, value: old });
+                            worker.loads(value.number, LoadStep::Unchanged(stale.value));
                             return Ok(lead.unchanged(stale));
                         }
                     }
                     End::Fails => {
-                        worker.log.tell(Event::LoadFailed { number: value.number });
+                        worker.loads(value.number, LoadStep::Failed);
                         return Err(PLANNED.into());
                     }
                     End::Panics => {
-                        worker.log.tell(Event::LoadFailed { number: value.number });
+                        worker.loads(value.number, LoadStep::Failed);
                         panic::panic_any(PLANNED)
                     }
                 }
@@ -512,15 +524,13 @@ impl Worker {
                 self.log.tell(Event::Locked { hold, name, kind: how.kind(), fence, asked });
                 holds.push(hold);
             }
-            let each = |event: &dyn Fn(u64) -> Event| {
-                holds.iter().for_each(|hold| self.log.tell(event(*hold)))
-            };
+            let each = |step| holds.iter().for_each(|hold| lock_step(&self.log, *hold, step));
             let takes = Plan::new(rng).takes;
             tokio::select! {
                 () = sleep(takes) => {}
-                () = guard.lost() => each(&|hold| Event::LockLost { hold }),
+                () = guard.lost() => each(LockStep::Lost),
             }
-            each(&|hold| Event::Unlocking { hold });
+            each(LockStep::Unlocking);
             asked = self.log.now();
             guard = match (rng.u8(0..8), guard) {
                 (0, guard) => return drop(guard),
@@ -542,7 +552,7 @@ impl Worker {
                         }
                         Err(_) => None,
                     };
-                    return each(&|hold| Event::Unlocked { hold, held });
+                    return each(LockStep::Unlocked(held));
                 }
             };
             how = if let Guard::Writer(_) = guard { How::Writer } else { How::Reader };
@@ -578,10 +588,10 @@ impl Worker {
         if rng.bool()
             && let Ok(did) = latch.set(COUNT).await
         {
-            self.log.tell(Event::LatchSet { name: name.clone(), did });
+            self.latches(&name, LatchStep::Set { did });
         }
         for _ in 0..rng.u8(0..3) {
-            self.log.tell(Event::CountingDown { name: name.clone() });
+            self.latches(&name, LatchStep::Begins);
             let asked = self.log.now();
             let stepping = latch.count_down();
             let stepped = match rng.u8(0..4) {
@@ -589,14 +599,14 @@ impl Worker {
                 _ => Some(stepping.await),
             };
             match stepped {
-                Some(Ok(left)) => self.log.tell(Event::CountedDown { name: name.clone(), left }),
+                Some(Ok(left)) => self.latches(&name, LatchStep::Left(left)),
                 Some(Err(error)) => self.missing(&name, asked, &error),
                 None => {}
             }
         }
         let asked = self.log.now();
         match cut_off(latch.wait(), rng).await {
-            Some(Ok(())) => self.log.tell(Event::LatchDone { name }),
+            Some(Ok(())) => self.latches(&name, LatchStep::Done),
             Some(Err(error)) => self.missing(&name, asked, &error),
             None => {}
         }
@@ -604,7 +614,7 @@ impl Worker {
 
     fn missing(&self, name: &str, asked: Time, error: &Error) {
         if error.kind() == ErrorKind::NotSet {
-            self.log.tell(Event::LatchMissing { name: name.to_owned(), asked });
+            self.latches(name, LatchStep::Missing { asked });
         }
     }
 
@@ -718,9 +728,13 @@ impl Ended {
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        self.0.tell(Event::LoadEnded { number: self.1 });
+        self.0.tell(Event::Load { number: self.1, step: LoadStep::Ended });
         self.2.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+fn lock_step(log: &Log, hold: u64, step: LockStep) {
+    log.tell(Event::Lock { hold, step });
 }
 
 /// A process believes that it leads while this lives.
@@ -728,7 +742,7 @@ struct Leads(Log, u64);
 
 impl Drop for Leads {
     fn drop(&mut self) {
-        self.0.tell(Event::Unlocking { hold: self.1 });
+        lock_step(&self.0, self.1, LockStep::Unlocking);
     }
 }
 

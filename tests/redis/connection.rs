@@ -1,25 +1,12 @@
 //! Servers die, hang, change their password and come back, and runtimes go away.
 
-use std::{future::Future, pin::pin, sync::atomic::Ordering, time::Duration};
+use std::{future::Future, pin::pin};
 
-use bellwether::{
-    ErrorKind,
-    backend::{Acquired, Change, Changes, Claim, Edit, Entry, Leases, Mode, RedisBackend, Store},
-    error::{BackendError, BackendErrorKind},
-    key::Name,
-};
-use bytes::Bytes;
+use bellwether::backend::Changes;
 use futures_util::poll;
-use testkit::{
-    LIMIT, RedisServer, comes_true, eventually,
-    proxy::{Fault, Proxy},
-};
-use tokio::{
-    runtime::{Builder, Runtime},
-    time::{Instant, sleep, timeout},
-};
+use tokio::runtime::{Builder, Runtime};
 
-use crate::name;
+use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(60);
 const FENCE_LIFE: Duration = Duration::from_secs(600);
@@ -166,11 +153,8 @@ async fn a_broken_push_connection_wakes_its_listeners() {
     let burnt = backend.edit(&name("k7"), &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(invalidation(&mut all[7]).await, burnt);
     drop(all);
-    let silent = || {
-        let mut raw = raw.clone();
-        async move { raw.pubsub_channels().await.is_empty() }
-    };
-    assert!(eventually(LIMIT, silent).await, "a subscription is left behind");
+    let silent = comes_true(LIMIT, async || raw.pubsub_channels().await.is_empty());
+    assert!(silent.await, "a subscription is left behind");
 }
 
 /// A subscription that is pending on a broken connection delays no wake. The present listeners have
@@ -361,11 +345,7 @@ fn a_runtime_that_ends_beside_another_costs_it_one_recovery() {
 async fn a_dropped_backend_leaves_no_connection() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let mut connections = async || -> u32 {
-        let info: String = raw.run(&["INFO", "clients"]).await;
-        let line = info.lines().find_map(|line| line.strip_prefix("connected_clients:")).unwrap();
-        line.trim().parse().unwrap()
-    };
+    let mut connections = async || raw.number("clients", "connected_clients:").await;
     let before = connections().await;
     let builder = RedisBackend::builder().server(server.url());
     let backend = builder.command_timeout(LIMIT).build().unwrap();

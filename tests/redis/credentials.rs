@@ -1,17 +1,8 @@
 //! Credentials that a callback provides at each connect.
 
-use std::{
-    io,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{io, sync::Mutex};
 
-use bellwether::{Locks, RedisBackend};
-use testkit::{Cluster, LIMIT, Raw, RedisServer, comes_true};
-use tokio::time::timeout;
+use crate::prelude::*;
 
 /// The password that the callback provides, and how often it was asked.
 #[derive(Clone, Default)]
@@ -63,7 +54,7 @@ async fn a_rotated_password_needs_no_restart() {
     vault.set("two");
     let before = vault.asked();
     for kind in ["normal", "pubsub"] {
-        raw.run::<u64>(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await;
+        raw.kill_clients(kind).await;
     }
     assert!(comes_true(LIMIT, async || backend.ping().await.is_ok()).await);
     assert!(vault.asked() > before);

@@ -1,24 +1,15 @@
 //! Connections that end while commands are sent on them.
 
-use std::time::Duration;
+use tokio::sync::watch;
 
-use bellwether::{RedisBackend, backend::Store};
-use testkit::{LIMIT, RedisServer};
-use tokio::{
-    sync::watch,
-    task::JoinSet,
-    time::{Instant, sleep, timeout},
-};
-
-use crate::name;
+use crate::prelude::*;
 
 const BACKENDS: usize = 16;
 const TASKS_OF_EACH: usize = 16;
 const LASTS: Duration = Duration::from_secs(3);
 
-/// A command that is sent at the moment at which the driver of its connection ends lies in a queue
-/// that is not read any more. Its caller was told after one and a half time-outs. That happened
-/// once in some 2,000 ends, so about half of the runs of this test found it.
+/// A command that is sent at the moment at which its connection ends lies in a queue that nobody
+/// reads. That happened once in some 2,000 ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn no_command_waits_for_its_time_out_when_its_connection_ends() {
     let server = RedisServer::start().await;
@@ -43,7 +34,7 @@ async fn no_command_waits_for_its_time_out_when_its_connection_ends() {
     let mut raw = server.raw().await;
     let mut ends = 0;
     while begun.elapsed() < LASTS {
-        ends += raw.run::<u32>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+        ends += raw.kill_clients("normal").await;
         sleep(Duration::from_millis(5)).await;
     }
     stop.send_replace(true);

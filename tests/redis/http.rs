@@ -1,25 +1,16 @@
 //! The HTTP layer of two processes over one server.
 
-use std::{
-    convert::Infallible,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
-
 use axum::body::Body;
 use bellwether::{
-    BellwetherLayer, http_cache,
+    BellwetherLayer,
     layer::{Http, Policy, ResponseBody},
-    lease::Retry,
 };
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use testkit::{LIMIT, RedisServer, comes_true};
-use tokio::{sync::RwLock, time::sleep};
+use tokio::sync::RwLock;
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
+
+use crate::prelude::*;
 
 const DELAY: Duration = Duration::from_millis(100);
 
@@ -47,15 +38,15 @@ fn process(
     server: &RedisServer,
     set: impl Fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>,
     calls: &Arc<Calls>,
-    answer: impl Fn(usize) -> Response<Body> + Clone + Send + Sync + 'static,
+    answer: impl Fn(usize, Request<Body>) -> Response<Body> + Clone + Send + Sync + 'static,
 ) -> App {
     let calls = calls.clone();
     let cache = http_cache(testkit::open(server.url()), "shop")
         .retry(Retry::on_demand().try_limit(LIMIT))
         .build()
         .unwrap();
-    let inner = service_fn(move |_: Request<Body>| {
-        let answer = answer(calls.all.fetch_add(1, Ordering::SeqCst) + 1);
+    let inner = service_fn(move |request: Request<Body>| {
+        let answer = answer(calls.all.fetch_add(1, Ordering::SeqCst) + 1, request);
         let calls = calls.clone();
         async move {
             let running = calls.running.fetch_add(1, Ordering::SeqCst) + 1;
@@ -96,8 +87,10 @@ async fn read_all(apps: &[App], count: usize, path: &'static str) -> Vec<String>
 }
 
 /// Returns an answer that begins with the number of the call.
-fn numbered(length: usize) -> impl Fn(usize) -> Response<Body> + Clone + Send + Sync + 'static {
-    move |call| Response::new(Body::from(format!("{call} {}", "x".repeat(length))))
+fn numbered(
+    length: usize,
+) -> impl Fn(usize, Request<Body>) -> Response<Body> + Clone + Send + Sync + 'static {
+    move |call, _| Response::new(Body::from(format!("{call} {}", "x".repeat(length))))
 }
 
 /// A large answer is not pushed. Processes that wait for one load after the other would be served
@@ -116,7 +109,7 @@ async fn a_large_answer_that_is_coalesced_keeps_no_process_waiting_twice() {
 }
 
 /// Returns an answer that is fresh for a minute, and then stale.
-fn stale(call: usize) -> Response<Body> {
+fn stale(call: usize, _: Request<Body>) -> Response<Body> {
     let answer =
         Response::builder().header("cache-control", "max-age=60, stale-while-revalidate=600");
     answer.body(Body::from(call.to_string())).unwrap()
@@ -142,5 +135,42 @@ async fn one_process_refreshes_a_stale_answer_and_no_caller_waits() {
         let refreshed = async || read(&apps[1], get("/")).await == (window + 1).to_string();
         assert!(comes_true(LIMIT, refreshed).await, "the answer is not refreshed");
         assert_eq!(calls.count(), window + 1);
+    }
+}
+
+/// What selects a variant: the `Vary` of the answer, or a part of the key.
+#[tokio::test]
+async fn a_hit_of_a_variant_is_two_commands() {
+    const NAME: &str = "accept-language";
+    for is_part in [false, true] {
+        let server = RedisServer::start().await;
+        let calls: Arc<Calls> = Arc::default();
+        let select = |layer: BellwetherLayer<Http>| {
+            let layer = layer.default_lifetime(Duration::from_secs(60));
+            if is_part { layer.vary_by(NAME) } else { layer }
+        };
+        let app = process(&server, select, &calls, move |_, request| {
+            let answer = Response::builder();
+            let answer = if is_part { answer } else { answer.header("vary", NAME) };
+            answer.body(Body::from(request.headers()[NAME].as_bytes().to_vec())).unwrap()
+        });
+        let ask = async |language: &str| {
+            let mut request = get("/");
+            request.headers_mut().insert(NAME, language.parse().unwrap());
+            assert_eq!(read(&app, request).await, language);
+        };
+        // The process learns by its first hit that entries have windows.
+        for language in ["en", "de", "en"] {
+            ask(language).await;
+        }
+        let mut monitor = server.monitor().await;
+        for language in ["en", "de"] {
+            monitor.calls_from_clients().await;
+            ask(language).await;
+            // `TIME` is in the write of a read, because a marker has an age.
+            let commands = commands(monitor.calls_from_clients().await);
+            assert_eq!(commands.len(), 2, "{is_part} {commands:?}");
+        }
+        assert_eq!(calls.count(), 2, "{is_part}");
     }
 }

@@ -4,23 +4,13 @@
 //! `cargo test --test redis jobs:: -- --nocapture` prints what became of the ticks.
 //! `BELLWETHER_JOBS_SECONDS=60` makes it a tick each second for a minute.
 
-use std::{
-    collections::BTreeMap,
-    future::pending,
-    process::Stdio,
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeMap, future::pending, time::SystemTime};
 
-use bellwether::{Error, Locks, lock::Turn};
-use testkit::{LIMIT, RedisServer, signal};
-use tokio::{
-    io::{AsyncBufReadExt, BufReader},
-    process::{Child, Command},
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    time::{sleep, timeout},
-};
+use bellwether::lock::Turn;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 const PROCESSES: u32 = 5;
 /// Shorter than the difference between two clocks, so that each process finds the lock free.
 const WORK: Duration = Duration::from_millis(20);
@@ -152,7 +142,7 @@ struct Began {
 }
 
 struct Fleet {
-    children: Vec<Child>,
+    children: Vec<Process>,
     lines: UnboundedReceiver<(usize, String)>,
     began: Vec<Began>,
     /// How often the turn of each tick was done.
@@ -167,7 +157,9 @@ impl Fleet {
         let (sender, lines) = unbounded_channel();
         let children = (0..PROCESSES).map(|at| {
             let set_up = format!("{} {what} {} {start}", server.url(), at * 50);
-            spawn(at as usize, set_up, sender.clone())
+            let mut child = Process::start("jobs::worker", [(VARIABLE, set_up)]);
+            child.forward(sender.clone(), move |line| Some((at as usize, line.to_owned())));
+            child
         });
         let children = children.collect();
         Self { children, lines, began: Vec::new(), done: BTreeMap::new(), _server: server }
@@ -196,26 +188,22 @@ impl Fleet {
         }
     }
 
-    fn pid(&self, process: usize) -> u32 {
-        self.children[process].id().expect("the process runs")
-    }
-
     /// Goes on for some ticks. Of those that hang, each second one has its process killed. The
     /// process of the others stands still until another one has begun a turn.
     async fn run(&mut self) {
-        let (mut faults, mut stopped) = (0, None);
+        let (mut faults, mut stopped) = (0, None::<usize>);
         loop {
             let began = self.next().await;
             if let Some(stopped) = stopped.take() {
-                signal(self.pid(stopped), "CONT");
+                self.children[stopped].signal("CONT");
             }
             let is_first = began.previous.is_none_or(|(before, _)| before != began.number);
             if is_first && hangs(began.number) {
                 faults += 1;
                 match faults % 2 {
-                    0 => self.children[began.process].start_kill().unwrap(),
+                    0 => self.children[began.process].kill().await,
                     _ => {
-                        signal(self.pid(began.process), "STOP");
+                        self.children[began.process].signal("STOP");
                         stopped = Some(began.process);
                     }
                 }
@@ -225,21 +213,6 @@ impl Fleet {
             }
         }
     }
-}
-
-fn spawn(at: usize, set_up: String, lines: UnboundedSender<(usize, String)>) -> Child {
-    let mut command = Command::from(testkit::rerun("jobs::worker"));
-    command.env(VARIABLE, set_up).stdout(Stdio::piped()).kill_on_drop(true);
-    let mut child = command.spawn().unwrap();
-    let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
-    tokio::spawn(async move {
-        while let Ok(Some(line)) = output.next_line().await {
-            if lines.send((at, line)).is_err() {
-                return;
-            }
-        }
-    });
-    child
 }
 
 /// No tick runs twice. Each runs, or the next turn tells that it crashed or was missed.

@@ -1,29 +1,8 @@
 //! Values of many megabytes, also over slow links.
 
-use std::{
-    convert::Infallible,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use bellwether::{backend::Grant, cache::Raw};
 
-use bellwether::{
-    Cache, RedisBackend,
-    backend::{Claim, Claimed, Committed, Edit, Entry, Grant, Leases, Mode, Store},
-    cache::{Raw, Source},
-    error::BackendErrorKind,
-    key::Name,
-};
-use bytes::Bytes;
-use testkit::{LIMIT, RedisServer, comes_true, eventually, proxy::Proxy};
-use tokio::{
-    sync::Notify,
-    time::{Instant, timeout},
-};
-
-use crate::name;
+use crate::prelude::*;
 
 /// 50 Mbit/s.
 const SLOW: u64 = 6_250_000;
@@ -173,11 +152,7 @@ async fn is_a_plain_set_and_a_script(size: usize) {
         backend.edit(&name, &Edit::Put(sized(0, size), LIMIT), LIMIT).await.unwrap();
         backend.get(&name).await.unwrap();
     }
-    let prepared = || async {
-        let info: String = server.raw().await.run(&["INFO", "memory"]).await;
-        info.contains(&testkit::all_scripts_cached())
-    };
-    assert!(eventually(LIMIT, prepared).await);
+    assert!(comes_true(LIMIT, async || raw.knows_all_scripts().await).await);
     let mut monitor = server.monitor().await;
     let first = backend.edit(&name, &Edit::Put(sized(1, size), LIMIT), LIMIT).await.unwrap();
     backend.get(&name).await.unwrap();

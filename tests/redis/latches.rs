@@ -1,16 +1,8 @@
 //! Properties of latches in a Redis server alone: memory, commands, and foreign keys.
 
-use std::time::Duration;
+use bellwether::backend::{Latches, Owner};
 
-use bellwether::{
-    ErrorKind, Key, Locks,
-    backend::{Latches, Owner, RedisBackend},
-    error::BackendErrorKind,
-    key::{Family, Name, Namespace},
-};
-
-use testkit::{Call, LIMIT, RedisServer, eventually};
-use tokio::time::Instant;
+use crate::prelude::*;
 
 const TTL: Duration = Duration::from_secs(120);
 
@@ -20,13 +12,6 @@ fn open(server: &RedisServer) -> RedisBackend {
 
 fn name(key: &str) -> Name {
     Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512).unwrap()
-}
-
-/// Returns the commands of operations, without those that connecting sends.
-fn commands(calls: Vec<Call>) -> Vec<String> {
-    let of_connecting = ["SCRIPT", "INFO", "ROLE", "CLIENT", "HELLO", "PING"];
-    let commands = calls.into_iter().map(|call| call.command);
-    commands.filter(|command| !of_connecting.contains(&command.as_str())).collect()
 }
 
 /// A refusal that stays was asked for again until the wait limit, which is 30 s by default.
@@ -42,9 +27,7 @@ async fn set_is_refused_at_once(backend: &RedisBackend, said: &str) {
 #[tokio::test]
 async fn a_latch_that_may_not_be_set_is_refused_at_once() {
     let server = RedisServer::start().await;
-    let rule = ["+@all", "-hset", "~*", "&*"];
-    let words = [&["ACL", "SETUSER", "app", "reset", "on", ">secret"][..], &rule].concat();
-    server.raw().await.run::<()>(&words).await;
+    server.raw().await.set_user("app", &["+@all", "-hset", "~*", "&*"]).await;
     let backend = testkit::open(server.url_of("app:secret", 0));
     set_is_refused_at_once(&backend, "an ACL forbids a command").await;
 }
@@ -144,11 +127,8 @@ async fn each_step_is_one_command_and_a_wait_is_four() {
     here.count_down().await.unwrap();
     waiter.await.unwrap().unwrap();
     let mut raw = server.raw().await;
-    let silent = || {
-        let mut raw = raw.clone();
-        async move { raw.pubsub_channels().await.is_empty() }
-    };
-    assert!(eventually(LIMIT, silent).await, "a subscription is left behind");
+    let silent = comes_true(LIMIT, async || raw.pubsub_channels().await.is_empty());
+    assert!(silent.await, "a subscription is left behind");
     let mut sent = commands(monitor.calls_from_clients().await);
     sent.sort();
     // The last step, the look after the push, the look of the late waiter, and the end of the
@@ -190,11 +170,7 @@ async fn a_waiter_is_told_when_the_server_has_forgotten_the_latch() {
         async move { latch.wait().await }
     });
     let mut raw = server.raw().await;
-    let listening = || {
-        let mut raw = raw.clone();
-        async move { !raw.pubsub_channels().await.is_empty() }
-    };
-    assert!(eventually(LIMIT, listening).await);
+    assert!(comes_true(LIMIT, async || !raw.pubsub_channels().await.is_empty()).await);
     server.restart().await;
     assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::NotSet);
     assert_eq!(latch.count_down().await.unwrap_err().kind(), ErrorKind::NotSet);
@@ -207,19 +183,14 @@ async fn a_waiter_is_told_when_the_server_has_forgotten_the_latch() {
 async fn waiters_of_the_same_process_are_told_without_the_right_to_publish() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let rights = ["on", ">secret", "~*", "&*", "+@all", "-publish"];
-    raw.run::<()>(&[&["ACL", "SETUSER", "app"][..], &rights].concat()).await;
+    raw.set_user("app", &["~*", "&*", "+@all", "-publish"]).await;
     let latch = Locks::new(testkit::open(server.url_of("app:secret", 0)), "bellwether").latch("k");
     latch.set(1).await.unwrap();
     let waiter = tokio::spawn({
         let latch = latch.clone();
         async move { latch.wait().await }
     });
-    let listening = || {
-        let mut raw = raw.clone();
-        async move { !raw.pubsub_channels().await.is_empty() }
-    };
-    assert!(eventually(LIMIT, listening).await);
+    assert!(comes_true(LIMIT, async || !raw.pubsub_channels().await.is_empty()).await);
     let begun = Instant::now();
     assert_eq!(latch.count_down().await.unwrap(), 0);
     waiter.await.unwrap().unwrap();

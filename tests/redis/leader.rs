@@ -2,124 +2,15 @@
 //!
 //! `cargo test --test redis leader:: -- --nocapture` prints how long the handovers took.
 
-use std::{
-    future::pending,
-    process::Stdio,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::future::pending;
 
-use bellwether::{Locks, lock::Term};
-use testkit::{LIMIT, Raw, RedisServer, comes_true, proxy::Proxy, signal};
+use bellwether::lock::Term;
 use tokio::{
-    io::{AsyncBufReadExt, BufReader},
-    process::{Child, Command},
-    signal::unix::{SignalKind, signal as signals},
-    sync::{
-        Notify,
-        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    },
-    task::JoinHandle,
-    time::{Instant, timeout},
+    signal::unix::{SignalKind, signal},
+    sync::mpsc::unbounded_channel,
 };
 
-const MS: Duration = Duration::from_millis(1);
-
-/// What the candidates of a test have in common.
-#[derive(Clone)]
-struct Fleet {
-    url: String,
-    leading: Arc<AtomicUsize>,
-    terms: UnboundedSender<Term>,
-}
-
-impl Fleet {
-    fn new(server: &RedisServer, terms: UnboundedSender<Term>) -> Self {
-        Self { url: server.url(), leading: Arc::default(), terms }
-    }
-
-    /// Runs a candidate with connections of its own, which leads until it is dropped.
-    fn stands(&self, lease: Duration) -> JoinHandle<()> {
-        let (fleet, locks) = (self.clone(), Locks::new(testkit::open(&self.url), "bellwether"));
-        tokio::spawn(async move {
-            locks.leader("work").lease(lease).run(|term| fleet.clone().leads(term)).await.unwrap();
-        })
-    }
-
-    async fn leads(self, term: Term) {
-        let _ended = Leads::begin(self.leading);
-        self.terms.send(term).unwrap();
-        pending().await
-    }
-}
-
-struct Leads(Arc<AtomicUsize>);
-
-impl Leads {
-    fn begin(leading: Arc<AtomicUsize>) -> Self {
-        assert_eq!(leading.fetch_add(1, Ordering::SeqCst), 0, "two lead at a time");
-        Self(leading)
-    }
-}
-
-impl Drop for Leads {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// The leader is stopped again and again, as in a rolling restart, and one takes its place.
-#[tokio::test]
-async fn each_restart_hands_over_with_two_commands() {
-    let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
-    let (sender, mut terms) = unbounded_channel();
-    let fleet = Fleet::new(&server, sender);
-    let lease = Duration::from_secs(60);
-    let mut running = vec![fleet.stands(lease)];
-    let mut term = timeout(LIMIT, terms.recv()).await.unwrap().unwrap();
-    for _ in 0..5 {
-        running.push(fleet.stands(lease));
-        let queued = comes_true(LIMIT, async || !raw.keys("*:q").await.is_empty());
-        assert!(queued.await, "the candidate does not queue");
-        let (begun, before) = (Instant::now(), raw.scripts_called().await);
-        running.remove(0).abort();
-        let next = timeout(LIMIT, terms.recv()).await.expect("there is no leader").unwrap();
-        let (took, scripts) = (begun.elapsed(), raw.scripts_called().await - before);
-        assert!(term.is_lost() && next.fence() > term.fence());
-        // The release, which grants, and the first renewal or the entries that are kept.
-        assert!(scripts <= 2 && took < 500 * MS, "{scripts} scripts, {took:?}");
-        term = next;
-    }
-    running.remove(0).abort();
-}
-
-/// A server that hangs for longer than the lease, and one that comes back empty: the old leader has
-/// ended before another one begins.
-#[tokio::test]
-async fn no_two_lead_beside_a_server_that_hangs() {
-    let server = RedisServer::start().await;
-    let (sender, mut terms) = unbounded_channel();
-    let fleet = Fleet::new(&server, sender);
-    let lease = Duration::from_secs(1);
-    let running: Vec<_> = (0..3).map(|_| fleet.stands(lease)).collect();
-    let mut fence = 0;
-    for _ in 0..3 {
-        let term = timeout(LIMIT, terms.recv()).await.expect("there is no leader").unwrap();
-        assert!(term.fence() > fence);
-        fence = term.fence();
-        server.stop_signal();
-        timeout(LIMIT, term.lost()).await.expect("the loss is not told");
-        let ended = comes_true(LIMIT, async || fleet.leading.load(Ordering::SeqCst) == 0);
-        assert!(ended.await, "the work goes on after the loss");
-        server.resume();
-    }
-    timeout(LIMIT, terms.recv()).await.expect("there is no leader").unwrap();
-    running.iter().for_each(JoinHandle::abort);
-}
+use crate::prelude::*;
 
 /// Each round trip takes 300 ms. From the end of the work to the next leader's first act, there are
 /// two at most: the release, whose script grants the lease, and the push that tells the next one.
@@ -206,7 +97,7 @@ fn worker() {
     let Ok(url) = std::env::var(VARIABLE) else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let mut told = signals(SignalKind::terminate()).unwrap();
+        let mut told = signal(SignalKind::terminate()).unwrap();
         let locks = Locks::new(testkit::open(&url), "bellwether");
         let candidate = locks.leader("work").lease(LEASE);
         let work = async |_term: Term| {
@@ -237,37 +128,13 @@ impl Drop for Act {
     }
 }
 
-/// A candidate that is a process, with the lines that it writes.
-struct Process {
-    child: Child,
-    lines: UnboundedReceiver<(String, Duration)>,
+fn candidate(server: &RedisServer) -> Process {
+    Process::start("leader::worker", [(VARIABLE, server.url())])
 }
 
-impl Process {
-    fn start(server: &RedisServer) -> Self {
-        let mut command = Command::from(testkit::rerun("leader::worker"));
-        command.env(VARIABLE, server.url()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
-        let (sender, lines) = unbounded_channel();
-        tokio::spawn(async move {
-            while let Ok(Some(line)) = output.next_line().await {
-                let Some((what, at)) = line.split_once(' ') else { continue };
-                if let ("leads" | "ends", Ok(at)) = (what, at.parse()) {
-                    let _ = sender.send((what.to_owned(), Duration::from_micros(at)));
-                }
-            }
-        });
-        Self { child, lines }
-    }
-
-    /// Waits until this process says that it leads or ends. Returns when.
-    async fn says(&mut self, expected: &str) -> Duration {
-        let line = timeout(LIMIT, self.lines.recv()).await.expect("the process says nothing");
-        let (what, at) = line.expect("the process has ended");
-        assert_eq!(what, expected);
-        at
-    }
+/// Waits until a process says that it leads or ends. Returns when.
+async fn says(process: &mut Process, what: &str) -> Duration {
+    Duration::from_micros(process.says(&format!("{what} ")).await.parse().unwrap())
 }
 
 /// Leaders are told to end, and killed, in turns. The queue has the order of their starts.
@@ -275,20 +142,20 @@ impl Process {
 async fn a_process_that_ends_hands_over_and_one_that_is_killed_is_followed_in_its_lease() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let mut leader = Process::start(&server);
-    leader.says("leads").await;
+    let mut leader = candidate(&server);
+    says(&mut leader, "leads").await;
     let (mut handed, mut followed) = (Vec::new(), Vec::new());
     for round in 0..10 {
-        let mut next = Process::start(&server);
+        let mut next = candidate(&server);
         others_queue(&mut raw, 1).await;
         let killed = now();
         match round % 2 {
-            0 => signal(leader.child.id().expect("the leader runs"), "TERM"),
-            _ => leader.child.start_kill().unwrap(),
+            0 => leader.signal("TERM"),
+            _ => leader.kill().await,
         }
-        let begun = next.says("leads").await;
+        let begun = says(&mut next, "leads").await;
         if round % 2 == 0 {
-            let end = leader.says("ends").await;
+            let end = says(&mut leader, "ends").await;
             assert!(begun >= end, "{begun:?} before {end:?}: two lead at a time");
             handed.push(begun - end);
         } else {

@@ -1,21 +1,12 @@
 //! The local tier of two processes over a server. Each backend stands for a process.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::sync::Mutex;
 
-use bellwether::{
-    BoxError, Cache, RedisBackend,
-    cache::{EarlyRefresh, LocalTier, Source},
-};
-use testkit::{
-    Cluster, LIMIT, RedisServer, comes_true,
-    proxy::{Mode, Proxy, PushFault},
-};
-use tokio::time::{Instant, sleep};
+use bellwether::cache::EarlyRefresh;
+use testkit::proxy::Mode;
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 const STALENESS: Duration = Duration::from_millis(500);
 
 fn cache(backend: RedisBackend) -> Cache<u64> {
@@ -25,12 +16,6 @@ fn cache(backend: RedisBackend) -> Cache<u64> {
 
 fn open(url: impl Into<String>) -> Cache<u64> {
     cache(testkit::open(url.into()))
-}
-
-/// Reads until the tier has a copy: its channel must be confirmed first.
-async fn warm(cache: &Cache<u64>, key: &str) {
-    let kept = async || cache.get(key).await.is_ok() && cache.get_local(key).is_some();
-    assert!(comes_true(LIMIT, kept).await, "no copy is kept");
 }
 
 /// Waits until the tier serves its copy no longer. Returns when the last call began that was served
@@ -97,8 +82,7 @@ async fn a_refresh_in_another_process_ends_the_copy() {
         for unchanged in [false, true] {
             let key = format!("{size}:{unchanged}");
             there.insert(&key, &"a".repeat(size)).await.unwrap();
-            let kept = async || here.get(&key).await.is_ok() && here.get_local(&key).is_some();
-            assert!(comes_true(LIMIT, kept).await, "no copy is kept");
+            warm(here, &key).await;
             let fence = here.peek(&key).await.unwrap().unwrap().fence();
             let load = there.request(&key).refresh(move |lead| async move {
                 Ok::<_, BoxError>(match lead.stale().filter(|_| unchanged) {
@@ -199,7 +183,7 @@ async fn no_copy_is_older_than_the_bound_while_connections_break() {
     let kills = async {
         for _ in 0..20 {
             sleep(130 * MS).await;
-            raw.run::<u32>(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+            raw.kill_clients("pubsub").await;
         }
     };
     let (local, (), ()) = tokio::join!(read_and_write(&here, &there, 4_000 * MS), cuts, kills);
@@ -276,9 +260,8 @@ async fn a_server_that_refuses_writes_is_not_trusted() {
 async fn a_process_that_may_not_publish_keeps_the_bound() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    raw.run::<()>(&["ACL", "SETUSER", "mute", "on", "nopass", "~*", "&*", "+@all", "-publish"])
-        .await;
-    let (here, there) = (open(server.url_of("mute:x", 0)), open(server.url()));
+    raw.set_user("app", &["~*", "&*", "+@all", "-publish"]).await;
+    let (here, there) = (open(server.url_of("app:secret", 0)), open(server.url()));
     there.insert("k", &0).await.unwrap();
     warm(&here, "k").await;
     let local = read_and_write(&here, &there, 2_000 * MS).await;
@@ -328,7 +311,7 @@ async fn a_watch_is_told_of_changes_and_of_breaks() {
     assert!(!watch.insert_if_current(&ticket, &old, || ()));
     assert!(comes_true(LIMIT, async || watch.lag() < STALENESS).await, "{:?}", watch.lag());
     let ticket = watch.ticket("k").unwrap();
-    server.raw().await.run::<u32>(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+    server.raw().await.kill_clients("pubsub").await;
     assert!(comes_true(LIMIT, async || is_told(None).await).await, "no break is told");
     assert!(!watch.insert_if_current(&ticket, &old, || ()));
     assert!(comes_true(LIMIT, heard).await, "changes are not heard again");

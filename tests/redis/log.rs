@@ -3,25 +3,17 @@
 use std::{
     collections::BTreeMap,
     fmt::{Debug, Write},
-    sync::{Arc, Mutex},
-    time::Duration,
+    sync::Mutex,
 };
 
-use bellwether::{
-    Key, Locks,
-    backend::Leases,
-    key::{Family, Name, Namespace},
-};
-use testkit::{
-    LIMIT, RedisServer, eventually,
-    proxy::{Mode, Proxy},
-};
-use tokio::time::{Instant, sleep, timeout};
+use testkit::proxy::Mode;
 use tracing::{
     Event, Level, Metadata, Subscriber,
     field::{Field, Visit},
     span,
 };
+
+use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(1);
 const OUTAGE: Duration = Duration::from_secs(4);
@@ -143,10 +135,8 @@ async fn refused_subscriptions_are_told_once_beside_others_that_are_not() {
     let _second = tracing::Dispatch::new(Lines::default());
     let _logged = tracing::subscriber::set_default(lines.clone());
     let server = RedisServer::start().await;
-    let rule = ["on", ">p", "+@all", "~*", "resetchannels", "&may:*"];
-    let set = [&["ACL", "SETUSER", "shop"], &rule[..]].concat();
-    server.raw().await.run::<()>(&set).await;
-    let backend = testkit::open(server.url_of("shop:p", 0));
+    server.raw().await.set_user("app", &["+@all", "~*", "&may:*"]).await;
+    let backend = testkit::open(server.url_of("app:secret", 0));
     let name = |namespace, key: String| {
         Name::new(&Namespace::new(namespace).unwrap(), Family::Lock, &Key::from(key), 512).unwrap()
     };

@@ -12,7 +12,6 @@ mod family;
 mod handover;
 mod http;
 mod jobs;
-mod keeper;
 mod large;
 mod latches;
 mod leader;
@@ -22,6 +21,7 @@ mod many;
 mod memory;
 mod outage;
 mod permits;
+mod prelude;
 mod pushes;
 mod queues;
 mod recovery;
@@ -38,11 +38,3 @@ mod tags;
 mod tls;
 mod undo;
 mod users;
-mod variants;
-
-use bellwether::key::{Family, Key, Name, Namespace};
-
-/// Returns the name of a cache entry in the namespace `t`.
-fn name(key: &str) -> Name {
-    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
-}

@@ -1,18 +1,10 @@
 //! Many keys in one call, at a server and in a cluster.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::collections::BTreeMap;
 
-use bellwether::{
-    BoxError, Cache, RedisBackend,
-    cache::{Batch, Source},
-};
-use testkit::{Cluster, RedisServer};
+use bellwether::cache::Batch;
+
+use crate::prelude::*;
 
 fn cache(backend: RedisBackend) -> Cache<u64> {
     Cache::builder(backend, "many").build().unwrap()

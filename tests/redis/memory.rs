@@ -2,47 +2,30 @@
 //!
 //! `cargo test --test redis memory:: -- --nocapture` prints the figures.
 
-use std::time::Duration;
+use std::sync::Mutex;
 
-use bellwether::{
-    RedisBackend,
-    backend::{
-        Acquired, Claim, Claimed, Entry, Latches, Leases, Mode, Owner, Store, Tick, TickStep,
-    },
-    key::{Family, Key, Name, Namespace},
-};
-use bytes::Bytes;
+use bellwether::backend::{Latches, Owner, Tick, TickStep};
 use futures_util::{StreamExt, stream};
-use testkit::{Raw, RedisServer};
+
+use crate::prelude::*;
 
 const PAGE: &str = include_str!("../../docs/redis.md");
 const COUNT: usize = 5_000;
 const LIFE: Duration = Duration::from_secs(3600);
 
-struct Scene {
-    backend: RedisBackend,
-    raw: Raw,
-    before: u64,
-    _server: RedisServer,
-}
-
-impl Scene {
-    async fn start() -> Self {
-        let server = RedisServer::start().await;
-        let timeout = Duration::from_secs(5);
-        let builder = RedisBackend::builder().server(server.url()).command_timeout(timeout);
-        let backend = builder.build().unwrap();
-        // The warm-up loads the scripts and grows the buffers.
-        backend.acquire(&claim("warm", Mode::Exclusive)).await.unwrap();
-        let mut raw = server.raw().await;
-        let before = used(&mut raw).await;
-        Self { backend, raw, before, _server: server }
-    }
-
-    async fn assert(mut self, row: &str) {
-        let each = used(&mut self.raw).await.saturating_sub(self.before) / COUNT as u64;
-        assert_documented(row, each);
-    }
+/// Does something for each number, fifty at a time, and compares what the server keeps of each with
+/// a row of the page.
+async fn measure(row: &str, what: impl AsyncFn(&RedisBackend, usize)) {
+    let server = RedisServer::start().await;
+    let builder = RedisBackend::builder().server(server.url());
+    let backend = builder.command_timeout(Duration::from_secs(5)).build().unwrap();
+    // The warm-up loads the scripts and grows the buffers.
+    backend.acquire(&claim("warm", Mode::Exclusive)).await.unwrap();
+    let mut raw = server.raw().await;
+    let before = used(&mut raw).await;
+    let (backend, what) = (&backend, &what);
+    stream::iter(0..COUNT).for_each_concurrent(50, async |at| what(backend, at).await).await;
+    assert_documented(row, used(&mut raw).await.saturating_sub(before) / COUNT as u64);
 }
 
 /// Compares bytes with a row of the page. The figures differ a little between versions of Redis and
@@ -81,128 +64,73 @@ fn key(at: usize) -> String {
     format!("product:{at:05}")
 }
 
-/// Runs an act for each number, fifty at a time.
-async fn each<F: Future<Output = ()>>(what: impl Fn(usize) -> F) {
-    stream::iter(0..COUNT).for_each_concurrent(50, what).await;
+fn one(_: usize) -> String {
+    "one".to_owned()
+}
+
+/// Measures leases of a mode. Those of one key hold it together, or wait for it.
+async fn leases(row: &str, mode: Mode, key: fn(usize) -> String) {
+    let acquire = async |backend: &RedisBackend, at: usize| {
+        let _ = backend.acquire(&claim(&key(at), mode)).await.unwrap();
+    };
+    measure(row, acquire).await;
 }
 
 #[tokio::test]
-async fn memory_of_an_entry() {
-    let scene = Scene::start().await;
+async fn leases_take_the_memory_that_the_page_says() {
+    tokio::join!(
+        leases("a mutex that is held", Mode::Exclusive, key),
+        leases("a waiter of one lock", Mode::Fair, one),
+        leases("a reader of one lock", Mode::Read, one),
+        leases("a permit of one semaphore", Mode::Permit { limit: 20_000, count: 1 }, one),
+        leases("a semaphore with one permit out", Mode::Permit { limit: 2, count: 1 }, key),
+    );
+}
+
+#[tokio::test]
+async fn entries_and_marks_take_the_memory_that_the_page_says() {
     let entry = Entry::value(1, Duration::ZERO, Bytes::from(vec![b'v'; 100]));
-    each(async |at| {
+    let stored = measure("an entry with 100 bytes", async |backend, at| {
         let claim = claim(&key(at), Mode::Exclusive);
-        let Claimed::Granted(grant) = scene.backend.claim(&claim, 0).await.unwrap() else {
+        let Claimed::Granted(grant) = backend.claim(&claim, 0).await.unwrap() else {
             panic!("the free lease was refused");
         };
-        scene.backend.commit(&claim, &grant, &entry, Some(LIFE)).await.unwrap();
-    })
-    .await;
-    scene.assert("an entry with 100 bytes").await;
-}
-
-#[tokio::test]
-async fn memory_of_a_lock() {
-    let scene = Scene::start().await;
-    let claims: Vec<_> = (0..COUNT).map(|at| claim(&key(at), Mode::Exclusive)).collect();
-    each(async |at| {
-        let _ = scene.backend.acquire(&claims[at]).await.unwrap();
-    })
-    .await;
-    let Scene { backend, mut raw, before, _server } = scene;
-    let held = Scene { backend: backend.clone(), raw: raw.clone(), before, _server };
-    let each_held = used(&mut raw).await.saturating_sub(before) / COUNT as u64;
-    assert_documented("a mutex that is held", each_held);
-    each(async |at| assert!(held.backend.release(&claims[at]).await.unwrap())).await;
-    held.assert("a mutex that is free").await;
-}
-
-#[tokio::test]
-async fn memory_of_a_tick() {
-    let scene = Scene::start().await;
-    each(async |at| {
+        backend.commit(&claim, &grant, &entry, Some(LIFE)).await.unwrap();
+    });
+    let tick = Tick { at: 1_790_000_000_000_000, step: TickStep::Done, kept: LIFE };
+    let turn = async |backend: &RedisBackend, at, tick: Option<Tick>| {
         let claim = claim(&key(at), Mode::Exclusive);
-        scene.backend.acquire(&claim).await.unwrap();
-        let tick = Tick { at: 1_790_000_000_000_000, step: TickStep::Done, kept: LIFE };
-        assert!(scene.backend.mark(&claim, tick).await.unwrap().is_set);
-        assert!(scene.backend.release(&claim).await.unwrap());
-    })
-    .await;
-    scene.assert("a job whose turn is done").await;
+        backend.acquire(&claim).await.unwrap();
+        if let Some(tick) = tick {
+            assert!(backend.mark(&claim, tick).await.unwrap().is_set);
+        }
+        assert!(backend.release(&claim).await.unwrap());
+    };
+    tokio::join!(
+        stored,
+        measure("a mutex that is free", async |backend, at| turn(backend, at, None).await),
+        measure("a job whose turn is done", async |backend, at| {
+            turn(backend, at, Some(tick)).await;
+        }),
+    );
 }
 
 #[tokio::test]
-async fn memory_of_a_queue_entry() {
-    let scene = Scene::start().await;
-    scene.backend.acquire(&claim("one", Mode::Fair)).await.unwrap();
-    each(async |_| {
-        let claim = claim("one", Mode::Fair);
-        assert!(matches!(scene.backend.acquire(&claim).await.unwrap(), Acquired::Occupied(_)));
-    })
-    .await;
-    scene.assert("a waiter of one lock").await;
-}
-
-#[tokio::test]
-async fn memory_of_a_reader() {
-    let scene = Scene::start().await;
-    each(async |_| {
-        let _ = scene.backend.acquire(&claim("one", Mode::Read)).await.unwrap();
-    })
-    .await;
-    scene.assert("a reader of one lock").await;
-}
-
-#[tokio::test]
-async fn memory_of_a_permit() {
-    let scene = Scene::start().await;
-    let mode = Mode::Permit { limit: 20_000, count: 1 };
-    each(async |_| {
-        let _ = scene.backend.acquire(&claim("one", mode)).await.unwrap();
-    })
-    .await;
-    scene.assert("a permit of one semaphore").await;
-}
-
-#[tokio::test]
-async fn memory_of_a_semaphore() {
-    let scene = Scene::start().await;
-    let mode = Mode::Permit { limit: 2, count: 1 };
-    each(async |at| {
-        let _ = scene.backend.acquire(&claim(&key(at), mode)).await.unwrap();
-    })
-    .await;
-    scene.assert("a semaphore with one permit out").await;
-}
-
-#[tokio::test]
-async fn memory_of_a_latch() {
-    let scene = Scene::start().await;
-    each(async |at| {
-        scene.backend.set_latch(&name(&key(at)), Owner::fresh(), 5, LIFE).await.unwrap();
-    })
-    .await;
-    scene.assert("a latch").await;
-}
-
-#[tokio::test]
-async fn memory_of_a_step() {
-    let scene = Scene::start().await;
-    let name = name("one");
-    scene.backend.set_latch(&name, Owner::fresh(), 20_000, LIFE).await.unwrap();
-    each(async |_| {
-        scene.backend.count_down(&name, Owner::fresh(), 1).await.unwrap();
-    })
-    .await;
-    scene.assert("a step of one latch").await;
-}
-
-#[tokio::test]
-async fn memory_of_a_subscription() {
-    let scene = Scene::start().await;
-    let listening = stream::iter(0..COUNT)
-        .map(async |at| scene.backend.changes(&name(&key(at))).await.unwrap());
-    let listening: Vec<_> = listening.buffer_unordered(50).collect().await;
-    scene.assert("a process that waits for a latch").await;
-    drop(listening);
+async fn latches_take_the_memory_that_the_page_says() {
+    const STEPS: u32 = 20_000;
+    let set = async |backend: &RedisBackend, key: &str| {
+        backend.set_latch(&name(key), Owner::fresh(), STEPS, LIFE).await.unwrap()
+    };
+    let listening = Mutex::new(Vec::new());
+    tokio::join!(
+        measure("a latch", async |backend, at| assert!(set(backend, &key(at)).await)),
+        measure("a step of one latch", async |backend, _| {
+            set(backend, "one").await;
+            backend.count_down(&name("one"), Owner::fresh(), 1).await.unwrap();
+        }),
+        measure("a process that waits for a latch", async |backend, at| {
+            let changes = backend.changes(&name(&key(at))).await.unwrap();
+            listening.lock().unwrap().push(changes);
+        }),
+    );
 }

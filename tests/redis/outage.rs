@@ -1,28 +1,11 @@
 //! A server that is away: how often a process tries to connect, and how soon it finds the server
 //! when it is back.
 
-use std::{
-    env,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::env;
 
-use bellwether::{
-    BoxError, Cache, Locks, RedisBackend, backend::RedisBackendBuilder, cache::Source,
-};
-use testkit::{
-    LIMIT, RedisServer, comes_true, eventually,
-    proxy::{Mode, Proxy},
-};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep, timeout},
-};
+use testkit::proxy::Mode;
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
 
 struct Scene {
     _server: RedisServer,
@@ -155,31 +138,6 @@ async fn requests_cost_few_attempts() {
     // The pauses between attempts are up to one second long.
     assert!(comes_true(4000 * MS, served).await, "no load has a lease");
     println!("requests: the first load with a lease after {:?}", back.elapsed());
-}
-
-/// The value was seen before the outage, and its user allows that it is stale.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_stopped_costs_a_hot_key_that_was_seen_no_load() {
-    let mut server = RedisServer::start().await;
-    let backend = testkit::open(server.url());
-    let hour = Duration::from_secs(3600);
-    let cache =
-        Cache::<u64>::builder(backend, "bellwether").stale_while_revalidate(hour).build().unwrap();
-    let never = |_| async { Err::<u64, _>(BoxError::from("a load")) };
-    let ask = async || {
-        let loaded = timeout(LIMIT, cache.request("hot").load(never)).await.unwrap().unwrap();
-        (loaded.value, loaded.source())
-    };
-    cache.insert("hot", &7).await.unwrap();
-    assert_eq!(ask().await, (7, Source::Hit));
-    server.kill();
-    for _ in 0..200 {
-        assert_eq!(ask().await, (7, Source::Degraded));
-        sleep(5 * MS).await;
-    }
-    assert!(timeout(LIMIT, cache.invalidate("hot")).await.unwrap().is_err());
-    let loaded = timeout(LIMIT, cache.request("hot").load(never)).await.unwrap();
-    assert_eq!(loaded.unwrap_err().kind(), bellwether::ErrorKind::Load);
 }
 
 /// Each request of a hot key cost a load, one after another. The values that were loaded meanwhile

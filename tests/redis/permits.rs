@@ -1,12 +1,7 @@
 //! Many permits of one semaphore: a script renews and hands over a bounded number of them.
 
-use std::time::Duration;
-
-use bellwether::backend::{Acquired, Claim, Leases, Mode, Renewal};
-use testkit::LIMIT;
-use tokio::time::timeout;
-
 use super::queues::Scene;
+use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(60);
 const LIMIT_OF_PERMITS: u32 = 100_000;
@@ -31,14 +26,10 @@ impl Scene {
     }
 
     /// Returns how many scripts were called since the last call, and how often these wrote holds.
-    async fn holds_written(&mut self) -> [usize; 2] {
-        let info: String = self.raw.run(&["INFO", "commandstats"]).await;
-        self.raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
-        ["evalsha", "zadd"].map(|command| {
-            let start = format!("cmdstat_{command}:calls=");
-            let calls = info.lines().find_map(|line| line.strip_prefix(&start));
-            calls.map_or(0, |calls| calls.split(',').next().unwrap().parse().unwrap())
-        })
+    async fn holds_written(&mut self) -> [u64; 2] {
+        let written = [self.raw.calls("evalsha").await, self.raw.calls("zadd").await];
+        self.raw.reset_stats().await;
+        written
     }
 
     async fn out(&mut self) -> usize {
@@ -148,27 +139,4 @@ async fn the_next_look_hands_over_the_permits_that_a_release_has_left() {
     let change = timeout(LIMIT, changes.next()).await.unwrap();
     assert_eq!(change.addressee(), Some(waiting.owner));
     assert!(scene.backend.release(&stays).await.unwrap());
-}
-
-/// No permit is out any more. A script hands over some of them, and the next one the rest.
-#[tokio::test]
-async fn a_waiter_hands_over_what_a_release_has_left() {
-    let mut scene = Scene::start().await;
-    let holder = scene.granted_permits(1000, 1000).await;
-    let mut waiting = Vec::new();
-    for count in [500, 500] {
-        let claim = scene.waiting(1000, count).await;
-        waiting.push((testkit::changes_for(&scene.backend, &claim).await.unwrap(), claim));
-    }
-    scene.raw.run::<()>(&["DEL", &scene.name.suffixed("p")]).await;
-    scene.holds_written().await;
-    let claims: Vec<_> = waiting.iter().map(|(_, claim)| claim.clone()).collect();
-    assert!(scene.backend.keep(&claims, LEASE).await.unwrap().handed_over);
-    // Each of two scripts writes a hold and the deadline of the process.
-    assert_eq!(scene.holds_written().await, [2, 4]);
-    for (changes, claim) in &mut waiting {
-        let change = timeout(LIMIT, changes.next()).await.unwrap();
-        assert_eq!(change.addressee(), Some(claim.owner));
-    }
-    assert!(!scene.backend.release(&holder).await.unwrap());
 }

@@ -1,38 +1,22 @@
 //! The channel of a process, and what a wait costs with it.
 
-use std::{
-    future::pending,
-    sync::{
-        Arc, Mutex as StdMutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{future::pending, sync::Mutex as StdMutex};
 
 use bellwether::{
-    BoxError, Cache, Key, Locks, RedisBackend,
-    backend::{Change, Claim, Claimed, Committed, Entry, Leases, Mode, Store},
-    cache::{Lead, Raw as RawCodec, Source},
-    error::BackendError,
-    key::{Family, Name, Namespace},
-    lock::{Mutex, MutexGuard},
+    cache::{Lead, Raw as RawCodec},
+    lock::Mutex,
 };
-use bytes::Bytes;
-use futures_util::{StreamExt, future::join_all};
-use testkit::{
-    LIMIT, Raw, RedisServer, comes_true,
-    interceptor::{Answer, Hook, Interceptor, Operation},
-    open,
-};
-use tokio::{
-    sync::oneshot,
-    time::{Instant, timeout},
-};
+use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
+use tokio::sync::oneshot;
+
+use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(60);
 
+/// Returns a fair mutex if its name ends so.
 fn mutex(locks: &Locks, name: &str) -> Mutex {
-    locks.mutex(name).lease(LEASE).wait_limit(LIMIT)
+    let mutex = locks.mutex(name).lease(LEASE).wait_limit(LIMIT);
+    if name.ends_with("fair") { mutex.fair() } else { mutex }
 }
 
 /// Waits until the queue of a lock has an entry.
@@ -69,7 +53,8 @@ async fn waits_of_a_process_share_one_subscription() {
         assert!(Instant::now() < end, "the machine is too busy for this test");
         all += 1;
         let begun = Instant::now();
-        let handover = wait(&mut raw, &format!("k{all}")).await;
+        let kind = ["plain", "fair"][all % 2];
+        let handover = wait(&mut raw, &format!("k{all}-{kind}")).await;
         let took = begun.elapsed();
         let calls = monitor.calls_from_clients().await;
         let count = |word: &str| calls.iter().filter(|call| call.command.contains(word)).count();
@@ -138,28 +123,6 @@ async fn a_push_before_the_answer_is_not_missed() {
     }
 }
 
-/// The channel of the process names the database, because databases share channels.
-#[tokio::test]
-async fn a_process_has_a_channel_for_each_database_namespace_and_family() {
-    let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
-    let [first, second] = [0, 3].map(|database| open(server.url_of("", database)));
-    for backend in [&first, &second] {
-        for namespace in ["shop", "shop.eu"] {
-            let locks = Locks::new(backend.clone(), namespace);
-            mutex(&locks, "k").lock().await.unwrap().unlock().await.unwrap();
-        }
-    }
-    let expected = ["shop.eu:l:p:", "shop.eu:l:p@3:", "shop:l:p:", "shop:l:p@3:"];
-    let all = async || {
-        let mut channels = raw.process_channels().await;
-        channels.sort();
-        let scopes = channels.iter().map(|channel| &channel[..channel.len() - 16]);
-        scopes.eq(expected)
-    };
-    assert!(comes_true(LIMIT, all).await);
-}
-
 fn cache(url: &str) -> Cache<Bytes> {
     let builder = Cache::builder(open(url), "t").codec(RawCodec).lease(LEASE);
     builder.wait_limit(LIMIT).load_limit(LIMIT).build().unwrap()
@@ -181,9 +144,6 @@ async fn led(
     begun.await.unwrap();
     (open, async move { loading.await.unwrap().unwrap().source() })
 }
-
-/// As many backends as the usual case of a commit tells.
-const FEW: usize = 7;
 
 fn name(key: &str) -> Name {
     Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
@@ -229,46 +189,6 @@ async fn a_wait_for_the_load_of_another_process_costs_two_commands() {
     // The leader looks, claims and commits. The waiter looks and claims.
     assert_eq!((count("GET"), count("EVALSHA")), (2 * WAITS, 3 * WAITS), "{calls:?}");
     assert_eq!(count("SUBSCRIBE"), 0, "{calls:?}");
-}
-
-/// The registrations stand in the lease, and end with it. Each backend is told once, on its own
-/// channel.
-#[tokio::test]
-async fn registrations_live_as_long_as_the_lease() {
-    let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
-    for waiting in [1, FEW, 3 * FEW] {
-        let backends: Vec<_> = (0..=waiting).map(|_| open(server.url())).collect();
-        let key = format!("k{waiting}");
-        let name = name(&key);
-        let load = load_claim(&name);
-        let Ok(Claimed::Granted(grant)) = backends[0].claim(&load, 0).await else { panic!() };
-        for backend in &backends[1..] {
-            for _ in 0..3 {
-                let claimed = backend.claim(&load_claim(&name), 0).await;
-                assert!(matches!(claimed, Ok(Claimed::Occupied(_))), "{claimed:?}");
-            }
-        }
-        let lease: String = raw.run(&["GET", &name.suffixed("l")]).await;
-        let (_, registered) = lease.split_once(',').unwrap();
-        let registered: Vec<_> = registered.split(',').collect();
-        assert_eq!(registered.len(), waiting);
-        let client = redis::Client::open(server.url()).unwrap();
-        let mut pushes = client.get_async_pubsub().await.unwrap();
-        pushes.psubscribe("t:c:p:*").await.unwrap();
-        let entry = Entry::value(1, Duration::ZERO, Bytes::from_static(b"v"));
-        backends[0].commit(&load, &grant, &entry, Some(LEASE)).await.unwrap();
-        let told: Vec<_> = pushes.on_message().take(waiting).collect().await;
-        let mut channels: Vec<_> = told.iter().map(|one| one.get_channel_name()).collect();
-        channels.sort_unstable();
-        let mut expected: Vec<_> = registered.iter().map(|id| format!("t:c:p:{id}")).collect();
-        expected.sort();
-        assert_eq!(channels, expected);
-        for message in &told {
-            let payload = message.get_payload_bytes();
-            assert!(payload.starts_with(format!("t:c:{{{key}}}:ebw1v").as_bytes()), "{payload:?}");
-        }
-    }
 }
 
 /// A full server evicted the last fence of a name, and kept the lease of its load. The commit was

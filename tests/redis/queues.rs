@@ -1,13 +1,6 @@
 //! Long queues: a script touches a bounded number of entries, and is called again for the rest.
 
-use std::time::Duration;
-
-use bellwether::{
-    RedisBackend,
-    backend::{Acquired, Claim, Leases, Mode},
-    key::{Family, Key, Name, Namespace},
-};
-use testkit::{LIMIT, Raw, RedisServer, comes_true};
+use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(60);
 const MANY: usize = 10_000;
@@ -62,7 +55,7 @@ impl Scene {
         let (count, left) = (MANY.to_string(), left.to_string());
         let words = ["EVAL", FILL, "2", &keys[0], &keys[1], &count, &left, suffix];
         self.raw.run::<()>(&words).await;
-        self.raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+        self.raw.reset_stats().await;
     }
 
     /// Returns how many scripts were called since the queue was filled, and how many commands they
@@ -182,7 +175,7 @@ async fn readers_are_granted_in_batches() {
         scene.held(&reader).await;
         readers.push((testkit::changes_for(&scene.backend, &reader).await.unwrap(), reader));
     }
-    scene.raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+    scene.raw.reset_stats().await;
     assert!(scene.backend.release(&holder).await.unwrap());
     let (scripts, _) = scene.called().await;
     assert_eq!(scripts, 3);

@@ -1,13 +1,6 @@
 //! Waiters for locks whose requests failed for a while, and the end of the trouble.
 
-use std::time::Duration;
-
-use bellwether::{Error, Locks, RedisBackend};
-use testkit::{LIMIT, Raw, RedisServer};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, timeout},
-};
+use crate::prelude::*;
 
 const WAITERS: usize = 20;
 /// The pauses of a waiter are up to a second long.
@@ -70,12 +63,11 @@ async fn locks_are_back_soon_after_a_missing_right_is_given() {
     are_back_soon(async || {
         let server = RedisServer::start().await;
         let mut raw = server.raw().await;
-        let user = ["ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all"];
-        raw.run::<()>(&[&user[..], &["-eval", "-evalsha"]].concat()).await;
+        raw.set_user("app", &["~*", "&*", "+@all", "-eval", "-evalsha"]).await;
         let backend = testkit::open(server.url_of("app:secret", 0));
         let mut waiters = Waiters::begin(&server, backend).await;
         waiters.fail("NOPERM").await;
-        raw.run::<()>(&user).await;
+        raw.run::<()>(&["ACL", "SETUSER", "app", "+@all"]).await;
         waiters.back().await
     })
     .await;

@@ -1,25 +1,11 @@
 //! A server that answers reads and refuses writes: each process loads once for each life, as if the
 //! server were away.
 
-use std::{
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::path::Path;
 
-use axum::body::Body;
-use bellwether::{BellwetherLayer, BoxError, Cache, RedisBackend, cache::Source, http_cache};
-use http::{Request, Response};
-use http_body_util::BodyExt;
-use testkit::{LIMIT, Raw, RedisServer, comes_true};
-use tokio::time::sleep;
-use tower::{Layer, ServiceExt, service_fn};
+use crate::prelude::*;
 
 const LIFE: Duration = Duration::from_secs(60);
-const MS: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug)]
 enum Refusal {
@@ -154,29 +140,6 @@ async fn a_server_that_refuses_writes_keeps_an_old_entry() {
             assert_eq!(load.await.unwrap(), 8, "{refusal:?}");
         }
         assert_eq!(cache.stats().loads, 1, "{refusal:?}");
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_server_that_refuses_writes_costs_one_load_of_a_url() {
-    in_each_scene(async |scene| {
-        let cache = http_cache(scene.backend.clone(), "refusals").build().unwrap();
-        let loads = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&loads);
-        let inner = service_fn(move |_: Request<Body>| {
-            counted.fetch_add(1, Ordering::SeqCst);
-            let response = Response::builder().header("cache-control", "max-age=60");
-            let response = response.body(Body::from("bell")).unwrap();
-            async move { Ok::<_, std::convert::Infallible>(response) }
-        });
-        let service = BellwetherLayer::http(cache).layer(inner);
-        for _ in 0..100 {
-            let request = Request::get("http://shop.test/x").body(Body::empty()).unwrap();
-            let response = service.clone().oneshot(request).await.unwrap();
-            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "bell");
-        }
-        assert_eq!(loads.load(Ordering::SeqCst), 1, "{:?}", scene.refusal);
     })
     .await;
 }

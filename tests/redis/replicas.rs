@@ -1,19 +1,10 @@
 //! Grants that count only when replicas have confirmed them.
 
-use std::{error::Error as _, time::Duration};
+use std::error::Error as _;
 
-use bellwether::{
-    Cache, ErrorKind, Key, Locks, RedisBackend,
-    backend::{
-        Acquired, Change, Claim, Handover, Leases, Mode, RedisBackendBuilder, Renewal, Store,
-    },
-    cache::Source,
-    error::{BackendError, BackendErrorKind},
-    key::{Family, Name, Namespace},
-};
-use futures_util::future::join_all;
-use testkit::{Cluster, LIMIT, RedisServer, comes_true};
-use tokio::time::Instant;
+use bellwether::backend::Handover;
+
+use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(60);
 /// The delay that a busy machine adds to a time-out.
@@ -90,14 +81,10 @@ async fn an_unconfirmed_grant_is_released_and_reported() {
     replica.resume();
     let again = async || backend.acquire(&claim("again")).await.is_ok();
     assert!(comes_true(LIMIT, again).await, "the lease is not granted again");
-}
-
-#[tokio::test]
-async fn one_of_two_required_replicas_is_not_enough() {
-    let (master, _replica) = pair().await;
+    // One of two required replicas is not enough.
     let backend = hasty(2).server(master.url()).build().unwrap();
     unreplicated(backend.acquire(&claim("k")).await);
-    assert_eq!(master.raw().await.keys("*:l").await, [""; 0]);
+    assert!(!raw.keys("*:l").await.contains(&claim("k").name.suffixed("l")));
 }
 
 /// The wait for a replica uses a connection of its own.
@@ -170,8 +157,7 @@ async fn a_missing_confirmation_is_the_kind_of_the_source() {
 async fn a_user_that_may_not_wait_is_told() {
     let (master, _replica) = pair().await;
     let mut raw = master.raw().await;
-    let words = ["ACL", "SETUSER", "app", "reset", "on", ">secret", "+@all", "-wait", "~*", "&*"];
-    raw.run::<()>(&words).await;
+    raw.set_user("app", &["+@all", "-wait", "~*", "&*"]).await;
     let url = master.url_of("app:secret", 0);
     let backend = builder().server(&url).build().unwrap();
     let error = backend.ready().await.unwrap_err();
@@ -249,16 +235,6 @@ async fn confirmed_renewals_follow_a_slot_that_moves() {
     assert!(source.errors("ASK").await >= 1, "the renewal was not redirected");
 }
 
-#[test]
-fn a_confirmation_limit_beyond_the_command_time_out_is_refused() {
-    let limit = Duration::from_millis(250);
-    for (count, within) in [(0, limit / 2), (1, limit), (1, Duration::ZERO)] {
-        let builder = RedisBackend::builder().server("redis://127.0.0.1:1");
-        let error = builder.replicas(count, within).build().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{count} {within:?}");
-    }
-}
-
 /// Each grant had a `WAIT` of its own, and they waited for each other.
 #[tokio::test]
 async fn grants_that_are_ready_share_a_wait() {
@@ -294,11 +270,8 @@ async fn concurrent_grants_without_a_replica_are_unconfirmed_and_not_silent() {
     backend.ping().await.unwrap();
     let mut raw = master.raw().await;
     replica.stop_signal();
-    let connected = async |raw: &mut testkit::Raw| {
-        let info: String = raw.run(&["INFO", "stats"]).await;
-        let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
-        line.unwrap().to_owned()
-    };
+    let connected =
+        async |raw: &mut testkit::Raw| raw.number("stats", "total_connections_received:").await;
     let before = connected(&mut raw).await;
     let claims: Vec<_> = (0..20).map(|at| claim(&format!("k{at}"))).collect();
     let begun = Instant::now();
@@ -335,13 +308,6 @@ async fn after_the_first_unconfirmed_grant_no_miss_waits_for_replicas() {
     assert!((1..MISSES / 5).contains(&waits), "{waits} waits for {MISSES} misses");
 }
 
-/// Returns how many times a server was told to wait for replicas.
-async fn waits(master: &RedisServer) -> u64 {
-    let stats: String = master.raw().await.run(&["INFO", "commandstats"]).await;
-    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_wait:calls="));
-    calls.and_then(|calls| calls.split(',').next()?.parse().ok()).unwrap_or(0)
-}
-
 /// A waiter holds what a release frees only when replicas have confirmed it: a reader behind a
 /// writer, and a waiter for the only permit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -362,8 +328,9 @@ async fn a_waiting_reader_and_a_waiting_permit_are_confirmed() {
     replica.stop_signal();
     writer.unlock().await.unwrap();
     permit.release().await.unwrap();
-    let before = waits(&master).await;
-    assert!(comes_true(LIMIT, async || waits(&master).await >= before + 4).await);
+    let mut raw = master.raw().await;
+    let before = raw.calls("wait").await;
+    assert!(comes_true(LIMIT, async || raw.calls("wait").await >= before + 4).await);
     assert!(!reader.is_finished() && !second.is_finished(), "granted without a replica");
     replica.resume();
     let (reader, second) = (reader.await.unwrap().unwrap(), second.await.unwrap().unwrap());

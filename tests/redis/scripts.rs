@@ -1,21 +1,10 @@
 //! Properties of a Redis server alone: scripts, memory, rights, and foreign keys.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use bellwether::{
-    Key, Locks,
-    backend::{
-        Acquired, Announcement, BackOff, Change, Changes, Claim, Claimed, Committed, Edit, Entry,
-        Grant, Leases, Mode, RedisBackend, Renewal, Store, Tick, TickStep,
-    },
-    error::BackendErrorKind,
-    key::{Family, Name, Namespace},
-};
-use bytes::Bytes;
-use testkit::{LIMIT, Raw, RedisServer, comes_true, eventually, open};
-use tokio::time::{Instant, timeout};
+use bellwether::backend::{Announcement, BackOff, Changes, Grant, Tick, TickStep};
 
-use crate::name;
+use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(60);
 const FENCE_LIFE: Duration = Duration::from_secs(600);
@@ -70,21 +59,14 @@ async fn a_server_that_has_forgotten_the_scripts_is_told_again() {
     let outcome = forgotten!(backend.commit(&claim, &grant, &value("v"), Some(TTL)));
     assert_eq!(outcome, Committed::Stored);
     assert!(!forgotten!(backend.release(&claim)));
-    let put = forgotten!(backend.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE));
-    assert!(forgotten!(backend.edit(&name, &Edit::Invalidate, FENCE_LIFE)) > put);
-}
-
-/// Several batches of one renewal meet a server that has forgotten the script.
-#[tokio::test]
-async fn a_large_renewal_survives_a_flush_of_the_scripts() {
-    let server = RedisServer::start().await;
-    let backend = open(server.url());
-    let claims: Vec<_> = (0..250).map(|at| claim(&name(&format!("k{at}")))).collect();
+    // Several batches of one renewal.
+    let claims: Vec<_> = (0..250).map(|at| self::claim(&self::name(&format!("k{at}")))).collect();
     for claim in &claims {
         begun(&backend, claim).await;
     }
-    server.raw().await.run::<()>(&["SCRIPT", "FLUSH"]).await;
-    assert_eq!(backend.renew(&claims).await.unwrap(), [Renewal::Held; 250]);
+    assert_eq!(forgotten!(backend.renew(&claims)), [Renewal::Held; 250]);
+    let put = forgotten!(backend.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE));
+    assert!(forgotten!(backend.edit(&name, &Edit::Invalidate, FENCE_LIFE)) > put);
 }
 
 #[tokio::test]
@@ -94,17 +76,9 @@ async fn a_hit_is_one_command_and_a_rebuild_three() {
     let name = name("k");
     // The connection and the scripts are in place after this call.
     backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
-    let known = || {
-        let backend = backend.clone();
-        let raw = server.raw();
-        async move {
-            let mut raw = raw.await;
-            let info: String = raw.run(&["INFO", "memory"]).await;
-            drop(backend);
-            info.contains(&testkit::all_scripts_cached())
-        }
-    };
-    assert!(eventually(LIMIT, known).await, "the scripts were not loaded at connecting");
+    let mut raw = server.raw().await;
+    let known = comes_true(LIMIT, async || raw.knows_all_scripts().await);
+    assert!(known.await, "the scripts were not loaded at connecting");
     let mut monitor = server.monitor().await;
     assert_eq!(backend.get(&name).await.unwrap(), None);
     let claim = claim(&name);
@@ -133,7 +107,7 @@ async fn a_renewal_is_a_read_and_an_expiry_in_its_script() {
     }
     let mut commands = async |fence_life: Duration| {
         claims.iter_mut().for_each(|claim| claim.fence_life = fence_life);
-        raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+        raw.reset_stats().await;
         assert_eq!(backend.renew(&claims).await.unwrap(), [Renewal::Held; 10]);
         calls_of_commands(&mut raw).await
     };
@@ -178,7 +152,7 @@ async fn a_late_process_asks_once_and_a_mark_is_four_calls_in_its_script() {
     assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"]);
     let claim = claim(&name("k"));
     begun(&backend, &claim).await;
-    raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+    raw.reset_stats().await;
     let tick = Tick { at: 1, step: TickStep::Begin, kept: TTL };
     assert!(backend.mark(&claim, tick).await.unwrap().is_set);
     let expected = [("evalsha", 1), ("get", 2), ("set", 1), ("time", 1)];
@@ -199,7 +173,7 @@ async fn a_commit_is_eight_calls_in_its_script_if_a_process_waits() {
     let mut changes = testkit::changes_for(&there, &waiter).await.unwrap();
     let held = there.claim(&waiter, 0).await;
     assert!(matches!(held, Ok(Claimed::Occupied(_))), "{held:?}");
-    raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+    raw.reset_stats().await;
     here.commit(&holder, &grant, &value("v"), Some(TTL)).await.unwrap();
     let change = next(&mut changes).await;
     assert!(matches!(change, Change::Entry(_)), "{change:?}");
@@ -235,34 +209,24 @@ async fn each_connection_has_the_name_that_was_given() {
     }
 }
 
-/// The label stands in the lease, also after a handover.
 #[tokio::test]
 async fn a_label_costs_no_command_of_a_lock() {
     let server = RedisServer::start().await;
-    let [here, there] =
-        ["pod-7", "pod-8"].map(|pod| Locks::new(open(server.url()), "bellwether").owner(pod));
-    let guard = here.mutex("k").lock().await.unwrap();
-    let holder = there.mutex("k").holder().await.unwrap().expect("the lock is held");
-    assert_eq!(holder.fence, guard.fence());
-    assert_eq!(holder.owner.as_deref(), Some("pod-7"));
-    let mutex = there.mutex("k");
-    let (next, ()) = tokio::join!(mutex.lock(), async {
-        let queue = ["ZCARD", "bellwether:l:{k}:q"];
-        let waits = async || server.raw().await.run::<u32>(&queue).await == 1;
-        assert!(comes_true(LIMIT, waits).await, "nobody waits");
-        guard.unlock().await.unwrap();
-    });
-    let holder = here.mutex("k").holder().await.unwrap().expect("the lock is held");
-    assert_eq!(holder.owner.as_deref(), Some("pod-8"));
-    next.unwrap().unlock().await.unwrap();
-    assert_eq!(there.mutex("k").holder().await.unwrap(), None);
+    let locks = Locks::new(open(server.url()), "bellwether").owner("pod-7");
+    // The connection is in place after this call.
+    assert_eq!(locks.mutex("k").holder().await.unwrap(), None);
     let mut monitor = server.monitor().await;
-    here.mutex("k").lock().await.unwrap().unlock().await.unwrap();
-    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 2]);
+    let guard = locks.mutex("k").lock().await.unwrap();
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"]);
+    let holder = locks.mutex("k").holder().await.unwrap().expect("the lock is held");
+    assert_eq!((holder.fence, holder.owner.as_deref()), (guard.fence(), Some("pod-7")));
+    monitor.calls_from_clients().await;
+    guard.unlock().await.unwrap();
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"]);
     // Another kind of data in the place of a lock has no label.
-    let mut raw = server.raw().await;
-    raw.run::<()>(&["SET", "bellwether:l:{foreign}:l", "what"]).await;
-    assert!(there.mutex("foreign").holder().await.is_err());
+    let foreign = ["SET", "bellwether:l:{foreign}:l", "what"];
+    server.raw().await.run::<()>(&foreign).await;
+    assert!(locks.mutex("foreign").holder().await.is_err());
 }
 
 #[tokio::test]
@@ -291,13 +255,6 @@ async fn several_locks_are_acquired_by_one_command_each() {
     }
     raw.run::<()>(&["SCRIPT", "FLUSH"]).await;
     several.lock().await.unwrap().unlock().await.unwrap();
-}
-
-/// Returns the commands of operations, without those that connecting sends.
-fn commands(calls: Vec<testkit::Call>) -> Vec<String> {
-    let of_connecting = ["SCRIPT", "INFO", "ROLE", "CLIENT", "HELLO", "PING"];
-    let commands = calls.into_iter().map(|call| call.command);
-    commands.filter(|command| !of_connecting.contains(&command.as_str())).collect()
 }
 
 // Time
@@ -331,23 +288,6 @@ async fn the_servers_clock_ends_leases_and_entries() {
     let gone = async || backend.get(&name).await.unwrap().is_none();
     assert!(eventually(LIMIT, gone).await, "the entry does not end");
     assert!(sent.elapsed() + Duration::from_millis(2) >= SHORT, "the entry ended early");
-}
-
-/// `tostring` of a Lua number shows fewer digits than microseconds have (1.79e+15), and every digit
-/// counts.
-#[tokio::test]
-async fn a_fence_is_the_servers_time_in_whole_microseconds() {
-    let server = RedisServer::start().await;
-    let backend = open(server.url());
-    let mut raw = server.raw().await;
-    let mut time = async || {
-        let (seconds, micros): (u64, u64) = raw.run(&["TIME"]).await;
-        seconds * 1_000_000 + micros
-    };
-    let before = time().await;
-    let fence = begun(&backend, &claim(&name("k"))).await.fence();
-    let after = time().await;
-    assert!(before <= fence && fence <= after, "{before} {fence} {after}");
 }
 
 /// The clock of the server was ahead when the last fence was granted, and has been set back.
@@ -417,47 +357,8 @@ async fn a_foreign_entry_is_reported_and_replaced() {
     }
 }
 
-/// Another library keeps a lock under the same name, or a lock has no end. A wait for such a key
-/// may never end, and an overwrite would take the lock from its holder. The key is therefore
-/// reported, and left alone.
-#[tokio::test]
-async fn a_foreign_lease_is_reported_and_left_alone() {
-    let server = RedisServer::start().await;
-    let backend = open(server.url());
-    let mut raw = server.raw().await;
-    let name = name("line\r\nbreak");
-    let key = name.suffixed("l");
-    let claim = claim(&name);
-    let ours = format!("{}:0000000000000007", claim.owner);
-    let words: [&[&str]; 4] = [
-        &["SET", &key, "locked", "PX", "60000"],
-        &["SET", &key, "locked"],
-        &["HSET", &key, "holder", "1"],
-        &["SET", &key, &ours],
-    ];
-    for (at, words) in words.into_iter().enumerate() {
-        raw.run::<()>(words).await;
-        let before: Vec<u8> = raw.run(&["DUMP", &key]).await;
-        let error = backend.acquire(&claim).await.unwrap_err();
-        assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
-        let error = backend.claim(&claim, 0).await.unwrap_err();
-        assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
-        let renewed = if at == 3 { Renewal::Held } else { Renewal::NotHeld };
-        assert_eq!(backend.renew(std::slice::from_ref(&claim)).await.unwrap(), [renewed]);
-        if at == 3 {
-            // The end of a held lock was removed from outside. Its holder can still use it.
-            assert!(backend.release(&claim).await.unwrap());
-            assert_eq!(raw.keys(&key).await, [""; 0]);
-            return;
-        }
-        assert!(!backend.release(&claim).await.unwrap());
-        assert_eq!(raw.run::<Vec<u8>>(&["DUMP", &key]).await, before, "{words:?} was touched");
-        raw.run::<()>(&["DEL", &key]).await;
-    }
-}
-
-/// The foreign key was put there while two claims waited. The first waiter is told and leaves. That
-/// must not hand the foreign key over to the second one, which still waits and listens.
+/// The foreign key was put there while two claims waited. The first one is told and leaves, which
+/// must not hand the key over to the second one.
 #[tokio::test]
 async fn a_foreign_lease_is_not_handed_over() {
     let server = RedisServer::start().await;
@@ -479,6 +380,11 @@ async fn a_foreign_lease_is_not_handed_over() {
             let before: Vec<u8> = raw.run(&["DUMP", &key]).await;
             let error = backend.acquire(&first).await.unwrap_err();
             assert_eq!(error.kind(), BackendErrorKind::Foreign, "{mode:?}, {words:?}: {error}");
+            if mode == Mode::Exclusive {
+                let error = backend.claim(&first, 0).await.unwrap_err();
+                assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
+            }
+            assert_eq!(backend.renew(&[holder.clone()]).await.unwrap(), [Renewal::NotHeld]);
             assert!(!backend.release(&first).await.unwrap());
             assert!(!backend.release(&holder).await.unwrap());
             let now: Vec<u8> = raw.run(&["DUMP", &key]).await;
@@ -624,33 +530,7 @@ async fn an_invalidation_passes_on_a_full_server() {
 // Rights
 
 async fn user(raw: &mut Raw, rights: &[&str]) {
-    let mut words = vec!["ACL", "SETUSER", "app", "reset", "on", ">secret", "~*", "+@all"];
-    words.extend(rights);
-    raw.run::<()>(&words).await;
-}
-
-/// `PUBLISH` is the last act of a script. If its refusal were an error, a release would be reported
-/// as failed after the lease was deleted.
-#[tokio::test]
-async fn everything_else_works_without_the_right_to_publish() {
-    let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
-    for rights in [&["-publish"][..], &["resetchannels"]] {
-        user(&mut raw, rights).await;
-        let backend = open(server.url_of("app:secret", 0));
-        let name = name("k");
-        let held = claim(&name);
-        begun(&backend, &held).await;
-        assert!(backend.release(&held).await.unwrap(), "{rights:?}");
-        let grant = begun(&backend, &held).await;
-        let outcome = backend.commit(&held, &grant, &value("v"), Some(TTL)).await.unwrap();
-        assert_eq!(outcome, Committed::Stored, "{rights:?}");
-        let fence = backend.edit(&name, &Edit::Put(value("put"), TTL), FENCE_LIFE).await.unwrap();
-        assert!(
-            backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap() > fence,
-            "{rights:?}"
-        );
-    }
+    raw.set_user("app", &[&["~*", "+@all"], rights].concat()).await;
 }
 
 /// A channel that the server refuses is asked for once a second.

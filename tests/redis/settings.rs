@@ -1,10 +1,9 @@
 //! Any setting with any time works over a server, or is refused with a clear error.
 
-use bellwether::{BoxError, Cache, ErrorKind};
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
-use testkit::RedisServer;
 
 use crate::all_settings::{OF_LOCKS, any_picks, next_key, picks, time, use_cache, use_locks};
+use crate::prelude::*;
 
 const CASES: usize = 40;
 
@@ -59,5 +58,26 @@ async fn any_time_out_of_a_backend_works_or_is_refused() {
             }
             Err(error) => assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{words}: {error}"),
         }
+    }
+}
+
+#[test]
+fn wrong_servers_and_replicas_are_refused_at_once() {
+    let (none, limit) = ([""; 0], Duration::from_millis(250));
+    let one = || RedisBackend::builder().server("redis://127.0.0.1:1");
+    let builder = RedisBackend::builder;
+    for (what, builder) in [
+        ("no node", builder().cluster(none)),
+        ("a database of a cluster", builder().cluster(["redis://127.0.0.1:1/3"])),
+        ("no URL of a node", builder().cluster(["redis://127.0.0.1:1", "http://x"])),
+        ("TLS at one node", builder().cluster(["redis://127.0.0.1:1", "rediss://127.0.0.1:1"])),
+        ("no sentinel", builder().sentinels(none, "flock")),
+        ("no URL of a sentinel", builder().sentinels(["redis://127.0.0.1:1", "http://x"], "flock")),
+        ("no replica", one().replicas(0, limit / 2)),
+        ("a limit as long as that of a command", one().replicas(1, limit)),
+        ("no time for replicas", one().replicas(1, Duration::ZERO)),
+    ] {
+        let error = builder.build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{what}: {error}");
     }
 }

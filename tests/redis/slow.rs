@@ -1,18 +1,8 @@
 //! Links with long round trips.
 
-use std::{convert::Infallible, sync::atomic::Ordering, time::Duration};
+use testkit::proxy::kind;
 
-use bellwether::{
-    Cache, Error, Locks, RedisBackend,
-    backend::{Change, Edit, Leases, Store},
-    cache::Source,
-};
-use futures_util::future::join_all;
-use testkit::{
-    LIMIT, RedisServer, comes_true,
-    proxy::{Fault, Proxy, kind},
-};
-use tokio::time::timeout;
+use crate::prelude::*;
 
 /// The command time-out that is not set.
 const USUAL: Duration = Duration::from_millis(250);
@@ -99,7 +89,7 @@ async fn pushes_that_take_long_are_no_silence() {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     let backend = RedisBackend::open(&proxy.url()).unwrap();
-    let name = crate::name("k");
+    let name = name("k");
     let mut changes = backend.changes(&name).await.unwrap();
     let connections = || proxy.counters().connections.load(Ordering::SeqCst);
     let before = connections();

@@ -9,25 +9,18 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::Stdio,
-    sync::Arc,
     thread,
-    time::Duration,
 };
 
-use bellwether::{
-    Cache, ErrorKind, Locks, RedisBackend,
-    backend::{Acquired, Change, Claim, Leases, Mode},
-    cache::Source,
-    key::{Family, Name, Namespace},
-};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 use tempfile::TempDir;
-use testkit::{Cluster, LIMIT, Port, RedisServer, comes_true};
-use tokio::time::timeout;
+use testkit::Port;
+
+use crate::prelude::*;
 
 /// The environment variables with the task of a client and its URL.
 const TASK: &str = "BELLWETHER_TLS_TASK";

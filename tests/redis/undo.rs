@@ -1,14 +1,9 @@
 //! Claims that lie in a server which stands still, and whose callers gave up.
 
-use std::time::Duration;
+use futures_util::future::join;
+use testkit::primitives::{Asked, PAIRS};
 
-use bellwether::{BoxError, Cache, RedisBackend, cache::Source};
-use futures_util::future::{join, join_all};
-use testkit::{
-    LIMIT, RedisServer,
-    primitives::{Asked, PAIRS},
-};
-use tokio::time::{Instant, sleep, timeout};
+use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(3);
 const WAIT: Duration = Duration::from_millis(700);

@@ -1,9 +1,9 @@
 //! The scenarios of two users, whose processes share a server.
 
-use bellwether::{Cache, RedisBackend, http_cache, layer::CachedResponse, lease::Retry};
+use bellwether::layer::CachedResponse;
 use futures_util::{StreamExt, stream};
-use testkit::{LIMIT, RedisServer};
 
+use crate::prelude::*;
 use crate::scenarios::{scenarios, shared_scenarios};
 
 /// How many scenarios run at once.

@@ -1,56 +1,7 @@
 //! Several healthy nodes.
 
-use bellwether::{
-    ErrorKind, Locks, RedisBackend,
-    backend::{Acquired, Change, Leases, Renewal},
-};
-use futures_util::future::join_all;
-use testkit::{Cluster, LIMIT, comes_true};
-use tokio::time::timeout;
-
 use super::{LEASE, backend, claim, locks, name, patient};
-
-/// A script may not keep queues of several slots, so each queue has one. All scripts for a node are
-/// ready together, and go to it in one write.
-#[tokio::test]
-async fn the_queues_of_a_node_are_kept_in_one_write() {
-    const QUEUES: usize = 60;
-    let cluster = Cluster::start(3, 0).await;
-    let backend = patient(&cluster);
-    // All at once, because an entry that is not kept ends after 2 s.
-    let queued = (0..QUEUES).map(async |at| {
-        let key = format!("k{at}");
-        let (holder, waiting) = (claim(&key), claim(&key));
-        backend.acquire(&holder).await.unwrap();
-        assert!(matches!(backend.acquire(&waiting).await.unwrap(), Acquired::Occupied(_)));
-        vec![waiting]
-    });
-    let queues = join_all(queued).await;
-    let mut nodes = Vec::new();
-    for node in &cluster.nodes {
-        let mut raw = node.raw().await;
-        raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
-        nodes.push(raw);
-    }
-    let kept = join_all(queues.iter().map(|claims| backend.keep(claims, LIMIT))).await;
-    assert!(kept.into_iter().all(|kept| kept.unwrap().stands == [true]));
-    let (mut scripts, mut reads) = (0, 0);
-    for raw in &mut nodes {
-        let info: String = raw.run(&["INFO", "all"]).await;
-        let number = |start: &str| -> usize {
-            let found = info.lines().find_map(|line| line.strip_prefix(start));
-            found.and_then(|rest| rest.split(',').next()?.trim().parse().ok()).unwrap_or(0)
-        };
-        let of_node = number("cmdstat_evalsha:calls=");
-        assert!(of_node > 5, "a node has too few queues");
-        scripts += of_node;
-        // The reads of `CONFIG` and `INFO` count as well.
-        reads += number("total_reads_processed:") - 1;
-    }
-    assert_eq!(scripts, QUEUES);
-    println!("{QUEUES} queues: {scripts} scripts in {reads} reads of three nodes");
-    assert!(reads <= 3 * 3, "{reads} reads");
-}
+use crate::prelude::*;
 
 /// Each node has about twelve names, as many in one backend as in the other, and every push
 /// arrives.
@@ -138,20 +89,8 @@ async fn nodes_are_found_at_their_announced_addresses() {
 }
 
 #[tokio::test]
-async fn urls_without_a_cluster_are_refused() {
-    let none: [&str; 0] = [];
-    for error in [
-        RedisBackend::builder().cluster(none).build().unwrap_err(),
-        RedisBackend::builder().cluster(["redis://127.0.0.1:1/3"]).build().unwrap_err(),
-        RedisBackend::builder().cluster(["redis://127.0.0.1:1", "http://x"]).build().unwrap_err(),
-        RedisBackend::builder()
-            .cluster(["redis://127.0.0.1:1", "rediss://127.0.0.1:1"])
-            .build()
-            .unwrap_err(),
-    ] {
-        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
-    }
-    let single = testkit::RedisServer::start().await;
+async fn a_single_server_is_no_cluster() {
+    let single = RedisServer::start().await;
     let backend = testkit::builder().cluster([single.url()]).build().unwrap();
     let error = backend.ping().await.unwrap_err();
     assert!(format!("{error:#}").contains("cluster support disabled"), "{error}");

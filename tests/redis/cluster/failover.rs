@@ -1,11 +1,7 @@
 //! A master dies, and its replica takes over its slots.
 
-use std::time::Duration;
-
-use testkit::{Cluster, LIMIT, Raw, comes_true};
-use tokio::time::timeout;
-
 use super::{LEASE, locks};
+use crate::prelude::*;
 
 #[tokio::test]
 async fn a_replica_takes_over_held_leases_and_their_waiters() {
@@ -63,17 +59,9 @@ async fn a_replica_takes_over_held_leases_and_their_waiters() {
     assert!(comes_true(LIMIT, replica).await);
     // The time is longer than the pause between two attempts to connect.
     let quiet = async || {
-        let before = connections(&mut raw).await;
+        let before = raw.number("stats", "total_connections_received:").await;
         tokio::time::sleep(Duration::from_millis(1200)).await;
-        connections(&mut raw).await == before
+        raw.number("stats", "total_connections_received:").await == before
     };
     assert!(comes_true(LIMIT, quiet).await, "a backend still connects to a node without slots");
-}
-
-/// Returns the number of connections so far.
-async fn connections(raw: &mut Raw) -> u64 {
-    let info: String = raw.run(&["INFO", "stats"]).await;
-    let mut lines = info.lines();
-    let count = lines.find_map(|line| line.strip_prefix("total_connections_received:"));
-    count.unwrap().trim().parse().unwrap()
 }

@@ -8,14 +8,7 @@ mod failover;
 mod moving;
 mod trouble;
 
-use std::time::Duration;
-
-use bellwether::{
-    Key, Locks, RedisBackend,
-    backend::{Claim, Mode},
-    key::{Family, Name, Namespace},
-};
-use testkit::Cluster;
+use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(60);
 /// The command time-out, which no busy machine reaches.

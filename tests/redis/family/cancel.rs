@@ -4,14 +4,12 @@ use std::{
     future::{Future, poll_fn},
     pin::pin,
     task::Poll,
-    time::Duration,
 };
 
 use testkit::primitives::{Asked, Pair};
-use testkit::{LIMIT, RedisServer};
-use tokio::time::{Instant, timeout};
 
 use super::faults::nothing_is_left;
+use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(2);
 /// A future that is not woken for this long waits for an event that will not come.

@@ -1,12 +1,10 @@
 //! The same faults on a cluster of three masters. The other names of a set are on any of the
 //! masters.
 
-use bellwether::{ErrorKind, RedisBackend};
 use testkit::primitives::{Asked, Pair};
-use testkit::{Cluster, LIMIT, comes_true};
-use tokio::time::timeout;
 
 use super::faults::{ANSWER, LEASE, Scene, nothing_is_left, scene};
+use crate::prelude::*;
 
 /// Starts a cluster without failovers, and two processes that ask for a name.
 async fn cluster(name: &str) -> (Cluster, Asked, Asked) {
@@ -61,8 +59,13 @@ pub async fn primitives_survive_a_slot_that_moves(pair: Pair) {
     let to = (from + 1) % 3;
     cluster.begin_to_move("{k}", from, to).await;
     assert!(cluster.move_keys("{k}", from, to).await >= 1);
+    // The old node redirects what it has no longer, and later all.
+    let mut source = cluster.nodes[from].raw().await;
+    scene.held.renew().await.unwrap();
+    assert!(source.errors("ASK").await >= 1, "no renewal is redirected");
     cluster.end_move("{k}", from, to).await;
     scene.held.renew().await.unwrap();
+    assert!(source.errors("MOVED").await >= 1, "the backend did not notice the move");
     scene.handed_over(LEASE).await;
     nothing_is_left_anywhere(&cluster).await;
 }

@@ -1,20 +1,14 @@
 //! Faults of the server, and of the connections to it.
 
-use std::{slice::from_ref, time::Duration};
+use std::slice::from_ref;
 
-use bellwether::{ErrorKind, RedisBackend, error::BackendError};
-use futures_util::future::join_all;
-use testkit::primitives::{Asked, Guard, Pair, Primitive};
 use testkit::{
-    LIMIT, Raw, RedisServer, comes_true, eventually,
-    proxy::{Fault, Proxy, PushFault, Request},
-};
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, sleep, timeout},
+    primitives::{Asked, Guard, Pair, Primitive},
+    proxy::Request,
 };
 
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
+
 pub const LEASE: Duration = Duration::from_millis(2000);
 /// The command time-out. Commands are not answered in some of these tests, and a busy machine must
 /// not cause a time-out in the others.
@@ -27,19 +21,13 @@ fn through(url: &str, lease: Duration) -> Asked {
 
 /// Checks that only fences are left, each with an end, and no subscription.
 pub async fn nothing_is_left(server: &RedisServer) {
-    let raw = server.raw().await;
-    let clean = || {
-        let mut raw = raw.clone();
-        async move {
-            let keys = raw.keys("*").await;
-            let fences = keys.iter().all(|key| key.ends_with(":f"));
-            fences && raw.all_channels().await.is_empty()
-        }
-    };
-    let kept = eventually(LIMIT, clean).await;
-    let mut raw = raw.clone();
-    let (keys, channels) = (raw.keys("*").await, raw.all_channels().await);
-    assert!(kept, "keys or channels are left behind: {keys:?}, {channels:?}");
+    let mut raw = server.raw().await;
+    let (mut keys, mut channels) = (Vec::new(), Vec::new());
+    let clean = comes_true(LIMIT, async || {
+        (keys, channels) = (raw.keys("*").await, raw.all_channels().await);
+        keys.iter().all(|key| key.ends_with(":f")) && channels.is_empty()
+    });
+    assert!(clean.await, "keys or channels are left behind: {keys:?}, {channels:?}");
     for key in keys {
         assert_ne!(raw.pttl(&key).await, -1, "{key} never ends");
     }
@@ -181,8 +169,7 @@ pub async fn primitives_survive_lost_pushes(pair: Pair) {
 async fn without(pair: Pair, right: &str) {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let user = ["ACL", "SETUSER", "app", "reset", "on", ">secret", "~*", "&*", "+@all", right];
-    raw.run::<()>(&user).await;
+    raw.set_user("app", &["~*", "&*", "+@all", right]).await;
     let url = server.url_of("app:secret", 0);
     let (a, b) = (through(&url, LEASE), through(&url, LEASE));
     let scene = scene(pair, from_ref(&server), &a, &b).await;
@@ -330,6 +317,7 @@ pub async fn a_foreign_key_is_reported_and_left_alone(pair: Pair) {
     };
     for words in wrong.into_iter().chain([endless]) {
         raw.run::<()>(words).await;
+        let before: Vec<u8> = raw.run(&["DUMP", &key]).await;
         let asked = through(&server.url(), LEASE);
         let begun = Instant::now();
         for error in [
@@ -346,7 +334,8 @@ pub async fn a_foreign_key_is_reported_and_left_alone(pair: Pair) {
             );
         }
         assert!(begun.elapsed() < LEASE, "{words:?}: {:?}", begun.elapsed());
-        assert_eq!(raw.run::<u32>(&["EXISTS", &key]).await, 1, "the foreign key was overwritten");
+        let now: Vec<u8> = raw.run(&["DUMP", &key]).await;
+        assert_eq!(now, before, "the foreign key was overwritten");
         assert_eq!(raw.pttl(&key).await, -1, "the foreign key was given an end");
         let cleared = match pair.key {
             "l" => asked.locks.mutex("k").fair().force_unlock().await,

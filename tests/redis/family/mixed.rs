@@ -1,19 +1,12 @@
 //! Many callers run all operations at once.
 
-use std::{sync::Arc, time::Duration};
-
 use bellwether::{
     ErrorKind::{Backend, NotAcquired, NotDone, NotSet},
-    Locks,
     lock::PermitId,
-};
-use testkit::{LIMIT, RedisServer, comes_true};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, timeout},
 };
 
 use super::faults::nothing_is_left;
+use crate::prelude::*;
 
 const OPERATIONS: usize = 10_000;
 const TASKS: usize = 24;

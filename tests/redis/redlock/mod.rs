@@ -4,11 +4,9 @@
 mod process;
 mod servers;
 
-use std::time::Duration;
+use bellwether::Redlock;
 
-use bellwether::{Error, ErrorKind, Redlock, lock::MutexGuard};
-
-const MS: Duration = Duration::from_millis(1);
+use crate::prelude::*;
 
 fn kind<T>(result: Result<T, Error>) -> ErrorKind {
     result.map(drop).unwrap_err().kind()

@@ -1,17 +1,9 @@
 //! A holder that dies with its process.
 
-use std::{process::Stdio, time::Duration};
-
-use bellwether::{RedisBackend, Redlock};
-use futures_util::future::join_all;
-use testkit::{LIMIT, RedisServer};
-use tokio::{
-    io::{AsyncBufReadExt, BufReader},
-    process::Command,
-    time::{Instant, timeout},
-};
+use bellwether::Redlock;
 
 use super::{try_lock, unlock};
+use crate::prelude::*;
 
 /// The environment variable that makes this process a holder. It holds the URLs of the servers,
 /// separated by spaces.
@@ -39,31 +31,16 @@ pub fn work() {
 
 #[tokio::test]
 async fn a_killed_holder_costs_the_rest_of_its_lease() {
-    let servers =
-        [RedisServer::start().await, RedisServer::start().await, RedisServer::start().await];
-    let urls = [servers[0].url(), servers[1].url(), servers[2].url()];
-    let mut holder = Command::from(testkit::rerun("redlock::worker"))
-        .env(VARIABLE, urls.join(" "))
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
-    let holds = async {
-        while let Some(line) = lines.next_line().await.unwrap() {
-            if line == HOLDS {
-                return;
-            }
-        }
-        panic!("the holder has ended");
-    };
-    timeout(LIMIT, holds).await.unwrap();
+    let servers = join_all((0..3).map(|_| RedisServer::start())).await;
+    let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
+    let mut holder = Process::start("redlock::worker", [(VARIABLE, urls.join(" "))]);
+    holder.says(HOLDS).await;
     // The holder renews: the lock is held for longer than its first lease would last.
     tokio::time::sleep(LEASE * 3 / 2).await;
     let other = redlock(urls.iter().map(String::as_str));
     assert!(try_lock(&other, "m").await.is_none());
     let mut raws = join_all(servers.iter().map(RedisServer::raw)).await;
-    holder.kill().await.unwrap();
+    holder.kill().await;
     let killed = Instant::now();
     let mut ends = Vec::new();
     for raw in &mut raws {

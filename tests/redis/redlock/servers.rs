@@ -1,20 +1,7 @@
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
-
-use bellwether::{ErrorKind, RedisBackend, Redlock, lock::MutexGuard};
-use futures_util::future::join_all;
-use testkit::{LIMIT, RedisServer, comes_true, eventually};
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, sleep, timeout},
-};
+use bellwether::Redlock;
 
 use super::{MS, kind, try_lock, unlock};
+use crate::prelude::*;
 
 /// A lease that outlasts the delays of a busy machine, and that a test can wait for.
 const LEASE: Duration = Duration::from_millis(1500);

@@ -1,12 +1,13 @@
 //! A sentinel whose answers the test decides.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpStream},
-    task::JoinHandle,
 };
+
+use crate::prelude::*;
 
 pub struct Fake {
     port: u16,

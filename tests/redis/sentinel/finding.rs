@@ -1,16 +1,9 @@
 //! The choice of the server, with sentinels whose answers the test decides.
 
-use std::time::Duration;
-
-use bellwether::{
-    ErrorKind, RedisBackend,
-    backend::{Claim, Leases, Mode, RedisBackendBuilder, Renewal},
-    key::{Family, Key, Name, Namespace},
-};
-use testkit::{LIMIT, RedisServer, comes_true};
-use tokio::{sync::oneshot, time::Instant};
+use tokio::sync::oneshot;
 
 use super::fake::{Fake, Says};
+use crate::prelude::*;
 
 /// A command time-out that no busy machine reaches.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -45,7 +38,7 @@ async fn one_sentinel_with_an_answer_is_enough_and_is_asked_alone_afterwards() {
     let before = ignorant.asked();
     let asked_again = async || knows.asked() > 2;
     assert!(comes_true(LIMIT, asked_again).await, "the backend no longer asks for the master");
-    server.raw().await.run::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    server.raw().await.kill_clients("normal").await;
     assert!(comes_true(LIMIT, || works(&backend)).await);
     assert!(ignorant.asked() == before, "a sentinel without knowledge was asked again");
 }
@@ -197,19 +190,4 @@ async fn a_watch_goes_on_when_its_runtime_has_ended() {
     let moved =
         async || second.acquire(&held).await.is_ok() && !new.raw().await.keys("*").await.is_empty();
     assert!(comes_true(LIMIT, moved).await, "the backend stays at the old master");
-}
-
-#[tokio::test]
-async fn urls_without_a_sentinel_are_refused_at_once() {
-    let none: [&str; 0] = [];
-    let errors = [
-        RedisBackend::builder().sentinels(none, "flock").build().unwrap_err(),
-        RedisBackend::builder()
-            .sentinels(["redis://127.0.0.1:1", "http://x"], "flock")
-            .build()
-            .unwrap_err(),
-    ];
-    for error in errors {
-        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
-    }
 }

@@ -1,0 +1,59 @@
+//! What most of these tests use.
+
+pub use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+pub use bellwether::{
+    BoxError, Cache, Error, ErrorKind, Key, Locks, RedisBackend,
+    backend::{
+        Acquired, Change, Claim, Claimed, Committed, Edit, Entry, Leases, Mode,
+        RedisBackendBuilder, Renewal, Store,
+    },
+    cache::{LocalTier, Source},
+    error::{BackendError, BackendErrorKind},
+    http_cache,
+    key::{Family, Name, Namespace},
+    lease::Retry,
+    lock::MutexGuard,
+};
+pub use bytes::Bytes;
+pub use futures_util::future::join_all;
+use testkit::Call;
+pub use testkit::{
+    Cluster, LIMIT, Process, Raw, RedisServer, comes_true, eventually, open,
+    proxy::{Fault, Proxy, PushFault},
+};
+pub use tokio::{
+    sync::Notify,
+    task::{JoinHandle, JoinSet},
+    time::{Instant, sleep, timeout},
+};
+
+pub const MS: Duration = Duration::from_millis(1);
+
+/// Returns the name of a cache entry in the namespace `t`.
+pub fn name(key: &str) -> Name {
+    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
+}
+
+/// Returns the commands of operations, without those of connecting and of connections.
+pub fn commands(calls: Vec<Call>) -> Vec<String> {
+    let others = ["SCRIPT", "INFO", "ROLE", "CLIENT", "HELLO", "PING", "TIME"];
+    let commands = calls.into_iter().map(|call| call.command);
+    commands.filter(|command| !others.contains(&command.as_str())).collect()
+}
+
+/// Reads until the local tier has a copy: its channels must be confirmed first.
+pub async fn warm<V>(cache: &Cache<V>, key: &str)
+where
+    V: Clone + Send + Sync + serde::Serialize + serde::de::DeserializeOwned + 'static,
+{
+    let kept = async || cache.get(key).await.is_ok() && cache.get_local(key).is_some();
+    assert!(comes_true(LIMIT, kept).await, "no copy is kept");
+}
