@@ -334,7 +334,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let seen = self.seen;
         // Dropped at the end, the acquisition releases what it was granted.
         let mut acquisition = Acquisition::new(janitor.clone(), claim);
-        janitor.spawn(async move {
+        janitor.tasks.spawn(async move {
             let claim = |_, claim| core.store.claim(claim, seen);
             match core.counted(acquisition.ask(core.try_limit, claim).await) {
                 Ok((claimed, _)) => {
