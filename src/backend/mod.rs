@@ -246,8 +246,12 @@ pub(crate) async fn answered<T>(
     backend: &dyn Leases,
     operation: impl Future<Output = Result<T, BackendError>>,
 ) -> Result<T, BackendError> {
-    let limit = backend.time_limit().unwrap_or_default().max(ANSWER_LIMIT);
-    answered_by(backend, limit, operation).await
+    answered_by(backend, answer_limit(backend), operation).await
+}
+
+/// Returns how long an operation may take that has no limit of its own.
+pub(crate) fn answer_limit(backend: &dyn Leases) -> Duration {
+    backend.time_limit().unwrap_or_default().max(ANSWER_LIMIT)
 }
 
 /// Like [`in_time`], without a timer where the backend keeps the limit by itself.

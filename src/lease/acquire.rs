@@ -1,7 +1,7 @@
 //! The loop of an acquisition: ask once, wait while others are in the way, and ask again.
 
 use std::{
-    panic::resume_unwind,
+    panic::AssertUnwindSafe,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -23,24 +23,23 @@ use super::{
 };
 use crate::{
     backend::{Acquired, Change, Claim, Mode, Owner},
-    error::{BackendError, BackendErrorKind, Error},
+    error::{BackendError, BackendErrorKind, Error, ErrorKind},
+    key::Key,
     sync::lock,
 };
 
-/// How long a process that has passed a lease on for long enough waits before it asks again. So the
-/// process that is next comes first.
+/// How long a process that has had its turn waits before it asks again, so that the next one comes
+/// first.
 const GIVE_WAY: Duration = Duration::from_millis(1);
 
-/// After how long a caller asks a shard without a turn. It is longer than a burst of 20,000 callers
-/// takes. A server that hangs may keep all turns.
+/// After how long a caller asks without a turn: a server that hangs may keep all of them. A burst
+/// of 20,000 callers takes less.
 const LONGEST_WAIT_FOR_TURN: Duration = Duration::from_secs(2);
 
-/// How long an outcome waits for its caller. With the release and the grant to the next caller it
-/// takes less than 50 ms, and longer while the runtime has more to do than it can.
+/// How long an outcome waits for its caller, and longer while the runtime is busy.
 const PATIENCE: Duration = Duration::from_millis(30);
-/// How soon the task looks again whether a busy runtime has come to the caller.
 const BUSY: Duration = Duration::from_millis(5);
-/// The time for the release of what was dropped. An acquisition that begins anew would meet it.
+/// The time for the release of what was dropped, which an acquisition that begins anew would meet.
 const UNDO: Duration = Duration::from_millis(10);
 
 /// How a lease is acquired and kept.
@@ -53,7 +52,7 @@ pub(crate) struct AcquireTerms {
 }
 
 impl Engine {
-    /// Acquires a lease, waiting while other holders are in the way.
+    /// Acquires a lease, waiting while other holders are in the way. `what` is for logs.
     ///
     /// # Cancel safety
     ///
@@ -61,18 +60,16 @@ impl Engine {
     /// released in a task.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
+        what: &Key,
         claim: Claim,
         terms: AcquireTerms,
     ) -> Result<LeaseGuard, Error> {
         let since = Instant::now();
         let begin = || {
             let (engine, claim, terms) = (self.clone(), claim.clone(), terms.clone());
-            async move {
-                let acquiring = engine.acquire_since(since, &claim, &terms);
-                engine.janitor.track(acquiring).await
-            }
+            async move { engine.acquire_since(since, &claim, &terms).await }
         };
-        attended(begin).await
+        self.observed(what, self.attended(begin)).await
     }
 
     /// Acquires leases of different names one after another, within one limit. If one is not
@@ -80,22 +77,54 @@ impl Engine {
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped or no longer polled, leases that it may have acquired are
-    /// released in tasks.
+    /// As [`acquire`](Self::acquire).
     pub(crate) async fn acquire_each(
         self: &Arc<Self>,
+        what: &Key,
         claims: Vec<Claim>,
         terms: AcquireTerms,
     ) -> Result<Vec<LeaseGuard>, Error> {
         let since = Instant::now();
         let begin = || {
             let (engine, claims, terms) = (self.clone(), claims.clone(), terms.clone());
-            async move {
-                let acquiring = engine.acquire_in_order(since, &claims, &terms);
-                engine.janitor.track(acquiring).await
-            }
+            async move { engine.acquire_in_order(since, &claims, &terms).await }
         };
-        attended(begin).await
+        self.observed(what, self.attended(begin)).await
+    }
+
+    /// Acquires for a caller, which may keep the future and not poll it, such as an arm of a loop
+    /// around `select!`. It must not hold other callers up.
+    ///
+    /// An acquisition that does not end at once goes on in a task, and the task offers the outcome
+    /// to the caller. If the caller does not take it in time, the task drops it, and so releases
+    /// it: the next caller gets the lock. A caller that polls again later begins anew, at the end
+    /// of the queue.
+    async fn attended<T, Acquiring>(&self, begin: impl Fn() -> Acquiring) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        Acquiring: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        loop {
+            let acquiring = self.janitor.tasks.track_future(begin()).instrument(Span::current());
+            // The retry strategy may be code of the user.
+            let panicked = |_| Err(Error::new(ErrorKind::Panicked, "the retry strategy panicked"));
+            let caught = AssertUnwindSafe(acquiring).catch_unwind();
+            let mut acquiring = Box::pin(caught.map(move |it| it.unwrap_or_else(panicked)));
+            if let Some(outcome) = (&mut acquiring).now_or_never() {
+                return outcome;
+            }
+            let offer = Arc::new(Offer { outcome: Mutex::new(None), made: Notify::new() });
+            let mut task = AbortOnDropHandle::new(tokio::spawn(offer.clone().make(acquiring)));
+            tokio::select! {
+                biased;
+                () = offer.made.notified() => {}
+                _ = &mut task => {}
+            }
+            if let Some(outcome) = offer.take() {
+                return outcome;
+            }
+            sleep(UNDO).await;
+        }
     }
 
     async fn acquire_in_order(
@@ -129,7 +158,7 @@ impl Engine {
         claim: &Claim,
         terms: &AcquireTerms,
     ) -> Result<LeaseGuard, Error> {
-        if self.janitor.is_stopped() {
+        if self.janitor.stop.is_cancelled() {
             return Err(Error::shut_down());
         }
         let retry = terms.retry.as_ref();
@@ -137,7 +166,7 @@ impl Engine {
         let held = tokio::select! {
             biased;
             held = self.acquire_waiting(claim, terms.upkeep, &mut waiting) => held?,
-            () = self.janitor.stopped() => return Err(Error::shut_down()),
+            () = self.janitor.stop.cancelled() => return Err(Error::shut_down()),
         };
         self.meter.woken(waiting.pushed_at, "acquired");
         Ok(held)
@@ -165,8 +194,7 @@ impl Engine {
         Contender { engine: self, acquisition, upkeep, slot }.acquire(waiting).await
     }
 
-    /// Takes the slot of the local queue, and waits for it while another caller has it. Returns
-    /// `None` if the wait is over first.
+    /// Takes the slot of the local queue. Returns `None` if the wait for it is over first.
     async fn queue_up(
         &self,
         acquisition: impl Fn() -> Box<Acquisition>,
@@ -178,8 +206,7 @@ impl Engine {
                 Ok(notice) => return Some(notice),
                 Err(notices) => notices,
             };
-            // An error tells that the holder that was passing the lease on is gone with its
-            // runtime.
+            // An error: the holder that was passing the lease on is gone with its runtime.
             if let Ok(notice) = Box::pin(waiting.bounded(&mut notices)).await? {
                 if matches!(&notice, SlotNotice::Contend(_, slot) if slot.met_others()) {
                     Box::pin(sleep(GIVE_WAY)).await;
@@ -264,9 +291,8 @@ impl Contender<'_> {
         self.engine.hold(granted, slot)
     }
 
-    /// Goes on under a fresh owner if this error asks for it. It does if too few replicas confirmed
-    /// a grant, or if a permit may be granted late. A permit leaves with its id, and no guard would
-    /// undo that.
+    /// Goes on under a fresh owner if too few replicas confirmed a grant, or if a permit may be
+    /// granted late. A permit leaves with its id, and no guard would undo that.
     fn restart_after(&mut self, error: &BackendError) {
         let is_permit = matches!(self.acquisition.claim().mode, Mode::Permit { .. });
         let restarts = match error.kind() {
@@ -282,42 +308,6 @@ impl Contender<'_> {
 
 fn not_acquired(claim: &Claim, waiting: &Waiting<'_>) -> Error {
     Error::not_acquired(&claim.what(), waiting.limit_reached())
-}
-
-/// Acquires for a caller, which may keep the future and not poll it, such as an arm of a loop
-/// around `select!`. It must not hold other callers up.
-///
-/// An acquisition that does not end at once goes on in a task, and the task offers the outcome to
-/// the caller. If the caller does not take it in time, the task drops it, and so releases it: the
-/// next caller gets the lock. A caller that polls again later begins anew, at the end of the queue.
-///
-/// # Cancel safety
-///
-/// When the future is dropped, so is the acquisition.
-async fn attended<T, Acquiring>(mut begin: impl FnMut() -> Acquiring) -> T
-where
-    T: Send + 'static,
-    Acquiring: Future<Output = T> + Send + 'static,
-{
-    loop {
-        let mut acquiring = Box::pin(begin().instrument(Span::current()));
-        if let Some(outcome) = (&mut acquiring).now_or_never() {
-            return outcome;
-        }
-        let offer = Arc::new(Offer { outcome: Mutex::new(None), made: Notify::new() });
-        let mut task = AbortOnDropHandle::new(tokio::spawn(offer.clone().make(acquiring)));
-        tokio::select! {
-            biased;
-            () = offer.made.notified() => {}
-            Err(error) = &mut task => if let Ok(panic) = error.try_into_panic() {
-                resume_unwind(panic);
-            }
-        }
-        if let Some(outcome) = offer.take() {
-            return outcome;
-        }
-        sleep(UNDO).await;
-    }
 }
 
 /// An outcome that waits for its caller.

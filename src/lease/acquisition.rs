@@ -24,27 +24,25 @@ use crate::{
         Acquired, Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Leases, Owner,
         answered_by,
     },
-    error::{BackendError, Error},
+    error::BackendError,
     time::{Pauses, after},
 };
 
 /// The longest time between looks without a subscription.
 const UNHEARD_LOOK: Duration = Duration::from_millis(100);
-/// The longest time without a look, whatever pushes and leases say.
+/// The longest time without a look.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 /// After the end of a lease, its waiters look at random times within this.
 const JITTER: Duration = Duration::from_millis(90);
 
-/// The shortest wait of a strategy. Without it, a waiter whose backend answers at once would never
-/// let go of its thread.
+/// The shortest wait of a strategy, so that a waiter lets go of its thread.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// One claim on its way to a lease. Dropped before it is [settled](Self::settle), it undoes itself.
 ///
 /// A release may hand the lease over to the first claim in the queue. The push says when that lease
-/// ends, counted from the time at which the queue entry was taken. This side counts from a
-/// monotonic time *before* the first request, which may have taken the entry. So a late push tells
-/// of a lease that has ended, and one in time saves a request.
+/// ends, counted from the time at which the queue entry was taken. This side counts from a time
+/// *before* the first request, so a late push tells of a lease that has ended here first.
 pub(crate) struct Acquisition {
     janitor: Arc<Janitor>,
     claim: Claim,
@@ -73,8 +71,8 @@ pub(crate) enum AcquisitionState {
     Waiting(u64),
     /// The last request was granted.
     Granted,
-    /// A request ended without an answer. It may be granted at any time, even after a later request
-    /// was, so this owner never leaves the state.
+    /// A request ended without an answer, and may be granted at any time. This owner never leaves
+    /// the state.
     Unknown,
 }
 
@@ -169,8 +167,7 @@ impl Acquisition {
     /// Returns when to look again at a lease that is held for another `remaining`, if nothing wakes
     /// the waiter before the `deadline`. Has its queue entry kept, if the claim has one.
     ///
-    /// Without pushes it looks at intervals. The server forbids the subscription, or the connection
-    /// is broken. Such a waiter is late by a tenth of a second, and not by a lease.
+    /// Without pushes it looks every tenth of a second.
     pub(super) fn next_look(&mut self, remaining: Duration, deadline: Instant) -> Instant {
         let now = Instant::now();
         let is_heard = self.listen().subscribe();
@@ -200,8 +197,8 @@ impl Acquisition {
         }
     }
 
-    /// Gives up an owner that may be granted the lease or may be released late, and goes on with a
-    /// fresh one. A late release under the old owner must not end what the next request is granted.
+    /// Goes on with a fresh owner. A late release under the old one must not end what the next
+    /// request is granted.
     pub(super) fn restart(&mut self) {
         self.janitor.undo(self.claim.clone(), true, &self.runtime);
         self.state = AcquisitionState::Idle;
@@ -215,14 +212,11 @@ impl Acquisition {
     }
 
     /// Returns until when a lease is held that was handed over to the claim. Returns `None` if that
-    /// is not certain or nearly over; the waiter then asks.
-    ///
-    /// A request that may still be on its way could be granted the lease again, after its end. A
-    /// push that is older than a holder that was in the way came late.
+    /// is not certain or nearly over: a request that is on its way could be granted the lease again
+    /// after its end, and a push that is older than a holder that was in the way came late.
     pub(super) fn trusts(&self, handover: &Handover) -> Option<Instant> {
         let now = Instant::now();
-        // Never longer than a push without delay is trusted. The clock of the server may be set
-        // forward during the wait, and the clock of this process may stand still.
+        // The clock of the server may be set forward during the wait.
         let until = after(self.since?, trusted(handover.ends)).min(now + trusted(HANDOVER_LIFE));
         let left = until.saturating_duration_since(now);
         let is_newer = self.met.is_none_or(|met| handover.fence > met);
@@ -232,8 +226,7 @@ impl Acquisition {
 
     /// Ends the acquisition, which has the lease now: there is nothing to undo any more.
     ///
-    /// `since` is a time before the request that was granted. `until` is the end of a lease that
-    /// was handed over, which is short.
+    /// `since` is a time before the request that was granted, and `until` the end of a handover.
     pub(crate) fn settle(
         &mut self,
         upkeep: Upkeep,
@@ -248,7 +241,7 @@ impl Acquisition {
     }
 
     /// Releases the lease that was granted. Dropping the future does not stop the release.
-    pub(crate) async fn give_back(mut self) -> Result<(), Error> {
+    pub(crate) async fn give_back(mut self) -> Result<bool, BackendError> {
         self.state = AcquisitionState::Idle;
         self.janitor.end(self.claim.clone()).await
     }
@@ -316,7 +309,7 @@ impl<'a> Waiting<'a> {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Waits for something else than a push. Returns `None` if the wait is over first.
+    /// Waits for an event. Returns `None` if the wait is over first.
     pub(crate) async fn bounded<T>(&mut self, event: impl Future<Output = T>) -> Option<T> {
         let mut event = std::pin::pin!(event);
         loop {
@@ -389,7 +382,7 @@ mod tests {
 
     /// The answer to the first request is late, and so is the push.
     #[tokio::test(start_paused = true)]
-    async fn a_handover_is_counted_from_before_the_first_request() -> Result<(), Error> {
+    async fn a_handover_is_counted_from_before_the_first_request() -> Result<(), crate::Error> {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let claim = Claim::new(name, Mode::Fair, HANDOVER_LIFE, HANDOVER_LIFE);
         let janitor = Janitor::new(Arc::new(MemoryBackend::new()));

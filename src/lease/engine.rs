@@ -26,8 +26,8 @@ pub(crate) struct Engine {
     pub(super) renewals: Arc<Renewals>,
     pub(super) keeper: Arc<Keeper>,
     pub(super) queues: Arc<LocalQueues>,
-    /// The acquisitions that may be under way: as many as keep a connection busy, and few enough
-    /// for an answer well within the time-out. Renewals and releases need no turn.
+    /// The acquisitions that may be under way: enough to keep a connection busy, and few enough for
+    /// an answer in time.
     pub(super) turns: Shards<ShardPermits<128>>,
     /// How many fixed leases ended before their guards.
     pub(super) outlasted: AtomicU32,
@@ -55,7 +55,6 @@ impl Engine {
         self.janitor.backend()
     }
 
-    /// The janitor, which undoes the acquisitions of this engine.
     pub(crate) fn janitor(&self) -> &Arc<Janitor> {
         &self.janitor
     }
@@ -71,7 +70,7 @@ impl Engine {
     }
 
     /// Awaits an acquisition in a span of its own, counts an error, and publishes the time.
-    pub(crate) fn observed<T>(
+    pub(super) fn observed<T>(
         &self,
         name: &Key,
         acquiring: impl Future<Output = Result<T, Error>>,

@@ -1,4 +1,4 @@
-use std::{fmt, ops::Deref, sync::Arc, time::Duration};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use tokio::time::Instant;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     advice,
-    backend::{ANSWER_LIMIT, Claim, Marked, Mode, Owner, Tick},
+    backend::{Claim, Marked, Mode, Owner, Tick, answer_limit},
     error::{BackendError, BackendErrorKind, Error},
 };
 
@@ -40,15 +40,18 @@ impl LeaseGuard {
         self.engine.mark(self.claim(), tick).await
     }
 
-    /// Releases the lease, and returns [`Lost`](ErrorKind::Lost) if it was lost before.
+    /// Releases the lease, and returns [`Lost`](crate::ErrorKind::Lost) if it was lost before.
     ///
     /// Dropping the future does not stop the release.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         let lost = self.is_lost();
         let given_back = self.give_back();
-        // A reported loss stays a loss, even if the server still has the lease.
-        let released = self.engine.janitor.finish(given_back).await;
-        if lost { Err(self.lost_error()) } else { released }
+        match self.engine.janitor.finish(given_back).await {
+            // A reported loss stays a loss, even if the server still has the lease.
+            Ok(was_held) if lost || !was_held => Err(self.lost_error()),
+            Err(_) if lost => Err(self.lost_error()),
+            released => Ok(released.map(drop)?),
+        }
     }
 
     /// Stops the renewals without a release, and returns the owner.
@@ -68,7 +71,7 @@ impl LeaseGuard {
     pub(crate) fn settled(mut self) {
         self.end();
         if self.record.granted.outcome_unknown {
-            self.obligation().settle_late();
+            self.obligation().go_on(true);
         }
     }
 
@@ -78,12 +81,8 @@ impl LeaseGuard {
     /// # Cancel safety
     ///
     /// When the future is dropped, both leases are released in tasks.
-    pub(crate) async fn pass_to(
-        self,
-        mode: Mode,
-        limit: Duration,
-    ) -> Result<Result<Self, Self>, Error> {
-        let from = self.claim();
+    pub(crate) async fn pass_to(self, mode: Mode) -> Result<Result<Self, Self>, Error> {
+        let (from, limit) = (self.claim(), answer_limit(self.engine.backend().as_ref()));
         let to = Claim { owner: Owner::fresh(), mode, ..from.clone() };
         let mut acquisition = Acquisition::new(self.engine.janitor.clone(), to);
         // The first try may have begun the lease, and the second one only tells of it.
@@ -108,9 +107,8 @@ impl LeaseGuard {
     }
 
     fn obligation(&self) -> Release {
-        let (janitor, claim) = (self.engine.janitor.clone(), self.claim().clone());
-        let runtime = self.record.granted.runtime.clone();
-        Release::new(janitor, claim, self.record.granted.outcome_unknown, runtime)
+        let Granted { claim, outcome_unknown, runtime, .. } = &self.record.granted;
+        Release::new(&self.engine.janitor, claim.clone(), *outcome_unknown, runtime)
     }
 
     fn end(&mut self) {
@@ -124,7 +122,7 @@ impl LeaseGuard {
         }
     }
 
-    fn give_back(&mut self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
+    fn give_back(&mut self) -> impl Future<Output = Result<bool, BackendError>> + Send + use<> {
         self.end();
         // Work under the lease learns that it ends, before another holder has it.
         self.record.end();
@@ -150,17 +148,18 @@ impl Drop for LeaseGuard {
     fn drop(&mut self) {
         if !self.released {
             let given_back = self.give_back();
-            self.engine.janitor.spawn_on(given_back, &self.record.granted.runtime);
+            self.engine.janitor.tasks.spawn_on(given_back, &self.record.granted.runtime);
         }
     }
 }
 
-/// Gives a lease back: to the next caller of this process, or to the backend.
+/// Gives a lease back: to the next caller of this process, or to the backend. Returns whether it
+/// was held.
 async fn give_back(
     engine: Arc<Engine>,
     release: Release,
     mut slot: Option<Slot>,
-) -> Result<(), Error> {
+) -> Result<bool, BackendError> {
     let next = slot.as_mut().and_then(Slot::next);
     let answer = match (next, slot) {
         (Some(next), Some(slot)) => Box::pin(pass(&engine, &release.claim, next, slot)).await,
@@ -185,7 +184,7 @@ async fn pass(
     slot: Slot,
 ) -> Result<bool, BackendError> {
     let QueuedCaller { mut acquisition, upkeep, notify } = next;
-    let limit = engine.backend().time_limit().unwrap_or_default().max(ANSWER_LIMIT);
+    let limit = answer_limit(engine.backend().as_ref());
     let answer = acquisition.ask(limit, |backend, to| backend.pass(from, to)).await;
     let (notice, was_held) = match answer {
         Ok((Some(grant), sent)) => {

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use hashbrown::{HashMap, hash_map::Entry};
+use hashbrown::HashMap;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
@@ -37,8 +37,7 @@ const ENTRY_LIFE: u32 = 3;
 const EACH_QUEUE: Duration = Duration::from_micros(500);
 /// How soon a request that failed is repeated.
 const REPEAT: Duration = Duration::from_millis(100);
-/// How many waiters of a queue are named in one request: those that have waited longest, since a
-/// queue is left at its head.
+/// How many waiters of a queue are named in one request: those that have waited longest.
 const NAMED: usize = 32;
 /// After the end of a lease in the way, the processes look at random times within this.
 const JITTER: Duration = Duration::from_millis(50);
@@ -56,16 +55,10 @@ type KeptQueueKey = (Name, SemaphoreKind);
 /// The waiters of one queue in this process.
 struct KeptQueue {
     /// In the order in which they came.
-    waiters: BTreeMap<u64, KeptWaiter>,
+    waiters: BTreeMap<u64, (Claim, ListenerWaker)>,
     look_at: Instant,
     /// Notified when the task must look earlier than it would.
     earlier: Arc<Notify>,
-}
-
-struct KeptWaiter {
-    claim: Claim,
-    /// Wakes the waiter when it must ask.
-    waker: ListenerWaker,
 }
 
 /// A waiter whose queue entry is kept. Dropped, it is kept no more.
@@ -93,11 +86,9 @@ impl Keeper {
         let key = (claim.name.clone(), SemaphoreKind::from(claim.mode));
         let mut queues = self.queues();
         let number = self.came.fetch_add(1, Ordering::Relaxed);
-        let (queue, is_new) = match queues.entry(key.clone()) {
-            Entry::Occupied(queue) => (queue.into_mut(), false),
-            Entry::Vacant(vacant) => (vacant.insert(KeptQueue::new()), true),
-        };
-        queue.waiters.insert(number, KeptWaiter { claim: claim.clone(), waker });
+        let is_new = !queues.contains_key(&key);
+        let queue = queues.entry(key.clone()).or_insert_with(KeptQueue::new);
+        queue.waiters.insert(number, (claim.clone(), waker));
         queue.look_after(remaining);
         drop(queues);
         if is_new {
@@ -106,14 +97,12 @@ impl Keeper {
         KeptPlace { keeper: self.clone(), queue: key, number }
     }
 
-    /// Returns how many entries are kept.
     #[cfg(feature = "metrics")]
     pub(super) fn entries(&self) -> usize {
         self.queues().values().map(|queue| queue.waiters.len()).sum()
     }
 
-    /// Returns how often each queue is kept. Those of many queues are kept at random times, so that
-    /// they spread over the interval.
+    /// Returns how often each queue is kept. Many queues spread over the interval by chance.
     fn interval(&self) -> Duration {
         let count = u32::try_from(self.queues().len()).unwrap_or(u32::MAX);
         INTERVAL.max(EACH_QUEUE.saturating_mul(count)).mul_f64(1.0 - fastrand::f64() / 10.0)
@@ -144,7 +133,7 @@ impl KeptQueue {
     fn answered(&mut self, named: &[u64], look_at: Instant, answer: Result<Kept, BackendError>) {
         let wake = |is_gone: &dyn Fn(&u64) -> bool| {
             let gone = self.waiters.iter().filter(|(number, _)| is_gone(number));
-            gone.for_each(|(_, waiter)| waiter.waker.wake());
+            gone.for_each(|(_, (_, waker))| waker.wake());
         };
         match answer {
             Ok(kept) => {
@@ -228,7 +217,7 @@ impl KeeperTask {
         let queues = self.keeper.queues();
         let waiters = queues.get(&self.queue).map(|queue| queue.waiters.iter().take(NAMED));
         let named = waiters.into_iter().flatten();
-        named.map(|(number, kept)| (*number, kept.claim.clone())).unzip()
+        named.map(|(number, (claim, _))| (*number, claim.clone())).unzip()
     }
 }
 
@@ -237,6 +226,6 @@ impl Drop for KeeperTask {
     fn drop(&mut self) {
         let queue = self.keeper.queues().remove(&self.queue);
         let waiters = queue.into_iter().flat_map(|queue| queue.waiters.into_values());
-        waiters.for_each(|waiter| waiter.waker.wake());
+        waiters.for_each(|(_, waker)| waker.wake());
     }
 }

@@ -1,10 +1,8 @@
-//! Leases: the right to act on a name for a limited time, acquired, renewed and released.
-//!
-//! The leases are granted by a [`backend`](crate::backend). The files:
+//! Leases: the right to act on a name for a limited time, granted by a
+//! [`backend`](crate::backend). The files:
 //!
 //! - `engine`: what the leases of one `Cache` or one `Locks` share.
-//! - `acquire`: ask, wait, and ask again; with `acquisition` (a claim on its way to a lease, its
-//!   wait, and its undo), and `retry` (how long it waits).
+//! - `acquire`: ask, wait, and ask again; with `acquisition` (a claim and its undo), and `retry`.
 //! - `queue`: the callers of this process that want one lease. `keeper`: their queue entries at the
 //!   backend.
 //! - `guard`, `record`, `renewals`: a lease that is held, renewed, passed on, or lost.
@@ -55,8 +53,7 @@ pub(crate) struct Upkeep {
     pub(crate) max_hold: Duration,
 }
 
-/// The requests that may be under way at one shard. More would wait in our own connection until
-/// their time-outs.
+/// The requests that may be under way at one shard.
 struct ShardPermits<const COUNT: usize>(Semaphore);
 
 impl<const COUNT: usize> Default for ShardPermits<COUNT> {
@@ -65,9 +62,8 @@ impl<const COUNT: usize> Default for ShardPermits<COUNT> {
     }
 }
 
-/// Returns the part of a lease that its holder trusts. The rest is the drift of the Redlock
-/// description. The clocks of two machines run apart by less than a hundredth, and a timer fires up
-/// to 2 ms late.
+/// Returns the part of a lease that its holder trusts. The clocks of two machines run apart by less
+/// than a hundredth, and a timer fires up to 2 ms late.
 pub(crate) fn trusted(lease: Duration) -> Duration {
     lease.saturating_sub(lease / 100 + Duration::from_millis(2))
 }

@@ -22,7 +22,7 @@ use crate::{
     sync::lock,
 };
 
-/// How often a lease passes on within one process before other processes get it.
+/// How often a lease passes on within one process before others get it.
 const PASSES: u32 = 16;
 /// The same over a majority of servers, whose other processes come to the lock by chance.
 const MAJORITY_PASSES: u32 = 9;
@@ -59,8 +59,8 @@ pub(crate) struct Slot {
     /// How often the lease passes on in this turn.
     most_passes: u32,
     since: Instant,
-    /// The registration of the last caller that had to wait for other processes. While it stands,
-    /// its channel stays open, and a release knows that others may wait.
+    /// The registration of the last caller that had to wait for other processes. It keeps the
+    /// channel open, and a release knows by it that others may wait.
     changes: Option<Box<Changes>>,
 }
 

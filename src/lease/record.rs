@@ -19,6 +19,9 @@ use crate::{
     time::after,
 };
 
+/// The least pause before a renewal that failed is tried again.
+const RETRY: Duration = Duration::from_millis(10);
+
 /// A lease that is held: how long it lasts, and whether it is lost.
 ///
 /// Each guard of one lock dereferences to its lease.
@@ -26,7 +29,6 @@ use crate::{
 /// # Examples
 ///
 /// ```
-/// # use std::time::Duration;
 /// # use bellwether::{Error, Locks};
 /// # async fn write(_stock: u32, _fence: u64) {}
 /// # async fn import(_: &str) -> u32 { 3 }
@@ -37,9 +39,7 @@ use crate::{
 ///         () = write(7, guard.fence()) => {}
 ///         () = guard.lost() => println!("another holder may have the lock"),
 ///     }
-///     if !guard.is_lost() && guard.remaining() < Duration::from_secs(8) {
-///         guard.renew().await?;
-///     }
+///     guard.renew().await?;
 ///     let imported = guard.run(import("products.csv")).await?;
 /// #   let _ = imported;
 ///     guard.unlock().await
@@ -53,9 +53,8 @@ pub struct Lease {
     lost: Signal,
     counters: Arc<LockCounters>,
     times: Mutex<Times>,
-    /// The holder's slot in the local queue. It is given up when the lease is lost, so that a
-    /// holder that is stuck does not keep the next callers from contending. A holder whose lease is
-    /// not renewed would never be told of a loss, and has no slot.
+    /// The holder's slot in the local queue. A loss gives it up, so that a stuck holder does not
+    /// keep the next callers from contending. A fixed lease is told of no loss, and has no slot.
     slot: Mutex<Option<Slot>>,
 }
 
@@ -89,7 +88,7 @@ impl Lease {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future changes nothing. It can be asked for again.
+    /// Dropping the future changes nothing.
     pub async fn lost(&self) {
         loop {
             let deadline = self.deadline();
@@ -220,6 +219,14 @@ impl Lease {
     /// Returns whether the lease is to be renewed at `now`.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.granted.upkeep.renew_every.is_some() && now < self.ends
+    }
+
+    /// When to try a renewal again that has failed. A lease that was handed over has less than its
+    /// full time left.
+    pub(super) fn next_try(&self) -> Instant {
+        let (deadline, now) = (self.deadline(), Instant::now());
+        let pause = (self.granted.claim.lease / 20).min((deadline - now) / 8).max(RETRY);
+        deadline.min(now + pause)
     }
 
     /// When to look at the lease next, after a renewal that began at `sent`.

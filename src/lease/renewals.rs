@@ -5,14 +5,13 @@
 //! renewed in chunks, of which a few are under way at each shard. A renewal that fails is tried
 //! again while the lease can still be held: only a refusal or the deadline is a loss.
 //!
-//! With each new connection, all leases are renewed at once. The server behind it may be a new
-//! master without some of them, whose holders must learn of that.
+//! With each new connection, all leases are renewed at once: a new master may lack some of them.
 //!
 //! The invariant: `deadline` is a monotonic time taken *before* the request was sent, plus the
 //! lease, less the drift. So it passes here before the lease ends on the server.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     mem::take,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -32,7 +31,7 @@ use super::{
     record::{Granted, Lease},
 };
 use crate::{
-    backend::{ANSWER_LIMIT, Leases, Owner, RENEWAL_BATCH, Renewal, in_time, new_connection},
+    backend::{Leases, Owner, RENEWAL_BATCH, Renewal, answer_limit, in_time, new_connection},
     error::{BackendError, Chain},
     observe::{LockCounters, Rarely},
     shards::Shards,
@@ -44,8 +43,6 @@ use crate::{
 const SOON: Duration = Duration::from_millis(100);
 /// How long the task stays when nothing is held any more.
 const LINGER: Duration = Duration::from_millis(50);
-/// The least pause before a renewal that failed is tried again.
-const RETRY: Duration = Duration::from_millis(10);
 /// How many leases one look takes at most, while other callers wait for the lock.
 const LOOK: usize = 2 * RENEWAL_BATCH;
 
@@ -54,8 +51,7 @@ pub(super) struct Renewals {
     backend: Arc<dyn Leases>,
     counters: Arc<LockCounters>,
     schedule: Mutex<Schedule>,
-    /// The chunks that may be under way. The commands of others go in between. A shard that does
-    /// not answer costs the others nothing.
+    /// The chunks that may be under way. A shard that does not answer costs the others nothing.
     chunks: Shards<ShardPermits<4>>,
     /// Notified when the task must look earlier than it would.
     changed: Notify,
@@ -93,7 +89,10 @@ impl Renewals {
         let mut schedule = self.schedule();
         schedule.look_at(look, record.clone());
         match schedule.looks {
-            None => self.run_on(schedule, &Handle::current(), Vec::new()),
+            None => {
+                drop(schedule);
+                self.ensure_task();
+            }
             Some(by_itself) if look < by_itself => self.changed.notify_one(),
             Some(_) => {}
         }
@@ -116,11 +115,6 @@ impl Schedule {
     fn look_at(&mut self, at: Instant, record: Arc<Lease>) {
         record.times().timer = at;
         self.held.insert((at, record.claim().owner), record);
-    }
-
-    fn holds(&self, record: &Lease) -> bool {
-        let timer = record.times().timer;
-        self.held.contains_key(&(timer, record.claim().owner))
     }
 
     /// Takes a lease out, if it is still held.
@@ -158,29 +152,6 @@ impl Schedule {
         renews
     }
 
-    /// Notes the answer about a lease that was renewed at `sent`, and decides when to look next.
-    fn renewed(&mut self, record: Arc<Lease>, sent: Instant, answer: Renewal) {
-        let (claim, now) = (record.claim(), Instant::now());
-        let look = match answer {
-            Renewal::Held => {
-                record.renewed(sent);
-                record.next_look(sent)
-            }
-            Renewal::NotHeld => {
-                warn!(name = ?claim.name, "lease lost: the server no longer has it");
-                record.tell_lost();
-                return;
-            }
-            Renewal::Unknown => {
-                let deadline = record.deadline();
-                // A lease that was handed over has less than its full time left.
-                let pause = (claim.lease / 20).min((deadline - now) / 8).max(RETRY);
-                deadline.min(now + pause)
-            }
-        };
-        self.look_at(look, record);
-    }
-
     /// Makes the renewals due that are not under way.
     fn renew_all(&mut self) {
         let now = Instant::now();
@@ -195,19 +166,15 @@ impl Renewals {
         lock(&self.schedule)
     }
 
-    /// Starts the task on a runtime, after these have ended it.
-    fn run_on(
-        self: &Arc<Self>,
-        mut schedule: MutexGuard<'_, Schedule>,
-        runtime: &Handle,
-        mut tried: Vec<Id>,
-    ) {
-        tried.push(runtime.id());
-        schedule.looks = Some(Instant::now());
-        let task = RenewalTask { shared: self.clone(), tried, has_ended: false };
-        // A runtime that is gone drops the task at once.
-        drop(schedule);
-        runtime.spawn(task.run());
+    /// Starts the task in this runtime, unless it runs.
+    fn ensure_task(self: &Arc<Self>) {
+        let mut schedule = self.schedule();
+        if schedule.looks.is_none() {
+            schedule.looks = Some(Instant::now());
+            drop(schedule);
+            let runtime = Handle::current().id();
+            tokio::spawn(RenewalTask { shared: self.clone(), runtime, has_ended: false }.run());
+        }
     }
 
     /// Returns the leases to be renewed now, in chunks of one shard.
@@ -220,21 +187,17 @@ impl Renewals {
     }
 
     /// Renews a chunk of leases when its shard has few others under way.
-    async fn renew(self: Arc<Self>, mut chunk: Vec<Arc<Lease>>) {
+    async fn renew(self: Arc<Self>, chunk: Vec<Arc<Lease>>) {
         let Some(first) = chunk.first() else { return };
         let shard = self.chunks.of(self.backend.shard(&first.claim().name));
         let _permit = shard.0.acquire().await;
-        chunk.retain(|record| self.schedule().holds(record));
         let sent = Instant::now();
         let claims: Vec<_> = chunk.iter().map(|record| record.claim().clone()).collect();
         let leases = claims.iter().map(|claim| claim.lease);
         // It leaves time for a second try.
-        let limit = self.backend.time_limit().unwrap_or_default().max(ANSWER_LIMIT);
+        let limit = answer_limit(self.backend.as_ref());
         let limit = limit.min(leases.min().unwrap_or_default() / 2);
-        let answer = match claims.is_empty() {
-            true => Ok(Vec::new()),
-            false => in_time(limit, self.backend.renew(&claims)).await,
-        };
+        let answer = in_time(limit, self.backend.renew(&claims)).await;
         self.answered(&chunk, sent, answer);
     }
 
@@ -244,11 +207,11 @@ impl Renewals {
         sent: Instant,
         answer: Result<Vec<Renewal>, BackendError>,
     ) {
-        if let Err(error) = &answer {
-            static SAID: Rarely = Rarely::once_in(1);
-            if SAID.first() {
-                debug!(error = %Chain(error), leases = chunk.len(), "renewal failed");
-            }
+        static SAID: Rarely = Rarely::once_in(1);
+        if let Err(error) = &answer
+            && SAID.first()
+        {
+            debug!(error = %Chain(error), leases = chunk.len(), "renewal failed");
         }
         let mut schedule = self.schedule();
         for (at, record) in chunk.iter().enumerate() {
@@ -260,11 +223,20 @@ impl Renewals {
                 Err(_) => Renewal::Unknown,
             };
             match renewal {
-                Renewal::Held => self.counters.renewed.add(),
-                Renewal::Unknown => self.counters.unrenewed.add(),
-                Renewal::NotHeld => {}
+                Renewal::Held => {
+                    self.counters.renewed.add();
+                    record.renewed(sent);
+                    schedule.look_at(record.next_look(sent), record);
+                }
+                Renewal::NotHeld => {
+                    warn!(name = ?record.claim().name, "lease lost: the server no longer has it");
+                    record.tell_lost();
+                }
+                Renewal::Unknown => {
+                    self.counters.unrenewed.add();
+                    schedule.look_at(record.next_try(), record);
+                }
             }
-            schedule.renewed(record, sent, renewal);
         }
     }
 
@@ -280,8 +252,7 @@ impl Renewals {
 /// The task that renews. If its runtime goes away, it goes on in the runtime of a held lease.
 struct RenewalTask {
     shared: Arc<Renewals>,
-    /// The runtimes that have ended it, and its own.
-    tried: Vec<Id>,
+    runtime: Id,
     has_ended: bool,
 }
 
@@ -315,11 +286,13 @@ impl Drop for RenewalTask {
         schedule.looks = None;
         schedule.held.values().for_each(|record| record.times().renewing = false);
         schedule.renew_all();
-        let mut runtimes = schedule.held.values().map(|record| &record.granted.runtime);
-        let next = runtimes.find(|runtime| !self.tried.contains(&runtime.id())).cloned();
-        if let Some(runtime) = next {
-            let tried = take(&mut self.tried);
-            self.shared.run_on(schedule, &runtime, tried);
+        let runtimes = schedule.held.values().map(|record| record.granted.runtime.clone());
+        let others: HashMap<_, _> = runtimes.map(|runtime| (runtime.id(), runtime)).collect();
+        drop(schedule);
+        // The first that still runs starts the task.
+        for runtime in others.into_values().filter(|other| other.id() != self.runtime) {
+            let shared = self.shared.clone();
+            runtime.spawn(async move { shared.ensure_task() });
         }
     }
 }

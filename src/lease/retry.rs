@@ -7,9 +7,8 @@ use crate::backend::Leases;
 /// The longest waits between tries, and their end.
 ///
 /// Waiting does not mean polling: a push wakes the waiter when the lease is released, and a timer
-/// when the lease ends. The waits of a strategy are upper bounds in between, and its end is the end
-/// of the wait. An earlier wake uses up no wait. That is a push, the end of the lease in the way, a
-/// look in between, or the pause after a failed try.
+/// when the lease ends. Such an earlier wake uses up no wait. The waits of a strategy are upper
+/// bounds in between, and its end is the end of the wait.
 ///
 /// A closure that makes an iterator of waits is a strategy, so a custom one takes a few lines:
 ///
@@ -35,11 +34,9 @@ pub trait RetryStrategy: Send + Sync + 'static {
     /// ([`Leases::time_limit`](crate::backend::Leases::time_limit)), or 250 ms if the backend does
     /// not bound its operations.
     ///
-    /// A try is repeated with the same owner, so that the next try recognises a late grant. The
-    /// owner is a fresh one for [permits](crate::Locks::permits), for a
+    /// The next try recognises a late grant. For [permits](crate::Locks::permits), for a
     /// [`Redlock`](crate::Redlock), and after a try that too few
-    /// [replicas](crate::error::BackendErrorKind::Unreplicated) confirmed. A late grant is undone
-    /// then.
+    /// [replicas](crate::error::BackendErrorKind::Unreplicated) confirmed, a late grant is undone.
     fn try_limit(&self) -> Option<Duration> {
         None
     }
@@ -64,39 +61,22 @@ where
 }
 
 /// The strategies of the crate: a pace, and how often it waits.
-///
-/// ```
-/// use std::time::Duration;
-/// use bellwether::lease::{Retry, RetryStrategy};
-///
-/// let patient = Retry::exponential(Duration::from_millis(20), Duration::from_secs(1)).times(8);
-/// assert_eq!(patient.waits().count(), 8);
-/// let steady = Retry::fixed(Duration::from_millis(50)).try_limit(Duration::from_millis(100));
-/// assert_eq!(RetryStrategy::try_limit(&steady), Some(Duration::from_millis(100)));
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {
-    pace: Pace,
+    /// The first wait, which doubles up to the longest.
+    first: Duration,
+    longest: Duration,
+    /// Each wait is a random part of it.
+    is_random: bool,
     times: usize,
     try_limit: Option<Duration>,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Pace {
-    OnDemand,
-    Fixed(Duration),
-    Exponential { base: Duration, cap: Duration },
-}
-
 impl Retry {
-    const fn new(pace: Pace) -> Self {
-        Self { pace, times: usize::MAX, try_limit: None }
-    }
-
     /// Tries on a push, and at the end of the lease in the way. A waiter without a queue entry also
     /// tries every 5 s. This is the default.
     pub const fn on_demand() -> Self {
-        Self::new(Pace::OnDemand)
+        Self::fixed(Duration::MAX)
     }
 
     /// Tries once, for as long as one try of another strategy may take.
@@ -106,7 +86,8 @@ impl Retry {
 
     /// Tries at least once in each interval.
     pub const fn fixed(interval: Duration) -> Self {
-        Self::new(Pace::Fixed(interval))
+        let (first, longest) = (interval, interval);
+        Self { first, longest, is_random: false, times: usize::MAX, try_limit: None }
     }
 
     /// Waits a random time from zero to `base`, then to twice that, and so on up to `cap`.
@@ -114,7 +95,7 @@ impl Retry {
     /// This is "full jitter" of M. Brooker, "Exponential Backoff and Jitter" (AWS Architecture
     /// Blog, 2015).
     pub const fn exponential(base: Duration, cap: Duration) -> Self {
-        Self::new(Pace::Exponential { base, cap })
+        Self { first: base, longest: cap, is_random: true, ..Self::on_demand() }
     }
 
     /// Limits the number of waits. There may be more tries, since an earlier wake uses up no wait:
@@ -140,25 +121,16 @@ impl Default for Retry {
 
 impl RetryStrategy for Retry {
     fn waits(&self) -> Box<dyn Iterator<Item = Duration> + Send> {
-        let pace = self.pace;
-        Box::new((0..self.times).map(move |tries| pace.wait(tries)))
+        let Self { first, longest, is_random, times, .. } = *self;
+        Box::new((0..times).map(move |waits| {
+            let doublings = u32::try_from(waits).unwrap_or(u32::MAX).min(31);
+            let wait = first.saturating_mul(1 << doublings).min(longest);
+            if is_random { wait.mul_f64(fastrand::f64()) } else { wait }
+        }))
     }
 
     fn try_limit(&self) -> Option<Duration> {
         self.try_limit
-    }
-}
-
-impl Pace {
-    fn wait(self, tries: usize) -> Duration {
-        match self {
-            Self::OnDemand => Duration::MAX,
-            Self::Fixed(interval) => interval,
-            Self::Exponential { base, cap } => {
-                let doublings = u32::try_from(tries).unwrap_or(u32::MAX).min(31);
-                base.saturating_mul(1 << doublings).min(cap).mul_f64(fastrand::f64())
-            }
-        }
     }
 }
 

@@ -9,15 +9,14 @@ use crate::{
     backend::{ANSWER_LIMIT, Claim, Holding, Leases, Mode, in_time},
     error::{Chain, Error, ErrorKind},
     key::{Family, Key, Name, Namespace},
-    lease::{AcquireTerms, Engine, LeaseGuard, Retry, RetryStrategy, Upkeep, try_limit},
+    lease::{AcquireTerms, Engine, LeaseGuard, Retry, RetryStrategy, Upkeep},
     observe::Rarely,
     time::Pauses,
 };
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
 const LONGEST_LEASE: Duration = FENCE_LIFE;
-/// How long the last fence is remembered after a grant. For so long, fences grow even if the clock
-/// of the server is set back.
+/// How long fences grow even if the clock of the server is set back.
 pub(super) const FENCE_LIFE: Duration = Duration::from_secs(86_400);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -52,8 +51,7 @@ impl LockSpace {
 
 /// A lock by its name, and how it is to be held. Its kind says what can be acquired.
 ///
-/// [`Locks`](crate::Locks) creates it. Each kind has a name of its own: [`Mutex`](super::Mutex),
-/// [`RwLock`](super::RwLock), [`Semaphore`](super::Semaphore) and so on.
+/// [`Locks`](crate::Locks) creates it. Each kind has a name of its own, as [`Mutex`](super::Mutex).
 #[derive(Clone)]
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock<Kind> {
@@ -163,10 +161,6 @@ impl<Kind: Looks> Lock<Kind> {
     /// let holder = locks.mutex("nightly").holder().await?.expect("it is held");
     /// assert_eq!(holder.owner.as_deref(), Some("worker-3"));
     /// assert_eq!(holder.fence, guard.fence());
-    /// let readers = locks.rw_lock("prices").holder().await?.map_or(0, |held| held.holders);
-    /// assert_eq!(readers, 0);
-    ///
-    /// // An operator ends the lock of a holder that hangs.
     /// assert!(locks.mutex("nightly").force_unlock().await?);
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
@@ -180,7 +174,7 @@ impl<Kind: Looks> Lock<Kind> {
     ///
     /// Locks [of another kind](super#which-locks-of-one-name-are-one) under the name stay. A holder
     /// learns of the loss at its next renewal, and with a [fixed lease](Self::fixed_lease) at its
-    /// end. Until then, more may hold than there is room for, and only a fencing token protects.
+    /// end. Until then, only a fencing token protects.
     ///
     /// # Errors and cancel safety
     ///
@@ -218,7 +212,8 @@ impl<Kind> Lock<Kind> {
 
     /// Acquires a lease in a mode, waiting while others are in the way.
     pub(super) async fn acquire_in(&self, mode: Mode) -> Result<LeaseGuard, Error> {
-        match self.acquire_claim(self.claim(mode)?, self.terms(true)?).await {
+        let (claim, terms) = (self.claim(mode)?, self.terms(true)?);
+        match self.space.engine.acquire(&self.key, claim, terms).await {
             Err(error) if self.space.label.is_some() && error.kind() == ErrorKind::NotAcquired => {
                 Err(Box::pin(self.with_holder_label(error, mode)).await)
             }
@@ -229,12 +224,8 @@ impl<Kind> Lock<Kind> {
     /// Tries once. Returns `None` if others are in the way.
     pub(super) async fn try_acquire_in(&self, mode: Mode) -> Result<Option<LeaseGuard>, Error> {
         let claim = Claim { waits: false, ..self.claim(mode)? };
-        none_if_not_acquired(self.acquire_claim(claim, self.terms(false)?).await)
-    }
-
-    async fn acquire_claim(&self, claim: Claim, terms: AcquireTerms) -> Result<LeaseGuard, Error> {
-        let engine = &self.space.engine;
-        engine.observed(&self.key, engine.acquire(claim, terms)).await
+        let terms = self.terms(false)?;
+        none_if_not_acquired(self.space.engine.acquire(&self.key, claim, terms).await)
     }
 
     /// Returns how a lease is acquired and kept, by a call that waits or by one that does not.
@@ -244,11 +235,6 @@ impl<Kind> Lock<Kind> {
             false => Arc::new(Retry::one_try_of(self.retry.as_ref())),
         };
         Ok(AcquireTerms { upkeep: self.upkeep()?, retry, limit: self.wait_limit })
-    }
-
-    /// Returns how long one try may take.
-    pub(super) fn try_limit(&self) -> Duration {
-        try_limit(self.retry.as_ref(), self.space.engine.backend().as_ref())
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {

@@ -39,8 +39,7 @@ impl<When> Lock<Scheduled<When>> {
     ///
     /// A turn crashes if it ends before it is [`done`](Turn::done): its process ends, its lease is
     /// lost, or it is dropped. Without this setting, the tick is skipped, so it runs at most once.
-    /// The next turn [tells](Turn::previous) of it. With a nightly job that is a night later. The
-    /// [guide] says how to be told sooner.
+    /// The next turn [tells](Turn::previous) of it, and the [guide] says how to be told sooner.
     ///
     /// A process that was suspended past its lease may run a tick beside another one, and only the
     /// [fence](super::MutexGuard::fence) protects. After the process of a turn was killed, the
@@ -82,11 +81,10 @@ impl Job {
     /// Begins the tick. Returns `None` if this tick or a later one was begun before, or if the
     /// [mutex](crate::Locks::mutex) of the name is held, by a turn or by any other caller.
     ///
-    /// A tick may be asked for late, and again after an error.
-    ///
-    /// This does not wait. A tick that comes while the turn of an earlier one still runs is missed,
-    /// unless it is asked for again. With [`at_least_once`](Self::at_least_once) this waits while
-    /// the mutex is held, so that the tick runs here if the turn in the way crashes.
+    /// A tick may be asked for late, and again after an error. This does not wait. A tick that
+    /// comes while the turn of an earlier one still runs is missed, unless it is asked for again.
+    /// With [`at_least_once`](Self::at_least_once) this waits while the mutex is held, so that the
+    /// tick runs here if the turn in the way crashes.
     ///
     /// # Errors
     ///
@@ -110,7 +108,6 @@ impl Job {
     ///
     /// # async fn send_report(_day: SystemTime, _fence: u64) {}
     /// let locks = Locks::new(MemoryBackend::new(), "shop");
-    /// // The instant in the schedule, and not the time at which a process asks.
     /// let tick = SystemTime::UNIX_EPOCH + Duration::from_secs(20_000 * 86_400);
     /// if let Some(turn) = locks.once("report", tick).begin().await? {
     ///     turn.run(send_report(tick, turn.fence())).await?;
@@ -118,11 +115,6 @@ impl Job {
     /// }
     /// // In any process, and however late it asks:
     /// assert!(locks.once("report", tick).begin().await?.is_none());
-    ///
-    /// // Ids have no order, and run beside each other.
-    /// let event = locks.once_id("payments", "evt_42", Duration::from_secs(86_400));
-    /// assert!(event.begin().await?.is_some());
-    /// assert!(event.begin().await?.is_none());
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn begin(&self) -> Result<Option<Turn>, Error> {
@@ -193,9 +185,7 @@ impl Ticks {
     /// - **A tick that crashes here** is returned again after a lease, if it runs [at least
     ///   once](Self::at_least_once). Other processes may run it at once.
     ///
-    /// Only an error of this method ends a loop of turns. An error of
-    /// [`run`](crate::lease::Lease::run), [`retry`](Turn::retry) or [`done`](Turn::done) belongs to
-    /// one turn: log it, and go on.
+    /// Only an error of this method ends a loop of turns. All others belong to one turn.
     ///
     /// # Errors
     ///
@@ -226,7 +216,7 @@ impl Ticks {
                 sleep(if tick(now).is_some() { next } else { next.min(lease) }).await;
             }
         };
-        let stopped = self.space.engine.janitor().stopped();
+        let stopped = self.space.engine.janitor().stop.cancelled();
         let turn = run_until(stopped, due).await.unwrap_or_else(|| Err(Error::shut_down()))?;
         self.kind.when.last = Some((turn.tick.at, Instant::now()));
         Ok(turn)

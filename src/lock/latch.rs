@@ -31,10 +31,10 @@ const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
 ///
 /// Created by [`Locks::latch`].
 ///
-/// It needs no cleaning up: it ends with its [time to live](Self::ttl), or that time after it was
-/// done. A latch has no holder, so it loses nothing when a process dies. After [`Locks::shutdown`]
-/// it can still be counted down. If the server loses its data, the latch is [not
-/// set](ErrorKind::NotSet) any more, and the waiters learn this within 0.7 s.
+/// It ends with its [time to live](Self::ttl), or that time after it was done. It has no holder, so
+/// it loses nothing when a process dies. After [`Locks::shutdown`] it can still be counted down. If
+/// the server loses its data, the latch is [not set](ErrorKind::NotSet) any more, and the waiters
+/// learn this within 0.7 s.
 ///
 /// # Examples
 ///
@@ -80,9 +80,9 @@ impl Latch {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety), and `InvalidConfig` for a count
-    /// outside its range. `Backend` comes after the wait limit. It comes at once if the server is
-    /// full, or if the user lacks a right. The message says whether the latch may have been set.
+    /// As [all locks](super#errors-and-cancel-safety), and `InvalidConfig` for a count outside its
+    /// range. `Backend` comes after the wait limit, and at once if the server is full or the user
+    /// lacks a right. The message says whether the latch may have been set.
     pub async fn set(&self, count: u32) -> Result<bool, Error> {
         let (name, count) = (self.full_name()?, in_range(count)?);
         ensure((SHORTEST_TTL..=LONGEST_TTL).contains(&self.ttl), || {
@@ -96,8 +96,8 @@ impl Latch {
 
     /// Counts down by one. Returns the count that this step left.
     ///
-    /// A finished latch stays at zero. If an answer is lost, the call asks again, and is counted
-    /// once. So no two steps get the same count, except zero.
+    /// If an answer is lost, the call asks again, and is counted once. So no two steps get the same
+    /// count, except zero.
     ///
     /// # Errors
     ///
@@ -121,8 +121,7 @@ impl Latch {
         let (name, count) = (self.full_name()?, in_range(count)?);
         let id = Owner::fresh();
         let step = || self.latches.count_down(&name, id, count);
-        let counted = self.send("counted down", step).instrument(self.span());
-        let countdown: Option<Countdown> = counted.await?;
+        let countdown = self.send("counted down", step).instrument(self.span()).await?;
         Ok(countdown.ok_or_else(|| self.not_set())?.left)
     }
 
@@ -172,8 +171,7 @@ impl Latch {
     /// Sets how long an unfinished latch stands after it was [set](Self::set), and how long a
     /// finished one stands after it was done. Defaults to 1 h; from 1 s to 30 days.
     ///
-    /// The time of the call that set the latch counts. To count down and to wait, this setting does
-    /// nothing.
+    /// Only the time of the call that set the latch counts.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -195,7 +193,7 @@ impl Latch {
         let mut waiter = engine.acquisition(Claim { waits: false, ..claim });
         waiter.listen();
         let mut is_last = false;
-        while !janitor.is_stopped() {
+        while !janitor.stop.is_cancelled() {
             let (look, failure) = match in_time(ANSWER_LIMIT, self.latches.latch(name)).await {
                 Ok(None) => return Err(self.not_set()),
                 Ok(Some(Countdown { left: 0, .. })) => return Ok(()),
@@ -213,7 +211,7 @@ impl Latch {
                 woken = waiting.after(&mut waiter, look) => {
                     is_last = matches!(woken, Woken::TimeUp);
                 }
-                () = janitor.stopped() => {}
+                () = janitor.stop.cancelled() => {}
             }
         }
         Err(Error::shut_down())

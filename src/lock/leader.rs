@@ -13,6 +13,27 @@ use crate::{
 
 /// A candidate for work that one process of the fleet does at a time. Created by
 /// [`Locks::leader`](crate::Locks::leader).
+///
+/// # Examples
+///
+/// The process leads until it is told to end, and then hands over to the next candidate:
+///
+/// ```
+/// # async fn told_to_end() {}
+/// # async fn send_invoices(_fence: u64) { std::future::pending().await }
+/// # async fn run(locks: bellwether::Locks) -> Result<(), bellwether::Error> {
+/// use std::time::Duration;
+///
+/// let candidate = locks.leader("invoices").lease(Duration::from_secs(5));
+/// tokio::select! {
+///     // The store of the invoices refuses a fence smaller than the greatest it has seen.
+///     led = candidate.run(|term| async move { send_invoices(term.fence()).await }) => led?,
+///     () = told_to_end() => {}
+/// }
+/// // Waits until the lease is handed over.
+/// locks.shutdown(Duration::from_secs(5)).await;
+/// # Ok(()) }
+/// ```
 pub type Candidate = Lock<Elected>;
 
 /// The kind of a [`Candidate`].
@@ -31,8 +52,7 @@ impl Candidate {
     ///   runs on until it does, so a write that must not come late needs the
     ///   [fence](Term::fence).
     /// - **A shutdown** of the locks drops the work in the same way, and waits for the handover.
-    /// - **The end of the work**, be its output a success or an error, ends the term and this call.
-    ///   The lease is handed over to the next candidate. To stand again, call this again.
+    /// - **The end of the work** ends the term and this call, and hands the lease over.
     ///
     /// No two processes lead at a time: see [what a lock promises](super#what-a-lock-promises).
     ///
@@ -50,7 +70,7 @@ impl Candidate {
         Done: Future,
     {
         // Tracked: else a shutdown could return before the lease is handed over.
-        self.space.engine.janitor().track(self.lead(work)).await
+        self.space.engine.janitor().tasks.track_future(self.lead(work)).await
     }
 
     async fn lead<Work, Done>(&self, mut work: Work) -> Result<Done::Output, Error>
@@ -61,7 +81,7 @@ impl Candidate {
         loop {
             let held = through_outages("a candidate", || self.acquire_in(self.kind.0)).await?;
             let led = run_until(held.lost(), work(Term { lease: held.record().clone() }));
-            match run_until(self.space.engine.janitor().stopped(), led).await {
+            match run_until(self.space.engine.janitor().stop.cancelled(), led).await {
                 Some(Some(output)) => {
                     // The work is done, however the release ends. The log tells of an error.
                     let _ = held.release().await;
@@ -78,28 +98,6 @@ impl Candidate {
 ///
 /// It can be cloned and given to tasks. It is [lost](Lease::lost) when the work has returned or was
 /// dropped, at the latest. From then on, another process may lead.
-///
-/// # Examples
-///
-/// ```
-/// # use bellwether::{Error, Locks};
-/// # async fn next_order() -> u32 { 3 }
-/// # async fn bill(_order: u32, _fence: u64) {}
-/// async fn bill_all(locks: &Locks) -> Result<(), Error> {
-///     locks
-///         .leader("billing")
-///         .run(async |term| {
-///             // A task with the term stops by itself, also if the lease is lost.
-///             loop {
-///                 tokio::select! {
-///                     order = next_order() => bill(order, term.fence()).await,
-///                     () = term.lost() => break,
-///                 }
-///             }
-///         })
-///         .await
-/// }
-/// ```
 #[derive(Clone, Debug)]
 pub struct Term {
     lease: Arc<Lease>,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     backend::{Claim, Holding, Mode, SemaphoreKind},
-    error::{Error, ErrorKind},
+    error::Error,
     key::{Key, Name},
 };
 
@@ -61,6 +61,8 @@ impl Locks {
     /// let held = locks.list().await?;
     /// assert_eq!((held.len(), held[0].name.as_str()), (1, "import"));
     /// println!("{}", held[0]);
+    /// let listed = locks.explain("import").await?.remove(0);
+    /// assert!(locks.end(&listed).await?);
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn list(&self) -> Result<Vec<ListedLock>, Error> {
@@ -80,18 +82,6 @@ impl Locks {
     /// # Errors and cancel safety
     ///
     /// As with [`list`](Self::list), and [`InvalidKey`](crate::ErrorKind::InvalidKey).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Locks, MemoryBackend};
-    ///
-    /// let locks = Locks::new(MemoryBackend::new(), "shop");
-    /// assert!(locks.explain("import").await?.is_empty());
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn explain(&self, name: impl Into<Key>) -> Result<Vec<ListedLock>, Error> {
         let name = self.space.name(&name.into())?;
         self.look(SemaphoreKind::ALL.map(|kind| (name.clone(), kind))).await
@@ -99,30 +89,12 @@ impl Locks {
 
     /// Ends what is held of a lock, if its holder is still the listed one. Returns `false` if it is
     /// not. The next waiter gets the lock. Readers and permits have no one holder, so all of them
-    /// are ended.
-    ///
-    /// The holder learns of the loss at its next renewal, and with a fixed lease at its end. Until
-    /// then, a second holder is possible, and only a fencing token protects.
+    /// are ended. Otherwise as [`force_unlock`](crate::lock::Mutex::force_unlock), which ends any
+    /// holder.
     ///
     /// # Errors and cancel safety
     ///
-    /// As with [`Mutex::force_unlock`](crate::lock::Mutex::force_unlock), which ends any holder.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Locks, MemoryBackend};
-    ///
-    /// let locks = Locks::new(MemoryBackend::new(), "shop");
-    /// let stuck = locks.mutex("import").lock().await?;
-    /// let listed = locks.explain("import").await?.remove(0);
-    /// assert!(locks.end(&listed).await?);
-    /// let _next = locks.mutex("import").lock().await?;
-    /// assert!(!locks.end(&listed).await?);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
+    /// As [all locks](super#errors-and-cancel-safety).
     pub async fn end(&self, lock: &ListedLock) -> Result<bool, Error> {
         let mode = match lock.kind {
             SemaphoreKind::Mutex => Mode::Exclusive,
@@ -132,11 +104,7 @@ impl Locks {
         let found = Lock::new(&self.space, lock.name.as_str().into(), mode);
         let Some(holder) = lock.held.holder else { return found.force_unlock().await };
         let claim = Claim { owner: holder, ..found.claim(mode)? };
-        match self.space.engine.janitor().end(claim).await {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::Lost => Ok(false),
-            Err(error) => Err(error),
-        }
+        Ok(self.space.engine.janitor().end(claim).await?)
     }
 
     /// Returns the locks that are held or waited for, out of some names.

@@ -23,12 +23,8 @@ use crate::{
 
 /// The locks of a namespace over one backend.
 ///
-/// Clones share the engine: their callers wait in common local queues, their leases are renewed
-/// together, and they [shut down](Self::shutdown) together. So create one for the process, and
-/// clone it.
-///
-/// The methods that return a lock do no I/O. Only `lock`, `acquire` and the like contact the
-/// backend.
+/// Clones share the engine: local queues, renewals, and the [end](Self::shutdown). So create one
+/// for the process, and clone it. The methods that return a lock do no I/O.
 ///
 /// # Examples
 ///
@@ -74,8 +70,8 @@ pub struct OneServer {
 impl Locks {
     /// Creates the locks of a namespace over a backend.
     ///
-    /// The namespace is the first part of all names: 1 to 64 letters, digits, `.`, `_` or `-`. Two
-    /// namespaces share no lock. With one outside its range, every call to a lock returns
+    /// The namespace is the first part of all names: 1 to 64 letters, digits, `.`, `_` or `-`. With
+    /// another one, every call to a lock returns
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig).
     pub fn new<B: Latches>(backend: B, namespace: impl Into<String>) -> Self {
         let (backend, namespace) = (Arc::new(backend), namespace.into());
@@ -100,9 +96,9 @@ impl Locks {
 
     /// Returns the [mutexes](Self::mutex) of several names, from 1 to 64, to acquire them together.
     ///
-    /// They are acquired one after another in the order of their names, however they are given. So
-    /// two callers never wait for each other. While the caller waits for one name, it holds the
-    /// names before it. If one lock is not acquired, the others are released.
+    /// They are acquired in the order of their names, so two callers never wait for each other.
+    /// While the caller waits for one name, it holds the names before it. If one lock is not
+    /// acquired, the others are released.
     pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
         Lock::of_names(&self.space, names.into_iter().map(Into::into).collect())
     }
@@ -114,10 +110,9 @@ impl Locks {
 
     /// Returns a job for a tick, for which one process of the fleet gets a turn.
     ///
-    /// The tick is the instant in the schedule, as each process computes it. The time at which a
-    /// process asks does not matter, so clocks may differ. The server remembers the last tick
-    /// begun for 30 days, and gives no turn for one that is not greater. If it loses its data, or a
-    /// failover loses that write, a tick may run once more.
+    /// The tick is the instant in the schedule, and not the time at which a process asks, so clocks
+    /// may differ. The server remembers the last tick begun for 30 days, and gives no turn for one
+    /// that is not greater. If it loses that, a tick may run once more.
     pub fn once(&self, name: impl Into<Key>, tick: impl Into<SystemTime>) -> Job {
         Lock::of_tick(&self.space, name.into(), tick.into())
     }
@@ -141,9 +136,8 @@ impl Locks {
     /// Sets a label for this process, such as the name of its pod.
     ///
     /// [`Mutex::holder`] tells any process the label of the holder. So does a
-    /// [`NotAcquired`](crate::ErrorKind::NotAcquired) error, if these locks have a label
-    /// themselves. The error of [`several`](Self::several) names has none. The label stands in the
-    /// lease, so a short one is best.
+    /// [`NotAcquired`](crate::ErrorKind::NotAcquired) error of one lock, if these locks have a
+    /// label themselves. The label stands in the lease, so a short one is best.
     pub fn owner(mut self, label: impl Into<String>) -> Self {
         self.space.label = Some(label.into().into());
         self
@@ -156,13 +150,9 @@ impl Locks {
     /// clone. A second name for the same locks has no effect.
     ///
     /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Locks, MemoryBackend};
-    ///
-    /// let locks = Locks::new(MemoryBackend::new(), "shop");
+    /// # fn publish(locks: bellwether::Locks) {
     /// tokio::spawn(locks.publish_metrics("shop"));
-    /// # })
+    /// # }
     /// ```
     ///
     /// # Cancel safety
@@ -197,12 +187,10 @@ impl<Servers> Locks<Servers> {
     ///   a tenth of a second. So [`remaining`](crate::lease::Lease::remaining) begins with less
     ///   than the lease. A lock that is not renewed asks once more, to get its full lease.
     ///
-    /// The turn of a process also ends when none of its callers waits at that moment. So the shares
-    /// are uneven if each process has two or three callers that lock again at once. A [fair
-    /// mutex](Mutex::fair) has even shares, and with so few callers it is as fast.
+    /// The shares are uneven if each process has two or three callers that lock again at once. A
+    /// [fair mutex](Mutex::fair) has even shares, and with so few callers it is as fast.
     ///
-    /// A [`Redlock`](super::Redlock) [waits otherwise](super::Redlock#waiting). Its locks are
-    /// independent of the locks of that name at one of its servers.
+    /// A [`Redlock`](super::Redlock) [waits otherwise](super::Redlock#waiting).
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
         Lock::new(&self.space, name.into(), Exclusive(Mode::Exclusive))
     }
@@ -210,30 +198,6 @@ impl<Servers> Locks<Servers> {
     /// Returns the lock of the [mutex](Self::mutex) of that name, which its
     /// [holder](super::ReentrantHolder) may lock again. The mutex also tells its
     /// [holder](Mutex::holder), and ends it [by force](Mutex::force_unlock).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
-    /// # runtime.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Error, Locks, MemoryBackend, lock::ReentrantHolder};
-    ///
-    /// async fn transfer(account: &ReentrantHolder) -> Result<(), Error> {
-    ///     let guard = account.lock().await?;
-    ///     charge(account).await?;
-    ///     guard.unlock().await
-    /// }
-    ///
-    /// async fn charge(account: &ReentrantHolder) -> Result<(), Error> {
-    ///     // Returns at once if the caller has the lock.
-    ///     let guard = account.lock().await?;
-    ///     guard.unlock().await
-    /// }
-    ///
-    /// let mutex = Locks::new(MemoryBackend::new(), "shop").reentrant_mutex("account:7");
-    /// transfer(&mutex.holder()).await?;
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
         Lock::new(&self.space, name.into(), Reentrant)
     }
@@ -243,30 +207,6 @@ impl<Servers> Locks<Servers> {
     /// It is the [mutex](Self::mutex) of that name with a loop around it, and over one backend the
     /// [fair](Mutex::fair) one. A candidate waits without a limit, works, and waits again if the
     /// lease is lost.
-    ///
-    /// # Examples
-    ///
-    /// The process leads until it is told to end, and then hands over to the next candidate:
-    ///
-    /// ```
-    /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
-    /// # runtime.enable_time().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{Locks, MemoryBackend};
-    ///
-    /// # async fn told_to_end() {}
-    /// # async fn send_invoices(_fence: u64) { std::future::pending().await }
-    /// let locks = Locks::new(MemoryBackend::new(), "shop");
-    /// let candidate = locks.leader("invoices").lease(Duration::from_secs(5));
-    /// tokio::select! {
-    ///     // The store of the invoices refuses a fence smaller than the greatest it has seen.
-    ///     led = candidate.run(|term| async move { send_invoices(term.fence()).await }) => led?,
-    ///     () = told_to_end() => {}
-    /// }
-    /// // Waits until the lease is handed over.
-    /// locks.shutdown(Duration::from_secs(5)).await;
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn leader(&self, name: impl Into<Key>) -> Candidate {
         let mode = if self.space.has_queues() { Mode::Fair } else { Mode::Exclusive };
         Lock::unlimited(&self.space, name.into(), Elected(mode))
@@ -282,8 +222,7 @@ impl<Servers> Locks<Servers> {
 
     /// Returns the counters of these locks and their clones, and the number of leases held now.
     ///
-    /// A lease counts as held while its guard lives. A future that is dropped before its end is
-    /// counted nowhere.
+    /// A future that is dropped before its end is counted nowhere.
     pub fn stats(&self) -> LockStats {
         self.space.engine.stats()
     }
@@ -296,8 +235,7 @@ impl<Servers> Locks<Servers> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped after it was first polled, still no acquisition starts. Call it
-    /// again to wait.
+    /// If the future is dropped, call it again to wait.
     pub async fn shutdown(&self, deadline: Duration) {
         self.space.engine.shutdown(deadline).await;
     }

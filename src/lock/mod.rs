@@ -12,27 +12,23 @@
 //! Otherwise the guard reports the loss at its first contact with the server, and only the [fencing
 //! token](MutexGuard::fence) protects. This is so after a failover, a restart without the data, an
 //! eviction, a [forced unlock](Mutex::force_unlock), or while this process is suspended. Pass the
-//! token to the resource that the lock guards. The resource must refuse a token that is smaller
-//! than the greatest it has seen.
-//!
-//! [`ladder`] shows step by step why this takes more than `SETNX`.
+//! token to the resource that the lock guards, which refuses one smaller than the greatest it has
+//! seen. [`ladder`] shows step by step why this takes more than `SETNX`.
 //!
 //! # One lock for each item
 //!
 //! A name is any text, and is made where the lock is acquired:
-//! `locks.mutex(format!("order:{id}"))`. Names are not registered and need no cleaning up. A free
-//! lock is at most its last fencing token, a key of about 165 bytes that ends after a day. So lock
-//! the order, not the orders. Names never share a lock by a hash. So two items never wait for each
-//! other by accident, and the holder of one may acquire another.
+//! `locks.mutex(format!("order:{id}"))`. Names need no registration and no cleaning up. A free lock
+//! is at most its last fencing token, a key of about 165 bytes that ends after a day. So lock the
+//! order, not the orders. Two names never share a lock.
 //!
-//! This saves waiting. In a benchmark, 32 tasks work on one of 64 items at a time, for 1 ms, over 4
-//! backends that stand for 4 processes. With a lock for each item they do 16 times the work that
-//! they do with one lock for all (`cargo bench --bench fine_grained`).
+//! In a benchmark, 32 tasks work on one of 64 items at a time, for 1 ms, over 4 backends that stand
+//! for 4 processes. With a lock for each item they do 16 times the work that they do with one lock
+//! for all (`cargo bench --bench fine_grained`).
 //!
-//! A free lock costs two commands to Redis, however many names there are. The leases of a process
-//! are renewed together, a hundred in one command. Of thousands of acquisitions at once, 128 are
-//! under way at a time, so a burst does not meet its time-outs. Items that must change together are
-//! locked together, by [`Locks::several`].
+//! A free lock costs two commands to Redis. The leases of a process are renewed a hundred in one
+//! command. Of thousands of acquisitions at once, 128 are under way at a time, so a burst does not
+//! meet its time-outs. Items that must change together are locked by [`Locks::several`].
 //!
 //! # Which locks of one name are one
 //!
@@ -49,18 +45,14 @@
 //!
 //! # Dropped guards
 //!
-//! A guard that is dropped releases its lock in the background. Of the guards that one reentrant
-//! holder has, the last one does. A program that ends at once may be gone before that, and other
-//! processes then wait for the rest of the lease. So before it ends, a program calls `unlock` or
-//! `release`, or drops its guards and waits for [`Locks::shutdown`].
-//!
-//! The release is a task on the runtime of the acquisition. If that runtime is gone, or if nothing
-//! drives it any more, the lock ends with its lease.
+//! A guard that is dropped releases its lock in a task on the runtime of the acquisition. If that
+//! runtime is gone, or nothing drives it any more, the lock ends with its lease. So before it ends,
+//! a program calls `unlock` or `release`, or drops its guards and waits for [`Locks::shutdown`].
 //!
 //! The tasks that renew leases and keep places in queues serve all callers of the same [`Locks`],
-//! and run in a runtime of one of them. The connections of a backend serve all its clones in the
-//! same way. So drive each runtime of the current thread for as long as others use the locks or the
-//! backend, or drop it. Behind one that stands still, leases are lost, and calls get no answer.
+//! and run in a runtime of one of them. So do the connections of a backend. So drive each runtime
+//! of the current thread for as long as others use the locks or the backend, or drop it. Behind one
+//! that stands still, leases are lost, and calls get no answer.
 //!
 //! # Errors and cancel safety
 //!
@@ -72,23 +64,13 @@
 //!   range.
 //! - [`NotAcquired`](crate::ErrorKind::NotAcquired) if a wait was ended by its limit or by the
 //!   retry strategy.
+//! - [`Panicked`](crate::ErrorKind::Panicked) if the retry strategy panicked.
 //! - [`ShutDown`](crate::ErrorKind::ShutDown) for what is to be acquired after
 //!   [`Locks::shutdown`] or [`Redlock::shutdown`].
 //!
 //! If the future of an acquisition is dropped, what it may have acquired is released. A release
 //! that was polled once, or whose guard is dropped, goes on. Any other change may or may not have
 //! happened. A call that looks changes nothing.
-//!
-//! # Names of the methods
-//!
-//! - `lock` and `unlock` belong to locks, `acquire` and `release` to permits.
-//! - `holder` tells any process who holds a lock, and `force_unlock` ends what another holder has.
-//!   A latch has no holder, so it has [`clear`](Latch::clear).
-//! - `renew` makes a lease last its full time from now, and `renew_every` sets how often this
-//!   happens by itself.
-//! - `remaining` is the time that a guard is certain to have. `expires_in` of a holder is its time
-//!   as the server reports it.
-//! - `wait_limit` is a setting, and `wait` waits for a latch.
 
 mod front;
 mod jobs;

@@ -23,23 +23,14 @@ use crate::{
 /// let mutex = Locks::new(MemoryBackend::new(), "shop")
 ///     .mutex("stock:42")
 ///     .lease(Duration::from_secs(5))
-///     .renew_every(Duration::from_secs(1))
-///     .max_hold(Duration::from_secs(60))
 ///     .wait_limit(Duration::from_secs(2))
 ///     .retry(Retry::exponential(Duration::from_millis(20), Duration::from_secs(1)));
-///
 /// let guard = mutex.lock().await?;
 /// assert!(mutex.try_lock().await?.is_none());
-/// let holder = mutex.holder().await?.expect("it is held");
-/// assert!(holder.expires_in <= Duration::from_secs(5));
 ///
 /// // An operator ends the lock of a holder that hangs.
 /// assert!(mutex.force_unlock().await?);
 /// assert_eq!(guard.unlock().await.unwrap_err().kind(), bellwether::ErrorKind::Lost);
-///
-/// // Without renewal, the lease ends by itself.
-/// let guard = mutex.fixed_lease().lock().await?;
-/// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 pub type Mutex = Lock<Exclusive>;
@@ -67,23 +58,10 @@ impl Mutex {
     /// Each waiter has an entry in a queue at the server. A process keeps all of its entries of a
     /// name with one command every 0.64 s. As with a plain mutex, a released lock is handed over to
     /// the first waiter. Waiters whose process died or stands still are passed over once, after at
-    /// most 2.7 s, however many they are. Their entries last for 2 s, and the next process notices
-    /// within 0.7 s. With more than 1,280 names, both grow with their number.
+    /// most 2.7 s, however many they are. With more than 1,280 names, this grows with their number.
     ///
     /// A [`Redlock`](crate::Redlock) has no queue, so its fair mutex cannot be acquired: the call
     /// fails at once as [`InvalidConfig`](crate::ErrorKind::InvalidConfig).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
-    /// # runtime.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Locks, MemoryBackend};
-    ///
-    /// let printer = Locks::new(MemoryBackend::new(), "shop").mutex("printer").fair();
-    /// printer.lock().await?.unlock().await?;
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn fair(mut self) -> Self {
         self.kind = Exclusive(Mode::Fair);
         self
@@ -115,8 +93,7 @@ impl Mutex {
 /// A [`Mutex`] that is held, or a [reentrant one](super::ReentrantHolder).
 ///
 /// Its lease is renewed while the guard lives. If the guard is dropped, and its holder has no other
-/// one, the lock is released [in the background](super#dropped-guards). [`unlock`](Self::unlock)
-/// also reports whether the lock was held to the end.
+/// one, the lock is released [in the background](super#dropped-guards).
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct MutexGuard {

@@ -6,24 +6,17 @@
 
 use std::{
     fmt,
-    panic::AssertUnwindSafe,
     pin::pin,
     sync::{Arc, Mutex, Weak},
 };
 
-use futures_util::FutureExt;
 use tokio::sync::Notify;
 
 use super::{
     MutexGuard,
     front::{Lock, Renews, WaitLimited},
 };
-use crate::{
-    backend::Mode,
-    error::{Error, ErrorKind},
-    lease::LeaseGuard,
-    sync::lock,
-};
+use crate::{backend::Mode, error::Error, lease::LeaseGuard, sync::lock};
 
 /// The kind of a reentrant mutex.
 #[derive(Clone, Debug)]
@@ -47,9 +40,8 @@ impl ReentrantMutex {
 
 /// One holder of a [reentrant mutex](crate::Locks::reentrant_mutex), which may lock it again.
 ///
-/// A holder is a value, and no thread or task. An async task moves between threads, and the work
-/// that it spawns runs in other tasks. Clones are the same holder. Two holders exclude each other,
-/// also in one process.
+/// A holder is a value, and no thread or task. Clones are the same holder. Two holders exclude each
+/// other, also in one process.
 ///
 /// All guards of a holder share one lease, which is renewed while one of them lives, and one
 /// fencing token. The last guard that is unlocked or dropped releases the lock. If the lease is
@@ -58,16 +50,25 @@ impl ReentrantMutex {
 /// # Examples
 ///
 /// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{Locks, MemoryBackend};
+/// use bellwether::{Error, Locks, lock::ReentrantHolder};
 ///
-/// let mutex = Locks::new(MemoryBackend::new(), "shop").reentrant_mutex("account:7");
-/// let (holder, other) = (mutex.holder(), mutex.holder());
-/// let guard = holder.lock().await?;
+/// async fn transfer(account: &ReentrantHolder) -> Result<(), Error> {
+///     let guard = account.lock().await?;
+///     charge(account).await?;
+///     guard.unlock().await
+/// }
+///
+/// async fn charge(account: &ReentrantHolder) -> Result<(), Error> {
+///     // Returns at once if the caller has the lock.
+///     let guard = account.lock().await?;
+///     guard.unlock().await
+/// }
+///
+/// # async fn run(locks: Locks) -> Result<(), Error> {
+/// let holder = locks.reentrant_mutex("account:7").holder();
+/// transfer(&holder).await?;
 /// assert!(holder.try_lock().await?.is_some());
-/// assert!(other.try_lock().await?.is_none());
-/// # drop(guard);
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// # Ok(()) }
 /// ```
 #[derive(Clone)]
 #[must_use = "a holder does nothing until it locks"]
@@ -83,15 +84,10 @@ impl ReentrantHolder {
     /// with the others. If the lease was lost, the lock is acquired anew, although guards of the
     /// old lease live.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// - [`Panicked`](crate::ErrorKind::Panicked) if the retry strategy panicked.
-    /// - The errors of [`Mutex::lock`](super::Mutex::lock).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lease that it may have acquired is released. Other tasks of this
-    /// holder keep their places.
+    /// As [all locks](super#errors-and-cancel-safety). Other tasks of this holder keep their
+    /// places.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
         Ok(MutexGuard { held: self.reentry.lock().await? })
     }
@@ -101,10 +97,7 @@ impl ReentrantHolder {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety), and:
-    ///
-    /// - [`Panicked`](crate::ErrorKind::Panicked) if the retry strategy panicked.
-    /// - The errors of [`Mutex::try_lock`](super::Mutex::try_lock).
+    /// As [`Mutex::try_lock`](super::Mutex::try_lock).
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
         Ok(self.reentry.try_lock().await?.map(|held| MutexGuard { held }))
     }
@@ -130,7 +123,7 @@ struct Reentry {
 impl Reentry {
     /// Acquires the lease, unless another task of this holder is faster.
     async fn lock(&self) -> Result<Arc<LeaseGuard>, Error> {
-        let mut acquiring = pin!(caught(self.mutex.acquire_in(Mode::Exclusive)));
+        let mut acquiring = pin!(self.mutex.acquire_in(Mode::Exclusive));
         loop {
             let mut acquired = pin!(self.acquired.notified());
             acquired.as_mut().enable();
@@ -148,7 +141,7 @@ impl Reentry {
         if let Some(held) = self.held() {
             return Ok(Some(held));
         }
-        let acquired = caught(self.mutex.try_acquire_in(Mode::Exclusive)).await?;
+        let acquired = self.mutex.try_acquire_in(Mode::Exclusive).await?;
         Ok(acquired.map(|held| self.share(held)))
     }
 
@@ -163,10 +156,4 @@ impl Reentry {
         self.acquired.notify_waiters();
         held
     }
-}
-
-/// Makes a panic an error. The retry strategy may be code of the user.
-async fn caught<T>(acquiring: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    let panicked = |_| Err(Error::new(ErrorKind::Panicked, "the retry strategy panicked"));
-    AssertUnwindSafe(acquiring).catch_unwind().await.unwrap_or_else(panicked)
 }

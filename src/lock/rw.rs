@@ -1,6 +1,6 @@
 //! The read-write lock, its guards, and how one becomes the other.
 
-use std::{ops::Deref, sync::Arc, time::Duration};
+use std::{ops::Deref, sync::Arc};
 
 use super::front::{Lock, Looks, Renews, WaitLimited, release_one};
 use crate::{
@@ -13,8 +13,7 @@ use crate::{
 ///
 /// Created by [`Locks::rw_lock`](crate::Locks::rw_lock).
 ///
-/// All waiters wait in one queue over all processes. A reader does not overtake a writer that came
-/// before it, and a writer does not overtake earlier readers. So neither starves the other.
+/// All waiters wait in one queue over all processes, so neither readers nor writers starve.
 ///
 /// A caller that holds a read lock and needs another one clones its [guard](ReadGuard). If it asked
 /// anew, it would wait behind a writer that waits for the first one.
@@ -26,20 +25,15 @@ use crate::{
 /// use bellwether::{Locks, MemoryBackend};
 ///
 /// let lock = Locks::new(MemoryBackend::new(), "shop").rw_lock("prices");
-///
+/// lock.write().await?.unlock().await?;
 /// let reader = lock.read().await?;
-/// let other = lock.try_read().await?.expect("readers share the lock");
-/// assert_eq!(lock.holder().await?.map(|held| held.holders), Some(2));
 /// assert!(lock.try_write().await?.is_none());
-/// reader.unlock().await?;
-/// other.unlock().await?;
-///
-/// let writer = lock.write().await?;
-/// assert!(lock.holder().await?.is_some_and(|held| held.fence == writer.fence()));
-///
-/// // An operator ends the lock of a holder that hangs.
-/// assert!(lock.force_unlock().await?);
-/// # drop(writer);
+/// lock.try_read().await?.expect("readers share it").unlock().await?;
+/// match reader.try_upgrade().await? {
+///     Ok(writer) => writer.downgrade().await?.unlock().await?,
+///     // There are other readers, and this one still reads.
+///     Err(reader) => reader.unlock().await?,
+/// }
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 pub type RwLock = Lock<ReadWrite>;
@@ -66,7 +60,7 @@ impl RwLock {
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn read(&self) -> Result<ReadGuard, Error> {
-        Ok(self.reader(self.acquire_in(Mode::Read).await?))
+        Ok(self.acquire_in(Mode::Read).await?.into())
     }
 
     /// Acquires the lock beside other readers. Returns `None` if a writer holds it or waits for it.
@@ -75,7 +69,7 @@ impl RwLock {
     ///
     /// As [all locks](super#errors-and-cancel-safety) but `NotAcquired`.
     pub async fn try_read(&self) -> Result<Option<ReadGuard>, Error> {
-        Ok(self.try_acquire_in(Mode::Read).await?.map(|held| self.reader(held)))
+        Ok(self.try_acquire_in(Mode::Read).await?.map(ReadGuard::from))
     }
 
     /// Acquires the lock alone, waiting while there are other holders or earlier waiters.
@@ -84,7 +78,7 @@ impl RwLock {
     ///
     /// As [`read`](Self::read).
     pub async fn write(&self) -> Result<WriteGuard, Error> {
-        Ok(self.writer(self.acquire_in(Mode::Write).await?))
+        Ok(WriteGuard { held: self.acquire_in(Mode::Write).await? })
     }
 
     /// Acquires the lock alone. Returns `None` if there is another holder or a waiter.
@@ -93,15 +87,7 @@ impl RwLock {
     ///
     /// As [`try_read`](Self::try_read).
     pub async fn try_write(&self) -> Result<Option<WriteGuard>, Error> {
-        Ok(self.try_acquire_in(Mode::Write).await?.map(|held| self.writer(held)))
-    }
-
-    fn reader(&self, held: LeaseGuard) -> ReadGuard {
-        ReadGuard { held: Arc::new(held), try_limit: self.try_limit() }
-    }
-
-    fn writer(&self, held: LeaseGuard) -> WriteGuard {
-        WriteGuard { held, try_limit: self.try_limit() }
+        Ok(self.try_acquire_in(Mode::Write).await?.map(|held| WriteGuard { held }))
     }
 }
 
@@ -111,30 +97,16 @@ impl RwLock {
 ///
 /// Clones share one lease, which is renewed while one of them lives. The lock is released with the
 /// last of them, [in the background](super#dropped-guards) if that is dropped.
-///
-/// # Examples
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{Locks, MemoryBackend};
-///
-/// # async fn is_outdated() -> bool { true }
-/// let reader = Locks::new(MemoryBackend::new(), "shop").rw_lock("prices").read().await?;
-/// if is_outdated().await {
-///     match reader.try_upgrade().await? {
-///         Ok(writer) => writer.unlock().await?,
-///         // There are other readers, and this one still reads.
-///         Err(reader) => reader.unlock().await?,
-///     }
-/// }
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 #[derive(Clone, Debug)]
 #[must_use = "the lock is released when its last guard is dropped"]
 pub struct ReadGuard {
     held: Arc<LeaseGuard>,
-    /// How long a change of the mode may take.
-    try_limit: Duration,
+}
+
+impl From<LeaseGuard> for ReadGuard {
+    fn from(held: LeaseGuard) -> Self {
+        Self { held: Arc::new(held) }
+    }
 }
 
 impl ReadGuard {
@@ -153,15 +125,12 @@ impl ReadGuard {
     ///
     /// If the future is dropped, both locks are given up.
     pub async fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
-        let try_limit = self.try_limit;
         let held = match Arc::try_unwrap(self.held) {
             Ok(held) => held,
-            Err(held) => return Ok(Err(Self { held, try_limit })),
+            Err(held) => return Ok(Err(Self { held })),
         };
-        Ok(match held.pass_to(Mode::Write, try_limit).await? {
-            Ok(held) => Ok(WriteGuard { held, try_limit }),
-            Err(held) => Err(Self { held: Arc::new(held), try_limit }),
-        })
+        let passed = held.pass_to(Mode::Write).await?;
+        Ok(passed.map(|held| WriteGuard { held }).map_err(Self::from))
     }
 
     /// Releases the lock, if this is the last guard of its lease. Each guard of a lost lease
@@ -186,28 +155,11 @@ impl Deref for ReadGuard {
 /// An [`RwLock`] that is held alone.
 ///
 /// Its lease is renewed while the guard lives. If the guard is dropped, the lock is released [in
-/// the background](super#dropped-guards). [`unlock`](Self::unlock) also reports whether the lock
-/// was held to the end.
-///
-/// # Examples
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{Locks, MemoryBackend};
-///
-/// let lock = Locks::new(MemoryBackend::new(), "shop").rw_lock("prices");
-/// let writer = lock.write().await?;
-/// let reader = writer.downgrade().await?;
-/// assert!(lock.holder().await?.is_some_and(|held| held.fence == 0));
-/// reader.unlock().await?;
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
+/// the background](super#dropped-guards).
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct WriteGuard {
     held: LeaseGuard,
-    /// How long a change of the mode may take.
-    try_limit: Duration,
 }
 
 impl WriteGuard {
@@ -218,21 +170,12 @@ impl WriteGuard {
 
     /// Makes this writer a reader in one step, and lets the next readers of the queue in.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// - [`Lost`](crate::ErrorKind::Lost) if the lock was no longer held.
-    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. Which of the two
-    ///   locks is held is not known then, and both are given up.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, both locks are given up.
+    /// As [`ReadGuard::try_upgrade`].
     pub async fn downgrade(self) -> Result<ReadGuard, Error> {
-        let try_limit = self.try_limit;
-        match self.held.pass_to(Mode::Read, try_limit).await? {
-            Ok(held) => Ok(ReadGuard { held: Arc::new(held), try_limit }),
-            Err(held) => Err(held.lost_error()),
-        }
+        let passed = self.held.pass_to(Mode::Read).await?;
+        passed.map(ReadGuard::from).map_err(|held| held.lost_error())
     }
 
     /// Releases the lock.

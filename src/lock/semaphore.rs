@@ -18,11 +18,10 @@ const MOST_AT_ONCE: u32 = 1000;
 /// Created by [`Locks::semaphore`](crate::Locks::semaphore).
 ///
 /// The number of permits is not stored at the backend. Each caller states it, and acquires permits
-/// only while no more than that are held. So the number changes with the code and never by mistake.
-/// While processes with the old and the new number run side by side, each keeps to its own.
+/// only while no more than that are held. While processes with an old and a new number run side by
+/// side, each keeps to its own.
 ///
-/// All waiters wait in one queue over all processes, whatever number of permits they want. A
-/// released permit is handed over to the first of them as soon as enough are free for it. So a
+/// All waiters wait in one queue over all processes, whatever number of permits they want. So a
 /// caller that wants many is not overtaken by those that want few, and these wait behind it.
 ///
 /// # Examples
@@ -32,17 +31,11 @@ const MOST_AT_ONCE: u32 = 1000;
 /// use bellwether::{Locks, MemoryBackend};
 ///
 /// let semaphore = Locks::new(MemoryBackend::new(), "shop").semaphore("exports", 3);
-///
 /// let two = semaphore.acquire_many(2).await?;
 /// assert!(semaphore.try_acquire_many(2).await?.is_none());
-/// let one = semaphore.acquire().await?;
-/// assert!(semaphore.try_acquire().await?.is_none());
+/// assert_eq!(semaphore.available().await?, 1);
 /// two.release().await?;
-/// assert_eq!(semaphore.available().await?, 2);
-///
-/// // An operator takes all permits back.
-/// assert!(semaphore.force_unlock().await?);
-/// assert!(one.release().await.is_err());
+/// assert!(semaphore.try_acquire().await?.is_some());
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 pub type Semaphore = Lock<Counted>;
@@ -119,12 +112,11 @@ impl Semaphore {
 /// Checks how many permits are to be acquired, and returns the mode for it.
 fn permit_mode(name: &Key, limit: u32, count: u32) -> Result<Mode, Error> {
     ensure(limit > 0, || format!("the semaphore {name:?} has 0 permits; give at least 1"))?;
-    ensure(count > 0, || format!("0 permits of {name:?} are requested; request at least 1"))?;
     ensure(count <= limit, || {
         format!("{count} permits of {name:?} are requested, but it has only {limit}")
     })?;
-    ensure(count <= MOST_AT_ONCE, || {
-        format!("{count} permits of {name:?} are requested at once; request at most {MOST_AT_ONCE}")
+    ensure((1..=MOST_AT_ONCE).contains(&count), || {
+        format!("{count} permits of {name:?} are requested; request from 1 to {MOST_AT_ONCE}")
     })?;
     Ok(Mode::Permit { limit, count })
 }
@@ -139,8 +131,7 @@ pub(super) fn any_permit(limit: u32) -> Mode {
 /// They have no fencing token, because several callers hold at once.
 ///
 /// Their lease is renewed while the value lives. If it is dropped, the permits are released
-/// [in the background](super#dropped-guards). [`release`](Self::release) also reports whether they
-/// were held to the end.
+/// [in the background](super#dropped-guards).
 #[derive(Debug)]
 #[must_use = "permits are released when they are dropped"]
 pub struct SemaphorePermit {
@@ -158,11 +149,7 @@ impl SemaphorePermit {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety), and:
-    ///
-    /// - [`Lost`](ErrorKind::Lost) if the permits were no longer held.
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The release is then
-    ///   repeated in the background, and the lease ends by itself at the latest.
+    /// As [`MutexGuard::unlock`](super::MutexGuard::unlock).
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }
@@ -181,9 +168,9 @@ impl Deref for SemaphorePermit {
 ///
 /// Created by [`Locks::permits`](crate::Locks::permits).
 ///
-/// Use it for work that outlives a call or moves between processes. One process acquires a permit
-/// and stores or sends its id, and another process renews or releases it. A permit is not renewed
-/// by itself. The [semaphore](Semaphore) of the same name shares these permits.
+/// Use it for work that moves between processes: one acquires a permit and sends its id, and
+/// another renews or releases it. A permit is not renewed by itself. The [semaphore](Semaphore) of
+/// the same name shares these permits.
 ///
 /// # Examples
 ///
@@ -196,7 +183,6 @@ impl Deref for SemaphorePermit {
 ///     .permits("exports", 1)
 ///     .lease(Duration::from_secs(60));
 /// let id = exports.acquire().await?.to_string();
-/// assert!(exports.try_acquire().await?.is_none());
 ///
 /// // In another process, a minute later at most:
 /// let id: PermitId = id.parse()?;
@@ -274,11 +260,7 @@ impl Permits {
     /// As [all locks](super#errors-and-cancel-safety). A release without an answer is
     /// repeated in the background, and the permit ends by itself at the latest.
     pub async fn release(&self, id: PermitId) -> Result<bool, Error> {
-        match self.space.engine.janitor().end(self.claim_of(id)?).await {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::Lost => Ok(false),
-            Err(error) => Err(error),
-        }
+        Ok(self.space.engine.janitor().end(self.claim_of(id)?).await?)
     }
 
     fn claim_of(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {

@@ -58,8 +58,7 @@ impl Lock<Grouped> {
     async fn acquire_each(&self, waits: bool) -> Result<SeveralGuard, Error> {
         let terms = self.terms(waits)?;
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
-        let engine = &self.space.engine;
-        let held = engine.observed(&self.key, engine.acquire_each(claims, terms)).await?;
+        let held = self.space.engine.acquire_each(&self.key, claims, terms).await?;
         Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
     }
 
@@ -76,11 +75,8 @@ impl Lock<Grouped> {
     fn sorted_names(&self) -> Result<Vec<Key>, Error> {
         let mut names = self.kind.0.clone();
         names.sort();
-        ensure(!names.is_empty(), || {
-            format!("there are no names to lock; pass from 1 to {MOST_NAMES}")
-        })?;
-        ensure(names.len() <= MOST_NAMES, || {
-            format!("{} names are too many to lock; pass at most {MOST_NAMES}", names.len())
+        ensure((1..=MOST_NAMES).contains(&names.len()), || {
+            format!("{} names are to be locked; pass from 1 to {MOST_NAMES}", names.len())
         })?;
         if let Some([name, ..]) = names.windows(2).find(|pair| pair.first() == pair.last()) {
             let why = format!("the name {name:?} occurs twice; pass each name once");
@@ -92,10 +88,9 @@ impl Lock<Grouped> {
 
 /// [Several](crate::Locks::several) locks that are held.
 ///
-/// Their leases are renewed together while the guard lives. If one of them is lost, the guard is,
-/// and the other locks stay held until they are released. If the guard is dropped, the locks are
-/// released [in the background](super#dropped-guards). [`unlock`](Self::unlock) also reports
-/// whether all were held to the end.
+/// Their leases are renewed while the guard lives. If one of them is lost, the guard is, and the
+/// other locks stay held until they are released. If the guard is dropped, the locks are released
+/// [in the background](super#dropped-guards).
 ///
 /// # Examples
 ///
@@ -108,7 +103,6 @@ impl Lock<Grouped> {
 /// let several = locks.several(["account:7", "account:9"]);
 /// let guard = several.lock().await?;
 /// assert!(several.try_lock().await?.is_none());
-/// assert!(locks.mutex("account:9").try_lock().await?.is_none());
 /// for (account, fence) in guard.fences() {
 ///     // The store refuses a write with a smaller fencing token than the greatest it has seen.
 ///     write(account, fence).await;
@@ -132,7 +126,7 @@ impl SeveralGuard {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future changes nothing. It can be asked for again.
+    /// Dropping the future changes nothing.
     pub async fn lost(&self) {
         select_all(self.each().map(|held| Box::pin(held.lost()))).await;
     }
@@ -144,13 +138,9 @@ impl SeveralGuard {
 
     /// Runs a future until it completes or one of the leases is lost, as [`Lease::run`] does.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// [`Lost`](ErrorKind::Lost) if a lease was lost before the future completed.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the returned future drops the one that it runs. The locks stay held.
+    /// As [`Lease::run`].
     pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, Error> {
         run_until(self.lost(), work).await.ok_or_else(|| {
             let lost = self.each().find(|held| held.is_lost()).or(self.each().next());

@@ -209,6 +209,7 @@ async fn a_strategy_that_panics_is_an_error_for_each_caller() {
     let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let other = locks.mutex("m").lock().await.unwrap();
     let broken = || iter::from_fn(|| -> Option<Duration> { panic!("the strategy panicked") });
+    assert_eq!(kind(locks.mutex("m").retry(broken).lock().await), ErrorKind::Panicked);
     let holder = locks.reentrant_mutex("m").retry(broken).holder();
     for locked in all((0..3).map(|_| locking(&holder))).await {
         assert_eq!(kind(locked), ErrorKind::Panicked);

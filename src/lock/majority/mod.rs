@@ -27,7 +27,7 @@ use async_trait::async_trait;
 use futures_util::{TryFutureExt, future::join_all};
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 
 use self::contention::Contention;
@@ -215,7 +215,7 @@ impl Majority {
             lock(&self.held).insert(claim.owner, hold);
         } else {
             // A release that takes longer than the limit goes on in the background.
-            join_all(granted.into_iter().map(|one| timeout(self.limit, one.give_back()))).await;
+            join_all(granted.into_iter().map(|one| in_time(self.limit, one.give_back()))).await;
         }
         answer.map(|answer| (answer, is_any_granted))
     }
@@ -276,7 +276,7 @@ impl Majority {
             }
             if owner.take().is_none() {
                 let (majority, claim) = (self.clone(), claim.clone());
-                server.spawn(async move { majority.take_share(&claim, at).await });
+                server.tasks.spawn(async move { majority.take_share(&claim, at).await });
             }
         }
     }
@@ -367,12 +367,7 @@ impl Leases for Majority {
             if owner.is_none() {
                 return Ok(false);
             }
-            match timeout(self.limit, server.end(share(claim, owner))).await {
-                Ok(Ok(())) => Ok(true),
-                Ok(Err(error)) if error.kind() == ErrorKind::Lost => Ok(false),
-                Ok(Err(error)) => Err(BackendError::new(BackendErrorKind::Unknown, error)),
-                Err(elapsed) => Err(BackendError::timed_out(elapsed)),
-            }
+            in_time(self.limit, server.end(share(claim, owner))).await
         });
         self.decide(&join_all(ended).await, |was_held| *was_held)
     }
