@@ -75,13 +75,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # let mut builder = tokio::runtime::Builder::new_current_thread();
     /// # builder.enable_time().build().unwrap().block_on(async {
     /// use std::time::Duration;
-    /// use bellwether::{BoxError, Cache, MemoryBackend, cache::Source};
+    /// use bellwether::{BoxError, Cache, MemoryBackend, cache::{EntryState, Source}};
     ///
     /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
     ///     .stale_if_error(Duration::from_secs(600))
     ///     .build()?;
     /// cache.insert("stock:42", &17).await?;
     /// cache.expire("stock:42").await?;
+    /// assert_eq!(cache.explain("stock:42").await?.state, EntryState::Fallback);
     /// assert_eq!(cache.get("stock:42").await?, None);
     /// let load = |_lead| async { Err::<u64, _>(BoxError::from("the database is down")) };
     /// let loaded = cache.request("stock:42").load(load).await?;

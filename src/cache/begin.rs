@@ -36,7 +36,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// ```
     /// # let mut builder = tokio::runtime::Builder::new_current_thread();
     /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::time::Duration;
     /// use bellwether::{Cache, MemoryBackend, cache::Begun};
     ///
     /// /// Stands for an origin that is asked by hand.
@@ -47,13 +46,16 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
     /// let stock = match cache.request("stock:42").begin().await? {
     ///     Begun::Ready(loaded) | Begun::Stale(loaded, _) => loaded.value,
-    ///     Begun::Load(load) => match load.scope(fetch()).await {
-    ///         Ok(stock) => {
-    ///             load.expire_after(Duration::from_secs(5));
-    ///             load.commit(stock).await.value
+    ///     Begun::Load(load) => {
+    ///         let fetched = tokio::select! {
+    ///             fetched = load.scope(fetch()) => fetched,
+    ///             () = load.lost() => return load.confirm().await,
+    ///         };
+    ///         match fetched {
+    ///             Ok(stock) => load.commit(stock).await.value,
+    ///             Err(error) => return Err(load.fail(error).await),
     ///         }
-    ///         Err(error) => return Err(load.fail(error).await),
-    ///     },
+    ///     }
     ///     Begun::Alone => fetch().await.unwrap(),
     /// };
     /// assert_eq!(stock, 17);

@@ -88,12 +88,15 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// }
     ///
     /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// cache.insert("stock:41", &7).await?;
+    /// cache.insert_many([("stock:41", 7)]).await.remove(0)?;
     /// let load = |batch: Batch<u64, u64>| query(batch.ids().to_vec());
     /// let stocks = cache.get_or_load_many([42, 41, 43], |id| format!("stock:{id}"), load).await?;
     /// let stocks = stocks.into_iter().collect::<Result<Vec<_>, _>>()?;
     /// assert_eq!(stocks.iter().map(|stock| stock.value).collect::<Vec<_>>(), [2, 7, 3]);
     /// assert_eq!(stocks[1].source(), Source::Hit);
+    ///
+    /// cache.invalidate_many(["stock:41", "stock:43"]).await;
+    /// assert_eq!(cache.get_many(["stock:42"]).await.remove(0)?, Some(2));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub fn get_or_load_many<I, K, L, Fut, R, E>(

@@ -1,10 +1,10 @@
 //! In-process singleflight: of all callers that ask for one key at once, one leads and the others
 //! follow.
 //!
-//! [`Flights::join`] makes a caller the leader of a new flight or a follower of the one under way. A
-//! [`Leader`] is an obligation: it lands its flight with an outcome. If it is dropped instead, that
-//! is an outcome too: a panic, an abort, a runtime that goes away. A [`Follower`] waits, and may
-//! leave at any time without an effect on the others.
+//! [`Flights::join`] makes a caller the leader of a new flight or a follower of the one under way.
+//! A [`Leader`] is an obligation: it lands its flight with an outcome. If it is dropped instead,
+//! that is an outcome too: a panic, an abort, a runtime that goes away. A [`Follower`] waits, and
+//! may leave at any time without an effect on the others.
 //!
 //! # Epochs
 //!
