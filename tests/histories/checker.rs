@@ -610,8 +610,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns whether the flight that made this value had not landed when the read was asked for. A
-    /// commit without an answer lands late, and the value has no windows for those that joined.
+    /// Returns whether the flight that made this value had not landed when the read was asked for.
+    /// A commit without an answer lands late, and the value has no windows for those that joined.
     fn was_under_way(&self, read: &Read) -> bool {
         let of_flight = |it: &&Read| it.process == read.process && it.value == read.value;
         let mut landed = self.index.reads.iter().filter(of_flight);

@@ -265,7 +265,7 @@ impl RedisBackend {
         let asked = Instant::now();
         let replies = self.0.servers.run_all(&reads, name.prefix()).await?;
         let [time, value] = <[Value; 2]>::try_from(replies)
-            .map_err(|replies| replies::unreadable(&Value::Array(replies)))?;
+            .map_err(|replies| replies::unreadable(Value::Array(replies)))?;
         let way = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
         let now = self.checked(replies::micros(time))?.saturating_add(way);
         Ok(self.entry(value)?.map(|entry| entry.read_at(now)))
