@@ -384,7 +384,10 @@ async fn a_foreign_lease_is_not_handed_over() {
                 let error = backend.claim(&first, 0).await.unwrap_err();
                 assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
             }
-            assert_eq!(backend.renew(&[holder.clone()]).await.unwrap(), [Renewal::NotHeld]);
+            assert_eq!(
+                backend.renew(std::slice::from_ref(&holder)).await.unwrap(),
+                [Renewal::NotHeld]
+            );
             assert!(!backend.release(&first).await.unwrap());
             assert!(!backend.release(&holder).await.unwrap());
             let now: Vec<u8> = raw.run(&["DUMP", &key]).await;

@@ -167,17 +167,16 @@ async fn a_stream_whose_group_has_ended_is_for_those_who_asked_before() {
         let caches = [(); 2].map(|()| cache(&backend));
         let (inner, mut feeds) = fed(&[("cache-groups", "\"a\"")]);
         let service = http_layer(caches[0].clone()).layer(inner);
-        let asks = async || {
-            let asking = asking(&service, to("GET", "shop", "/a", &[]));
-            sleep(100 * MS).await;
-            asking
-        };
-        let before = asks().await;
+        let asks = || asking(&service, to("GET", "shop", "/a", &[]));
+        let before = asks();
+        sleep(100 * MS).await;
         let feed = feeds.recv().await.unwrap();
         feed.send(data("old")).unwrap();
-        let also_before = asks().await;
+        let also_before = asks();
+        sleep(100 * MS).await;
         caches[ends].invalidate_tag(" shop a").await.unwrap();
-        let after = asks().await;
+        let after = asks();
+        sleep(100 * MS).await;
         drop(feed);
         for before in [before, also_before] {
             assert_eq!(before.await.unwrap().text(), "old");
