@@ -49,8 +49,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///     Begun::Load(load) => {
     ///         let fetched = tokio::select! {
     ///             fetched = load.scope(fetch()) => fetched,
-    ///             () = load.lost() => return load.confirm().await,
+    ///             () = load.lost() => Err(std::io::Error::other("the lease was lost")),
     ///         };
+    ///         // Asks whether the lease is still held, such as before a step that costs much.
+    ///         load.confirm().await?;
     ///         match fetched {
     ///             Ok(stock) => load.commit(stock).await.value,
     ///             Err(error) => return Err(load.fail(error).await),

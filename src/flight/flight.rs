@@ -133,15 +133,16 @@ impl<T> Flights<T> {
             drop(table);
             return Self::followed(joined);
         }
-        // Under the lock: `close` finds each flight that begins before it.
+        // Under the lock: `close` finds each flight that begins before it, and its leader counts.
         if self.is_closed() {
             return Err(Refused::Closed);
         }
+        let counted = self.leaders.token();
         let flight = Flight::begin(next_id(), self.clone(), key.clone(), hash);
         table.insert_unique(hash, flight.clone(), |flight| flight.hash);
         drop(table);
         let follower = Follower::new(flight.clone(), 0);
-        let leader = Leader { flight, has_late: false, _counted: self.leaders.token() };
+        let leader = Leader { flight, has_late: false, _counted: counted };
         Ok(Joined { follower, leader: Some(leader) })
     }
 

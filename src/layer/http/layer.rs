@@ -210,7 +210,7 @@ impl BellwetherLayer<Http> {
     ///
     /// An uncacheable response goes to its caller untouched, and streams. All waiters, in every
     /// process, send their own requests in parallel. So do later callers, for 10 s. The first
-    /// response whose headers allow sharing ends this.
+    /// response to a `GET` whose headers allow sharing ends this.
     ///
     /// A `4xx` or `5xx` goes to its caller alone, and its waiters send their own requests. The next
     /// section has the exceptions. But the key never becomes uncacheable by it.
@@ -356,6 +356,9 @@ impl BellwetherLayer<Http> {
     /// A hit costs one more read, of the marker by which an invalidation ends the responses with
     /// all values of the parts. Where each user changes what is theirs alone, give it a path or a
     /// host of its own.
+    ///
+    /// With [`Policy::coalesce_only`](super::Policy::coalesce_only), the text of a part stands in
+    /// the key as it is: return a hash of a secret.
     ///
     /// A request with credentials in its headers still takes no part. If an outer layer has checked
     /// a cookie or a header, and a part stands for it, add [`ignore_cookies`](Self::ignore_cookies)

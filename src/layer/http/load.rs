@@ -326,15 +326,15 @@ pub(super) struct StreamedResponse {
 }
 
 impl StreamedResponse {
-    /// Returns the response for a caller, unless that came too late or the body broke off. The
-    /// caller whose request it answers has the trailers, too.
-    pub(super) fn response(&self, with_trailers: bool) -> Option<Response<Reader>> {
-        if self.late().is_some() {
+    /// Returns the response for a caller, unless the body broke off. It is never too late for the
+    /// caller whose request it answers, which has the trailers, too.
+    pub(super) fn response(&self, is_own: bool) -> Option<Response<Reader>> {
+        if !is_own && self.late().is_some() {
             return None;
         }
         let age = self.freshness.age.saturating_add(self.received.elapsed().as_secs());
         let age = Some(age).filter(|age| *age > 0);
-        Some(self.head.clone().with_age(self.body.reader(with_trailers)?, age))
+        Some(self.head.clone().with_age(self.body.reader(is_own)?, age))
     }
 
     /// Returns whether the body broke off in time, so that its load has failed.

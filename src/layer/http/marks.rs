@@ -1,7 +1,7 @@
 //! Which keys have answers that belong to their callers, in this process: *hit-for-miss*.
 //!
-//! While a key has a mark, its requests go to the inner service in parallel. The first answer whose
-//! headers allow sharing ends it.
+//! While a key has a mark, its requests go to the inner service in parallel. The first answer to a
+//! `GET` whose headers allow sharing ends it.
 
 use std::{hash::BuildHasher, sync::RwLock};
 
