@@ -89,21 +89,38 @@ pub(crate) mod checked {
             }
         }
 
-        /// Counts nothing, because no model waits for the last task.
-        #[derive(Clone, Default)]
-        pub(crate) struct TaskTracker;
+        /// Twice the number of tokens, plus one once it is closed.
+        #[derive(Clone)]
+        pub(crate) struct TaskTracker(std::sync::Arc<AtomicUsize>);
 
-        pub(crate) struct TaskTrackerToken;
+        pub(crate) struct TaskTrackerToken(TaskTracker);
 
         impl TaskTracker {
-            pub(crate) fn token(&self) -> TaskTrackerToken {
-                TaskTrackerToken
+            pub(crate) fn new() -> Self {
+                Self(std::sync::Arc::new(AtomicUsize::new(0)))
             }
 
-            pub(crate) fn close(&self) {}
+            pub(crate) fn token(&self) -> TaskTrackerToken {
+                self.0.fetch_add(2, Ordering::AcqRel);
+                TaskTrackerToken(self.clone())
+            }
+
+            pub(crate) fn len(&self) -> usize {
+                self.0.load(Ordering::Acquire) / 2
+            }
+
+            pub(crate) fn close(&self) {
+                self.0.fetch_or(1, Ordering::AcqRel);
+            }
 
             pub(crate) fn is_closed(&self) -> bool {
-                false
+                self.0.load(Ordering::Acquire) & 1 == 1
+            }
+        }
+
+        impl Drop for TaskTrackerToken {
+            fn drop(&mut self) {
+                self.0.0.fetch_sub(2, Ordering::AcqRel);
             }
         }
 

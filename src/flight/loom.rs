@@ -21,7 +21,7 @@ const RELAXED: Ordering = Ordering::Relaxed;
 
 fn flights(cancels_abandoned: bool) -> Arc<Flights<u64>> {
     let limits = Limits { per_flight: usize::MAX, in_all: usize::MAX };
-    Flights::new(cancels_abandoned, limits, TaskTracker)
+    Flights::new(cancels_abandoned, limits, TaskTracker::new())
 }
 
 fn key() -> Key {
@@ -197,6 +197,21 @@ fn a_flight_that_a_caller_has_joined_is_wanted() {
         drop(follower);
         let joined = other.join().unwrap();
         assert_eq!(joined.leader.is_none(), !is_told(&leader));
+    });
+}
+
+/// A shutdown finds each leader that has begun, and none begins after it.
+#[test]
+fn a_leader_counts_before_a_shutdown_or_does_not_begin() {
+    model(|| {
+        let (limits, leaders) = (Limits { per_flight: 1, in_all: 1 }, TaskTracker::new());
+        let flights = Flights::<u64>::new(false, limits, leaders.clone());
+        let theirs = flights.clone();
+        let other = thread::spawn(move || theirs.join(&key()));
+        flights.close();
+        let counted = leaders.len();
+        let joined = other.join().unwrap();
+        assert_eq!(joined.is_ok(), counted == 1);
     });
 }
 
