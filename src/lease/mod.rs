@@ -33,7 +33,7 @@ pub(crate) use self::{
     guard::LeaseGuard,
     record::run_until,
     release::Janitor,
-    retry::try_limit,
+    retry::{OneTry, try_limit},
 };
 pub use self::{
     record::Lease,

@@ -1,6 +1,6 @@
 //! Strategies for trying again.
 
-use std::time::Duration;
+use std::{iter, sync::Arc, time::Duration};
 
 use crate::backend::Leases;
 
@@ -79,11 +79,6 @@ impl Retry {
         Self::fixed(Duration::MAX)
     }
 
-    /// Tries once, for as long as one try of another strategy may take.
-    pub(crate) fn one_try_of(strategy: &dyn RetryStrategy) -> Self {
-        Self { try_limit: strategy.try_limit(), ..Self::on_demand().times(0) }
-    }
-
     /// Tries at least once in each interval.
     pub const fn fixed(interval: Duration) -> Self {
         let (first, longest) = (interval, interval);
@@ -131,6 +126,19 @@ impl RetryStrategy for Retry {
 
     fn try_limit(&self) -> Option<Duration> {
         self.try_limit
+    }
+}
+
+/// Tries once, for as long as one try of another strategy may take.
+pub(crate) struct OneTry(pub(crate) Arc<dyn RetryStrategy>);
+
+impl RetryStrategy for OneTry {
+    fn waits(&self) -> Box<dyn Iterator<Item = Duration> + Send> {
+        Box::new(iter::empty())
+    }
+
+    fn try_limit(&self) -> Option<Duration> {
+        self.0.try_limit()
     }
 }
 

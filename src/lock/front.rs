@@ -9,7 +9,7 @@ use crate::{
     backend::{ANSWER_LIMIT, Claim, Holding, Leases, Mode, in_time},
     error::{Chain, Error, ErrorKind},
     key::{Family, Key, Name, Namespace},
-    lease::{AcquireTerms, Engine, LeaseGuard, Retry, RetryStrategy, Upkeep},
+    lease::{AcquireTerms, Engine, LeaseGuard, OneTry, Retry, RetryStrategy, Upkeep},
     observe::Rarely,
     time::Pauses,
 };
@@ -232,7 +232,7 @@ impl<Kind> Lock<Kind> {
     pub(super) fn terms(&self, waits: bool) -> Result<AcquireTerms, Error> {
         let retry = match waits {
             true => self.retry.clone(),
-            false => Arc::new(Retry::one_try_of(self.retry.as_ref())),
+            false => Arc::new(OneTry(self.retry.clone())),
         };
         Ok(AcquireTerms { upkeep: self.upkeep()?, retry, limit: self.wait_limit })
     }

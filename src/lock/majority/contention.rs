@@ -32,9 +32,9 @@ const UNHEARD_LOOK: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(8);
 /// A process that takes a lock again this soon takes it from waiters that are just woken.
 const AGAIN: Duration = Duration::from_millis(5);
-/// For how long such a process gives way, by chance once in so many times.
+/// How often such a process gives way, and for how long.
+const TURN: Duration = Duration::from_millis(50);
 const GIVE_WAY: Duration = Duration::from_millis(2);
-const TIMES: u8 = 8;
 /// The number of names whose release is remembered.
 const NAMES: usize = 1024;
 
@@ -45,8 +45,14 @@ pub(super) struct Contention {
     /// The names for which a task listens, and until when they count as contended. There is a task
     /// while there are waiters.
     contended: Mutex<HashMap<Name, Instant>>,
-    /// When this process had a lock last.
-    released: Mutex<HashMap<Name, Instant>>,
+    streaks: Mutex<HashMap<Name, Streak>>,
+}
+
+/// The holds of this process, one soon after another.
+struct Streak {
+    /// When it began, or when the process gave way last.
+    since: Instant,
+    released: Instant,
 }
 
 impl Contention {
@@ -54,23 +60,33 @@ impl Contention {
     pub(super) fn pause(&self, name: &Name) -> Option<Duration> {
         let now = Instant::now();
         let is_contended = lock(&self.contended).get(name).is_some_and(|until| *until > now);
-        let is_again = lock(&self.released).get(name).is_some_and(|at| now - *at < AGAIN);
+        let mut streaks = lock(&self.streaks);
+        let streak = streaks.get_mut(name).filter(|streak| now - streak.released < AGAIN);
         if is_contended {
             // The process that had the lock last comes behind most others.
-            let least = if is_again { 0.5 } else { 0.0 };
+            let least = if streak.is_some() { 0.5 } else { 0.0 };
             return Some(LONGEST_PAUSE.mul_f64(least + (1.0 - least) * fastrand::f64()));
         }
-        (is_again && fastrand::u8(..TIMES) == 0).then_some(GIVE_WAY)
+        let Some(streak) = streak else {
+            streaks.remove(name);
+            return None;
+        };
+        let is_over = now - streak.since >= TURN;
+        if is_over {
+            streak.since = now;
+        }
+        is_over.then_some(GIVE_WAY)
     }
 
     /// Notes that this process has the lock no longer.
     pub(super) fn released(&self, name: &Name) {
-        let (mut released, now) = (lock(&self.released), Instant::now());
-        if released.len() >= NAMES {
-            released.retain(|_, at| now - *at < AGAIN);
+        let (mut streaks, now) = (lock(&self.streaks), Instant::now());
+        if streaks.len() >= NAMES {
+            streaks.retain(|_, streak| now - streak.released < AGAIN);
         }
-        if released.len() < NAMES {
-            released.insert(name.clone(), now);
+        if streaks.len() < NAMES {
+            let new = || Streak { since: now, released: now };
+            streaks.entry(name.clone()).or_insert_with(new).released = now;
         }
     }
 

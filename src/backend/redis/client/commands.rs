@@ -11,33 +11,43 @@ use crate::backend::redis::scripts::Call;
 /// The reply to a command.
 pub(super) type Reply = Result<Value, CommandFailure>;
 
+/// Returns the failure of a first command in place of the second's, for which it is the reason.
+fn with_reason(first: Option<CommandFailure>, reply: Reply) -> Reply {
+    match (first, reply) {
+        (Some(reason), Err(CommandFailure { retry: None, .. })) => Err(reason),
+        (_, reply) => reply,
+    }
+}
+
 impl Link {
     /// Runs a script, and sends its source if the server does not know it.
     ///
     /// With `asking`, an `ASKING` goes before each command, for a node that is about to receive the
     /// slot.
     pub(super) async fn call(&self, call: &Call<'_>, asking: bool) -> Reply {
-        let reply = match call.with_first() {
-            Some(both) => Box::pin(self.run_second(both, asking)).await,
-            None => self.run(call.by_digest(), asking).await,
+        let (first, reply) = match call.with_first() {
+            Some(both) => Box::pin(self.run_both(both, asking)).await?,
+            None => (None, self.run(call.by_digest(), asking).await),
         };
-        match reply {
+        let reply = match reply {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
                 Box::pin(self.run(&call.with_source(), asking)).await
             }
             reply => reply,
-        }
+        };
+        with_reason(first, reply)
     }
 
-    /// Runs a script behind another command, both in one write. If both fail, the reason is in the
-    /// failure of the first.
-    async fn run_second(&self, commands: &Pipeline, asking: bool) -> Reply {
+    /// Runs a command behind another one, both in one write. Returns the failure of the first, and
+    /// the reply to the second.
+    async fn run_both(
+        &self,
+        commands: &Pipeline,
+        asking: bool,
+    ) -> Result<(Option<CommandFailure>, Reply), CommandFailure> {
         let mut replies = self.run_all(commands, asking).await?;
-        let (script, first) = (replies.pop(), replies.pop());
-        match (first, script) {
-            (Some(Err(refusal)), Some(Err(CommandFailure { retry: None, .. }))) => Err(refusal),
-            (_, script) => script.unwrap_or(Ok(Value::Nil)),
-        }
+        let (second, first) = (replies.pop(), replies.pop());
+        Ok((first.and_then(Result::err), second.unwrap_or(Ok(Value::Nil))))
     }
 
     /// Runs a command.
@@ -45,7 +55,7 @@ impl Link {
         if asking {
             let mut commands = redis::pipe();
             commands.add_command(command.clone());
-            return Box::pin(self.run_second(&commands, asking)).await;
+            return Box::pin(self.run_both(&commands, asking)).await?.1;
         }
         let sent =
             self.exchange(

@@ -70,10 +70,14 @@ pub(super) async fn connect<T>(
         let (stream, driven) = (socket.secure(target).await?, progress.clone());
         let (mut commands, driver) =
             MultiplexedConnection::new_with_config(&settings, stream, library(on_push)).await?;
+        let (mut driver, asked) = (Box::pin(driver), Instant::now());
+        // It may take as long as the connect time-out leaves.
+        let answer = tokio::select! {
+            answer = first(&mut commands) => answer?,
+            () = &mut driver => return Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
+        };
         let driver = tokio::spawn(async move { driven.drive(driver, limit).await });
         let _driver = AbortOnDropHandle::new(driver);
-        let asked = Instant::now();
-        let answer = first(&mut commands).await?;
         // It takes up to four round trips to connect. A slower first answer was a busy moment.
         let reconnect_limit = limit.saturating_add(asked.elapsed().min(limit).saturating_mul(4));
         let broken = CancellationToken::new();

@@ -12,10 +12,7 @@ use std::{
     collections::HashSet,
     convert::Infallible,
     io,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -32,19 +29,22 @@ use crate::{
     backend::{Change, Handover, redis::keys},
     error::Chain,
     observe::Rarely,
+    sync::lock,
 };
 
 /// How often the connection is tested with a `PING`, and the server asked again for what it could
 /// not subscribe to. Waiters rely on a dead connection for this long, and the time of the reply.
 const PING_EVERY: Duration = Duration::from_secs(1);
+/// How soon a subscription is tried again whose slot moves.
+const RETRY_AFTER: Duration = Duration::from_millis(50);
 
 /// Hands each push of a connection to the waiters on its channel.
 pub(super) struct Pushes {
     events: NodeEvents,
     /// The end of the connection, which a push may bring about.
     pub(super) end: CancellationToken,
-    /// How many shard channels the connection is about to leave.
-    leaving: AtomicUsize,
+    /// The shard channels that the connection is about to leave.
+    leaving: Mutex<HashSet<Arc<str>>>,
     /// Replicas must confirm grants. A lease that is handed over wakes its waiter only, which then
     /// asks for the lease itself.
     confirms: bool,
@@ -67,9 +67,11 @@ impl Pushes {
             }
             // Unless it was asked for, the channel's slot has moved. The client library takes the
             // message for the reply to another command, so the connection cannot be used any more.
-            (PushKind::SUnsubscribe, _) => {
-                let less = |leaving: usize| leaving.checked_sub(1);
-                if self.leaving.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_err() {
+            (PushKind::SUnsubscribe, data) => {
+                let leaves = |channel| lock(&self.leaving).remove(channel);
+                let is_asked = matches!(data.next(), Some(Value::BulkString(channel))
+                    if std::str::from_utf8(&channel).is_ok_and(leaves));
+                if !is_asked {
                     self.end.cancel();
                 }
             }
@@ -123,12 +125,12 @@ pub(super) async fn keep_subscribed(
     loop {
         let ping_at = Instant::now() + PING_EVERY;
         subscriptions.refused.clear();
-        subscriptions.reconcile().await?;
-        // The registry lives as long as this.
-        while Instant::now() < ping_at
-            && let Ok(Ok(())) = timeout_at(ping_at, openings.changed()).await
-        {
-            subscriptions.reconcile().await?;
+        let mut is_complete = subscriptions.reconcile().await?;
+        while Instant::now() < ping_at {
+            let until = if is_complete { ping_at } else { Instant::now() + RETRY_AFTER };
+            // The registry lives as long as this.
+            let _ = timeout_at(until, openings.changed()).await;
+            is_complete = subscriptions.reconcile().await?;
         }
         let ping = redis::cmd("PING");
         subscriptions.exchange(async |mut it| it.send_packed_command(&ping).await).await?;
@@ -136,18 +138,22 @@ pub(super) async fn keep_subscribed(
 }
 
 impl Subscriptions<'_> {
-    /// Subscribes to the channels that opened, and unsubscribes from those that closed.
-    async fn reconcile(&mut self) -> Result<(), RedisError> {
+    /// Subscribes to the channels that opened, and unsubscribes from those that closed. Returns
+    /// false if a channel is to be asked for again soon.
+    async fn reconcile(&mut self) -> Result<bool, RedisError> {
         let events = &self.pushes.events;
         let channels = &events.all.channels;
         let is_known =
             |channel: &str| self.subscribed.contains(channel) || self.refused.contains(channel);
         let opened = channels.wanted(|channel| events.serves(channel) && !is_known(channel));
-        let replies = self.each("SUBSCRIBE", &opened).await?;
+        let (replies, mut is_complete) = (self.each("SUBSCRIBE", &opened).await?, true);
         for (channel, reply) in opened.into_iter().zip(replies) {
             match reply.extract_error() {
                 Ok(_) => drop(self.subscribed.insert(channel)),
-                Err(error) if fails_by_slot(&error) => events.all.trouble.notify_one(),
+                Err(error) if fails_by_slot(&error) => {
+                    is_complete = false;
+                    events.all.trouble.notify_one();
+                }
                 Err(error) => {
                     if self.told.first() {
                         let error = Chain(&error);
@@ -162,11 +168,11 @@ impl Subscriptions<'_> {
         channels.confirmed(is_here);
         let stays = |channel: &Arc<str>| channels.wants(channel) && events.serves(channel);
         let closed: Vec<_> = self.subscribed.extract_if(|channel| !stays(channel)).collect();
-        self.pushes.leaving.store(closed.len(), Ordering::Release);
+        lock(&self.pushes.leaving).extend(closed.iter().cloned());
         // A refusal says that the channel has moved to another node.
         self.each("UNSUBSCRIBE", &closed).await?;
-        self.pushes.leaving.store(0, Ordering::Release);
-        Ok(())
+        lock(&self.pushes.leaving).clear();
+        Ok(is_complete)
     }
 
     /// Sends one command for each channel, and returns the reply to each.

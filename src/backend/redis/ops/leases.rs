@@ -184,7 +184,7 @@ impl Leases for RedisBackend {
         match timeout(limit, changes.confirmed()).await {
             Ok(answer) => answer.map(|()| changes),
             Err(_elapsed) => {
-                let why = format!("no subscription within {limit:?}");
+                let why = format!("no subscription within {limit:?}; the log tells of a refusal");
                 Err(BackendError::new(BackendErrorKind::Unavailable, why))
             }
         }

@@ -44,7 +44,7 @@ if may_set then try(locks, 'HSET', key, 'a', 1) end
 try(locks, 'UNLINK', key)
 try(missing, 'DEL', key)
 for _, use in ipairs({ caches, locks }) do
-  if use.has_some then
+  if use.has_some or not (caches.has_some or locks.has_some) then
     for _, command in ipairs(use) do missing[#missing + 1] = command end
   end
 end
