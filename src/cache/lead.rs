@@ -143,9 +143,10 @@ impl<V> Lead<V> {
     ///     let load = cache.request("page:42").refresh(|lead| async move {
     ///         let stale = lead.stale();
     ///         let page = fetch(stale.as_ref().map(|stale| &*stale.value[0])).await?;
-    ///         page.or_else(|| Some(lead.unchanged(stale?))).ok_or("304 without an ETag".into())
+    ///         let unchanged = || stale.map(|stale| lead.unchanged(stale));
+    ///         page.or_else(unchanged).ok_or_else(|| BoxError::from("304 without an ETag"))
     ///     });
-    ///     assert_eq!(load.await.unwrap().value[1], "bell");
+    ///     assert_eq!(load.await?.value[1], "bell");
     /// }
     /// assert_eq!((cache.stats().loads, cache.stats().unchanged), (2, 1));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
