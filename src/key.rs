@@ -67,7 +67,7 @@ impl AsRef<str> for Key {
     }
 }
 
-/// What becomes a [`Key`] only where one is needed. A copy of the [local
+/// A type that becomes a [`Key`] only where one is needed. A copy of the [local
 /// tier](crate::cache::Builder::local) is found by the text alone, without an allocation.
 ///
 /// A type of your own that becomes a key needs one line more:

@@ -188,7 +188,7 @@ impl Channels {
         self.state().channels.contains_key(channel)
     }
 
-    /// Returns those of some channels that are to be subscribed to.
+    /// Returns the channels to subscribe to, of some.
     pub(crate) fn wanted(&self, which: impl Fn(&str) -> bool) -> Vec<Arc<str>> {
         self.state().channels.keys().filter(|channel| which(channel)).cloned().collect()
     }
@@ -235,7 +235,7 @@ impl fmt::Debug for Channels {
 }
 
 impl State {
-    /// Returns the waiters of a topic, from those of this owner on.
+    /// Returns the waiters of a topic, beginning with this owner's.
     fn from<'a>(
         &'a self,
         topic: &'a Arc<str>,

@@ -350,7 +350,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Defaults to zero.
     ///
     /// If the load fails, panics or takes too long, its callers are served the old value, as
-    /// [`Source::Stale`](super::Source::Stale). The window runs beside that of
+    /// [`Source::Stale`](super::Source::Stale). The window runs beside the one of
     /// [`stale_while_revalidate`](Self::stale_while_revalidate).
     pub fn stale_if_error(mut self, window: Duration) -> Self {
         self.settings.options.stale_if_error = window;

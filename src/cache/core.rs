@@ -112,7 +112,7 @@ impl<V> Core<V> {
         self.counters.snapshot(self.flights.len())
     }
 
-    /// Returns the options of a request: its own, or those of the cache.
+    /// Returns the options of a request: its own, or the cache's.
     pub(super) fn options<'a>(&'a self, own: Option<&'a Options>) -> &'a Options {
         own.unwrap_or(&self.settings.options)
     }

@@ -1,4 +1,4 @@
-//! What the keys of one call share: which of them are decided, and a permit to load.
+//! The state that the keys of one call share: which of them are decided, and a permit to load.
 
 use std::sync::{
     Arc, Weak,

@@ -185,13 +185,13 @@ pub(crate) type Head = Arc<dyn Any + Send + Sync>;
 pub(crate) enum Alone {
     /// The load cannot be shared.
     Uncacheable,
-    /// The load was for its caller alone. That of another caller may be shared.
+    /// The load was for its caller alone. The load of another caller may be shared.
     Reserved,
     /// Too many loads are under way.
     Full,
 }
 
-/// What a flight ends with, and each of its callers gets.
+/// The end of a flight, which each of its callers gets.
 #[derive(Clone)]
 pub(crate) enum FlightResult<V> {
     /// A value. A caller counts once it is [served](Counters::served).

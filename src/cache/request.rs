@@ -57,7 +57,7 @@ use crate::{
 pub struct Request<V> {
     pub(super) core: Arc<Core<V>>,
     pub(super) key: Key,
-    /// The options, if they are not those of the cache. In a box, because each follower carries it.
+    /// The options, if they are not the cache's. In a box, because each follower carries it.
     pub(super) own: Option<Box<Options>>,
 }
 
@@ -199,7 +199,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 }
 
-/// The settings of a request, in place of those of its cache.
+/// The settings of a request, in place of its cache's.
 impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// Sets how long the value is kept, if this caller is the one that loads it. Zero keeps it for
     /// 1 ms at most, and [`Lead::do_not_store`](crate::cache::Lead::do_not_store) stores nothing.

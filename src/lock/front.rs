@@ -1,4 +1,4 @@
-//! What all kinds of locks have in common: a name, its settings, and how they become a lease.
+//! The common parts of all locks: a name, its settings, and how they become a lease.
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -112,7 +112,7 @@ async fn a_burst_of_locks_fails_nowhere_and_leaves_a_cache_alone() {
     .await;
 }
 
-/// No time-out is that of all renewals together, and a short lease bounds no other one.
+/// The renewals do not share one time-out, and a short lease bounds no other one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_held_leases_are_kept_beside_a_busy_cache() {
     const HELD: usize = 20_000;

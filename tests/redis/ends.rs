@@ -8,7 +8,7 @@ const BACKENDS: usize = 16;
 const TASKS_OF_EACH: usize = 16;
 const LASTS: Duration = Duration::from_secs(3);
 
-/// A command that is sent at the moment at which its connection ends lies in a queue that nobody
+/// A command that is sent at the moment at which its connection ends lies in a queue that no task
 /// reads. That happened once in some 2,000 ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn no_command_waits_for_its_time_out_when_its_connection_ends() {

@@ -66,7 +66,7 @@ async fn a_copy_costs_no_command_and_each_change_ends_it() {
     }
 }
 
-/// The first value of a key replaces none, and is told to nobody. Each refresh is told, whole or
+/// The first value of a key replaces none, and no process is told. Each refresh is told, whole or
 /// unchanged, small or large.
 #[tokio::test]
 async fn a_refresh_in_another_process_ends_the_copy() {

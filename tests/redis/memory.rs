@@ -78,7 +78,7 @@ fn one(_: usize) -> String {
     "one".to_owned()
 }
 
-/// Measures leases of a mode. Those of one key hold it together, or wait for it.
+/// Measures leases of a mode. Leases of one key hold it together, or wait for it.
 async fn leases(row: &str, mode: Mode, key: fn(usize) -> String) {
     let acquire = async |backend: &RedisBackend, at: usize| {
         let _ = backend.acquire(&claim(&key(at), mode)).await.unwrap();

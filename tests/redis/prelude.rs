@@ -1,4 +1,4 @@
-//! What most of these tests use.
+//! The parts that most of these tests use.
 
 pub use std::{
     convert::Infallible,
@@ -42,7 +42,7 @@ pub fn name(key: &str) -> Name {
     Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
 }
 
-/// Returns the commands of operations, without those of connecting and of connections.
+/// Returns the commands of operations, without the commands of connections.
 pub fn commands(calls: Vec<Call>) -> Vec<String> {
     let others = ["SCRIPT", "INFO", "ROLE", "CLIENT", "HELLO", "PING", "TIME"];
     let commands = calls.into_iter().map(|call| call.command);

@@ -49,7 +49,7 @@ pub(super) struct SemaphoreKeys {
     pub(super) deadlines: &'static str,
 }
 
-/// Returns the keys of the semaphore that a mode is about. The fence is that of the name.
+/// Returns the keys of the semaphore that a mode is about. The fence belongs to the name.
 pub(super) fn semaphore(kind: SemaphoreKind) -> SemaphoreKeys {
     let (sole, shared, queue, deadlines) = match kind {
         SemaphoreKind::Mutex => (LEASE, "s", "q", "d"),

@@ -69,12 +69,12 @@ pub(super) type CallResult<S, B> =
 /// here reaches the caller however the flight ends. It is dropped with the caller.
 pub(super) struct Exchange<B, A> {
     body: Arc<Mutex<Option<B>>>,
-    /// The receiver on the side of the caller, and the sender on that of the flight.
+    /// The caller has the receiver, and the flight has the sender.
     pub(super) answer: A,
 }
 
 impl<B, R> Exchange<B, oneshot::Receiver<R>> {
-    /// Returns the side of the caller, and that of the flight.
+    /// Returns the side of the caller, and the side of the flight.
     pub(super) fn new(body: B) -> (Self, Exchange<B, oneshot::Sender<R>>) {
         let body = Arc::new(Mutex::new(Some(body)));
         let (sender, receiver) = oneshot::channel();

@@ -226,7 +226,7 @@ where
     let (exchange, led) = Exchange::new(body);
     let (own, of, asked) = (http.clone(), place.clone(), question.clone());
     match cached.fly(move |lead| load(own, of, asked, inner, led, lead)).await {
-        // The exchange is left alone then. Its request may be that of a refresh which has begun,
+        // The exchange is left alone then. Its request may belong to a refresh that has begun,
         // and a stale response stands in for the answer of an origin that fails.
         Ok(FlightResult::Loaded(loaded))
             if !Marker::is(&loaded.value)

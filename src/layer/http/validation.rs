@@ -21,7 +21,7 @@ pub(super) fn has_validator(parts: &Parts) -> bool {
         && [ETAG, LAST_MODIFIED].iter().any(|name| parts.headers.contains_key(name))
 }
 
-/// Fields that describe the stored bytes, or those of the `304`.
+/// Fields that describe the stored bytes, or the `304`.
 const OF_BYTES: [HeaderName; 5] = [
     CONTENT_LENGTH,
     CONTENT_ENCODING,

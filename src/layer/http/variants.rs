@@ -101,7 +101,7 @@ impl Marker {
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) key: Key,
-    /// What the layer adds to the key, if it is not in there yet.
+    /// The part that the layer adds to the key, if it is not in there yet.
     pub(super) parts: Option<String>,
     /// The key without a generation, if it is below the marker of a resource with parts.
     lasting: Option<Key>,

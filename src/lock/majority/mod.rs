@@ -225,7 +225,7 @@ impl Majority {
     fn in_the_way(&self, free: usize, mut held: Vec<Occupied>) -> Option<Occupied> {
         let more = self.needed().checked_sub(free + 1)?;
         held.sort_by_key(|occupied| occupied.fence);
-        // That of a holder at most of the servers.
+        // The label of a holder at most of the servers.
         let fence = held.get(held.len() / 2)?.fence;
         held.sort_by_key(|occupied| occupied.remaining);
         Some(Occupied { fence, remaining: held.get(more)?.remaining, holders: 1 })

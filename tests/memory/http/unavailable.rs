@@ -26,7 +26,7 @@ fn refusal(status: u16) -> Response<Body> {
     reply(status, &[("set-cookie", "session=1")], "refused")
 }
 
-/// Splits answers into those of the service and those of the layer.
+/// Splits answers by whether the service or the layer has made them.
 fn by_origin(answers: Vec<Answer>) -> (Vec<Answer>, Vec<Answer>) {
     answers.into_iter().partition(|answer| answer.text() == "refused")
 }

@@ -1,4 +1,4 @@
-//! What the connections of a backend report to the rest of the process.
+//! The events that the connections of a backend report to the rest of the process.
 
 use std::sync::Arc;
 

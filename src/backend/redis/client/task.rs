@@ -75,7 +75,7 @@ impl Drop for OnDemandTask {
     }
 }
 
-/// What a task finds: a connection, the master, or the map of slots.
+/// The result of a task: a connection, the master, or the map of slots.
 #[derive(Clone)]
 pub(super) enum Finding<T> {
     /// The first attempt, or the first one after a break. Others wait for it for so long.
