@@ -48,11 +48,16 @@ impl Record {
         (fence.is_some() || stored.is_some()).then_some(Self { fence, stored, fresh })
     }
 
-    /// Returns the record of an entry that is written under this fence now. It has no time to live
-    /// if it is not stored.
-    pub(super) fn written(fence: u64, entry: &Entry, is_stored: bool) -> Option<Self> {
+    /// Returns the record of an entry whose load ended at this time. It has no time to live if it
+    /// is not stored.
+    pub(super) fn written(
+        fence: u64,
+        entry: &Entry,
+        ended: Instant,
+        is_stored: bool,
+    ) -> Option<Self> {
         let fresh = entry.windows.filter(|_| is_stored).map(|windows| windows.fresh);
-        Some(Self { fence: Some(NonZeroU64::new(fence)?), stored: Some(Instant::now()), fresh })
+        Some(Self { fence: Some(NonZeroU64::new(fence)?), stored: Some(ended), fresh })
     }
 
     /// Returns the time since it was stored.

@@ -350,6 +350,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         made: Made<V>,
     ) -> (Loaded<V>, Option<ForLate>) {
         self.guard.closing();
+        let ended = Instant::now();
         let Self { asked, lead, guard, begun, .. } = &self;
         let (core, fence) = (&asked.core, guard.fence());
         let mark = core.mark(&asked.name);
@@ -360,7 +361,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         self.keep_copy(mark.filter(|_| are_current), &entry, &made.value, &answer);
         let is_stored = matches!(answer, Ok(Committed::Stored));
         let has_value = is_stored && are_current && entry.kind == EntryKind::Value;
-        let record = Record::written(fence, &entry, has_value);
+        let record = Record::written(fence, &entry, ended, has_value);
         let led = |value| Loaded { value, source: Source::Led, record };
         // They may know of what has ended the value.
         let current = if are_current { None } else { Some(ForLate::Look) };

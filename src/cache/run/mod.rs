@@ -497,6 +497,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
             }
             _ => None,
         };
+        let is_fresh = |it: &Loaded<V>| it.expires_in().is_some_and(|left| !left.is_zero());
         let degraded = |loaded: Loaded<V>| Ok(FlightResult::Loaded(Loaded::degraded(loaded.value)));
         if late == ForLate::Degraded {
             return leader.land_late(loaded.map(degraded));
@@ -516,8 +517,9 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
                         let is_of_use = !matches!(&outcome, Err(error) if is_cancelled(error));
                         is_of_use.then_some(outcome)
                     }
-                    // They may know of the act for which a value was refused.
-                    _ => loaded.filter(|loaded| loaded.expires_in().is_some()).map(degraded),
+                    // They may know of the act for which a value was refused. The answer to its
+                    // commit may have come after its windows.
+                    _ => loaded.filter(is_fresh).map(degraded),
                 }
             }
             Decision::Old(previous) if late == ForLate::Fallback => {
