@@ -8,11 +8,9 @@
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 local lease, shared, fence, queue, deadlines = unpack(KEYS)
 local claim, fence_ms, entry_ms = unpack(ARGV)
--- include: read_entry
 local owner, units, limit, lease_ms, label = read_entry(claim)
 
 -- The usual case: there is no holder and no queue.
--- include: clock_fence, set_lease
 if not units and redis.call('EXISTS', lease, shared, queue) == 0 then
   local granted = clock_fence(fence, fence_ms)
   if granted then
@@ -21,7 +19,6 @@ if not units and redis.call('EXISTS', lease, shared, queue) == 0 then
   end
 end
 
--- include: clock_ms, lease_at, holds_at, extend_hold, renew_lease
 local at = now_ms()
 local holder, held, left, foreign = lease_at(lease)
 local out = 0
@@ -36,7 +33,6 @@ if is_mine then
   return held or 0
 end
 
--- include: first_alive, grant, hold
 -- How many units are to come back before the claim fits.
 local missing = units and out + units - limit or out
 if not holder and missing <= 0 then
@@ -60,7 +56,6 @@ elseif not holder then
   left = (redis.call('ZRANGE', shared, unpack(range))[2] or at) - at
 end
 
--- include: keep, full
 -- An entry keeps the place of its claim. Its score is its ticket: the microsecond in which it was
 -- taken, or the next number behind the last ticket of the queue.
 local function enter_queue()

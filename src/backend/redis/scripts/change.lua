@@ -11,7 +11,6 @@
 local lease, fence, entry, channel, failure, entry_before, entry_after, staged = unpack(KEYS)
 local what, fence_ms, tiers = unpack(ARGV)
 
--- include: fence_at, fence_text, next_fence, entry_at, time, burn, tell_tiers
 local found, stored = entry_at(entry)
 local text = fence_text(next_fence(fence_at(fence), stored))
 local windows_now = found and string.sub(found, 53, 82)
@@ -31,7 +30,6 @@ local function expire()
   redis.call('PEXPIRE', entry, left)
 end
 
--- include: move_entry
 -- A full server refuses the first write of `put` and `touch`, and so all or none.
 local message, bytes = 'i' .. text, nil
 if what == 'put' then
@@ -62,7 +60,6 @@ if what ~= 'touch' and what ~= 'supersede' then redis.call('DEL', entry_before, 
 redis.call('DEL', failure)
 local registered = burn(lease, fence, text, fence_ms)
 
--- include: publish_to_all, publish_entry
 if what == 'put' then
   publish_entry(channel, registered, bytes, ARGV[8], { text, ARGV[6], entry })
 else

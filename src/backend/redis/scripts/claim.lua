@@ -10,7 +10,6 @@ local lease, fence, entry, failure = unpack(KEYS)
 local owner, lease_ms, fence_ms, seen, process = unpack(ARGV)
 
 -- The usual case: there is neither a lease nor an entry, and no load has failed.
--- include: clock_fence, set_lease
 if redis.call('EXISTS', lease, entry, failure) == 0 then
   local new = clock_fence(fence, fence_ms)
   if new then
@@ -19,7 +18,6 @@ if redis.call('EXISTS', lease, entry, failure) == 0 then
   end
 end
 
--- include: lease_at, entry_at, grant, renew_lease, failure_at, full
 local holder, held, left, foreign, value = lease_at(lease)
 if foreign then return foreign end
 local wait_ms, failures, message = failure_at(failure)

@@ -5,7 +5,6 @@
 -- ARGV: '1' if there is a queue
 local channel, deadlines, lease = unpack(KEYS, 1, 3)
 
--- include: bounds, publish_to_all, publish_to_process, registered
 -- Wakes the processes that keep entries in the queue, if their number is not absurd. In a cluster
 -- all of them listen to the channel of the name.
 if ARGV[1] == '1' and not string.find(channel, '}:s', 1, true) then

@@ -15,13 +15,12 @@ local lease, fence, entry, channel, failure, staged = unpack(KEYS)
 local owner, granted, head, rest, size, ttl_ms, push_limit, start, tiers = unpack(ARGV)
 local UNSTAGED, PUSHED, STORED, STORED_REFUSED = -1, 1, 2, 6
 
-local time = redis.call('TIME')
-local stored_at = time[1] .. string.sub('00000' .. time[2], -6)
+local stored_at = time_text()
 local bytes = head .. stored_at .. rest
 
 -- The usual case: the lease is as it was granted, but for a few ids behind it; its fence is the
--- last one; and the entry is pushed. It is written without functions of its own and without
--- patterns: a server whose caches are cold spends 20 us on them.
+-- last one; and the entry is pushed. It is written without functions and patterns: a server
+-- whose caches are cold spends 20 us on them.
 local value, own = redis.pcall('GET', lease), owner .. ':' .. granted
 if type(value) == 'string' and (value == own or string.sub(value, 1, #own + 1) == own .. ',')
   and #value < 256 and ttl_ms ~= '0' and not staged
@@ -40,7 +39,6 @@ if type(value) == 'string' and (value == own or string.sub(value, 1, #own + 1) =
   return type(heard) == 'number' and STORED or STORED_REFUSED
 end
 
--- include: fence_at, entry_at, lease_at, end_lease, move_entry, publish_entry, tell_tiers
 local function commit_otherwise()
   local mine, last, is_committed = tonumber(granted), fence_at(fence)
   local _, stored = entry_at(entry)

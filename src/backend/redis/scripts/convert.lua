@@ -9,7 +9,6 @@
 local lease, shared, fence, queue = unpack(KEYS)
 local claim, fence_ms, from, from_units = unpack(ARGV)
 
--- include: lease_at, clock_ms, holds_at, held_until, hold, read_entry, grant, grant_next
 local to, units, _, lease_ms, label = read_entry(claim)
 local at = now_ms()
 local holder, held, _, foreign = lease_at(lease)

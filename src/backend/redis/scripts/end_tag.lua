@@ -8,7 +8,6 @@
 local number, tag = unpack(KEYS)
 local life_ms, expires, tiers, message = unpack(ARGV)
 
--- include: fence_at, fence_text, clock
 local last = fence_at(number)
 if not tag and last > 0 then return last end
 local next_number = math.max(now(), last + 1)

@@ -7,7 +7,6 @@
 local lease, shared, queue, failure = unpack(KEYS)
 local is_entry = ARGV[1] == '1'
 
--- include: clock, lease_at, holds_at, failure_at
 local at = now()
 local owner, fence, left, foreign, value = lease_at(lease)
 local waiters = is_entry and select(2, string.gsub(value or '', ',', ''))

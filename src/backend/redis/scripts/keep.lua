@@ -9,7 +9,6 @@
 local lease, shared, _, queue, deadlines = unpack(KEYS)
 local fence_ms, entry_ms = ARGV[1], ARGV[2]
 
--- include: clock_ms, kept_ms, bounds, lease_at, grant_next
 local at, claims = now_ms(), { unpack(ARGV, 3) }
 local process = string.sub(claims[1], 1, 16)
 local has_lapsed = kept_ms(deadlines, process, at) <= 0 and 1 or 0

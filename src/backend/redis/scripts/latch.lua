@@ -17,7 +17,6 @@ if redis.call('EXISTS', latch) == 0 then
   return 1
 end
 
--- include: read, foreign, publish
 local fields = read('HMGET', latch, 'left', 'set', 'ttl', id) or {}
 local left, set_by, ttl, told = tonumber(fields[1]), fields[2], tonumber(fields[3]), fields[4]
 local ends = redis.call('PTTL', latch)

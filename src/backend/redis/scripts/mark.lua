@@ -9,7 +9,6 @@
 local lease, mark = unpack(KEYS)
 local owner, tick, step, life_ms = unpack(ARGV)
 
--- include: read, time
 local before = read('GET', mark) or ''
 local last, by = string.match(before, '^(%d+):?(%x*)$')
 local is_same = last == tick and (step == 'done' or by == owner or step == 'again' and by ~= '')

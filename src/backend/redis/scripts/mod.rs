@@ -1,9 +1,9 @@
 //! The scripts, and calls of them.
 //!
-//! Each operation is one file, with those parts of `lib/` that it includes. A server learns a
-//! script once, and each call names it by its digest.
+//! Each operation is one file, with the functions of `lib/` that it names. A server learns a script
+//! once, and each call names it by its digest.
 
-use std::{collections::HashSet, io::Write, sync::LazyLock};
+use std::{collections::HashMap, io::Write, sync::LazyLock};
 
 use redis::{Arg, Cmd, Pipeline, RedisWrite, ToRedisArgs};
 
@@ -13,9 +13,6 @@ use crate::{backend::Owner, key::Name};
 macro_rules! scripts {
     (lib: $($topic:ident)+; scripts: $($name:ident)+) => {
         const LIB: &[&str] = &[$(include_str!(concat!("lib/", stringify!($topic), ".lua"))),+];
-
-        #[cfg(test)]
-        const FILES: &[&str] = &[$(include_str!(concat!(stringify!($name), ".lua"))),+];
 
         pub(super) struct Scripts {
             $(pub(super) $name: Script,)+
@@ -40,14 +37,6 @@ scripts! {
         keep latch mark release renew rights set_fence
 }
 
-/// Begins a line that names parts of `lib/`, each of which is inserted there once.
-///
-/// The functions of a part are created at each call of a script. So a script includes only the
-/// parts that it uses, and the usual case comes before the parts that it does not need.
-const INCLUDE: &str = "-- include: ";
-/// Begins a part of a file in `lib/`, with its name.
-const PART: &str = "\n-- part: ";
-
 /// The source of a script, and the digest under which a server knows it.
 pub(super) struct Script {
     source: String,
@@ -57,35 +46,53 @@ pub(super) struct Script {
 impl Script {
     fn new(file: &'static str) -> Self {
         let mut source = String::with_capacity(8 << 10);
-        insert(file, &mut HashSet::new(), &mut source);
+        let parts = LIB.iter().flat_map(|file| blocks(file));
+        let mut parts = parts.flat_map(|part| names(part).map(move |name| (name, part))).collect();
+        for block in blocks(file) {
+            add(block, &mut parts, &mut source);
+        }
         let digest = redis::Script::new(&source).get_hash().to_owned();
         Self { source, digest }
     }
 }
 
-/// Adds a file to a script, with the parts that it includes and that the script does not have yet.
-fn insert(file: &'static str, included: &mut HashSet<&'static str>, source: &mut String) {
-    for line in file.lines() {
-        let Some(parts) = line.strip_prefix(INCLUDE) else {
-            source.push_str(line);
-            source.push('\n');
-            continue;
-        };
-        for (name, part) in parts.split(", ").filter_map(part) {
-            if included.insert(name) {
-                insert(part, included, source);
-            }
+/// Adds a block to a script, and before it those of the remaining parts that it names.
+///
+/// The functions of a part are created at each call of a script. So a script gets the parts that it
+/// uses, each before the first block that does, and the usual case comes first.
+fn add(block: &'static str, parts: &mut HashMap<&'static str, &'static str>, source: &mut String) {
+    let is_of_name = |it: char| it.is_ascii_alphanumeric() || it == '_';
+    for word in code(block).flat_map(|line| line.split(|it| !is_of_name(it))) {
+        if let Some(part) = parts.remove(word)
+            && !source.contains(part)
+            && part != block
+        {
+            add(part, parts, source);
         }
     }
+    source.push_str(block);
+    source.push_str("\n\n");
 }
 
-fn part(name: &str) -> Option<(&'static str, &'static str)> {
-    parts().find(|(known, _)| *known == name)
+/// Returns the blocks of a file: behind a blank line, the next one begins at the margin.
+fn blocks(file: &'static str) -> Vec<&'static str> {
+    let ends = file.match_indices("\n\n").map(|(at, _)| at);
+    let ends = ends.filter(|at| !file[at + 2..].starts_with(' ')).chain([file.len()]);
+    ends.scan(0, |begin, end| Some(&file[std::mem::replace(begin, end + 2)..end])).collect()
 }
 
-/// Returns the parts of `lib/`, each with its name.
-fn parts() -> impl Iterator<Item = (&'static str, &'static str)> {
-    LIB.iter().flat_map(|file| file.split(PART).skip(1)).filter_map(|part| part.split_once('\n'))
+fn code(block: &'static str) -> impl Iterator<Item = &'static str> {
+    block.lines().filter(|line| !line.trim_start().starts_with("--"))
+}
+
+/// Returns the names that a block defines at the margin.
+fn names(block: &'static str) -> impl Iterator<Item = &'static str> {
+    let defined = code(block).filter_map(|line| line.strip_prefix("local "));
+    let listed = defined.flat_map(|it| {
+        let it = it.strip_prefix("function ").unwrap_or(it);
+        it.split(['=', '(']).next().unwrap_or_default().split(',')
+    });
+    listed.map(str::trim)
 }
 
 impl Scripts {
@@ -208,10 +215,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_include_names_a_part_and_each_part_is_included() {
-        let lines = LIB.iter().chain(FILES).flat_map(|source| source.lines());
-        let includes = lines.filter_map(|line| line.strip_prefix(INCLUDE));
-        let included: HashSet<_> = includes.flat_map(|names| names.split(", ")).collect();
-        assert_eq!(included, parts().map(|(name, _)| name).collect());
+    fn each_part_is_used() {
+        let sources: String = SCRIPTS.all().map(|script| &*script.source).collect();
+        for part in LIB.iter().flat_map(|file| blocks(file)) {
+            assert!(sources.contains(part) == names(part).next().is_some(), "{part}");
+        }
+    }
+
+    #[test]
+    fn the_usual_case_comes_before_the_parts_that_it_does_not_need() {
+        let acquire = &SCRIPTS.acquire.source;
+        let [usual, part] = ["The usual case", "function lease_at"].map(|it| acquire.find(it));
+        assert!(usual.is_some() && usual < part);
+        assert_eq!(acquire.matches("function time_text").count(), 1);
     }
 }

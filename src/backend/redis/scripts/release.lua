@@ -9,7 +9,6 @@ local lease, shared, _, queue, deadlines, channel = unpack(KEYS)
 local claim, fence_ms, wakes_all = unpack(ARGV)
 local has_queue = redis.call('EXISTS', queue) == 1
 
--- include: publish, read, read_entry
 local owner, units = read_entry(claim)
 local was_held, returned = 0, 0
 local value = not units and read('GET', lease)
@@ -24,7 +23,6 @@ if type(value) == 'string' and string.find(value, owner .. ':', 1, true) == 1 th
   end
 end
 
--- include: clock_ms, held_until, grant_next
 local at = now_ms()
 if units then
   local is_held = held_until(shared, owner, at)

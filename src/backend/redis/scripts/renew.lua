@@ -27,7 +27,6 @@ for fence = count + 1, #KEYS do
 end
 if not has_holds and not unread then return renewed end
 
--- include: read, extend_hold, clock_ms
 -- Fails if an ACL forbade it, which says nothing of the lease.
 if unread then read('GET', unread) end
 local at = now_ms()

@@ -4,8 +4,8 @@
 -- commands of other types fail.
 --
 -- KEYS: none, since the key lies outside of the names that the user may be held to
--- publish: the command of pushes
-local key, publish = unpack(ARGV)
+-- push: the command of pushes
+local key, push = unpack(ARGV)
 
 local function try(missing, commands, ...)
   for command in string.gmatch(commands, '%u+') do
@@ -31,7 +31,7 @@ local may_set = #missing == 0
 try(missing, 'GET PTTL EXISTS', key)
 try(missing, 'PEXPIRE', key, 1000)
 try(missing, 'TIME')
-try(missing, publish, key, '')
+try(missing, push, key, '')
 try(caches, 'GETRANGE', key, 0, 0)
 try(caches, 'SETRANGE', key, 0, '')
 try(caches, 'RENAME', key, key)

@@ -5,7 +5,6 @@
 local lease, fence = unpack(KEYS)
 local owner, lease_ms, fence_ms, given = unpack(ARGV)
 
--- include: lease_at, fence_at, fence_text, set_lease
 local holder, _, _, foreign = lease_at(lease)
 if foreign then return foreign end
 if holder ~= owner then return 0 end

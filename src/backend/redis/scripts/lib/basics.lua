@@ -1,6 +1,5 @@
 -- What several topics need.
 
--- part: read
 -- Reads a key. Returns nil for data of another type. Any other error fails the script: the refusal
 -- of an ACL says nothing of what the key holds.
 local function read(command, ...)
@@ -10,12 +9,10 @@ local function read(command, ...)
   return nil
 end
 
--- part: foreign
 local function foreign_data(key, what)
   return redis.error_reply('FOREIGN ' .. key .. ' holds something that is not ' .. what)
 end
 
--- part: full
 -- How soon a claim looks again, in milliseconds, if a full server refused what a push needs.
 local LOOK_MS = 100
 
@@ -28,31 +25,24 @@ local function is_full(...)
   redis.call(...)
 end
 
--- part: keep
 -- Makes a key last at least this long from now.
 local function keep(key, life_ms)
   if redis.call('PTTL', key) < tonumber(life_ms) then redis.call('PEXPIRE', key, life_ms) end
 end
 
--- part: time
 -- Returns the server's time in microseconds as text of 16 digits.
 local function time_text()
   local time = redis.call('TIME')
   return time[1] .. string.sub('00000' .. time[2], -6)
 end
 
--- part: clock
--- include: time
 local function now()
   return tonumber(time_text())
 end
 
--- part: clock_ms
--- include: clock
 local function now_ms()
   return math.floor(now() / 1000)
 end
 
--- part: bounds
 -- How many queue entries a script touches, and what it returns to be called again for more.
 local BATCH, AGAIN = 100, 8 -- luacheck: ignore AGAIN

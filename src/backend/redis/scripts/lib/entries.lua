@@ -1,7 +1,5 @@
 -- Entries, and the commits that write them.
 
--- part: entry_at
--- include: read
 -- Returns the header of an entry and its fence, or nil and 0. The whole header is checked: what
 -- only this script takes for an entry would stay in the way.
 local function entry_at(key)
@@ -11,8 +9,6 @@ local function entry_at(key)
   return header, tonumber(fence)
 end
 
--- part: failure_at
--- include: read
 -- Returns for how many milliseconds a name backs off, its failed loads in a row, and the message of
 -- the last one; or 0 and 0.
 local function failure_at(key)
@@ -25,8 +21,6 @@ local function failure_at(key)
   return math.max(left, 0), tonumber(failures), message
 end
 
--- part: publish_entry
--- include: publish_to_all
 -- The greatest number of bytes that one script pushes to processes.
 local PUSHED_AT_ONCE = 1048576
 
@@ -49,7 +43,6 @@ local function publish_entry(channel, registered, bytes, limit, stored)
   publish_to_all(channel, registered, message)
 end
 
--- part: move_entry
 -- Makes a staged entry the entry of the name, with this text at this byte. Returns whether it was
 -- there: a full server refuses to write it.
 local function move_entry(staged, entry, ttl_ms, at, text)

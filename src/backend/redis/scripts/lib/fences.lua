@@ -1,29 +1,22 @@
 -- The fence of a name, which each grant and each burnt load makes greater.
 
--- part: fence_at
--- include: read
 -- Returns the last fence under a key, or 0, and whether its grant was committed.
 local function fence_at(key)
   local fence, mark = string.match(read('GET', key) or '', '^(%d+)(:?c?)$')
   return tonumber(fence) or 0, mark == ':c'
 end
 
--- part: fence_text
 -- Returns a fence as 16 digits. tostring() would give 1.79e+15.
 local function fence_text(fence)
   return string.format('%016.0f', fence)
 end
 
--- part: next_fence
--- include: clock
 -- Returns a fence greater than the last one, than that of the stored entry, and than each that was
 -- taken from the clock.
 local function next_fence(last, stored)
   return math.max(now(), last + 1, stored + 1)
 end
 
--- part: clock_fence
--- include: time
 -- Writes the time as the fence, and reads the last one in the same call. Returns its text; or nil,
 -- and leaves the last one, unless the new one is known to be greater.
 local function clock_fence(key, fence_ms)
@@ -39,8 +32,6 @@ local function clock_fence(key, fence_ms)
   return nil
 end
 
--- part: burn
--- include: end_lease
 -- Makes a fence the last one of its name and ends the lease, so that no load under way is stored.
 -- Returns which processes were registered.
 local function burn(lease, fence, text, fence_ms)

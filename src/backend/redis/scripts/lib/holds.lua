@@ -1,16 +1,12 @@
 -- The shared holds of a semaphore. A hold has a member of a sorted set for each unit, of which the
 -- first is its owner. Their score is the millisecond in which they end together.
 
--- part: held_until
--- include: read
 -- Returns the millisecond in which a hold ends, or nil if it has ended or never was.
 local function held_until(set, owner, at)
   local ends = tonumber(read('ZSCORE', set, owner) or 0)
   return ends > at and ends or nil
 end
 
--- part: holds_at
--- include: read, foreign
 -- Returns how many units are out, and the milliseconds until the last one ends; or an error as the
 -- third result, for any other key.
 local function holds_at(set, at)
@@ -22,7 +18,6 @@ local function holds_at(set, at)
   return count, redis.call('ZRANGE', set, -1, -1, 'WITHSCORES')[2] - at
 end
 
--- part: write_hold
 -- Writes all members of a hold with one score, after these options of ZADD. Returns its reply.
 local function write_hold(set, owner, count, score, ...)
   local words, start = { ... }, owner .. ':'
@@ -35,8 +30,6 @@ local function write_hold(set, owner, count, score, ...)
   return redis.call('ZADD', set, unpack(words))
 end
 
--- part: hold
--- include: bounds, keep, write_hold
 -- Makes a new hold last this long from now, and the set with it. Removes ended holds.
 local function hold(set, owner, count, at, life_ms)
   write_hold(set, owner, count, at + life_ms)
@@ -45,8 +38,6 @@ local function hold(set, owner, count, at, life_ms)
   if ended[1] then redis.call('ZREM', set, unpack(ended)) end
 end
 
--- part: extend_hold
--- include: held_until, write_hold
 -- Makes a hold last its full time from now. Returns whether it stands. A hold without all of its
 -- members does not stand, and none of them is revived.
 local function extend_hold(set, owner, count, at, life_ms)

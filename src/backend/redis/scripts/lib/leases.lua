@@ -1,7 +1,5 @@
 -- The lease of one holder: `owner:fence`, and behind it a label, or what `registered` says.
 
--- part: lease_at
--- include: read, foreign
 -- Returns the owner of a lease, the fence, the milliseconds left, nil, and the value; or nil if it
 -- is free. Any other value is an error, the fourth result: no script waits for it or overwrites it.
 local function lease_at(key)
@@ -14,7 +12,6 @@ local function lease_at(key)
   return owner, tonumber(fence), left, nil, value
 end
 
--- part: set_lease
 -- Writes a lease, with the label of its process if there is one. The fence is text.
 local function set_lease(key, owner, fence, lease_ms, label)
   local value = owner .. ':' .. fence
@@ -22,15 +19,12 @@ local function set_lease(key, owner, fence, lease_ms, label)
   return redis.call('SET', key, value, 'PX', lease_ms)
 end
 
--- part: renew_lease
 -- Makes a lease and the fence last their full times from now. A full server lets both through.
 local function renew_lease(lease, fence_key, lease_ms, fence_ms)
   redis.call('PEXPIRE', lease, lease_ms)
   redis.call('PEXPIRE', fence_key, fence_ms)
 end
 
--- part: grant
--- include: fence_text, fence_at, next_fence, set_lease
 -- Grants a lease with a new fence, greater than `stored`, and returns that. A full server refuses
 -- the first write or none.
 local function grant(lease, fence_key, owner, lease_ms, fence_ms, stored, label)
@@ -41,7 +35,6 @@ local function grant(lease, fence_key, owner, lease_ms, fence_ms, stored, label)
   return fence
 end
 
--- part: registered
 -- Returns the ids of the backends that wait for a load, or ''. They stand behind the fence of its
 -- lease, each after a comma, and name the channels of the backends.
 local function registered_at(lease)
@@ -49,8 +42,6 @@ local function registered_at(lease)
   return type(value) == 'string' and string.match(value, '^%x+:%d+(,.*)$') or ''
 end
 
--- part: end_lease
--- include: registered
 -- Ends a lease, whatever the key holds, and returns the ids of those that were registered.
 local function end_lease(lease)
   local registered = registered_at(lease)

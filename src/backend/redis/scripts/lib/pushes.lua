@@ -1,6 +1,5 @@
 -- Messages to the processes that wait.
 
--- part: publish
 -- The bit of a reply which says that an ACL has refused to publish.
 local REFUSED, refused = 4, 0 -- luacheck: ignore refused
 
@@ -14,7 +13,6 @@ local function publish(channel, message)
   return 0
 end
 
--- part: process_channels
 -- Returns the start of the channels of processes for the name with this channel, and how a message
 -- on them begins: one channel is for all names of a namespace and family. In a cluster, each name
 -- has shard channels of its own.
@@ -24,16 +22,12 @@ local function process_channels(channel)
   return scope .. 'p' .. database .. ':', scope .. name
 end
 
--- part: publish_to_process
--- include: publish, process_channels
 -- Publishes a message about a name to the process of one of its waiters, by the id of that.
 local function publish_to_process(channel, waiter, message)
   local start, name = process_channels(channel)
   return publish(start .. string.sub(waiter, 1, 16), name .. message)
 end
 
--- part: publish_to_all
--- include: publish, process_channels
 -- Publishes on the channel of a name, and to each backend that registered.
 local function publish_to_all(channel, registered, message)
   local start, name = process_channels(channel)
@@ -43,7 +37,6 @@ local function publish_to_all(channel, registered, message)
   publish(channel, message)
 end
 
--- part: tell_tiers
 -- Tells the local tiers that an entry changes under this fence, before it does. A refusal is
 -- ignored.
 local function tell_tiers(tiers, lease, text)

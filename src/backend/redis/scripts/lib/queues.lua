@@ -1,6 +1,5 @@
 -- The waiters of a semaphore.
 
--- part: read_entry
 -- A queue entry has the owner of a claim, its need, its limit, the milliseconds of its lease, and
 -- the label of its process. The need is a number of shared units, of which at most `limit` may be
 -- out; or a sole hold: `x`, which is dropped if its process does not hear of its grant, or `f`.
@@ -12,33 +11,23 @@ local function read_entry(claim)
   return owner, tonumber(need), limit, lease_ms, label, need
 end
 
--- part: kept_ms
 -- Returns the milliseconds for which a claim's process still keeps its queue entries. A process has
 -- one deadline for all of its entries in a queue.
 local function kept_ms(deadlines, claim, at)
   return (redis.call('ZSCORE', deadlines, string.sub(claim, 1, 16)) or 0) - at
 end
 
--- part: heads
--- include: bounds
--- Returns a function that gives the claims at the head of a queue with their tickets, by index.
--- Most heads are the only ones to look at, and the others are read together.
-local function heads_of(queue)
-  local heads = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
-  return function(index)
-    if index == 2 then heads = redis.call('ZRANGE', queue, 0, BATCH - 1, 'WITHSCORES') end
-    return heads[2 * index - 1], heads[2 * index]
-  end
+-- Returns a claim by its place in a queue, and its ticket. Most heads are the only ones to look at.
+local function claim_at(queue, place)
+  return unpack(redis.call('ZRANGE', queue, place - 1, place - 1, 'WITHSCORES'))
 end
 
--- part: first_alive
--- include: kept_ms, heads
 -- Returns the first claim in a queue whose process keeps its entries, and the milliseconds until
 -- that ends; or nil. Removes the entries before it. Returns AGAIN after a batch without one.
 local function first_alive(queue, deadlines, at)
-  local head, dead = heads_of(queue), {}
+  local dead = {}
   for index = 1, BATCH do
-    local claim = head(index)
+    local claim = claim_at(queue, index)
     local left = claim and kept_ms(deadlines, claim, at)
     if not claim or left > 0 then
       if dead[1] then redis.call('ZREM', queue, unpack(dead)) end
@@ -50,8 +39,6 @@ local function first_alive(queue, deadlines, at)
   return AGAIN
 end
 
--- part: grant_next
--- include: heads, kept_ms, read_entry, holds_at, hold, grant, clock, publish_to_process
 -- How long a lease lasts that is handed over, unless it is renewed.
 local HANDOVER_MS = 2000
 -- How many units one script takes back and hands over. A single claim may be for more.
@@ -76,9 +63,8 @@ local function grant_next(at, fence_ms, returned)
 
   local gone, moved, again = {}, returned, 0
   local is_heard, unheard_ms, stamp = false, nil, nil
-  local head = heads_of(queue)
   for index = 1, BATCH do
-    local claim, ticket = head(index)
+    local claim, ticket = claim_at(queue, index)
     if not claim then
       if not is_heard and #gone == index - 1 then redis.call('DEL', deadlines) end
       break
