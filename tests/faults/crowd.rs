@@ -93,7 +93,7 @@ async fn nothing_left(server: &RedisServer) -> Result<(), BoxError> {
 /// time-outs. Their releases failed as well, and the cache took the server for one that is down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_of_locks_fails_nowhere_and_leaves_a_cache_alone() {
-    const NAMES: usize = 20_000;
+    const NAMES: usize = 10_000;
     let _turn = turn_alone().await;
     play(async |server| {
         let backend = RedisBackend::open(&server.url())?;
