@@ -1,9 +1,7 @@
 -- Grants a claim that fits beside the holders while no claim is before it in the queue; or again
 -- to the owner that has it. A claim that is not granted takes an entry in the queue.
---
 -- Returns the fence if granted, which is 0 for shared units; {'held', fence or 0, ms left, holders}
 -- if not; {'again'} if the script is to be called again.
---
 -- claim: see `read_entry` in `lib/queues.lua`
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 local lease, shared, fence, queue, deadlines = unpack(KEYS)

@@ -1,6 +1,5 @@
 -- Ends what is held, with its queue, whatever the keys hold, and wakes the waiters. Returns 1 if
 -- there was something to remove, or 0.
---
 -- KEYS: the channel, the deadlines of the processes in the queue, the lease, and the other keys
 -- ARGV: '1' if there is a queue
 local channel, deadlines, lease = unpack(KEYS, 1, 3)

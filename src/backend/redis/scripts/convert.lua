@@ -1,9 +1,7 @@
 -- Converts what one owner holds into the hold of another owner: a sole hold into another one or
 -- into shared units, or the only shared units into a sole hold.
---
 -- Returns the fence if granted, which is 0 for shared units; nil if not; {'again'} if granted, and
 -- the script is to be called again.
---
 -- from_units: the units that are converted; '' for a sole hold
 -- claim: of the new owner, see `read_entry` in `lib/queues.lua`
 local lease, shared, fence, queue = unpack(KEYS)

@@ -1,9 +1,7 @@
 -- Ends the lease of an entry if its owner has it, and publishes that, or why its load failed. With
 -- a record of failed loads, no claim is granted for `wait_ms`. It stands for `counted_ms` after
 -- that, so that the next failure is counted with it.
---
 -- Returns 1 if it ended, plus REFUSED, or 0 if the owner does not have it.
---
 -- failure: the record, or nil
 local lease, channel, failure = unpack(KEYS)
 local owner, message, wait_ms, counted_ms, failures = unpack(ARGV)

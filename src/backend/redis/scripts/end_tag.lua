@@ -1,6 +1,5 @@
 -- Gives a tag the next number of its namespace, tells the local tiers, and returns the number.
 -- Without a tag, returns the last number, and begins to count if there is none.
---
 -- number, tag: the last number, and when the tag ended and expired last, as two numbers
 -- life_ms: how long both are kept
 -- expires: '1' if the entries are kept for failed loads

@@ -1,8 +1,6 @@
 -- Reads who holds a semaphore or loads an entry, how many wait, and how loads have failed.
---
 -- Returns {the owner of the one holder or '', its fence or 0, ms left, holders, waiters, the time,
 -- the label of its process or '', ms for which the entry backs off, failures, message or ''}.
---
 -- is_entry: '1' if those that wait are registered in the lease, and not in the queue
 local lease, shared, queue, failure = unpack(KEYS)
 local is_entry = ARGV[1] == '1'

@@ -1,10 +1,8 @@
 -- Keeps the queue entries of the process of some claims for one name, and grants what is free.
---
 -- Returns REFUSED or 0, plus AGAIN if the script is to be called again; the milliseconds until what
 -- is in the way ends, or the entry of a claim that does not hear that it fits; 1 if the process had
 -- stopped to keep its entries, or 0; 1 if a claim hears that it is granted, or 0; and for each
 -- claim 1 if it has an entry, or 0.
---
 -- entry_ms: how long the queue entries are kept; the claims follow
 local lease, shared, _, queue, deadlines = unpack(KEYS)
 local fence_ms, entry_ms = ARGV[1], ARGV[2]

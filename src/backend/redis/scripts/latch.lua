@@ -1,8 +1,6 @@
 -- Sets a latch unless there is one, or counts it down once for each id. A step by 0 only reads it.
---
 -- Returns 1 if the latch was set under this id, now or before, or 0. Of a step, returns
 -- {'left', the count that it left, ms until it ends, REFUSED or 0}, or {'unset'}.
---
 -- set_ms: the time to live of a latch that is to be set; '' for a step
 local latch, channel = unpack(KEYS)
 local id, count, set_ms = unpack(ARGV)

@@ -1,8 +1,6 @@
 -- Ends what an owner holds, and its queue entry, and grants what is free then.
---
 -- Returns 1 if it was held or 0 if not, plus REFUSED, plus AGAIN if the script is to be called
 -- again.
---
 -- claim: see `read_entry` in `lib/queues.lua`
 -- wakes_all: '1' if there are waiters without a queue, which are woken when it is empty
 local lease, shared, _, queue, deadlines, channel = unpack(KEYS)

@@ -2,7 +2,6 @@
 -- not run. A user that may run none of those for caches alone is held to locks, and the other way
 -- round. Leaves nothing behind: where the key stands, it is a string of one second, on which the
 -- commands of other types fail.
---
 -- KEYS: none, since the key lies outside of the names that the user may be held to
 -- push: the command of pushes
 local key, push = unpack(ARGV)

@@ -1,6 +1,5 @@
 -- Makes a lease last its full time from now, and gives it this fence. The last fence of the name
 -- becomes this one, unless it is greater.
---
 -- Returns 1, or 0 if the owner does not have the lease.
 local lease, fence = unpack(KEYS)
 local owner, lease_ms, fence_ms, given = unpack(ARGV)

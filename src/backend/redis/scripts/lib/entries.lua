@@ -26,7 +26,6 @@ local PUSHED_AT_ONCE = 1048576
 
 -- Pushes an entry to all waiters. One over the limit, or one that many processes wait for, is
 -- announced with their number: they fetch it one after another.
---
 -- bytes: the entry, or nil if it was staged; it is read if a waiter is to get it
 -- stored: its fence, its size and its key, or nil if it was not stored
 local function publish_entry(channel, registered, bytes, limit, stored)

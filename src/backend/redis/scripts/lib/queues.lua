@@ -3,7 +3,6 @@
 -- A queue entry has the owner of a claim, its need, its limit, the milliseconds of its lease, and
 -- the label of its process. The need is a number of shared units, of which at most `limit` may be
 -- out; or a sole hold: `x`, which is dropped if its process does not hear of its grant, or `f`.
---
 -- Returns the owner, the units or nil, the limit, the milliseconds, the label, and the need.
 local function read_entry(claim)
   local owner, need, limit, lease_ms, label =
@@ -47,13 +46,10 @@ local UNITS = 500
 -- Grants what is free to the claims at the head of the queue, in their order and while they fit.
 -- There must be no sole holder. Each claim hears of its fence, and of how many milliseconds lie
 -- between its ticket and the end of its lease.
---
 -- A claim whose process does not hear of its grant keeps its place, or is dropped: `read_entry`.
 -- The claims of a process that has stopped to keep its entries are dropped.
---
 -- Returns AGAIN or 0; the milliseconds until the entry of a claim ends that fits and does not hear
 -- of it, or nil; whether a claim hears; and an error if the key does not hold units.
---
 -- KEYS: the lease, the shared units, the fence, the queue, the deadlines, and the channel
 -- returned: the units that the script has taken back
 local function grant_next(at, fence_ms, returned)
