@@ -9,7 +9,7 @@ local fence_ms, entry_ms = ARGV[1], ARGV[2]
 
 local at, claims = now_ms(), { unpack(ARGV, 3) }
 local process = string.sub(claims[1], 1, 16)
-local has_lapsed = kept_ms(deadlines, process, at) <= 0 and 1 or 0
+local has_lapsed = deadline_in(deadlines, process, at) <= 0 and 1 or 0
 local dead = redis.call('ZRANGE', deadlines, '-inf', at, 'BYSCORE', 'LIMIT', 0, BATCH)
 if dead[1] then redis.call('ZREM', deadlines, unpack(dead)) end
 -- Needs no memory. A full server lets all writes through in a script that has written.

@@ -11,14 +11,14 @@ local function fence_text(fence)
   return string.format('%016.0f', fence)
 end
 
--- Returns a fence greater than the last one, than that of the stored entry, and than each that was
--- taken from the clock.
+-- Returns a fence greater than the last one and that of the stored entry, and not below the clock,
+-- which stands in for a last fence that has expired.
 local function next_fence(last, stored)
   return math.max(now(), last + 1, stored + 1)
 end
 
--- Writes the time as the fence, and reads the last one in the same call. Returns its text; or nil,
--- and leaves the last one, unless the new one is known to be greater.
+-- Writes the time as the fence, and reads the last one in the same call. Returns its text. If it is
+-- not known to be greater, or is refused, returns nil, and writes the last one again.
 local function clock_fence(key, fence_ms)
   local fence = time_text()
   local last = redis.pcall('SET', key, fence, 'PX', fence_ms, 'GET')

@@ -1,8 +1,9 @@
--- The waiters of a semaphore.
+-- The waiters for a name: for a sole hold, or for shared units.
 
 -- A queue entry has the owner of a claim, its need, its limit, the milliseconds of its lease, and
 -- the label of its process. The need is a number of shared units, of which at most `limit` may be
--- out; or a sole hold: `x`, which is dropped if its process does not hear of its grant, or `f`.
+-- out; or a sole hold: `x`, which is dropped if its process does not hear of its grant, or `f`,
+-- which then stays first until the deadline of its process.
 -- Returns the owner, the units or nil, the limit, the milliseconds, the label, and the need.
 local function read_entry(claim)
   local owner, need, limit, lease_ms, label =
@@ -10,24 +11,24 @@ local function read_entry(claim)
   return owner, tonumber(need), limit, lease_ms, label, need
 end
 
--- Returns the milliseconds for which a claim's process still keeps its queue entries. A process has
+-- Returns in how many milliseconds the process of a claim is taken for dead, or 0 or less. It has
 -- one deadline for all of its entries in a queue.
-local function kept_ms(deadlines, claim, at)
+local function deadline_in(deadlines, claim, at)
   return (redis.call('ZSCORE', deadlines, string.sub(claim, 1, 16)) or 0) - at
 end
 
--- Returns a claim by its place in a queue, and its ticket. Most heads are the only ones to look at.
+-- Returns the claim at a place in a queue, and its ticket. Usually only the first is needed.
 local function claim_at(queue, place)
   return unpack(redis.call('ZRANGE', queue, place - 1, place - 1, 'WITHSCORES'))
 end
 
--- Returns the first claim in a queue whose process keeps its entries, and the milliseconds until
--- that ends; or nil. Removes the entries before it. Returns AGAIN after a batch without one.
+-- Returns the first claim in a queue whose process is alive, and in how many milliseconds that is
+-- taken for dead; or nil. Removes the entries before it. Returns AGAIN after a batch of dead ones.
 local function first_alive(queue, deadlines, at)
   local dead = {}
   for index = 1, BATCH do
     local claim = claim_at(queue, index)
-    local left = claim and kept_ms(deadlines, claim, at)
+    local left = claim and deadline_in(deadlines, claim, at)
     if not claim or left > 0 then
       if dead[1] then redis.call('ZREM', queue, unpack(dead)) end
       return claim, left
@@ -44,12 +45,11 @@ local HANDOVER_MS = 2000
 local UNITS = 500
 
 -- Grants what is free to the claims at the head of the queue, in their order and while they fit.
--- There must be no sole holder. Each claim hears of its fence, and of how many milliseconds lie
--- between its ticket and the end of its lease.
--- A claim whose process does not hear of its grant keeps its place, or is dropped: `read_entry`.
--- The claims of a process that has stopped to keep its entries are dropped.
--- Returns AGAIN or 0; the milliseconds until the entry of a claim ends that fits and does not hear
--- of it, or nil; whether a claim hears; and an error if the key does not hold units.
+-- There must be no sole holder. Each claim is told its fence, and how many milliseconds lie between
+-- its ticket and the end of its lease. A claim whose process does not hear of that keeps its place,
+-- or is dropped: `read_entry`. The claims of dead processes are dropped.
+-- Returns AGAIN or 0; the milliseconds until a claim that fits and does not hear of it is dropped,
+-- or nil; whether a claim hears; and an error if the key does not hold units.
 -- KEYS: the lease, the shared units, the fence, the queue, the deadlines, and the channel
 -- returned: the units that the script has taken back
 local function grant_next(at, fence_ms, returned)
@@ -66,7 +66,7 @@ local function grant_next(at, fence_ms, returned)
       break
     end
     local owner, units, limit, lease_ms, label, need = read_entry(claim)
-    local left, life = kept_ms(deadlines, claim, at), math.min(HANDOVER_MS, lease_ms)
+    local left, life = deadline_in(deadlines, claim, at), math.min(HANDOVER_MS, lease_ms)
     if left <= 0 then
       gone[#gone + 1] = claim
     elseif (units and out + units - limit or out) > 0 then
@@ -89,6 +89,7 @@ local function grant_next(at, fence_ms, returned)
         redis.call('DEL', lease)
       end
       is_heard = is_heard or hears
+      -- If an ACL refuses the push, that says nothing of the process.
       if hears or need == 'x' and refused == 0 then
         gone[#gone + 1] = claim
       else
@@ -99,6 +100,7 @@ local function grant_next(at, fence_ms, returned)
     if index == BATCH then again = AGAIN end
   end
   if gone[1] then redis.call('ZREM', queue, unpack(gone)) end
+  -- Another call would find the same.
   if not is_heard and not gone[1] and returned == 0 then again = 0 end
   return again, unheard_ms, is_heard
 end
