@@ -8,8 +8,8 @@ use std::{
 use tokio::time::{Instant, sleep};
 
 use super::{
-    MutexGuard,
-    front::{Lock, LockSpace, Renews, ensure, through_outages},
+    Locks, MutexGuard,
+    front::{Lock, Renews, ensure, through_outages},
 };
 use crate::{
     backend::{Mark, Mode, Tick, TickStep},
@@ -34,6 +34,40 @@ pub struct Scheduled<When> {
 
 impl<When> Renews for Scheduled<When> {}
 
+impl Locks {
+    /// Returns a job for a tick, for which one process of the fleet gets a turn.
+    ///
+    /// The tick is the instant in the schedule, and not the time at which a process asks, so clocks
+    /// may differ. The server remembers the last tick begun for 30 days, and gives no turn for one
+    /// that is not greater. If it loses that, a tick may run once more.
+    pub fn once(&self, name: impl Into<Key>, tick: impl Into<SystemTime>) -> Job {
+        self.scheduled(name.into(), OneTick { tick: tick.into(), kept: KEPT })
+    }
+
+    /// Returns a job for an id that has no place in an order, such as that of an event.
+    ///
+    /// The id is remembered for `keep` after its turn. Turns of different ids run beside each
+    /// other: each is the mutex of the name and the id, joined by a colon.
+    pub fn once_id(&self, name: impl Into<Key>, id: impl Into<Key>, keep: Duration) -> Job {
+        // The first colon ends the name.
+        let name = name.into().as_str().replace('%', "%25").replace(':', "%3A");
+        let when = OneTick { tick: SystemTime::UNIX_EPOCH, kept: keep };
+        self.scheduled(format!("{name}:{}", id.into()).into(), when)
+    }
+
+    /// Returns the turns of a job that runs once in each period, in one process of the fleet.
+    ///
+    /// It is a [`once`](Self::once) whose tick is computed from the clock of the server. At its
+    /// first start in the fleet it runs at once, for the period that has begun.
+    pub fn every(&self, name: impl Into<Key>, period: Duration) -> Ticks {
+        self.scheduled(name.into(), EachTick { period, last: None })
+    }
+
+    fn scheduled<When>(&self, name: Key, when: When) -> Lock<Scheduled<When>> {
+        Lock::unlimited(&self.space, name, Scheduled { runs_again: false, when })
+    }
+}
+
 impl<When> Lock<Scheduled<When>> {
     /// Makes a tick whose turn crashes run again, unless a later one has begun.
     ///
@@ -50,10 +84,6 @@ impl<When> Lock<Scheduled<When>> {
         self.kind.runs_again = true;
         self
     }
-
-    fn scheduled(space: &LockSpace, name: Key, when: When) -> Self {
-        Self::unlimited(space, name, Scheduled { runs_again: false, when })
-    }
 }
 
 /// The tick of a job, and how long it is remembered.
@@ -67,17 +97,6 @@ pub struct OneTick {
 pub type Job = Lock<Scheduled<OneTick>>;
 
 impl Job {
-    pub(super) fn of_tick(space: &LockSpace, name: Key, tick: SystemTime) -> Self {
-        Self::scheduled(space, name, OneTick { tick, kept: KEPT })
-    }
-
-    pub(super) fn of_id(space: &LockSpace, name: &Key, id: &Key, kept: Duration) -> Self {
-        // The first colon ends the name.
-        let name = name.as_str().replace('%', "%25").replace(':', "%3A");
-        let when = OneTick { tick: SystemTime::UNIX_EPOCH, kept };
-        Self::scheduled(space, format!("{name}:{id}").into(), when)
-    }
-
     /// Begins the tick. Returns `None` if this tick or a later one was begun before, or if the
     /// [mutex](crate::Locks::mutex) of the name is held, by a turn or by any other caller.
     ///
@@ -170,10 +189,6 @@ pub struct EachTick {
 }
 
 impl Ticks {
-    pub(super) fn of_period(space: &LockSpace, name: Key, period: Duration) -> Self {
-        Self::scheduled(space, name, EachTick { period, last: None })
-    }
-
     /// Waits for a tick that is to run here, and returns its turn.
     ///
     /// - **The ticks** are the multiples of the period since 1970, by the clock of the server. A

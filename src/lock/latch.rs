@@ -6,9 +6,10 @@ use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
-#[cfg(doc)]
-use super::Locks;
-use super::front::{LockSpace, ensure};
+use super::{
+    Locks,
+    front::{LockSpace, ensure},
+};
 use crate::{
     backend::{ANSWER_LIMIT, Claim, Countdown, Latches, Mode, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
@@ -66,12 +67,16 @@ pub struct Latch {
     wait_limit: Duration,
 }
 
-impl Latch {
-    pub(super) fn new(space: LockSpace, latches: Arc<dyn Latches>, name: Key) -> Self {
+impl Locks {
+    /// Returns a count-down latch: set once, counted down by many, waited for by many.
+    pub fn latch(&self, name: impl Into<Key>) -> Latch {
+        let (space, latches) = (self.space.clone(), self.servers.latches.clone());
         let (ttl, wait_limit) = (Duration::from_secs(3600), Duration::from_secs(30));
-        Self { space, latches, name, ttl, wait_limit }
+        Latch { space, latches, name: name.into(), ttl, wait_limit }
     }
+}
 
+impl Latch {
     /// Sets the latch to a count from 1 to 10,000, unless it is set already. Returns `true` if this
     /// call set it.
     ///

@@ -4,10 +4,14 @@ use std::{ops::Deref, sync::Arc};
 
 use tracing::warn;
 
-use super::front::{Lock, Renews, through_outages};
+use super::{
+    Locks,
+    front::{Lock, Renews, through_outages},
+};
 use crate::{
     backend::Mode,
     error::Error,
+    key::Key,
     lease::{Lease, run_until},
 };
 
@@ -38,9 +42,21 @@ pub type Candidate = Lock<Elected>;
 
 /// The kind of a [`Candidate`].
 #[derive(Clone, Debug)]
-pub struct Elected(pub(super) Mode);
+pub struct Elected(Mode);
 
 impl Renews for Elected {}
+
+impl<Servers> Locks<Servers> {
+    /// Returns a candidate for work that one process does at a time, for as long as it can.
+    ///
+    /// It is the [mutex](Self::mutex) of that name with a loop around it, and over one backend the
+    /// [fair](Mutex::fair) one. A candidate waits without a limit, works, and waits again if the
+    /// lease is lost.
+    pub fn leader(&self, name: impl Into<Key>) -> Candidate {
+        let mode = if self.space.has_queues() { Mode::Fair } else { Mode::Exclusive };
+        Lock::unlimited(&self.space, name.into(), Elected(mode))
+    }
+}
 
 impl Candidate {
     /// Waits until this candidate leads, runs the work, and returns its output.

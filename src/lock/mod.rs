@@ -102,7 +102,7 @@ pub use self::{
     locks::Locks,
     mutex::{Mutex, MutexGuard},
     redlock::Redlock,
-    reentrant::{ReentrantHolder, ReentrantMutex},
+    reentrant::ReentrantMutex,
     rw::{ReadGuard, RwLock, WriteGuard},
     semaphore::{PermitId, Permits, Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},

@@ -2,10 +2,14 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use super::front::{Lock, Looks, Renews, WaitLimited, release_one};
+use super::{
+    Locks,
+    front::{Lock, Looks, Renews, WaitLimited, release_one},
+};
 use crate::{
     backend::Mode,
     error::Error,
+    key::Key,
     lease::{Lease, LeaseGuard},
 };
 
@@ -46,6 +50,30 @@ impl Renews for Exclusive {}
 impl Looks for Exclusive {
     fn mode(&self) -> Mode {
         self.0
+    }
+}
+
+impl<Servers> Locks<Servers> {
+    /// Returns a lock that one holder has at a time.
+    ///
+    /// Over one backend, a free lock goes to the first caller that asks. A released lock is handed
+    /// over: to the next waiter of this process, up to 16 times or for 50 ms, and then to the
+    /// process that has waited longest. A caller that comes while others wait has its place behind
+    /// them.
+    ///
+    /// - A push notifies the next waiter. If the push is lost, the waiter notices within 0.7 s.
+    /// - A process that died, or whose connection for pushes is broken, is passed over at once.
+    /// - Processes that stand still at that moment cost the others 2 s, once, however many they
+    ///   are. A lease that was handed over lasts no longer than that until its first renewal, after
+    ///   a tenth of a second. So [`remaining`](crate::lease::Lease::remaining) begins with less
+    ///   than the lease. A lock that is not renewed asks once more, to get its full lease.
+    ///
+    /// The shares are uneven if each process has two or three callers that lock again at once. A
+    /// [fair mutex](Mutex::fair) has even shares, and with so few callers it is as fast.
+    ///
+    /// A [`Redlock`](super::Redlock) [waits otherwise](super::Redlock#waiting).
+    pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
+        Lock::new(&self.space, name.into(), Exclusive(Mode::Exclusive))
     }
 }
 
@@ -90,7 +118,7 @@ impl Mutex {
     }
 }
 
-/// A [`Mutex`] that is held, or a [reentrant one](super::ReentrantHolder).
+/// A [`Mutex`] that is held, or a [reentrant one](super::ReentrantMutex).
 ///
 /// Its lease is renewed while the guard lives. If the guard is dropped, and its holder has no other
 /// one, the lock is released [in the background](super#dropped-guards).

@@ -2,10 +2,14 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use super::front::{Lock, Looks, Renews, WaitLimited, release_one};
+use super::{
+    Locks,
+    front::{Lock, Looks, Renews, WaitLimited, release_one},
+};
 use crate::{
     backend::Mode,
     error::Error,
+    key::Key,
     lease::{Lease, LeaseGuard},
 };
 
@@ -49,6 +53,13 @@ impl Renews for ReadWrite {}
 impl Looks for ReadWrite {
     fn mode(&self) -> Mode {
         Mode::Write
+    }
+}
+
+impl Locks {
+    /// Returns a lock that many readers or one writer have at a time.
+    pub fn rw_lock(&self, name: impl Into<Key>) -> RwLock {
+        Lock::new(&self.space, name.into(), ReadWrite)
     }
 }
 

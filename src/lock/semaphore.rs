@@ -3,7 +3,10 @@
 
 use std::{fmt, ops::Deref, str::FromStr};
 
-use super::front::{Lock, LockSpace, Looks, RenewalPace, Renews, WaitLimited, ensure};
+use super::{
+    Locks,
+    front::{Lock, Looks, RenewalPace, Renews, WaitLimited, ensure},
+};
 use crate::{
     backend::{Claim, Mode, Owner, Renewal},
     error::{Error, ErrorKind},
@@ -42,7 +45,7 @@ pub type Semaphore = Lock<Counted>;
 
 /// The kind of a [`Semaphore`], with the number of its permits.
 #[derive(Clone, Debug)]
-pub struct Counted(pub(super) u32);
+pub struct Counted(u32);
 
 impl WaitLimited for Counted {}
 
@@ -51,6 +54,20 @@ impl Renews for Counted {}
 impl Looks for Counted {
     fn mode(&self) -> Mode {
         any_permit(self.0)
+    }
+}
+
+impl Locks {
+    /// Returns a number of permits, each with a lease that is renewed while it is held.
+    pub fn semaphore(&self, name: impl Into<Key>, permits: u32) -> Semaphore {
+        Lock::new(&self.space, name.into(), Counted(permits))
+    }
+
+    /// Returns a number of permits that each have an id and end by themselves.
+    pub fn permits(&self, name: impl Into<Key>, permits: u32) -> Permits {
+        let mut permits = Lock::new(&self.space, name.into(), Identified(permits));
+        permits.renewal = RenewalPace::Never;
+        permits
     }
 }
 
@@ -206,12 +223,6 @@ impl WaitLimited for Identified {}
 pub struct PermitId(Owner);
 
 impl Permits {
-    pub(super) fn with_ids(space: &LockSpace, name: Key, limit: u32) -> Self {
-        let mut permits = Self::new(space, name, Identified(limit));
-        permits.renewal = RenewalPace::Never;
-        permits
-    }
-
     /// Acquires a permit, waiting while all are held. The permit ends by itself after the lease.
     ///
     /// # Errors and cancel safety

@@ -4,8 +4,9 @@ use std::{fmt, time::Duration};
 
 use futures_util::future::{join_all, select_all};
 
-use super::front::{
-    FENCE_LIFE, Lock, LockSpace, Renews, WaitLimited, ensure, none_if_not_acquired,
+use super::{
+    Locks,
+    front::{FENCE_LIFE, Lock, Renews, WaitLimited, ensure, none_if_not_acquired},
 };
 #[cfg(doc)]
 use crate::lease::Lease;
@@ -30,12 +31,20 @@ impl WaitLimited for Grouped {}
 
 impl Renews for Grouped {}
 
-impl Lock<Grouped> {
-    pub(super) fn of_names(space: &LockSpace, names: Vec<Key>) -> Self {
+impl Locks {
+    /// Returns the [mutexes](Self::mutex) of several names, from 1 to 64, to acquire them together.
+    ///
+    /// They are acquired in the order of their names, so two callers never wait for each other.
+    /// While the caller waits for one name, it holds the names before it. If one lock is not
+    /// acquired, the others are released.
+    pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
+        let names: Vec<Key> = names.into_iter().map(Into::into).collect();
         let all: Vec<_> = names.iter().map(Key::as_str).collect();
-        Self::new(space, all.join(", ").into(), Grouped(names))
+        Lock::new(&self.space, all.join(", ").into(), Grouped(names))
     }
+}
 
+impl Several {
     /// Acquires the locks, waiting while one of them has another holder.
     ///
     /// # Errors and cancel safety
