@@ -20,21 +20,10 @@ use crate::{backend::Latches, key::Family, observe::LockStats};
 /// # async fn change_stock(fence: u64) {}
 /// let locks = Locks::new(MemoryBackend::new(), "shop").max_name(100);
 ///
-/// // One holder at a time.
 /// let guard = locks.mutex("stock:42").lease(Duration::from_secs(5)).lock().await?;
 /// // If the lock is lost, the work is dropped.
 /// guard.run(change_stock(guard.fence())).await?;
 /// guard.unlock().await?;
-///
-/// // The other kinds.
-/// locks.mutex("printer").fair().lock().await?.unlock().await?;
-/// locks.reentrant_mutex("account:7").lock().await?.unlock().await?;
-/// locks.several(["account:7", "account:9"]).lock().await?.unlock().await?;
-/// locks.rw_lock("prices").read().await?.unlock().await?;
-/// locks.semaphore("exports", 3).acquire().await?.release().await?;
-/// let id = locks.permits("exports", 3).acquire().await?;
-/// assert!(locks.permits("exports", 3).release(id).await?);
-/// locks.latch("import:7").set(2).await?;
 ///
 /// locks.shutdown(Duration::from_secs(1)).await;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
@@ -55,8 +44,7 @@ impl Locks {
     /// Creates the locks of a namespace over a backend.
     ///
     /// The namespace is the first part of all names: 1 to 64 letters, digits, `.`, `_` or `-`. With
-    /// another one, every call to a lock returns
-    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig).
+    /// another one, every call to a lock is an error.
     pub fn new<B: Latches>(backend: B, namespace: impl Into<String>) -> Self {
         let (backend, namespace) = (Arc::new(backend), namespace.into());
         let space = LockSpace::over(backend.clone(), Family::Lock, &namespace);

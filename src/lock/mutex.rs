@@ -4,7 +4,7 @@ use std::{ops::Deref, sync::Arc};
 
 use super::{
     Locks,
-    front::{Lock, Looks, Renews, WaitLimited, release_one},
+    front::{Lock, Looks, Renews, release_one},
 };
 use crate::{
     backend::Mode,
@@ -13,9 +13,7 @@ use crate::{
     lease::{Lease, LeaseGuard},
 };
 
-/// A lock that one holder has at a time: a name, and how it is to be held.
-///
-/// Created by [`Locks::mutex`](crate::Locks::mutex) and [`Redlock::mutex`](crate::Redlock::mutex).
+/// A lock that one holder has at a time. Created by [`Locks::mutex`].
 ///
 /// # Examples
 ///
@@ -43,8 +41,6 @@ pub type Mutex = Lock<Exclusive>;
 #[derive(Clone, Debug)]
 pub struct Exclusive(pub(super) Mode);
 
-impl WaitLimited for Exclusive {}
-
 impl Renews for Exclusive {}
 
 impl Looks for Exclusive {
@@ -65,8 +61,7 @@ impl<Servers> Locks<Servers> {
     /// - A process that died, or whose connection for pushes is broken, is passed over at once.
     /// - Processes that stand still at that moment cost the others 2 s, once, however many they
     ///   are. A lease that was handed over lasts no longer than that until its first renewal, after
-    ///   a tenth of a second. So [`remaining`](crate::lease::Lease::remaining) begins with less
-    ///   than the lease. A lock that is not renewed asks once more, to get its full lease.
+    ///   a tenth of a second. A lock that is not renewed asks once more, to get its full lease.
     ///
     /// The shares are uneven if each process has two or three callers that lock again at once. A
     /// [fair mutex](Mutex::fair) has even shares, and with so few callers it is as fast.
@@ -81,12 +76,11 @@ impl Mutex {
     /// Makes the callers of all processes come first, first served.
     ///
     /// It is the same lock as the plain mutex of that name, and both have one queue. The plain
-    /// mutex has one place there for a process, which passes the lock to its own callers.
+    /// mutex has one place there for a process, and here each waiter has its own. A process keeps
+    /// all of its places of a name with one command every 0.64 s.
     ///
-    /// Each waiter has an entry in a queue at the server. A process keeps all of its entries of a
-    /// name with one command every 0.64 s. As with a plain mutex, a released lock is handed over to
-    /// the first waiter. Waiters whose process died or stands still are passed over once, after at
-    /// most 2.7 s, however many they are. With more than 1,280 names, this grows with their number.
+    /// Waiters whose process died or stands still are passed over once, after at most 2.7 s,
+    /// however many they are. With more than 1,280 names, this grows with their number.
     ///
     /// A [`Redlock`](crate::Redlock) has no queue, so its fair mutex cannot be acquired: the call
     /// fails at once as [`InvalidConfig`](crate::ErrorKind::InvalidConfig).
@@ -104,15 +98,9 @@ impl Mutex {
         Ok(self.acquire_in(self.kind.0).await?.into())
     }
 
-    /// Acquires the lock if it is free. Returns `None` if there is another holder, or if another
-    /// caller of this process is about to acquire it.
-    ///
-    /// Also returns `None` if several callers try at a [`Redlock`](crate::Redlock) at the same
-    /// moment and none of them has a majority.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [all locks](super#errors-and-cancel-safety) but `NotAcquired`.
+    /// Acquires the lock as [`lock`](Self::lock) does, if it is free. Returns `None` if there is
+    /// another holder, or if another caller of this process is about to acquire it. At a
+    /// [`Redlock`](crate::Redlock), callers that try at the same moment may all get `None`.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
         Ok(self.try_acquire_in(self.kind.0).await?.map(MutexGuard::from))
     }
@@ -120,8 +108,8 @@ impl Mutex {
 
 /// A [`Mutex`] that is held, or a [reentrant one](super::ReentrantMutex).
 ///
-/// Its lease is renewed while the guard lives. If the guard is dropped, and its holder has no other
-/// one, the lock is released [in the background](super#dropped-guards).
+/// Its lease is renewed while the guard lives. A [dropped guard](super#dropped-guards) releases the
+/// lock, if its holder has no other one.
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct MutexGuard {
@@ -136,11 +124,9 @@ impl From<LeaseGuard> for MutexGuard {
 }
 
 impl MutexGuard {
-    /// Returns the fencing token, a number that grows with each holder of this lock. It fits in an
-    /// `i64`.
-    ///
-    /// The idea is from M. Kleppmann, "How to do distributed locking" (2016). The resource that the
-    /// lock guards remembers the greatest token it has seen, and refuses smaller ones.
+    /// Returns the fencing token, a number that grows with each holder of this lock and fits in an
+    /// `i64`. The resource that the lock guards remembers the greatest token it has seen, and
+    /// refuses smaller ones (M. Kleppmann, "How to do distributed locking", 2016).
     pub fn fence(&self) -> u64 {
         self.held.fence()
     }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::{
     Locks, MutexGuard,
-    front::{Lock, Renews, WaitLimited},
+    front::{Lock, Renews},
 };
 use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 
@@ -55,8 +55,6 @@ pub type ReentrantMutex = Lock<Reentrant>;
 #[derive(Clone, Debug, Default)]
 pub struct Reentrant(Arc<watch::Sender<Weak<LeaseGuard>>>);
 
-impl WaitLimited for Reentrant {}
-
 impl Renews for Reentrant {}
 
 impl<Servers> Locks<Servers> {
@@ -97,12 +95,8 @@ impl ReentrantMutex {
         }
     }
 
-    /// Acquires the lock if it is free, or if this holder has it. Returns `None` if there is
-    /// another holder, or if this holder waits for the lock in another task.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`Mutex::try_lock`](super::Mutex::try_lock).
+    /// Acquires the lock as [`lock`](Self::lock) does, if it is free or this holder has it. Returns
+    /// `None` if there is another holder, or if this holder waits for the lock in another task.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
         if let Some(again) = self.held_again() {
             return Ok(Some(again));
