@@ -1,6 +1,6 @@
 //! One holder at a time, any number of times.
 
-use bellwether::{BoxError, lock::ReentrantHolder};
+use bellwether::{BoxError, lock::ReentrantMutex};
 
 use crate::stage::{Player, Stage};
 
@@ -26,14 +26,12 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
 }
 
 pub(crate) async fn play(mut me: Player, part: &str) -> Result<(), BoxError> {
-    let mutex = me.locks.reentrant_mutex("account:7");
+    let account = me.locks.reentrant_mutex("account:7");
     if part == "hold" {
-        let account = mutex.holder();
         transfer(&mut me, &account).await?;
         me.tell("out");
         return Ok(());
     }
-    let account = mutex.holder();
     loop {
         me.cue().await?;
         match account.try_lock().await? {
@@ -46,13 +44,13 @@ pub(crate) async fn play(mut me: Player, part: &str) -> Result<(), BoxError> {
     }
 }
 
-async fn transfer(me: &mut Player, account: &ReentrantHolder) -> Result<(), BoxError> {
+async fn transfer(me: &mut Player, account: &ReentrantMutex) -> Result<(), BoxError> {
     let guard = account.lock().await?;
     let fence = charge(me, account).await?;
     if guard.fence() != fence {
         return Err("a holder has two fences".into());
     }
-    let other = me.locks.reentrant_mutex("account:7").holder();
+    let other = me.locks.reentrant_mutex("account:7");
     if other.try_lock().await?.is_some() {
         return Err("two holders have the lock".into());
     }
@@ -61,7 +59,7 @@ async fn transfer(me: &mut Player, account: &ReentrantHolder) -> Result<(), BoxE
     Ok(guard.unlock().await?)
 }
 
-async fn charge(me: &mut Player, account: &ReentrantHolder) -> Result<u64, BoxError> {
+async fn charge(me: &mut Player, account: &ReentrantMutex) -> Result<u64, BoxError> {
     let guard = account.lock().await?;
     let fence = guard.fence();
     me.tell("in charge()");

@@ -17,7 +17,7 @@ use crate::{
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
 const LONGEST_LEASE: Duration = FENCE_LIFE;
 /// How long fences grow even if the clock of the server is set back.
-pub(super) const FENCE_LIFE: Duration = Duration::from_secs(86_400);
+const FENCE_LIFE: Duration = Duration::from_secs(86_400);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The engine and the naming rules that all locks of one `Locks` or `Redlock` have in common.
@@ -76,9 +76,6 @@ pub(super) enum RenewalPace {
     Never,
 }
 
-/// A kind of lock whose waits can be set.
-pub trait WaitLimited {}
-
 /// A kind of lock whose lease is renewed while its guard lives.
 pub trait Renews {}
 
@@ -90,21 +87,18 @@ pub trait Looks {
 }
 
 impl<Kind> Lock<Kind> {
-    /// Sets how long the lease lasts unless it is renewed. Defaults to 10 s; from 20 ms to 24 h.
-    ///
-    /// This is also how long the waiters wait for a holder that died.
+    /// Sets how long the lease lasts unless it is renewed, and so how long the waiters wait for a
+    /// holder that died. Defaults to 10 s; from 20 ms to 24 h.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
-}
 
-impl<Kind: WaitLimited> Lock<Kind> {
-    /// Sets how long an acquisition may wait for other holders. Defaults to 30 s.
+    /// Sets how long an acquisition may wait for other holders. Defaults to 30 s, and to no limit
+    /// for jobs and leaders, which wait anew after it.
     ///
     /// A try that is under way at the limit may add up to its
-    /// [`try_limit`](crate::lease::RetryStrategy::try_limit), by default 250 ms. For a
-    /// [`Redlock`](crate::Redlock), it adds up to four answers of a server.
+    /// [`try_limit`](crate::lease::RetryStrategy::try_limit).
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.wait_limit = limit;
         self
@@ -118,10 +112,8 @@ impl<Kind: WaitLimited> Lock<Kind> {
 }
 
 impl<Kind: Renews> Lock<Kind> {
-    /// Sets how often the lease is renewed while its guard lives. From 1 ms to less than the
-    /// lease.
-    ///
-    /// Defaults to a third of the lease, so that two renewals may fail before the lease is lost.
+    /// Sets how often the lease is renewed while its guard lives. From 1 ms to less than the lease;
+    /// defaults to a third of it, so that two renewals may fail before the lease is lost.
     pub fn renew_every(mut self, interval: Duration) -> Self {
         self.renewal = RenewalPace::Every(interval);
         self
@@ -133,9 +125,8 @@ impl<Kind: Renews> Lock<Kind> {
         self
     }
 
-    /// Sets how long one guard may hold in all. Defaults to no limit; at least the lease.
-    ///
-    /// At the limit the lease is lost, so that a holder that is stuck does not keep it for ever.
+    /// Sets how long one guard may hold in all, so that a holder that is stuck does not keep the
+    /// lock for ever. At the limit the lease is lost. Defaults to no limit; at least the lease.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.max_hold = limit;
         self
@@ -152,17 +143,13 @@ impl<Kind: Looks> Lock<Kind> {
     /// # Examples
     ///
     /// ```
-    /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
-    /// # runtime.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Locks, MemoryBackend};
-    ///
-    /// let locks = Locks::new(MemoryBackend::new(), "shop").owner("worker-3");
-    /// let guard = locks.mutex("nightly").lock().await?;
-    /// let holder = locks.mutex("nightly").holder().await?.expect("it is held");
-    /// assert_eq!(holder.owner.as_deref(), Some("worker-3"));
-    /// assert_eq!(holder.fence, guard.fence());
-    /// assert!(locks.mutex("nightly").force_unlock().await?);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// # async fn free(locks: bellwether::Locks) -> Result<(), bellwether::Error> {
+    /// let mutex = locks.mutex("nightly");
+    /// if let Some(held) = mutex.holder().await? {
+    ///     println!("{:?} has the fence {}", held.owner, held.fence);
+    ///     mutex.force_unlock().await?;
+    /// }
+    /// # Ok(()) }
     /// ```
     pub async fn holder(&self) -> Result<Option<Holding>, Error> {
         let held = self.held().await?;
@@ -241,9 +228,12 @@ impl<Kind> Lock<Kind> {
         ensure(mode != Mode::Fair || self.space.has_queues(), || {
             "a Redlock has no queue, so it has no fair mutex".to_owned()
         })?;
-        let mut claim = Claim::new(self.name()?.clone(), mode, self.lease, FENCE_LIFE);
-        claim.label = self.space.label.clone();
-        Ok(claim)
+        Ok(self.claim_for(self.name()?.clone(), mode))
+    }
+
+    pub(super) fn claim_for(&self, name: Name, mode: Mode) -> Claim {
+        let claim = Claim::new(name, mode, self.lease, FENCE_LIFE);
+        Claim { label: self.space.label.clone(), ..claim }
     }
 
     /// Adds to an error which process holds the lock, if that is known.

@@ -8,8 +8,8 @@ use std::{
 use tokio::time::{Instant, sleep};
 
 use super::{
-    MutexGuard,
-    front::{Lock, LockSpace, Renews, ensure, through_outages},
+    Locks, MutexGuard,
+    front::{Lock, Renews, ensure, through_outages},
 };
 use crate::{
     backend::{Mark, Mode, Tick, TickStep},
@@ -24,7 +24,7 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// Backends compare ticks of at most 16 digits, which suffice until 2286.
 const END_OF_TICKS: u64 = 10_u64.pow(16);
 
-/// The kind of a [job](crate::Locks::once) or of [`Ticks`].
+/// The kind of a [job](Locks::once) or of [`Ticks`].
 #[derive(Clone, Debug)]
 pub struct Scheduled<When> {
     /// A tick that has crashed runs again.
@@ -34,25 +34,53 @@ pub struct Scheduled<When> {
 
 impl<When> Renews for Scheduled<When> {}
 
+impl Locks {
+    /// Returns a job for a tick, for which one process of the fleet gets a turn.
+    ///
+    /// The tick is the instant in the schedule, and not the time at which a process asks, so clocks
+    /// may differ. The server remembers the last tick begun for 30 days, and gives no turn for one
+    /// that is not greater. If it loses that, a tick may run once more.
+    pub fn once(&self, name: impl Into<Key>, tick: impl Into<SystemTime>) -> Job {
+        self.scheduled(name.into(), OneTick { tick: tick.into(), kept: KEPT })
+    }
+
+    /// Returns a job for an id that has no place in an order, such as that of an event.
+    ///
+    /// The id is remembered for `keep` after its turn. Turns of different ids run beside each
+    /// other: each is the mutex of the name and the id, joined by a colon.
+    pub fn once_id(&self, name: impl Into<Key>, id: impl Into<Key>, keep: Duration) -> Job {
+        // The first colon ends the name.
+        let name = name.into().as_str().replace('%', "%25").replace(':', "%3A");
+        let when = OneTick { tick: SystemTime::UNIX_EPOCH, kept: keep };
+        self.scheduled(format!("{name}:{}", id.into()).into(), when)
+    }
+
+    /// Returns the turns of a job that runs once in each period, in one process of the fleet. At
+    /// its first start there it runs at once, for the period that has begun.
+    pub fn every(&self, name: impl Into<Key>, period: Duration) -> Ticks {
+        self.scheduled(name.into(), EachTick { period, last: None })
+    }
+
+    fn scheduled<When>(&self, name: Key, when: When) -> Lock<Scheduled<When>> {
+        Lock::unlimited(&self.space, name, Scheduled { runs_again: false, when })
+    }
+}
+
 impl<When> Lock<Scheduled<When>> {
-    /// Makes a tick whose turn crashes run again, unless a later one has begun.
+    /// Makes a tick whose turn crashes run again, unless a later one has begun. A turn crashes if
+    /// it ends before it is [`done`](Turn::done): its process ends, its lease is lost, or it is
+    /// dropped.
     ///
-    /// A turn crashes if it ends before it is [`done`](Turn::done): its process ends, its lease is
-    /// lost, or it is dropped. Without this setting, the tick is skipped, so it runs at most once.
-    /// The next turn [tells](Turn::previous) of it, and the [guide] says how to be told sooner.
-    ///
-    /// A process that was suspended past its lease may run a tick beside another one, and only the
-    /// [fence](super::MutexGuard::fence) protects. After the process of a turn was killed, the
-    /// ticks within a [lease](Self::lease) wait, and without this setting they are missed.
+    /// Without this setting, the tick is skipped, so it runs at most once. The next turn
+    /// [tells](Turn::previous) of it, and the [guide] says how to be told sooner. The ticks within
+    /// a [lease](Self::lease) of a crash are missed too, and with this setting they wait. A process
+    /// that was suspended past its lease may run a tick beside another one, and only the
+    /// [fence](super::MutexGuard::fence) protects.
     ///
     /// [guide]: crate::guide#a-job-that-runs-once-in-the-fleet
     pub fn at_least_once(mut self) -> Self {
         self.kind.runs_again = true;
         self
-    }
-
-    fn scheduled(space: &LockSpace, name: Key, when: When) -> Self {
-        Self::unlimited(space, name, Scheduled { runs_again: false, when })
     }
 }
 
@@ -63,40 +91,24 @@ pub struct OneTick {
     kept: Duration,
 }
 
-/// A job that runs once, [for a tick](crate::Locks::once) or [for an id](crate::Locks::once_id).
+/// A job that runs once, [for a tick](Locks::once) or [for an id](Locks::once_id).
 pub type Job = Lock<Scheduled<OneTick>>;
 
 impl Job {
-    pub(super) fn of_tick(space: &LockSpace, name: Key, tick: SystemTime) -> Self {
-        Self::scheduled(space, name, OneTick { tick, kept: KEPT })
-    }
-
-    pub(super) fn of_id(space: &LockSpace, name: &Key, id: &Key, kept: Duration) -> Self {
-        // The first colon ends the name.
-        let name = name.as_str().replace('%', "%25").replace(':', "%3A");
-        let when = OneTick { tick: SystemTime::UNIX_EPOCH, kept };
-        Self::scheduled(space, format!("{name}:{id}").into(), when)
-    }
-
     /// Begins the tick. Returns `None` if this tick or a later one was begun before, or if the
-    /// [mutex](crate::Locks::mutex) of the name is held, by a turn or by any other caller.
+    /// [mutex](Locks::mutex) of the name is held, by a turn or by any other caller.
     ///
-    /// A tick may be asked for late, and again after an error. This does not wait. A tick that
-    /// comes while the turn of an earlier one still runs is missed, unless it is asked for again.
-    /// With [`at_least_once`](Self::at_least_once) this waits while the mutex is held, so that the
-    /// tick runs here if the turn in the way crashes.
+    /// A tick may be asked for late, and again after an error. A tick that comes while the turn of
+    /// an earlier one still runs is missed, unless it is asked for again. With
+    /// [`at_least_once`](Self::at_least_once) this waits while the mutex is held, so that the tick
+    /// runs here if the turn in the way crashes.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The tick may be begun, and
-    ///   counts as crashed then.
-    /// - [`Lost`](ErrorKind::Lost) if the lease was lost before the tick began.
-    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a tick before 1970 or after 2286.
-    /// - The other [errors of all locks](super#errors-and-cancel-safety) but `NotAcquired`.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the tick may be begun, and counts as crashed then.
+    /// As [all locks](super#errors-and-cancel-safety), and [`Lost`](ErrorKind::Lost) if the lease
+    /// was lost before the tick began. `InvalidConfig` also for a tick before 1970 or after 2286.
+    /// After `Backend`, or if the future is dropped, the tick may be begun, and counts as crashed
+    /// then.
     ///
     /// # Examples
     ///
@@ -128,9 +140,7 @@ impl Job {
     }
 }
 
-/// The turns of a job that runs at intervals.
-///
-/// Created by [`Locks::every`](crate::Locks::every).
+/// The turns of a job that runs at intervals. Created by [`Locks::every`].
 ///
 /// # Examples
 ///
@@ -170,10 +180,6 @@ pub struct EachTick {
 }
 
 impl Ticks {
-    pub(super) fn of_period(space: &LockSpace, name: Key, period: Duration) -> Self {
-        Self::scheduled(space, name, EachTick { period, last: None })
-    }
-
     /// Waits for a tick that is to run here, and returns its turn.
     ///
     /// - **The ticks** are the multiples of the period since 1970, by the clock of the server. A
@@ -263,9 +269,7 @@ impl<When> Lock<Scheduled<When>> {
     }
 }
 
-/// The right to do the work of a job for one tick: the [mutex](crate::Locks::mutex) of its name.
-///
-/// Returned by [`Lock::begin`] and [`Ticks::next`]. Its lease is renewed while the turn lives. Call
+/// The right to do the work of a job for one tick: the held [mutex](Locks::mutex) of its name. Call
 /// [`done`](Self::done) after the work: a turn that is dropped counts as a crash.
 #[derive(Debug)]
 #[must_use = "a turn that is dropped counts as a crash"]
@@ -277,7 +281,7 @@ pub struct Turn {
 
 impl Turn {
     /// Returns the tick, rounded down to a microsecond. It says nothing for an
-    /// [id](crate::Locks::once_id).
+    /// [id](Locks::once_id).
     pub fn tick(&self) -> SystemTime {
         instant(self.tick.at)
     }
@@ -292,19 +296,9 @@ impl Turn {
         Some(if begun_by.is_none() { Ok(instant(tick)) } else { Err(instant(tick)) })
     }
 
-    /// Runs work until it succeeds, up to `limit` times with a `delay` in between. Returns the last
-    /// result of the work.
-    ///
-    /// All tries are in this turn: a crash ends them, and a loss of the lease drops the work, as in
-    /// [`run`](crate::lease::Lease::run).
-    ///
-    /// # Errors
-    ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lease was lost before the last try completed.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the returned future drops the work. The turn goes on.
+    /// [Runs](crate::lease::Lease::run) work until it succeeds, up to `limit` times with a `delay`
+    /// in between. Returns the last result of the work. All tries are in this turn: a crash ends
+    /// them.
     pub async fn retry<T, E, Work: Future<Output = Result<T, E>>>(
         &self,
         delay: Duration,
@@ -326,15 +320,11 @@ impl Turn {
 
     /// Notes that the work of the tick is done, and releases the lease.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// - [`Lost`](crate::ErrorKind::Lost) if the lease was no longer held. The turn has crashed.
-    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The turn may count
-    ///   as crashed.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the turn may count as crashed. The lease is released all the same.
+    /// As [all locks](super#errors-and-cancel-safety), and [`Lost`](ErrorKind::Lost) if the lease
+    /// was no longer held: the turn has crashed. After `Backend`, or if the future is dropped, it
+    /// may count as crashed. The lease is released all the same.
     pub async fn done(self) -> Result<(), Error> {
         let Self { held, tick, .. } = self;
         let done = Tick { step: TickStep::Done, ..tick };

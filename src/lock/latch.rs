@@ -6,9 +6,10 @@ use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
-#[cfg(doc)]
-use super::Locks;
-use super::front::{LockSpace, ensure};
+use super::{
+    Locks,
+    front::{LockSpace, ensure},
+};
 use crate::{
     backend::{ANSWER_LIMIT, Claim, Countdown, Latches, Mode, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
@@ -29,10 +30,8 @@ const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
 
 /// A count-down latch: set once, counted down by many, waited for by many.
 ///
-/// Created by [`Locks::latch`].
-///
-/// It ends with its [time to live](Self::ttl), or that time after it was done. It has no holder, so
-/// it loses nothing when a process dies. After [`Locks::shutdown`] it can still be counted down. If
+/// Created by [`Locks::latch`]. It ends with its [time to live](Self::ttl). It has no holder, so it
+/// loses nothing when a process dies. After [`Locks::shutdown`] it can still be counted down. If
 /// the server loses its data, the latch is [not set](ErrorKind::NotSet) any more, and the waiters
 /// learn this within 0.7 s.
 ///
@@ -66,16 +65,18 @@ pub struct Latch {
     wait_limit: Duration,
 }
 
-impl Latch {
-    pub(super) fn new(space: LockSpace, latches: Arc<dyn Latches>, name: Key) -> Self {
+impl Locks {
+    /// Returns a count-down latch: set once, counted down by many, waited for by many.
+    pub fn latch(&self, name: impl Into<Key>) -> Latch {
+        let (space, latches) = (self.space.clone(), self.servers.latches.clone());
         let (ttl, wait_limit) = (Duration::from_secs(3600), Duration::from_secs(30));
-        Self { space, latches, name, ttl, wait_limit }
+        Latch { space, latches, name: name.into(), ttl, wait_limit }
     }
+}
 
+impl Latch {
     /// Sets the latch to a count from 1 to 10,000, unless it is set already. Returns `true` if this
-    /// call set it.
-    ///
-    /// A finished latch counts as set until its time is over, or until it is
+    /// call set it. A finished latch counts as set until its time is over, or it is
     /// [cleared](Self::clear).
     ///
     /// # Errors and cancel safety
@@ -84,7 +85,7 @@ impl Latch {
     /// range. `Backend` comes after the wait limit, and at once if the server is full or the user
     /// lacks a right. The message says whether the latch may have been set.
     pub async fn set(&self, count: u32) -> Result<bool, Error> {
-        let (name, count) = (self.full_name()?, in_range(count)?);
+        let (name, count) = (self.space.name(&self.name)?, in_range(count)?);
         ensure((SHORTEST_TTL..=LONGEST_TTL).contains(&self.ttl), || {
             let (name, ttl) = (&self.name, self.ttl);
             format!("the time to live of the latch {name} is {ttl:?}; set it from 1 s to 30 days")
@@ -111,14 +112,10 @@ impl Latch {
         self.count_down_by(1).await
     }
 
-    /// Counts down by a number from 1 to 10,000, but not below zero. Returns the count that this
-    /// step left.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`count_down`](Self::count_down).
+    /// Counts down by a number from 1 to 10,000, but not below zero, as
+    /// [`count_down`](Self::count_down) does by one.
     pub async fn count_down_by(&self, count: u32) -> Result<u32, Error> {
-        let (name, count) = (self.full_name()?, in_range(count)?);
+        let (name, count) = (self.space.name(&self.name)?, in_range(count)?);
         let id = Owner::fresh();
         let step = || self.latches.count_down(&name, id, count);
         let countdown = self.send("counted down", step).instrument(self.span()).await?;
@@ -132,46 +129,36 @@ impl Latch {
     /// As [all locks](super#errors-and-cancel-safety), and [`NotSet`](ErrorKind::NotSet) if the
     /// latch is not set.
     pub async fn left(&self) -> Result<u32, Error> {
-        let name = self.full_name()?;
+        let name = self.space.name(&self.name)?;
         let countdown = self.latches.latch(&name).await?;
         Ok(countdown.ok_or_else(|| self.not_set())?.left)
     }
 
-    /// Waits until the count is zero.
-    ///
-    /// A push wakes the waiter. In addition, it polls every 0.7 s, and when the latch's time is
-    /// over.
+    /// Waits until the count is zero. A push wakes the waiter, which also polls every 0.7 s.
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety), and:
-    ///
-    /// - [`NotDone`](ErrorKind::NotDone) if the wait limit ended first.
-    /// - [`NotSet`](ErrorKind::NotSet) if the latch is not set, or is no longer: its time was over,
-    ///   or it was cleared.
+    /// As [all locks](super#errors-and-cancel-safety). [`NotDone`](ErrorKind::NotDone) if the wait
+    /// limit ended first, and [`NotSet`](ErrorKind::NotSet) if the latch is not set, or no longer.
     pub async fn wait(&self) -> Result<(), Error> {
-        let name = self.full_name()?;
+        let name = self.space.name(&self.name)?;
         self.wait_for(&name).instrument(self.span()).await
     }
 
     /// Removes the latch, whatever its count, or the foreign data in its place. Returns `true` if
-    /// there was something to remove.
-    ///
-    /// The latch can be set again then. Its waiters get [`NotSet`](ErrorKind::NotSet). A step that
-    /// is on its way meanwhile may count on the latch that is set next.
+    /// there was something to remove. Its waiters get [`NotSet`](ErrorKind::NotSet). A step that is
+    /// on its way meanwhile may count on the latch that is set next.
     ///
     /// # Errors and cancel safety
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn clear(&self) -> Result<bool, Error> {
-        let name = self.full_name()?;
+        let name = self.space.name(&self.name)?;
         Ok(self.latches.clear_latch(&name).await?)
     }
 
-    /// Sets how long an unfinished latch stands after it was [set](Self::set), and how long a
-    /// finished one stands after it was done. Defaults to 1 h; from 1 s to 30 days.
-    ///
-    /// Only the time of the call that set the latch counts.
+    /// Sets how long an unfinished latch stands after it was [set](Self::set), and a finished one
+    /// after it was done. Defaults to 1 h; from 1 s to 30 days. Only the call that sets it counts.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -250,19 +237,13 @@ impl Latch {
         tracing::debug_span!("latch", name = %self.name)
     }
 
-    fn full_name(&self) -> Result<Name, Error> {
-        self.space.name(&self.name)
-    }
-
     fn not_set(&self) -> Error {
         Error::new(ErrorKind::NotSet, format!("the latch {:?} is not set", self.name))
     }
 
     fn not_done(&self, left: u32) -> Error {
         let (name, limit) = (&self.name, self.wait_limit);
-        let why = format!(
-            "the latch {name:?} was not done within its wait limit of {limit:?}; {left} left"
-        );
+        let why = format!("the latch {name:?} was not done within {limit:?}; {left} left");
         Error::new(ErrorKind::NotDone, why)
     }
 }

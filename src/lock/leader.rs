@@ -4,19 +4,21 @@ use std::{ops::Deref, sync::Arc};
 
 use tracing::warn;
 
-use super::front::{Lock, Renews, through_outages};
+use super::{
+    Locks,
+    front::{Lock, Renews, through_outages},
+};
 use crate::{
     backend::Mode,
     error::Error,
+    key::Key,
     lease::{Lease, run_until},
 };
 
 /// A candidate for work that one process of the fleet does at a time. Created by
-/// [`Locks::leader`](crate::Locks::leader).
+/// [`Locks::leader`].
 ///
 /// # Examples
-///
-/// The process leads until it is told to end, and then hands over to the next candidate:
 ///
 /// ```
 /// # async fn told_to_end() {}
@@ -38,19 +40,28 @@ pub type Candidate = Lock<Elected>;
 
 /// The kind of a [`Candidate`].
 #[derive(Clone, Debug)]
-pub struct Elected(pub(super) Mode);
+pub struct Elected(Mode);
 
 impl Renews for Elected {}
+
+impl<Servers> Locks<Servers> {
+    /// Returns a candidate for work that one process does at a time, for as long as it can.
+    ///
+    /// It is the [mutex](Self::mutex) of that name with a loop around it, and over one backend the
+    /// [fair](super::Mutex::fair) one.
+    pub fn leader(&self, name: impl Into<Key>) -> Candidate {
+        let mode = if self.space.has_queues() { Mode::Fair } else { Mode::Exclusive };
+        Lock::unlimited(&self.space, name.into(), Elected(mode))
+    }
+}
 
 impl Candidate {
     /// Waits until this candidate leads, runs the work, and returns its output.
     ///
     /// - **Waiting** has no limit. If the backend does not answer, the candidate tries again after
     ///   a pause, and says so in the log once a minute.
-    /// - **A loss of the lease** drops the future of the work where it waits. The candidate then
-    ///   waits in the queue again, and calls `work` anew for its next term. Code that does not wait
-    ///   runs on until it does, so a write that must not come late needs the
-    ///   [fence](Term::fence).
+    /// - **A loss of the lease** drops the work as [`Lease::run`] does. The candidate then waits in
+    ///   the queue again, and calls `work` anew for its next term.
     /// - **A shutdown** of the locks drops the work in the same way, and waits for the handover.
     /// - **The end of the work** ends the term and this call, and hands the lease over.
     ///
@@ -94,10 +105,8 @@ impl Candidate {
     }
 }
 
-/// The time in which a [`Candidate`] leads.
-///
-/// It can be cloned and given to tasks. It is [lost](Lease::lost) when the work has returned or was
-/// dropped, at the latest. From then on, another process may lead.
+/// The time in which a [`Candidate`] leads. It can be cloned and given to tasks. It is
+/// [lost](Lease::lost) when the work has returned or was dropped, at the latest.
 #[derive(Clone, Debug)]
 pub struct Term {
     lease: Arc<Lease>,

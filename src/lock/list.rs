@@ -38,32 +38,23 @@ impl Locks {
     ///
     /// It searches all keys of the server, step by step, so that the server spends about 1 % of its
     /// time on the search. That takes about 1 s for 10,000 keys, and two minutes for a million.
-    /// Then it reads each lock by a script. The user of the server needs the right to `SCAN`.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or lacks the right.
-    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the namespace is not valid.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future ends the search.
+    /// As [all locks](super#errors-and-cancel-safety). The user of the server needs the right to
+    /// `SCAN`.
     ///
     /// # Examples
     ///
     /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Locks, MemoryBackend};
-    ///
-    /// let locks = Locks::new(MemoryBackend::new(), "shop");
-    /// let guard = locks.mutex("import").lock().await?;
-    /// let held = locks.list().await?;
-    /// assert_eq!((held.len(), held[0].name.as_str()), (1, "import"));
-    /// println!("{}", held[0]);
-    /// let listed = locks.explain("import").await?.remove(0);
-    /// assert!(locks.end(&listed).await?);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// # async fn free(locks: bellwether::Locks) -> Result<(), bellwether::Error> {
+    /// for lock in locks.list().await? {
+    ///     println!("{lock}");
+    /// }
+    /// for lock in locks.explain("import").await? {
+    ///     locks.end(&lock).await?;
+    /// }
+    /// # Ok(()) }
     /// ```
     pub async fn list(&self) -> Result<Vec<ListedLock>, Error> {
         let namespace = self.space.namespace.as_ref().map_err(Error::clone)?;
@@ -81,20 +72,15 @@ impl Locks {
     ///
     /// # Errors and cancel safety
     ///
-    /// As with [`list`](Self::list), and [`InvalidKey`](crate::ErrorKind::InvalidKey).
+    /// As [all locks](super#errors-and-cancel-safety).
     pub async fn explain(&self, name: impl Into<Key>) -> Result<Vec<ListedLock>, Error> {
         let name = self.space.name(&name.into())?;
         self.look(SemaphoreKind::ALL.map(|kind| (name.clone(), kind))).await
     }
 
-    /// Ends what is held of a lock, if its holder is still the listed one. Returns `false` if it is
-    /// not. The next waiter gets the lock. Readers and permits have no one holder, so all of them
-    /// are ended. Otherwise as [`force_unlock`](crate::lock::Mutex::force_unlock), which ends any
-    /// holder.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [all locks](super#errors-and-cancel-safety).
+    /// Ends what is held of a lock, as [`force_unlock`](crate::lock::Mutex::force_unlock) does, if
+    /// its holder is still the listed one. Returns `false` if it is not. Readers and permits have
+    /// no one holder, so all of them are ended.
     pub async fn end(&self, lock: &ListedLock) -> Result<bool, Error> {
         let mode = match lock.kind {
             SemaphoreKind::Mutex => Mode::Exclusive,

@@ -20,15 +20,11 @@
 //! A name is any text, and is made where the lock is acquired:
 //! `locks.mutex(format!("order:{id}"))`. Names need no registration and no cleaning up. A free lock
 //! is at most its last fencing token, a key of about 165 bytes that ends after a day. So lock the
-//! order, not the orders. Two names never share a lock.
-//!
-//! In a benchmark, 32 tasks work on one of 64 items at a time, for 1 ms, over 4 backends that stand
-//! for 4 processes. With a lock for each item they do 16 times the work that they do with one lock
-//! for all (`cargo bench --bench fine_grained`).
+//! order, not the orders. Items that must change together are locked by [`Locks::several`].
 //!
 //! A free lock costs two commands to Redis. The leases of a process are renewed a hundred in one
 //! command. Of thousands of acquisitions at once, 128 are under way at a time, so a burst does not
-//! meet its time-outs. Items that must change together are locked by [`Locks::several`].
+//! meet its time-outs.
 //!
 //! # Which locks of one name are one
 //!
@@ -46,15 +42,17 @@
 //! # Dropped guards
 //!
 //! A guard that is dropped releases its lock in a task on the runtime of the acquisition. If that
-//! runtime is gone, or nothing drives it any more, the lock ends with its lease. So before it ends,
-//! a program calls `unlock` or `release`, or drops its guards and waits for [`Locks::shutdown`].
+//! runs no more, the lock ends with its lease. So before it ends, a program calls `unlock` or
+//! `release`, or drops its guards and waits for [`Locks::shutdown`].
 //!
 //! The tasks that renew leases and keep places in queues serve all callers of the same [`Locks`],
-//! and run in a runtime of one of them. So do the connections of a backend. So drive each runtime
-//! of the current thread for as long as others use the locks or the backend, or drop it. Behind one
-//! that stands still, leases are lost, and calls get no answer.
+//! and run in a runtime of one of them, as the connections of a backend do. So drive each runtime
+//! of the current thread while others use the locks or the backend, or drop it. Behind one that
+//! stands still, leases are lost, and calls get no answer.
 //!
 //! # Errors and cancel safety
+//!
+//! These hold for all calls of locks and guards. The docs of a call add what is its own.
 //!
 //! - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or if the name holds
 //!   data of another kind. What was to be changed may or may not have been changed. A call that
@@ -63,7 +61,7 @@
 //! - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting or a namespace outside its
 //!   range.
 //! - [`NotAcquired`](crate::ErrorKind::NotAcquired) if a wait was ended by its limit or by the
-//!   retry strategy.
+//!   retry strategy. The `try_` methods return `None` instead.
 //! - [`Panicked`](crate::ErrorKind::Panicked) if the retry strategy panicked.
 //! - [`ShutDown`](crate::ErrorKind::ShutDown) for what is to be acquired after
 //!   [`Locks::shutdown`] or [`Redlock::shutdown`].
@@ -102,7 +100,7 @@ pub use self::{
     locks::Locks,
     mutex::{Mutex, MutexGuard},
     redlock::Redlock,
-    reentrant::{ReentrantHolder, ReentrantMutex},
+    reentrant::ReentrantMutex,
     rw::{ReadGuard, RwLock, WriteGuard},
     semaphore::{PermitId, Permits, Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},

@@ -2,16 +2,18 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use super::front::{Lock, Looks, Renews, WaitLimited, release_one};
+use super::{
+    Locks,
+    front::{Lock, Looks, Renews, release_one},
+};
 use crate::{
     backend::Mode,
     error::Error,
+    key::Key,
     lease::{Lease, LeaseGuard},
 };
 
-/// A lock that one holder has at a time: a name, and how it is to be held.
-///
-/// Created by [`Locks::mutex`](crate::Locks::mutex) and [`Redlock::mutex`](crate::Redlock::mutex).
+/// A lock that one holder has at a time. Created by [`Locks::mutex`].
 ///
 /// # Examples
 ///
@@ -39,8 +41,6 @@ pub type Mutex = Lock<Exclusive>;
 #[derive(Clone, Debug)]
 pub struct Exclusive(pub(super) Mode);
 
-impl WaitLimited for Exclusive {}
-
 impl Renews for Exclusive {}
 
 impl Looks for Exclusive {
@@ -49,16 +49,38 @@ impl Looks for Exclusive {
     }
 }
 
+impl<Servers> Locks<Servers> {
+    /// Returns a lock that one holder has at a time.
+    ///
+    /// Over one backend, a free lock goes to the first caller that asks. A released lock is handed
+    /// over: to the next waiter of this process, up to 16 times or for 50 ms, and then to the
+    /// process that has waited longest. A caller that comes while others wait has its place behind
+    /// them.
+    ///
+    /// - A push notifies the next waiter. If the push is lost, the waiter notices within 0.7 s.
+    /// - A process that died, or whose connection for pushes is broken, is passed over at once.
+    /// - Processes that stand still at that moment cost the others 2 s, once, however many they
+    ///   are. A lease that was handed over lasts no longer than that until its first renewal, after
+    ///   a tenth of a second. A lock that is not renewed asks once more, to get its full lease.
+    ///
+    /// The shares are uneven if each process has two or three callers that lock again at once. A
+    /// [fair mutex](Mutex::fair) has even shares, and with so few callers it is as fast.
+    ///
+    /// A [`Redlock`](super::Redlock) [waits otherwise](super::Redlock#waiting).
+    pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
+        Lock::new(&self.space, name.into(), Exclusive(Mode::Exclusive))
+    }
+}
+
 impl Mutex {
     /// Makes the callers of all processes come first, first served.
     ///
     /// It is the same lock as the plain mutex of that name, and both have one queue. The plain
-    /// mutex has one place there for a process, which passes the lock to its own callers.
+    /// mutex has one place there for a process, and here each waiter has its own. A process keeps
+    /// all of its places of a name with one command every 0.64 s.
     ///
-    /// Each waiter has an entry in a queue at the server. A process keeps all of its entries of a
-    /// name with one command every 0.64 s. As with a plain mutex, a released lock is handed over to
-    /// the first waiter. Waiters whose process died or stands still are passed over once, after at
-    /// most 2.7 s, however many they are. With more than 1,280 names, this grows with their number.
+    /// Waiters whose process died or stands still are passed over once, after at most 2.7 s,
+    /// however many they are. With more than 1,280 names, this grows with their number.
     ///
     /// A [`Redlock`](crate::Redlock) has no queue, so its fair mutex cannot be acquired: the call
     /// fails at once as [`InvalidConfig`](crate::ErrorKind::InvalidConfig).
@@ -76,24 +98,18 @@ impl Mutex {
         Ok(self.acquire_in(self.kind.0).await?.into())
     }
 
-    /// Acquires the lock if it is free. Returns `None` if there is another holder, or if another
-    /// caller of this process is about to acquire it.
-    ///
-    /// Also returns `None` if several callers try at a [`Redlock`](crate::Redlock) at the same
-    /// moment and none of them has a majority.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [all locks](super#errors-and-cancel-safety) but `NotAcquired`.
+    /// Acquires the lock as [`lock`](Self::lock) does, if it is free. Returns `None` if there is
+    /// another holder, or if another caller of this process is about to acquire it. At a
+    /// [`Redlock`](crate::Redlock), callers that try at the same moment may all get `None`.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
         Ok(self.try_acquire_in(self.kind.0).await?.map(MutexGuard::from))
     }
 }
 
-/// A [`Mutex`] that is held, or a [reentrant one](super::ReentrantHolder).
+/// A [`Mutex`] that is held, or a [reentrant one](super::ReentrantMutex).
 ///
-/// Its lease is renewed while the guard lives. If the guard is dropped, and its holder has no other
-/// one, the lock is released [in the background](super#dropped-guards).
+/// Its lease is renewed while the guard lives. A [dropped guard](super#dropped-guards) releases the
+/// lock, if its holder has no other one.
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct MutexGuard {
@@ -108,11 +124,9 @@ impl From<LeaseGuard> for MutexGuard {
 }
 
 impl MutexGuard {
-    /// Returns the fencing token, a number that grows with each holder of this lock. It fits in an
-    /// `i64`.
-    ///
-    /// The idea is from M. Kleppmann, "How to do distributed locking" (2016). The resource that the
-    /// lock guards remembers the greatest token it has seen, and refuses smaller ones.
+    /// Returns the fencing token, a number that grows with each holder of this lock and fits in an
+    /// `i64`. The resource that the lock guards remembers the greatest token it has seen, and
+    /// refuses smaller ones (M. Kleppmann, "How to do distributed locking", 2016).
     pub fn fence(&self) -> u64 {
         self.held.fence()
     }

@@ -16,9 +16,8 @@ use crate::{
 ///
 /// This is the Redlock algorithm of S. Sanfilippo ("Distributed Locks with Redis", redis.io), with
 /// a [fencing token](#the-fencing-token). All servers are asked at once. A lock is held if a
-/// majority grants it in less time than the lease lasts. Otherwise the grants are released. While a
-/// guard lives, its lease is renewed at all servers. The guard reports the loss by its own clock,
-/// before another holder can have a majority.
+/// majority grants it in less time than the lease lasts. Otherwise the grants are released. The
+/// guard reports a loss by its own clock, before another holder can have a majority.
 ///
 /// # Examples
 ///
@@ -33,10 +32,7 @@ use crate::{
 /// let redlock = Redlock::over(servers.clone(), "reports")?.max_name(100);
 ///
 /// let guard = redlock.mutex("nightly").lock().await?;
-/// tokio::select! {
-///     () = write_report() => {}
-///     () = guard.lost() => println!("another holder may have the lock"),
-/// }
+/// guard.run(write_report()).await?;
 /// guard.unlock().await?;
 /// redlock.shutdown(Duration::from_secs(1)).await;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
@@ -49,20 +45,16 @@ use crate::{
 /// same servers. No two of the names may lead to the same server, which cannot be detected here.
 ///
 /// Each server has 50 ms for an answer. With round trips above 10 ms, set [another
-/// limit](Self::with_answer_limit); [`ready`](Self::ready) says so. The server that completes a
-/// majority counts: of three servers, the second fastest. One server that is far away or hangs
-/// costs each acquisition and each unlock the limit, and no more.
+/// limit](Self::with_answer_limit); [`ready`](Self::ready) says so. One server that is far away or
+/// hangs costs each acquisition and each unlock the limit, and no more.
 ///
 /// # The fencing token
 ///
-/// A holder may pause for longer than its lease. Only a resource that refuses a token smaller than
-/// the greatest it has seen can tell it from its successor (M. Kleppmann, "How to do distributed
-/// locking", 2016). Redlock as published has no such token, since each server counts for itself.
-///
-/// Here the token is the greatest that a server has granted. It is written to a majority before the
-/// guard is returned, which costs one more round trip. The next holder's majority shares a server
-/// with that one, which grants a greater token. So tokens grow while every majority has a server
-/// that kept its data for a day.
+/// Redlock as published has no [fencing token](super::MutexGuard::fence), since each server counts
+/// for itself. Here the token is the greatest that a server has granted. It is written to a
+/// majority before the guard is returned, which costs one more round trip. The next holder's
+/// majority shares a server with that one, which grants a greater token. So tokens grow while every
+/// majority has a server that kept its data for a day.
 ///
 /// # A server that lost its data
 ///
@@ -70,9 +62,8 @@ use crate::{
 /// a second majority, and the order of the tokens can break. So start it again only after the
 /// longest lease in use has passed, or set `appendfsync always`.
 ///
-/// A lock that a majority of the other servers holds goes on, and its second renewal takes it at
-/// that server too. So a lock survives servers that restart one after another, with two renewals in
-/// between.
+/// A lock that the other servers hold goes on, and its next renewal takes it at that server too. So
+/// a lock survives servers that restart one after another, with a renewal in between.
 ///
 /// # Only mutexes
 ///
@@ -82,11 +73,10 @@ use crate::{
 ///
 /// # Waiting
 ///
-/// Only the first waiter of a process contends. There is no queue at the servers. A release wakes
-/// the waiter of each process, which asks after a random pause of up to 8 ms. If several ask at the
-/// same moment and none has a majority, they ask again, up to three times. Then they sleep until
-/// the next release, for 0.7 s at most. So processes have about even shares of a contended lock,
-/// and not in the order in which they came.
+/// There is no queue at the servers. A release wakes the first waiter of each process, which asks
+/// after a random pause of up to 8 ms. If several ask at the same moment and none has a majority,
+/// they ask again, up to three times. Then they sleep until the next release, for 0.7 s at most. So
+/// processes have about even shares of a contended lock, and not in the order in which they came.
 pub type Redlock = Locks<Majority>;
 
 impl Redlock {
@@ -103,17 +93,13 @@ impl Redlock {
         Self::with_answer_limit(servers, namespace, ANSWER_LIMIT)
     }
 
-    /// Creates locks as [`over`](Self::over) does, whose limit for the answer of one server is 50
-    /// ms.
+    /// Creates locks as [`over`](Self::over) does, with this limit in place of 50 ms for the answer
+    /// of one server.
     ///
     /// Set at least four round trips to the servers, so that a busy moment is no outage. It must be
     /// short against the lease, because a late answer is spent from it. A
     /// [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy must leave room
     /// for four answers, one after the other.
-    ///
-    /// # Errors
-    ///
-    /// As [`over`](Self::over).
     pub fn with_answer_limit<B: Leases>(
         servers: impl IntoIterator<Item = B>,
         namespace: impl Into<String>,
@@ -133,11 +119,8 @@ impl Redlock {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety), and:
-    ///
-    /// - [`Backend`](crate::ErrorKind::Backend) if no majority answers.
-    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the round trip is longer, and for a
-    ///   namespace outside its range. The message says how long the limit must be.
+    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if the round trip is
+    /// longer. The message says how long the limit must be.
     ///
     /// ```no_run
     /// # async fn start(servers: [bellwether::RedisBackend; 3]) -> Result<(), bellwether::Error> {

@@ -5,43 +5,22 @@
 //! died.
 
 use std::{
-    fmt,
     pin::pin,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Weak},
 };
 
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 use super::{
-    MutexGuard,
-    front::{Lock, Renews, WaitLimited},
+    Locks, MutexGuard,
+    front::{Lock, Renews},
 };
-use crate::{backend::Mode, error::Error, lease::LeaseGuard, sync::lock};
+use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 
-/// The kind of a reentrant mutex.
-#[derive(Clone, Debug)]
-pub struct Reentrant;
-
-impl WaitLimited for Reentrant {}
-
-impl Renews for Reentrant {}
-
-/// A [mutex that its holder may lock again](crate::Locks::reentrant_mutex).
-pub type ReentrantMutex = Lock<Reentrant>;
-
-impl ReentrantMutex {
-    /// Creates a new holder, which does not have the lock yet.
-    pub fn holder(&self) -> ReentrantHolder {
-        let (held, acquired) = Default::default();
-        let reentry = Reentry { mutex: self.clone(), held, acquired };
-        ReentrantHolder { reentry: Arc::new(reentry) }
-    }
-}
-
-/// One holder of a [reentrant mutex](crate::Locks::reentrant_mutex), which may lock it again.
+/// One holder of a mutex, which may lock it again.
 ///
-/// A holder is a value, and no thread or task. Clones are the same holder. Two holders exclude each
-/// other, also in one process.
+/// Created by [`Locks::reentrant_mutex`]. The holder is this value, and no thread or task. Clones
+/// are the same holder. Two holders exclude each other, also in one process.
 ///
 /// All guards of a holder share one lease, which is renewed while one of them lives, and one
 /// fencing token. The last guard that is unlocked or dropped releases the lock. If the lease is
@@ -50,33 +29,46 @@ impl ReentrantMutex {
 /// # Examples
 ///
 /// ```
-/// use bellwether::{Error, Locks, lock::ReentrantHolder};
+/// use bellwether::{Error, Locks, lock::ReentrantMutex};
 ///
-/// async fn transfer(account: &ReentrantHolder) -> Result<(), Error> {
+/// async fn transfer(account: &ReentrantMutex) -> Result<(), Error> {
 ///     let guard = account.lock().await?;
 ///     charge(account).await?;
 ///     guard.unlock().await
 /// }
 ///
-/// async fn charge(account: &ReentrantHolder) -> Result<(), Error> {
+/// async fn charge(account: &ReentrantMutex) -> Result<(), Error> {
 ///     // Returns at once if the caller has the lock.
 ///     let guard = account.lock().await?;
 ///     guard.unlock().await
 /// }
 ///
 /// # async fn run(locks: Locks) -> Result<(), Error> {
-/// let holder = locks.reentrant_mutex("account:7").holder();
-/// transfer(&holder).await?;
-/// assert!(holder.try_lock().await?.is_some());
+/// let account = locks.reentrant_mutex("account:7");
+/// transfer(&account).await?;
+/// assert!(account.try_lock().await?.is_some());
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
-#[must_use = "a holder does nothing until it locks"]
-pub struct ReentrantHolder {
-    reentry: Arc<Reentry>,
+pub type ReentrantMutex = Lock<Reentrant>;
+
+/// The kind of a [`ReentrantMutex`], with the lease of its holder while a guard of it lives.
+#[derive(Clone, Debug, Default)]
+pub struct Reentrant(Arc<watch::Sender<Weak<LeaseGuard>>>);
+
+impl Renews for Reentrant {}
+
+impl<Servers> Locks<Servers> {
+    /// Returns a new holder of the [mutex](Self::mutex) of that name, which may lock it again. Pass
+    /// the holder on, or clone it: another call returns another holder.
+    ///
+    /// The mutex also tells its [holder](super::Mutex::holder), and ends it [by
+    /// force](super::Mutex::force_unlock).
+    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
+        Lock::new(&self.space, name.into(), Reentrant::default())
+    }
 }
 
-impl ReentrantHolder {
+impl ReentrantMutex {
     /// Acquires the lock, waiting while there is another holder. If this holder has the lock,
     /// returns another guard of the same lease at once, without a request to the backend.
     ///
@@ -89,71 +81,39 @@ impl ReentrantHolder {
     /// As [all locks](super#errors-and-cancel-safety). Other tasks of this holder keep their
     /// places.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
-        Ok(MutexGuard { held: self.reentry.lock().await? })
-    }
-
-    /// Acquires the lock if it is free, or if this holder has it. Returns `None` if there is
-    /// another holder, or if this holder waits for the lock in another task.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`Mutex::try_lock`](super::Mutex::try_lock).
-    pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
-        Ok(self.reentry.try_lock().await?.map(|held| MutexGuard { held }))
-    }
-}
-
-impl fmt::Debug for ReentrantHolder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReentrantHolder")
-            .field("mutex", &self.reentry.mutex)
-            .finish_non_exhaustive()
-    }
-}
-
-/// The state that all clones of one holder share.
-struct Reentry {
-    mutex: ReentrantMutex,
-    /// The lease, while a guard of it lives.
-    held: Mutex<Weak<LeaseGuard>>,
-    /// Notified when a task of this holder has acquired the lease.
-    acquired: Notify,
-}
-
-impl Reentry {
-    /// Acquires the lease, unless another task of this holder is faster.
-    async fn lock(&self) -> Result<Arc<LeaseGuard>, Error> {
-        let mut acquiring = pin!(self.mutex.acquire_in(Mode::Exclusive));
+        let mut shared = self.kind.0.subscribe();
+        let mut acquiring = pin!(self.acquire_in(Mode::Exclusive));
         loop {
-            let mut acquired = pin!(self.acquired.notified());
-            acquired.as_mut().enable();
-            if let Some(held) = self.held() {
-                return Ok(held);
+            if let Some(again) = self.held_again() {
+                return Ok(again);
             }
             tokio::select! {
-                outcome = &mut acquiring => return outcome.map(|held| self.share(held)),
-                () = acquired => {}
+                acquired = &mut acquiring => return acquired.map(|held| self.share(held)),
+                // Another task of this holder has acquired the lease. The sender is in `self`.
+                _ = shared.changed() => {}
             }
         }
     }
 
-    async fn try_lock(&self) -> Result<Option<Arc<LeaseGuard>>, Error> {
-        if let Some(held) = self.held() {
-            return Ok(Some(held));
+    /// Acquires the lock as [`lock`](Self::lock) does, if it is free or this holder has it. Returns
+    /// `None` if there is another holder, or if this holder waits for the lock in another task.
+    pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
+        if let Some(again) = self.held_again() {
+            return Ok(Some(again));
         }
-        let acquired = self.mutex.try_acquire_in(Mode::Exclusive).await?;
-        Ok(acquired.map(|held| self.share(held)))
+        Ok(self.try_acquire_in(Mode::Exclusive).await?.map(|held| self.share(held)))
     }
 
-    fn held(&self) -> Option<Arc<LeaseGuard>> {
-        lock(&self.held).upgrade().filter(|held| !held.is_lost())
+    /// Returns another guard of the lease that this holder has.
+    fn held_again(&self) -> Option<MutexGuard> {
+        let held = self.kind.0.borrow().upgrade().filter(|held| !held.is_lost())?;
+        Some(MutexGuard { held })
     }
 
     /// Shares a lease with the tasks of this holder that wait.
-    fn share(&self, held: LeaseGuard) -> Arc<LeaseGuard> {
+    fn share(&self, held: LeaseGuard) -> MutexGuard {
         let held = Arc::new(held);
-        *lock(&self.held) = Arc::downgrade(&held);
-        self.acquired.notify_waiters();
-        held
+        self.kind.0.send_replace(Arc::downgrade(&held));
+        MutexGuard { held }
     }
 }

@@ -2,20 +2,21 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use super::front::{Lock, Looks, Renews, WaitLimited, release_one};
+use super::{
+    Locks,
+    front::{Lock, Looks, Renews, release_one},
+};
 use crate::{
     backend::Mode,
     error::Error,
+    key::Key,
     lease::{Lease, LeaseGuard},
 };
 
-/// A lock that many readers or one writer have at a time.
+/// A lock that many readers or one writer have at a time. Created by [`Locks::rw_lock`].
 ///
-/// Created by [`Locks::rw_lock`](crate::Locks::rw_lock).
-///
-/// All waiters wait in one queue over all processes, so neither readers nor writers starve.
-///
-/// A caller that holds a read lock and needs another one clones its [guard](ReadGuard). If it asked
+/// All waiters wait in one queue over all processes, so neither readers nor writers starve. A
+/// caller that holds a read lock and needs another one clones its [guard](ReadGuard). If it asked
 /// anew, it would wait behind a writer that waits for the first one.
 ///
 /// # Examples
@@ -42,13 +43,18 @@ pub type RwLock = Lock<ReadWrite>;
 #[derive(Clone, Debug)]
 pub struct ReadWrite;
 
-impl WaitLimited for ReadWrite {}
-
 impl Renews for ReadWrite {}
 
 impl Looks for ReadWrite {
     fn mode(&self) -> Mode {
         Mode::Write
+    }
+}
+
+impl Locks {
+    /// Returns a lock that many readers or one writer have at a time.
+    pub fn rw_lock(&self, name: impl Into<Key>) -> RwLock {
+        Lock::new(&self.space, name.into(), ReadWrite)
     }
 }
 
@@ -63,11 +69,8 @@ impl RwLock {
         Ok(self.acquire_in(Mode::Read).await?.into())
     }
 
-    /// Acquires the lock beside other readers. Returns `None` if a writer holds it or waits for it.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [all locks](super#errors-and-cancel-safety) but `NotAcquired`.
+    /// Acquires the lock as [`read`](Self::read) does. Returns `None` if a writer holds it or waits
+    /// for it.
     pub async fn try_read(&self) -> Result<Option<ReadGuard>, Error> {
         Ok(self.try_acquire_in(Mode::Read).await?.map(ReadGuard::from))
     }
@@ -76,16 +79,13 @@ impl RwLock {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [`read`](Self::read).
+    /// As [all locks](super#errors-and-cancel-safety).
     pub async fn write(&self) -> Result<WriteGuard, Error> {
         Ok(WriteGuard { held: self.acquire_in(Mode::Write).await? })
     }
 
-    /// Acquires the lock alone. Returns `None` if there is another holder or a waiter.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`try_read`](Self::try_read).
+    /// Acquires the lock as [`write`](Self::write) does. Returns `None` if there is another holder
+    /// or a waiter.
     pub async fn try_write(&self) -> Result<Option<WriteGuard>, Error> {
         Ok(self.try_acquire_in(Mode::Write).await?.map(|held| WriteGuard { held }))
     }
@@ -93,10 +93,9 @@ impl RwLock {
 
 /// An [`RwLock`] that is held beside other readers.
 ///
-/// It has no fencing token, because several callers hold at once.
-///
-/// Clones share one lease, which is renewed while one of them lives. The lock is released with the
-/// last of them, [in the background](super#dropped-guards) if that is dropped.
+/// It has no fencing token, because several callers hold at once. Clones share one lease, which is
+/// renewed while one of them lives. The last of them releases the lock, also if it is
+/// [dropped](super#dropped-guards).
 #[derive(Clone, Debug)]
 #[must_use = "the lock is released when its last guard is dropped"]
 pub struct ReadGuard {
@@ -115,15 +114,11 @@ impl ReadGuard {
     ///
     /// It does not wait, because two readers that wait for each other to leave would wait for ever.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
-    /// - [`Lost`](crate::ErrorKind::Lost) if the lock was no longer held.
-    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. Which of the two
-    ///   locks is held is not known then, and both are given up.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, both locks are given up.
+    /// As [all locks](super#errors-and-cancel-safety), and [`Lost`](crate::ErrorKind::Lost) if the
+    /// lock was no longer held. After an error, or if the future is dropped, both locks are given
+    /// up.
     pub async fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
         let held = match Arc::try_unwrap(self.held) {
             Ok(held) => held,
@@ -133,12 +128,8 @@ impl ReadGuard {
         Ok(passed.map(|held| WriteGuard { held }).map_err(Self::from))
     }
 
-    /// Releases the lock, if this is the last guard of its lease. Each guard of a lost lease
-    /// reports the loss.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`MutexGuard::unlock`](super::MutexGuard::unlock).
+    /// Releases the lock as [`MutexGuard::unlock`](super::MutexGuard::unlock) does, if this is the
+    /// last guard of its lease. Each guard of a lost lease reports the loss.
     pub async fn unlock(self) -> Result<(), Error> {
         release_one(self.held).await
     }
@@ -154,8 +145,7 @@ impl Deref for ReadGuard {
 
 /// An [`RwLock`] that is held alone.
 ///
-/// Its lease is renewed while the guard lives. If the guard is dropped, the lock is released [in
-/// the background](super#dropped-guards).
+/// Its lease is renewed while the guard lives. A [dropped guard](super#dropped-guards) releases it.
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct WriteGuard {
@@ -168,21 +158,14 @@ impl WriteGuard {
         self.held.fence()
     }
 
-    /// Makes this writer a reader in one step, and lets the next readers of the queue in.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`ReadGuard::try_upgrade`].
+    /// Makes this writer a reader in one step, and lets the next readers of the queue in. Its
+    /// errors and its cancel safety are those of [`ReadGuard::try_upgrade`].
     pub async fn downgrade(self) -> Result<ReadGuard, Error> {
         let passed = self.held.pass_to(Mode::Read).await?;
         passed.map(ReadGuard::from).map_err(|held| held.lost_error())
     }
 
-    /// Releases the lock.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`MutexGuard::unlock`](super::MutexGuard::unlock).
+    /// Releases the lock as [`MutexGuard::unlock`](super::MutexGuard::unlock) does.
     pub async fn unlock(self) -> Result<(), Error> {
         self.held.release().await
     }

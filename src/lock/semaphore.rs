@@ -3,7 +3,10 @@
 
 use std::{fmt, ops::Deref, str::FromStr};
 
-use super::front::{Lock, LockSpace, Looks, RenewalPace, Renews, WaitLimited, ensure};
+use super::{
+    Locks,
+    front::{Lock, Looks, RenewalPace, Renews, ensure},
+};
 use crate::{
     backend::{Claim, Mode, Owner, Renewal},
     error::{Error, ErrorKind},
@@ -13,16 +16,14 @@ use crate::{
 
 const MOST_AT_ONCE: u32 = 1000;
 
-/// A number of permits, each with a lease that is renewed while it is held.
-///
-/// Created by [`Locks::semaphore`](crate::Locks::semaphore).
+/// A number of permits, each with a lease that is renewed while it is held. Created by
+/// [`Locks::semaphore`].
 ///
 /// The number of permits is not stored at the backend. Each caller states it, and acquires permits
-/// only while no more than that are held. While processes with an old and a new number run side by
-/// side, each keeps to its own.
+/// only while no more than that are held. So an old and a new number may be in use side by side.
 ///
-/// All waiters wait in one queue over all processes, whatever number of permits they want. So a
-/// caller that wants many is not overtaken by those that want few, and these wait behind it.
+/// All waiters wait in one queue over all processes. So a caller that wants many permits is not
+/// overtaken by callers that want few.
 ///
 /// # Examples
 ///
@@ -42,9 +43,7 @@ pub type Semaphore = Lock<Counted>;
 
 /// The kind of a [`Semaphore`], with the number of its permits.
 #[derive(Clone, Debug)]
-pub struct Counted(pub(super) u32);
-
-impl WaitLimited for Counted {}
+pub struct Counted(u32);
 
 impl Renews for Counted {}
 
@@ -54,21 +53,27 @@ impl Looks for Counted {
     }
 }
 
+impl Locks {
+    /// Returns a number of permits, each with a lease that is renewed while it is held.
+    pub fn semaphore(&self, name: impl Into<Key>, permits: u32) -> Semaphore {
+        Lock::new(&self.space, name.into(), Counted(permits))
+    }
+
+    /// Returns a number of permits that each have an id and end by themselves.
+    pub fn permits(&self, name: impl Into<Key>, permits: u32) -> Permits {
+        let mut permits = Lock::new(&self.space, name.into(), Identified(permits));
+        permits.renewal = RenewalPace::Never;
+        permits
+    }
+}
+
 impl Semaphore {
-    /// Acquires a permit, waiting while all are held.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`acquire_many`](Self::acquire_many).
+    /// Acquires one permit as [`acquire_many`](Self::acquire_many) does.
     pub async fn acquire(&self) -> Result<SemaphorePermit, Error> {
         self.acquire_many(1).await
     }
 
-    /// Acquires a permit. Returns `None` if all are held, or if another caller waits.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`try_acquire_many`](Self::try_acquire_many).
+    /// Acquires one permit as [`try_acquire_many`](Self::try_acquire_many) does.
     pub async fn try_acquire(&self) -> Result<Option<SemaphorePermit>, Error> {
         self.try_acquire_many(1).await
     }
@@ -84,22 +89,15 @@ impl Semaphore {
         Ok(SemaphorePermit { held, count })
     }
 
-    /// Acquires `count` permits at once, all or none. Returns `None` if too many are held, or if
-    /// another caller waits.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`acquire_many`](Self::acquire_many), but no `NotAcquired`.
+    /// Acquires permits as [`acquire_many`](Self::acquire_many) does. Returns `None` if too many
+    /// are held, or if another caller waits.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<SemaphorePermit>, Error> {
         let held = self.try_acquire_in(self.permits(count)?).await?;
         Ok(held.map(|held| SemaphorePermit { held, count }))
     }
 
-    /// Returns how many permits were free at the moment of asking.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [all locks](super#errors-and-cancel-safety).
+    /// Returns how many permits were free at the moment of asking. Its errors are those of
+    /// [`holder`](Self::holder).
     pub async fn available(&self) -> Result<u32, Error> {
         Ok(self.kind.0.saturating_sub(self.held().await?.holders))
     }
@@ -128,10 +126,8 @@ pub(super) fn any_permit(limit: u32) -> Mode {
 
 /// Permits of a [`Semaphore`].
 ///
-/// They have no fencing token, because several callers hold at once.
-///
-/// Their lease is renewed while the value lives. If it is dropped, the permits are released
-/// [in the background](super#dropped-guards).
+/// They have no fencing token, because several callers hold at once. Their lease is renewed while
+/// the value lives. [Dropped](super#dropped-guards), it releases them.
 #[derive(Debug)]
 #[must_use = "permits are released when they are dropped"]
 pub struct SemaphorePermit {
@@ -145,11 +141,7 @@ impl SemaphorePermit {
         self.count
     }
 
-    /// Releases the permits.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`MutexGuard::unlock`](super::MutexGuard::unlock).
+    /// Releases the permits, as [`MutexGuard::unlock`](super::MutexGuard::unlock) releases a lock.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }
@@ -166,11 +158,8 @@ impl Deref for SemaphorePermit {
 /// Permits that are not tied to a guard or a process. Each has an id and ends with its lease,
 /// whatever happens to the process that acquired it.
 ///
-/// Created by [`Locks::permits`](crate::Locks::permits).
-///
-/// Use it for work that moves between processes: one acquires a permit and sends its id, and
-/// another renews or releases it. A permit is not renewed by itself. The [semaphore](Semaphore) of
-/// the same name shares these permits.
+/// Created by [`Locks::permits`]. Use it for work that moves between processes: one acquires a
+/// permit and sends its id, and another renews or releases it. A permit is not renewed by itself.
 ///
 /// # Examples
 ///
@@ -196,22 +185,14 @@ pub type Permits = Lock<Identified>;
 #[derive(Clone, Debug)]
 pub struct Identified(u32);
 
-impl WaitLimited for Identified {}
-
 /// The id of a permit of [`Permits`].
 ///
 /// A process that knows the id may release the permit. The id cannot be guessed. Its text has 32
 /// hexadecimal digits, and [`str::parse`] reads it back.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PermitId(Owner);
 
 impl Permits {
-    pub(super) fn with_ids(space: &LockSpace, name: Key, limit: u32) -> Self {
-        let mut permits = Self::new(space, name, Identified(limit));
-        permits.renewal = RenewalPace::Never;
-        permits
-    }
-
     /// Acquires a permit, waiting while all are held. The permit ends by itself after the lease.
     ///
     /// # Errors and cancel safety
@@ -223,11 +204,8 @@ impl Permits {
         Ok(PermitId(held.detach()))
     }
 
-    /// Acquires a permit. Returns `None` if all are held, or if another caller waits.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`acquire`](Self::acquire), but no `NotAcquired`.
+    /// Acquires a permit as [`acquire`](Self::acquire) does. Returns `None` if all are held, or if
+    /// another caller waits.
     pub async fn try_acquire(&self) -> Result<Option<PermitId>, Error> {
         let held = self.try_acquire_in(permit_mode(&self.key, self.kind.0, 1)?).await?;
         Ok(held.map(LeaseGuard::detach).map(PermitId))
@@ -242,14 +220,11 @@ impl Permits {
     pub async fn renew(&self, id: PermitId) -> Result<(), Error> {
         let claim = self.claim_of(id)?;
         let renewed = self.space.engine.backend().renew(&[claim]).await?;
-        match renewed.first() {
-            Some(Renewal::Held) => Ok(()),
-            _ => {
-                let name = self.key.as_str();
-                let why = format!("the permit of {name:?} has ended or was released");
-                Err(Error::new(ErrorKind::Lost, why))
-            }
+        if renewed.first() == Some(&Renewal::Held) {
+            return Ok(());
         }
+        let why = format!("the permit of {:?} has ended or was released", self.key.as_str());
+        Err(Error::new(ErrorKind::Lost, why))
     }
 
     /// Releases a permit. Returns `true` if it was held, and `false` if it had ended or was
@@ -257,8 +232,8 @@ impl Permits {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety). A release without an answer is
-    /// repeated in the background, and the permit ends by itself at the latest.
+    /// As [all locks](super#errors-and-cancel-safety). A release without an answer is repeated in
+    /// the background.
     pub async fn release(&self, id: PermitId) -> Result<bool, Error> {
         Ok(self.space.engine.janitor().end(self.claim_of(id)?).await?)
     }
@@ -273,12 +248,6 @@ impl Permits {
 impl fmt::Display for PermitId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for PermitId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PermitId({})", self.0)
     }
 }
 

@@ -1,11 +1,12 @@
 //! The mutexes of several names, acquired in the order of the names.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 
-use super::front::{
-    FENCE_LIFE, Lock, LockSpace, Renews, WaitLimited, ensure, none_if_not_acquired,
+use super::{
+    Locks,
+    front::{Lock, Renews, ensure, none_if_not_acquired},
 };
 #[cfg(doc)]
 use crate::lease::Lease;
@@ -26,16 +27,22 @@ pub struct Grouped(Vec<Key>);
 /// The [mutexes of several names](crate::Locks::several).
 pub type Several = Lock<Grouped>;
 
-impl WaitLimited for Grouped {}
-
 impl Renews for Grouped {}
 
-impl Lock<Grouped> {
-    pub(super) fn of_names(space: &LockSpace, names: Vec<Key>) -> Self {
+impl Locks {
+    /// Returns the [mutexes](Self::mutex) of several names, from 1 to 64, to acquire them together.
+    ///
+    /// They are acquired in the order of their names, so two callers never wait for each other.
+    /// While the caller waits for one name, it holds the names before it. If one lock is not
+    /// acquired, the others are released.
+    pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
+        let names: Vec<Key> = names.into_iter().map(Into::into).collect();
         let all: Vec<_> = names.iter().map(Key::as_str).collect();
-        Self::new(space, all.join(", ").into(), Grouped(names))
+        Lock::new(&self.space, all.join(", ").into(), Grouped(names))
     }
+}
 
+impl Several {
     /// Acquires the locks, waiting while one of them has another holder.
     ///
     /// # Errors and cancel safety
@@ -46,11 +53,8 @@ impl Lock<Grouped> {
         self.acquire_each(true).await
     }
 
-    /// Acquires the locks if all of them are free. Returns `None` if one has another holder.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`lock`](Self::lock), but no `NotAcquired`.
+    /// Acquires the locks as [`lock`](Self::lock) does, if all of them are free. Returns `None` if
+    /// one has another holder.
     pub async fn try_lock(&self) -> Result<Option<SeveralGuard>, Error> {
         none_if_not_acquired(self.acquire_each(false).await)
     }
@@ -64,15 +68,6 @@ impl Lock<Grouped> {
 
     /// Returns the claims in the order of the names, which is the same for all callers.
     fn claims(&self, waits: bool) -> Result<Vec<(Key, Claim)>, Error> {
-        let claim = |key: Key| {
-            let name = self.space.name(&key)?;
-            let claim = Claim::new(name, Mode::Exclusive, self.lease, FENCE_LIFE);
-            Ok((key, Claim { waits, label: self.space.label.clone(), ..claim }))
-        };
-        self.sorted_names()?.into_iter().map(claim).collect()
-    }
-
-    fn sorted_names(&self) -> Result<Vec<Key>, Error> {
         let mut names = self.kind.0.clone();
         names.sort();
         ensure((1..=MOST_NAMES).contains(&names.len()), || {
@@ -82,15 +77,19 @@ impl Lock<Grouped> {
             let why = format!("the name {name:?} occurs twice; pass each name once");
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
-        Ok(names)
+        let claim = |key: Key| {
+            let claim = self.claim_for(self.space.name(&key)?, Mode::Exclusive);
+            Ok((key, Claim { waits, ..claim }))
+        };
+        names.into_iter().map(claim).collect()
     }
 }
 
 /// [Several](crate::Locks::several) locks that are held.
 ///
 /// Their leases are renewed while the guard lives. If one of them is lost, the guard is, and the
-/// other locks stay held until they are released. If the guard is dropped, the locks are released
-/// [in the background](super#dropped-guards).
+/// other locks stay held until they are released. A [dropped guard](super#dropped-guards) releases
+/// all.
 ///
 /// # Examples
 ///
@@ -115,6 +114,7 @@ impl Lock<Grouped> {
 /// guard.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
+#[derive(Debug)]
 #[must_use = "the locks are released when their guard is dropped"]
 pub struct SeveralGuard {
     /// In the order of the names; never empty.
@@ -122,11 +122,7 @@ pub struct SeveralGuard {
 }
 
 impl SeveralGuard {
-    /// Completes when one of the leases is [lost](Lease::lost).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing.
+    /// Completes when one of the leases is lost, as [`Lease::lost`] does.
     pub async fn lost(&self) {
         select_all(self.each().map(|held| Box::pin(held.lost()))).await;
     }
@@ -137,10 +133,6 @@ impl SeveralGuard {
     }
 
     /// Runs a future until it completes or one of the leases is lost, as [`Lease::run`] does.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`Lease::run`].
     pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, Error> {
         run_until(self.lost(), work).await.ok_or_else(|| {
             let lost = self.each().find(|held| held.is_lost()).or(self.each().next());
@@ -153,11 +145,7 @@ impl SeveralGuard {
         self.each().map(|held| held.remaining()).min().unwrap_or_default()
     }
 
-    /// Renews the leases now, instead of when their time comes.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`Lease::renew`].
+    /// Renews the leases now, as [`Lease::renew`] does.
     pub async fn renew(&self) -> Result<(), Error> {
         combined(join_all(self.each().map(|held| held.renew())).await)
     }
@@ -170,27 +158,13 @@ impl SeveralGuard {
         self.held.iter().map(|(name, held)| (name, held.fence()))
     }
 
-    /// Releases all locks at the same time.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [`MutexGuard::unlock`](super::MutexGuard::unlock).
+    /// Releases all locks at once, as [`MutexGuard::unlock`](super::MutexGuard::unlock) does one.
     pub async fn unlock(self) -> Result<(), Error> {
         combined(join_all(self.held.into_iter().map(|(_, held)| held.release())).await)
     }
 
     fn each(&self) -> impl Iterator<Item = &LeaseGuard> {
         self.held.iter().map(|(_, held)| held)
-    }
-}
-
-impl fmt::Debug for SeveralGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fences: Vec<_> = self.fences().collect();
-        f.debug_struct("SeveralGuard")
-            .field("fences", &fences)
-            .field("remaining", &self.remaining())
-            .finish()
     }
 }
 

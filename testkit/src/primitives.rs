@@ -172,15 +172,15 @@ const FAIRLY: Primitive = primitive!(
 const TWICE: Primitive = Primitive {
     take: |asked| {
         Box::pin(async move {
-            let mutex = asked.locks.reentrant_mutex(asked.name.as_str()).lease(asked.lease);
-            let holder = mutex.wait_limit(asked.wait).holder();
+            let holder = asked.locks.reentrant_mutex(asked.name.as_str());
+            let holder = holder.lease(asked.lease).wait_limit(asked.wait);
             Ok(Guard::Twice(holder.lock().await?, holder.lock().await?))
         })
     },
     attempt: |asked| {
         Box::pin(async move {
-            let mutex = asked.locks.reentrant_mutex(asked.name.as_str()).lease(asked.lease);
-            let holder = mutex.wait_limit(asked.wait).holder();
+            let holder = asked.locks.reentrant_mutex(asked.name.as_str());
+            let holder = holder.lease(asked.lease).wait_limit(asked.wait);
             let Some(guard) = holder.try_lock().await? else { return Ok(None) };
             Ok(holder.try_lock().await?.map(|again| Guard::Twice(guard, again)))
         })

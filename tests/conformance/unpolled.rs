@@ -23,8 +23,7 @@ fn boxed<G: Any + Send>(lock: impl Future<Output = Result<G, Error>> + Send + 's
 const MUTEX: Lock = |locks| boxed(async move { locks.mutex("k").lock().await });
 const FAIR: Lock = |locks| boxed(async move { locks.mutex("k").fair().lock().await });
 const FIXED: Lock = |locks| boxed(async move { locks.mutex("k").fixed_lease().lock().await });
-const REENTRANT: Lock =
-    |locks| boxed(async move { locks.reentrant_mutex("k").holder().lock().await });
+const REENTRANT: Lock = |locks| boxed(async move { locks.reentrant_mutex("k").lock().await });
 const SEVERAL: Lock = |locks| boxed(async move { locks.several(["j", "k"]).lock().await });
 const READ: Lock = |locks| boxed(async move { locks.rw_lock("k").read().await });
 const WRITE: Lock = |locks| boxed(async move { locks.rw_lock("k").write().await });
@@ -121,7 +120,7 @@ pub async fn a_caller_that_does_not_read_its_grant_delays_no_other<H: FullHarnes
 pub async fn a_task_of_a_reentrant_holder_that_is_not_polled_keeps_nothing<H: FullHarness>(h: &H) {
     for (processes, [here, there]) in processes(h) {
         let held = MUTEX(here.clone()).await.unwrap();
-        let holder = there.reentrant_mutex("k").holder();
+        let holder = there.reentrant_mutex("k");
         let tasks = [holder.clone(), holder];
         let [mut kept, mut polled] = tasks.map(|task| async move { task.lock().await }.boxed());
         assert!(timeout(SHORT, &mut kept).await.is_err());

@@ -42,7 +42,7 @@ async fn a_guard_runs_work_until_the_lock_is_lost() {
     ends_with_the_lock!(rw_lock.read().await.unwrap(), limit);
     ends_with_the_lock!(rw_lock.write().await.unwrap(), limit);
     let reentrant = locks.reentrant_mutex("r").lease(LEASE).max_hold(limit);
-    ends_with_the_lock!(reentrant.holder().lock().await.unwrap(), limit);
+    ends_with_the_lock!(reentrant.lock().await.unwrap(), limit);
     let semaphore = locks.semaphore("m", 1).lease(LEASE).max_hold(limit);
     ends_with_the_lock!(semaphore.acquire().await.unwrap(), limit);
     let several = locks.several(["a", "b"]).lease(LEASE).max_hold(limit);

@@ -3,14 +3,14 @@
 
 use std::iter;
 
-use bellwether::lock::{MutexGuard, ReentrantHolder};
+use bellwether::lock::{MutexGuard, ReentrantMutex};
 use tokio::task::yield_now;
 
 use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(10);
 
-fn locking(holder: &ReentrantHolder) -> JoinHandle<Result<MutexGuard, Error>> {
+fn locking(holder: &ReentrantMutex) -> JoinHandle<Result<MutexGuard, Error>> {
     let holder = holder.clone();
     spawn(async move { holder.lock().await })
 }
@@ -23,8 +23,7 @@ fn kind<T>(result: Result<T, Error>) -> ErrorKind {
 async fn the_last_guard_releases_the_lease() {
     let faulty = Faulty::new(|_| None);
     let locks = Locks::new(faulty.clone(), "bellwether");
-    let mutex = locks.reentrant_mutex("m").lease(LEASE);
-    let holder = mutex.holder();
+    let holder = locks.reentrant_mutex("m").lease(LEASE);
     let first = holder.lock().await.unwrap();
     let again = holder.clone().lock().await.unwrap();
     let tried = holder.try_lock().await.unwrap().unwrap();
@@ -57,9 +56,8 @@ async fn holders_exclude_each_other_and_the_mutex_of_that_name() {
     let backend = MemoryBackend::new();
     let (here, there) =
         (Locks::new(backend.clone(), "bellwether"), Locks::new(backend, "bellwether"));
-    let mutex = here.reentrant_mutex("m");
-    let (one, another) = (mutex.holder(), mutex.holder());
-    let elsewhere = there.reentrant_mutex("m").holder();
+    let (one, another) = (here.reentrant_mutex("m"), here.reentrant_mutex("m"));
+    let elsewhere = there.reentrant_mutex("m");
     let guard = one.lock().await.unwrap();
     assert!(another.try_lock().await.unwrap().is_none());
     assert!(elsewhere.try_lock().await.unwrap().is_none());
@@ -86,7 +84,7 @@ async fn tasks_of_a_holder_share_an_acquisition_that_survives_a_leaver() {
     let faulty = Faulty::new(|_| None);
     let locks = Locks::new(faulty.clone(), "bellwether");
     for leaver in [0, 1] {
-        let holder = locks.reentrant_mutex("m").holder();
+        let holder = locks.reentrant_mutex("m");
         let stranger = locks.mutex("m").lock().await.unwrap();
         let asked = faulty.count(Op::Acquire);
         let mut two = Vec::new();
@@ -117,7 +115,7 @@ async fn tasks_of_a_holder_share_an_acquisition_that_survives_a_leaver() {
 async fn tasks_of_a_holder_are_served_together() {
     let faulty = Faulty::new(|op| (op == Op::Acquire).then_some(Fault::Late(20 * MS)));
     let locks = Locks::new(faulty.clone(), "bellwether");
-    let holder = locks.reentrant_mutex("m").holder();
+    let holder = locks.reentrant_mutex("m");
     let tasks: Vec<_> = (0..50).map(|_| locking(&holder)).collect();
     let tried = holder.try_lock().await;
     let guards: Vec<_> = all(tasks).await.into_iter().map(Result::unwrap).collect();
@@ -141,7 +139,7 @@ async fn tasks_of_a_holder_are_served_together() {
 async fn each_task_of_a_holder_keeps_its_own_wait_limit() {
     let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let _other = locks.mutex("m").lock().await.unwrap();
-    let holder = locks.reentrant_mutex("m").wait_limit(700 * MS).holder();
+    let holder = locks.reentrant_mutex("m").wait_limit(700 * MS);
     let begun = Instant::now();
     let first = locking(&holder);
     sleep(500 * MS).await;
@@ -155,7 +153,7 @@ async fn each_task_of_a_holder_keeps_its_own_wait_limit() {
     // A task that joins a try without waiting still waits.
     let faulty = Faulty::new(|op| (op == Op::Acquire).then_some(Fault::Late(20 * MS)));
     let held = Locks::new(faulty.inner.clone(), "bellwether").mutex("m").lock().await.unwrap();
-    let holder = Locks::new(faulty, "bellwether").reentrant_mutex("m").holder();
+    let holder = Locks::new(faulty, "bellwether").reentrant_mutex("m");
     let (tried, waited) = tokio::join!(holder.try_lock(), async {
         let waiting = locking(&holder);
         sleep(100 * MS).await;
@@ -169,8 +167,7 @@ async fn each_task_of_a_holder_keeps_its_own_wait_limit() {
 #[tokio::test(start_paused = true)]
 async fn a_loss_is_reported_by_every_guard_and_not_joined() {
     let faulty = Faulty::new(|op| (op == Op::Renew).then_some(Fault::Refuse));
-    let holder =
-        Locks::new(faulty.clone(), "bellwether").reentrant_mutex("m").lease(LEASE).holder();
+    let holder = Locks::new(faulty.clone(), "bellwether").reentrant_mutex("m").lease(LEASE);
     let old: Vec<_> = [holder.lock().await.unwrap(), holder.lock().await.unwrap()].into();
     let last = holder.lock().await.unwrap();
     for guard in old.iter().chain([&last]) {
@@ -193,7 +190,7 @@ async fn a_loss_is_reported_by_every_guard_and_not_joined() {
 #[tokio::test(start_paused = true)]
 async fn a_lease_ended_from_outside_is_acquired_anew() {
     let locks = Locks::new(MemoryBackend::new(), "bellwether");
-    let holder = locks.reentrant_mutex("m").lease(LEASE).holder();
+    let holder = locks.reentrant_mutex("m").lease(LEASE);
     let guard = holder.lock().await.unwrap();
     assert!(locks.mutex("m").force_unlock().await.unwrap());
     assert_eq!(kind(guard.renew().await), ErrorKind::Lost);
@@ -210,7 +207,7 @@ async fn a_strategy_that_panics_is_an_error_for_each_caller() {
     let other = locks.mutex("m").lock().await.unwrap();
     let broken = || iter::from_fn(|| -> Option<Duration> { panic!("the strategy panicked") });
     assert_eq!(kind(locks.mutex("m").retry(broken).lock().await), ErrorKind::Panicked);
-    let holder = locks.reentrant_mutex("m").retry(broken).holder();
+    let holder = locks.reentrant_mutex("m").retry(broken);
     for locked in all((0..3).map(|_| locking(&holder))).await {
         assert_eq!(kind(locked), ErrorKind::Panicked);
     }
@@ -222,7 +219,7 @@ async fn a_strategy_that_panics_is_an_error_for_each_caller() {
 async fn each_task_of_a_holder_is_told_of_a_shutdown() {
     let locks = Locks::new(MemoryBackend::new(), "bellwether");
     let _other = locks.mutex("m").lock().await.unwrap();
-    let holder = locks.reentrant_mutex("m").holder();
+    let holder = locks.reentrant_mutex("m");
     let waiting: Vec<_> = (0..3).map(|_| locking(&holder)).collect();
     sleep(MS).await;
     locks.shutdown(SECOND).await;
@@ -239,7 +236,7 @@ async fn holders_exclude_each_other_on_many_threads() {
     let inside = Arc::new([const { AtomicUsize::new(0) }; 2]);
     let mut tasks = Vec::new();
     for one in 0..2 {
-        let holder = locks.reentrant_mutex("m").holder();
+        let holder = locks.reentrant_mutex("m");
         for _ in 0..8 {
             let (holder, inside) = (holder.clone(), inside.clone());
             tasks.push(spawn(async move {

@@ -27,7 +27,7 @@ use bellwether::{
     lease::{Lease, Retry, RetryStrategy},
     lock::{
         Candidate, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard,
-        ReentrantHolder, RwLock, Semaphore, SemaphorePermit, SeveralGuard, Term, Ticks, Turn,
+        ReentrantMutex, RwLock, Semaphore, SemaphorePermit, SeveralGuard, Term, Ticks, Turn,
         WriteGuard,
     },
     testing::{Answer, Fault, Faults, Faulty, Interceptor, Op, Operation},
@@ -95,7 +95,7 @@ types! {
     Lease => yes yes yes no;
     Mutex => yes yes yes yes;
     MutexGuard => yes yes yes no;
-    ReentrantHolder => yes yes yes yes;
+    ReentrantMutex => yes yes yes yes;
     RwLock => yes yes yes yes;
     ReadGuard => yes yes yes yes;
     WriteGuard => yes yes yes no;
@@ -201,7 +201,7 @@ futures! {
     term: Term => term.lost();
     mutex: Mutex => mutex.lock(), mutex.try_lock(), mutex.holder(), mutex.force_unlock();
     guard: MutexGuard => guard.lost(), guard.renew(), guard.unlock();
-    holder: ReentrantHolder => holder.lock(), holder.try_lock();
+    holder: ReentrantMutex => holder.lock(), holder.try_lock();
     lock: RwLock => lock.read(), lock.try_read(), lock.write(), lock.try_write(), lock.holder(),
         lock.force_unlock();
     guard: ReadGuard => guard.lost(), guard.renew(), guard.clone().try_upgrade(), guard.unlock();

@@ -185,7 +185,7 @@ async fn use_mutexes(
     let forced = one.mutex(key).try_lock().await?;
     two.mutex(key).force_unlock().await?;
     drop(forced);
-    let holder = one.reentrant_mutex(format!("{key}-again")).holder();
+    let holder = one.reentrant_mutex(format!("{key}-again"));
     let (outer, inner) = (holder.lock().await?, holder.lock().await?);
     inner.unlock().await?;
     outer.unlock().await?;

@@ -267,7 +267,7 @@ pub async fn use_locks<B: Store + Latches + Clone>(
     twice!(permits.acquire());
     let unknown: PermitId = "0".repeat(32).parse().unwrap();
     is_fit(soon(permits.renew(unknown)).await.as_ref())?;
-    twice!(reentrant.holder().lock());
+    twice!(reentrant.lock());
     for (_, time) in picks {
         let latch = locks.latch(format!("{name}-latch")).ttl(time).wait_limit(time);
         is_fit(soon(latch.set(2)).await.as_ref())?;

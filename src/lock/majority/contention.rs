@@ -4,18 +4,20 @@
 //! them finds a majority free. A process that takes a lock again and again may meet no other, and
 //! does not know that others wait. So it gives way from time to time.
 //!
-//! A waiter is woken when a majority of the servers have pushed since the last time. A push of
-//! fewer servers is mostly the noise of waiters, each of which gives back what it got of a lock
-//! that another holder has.
+//! A waiter is woken when a majority of the servers have pushed since the last time. Fewer pushes
+//! are mostly noise: each waiter gives back what it got of a lock that another holder has.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use futures_util::{FutureExt, future::select_all};
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep_until},
+};
 
 use crate::{
     backend::{Change, Changes, Channels},
@@ -42,10 +44,15 @@ const NAMES: usize = 1024;
 pub(super) struct Contention {
     /// The waiters of this process.
     channels: Channels,
-    /// The names for which a task listens, and until when they count as contended. There is a task
-    /// while there are waiters.
-    contended: Mutex<HashMap<Name, Instant>>,
+    /// The names for which a task listens, while they count as contended or have waiters.
+    contended: Mutex<HashMap<Name, Contended>>,
     streaks: Mutex<HashMap<Name, Streak>>,
+}
+
+struct Contended {
+    /// Until when the name counts as contended.
+    until: Instant,
+    listening: JoinHandle<()>,
 }
 
 /// The holds of this process, one soon after another.
@@ -59,7 +66,7 @@ impl Contention {
     /// Returns how long a claim waits before it asks, if it is to wait.
     pub(super) fn pause(&self, name: &Name) -> Option<Duration> {
         let now = Instant::now();
-        let is_contended = lock(&self.contended).get(name).is_some_and(|until| *until > now);
+        let is_contended = lock(&self.contended).get(name).is_some_and(|name| name.until > now);
         let mut streaks = lock(&self.streaks);
         let streak = streaks.get_mut(name).filter(|streak| now - streak.released < AGAIN);
         if is_contended {
@@ -94,54 +101,52 @@ impl Contention {
     /// name, until there are none and the name no longer counts as contended.
     pub(super) fn met(self: &Arc<Self>, name: &Name, servers: &[Arc<Janitor>]) {
         let until = Instant::now() + CONTENDED;
-        if lock(&self.contended).insert(name.clone(), until).is_none() {
-            let each = servers.iter().map(|server| server.backend().listen(name, None)).collect();
-            let hearing = Hearing { contention: self.clone(), name: name.clone(), ended: false };
-            tokio::spawn(hearing.run(each));
+        let mut contended = lock(&self.contended);
+        // A task has finished whose runtime is gone. Its waiters ask again after 0.7 s at most.
+        let known = contended.get_mut(name).filter(|known| !known.listening.is_finished());
+        if let Some(known) = known {
+            known.until = until;
+            return;
         }
+        contended.retain(|_, known| !known.listening.is_finished());
+        let each = servers.iter().map(|server| server.backend().listen(name, None)).collect();
+        let listening = tokio::spawn(self.clone().hear(name.clone(), each));
+        contended.insert(name.clone(), Contended { until, listening });
     }
 
     /// Registers a waiter.
     pub(super) fn listen(&self, name: &Name) -> Changes {
         self.channels.listen(name.prefix(), None)
     }
-}
 
-/// The task that listens for a name.
-struct Hearing {
-    contention: Arc<Contention>,
-    name: Name,
-    ended: bool,
-}
-
-impl Hearing {
-    async fn run(mut self, mut each: Vec<Changes>) {
+    /// Listens to all servers for the waiters of a name.
+    async fn hear(self: Arc<Self>, name: Name, mut each: Vec<Changes>) {
         let needed = each.len() / 2 + 1;
-        let (mut pushed, mut hears) = (vec![false; each.len()], false);
+        let (mut pushed, mut hears) = (HashSet::new(), false);
         let mut look = Instant::now() + CONTENDED;
         loop {
             let heard = each.iter_mut().map(Changes::subscribe).filter(|heard| *heard).count();
             if !std::mem::replace(&mut hears, heard >= needed) && hears {
                 // Pushes before this are missed.
-                self.wake();
+                self.wake(&name);
             } else if !hears {
                 look = look.min(Instant::now() + UNHEARD_LOOK);
             }
             let next = select_all(each.iter_mut().map(|changes| changes.next().boxed()));
             tokio::select! {
                 (_, which, _) = next => {
-                    pushed.iter_mut().skip(which).take(1).for_each(|pushed| *pushed = true);
-                    if pushed.iter().filter(|pushed| **pushed).count() >= needed {
-                        pushed.fill(false);
-                        self.wake();
+                    pushed.insert(which);
+                    if pushed.len() >= needed {
+                        pushed.clear();
+                        self.wake(&name);
                     }
                 }
                 () = sleep_until(look) => {
-                    if self.ends() {
+                    if self.ends(&name) {
                         return;
                     }
                     if !hears {
-                        self.wake();
+                        self.wake(&name);
                     }
                     look = Instant::now() + CONTENDED;
                 }
@@ -149,29 +154,19 @@ impl Hearing {
         }
     }
 
-    fn wake(&self) {
-        self.contention.channels.push(self.name.prefix(), Change::Wake);
+    fn wake(&self, name: &Name) {
+        self.channels.push(name.prefix(), Change::Wake);
     }
 
-    /// Ends the task if no waiter is left. Each registers before it looks whether there is a task,
-    /// so the look for waiters and the end are one step.
-    fn ends(&mut self) -> bool {
-        let Contention { channels, contended, .. } = &*self.contention;
-        let mut contended = lock(contended);
-        let counts = contended.get(&self.name).is_some_and(|until| *until > Instant::now());
-        self.ended = !counts && !channels.has_listeners(self.name.prefix());
-        if self.ended {
-            contended.remove(&self.name);
+    /// Ends the task of a name if no waiter is left. Each registers before it looks whether there
+    /// is a task, so the look for waiters and the end are one step.
+    fn ends(&self, name: &Name) -> bool {
+        let mut contended = lock(&self.contended);
+        let counts = contended.get(name).is_some_and(|name| name.until > Instant::now());
+        let ends = !counts && !self.channels.has_listeners(name.prefix());
+        if ends {
+            contended.remove(name);
         }
-        self.ended
-    }
-}
-
-impl Drop for Hearing {
-    /// If the runtime of the task is gone, its waiters ask again after 0.7 s at most.
-    fn drop(&mut self) {
-        if !self.ended {
-            lock(&self.contention.contended).remove(&self.name);
-        }
+        ends
     }
 }

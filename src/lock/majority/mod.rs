@@ -18,7 +18,6 @@ mod contention;
 use std::{
     collections::HashMap,
     error::Error as _,
-    fmt,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -69,18 +68,21 @@ pub struct Majority {
 #[derive(Clone, Default)]
 struct Hold {
     fence: u64,
-    /// The owner of its share at each server, in their order. `None` where it has none: the server
-    /// has granted nothing, or has denied it at a renewal.
-    owners: Vec<Option<Owner>>,
+    /// Its share at each server, in their order. `None` where it has none: the server has granted
+    /// nothing, or has denied it at a renewal.
+    shares: Vec<Option<Share>>,
+}
+
+/// A lease at one server, under an owner of its own and with the fence there.
+#[derive(Clone, Copy, PartialEq)]
+struct Share {
+    owner: Owner,
+    fence: u64,
 }
 
 impl Majority {
-    /// Creates a backend over these servers, each of which has this time for an answer. It sends
-    /// nothing yet.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`InvalidConfig`](ErrorKind::InvalidConfig) if there is no server.
+    /// Creates a backend over one server or more, each of which has this time for an answer. It
+    /// sends nothing yet.
     pub fn new<B: Leases>(
         servers: impl IntoIterator<Item = B>,
         limit: Duration,
@@ -125,13 +127,13 @@ impl Majority {
     }
 
     /// Returns whether a majority says yes, or so many servers say no that none can. Returns an
-    /// error if too few have answered.
+    /// error if too few have answered and know.
     fn decide<T>(
         &self,
         answers: &[Result<T, BackendError>],
-        is_yes: impl Fn(&T) -> bool,
+        is_yes: impl Fn(&T) -> Option<bool>,
     ) -> Result<bool, BackendError> {
-        let said: Vec<_> = answers.iter().flatten().map(is_yes).collect();
+        let said: Vec<_> = answers.iter().flatten().filter_map(is_yes).collect();
         let yes = said.iter().filter(|yes| **yes).count();
         let no = said.len() - yes;
         if yes >= self.needed() {
@@ -179,39 +181,37 @@ impl Majority {
     /// claim.
     async fn ask(&self, claim: &Claim, begun: Instant) -> Result<(Acquired, bool), BackendError> {
         let asked = self.servers.iter().map(async |server| {
-            let mut acquisition = Acquisition::new(server.clone(), share(claim, None));
+            let mut acquisition = Acquisition::new(server.clone(), of_share(claim, None));
             let answer = acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
             (acquisition, answer.map(|(answer, _)| answer))
         });
         let (tried, answers): (Vec<_>, Vec<_>) = join_all(asked).await.into_iter().unzip();
-        let (mut fences, mut held) = (vec![0; answers.len()], Vec::new());
-        for (answer, fence) in answers.iter().zip(&mut fences) {
+        let (mut hold, mut held) = (Hold::default(), Vec::new());
+        for (one, answer) in tried.iter().zip(&answers) {
+            let mut share = None;
             match answer {
-                Ok(Acquired::Granted(grant)) => *fence = grant.fence(),
+                Ok(Acquired::Granted(grant)) => {
+                    hold.fence = hold.fence.max(grant.fence());
+                    share = Some(Share { owner: one.claim().owner, fence: grant.fence() });
+                }
                 Ok(Acquired::Occupied(occupied)) => held.push(*occupied),
                 Err(_) => {}
             }
+            hold.shares.push(share);
         }
-        let owner = |one: &Acquisition| one.is_granted().then(|| one.claim().owner);
-        let mut hold = Hold {
-            fence: fences.iter().copied().max().unwrap_or_default(),
-            owners: tried.iter().map(owner).collect(),
-        };
         // Those without an answer undo themselves.
         let granted: Vec<_> = tried.into_iter().filter(Acquisition::is_granted).collect();
         let is_any_granted = !granted.is_empty();
         let answer = match granted.len() < self.needed() {
             true => Ok(self.in_the_way(granted.len(), held).map(Acquired::Occupied)),
             false => {
-                let is_written = self.write_fence(claim, &mut hold, &fences, begun).await;
+                let is_written = self.write_fence(claim, &mut hold, begun).await;
                 is_written.map(|it| it.then(|| Acquired::Granted(Grant::new(hold.fence))))
             }
         };
         let answer = answer.and_then(|answer| answer.ok_or_else(|| self.undecided(&answers)));
         if let Ok(Acquired::Granted(_)) = answer {
-            // The others undo themselves.
-            let is_held = |one: &Acquisition| hold.owners.contains(&Some(one.claim().owner));
-            granted.into_iter().filter(is_held).for_each(Acquisition::keep);
+            granted.into_iter().for_each(Acquisition::keep);
             lock(&self.held).insert(claim.owner, hold);
         } else {
             // A release that takes longer than the limit goes on in the background.
@@ -232,62 +232,51 @@ impl Majority {
     }
 
     /// Writes the fence of a hold to a majority, which renews its shares. Returns whether a
-    /// majority has it still. A share that has missed the fence leaves the hold: a later majority
-    /// may have no other of these servers, and would grant a smaller fence.
+    /// majority has it still. A share that has missed the fence is undone: a later majority may
+    /// have no other of these servers, and would grant a smaller fence.
     ///
-    /// The servers are known to have these fences. The lease counts from `begun`.
+    /// The lease counts from `begun`.
     async fn write_fence(
         &self,
         claim: &Claim,
         hold: &mut Hold,
-        known: &[u64],
         begun: Instant,
     ) -> Result<bool, BackendError> {
         let fence = hold.fence;
-        let there = self.servers.iter().zip(&hold.owners).enumerate();
-        let written = there.map(async |(at, (server, owner))| {
-            if owner.is_none() || known.get(at) == Some(&fence) {
-                return Ok(owner.is_some());
-            }
-            let share = share(claim, *owner);
+        let written = self.servers.iter().zip(&hold.shares).map(async |(server, share)| {
+            let Some(share) = share.filter(|share| share.fence != fence) else {
+                return Ok(share.is_some());
+            };
+            let share = of_share(claim, Some(share));
             in_time(self.limit, server.backend().set_fence(&share, fence)).await
         });
         let answers = join_all(written).await;
-        let is_written = self.decide(&answers, |written| *written)?;
+        let is_written = self.decide(&answers, |written| Some(*written))?;
         if is_written && begun.elapsed() >= trusted(claim.lease) {
             return Err(self.undecided(&answers));
         }
-        for (owner, written) in hold.owners.iter_mut().zip(&answers) {
-            *owner = owner.filter(|_| matches!(written, Ok(true)));
+        for ((server, share), written) in self.servers.iter().zip(&mut hold.shares).zip(answers) {
+            if let (Some(share), Ok(true)) = (share.as_mut(), &written) {
+                share.fence = fence;
+            } else if let Some(missed) = share.take() {
+                server.undo(of_share(claim, Some(missed)), false, &Handle::current());
+            }
         }
         Ok(is_written)
     }
 
-    /// Notes which servers deny their share of a hold that a majority has renewed. One that has
-    /// none and answers, since it was away or has restarted, is asked for a share. A server that
-    /// denies one for the first time may be the first that a [clear](Leases::clear) has reached.
-    fn note_denied(&self, claim: &Claim, asked: &Hold, said: &[Result<bool, BackendError>]) {
-        let mut held = lock(&self.held);
-        let Some(hold) = held.get_mut(&claim.owner) else { return };
-        let there = hold.owners.iter_mut().zip(&asked.owners).zip(self.servers.iter().zip(said));
-        for (at, ((owner, asked), (server, said))) in there.enumerate() {
-            if !matches!(said, Ok(false)) || owner != asked {
-                continue;
-            }
-            if owner.take().is_none() {
-                let (majority, claim) = (self.clone(), claim.clone());
-                server.tasks.spawn(async move { majority.take_share(&claim, at).await });
-            }
-        }
-    }
-
-    /// Takes a share of a hold at a server that has none.
-    async fn take_share(&self, claim: &Claim, at: usize) {
-        let (Some(server), Some(Hold { fence, .. })) = (self.servers.get(at), self.hold(claim))
-        else {
-            return;
+    /// Asks a server for a share that it denies to a hold that a majority has renewed: it was away,
+    /// or has restarted.
+    async fn take_share(self, claim: Claim, at: usize, denied: Option<Share>) {
+        let Some(server) = self.servers.get(at) else { return };
+        let fence = {
+            let mut held = lock(&self.held);
+            let Some(Hold { fence, shares }) = held.get_mut(&claim.owner) else { return };
+            let Some(share) = shares.get_mut(at).filter(|share| **share == denied) else { return };
+            *share = None;
+            *fence
         };
-        let mut acquisition = Acquisition::new(server.clone(), share(claim, None));
+        let mut acquisition = Acquisition::new(server.clone(), of_share(&claim, None));
         let asked = acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
         if !matches!(asked, Ok((Acquired::Granted(_), _))) {
             return;
@@ -295,10 +284,10 @@ impl Majority {
         let write = server.backend().set_fence(acquisition.claim(), fence);
         let written = in_time(self.limit, write).await;
         let mut held = lock(&self.held);
-        let owner = held.get_mut(&claim.owner).and_then(|hold| hold.owners.get_mut(at));
+        let share = held.get_mut(&claim.owner).and_then(|hold| hold.shares.get_mut(at));
         // If the hold was released meanwhile, the acquisition is dropped and undone.
-        if let (Ok(true), Some(owner @ None)) = (written, owner) {
-            *owner = Some(acquisition.claim().owner);
+        if let (Ok(true), Some(share @ None)) = (written, share) {
+            *share = Some(Share { owner: acquisition.claim().owner, fence });
             acquisition.keep();
         }
     }
@@ -334,19 +323,29 @@ impl Leases for Majority {
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         let holds: Vec<_> =
             claims.iter().map(|claim| self.hold(claim).unwrap_or_default()).collect();
+        let share_of = |hold: &Hold, at: usize| hold.shares.get(at).copied().flatten();
         let asked = self.servers.iter().enumerate().map(async |(at, server)| {
-            let owner = |hold: &Hold| hold.owners.get(at).copied().flatten();
             let each = claims.iter().zip(&holds);
-            let shares: Vec<_> = each.map(|(claim, hold)| share(claim, owner(hold))).collect();
+            let shares: Vec<_> =
+                each.map(|(claim, hold)| of_share(claim, share_of(hold, at))).collect();
             in_time(self.limit, server.backend().renew(&shares)).await
         });
         let answers = join_all(asked).await;
         let (mut renewals, mut undecided) = (Vec::with_capacity(claims.len()), None);
         for (which, (claim, hold)) in claims.iter().zip(&holds).enumerate() {
-            let said: Vec<_> = answers.iter().map(|answer| said_of(answer, which)).collect();
-            let decided = self.decide(&said, |is_held| *is_held);
+            let is_held = |said: &Vec<Renewal>| match said.get(which)? {
+                Renewal::Held => Some(true),
+                Renewal::NotHeld => Some(false),
+                Renewal::Unknown => None,
+            };
+            let decided = self.decide(&answers, is_held);
             if let Ok(true) = decided {
-                self.note_denied(claim, hold, &said);
+                for (at, (server, said)) in self.servers.iter().zip(&answers).enumerate() {
+                    if said.as_ref().is_ok_and(|said| is_held(said) == Some(false)) {
+                        let take = self.clone().take_share(claim.clone(), at, share_of(hold, at));
+                        server.tasks.spawn(take);
+                    }
+                }
             }
             renewals.push(decided.as_ref().map_or(Renewal::Unknown, |held| Renewal::from(*held)));
             undecided = undecided.or(decided.err());
@@ -362,18 +361,15 @@ impl Leases for Majority {
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         let Some(hold) = lock(&self.held).remove(&claim.owner) else { return Ok(false) };
         self.contention.released(&claim.name);
-        let shares = self.servers.iter().zip(hold.owners);
-        let ended = shares.map(async |(server, owner)| {
-            if owner.is_none() {
-                return Ok(false);
-            }
-            in_time(self.limit, server.end(share(claim, owner))).await
+        let shares = self.servers.iter().zip(hold.shares);
+        let ended = shares.map(async |(server, share)| match share {
+            Some(_) => in_time(self.limit, server.end(of_share(claim, share))).await,
+            None => Ok(false),
         });
-        self.decide(&join_all(ended).await, |was_held| *was_held)
+        self.decide(&join_all(ended).await, |was_held| Some(*was_held))
     }
 
-    /// Gives the hold to the other claim, with the next fence. The owners at the servers stay. A
-    /// share that has missed the fence is undone.
+    /// Gives the hold to the other claim, with the next fence. The owners at the servers stay.
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
         only_exclusive(from.mode)?;
         only_exclusive(to.mode)?;
@@ -383,18 +379,16 @@ impl Leases for Majority {
         }
         let Some(hold) = self.hold(from) else { return Ok(None) };
         let mut next = Hold { fence: hold.fence + 1, ..hold };
-        if !self.write_fence(to, &mut next, &[], begun).await? {
+        if !self.write_fence(to, &mut next, begun).await? {
             // A minority may still have it.
             return self.release(from).await.map(|_| None);
         }
-        let Some(before) = lock(&self.held).remove(&from.owner) else { return Ok(None) };
-        let (grant, owners) = (Grant::new(next.fence), next.owners.clone());
-        lock(&self.held).insert(to.owner, next);
-        for (server, (before, now)) in self.servers.iter().zip(before.owners.iter().zip(owners)) {
-            if before.is_some() && *before != now {
-                server.undo(share(to, *before), false, &Handle::current());
-            }
+        let mut held = lock(&self.held);
+        if held.remove(&from.owner).is_none() {
+            return Ok(None);
         }
+        let grant = Grant::new(next.fence);
+        held.insert(to.owner, next);
         Ok(Some(grant))
     }
 
@@ -409,7 +403,7 @@ impl Leases for Majority {
             holding.map_ok(|holding| holding.in_mode(Mode::Exclusive))
         });
         let answers = join_all(asked).await;
-        if !self.decide(&answers, Option::is_some)? {
+        if !self.decide(&answers, |holder| Some(holder.is_some()))? {
             return Ok(Holding::default());
         }
         let free = answers.iter().filter(|answer| matches!(answer, Ok(None))).count();
@@ -427,7 +421,7 @@ impl Leases for Majority {
         let servers = self.servers.iter();
         let cleared = servers.map(|server| in_time(self.limit, server.backend().clear(name, mode)));
         let answers = join_all(cleared).await;
-        self.decide(&answers, |_| true)?;
+        self.decide(&answers, |_| Some(true))?;
         Ok(answers.into_iter().flatten().any(|was_there| was_there))
     }
 
@@ -452,40 +446,17 @@ impl Leases for Majority {
     }
 }
 
-impl fmt::Debug for Majority {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Majority")
-            .field("servers", &self.servers.len())
-            .field("answer_limit", &self.limit)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Returns the claim of a share at one server: under the owner that has it, or a fresh one.
-fn share(claim: &Claim, owner: Option<Owner>) -> Claim {
-    Claim { owner: owner.unwrap_or_else(Owner::fresh), waits: false, ..claim.clone() }
+fn of_share(claim: &Claim, share: Option<Share>) -> Claim {
+    let owner = share.map_or_else(Owner::fresh, |share| share.owner);
+    Claim { owner, waits: false, ..claim.clone() }
 }
 
 fn only_exclusive(mode: Mode) -> Result<(), BackendError> {
     match mode {
         Mode::Exclusive => Ok(()),
-        _ => {
-            let why = format!("a majority of servers has exclusive leases only, not {mode:?}");
-            Err(BackendError::new(BackendErrorKind::Refused, why))
-        }
-    }
-}
-
-/// Returns what a server says of one lease of a batch.
-fn said_of(
-    answer: &Result<Vec<Renewal>, BackendError>,
-    which: usize,
-) -> Result<bool, BackendError> {
-    match answer.as_ref().map_err(BackendError::clone)?.get(which) {
-        Some(Renewal::Held) => Ok(true),
-        Some(Renewal::NotHeld) => Ok(false),
-        Some(Renewal::Unknown) | None => {
-            Err(BackendError::new(BackendErrorKind::Unknown, "the server does not know"))
-        }
+        _ => Err(BackendError::refused(format!(
+            "a majority has exclusive leases only, not {mode:?}"
+        ))),
     }
 }

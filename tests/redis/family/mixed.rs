@@ -55,7 +55,7 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
             several.lock().await?.unlock().await
         }
         12 => {
-            let holder = locks.reentrant_mutex(name).lease(lease).wait_limit(wait).holder();
+            let holder = locks.reentrant_mutex(name).lease(lease).wait_limit(wait);
             let (one, other) = tokio::join!(holder.lock(), holder.lock());
             let again = one?;
             other?.unlock().await?;
@@ -80,7 +80,7 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
             let _ = timeout(wait_limit, rw_lock.write()).await;
             let several = locks.several(["n2", "n1", "n0"]).lease(lease);
             let _ = timeout(wait_limit, several.lock()).await;
-            let holder = locks.reentrant_mutex("n1").lease(lease).holder();
+            let holder = locks.reentrant_mutex("n1").lease(lease);
             let _ = timeout(wait_limit, async { tokio::join!(holder.lock(), holder.lock()) }).await;
             let latch = locks.latch("n1").ttl(LATCH);
             let _ = timeout(wait_limit / 4, latch.set(3)).await;
