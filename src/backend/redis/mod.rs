@@ -52,6 +52,7 @@ pub(crate) fn check_any_reply(value: &redis::Value) {
 /// let with_settings = RedisBackend::builder()
 ///     .cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])
 ///     .command_timeout(Duration::from_millis(500))
+///     .client_name("shop")
 ///     .build()?;
 /// # Ok::<_, bellwether::Error>(())
 /// ```
@@ -142,16 +143,6 @@ impl RedisBackend {
     /// # Cancel safety
     ///
     /// Nothing is lost when the future is dropped.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn start() -> Result<(), bellwether::Error> {
-    /// let backend = bellwether::RedisBackend::open("redis://127.0.0.1/")?;
-    /// backend.ready().await?;
-    /// backend.ping().await?;
-    /// # Ok(()) }
-    /// ```
     pub async fn ready(&self) -> Result<(), Error> {
         Ok(self.check_servers().await?)
     }
