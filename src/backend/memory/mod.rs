@@ -13,7 +13,7 @@ mod stored;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, Weak},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -21,12 +21,11 @@ use async_trait::async_trait;
 
 use self::{
     data::Data,
-    stored::{Weigh, weigh_bytes},
+    stored::{StoredSemaphore, Weigh, weigh_bytes},
 };
 use super::{
-    Acquired, BackOff, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry,
-    Failure, Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind,
-    Store, TagEnd, TagEnds, Tap, Tick, check_pass,
+    Acquired, Changes, Channels, Claim, Countdown, Grant, Holding, Kept, Latches, Leases, Marked,
+    Mode, Owner, Renewal, SemaphoreKind, Tick, check_pass,
 };
 use crate::{
     error::BackendError,
@@ -95,6 +94,16 @@ impl MemoryBackend {
         drop(data);
         pushes.into_iter().for_each(|(topic, change)| self.channels.push(&topic, change));
         answer
+    }
+
+    /// Runs an operation on a semaphore.
+    fn on<T>(
+        &self,
+        name: &Name,
+        kind: SemaphoreKind,
+        operation: impl FnOnce(&mut Data, &mut StoredSemaphore) -> T,
+    ) -> T {
+        self.run(|data| data.on(name, kind, operation))
     }
 
     /// Returns whether a waiter hears of a name. It is asked under the lock: a claim that enters
@@ -173,69 +182,6 @@ impl Leases for MemoryBackend {
 
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
         self.channels.listen(name.prefix(), claim.map(|claim| claim.owner))
-    }
-}
-
-#[async_trait]
-impl Store for MemoryBackend {
-    async fn read(&self, name: &Name, _aged: bool) -> Result<Option<Entry>, BackendError> {
-        Ok(self.run(|data| data.get(name)))
-    }
-
-    async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        Ok(self.run(|data| data.claim(claim, seen)))
-    }
-
-    async fn commit(
-        &self,
-        claim: &Claim,
-        grant: &Grant,
-        entry: &Entry,
-        ttl: Option<Duration>,
-    ) -> Result<Committed, BackendError> {
-        Ok(self.run(|data| data.commit(claim, grant.fence(), entry, ttl)))
-    }
-
-    async fn fail(
-        &self,
-        claim: &Claim,
-        failure: &Failure,
-        back_off: Option<BackOff>,
-    ) -> Result<bool, BackendError> {
-        Ok(self.run(|data| data.fail(claim, failure, back_off)))
-    }
-
-    async fn edit(
-        &self,
-        name: &Name,
-        edit: &Edit,
-        fence_life: Duration,
-    ) -> Result<u64, BackendError> {
-        let too_large = "the entry is larger than the weight limit";
-        self.run(|data| data.edit(name, edit, fence_life))
-            .ok_or_else(|| BackendError::refused(too_large))
-    }
-
-    fn tap(&self, tier: Weak<dyn Tap>, _every: Duration) -> bool {
-        self.channels.add_tap(tier);
-        false
-    }
-
-    async fn tag_number(&self, _tags: &Name) -> Result<u64, BackendError> {
-        Ok(self.data().tag_number)
-    }
-
-    async fn tag_ends(
-        &self,
-        tags: &Name,
-        which: &[Arc<str>],
-    ) -> Result<Vec<TagEnds>, BackendError> {
-        let which: Vec<_> = which.iter().map(|tag| tags.prefix_of_sibling(tag).into()).collect();
-        Ok(self.run(|data| which.iter().map(|tag| data.ends_of(tag)).collect()))
-    }
-
-    async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
-        Ok(self.run(|data| data.end_tag(tags.prefix_of_sibling(tag).into(), end)))
     }
 }
 

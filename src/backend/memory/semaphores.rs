@@ -151,7 +151,7 @@ impl Data {
             let is_held = semaphore.is_held_by(claim);
             if is_held {
                 semaphore.hold(claim, fence, after(data.now, claim.lease));
-                let last = data.fences.get(claim.name.prefix()).map_or(0, |fence| fence.last);
+                let last = data.fences.get(claim.name.prefix()).map_or(0, |(fence, _)| fence.last);
                 data.set_fence(&claim.name, last.max(fence), claim.fence_life);
             }
             is_held
@@ -160,7 +160,7 @@ impl Data {
 
     /// Returns who holds a semaphore, and how many wait.
     pub(super) fn inspect(&mut self, name: &Name, kind: SemaphoreKind) -> Holding {
-        let failed = self.failures.get(name.prefix()).map(|failed| failed.record(self.now));
+        let failed = self.failed(name);
         self.on(name, kind, |data, semaphore| {
             let waiting = u32::try_from(semaphore.queue.entries.len()).unwrap_or(u32::MAX);
             let holders = semaphore.out();

@@ -11,7 +11,7 @@ use lru::LruCache;
 use tokio::time::Instant;
 
 use crate::{
-    backend::{BackOff, Claim, Entry, Failure, Need, Occupied, Owner, SemaphoreKind},
+    backend::{Claim, Entry, Need, Occupied, Owner, SemaphoreKind},
     key::Name,
 };
 
@@ -88,28 +88,12 @@ pub(super) fn entry_key(name: &Name) -> EntryKey {
     (name.prefix().clone(), name.schema())
 }
 
-/// The last of some failed loads in a row.
-pub(super) struct StoredFailure {
-    pub(super) failure: Failure,
-    pub(super) failures: u32,
-    /// Until when the name backs off.
-    pub(super) until: Instant,
-}
-
-impl StoredFailure {
-    pub(super) fn record(&self, now: Instant) -> (BackOff, Failure) {
-        let wait = self.until.saturating_duration_since(now);
-        (BackOff { wait, failures: self.failures }, self.failure.clone())
-    }
-}
-
 /// A count-down latch.
 pub(super) struct StoredLatch {
     pub(super) left: u32,
     /// The id of the setting that made it.
     pub(super) set: Owner,
     pub(super) ttl: Duration,
-    pub(super) ends: Instant,
     /// The count that each step left; empty once nothing is left.
     pub(super) counted: HashMap<Owner, u32>,
 }
