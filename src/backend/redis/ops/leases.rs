@@ -311,26 +311,16 @@ impl RedisBackend {
     /// this process opened for good, if that is enough.
     fn heard(&self, name: &Name, claim: Option<&Claim>) -> Vec<Arc<str>> {
         let waits = claim.is_none_or(|claim| claim.waits);
-        if let Some(own) = &self.0.process_channels
-            && claim.is_some_and(|_| waits || name.family() == Family::Cache)
-        {
-            let channel = if waits { own.queued(name) } else { own.registered(name) };
-            self.0.servers.channels().open(&channel);
-            return vec![channel];
+        let names = &self.0.channel_names;
+        let own = if waits { names.queued(name) } else { names.registered(name) };
+        let is_enough = claim.is_some_and(|_| waits || name.family() == Family::Cache);
+        if is_enough && self.0.servers.is_single() {
+            self.0.servers.channels().open(&own);
+            return vec![own];
         }
-        let of_name: Arc<str> = name.suffixed(self.channel()).into();
         // The process hears of what is granted to it in the queue.
-        let own = waits.then(|| match &self.0.process_channels {
-            Some(own) => own.queued(name),
-            None => keys::own_shard_channel(&of_name),
-        });
-        std::iter::once(of_name).chain(own).collect()
-    }
-
-    /// Returns the id that a claim of an entry's lease registers. It is empty where the processes
-    /// listen to the channel of the name.
-    pub(super) fn registration(&self) -> &str {
-        self.0.process_channels.as_ref().map_or("", |channels| &channels.id)
+        let of_name = name.suffixed(self.channel()).into();
+        std::iter::once(of_name).chain(waits.then_some(own)).collect()
     }
 }
 

@@ -33,7 +33,7 @@ impl RedisBackend {
         check_round_trip(asked.elapsed(), self.0.config.command_timeout);
         let call = Call::over(&SCRIPTS.rights, [].into_iter())
             .arg(format!("bellwether:rights:{}", Owner::fresh()))
-            .arg(if self.0.process_channels.is_some() { "PUBLISH" } else { "SPUBLISH" });
+            .arg(if servers.is_single() { "PUBLISH" } else { "SPUBLISH" });
         for missing in servers.call_at_each(&call).await? {
             let missing = replies::words(missing)?;
             if !missing.is_empty() {
