@@ -12,7 +12,6 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::join_all;
-use redis::Value;
 use tokio::{sync::watch, time::timeout};
 
 use super::{
@@ -57,7 +56,11 @@ impl Leases for RedisBackend {
         let mut renewed = Vec::with_capacity(claims.len());
         let mut failure = None;
         for (batch, reply) in batches.into_iter().zip(replies) {
-            match self.renewed(batch, reply) {
+            let held = reply.and_then(|(reply, confirmation)| {
+                let held = self.checked(replies::flags(reply, batch.len()))?;
+                confirmation.map(|()| held)
+            });
+            match held {
                 Ok(held) => renewed.extend(held.into_iter().map(Renewal::from)),
                 Err(error) => {
                     renewed.extend(batch.iter().map(|_| Renewal::Unknown));
@@ -289,17 +292,6 @@ impl RedisBackend {
                 return Ok(was_held);
             }
         }
-    }
-
-    /// Reads which leases of a batch were renewed.
-    fn renewed(
-        &self,
-        batch: &[Claim],
-        reply: Result<(Value, Confirmation), BackendError>,
-    ) -> Result<Vec<bool>, BackendError> {
-        let (reply, confirmation) = reply?;
-        let held = self.checked(replies::flags(reply, batch.len()))?;
-        confirmation.map(|()| held)
     }
 
     fn latch_call(&self, name: &Name, id: Owner, count: u32) -> Call<'static> {

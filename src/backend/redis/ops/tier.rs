@@ -1,14 +1,8 @@
-//! How local tiers are told of the changes of entries, by a single server.
+//! How a single server tells local tiers of the changes of entries, as
+//! `docs/decisions/local-tier.md` explains. In a cluster, tiers are told nothing.
 //!
-//! Each script that changes an entry publishes its name and its fence first, on one of 4,096
-//! channels. So the connection for pushes tells the tiers of all changes in the order of the
-//! server. While nothing changes, a tier must know that nothing is on its way. So the backend
-//! publishes to itself at intervals: when that message arrives, all that was published before it
-//! has arrived. A `PING` on that connection proves less, for a proxy or a master of old answers it.
-//! The message goes out in a script that writes first, so a server that refuses writes is not
-//! trusted either.
-//!
-//! In a cluster the connections of several nodes would have to agree. There tiers are told nothing.
+//! While nothing changes, a tier must know that nothing is on its way. So the backend publishes to
+//! itself at intervals, in a script that also writes: a server that refuses writes is not trusted.
 
 use std::{
     sync::{
