@@ -11,9 +11,7 @@ use tokio::time::Instant;
 
 use super::stored::{Entries, SemaphoreKey, StoredLatch, StoredSemaphore, Weigh};
 use crate::{
-    backend::{
-        BackOff, Change, Claim, Failure, Mark, Marked, SemaphoreKind, TagEnds, Tick, TickStep,
-    },
+    backend::{BackOff, Change, Failure, Mark, SemaphoreKind, TagEnds},
     key::Name,
     time::after,
 };
@@ -26,7 +24,7 @@ pub(super) struct Data {
     pub(super) fences: Expiring<Arc<str>, Fence>,
     /// The greatest fence that was forgotten before its time.
     forgotten: u64,
-    marks: Expiring<Arc<str>, Mark>,
+    pub(super) marks: Expiring<Arc<str>, Mark>,
     /// The last of some failed loads in a row, with the back-off from when it failed.
     pub(super) failures: Expiring<Arc<str>, (BackOff, Failure)>,
     pub(super) entries: Entries,
@@ -114,20 +112,6 @@ impl Data {
         {
             self.forgotten = self.forgotten.max(fence.last);
         }
-    }
-
-    /// Sets the mark of a name to a tick, if the claim has the mutex and the tick is possible.
-    pub(super) fn mark(&mut self, claim: &Claim, tick: Tick) -> Marked {
-        let kind = SemaphoreKind::Mutex;
-        let is_held = self.on(&claim.name, kind, |_, semaphore| semaphore.is_held_by(claim));
-        let before = self.marks.get(claim.name.prefix()).map(|(mark, _)| *mark);
-        let is_set = is_held && tick.is_possible(before, claim.owner);
-        if is_set {
-            let begun_by = (tick.step != TickStep::Done).then_some(claim.owner);
-            let mark = Mark { tick: tick.at, begun_by };
-            self.marks.set(claim.name.prefix().clone(), mark, after(self.now, tick.kept));
-        }
-        Marked { before, is_set, now: self.clock() }
     }
 }
 

@@ -154,7 +154,7 @@ impl Data {
         if let Some(newer) = self.newer(name, fence) {
             return Committed::Newer(newer);
         }
-        if self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.sole.is_none()) {
+        if self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.holds.is_empty()) {
             // The waiters for this load would wait for its end.
             self.push(name, Change::Wake);
         }
@@ -222,7 +222,7 @@ impl Data {
 
     /// Burns a fence and ends the lease, so that no load under way is stored.
     fn burn(&mut self, name: &Name, fence_life: Duration) -> u64 {
-        self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.sole = None);
+        self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.holds.clear());
         self.failures.remove(name.prefix());
         self.next_fence(name, fence_life)
     }

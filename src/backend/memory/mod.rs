@@ -2,8 +2,8 @@
 //!
 //! It keeps the rules of the Redis backend to the letter, so that code which works here works
 //! there. Its fleet is the caches and locks of one process. `stored` and `data` have the tables,
-//! `entries`, `semaphores` and `latches` the rules. None of them locks or waits: this file puts a
-//! mutex around the data, and pushes the changes.
+//! `entries`, `semaphores` and `latches` the rules. Each operation runs under one mutex, and its
+//! changes are pushed behind it.
 
 mod data;
 mod entries;
@@ -23,15 +23,8 @@ use self::{
     data::Data,
     stored::{StoredSemaphore, Weigh, weigh_bytes},
 };
-use super::{
-    Acquired, Changes, Channels, Claim, Countdown, Grant, Holding, Kept, Latches, Leases, Marked,
-    Mode, Owner, Renewal, SemaphoreKind, Tick, check_pass,
-};
-use crate::{
-    error::BackendError,
-    key::{Family, Name, Namespace},
-    sync::lock,
-};
+use super::{Channels, Countdown, Latches, Owner, SemaphoreKind};
+use crate::{error::BackendError, key::Name, sync::lock};
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
 ///
@@ -122,66 +115,6 @@ impl Default for MemoryBackend {
 impl fmt::Debug for MemoryBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryBackend").field("weight", &self.weight()).finish_non_exhaustive()
-    }
-}
-
-#[async_trait]
-impl Leases for MemoryBackend {
-    fn is_shared(&self) -> bool {
-        false
-    }
-
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        Ok(self.run(|data| data.acquire(claim)))
-    }
-
-    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
-        Ok(self.run(|data| claims.iter().map(|claim| data.renew(claim).into()).collect()))
-    }
-
-    async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
-        let heard = || claims.first().is_some_and(|claim| self.is_waited_for(&claim.name));
-        Ok(self.run(|data| data.keep(claims, life, heard())))
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        Ok(self.run(|data| data.release(claim, self.is_waited_for(&claim.name))))
-    }
-
-    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        check_pass(from, to)?;
-        Ok(self.run(|data| data.convert(from, to, self.is_waited_for(&from.name))))
-    }
-
-    async fn set_fence(&self, claim: &Claim, fence: u64) -> Result<bool, BackendError> {
-        Ok(self.run(|data| data.set_lease_fence(claim, fence)))
-    }
-
-    async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
-        Ok(self.run(|data| data.mark(claim, tick)))
-    }
-
-    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
-        let held = self.run(|data| data.inspect(name, kind));
-        Ok(match name.family() {
-            Family::Cache => Holding { waiting: u32::from(self.is_waited_for(name)), ..held },
-            _ => held,
-        })
-    }
-
-    async fn lock_names(
-        &self,
-        namespace: &Namespace,
-    ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
-        Ok(self.run(|data| data.lock_names(namespace)))
-    }
-
-    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
-        Ok(self.run(|data| data.clear(name, mode)))
-    }
-
-    fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
-        self.channels.listen(name.prefix(), claim.map(|claim| claim.owner))
     }
 }
 
