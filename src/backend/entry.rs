@@ -100,12 +100,6 @@ impl Entry {
         self
     }
 
-    /// Returns the same entry with the time at which it was stored.
-    pub fn with_stored_at(mut self, micros: u64) -> Self {
-        self.stored_at = micros;
-        self
-    }
-
     /// Returns the same entry with its windows. Each is whole milliseconds, at most 34 years.
     pub fn with_windows(mut self, windows: Windows) -> Self {
         self.windows = Some(windows.in_range());

@@ -9,9 +9,9 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::stored::{Entries, SemaphoreKey, StoredFailure, StoredLatch, StoredSemaphore, Weigh};
+use super::stored::{Entries, SemaphoreKey, StoredLatch, StoredSemaphore, Weigh};
 use crate::{
-    backend::{Change, Claim, Mark, Marked, SemaphoreKind, TagEnds, Tick, TickStep},
+    backend::{BackOff, Change, Failure, Mark, SemaphoreKind, TagEnds},
     key::Name,
     time::after,
 };
@@ -24,8 +24,9 @@ pub(super) struct Data {
     pub(super) fences: Expiring<Arc<str>, Fence>,
     /// The greatest fence that was forgotten before its time.
     forgotten: u64,
-    marks: Expiring<Arc<str>, Mark>,
-    pub(super) failures: Expiring<Arc<str>, StoredFailure>,
+    pub(super) marks: Expiring<Arc<str>, Mark>,
+    /// The last of some failed loads in a row, with the back-off from when it failed.
+    pub(super) failures: Expiring<Arc<str>, (BackOff, Failure)>,
     pub(super) entries: Entries,
     pub(super) tag_ends: Expiring<Arc<str>, TagEnds>,
     /// The last tag number of all namespaces.
@@ -91,7 +92,7 @@ impl Data {
 
     /// Makes a fence greater than all before it the last one of a name.
     pub(super) fn next_fence(&mut self, name: &Name, life: Duration) -> u64 {
-        let last = self.fences.get(name.prefix()).map_or(self.forgotten, |fence| fence.last);
+        let last = self.fences.get(name.prefix()).map_or(self.forgotten, |(fence, _)| fence.last);
         let stored = self.entries.peek(name).map_or(0, |(entry, _)| entry.fence);
         let fence = self.clock().max(last + 1).max(stored + 1);
         self.set_fence(name, fence, life);
@@ -112,20 +113,6 @@ impl Data {
             self.forgotten = self.forgotten.max(fence.last);
         }
     }
-
-    /// Sets the mark of a name to a tick, if the claim has the mutex and the tick is possible.
-    pub(super) fn mark(&mut self, claim: &Claim, tick: Tick) -> Marked {
-        let kind = SemaphoreKind::Mutex;
-        let is_held = self.on(&claim.name, kind, |_, semaphore| semaphore.is_held_by(claim));
-        let before = self.marks.get(claim.name.prefix()).copied();
-        let is_set = is_held && tick.is_possible(before, claim.owner);
-        if is_set {
-            let begun_by = (tick.step != TickStep::Done).then_some(claim.owner);
-            let mark = Mark { tick: tick.at, begun_by };
-            self.marks.set(claim.name.prefix().clone(), mark, after(self.now, tick.kept));
-        }
-        Marked { before, is_set, now: self.clock() }
-    }
 }
 
 /// A map whose values end at a time.
@@ -143,12 +130,13 @@ impl<K: Clone + Hash + Ord, V> Expiring<K, V> {
         self.values.keys()
     }
 
-    pub(super) fn get(&self, key: &K) -> Option<&V> {
-        self.values.get(key).map(|(value, _)| value)
+    pub(super) fn get(&self, key: &K) -> Option<&(V, Instant)> {
+        self.values.get(key)
     }
 
-    pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
-        self.values.get_mut(key).map(|(value, _)| value)
+    /// Returns a value, to be changed, and when it ends.
+    pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut (V, Instant)> {
+        self.values.get_mut(key)
     }
 
     pub(super) fn set(&mut self, key: K, value: V, ends: Instant) {

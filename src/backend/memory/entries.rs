@@ -1,39 +1,38 @@
-//! The entries, the fences that their commits and changes burn, failed loads, and tags.
+//! The [`Store`]: entries, the fences that their commits and changes burn, failed loads, and tags.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    mem,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
+use async_trait::async_trait;
 use tokio::time::Instant;
 
-use super::{
-    data::Data,
-    stored::{StoredFailure, entry_key},
-};
+use super::{MemoryBackend, data::Data, stored::entry_key};
 use crate::{
     backend::{
         BackOff, Change, Claim, Claimed, Committed, Edit, Entry, Failure, Grant, Need,
-        SemaphoreKind, TAG_LIFE, TagEnd, TagEnds, Windows,
+        SemaphoreKind, Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
     },
+    error::BackendError,
     key::Name,
     time::after,
 };
 
-impl Data {
-    pub(super) fn get(&mut self, name: &Name) -> Option<Entry> {
-        let clock = self.clock();
-        let (entry, _) = self.entries.stored.get(&entry_key(name))?;
-        Some(entry.clone().read_at(clock))
+#[async_trait]
+impl Store for MemoryBackend {
+    async fn read(&self, name: &Name, _aged: bool) -> Result<Option<Entry>, BackendError> {
+        Ok(self.run(|data| {
+            let clock = data.clock();
+            let (entry, _) = data.entries.stored.get(&entry_key(name))?;
+            Some(entry.clone().read_at(clock))
+        }))
     }
 
-    /// Returns an entry with a greater fence.
-    fn newer(&self, name: &Name, fence: u64) -> Option<Entry> {
-        let (entry, _) = self.entries.peek(name).filter(|(entry, _)| entry.fence > fence)?;
-        Some(entry.clone().read_at(self.clock()))
-    }
-
-    pub(super) fn claim(&mut self, claim: &Claim, seen: u64) -> Claimed {
-        self.on(&claim.name, SemaphoreKind::Mutex, |data, semaphore| {
-            let failed = data.failures.get(claim.name.prefix());
-            let failed = failed.map(|failed| failed.record(data.now));
+    async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
+        Ok(self.on(&claim.name, SemaphoreKind::Mutex, |data, semaphore| {
+            let failed = data.failed(&claim.name);
             let failures = failed.as_ref().map_or(0, |(back_off, _)| back_off.failures);
             if !semaphore.is_held_by(claim) {
                 if let Some(entry) = data.newer(&claim.name, seen) {
@@ -47,73 +46,124 @@ impl Data {
                 }
             }
             Claimed::Granted(Grant { failures, ..data.grant(semaphore, claim) })
-        })
+        }))
     }
 
-    /// Writes an entry and ends its lease, if its fence is the last one of the name.
-    pub(super) fn commit(
-        &mut self,
+    async fn commit(
+        &self,
         claim: &Claim,
-        fence: u64,
+        grant: &Grant,
         entry: &Entry,
         ttl: Option<Duration>,
-    ) -> Committed {
-        let name = &claim.name;
-        let is_stored = self.entries.peek(name).is_some_and(|(entry, _)| entry.fence == fence);
-        match self.fences.get_mut(name.prefix()) {
-            // It was made already.
-            Some(last) if last.last == fence && last.is_spent && is_stored => {
-                return Committed::Stored;
+    ) -> Result<Committed, BackendError> {
+        let (name, fence) = (&claim.name, grant.fence());
+        Ok(self.run(|data| {
+            let last = data.fences.get_mut(name.prefix()).filter(|(last, _)| last.last == fence);
+            let Some((last, _)) = last else { return data.refuse_commit(name, fence) };
+            if mem::replace(&mut last.is_spent, true) {
+                let stored = data.entries.peek(name).filter(|(entry, _)| entry.fence == fence);
+                return stored.map_or(Committed::Pushed, |_| Committed::Stored);
             }
-            Some(last) if last.last == fence && last.is_spent => return Committed::Pushed,
-            Some(last) if last.last == fence => last.is_spent = true,
-            _ => return self.refuse_commit(name, fence),
-        }
-        self.end(claim);
-        self.failures.remove(name.prefix());
-        let entry = entry.clone().with_fence(fence).with_stored_at(self.clock());
-        self.push(name, Change::Entry(entry.clone()));
-        match ttl {
-            Some(ttl) if self.store(name, entry, after(self.now, ttl)) => Committed::Stored,
-            _ => Committed::Pushed,
-        }
+            data.end(claim);
+            data.failures.remove(name.prefix());
+            let entry = Entry { fence, stored_at: data.clock(), ..entry.clone() };
+            data.push(name, Change::Entry(entry.clone()));
+            match ttl {
+                Some(ttl) if data.store(name, entry, after(data.now, ttl)) => Committed::Stored,
+                _ => Committed::Pushed,
+            }
+        }))
+    }
+
+    async fn fail(
+        &self,
+        claim: &Claim,
+        failure: &Failure,
+        back_off: Option<BackOff>,
+    ) -> Result<bool, BackendError> {
+        Ok(self.run(|data| {
+            let was_held = data.end(claim);
+            if was_held {
+                if let Some(back_off) = back_off {
+                    let ends = after(after(data.now, back_off.wait), back_off.remembered());
+                    let failed = (back_off, failure.clone());
+                    data.failures.set(claim.name.prefix().clone(), failed, ends);
+                }
+                data.push(&claim.name, Change::Failed(failure.clone()));
+            }
+            was_held
+        }))
+    }
+
+    async fn edit(
+        &self,
+        name: &Name,
+        edit: &Edit,
+        fence_life: Duration,
+    ) -> Result<u64, BackendError> {
+        let too_large = "the entry is larger than the weight limit";
+        self.run(|data| data.edit(name, edit, fence_life))
+            .ok_or_else(|| BackendError::refused(too_large))
+    }
+
+    fn tap(&self, tier: Weak<dyn Tap>, _every: Duration) -> bool {
+        self.channels.add_tap(tier);
+        false
+    }
+
+    async fn tag_number(&self, _tags: &Name) -> Result<u64, BackendError> {
+        Ok(self.data().tag_number)
+    }
+
+    async fn tag_ends(
+        &self,
+        tags: &Name,
+        which: &[Arc<str>],
+    ) -> Result<Vec<TagEnds>, BackendError> {
+        let which: Vec<_> = which.iter().map(|tag| tags.prefix_of_sibling(tag).into()).collect();
+        Ok(self.run(|data| which.iter().map(|tag| data.ends_of(tag)).collect()))
+    }
+
+    async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
+        let tag: Arc<str> = tags.prefix_of_sibling(tag).into();
+        Ok(self.run(|data| {
+            data.tag_number = data.clock().max(data.tag_number + 1);
+            let ends = data.ends_of(&tag).with(end, data.tag_number);
+            data.pushes.push((tag.clone(), Change::Invalidated(data.tag_number)));
+            data.tag_ends.set(tag, ends, after(data.now, TAG_LIFE));
+            data.tag_number
+        }))
+    }
+}
+
+impl Data {
+    /// Returns an entry with a greater fence.
+    fn newer(&self, name: &Name, fence: u64) -> Option<Entry> {
+        let (entry, _) = self.entries.peek(name).filter(|(entry, _)| entry.fence > fence)?;
+        Some(entry.clone().read_at(self.clock()))
+    }
+
+    /// Returns for how long a name still backs off, and the last failed load.
+    pub(super) fn failed(&self, name: &Name) -> Option<(BackOff, Failure)> {
+        let ((back_off, failure), ends) = self.failures.get(name.prefix())?;
+        let wait = (*ends - self.now).saturating_sub(back_off.remembered());
+        Some((BackOff { wait, ..*back_off }, failure.clone()))
     }
 
     fn refuse_commit(&mut self, name: &Name, fence: u64) -> Committed {
         if let Some(newer) = self.newer(name, fence) {
             return Committed::Newer(newer);
         }
-        if self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.sole.is_none()) {
+        if self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.holds.is_empty()) {
             // The waiters for this load would wait for its end.
             self.push(name, Change::Wake);
         }
         Committed::Refused
     }
 
-    /// Ends the lease of a load that failed. Returns whether the claim had it.
-    pub(super) fn fail(
-        &mut self,
-        claim: &Claim,
-        failure: &Failure,
-        back_off: Option<BackOff>,
-    ) -> bool {
-        if !self.end(claim) {
-            return false;
-        }
-        if let Some(back_off) = back_off {
-            let until = after(self.now, back_off.wait);
-            let (failure, failures) = (failure.clone(), back_off.failures);
-            let stored = StoredFailure { failure, failures, until };
-            let ends = after(until, back_off.remembered());
-            self.failures.set(claim.name.prefix().clone(), stored, ends);
-        }
-        self.push(&claim.name, Change::Failed(failure.clone()));
-        true
-    }
-
     /// Changes an entry without a load. Returns its fence, or 0 if there is nothing to touch; or
     /// `None`, and changes nothing, if there is no room.
-    pub(super) fn edit(&mut self, name: &Name, edit: &Edit, fence_life: Duration) -> Option<u64> {
+    fn edit(&mut self, name: &Name, edit: &Edit, fence_life: Duration) -> Option<u64> {
         let stored = self.entries.peek(name).cloned();
         let changed = match (edit, stored) {
             (Edit::Put(entry, _), _) if !self.entries.fits(name, entry) => return None,
@@ -138,7 +188,7 @@ impl Data {
         let mut pushed = Change::Invalidated(fence);
         if let Some((entry, life)) = changed {
             let stored_at = if *edit == Edit::Expire { entry.stored_at } else { self.clock() };
-            let entry = entry.with_fence(fence).with_stored_at(stored_at);
+            let entry = Entry { fence, stored_at, ..entry };
             if let Edit::Put(..) = edit {
                 pushed = Change::Entry(entry.clone());
             }
@@ -172,7 +222,7 @@ impl Data {
 
     /// Burns a fence and ends the lease, so that no load under way is stored.
     fn burn(&mut self, name: &Name, fence_life: Duration) -> u64 {
-        self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.sole = None);
+        self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.holds.clear());
         self.failures.remove(name.prefix());
         self.next_fence(name, fence_life)
     }
@@ -186,16 +236,7 @@ impl Data {
     }
 
     /// Returns the ends of a tag, by the prefix of a name for its namespace and itself.
-    pub(super) fn ends_of(&self, tag: &Arc<str>) -> TagEnds {
-        self.tag_ends.get(tag).copied().unwrap_or_default()
-    }
-
-    /// Gives a tag the next number, and returns it.
-    pub(super) fn end_tag(&mut self, tag: Arc<str>, end: TagEnd) -> u64 {
-        self.tag_number = self.clock().max(self.tag_number + 1);
-        let ends = self.ends_of(&tag).with(end, self.tag_number);
-        self.pushes.push((tag.clone(), Change::Invalidated(self.tag_number)));
-        self.tag_ends.set(tag, ends, after(self.now, TAG_LIFE));
-        self.tag_number
+    fn ends_of(&self, tag: &Arc<str>) -> TagEnds {
+        self.tag_ends.get(tag).map_or_else(TagEnds::default, |(ends, _)| *ends)
     }
 }

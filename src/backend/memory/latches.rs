@@ -12,20 +12,19 @@ use crate::{
 impl Data {
     /// Sets a latch unless there is one. Returns whether it was set under this id.
     pub(super) fn set_latch(&mut self, name: &Name, set: Owner, left: u32, ttl: Duration) -> bool {
-        if let Some(latch) = self.latches.get(name.prefix()) {
+        if let Some((latch, _)) = self.latches.get(name.prefix()) {
             return latch.set == set;
         }
-        let ends = after(self.now, ttl);
-        let latch = StoredLatch { left, set, ttl, ends, counted: HashMap::new() };
-        self.latches.set(name.prefix().clone(), latch, ends);
+        let latch = StoredLatch { left, set, ttl, counted: HashMap::new() };
+        self.latches.set(name.prefix().clone(), latch, after(self.now, ttl));
         true
     }
 
     /// Counts a latch down once for each id. A step by 0 only reads it.
     pub(super) fn count_down(&mut self, name: &Name, id: Owner, by: u32) -> Option<Countdown> {
         let now = self.now;
-        let latch = self.latches.get_mut(name.prefix())?;
-        let remaining = latch.ends - now;
+        let (latch, ends) = self.latches.get_mut(name.prefix())?;
+        let remaining = *ends - now;
         if let Some(left) = latch.counted.get(&id) {
             return Some(Countdown { left: *left, remaining });
         }

@@ -1,19 +1,179 @@
-//! The semaphores: their holders, the queue of those that wait, and the rules of the Redis scripts.
+//! The [`Leases`]: semaphores with their holders, and the queue of those that wait.
 
 use std::time::Duration;
 
+use async_trait::async_trait;
+
 use super::{
+    MemoryBackend,
     data::Data,
     stored::{SemaphoreKey, StoredSemaphore},
 };
 use crate::{
     backend::{
-        Acquired, Change, Claim, Grant, Handover, Holding, Kept, Mode, Need, Occupied,
-        SemaphoreKind,
+        Acquired, Change, Changes, Claim, Grant, Handover, Holding, Kept, Leases, Mark, Marked,
+        Mode, Occupied, Renewal, SemaphoreKind, Tick, TickStep, check_pass,
     },
+    error::BackendError,
     key::{Family, Name, Namespace},
     time::after,
 };
+
+#[async_trait]
+impl Leases for MemoryBackend {
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+        Ok(self.on(&claim.name, claim.mode.into(), |data, semaphore| {
+            let now = data.now;
+            let in_the_way = || {
+                let first = semaphore.queue.entries.front()?;
+                let remaining = semaphore.queue.left(first, now);
+                let before = Occupied { fence: 0, remaining, holders: semaphore.out() };
+                (first.claim.owner != claim.owner).then_some(before)
+            };
+            let occupied = semaphore.in_the_way(claim.mode.need(), now).or_else(in_the_way);
+            if let Some(occupied) = occupied.filter(|_| !semaphore.is_held_by(claim)) {
+                if claim.waits {
+                    semaphore.queue.enter(claim, now);
+                    semaphore.queue.keep(claim, after(now, claim.queue_entry_life()));
+                }
+                return Acquired::Occupied(occupied);
+            }
+            semaphore.queue.leave(claim.owner);
+            Acquired::Granted(data.grant(semaphore, claim))
+        }))
+    }
+
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
+        Ok(self.run(|data| {
+            let renew = |claim: &Claim| {
+                data.on(&claim.name, claim.mode.into(), |data, semaphore| {
+                    let is_held = semaphore.is_held_by(claim);
+                    is_held.then(|| data.grant(semaphore, claim)).is_some().into()
+                })
+            };
+            claims.iter().map(renew).collect()
+        }))
+    }
+
+    async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
+        let Some(first) = claims.first() else { return Ok(Kept::nothing()) };
+        Ok(self.on(&first.name, first.mode.into(), |data, semaphore| {
+            let now = data.now;
+            let has_lapsed = !semaphore.queue.keep(first, after(now, life));
+            let stands = claims.iter().map(|claim| semaphore.queue.has(claim.owner)).collect();
+            let heard = self.is_waited_for(&first.name);
+            let handed_over = data.grant_next(semaphore, first, heard);
+            let remaining = match semaphore.queue.entries.front() {
+                Some(unheard) if semaphore.in_the_way(unheard.claim.mode.need(), now).is_none() => {
+                    semaphore.queue.left(unheard, now)
+                }
+                _ => semaphore.hold_ends().min().map_or(Duration::ZERO, |ends| ends - now),
+            };
+            Kept { remaining, has_lapsed, handed_over, stands }
+        }))
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        Ok(self.on(&claim.name, claim.mode.into(), |data, semaphore| {
+            semaphore.queue.leave(claim.owner);
+            let was_held = semaphore.end(claim);
+            let heard = self.is_waited_for(&claim.name);
+            if !data.grant_next(semaphore, claim, heard) && was_held && claim.wakes_all() {
+                data.push(&claim.name, Change::Wake);
+            }
+            was_held
+        }))
+    }
+
+    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
+        check_pass(from, to)?;
+        Ok(self.on(&from.name, from.mode.into(), |data, semaphore| {
+            if semaphore.is_held_by(to) {
+                if let Some((_, sole)) = semaphore.sole() {
+                    return Some(Grant::new(sole.fence));
+                }
+            } else {
+                if !semaphore.is_held_by(from) || semaphore.holds.len() > 1 {
+                    return None;
+                }
+                semaphore.queue.leave(to.owner);
+                semaphore.end(from);
+            }
+            let grant = data.grant(semaphore, to);
+            if !to.mode.is_fenced() {
+                data.grant_next(semaphore, to, self.is_waited_for(&to.name));
+            }
+            Some(grant)
+        }))
+    }
+
+    async fn set_fence(&self, claim: &Claim, fence: u64) -> Result<bool, BackendError> {
+        Ok(self.on(&claim.name, claim.mode.into(), |data, semaphore| {
+            let is_held = semaphore.is_held_by(claim);
+            if is_held {
+                semaphore.hold(claim, fence, after(data.now, claim.lease));
+                let last = data.fences.get(claim.name.prefix()).map_or(0, |(fence, _)| fence.last);
+                data.set_fence(&claim.name, last.max(fence), claim.fence_life);
+            }
+            is_held
+        }))
+    }
+
+    async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
+        Ok(self.on(&claim.name, SemaphoreKind::Mutex, |data, semaphore| {
+            let before = data.marks.get(claim.name.prefix()).map(|(mark, _)| *mark);
+            let is_set = semaphore.is_held_by(claim) && tick.is_possible(before, claim.owner);
+            if is_set {
+                let begun_by = (tick.step != TickStep::Done).then_some(claim.owner);
+                let mark = Mark { tick: tick.at, begun_by };
+                data.marks.set(claim.name.prefix().clone(), mark, after(data.now, tick.kept));
+            }
+            Marked { before, is_set, now: data.clock() }
+        }))
+    }
+
+    async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
+        Ok(self.on(name, kind, |data, semaphore| {
+            let waiting = match name.family() {
+                Family::Cache => u32::from(self.is_waited_for(name)),
+                _ => u32::try_from(semaphore.queue.entries.len()).unwrap_or(u32::MAX),
+            };
+            let (failed, last) = (data.failed(name), semaphore.hold_ends().max());
+            let expires_in = last.map_or(Duration::ZERO, |ends| ends - data.now);
+            let holders = semaphore.out();
+            let held = Holding { waiting, holders, expires_in, failed, ..Holding::default() };
+            let Some((owner, sole)) = semaphore.sole() else { return held };
+            let held = Holding { holders: 1, ..held };
+            held.by(owner, sole.fence, data.clock(), sole.label.as_deref())
+        }))
+    }
+
+    async fn lock_names(
+        &self,
+        namespace: &Namespace,
+    ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
+        let named = |(prefix, kind): &SemaphoreKey| {
+            Some((Name::from_prefix(namespace, Family::Lock, prefix)?, *kind))
+        };
+        Ok(self.run(|data| data.semaphores.keys().filter_map(named).collect()))
+    }
+
+    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
+        Ok(self.on(name, mode.into(), |data, semaphore| {
+            data.push(name, Change::Wake);
+            let cleared = std::mem::take(semaphore);
+            !cleared.holds.is_empty() || !cleared.queue.entries.is_empty()
+        }))
+    }
+
+    fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
+        self.channels.listen(name.prefix(), claim.map(|claim| claim.owner))
+    }
+}
 
 impl Data {
     /// Looks at a semaphore, or changes it. It lasts until its last hold and queue entry end.
@@ -33,160 +193,24 @@ impl Data {
         answer
     }
 
-    /// Grants a claim that fits beside the holders while no claim is before it in the queue; or
-    /// again to the owner that has it. A claim that is not granted enters the queue.
-    pub(super) fn acquire(&mut self, claim: &Claim) -> Acquired {
-        self.on(&claim.name, claim.mode.into(), |data, semaphore| {
-            let now = data.now;
-            let in_the_way = || {
-                let first = semaphore.queue.entries.front()?;
-                let remaining = semaphore.queue.left(first, now);
-                let before = Occupied { fence: 0, remaining, holders: semaphore.out() };
-                (first.claim.owner != claim.owner).then_some(before)
-            };
-            let occupied = semaphore.in_the_way(claim.mode.need(), now).or_else(in_the_way);
-            if let Some(occupied) = occupied.filter(|_| !semaphore.is_held_by(claim)) {
-                if claim.waits {
-                    semaphore.queue.enter(claim, now);
-                    semaphore.queue.keep(claim, after(now, claim.queue_entry_life()));
-                }
-                return Acquired::Occupied(occupied);
-            }
-            semaphore.queue.leave(claim.owner);
-            Acquired::Granted(data.grant(semaphore, claim))
-        })
-    }
-
     /// Grants what is free; or again what the claim has, which keeps its fence.
     pub(super) fn grant(&mut self, semaphore: &mut StoredSemaphore, claim: &Claim) -> Grant {
-        let held = semaphore.sole.as_ref().filter(|sole| sole.owner == claim.owner);
-        let fence = match (claim.mode.need(), held) {
-            (Need::Units { .. }, _) => 0,
-            (Need::Sole, Some(held)) => {
+        let fence = match semaphore.hold_of(claim) {
+            _ if !claim.mode.is_fenced() => 0,
+            Some(held) => {
                 // A fence that was forgotten stays forgotten.
                 self.fences.keep(claim.name.prefix(), after(self.now, claim.fence_life));
                 held.fence
             }
-            (Need::Sole, None) => self.next_fence(&claim.name, claim.fence_life),
+            None => self.next_fence(&claim.name, claim.fence_life),
         };
         semaphore.hold(claim, fence, after(self.now, claim.lease));
         Grant::new(fence)
     }
 
-    pub(super) fn renew(&mut self, claim: &Claim) -> bool {
-        self.on(&claim.name, claim.mode.into(), |data, semaphore| {
-            let is_held = semaphore.is_held_by(claim);
-            if is_held {
-                data.grant(semaphore, claim);
-            }
-            is_held
-        })
-    }
-
-    /// Keeps the queue entries of the process of some claims, and grants what is free. `heard` says
-    /// whether the waiters hear a push.
-    pub(super) fn keep(&mut self, claims: &[Claim], life: Duration, heard: bool) -> Kept {
-        let Some(first) = claims.first() else { return Kept::nothing() };
-        self.on(&first.name, first.mode.into(), |data, semaphore| {
-            let now = data.now;
-            let has_lapsed = !semaphore.queue.keep(first, after(now, life));
-            let stands = claims.iter().map(|claim| semaphore.queue.has(claim.owner)).collect();
-            let handed_over = data.grant_next(semaphore, first, heard);
-            let remaining = match semaphore.queue.entries.front() {
-                Some(unheard) if semaphore.in_the_way(unheard.claim.mode.need(), now).is_none() => {
-                    semaphore.queue.left(unheard, now)
-                }
-                _ => semaphore.hold_ends().min().map_or(Duration::ZERO, |ends| ends - now),
-            };
-            Kept { remaining, has_lapsed, handed_over, stands }
-        })
-    }
-
-    /// Ends what the claim holds, and its queue entry, and grants what is free then. Returns
-    /// whether it was held.
-    pub(super) fn release(&mut self, claim: &Claim, heard: bool) -> bool {
-        self.on(&claim.name, claim.mode.into(), |data, semaphore| {
-            semaphore.queue.leave(claim.owner);
-            let was_held = semaphore.end(claim);
-            if !data.grant_next(semaphore, claim, heard) && was_held && claim.wakes_all() {
-                data.push(&claim.name, Change::Wake);
-            }
-            was_held
-        })
-    }
-
     /// Ends what the claim of a load holds, which grants nothing. Returns whether it was held.
     pub(super) fn end(&mut self, claim: &Claim) -> bool {
         self.on(&claim.name, claim.mode.into(), |_, semaphore| semaphore.end(claim))
-    }
-
-    /// Converts what one owner holds into the hold of another one. Returns `None` if `from` has
-    /// nothing to convert.
-    pub(super) fn convert(&mut self, from: &Claim, to: &Claim, heard: bool) -> Option<Grant> {
-        self.on(&from.name, from.mode.into(), |data, semaphore| {
-            if !semaphore.is_held_by(to) {
-                let is_only = match from.mode.need() {
-                    Need::Sole => true,
-                    Need::Units { count, .. } => semaphore.out() == count,
-                };
-                if !semaphore.is_held_by(from) || !is_only {
-                    return None;
-                }
-                semaphore.queue.leave(to.owner);
-                semaphore.end(from);
-            } else if let Some(sole) = &semaphore.sole {
-                return Some(Grant::new(sole.fence));
-            }
-            let grant = data.grant(semaphore, to);
-            if let Need::Units { .. } = to.mode.need() {
-                data.grant_next(semaphore, to, heard);
-            }
-            Some(grant)
-        })
-    }
-
-    /// Renews a lease with this fence. Returns whether the claim has it.
-    pub(super) fn set_lease_fence(&mut self, claim: &Claim, fence: u64) -> bool {
-        self.on(&claim.name, claim.mode.into(), |data, semaphore| {
-            let is_held = semaphore.is_held_by(claim);
-            if is_held {
-                semaphore.hold(claim, fence, after(data.now, claim.lease));
-                let last = data.fences.get(claim.name.prefix()).map_or(0, |fence| fence.last);
-                data.set_fence(&claim.name, last.max(fence), claim.fence_life);
-            }
-            is_held
-        })
-    }
-
-    /// Returns who holds a semaphore, and how many wait.
-    pub(super) fn inspect(&mut self, name: &Name, kind: SemaphoreKind) -> Holding {
-        let failed = self.failures.get(name.prefix()).map(|failed| failed.record(self.now));
-        self.on(name, kind, |data, semaphore| {
-            let waiting = u32::try_from(semaphore.queue.entries.len()).unwrap_or(u32::MAX);
-            let holders = semaphore.out();
-            let last = semaphore.hold_ends().max();
-            let expires_in = last.map_or(Duration::ZERO, |ends| ends - data.now);
-            let held = Holding { waiting, holders, expires_in, failed, ..Holding::default() };
-            let Some(sole) = &semaphore.sole else { return held };
-            let held = Holding { holders: 1, ..held };
-            held.by(sole.owner, sole.fence, data.clock(), sole.label.as_deref())
-        })
-    }
-
-    /// Returns the locks of a namespace that are held or waited for.
-    pub(super) fn lock_names(&mut self, namespace: &Namespace) -> Vec<(Name, SemaphoreKind)> {
-        let named = |(prefix, kind): &SemaphoreKey| {
-            Some((Name::from_prefix(namespace, Family::Lock, prefix)?, *kind))
-        };
-        self.semaphores.keys().filter_map(named).collect()
-    }
-
-    pub(super) fn clear(&mut self, name: &Name, mode: Mode) -> bool {
-        self.push(name, Change::Wake);
-        self.on(name, mode.into(), |_, semaphore| {
-            let cleared = std::mem::take(semaphore);
-            cleared.hold_ends().next().is_some() || !cleared.queue.entries.is_empty()
-        })
     }
 
     /// Grants what is free to the claims at the head of the queue, in their order and while they

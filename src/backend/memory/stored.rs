@@ -11,7 +11,7 @@ use lru::LruCache;
 use tokio::time::Instant;
 
 use crate::{
-    backend::{BackOff, Claim, Entry, Failure, Need, Occupied, Owner, SemaphoreKind},
+    backend::{Claim, Entry, Need, Occupied, Owner, SemaphoreKind},
     key::Name,
 };
 
@@ -88,28 +88,12 @@ pub(super) fn entry_key(name: &Name) -> EntryKey {
     (name.prefix().clone(), name.schema())
 }
 
-/// The last of some failed loads in a row.
-pub(super) struct StoredFailure {
-    pub(super) failure: Failure,
-    pub(super) failures: u32,
-    /// Until when the name backs off.
-    pub(super) until: Instant,
-}
-
-impl StoredFailure {
-    pub(super) fn record(&self, now: Instant) -> (BackOff, Failure) {
-        let wait = self.until.saturating_duration_since(now);
-        (BackOff { wait, failures: self.failures }, self.failure.clone())
-    }
-}
-
 /// A count-down latch.
 pub(super) struct StoredLatch {
     pub(super) left: u32,
     /// The id of the setting that made it.
     pub(super) set: Owner,
     pub(super) ttl: Duration,
-    pub(super) ends: Instant,
     /// The count that each step left; empty once nothing is left.
     pub(super) counted: HashMap<Owner, u32>,
 }
@@ -119,29 +103,23 @@ pub(super) type SemaphoreKey = (Arc<str>, SemaphoreKind);
 /// A sole holder, or holders that share it, and one queue.
 #[derive(Default)]
 pub(super) struct StoredSemaphore {
-    pub(super) sole: Option<SoleHold>,
-    pub(super) shared: HashMap<Owner, SharedHold>,
+    pub(super) holds: HashMap<Owner, Hold>,
     pub(super) queue: Queue,
 }
 
-pub(super) struct SoleHold {
-    pub(super) owner: Owner,
+/// What an owner holds.
+pub(super) struct Hold {
+    need: Need,
     pub(super) fence: u64,
-    pub(super) ends: Instant,
+    ends: Instant,
     /// The label of the holder's process.
     pub(super) label: Option<Arc<str>>,
-}
-
-pub(super) struct SharedHold {
-    pub(super) units: u32,
-    pub(super) ends: Instant,
 }
 
 impl StoredSemaphore {
     /// Drops what has ended.
     pub(super) fn expire(&mut self, now: Instant) {
-        self.sole.take_if(|sole| sole.ends <= now);
-        self.shared.retain(|_, hold| hold.ends > now);
+        self.holds.retain(|_, hold| hold.ends > now);
         self.queue.expire(now);
     }
 
@@ -152,48 +130,53 @@ impl StoredSemaphore {
 
     /// Returns when each hold ends.
     pub(super) fn hold_ends(&self) -> impl Iterator<Item = Instant> {
-        let shared = self.shared.values().map(|hold| hold.ends);
-        self.sole.iter().map(|sole| sole.ends).chain(shared)
+        self.holds.values().map(|hold| hold.ends)
+    }
+
+    /// Returns the sole holder.
+    pub(super) fn sole(&self) -> Option<(Owner, &Hold)> {
+        let mut holds = self.holds.iter().map(|(owner, hold)| (*owner, hold));
+        holds.find(|(_, hold)| hold.need == Need::Sole)
+    }
+
+    /// Returns what a claim holds, if that is what it needs.
+    pub(super) fn hold_of(&self, claim: &Claim) -> Option<&Hold> {
+        self.holds.get(&claim.owner).filter(|hold| hold.need == claim.mode.need())
     }
 
     /// Returns whether a claim holds what it needs.
     pub(super) fn is_held_by(&self, claim: &Claim) -> bool {
-        match claim.mode.need() {
-            Need::Sole => self.sole.as_ref().is_some_and(|sole| sole.owner == claim.owner),
-            Need::Units { .. } => self.shared.contains_key(&claim.owner),
-        }
+        self.hold_of(claim).is_some()
     }
 
     /// Makes a claim hold what it needs until then.
     pub(super) fn hold(&mut self, claim: &Claim, fence: u64, ends: Instant) {
-        let owner = claim.owner;
-        match claim.mode.need() {
-            Need::Sole => {
-                self.sole = Some(SoleHold { owner, fence, ends, label: claim.label.clone() });
-            }
-            Need::Units { count, .. } => {
-                self.shared.insert(owner, SharedHold { units: count, ends });
-            }
-        }
+        let (need, label) = (claim.mode.need(), claim.label.clone());
+        self.holds.insert(claim.owner, Hold { need, fence, ends, label });
     }
 
     /// Ends what a claim holds. Returns whether it held it.
     pub(super) fn end(&mut self, claim: &Claim) -> bool {
-        match claim.mode.need() {
-            Need::Sole => self.sole.take_if(|sole| sole.owner == claim.owner).is_some(),
-            Need::Units { .. } => self.shared.remove(&claim.owner).is_some(),
-        }
+        self.is_held_by(claim) && self.holds.remove(&claim.owner).is_some()
+    }
+
+    /// Returns the units that are out, and when each hold of them ends.
+    fn units(&self) -> impl Iterator<Item = (Instant, u32)> {
+        self.holds.values().filter_map(|hold| match hold.need {
+            Need::Units { count, .. } => Some((hold.ends, count)),
+            Need::Sole => None,
+        })
     }
 
     /// Returns the units that are out.
     pub(super) fn out(&self) -> u32 {
-        self.shared.values().map(|hold| hold.units).sum()
+        self.units().map(|(_, units)| units).sum()
     }
 
     /// Returns what is in the way of a need, whatever waits.
     pub(super) fn in_the_way(&self, need: Need, now: Instant) -> Option<Occupied> {
-        if let Some(SoleHold { fence, ends, .. }) = self.sole {
-            return Some(Occupied { fence, remaining: ends - now, holders: 1 });
+        if let Some((_, Hold { fence, ends, .. })) = self.sole() {
+            return Some(Occupied { fence: *fence, remaining: *ends - now, holders: 1 });
         }
         let out = self.out();
         let missing = match need {
@@ -205,8 +188,8 @@ impl StoredSemaphore {
     }
 
     /// Returns when so many units are back at the latest.
-    pub(super) fn back(&self, needed: u32) -> Option<Instant> {
-        let mut holds: Vec<_> = self.shared.values().map(|hold| (hold.ends, hold.units)).collect();
+    fn back(&self, needed: u32) -> Option<Instant> {
+        let mut holds: Vec<_> = self.units().collect();
         holds.sort_unstable();
         let mut back = 0;
         let ends = holds.iter().find(|(_, units)| {

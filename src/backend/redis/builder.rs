@@ -12,20 +12,6 @@ use crate::error::{BoxError, Error, ErrorKind};
 ///
 /// One of [`server`](Self::server), [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster)
 /// is needed, and the last call counts. Everything else has a default.
-///
-/// # Examples
-///
-/// ```
-/// use std::time::Duration;
-/// use bellwether::RedisBackend;
-///
-/// let backend = RedisBackend::builder()
-///     .server("redis://127.0.0.1/")
-///     .command_timeout(Duration::from_millis(500))
-///     .client_name("shop")
-///     .build()?;
-/// # Ok::<_, bellwether::Error>(())
-/// ```
 #[derive(Clone, Default)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct RedisBackendBuilder {

@@ -69,65 +69,61 @@ pub(super) fn lock_at(key: &str) -> Option<(&str, SemaphoreKind)> {
     Some((prefix, SemaphoreKind::ALL.into_iter().find(is_of)?))
 }
 
-/// Returns the suffix of channels at a single server.
-pub(super) fn channel(database: i64) -> String {
-    match database {
-        0 => "c".to_owned(),
-        database => format!("c@{database}"),
-    }
-}
-
-/// Returns the suffix of channels in a cluster, by which the scripts know that they are shard
-/// channels.
-pub(super) fn shard_channel() -> String {
-    "s".to_owned()
-}
-
-/// Returns the channel of this process for a name in a cluster, which belongs to the channel of the
-/// name.
-pub(super) fn own_shard_channel(channel: &str) -> Arc<str> {
-    format!("{channel}:{}", Owner::process()).into()
-}
-
-/// The channels of this process at a single server.
-pub(super) struct ProcessChannels {
-    /// The text behind the namespace and the family.
-    start: String,
-    /// The id of the backend.
+/// The names of the channels of one backend.
+pub(super) struct ChannelNames {
+    /// The suffix of the channel of a name. The scripts know shard channels of a cluster by `s`.
+    pub(super) suffix: String,
+    /// What the channels of processes have behind their scope. It is empty in a cluster, as all
+    /// names are that only a single server has.
+    process: String,
+    /// The id of the backend, which claims of entries register.
     pub(super) id: String,
 }
 
-impl ProcessChannels {
-    pub(super) fn new(database: i64) -> Self {
-        let start = format!("p{}:", &channel(database)[1..]);
+impl ChannelNames {
+    /// Returns the names at a single server with this database, or in a cluster.
+    pub(super) fn new(database: Option<i64>) -> Self {
+        let Some(database) = database else {
+            return Self { suffix: "s".to_owned(), process: String::new(), id: String::new() };
+        };
+        let at = if database == 0 { String::new() } else { format!("@{database}") };
         let id = Owner::fresh().to_string().split_off(16);
-        Self { start, id }
+        Self { suffix: format!("c{at}"), process: format!("p{at}:"), id }
+    }
+
+    /// Returns a channel of processes, for the names of a scope.
+    fn of_scope(&self, scope: &str, rest: &str) -> String {
+        if self.process.is_empty() { String::new() } else { [scope, &self.process, rest].concat() }
     }
 
     /// Returns how the channels of all processes begin, for the namespace and family of a name.
     pub(super) fn start(&self, name: &Name) -> String {
-        format!("{}{}", name.scope(), self.start)
+        self.of_scope(name.scope(), "")
     }
 
     /// Returns the channel on which the local tiers of all processes hear of changes of a name.
     pub(super) fn of_tiers(&self, name: &Name) -> String {
-        format!("{}t{}", self.start(name), stripe_of(name.prefix()))
+        self.of_scope(name.scope(), &format!("t{}", stripe_of(name.prefix())))
     }
 
     /// Returns the channel on which they hear of ended tags, in the namespace of a name.
     pub(super) fn of_tags(&self, name: &Name) -> String {
         let namespace = name.scope().trim_end_matches(':').rsplit_once(':');
-        format!("{}:t:{}t", namespace.unwrap_or_default().0, self.start)
+        self.of_scope(&format!("{}:t:", namespace.unwrap_or_default().0), "t")
     }
 
-    /// Returns the channel for claims in a queue. Scripts find it by the owner of a claim.
+    /// Returns the channel of this process for claims in a queue. Scripts find it by the owner of a
+    /// claim. In a cluster it belongs to the channel of the name.
     pub(super) fn queued(&self, name: &Name) -> Arc<str> {
-        format!("{}{}{}", name.scope(), self.start, Owner::process()).into()
+        match self.process.is_empty() {
+            true => format!("{}:{}", name.suffixed(&self.suffix), Owner::process()).into(),
+            false => self.of_scope(name.scope(), &Owner::process()).into(),
+        }
     }
 
     /// Returns the channel for claims of entries, which register the id of their backend.
     pub(super) fn registered(&self, name: &Name) -> Arc<str> {
-        format!("{}{}{}", name.scope(), self.start, self.id).into()
+        self.of_scope(name.scope(), &self.id).into()
     }
 }
 
@@ -177,12 +173,14 @@ mod tests {
         for key in ["k", "a{b}:c%", "}:", "ü"] {
             let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512)?;
             for database in [0, 3] {
-                let channel = ProcessChannels::new(database).queued(&name);
+                let channel = ChannelNames::new(Some(database)).queued(&name);
                 let message = format!("{}w}}:", name.prefix());
                 let (topic, at) = split_message(&channel, message.as_bytes()).unwrap_or_default();
                 assert_eq!((topic, &message[at..]), (&**name.prefix(), "w}:"));
             }
-            let channel = name.suffixed(&channel(0));
+            let channel = name.suffixed(&ChannelNames::new(Some(0)).suffix);
+            assert_eq!(split_message(&channel, b"w"), Some((&**name.prefix(), 0)));
+            let channel = ChannelNames::new(None).queued(&name);
             assert_eq!(split_message(&channel, b"w"), Some((&**name.prefix(), 0)));
         }
         assert_eq!(split_message("bellwether:l:p:0123456789abcdef", b"w"), None);

@@ -52,6 +52,7 @@ pub(crate) fn check_any_reply(value: &redis::Value) {
 /// let with_settings = RedisBackend::builder()
 ///     .cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])
 ///     .command_timeout(Duration::from_millis(500))
+///     .client_name("shop")
 ///     .build()?;
 /// # Ok::<_, bellwether::Error>(())
 /// ```
@@ -61,12 +62,9 @@ pub struct RedisBackend(Arc<RedisInner>);
 struct RedisInner {
     servers: Servers,
     config: RedisConfig,
-    /// The suffix of channels.
-    channel: String,
+    channel_names: keys::ChannelNames,
     /// The server refused to publish for this backend, and the log has said so.
     publish_refused: AtomicBool,
-    /// The channels of this process, at a single server.
-    process_channels: Option<keys::ProcessChannels>,
     /// Tells local tiers that they have missed nothing.
     heartbeat: Heartbeat,
 }
@@ -92,14 +90,11 @@ impl RedisBackend {
 
     /// Creates a backend over these servers. A cluster has no databases.
     fn over(servers: Servers, database: Option<i64>, config: RedisConfig) -> Self {
-        let channel = database.map_or_else(keys::shard_channel, keys::channel);
-        let process_channels = database.map(keys::ProcessChannels::new);
         Self(Arc::new(RedisInner {
             servers,
             config,
-            channel,
+            channel_names: keys::ChannelNames::new(database),
             publish_refused: AtomicBool::new(false),
-            process_channels,
             heartbeat: Heartbeat::default(),
         }))
     }
@@ -142,23 +137,13 @@ impl RedisBackend {
     /// # Cancel safety
     ///
     /// Nothing is lost when the future is dropped.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn start() -> Result<(), bellwether::Error> {
-    /// let backend = bellwether::RedisBackend::open("redis://127.0.0.1/")?;
-    /// backend.ready().await?;
-    /// backend.ping().await?;
-    /// # Ok(()) }
-    /// ```
     pub async fn ready(&self) -> Result<(), Error> {
         Ok(self.check_servers().await?)
     }
 
     /// Returns the suffix of channels.
     fn channel(&self) -> &str {
-        &self.0.channel
+        &self.0.channel_names.suffix
     }
 }
 

@@ -1,6 +1,6 @@
 //! The settings of a backend in a configuration file.
 
-use std::{fmt, marker::PhantomData, time::Duration};
+use std::{fmt, time::Duration};
 
 use serde::{
     Deserialize, Deserializer,
@@ -13,20 +13,14 @@ use super::{RedisBackendBuilder, client::Replicas};
 #[serde(deny_unknown_fields)]
 struct BackendConfig {
     server: Option<Secret<String>>,
-    sentinels: Option<SettingsMap<SentinelsConfig>>,
+    sentinels: Option<Secret<Vec<String>>>,
+    master: Option<Secret<String>>,
     cluster: Option<Secret<Vec<String>>>,
     command_timeout: Option<Time>,
     connect_timeout: Option<Time>,
     push_limit: Option<usize>,
     replicas: Option<ReplicasConfig>,
     client_name: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SentinelsConfig {
-    urls: Secret<Vec<String>>,
-    master: Option<Secret<String>>,
 }
 
 #[derive(Deserialize)]
@@ -70,37 +64,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Secret<T> {
     }
 }
 
-/// A map of settings. The error of a format would show a URL in its place.
-struct SettingsMap<T>(T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for SettingsMap<T> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct OfMap<T>(PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for OfMap<T> {
-            type Value = T;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map of settings")
-            }
-
-            fn visit_str<E: Error>(self, _url: &str) -> Result<T, E> {
-                Err(E::custom("a text stands where a map of settings is expected"))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(map))
-            }
-        }
-
-        from.deserialize_any(OfMap(PhantomData)).map(Self)
-    }
-}
-
 /// Reads the settings from a configuration file. They have the names of the methods.
 ///
-/// One of `server`, `sentinels` and `cluster` must be given. A time is a text such as `250ms`: a
-/// whole number with the unit `ms`, `s`, `m` or `h`.
+/// One of `server`, `sentinels` with `master`, and `cluster` must be given. A time is a text such
+/// as `250ms`: a whole number with the unit `ms`, `s`, `m` or `h`.
 ///
 /// An error does not show a URL or a password. Some formats add the line of the mistake to it, as
 /// TOML does.
@@ -108,7 +75,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for SettingsMap<T> {
 /// ```
 /// # use bellwether::backend::RedisBackendBuilder;
 /// let text = r#"{
-///     "sentinels": { "urls": ["redis://10.0.0.1:26379"], "master": "mymaster" },
+///     "sentinels": ["redis://10.0.0.1:26379"],
+///     "master": "mymaster",
 ///     "command_timeout": "500ms",
 ///     "replicas": { "count": 1, "within": "50ms" }
 /// }"#;
@@ -116,28 +84,44 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for SettingsMap<T> {
 /// # builder.build().unwrap();
 /// ```
 impl<'de> Deserialize<'de> for RedisBackendBuilder {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let SettingsMap(config) = SettingsMap::<BackendConfig>::deserialize(deserializer)?;
-        config.builder().map_err(Error::custom)
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(SettingsVisitor)
+    }
+}
+
+/// Reads a map of settings. The error of a format would show a URL in its place.
+struct SettingsVisitor;
+
+impl<'de> Visitor<'de> for SettingsVisitor {
+    type Value = RedisBackendBuilder;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of settings")
+    }
+
+    fn visit_str<E: Error>(self, _url: &str) -> Result<Self::Value, E> {
+        Err(E::custom("a text stands where a map of settings is expected"))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        let config = BackendConfig::deserialize(MapAccessDeserializer::new(map))?;
+        config.builder().map_err(A::Error::custom)
     }
 }
 
 impl BackendConfig {
     fn builder(self) -> Result<RedisBackendBuilder, &'static str> {
         let builder = RedisBackendBuilder::default();
-        let mut builder = match (self.server, self.sentinels, self.cluster) {
-            (Some(Secret(url)), None, None) => builder.server(url),
-            (None, Some(SettingsMap(given)), None) => {
-                let Secret(master) = given.master.ok_or("`sentinels` needs `master`")?;
-                builder.sentinels(given.urls.0, master)
+        let mut builder = match (self.server, self.sentinels, self.master, self.cluster) {
+            (Some(Secret(url)), None, None, None) => builder.server(url),
+            (None, Some(Secret(urls)), Some(Secret(master)), None) => {
+                builder.sentinels(urls, master)
             }
-            (None, None, Some(Secret(urls))) => builder.cluster(urls),
-            _ => return Err("give one of `server`, `sentinels` and `cluster`"),
+            (None, None, None, Some(Secret(urls))) => builder.cluster(urls),
+            _ => return Err("give one of `server`, `sentinels` with `master`, and `cluster`"),
         };
         let config = &mut builder.config;
-        if let Some(Time(time)) = self.command_timeout {
-            config.command_timeout = time;
-        }
+        config.command_timeout = self.command_timeout.map_or(config.command_timeout, |it| it.0);
         config.connect_timeout = self.connect_timeout.map(|it| it.0);
         config.push_limit = self.push_limit.unwrap_or(config.push_limit);
         config.client_name = self.client_name;
@@ -168,7 +152,7 @@ mod tests {
         for text in [
             r#"{"server": "redis://127.0.0.1:1"}"#,
             r#"{"cluster": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"], "push_limit": 10}"#,
-            r#"{"sentinels": {"urls": ["redis://127.0.0.1:1"], "master": "redis://m/3"}}"#,
+            r#"{"sentinels": ["redis://127.0.0.1:1"], "master": "redis://m/3"}"#,
         ] {
             assert!(read(text).is_ok_and(|builder| builder.build().is_ok()), "{text}");
         }
@@ -187,16 +171,16 @@ mod tests {
             (r#"{"server": "redis://:8675309@a", "comand_timeout": "2s"}"#, "`comand_timeout`"),
             (r#"{"server": "redis://:8675309@a", "command_timeout": 250}"#, "\"250ms\""),
             (r#"{"server": "redis://:8675309@a", "command_timeout": "2"}"#, "\"250ms\""),
-            (r#"{"sentinels": {"urls": [], "mister": "8675309"}}"#, "`mister`"),
-            (r#"{"sentinels": {"urls": ["redis://:8675309@a"]}}"#, "`master`"),
+            (r#"{"sentinels": [], "mister": "8675309"}"#, "`mister`"),
+            (r#"{"sentinels": ["redis://:8675309@a"]}"#, "`master`"),
+            (r#"{"server": "redis://:8675309@a", "master": "8675309"}"#, "`master`"),
             (r#"{"server": "redis://a", "server": "redis://:8675309@a"}"#, "`server`"),
             (r#""redis://:8675309@a""#, "a map of settings"),
-            (r#"{"sentinels": "redis://:8675309@a"}"#, "a map of settings"),
+            (r#"{"sentinels": "redis://:8675309@a", "master": "m"}"#, "a list of texts"),
             (r#"{"cluster": "redis://:8675309@a"}"#, "a list of texts"),
             (r#"{"cluster": ["redis://a", ["redis://:8675309@a"]]}"#, "a list of texts"),
-            (r#"{"sentinels": {"urls": "redis://:8675309@a", "master": "m"}}"#, "a list of texts"),
             (r#"{"server": ["redis://:8675309@a"]}"#, "a text in quotes"),
-            (r#"{"sentinels": {"urls": [], "master": 8675309}}"#, "in quotes"),
+            (r#"{"sentinels": [], "master": 8675309}"#, "in quotes"),
         ] {
             let told = read(text).err().unwrap_or_default();
             assert!(told.contains(said) && !told.contains("8675309"), "{text}: {told}");

@@ -12,7 +12,6 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::join_all;
-use redis::Value;
 use tokio::{sync::watch, time::timeout};
 
 use super::{
@@ -57,7 +56,11 @@ impl Leases for RedisBackend {
         let mut renewed = Vec::with_capacity(claims.len());
         let mut failure = None;
         for (batch, reply) in batches.into_iter().zip(replies) {
-            match self.renewed(batch, reply) {
+            let held = reply.and_then(|(reply, confirmation)| {
+                let held = self.checked(replies::flags(reply, batch.len()))?;
+                confirmation.map(|()| held)
+            });
+            match held {
                 Ok(held) => renewed.extend(held.into_iter().map(Renewal::from)),
                 Err(error) => {
                     renewed.extend(batch.iter().map(|_| Renewal::Unknown));
@@ -291,17 +294,6 @@ impl RedisBackend {
         }
     }
 
-    /// Reads which leases of a batch were renewed.
-    fn renewed(
-        &self,
-        batch: &[Claim],
-        reply: Result<(Value, Confirmation), BackendError>,
-    ) -> Result<Vec<bool>, BackendError> {
-        let (reply, confirmation) = reply?;
-        let held = self.checked(replies::flags(reply, batch.len()))?;
-        confirmation.map(|()| held)
-    }
-
     fn latch_call(&self, name: &Name, id: Owner, count: u32) -> Call<'static> {
         let keys = [keys::LATCH, self.channel()];
         Call::new(&SCRIPTS.latch, name, &keys).owner(id).arg(count)
@@ -311,26 +303,16 @@ impl RedisBackend {
     /// this process opened for good, if that is enough.
     fn heard(&self, name: &Name, claim: Option<&Claim>) -> Vec<Arc<str>> {
         let waits = claim.is_none_or(|claim| claim.waits);
-        if let Some(own) = &self.0.process_channels
-            && claim.is_some_and(|_| waits || name.family() == Family::Cache)
-        {
-            let channel = if waits { own.queued(name) } else { own.registered(name) };
-            self.0.servers.channels().open(&channel);
-            return vec![channel];
+        let names = &self.0.channel_names;
+        let own = if waits { names.queued(name) } else { names.registered(name) };
+        let is_enough = claim.is_some_and(|_| waits || name.family() == Family::Cache);
+        if is_enough && self.0.servers.is_single() {
+            self.0.servers.channels().open(&own);
+            return vec![own];
         }
-        let of_name: Arc<str> = name.suffixed(self.channel()).into();
         // The process hears of what is granted to it in the queue.
-        let own = waits.then(|| match &self.0.process_channels {
-            Some(own) => own.queued(name),
-            None => keys::own_shard_channel(&of_name),
-        });
-        std::iter::once(of_name).chain(own).collect()
-    }
-
-    /// Returns the id that a claim of an entry's lease registers. It is empty where the processes
-    /// listen to the channel of the name.
-    pub(super) fn registration(&self) -> &str {
-        self.0.process_channels.as_ref().map_or("", |channels| &channels.id)
+        let of_name = name.suffixed(self.channel()).into();
+        std::iter::once(of_name).chain(waits.then_some(own)).collect()
     }
 }
 

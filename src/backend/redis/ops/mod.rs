@@ -1,25 +1,72 @@
 //! The backend traits: each operation is one call of a script, and reads its reply.
 
 mod leases;
-mod ready;
 mod replies;
 mod store;
 mod tier;
 
 use std::{sync::atomic::Ordering, time::Duration};
 
+use futures_util::{FutureExt, future::BoxFuture};
 use redis::Value;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{RedisBackend, client::Confirmation, scripts::Call};
-use crate::error::{BackendError, BackendErrorKind};
+use super::{
+    RedisBackend,
+    client::Confirmation,
+    scripts::{Call, SCRIPTS},
+};
+use crate::{
+    backend::Owner,
+    error::{BackendError, BackendErrorKind},
+};
 
 #[cfg(any(fuzzing, test))]
 pub(super) use self::replies::check_any_reply;
 pub(super) use self::tier::Heartbeat;
 
 impl RedisBackend {
+    /// Checks at each server what caches and locks need.
+    ///
+    /// Returns its future in a box, so that its code is compiled with this crate.
+    #[inline(never)]
+    pub(super) fn check_servers(&self) -> BoxFuture<'_, Result<(), BackendError>> {
+        async {
+            let (servers, command_timeout) = (&self.0.servers, self.0.config.command_timeout);
+            servers.ping().await?;
+            // The first question has waited for the connection.
+            let asked = Instant::now();
+            servers.ping().await?;
+            let round_trip = asked.elapsed();
+            // A busy moment may count as an outage.
+            if round_trip.saturating_mul(2) > command_timeout {
+                warn!(
+                    ?round_trip,
+                    ?command_timeout,
+                    "the round trip to Redis is long; set command_timeout"
+                );
+            }
+            let call = Call::over(&SCRIPTS.rights, [].into_iter())
+                .arg(format!("bellwether:rights:{}", Owner::fresh()))
+                .arg(if servers.is_single() { "PUBLISH" } else { "SPUBLISH" });
+            for missing in servers.call_at_each(&call).await? {
+                let missing = replies::words(missing)?;
+                if !missing.is_empty() {
+                    let why = format!(
+                        "the user of the Redis server may not run {}; add `+{}` to its ACL rule",
+                        missing.join(", "),
+                        missing.join(" +")
+                    );
+                    return Err(BackendError::refused(why));
+                }
+            }
+            // A script may not run it.
+            servers.try_wait_at_each().await
+        }
+        .boxed()
+    }
+
     /// Runs a script, and reads its reply.
     async fn run<T>(
         &self,

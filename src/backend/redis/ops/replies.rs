@@ -112,13 +112,11 @@ pub(super) fn held(value: Value) -> Result<Holding, BackendError> {
 /// Reads the mark before, whether it was set, and the server's time.
 pub(super) fn marked(value: Value) -> Result<Marked, BackendError> {
     let (is_set, mark, now): (_, String, _) = read(value)?;
-    let mut parts = mark.split(':');
-    let tick = parts.next().filter(|tick| !tick.is_empty());
-    let Some(tick) = tick.map(str::parse).transpose().map_err(unreadable)? else {
-        return Ok(Marked { before: None, is_set, now });
-    };
-    let begun_by = parts.next().map(str::parse).transpose().map_err(unreadable)?;
-    Ok(Marked { before: Some(Mark { tick, begun_by }), is_set, now })
+    let (tick, owner) = mark.split_once(':').map_or((&*mark, None), |(tick, by)| (tick, Some(by)));
+    let begun_by = owner.map(str::parse).transpose().map_err(unreadable)?;
+    let tick = Some(tick).filter(|tick| !tick.is_empty()).map(str::parse).transpose();
+    let before = tick.map_err(unreadable)?.map(|tick| Mark { tick, begun_by });
+    Ok(Marked { before, is_set, now })
 }
 
 /// Reads the reply to `TIME`, in microseconds.

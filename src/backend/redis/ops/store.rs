@@ -74,7 +74,7 @@ impl Store for RedisBackend {
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
             .arg(seen)
-            .arg(if claim.listens { self.registration() } else { "" });
+            .arg(if claim.listens { &self.0.channel_names.id } else { "" });
         let mut claimed = self.claimed(claim, &call).await?;
         if let Claimed::Granted(grant) = &mut claimed {
             // An entry that this caller had not seen would have been the answer.
@@ -91,10 +91,9 @@ impl Store for RedisBackend {
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
         let entry = entry.clone().with_fence(grant.fence());
-        let tiers = if grant.has_no_entry { String::new() } else { self.tiers(&claim.name) };
         let mut is_staged = self.is_staged(&entry, ttl);
         loop {
-            let call = self.commit_call(claim, &entry, ttl, is_staged, &tiers);
+            let call = self.commit_call(claim, &entry, ttl, is_staged, grant.has_no_entry);
             let (reply, is_refused) = self.run(&call, replies::committed).await?;
             self.note_refusal(is_refused);
             match reply {
@@ -121,12 +120,43 @@ impl Store for RedisBackend {
         edit: &Edit,
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
-        self.run(&self.edit_call(name, edit, fence_life), replies::fence).await
+        let [before, suffix, after] = [-1_i16, 0, 1].map(|step| {
+            let schema = name.schema().wrapping_add_signed(step);
+            name.clone().with_schema(schema).entry_suffix()
+        });
+        let staged = match edit {
+            Edit::Put(entry, ttl) if self.is_staged(entry, Some(*ttl)) => {
+                Some(staged_suffix(Owner::fresh()))
+            }
+            _ => None,
+        };
+        let mut keys = vec![keys::LEASE, keys::FENCE, &suffix, self.channel(), keys::FAILURE];
+        keys.extend([&*before, &*after].into_iter().chain(staged.as_deref()));
+        let call = |what| {
+            let call = Call::new(&SCRIPTS.change, name, &keys).arg(what).arg(millis(fence_life));
+            call.arg(self.0.channel_names.of_tiers(name))
+        };
+        let call = match edit {
+            Edit::Put(entry, ttl) => {
+                let (head, is_staged) = (Entry::FENCE.start, staged.is_some());
+                let put = self.with_entry(call("put"), entry, head, Some(*ttl), is_staged);
+                with_stage(put, name, staged.as_deref(), entry)
+            }
+            Edit::Touch(windows) => {
+                let kept = millis(windows.in_range().kept());
+                call("touch").arg(windows.encoded()).arg(kept)
+            }
+            Edit::Expire => call("expire"),
+            Edit::Supersede => call("supersede"),
+            Edit::Invalidate => call("invalidate"),
+        };
+        self.run(&call, replies::fence).await
     }
 
     fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
         self.0.servers.channels().add_tap(tier);
-        self.tell_at_intervals(every)
+        self.0.heartbeat.shorten(every);
+        self.0.servers.is_single()
     }
 
     fn hears(&self, name: &Name, begins: bool) -> bool {
@@ -150,74 +180,27 @@ impl Store for RedisBackend {
     ) -> Result<Vec<TagEnds>, BackendError> {
         let mut read = redis::cmd("MGET");
         which.iter().for_each(|tag| write_key(&mut read, tags, &keys::tag(tag)));
+        let values = self.values(&read, tags, which.len()).await?;
         // A number that cannot be read may be an end.
         let unread = TagEnds { ended: u64::MAX, expired: 0 };
         let ends = |value: &Value| match value {
             Value::BulkString(text) => TagEnds::decode(text).unwrap_or(unread),
             _ => TagEnds::default(),
         };
-        match self.0.servers.run(&read, tags.prefix()).await? {
-            Value::Array(values) if values.len() == which.len() => {
-                Ok(values.iter().map(ends).collect())
-            }
-            other => self.checked(Err(replies::unreadable(&other))),
-        }
+        Ok(values.iter().map(ends).collect())
     }
 
     async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
-        let tiers = self.0.process_channels.as_ref().map(|own| own.of_tags(tags));
         let call = Call::new(&SCRIPTS.end_tag, tags, &[keys::TAG_NUMBER, &keys::tag(tag)])
             .arg(millis(TAG_LIFE))
             .arg(u8::from(end == TagEnd::Expired))
-            .arg(tiers.unwrap_or_default())
+            .arg(self.0.channel_names.of_tags(tags))
             .arg(format!("{}i", tags.prefix_of_sibling(tag)));
         self.run(&call, replies::fence).await
     }
 }
 
 impl RedisBackend {
-    fn edit_call(&self, name: &Name, edit: &Edit, fence_life: Duration) -> Call<'static> {
-        let [before, suffix, after] = [-1_i16, 0, 1].map(|step| {
-            let schema = name.schema().wrapping_add_signed(step);
-            name.clone().with_schema(schema).entry_suffix()
-        });
-        let staged = match edit {
-            Edit::Put(entry, ttl) => self.is_staged(entry, Some(*ttl)),
-            _ => false,
-        };
-        let staged = staged.then(|| staged_suffix(Owner::fresh()));
-        let mut keys = vec![keys::LEASE, keys::FENCE, &suffix, self.channel(), keys::FAILURE];
-        keys.extend([&*before, &*after].into_iter().chain(staged.as_deref()));
-        let what = match edit {
-            Edit::Put(..) => "put",
-            Edit::Touch(_) => "touch",
-            Edit::Expire => "expire",
-            Edit::Supersede => "supersede",
-            Edit::Invalidate => "invalidate",
-        };
-        let call = Call::new(&SCRIPTS.change, name, &keys).arg(what).arg(millis(fence_life));
-        let call = call.arg(self.tiers(name));
-        match edit {
-            Edit::Put(entry, ttl) => {
-                let bytes = if staged.is_some() { Bytes::new() } else { entry.encode() };
-                let call = call
-                    .arg(bytes.get(..Entry::FENCE.start).unwrap_or_default())
-                    .arg(bytes.get(Entry::STORED_AT.end..).unwrap_or_default())
-                    .arg(entry.weight())
-                    .arg(millis(*ttl))
-                    .arg(self.0.config.push_limit);
-                match &staged {
-                    Some(suffix) => with_stage(call, name, suffix, entry),
-                    None => call,
-                }
-            }
-            Edit::Touch(windows) => {
-                call.arg(windows.encoded()).arg(millis(windows.in_range().kept()))
-            }
-            Edit::Expire | Edit::Supersede | Edit::Invalidate => call,
-        }
-    }
-
     /// Returns the call that commits an entry, which is staged or an argument of the script.
     fn commit_call(
         &self,
@@ -225,38 +208,53 @@ impl RedisBackend {
         entry: &Entry,
         ttl: Option<Duration>,
         is_staged: bool,
-        tiers: &str,
+        has_no_entry: bool,
     ) -> Call<'static> {
-        let name = &claim.name;
+        let (name, names) = (&claim.name, &self.0.channel_names);
         let (suffix, staged) = (name.entry_suffix(), staged_suffix(claim.owner));
         let keys = [keys::LEASE, keys::FENCE, &suffix, self.channel(), keys::FAILURE, &staged];
         let keys = if is_staged { &keys[..] } else { &keys[..5] };
+        let call = Call::new(&SCRIPTS.commit, name, keys).owner(claim.owner).arg(entry.fence);
+        let call = self
+            .with_entry(call, entry, Entry::STORED_AT.start, ttl, is_staged)
+            .arg(names.start(name))
+            .arg(if has_no_entry { String::new() } else { names.of_tiers(name) });
+        let is_sent = is_staged && ttl.is_some();
+        with_stage(call, name, is_sent.then_some(&*staged), entry)
+    }
+
+    /// Adds an entry to a call: its bytes before `head` and behind its time, unless it is staged;
+    /// its size; its life; and the limit of pushes.
+    fn with_entry<'a>(
+        &self,
+        call: Call<'a>,
+        entry: &Entry,
+        head: usize,
+        ttl: Option<Duration>,
+        is_staged: bool,
+    ) -> Call<'a> {
         let bytes = if is_staged { Bytes::new() } else { entry.encode() };
-        let call = Call::new(&SCRIPTS.commit, name, keys)
-            .owner(claim.owner)
-            .arg(entry.fence)
-            .arg(bytes.get(..Entry::STORED_AT.start).unwrap_or_default())
+        call.arg(bytes.get(..head).unwrap_or_default())
             .arg(bytes.get(Entry::STORED_AT.end..).unwrap_or_default())
             .arg(entry.weight())
             .arg(ttl.map_or(0, millis))
             .arg(self.0.config.push_limit)
-            .arg(self.0.process_channels.as_ref().map_or(String::new(), |own| own.start(name)))
-            .arg(tiers);
-        match is_staged && ttl.is_some() {
-            true => with_stage(call, name, &staged, entry),
-            false => call,
-        }
     }
 
     async fn read_all(&self, names: &[Name]) -> Result<EntryAnswers, BackendError> {
         let mut get = Cmd::with_capacity(names.len() + 1, names.len() * 64);
         get.arg("MGET");
         names.iter().for_each(|name| write_key(&mut get, name, &name.entry_suffix()));
-        let values = match self.0.servers.run(&get, names[0].prefix()).await? {
-            Value::Array(values) if values.len() == names.len() => values,
-            other => return self.checked(Err(replies::unreadable(&other))),
-        };
+        let values = self.values(&get, &names[0], names.len()).await?;
         Ok(values.into_iter().map(|value| self.entry(value)).collect())
+    }
+
+    /// Runs a command whose reply is so many values. The name tells the slot in a cluster.
+    async fn values(&self, get: &Cmd, at: &Name, count: usize) -> Result<Vec<Value>, BackendError> {
+        match self.0.servers.run(get, at.prefix()).await? {
+            Value::Array(values) if values.len() == count => Ok(values),
+            other => self.checked(Err(replies::unreadable(&other))),
+        }
     }
 
     async fn read_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
@@ -305,9 +303,10 @@ fn staged_suffix(writer: Owner) -> String {
     format!("{}{writer}", keys::STAGED)
 }
 
-/// Adds the command that stages an entry to a call with all its arguments. A server copies each
-/// argument of a script several times, and a key not at all.
-fn with_stage<'a>(call: Call<'a>, name: &Name, suffix: &str, entry: &Entry) -> Call<'a> {
+/// Adds the command that stages an entry, if it has a key for that, to a call with all its
+/// arguments. A server copies each argument of a script several times, and a key not at all.
+fn with_stage<'a>(call: Call<'a>, name: &Name, suffix: Option<&str>, entry: &Entry) -> Call<'a> {
+    let Some(suffix) = suffix else { return call };
     let mut set = Cmd::with_capacity(5, entry.weight() + 512);
     set.arg("SET");
     write_key(&mut set, name, suffix);

@@ -1,14 +1,8 @@
-//! How local tiers are told of the changes of entries, by a single server.
+//! How a single server tells local tiers of the changes of entries, as
+//! `docs/decisions/local-tier.md` explains. In a cluster, tiers are told nothing.
 //!
-//! Each script that changes an entry publishes its name and its fence first, on one of 4,096
-//! channels. So the connection for pushes tells the tiers of all changes in the order of the
-//! server. While nothing changes, a tier must know that nothing is on its way. So the backend
-//! publishes to itself at intervals: when that message arrives, all that was published before it
-//! has arrived. A `PING` on that connection proves less, for a proxy or a master of old answers it.
-//! The message goes out in a script that writes first, so a server that refuses writes is not
-//! trusted either.
-//!
-//! In a cluster the connections of several nodes would have to agree. There tiers are told nothing.
+//! While nothing changes, a tier must know that nothing is on its way. So the backend publishes to
+//! itself at intervals, in a script that also writes: a server that refuses writes is not trusted.
 
 use std::{
     sync::{
@@ -44,31 +38,28 @@ pub(in super::super) struct Heartbeat {
     is_refused: AtomicBool,
 }
 
-impl RedisBackend {
-    /// Returns the channel for the tiers that may have an entry of a name. It is empty in a
-    /// cluster.
-    pub(super) fn tiers(&self, name: &Name) -> String {
-        self.0.process_channels.as_ref().map_or_else(String::new, |own| own.of_tiers(name))
-    }
-
-    /// Notes that a tier wants to be told. Returns whether it is.
-    pub(super) fn tell_at_intervals(&self, every: Duration) -> bool {
-        let mut shortest = lock(&self.0.heartbeat.every);
+impl Heartbeat {
+    /// Sets the interval for a new tier, unless it is shorter already.
+    pub(super) fn shorten(&self, every: Duration) {
+        let mut shortest = lock(&self.every);
         *shortest = Some(shortest.map_or(every, |shortest| shortest.min(every)));
-        self.0.process_channels.is_some()
     }
+}
 
+impl RedisBackend {
     /// Returns whether the changes of a name are heard. Has its channel opened if it is to be.
     pub(super) fn hears_of(&self, name: &Name, begins: bool) -> bool {
-        let Some(own) = &self.0.process_channels else { return true };
-        let channels = self.0.servers.channels();
-        let wanted = [own.of_tags(name), own.of_tiers(name)];
+        if !self.0.servers.is_single() {
+            return true;
+        }
+        let (names, channels) = (&self.0.channel_names, self.0.servers.channels());
+        let wanted = [names.of_tags(name), names.of_tiers(name)];
         if wanted.iter().all(|channel| channels.is_confirmed(channel)) {
             self.beat();
             return true;
         }
         if begins && !wanted.iter().all(|channel| channels.wants(channel)) {
-            channels.open(&own.registered(name));
+            channels.open(&names.registered(name));
             self.0.heartbeat.name.get_or_init(|| name.clone());
             wanted.into_iter().for_each(|channel| channels.open(&channel.into()));
             self.beat();
@@ -93,12 +84,9 @@ impl RedisBackend {
 
 impl RedisInner {
     async fn beat_once(&self) {
-        let Some((name, own)) = self.heartbeat.name.get().zip(self.process_channels.as_ref())
-        else {
-            return;
-        };
+        let Some(name) = self.heartbeat.name.get() else { return };
         let call = Call::new(&SCRIPTS.beat, name, &[keys::UNUSED])
-            .arg(&*own.registered(name))
+            .arg(&*self.channel_names.registered(name))
             .arg(keys::heartbeat());
         if let Err(error) = self.servers.call(&call).await {
             let is_refusal = error.kind() == BackendErrorKind::Refused;
