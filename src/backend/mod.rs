@@ -91,7 +91,7 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// A claim that [waits](Claim::waits) and is not granted enters the queue, while its process
     /// [keeps](Self::keep) its entry.
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError>;
+    async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError>;
 
     /// Makes each lease last its full time from now, if its owner still has it. Returns one answer
     /// for each claim, in their order.
@@ -207,17 +207,6 @@ pub trait Leases: Send + Sync + 'static {
     fn new_connections(&self) -> Option<watch::Receiver<()>> {
         None
     }
-}
-
-/// The answer to [`Leases::acquire`].
-#[derive(Debug, PartialEq, Eq)]
-#[non_exhaustive]
-#[doc(hidden)]
-pub enum Acquired {
-    /// The lease is held now.
-    Granted(Grant),
-    /// Another holder is in the way.
-    Occupied(Occupied),
 }
 
 /// Checks that a lease may [pass](Leases::pass) from one claim to another.

@@ -124,14 +124,14 @@ pub enum Edit {
 /// The answer to [`Store::get_many`] for each name.
 pub type EntryAnswers = Vec<Result<Option<Entry>, BackendError>>;
 
-/// The answer to [`Store::claim`].
+/// The answer to [`Store::claim`]. The one to [`Leases::acquire`] is a grant, or occupied.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Claimed {
-    /// The lease is held now; the load may begin.
+    /// The lease is held now.
     Granted(Grant),
     /// An entry that the caller had not seen makes the load needless.
     Newer(Entry),
-    /// Another process loads.
+    /// Another holder is in the way.
     Occupied(Occupied),
     /// The name backs off after this failure.
     BacksOff(BackOff, Failure),

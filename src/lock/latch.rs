@@ -186,7 +186,7 @@ impl Latch {
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
         let engine = &self.space.engine;
-        let (janitor, strategy) = (engine.janitor(), Retry::on_demand());
+        let (janitor, strategy) = (&engine.janitor, Retry::on_demand());
         let mut waiting = Waiting::new(&strategy, self.wait_limit, Instant::now());
         // Its pushes are for all, so it needs no queue entry. It asks for no lease either.
         let claim = Claim::new(name.clone(), Mode::Read, self.wait_limit, self.wait_limit);

@@ -11,9 +11,9 @@ use async_trait::async_trait;
 
 use crate::{
     backend::{
-        Acquired, BackOff, Changes, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure,
-        Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store,
-        TagEnd, TagEnds, Tap, Tick,
+        BackOff, Changes, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure, Grant,
+        Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store, TagEnd,
+        TagEnds, Tap, Tick,
     },
     error::{BackendError, BackendErrorKind},
     key::{Name, Namespace},
@@ -183,7 +183,7 @@ macro_rules! operations {
 operations! {
     Leases {
         /// Takes the lease of a lock.
-        Acquire { claim: Claim = &Claim } -> Acquired = acquire(claim);
+        Acquire { claim: Claim = &Claim } -> Claimed = acquire(claim);
         /// Renews leases.
         Renew { claims: Vec<Claim> = &[Claim] } -> Vec<Renewal> = renew(claims);
         /// Keeps places in the queue of a lock.

@@ -46,7 +46,7 @@ pub async fn modes<H: Harness>(h: &H) {
     for mode in [Mode::Fair, Mode::Read, Mode::Write, Mode::Permit { limit: 3, count: 1 }] {
         let claim = claim_in(mode, &name);
         let refusals = [
-            backend.acquire(&claim).await.map(|answer| matches!(answer, Acquired::Granted(_))),
+            backend.acquire(&claim).await.map(|answer| matches!(answer, Claimed::Granted(_))),
             backend.pass(&claim, &claim).await.map(|grant| grant.is_some()),
             backend.holder(&name, mode).await.map(|holder| holder.is_some()),
             backend.clear(&name, mode).await,

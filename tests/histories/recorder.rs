@@ -7,7 +7,7 @@ use std::{
 };
 
 use bellwether::{
-    backend::{Acquired, Claim, Claimed, Committed, Edit, Entry, Grant, Latches, Store},
+    backend::{Claim, Claimed, Committed, Edit, Entry, Grant, Latches, Store},
     error::BackendError,
     key::Name,
 };
@@ -89,7 +89,7 @@ impl Recorder {
 
     fn record(&self, operation: &Operation, answer: &Answer, sent: Time) {
         match (operation, answer) {
-            (Operation::Acquire { claim }, Answer::Acquire(Acquired::Granted(grant)))
+            (Operation::Acquire { claim }, Answer::Acquire(Claimed::Granted(grant)))
             | (Operation::Pass { to: claim, .. }, Answer::Pass(Some(grant))) => {
                 self.granted(Family::Lock, claim, grant, sent);
             }

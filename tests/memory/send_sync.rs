@@ -13,8 +13,8 @@ use bellwether::{
     BellwetherLayer, BoxError, Cache, Error, ErrorKind, Key, Locks, MemoryBackend, RedisBackend,
     Redlock,
     backend::{
-        Acquired, Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry,
-        EntryKind, Failure, Grant, Handover, Holding, Latches, Leases, Mode, Occupied, Owner,
+        Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry, EntryKind,
+        Failure, Grant, Handover, Holding, Latches, Leases, Mode, Occupied, Owner,
         RedisBackendBuilder, Renewal, SemaphoreKind, Store, Tick, TickStep, Undecodable,
     },
     cache::{
@@ -144,7 +144,6 @@ types! {
     MemoryBackend => yes yes yes yes;
     RedisBackend => yes yes yes yes;
     RedisBackendBuilder => yes yes yes yes;
-    Acquired => yes yes yes no;
     Change => yes yes yes yes;
     Changes => yes yes yes no;
     Channels => yes yes yes yes;

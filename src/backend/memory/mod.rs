@@ -24,9 +24,9 @@ use self::{
     stored::{Weigh, weigh_bytes},
 };
 use super::{
-    Acquired, BackOff, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry,
-    Failure, Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind,
-    Store, TagEnd, TagEnds, Tap, Tick, check_pass,
+    BackOff, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure, Grant,
+    Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store, TagEnd,
+    TagEnds, Tap, Tick, check_pass,
 };
 use crate::{
     error::BackendError,
@@ -122,7 +122,7 @@ impl Leases for MemoryBackend {
         false
     }
 
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+    async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         Ok(self.run(|data| data.acquire(claim)))
     }
 

@@ -8,8 +8,7 @@ use super::{
 };
 use crate::{
     backend::{
-        Acquired, Change, Claim, Grant, Handover, Holding, Kept, Mode, Need, Occupied,
-        SemaphoreKind,
+        Change, Claim, Claimed, Grant, Handover, Holding, Kept, Mode, Need, Occupied, SemaphoreKind,
     },
     key::{Family, Name, Namespace},
     time::after,
@@ -35,7 +34,7 @@ impl Data {
 
     /// Grants a claim that fits beside the holders while no claim is before it in the queue; or
     /// again to the owner that has it. A claim that is not granted enters the queue.
-    pub(super) fn acquire(&mut self, claim: &Claim) -> Acquired {
+    pub(super) fn acquire(&mut self, claim: &Claim) -> Claimed {
         self.on(&claim.name, claim.mode.into(), |data, semaphore| {
             let now = data.now;
             let in_the_way = || {
@@ -50,10 +49,10 @@ impl Data {
                     semaphore.queue.enter(claim, now);
                     semaphore.queue.keep(claim, after(now, claim.queue_entry_life()));
                 }
-                return Acquired::Occupied(occupied);
+                return Claimed::Occupied(occupied);
             }
             semaphore.queue.leave(claim.owner);
-            Acquired::Granted(data.grant(semaphore, claim))
+            Claimed::Granted(data.grant(semaphore, claim))
         })
     }
 

@@ -25,20 +25,17 @@ use std::{
 
 use async_trait::async_trait;
 use futures_util::{TryFutureExt, future::join_all};
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
 use self::contention::Contention;
 use crate::{
     backend::{
-        Acquired, Changes, Claim, Grant, Holding, Leases, Mode, Occupied, Owner, Renewal,
+        Changes, Claim, Claimed, Grant, Holding, Leases, Mode, Occupied, Owner, Renewal,
         SemaphoreKind, answered, in_time,
     },
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     key::Name,
-    lease::{Acquisition, Janitor, trusted},
+    lease::{Acquisition, Janitor, Release, trusted},
     sync::lock,
 };
 
@@ -177,9 +174,9 @@ impl Majority {
 
     /// Asks all servers once. Returns the answer of the majority, and whether any has granted the
     /// claim.
-    async fn ask(&self, claim: &Claim, begun: Instant) -> Result<(Acquired, bool), BackendError> {
+    async fn ask(&self, claim: &Claim, begun: Instant) -> Result<(Claimed, bool), BackendError> {
         let asked = self.servers.iter().map(async |server| {
-            let mut acquisition = Acquisition::new(server.clone(), share(claim, None));
+            let mut acquisition = Acquisition::new(server, share(claim, None));
             let answer = acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
             (acquisition, answer.map(|(answer, _)| answer))
         });
@@ -187,9 +184,9 @@ impl Majority {
         let (mut fences, mut held) = (vec![0; answers.len()], Vec::new());
         for (answer, fence) in answers.iter().zip(&mut fences) {
             match answer {
-                Ok(Acquired::Granted(grant)) => *fence = grant.fence(),
-                Ok(Acquired::Occupied(occupied)) => held.push(*occupied),
-                Err(_) => {}
+                Ok(Claimed::Granted(grant)) => *fence = grant.fence(),
+                Ok(Claimed::Occupied(occupied)) => held.push(*occupied),
+                _ => {}
             }
         }
         let owner = |one: &Acquisition| one.is_granted().then(|| one.claim().owner);
@@ -201,14 +198,14 @@ impl Majority {
         let granted: Vec<_> = tried.into_iter().filter(Acquisition::is_granted).collect();
         let is_any_granted = !granted.is_empty();
         let answer = match granted.len() < self.needed() {
-            true => Ok(self.in_the_way(granted.len(), held).map(Acquired::Occupied)),
+            true => Ok(self.in_the_way(granted.len(), held).map(Claimed::Occupied)),
             false => {
                 let is_written = self.write_fence(claim, &mut hold, &fences, begun).await;
-                is_written.map(|it| it.then(|| Acquired::Granted(Grant::new(hold.fence))))
+                is_written.map(|it| it.then(|| Claimed::Granted(Grant::new(hold.fence))))
             }
         };
         let answer = answer.and_then(|answer| answer.ok_or_else(|| self.undecided(&answers)));
-        if let Ok(Acquired::Granted(_)) = answer {
+        if let Ok(Claimed::Granted(_)) = answer {
             // The others undo themselves.
             let is_held = |one: &Acquisition| hold.owners.contains(&Some(one.claim().owner));
             granted.into_iter().filter(is_held).for_each(Acquisition::keep);
@@ -287,9 +284,9 @@ impl Majority {
         else {
             return;
         };
-        let mut acquisition = Acquisition::new(server.clone(), share(claim, None));
+        let mut acquisition = Acquisition::new(server, share(claim, None));
         let asked = acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
-        if !matches!(asked, Ok((Acquired::Granted(_), _))) {
+        if !matches!(asked, Ok((Claimed::Granted(_), _))) {
             return;
         }
         let write = server.backend().set_fence(acquisition.claim(), fence);
@@ -307,11 +304,11 @@ impl Majority {
 #[async_trait]
 impl Leases for Majority {
     /// Asks all servers, and a few times more if other claims have asked at the same moment.
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+    async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         only_exclusive(claim.mode)?;
         let begun = Instant::now();
         if let Some(grant) = self.again(claim).await? {
-            return Ok(Acquired::Granted(grant));
+            return Ok(Claimed::Granted(grant));
         }
         let mut tries = 0;
         loop {
@@ -320,7 +317,7 @@ impl Leases for Majority {
             }
             tries += 1;
             let (answer, is_any_granted) = self.ask(claim, begun).await?;
-            if let Acquired::Granted(_) = answer {
+            if let Claimed::Granted(_) = answer {
                 return Ok(answer);
             }
             self.contention.met(&claim.name, &self.servers);
@@ -367,7 +364,7 @@ impl Leases for Majority {
             if owner.is_none() {
                 return Ok(false);
             }
-            in_time(self.limit, server.end(share(claim, owner))).await
+            in_time(self.limit, Release::new(server, share(claim, owner)).end()).await
         });
         self.decide(&join_all(ended).await, |was_held| *was_held)
     }
@@ -392,7 +389,7 @@ impl Leases for Majority {
         lock(&self.held).insert(to.owner, next);
         for (server, (before, now)) in self.servers.iter().zip(before.owners.iter().zip(owners)) {
             if before.is_some() && *before != now {
-                server.undo(share(to, *before), false, &Handle::current());
+                Release::new(server, share(to, *before)).undo(false);
             }
         }
         Ok(Some(grant))

@@ -22,9 +22,9 @@ use super::{
 };
 use crate::{
     backend::{
-        Acquired, BackOff, Change, Changes, Claim, Claimed, Countdown, Grant, Holding, Kept,
-        Latches, Leases, Marked, Mode, Need, Owner, RENEWAL_BATCH, Renewal, SemaphoreKind, Tick,
-        TickStep, check_pass,
+        BackOff, Change, Changes, Claim, Claimed, Countdown, Grant, Holding, Kept, Latches, Leases,
+        Marked, Mode, Need, Owner, RENEWAL_BATCH, Renewal, SemaphoreKind, Tick, TickStep,
+        check_pass,
         redis::{
             client::Confirmation,
             keys,
@@ -37,12 +37,11 @@ use crate::{
 
 #[async_trait]
 impl Leases for RedisBackend {
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+    async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         let entry_life = if claim.waits { millis(claim.queue_entry_life()) } else { 0 };
         let call = lock_call(&SCRIPTS.acquire, claim, &[]).arg(entry_life);
         match self.claimed(claim, &call).await? {
-            Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
-            Claimed::Occupied(occupied) => Ok(Acquired::Occupied(occupied)),
+            answer @ (Claimed::Granted(_) | Claimed::Occupied(_)) => Ok(answer),
             _ => self.checked(Err(replies::unreadable("an entry in reply to an acquire"))),
         }
     }
