@@ -4,7 +4,7 @@
 //! [keeper](super::keeper) wakes one with a queue entry. Any other one is woken by the end of the
 //! lease in the way, or after 5 s.
 
-use std::{future::pending, iter::empty, mem::replace, sync::Arc, time::Duration};
+use std::{iter::empty, mem::replace, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
@@ -156,7 +156,7 @@ impl Acquisition {
             (Some(keeper), Some(changes)) if self.release.claim.waits => {
                 if !self.place.as_ref().is_some_and(|place| place.met(remaining)) {
                     self.place =
-                        Some(keeper.enter(&self.release.claim, changes.waker(), remaining));
+                        Some(keeper.enter(&self.release.claim, changes.inbox().clone(), remaining));
                 }
                 deadline
             }
@@ -168,14 +168,6 @@ impl Acquisition {
         match is_heard {
             true => look,
             false => look.min(now + UNHEARD_LOOK.mul_f64(0.5 + fastrand::f64() / 2.0)),
-        }
-    }
-
-    /// Returns the next push, and when it came for the metrics.
-    async fn told(&mut self) -> (Change, Option<Instant>) {
-        match &mut self.changes {
-            Some(changes) => (changes.next().await, changes.last()),
-            None => pending().await,
         }
     }
 
@@ -318,7 +310,7 @@ impl<'a> Waiting<'a> {
         let wake = look.min(until).min(self.deadline);
         tokio::select! {
             biased;
-            (change, at) = acquisition.told() => {
+            (change, at) = acquisition.listen().next_push() => {
                 self.pushed_at = at;
                 Woken::Pushed(change)
             }

@@ -10,7 +10,7 @@ use tracing::Instrument;
 use super::Locks;
 use super::front::{LockSpace, ensure};
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, Countdown, Latches, Mode, Owner, in_time},
+    backend::{ANSWER_LIMIT, Claim, Countdown, Mode, Owner, Store, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
     lease::{Retry, Waiting, Woken},
@@ -60,14 +60,14 @@ const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
 #[must_use = "a latch does nothing until it is set, counted down or waited for"]
 pub struct Latch {
     space: LockSpace,
-    latches: Arc<dyn Latches>,
+    latches: Arc<dyn Store>,
     name: Key,
     ttl: Duration,
     wait_limit: Duration,
 }
 
 impl Latch {
-    pub(super) fn new(space: LockSpace, latches: Arc<dyn Latches>, name: Key) -> Self {
+    pub(super) fn new(space: LockSpace, latches: Arc<dyn Store>, name: Key) -> Self {
         let (ttl, wait_limit) = (Duration::from_secs(3600), Duration::from_secs(30));
         Self { space, latches, name, ttl, wait_limit }
     }

@@ -16,7 +16,7 @@ use super::{
     semaphore::Counted,
 };
 use crate::{
-    backend::{Latches, Mode},
+    backend::{Mode, Store},
     key::{Family, Key},
     observe::LockStats,
 };
@@ -64,7 +64,7 @@ pub struct Locks<Servers = OneServer> {
 /// The locks over one backend, with the kinds that a [`Redlock`](super::Redlock) lacks.
 #[derive(Clone)]
 pub struct OneServer {
-    latches: Arc<dyn Latches>,
+    latches: Arc<dyn Store>,
 }
 
 impl Locks {
@@ -73,7 +73,7 @@ impl Locks {
     /// The namespace is the first part of all names: 1 to 64 letters, digits, `.`, `_` or `-`. With
     /// another one, every call to a lock returns
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig).
-    pub fn new<B: Latches>(backend: B, namespace: impl Into<String>) -> Self {
+    pub fn new<B: Store>(backend: B, namespace: impl Into<String>) -> Self {
         let (backend, namespace) = (Arc::new(backend), namespace.into());
         let space = LockSpace::over(backend.clone(), Family::Lock, &namespace);
         Self { space, servers: OneServer { latches: backend } }

@@ -7,7 +7,7 @@ pub use bellwether::{
     ErrorKind, Key, Locks,
     backend::{
         BackOff, Change, Changes, Claim, Claimed, Committed, Edit, Entry, Failure, Grant, Handover,
-        Latches, Leases, Mode, Occupied, Renewal, SemaphoreKind, Store, Windows,
+        Leases, Mode, Occupied, Renewal, SemaphoreKind, Store, Windows,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
@@ -132,9 +132,9 @@ const PAIRS: [[Mode; 2]; 7] = [
 ];
 
 /// A harness of a backend that keeps entries and latches, and has every mode.
-pub trait FullHarness: Harness<Backend: Store + Latches> {}
+pub trait FullHarness: Harness<Backend: Store> {}
 
-impl<H: Harness<Backend: Store + Latches>> FullHarness for H {}
+impl<H: Harness<Backend: Store>> FullHarness for H {}
 
 pub struct Memory(MemoryBackend);
 

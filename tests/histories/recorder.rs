@@ -7,7 +7,7 @@ use std::{
 };
 
 use bellwether::{
-    backend::{Claim, Claimed, Committed, Edit, Entry, Grant, Latches, Store},
+    backend::{Claim, Claimed, Committed, Edit, Entry, Grant, Store},
     error::BackendError,
     key::Name,
 };
@@ -141,7 +141,7 @@ impl Recorder {
     }
 }
 
-impl<B: Store + Latches> Hook<B> for Recorder {
+impl<B: Store> Hook<B> for Recorder {
     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
         let sent = self.log.now();
         let answer = operation.perform(backend).await?;

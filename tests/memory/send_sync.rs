@@ -14,8 +14,8 @@ use bellwether::{
     Redlock,
     backend::{
         Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry, EntryKind,
-        Failure, Grant, Handover, Holding, Latches, Leases, Mode, Occupied, Owner,
-        RedisBackendBuilder, Renewal, SemaphoreKind, Store, Tick, TickStep, Undecodable,
+        Failure, Grant, Handover, Holding, Leases, Mode, Occupied, Owner, RedisBackendBuilder,
+        Renewal, SemaphoreKind, Store, Tick, TickStep, Undecodable,
     },
     cache::{
         Builder, Codec, EntryState, Explanation, Json, Lead, Loaded, Postcard, Raw, Request,
@@ -261,7 +261,7 @@ fn futures_of_a_store<B: Store>(
 }
 
 #[allow(dead_code)]
-fn futures_of_latches<B: Latches>(backend: &B, name: &Name, id: Owner) {
+fn futures_of_latches<B: Store>(backend: &B, name: &Name, id: Owner) {
     send(backend.set_latch(name, id, 1, NO_TIME));
     send(backend.count_down(name, id, 1));
     send(backend.latch(name));

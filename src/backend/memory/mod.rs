@@ -25,8 +25,8 @@ use self::{
 };
 use super::{
     BackOff, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure, Grant,
-    Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store, TagEnd,
-    TagEnds, Tap, Tick, check_pass,
+    Holding, Kept, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store, TagEnd, TagEnds,
+    Tap, Tick, check_pass,
 };
 use crate::{
     error::BackendError,
@@ -237,10 +237,7 @@ impl Store for MemoryBackend {
     async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
         Ok(self.run(|data| data.end_tag(tags.prefix_of_sibling(tag).into(), end)))
     }
-}
 
-#[async_trait]
-impl Latches for MemoryBackend {
     async fn set_latch(
         &self,
         name: &Name,

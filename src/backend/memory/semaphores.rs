@@ -85,7 +85,7 @@ impl Data {
     /// Keeps the queue entries of the process of some claims, and grants what is free. `heard` says
     /// whether the waiters hear a push.
     pub(super) fn keep(&mut self, claims: &[Claim], life: Duration, heard: bool) -> Kept {
-        let Some(first) = claims.first() else { return Kept::nothing() };
+        let Some(first) = claims.first() else { return Kept::default() };
         self.on(&first.name, first.mode.into(), |data, semaphore| {
             let now = data.now;
             let has_lapsed = !semaphore.queue.keep(first, after(now, life));
