@@ -23,7 +23,7 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, Locks, MemoryBackend, RedisBackend,
-    backend::{Change, Claim, Claimed, Entry, Latches, Mode, Store, Tap},
+    backend::{Change, Claim, Claimed, Entry, Mode, Store, Tap},
     cache::{Batch, LocalTier, Raw},
     error::BackendError,
     key::{Family, Key, Name, Namespace},
@@ -171,7 +171,7 @@ struct Endless {
     tier: Arc<OnceLock<Weak<dyn Tap>>>,
 }
 
-impl<B: Store + Latches + Clone> Hook<B> for Endless {
+impl<B: Store + Clone> Hook<B> for Endless {
     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
         let Operation::Get { name, aged: true } = operation else {
             return operation.perform(backend).await;

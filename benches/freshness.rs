@@ -27,7 +27,7 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, MemoryBackend, RedisBackend,
-    backend::{Latches, Store},
+    backend::Store,
     cache::{Builder, EarlyRefresh, Source},
     error::BackendError,
 };
@@ -183,7 +183,7 @@ impl Drop for Loading<'_> {
 #[derive(Clone)]
 struct Claims(Arc<AtomicUsize>);
 
-impl<B: Store + Latches> Hook<B> for Claims {
+impl<B: Store> Hook<B> for Claims {
     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
         if let Operation::Claim { claim, .. } = &operation
             && claim.name.prefix().contains("{hot")

@@ -16,7 +16,7 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, Locks, RedisBackend,
-    backend::{Acquired, Claim, Leases, Mode},
+    backend::{Claim, Claimed, Leases, Mode},
     key::{Family, Key, Name, Namespace},
     lock::MutexGuard,
 };
@@ -66,7 +66,7 @@ async fn renewal() {
         let mut bare = vec!["EVAL".to_owned(), BARE.to_owned(), count.to_string()];
         let mut arguments = Vec::new();
         for claim in &claims {
-            let Acquired::Granted(grant) = backend.acquire(claim).await.unwrap() else {
+            let Claimed::Granted(grant) = backend.acquire(claim).await.unwrap() else {
                 panic!("the lease is free");
             };
             bare.push(claim.name.suffixed("l"));

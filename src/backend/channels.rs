@@ -8,14 +8,14 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
-    fmt,
-    future::poll_fn,
-    mem,
+    fmt, mem,
     sync::{Arc, Mutex, MutexGuard, RwLock, Weak},
-    task::{Context, Poll, Waker},
 };
 
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use super::{Change, Owner, Tap};
 use crate::{
@@ -96,9 +96,9 @@ impl Channels {
         let all = state.from(&topic, None).take_while(|(place, _)| is_for(place));
         let one = addressee.map(|owner| state.from(&topic, Some(owner)));
         let one = one.into_iter().flatten().take_while(|(place, _)| place.owner == addressee);
-        let woken = put(all.chain(one).map(|(_, waiter)| waiter), &change);
+        let told: Vec<_> = all.chain(one).map(|(_, waiter)| waiter.inbox.clone()).collect();
         drop(state);
-        woken.into_iter().for_each(Waker::wake);
+        told.iter().for_each(|inbox| inbox.put(change.clone()));
     }
 
     /// Registers a waiter whose changes come through some channels of a server.
@@ -179,8 +179,8 @@ impl Channels {
 
     /// Makes the waiters on some channels look again.
     pub(crate) fn wake(&self, which: impl Fn(&str) -> bool) {
-        let woken = self.state().wake(which);
-        woken.into_iter().for_each(Waker::wake);
+        let waiters = self.state().waiters_on(which);
+        waiters.iter().for_each(|inbox| inbox.put(Change::Wake));
     }
 
     /// Returns whether a channel is to be subscribed to.
@@ -222,9 +222,9 @@ impl Channels {
         if changed.is_empty() {
             return;
         }
-        let woken = state.wake(|channel| changed.contains(channel));
+        let waiters = state.waiters_on(|channel| changed.contains(channel));
         drop(state);
-        woken.into_iter().for_each(Waker::wake);
+        waiters.iter().for_each(|inbox| inbox.put(Change::Wake));
     }
 }
 
@@ -245,10 +245,10 @@ impl State {
         self.waiters.range(first..).take_while(move |(place, _)| place.topic == *topic)
     }
 
-    /// Makes the waiters on some channels look again.
-    fn wake(&self, which: impl Fn(&str) -> bool) -> Vec<Waker> {
+    /// Returns the inboxes of the waiters on some channels. They are woken when no lock is held.
+    fn waiters_on(&self, which: impl Fn(&str) -> bool) -> Vec<Arc<Inbox>> {
         let hears = |waiter: &&Waiter| waiter.channels.iter().any(|channel| which(channel));
-        put(self.waiters.values().filter(hears), &Change::Wake)
+        self.waiters.values().filter(hears).map(|waiter| waiter.inbox.clone()).collect()
     }
 
     /// Opens the channels of a waiter. Returns whether all are confirmed, and whether the server
@@ -311,17 +311,23 @@ impl Changes {
     /// Returns the next change, or [`Change::Wake`] if some were missed. Dropping the future loses
     /// no change.
     pub async fn next(&mut self) -> Change {
-        poll_fn(|context| self.inbox.poll_next(context)).await
+        self.next_push().await.0
     }
 
-    /// Returns what wakes the listener, as a push does.
-    pub(crate) fn waker(&self) -> ListenerWaker {
-        ListenerWaker(self.inbox.clone())
+    /// Returns the next change, and when it came if metrics are compiled in.
+    pub(crate) async fn next_push(&mut self) -> (Change, Option<Instant>) {
+        loop {
+            let next = lock(&self.inbox.unread).pop_front();
+            match next {
+                Some(push) => return push,
+                None => self.inbox.came.notified().await,
+            }
+        }
     }
 
-    /// Returns when the last change came, if metrics are compiled in.
-    pub(crate) fn last(&self) -> Option<Instant> {
-        lock(&self.inbox.0).last
+    /// Returns what takes the changes, for one that wakes the listener as a push does.
+    pub(crate) fn inbox(&self) -> &Arc<Inbox> {
+        &self.inbox
     }
 
     /// Asks the server for its subscriptions, if that was not done yet. Returns whether it has
@@ -347,7 +353,7 @@ impl Changes {
         while !self.subscribe() {
             self.next().await;
         }
-        lock(&self.inbox.0).unread.clear();
+        lock(&self.inbox.unread).clear();
         Ok(())
     }
 }
@@ -369,63 +375,32 @@ impl fmt::Debug for Changes {
     }
 }
 
-/// Wakes the listener of some [`Changes`].
-pub(crate) struct ListenerWaker(Arc<Inbox>);
-
-impl ListenerWaker {
-    pub(crate) fn wake(&self) {
-        if let Some(reader) = self.0.put(Change::Wake) {
-            reader.wake();
-        }
-    }
-}
-
 /// The pushes that a slow waiter may have unread. With more, it looks again.
 const BACKLOG: usize = 16;
 
 /// Takes the pushes for one listener until it reads them.
 #[derive(Default)]
-struct Inbox(Mutex<Unread>);
-
-#[derive(Default)]
-struct Unread {
-    unread: VecDeque<Change>,
-    /// When the last push came, for the metrics.
-    last: Option<Instant>,
-    reader: Option<Waker>,
+pub(crate) struct Inbox {
+    unread: Mutex<VecDeque<(Change, Option<Instant>)>>,
+    came: Notify,
 }
 
 impl Inbox {
-    /// Adds a push. Returns the task that reads it, to be woken when no lock is held any more.
-    fn put(&self, change: Change) -> Option<Waker> {
-        let mut state = lock(&self.0);
-        state.last = meter::now();
-        if change == Change::Wake && state.unread.back() == Some(&change) {
-            // One look sees both, as when two channels of a listener are lost together.
-        } else if state.unread.len() == BACKLOG {
-            state.unread.clear();
-            state.unread.push_back(Change::Wake);
-        } else {
-            state.unread.push_back(change);
+    /// Adds a push, and wakes the listener.
+    pub(crate) fn put(&self, change: Change) {
+        let mut unread = lock(&self.unread);
+        // One look sees both, as when two channels of a listener are lost together.
+        let is_seen = |last: &Change| change == Change::Wake && *last == change;
+        if !unread.back().is_some_and(|(last, _)| is_seen(last)) {
+            let is_full = unread.len() == BACKLOG;
+            if is_full {
+                unread.clear();
+            }
+            unread.push_back((if is_full { Change::Wake } else { change }, meter::now()));
         }
-        state.reader.take()
+        drop(unread);
+        self.came.notify_one();
     }
-
-    /// Takes the oldest push.
-    fn poll_next(&self, context: &mut Context<'_>) -> Poll<Change> {
-        let mut state = lock(&self.0);
-        if let Some(change) = state.unread.pop_front() {
-            return Poll::Ready(change);
-        }
-        state.reader = Some(context.waker().clone());
-        Poll::Pending
-    }
-}
-
-/// Adds a change for some waiters. Returns the tasks to wake when no lock is held any more.
-#[must_use]
-fn put<'a>(waiters: impl Iterator<Item = &'a Waiter>, change: &Change) -> Vec<Waker> {
-    waiters.filter_map(|waiter| waiter.inbox.put(change.clone())).collect()
 }
 
 #[cfg(test)]

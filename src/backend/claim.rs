@@ -232,7 +232,7 @@ impl From<bool> for Renewal {
 }
 
 /// The answer to [`Leases::keep`](super::Leases::keep).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     /// After how long the lease in the way ends if it is not renewed; or the queue entry of the
     /// first waiter, if nothing is in the way and that waiter does not hear of it; or zero.
@@ -243,14 +243,6 @@ pub struct Kept {
     pub handed_over: bool,
     /// Whether each claim has an entry, in their order.
     pub stands: Vec<bool>,
-}
-
-impl Kept {
-    /// Returns the answer where no claim was given.
-    pub(super) fn nothing() -> Self {
-        let remaining = Duration::MAX;
-        Self { remaining, has_lapsed: false, handed_over: false, stands: Vec::new() }
-    }
 }
 
 /// The id of a holder: 64 random bits of the process, then 62 random bits of the acquisition.

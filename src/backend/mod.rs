@@ -1,9 +1,9 @@
 //! The backends: [`MemoryBackend`] in this process, and `RedisBackend` in a Redis or Valkey server,
 //! for a fleet.
 //!
-//! They implement three traits. `Leases` is the right to act on a name for a limited time, `Store`
-//! adds entries, and `Latches` adds latches. One conformance suite runs against all backends. The
-//! traits are hidden here, because any version may change them.
+//! They implement two traits. `Leases` is the right to act on a name for a limited time, and
+//! `Store` adds entries and latches. One conformance suite runs against all backends. The traits
+//! are hidden here, because any version may change them.
 //!
 //! # Allowed failures
 //!
@@ -24,14 +24,13 @@
 //!
 //! Every operation may be sent twice. The second one does nothing that the first one did not do,
 //! with two exceptions. `Store::edit` is one more write of the same. `Leases::clear` and
-//! `Latches::clear_latch` end what has come to stand there in between.
+//! `Store::clear_latch` end what has come to stand there in between.
 
 mod change;
 pub(crate) mod channels;
 mod claim;
 mod entry;
 mod inspect;
-mod latches;
 mod mark;
 mod memory;
 #[cfg(feature = "redis")]
@@ -63,9 +62,8 @@ pub use self::{
     channels::{Changes, Channels},
     claim::{Claim, Grant, Kept, Mode, Occupied, Owner, Renewal},
     entry::{Entry, EntryKind, Windows},
-    latches::{Countdown, Latches},
     mark::{Mark, Marked, Tick, TickStep},
-    store::{Claimed, Committed, Edit, EntryAnswers, Store},
+    store::{Claimed, Committed, Countdown, Edit, EntryAnswers, Store},
     tags::{TagEnd, TagEnds, Tagged, Undecodable},
     tap::Tap,
 };
@@ -91,7 +89,7 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// A claim that [waits](Claim::waits) and is not granted enters the queue, while its process
     /// [keeps](Self::keep) its entry.
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError>;
+    async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError>;
 
     /// Makes each lease last its full time from now, if its owner still has it. Returns one answer
     /// for each claim, in their order.
@@ -104,7 +102,7 @@ pub trait Leases: Send + Sync + 'static {
     /// The default is for a backend without queues: it keeps nothing, and the waiters ask again.
     async fn keep(&self, claims: &[Claim], _life: Duration) -> Result<Kept, BackendError> {
         let stands = vec![false; claims.len()];
-        Ok(Kept { remaining: Duration::ZERO, has_lapsed: true, handed_over: false, stands })
+        Ok(Kept { has_lapsed: true, stands, ..Kept::default() })
     }
 
     /// Ends the lease if the claim has it, and its queue entry. Returns whether the claim had the
@@ -207,17 +205,6 @@ pub trait Leases: Send + Sync + 'static {
     fn new_connections(&self) -> Option<watch::Receiver<()>> {
         None
     }
-}
-
-/// The answer to [`Leases::acquire`].
-#[derive(Debug, PartialEq, Eq)]
-#[non_exhaustive]
-#[doc(hidden)]
-pub enum Acquired {
-    /// The lease is held now.
-    Granted(Grant),
-    /// Another holder is in the way.
-    Occupied(Occupied),
 }
 
 /// Checks that a lease may [pass](Leases::pass) from one claim to another.

@@ -7,16 +7,22 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 
 use super::{
-    BackOff, Claim, Entry, Failure, Grant, Leases, Occupied, TagEnd, TagEnds, Tap, Windows,
+    BackOff, Claim, Entry, Failure, Grant, Leases, Occupied, Owner, TagEnd, TagEnds, Tap, Windows,
 };
 #[cfg(doc)]
 use crate::error::BackendErrorKind;
 use crate::{error::BackendError, key::Name};
 
-/// Entries, and the lease under which each is rebuilt.
+/// What one server keeps beside leases: entries, with the lease under which each is rebuilt, and
+/// count-down latches. A majority of servers keeps none of it.
 ///
 /// [`read`](Self::read) returns [`BackendErrorKind::Foreign`] if the name holds something that is
 /// not an entry. A commit or a put replaces it.
+///
+/// A latch is set once, counted down by many, and waited for by many. It ends with its time,
+/// whether it was counted down or not. A latch at zero stands for that time once more, so that a
+/// late waiter sees zero. The error is [`BackendErrorKind::Foreign`] if the name holds something
+/// that is not a latch, which is left alone.
 #[async_trait]
 pub trait Store: Leases {
     /// Returns the entry, if there is one. It comes with its [age](Entry::age) if it is to be
@@ -101,6 +107,38 @@ pub trait Store: Leases {
     fn hears(&self, _name: &Name, _begins: bool) -> bool {
         true
     }
+
+    /// Sets a latch to `count`, for `ttl`, unless one stands. Returns whether one stands that was
+    /// set under this `id`, so that a setting that is sent twice is recognised.
+    async fn set_latch(
+        &self,
+        name: &Name,
+        id: Owner,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<bool, BackendError>;
+
+    /// Counts a latch down, to zero at most. Returns what the step left, or `None` if no latch
+    /// stands. A step by 0 only reads it.
+    ///
+    /// A step under an `id` is counted once. If it is sent again, it is told the count that it
+    /// left, or zero once the latch is done. Listeners are told of zero, and not of the steps
+    /// before.
+    async fn count_down(
+        &self,
+        name: &Name,
+        id: Owner,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError>;
+
+    /// Returns what is left of a latch, or `None` if no latch stands.
+    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
+        self.count_down(name, Owner::fresh(), 0).await
+    }
+
+    /// Removes a latch, or whatever stands in its place, and wakes the waiters. Returns whether
+    /// something was there.
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError>;
 }
 
 /// A change of an entry without a load.
@@ -124,14 +162,14 @@ pub enum Edit {
 /// The answer to [`Store::get_many`] for each name.
 pub type EntryAnswers = Vec<Result<Option<Entry>, BackendError>>;
 
-/// The answer to [`Store::claim`].
+/// The answer to [`Store::claim`]. The one to [`Leases::acquire`] is a grant, or occupied.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Claimed {
-    /// The lease is held now; the load may begin.
+    /// The lease is held now.
     Granted(Grant),
     /// An entry that the caller had not seen makes the load needless.
     Newer(Entry),
-    /// Another process loads.
+    /// Another holder is in the way.
     Occupied(Occupied),
     /// The name backs off after this failure.
     BacksOff(BackOff, Failure),
@@ -148,4 +186,13 @@ pub enum Committed {
     Newer(Entry),
     /// The fence was burnt by an invalidation, or the lease was lost and another load is under way.
     Refused,
+}
+
+/// The progress of a latch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Countdown {
+    /// The steps that are left; zero if it is done.
+    pub left: u32,
+    /// After how long the latch ends.
+    pub remaining: Duration,
 }

@@ -17,12 +17,12 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, Span, debug};
 
 use super::{
-    Acquisition, Engine, LeaseGuard, RetryStrategy, Upkeep, Waiting, Woken,
+    Acquisition, Engine, Granted, LeaseGuard, RetryStrategy, Upkeep, Waiting, Woken,
     queue::{Slot, SlotNotice},
-    try_limit,
+    run_until, try_limit,
 };
 use crate::{
-    backend::{Acquired, Change, Claim, Mode, Owner},
+    backend::{Change, Claim, Claimed, Mode, Owner},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::Key,
     sync::lock,
@@ -51,45 +51,25 @@ pub(crate) struct AcquireTerms {
     pub(crate) limit: Duration,
 }
 
+/// The leases of some claims, in their order.
+type Outcome = Result<Vec<LeaseGuard>, Error>;
+
 impl Engine {
-    /// Acquires a lease, waiting while other holders are in the way. `what` is for logs.
+    /// Acquires leases of different names one after another, within one limit, waiting while other
+    /// holders are in the way. If one is not acquired, those before it are released. If one is lost
+    /// meanwhile, all are acquired anew. `what` is for logs.
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped or no longer polled, a lease that it may have acquired is
+    /// When the future is dropped or no longer polled, leases that it may have acquired are
     /// released in a task.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         what: &Key,
-        claim: Claim,
-        terms: AcquireTerms,
-    ) -> Result<LeaseGuard, Error> {
-        let since = Instant::now();
-        let begin = || {
-            let (engine, claim, terms) = (self.clone(), claim.clone(), terms.clone());
-            async move { engine.acquire_since(since, &claim, &terms).await }
-        };
-        self.observed(what, self.attended(begin)).await
-    }
-
-    /// Acquires leases of different names one after another, within one limit. If one is not
-    /// acquired, those before it are released. If one is lost meanwhile, all are acquired anew.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`acquire`](Self::acquire).
-    pub(crate) async fn acquire_each(
-        self: &Arc<Self>,
-        what: &Key,
         claims: Vec<Claim>,
         terms: AcquireTerms,
-    ) -> Result<Vec<LeaseGuard>, Error> {
-        let since = Instant::now();
-        let begin = || {
-            let (engine, claims, terms) = (self.clone(), claims.clone(), terms.clone());
-            async move { engine.acquire_in_order(since, &claims, &terms).await }
-        };
-        self.observed(what, self.attended(begin)).await
+    ) -> Outcome {
+        self.observed(what, self.attended(Arc::new((claims, terms)))).await
     }
 
     /// Acquires for a caller, which may keep the future and not poll it, such as an arm of a loop
@@ -99,13 +79,11 @@ impl Engine {
     /// to the caller. If the caller does not take it in time, the task drops it, and so releases
     /// it: the next caller gets the lock. A caller that polls again later begins anew, at the end
     /// of the queue.
-    async fn attended<T, Acquiring>(&self, begin: impl Fn() -> Acquiring) -> Result<T, Error>
-    where
-        T: Send + 'static,
-        Acquiring: Future<Output = Result<T, Error>> + Send + 'static,
-    {
+    async fn attended(self: &Arc<Self>, asked: Arc<(Vec<Claim>, AcquireTerms)>) -> Outcome {
+        let since = Instant::now();
         loop {
-            let acquiring = self.janitor.tasks.track_future(begin()).instrument(Span::current());
+            let acquiring = self.clone().acquire_in_order(since, asked.clone());
+            let acquiring = self.janitor.tasks.track_future(acquiring).instrument(Span::current());
             // The retry strategy may be code of the user.
             let panicked = |_| Err(Error::new(ErrorKind::Panicked, "the retry strategy panicked"));
             let caught = AssertUnwindSafe(acquiring).catch_unwind();
@@ -113,7 +91,7 @@ impl Engine {
             if let Some(outcome) = (&mut acquiring).now_or_never() {
                 return outcome;
             }
-            let offer = Arc::new(Offer { outcome: Mutex::new(None), made: Notify::new() });
+            let offer = Arc::<Offer>::default();
             let mut task = AbortOnDropHandle::new(tokio::spawn(offer.clone().make(acquiring)));
             tokio::select! {
                 biased;
@@ -128,11 +106,11 @@ impl Engine {
     }
 
     async fn acquire_in_order(
-        self: &Arc<Self>,
+        self: Arc<Self>,
         since: Instant,
-        claims: &[Claim],
-        terms: &AcquireTerms,
-    ) -> Result<Vec<LeaseGuard>, Error> {
+        asked: Arc<(Vec<Claim>, AcquireTerms)>,
+    ) -> Outcome {
+        let (claims, terms) = &*asked;
         loop {
             let mut held = Vec::with_capacity(claims.len());
             let outcome: Result<(), Error> = async {
@@ -158,16 +136,13 @@ impl Engine {
         claim: &Claim,
         terms: &AcquireTerms,
     ) -> Result<LeaseGuard, Error> {
-        if self.janitor.stop.is_cancelled() {
-            return Err(Error::shut_down());
+        let mut waiting = Waiting::new(terms.retry.as_ref(), terms.limit, since);
+        if !claim.waits {
+            waiting.try_once();
         }
-        let retry = terms.retry.as_ref();
-        let mut waiting = Waiting::new(retry, terms.limit, since);
-        let held = tokio::select! {
-            biased;
-            held = self.acquire_waiting(claim, terms.upkeep, &mut waiting) => held?,
-            () = self.janitor.stop.cancelled() => return Err(Error::shut_down()),
-        };
+        let acquiring = self.acquire_waiting(claim, terms.upkeep, &mut waiting);
+        let held = run_until(self.janitor.stop.cancelled(), acquiring).await;
+        let held = held.unwrap_or_else(|| Err(Error::shut_down()))?;
         self.meter.woken(waiting.pushed_at, "acquired");
         Ok(held)
     }
@@ -181,15 +156,14 @@ impl Engine {
     ) -> Result<LeaseGuard, Error> {
         let acquisition =
             || Box::new(self.acquisition(Claim { owner: Owner::fresh(), ..claim.clone() }));
-        // The other modes are granted in order by their queue at the backend.
-        let is_queued = claim.mode == Mode::Exclusive;
-        let (acquisition, slot) = match is_queued {
-            true => match self.queue_up(acquisition, upkeep, waiting).await {
+        let (acquisition, slot) = match claim.mode {
+            Mode::Exclusive => match self.queue_up(acquisition, upkeep, waiting).await {
                 Some(SlotNotice::Passed(lease)) => return Ok(lease),
                 Some(SlotNotice::Contend(acquisition, slot)) => (acquisition, Some(slot)),
                 None => return Err(not_acquired(claim, waiting)),
             },
-            false => (acquisition(), None),
+            // These are granted in order by their queue at the backend.
+            _ => (acquisition(), None),
         };
         Contender { engine: self, acquisition, upkeep, slot }.acquire(waiting).await
     }
@@ -232,10 +206,12 @@ impl Contender<'_> {
         let try_limit = try_limit(waiting.strategy, self.engine.backend().as_ref());
         loop {
             let (remaining, failure) = match self.ask(try_limit, waiting.left()).await {
-                Ok((Acquired::Granted(grant), sent)) => {
+                Ok((Claimed::Granted(grant), sent)) => {
                     return Ok(self.hold(grant.fence(), sent, None));
                 }
-                Ok((Acquired::Occupied(occupied), _)) => (Some(occupied.remaining), None),
+                Ok((Claimed::Occupied(occupied), _)) => (Some(occupied.remaining), None),
+                // No lock is answered in another way.
+                Ok(_) => (None, None),
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
                 Err(error) => {
                     self.restart_after(&error);
@@ -262,7 +238,7 @@ impl Contender<'_> {
         &mut self,
         limit: Duration,
         left: Duration,
-    ) -> Result<(Acquired, Instant), BackendError> {
+    ) -> Result<(Claimed, Instant), BackendError> {
         let shard = self.engine.backend().shard(&self.acquisition.claim().name);
         let turns = self.engine.turns.of(shard);
         let _turn = timeout(LONGEST_WAIT_FOR_TURN.min(left), turns.0.acquire()).await;
@@ -283,12 +259,12 @@ impl Contender<'_> {
 
     /// Holds what was granted. The slot of the local queue moves on with the lease.
     fn hold(&mut self, fence: u64, since: Instant, until: Option<Instant>) -> LeaseGuard {
-        let granted = self.acquisition.settle(self.upkeep, fence, since, until);
+        let granted = Granted { upkeep: self.upkeep, fence, since, until };
         let mut slot = self.slot.take();
         if let Some(slot) = &mut slot {
             slot.begin(self.acquisition.take_changes());
         }
-        self.engine.hold(granted, slot)
+        self.engine.hold(&mut self.acquisition, granted, slot)
     }
 
     /// Goes on under a fresh owner if too few replicas confirmed a grant, or if a permit may be
@@ -311,13 +287,14 @@ fn not_acquired(claim: &Claim, waiting: &Waiting<'_>) -> Error {
 }
 
 /// An outcome that waits for its caller.
-struct Offer<T> {
-    outcome: Mutex<Option<T>>,
+#[derive(Default)]
+struct Offer {
+    outcome: Mutex<Option<Outcome>>,
     made: Notify,
 }
 
-impl<T> Offer<T> {
-    async fn make(self: Arc<Self>, acquiring: impl Future<Output = T>) {
+impl Offer {
+    async fn make(self: Arc<Self>, acquiring: impl Future<Output = Outcome>) {
         let outcome = acquiring.await;
         *lock(&self.outcome) = Some(outcome);
         self.made.notify_one();
@@ -334,7 +311,7 @@ impl<T> Offer<T> {
         }
     }
 
-    fn take(&self) -> Option<T> {
+    fn take(&self) -> Option<Outcome> {
         lock(&self.outcome).take()
     }
 }

@@ -4,25 +4,19 @@
 //! [keeper](super::keeper) wakes one with a queue entry. Any other one is woken by the end of the
 //! lease in the way, or after 5 s.
 
-use std::{future::pending, mem::replace, sync::Arc, time::Duration};
+use std::{iter::empty, mem::replace, sync::Arc, time::Duration};
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use super::{
-    Engine, RetryStrategy, Upkeep,
+    Engine, Janitor, Release, RetryStrategy,
     keeper::{Keeper, KeptPlace},
-    record::Granted,
-    release::Janitor,
     trusted,
 };
 use crate::{
     backend::{
-        Acquired, Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Leases, Owner,
-        answered_by,
+        Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Leases, Owner, answered_by,
     },
     error::BackendError,
     time::{Pauses, after},
@@ -44,10 +38,8 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// ends, counted from the time at which the queue entry was taken. This side counts from a time
 /// *before* the first request, so a late push tells of a lease that has ended here first.
 pub(crate) struct Acquisition {
-    janitor: Arc<Janitor>,
-    claim: Claim,
-    /// The runtime on which the acquisition began, for its undo.
-    runtime: Handle,
+    /// The undo.
+    release: Release,
     state: AcquisitionState,
     /// A time before the first request.
     since: Option<Instant>,
@@ -64,25 +56,14 @@ pub(crate) struct Acquisition {
 pub(crate) enum AcquisitionState {
     /// Nothing: no request was sent, or none left anything behind.
     Idle,
-    /// A request is under way, and may be granted.
-    Asking,
     /// A holder with this fence was in the way. The claim may have a queue entry, which the undo
     /// leaves.
     Waiting(u64),
     /// The last request was granted.
     Granted,
-    /// A request ended without an answer, and may be granted at any time. This owner never leaves
-    /// the state.
+    /// A request is under way. If it ends without an answer, it may be granted at any time, and
+    /// this owner never leaves the state.
     Unknown,
-}
-
-impl From<&Acquired> for AcquisitionState {
-    fn from(answer: &Acquired) -> Self {
-        match answer {
-            Acquired::Granted(_) => Self::Granted,
-            Acquired::Occupied(occupied) => Self::Waiting(occupied.fence),
-        }
-    }
 }
 
 impl From<&Claimed> for AcquisitionState {
@@ -105,7 +86,7 @@ impl Engine {
     /// Returns the acquisition of a caller that waits: it hears pushes, and has its queue entry
     /// kept.
     pub(crate) fn acquisition(&self, claim: Claim) -> Acquisition {
-        let mut acquisition = Acquisition::new(self.janitor.clone(), claim);
+        let mut acquisition = Acquisition::new(&self.janitor, claim);
         acquisition.keeper = Some(self.keeper.clone());
         acquisition
     }
@@ -113,14 +94,14 @@ impl Engine {
 
 impl Acquisition {
     /// Returns an acquisition whose caller does not wait.
-    pub(crate) fn new(janitor: Arc<Janitor>, claim: Claim) -> Self {
-        let (runtime, state) = (Handle::current(), AcquisitionState::Idle);
+    pub(crate) fn new(janitor: &Arc<Janitor>, claim: Claim) -> Self {
+        let (release, state) = (Release::new(janitor, claim), AcquisitionState::Idle);
         let (since, met, keeper, changes, place) = Default::default();
-        Self { janitor, claim, runtime, state, since, met, keeper, changes, place }
+        Self { release, state, since, met, keeper, changes, place }
     }
 
     pub(crate) fn claim(&self) -> &Claim {
-        &self.claim
+        &self.release.claim
     }
 
     /// Sends one request. Returns the answer and a time before it was sent. A waiter
@@ -136,26 +117,26 @@ impl Acquisition {
     {
         let sent = Instant::now();
         self.since.get_or_insert(sent);
-        let Self { janitor, claim, state, met, .. } = self;
-        let before = replace(state, AcquisitionState::Asking);
-        let (janitor, claim): (&'a Janitor, &'a Claim) = (janitor, claim);
-        let backend = janitor.backend().as_ref();
+        let Self { release, state, met, .. } = self;
+        let before = replace(state, AcquisitionState::Unknown);
+        let (backend, claim): (&'a dyn Leases, _) = (&**release.janitor.backend(), &release.claim);
         let answer = answered_by(backend, limit, send(backend, claim)).await;
-        *state = match &answer {
-            Err(error) if error.may_have_happened() => AcquisitionState::Unknown,
-            _ if before == AcquisitionState::Unknown => before,
-            Ok(answer) => answer.into(),
-            Err(_) => before,
-        };
-        if let Some(AcquisitionState::Waiting(fence)) = answer.as_ref().ok().map(Into::into) {
+        let after = answer.as_ref().map(AcquisitionState::from);
+        if let Ok(AcquisitionState::Waiting(fence)) = after {
             *met = (*met).max(Some(fence));
         }
+        *state = match after {
+            Err(error) if error.may_have_happened() => AcquisitionState::Unknown,
+            Ok(after) if before != AcquisitionState::Unknown => after,
+            _ => before,
+        };
         Ok((answer?, sent))
     }
 
     /// Registers the claim for pushes, so that it misses none from its next request on.
     pub(crate) fn listen(&mut self) -> &mut Changes {
-        let (backend, claim) = (self.janitor.backend(), &self.claim);
+        let Release { janitor, claim, .. } = &self.release;
+        let backend = janitor.backend();
         self.changes.get_or_insert_with(|| backend.listen(&claim.name, Some(claim)))
     }
 
@@ -172,9 +153,10 @@ impl Acquisition {
         let now = Instant::now();
         let is_heard = self.listen().subscribe();
         let look = match (&self.keeper, &self.changes) {
-            (Some(keeper), Some(changes)) if self.claim.waits => {
+            (Some(keeper), Some(changes)) if self.release.claim.waits => {
                 if !self.place.as_ref().is_some_and(|place| place.met(remaining)) {
-                    self.place = Some(keeper.enter(&self.claim, changes.waker(), remaining));
+                    self.place =
+                        Some(keeper.enter(&self.release.claim, changes.inbox().clone(), remaining));
                 }
                 deadline
             }
@@ -189,21 +171,13 @@ impl Acquisition {
         }
     }
 
-    /// Returns the next push, and when it came for the metrics.
-    async fn told(&mut self) -> (Change, Option<Instant>) {
-        match &mut self.changes {
-            Some(changes) => (changes.next().await, changes.last()),
-            None => pending().await,
-        }
-    }
-
     /// Goes on with a fresh owner. A late release under the old one must not end what the next
     /// request is granted.
     pub(super) fn restart(&mut self) {
-        self.janitor.undo(self.claim.clone(), true, &self.runtime);
+        self.release.undo(true);
+        self.release.claim.owner = Owner::fresh();
         self.state = AcquisitionState::Idle;
         (self.since, self.met, self.changes, self.place) = Default::default();
-        self.claim.owner = Owner::fresh();
     }
 
     /// Returns whether the last request was granted, and every request had an answer.
@@ -224,26 +198,16 @@ impl Acquisition {
         (left >= HANDOVER_LIFE / 2 && is_certain).then_some(until)
     }
 
-    /// Ends the acquisition, which has the lease now: there is nothing to undo any more.
-    ///
-    /// `since` is a time before the request that was granted, and `until` the end of a handover.
-    pub(crate) fn settle(
-        &mut self,
-        upkeep: Upkeep,
-        fence: u64,
-        since: Instant,
-        until: Option<Instant>,
-    ) -> Granted {
+    /// Ends the acquisition, which has the lease now. Returns the duty to release it.
+    pub(super) fn settle(&mut self) -> Release {
         let outcome_unknown = self.state == AcquisitionState::Unknown;
         self.state = AcquisitionState::Idle;
-        let (claim, runtime) = (self.claim.clone(), self.runtime.clone());
-        Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown }
+        Release { outcome_unknown, ..self.release.clone() }
     }
 
     /// Releases the lease that was granted. Dropping the future does not stop the release.
     pub(crate) async fn give_back(mut self) -> Result<bool, BackendError> {
-        self.state = AcquisitionState::Idle;
-        self.janitor.end(self.claim.clone()).await
+        self.settle().end().await
     }
 
     /// Keeps the lease beyond the acquisition: there is nothing to undo any more.
@@ -256,14 +220,14 @@ impl Drop for Acquisition {
     fn drop(&mut self) {
         let outcome_unknown = match self.state {
             AcquisitionState::Idle => return,
-            AcquisitionState::Waiting(_) if !self.claim.waits => return,
+            AcquisitionState::Waiting(_) if !self.claim().waits => return,
             AcquisitionState::Waiting(_) | AcquisitionState::Granted => false,
-            AcquisitionState::Asking | AcquisitionState::Unknown => true,
+            AcquisitionState::Unknown => true,
         };
         if outcome_unknown {
-            debug!(name = ?self.claim.name, "an acquisition with an unknown outcome is undone");
+            debug!(name = ?self.claim().name, "an acquisition with an unknown outcome is undone");
         }
-        self.janitor.undo(self.claim.clone(), outcome_unknown, &self.runtime);
+        self.release.undo(outcome_unknown);
     }
 }
 
@@ -297,6 +261,11 @@ impl<'a> Waiting<'a> {
     pub(crate) fn new(strategy: &'a dyn RetryStrategy, limit: Duration, since: Instant) -> Self {
         let (waits, until, pauses, pushed_at) = Default::default();
         Self { strategy, waits, until, limit, deadline: after(since, limit), pauses, pushed_at }
+    }
+
+    /// Ends the wait after one try, whatever the strategy.
+    pub(super) fn try_once(&mut self) {
+        self.waits = Some(Box::new(empty()));
     }
 
     /// Returns the limit if it has ended the wait, and not the strategy.
@@ -341,7 +310,7 @@ impl<'a> Waiting<'a> {
         let wake = look.min(until).min(self.deadline);
         tokio::select! {
             biased;
-            (change, at) = acquisition.told() => {
+            (change, at) = acquisition.listen().next_push() => {
                 self.pushed_at = at;
                 Woken::Pushed(change)
             }
@@ -386,7 +355,7 @@ mod tests {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let claim = Claim::new(name, Mode::Fair, HANDOVER_LIFE, HANDOVER_LIFE);
         let janitor = Janitor::new(Arc::new(MemoryBackend::new()));
-        let mut acquisition = Acquisition::new(janitor, claim);
+        let mut acquisition = Acquisition::new(&janitor, claim);
         let handover = |fence, ends| Handover { owner: Owner::fresh(), fence, ends };
         assert_eq!(acquisition.trusts(&handover(8, HANDOVER_LIFE)), None);
         let sent = Instant::now();

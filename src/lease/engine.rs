@@ -22,7 +22,7 @@ use crate::{
 /// The parts that the leases of one `Cache` or one `Locks` share.
 pub(crate) struct Engine {
     pub(super) counters: Arc<LockCounters>,
-    pub(super) janitor: Arc<Janitor>,
+    pub(crate) janitor: Arc<Janitor>,
     pub(super) renewals: Arc<Renewals>,
     pub(super) keeper: Arc<Keeper>,
     pub(super) queues: Arc<LocalQueues>,
@@ -53,10 +53,6 @@ impl Engine {
 
     pub(crate) fn backend(&self) -> &Arc<dyn Leases> {
         self.janitor.backend()
-    }
-
-    pub(crate) fn janitor(&self) -> &Arc<Janitor> {
-        &self.janitor
     }
 
     /// Sets the mark of the name of a claim to a tick, if the claim has the lease.

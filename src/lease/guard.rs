@@ -3,10 +3,8 @@ use std::{fmt, ops::Deref, sync::Arc};
 use tokio::time::Instant;
 
 use super::{
-    Acquisition, Engine, Lease,
+    Acquisition, Engine, Granted, Lease, Release,
     queue::{QueuedCaller, Slot, SlotNotice},
-    record::Granted,
-    release::Release,
 };
 use crate::{
     advice,
@@ -15,9 +13,15 @@ use crate::{
 };
 
 impl Engine {
-    /// Holds a lease that was granted, with the slot of the local queue if it has one.
-    pub(crate) fn hold(self: &Arc<Self>, granted: Granted, slot: Option<Slot>) -> LeaseGuard {
-        let record = self.renewals.start(granted, slot);
+    /// Holds the lease that an acquisition was granted, with the slot of the local queue if it has
+    /// one.
+    pub(crate) fn hold(
+        self: &Arc<Self>,
+        acquisition: &mut Acquisition,
+        granted: Granted,
+        slot: Option<Slot>,
+    ) -> LeaseGuard {
+        let record = self.renewals.start(acquisition.settle(), granted, slot);
         LeaseGuard { engine: self.clone(), record, released: false }
     }
 }
@@ -70,8 +74,8 @@ impl LeaseGuard {
     /// Disarms the guard: the backend has ended the lease with the operation that it was for.
     pub(crate) fn settled(mut self) {
         self.end();
-        if self.record.granted.outcome_unknown {
-            self.obligation().go_on(true);
+        if self.record.release.outcome_unknown {
+            self.record.release.clone().go_on(true);
         }
     }
 
@@ -84,7 +88,7 @@ impl LeaseGuard {
     pub(crate) async fn pass_to(self, mode: Mode) -> Result<Result<Self, Self>, Error> {
         let (from, limit) = (self.claim(), answer_limit(self.engine.backend().as_ref()));
         let to = Claim { owner: Owner::fresh(), mode, ..from.clone() };
-        let mut acquisition = Acquisition::new(self.engine.janitor.clone(), to);
+        let mut acquisition = Acquisition::new(&self.engine.janitor, to);
         // The first try may have begun the lease, and the second one only tells of it.
         let (mut tries, begun) = (0, Instant::now());
         let passed = loop {
@@ -97,18 +101,13 @@ impl LeaseGuard {
             }
         };
         if let Some(fence) = passed {
-            let granted = acquisition.settle(self.record.granted.upkeep, fence, begun, None);
-            let passed_on = self.engine.hold(granted, None);
+            let granted = Granted { fence, since: begun, until: None, ..self.record.granted };
+            let passed_on = self.engine.hold(&mut acquisition, granted, None);
             self.settled();
             return Ok(Ok(passed_on));
         }
         // Other holders are in the way, or the lease is lost. A renewal finds out which.
         self.renew().await.map(|()| Err(self))
-    }
-
-    fn obligation(&self) -> Release {
-        let Granted { claim, outcome_unknown, runtime, .. } = &self.record.granted;
-        Release::new(&self.engine.janitor, claim.clone(), *outcome_unknown, runtime)
     }
 
     fn end(&mut self) {
@@ -126,7 +125,7 @@ impl LeaseGuard {
         self.end();
         // Work under the lease learns that it ends, before another holder has it.
         self.record.end();
-        give_back(self.engine.clone(), self.obligation(), self.record.take_slot())
+        give_back(self.engine.clone(), self.record.release.clone(), self.record.take_slot())
     }
 }
 
@@ -148,7 +147,7 @@ impl Drop for LeaseGuard {
     fn drop(&mut self) {
         if !self.released {
             let given_back = self.give_back();
-            self.engine.janitor.tasks.spawn_on(given_back, &self.record.granted.runtime);
+            self.engine.janitor.tasks.spawn_on(given_back, &self.record.release.runtime);
         }
     }
 }
@@ -188,8 +187,9 @@ async fn pass(
     let answer = acquisition.ask(limit, |backend, to| backend.pass(from, to)).await;
     let (notice, was_held) = match answer {
         Ok((Some(grant), sent)) => {
-            let granted = acquisition.settle(upkeep, grant.fence(), sent, None);
-            (SlotNotice::Passed(engine.hold(granted, Some(slot))), Ok(true))
+            let granted = Granted { upkeep, fence: grant.fence(), since: sent, until: None };
+            let passed_on = engine.hold(&mut acquisition, granted, Some(slot));
+            (SlotNotice::Passed(passed_on), Ok(true))
         }
         Ok((None, _)) => (SlotNotice::Contend(acquisition, slot), Ok(false)),
         Err(error) => {

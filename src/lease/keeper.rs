@@ -21,7 +21,7 @@ use tokio::{
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, Kept, Leases, SemaphoreKind, answered, channels::ListenerWaker},
+    backend::{Change, Claim, Kept, Leases, SemaphoreKind, answered, channels::Inbox},
     error::{BackendError, BackendErrorKind, Chain},
     key::Name,
     observe::Rarely,
@@ -55,7 +55,7 @@ type KeptQueueKey = (Name, SemaphoreKind);
 /// The waiters of one queue in this process.
 struct KeptQueue {
     /// In the order in which they came.
-    waiters: BTreeMap<u64, (Claim, ListenerWaker)>,
+    waiters: BTreeMap<u64, (Claim, Arc<Inbox>)>,
     look_at: Instant,
     /// Notified when the task must look earlier than it would.
     earlier: Arc<Notify>,
@@ -80,7 +80,7 @@ impl Keeper {
     pub(super) fn enter(
         self: &Arc<Self>,
         claim: &Claim,
-        waker: ListenerWaker,
+        inbox: Arc<Inbox>,
         remaining: Duration,
     ) -> KeptPlace {
         let key = (claim.name.clone(), SemaphoreKind::from(claim.mode));
@@ -88,7 +88,7 @@ impl Keeper {
         let number = self.came.fetch_add(1, Ordering::Relaxed);
         let is_new = !queues.contains_key(&key);
         let queue = queues.entry(key.clone()).or_insert_with(KeptQueue::new);
-        queue.waiters.insert(number, (claim.clone(), waker));
+        queue.waiters.insert(number, (claim.clone(), inbox));
         queue.look_after(remaining);
         drop(queues);
         if is_new {
@@ -133,7 +133,7 @@ impl KeptQueue {
     fn answered(&mut self, named: &[u64], look_at: Instant, answer: Result<Kept, BackendError>) {
         let wake = |is_gone: &dyn Fn(&u64) -> bool| {
             let gone = self.waiters.iter().filter(|(number, _)| is_gone(number));
-            gone.for_each(|(_, (_, waker))| waker.wake());
+            gone.for_each(|(_, (_, inbox))| inbox.put(Change::Wake));
         };
         match answer {
             Ok(kept) => {
@@ -226,6 +226,6 @@ impl Drop for KeeperTask {
     fn drop(&mut self) {
         let queue = self.keeper.queues().remove(&self.queue);
         let waiters = queue.into_iter().flat_map(|queue| queue.waiters.into_values());
-        waiters.for_each(|(_, waker)| waker.wake());
+        waiters.for_each(|(_, inbox)| inbox.put(Change::Wake));
     }
 }

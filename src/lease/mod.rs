@@ -31,9 +31,9 @@ pub(crate) use self::{
     acquisition::{Acquisition, Waiting, Woken},
     engine::Engine,
     guard::LeaseGuard,
-    record::run_until,
-    release::Janitor,
-    retry::{OneTry, try_limit},
+    record::{Granted, run_until},
+    release::{Janitor, Release},
+    retry::try_limit,
 };
 pub use self::{
     record::Lease,

@@ -4,14 +4,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep_until, timeout},
-};
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{Upkeep, queue::Slot, trusted};
+use super::{Release, Upkeep, queue::Slot, trusted};
 use crate::{
-    backend::{Claim, Leases, Renewal},
+    backend::{Claim, Renewal},
     error::Error,
     observe::LockCounters,
     signal::Signal,
@@ -46,8 +43,8 @@ const RETRY: Duration = Duration::from_millis(10);
 /// }
 /// ```
 pub struct Lease {
+    pub(super) release: Release,
     pub(super) granted: Granted,
-    backend: Arc<dyn Leases>,
     /// When the total hold ends.
     ends: Instant,
     lost: Signal,
@@ -68,18 +65,14 @@ pub(super) struct Times {
 }
 
 /// A grant: its fence, and since when the lease counts.
+#[derive(Clone, Copy)]
 pub(crate) struct Granted {
-    pub(super) claim: Claim,
-    pub(super) upkeep: Upkeep,
-    /// The runtime on which the lease was acquired.
-    pub(super) runtime: Handle,
-    pub(super) fence: u64,
+    pub(crate) upkeep: Upkeep,
+    pub(crate) fence: u64,
     /// A time before the request that was granted.
-    pub(super) since: Instant,
+    pub(crate) since: Instant,
     /// When the lease ends, if a holder handed it over for less than its full time.
-    pub(super) until: Option<Instant>,
-    /// A request of the acquisition had no answer, and may be granted after the release.
-    pub(super) outcome_unknown: bool,
+    pub(crate) until: Option<Instant>,
 }
 
 impl Lease {
@@ -143,7 +136,7 @@ impl Lease {
         }
         let sent = Instant::now();
         let claims = std::slice::from_ref(self.claim());
-        match timeout(self.remaining(), self.backend.renew(claims)).await {
+        match timeout(self.remaining(), self.release.janitor.backend().renew(claims)).await {
             Ok(Ok(held)) if held.first() == Some(&Renewal::Held) => {
                 self.renewed(sent);
                 // A term may have ended meanwhile.
@@ -159,21 +152,22 @@ impl Lease {
     }
 
     pub(super) fn new(
+        release: Release,
         granted: Granted,
         slot: Option<Slot>,
-        (backend, counters): (Arc<dyn Leases>, Arc<LockCounters>),
+        counters: Arc<LockCounters>,
     ) -> Self {
         let Granted { upkeep, since, until, .. } = granted;
         let ends = after(since, upkeep.max_hold);
-        let deadline = until.unwrap_or_else(|| after(since, trusted(granted.claim.lease)));
+        let deadline = until.unwrap_or_else(|| after(since, trusted(release.claim.lease)));
         let times = Times { deadline: deadline.min(ends), timer: since, renewing: false };
         let slot = slot.filter(|_| upkeep.renew_every.is_some());
         let (times, slot) = (Mutex::new(times), Mutex::new(slot));
-        Self { granted, backend, ends, lost: Signal::default(), counters, times, slot }
+        Self { release, granted, ends, lost: Signal::default(), counters, times, slot }
     }
 
     pub(crate) fn claim(&self) -> &Claim {
-        &self.granted.claim
+        &self.release.claim
     }
 
     pub(crate) fn fence(&self) -> u64 {
@@ -207,7 +201,7 @@ impl Lease {
 
     /// Extends the lease, which a request sent at `sent` renewed.
     pub(super) fn renewed(&self, sent: Instant) {
-        let deadline = after(sent, trusted(self.granted.claim.lease)).min(self.ends);
+        let deadline = after(sent, trusted(self.claim().lease)).min(self.ends);
         let mut times = self.times();
         times.deadline = times.deadline.max(deadline);
     }
@@ -225,7 +219,7 @@ impl Lease {
     /// full time left.
     pub(super) fn next_try(&self) -> Instant {
         let (deadline, now) = (self.deadline(), Instant::now());
-        let pause = (self.granted.claim.lease / 20).min((deadline - now) / 8).max(RETRY);
+        let pause = (self.claim().lease / 20).min((deadline - now) / 8).max(RETRY);
         deadline.min(now + pause)
     }
 
@@ -254,7 +248,7 @@ pub(crate) async fn run_until<Work: Future>(
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
-            .field("name", &self.granted.claim.name.key())
+            .field("name", &self.claim().name.key())
             .field("fence", &self.granted.fence)
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()

@@ -56,25 +56,6 @@ impl Janitor {
         &self.backend
     }
 
-    /// Releases the lease of a claim. Returns whether it was held.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped after it was first polled, the release goes on.
-    pub(crate) async fn end(self: &Arc<Self>, claim: Claim) -> Result<bool, BackendError> {
-        let release = Release::new(self, claim, false, &Handle::current());
-        self.finish(async move {
-            let answer = release.once().await;
-            release.ended(answer)
-        })
-        .await
-    }
-
-    /// Releases a claim that may be granted, or has a queue entry, in a task.
-    pub(crate) fn undo(self: &Arc<Self>, claim: Claim, outcome_unknown: bool, runtime: &Handle) {
-        Release::new(self, claim, outcome_unknown, runtime).go_on(false);
-    }
-
     /// Runs a release, which goes on in a task if it does not end at once. Its caller may drop it
     /// or not poll it.
     pub(super) async fn finish(
@@ -105,24 +86,41 @@ impl Janitor {
     }
 }
 
-/// A release, and what its task needs.
-pub(super) struct Release {
-    janitor: Arc<Janitor>,
+/// The duty to release what a claim has.
+#[derive(Clone)]
+pub(crate) struct Release {
+    pub(super) janitor: Arc<Janitor>,
     pub(super) claim: Claim,
-    /// The acquisition may still be on its way, and arrive after its release.
-    outcome_unknown: bool,
-    /// The runtime of the acquisition, for the task.
-    runtime: Handle,
+    /// The runtime of the acquisition, for what goes on in a task.
+    pub(super) runtime: Handle,
+    /// A request of the acquisition had no answer, and may be granted after the release.
+    pub(super) outcome_unknown: bool,
 }
 
 impl Release {
-    pub(super) fn new(
-        janitor: &Arc<Janitor>,
-        claim: Claim,
-        outcome_unknown: bool,
-        runtime: &Handle,
-    ) -> Self {
-        Self { janitor: janitor.clone(), claim, outcome_unknown, runtime: runtime.clone() }
+    pub(crate) fn new(janitor: &Arc<Janitor>, claim: Claim) -> Self {
+        let (janitor, runtime) = (janitor.clone(), Handle::current());
+        Self { janitor, claim, runtime, outcome_unknown: false }
+    }
+
+    /// Releases the lease. Returns whether it was held.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after it was first polled, the release goes on.
+    pub(crate) async fn end(self) -> Result<bool, BackendError> {
+        let janitor = self.janitor.clone();
+        janitor
+            .finish(async move {
+                let answer = self.once().await;
+                self.ended(answer)
+            })
+            .await
+    }
+
+    /// Releases in a task what may be granted, or has a queue entry.
+    pub(crate) fn undo(&self, outcome_unknown: bool) {
+        Self { outcome_unknown, ..self.clone() }.go_on(false);
     }
 
     /// Asks the backend once. Returns whether the lease was held.

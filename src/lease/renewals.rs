@@ -25,11 +25,7 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::{
-    ShardPermits,
-    queue::Slot,
-    record::{Granted, Lease},
-};
+use super::{Granted, Lease, Release, ShardPermits, queue::Slot};
 use crate::{
     backend::{Leases, Owner, RENEWAL_BATCH, Renewal, answer_limit, in_time, new_connection},
     error::{BackendError, Chain},
@@ -79,13 +75,17 @@ impl Renewals {
 
     /// Begins to renew a lease that was granted. A lease that was handed over is short, and is
     /// renewed soon.
-    pub(super) fn start(self: &Arc<Self>, granted: Granted, slot: Option<Slot>) -> Arc<Lease> {
-        let (since, is_short) = (granted.since, granted.until.is_some());
-        let shared = (self.backend.clone(), self.counters.clone());
-        let record = Arc::new(Lease::new(granted, slot, shared));
+    pub(super) fn start(
+        self: &Arc<Self>,
+        release: Release,
+        granted: Granted,
+        slot: Option<Slot>,
+    ) -> Arc<Lease> {
+        let Granted { since, until, .. } = granted;
+        let record = Arc::new(Lease::new(release, granted, slot, self.counters.clone()));
         self.counters.acquired.add();
         let look = record.next_look(since);
-        let look = if is_short { look.min(since + SOON) } else { look };
+        let look = if until.is_some() { look.min(since + SOON) } else { look };
         let mut schedule = self.schedule();
         schedule.look_at(look, record.clone());
         match schedule.looks {
@@ -286,7 +286,7 @@ impl Drop for RenewalTask {
         schedule.looks = None;
         schedule.held.values().for_each(|record| record.times().renewing = false);
         schedule.renew_all();
-        let runtimes = schedule.held.values().map(|record| record.granted.runtime.clone());
+        let runtimes = schedule.held.values().map(|record| record.release.runtime.clone());
         let others: HashMap<_, _> = runtimes.map(|runtime| (runtime.id(), runtime)).collect();
         drop(schedule);
         // The first that still runs starts the task.

@@ -1,6 +1,6 @@
 //! Strategies for trying again.
 
-use std::{iter, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use crate::backend::Leases;
 
@@ -126,19 +126,6 @@ impl RetryStrategy for Retry {
 
     fn try_limit(&self) -> Option<Duration> {
         self.try_limit
-    }
-}
-
-/// Tries once, for as long as one try of another strategy may take.
-pub(crate) struct OneTry(pub(crate) Arc<dyn RetryStrategy>);
-
-impl RetryStrategy for OneTry {
-    fn waits(&self) -> Box<dyn Iterator<Item = Duration> + Send> {
-        Box::new(iter::empty())
-    }
-
-    fn try_limit(&self) -> Option<Duration> {
-        self.0.try_limit()
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     backend::{ANSWER_LIMIT, Claim, Holding, Leases, Mode, in_time},
     error::{Chain, Error, ErrorKind},
     key::{Family, Key, Name, Namespace},
-    lease::{AcquireTerms, Engine, LeaseGuard, OneTry, Retry, RetryStrategy, Upkeep},
+    lease::{AcquireTerms, Engine, LeaseGuard, Retry, RetryStrategy, Upkeep},
     observe::Rarely,
     time::Pauses,
 };
@@ -199,8 +199,7 @@ impl<Kind> Lock<Kind> {
 
     /// Acquires a lease in a mode, waiting while others are in the way.
     pub(super) async fn acquire_in(&self, mode: Mode) -> Result<LeaseGuard, Error> {
-        let (claim, terms) = (self.claim(mode)?, self.terms(true)?);
-        match self.space.engine.acquire(&self.key, claim, terms).await {
+        match self.acquire_claim(self.claim(mode)?).await {
             Err(error) if self.space.label.is_some() && error.kind() == ErrorKind::NotAcquired => {
                 Err(Box::pin(self.with_holder_label(error, mode)).await)
             }
@@ -211,17 +210,23 @@ impl<Kind> Lock<Kind> {
     /// Tries once. Returns `None` if others are in the way.
     pub(super) async fn try_acquire_in(&self, mode: Mode) -> Result<Option<LeaseGuard>, Error> {
         let claim = Claim { waits: false, ..self.claim(mode)? };
-        let terms = self.terms(false)?;
-        none_if_not_acquired(self.space.engine.acquire(&self.key, claim, terms).await)
+        none_if_not_acquired(self.acquire_claim(claim).await)
     }
 
-    /// Returns how a lease is acquired and kept, by a call that waits or by one that does not.
-    pub(super) fn terms(&self, waits: bool) -> Result<AcquireTerms, Error> {
-        let retry = match waits {
-            true => self.retry.clone(),
-            false => Arc::new(OneTry(self.retry.clone())),
-        };
-        Ok(AcquireTerms { upkeep: self.upkeep()?, retry, limit: self.wait_limit })
+    async fn acquire_claim(&self, claim: Claim) -> Result<LeaseGuard, Error> {
+        let held = self.acquire_leases(vec![claim]).await?;
+        // There is one for each claim.
+        held.into_iter().next().ok_or_else(Error::shut_down)
+    }
+
+    /// Acquires the leases of some claims, in their order. One that does not wait is tried once.
+    pub(super) async fn acquire_leases(
+        &self,
+        claims: Vec<Claim>,
+    ) -> Result<Vec<LeaseGuard>, Error> {
+        let (retry, limit) = (self.retry.clone(), self.wait_limit);
+        let terms = AcquireTerms { upkeep: self.upkeep()?, retry, limit };
+        self.space.engine.acquire(&self.key, claims, terms).await
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {

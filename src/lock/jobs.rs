@@ -222,7 +222,7 @@ impl Ticks {
                 sleep(if tick(now).is_some() { next } else { next.min(lease) }).await;
             }
         };
-        let stopped = self.space.engine.janitor().stop.cancelled();
+        let stopped = self.space.engine.janitor.stop.cancelled();
         let turn = run_until(stopped, due).await.unwrap_or_else(|| Err(Error::shut_down()))?;
         self.kind.when.last = Some((turn.tick.at, Instant::now()));
         Ok(turn)

@@ -11,7 +11,7 @@ use super::{
     front::{LockSpace, ensure},
 };
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, Countdown, Latches, Mode, Owner, in_time},
+    backend::{ANSWER_LIMIT, Claim, Countdown, Mode, Owner, Store, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
     lease::{Retry, Waiting, Woken},
@@ -59,7 +59,7 @@ const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
 #[must_use = "a latch does nothing until it is set, counted down or waited for"]
 pub struct Latch {
     space: LockSpace,
-    latches: Arc<dyn Latches>,
+    latches: Arc<dyn Store>,
     name: Key,
     ttl: Duration,
     wait_limit: Duration,
@@ -173,7 +173,7 @@ impl Latch {
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
         let engine = &self.space.engine;
-        let (janitor, strategy) = (engine.janitor(), Retry::on_demand());
+        let (janitor, strategy) = (&engine.janitor, Retry::on_demand());
         let mut waiting = Waiting::new(&strategy, self.wait_limit, Instant::now());
         // Its pushes are for all, so it needs no queue entry. It asks for no lease either.
         let claim = Claim::new(name.clone(), Mode::Read, self.wait_limit, self.wait_limit);

@@ -81,7 +81,7 @@ impl Candidate {
         Done: Future,
     {
         // Tracked: else a shutdown could return before the lease is handed over.
-        self.space.engine.janitor().tasks.track_future(self.lead(work)).await
+        self.space.engine.janitor.tasks.track_future(self.lead(work)).await
     }
 
     async fn lead<Work, Done>(&self, mut work: Work) -> Result<Done::Output, Error>
@@ -92,7 +92,7 @@ impl Candidate {
         loop {
             let held = through_outages("a candidate", || self.acquire_in(self.kind.0)).await?;
             let led = run_until(held.lost(), work(Term { lease: held.record().clone() }));
-            match run_until(self.space.engine.janitor().stop.cancelled(), led).await {
+            match run_until(self.space.engine.janitor.stop.cancelled(), led).await {
                 Some(Some(output)) => {
                     // The work is done, however the release ends. The log tells of an error.
                     let _ = held.release().await;

@@ -11,6 +11,7 @@ use crate::{
     backend::{Claim, Holding, Mode, SemaphoreKind},
     error::Error,
     key::{Key, Name},
+    lease::Release,
 };
 
 /// A lock that is held or waited for, as any process sees it.
@@ -90,7 +91,7 @@ impl Locks {
         let found = Lock::new(&self.space, lock.name.as_str().into(), mode);
         let Some(holder) = lock.held.holder else { return found.force_unlock().await };
         let claim = Claim { owner: holder, ..found.claim(mode)? };
-        Ok(self.space.engine.janitor().end(claim).await?)
+        Ok(Release::new(&self.space.engine.janitor, claim).end().await?)
     }
 
     /// Returns the locks that are held or waited for, out of some names.

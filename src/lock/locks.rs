@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::front::LockSpace;
-use crate::{backend::Latches, key::Family, observe::LockStats};
+use crate::{backend::Store, key::Family, observe::LockStats};
 
 /// The locks of a namespace over one backend.
 ///
@@ -37,7 +37,7 @@ pub struct Locks<Servers = OneServer> {
 /// The locks over one backend, with the kinds that a [`Redlock`](super::Redlock) lacks.
 #[derive(Clone)]
 pub struct OneServer {
-    pub(super) latches: Arc<dyn Latches>,
+    pub(super) latches: Arc<dyn Store>,
 }
 
 impl Locks {
@@ -45,7 +45,7 @@ impl Locks {
     ///
     /// The namespace is the first part of all names: 1 to 64 letters, digits, `.`, `_` or `-`. With
     /// another one, every call to a lock is an error.
-    pub fn new<B: Latches>(backend: B, namespace: impl Into<String>) -> Self {
+    pub fn new<B: Store>(backend: B, namespace: impl Into<String>) -> Self {
         let (backend, namespace) = (Arc::new(backend), namespace.into());
         let space = LockSpace::over(backend.clone(), Family::Lock, &namespace);
         Self { space, servers: OneServer { latches: backend } }

@@ -11,7 +11,7 @@ use crate::{
     backend::{Claim, Mode, Owner, Renewal},
     error::{Error, ErrorKind},
     key::Key,
-    lease::{Lease, LeaseGuard},
+    lease::{Lease, LeaseGuard, Release},
 };
 
 const MOST_AT_ONCE: u32 = 1000;
@@ -235,7 +235,7 @@ impl Permits {
     /// As [all locks](super#errors-and-cancel-safety). A release without an answer is repeated in
     /// the background.
     pub async fn release(&self, id: PermitId) -> Result<bool, Error> {
-        Ok(self.space.engine.janitor().end(self.claim_of(id)?).await?)
+        Ok(Release::new(&self.space.engine.janitor, self.claim_of(id)?).end().await?)
     }
 
     fn claim_of(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {

@@ -60,9 +60,8 @@ impl Several {
     }
 
     async fn acquire_each(&self, waits: bool) -> Result<SeveralGuard, Error> {
-        let terms = self.terms(waits)?;
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
-        let held = self.space.engine.acquire_each(&self.key, claims, terms).await?;
+        let held = self.acquire_leases(claims).await?;
         Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
     }
 

@@ -11,9 +11,9 @@ use async_trait::async_trait;
 
 use crate::{
     backend::{
-        Acquired, BackOff, Changes, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure,
-        Grant, Holding, Kept, Latches, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store,
-        TagEnd, TagEnds, Tap, Tick,
+        BackOff, Changes, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure, Grant,
+        Holding, Kept, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store, TagEnd, TagEnds,
+        Tap, Tick,
     },
     error::{BackendError, BackendErrorKind},
     key::{Name, Namespace},
@@ -24,7 +24,7 @@ use crate::{
 /// ```
 /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
 /// use bellwether::{
-///     backend::{Latches, Store},
+///     backend::Store,
 ///     error::BackendError,
 ///     testing::{Answer, Hook, Op, Operation},
 /// };
@@ -33,7 +33,7 @@ use crate::{
 /// #[derive(Clone, Default)]
 /// struct Edits(Arc<AtomicUsize>);
 ///
-/// impl<B: Store + Latches> Hook<B> for Edits {
+/// impl<B: Store> Hook<B> for Edits {
 ///     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
 ///         self.0.fetch_add(usize::from(operation.op() == Op::Edit), Ordering::SeqCst);
 ///         operation.perform(backend).await
@@ -151,7 +151,7 @@ macro_rules! operations {
 
             /// Performs the operation on a backend, as its method does. It may be performed more
             /// than once.
-            pub async fn perform<B: Store + Latches>(
+            pub async fn perform<B: Store>(
                 &self,
                 $backend: &B,
             ) -> Result<Answer, BackendError> {
@@ -166,7 +166,7 @@ macro_rules! operations {
 
         $(
             #[async_trait]
-            impl<B: Store + Latches, H: Hook<B>> $Trait for Interceptor<B, H> {
+            impl<B: Store, H: Hook<B>> $Trait for Interceptor<B, H> {
                 $(async fn $method(
                     &self,
                     $($argument: $given),+
@@ -183,7 +183,7 @@ macro_rules! operations {
 operations! {
     Leases {
         /// Takes the lease of a lock.
-        Acquire { claim: Claim = &Claim } -> Acquired = acquire(claim);
+        Acquire { claim: Claim = &Claim } -> Claimed = acquire(claim);
         /// Renews leases.
         Renew { claims: Vec<Claim> = &[Claim] } -> Vec<Renewal> = renew(claims);
         /// Keeps places in the queue of a lock.
@@ -248,6 +248,16 @@ operations! {
         /// Ends a tag.
         EndTag { tags: Name = &Name, tag: String = &str, end: TagEnd = TagEnd } -> u64 =
             end_tag(tags, tag, *end);
+        /// Sets a latch.
+        SetLatch { name: Name = &Name, id: Owner = Owner, count: u32 = u32,
+            ttl: Duration = Duration } -> bool = set_latch(name, *id, *count, *ttl);
+        /// Counts a latch down.
+        CountDown { name: Name = &Name, id: Owner = Owner, by: u32 = u32 } -> Option<Countdown> =
+            count_down(name, *id, *by);
+        /// Reads a latch.
+        Latch { name: Name = &Name } -> Option<Countdown> = latch(name);
+        /// Removes a latch.
+        ClearLatch { name: Name = &Name } -> bool = clear_latch(name);
     } also {
         async fn commit(
             &self,
@@ -268,18 +278,6 @@ operations! {
             self.hook.hears(&self.inner, name, begins)
         }
     }
-    Latches {
-        /// Sets a latch.
-        SetLatch { name: Name = &Name, id: Owner = Owner, count: u32 = u32,
-            ttl: Duration = Duration } -> bool = set_latch(name, *id, *count, *ttl);
-        /// Counts a latch down.
-        CountDown { name: Name = &Name, id: Owner = Owner, by: u32 = u32 } -> Option<Countdown> =
-            count_down(name, *id, *by);
-        /// Reads a latch.
-        Latch { name: Name = &Name } -> Option<Countdown> = latch(name);
-        /// Removes a latch.
-        ClearLatch { name: Name = &Name } -> bool = clear_latch(name);
-    } also {}
     ; by_hand(backend) {
         /// Stores a loaded value.
         Commit { claim: Claim, fence: u64, entry: Entry, ttl: Option<Duration> } -> Committed =

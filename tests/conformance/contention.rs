@@ -17,7 +17,7 @@ pub async fn contenders_never_hold_together<H: Harness>(h: &H) {
         while rounds < 25 {
             // Each try has a claim of its own, which is not sent again.
             let claim = hasty(&name);
-            let Acquired::Granted(grant) = backend.acquire(&claim).await.unwrap() else {
+            let Claimed::Granted(grant) = backend.acquire(&claim).await.unwrap() else {
                 tokio::task::yield_now().await;
                 continue;
             };
@@ -41,7 +41,7 @@ pub async fn contenders_never_hold_together<H: Harness>(h: &H) {
 /// Claims the lease until it is granted.
 async fn won(backend: &impl Leases, claim: &Claim) -> u64 {
     loop {
-        if let Acquired::Granted(grant) = backend.acquire(claim).await.unwrap() {
+        if let Claimed::Granted(grant) = backend.acquire(claim).await.unwrap() {
             return grant.fence();
         }
         tokio::task::yield_now().await;

@@ -6,8 +6,8 @@ pub use std::time::Duration;
 pub use bellwether::{
     ErrorKind, Key, Locks,
     backend::{
-        Acquired, BackOff, Change, Changes, Claim, Claimed, Committed, Edit, Entry, Failure, Grant,
-        Handover, Latches, Leases, Mode, Occupied, Renewal, SemaphoreKind, Store, Windows,
+        BackOff, Change, Changes, Claim, Claimed, Committed, Edit, Entry, Failure, Grant, Handover,
+        Leases, Mode, Occupied, Renewal, SemaphoreKind, Store, Windows,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
@@ -132,9 +132,9 @@ const PAIRS: [[Mode; 2]; 7] = [
 ];
 
 /// A harness of a backend that keeps entries and latches, and has every mode.
-pub trait FullHarness: Harness<Backend: Store + Latches> {}
+pub trait FullHarness: Harness<Backend: Store> {}
 
-impl<H: Harness<Backend: Store + Latches>> FullHarness for H {}
+impl<H: Harness<Backend: Store>> FullHarness for H {}
 
 pub struct Memory(MemoryBackend);
 
@@ -341,14 +341,14 @@ pub fn failure(fence: u64, message: &str) -> Failure {
 
 pub async fn granted(backend: &impl Leases, claim: &Claim) -> Grant {
     match backend.acquire(claim).await {
-        Ok(Acquired::Granted(grant)) => grant,
+        Ok(Claimed::Granted(grant)) => grant,
         other => panic!("{claim:?} was not granted: {other:?}"),
     }
 }
 
 pub async fn held(backend: &impl Leases, claim: &Claim) -> Occupied {
     match backend.acquire(claim).await {
-        Ok(Acquired::Occupied(occupied)) => occupied,
+        Ok(Claimed::Occupied(occupied)) => occupied,
         other => panic!("{claim:?} was not refused: {other:?}"),
     }
 }

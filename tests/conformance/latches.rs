@@ -4,20 +4,20 @@ use bellwether::backend::{Countdown, Owner};
 
 use crate::harness::*;
 
-async fn set(backend: &impl Latches, name: &Name, count: u32) {
+async fn set(backend: &impl Store, name: &Name, count: u32) {
     assert!(backend.set_latch(name, Owner::fresh(), count, TTL).await.unwrap());
 }
 
-async fn count(backend: &impl Latches, name: &Name, by: u32) -> Option<u32> {
+async fn count(backend: &impl Store, name: &Name, by: u32) -> Option<u32> {
     let countdown = backend.count_down(name, Owner::fresh(), by).await.unwrap();
     countdown.map(|countdown| countdown.left)
 }
 
-async fn look(backend: &impl Latches, name: &Name) -> Option<Countdown> {
+async fn look(backend: &impl Store, name: &Name) -> Option<Countdown> {
     backend.latch(name).await.unwrap()
 }
 
-async fn left(backend: &impl Latches, name: &Name) -> Option<u32> {
+async fn left(backend: &impl Store, name: &Name) -> Option<u32> {
     look(backend, name).await.map(|countdown| countdown.left)
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bellwether::{
-    backend::{Acquired, Claim, Claimed, Committed, Edit, Entry, Grant, Latches, Store},
+    backend::{Claim, Claimed, Committed, Edit, Entry, Grant, Store},
     error::BackendError,
     key::Name,
 };
@@ -89,7 +89,7 @@ impl Recorder {
 
     fn record(&self, operation: &Operation, answer: &Answer, sent: Time) {
         match (operation, answer) {
-            (Operation::Acquire { claim }, Answer::Acquire(Acquired::Granted(grant)))
+            (Operation::Acquire { claim }, Answer::Acquire(Claimed::Granted(grant)))
             | (Operation::Pass { to: claim, .. }, Answer::Pass(Some(grant))) => {
                 self.granted(Family::Lock, claim, grant, sent);
             }
@@ -141,7 +141,7 @@ impl Recorder {
     }
 }
 
-impl<B: Store + Latches> Hook<B> for Recorder {
+impl<B: Store> Hook<B> for Recorder {
     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
         let sent = self.log.now();
         let answer = operation.perform(backend).await?;

@@ -13,7 +13,7 @@ use std::{
 
 use bellwether::{
     MemoryBackend,
-    backend::{BackOff, Change, Claimed, Committed, Edit, Latches, Store},
+    backend::{BackOff, Change, Claimed, Committed, Edit, Store},
     error::{BackendError, BackendErrorKind},
 };
 use fastrand::Rng;
@@ -61,7 +61,7 @@ impl Way {
     }
 }
 
-impl<B: Store + Latches> Hook<B> for Way {
+impl<B: Store> Hook<B> for Way {
     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
         let mut rng = self.rng();
         let lost = || Err(BackendError::new(BackendErrorKind::Unknown, "the answer is lost"));
@@ -83,7 +83,7 @@ impl<B: Store + Latches> Hook<B> for Way {
 }
 
 impl Missing {
-    async fn perform<B: Store + Latches>(
+    async fn perform<B: Store>(
         self,
         backend: &B,
         operation: Operation,

@@ -16,7 +16,7 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
-    backend::{Latches, Store},
+    backend::Store,
     cache::{AfterFailure, Batch, EarlyRefresh, Lead, Loaded, LocalTier, Source as From},
     lock::Term,
 };
@@ -182,7 +182,7 @@ impl Worker {
     }
 
     /// Creates a worker over a backend that records for the same log.
-    pub fn over<B: Store + Latches + Clone>(backend: B, log: Log, setup: Setup) -> Self {
+    pub fn over<B: Store + Clone>(backend: B, log: Log, setup: Setup) -> Self {
         let early = if setup.load.early { EarlyRefresh::LastPart(0.2) } else { EarlyRefresh::Off };
         let builder = Cache::builder(backend.clone(), "histories");
         let builder = match setup.load.backs_off {

@@ -8,7 +8,7 @@ use std::{
     task::{Context, Wake, Waker},
 };
 
-use bellwether::{backend::Acquired, cache::Raw};
+use bellwether::{backend::Claimed, cache::Raw};
 use tokio::sync::Notify;
 
 use crate::prelude::*;
@@ -601,7 +601,7 @@ async fn a_waiter_does_not_claim_while_the_backend_is_silent() {
     let [cache, _] = two_over(&faulty);
     let name = entry_name("bellwether", "k");
     let holder = Claim::new(name, Mode::Exclusive, 100 * MS, 100 * MS);
-    assert!(matches!(faulty.acquire(&holder).await.unwrap(), Acquired::Granted(_)));
+    assert!(matches!(faulty.acquire(&holder).await.unwrap(), Claimed::Granted(_)));
     let origin = Origin::default();
     let waiting = timed(ask(&cache, &origin, 20 * MS));
     settle().await;

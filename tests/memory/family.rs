@@ -4,14 +4,13 @@
 //! A pair is a lock and a rival that cannot be held at the same time. `Locks` over one backend
 //! stand for processes. `tests/redis/family` has the faults of servers.
 
-use bellwether::backend::Latches;
 use testkit::primitives::{Asked, Guard, PAIRS};
 
 use crate::prelude::*;
 
 const LEASE: Duration = Duration::from_secs(10);
 
-fn process(backend: impl Store + Latches + Clone) -> Asked {
+fn process(backend: impl Store + Clone) -> Asked {
     let locks = Locks::new(backend, "bellwether");
     Asked { locks, name: "k".to_owned(), lease: LEASE, wait: 60 * SECOND }
 }

@@ -13,9 +13,9 @@ use bellwether::{
     BellwetherLayer, BoxError, Cache, Error, ErrorKind, Key, Locks, MemoryBackend, RedisBackend,
     Redlock,
     backend::{
-        Acquired, Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry,
-        EntryKind, Failure, Grant, Handover, Holding, Latches, Leases, Mode, Occupied, Owner,
-        RedisBackendBuilder, Renewal, SemaphoreKind, Store, Tick, TickStep, Undecodable,
+        Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Edit, Entry, EntryKind,
+        Failure, Grant, Handover, Holding, Leases, Mode, Occupied, Owner, RedisBackendBuilder,
+        Renewal, SemaphoreKind, Store, Tick, TickStep, Undecodable,
     },
     cache::{
         Builder, Codec, EntryState, Explanation, Json, Lead, Loaded, Postcard, Raw, Request,
@@ -144,7 +144,6 @@ types! {
     MemoryBackend => yes yes yes yes;
     RedisBackend => yes yes yes yes;
     RedisBackendBuilder => yes yes yes yes;
-    Acquired => yes yes yes no;
     Change => yes yes yes yes;
     Changes => yes yes yes no;
     Channels => yes yes yes yes;
@@ -262,7 +261,7 @@ fn futures_of_a_store<B: Store>(
 }
 
 #[allow(dead_code)]
-fn futures_of_latches<B: Latches>(backend: &B, name: &Name, id: Owner) {
+fn futures_of_latches<B: Store>(backend: &B, name: &Name, id: Owner) {
     send(backend.set_latch(name, id, 1, NO_TIME));
     send(backend.count_down(name, id, 1));
     send(backend.latch(name));

@@ -1,7 +1,7 @@
 //! The weight limit of the memory backend. Entries make room, leases and fences never do.
 
 use bellwether::{
-    backend::{Acquired, Claimed, Committed, Edit, Entry, Grant},
+    backend::{Claimed, Committed, Edit, Entry, Grant},
     error::BackendErrorKind,
 };
 use bytes::Bytes;
@@ -81,7 +81,7 @@ async fn leases_and_fences_make_no_room() {
     }
     for (claim, grant) in held {
         let stranger = self::claim(&claim.name);
-        assert!(matches!(backend.acquire(&stranger).await, Ok(Acquired::Occupied(_))));
+        assert!(matches!(backend.acquire(&stranger).await, Ok(Claimed::Occupied(_))));
         let outcome = backend.commit(&claim, &grant, &entry(1000).await, Some(TTL)).await.unwrap();
         assert_eq!(outcome, Committed::Stored);
     }

@@ -118,7 +118,7 @@ async fn a_killed_server_is_an_error_and_is_used_again_when_it_returns() {
         server.start_again().await;
         assert!(eventually(RECOVERY, || works(&backend)).await, "the server was not used again");
         let held = claim(&name);
-        assert!(matches!(backend.acquire(&held).await, Ok(Acquired::Granted(_))));
+        assert!(matches!(backend.acquire(&held).await, Ok(Claimed::Granted(_))));
         assert!(backend.release(&held).await.unwrap());
         // A listener subscribes again, and was told to look meanwhile.
         assert_eq!(next(&mut changes).await, Change::Wake);

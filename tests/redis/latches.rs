@@ -1,6 +1,6 @@
 //! Properties of latches in a Redis server alone: memory, commands, and foreign keys.
 
-use bellwether::backend::{Latches, Owner};
+use bellwether::backend::{Owner, Store};
 
 use crate::prelude::*;
 

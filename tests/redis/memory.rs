@@ -4,7 +4,7 @@
 
 use std::sync::Mutex;
 
-use bellwether::backend::{Latches, Owner, Tick, TickStep};
+use bellwether::backend::{Owner, Store, Tick, TickStep};
 use futures_util::{StreamExt, stream};
 
 use crate::prelude::*;

@@ -14,14 +14,14 @@ impl Scene {
     async fn granted_permits(&self, limit: u32, count: u32) -> Claim {
         let claim = self.permits(limit, count);
         let answer = self.backend.acquire(&claim).await.unwrap();
-        assert!(matches!(answer, Acquired::Granted(_)), "{answer:?}");
+        assert!(matches!(answer, Claimed::Granted(_)), "{answer:?}");
         claim
     }
 
     async fn waiting(&self, limit: u32, count: u32) -> Claim {
         let claim = self.permits(limit, count);
         let answer = self.backend.acquire(&claim).await.unwrap();
-        assert!(matches!(answer, Acquired::Occupied(_)), "{answer:?}");
+        assert!(matches!(answer, Claimed::Occupied(_)), "{answer:?}");
         claim
     }
 

@@ -12,8 +12,8 @@ pub use std::{
 pub use bellwether::{
     BoxError, Cache, Error, ErrorKind, Key, Locks, RedisBackend,
     backend::{
-        Acquired, Change, Claim, Claimed, Committed, Edit, Entry, Leases, Mode,
-        RedisBackendBuilder, Renewal, Store,
+        Change, Claim, Claimed, Committed, Edit, Entry, Leases, Mode, RedisBackendBuilder, Renewal,
+        Store,
     },
     cache::{LocalTier, Source},
     error::{BackendError, BackendErrorKind},

@@ -30,12 +30,12 @@ impl Scene {
 
     async fn granted(&self, claim: &Claim) {
         let answer = self.backend.acquire(claim).await.unwrap();
-        assert!(matches!(answer, Acquired::Granted(_)), "{answer:?}");
+        assert!(matches!(answer, Claimed::Granted(_)), "{answer:?}");
     }
 
     async fn held(&self, claim: &Claim) {
         let answer = self.backend.acquire(claim).await.unwrap();
-        assert!(matches!(answer, Acquired::Occupied(_)), "{answer:?}");
+        assert!(matches!(answer, Claimed::Occupied(_)), "{answer:?}");
     }
 
     /// Adds many entries to a queue, before all others. Each is of a process of its own, whose

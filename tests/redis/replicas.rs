@@ -47,12 +47,12 @@ async fn a_granted_lease_is_on_the_replica() {
     let mut raw = replica.raw().await;
     for at in 0..50 {
         let claim = claim(&format!("k{at}"));
-        assert!(matches!(backend.acquire(&claim).await.unwrap(), Acquired::Granted(_)));
+        assert!(matches!(backend.acquire(&claim).await.unwrap(), Claimed::Granted(_)));
         let there: bool = raw.run(&["EXISTS", &claim.name.suffixed("l")]).await;
         assert!(there, "lease {at} is not on the replica");
     }
     let held = claim("k7");
-    assert!(matches!(backend.acquire(&held).await.unwrap(), Acquired::Occupied(_)));
+    assert!(matches!(backend.acquire(&held).await.unwrap(), Claimed::Occupied(_)));
 }
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn an_unconfirmed_grant_is_released_and_reported() {
     let stranger = claim("s");
     assert!(!backend.release(&stranger).await.unwrap());
     raw.run::<()>(&["SET", "t:l:{s}:l", &format!("{}:7", claim("x").owner), "PX", "60000"]).await;
-    assert!(matches!(backend.acquire(&stranger).await.unwrap(), Acquired::Occupied(_)));
+    assert!(matches!(backend.acquire(&stranger).await.unwrap(), Claimed::Occupied(_)));
 
     replica.resume();
     let again = async || backend.acquire(&claim("again")).await.is_ok();
@@ -104,7 +104,7 @@ async fn nothing_else_waits_for_a_replica() {
     assert!(backend.get(&claim("k").name).await.unwrap().is_none());
     assert!(!acquiring.is_finished(), "the acquisition did not wait for the replica");
     replica.resume();
-    assert!(matches!(acquiring.await.unwrap().unwrap(), Acquired::Granted(_)));
+    assert!(matches!(acquiring.await.unwrap().unwrap(), Claimed::Granted(_)));
 }
 
 /// A release grants a fair lock to the next waiter in its queue. Where replicas must confirm a
@@ -119,15 +119,15 @@ async fn a_waiter_does_not_trust_a_grant_that_replicas_must_confirm() {
         fair
     };
     let (first, second) = (fair(), fair());
-    assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Granted(_)));
-    assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Occupied(_)));
+    assert!(matches!(backend.acquire(&first).await.unwrap(), Claimed::Granted(_)));
+    assert!(matches!(backend.acquire(&second).await.unwrap(), Claimed::Occupied(_)));
     let mut changes = backend.changes(&first.name).await.unwrap();
     assert!(backend.release(&first).await.unwrap());
     let change = tokio::time::timeout(LIMIT, changes.next()).await.unwrap();
     let is_untrusted = |handover: &Handover| handover.ends.is_zero();
     assert!(matches!(&change, Change::Granted(handover) if is_untrusted(handover)), "{change:?}");
     assert_eq!(change.addressee(), Some(second.owner));
-    assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Granted(_)));
+    assert!(matches!(backend.acquire(&second).await.unwrap(), Claimed::Granted(_)));
 }
 
 #[tokio::test]
@@ -245,7 +245,7 @@ async fn grants_that_are_ready_share_a_wait() {
     let mut monitor = master.monitor().await;
     let claims: Vec<_> = (0..GRANTS).map(|at| claim(&format!("k{at}"))).collect();
     let granted = join_all(claims.iter().map(|claim| backend.acquire(claim))).await;
-    assert!(granted.iter().all(|answer| matches!(answer, Ok(Acquired::Granted(_)))));
+    assert!(granted.iter().all(|answer| matches!(answer, Ok(Claimed::Granted(_)))));
     assert_eq!(backend.renew(&claims).await.unwrap(), [Renewal::Held; GRANTS]);
     let calls = monitor.calls_from_clients().await;
     let waits = calls.iter().filter(|call| call.command == "WAIT").count();

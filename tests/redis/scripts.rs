@@ -371,7 +371,7 @@ async fn a_foreign_lease_is_not_handed_over() {
         let _listening = backend.changes(&name).await.unwrap();
         backend.acquire(&holder).await.unwrap();
         for waiting in [&first, &second] {
-            assert!(matches!(backend.acquire(waiting).await.unwrap(), Acquired::Occupied(_)));
+            assert!(matches!(backend.acquire(waiting).await.unwrap(), Claimed::Occupied(_)));
         }
         let key = name.suffixed(suffix);
         for words in [&["SET", &key, "locked"][..], &["HSET", &key, "holder", "1"]] {
@@ -471,14 +471,14 @@ async fn acquisitions_of_every_mode_are_refused_on_a_full_server() {
         let lock = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512);
         let claim = |lease| Claim::new(lock.clone().unwrap(), mode, lease, FENCE_LIFE);
         let held = claim(LEASE);
-        assert!(matches!(backend.acquire(&held).await, Ok(Acquired::Granted(_))), "{mode:?}");
+        assert!(matches!(backend.acquire(&held).await, Ok(Claimed::Granted(_))), "{mode:?}");
         raw.age(LEASE / 2).await;
         full(&mut raw).await;
         // A lease that is held is renewed and granted again.
         assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Held]);
         let left = backend.holder(&held.name, mode).await.unwrap().unwrap().remaining;
         assert!(left > LEASE * 3 / 4, "{mode:?} was not renewed: {left:?}");
-        assert!(matches!(backend.acquire(&held).await, Ok(Acquired::Granted(_))), "{mode:?}");
+        assert!(matches!(backend.acquire(&held).await, Ok(Claimed::Granted(_))), "{mode:?}");
         assert!(backend.release(&held).await.unwrap());
         let error = backend.acquire(&claim(LEASE)).await.unwrap_err();
         assert_eq!(error.kind(), BackendErrorKind::Refused, "{mode:?}: {error}");

@@ -4,7 +4,7 @@ use std::{cell::RefCell, panic::PanicHookInfo, sync::Once, time::Duration};
 
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, Key, Locks,
-    backend::{Latches, Store},
+    backend::Store,
     cache::{AfterFailure, Builder, EarlyRefresh, Lead, Request},
     lease::Retry,
     lock::PermitId,
@@ -234,7 +234,7 @@ fn is_fit<T>(answer: Option<&Result<T, ErrorKind>>) -> Result<(), TestCaseError>
 }
 
 /// Takes each kind of lock, and asks for it once more while it is held.
-pub async fn use_locks<B: Store + Latches + Clone>(
+pub async fn use_locks<B: Store + Clone>(
     backend: &B,
     name: &str,
     picks: Vec<(usize, Duration)>,

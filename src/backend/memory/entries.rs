@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use super::{MemoryBackend, data::Data, stored::entry_key};
 use crate::{
     backend::{
-        BackOff, Change, Claim, Claimed, Committed, Edit, Entry, Failure, Grant, Need,
-        SemaphoreKind, Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
+        BackOff, Change, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure, Grant, Need,
+        Owner, SemaphoreKind, Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
     },
     error::BackendError,
     key::Name,
@@ -133,6 +133,29 @@ impl Store for MemoryBackend {
             data.tag_ends.set(tag, ends, after(data.now, TAG_LIFE));
             data.tag_number
         }))
+    }
+
+    async fn set_latch(
+        &self,
+        name: &Name,
+        id: Owner,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<bool, BackendError> {
+        Ok(self.run(|data| data.set_latch(name, id, count, ttl)))
+    }
+
+    async fn count_down(
+        &self,
+        name: &Name,
+        id: Owner,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        Ok(self.run(|data| data.count_down(name, id, by)))
+    }
+
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
+        Ok(self.run(|data| data.clear_latch(name)))
     }
 }
 

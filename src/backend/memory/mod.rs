@@ -14,17 +14,14 @@ mod stored;
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard},
-    time::Duration,
 };
-
-use async_trait::async_trait;
 
 use self::{
     data::Data,
     stored::{StoredSemaphore, Weigh, weigh_bytes},
 };
-use super::{Channels, Countdown, Latches, Owner, SemaphoreKind};
-use crate::{error::BackendError, key::Name, sync::lock};
+use super::{Channels, SemaphoreKind};
+use crate::{key::Name, sync::lock};
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
 ///
@@ -115,31 +112,5 @@ impl Default for MemoryBackend {
 impl fmt::Debug for MemoryBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryBackend").field("weight", &self.weight()).finish_non_exhaustive()
-    }
-}
-
-#[async_trait]
-impl Latches for MemoryBackend {
-    async fn set_latch(
-        &self,
-        name: &Name,
-        id: Owner,
-        count: u32,
-        ttl: Duration,
-    ) -> Result<bool, BackendError> {
-        Ok(self.run(|data| data.set_latch(name, id, count, ttl)))
-    }
-
-    async fn count_down(
-        &self,
-        name: &Name,
-        id: Owner,
-        by: u32,
-    ) -> Result<Option<Countdown>, BackendError> {
-        Ok(self.run(|data| data.count_down(name, id, by)))
-    }
-
-    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
-        Ok(self.run(|data| data.clear_latch(name)))
     }
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     backend::{
-        Acquired, Change, Changes, Claim, Grant, Handover, Holding, Kept, Leases, Mark, Marked,
+        Change, Changes, Claim, Claimed, Grant, Handover, Holding, Kept, Leases, Mark, Marked,
         Mode, Occupied, Renewal, SemaphoreKind, Tick, TickStep, check_pass,
     },
     error::BackendError,
@@ -25,7 +25,7 @@ impl Leases for MemoryBackend {
         false
     }
 
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+    async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         Ok(self.on(&claim.name, claim.mode.into(), |data, semaphore| {
             let now = data.now;
             let in_the_way = || {
@@ -40,10 +40,10 @@ impl Leases for MemoryBackend {
                     semaphore.queue.enter(claim, now);
                     semaphore.queue.keep(claim, after(now, claim.queue_entry_life()));
                 }
-                return Acquired::Occupied(occupied);
+                return Claimed::Occupied(occupied);
             }
             semaphore.queue.leave(claim.owner);
-            Acquired::Granted(data.grant(semaphore, claim))
+            Claimed::Granted(data.grant(semaphore, claim))
         }))
     }
 
@@ -60,7 +60,7 @@ impl Leases for MemoryBackend {
     }
 
     async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
-        let Some(first) = claims.first() else { return Ok(Kept::nothing()) };
+        let Some(first) = claims.first() else { return Ok(Kept::default()) };
         Ok(self.on(&first.name, first.mode.into(), |data, semaphore| {
             let now = data.now;
             let has_lapsed = !semaphore.queue.keep(first, after(now, life));

@@ -28,7 +28,7 @@ use crate::{
     },
     error::{BackendError, Error},
     flight::Epoch,
-    lease::{Acquisition, Waiting, Woken},
+    lease::{Acquisition, Granted, Waiting, Woken},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -335,8 +335,8 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let (asked, fence) = (&self.run.asked, grant.fence());
         debug!(fence, "lease taken");
         let upkeep = asked.core.settings.upkeep(asked.options());
-        let granted = self.acquisition.settle(upkeep, fence, sent, None);
-        let guard = asked.core.engine.hold(granted, None);
+        let granted = Granted { upkeep, fence, since: sent, until: None };
+        let guard = asked.core.engine.hold(&mut self.acquisition, granted, None);
         let load = Load::new(asked.clone(), guard, grant, self.held, self.run);
         Step::Load(Box::new(load), self.epoch)
     }

@@ -24,20 +24,17 @@ use std::{
 
 use async_trait::async_trait;
 use futures_util::{TryFutureExt, future::join_all};
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
 use self::contention::Contention;
 use crate::{
     backend::{
-        Acquired, Changes, Claim, Grant, Holding, Leases, Mode, Occupied, Owner, Renewal,
+        Changes, Claim, Claimed, Grant, Holding, Leases, Mode, Occupied, Owner, Renewal,
         SemaphoreKind, answered, in_time,
     },
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     key::Name,
-    lease::{Acquisition, Janitor, trusted},
+    lease::{Acquisition, Janitor, Release, trusted},
     sync::lock,
 };
 
@@ -179,9 +176,9 @@ impl Majority {
 
     /// Asks all servers once. Returns the answer of the majority, and whether any has granted the
     /// claim.
-    async fn ask(&self, claim: &Claim, begun: Instant) -> Result<(Acquired, bool), BackendError> {
+    async fn ask(&self, claim: &Claim, begun: Instant) -> Result<(Claimed, bool), BackendError> {
         let asked = self.servers.iter().map(async |server| {
-            let mut acquisition = Acquisition::new(server.clone(), of_share(claim, None));
+            let mut acquisition = Acquisition::new(server, of_share(claim, None));
             let answer = acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
             (acquisition, answer.map(|(answer, _)| answer))
         });
@@ -190,12 +187,12 @@ impl Majority {
         for (one, answer) in tried.iter().zip(&answers) {
             let mut share = None;
             match answer {
-                Ok(Acquired::Granted(grant)) => {
+                Ok(Claimed::Granted(grant)) => {
                     hold.fence = hold.fence.max(grant.fence());
                     share = Some(Share { owner: one.claim().owner, fence: grant.fence() });
                 }
-                Ok(Acquired::Occupied(occupied)) => held.push(*occupied),
-                Err(_) => {}
+                Ok(Claimed::Occupied(occupied)) => held.push(*occupied),
+                _ => {}
             }
             hold.shares.push(share);
         }
@@ -203,14 +200,14 @@ impl Majority {
         let granted: Vec<_> = tried.into_iter().filter(Acquisition::is_granted).collect();
         let is_any_granted = !granted.is_empty();
         let answer = match granted.len() < self.needed() {
-            true => Ok(self.in_the_way(granted.len(), held).map(Acquired::Occupied)),
+            true => Ok(self.in_the_way(granted.len(), held).map(Claimed::Occupied)),
             false => {
                 let is_written = self.write_fence(claim, &mut hold, begun).await;
-                is_written.map(|it| it.then(|| Acquired::Granted(Grant::new(hold.fence))))
+                is_written.map(|it| it.then(|| Claimed::Granted(Grant::new(hold.fence))))
             }
         };
         let answer = answer.and_then(|answer| answer.ok_or_else(|| self.undecided(&answers)));
-        if let Ok(Acquired::Granted(_)) = answer {
+        if let Ok(Claimed::Granted(_)) = answer {
             granted.into_iter().for_each(Acquisition::keep);
             lock(&self.held).insert(claim.owner, hold);
         } else {
@@ -259,7 +256,7 @@ impl Majority {
             if let (Some(share), Ok(true)) = (share.as_mut(), &written) {
                 share.fence = fence;
             } else if let Some(missed) = share.take() {
-                server.undo(of_share(claim, Some(missed)), false, &Handle::current());
+                Release::new(server, of_share(claim, Some(missed))).undo(false);
             }
         }
         Ok(is_written)
@@ -276,9 +273,9 @@ impl Majority {
             *share = None;
             *fence
         };
-        let mut acquisition = Acquisition::new(server.clone(), of_share(&claim, None));
+        let mut acquisition = Acquisition::new(server, of_share(&claim, None));
         let asked = acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
-        if !matches!(asked, Ok((Acquired::Granted(_), _))) {
+        if !matches!(asked, Ok((Claimed::Granted(_), _))) {
             return;
         }
         let write = server.backend().set_fence(acquisition.claim(), fence);
@@ -296,11 +293,11 @@ impl Majority {
 #[async_trait]
 impl Leases for Majority {
     /// Asks all servers, and a few times more if other claims have asked at the same moment.
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+    async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         only_exclusive(claim.mode)?;
         let begun = Instant::now();
         if let Some(grant) = self.again(claim).await? {
-            return Ok(Acquired::Granted(grant));
+            return Ok(Claimed::Granted(grant));
         }
         let mut tries = 0;
         loop {
@@ -309,7 +306,7 @@ impl Leases for Majority {
             }
             tries += 1;
             let (answer, is_any_granted) = self.ask(claim, begun).await?;
-            if let Acquired::Granted(_) = answer {
+            if let Claimed::Granted(_) = answer {
                 return Ok(answer);
             }
             self.contention.met(&claim.name, &self.servers);
@@ -363,7 +360,9 @@ impl Leases for Majority {
         self.contention.released(&claim.name);
         let shares = self.servers.iter().zip(hold.shares);
         let ended = shares.map(async |(server, share)| match share {
-            Some(_) => in_time(self.limit, server.end(of_share(claim, share))).await,
+            Some(_) => {
+                in_time(self.limit, Release::new(server, of_share(claim, share)).end()).await
+            }
             None => Ok(false),
         });
         self.decide(&join_all(ended).await, |was_held| Some(*was_held))

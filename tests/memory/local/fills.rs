@@ -3,7 +3,7 @@
 //! The fault is on record five times: a fill that began before an invalidation ends after it, and
 //! puts the old value back.
 
-use bellwether::{backend::Latches, error::BackendError};
+use bellwether::error::BackendError;
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 use tokio::sync::oneshot;
 
@@ -17,7 +17,7 @@ struct Held(Arc<Mutex<Option<Gate>>>);
 /// Tells that a read has its answer, and lets it go on.
 type Gate = (oneshot::Sender<()>, oneshot::Receiver<()>);
 
-impl<B: Store + Latches + Clone> Hook<B> for Held {
+impl<B: Store + Clone> Hook<B> for Held {
     async fn around(&self, inner: &B, operation: Operation) -> Result<Answer, BackendError> {
         let answer = operation.perform(inner).await;
         if let Operation::Get { .. } = operation {

@@ -2,11 +2,7 @@
 
 use std::{collections::VecDeque, sync::Weak};
 
-use bellwether::{
-    backend::{Latches, Tap},
-    cache::LocalTier,
-    error::BackendError,
-};
+use bellwether::{backend::Tap, cache::LocalTier, error::BackendError};
 use fastrand::Rng;
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 use tokio::{
@@ -166,7 +162,7 @@ fn tags() -> Name {
     Name::new(&Namespace::standard(), Family::Tags, &Key::from("tags"), 512).unwrap()
 }
 
-impl<B: Store + Latches + Clone> Hook<B> for Connection {
+impl<B: Store + Clone> Hook<B> for Connection {
     async fn around(&self, inner: &B, mut operation: Operation) -> Result<Answer, BackendError> {
         let ways = {
             let rng = &mut self.0.lock().unwrap().rng;

@@ -1,6 +1,6 @@
 //! The shares that processes have of the lock, counted in holds.
 
-use bellwether::{Redlock, backend::Latches, error::BackendError, lock::Mutex as Lock};
+use bellwether::{Redlock, error::BackendError, lock::Mutex as Lock};
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 use tokio::task::{JoinSet, yield_now};
 
@@ -107,7 +107,7 @@ async fn hold(lock: &Lock, at: usize, seen: &Mutex<Seen>, lasts: Duration) -> us
 #[derive(Clone)]
 struct Link;
 
-impl<B: Store + Latches + Clone> Hook<B> for Link {
+impl<B: Store + Clone> Hook<B> for Link {
     async fn around(&self, inner: &B, operation: Operation) -> Result<Answer, BackendError> {
         let way = || sleep(MS.mul_f64(2.0 * fastrand::f64()));
         way().await;
@@ -117,7 +117,7 @@ impl<B: Store + Latches + Clone> Hook<B> for Link {
     }
 }
 
-fn linked<B: Store + Latches + Clone>(servers: Vec<B>) -> Redlock {
+fn linked<B: Store + Clone>(servers: Vec<B>) -> Redlock {
     Redlock::over(servers.into_iter().map(|inner| Interceptor { inner, hook: Link }), "bellwether")
         .unwrap()
 }

@@ -28,7 +28,7 @@ async fn pushes_go_only_through_the_node_that_serves_the_name() {
     assert_eq!(all, 2 * 36);
     for (claim, next, changes) in &mut listeners {
         here.acquire(claim).await.unwrap();
-        assert!(matches!(there.acquire(next).await.unwrap(), Acquired::Occupied(_)));
+        assert!(matches!(there.acquire(next).await.unwrap(), Claimed::Occupied(_)));
         assert!(here.release(claim).await.unwrap());
         let change = timeout(LIMIT, changes.next()).await.unwrap();
         assert!(matches!(&change, Change::Granted(_)) && change.addressee() == Some(next.owner));

@@ -23,7 +23,7 @@ async fn a_command_that_a_moving_slot_cannot_run_is_refused_and_works_afterwards
     let (held, entry) = (claim("k"), name("k"));
     let value = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v"));
     backend.edit(&entry, &Edit::Put(value.clone(), LEASE), LEASE).await.unwrap();
-    assert!(matches!(backend.acquire(&held).await.unwrap(), Acquired::Granted(_)));
+    assert!(matches!(backend.acquire(&held).await.unwrap(), Claimed::Granted(_)));
     let from = cluster.owner("{k}").await;
     let to = 1 - from;
     cluster.begin_to_move("{k}", from, to).await;
@@ -49,7 +49,7 @@ async fn a_command_that_a_moving_slot_cannot_run_is_refused_and_works_afterwards
 
     cluster.end_move("{k}", from, to).await;
     assert!(backend.release(&held).await.unwrap());
-    assert!(matches!(backend.acquire(&claim("k")).await.unwrap(), Acquired::Granted(_)));
+    assert!(matches!(backend.acquire(&claim("k")).await.unwrap(), Claimed::Granted(_)));
 }
 
 /// A push that was lost during the move must not be waited for.

@@ -1,4 +1,4 @@
-//! The [`Leases`] and [`Latches`] of a Redis backend, and the channels of their waiters.
+//! The [`Leases`] of a Redis backend, and the channels of their waiters.
 //!
 //! At a single server, a process has one channel for all names, and keeps it. So a wait costs no
 //! subscription. In a cluster a script publishes in the slot of its name only. So a process has a
@@ -21,9 +21,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Acquired, BackOff, Change, Changes, Claim, Claimed, Countdown, Grant, Holding, Kept,
-        Latches, Leases, Marked, Mode, Need, Owner, RENEWAL_BATCH, Renewal, SemaphoreKind, Tick,
-        TickStep, check_pass,
+        BackOff, Change, Changes, Claim, Claimed, Grant, Holding, Kept, Leases, Marked, Mode, Need,
+        RENEWAL_BATCH, Renewal, SemaphoreKind, Tick, TickStep, check_pass,
         redis::{
             client::Confirmation,
             keys,
@@ -36,12 +35,11 @@ use crate::{
 
 #[async_trait]
 impl Leases for RedisBackend {
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+    async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         let entry_life = if claim.waits { millis(claim.queue_entry_life()) } else { 0 };
         let call = lock_call(&SCRIPTS.acquire, claim, &[]).arg(entry_life);
         match self.claimed(claim, &call).await? {
-            Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
-            Claimed::Occupied(occupied) => Ok(Acquired::Occupied(occupied)),
+            answer @ (Claimed::Granted(_) | Claimed::Occupied(_)) => Ok(answer),
             _ => self.checked(Err(replies::unreadable("an entry in reply to an acquire"))),
         }
     }
@@ -73,7 +71,7 @@ impl Leases for RedisBackend {
     }
 
     async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
-        let Some(first) = claims.first() else { return Ok(Kept::nothing()) };
+        let Some(first) = claims.first() else { return Ok(Kept::default()) };
         let mut call = semaphore_call(&SCRIPTS.keep, first, &[self.channel()])
             .arg(millis(first.fence_life))
             .arg(millis(life));
@@ -208,37 +206,6 @@ impl Leases for RedisBackend {
     }
 }
 
-#[async_trait]
-impl Latches for RedisBackend {
-    async fn set_latch(
-        &self,
-        name: &Name,
-        id: Owner,
-        count: u32,
-        ttl: Duration,
-    ) -> Result<bool, BackendError> {
-        self.run(&self.latch_call(name, id, count).arg(millis(ttl)), replies::flag).await
-    }
-
-    async fn count_down(
-        &self,
-        name: &Name,
-        id: Owner,
-        by: u32,
-    ) -> Result<Option<Countdown>, BackendError> {
-        let call = self.latch_call(name, id, by).arg("");
-        let (countdown, flags) = self.run(&call, replies::countdown).await?;
-        self.note_refusal(flags.is_refused);
-        Ok(countdown)
-    }
-
-    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
-        // A latch has no queue, and its own key stands in.
-        let keys = [self.channel(), keys::LATCH, keys::LATCH, keys::LATCH];
-        self.run(&Call::new(&SCRIPTS.clear, name, &keys).arg(0), replies::flag).await
-    }
-}
-
 impl RedisBackend {
     /// Runs a script that may grant a claim.
     pub(super) async fn claimed(
@@ -292,11 +259,6 @@ impl RedisBackend {
                 return Ok(was_held);
             }
         }
-    }
-
-    fn latch_call(&self, name: &Name, id: Owner, count: u32) -> Call<'static> {
-        let keys = [keys::LATCH, self.channel()];
-        Call::new(&SCRIPTS.latch, name, &keys).owner(id).arg(count)
     }
 
     /// Returns the channels on which a waiter is told of all that it must know. Has the channel of

@@ -22,8 +22,8 @@ use tokio::time::Instant;
 use super::{super::RedisBackend, millis, replies};
 use crate::{
     backend::{
-        BackOff, Change, Claim, Claimed, Committed, Edit, Entry, EntryAnswers, Failure, Grant,
-        Owner, Store, TAG_LIFE, TagEnd, TagEnds, Tap,
+        BackOff, Change, Claim, Claimed, Committed, Countdown, Edit, Entry, EntryAnswers, Failure,
+        Grant, Owner, Store, TAG_LIFE, TagEnd, TagEnds, Tap,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, write_key},
@@ -198,9 +198,42 @@ impl Store for RedisBackend {
             .arg(format!("{}i", tags.prefix_of_sibling(tag)));
         self.run(&call, replies::fence).await
     }
+
+    async fn set_latch(
+        &self,
+        name: &Name,
+        id: Owner,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<bool, BackendError> {
+        self.run(&self.latch_call(name, id, count).arg(millis(ttl)), replies::flag).await
+    }
+
+    async fn count_down(
+        &self,
+        name: &Name,
+        id: Owner,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        let call = self.latch_call(name, id, by).arg("");
+        let (countdown, flags) = self.run(&call, replies::countdown).await?;
+        self.note_refusal(flags.is_refused);
+        Ok(countdown)
+    }
+
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
+        // A latch has no queue, and its own key stands in.
+        let keys = [self.channel(), keys::LATCH, keys::LATCH, keys::LATCH];
+        self.run(&Call::new(&SCRIPTS.clear, name, &keys).arg(0), replies::flag).await
+    }
 }
 
 impl RedisBackend {
+    fn latch_call(&self, name: &Name, id: Owner, count: u32) -> Call<'static> {
+        let keys = [keys::LATCH, self.channel()];
+        Call::new(&SCRIPTS.latch, name, &keys).owner(id).arg(count)
+    }
+
     /// Returns the call that commits an entry, which is staged or an argument of the script.
     fn commit_call(
         &self,
