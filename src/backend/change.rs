@@ -66,6 +66,9 @@ pub struct Failure {
     pub(crate) encoded: Bytes,
 }
 
+/// The letters of the kinds of failures that are not `l`, a failed load.
+const KINDS: [(char, ErrorKind); 3] =
+    [('p', ErrorKind::Panicked), ('t', ErrorKind::LoadTimeout), ('c', ErrorKind::Codec)];
 const LONGEST_MESSAGE: usize = 1024;
 /// The largest encoded error that is told. A push goes to each process that waits.
 const LONGEST_ENCODED: usize = 16 << 10;
@@ -107,12 +110,8 @@ impl Failure {
 
     /// Returns a letter for the kind, the wait, the size of the encoded error, that, and the text.
     fn encode(&self) -> Bytes {
-        let kind = match self.kind {
-            ErrorKind::Panicked => 'p',
-            ErrorKind::LoadTimeout => 't',
-            ErrorKind::Codec => 'c',
-            _ => 'l',
-        };
+        let kind =
+            KINDS.iter().find(|(_, kind)| *kind == self.kind).map_or('l', |(letter, _)| *letter);
         let wait = u32::try_from(self.wait.as_millis()).unwrap_or(u32::MAX);
         let header = format!("{kind}{wait:08x}{:08x}", self.encoded.len());
         [header.as_bytes(), &self.encoded, self.message.as_bytes()].concat().into()
@@ -123,12 +122,9 @@ impl Failure {
             let digits = std::str::from_utf8(bytes.get(from..from + 8)?).ok()?;
             u32::from_str_radix(digits, 16).ok()
         };
-        let kind = match bytes.first()? {
-            b'p' => ErrorKind::Panicked,
-            b't' => ErrorKind::LoadTimeout,
-            b'c' => ErrorKind::Codec,
-            _ => ErrorKind::Load,
-        };
+        let letter = char::from(*bytes.first()?);
+        let kind =
+            KINDS.iter().find(|(its, _)| *its == letter).map_or(ErrorKind::Load, |(_, it)| *it);
         let (wait, size) = (number(1)?, usize::try_from(number(9)?).ok()?);
         bytes.advance(17);
         let encoded = (size <= bytes.len()).then(|| bytes.split_to(size))?;

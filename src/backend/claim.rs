@@ -104,10 +104,6 @@ impl From<Mode> for SemaphoreKind {
 /// shorter. A holder that stands still or is cut off holds up the others for so long.
 pub(crate) const HANDOVER_LIFE: Duration = Duration::from_secs(2);
 
-/// How long the queue entries of a process last unless it keeps them. A process that died or stands
-/// still holds up the claims behind it for so long.
-pub(crate) const QUEUE_ENTRY_LIFE: Duration = Duration::from_secs(2);
-
 /// A question to [`Leases`](crate::backend::Leases) for the right to act on a name for a limited
 /// time. It may be sent again: a backend recognises by its owner a claim that it has granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,9 +154,10 @@ impl Claim {
         is_mutex && matches!(self.name.family(), Family::Cache | Family::Redlock)
     }
 
-    /// Returns how long its queue entry lasts unless it is [kept](super::Leases::keep): 2 s.
+    /// Returns how long its queue entry lasts unless it is [kept](super::Leases::keep): 2 s. A
+    /// process that died or stands still holds up the claims behind it for so long.
     pub fn queue_entry_life(&self) -> Duration {
-        QUEUE_ENTRY_LIFE
+        Duration::from_secs(2)
     }
 
     /// Returns how long a lease lasts that is [handed over](crate::backend::Change::Granted) to the

@@ -55,7 +55,6 @@ use crate::{
 pub use self::redis::{RedisBackend, RedisBackendBuilder, failover};
 pub use self::{claim::SemaphoreKind, inspect::Holding, memory::MemoryBackend};
 
-// The traits, and what they speak of. They are no promise: any version may change them.
 #[doc(hidden)]
 pub use self::{
     change::{Announcement, BackOff, Change, Failure, Handover},

@@ -281,7 +281,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn shutdown(&self, deadline: Duration) {
         let core = &self.core;
         core.flights.close();
-        core.engine.stop();
+        core.engine.janitor.stop();
         // No caller waits for the refreshes in the background.
         core.refreshes.stop.cancel();
         if timeout(deadline, core.begun.wait()).await.is_err() {

@@ -25,6 +25,7 @@ use crate::{
     backend::{Change, Claim, Claimed, Mode, Owner},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::Key,
+    spans,
     sync::lock,
 };
 
@@ -42,34 +43,43 @@ const BUSY: Duration = Duration::from_millis(5);
 /// The time for the release of what was dropped, which an acquisition that begins anew would meet.
 const UNDO: Duration = Duration::from_millis(10);
 
-/// How a lease is acquired and kept.
-#[derive(Clone)]
+/// Which leases are acquired, and how each is acquired and kept.
 pub(crate) struct AcquireTerms {
+    /// Claims of different names, in the order in which they are acquired.
+    pub(crate) claims: Vec<Claim>,
     pub(crate) upkeep: Upkeep,
     pub(crate) retry: Arc<dyn RetryStrategy>,
     /// How long the caller waits.
     pub(crate) limit: Duration,
 }
 
-/// The leases of some claims, in their order.
-type Outcome = Result<Vec<LeaseGuard>, Error>;
+/// The leases of the claims, in their order.
+type Leased = Result<Vec<LeaseGuard>, Error>;
 
 impl Engine {
-    /// Acquires leases of different names one after another, within one limit, waiting while other
-    /// holders are in the way. If one is not acquired, those before it are released. If one is lost
-    /// meanwhile, all are acquired anew. `what` is for logs.
+    /// Acquires leases one after another, within one limit, waiting while other holders are in the
+    /// way. If one is not acquired, those before it are released. If one is lost meanwhile, all are
+    /// acquired anew. `what` is for logs.
     ///
     /// # Cancel safety
     ///
     /// When the future is dropped or no longer polled, leases that it may have acquired are
     /// released in a task.
-    pub(crate) async fn acquire(
-        self: &Arc<Self>,
-        what: &Key,
-        claims: Vec<Claim>,
-        terms: AcquireTerms,
-    ) -> Outcome {
-        self.observed(what, self.attended(Arc::new((claims, terms)))).await
+    pub(crate) async fn acquire(self: &Arc<Self>, what: &Key, terms: AcquireTerms) -> Leased {
+        let begun = Instant::now();
+        let acquiring = self.attended(begun, Arc::new(terms));
+        spans::within(spans::lock(what), acquiring, |outcome, span| {
+            let error = outcome.as_ref().err();
+            let result = if error.is_none() { "acquired" } else { "error" };
+            spans::ended(span, result, error);
+            self.meter.ended("bellwether_lock_wait_seconds", begun, result);
+            match error.map(Error::kind) {
+                None => {}
+                Some(ErrorKind::NotAcquired) => self.counters.not_acquired.add(),
+                Some(_) => self.counters.failed.add(),
+            }
+        })
+        .await
     }
 
     /// Acquires for a caller, which may keep the future and not poll it, such as an arm of a loop
@@ -79,10 +89,9 @@ impl Engine {
     /// to the caller. If the caller does not take it in time, the task drops it, and so releases
     /// it: the next caller gets the lock. A caller that polls again later begins anew, at the end
     /// of the queue.
-    async fn attended(self: &Arc<Self>, asked: Arc<(Vec<Claim>, AcquireTerms)>) -> Outcome {
-        let since = Instant::now();
+    async fn attended(self: &Arc<Self>, since: Instant, terms: Arc<AcquireTerms>) -> Leased {
         loop {
-            let acquiring = self.clone().acquire_in_order(since, asked.clone());
+            let acquiring = self.clone().acquire_in_order(since, terms.clone());
             let acquiring = self.janitor.tasks.track_future(acquiring).instrument(Span::current());
             // The retry strategy may be code of the user.
             let panicked = |_| Err(Error::new(ErrorKind::Panicked, "the retry strategy panicked"));
@@ -105,17 +114,12 @@ impl Engine {
         }
     }
 
-    async fn acquire_in_order(
-        self: Arc<Self>,
-        since: Instant,
-        asked: Arc<(Vec<Claim>, AcquireTerms)>,
-    ) -> Outcome {
-        let (claims, terms) = &*asked;
+    async fn acquire_in_order(self: Arc<Self>, since: Instant, terms: Arc<AcquireTerms>) -> Leased {
         loop {
-            let mut held = Vec::with_capacity(claims.len());
+            let mut held = Vec::with_capacity(terms.claims.len());
             let outcome: Result<(), Error> = async {
-                for claim in claims {
-                    held.push(self.acquire_since(since, claim, terms).await?);
+                for claim in &terms.claims {
+                    held.push(self.acquire_since(since, claim, &terms).await?);
                 }
                 Ok(())
             }
@@ -154,8 +158,10 @@ impl Engine {
         upkeep: Upkeep,
         waiting: &mut Waiting<'_>,
     ) -> Result<LeaseGuard, Error> {
-        let acquisition =
-            || Box::new(self.acquisition(Claim { owner: Owner::fresh(), ..claim.clone() }));
+        let acquisition = || {
+            let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
+            Box::new(Acquisition::new(&self.janitor, claim))
+        };
         let (acquisition, slot) = match claim.mode {
             Mode::Exclusive => match self.queue_up(acquisition, upkeep, waiting).await {
                 Some(SlotNotice::Passed(lease)) => return Ok(lease),
@@ -219,16 +225,18 @@ impl Contender<'_> {
                 }
             };
             // In a box, so that an acquisition that need not wait stays small.
-            let held = match Box::pin(waiting.after(&mut self.acquisition, remaining)).await {
-                Woken::Again => None,
-                Woken::Pushed(change) => self.handed_over(&change),
+            let woken = Box::pin(waiting.after(self.engine, &mut self.acquisition, remaining));
+            match woken.await {
+                Woken::Again => {}
+                Woken::Pushed(change) => {
+                    if let Some(held) = self.handed_over(&change) {
+                        return Ok(held);
+                    }
+                }
                 Woken::TimeUp => {
                     let why = || not_acquired(self.acquisition.claim(), waiting);
                     return Err(failure.map_or_else(why, Error::from));
                 }
-            };
-            if let Some(held) = held {
-                return Ok(held);
             }
         }
     }
@@ -271,12 +279,9 @@ impl Contender<'_> {
     /// granted late. A permit leaves with its id, and no guard would undo that.
     fn restart_after(&mut self, error: &BackendError) {
         let is_permit = matches!(self.acquisition.claim().mode, Mode::Permit { .. });
-        let restarts = match error.kind() {
-            BackendErrorKind::Unreplicated => true,
-            BackendErrorKind::Unknown => is_permit && self.upkeep.renew_every.is_none(),
-            _ => false,
-        };
-        if restarts {
+        let has_id = is_permit && self.upkeep.renew_every.is_none();
+        let is_late = has_id && error.kind() == BackendErrorKind::Unknown;
+        if is_late || error.kind() == BackendErrorKind::Unreplicated {
             self.acquisition.restart();
         }
     }
@@ -289,12 +294,12 @@ fn not_acquired(claim: &Claim, waiting: &Waiting<'_>) -> Error {
 /// An outcome that waits for its caller.
 #[derive(Default)]
 struct Offer {
-    outcome: Mutex<Option<Outcome>>,
+    outcome: Mutex<Option<Leased>>,
     made: Notify,
 }
 
 impl Offer {
-    async fn make(self: Arc<Self>, acquiring: impl Future<Output = Outcome>) {
+    async fn make(self: Arc<Self>, acquiring: impl Future<Output = Leased>) {
         let outcome = acquiring.await;
         *lock(&self.outcome) = Some(outcome);
         self.made.notify_one();
@@ -311,7 +316,7 @@ impl Offer {
         }
     }
 
-    fn take(&self) -> Option<Outcome> {
+    fn take(&self) -> Option<Leased> {
         lock(&self.outcome).take()
     }
 }

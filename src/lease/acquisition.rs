@@ -9,11 +9,7 @@ use std::{iter::empty, mem::replace, sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::{
-    Engine, Janitor, Release, RetryStrategy,
-    keeper::{Keeper, KeptPlace},
-    trusted,
-};
+use super::{Engine, Janitor, Release, RetryStrategy, keeper::KeptPlace, trusted};
 use crate::{
     backend::{
         Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Leases, Owner, answered_by,
@@ -45,8 +41,6 @@ pub(crate) struct Acquisition {
     since: Option<Instant>,
     /// The greatest fence that was in the way, once another holder was.
     met: Option<u64>,
-    /// Keeps the queue entry. Without it, the claim is not to wait, and hears no pushes.
-    keeper: Option<Arc<Keeper>>,
     changes: Option<Changes>,
     place: Option<KeptPlace>,
 }
@@ -82,22 +76,11 @@ impl From<&Option<Grant>> for AcquisitionState {
     }
 }
 
-impl Engine {
-    /// Returns the acquisition of a caller that waits: it hears pushes, and has its queue entry
-    /// kept.
-    pub(crate) fn acquisition(&self, claim: Claim) -> Acquisition {
-        let mut acquisition = Acquisition::new(&self.janitor, claim);
-        acquisition.keeper = Some(self.keeper.clone());
-        acquisition
-    }
-}
-
 impl Acquisition {
-    /// Returns an acquisition whose caller does not wait.
     pub(crate) fn new(janitor: &Arc<Janitor>, claim: Claim) -> Self {
         let (release, state) = (Release::new(janitor, claim), AcquisitionState::Idle);
-        let (since, met, keeper, changes, place) = Default::default();
-        Self { release, state, since, met, keeper, changes, place }
+        let (since, met, changes, place) = Default::default();
+        Self { release, state, since, met, changes, place }
     }
 
     pub(crate) fn claim(&self) -> &Claim {
@@ -149,21 +132,17 @@ impl Acquisition {
     /// the waiter before the `deadline`. Has its queue entry kept, if the claim has one.
     ///
     /// Without pushes it looks every tenth of a second.
-    pub(super) fn next_look(&mut self, remaining: Duration, deadline: Instant) -> Instant {
+    fn next_look(&mut self, engine: &Engine, remaining: Duration, deadline: Instant) -> Instant {
         let now = Instant::now();
-        let is_heard = self.listen().subscribe();
-        let look = match (&self.keeper, &self.changes) {
-            (Some(keeper), Some(changes)) if self.release.claim.waits => {
-                if !self.place.as_ref().is_some_and(|place| place.met(remaining)) {
-                    self.place =
-                        Some(keeper.enter(&self.release.claim, changes.inbox().clone(), remaining));
-                }
-                deadline
-            }
-            _ => {
-                let jitter = JITTER.mul_f64(fastrand::f64());
-                now + remaining.saturating_add(jitter).min(LONGEST_SLEEP)
-            }
+        let changes = self.listen();
+        let (is_heard, inbox) = (changes.subscribe(), changes.inbox().clone());
+        let claim = &self.release.claim;
+        let look = if claim.waits {
+            self.place = Some(engine.keeper.enter(claim, inbox, remaining));
+            deadline
+        } else {
+            let jitter = JITTER.mul_f64(fastrand::f64());
+            now + remaining.saturating_add(jitter).min(LONGEST_SLEEP)
         };
         match is_heard {
             true => look,
@@ -294,6 +273,7 @@ impl<'a> Waiting<'a> {
     /// Waits after a request that found the lease held for another `remaining`, or that failed.
     pub(crate) async fn after(
         &mut self,
+        engine: &Engine,
         acquisition: &mut Acquisition,
         remaining: Option<Duration>,
     ) -> Woken {
@@ -302,7 +282,7 @@ impl<'a> Waiting<'a> {
         let look = match remaining {
             Some(remaining) => {
                 self.pauses = Pauses::default();
-                acquisition.next_look(remaining, self.deadline)
+                acquisition.next_look(engine, remaining, self.deadline)
             }
             // Until the shard can be expected to answer.
             None => after(Instant::now(), self.pauses.next()),

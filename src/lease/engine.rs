@@ -10,12 +10,10 @@ use super::{
 };
 use crate::{
     backend::{Claim, Leases, Marked, Tick, answered},
-    error::{Error, ErrorKind},
-    key::Key,
+    error::Error,
     meter::Meter,
     observe::{LockCounters, LockStats},
     shards::Shards,
-    spans,
     time::after,
 };
 
@@ -65,36 +63,11 @@ impl Engine {
         self.counters.snapshot(self.renewals.held())
     }
 
-    /// Awaits an acquisition in a span of its own, counts an error, and publishes the time.
-    pub(super) fn observed<T>(
-        &self,
-        name: &Key,
-        acquiring: impl Future<Output = Result<T, Error>>,
-    ) -> impl Future<Output = Result<T, Error>> {
-        let begun = Instant::now();
-        spans::within(spans::lock(name), acquiring, move |outcome, span| {
-            let error = outcome.as_ref().err();
-            let result = if error.is_none() { "acquired" } else { "error" };
-            spans::ended(span, result, error);
-            self.meter.ended("bellwether_lock_wait_seconds", begun, result);
-            match error.map(Error::kind) {
-                None => {}
-                Some(ErrorKind::NotAcquired) => self.counters.not_acquired.add(),
-                Some(_) => self.counters.failed.add(),
-            }
-        })
-    }
-
     /// Returns what is published of the locks.
     #[cfg(feature = "metrics")]
     pub(crate) fn reading(&self) -> crate::meter::Reading {
         let waiting = self.keeper.entries() as f64;
         (serde_json::json!(self.stats()), vec![("bellwether_locks_waiting", waiting)])
-    }
-
-    /// Stops the engine: no acquisition starts any more, and those that wait fail.
-    pub(crate) fn stop(&self) {
-        self.janitor.stop();
     }
 
     /// Stops the engine, and waits until the releases have ended or the limit passes.

@@ -89,19 +89,15 @@ impl LeaseGuard {
         let (from, limit) = (self.claim(), answer_limit(self.engine.backend().as_ref()));
         let to = Claim { owner: Owner::fresh(), mode, ..from.clone() };
         let mut acquisition = Acquisition::new(&self.engine.janitor, to);
-        // The first try may have begun the lease, and the second one only tells of it.
-        let (mut tries, begun) = (0, Instant::now());
-        let passed = loop {
-            tries += 1;
-            match acquisition.ask(limit, |backend, to| backend.pass(from, to)).await {
-                Ok((grant, _)) => break grant.map(|grant| grant.fence()),
-                // It may have happened: the same owner asks once more.
-                Err(error) if error.kind() == BackendErrorKind::Unknown && tries < 2 => {}
-                Err(error) => return Err(error.into()),
-            }
-        };
-        if let Some(fence) = passed {
-            let granted = Granted { fence, since: begun, until: None, ..self.record.granted };
+        let since = Instant::now();
+        let mut answer = acquisition.ask(limit, |backend, to| backend.pass(from, to)).await;
+        if answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
+            // The first try may have begun the lease, and the second one only tells of it.
+            answer = acquisition.ask(limit, |backend, to| backend.pass(from, to)).await;
+        }
+        if let (Some(grant), _) = answer? {
+            let fence = grant.fence();
+            let granted = Granted { fence, since, until: None, ..self.record.granted };
             let passed_on = self.engine.hold(&mut acquisition, granted, None);
             self.settled();
             return Ok(Ok(passed_on));

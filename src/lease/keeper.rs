@@ -6,10 +6,8 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
-    },
+    mem::take,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -37,7 +35,7 @@ const ENTRY_LIFE: u32 = 3;
 const EACH_QUEUE: Duration = Duration::from_micros(500);
 /// How soon a request that failed is repeated.
 const REPEAT: Duration = Duration::from_millis(100);
-/// How many waiters of a queue are named in one request: those that have waited longest.
+/// How many waiters of a queue are named in one request: those that have slept longest.
 const NAMED: usize = 32;
 /// After the end of a lease in the way, the processes look at random times within this.
 const JITTER: Duration = Duration::from_millis(50);
@@ -45,17 +43,16 @@ const JITTER: Duration = Duration::from_millis(50);
 /// The queue entries of one engine.
 pub(super) struct Keeper {
     backend: Arc<dyn Leases>,
-    queues: Mutex<HashMap<KeptQueueKey, KeptQueue>>,
-    /// The number of waiters that came.
-    came: AtomicU64,
+    queues: Mutex<HashMap<KeptQueueKey, Arc<Mutex<KeptQueue>>>>,
 }
 
 type KeptQueueKey = (Name, SemaphoreKind);
 
 /// The waiters of one queue in this process.
 struct KeptQueue {
-    /// In the order in which they came.
+    /// In the order in which they began to sleep.
     waiters: BTreeMap<u64, (Claim, Arc<Inbox>)>,
+    last: u64,
     look_at: Instant,
     /// Notified when the task must look earlier than it would.
     earlier: Arc<Notify>,
@@ -63,16 +60,13 @@ struct KeptQueue {
 
 /// A waiter whose queue entry is kept. Dropped, it is kept no more.
 pub(super) struct KeptPlace {
-    keeper: Arc<Keeper>,
-    queue: KeptQueueKey,
-    /// No other waiter has this number, also not of a queue that begins again.
+    queue: Arc<Mutex<KeptQueue>>,
     number: u64,
 }
 
 impl Keeper {
     pub(super) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
-        let (queues, came) = (Mutex::default(), AtomicU64::new(0));
-        Arc::new(Self { backend, queues, came })
+        Arc::new(Self { backend, queues: Mutex::default() })
     }
 
     /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
@@ -84,39 +78,41 @@ impl Keeper {
         remaining: Duration,
     ) -> KeptPlace {
         let key = (claim.name.clone(), SemaphoreKind::from(claim.mode));
-        let mut queues = self.queues();
-        let number = self.came.fetch_add(1, Ordering::Relaxed);
+        let mut queues = lock(&self.queues);
         let is_new = !queues.contains_key(&key);
-        let queue = queues.entry(key.clone()).or_insert_with(KeptQueue::new);
-        queue.waiters.insert(number, (claim.clone(), inbox));
-        queue.look_after(remaining);
+        let queue = queues.entry(key.clone()).or_insert_with(KeptQueue::shared).clone();
+        let number = lock(&queue).enter(claim, inbox, remaining);
         drop(queues);
         if is_new {
-            tokio::spawn(KeeperTask { keeper: self.clone(), queue: key.clone() }.run());
+            tokio::spawn(KeeperTask { keeper: self.clone(), key, queue: queue.clone() }.run());
         }
-        KeptPlace { keeper: self.clone(), queue: key, number }
+        KeptPlace { queue, number }
     }
 
     #[cfg(feature = "metrics")]
     pub(super) fn entries(&self) -> usize {
-        self.queues().values().map(|queue| queue.waiters.len()).sum()
+        lock(&self.queues).values().map(|queue| lock(queue).waiters.len()).sum()
     }
 
     /// Returns how often each queue is kept. Many queues spread over the interval by chance.
     fn interval(&self) -> Duration {
-        let count = u32::try_from(self.queues().len()).unwrap_or(u32::MAX);
+        let count = u32::try_from(lock(&self.queues).len()).unwrap_or(u32::MAX);
         INTERVAL.max(EACH_QUEUE.saturating_mul(count)).mul_f64(1.0 - fastrand::f64() / 10.0)
-    }
-
-    fn queues(&self) -> MutexGuard<'_, HashMap<KeptQueueKey, KeptQueue>> {
-        lock(&self.queues)
     }
 }
 
 impl KeptQueue {
-    fn new() -> Self {
+    fn shared() -> Arc<Mutex<Self>> {
         let look_at = Instant::now() + INTERVAL;
-        Self { waiters: BTreeMap::new(), look_at, earlier: Arc::default() }
+        let (waiters, last, earlier) = Default::default();
+        Arc::new(Mutex::new(Self { waiters, last, look_at, earlier }))
+    }
+
+    fn enter(&mut self, claim: &Claim, inbox: Arc<Inbox>, remaining: Duration) -> u64 {
+        self.last += 1;
+        self.waiters.insert(self.last, (claim.clone(), inbox));
+        self.look_after(remaining);
+        self.last
     }
 
     /// Looks not long after the end of the lease in the way.
@@ -152,29 +148,17 @@ impl KeptQueue {
     }
 }
 
-impl KeptPlace {
-    /// Notes that the lease in the way lasts for another `remaining`. Returns `false` if the entry
-    /// is kept no more.
-    pub(super) fn met(&self, remaining: Duration) -> bool {
-        let mut queues = self.keeper.queues();
-        let queue = queues.get_mut(&self.queue);
-        let queue = queue.filter(|queue| queue.waiters.contains_key(&self.number));
-        queue.map(|queue| queue.look_after(remaining)).is_some()
-    }
-}
-
 impl Drop for KeptPlace {
     fn drop(&mut self) {
-        if let Some(queue) = self.keeper.queues().get_mut(&self.queue) {
-            queue.waiters.remove(&self.number);
-        }
+        lock(&self.queue).waiters.remove(&self.number);
     }
 }
 
 /// The task of one queue. It runs on the runtime of a waiter.
 struct KeeperTask {
     keeper: Arc<Keeper>,
-    queue: KeptQueueKey,
+    key: KeptQueueKey,
+    queue: Arc<Mutex<KeptQueue>>,
 }
 
 impl KeeperTask {
@@ -196,27 +180,23 @@ impl KeeperTask {
             if let Err(error) = &answer
                 && SAID.first()
             {
-                debug!(name = ?self.queue.0, error = %Chain(error), "queue entries were not kept");
+                debug!(name = ?self.key.0, error = %Chain(error), "queue entries were not kept");
             }
-            if let Some(queue) = self.keeper.queues().get_mut(&self.queue) {
-                queue.answered(&named, sent + interval, answer);
-            }
+            lock(&self.queue).answered(&named, sent + interval, answer);
         }
     }
 
     /// Returns when to look next. Returns `None` if it is time to, and there are no waiters.
     fn next_look(&self) -> Option<(Instant, Arc<Notify>)> {
-        let queues = self.keeper.queues();
-        let queue = queues.get(&self.queue)?;
+        let queue = lock(&self.queue);
         let ends = queue.waiters.is_empty() && queue.look_at <= Instant::now();
         (!ends).then(|| (queue.look_at, queue.earlier.clone()))
     }
 
     /// Returns the waiters that one request names.
     fn named(&self) -> (Vec<u64>, Vec<Claim>) {
-        let queues = self.keeper.queues();
-        let waiters = queues.get(&self.queue).map(|queue| queue.waiters.iter().take(NAMED));
-        let named = waiters.into_iter().flatten();
+        let queue = lock(&self.queue);
+        let named = queue.waiters.iter().take(NAMED);
         named.map(|(number, (claim, _))| (*number, claim.clone())).unzip()
     }
 }
@@ -224,8 +204,8 @@ impl KeeperTask {
 /// If its runtime is gone, the waiters ask. The first of them to wait again starts another task.
 impl Drop for KeeperTask {
     fn drop(&mut self) {
-        let queue = self.keeper.queues().remove(&self.queue);
-        let waiters = queue.into_iter().flat_map(|queue| queue.waiters.into_values());
-        waiters.for_each(|(_, inbox)| inbox.put(Change::Wake));
+        lock(&self.keeper.queues).remove(&self.key);
+        let waiters = take(&mut lock(&self.queue).waiters);
+        waiters.into_values().for_each(|(_, inbox)| inbox.put(Change::Wake));
     }
 }

@@ -8,7 +8,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -31,9 +31,7 @@ const TURN: Duration = Duration::from_millis(50);
 
 /// The local queues of one engine. Each exists while a caller contends or holds.
 #[derive(Default)]
-pub(super) struct LocalQueues(Mutex<CallersByName>);
-
-type CallersByName = HashMap<Name, VecDeque<QueuedCaller>>;
+pub(super) struct LocalQueues(Mutex<HashMap<Name, VecDeque<QueuedCaller>>>);
 
 /// A caller in a local queue.
 pub(super) struct QueuedCaller {
@@ -72,7 +70,7 @@ impl LocalQueues {
         upkeep: Upkeep,
     ) -> Result<SlotNotice, oneshot::Receiver<SlotNotice>> {
         let name = acquisition.claim().name.clone();
-        match self.queues().entry(name.clone()) {
+        match lock(&self.0).entry(name.clone()) {
             Entry::Occupied(mut queue) => {
                 let (notify, notices) = oneshot::channel();
                 let queue = queue.get_mut();
@@ -89,10 +87,6 @@ impl LocalQueues {
             }
         }
     }
-
-    fn queues(&self) -> MutexGuard<'_, CallersByName> {
-        lock(&self.0)
-    }
 }
 
 impl Slot {
@@ -103,11 +97,12 @@ impl Slot {
     /// Begins the turn of this process, which has won the lease from others. Keeps the registration
     /// of the winner, if it had to wait for them.
     pub(super) fn begin(&mut self, changes: Option<Changes>) {
+        let waiting = || lock(&self.queues.0).get(&self.name).map_or(0, VecDeque::len);
         self.passes = 0;
         self.most_passes = match (self.name.family(), changes.is_some()) {
             (Family::Redlock, false) => MAJORITY_PASSES,
             // The process had to wait for others. Each of its waiters has the lease once now.
-            (Family::Redlock, true) => self.waiting().clamp(1, PASSES),
+            (Family::Redlock, true) => u32::try_from(waiting()).unwrap_or(PASSES).clamp(1, PASSES),
             _ => PASSES,
         };
         self.since = Instant::now();
@@ -119,19 +114,13 @@ impl Slot {
         self.changes.is_some()
     }
 
-    /// Returns the number of callers behind this one.
-    fn waiting(&self) -> u32 {
-        let waiting = self.queues.queues().get(&self.name).map_or(0, VecDeque::len);
-        u32::try_from(waiting).unwrap_or(u32::MAX)
-    }
-
     /// Takes the next caller to pass the lease to, while the turn of this process lasts.
     pub(super) fn next(&mut self) -> Option<QueuedCaller> {
         if self.passes >= self.most_passes || self.since.elapsed() >= TURN {
             return None;
         }
         self.passes += 1;
-        first(self.queues.queues().get_mut(&self.name)?)
+        first(lock(&self.queues.0).get_mut(&self.name)?)
     }
 }
 
@@ -142,7 +131,7 @@ fn first(queue: &mut VecDeque<QueuedCaller>) -> Option<QueuedCaller> {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut queues = self.queues.queues();
+        let mut queues = lock(&self.queues.0);
         let Some(queue) = queues.get_mut(&self.name) else { return };
         let Some(QueuedCaller { acquisition, notify, .. }) = first(queue) else {
             queues.remove(&self.name);
@@ -173,17 +162,17 @@ mod tests {
         let enter = || {
             let claim = Claim::new(name.clone(), Mode::Exclusive, TURN, TURN);
             let upkeep = Upkeep { renew_every: None, max_hold: Duration::MAX };
-            engine.queues.enter(Box::new(engine.acquisition(claim)), upkeep)
+            engine.queues.enter(Box::new(Acquisition::new(&engine.janitor, claim)), upkeep)
         };
         let Ok(first) = enter() else { panic!("another caller has the slot") };
         let Err(stays) = enter() else { panic!("there are two slots") };
         for _ in 0..10_000 {
             drop(enter());
         }
-        assert!(engine.queues.queues().get(&name).is_some_and(|queue| queue.len() < 16));
+        assert!(lock(&engine.queues.0).get(&name).is_some_and(|queue| queue.len() < 16));
         drop(first);
         assert!(matches!(stays.await, Ok(SlotNotice::Contend(..))));
-        assert!(engine.queues.queues().is_empty());
+        assert!(lock(&engine.queues.0).is_empty());
         Ok(())
     }
 }

@@ -46,7 +46,7 @@ pub struct Lease {
     pub(super) release: Release,
     pub(super) granted: Granted,
     /// When the total hold ends.
-    ends: Instant,
+    pub(super) ends: Instant,
     lost: Signal,
     counters: Arc<LockCounters>,
     times: Mutex<Times>,
@@ -99,10 +99,8 @@ impl Lease {
 
     /// Returns how long the lease is certain to last if no renewal succeeds. Zero if it is lost.
     pub fn remaining(&self) -> Duration {
-        match self.is_lost() {
-            true => Duration::ZERO,
-            false => self.deadline().saturating_duration_since(Instant::now()),
-        }
+        let left = self.deadline().saturating_duration_since(Instant::now());
+        if self.is_lost() { Duration::ZERO } else { left }
     }
 
     /// Runs a future until it completes or the lease is [lost](Self::lost), and returns its output.
@@ -208,11 +206,6 @@ impl Lease {
 
     pub(super) fn times(&self) -> MutexGuard<'_, Times> {
         lock(&self.times)
-    }
-
-    /// Returns whether the lease is to be renewed at `now`.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.granted.upkeep.renew_every.is_some() && now < self.ends
     }
 
     /// When to try a renewal again that has failed. A lease that was handed over has less than its

@@ -13,7 +13,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     mem::take,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -70,7 +70,7 @@ impl Renewals {
 
     /// Returns how many leases are held.
     pub(super) fn held(&self) -> usize {
-        self.schedule().held.len()
+        lock(&self.schedule).held.len()
     }
 
     /// Begins to renew a lease that was granted. A lease that was handed over is short, and is
@@ -86,7 +86,7 @@ impl Renewals {
         self.counters.acquired.add();
         let look = record.next_look(since);
         let look = if until.is_some() { look.min(since + SOON) } else { look };
-        let mut schedule = self.schedule();
+        let mut schedule = lock(&self.schedule);
         schedule.look_at(look, record.clone());
         match schedule.looks {
             None => {
@@ -101,7 +101,7 @@ impl Renewals {
 
     /// Renews a lease no more.
     pub(super) fn forget(&self, record: &Lease) {
-        let mut schedule = self.schedule();
+        let mut schedule = lock(&self.schedule);
         schedule.remove(record);
         let ends = Instant::now() + LINGER;
         if schedule.held.is_empty() && schedule.looks.is_some_and(|by_itself| by_itself > ends) {
@@ -144,7 +144,8 @@ impl Schedule {
         }
         let (renews, deadline) = {
             let mut times = record.times();
-            let renews = !times.renewing && record.is_due(now);
+            let is_renewable = record.granted.upkeep.renew_every.is_some() && now < record.ends;
+            let renews = is_renewable && !times.renewing;
             times.renewing |= renews;
             (renews, times.deadline)
         };
@@ -162,13 +163,9 @@ impl Schedule {
 }
 
 impl Renewals {
-    fn schedule(&self) -> MutexGuard<'_, Schedule> {
-        lock(&self.schedule)
-    }
-
     /// Starts the task in this runtime, unless it runs.
     fn ensure_task(self: &Arc<Self>) {
-        let mut schedule = self.schedule();
+        let mut schedule = lock(&self.schedule);
         if schedule.looks.is_none() {
             schedule.looks = Some(Instant::now());
             drop(schedule);
@@ -180,7 +177,7 @@ impl Renewals {
     /// Returns the leases to be renewed now, in chunks of one shard.
     fn due(&self) -> Vec<Vec<Arc<Lease>>> {
         let mut shards = BTreeMap::<usize, Vec<_>>::new();
-        for record in self.schedule().take_due(Instant::now()) {
+        for record in lock(&self.schedule).take_due(Instant::now()) {
             shards.entry(self.backend.shard(&record.claim().name)).or_default().push(record);
         }
         shards.values().flat_map(|due| due.chunks(RENEWAL_BATCH)).map(<[_]>::to_vec).collect()
@@ -213,7 +210,7 @@ impl Renewals {
         {
             debug!(error = %Chain(error), leases = chunk.len(), "renewal failed");
         }
-        let mut schedule = self.schedule();
+        let mut schedule = lock(&self.schedule);
         for (at, record) in chunk.iter().enumerate() {
             record.times().renewing = false;
             let Some(record) = schedule.remove(record) else { continue };
@@ -242,7 +239,7 @@ impl Renewals {
 
     /// Returns when the task looks next. Returns `None` if it ends.
     fn next_look(&self) -> Option<Instant> {
-        let mut schedule = self.schedule();
+        let mut schedule = lock(&self.schedule);
         let lingers = schedule.looks.filter(|looks| *looks > Instant::now());
         schedule.looks = schedule.held.first_key_value().map(|((at, _), _)| *at).or(lingers);
         schedule.looks
@@ -271,7 +268,7 @@ impl RenewalTask {
                 Some(()) = renewals.next() => {}
                 () = sleep_until(next) => {}
                 () = shared.changed.notified() => {}
-                () = new_connection(&mut connections) => shared.schedule().renew_all(),
+                () = new_connection(&mut connections) => lock(&shared.schedule).renew_all(),
             }
         }
     }
@@ -282,7 +279,7 @@ impl Drop for RenewalTask {
         if self.has_ended {
             return;
         }
-        let mut schedule = self.shared.schedule();
+        let mut schedule = lock(&self.shared.schedule);
         schedule.looks = None;
         schedule.held.values().for_each(|record| record.times().renewing = false);
         schedule.renew_all();

@@ -225,8 +225,8 @@ impl<Kind> Lock<Kind> {
         claims: Vec<Claim>,
     ) -> Result<Vec<LeaseGuard>, Error> {
         let (retry, limit) = (self.retry.clone(), self.wait_limit);
-        let terms = AcquireTerms { upkeep: self.upkeep()?, retry, limit };
-        self.space.engine.acquire(&self.key, claims, terms).await
+        let terms = AcquireTerms { claims, upkeep: self.upkeep()?, retry, limit };
+        self.space.engine.acquire(&self.key, terms).await
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {

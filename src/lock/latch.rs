@@ -14,7 +14,7 @@ use crate::{
     backend::{ANSWER_LIMIT, Claim, Countdown, Mode, Owner, Store, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
-    lease::{Retry, Waiting, Woken},
+    lease::{Acquisition, Retry, Waiting, Woken},
     time::{Pauses, after},
 };
 
@@ -177,7 +177,7 @@ impl Latch {
         let mut waiting = Waiting::new(&strategy, self.wait_limit, Instant::now());
         // Its pushes are for all, so it needs no queue entry. It asks for no lease either.
         let claim = Claim::new(name.clone(), Mode::Read, self.wait_limit, self.wait_limit);
-        let mut waiter = engine.acquisition(Claim { waits: false, ..claim });
+        let mut waiter = Acquisition::new(janitor, Claim { waits: false, ..claim });
         waiter.listen();
         let mut is_last = false;
         while !janitor.stop.is_cancelled() {
@@ -195,7 +195,7 @@ impl Latch {
             }
             tokio::select! {
                 // The push may have been lost, so a last look decides.
-                woken = waiting.after(&mut waiter, look) => {
+                woken = waiting.after(engine, &mut waiter, look) => {
                     is_last = matches!(woken, Woken::TimeUp);
                 }
                 () = janitor.stop.cancelled() => {}

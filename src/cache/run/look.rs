@@ -146,7 +146,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         claim.waits = false;
         claim.listens = self.start != RunStart::Behind;
         let mut waiting = Waiting::new(settings.retry.as_ref(), options.wait_limit, Instant::now());
-        let acquisition = core.engine.acquisition(claim);
+        let acquisition = Acquisition::new(&core.engine.janitor, claim);
         let (epoch, met) = (Epoch::END, 0);
         let mut claiming = Claiming { run: self, held, acquisition, seen, epoch, met };
         let Break(step) = claiming.settle(&mut waiting).await;
@@ -179,9 +179,11 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let mut is_last = false;
         loop {
             let Some(remaining) = self.ask(is_last).await? else { continue };
+            let engine = &self.run.asked.core.engine;
+            // In a box, so that a claim that need not wait stays small.
+            let woken = Box::pin(waiting.after(engine, &mut self.acquisition, Some(remaining)));
             let woken = tokio::select! {
-                // In a box, so that a claim that need not wait stays small.
-                woken = Box::pin(waiting.after(&mut self.acquisition, Some(remaining))) => woken,
+                woken = woken => woken,
                 () = self.run.asked.shard.breaker.opened() => {
                     debug!("nothing can be pushed any more");
                     return Break(self.run.away(self.held));
