@@ -2,9 +2,9 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 
-use super::tags::{TagVerdict, Tagged, Undecodable};
+use super::tags::{TagEnd, Tagged, Undecodable};
 
 /// A value with the fence under which it was written.
 ///
@@ -124,13 +124,11 @@ impl Entry {
         HEADER + self.tags_weight() + self.payload.len()
     }
 
-    /// Notes what the ends of its tags say. An expired entry is as [`expire`] leaves it.
-    ///
-    /// [`expire`]: super::Edit::Expire
-    pub(crate) fn judge(&mut self, verdict: TagVerdict) {
-        match (verdict, self.windows) {
-            (TagVerdict::Current, _) => {}
-            (TagVerdict::Expired, Some(windows)) if !windows.error.is_zero() => {
+    /// Notes that a tag has ended. An expired entry is as [`Expire`](super::Edit::Expire) leaves
+    /// it.
+    pub(crate) fn end_by_tag(&mut self, end: TagEnd) {
+        match (end, self.windows) {
+            (TagEnd::Expired, Some(windows)) if !windows.error.is_zero() => {
                 self.windows = Some(Windows::fresh(Duration::ZERO).error(windows.kept()));
                 self.age = Some(self.age.unwrap_or_default());
             }
@@ -155,10 +153,7 @@ impl Entry {
 
     /// Returns the bytes that are stored and pushed.
     pub fn encode(&self) -> Bytes {
-        let mut bytes = BytesMut::with_capacity(self.weight());
-        bytes.put_slice(self.header().as_bytes());
-        bytes.put_slice(&self.payload);
-        bytes.freeze()
+        [self.header().as_bytes(), &self.payload].concat().into()
     }
 
     /// Returns the bytes before the payload.
@@ -168,13 +163,11 @@ impl Entry {
             EntryKind::Uncacheable => 'u',
         };
         let cost = u32::try_from(self.cost.as_millis()).unwrap_or(u32::MAX);
-        let [fresh, stale, error] = self.windows.map_or([0; 3], Windows::millis);
+        let windows = self.windows.map_or_else(|| "0".repeat(30), Windows::encoded);
         let (fence, stored_at, tag) = (self.fence, self.stored_at, self.tag);
         let more = self.tags_weight();
-        let mut header = format!(
-            "bw1{kind}{fence:016}{stored_at:016}{tag:08x}{cost:08x}\
-             {fresh:010x}{stale:010x}{error:010x}{more:06x}"
-        );
+        let mut header =
+            format!("bw1{kind}{fence:016}{stored_at:016}{tag:08x}{cost:08x}{windows}{more:06x}");
         self.tagged.iter().for_each(|tagged| tagged.encode(&mut header));
         header
     }
@@ -194,13 +187,8 @@ impl Entry {
         let (tag, cost) = (hex(36..44)? as u32, Duration::from_millis(hex(44..52)?));
         let windows = [hex(52..62)?, hex(62..72)?, hex(72..82)?];
         let windows = (windows != [0; 3]).then(|| Windows::from_millis(windows));
-        let more = hex(82..88)?;
-        let payload_at = HEADER.saturating_add(usize::try_from(more).unwrap_or(usize::MAX));
-        let payload_at = payload_at.min(bytes.len());
-        let tagged = match payload_at > HEADER {
-            true => Tagged::decode(&bytes[HEADER..payload_at])?.map(Arc::new),
-            false => None,
-        };
+        let payload_at = (HEADER + hex(82..88)? as usize).min(bytes.len());
+        let tagged = Tagged::decode(&bytes[HEADER..payload_at])?.map(Arc::new);
         // A slice of the bytes would cost a reference count.
         bytes.advance(payload_at);
         let entry = Self::value(tag, cost, bytes);
@@ -275,19 +263,18 @@ impl Windows {
         self.fresh.max(self.stale).is_zero() && !self.error.is_zero()
     }
 
-    pub(crate) fn millis(self) -> [u64; 3] {
+    fn millis(self) -> [u64; 3] {
         [self.fresh, self.stale, self.error]
             .map(|window| u64::try_from(window.as_millis()).unwrap_or(LONGEST).min(LONGEST))
     }
 
     /// Returns the windows as they stand in the header of an entry.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn encoded(self) -> String {
-        let [fresh, stale, error] = self.in_range().millis();
+        let [fresh, stale, error] = self.millis();
         format!("{fresh:010x}{stale:010x}{error:010x}")
     }
 
-    pub(crate) fn from_millis(windows: [u64; 3]) -> Self {
+    fn from_millis(windows: [u64; 3]) -> Self {
         let [fresh, stale, error] = windows.map(Duration::from_millis);
         Self { fresh, stale, error }
     }

@@ -69,7 +69,7 @@ pub use self::{
 
 pub(crate) use self::{
     claim::{HANDOVER_LIFE, Need},
-    tags::{TAG_LIFE, TAGGED_LIFE, TagVerdict},
+    tags::{TAG_LIFE, TAGGED_LIFE},
     tap::{STRIPES, stripe_of},
 };
 

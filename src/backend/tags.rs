@@ -39,23 +39,13 @@ pub struct TagEnds {
     pub expired: u64,
 }
 
-/// How a tag ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// How a tag ends. The greater end counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TagEnd {
-    /// The entries count as missing.
-    Invalidated,
     /// The entries are kept for failed loads.
     Expired,
-}
-
-/// The state of an entry by the ends of its tags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum TagVerdict {
-    Current,
-    /// It may stand in for a failed load.
-    Expired,
-    /// It counts as missing.
-    Ended,
+    /// The entries count as missing.
+    Invalidated,
 }
 
 /// Bytes that are not an entry of this format.
@@ -69,15 +59,15 @@ impl Tagged {
         std::iter::once(Arc::from("")).chain(self.tags.iter().cloned())
     }
 
-    /// Takes the ends of [all](Self::all) tags, and returns what they say. A missing one counts as
-    /// an end.
-    pub(crate) fn verdict(&self, ends: &mut impl Iterator<Item = TagEnds>) -> TagVerdict {
+    /// Takes the ends of [all](Self::all) tags, and returns how they end the entry. A missing one
+    /// counts as an end.
+    pub(crate) fn end(&self, ends: &mut impl Iterator<Item = TagEnds>) -> Option<TagEnd> {
         let of = |ends: Option<TagEnds>| match ends {
-            Some(ends) if ends.ended.max(ends.expired) <= self.number => TagVerdict::Current,
-            Some(ends) if ends.ended <= self.number => TagVerdict::Expired,
-            _ => TagVerdict::Ended,
+            Some(ends) if ends.ended.max(ends.expired) <= self.number => None,
+            Some(ends) if ends.ended <= self.number => Some(TagEnd::Expired),
+            _ => Some(TagEnd::Invalidated),
         };
-        self.all().map(|_| of(ends.next())).max().unwrap_or(TagVerdict::Current)
+        self.all().map(|_| of(ends.next())).max().flatten()
     }
 
     /// Returns the stripes of [all](Self::all) tags.

@@ -24,7 +24,7 @@ use super::{
     tags::Tags,
 };
 use crate::{
-    backend::{Entry, Store, TagVerdict, Tagged, Windows, answered_by},
+    backend::{Entry, Store, Tagged, Windows, answered_by},
     error::{BackendError, Error, ErrorKind},
     flight::Flights,
     key::{Family, Key, Name},
@@ -239,7 +239,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     pub(super) async fn are_current(&self, tagged: &Tagged) -> bool {
         let which: Vec<_> = tagged.all().collect();
         let ends = self.counted(self.store.tag_ends(&self.tags.name, &which).await);
-        ends.is_ok_and(|ends| tagged.verdict(&mut ends.into_iter()) == TagVerdict::Current)
+        ends.is_ok_and(|ends| tagged.end(&mut ends.into_iter()).is_none())
     }
 
     /// Returns the tags that a caller gives a value that is read from now on, and the last tag

@@ -19,7 +19,7 @@ use super::{
     settings::Options,
 };
 use crate::{
-    backend::{Entry, EntryKind, TagVerdict, Tagged, Windows},
+    backend::{Entry, EntryKind, Tagged, Windows},
     error::{BackendError, BackendErrorKind, BoxError, Chain},
     key::{Key, Name},
 };
@@ -222,11 +222,10 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             };
             match &mut ends {
                 Ok(ends) => {
-                    let verdict = tagged.verdict(ends);
-                    if verdict != TagVerdict::Current {
+                    if let Some(end) = tagged.end(ends) {
                         self.drop_copy(key);
+                        entry.end_by_tag(end);
                     }
-                    entry.judge(verdict);
                 }
                 Err(error) => *answer = Err(error.clone()),
             }

@@ -28,7 +28,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::scripts::{beginnings, script};
+use crate::scripts::{first_lines, script};
 
 /// A fault of one command or its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ struct Shared {
     rules: Mutex<Vec<Arc<Rule>>>,
     pushes: Mutex<Option<PushFault>>,
     scripts: Mutex<HashMap<String, String>>,
-    beginnings: Vec<(String, String)>,
+    first_lines: Vec<(String, String)>,
     seen: Mutex<HashMap<String, u64>>,
     counters: Counters,
     to_server: Link,
@@ -239,7 +239,7 @@ impl Proxy {
             rules: Mutex::default(),
             pushes: Mutex::default(),
             scripts: Mutex::default(),
-            beginnings: beginnings(),
+            first_lines: first_lines(),
             seen: Mutex::default(),
             counters: Counters::default(),
             to_server: Link::default(),
@@ -247,7 +247,7 @@ impl Proxy {
             one_way: AtomicU64::new(0),
             cut: Notify::new(),
         });
-        for (name, _) in &shared.beginnings {
+        for (name, _) in &shared.first_lines {
             shared.learn(&script(name));
         }
         let (end, mut ended) = watch::channel(false);
@@ -683,9 +683,8 @@ impl Shared {
 
     /// Remembers the digest of a script in an `EVAL`.
     fn learn(&self, source: &str) {
-        let known =
-            self.beginnings.iter().filter(|(_, beginning)| source.starts_with(beginning.as_str()));
-        if let Some((name, _)) = known.max_by_key(|(_, beginning)| beginning.len()) {
+        let known = self.first_lines.iter().find(|(_, line)| source.contains(line.as_str()));
+        if let Some((name, _)) = known {
             self.scripts.lock().unwrap().insert(sha1(source.as_bytes()), name.clone());
         }
     }

@@ -1,74 +1,36 @@
 //! The Lua scripts of the crate, read from their files.
 
-use std::{
-    collections::{HashMap, HashSet},
-    fs,
-    path::Path,
-};
+use std::{fs, path::Path};
+
+#[path = "../../src/backend/redis/scripts/assemble.rs"]
+mod assemble;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/backend/redis/scripts");
-const INCLUDE: &str = "-- include: ";
-const PART: &str = "\n-- part: ";
 
-/// Returns a script as a server gets it, with the parts that it includes.
+/// Returns a script as a server gets it.
 pub fn script(name: &str) -> String {
-    let mut source = String::new();
-    insert(&read(name), &parts(), &mut HashSet::new(), &mut source);
-    source
+    let lib: Vec<_> = files("lib").into_iter().map(|(_, text)| text).collect();
+    let lib: Vec<_> = lib.iter().map(String::as_str).collect();
+    let file = fs::read_to_string(Path::new(FOLDER).join(format!("{name}.lua")));
+    assemble::assemble(&file.expect("a script of the crate"), &lib)
 }
 
-/// Returns the parts of the files in `lib`, by their names.
-fn parts() -> HashMap<String, String> {
-    let files = fs::read_dir(Path::new(FOLDER).join("lib")).expect("the parts").flatten();
-    let texts = files.map(|file| fs::read_to_string(file.path()).expect("the parts of a topic"));
-    let parts =
-        texts.flat_map(|text| text.split(PART).skip(1).map(str::to_owned).collect::<Vec<_>>());
-    let named = |part: String| part.split_once('\n').map(|(name, text)| (name.into(), text.into()));
-    parts.filter_map(named).collect()
-}
-
-/// Returns the text with which each script begins, by the names of their files.
-pub(crate) fn beginnings() -> Vec<(String, String)> {
-    let files = fs::read_dir(FOLDER).expect("the scripts of the crate").flatten();
-    let lua = files
-        .map(|file| file.path())
-        .filter(|path| path.extension().is_some_and(|end| end == "lua"));
-    let beginning = |path: &Path| {
-        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let beginning = read(&name).split(INCLUDE).next().unwrap().to_owned();
-        (name, beginning)
-    };
-    lua.map(|path| beginning(&path)).collect()
+/// Returns the first line of each script, which no other has, by the names of their files.
+pub(crate) fn first_lines() -> Vec<(String, String)> {
+    let first = |text: String| text.lines().next().unwrap_or_default().to_owned();
+    files("").into_iter().map(|(name, text)| (name, first(text))).collect()
 }
 
 pub(crate) fn count_of_scripts() -> usize {
-    beginnings().len()
+    files("").len()
 }
 
-fn read(name: &str) -> String {
-    fs::read_to_string(Path::new(FOLDER).join(format!("{name}.lua")))
-        .expect("a script of the crate")
-}
-
-fn insert(
-    file: &str,
-    parts: &HashMap<String, String>,
-    included: &mut HashSet<String>,
-    source: &mut String,
-) {
-    for line in file.lines() {
-        match line.strip_prefix(INCLUDE) {
-            Some(names) => {
-                for name in names.split(", ") {
-                    if included.insert(name.to_owned()) {
-                        insert(&parts[name], parts, included, source);
-                    }
-                }
-            }
-            None => {
-                source.push_str(line);
-                source.push('\n');
-            }
-        }
-    }
+/// Returns the names and the texts of the files in a folder.
+fn files(folder: &str) -> Vec<(String, String)> {
+    let files = fs::read_dir(Path::new(FOLDER).join(folder)).expect("the scripts of the crate");
+    let paths = files.flatten().map(|file| file.path());
+    let lua = paths.filter(|path| path.extension().is_some_and(|end| end == "lua"));
+    let text = |path: &Path| fs::read_to_string(path).expect("a script of the crate");
+    lua.map(|path| (path.file_stem().unwrap().to_string_lossy().into_owned(), text(&path)))
+        .collect()
 }

@@ -1,6 +1,8 @@
-//! The [`Store`]: entries, the fences that their commits and changes burn, failed loads, and tags.
+//! The [`Store`]: entries, the fences that their commits and changes burn, failed loads, tags, and
+//! latches.
 
 use std::{
+    collections::HashMap,
     mem,
     sync::{Arc, Weak},
     time::Duration,
@@ -9,7 +11,11 @@ use std::{
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use super::{MemoryBackend, data::Data, stored::entry_key};
+use super::{
+    MemoryBackend,
+    data::Data,
+    stored::{StoredLatch, entry_key},
+};
 use crate::{
     backend::{
         BackOff, Change, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure, Grant, Need,
@@ -142,7 +148,14 @@ impl Store for MemoryBackend {
         count: u32,
         ttl: Duration,
     ) -> Result<bool, BackendError> {
-        Ok(self.run(|data| data.set_latch(name, id, count, ttl)))
+        Ok(self.run(|data| {
+            if let Some((latch, _)) = data.latches.get(name.prefix()) {
+                return latch.set == id;
+            }
+            let latch = StoredLatch { left: count, set: id, ttl, counted: HashMap::new() };
+            data.latches.set(name.prefix().clone(), latch, after(data.now, ttl));
+            true
+        }))
     }
 
     async fn count_down(
@@ -151,11 +164,32 @@ impl Store for MemoryBackend {
         id: Owner,
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
-        Ok(self.run(|data| data.count_down(name, id, by)))
+        Ok(self.run(|data| {
+            let (latch, ends) = data.latches.get_mut(name.prefix())?;
+            let remaining = *ends - data.now;
+            let told = latch.counted.get(&id).copied();
+            let left = told.unwrap_or(latch.left.saturating_sub(by));
+            if told.is_some() || left == latch.left {
+                return Some(Countdown { left, remaining });
+            }
+            latch.left = left;
+            latch.counted.insert(id, left);
+            if left > 0 {
+                return Some(Countdown { left, remaining });
+            }
+            latch.counted = HashMap::new();
+            let ends = after(data.now, latch.ttl);
+            data.latches.keep(name.prefix(), ends);
+            data.push(name, Change::Wake);
+            Some(Countdown { left, remaining: ends - data.now })
+        }))
     }
 
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
-        Ok(self.run(|data| data.clear_latch(name)))
+        Ok(self.run(|data| {
+            data.push(name, Change::Wake);
+            data.latches.remove(name.prefix()).is_some()
+        }))
     }
 }
 

@@ -2,12 +2,11 @@
 //!
 //! It keeps the rules of the Redis backend to the letter, so that code which works here works
 //! there. Its fleet is the caches and locks of one process. `stored` and `data` have the tables,
-//! `entries`, `semaphores` and `latches` the rules. Each operation runs under one mutex, and its
-//! changes are pushed behind it.
+//! `entries` and `semaphores` the rules. Each operation runs under one mutex, and its changes are
+//! pushed behind it.
 
 mod data;
 mod entries;
-mod latches;
 mod semaphores;
 mod stored;
 

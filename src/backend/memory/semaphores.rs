@@ -29,10 +29,10 @@ impl Leases for MemoryBackend {
         Ok(self.on(&claim.name, claim.mode.into(), |data, semaphore| {
             let now = data.now;
             let in_the_way = || {
-                let first = semaphore.queue.entries.front()?;
+                let (first, _) = semaphore.queue.entries.front()?;
                 let remaining = semaphore.queue.left(first, now);
                 let before = Occupied { fence: 0, remaining, holders: semaphore.out() };
-                (first.claim.owner != claim.owner).then_some(before)
+                (first.owner != claim.owner).then_some(before)
             };
             let occupied = semaphore.in_the_way(claim.mode.need(), now).or_else(in_the_way);
             if let Some(occupied) = occupied.filter(|_| !semaphore.is_held_by(claim)) {
@@ -64,11 +64,12 @@ impl Leases for MemoryBackend {
         Ok(self.on(&first.name, first.mode.into(), |data, semaphore| {
             let now = data.now;
             let has_lapsed = !semaphore.queue.keep(first, after(now, life));
-            let stands = claims.iter().map(|claim| semaphore.queue.has(claim.owner)).collect();
+            let owners = &semaphore.queue.owners;
+            let stands = claims.iter().map(|claim| owners.contains(&claim.owner)).collect();
             let heard = self.is_waited_for(&first.name);
             let handed_over = data.grant_next(semaphore, first, heard);
             let remaining = match semaphore.queue.entries.front() {
-                Some(unheard) if semaphore.in_the_way(unheard.claim.mode.need(), now).is_none() => {
+                Some((unheard, _)) if semaphore.in_the_way(unheard.mode.need(), now).is_none() => {
                     semaphore.queue.left(unheard, now)
                 }
                 _ => semaphore.hold_ends().min().map_or(Duration::ZERO, |ends| ends - now),
@@ -217,20 +218,20 @@ impl Data {
     /// fit. Returns whether it pushes a grant.
     fn grant_next(&mut self, semaphore: &mut StoredSemaphore, by: &Claim, heard: bool) -> bool {
         let mut is_granted = false;
-        while let Some(first) = semaphore.queue.entries.front().cloned()
-            && semaphore.in_the_way(first.claim.mode.need(), self.now).is_none()
+        while let Some((first, since)) = semaphore.queue.entries.front().cloned()
+            && semaphore.in_the_way(first.mode.need(), self.now).is_none()
         {
             // A claim that does not hear keeps its place, or is passed over.
-            if !heard && first.claim.mode != Mode::Exclusive {
+            if !heard && first.mode != Mode::Exclusive {
                 break;
             }
-            semaphore.queue.leave(first.claim.owner);
+            semaphore.queue.leave(first.owner);
             if heard {
-                let (owner, lease) = (first.claim.owner, first.claim.handover_life());
-                let next = Claim { lease, fence_life: by.fence_life, ..first.claim };
+                let (owner, lease) = (first.owner, first.handover_life());
+                let next = Claim { lease, fence_life: by.fence_life, ..first };
                 // The time stands for a fence where there is none.
                 let fence = self.grant(semaphore, &next).fence().max(self.clock());
-                let ends = self.now - first.since + lease;
+                let ends = self.now - since + lease;
                 self.push(&by.name, Change::Granted(Handover { owner, fence, ends }));
                 is_granted = true;
             }

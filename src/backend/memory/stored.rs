@@ -103,12 +103,12 @@ pub(super) type SemaphoreKey = (Arc<str>, SemaphoreKind);
 /// A sole holder, or holders that share it, and one queue.
 #[derive(Default)]
 pub(super) struct StoredSemaphore {
-    pub(super) holds: HashMap<Owner, Hold>,
+    pub(super) holds: HashMap<Owner, StoredHold>,
     pub(super) queue: Queue,
 }
 
 /// What an owner holds.
-pub(super) struct Hold {
+pub(super) struct StoredHold {
     need: Need,
     pub(super) fence: u64,
     ends: Instant,
@@ -134,14 +134,15 @@ impl StoredSemaphore {
     }
 
     /// Returns the sole holder.
-    pub(super) fn sole(&self) -> Option<(Owner, &Hold)> {
+    pub(super) fn sole(&self) -> Option<(Owner, &StoredHold)> {
         let mut holds = self.holds.iter().map(|(owner, hold)| (*owner, hold));
         holds.find(|(_, hold)| hold.need == Need::Sole)
     }
 
-    /// Returns what a claim holds, if that is what it needs.
-    pub(super) fn hold_of(&self, claim: &Claim) -> Option<&Hold> {
-        self.holds.get(&claim.owner).filter(|hold| hold.need == claim.mode.need())
+    /// Returns what a claim holds, if that is what it needs. The limit of units may be another one.
+    pub(super) fn hold_of(&self, claim: &Claim) -> Option<&StoredHold> {
+        let is_sole = claim.mode.is_fenced();
+        self.holds.get(&claim.owner).filter(|hold| (hold.need == Need::Sole) == is_sole)
     }
 
     /// Returns whether a claim holds what it needs.
@@ -152,7 +153,7 @@ impl StoredSemaphore {
     /// Makes a claim hold what it needs until then.
     pub(super) fn hold(&mut self, claim: &Claim, fence: u64, ends: Instant) {
         let (need, label) = (claim.mode.need(), claim.label.clone());
-        self.holds.insert(claim.owner, Hold { need, fence, ends, label });
+        self.holds.insert(claim.owner, StoredHold { need, fence, ends, label });
     }
 
     /// Ends what a claim holds. Returns whether it held it.
@@ -175,71 +176,57 @@ impl StoredSemaphore {
 
     /// Returns what is in the way of a need, whatever waits.
     pub(super) fn in_the_way(&self, need: Need, now: Instant) -> Option<Occupied> {
-        if let Some((_, Hold { fence, ends, .. })) = self.sole() {
-            return Some(Occupied { fence: *fence, remaining: *ends - now, holders: 1 });
+        if let Some((_, sole)) = self.sole() {
+            return Some(Occupied { fence: sole.fence, remaining: sole.ends - now, holders: 1 });
         }
+        let mut units: Vec<_> = self.units().collect();
+        units.sort_unstable();
         let out = self.out();
         let missing = match need {
             Need::Sole => out,
             Need::Units { count, limit } => out.saturating_add(count).saturating_sub(limit),
         };
-        let remaining = self.back(missing).map_or(Duration::ZERO, |ends| ends - now);
-        (missing > 0).then_some(Occupied { fence: 0, remaining, holders: out })
-    }
-
-    /// Returns when so many units are back at the latest.
-    fn back(&self, needed: u32) -> Option<Instant> {
-        let mut holds: Vec<_> = self.units().collect();
-        holds.sort_unstable();
         let mut back = 0;
-        let ends = holds.iter().find(|(_, units)| {
-            back += units;
-            back >= needed
+        let enough = units.iter().find(|(_, count)| {
+            back += count;
+            back >= missing
         });
-        ends.or(holds.last()).map(|(ends, _)| *ends)
+        let ends = enough.or(units.last()).map(|(ends, _)| *ends);
+        let remaining = ends.map_or(Duration::ZERO, |ends| ends - now);
+        (missing > 0).then_some(Occupied { fence: 0, remaining, holders: out })
     }
 }
 
 /// The claims that wait, in their order. Their entries last while their process keeps them.
 #[derive(Default)]
 pub(super) struct Queue {
-    pub(super) entries: VecDeque<QueueEntry>,
+    /// Each with the time at which it entered.
+    pub(super) entries: VecDeque<(Claim, Instant)>,
     /// The owners of the entries. A release asks here, so that it costs the same behind any number.
     pub(super) owners: HashSet<Owner>,
     /// Until when each process keeps its entries.
     pub(super) kept: HashMap<u64, Instant>,
 }
 
-#[derive(Clone)]
-pub(super) struct QueueEntry {
-    pub(super) claim: Claim,
-    /// When the claim entered the queue.
-    pub(super) since: Instant,
-}
-
 impl Queue {
-    pub(super) fn has(&self, owner: Owner) -> bool {
-        self.owners.contains(&owner)
-    }
-
     /// Enters the queue, or keeps the old entry of the owner.
     pub(super) fn enter(&mut self, claim: &Claim, now: Instant) {
         if self.owners.insert(claim.owner) {
-            self.entries.push_back(QueueEntry { claim: claim.clone(), since: now });
+            self.entries.push_back((claim.clone(), now));
         }
     }
 
     pub(super) fn leave(&mut self, owner: Owner) {
         if self.owners.remove(&owner)
-            && let Some(at) = self.entries.iter().position(|entry| entry.claim.owner == owner)
+            && let Some(at) = self.entries.iter().position(|(claim, _)| claim.owner == owner)
         {
             self.entries.remove(at);
         }
     }
 
-    /// Returns for how long an entry is kept.
-    pub(super) fn left(&self, entry: &QueueEntry, now: Instant) -> Duration {
-        let ends = self.kept.get(&entry.claim.owner.process_half());
+    /// Returns for how long the entry of a claim is kept.
+    pub(super) fn left(&self, claim: &Claim, now: Instant) -> Duration {
+        let ends = self.kept.get(&claim.owner.process_half());
         ends.map_or(Duration::ZERO, |ends| *ends - now)
     }
 
@@ -254,7 +241,7 @@ impl Queue {
         self.kept.retain(|_, until| *until > now);
         if self.kept.len() < count {
             self.owners.retain(|owner| self.kept.contains_key(&owner.process_half()));
-            self.entries.retain(|entry| self.owners.contains(&entry.claim.owner));
+            self.entries.retain(|(claim, _)| self.owners.contains(&claim.owner));
         }
     }
 }

@@ -11,7 +11,8 @@ use crate::error::{BoxError, Error, ErrorKind};
 /// Configures a [`RedisBackend`].
 ///
 /// One of [`server`](Self::server), [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster)
-/// is needed, and the last call counts. Everything else has a default.
+/// is needed, and the last call counts. Everything else has a default. The page
+/// [`failover`](super::failover) tells what a failover to another server may lose.
 #[derive(Clone, Default)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct RedisBackendBuilder {
@@ -51,8 +52,7 @@ impl RedisBackendBuilder {
     /// replies is enough. `master` is the name under which they watch the master. If it asks for
     /// credentials, `master` is a URL with the name in the place of the host. The URL may also have
     /// a database: `redis://shop:secret@mymaster/3`. With `rediss://`, the certificate of the
-    /// master must have the name or the address that the sentinels announce. The page
-    /// [`failover`](super::failover) tells what a failover may lose.
+    /// master must have the name or the address that the sentinels announce.
     pub fn sentinels<U: AsRef<str>>(
         mut self,
         urls: impl IntoIterator<Item = U>,
@@ -66,8 +66,7 @@ impl RedisBackendBuilder {
     ///
     /// One node that replies is enough to find the others. Each is connected to with the settings
     /// of the first URL: its credentials, and TLS if it begins with `rediss://`. The certificate of
-    /// each node must then have the name or address that the node announces. The page
-    /// [`failover`](super::failover) tells what a failover may lose.
+    /// each node must then have the name or address that the node announces.
     ///
     /// A cluster of version 6 has no sharded pub/sub, so its waiters poll, at intervals of up to
     /// 100 ms. While a slot moves, commands on its names are tried again until their time-out ends,
@@ -114,15 +113,14 @@ impl RedisBackendBuilder {
     /// master are the majority of three. The limit is at least 1 ms, and shorter than the [command
     /// time-out](Self::command_timeout); 100 ms suits most.
     ///
-    /// The confirmation is a `WAIT` behind the grant. With fewer replicas, the grant is given back,
-    /// and the try fails with [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the
-    /// caller's retry strategy tries again. A renewal counts no sooner than a grant, so a lease is
-    /// lost if the replicas stay away for as long as it lasts. Each grant and each renewal takes
-    /// one more round trip, from the server to its replicas.
+    /// The confirmation is a `WAIT` behind the grant, one more round trip from the server to its
+    /// replicas. With fewer replicas, the grant is given back, and the try fails with
+    /// [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the caller's retry strategy
+    /// tries again. A renewal needs them too, so a lease is lost if the replicas stay away for as
+    /// long as it lasts. A release does not wait for them.
     ///
-    /// A failover then rarely loses a lease, but it still may, for `WAIT` is no consensus. So a
-    /// fence is needed with it as without it. The page [`failover`](super::failover) tells what may
-    /// be lost, and for which `count`. A release does not wait for replicas.
+    /// `WAIT` is no consensus, so a fence is still needed. The page [`failover`](super::failover)
+    /// tells what a failover may lose, and for which `count`.
     pub fn replicas(mut self, count: u32, within: Duration) -> Self {
         self.config.replicas = Some(Replicas { count, within });
         self
@@ -201,22 +199,21 @@ impl RedisBackendBuilder {
 
     fn check(&self) -> Result<(), Error> {
         let Self { config, .. } = self;
+        let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
         let command_timeout = ("command_timeout", Some(config.command_timeout));
         for (setting, timeout) in [command_timeout, ("connect_timeout", config.connect_timeout)] {
             let is_in_range = |it: Duration| !it.is_zero() && it <= LONGEST_TIMEOUT;
             if let Some(timeout) = timeout.filter(|it| !is_in_range(*it)) {
-                let why = format!("`{setting}` is {timeout:?}; give more than 0, and at most 24 h");
-                return Err(Error::new(ErrorKind::InvalidConfig, why));
+                let range = "give more than 0, and at most 24 h";
+                return invalid(format!("`{setting}` is {timeout:?}; {range}"));
             }
         }
         let is_name = |it: &String| {
             (1..=64).contains(&it.len()) && it.bytes().all(|byte| byte.is_ascii_graphic())
         };
         if let Some(name) = config.client_name.as_ref().filter(|name| !is_name(name)) {
-            let why = format!(
-                "`client_name` is {name:?}; give 1 to 64 visible ASCII characters without spaces"
-            );
-            return Err(Error::new(ErrorKind::InvalidConfig, why));
+            let range = "give 1 to 64 visible ASCII characters without spaces";
+            return invalid(format!("`client_name` is {name:?}; {range}"));
         }
         config.replicas.map_or(Ok(()), |replicas| replicas.check(config.command_timeout))
     }

@@ -1,11 +1,8 @@
 //! The names of Redis keys and channels.
 //!
-//! All keys of one [`Name`](crate::key::Name) share one cluster slot:
-//! `namespace:family:{name}:suffix`. Each script names the keys that it touches in its `KEYS`.
-//!
-//! `docs/redis.md` lists all keys and channels, and for how long they live. No server ever has the
-//! keys `s` (units of a mutex), `pl` (a sole holder of permits), and `x`, which a server that takes
-//! no writes refuses to remove.
+//! `docs/redis.md` lists them, and for how long they live. No server ever has the keys `s` (units
+//! of a mutex), `pl` (a sole holder of permits), and `x`, which a server that takes no writes
+//! refuses to remove.
 //!
 //! At a single server, a process has one channel for all locks of one namespace and family, and a
 //! backend one for all entries of one namespace. Messages on them begin with the
@@ -41,31 +38,20 @@ pub(super) fn tag(tag: &str) -> String {
     format!("g{tag}")
 }
 
-/// The suffixes of the keys of a semaphore.
-pub(super) struct SemaphoreKeys {
-    pub(super) sole: &'static str,
-    pub(super) shared: &'static str,
-    pub(super) queue: &'static str,
-    pub(super) deadlines: &'static str,
-}
-
-/// Returns the keys of the semaphore that a mode is about. The fence belongs to the name.
-pub(super) fn semaphore(kind: SemaphoreKind) -> SemaphoreKeys {
-    let (sole, shared, queue, deadlines) = match kind {
-        SemaphoreKind::Mutex => (LEASE, "s", "q", "d"),
-        SemaphoreKind::ReadWrite => ("w", "r", "rq", "rd"),
-        SemaphoreKind::Permits => ("pl", "p", "pq", "pd"),
-    };
-    SemaphoreKeys { sole, shared, queue, deadlines }
+/// Returns the suffixes of the keys of a semaphore: its sole holder, its shared holders, its queue,
+/// and the deadlines of the processes in that. The fence belongs to the name.
+pub(super) fn semaphore(kind: SemaphoreKind) -> [&'static str; 4] {
+    match kind {
+        SemaphoreKind::Mutex => [LEASE, "s", "q", "d"],
+        SemaphoreKind::ReadWrite => ["w", "r", "rq", "rd"],
+        SemaphoreKind::Permits => ["pl", "p", "pq", "pd"],
+    }
 }
 
 /// Returns the prefix of the name and the kind of the lock that a key is a part of.
 pub(super) fn lock_at(key: &str) -> Option<(&str, SemaphoreKind)> {
     let (prefix, suffix) = key.split_at(key.rfind("}:")? + 2);
-    let is_of = |kind: &SemaphoreKind| {
-        let keys = semaphore(*kind);
-        [keys.sole, keys.shared, keys.queue].contains(&suffix)
-    };
+    let is_of = |kind: &SemaphoreKind| semaphore(*kind)[..3].contains(&suffix);
     Some((prefix, SemaphoreKind::ALL.into_iter().find(is_of)?))
 }
 

@@ -137,6 +137,16 @@ impl RedisBackend {
     /// # Cancel safety
     ///
     /// Nothing is lost when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn start() -> Result<(), bellwether::Error> {
+    /// let backend = bellwether::RedisBackend::open("redis://127.0.0.1/")?;
+    /// backend.ready().await?;
+    /// backend.ping().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn ready(&self) -> Result<(), Error> {
         Ok(self.check_servers().await?)
     }

@@ -1,8 +1,7 @@
 //! The [`Leases`] of a Redis backend, and the channels of their waiters.
 //!
-//! At a single server, a process has one channel for all names, and keeps it. So a wait costs no
-//! subscription. In a cluster a script publishes in the slot of its name only. So a process has a
-//! channel for each name that it waits for.
+//! In a cluster a script publishes in the slot of its name only. So a process has a channel for
+//! each name that it waits for. At a single server it keeps one, so a wait costs no subscription.
 
 use std::{
     sync::{Arc, LazyLock},
@@ -145,9 +144,9 @@ impl Leases for RedisBackend {
     }
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
-        let (keys, is_entry) = (keys::semaphore(kind), name.family() == Family::Cache);
-        let keys = [keys.sole, keys.shared, keys.queue, keys::FAILURE];
-        let call = Call::new(&SCRIPTS.inspect, name, &keys).arg(u8::from(is_entry));
+        let [sole, shared, queue, _] = keys::semaphore(kind);
+        let call = Call::new(&SCRIPTS.inspect, name, &[sole, shared, queue, keys::FAILURE])
+            .arg(u8::from(name.family() == Family::Cache));
         self.run(&call, replies::held).await
     }
 
@@ -168,8 +167,8 @@ impl Leases for RedisBackend {
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
-        let keys = keys::semaphore(mode.into());
-        let keys = [self.channel(), keys.deadlines, keys.sole, keys.shared, keys.queue];
+        let [sole, shared, queue, deadlines] = keys::semaphore(mode.into());
+        let keys = [self.channel(), deadlines, sole, shared, queue];
         self.run(&Call::new(&SCRIPTS.clear, name, &keys).arg(1), replies::flag).await
     }
 
@@ -284,8 +283,8 @@ fn lock_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a
 }
 
 fn semaphore_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a> {
-    let keys = keys::semaphore(claim.mode.into());
-    let own = [keys.sole, keys.shared, keys::FENCE, keys.queue, keys.deadlines];
+    let [sole, shared, queue, deadlines] = keys::semaphore(claim.mode.into());
+    let own = [sole, shared, keys::FENCE, queue, deadlines];
     Call::new(script, &claim.name, &[&own, further].concat())
 }
 
@@ -324,9 +323,8 @@ fn renewal(batch: &[Claim]) -> Call<'static> {
     let fences: Vec<_> =
         batch.iter().enumerate().filter(|(_, claim)| is_fence_due(claim)).collect();
     let held = batch.iter().map(|claim| {
-        let keys = keys::semaphore(claim.mode.into());
-        let is_sole = claim.mode.need() == Need::Sole;
-        (&claim.name, if is_sole { keys.sole } else { keys.shared })
+        let [sole, shared, ..] = keys::semaphore(claim.mode.into());
+        (&claim.name, if claim.mode.is_fenced() { sole } else { shared })
     });
     let due = fences.iter().map(|(_, claim)| (&claim.name, keys::FENCE));
     let keys: Vec<_> = held.chain(due).collect();

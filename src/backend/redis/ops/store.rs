@@ -1,11 +1,8 @@
 //! The [`Store`] of a Redis backend.
 //!
-//! A read is a `GET`. Where the age matters, a `TIME` goes before it in the same write. The header
-//! says when the entry was stored. The time that the answer takes counts as age.
-//!
-//! A writer sends a large entry by a plain `SET` to a key of its own. A server copies each argument
-//! of a script several times. The script behind it moves the entry to its place, and reads it only
-//! if a waiter is to get it.
+//! A read is a `GET`. Where the age matters, a `TIME` goes before it in the same write, and the
+//! time that the answer takes counts as age. A writer stages a large entry: it sends a plain `SET`
+//! to a key of its own, and the script behind it moves the entry to its place.
 
 use std::{
     io::Write,
@@ -45,7 +42,7 @@ impl Store for RedisBackend {
             return self.read_aged(name).await;
         }
         // The prefix is enough to find the slot in a cluster.
-        let value = self.0.servers.run(&of_entry("GET", name), name.prefix()).await?;
+        let value = self.0.servers.run(&get(name), name.prefix()).await?;
         let answer = self.entry(value);
         match lacks_age(&answer) {
             true => self.read_aged(name).await,
@@ -143,8 +140,8 @@ impl Store for RedisBackend {
                 with_stage(put, name, staged.as_deref(), entry)
             }
             Edit::Touch(windows) => {
-                let kept = millis(windows.in_range().kept());
-                call("touch").arg(windows.encoded()).arg(kept)
+                let windows = windows.in_range();
+                call("touch").arg(windows.encoded()).arg(millis(windows.kept()))
             }
             Edit::Expire => call("expire"),
             Edit::Supersede => call("supersede"),
@@ -292,7 +289,7 @@ impl RedisBackend {
 
     async fn read_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         let mut reads = Pipeline::with_capacity(2);
-        reads.cmd("TIME").add_command(of_entry("GET", name));
+        reads.cmd("TIME").add_command(get(name));
         let asked = Instant::now();
         let replies = self.0.servers.run_all(&reads, name.prefix()).await?;
         let [time, value] = <[Value; 2]>::try_from(replies)
@@ -323,12 +320,12 @@ fn lacks_age(answer: &Result<Option<Entry>, BackendError>) -> bool {
     matches!(answer, Ok(Some(Entry { windows: Some(windows), .. })) if !windows.is_fresh_only())
 }
 
-/// Returns a command about the key of an entry.
-fn of_entry(word: &str, name: &Name) -> Cmd {
-    let mut command = Cmd::with_capacity(2, name.prefix().len() + 40);
-    command.arg(word);
-    write_key(&mut command, name, &name.entry_suffix());
-    command
+/// Returns the command that reads an entry.
+fn get(name: &Name) -> Cmd {
+    let mut get = Cmd::with_capacity(2, name.prefix().len() + 40);
+    get.arg("GET");
+    write_key(&mut get, name, &name.entry_suffix());
+    get
 }
 
 /// Returns the suffix of the key under which an entry is staged.

@@ -54,21 +54,16 @@ impl RedisBackend {
         }
         let (names, channels) = (&self.0.channel_names, self.0.servers.channels());
         let wanted = [names.of_tags(name), names.of_tiers(name)];
-        if wanted.iter().all(|channel| channels.is_confirmed(channel)) {
-            self.beat();
-            return true;
-        }
-        if begins && !wanted.iter().all(|channel| channels.wants(channel)) {
+        let is_heard = wanted.iter().all(|channel| channels.is_confirmed(channel));
+        if !is_heard {
+            if !begins || wanted.iter().all(|channel| channels.wants(channel)) {
+                return false;
+            }
             channels.open(&names.registered(name));
             self.0.heartbeat.name.get_or_init(|| name.clone());
             wanted.into_iter().for_each(|channel| channels.open(&channel.into()));
-            self.beat();
         }
-        false
-    }
-
-    /// Starts the task that publishes to this backend, unless it runs. It ends with the tiers.
-    fn beat(&self) {
+        // Publishes to this backend, unless a task does so already. It ends with the tiers.
         let inner = Arc::downgrade(&self.0);
         let beats = async move {
             while let Some(inner) = inner.upgrade().filter(|it| it.servers.channels().is_tapped()) {
@@ -79,6 +74,7 @@ impl RedisBackend {
             }
         };
         self.0.heartbeat.task.start(|| (beats, || ()));
+        is_heard
     }
 }
 

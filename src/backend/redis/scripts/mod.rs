@@ -3,7 +3,9 @@
 //! Each operation is one file, with the functions of `lib/` that it names. A server learns a script
 //! once, and each call names it by its digest.
 
-use std::{collections::HashMap, io::Write, sync::LazyLock};
+mod assemble;
+
+use std::{io::Write, sync::LazyLock};
 
 use redis::{Arg, Cmd, Pipeline, RedisWrite, ToRedisArgs};
 
@@ -44,55 +46,11 @@ pub(super) struct Script {
 }
 
 impl Script {
-    fn new(file: &'static str) -> Self {
-        let mut source = String::with_capacity(8 << 10);
-        let parts = LIB.iter().flat_map(|file| blocks(file));
-        let mut parts = parts.flat_map(|part| names(part).map(move |name| (name, part))).collect();
-        for block in blocks(file) {
-            add(block, &mut parts, &mut source);
-        }
+    fn new(file: &str) -> Self {
+        let source = assemble::assemble(file, LIB);
         let digest = redis::Script::new(&source).get_hash().to_owned();
         Self { source, digest }
     }
-}
-
-/// Adds a block to a script, and before it those of the remaining parts that it names.
-///
-/// The functions of a part are created at each call of a script. So a script gets the parts that it
-/// uses, each before the first block that does, and the usual case comes first.
-fn add(block: &'static str, parts: &mut HashMap<&'static str, &'static str>, source: &mut String) {
-    let is_of_name = |it: char| it.is_ascii_alphanumeric() || it == '_';
-    for word in code(block).flat_map(|line| line.split(|it| !is_of_name(it))) {
-        if let Some(part) = parts.remove(word)
-            && !source.contains(part)
-            && part != block
-        {
-            add(part, parts, source);
-        }
-    }
-    source.push_str(block);
-    source.push_str("\n\n");
-}
-
-/// Returns the blocks of a file: behind a blank line, the next one begins at the margin.
-fn blocks(file: &'static str) -> Vec<&'static str> {
-    let ends = file.match_indices("\n\n").map(|(at, _)| at);
-    let ends = ends.filter(|at| !file[at + 2..].starts_with(' ')).chain([file.len()]);
-    ends.scan(0, |begin, end| Some(&file[std::mem::replace(begin, end + 2)..end])).collect()
-}
-
-fn code(block: &'static str) -> impl Iterator<Item = &'static str> {
-    block.lines().filter(|line| !line.trim_start().starts_with("--"))
-}
-
-/// Returns the names that a block defines at the margin.
-fn names(block: &'static str) -> impl Iterator<Item = &'static str> {
-    let defined = code(block).filter_map(|line| line.strip_prefix("local "));
-    let listed = defined.flat_map(|it| {
-        let it = it.strip_prefix("function ").unwrap_or(it);
-        it.split(['=', '(']).next().unwrap_or_default().split(',')
-    });
-    listed.map(str::trim)
 }
 
 impl Scripts {
@@ -212,7 +170,10 @@ impl<'a> Call<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        assemble::{blocks, names},
+        *,
+    };
 
     #[test]
     fn each_part_is_used() {

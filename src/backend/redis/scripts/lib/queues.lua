@@ -17,17 +17,22 @@ local function deadline_in(deadlines, claim, at)
   return (redis.call('ZSCORE', deadlines, string.sub(claim, 1, 16)) or 0) - at
 end
 
--- Returns the claim at a place in a queue, and its ticket. Usually only the first is needed.
-local function claim_at(queue, place)
-  return unpack(redis.call('ZRANGE', queue, place - 1, place - 1, 'WITHSCORES'))
+-- Returns a function that gives the claims at the head of a queue with their tickets, by index.
+-- Usually only the first is needed, and the others are read together.
+local function heads_of(queue)
+  local heads = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+  return function(index)
+    if index == 2 then heads = redis.call('ZRANGE', queue, 0, BATCH - 1, 'WITHSCORES') end
+    return heads[2 * index - 1], heads[2 * index]
+  end
 end
 
 -- Returns the first claim in a queue whose process is alive, and in how many milliseconds that is
 -- taken for dead; or nil. Removes the entries before it. Returns AGAIN after a batch of dead ones.
 local function first_alive(queue, deadlines, at)
-  local dead = {}
+  local head, dead = heads_of(queue), {}
   for index = 1, BATCH do
-    local claim = claim_at(queue, index)
+    local claim = head(index)
     local left = claim and deadline_in(deadlines, claim, at)
     if not claim or left > 0 then
       if dead[1] then redis.call('ZREM', queue, unpack(dead)) end
@@ -59,8 +64,9 @@ local function grant_next(at, fence_ms, returned)
 
   local gone, moved, again = {}, returned, 0
   local is_heard, unheard_ms, stamp = false, nil, nil
+  local head = heads_of(queue)
   for index = 1, BATCH do
-    local claim, ticket = claim_at(queue, index)
+    local claim, ticket = head(index)
     if not claim then
       if not is_heard and #gone == index - 1 then redis.call('DEL', deadlines) end
       break
