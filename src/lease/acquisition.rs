@@ -102,7 +102,7 @@ impl Acquisition {
         self.since.get_or_insert(sent);
         let Self { release, state, met, .. } = self;
         let before = replace(state, AcquisitionState::Unknown);
-        let (backend, claim): (&'a dyn Leases, _) = (&**release.janitor.backend(), &release.claim);
+        let (backend, claim): (&'a dyn Leases, _) = (&*release.janitor.backend, &release.claim);
         let answer = answered_by(backend, limit, send(backend, claim)).await;
         let after = answer.as_ref().map(AcquisitionState::from);
         if let Ok(AcquisitionState::Waiting(fence)) = after {
@@ -119,7 +119,7 @@ impl Acquisition {
     /// Registers the claim for pushes, so that it misses none from its next request on.
     pub(crate) fn listen(&mut self) -> &mut Changes {
         let Release { janitor, claim, .. } = &self.release;
-        let backend = janitor.backend();
+        let backend = &janitor.backend;
         self.changes.get_or_insert_with(|| backend.listen(&claim.name, Some(claim)))
     }
 

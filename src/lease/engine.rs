@@ -50,7 +50,7 @@ impl Engine {
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn Leases> {
-        self.janitor.backend()
+        &self.janitor.backend
     }
 
     /// Sets the mark of the name of a claim to a tick, if the claim has the lease.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     advice,
-    backend::{Claim, Marked, Mode, Owner, Tick, answer_limit},
+    backend::{Claim, Mode, Owner, answer_limit},
     error::{BackendError, BackendErrorKind, Error},
 };
 
@@ -28,22 +28,12 @@ impl Engine {
 
 /// A lease that is held. Dropped, it is released in a task.
 pub(crate) struct LeaseGuard {
-    engine: Arc<Engine>,
-    record: Arc<Lease>,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) record: Arc<Lease>,
     released: bool,
 }
 
 impl LeaseGuard {
-    /// Returns the shared record of the lease.
-    pub(crate) fn record(&self) -> &Arc<Lease> {
-        &self.record
-    }
-
-    /// Sets the mark of the name to a tick, if the lease is held.
-    pub(crate) async fn mark(&self, tick: Tick) -> Result<Marked, Error> {
-        self.engine.mark(self.claim(), tick).await
-    }
-
     /// Releases the lease, and returns [`Lost`](crate::ErrorKind::Lost) if it was lost before.
     ///
     /// Dropping the future does not stop the release.

@@ -134,7 +134,7 @@ impl Lease {
         }
         let sent = Instant::now();
         let claims = std::slice::from_ref(self.claim());
-        match timeout(self.remaining(), self.release.janitor.backend().renew(claims)).await {
+        match timeout(self.remaining(), self.release.janitor.backend.renew(claims)).await {
             Ok(Ok(held)) if held.first() == Some(&Renewal::Held) => {
                 self.renewed(sent);
                 // A term may have ended meanwhile.

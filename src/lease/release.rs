@@ -40,7 +40,7 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
 
 /// The releases of one backend.
 pub(crate) struct Janitor {
-    backend: Arc<dyn Leases>,
+    pub(crate) backend: Arc<dyn Leases>,
     /// Releases that no caller polls, and all other work for which the shutdown waits.
     pub(crate) tasks: TaskTracker,
     /// Cancelled when nothing new may begin.
@@ -50,10 +50,6 @@ pub(crate) struct Janitor {
 impl Janitor {
     pub(crate) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
         Arc::new(Self { backend, tasks: TaskTracker::new(), stop: CancellationToken::new() })
-    }
-
-    pub(crate) fn backend(&self) -> &Arc<dyn Leases> {
-        &self.backend
     }
 
     /// Runs a release, which goes on in a task if it does not end at once. Its caller may drop it

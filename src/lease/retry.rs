@@ -10,17 +10,12 @@ use crate::backend::Leases;
 /// when the lease ends. Such an earlier wake uses up no wait. The waits of a strategy are upper
 /// bounds in between, and its end is the end of the wait.
 ///
-/// A closure that makes an iterator of waits is a strategy, so a custom one takes a few lines:
+/// A closure that makes an iterator of waits is a strategy:
 ///
 /// ```
-/// use std::{iter, time::Duration};
-/// use bellwether::lease::RetryStrategy;
-///
-/// /// 10, 20, 30 ... milliseconds, twenty times.
-/// fn linear() -> impl RetryStrategy {
-///     || (1..=20).map(|n| Duration::from_millis(10 * n))
-/// }
-/// # let _ = linear().waits().count();
+/// # fn linear() -> impl bellwether::lease::RetryStrategy {
+/// || (1..=20).map(|n| std::time::Duration::from_millis(10 * n))
+/// # }
 /// ```
 pub trait RetryStrategy: Send + Sync + 'static {
     /// Returns the waits of one acquisition. When they end, the acquisition has failed. A wait of

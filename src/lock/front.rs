@@ -95,7 +95,7 @@ impl<Kind> Lock<Kind> {
     }
 
     /// Sets how long an acquisition may wait for other holders. Defaults to 30 s, and to no limit
-    /// for jobs and leaders, which wait anew after it.
+    /// for jobs and leaders. A candidate and the ticks of a job wait anew after it.
     ///
     /// A try that is under way at the limit may add up to its
     /// [`try_limit`](crate::lease::RetryStrategy::try_limit).
@@ -323,6 +323,11 @@ pub(super) async fn through_outages<T, Answer: Future<Output = Result<T, Error>>
     let (told, mut pauses) = (Rarely::default(), Pauses::default());
     loop {
         let error = match ask().await {
+            // The limit that it may wait at once.
+            Err(error) if error.kind() == ErrorKind::NotAcquired => {
+                sleep(Pauses::default().next()).await;
+                continue;
+            }
             Err(error) if may_pass(&error) => error,
             answer => return answer,
         };

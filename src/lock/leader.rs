@@ -15,8 +15,7 @@ use crate::{
     lease::{Lease, run_until},
 };
 
-/// A candidate for work that one process of the fleet does at a time. Created by
-/// [`Locks::leader`].
+/// A candidate for work that one process of the fleet does at a time: see [`Locks::leader`].
 ///
 /// # Examples
 ///
@@ -69,8 +68,7 @@ impl Candidate {
     ///
     /// # Errors
     ///
-    /// The `ShutDown`, `InvalidKey` and `InvalidConfig` of [all
-    /// locks](super#errors-and-cancel-safety).
+    /// `ShutDown`, `InvalidKey`, `InvalidConfig`: as [all locks](super#errors-and-cancel-safety).
     ///
     /// # Cancel safety
     ///
@@ -91,7 +89,7 @@ impl Candidate {
     {
         loop {
             let held = through_outages("a candidate", || self.acquire_in(self.kind.0)).await?;
-            let led = run_until(held.lost(), work(Term { lease: held.record().clone() }));
+            let led = run_until(held.lost(), work(Term { lease: held.record.clone() }));
             match run_until(self.space.engine.janitor.stop.cancelled(), led).await {
                 Some(Some(output)) => {
                     // The work is done, however the release ends. The log tells of an error.

@@ -1,5 +1,5 @@
-//! What is stored, and how it changes by itself: entries, failures, latches and semaphores. Their
-//! rules together are in `entries`, `latches` and `semaphores`.
+//! What is stored, and how it changes by itself: entries, latches and semaphores. Their rules
+//! together are in `entries` and `semaphores`.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},

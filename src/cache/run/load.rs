@@ -89,7 +89,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         run: &Run<V>,
     ) -> Self {
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
-        let lease = Some(guard.record().clone());
+        let lease = Some(guard.record.clone());
         Self {
             lead: Lead::new(lease, previous, Source::Led, run.wants_new()),
             guard,

@@ -109,7 +109,7 @@ impl Contention {
             return;
         }
         contended.retain(|_, known| !known.listening.is_finished());
-        let each = servers.iter().map(|server| server.backend().listen(name, None)).collect();
+        let each = servers.iter().map(|server| server.backend.listen(name, None)).collect();
         let listening = tokio::spawn(self.clone().hear(name.clone(), each));
         contended.insert(name.clone(), Contended { until, listening });
     }

@@ -95,7 +95,7 @@ impl Majority {
     /// Checks that the round trip to a majority fits well into the limit.
     pub(super) async fn ready(&self, name: &Name) -> Result<(), Error> {
         let measured = self.servers.iter().map(async |server| {
-            let backend = server.backend().as_ref();
+            let backend = server.backend.as_ref();
             let ask = || answered(backend, backend.inspect(name, SemaphoreKind::Mutex));
             // The first request waits for the connection.
             ask().await?;
@@ -245,7 +245,7 @@ impl Majority {
                 return Ok(share.is_some());
             };
             let share = of_share(claim, Some(share));
-            in_time(self.limit, server.backend().set_fence(&share, fence)).await
+            in_time(self.limit, server.backend.set_fence(&share, fence)).await
         });
         let answers = join_all(written).await;
         let is_written = self.decide(&answers, |written| Some(*written))?;
@@ -262,8 +262,9 @@ impl Majority {
         Ok(is_written)
     }
 
-    /// Asks a server for a share that it denies to a hold that a majority has renewed: it was away,
-    /// or has restarted.
+    /// Asks a server for a share that it denies to a hold that a majority has renewed, once it
+    /// denies it again: it was away, or has restarted. The first time, it may be the first server
+    /// that a [clear](Leases::clear) has reached.
     async fn take_share(self, claim: Claim, at: usize, denied: Option<Share>) {
         let Some(server) = self.servers.get(at) else { return };
         let fence = {
@@ -271,6 +272,9 @@ impl Majority {
             let Some(Hold { fence, shares }) = held.get_mut(&claim.owner) else { return };
             let Some(share) = shares.get_mut(at).filter(|share| **share == denied) else { return };
             *share = None;
+            if denied.is_some() {
+                return;
+            }
             *fence
         };
         let mut acquisition = Acquisition::new(server, of_share(&claim, None));
@@ -278,7 +282,7 @@ impl Majority {
         if !matches!(asked, Ok((Claimed::Granted(_), _))) {
             return;
         }
-        let write = server.backend().set_fence(acquisition.claim(), fence);
+        let write = server.backend.set_fence(acquisition.claim(), fence);
         let written = in_time(self.limit, write).await;
         let mut held = lock(&self.held);
         let share = held.get_mut(&claim.owner).and_then(|hold| hold.shares.get_mut(at));
@@ -325,7 +329,7 @@ impl Leases for Majority {
             let each = claims.iter().zip(&holds);
             let shares: Vec<_> =
                 each.map(|(claim, hold)| of_share(claim, share_of(hold, at))).collect();
-            in_time(self.limit, server.backend().renew(&shares)).await
+            in_time(self.limit, server.backend.renew(&shares)).await
         });
         let answers = join_all(asked).await;
         let (mut renewals, mut undecided) = (Vec::with_capacity(claims.len()), None);
@@ -383,10 +387,15 @@ impl Leases for Majority {
             return self.release(from).await.map(|_| None);
         }
         let mut held = lock(&self.held);
-        if held.remove(&from.owner).is_none() {
-            return Ok(None);
-        }
+        let Some(before) = held.remove(&from.owner) else { return Ok(None) };
         let grant = Grant::new(next.fence);
+        let shares = self.servers.iter().zip(before.shares.into_iter().zip(&next.shares));
+        for (server, (before, now)) in shares {
+            // It missed the fence, or was taken meanwhile.
+            if now.is_none() && before.is_some() {
+                Release::new(server, of_share(to, before)).undo(false);
+            }
+        }
         held.insert(to.owner, next);
         Ok(Some(grant))
     }
@@ -398,7 +407,7 @@ impl Leases for Majority {
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         let asked = self.servers.iter().map(|server| {
-            let holding = in_time(self.limit, server.backend().inspect(name, kind));
+            let holding = in_time(self.limit, server.backend.inspect(name, kind));
             holding.map_ok(|holding| holding.in_mode(Mode::Exclusive))
         });
         let answers = join_all(asked).await;
@@ -418,7 +427,7 @@ impl Leases for Majority {
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         only_exclusive(mode)?;
         let servers = self.servers.iter();
-        let cleared = servers.map(|server| in_time(self.limit, server.backend().clear(name, mode)));
+        let cleared = servers.map(|server| in_time(self.limit, server.backend.clear(name, mode)));
         let answers = join_all(cleared).await;
         self.decide(&answers, |_| Some(true))?;
         Ok(answers.into_iter().flatten().any(|was_there| was_there))

@@ -17,8 +17,8 @@ local stored_at = time_text()
 local bytes = head .. stored_at .. rest
 
 -- The usual case: the lease is as it was granted, but for a few ids behind it; its fence is the
--- last one; and the entry is pushed. It is written without functions and patterns: a server
--- whose caches are cold spends 20 us on them.
+-- last one; and the entry is pushed. It is written without further functions and without patterns:
+-- a server whose caches are cold spends 20 us on them.
 local value, own = redis.pcall('GET', lease), owner .. ':' .. granted
 if type(value) == 'string' and (value == own or string.sub(value, 1, #own + 1) == own .. ',')
   and #value < 256 and ttl_ms ~= '0' and not staged

@@ -17,8 +17,8 @@ local function next_fence(last, stored)
   return math.max(now(), last + 1, stored + 1)
 end
 
--- Writes the time as the fence, and reads the last one in the same call. Returns its text. If it is
--- not known to be greater, or is refused, returns nil, and writes the last one again.
+-- Writes the time as the fence, and reads the last one in the same call. Returns its text, or nil
+-- if it is refused. If it is not known to be greater, returns nil, and writes the last one again.
 local function clock_fence(key, fence_ms)
   local fence = time_text()
   local last = redis.pcall('SET', key, fence, 'PX', fence_ms, 'GET')

@@ -1,4 +1,4 @@
--- The lease of one holder: `owner:fence`, and behind it a label, or what `registered` says.
+-- The lease of one holder: `owner:fence`, and behind it a label, or what `registered_at` says.
 
 -- Returns the owner of a lease, the fence, the milliseconds left, nil, and the value; or nil if it
 -- is free. Any other value is an error, the fourth result: no script waits for it or overwrites it.
