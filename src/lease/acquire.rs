@@ -124,9 +124,9 @@ impl Engine {
                 Ok(())
             }
             .await;
-            // The others took time. The holder of one lease learns of its loss by itself.
-            let took_time = held.len() > 1;
-            if outcome.is_ok() && !(took_time && held.iter().any(|lease| lease.is_lost())) {
+            // The holder of a single lease learns of its loss by itself.
+            let is_late = held.len() > 1 && held.iter().any(|lease| lease.is_lost());
+            if outcome.is_ok() && !is_late {
                 return Ok(held);
             }
             // An error says more than how the releases end.

@@ -3,8 +3,7 @@
 //!
 //! - `engine`: what the leases of one `Cache` or one `Locks` share.
 //! - `acquire`: ask, wait, and ask again; with `acquisition` (a claim and its undo), and `retry`.
-//! - `queue`: the callers of this process that want one lease. `keeper`: their queue entries at the
-//!   backend.
+//! - `queue`: the callers of this process for one lease. `keeper`: their entries at the backend.
 //! - `guard`, `record`, `renewals`: a lease that is held, renewed, passed on, or lost.
 //! - `release`: releases that must happen.
 //!

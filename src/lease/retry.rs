@@ -13,7 +13,7 @@ use crate::backend::Leases;
 /// A closure that makes an iterator of waits is a strategy:
 ///
 /// ```
-/// # fn linear() -> impl bellwether::lease::RetryStrategy {
+/// # fn s() -> impl bellwether::lease::RetryStrategy {
 /// || (1..=20).map(|n| std::time::Duration::from_millis(10 * n))
 /// # }
 /// ```

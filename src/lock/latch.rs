@@ -126,8 +126,7 @@ impl Latch {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety), and [`NotSet`](ErrorKind::NotSet) if the
-    /// latch is not set.
+    /// As [all locks](super#errors-and-cancel-safety). `NotSet` if there is no latch.
     pub async fn left(&self) -> Result<u32, Error> {
         let name = self.space.name(&self.name)?;
         let countdown = self.latches.latch(&name).await?;

@@ -42,8 +42,7 @@ impl Locks {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety). The user of the server needs the right to
-    /// `SCAN`.
+    /// As [all locks](super#errors-and-cancel-safety). The user needs the right to `SCAN`.
     ///
     /// # Examples
     ///

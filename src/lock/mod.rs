@@ -1,8 +1,7 @@
 //! Distributed locks.
 //!
 //! [`Locks`] is the entry point. Each lock type is a kind of [`Lock`] over the engine in
-//! [`lease`](crate::lease). It states the claim, and wraps the [`Lease`](crate::lease::Lease) in
-//! a guard.
+//! [`lease`](crate::lease), and its guard wraps a [`Lease`](crate::lease::Lease).
 //!
 //! # What a lock promises
 //!
@@ -58,13 +57,11 @@
 //!   data of another kind. What was to be changed may or may not have been changed. A call that
 //!   waits has it from its last try.
 //! - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
-//! - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting or a namespace outside its
-//!   range.
+//! - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting outside its range.
 //! - [`NotAcquired`](crate::ErrorKind::NotAcquired) if a wait was ended by its limit or by the
 //!   retry strategy. The `try_` methods return `None` instead.
 //! - [`Panicked`](crate::ErrorKind::Panicked) if the retry strategy panicked.
-//! - [`ShutDown`](crate::ErrorKind::ShutDown) for what is to be acquired after
-//!   [`Locks::shutdown`] or [`Redlock::shutdown`].
+//! - [`ShutDown`](crate::ErrorKind::ShutDown) for an acquisition after [`Locks::shutdown`].
 //!
 //! If the future of an acquisition is dropped, what it may have acquired is released. A release
 //! that was polled once, or whose guard is dropped, goes on. Any other change may or may not have

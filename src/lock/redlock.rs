@@ -23,7 +23,6 @@ use crate::{
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
 /// use bellwether::{MemoryBackend, Redlock};
 ///
 /// # async fn write_report() {}
@@ -34,7 +33,6 @@ use crate::{
 /// let guard = redlock.mutex("nightly").lock().await?;
 /// guard.run(write_report()).await?;
 /// guard.unlock().await?;
-/// redlock.shutdown(Duration::from_secs(1)).await;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 ///
@@ -76,12 +74,11 @@ use crate::{
 /// There is no queue at the servers. A release wakes the first waiter of each process, which asks
 /// after a random pause of up to 8 ms. If several ask at the same moment and none has a majority,
 /// they ask again, up to three times. Then they sleep until the next release, for 0.7 s at most. So
-/// processes have about even shares of a contended lock, and not in the order in which they came.
+/// processes have about even shares of a contended lock, in no order.
 pub type Redlock = Locks<Majority>;
 
 impl Redlock {
-    /// Creates the locks of a [namespace](crate::Locks::new) over these servers. Sends nothing to
-    /// them yet.
+    /// Creates the locks of a [namespace](crate::Locks::new) over these servers. Sends nothing.
     ///
     /// # Errors
     ///

@@ -78,8 +78,7 @@ impl ReentrantMutex {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety). Other tasks of this holder keep their
-    /// places.
+    /// As [all locks](super#errors-and-cancel-safety). Other tasks keep their places.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
         let mut shared = self.kind.0.subscribe();
         let mut acquiring = pin!(self.acquire_in(Mode::Exclusive));

@@ -16,8 +16,7 @@ use crate::{
 
 const MOST_AT_ONCE: u32 = 1000;
 
-/// A number of permits, each with a lease that is renewed while it is held. Created by
-/// [`Locks::semaphore`].
+/// A number of permits, each renewed while it is held. Created by [`Locks::semaphore`].
 ///
 /// The number of permits is not stored at the backend. Each caller states it, and acquires permits
 /// only while no more than that are held. So an old and a new number may be in use side by side.
@@ -197,8 +196,7 @@ impl Permits {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if there are no
-    /// permits.
+    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also without permits.
     pub async fn acquire(&self) -> Result<PermitId, Error> {
         let held = self.acquire_in(permit_mode(&self.key, self.kind.0, 1)?).await?;
         Ok(PermitId(held.detach()))
@@ -232,8 +230,7 @@ impl Permits {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety). A release without an answer is repeated in
-    /// the background.
+    /// As [all locks](super#errors-and-cancel-safety). An unanswered release is repeated.
     pub async fn release(&self, id: PermitId) -> Result<bool, Error> {
         Ok(Release::new(&self.space.engine.janitor, self.claim_of(id)?).end().await?)
     }

@@ -115,7 +115,7 @@ async fn a_lost_push_costs_0_7_seconds_or_the_rest_of_the_wait() {
         here.count_down().await.unwrap();
         let (waited, at) = waiter.await.unwrap();
         waited.unwrap();
-        assert!(at > done && at - done <= within + MS, "{fault:?}: {:?}", at - done);
+        assert!(at >= done && at - done <= within + MS, "{fault:?}: {:?}", at - done);
     }
 }
 

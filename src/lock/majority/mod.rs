@@ -262,9 +262,8 @@ impl Majority {
         Ok(is_written)
     }
 
-    /// Asks a server for a share that it denies to a hold that a majority has renewed, once it
-    /// denies it again: it was away, or has restarted. The first time, it may be the first server
-    /// that a [clear](Leases::clear) has reached.
+    /// Asks a server for a share that it denies to a renewed hold for the second time: it was away,
+    /// or has restarted. At the first time, a [clear](Leases::clear) may be on its way.
     async fn take_share(self, claim: Claim, at: usize, denied: Option<Share>) {
         let Some(server) = self.servers.get(at) else { return };
         let fence = {
@@ -389,8 +388,7 @@ impl Leases for Majority {
         let mut held = lock(&self.held);
         let Some(before) = held.remove(&from.owner) else { return Ok(None) };
         let grant = Grant::new(next.fence);
-        let shares = self.servers.iter().zip(before.shares.into_iter().zip(&next.shares));
-        for (server, (before, now)) in shares {
+        for ((server, before), now) in self.servers.iter().zip(before.shares).zip(&next.shares) {
             // It missed the fence, or was taken meanwhile.
             if now.is_none() && before.is_some() {
                 Release::new(server, of_share(to, before)).undo(false);
