@@ -119,7 +119,7 @@ pub trait Store: Leases {
     ) -> Result<bool, BackendError>;
 
     /// Counts a latch down, to zero at most. Returns what the step left, or `None` if no latch
-    /// stands. A step by 0 only reads it.
+    /// stands. A step by 0 under a fresh id only reads it.
     ///
     /// A step under an `id` is counted once. If it is sent again, it is told the count that it
     /// left, or zero once the latch is done. Listeners are told of zero, and not of the steps
