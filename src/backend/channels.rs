@@ -325,7 +325,7 @@ impl Changes {
         }
     }
 
-    /// Returns what takes the changes, for one that wakes the listener as a push does.
+    /// Returns the inbox of the changes. A change that is put into it wakes the listener.
     pub(crate) fn inbox(&self) -> &Arc<Inbox> {
         &self.inbox
     }

@@ -44,7 +44,7 @@ impl Locks {
         self.scheduled(name.into(), OneTick { tick: tick.into(), kept: KEPT })
     }
 
-    /// Returns a job for an id that has no place in an order, such as that of an event.
+    /// Returns a job for an id that has no place in an order, such as the id of an event.
     ///
     /// The id is remembered for `keep` after its turn. Turns of different ids run beside each
     /// other: each is the mutex of the name and the id, joined by a colon.

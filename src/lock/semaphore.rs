@@ -95,7 +95,7 @@ impl Semaphore {
         Ok(held.map(|held| SemaphorePermit { held, count }))
     }
 
-    /// Returns how many permits were free at the moment of asking. Its errors are those of
+    /// Returns how many permits were free at the moment of asking. For its errors, see
     /// [`holder`](Self::holder).
     pub async fn available(&self) -> Result<u32, Error> {
         Ok(self.kind.0.saturating_sub(self.held().await?.holders))

@@ -204,3 +204,19 @@ async fn a_candidate_waits_through_an_outage() {
     backend.plan(|_| None);
     timeout(30 * SECOND, waits).await.expect("there is no leader").unwrap().unwrap();
 }
+
+/// A candidate with a wait limit kept longer and longer pauses between its waits, in which no
+/// release reached it. A reading of the code found this.
+#[tokio::test(start_paused = true)]
+async fn a_candidate_waits_anew_after_its_wait_limit() {
+    let backend = MemoryBackend::new();
+    let guard = process(&backend).mutex("job").lock().await.unwrap();
+    let candidate = process(&backend).leader("job").wait_limit(50 * MS);
+    let led = spawn(async move { candidate.run(|_term| async { 7 }).await });
+    sleep(5 * SECOND).await;
+    assert!(!led.is_finished());
+    guard.unlock().await.unwrap();
+    let released = Instant::now();
+    assert_eq!(led.await.unwrap().unwrap(), 7);
+    assert!(released.elapsed() <= 100 * MS, "{:?}", released.elapsed());
+}

@@ -16,7 +16,7 @@ pub(super) fn assemble<'a>(file: &'a str, lib: &[&'a str]) -> String {
     source
 }
 
-/// Adds a block to a script, and before it those of the remaining parts that it names.
+/// Adds a block to a script, behind the remaining parts that it names.
 fn add<'a>(block: &'a str, parts: &mut HashMap<&'a str, &'a str>, source: &mut String) {
     let is_of_name = |it: char| it.is_ascii_alphanumeric() || it == '_';
     for word in code(block).flat_map(|line| line.split(|it| !is_of_name(it))) {

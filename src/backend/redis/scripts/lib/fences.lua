@@ -11,7 +11,7 @@ local function fence_text(fence)
   return string.format('%016.0f', fence)
 end
 
--- Returns a fence greater than the last one and that of the stored entry, and not below the clock,
+-- Returns a fence greater than the last one and the stored entry's, and not below the clock,
 -- which stands in for a last fence that has expired.
 local function next_fence(last, stored)
   return math.max(now(), last + 1, stored + 1)
