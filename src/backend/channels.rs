@@ -19,7 +19,6 @@ use tokio::{
 
 use super::{Change, Owner, Tap};
 use crate::{
-    error::BackendError,
     meter,
     sync::{lock, read, write},
 };
@@ -115,7 +114,7 @@ impl Channels {
         let waiter = Waiter { inbox: inbox.clone(), channels, is_open: false };
         state.waiters.insert(place.clone(), waiter);
         drop(state);
-        Changes { inbox, registered: Some((self.clone(), place)) }
+        Changes { inbox, channels: self.clone(), place }
     }
 
     /// Returns whether a topic has waiters.
@@ -291,21 +290,22 @@ impl State {
 ///
 /// let channels = Channels::default();
 /// let mut changes = channels.listen(&"stock:42".into(), None);
-/// changes.confirmed().await?;
+/// changes.confirmed().await;
 /// channels.push("stock:42", Change::Wake);
 /// assert_eq!(changes.next().await, Change::Wake);
-/// # Ok::<_, bellwether::BoxError>(()) }).unwrap();
+/// # });
 /// ```
 pub struct Changes {
     inbox: Arc<Inbox>,
-    /// `None` for a backend that pushes nothing.
-    registered: Option<(Channels, WaiterPlace)>,
+    channels: Channels,
+    place: WaiterPlace,
 }
 
 impl Changes {
     /// Returns a registration for a backend that pushes nothing. Its waiter looks at intervals.
     pub fn none() -> Self {
-        Self { inbox: Arc::default(), registered: None }
+        let nowhere = Arc::from("");
+        Channels::default().register(&nowhere, vec![nowhere.clone()], None)
     }
 
     /// Returns the next change, or [`Change::Wake`] if some were missed. Dropping the future loses
@@ -335,43 +335,36 @@ impl Changes {
     ///
     /// The listener is woken ([`Change::Wake`]) when they are confirmed or lost.
     pub fn subscribe(&mut self) -> bool {
-        let Some((channels, place)) = &self.registered else { return false };
         // A task that is woken may hold the lock of `openings`, and ask for the state.
-        let (is_confirmed, must_ask) = channels.state().subscribe(place);
+        let (is_confirmed, must_ask) = self.channels.state().subscribe(&self.place);
         if must_ask {
-            channels.recheck();
+            self.channels.recheck();
         }
         is_confirmed
     }
 
-    /// Completes when the server has confirmed the subscription, or fails if the backend pushes
-    /// nothing. The changes until then may be missed.
-    pub async fn confirmed(&mut self) -> Result<(), BackendError> {
-        if self.registered.is_none() {
-            return Err(BackendError::refused("the backend pushes nothing"));
-        }
+    /// Completes when the server has confirmed the subscription. The changes until then may be
+    /// missed.
+    pub async fn confirmed(&mut self) {
         while !self.subscribe() {
             self.next().await;
         }
         lock(&self.inbox.unread).clear();
-        Ok(())
     }
 }
 
 impl Drop for Changes {
     fn drop(&mut self) {
-        let Some((channels, place)) = &self.registered else { return };
-        let has_closed = channels.state().leave(place);
+        let has_closed = self.channels.state().leave(&self.place);
         if has_closed {
-            channels.recheck();
+            self.channels.recheck();
         }
     }
 }
 
 impl fmt::Debug for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let topic = self.registered.as_ref().map(|(_, place)| &place.topic);
-        f.debug_tuple("Changes").field(&topic).finish()
+        f.debug_tuple("Changes").field(&self.place.topic).finish()
     }
 }
 
@@ -421,35 +414,23 @@ mod tests {
         changes.next().now_or_never()
     }
 
-    /// A grant reaches the waiter that it is for, and the many others of the process sleep.
+    /// A grant reaches the waiters that it is for and those without an owner. The many others of the
+    /// process sleep.
     #[test]
-    fn a_push_for_one_owner_wakes_one_waiter_of_many() {
+    fn a_push_for_one_owner_wakes_no_waiter_with_another_one() {
         let (channels, topic) = (Channels::default(), Arc::from("t"));
-        let owners: Vec<_> = std::iter::repeat_with(Owner::fresh).take(3000).collect();
-        let listen = |owner: &Owner| channels.listen(&topic, Some(*owner));
-        let mut waiters: Vec<_> = owners.iter().map(listen).collect();
-        channels.push(&topic, granted(owners[7]));
-        channels.push(&topic, granted(Owner::fresh()));
+        let mine = Owner::fresh();
+        let others = std::iter::repeat_with(|| Some(Owner::fresh())).take(3000);
+        let owners = [Some(mine), Some(mine), None].into_iter().chain(others);
+        let mut waiters: Vec<_> = owners.map(|owner| channels.listen(&topic, owner)).collect();
+        channels.push(&topic, granted(mine));
         channels.push("t2", Change::Wake);
         let told: Vec<_> = waiters.iter_mut().map(poll).collect();
-        assert_eq!(told[7], Some(granted(owners[7])));
-        assert_eq!(told.iter().flatten().count(), 1);
+        assert!(told[..3].iter().all(|told| *told == Some(granted(mine))));
+        assert_eq!(told.iter().flatten().count(), 3);
         channels.push(&topic, Change::Wake);
         assert!(waiters.iter_mut().all(|waiter| poll(waiter) == Some(Change::Wake)));
-    }
-
-    /// Each listener of one owner hears of it, and a listener without an owner of all.
-    #[test]
-    fn a_push_for_one_owner_reaches_those_that_observe() {
-        let (channels, topic) = (Channels::default(), Arc::from("t"));
-        let (mine, other) = (Owner::fresh(), Owner::fresh());
-        let mut all =
-            [Some(mine), Some(mine), None, Some(other)].map(|owner| channels.listen(&topic, owner));
-        channels.push(&topic, granted(mine));
-        let turn = Some(granted(mine));
-        let heard = all.each_mut().map(poll);
-        assert_eq!(heard, [turn.clone(), turn.clone(), turn, None]);
-        drop(all);
+        drop(waiters);
         assert!(!channels.has_listeners(&topic));
     }
 

@@ -45,6 +45,16 @@ pub(crate) enum Need {
     Units { count: u32, limit: u32 },
 }
 
+impl Need {
+    /// Returns the shared units: none of a sole hold.
+    pub(crate) fn units(self) -> u32 {
+        match self {
+            Self::Sole => 0,
+            Self::Units { count, .. } => count,
+        }
+    }
+}
+
 /// The number of readers that may hold a lock together.
 const READERS: u32 = 1 << 31;
 
@@ -116,8 +126,8 @@ pub struct Claim {
     pub mode: Mode,
     /// How long the lease lasts unless it is renewed.
     pub lease: Duration,
-    /// How long the last fence of the name is remembered after the grant. After each renewal at
-    /// least three quarters of it are left. After a handover, the time of the former holder counts.
+    /// How long the last fence of the name is remembered after the grant, and after each renewal.
+    /// After a handover, the time of the former holder counts.
     pub fence_life: Duration,
     /// Whether it enters the queue, where the mode has one and the claim is not granted at once.
     pub waits: bool,
@@ -202,8 +212,9 @@ pub struct Occupied {
     /// The fence of the holder. It is zero where the mode has none, or where the lease is free and
     /// another claim is before this one in the queue.
     pub fence: u64,
-    /// After how long the lease ends if it is not renewed. For a claim that waits it is shorter if
-    /// it is to look again before, because no push may tell it of a release.
+    /// After how long the lease ends if it is not renewed, or the first one of several. For a claim
+    /// that waits it is shorter if it is to look again before, because no push may tell it of a
+    /// release.
     pub remaining: Duration,
     /// The number of holders; for permits, how many of them are out.
     pub holders: u32,

@@ -117,8 +117,7 @@ pub trait Leases: Send + Sync + 'static {
     /// fence. Returns `None` if the holder no longer has it.
     ///
     /// A lease passes from one exclusive or fair claim to another, from a writer to a reader, and
-    /// from the only reader to a writer; with another reader, the answer is `None`. Other passes
-    /// are refused.
+    /// from the only reader to a writer; with another reader, the answer is `None`.
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError>;
 
     /// Makes a lease last its full time from now, and gives it this fence. The last fence of the
@@ -142,11 +141,6 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// The error is [`BackendErrorKind::Foreign`] if the name holds something that is not a lease.
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError>;
-
-    /// Returns the holder of the lease of a name in a mode, if there is one.
-    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        Ok(self.inspect(name, mode.into()).await?.in_mode(mode))
-    }
 
     /// Returns the locks of a namespace that are held or waited for, in any order. One may come
     /// twice, or be free by then. The default refuses.
@@ -175,7 +169,7 @@ pub trait Leases: Send + Sync + 'static {
     /// Subscribes to all changes of a name. Returns when the server has confirmed the subscription.
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
         let mut changes = self.listen(name, None);
-        changes.confirmed().await?;
+        changes.confirmed().await;
         Ok(changes)
     }
 
@@ -203,16 +197,6 @@ pub trait Leases: Send + Sync + 'static {
     /// may not know the leases that are held, as after a failover, so they are renewed at once.
     fn new_connections(&self) -> Option<watch::Receiver<()>> {
         None
-    }
-}
-
-/// Checks that a lease may [pass](Leases::pass) from one claim to another.
-fn check_pass(from: &Claim, to: &Claim) -> Result<(), BackendError> {
-    let is_mutex = |claim: &Claim| SemaphoreKind::from(claim.mode) == SemaphoreKind::Mutex;
-    match (from.mode, to.mode) {
-        (Mode::Read, Mode::Write) | (Mode::Write, Mode::Read) => Ok(()),
-        _ if is_mutex(from) && is_mutex(to) => Ok(()),
-        (from, to) => Err(BackendError::refused(format!("{from:?} does not pass to {to:?}"))),
     }
 }
 

@@ -43,7 +43,7 @@ use std::{env, future::Future, process::Command, time::Duration};
 
 use bellwether::{
     RedisBackend,
-    backend::{Changes, Claim, Leases, Mode, RedisBackendBuilder},
+    backend::{Changes, Claim, Holding, Leases, Mode, Occupied, RedisBackendBuilder},
     error::BackendError,
     key::{Family, Name, Namespace},
 };
@@ -81,10 +81,22 @@ pub fn open(url: impl Into<String>) -> RedisBackend {
 /// Listens for a claim. Returns when the server has confirmed the subscription.
 pub async fn changes_for(backend: &impl Leases, claim: &Claim) -> Result<Changes, BackendError> {
     // A waiter listens behind a request.
-    backend.holder(&claim.name, claim.mode).await?;
+    backend.inspect(&claim.name, claim.mode.into()).await?;
     let mut changes = backend.listen(&claim.name, Some(claim));
-    changes.confirmed().await?;
+    changes.confirmed().await;
     Ok(changes)
+}
+
+/// Returns the holder of a name in a mode, or all that share it.
+pub async fn holder(
+    backend: &impl Leases,
+    name: &Name,
+    mode: Mode,
+) -> Result<Option<Occupied>, BackendError> {
+    let held = backend.inspect(name, mode.into()).await?;
+    let is_held = held.holders > 0 && mode.is_fenced() == (held.fence > 0);
+    let Holding { fence, expires_in: remaining, holders, .. } = held;
+    Ok(is_held.then_some(Occupied { fence, remaining, holders }))
 }
 
 /// Returns a command that runs one test of the current test program in a process of its own.

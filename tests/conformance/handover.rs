@@ -119,7 +119,7 @@ pub async fn a_waiter_that_does_not_listen_is_skipped<H: FullHarness>(h: &H) {
     let fence = granted(&backend, &holder).await.fence();
     held(&backend, &gone).await;
     assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(backend.holder(&name, Mode::Exclusive).await.unwrap(), None);
+    assert_eq!(testkit::holder(&backend, &name, Mode::Exclusive).await.unwrap(), None);
     assert!(granted(&backend, &other).await.fence() > fence);
     // The waiter returns, and enters the queue anew.
     held(&backend, &gone).await;
@@ -179,7 +179,7 @@ pub async fn a_lease_is_not_handed_to_a_waiter_that_does_not_listen<H: FullHarne
     held(&backend, &second).await;
     held(&backend, &third).await;
     assert!(backend.release(&first).await.unwrap());
-    assert_eq!(backend.holder(&name, Mode::Fair).await.unwrap(), None);
+    assert_eq!(testkit::holder(&backend, &name, Mode::Fair).await.unwrap(), None);
     // It is still the turn of the first waiter.
     let occupied = held(&backend, &third).await;
     assert_eq!((occupied.fence, occupied.holders), (0, 0));

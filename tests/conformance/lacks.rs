@@ -48,7 +48,6 @@ pub async fn modes<H: Harness>(h: &H) {
         let refusals = [
             backend.acquire(&claim).await.map(|answer| matches!(answer, Claimed::Granted(_))),
             backend.pass(&claim, &claim).await.map(|grant| grant.is_some()),
-            backend.holder(&name, mode).await.map(|holder| holder.is_some()),
             backend.clear(&name, mode).await,
         ];
         for refusal in refusals {

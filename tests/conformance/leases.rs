@@ -89,23 +89,23 @@ pub async fn a_lease_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
     let (here, there, _) = h.two();
     for (holder, rival) in rivals::<H>() {
         let (name, mode) = (&holder.name, holder.mode);
-        assert_eq!(there.holder(name, mode).await.unwrap(), None);
+        assert_eq!(testkit::holder(&there, name, mode).await.unwrap(), None);
         assert!(!there.clear(name, mode).await.unwrap());
         let fence = granted(&here, &holder).await.fence();
         held(&here, &claim_in(rival.mode, name)).await;
-        let occupied = there.holder(name, mode).await.unwrap().unwrap();
+        let occupied = testkit::holder(&there, name, mode).await.unwrap().unwrap();
         assert_eq!((occupied.fence, occupied.holders), (fence, units(&holder)));
         assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT, "{occupied:?}");
         let mut changes = listen(&here, name).await;
         assert!(there.clear(name, mode).await.unwrap());
         assert_eq!(next(&mut changes).await, Change::Wake);
-        assert_eq!(there.holder(name, mode).await.unwrap(), None);
+        assert_eq!(testkit::holder(&there, name, mode).await.unwrap(), None);
         assert!(!renewed(&here, &holder).await);
         assert!(!here.release(&holder).await.unwrap());
         let after = granted(&here, &rival).await.fence();
         assert!(is_newer((&rival, after), (&holder, fence)), "{after} after {fence}");
         assert!(here.release(&rival).await.unwrap());
-        assert_eq!(there.holder(name, mode).await.unwrap(), None);
+        assert_eq!(testkit::holder(&there, name, mode).await.unwrap(), None);
     }
 }
 

@@ -127,8 +127,7 @@ rules! {
             one_dead_holder_of_several_ends_with_its_lease,
             the_only_reader_becomes_the_writer,
             a_writer_becomes_a_reader,
-            an_ended_lease_does_not_pass,
-            only_some_modes_pass,;
+            an_ended_lease_does_not_pass,;
         permits:
             no_more_permits_are_granted_than_the_limit,
             a_second_release_by_id_is_no_loss,

@@ -270,10 +270,10 @@ pub async fn a_release_grants_all_readers_at_the_head<H: FullHarness>(h: &H) {
         let handover = handed_over(&mut changes, reader).await;
         assert!(handover.ends >= handover_life() / 2, "{handover:?}");
     }
-    assert_eq!(backend.holder(&name, Mode::Read).await.unwrap().unwrap().holders, 5);
+    assert_eq!(testkit::holder(&backend, &name, Mode::Read).await.unwrap().unwrap().holders, 5);
     assert_eq!(backend.renew(&readers).await.unwrap(), [Renewal::Held; 5]);
     for reader in &readers {
-        assert_eq!(backend.holder(&name, Mode::Write).await.unwrap(), None);
+        assert_eq!(testkit::holder(&backend, &name, Mode::Write).await.unwrap(), None);
         assert!(backend.release(reader).await.unwrap());
     }
     handed_over(&mut changes, &last).await;

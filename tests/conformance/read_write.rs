@@ -54,7 +54,7 @@ pub async fn readers_and_writers_are_served_in_their_order<H: FullHarness>(h: &H
     // Both readers hold the lock before they have asked again.
     handed_over(&mut changes, &first).await;
     handed_over(&mut changes, &second).await;
-    assert_eq!(backend.holder(&name, Mode::Read).await.unwrap().unwrap().holders, 2);
+    assert_eq!(testkit::holder(&backend, &name, Mode::Read).await.unwrap().unwrap().holders, 2);
     held(&backend, &late).await;
     held(&backend, &next_writer).await;
     granted(&backend, &second).await;
@@ -140,29 +140,14 @@ pub async fn an_ended_lease_does_not_pass<H: FullHarness>(h: &H) {
     assert_eq!(backend.pass(&second, &reader(&name)).await.unwrap(), None);
 }
 
-pub async fn only_some_modes_pass<H: FullHarness>(h: &H) {
-    let (backend, name) = h.one();
-    let permit = claim_in(Mode::Permit { limit: 1, count: 1 }, &name);
-    for (from, to) in [
-        (claim(&name), writer(&name)),
-        (reader(&name), reader(&name)),
-        (writer(&name), claim(&name)),
-        (permit.clone(), permit),
-    ] {
-        granted(&backend, &from).await;
-        let error = backend.pass(&from, &to).await.unwrap_err();
-        assert_eq!(error.kind(), BackendErrorKind::Refused);
-        assert!(backend.release(&from).await.unwrap());
-    }
-}
-
 pub async fn one_dead_holder_of_several_ends_with_its_lease<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let [one, both] = [1, 2].map(|count| Mode::Permit { limit: 2, count });
     for (mode, rival) in [(Mode::Read, Mode::Write), (one, both)] {
         let name = name(&format!("{mode:?}"));
         let ([dead, alive, next], rival) = (claims(mode, &name), hasty_in(rival, &name));
-        let holders = async || backend.holder(&name, mode).await.unwrap().unwrap().holders;
+        let holders =
+            async || testkit::holder(&backend, &name, mode).await.unwrap().unwrap().holders;
         granted(&backend, &dead).await;
         h.pass(LEASE / 2).await;
         granted(&backend, &alive).await;

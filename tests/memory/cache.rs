@@ -718,7 +718,7 @@ async fn a_claim_that_arrives_after_the_commit_is_undone() {
     assert!(begun.elapsed() < 650 * MS, "the first claim is here: {:?}", begun.elapsed());
     sleep((701 * MS).saturating_sub(begun.elapsed())).await;
     let name = entry_name("bellwether", "k");
-    assert!(faulty.inner.holder(&name, Mode::Exclusive).await.unwrap().is_some());
+    assert!(testkit::holder(&faulty.inner, &name, Mode::Exclusive).await.unwrap().is_some());
     let led = ask(&other, &origin, MS).await.unwrap().unwrap();
     assert_eq!((led.source(), origin.loads()), (Source::Led, 2));
     assert!(begun.elapsed() < lease / 8, "{:?}", begun.elapsed());

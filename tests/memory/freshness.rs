@@ -220,7 +220,7 @@ async fn a_shutdown_waits_for_no_refresh_and_frees_its_lease() {
     cache.shutdown(60 * SECOND).await;
     assert_eq!(begun.elapsed(), Duration::ZERO);
     let name = entry_name("bellwether", "k");
-    assert_eq!(backend.holder(&name, Mode::Exclusive).await.unwrap(), None);
+    assert_eq!(testkit::holder(&backend, &name, Mode::Exclusive).await.unwrap(), None);
     // A caller of a cache that is shut down loads for itself.
     assert_eq!(origin.ask(&cache).await.1, Source::Degraded);
 }

@@ -236,7 +236,6 @@ fn futures_of_leases<B: Leases>(backend: &B, claim: &Claim, name: &Name) {
     send(backend.renew(claims));
     send(backend.release(claim));
     send(backend.pass(claim, claim));
-    send(backend.holder(name, Mode::Exclusive));
     send(backend.clear(name, Mode::Exclusive));
     send(backend.mark(claim, Tick { at: 1, step: TickStep::Done, kept: NO_TIME }));
     send(backend.changes(name));

@@ -133,31 +133,20 @@ async fn begun(backend: &RedisBackend, name: &Name, seen: u64) -> (Claim, Grant)
 /// A script would copy the entry several times, so it moves a key that a plain `SET` wrote.
 #[tokio::test]
 async fn a_large_write_is_a_plain_set_and_a_script_and_leaves_nothing_else() {
-    is_a_plain_set_and_a_script(MIB).await;
-}
-
-/// An entry that is small enough for a push was an argument, which cost five times as much. Only a
-/// push reads it, and here there is no waiter.
-#[tokio::test]
-async fn a_write_of_middle_size_is_a_plain_set_and_a_script_that_does_not_read_it() {
-    is_a_plain_set_and_a_script(50_000).await;
-}
-
-async fn is_a_plain_set_and_a_script(size: usize) {
     let server = RedisServer::start().await;
     let backend = open(&server);
     let (name, mut raw) = (name("k"), server.raw().await);
     // The connections and the scripts are in place after this.
     for _ in 0..2 {
-        backend.edit(&name, &Edit::Put(sized(0, size), LIMIT), LIMIT).await.unwrap();
+        backend.edit(&name, &Edit::Put(sized(0, MIB), LIMIT), LIMIT).await.unwrap();
         backend.get(&name).await.unwrap();
     }
     assert!(comes_true(LIMIT, async || raw.knows_all_scripts().await).await);
     let mut monitor = server.monitor().await;
-    let first = backend.edit(&name, &Edit::Put(sized(1, size), LIMIT), LIMIT).await.unwrap();
+    let first = backend.edit(&name, &Edit::Put(sized(1, MIB), LIMIT), LIMIT).await.unwrap();
     backend.get(&name).await.unwrap();
     let (claim, grant) = begun(&backend, &name, first).await;
-    let outcome = backend.commit(&claim, &grant, &sized(2, size), Some(LIMIT)).await.unwrap();
+    let outcome = backend.commit(&claim, &grant, &sized(2, MIB), Some(LIMIT)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);
     let calls = monitor.calls_from_clients().await;
     let words: Vec<_> = calls.iter().map(|call| call.command.as_str()).collect();
@@ -168,12 +157,12 @@ async fn is_a_plain_set_and_a_script(size: usize) {
     assert!(raw.run::<i64>(&["PTTL", &left[0]]).await > 10_000, "the time of the staged entry");
 }
 
-/// A full server takes no staged entry, but a push needs no memory of it.
+/// A push needs no memory of a full server.
 ///
 /// The first wait of a process subscribes to its channel, and then claims again, which a full
 /// server refuses. So the process has waited once before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_server_pushes_an_entry_that_it_cannot_stage() {
+async fn a_full_server_pushes_an_entry_that_it_cannot_store() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let [leader, waiter] = [(); 2].map(|()| cache(open(&server)));

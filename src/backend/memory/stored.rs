@@ -161,39 +161,20 @@ impl StoredSemaphore {
         self.is_held_by(claim) && self.holds.remove(&claim.owner).is_some()
     }
 
-    /// Returns the units that are out, and when each hold of them ends.
-    fn units(&self) -> impl Iterator<Item = (Instant, u32)> {
-        self.holds.values().filter_map(|hold| match hold.need {
-            Need::Units { count, .. } => Some((hold.ends, count)),
-            Need::Sole => None,
-        })
-    }
-
     /// Returns the units that are out.
     pub(super) fn out(&self) -> u32 {
-        self.units().map(|(_, units)| units).sum()
+        self.holds.values().map(|hold| hold.need.units()).sum()
     }
 
     /// Returns what is in the way of a need, whatever waits.
     pub(super) fn in_the_way(&self, need: Need, now: Instant) -> Option<Occupied> {
-        if let Some((_, sole)) = self.sole() {
-            return Some(Occupied { fence: sole.fence, remaining: sole.ends - now, holders: 1 });
-        }
-        let mut units: Vec<_> = self.units().collect();
-        units.sort_unstable();
-        let out = self.out();
-        let missing = match need {
-            Need::Sole => out,
-            Need::Units { count, limit } => out.saturating_add(count).saturating_sub(limit),
+        let (fence, holders) = self.sole().map_or((0, self.out()), |(_, sole)| (sole.fence, 1));
+        let fits = match need {
+            Need::Sole => self.holds.is_empty(),
+            Need::Units { count, limit } => fence == 0 && holders.saturating_add(count) <= limit,
         };
-        let mut back = 0;
-        let enough = units.iter().find(|(_, count)| {
-            back += count;
-            back >= missing
-        });
-        let ends = enough.or(units.last()).map(|(ends, _)| *ends);
-        let remaining = ends.map_or(Duration::ZERO, |ends| ends - now);
-        (missing > 0).then_some(Occupied { fence: 0, remaining, holders: out })
+        let first = self.hold_ends().min().map_or(Duration::ZERO, |ends| ends - now);
+        (!fits).then_some(Occupied { fence, remaining: first, holders })
     }
 }
 

@@ -82,11 +82,6 @@ impl ChannelNames {
         if self.process.is_empty() { String::new() } else { [scope, &self.process, rest].concat() }
     }
 
-    /// Returns how the channels of all processes begin, for the namespace and family of a name.
-    pub(super) fn start(&self, name: &Name) -> String {
-        self.of_scope(name.scope(), "")
-    }
-
     /// Returns the channel on which the local tiers of all processes hear of changes of a name.
     pub(super) fn of_tiers(&self, name: &Name) -> String {
         self.of_scope(name.scope(), &format!("t{}", stripe_of(name.prefix())))

@@ -398,11 +398,6 @@ impl Leases for Majority {
         Ok(Some(grant))
     }
 
-    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        only_exclusive(mode)?;
-        Ok(Leases::inspect(self, name, mode.into()).await?.in_mode(mode))
-    }
-
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         let asked = self.servers.iter().map(|server| {
             let holding = in_time(self.limit, server.backend.inspect(name, kind));

@@ -21,7 +21,9 @@ fn name(key: &str) -> Name {
 async fn shares(servers: &[impl Leases], key: &str) -> usize {
     let mut held = 0;
     for server in servers {
-        held += usize::from(server.holder(&name(key), Mode::Exclusive).await.unwrap().is_some());
+        held += usize::from(
+            testkit::holder(server, &name(key), Mode::Exclusive).await.unwrap().is_some(),
+        );
     }
     held
 }

@@ -93,11 +93,15 @@ fn asks_to_reconnect(error: &RedisError) -> bool {
 /// Returns the code of an error reply.
 ///
 /// Before version 7, Redis reports a failure in a script as an `ERR` with the code in its text:
-/// `Error running script (call to f_..): @user_script:9: WRONGTYPE Operation against ..`.
+/// `Error running script (call to f_..): @user_script:9: WRONGTYPE Operation against ..`. Every
+/// version so reports what a script says itself.
 fn code(error: &RedisError) -> Option<&str> {
     let code = error.code()?;
     let inner = error.detail().and_then(|text| {
-        let (_, said) = text.strip_prefix("Error running script")?.rsplit_once("@user_script:")?;
+        if text.starts_with("FOREIGN ") {
+            return Some("FOREIGN");
+        }
+        let (_, said) = text.strip_prefix("Error running script")?.split_once("@user_script:")?;
         let said = said.trim_start_matches(|c: char| c.is_ascii_digit() || " :-".contains(c));
         said.split(' ').next()
     });
@@ -123,6 +127,8 @@ mod tests {
             ("TRYAGAIN Multiple keys request during rehashing", "TRYAGAIN", false),
             (&format!("{of_script}86: WRONGTYPE Operation against"), "WRONGTYPE", true),
             (&format!("{of_script}12: @user_script: 12: -READONLY You"), "READONLY", false),
+            (&format!("{of_script}8: FOREIGN k holds"), "FOREIGN", false),
+            ("ERR FOREIGN k holds something script: 3f, on @user_script:8.", "FOREIGN", false),
         ] {
             let line = format!("-{said}\r\n");
             let reply = redis::parse_redis_value(line.as_bytes()).and_then(Value::extract_error);

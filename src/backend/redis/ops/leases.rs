@@ -3,10 +3,7 @@
 //! In a cluster a script publishes in the slot of its name only. So a process has a channel for
 //! each name that it waits for. At a single server it keeps one, so a wait costs no subscription.
 
-use std::{
-    sync::{Arc, LazyLock},
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -21,7 +18,7 @@ use super::{
 use crate::{
     backend::{
         BackOff, Change, Changes, Claim, Claimed, Grant, Holding, Kept, Leases, Marked, Mode, Need,
-        RENEWAL_BATCH, Renewal, SemaphoreKind, Tick, TickStep, check_pass,
+        RENEWAL_BATCH, Renewal, SemaphoreKind, Tick, TickStep,
         redis::{
             client::Confirmation,
             keys,
@@ -96,21 +93,17 @@ impl Leases for RedisBackend {
         }
         let call =
             lock_call(&SCRIPTS.release, claim, &[self.channel()]).arg(u8::from(claim.wakes_all()));
-        // If this process waits for the name, other processes are likely to wait as well. The
-        // server writes to them before it answers this caller. For a fair mutex each release would
-        // be two commands.
+        // If this process waits for the name, others are likely to wait as well. They hear first.
+        // For a fair mutex each release would be two commands.
         let is_contended = claim.mode == Mode::Exclusive
             && self.0.servers.channels().has_listeners(claim.name.prefix());
         self.released(&call.answered_last(is_contended)).await
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        check_pass(from, to)?;
-        let units = match from.mode.need() {
-            Need::Sole => String::new(),
-            Need::Units { count, .. } => count.to_string(),
-        };
-        let call = lock_call(&SCRIPTS.convert, to, &[self.channel()]).owner(from.owner).arg(units);
+        let call = lock_call(&SCRIPTS.convert, to, &[self.channel()])
+            .owner(from.owner)
+            .arg(from.mode.need().units());
         let (passed, confirmation) = self.grant(&call, replies::passed).await?;
         if passed.is_some() {
             self.confirmed(to, confirmation).await?;
@@ -182,7 +175,7 @@ impl Leases for RedisBackend {
         changes.subscribe();
         let limit = self.0.servers.start_push(&name.suffixed(self.channel())).await?;
         match timeout(limit, changes.confirmed()).await {
-            Ok(answer) => answer.map(|()| changes),
+            Ok(()) => Ok(changes),
             Err(_elapsed) => {
                 let why = format!("no subscription within {limit:?}; the log tells of a refusal");
                 Err(BackendError::new(BackendErrorKind::Unavailable, why))
@@ -305,10 +298,7 @@ const PERMITS_A_LEASE: usize = 4;
 /// Splits claims into those that one script renews each, at a cost of at most `budget` leases.
 fn renewal_batches(claims: &[Claim], budget: usize) -> Vec<&[Claim]> {
     let mut spent = 0;
-    let cost = |claim: &Claim| match claim.mode {
-        Mode::Permit { count, .. } => 1 + count as usize / PERMITS_A_LEASE,
-        _ => 1,
-    };
+    let cost = |claim: &Claim| 1 + claim.mode.need().units() as usize / PERMITS_A_LEASE;
     let fits = |last: &Claim, next: &Claim| {
         let with_next = if spent == 0 { cost(last) } else { spent } + cost(next);
         spent = if with_next <= budget { with_next } else { 0 };
@@ -319,40 +309,17 @@ fn renewal_batches(claims: &[Claim], budget: usize) -> Vec<&[Claim]> {
 
 /// Returns the call that renews a batch of leases.
 fn renewal(batch: &[Claim]) -> Call<'static> {
-    let is_fence_due = |claim: &Claim| claim.mode.is_fenced() && extends_fence(claim);
-    let fences: Vec<_> =
-        batch.iter().enumerate().filter(|(_, claim)| is_fence_due(claim)).collect();
-    let held = batch.iter().map(|claim| {
+    let keys = batch.iter().flat_map(|claim| {
         let [sole, shared, ..] = keys::semaphore(claim.mode.into());
-        (&claim.name, if claim.mode.is_fenced() { sole } else { shared })
+        // A hold has no fence. Its own key stands in, so that no other one of a slot is missing.
+        let keys = if claim.mode.is_fenced() { [sole, keys::FENCE] } else { [shared; 2] };
+        keys.map(|key| (&claim.name, key))
     });
-    let due = fences.iter().map(|(_, claim)| (&claim.name, keys::FENCE));
-    let keys: Vec<_> = held.chain(due).collect();
-    let mut call = Call::over(&SCRIPTS.renew, keys.into_iter()).arg(batch.len());
-    for claim in batch {
-        let members = match claim.mode.need() {
-            Need::Sole => 0,
-            Need::Units { count, .. } => count,
-        };
-        call = call.owner(claim.owner).arg(millis(claim.lease)).arg(members);
-    }
-    for (at, claim) in fences {
-        call = call.arg(at + 1).arg(millis(claim.fence_life));
-    }
-    call
-}
-
-/// Returns whether a renewal now makes the fence last its full time as well.
-///
-/// This is so once in each eighth of the life of the fence, as two renewals lie less than a lease
-/// apart. So three quarters of its life are left after each renewal, for a command less.
-fn extends_fence(claim: &Claim) -> bool {
-    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    let window = claim.fence_life / 8;
-    if claim.lease >= window / 2 {
-        return true;
-    }
-    let now = START.elapsed();
-    let number = |time: Duration| time.as_nanos() / window.as_nanos();
-    number(now) != number(now.saturating_sub(claim.lease))
+    let keys: Vec<_> = keys.collect();
+    batch.iter().fold(Call::over(&SCRIPTS.renew, keys.into_iter()), |call, claim| {
+        call.owner(claim.owner)
+            .arg(millis(claim.lease))
+            .arg(millis(claim.fence_life))
+            .arg(claim.mode.need().units())
+    })
 }

@@ -51,14 +51,14 @@ impl RedisBackend {
                 .arg(format!("bellwether:rights:{}", Owner::fresh()))
                 .arg(if servers.is_single() { "PUBLISH" } else { "SPUBLISH" });
             for missing in servers.call_at_each(&call).await? {
-                let missing = replies::words(missing)?;
+                let missing = replies::text(missing)?;
+                let missing: Vec<_> = missing.split_whitespace().collect();
                 if !missing.is_empty() {
-                    let why = format!(
-                        "the user of the Redis server may not run {}; add `+{}` to its ACL rule",
-                        missing.join(", "),
-                        missing.join(" +")
-                    );
-                    return Err(BackendError::refused(why));
+                    let (commands, rights) = (missing.join(", "), missing.join(" +"));
+                    return Err(BackendError::refused(format!(
+                        "the user of the Redis server may not run {commands}; add `+{rights}` to \
+                         its ACL rule"
+                    )));
                 }
             }
             // A script may not run it.

@@ -135,21 +135,16 @@ pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Flags), Back
     Ok((Some(Countdown { left, remaining }), Flags::of(flags)?))
 }
 
-/// Reads the outcome of a commit, and whether the server refused to publish. Returns no outcome if
-/// the staged entry was not there, and nothing was done.
-pub(super) fn committed(value: Value) -> Result<(Option<Committed>, bool), BackendError> {
-    let Value::Int(number) = value else {
-        return Ok((Some(Committed::Newer(newer(value)?)), false));
-    };
+/// Reads the outcome of a commit, and whether the server refused to publish.
+pub(super) fn committed(value: Value) -> Result<(Committed, bool), BackendError> {
+    let Value::Int(number) = value else { return Ok((Committed::Newer(newer(value)?), false)) };
     let outcome = match number & !REFUSED {
-        _ if number == -1 => None,
-        0 => Some(Committed::Refused),
-        1 => Some(Committed::Pushed),
-        2 => Some(Committed::Stored),
+        0 => Committed::Refused,
+        1 => Committed::Pushed,
+        2 => Committed::Stored,
         _ => return Err(unreadable(number)),
     };
-    let is_refused = outcome.is_some() && number & REFUSED != 0;
-    Ok((outcome, is_refused))
+    Ok((outcome, number & REFUSED != 0))
 }
 
 /// The bits of a reply, as in `scripts/lib/`.
@@ -224,8 +219,8 @@ pub(super) fn flags(value: Value, count: usize) -> Result<Vec<bool>, BackendErro
     }
 }
 
-pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
-    read(value)
+pub(super) fn text(value: Value) -> Result<String, BackendError> {
+    from_redis_value(value).map_err(unreadable)
 }
 
 /// Checks rules that hold for all replies of scripts.

@@ -1,8 +1,8 @@
 //! The [`Store`] of a Redis backend.
 //!
 //! A read is a `GET`. Where the age matters, a `TIME` goes before it in the same write, and the
-//! time that the answer takes counts as age. A writer stages a large entry: it sends a plain `SET`
-//! to a key of its own, and the script behind it moves the entry to its place.
+//! time that the answer takes counts as age. A writer stages an entry that is too large for a push:
+//! it sends a plain `SET` to a key of its own, and the script behind it moves the entry to its place.
 
 use std::{
     io::Write,
@@ -30,8 +30,6 @@ use crate::{
     key::Name,
 };
 
-/// A smaller entry costs less as an argument of its script.
-const STAGE_FROM: usize = 16 << 10;
 /// How long a staged entry lasts if its script does not come, in milliseconds.
 const STAGE_LIFE: u64 = 10_000;
 
@@ -87,19 +85,20 @@ impl Store for RedisBackend {
         entry: &Entry,
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
-        let entry = entry.clone().with_fence(grant.fence());
-        let mut is_staged = self.is_staged(&entry, ttl);
-        loop {
-            let call = self.commit_call(claim, &entry, ttl, is_staged, grant.has_no_entry);
-            let (reply, is_refused) = self.run(&call, replies::committed).await?;
-            self.note_refusal(is_refused);
-            match reply {
-                Some(outcome) => return Ok(outcome),
-                // A full server takes no staged entry, but it pushes what it cannot store.
-                None if is_staged => is_staged = false,
-                None => return self.checked(Err(replies::unreadable("no staged entry"))),
-            }
-        }
+        let (name, entry) = (&claim.name, entry.clone().with_fence(grant.fence()));
+        let (suffix, staged) = (name.entry_suffix(), self.staged(&entry, claim.owner));
+        let mut keys = vec![keys::LEASE, keys::FENCE, &suffix, self.channel(), keys::FAILURE];
+        keys.extend(staged.as_deref());
+        let is_new = grant.has_no_entry;
+        let tiers = if is_new { String::new() } else { self.0.channel_names.of_tiers(name) };
+        let call = Call::new(&SCRIPTS.commit, name, &keys).owner(claim.owner).arg(entry.fence);
+        let call = with_entry(call, &entry, Entry::STORED_AT.start, ttl, staged.is_some());
+        // Without a time to live it is not written, and too large to be pushed.
+        let staged = staged.filter(|_| ttl.is_some());
+        let call = with_stage(call.arg(tiers), name, staged.as_deref(), &entry);
+        let (outcome, is_refused) = self.run(&call, replies::committed).await?;
+        self.note_refusal(is_refused);
+        Ok(outcome)
     }
 
     async fn fail(
@@ -122,9 +121,7 @@ impl Store for RedisBackend {
             name.clone().with_schema(schema).entry_suffix()
         });
         let staged = match edit {
-            Edit::Put(entry, ttl) if self.is_staged(entry, Some(*ttl)) => {
-                Some(staged_suffix(Owner::fresh()))
-            }
+            Edit::Put(entry, _) => self.staged(entry, Owner::fresh()),
             _ => None,
         };
         let mut keys = vec![keys::LEASE, keys::FENCE, &suffix, self.channel(), keys::FAILURE];
@@ -136,7 +133,7 @@ impl Store for RedisBackend {
         let call = match edit {
             Edit::Put(entry, ttl) => {
                 let (head, is_staged) = (Entry::FENCE.start, staged.is_some());
-                let put = self.with_entry(call("put"), entry, head, Some(*ttl), is_staged);
+                let put = with_entry(call("put"), entry, head, Some(*ttl), is_staged);
                 with_stage(put, name, staged.as_deref(), entry)
             }
             Edit::Touch(windows) => {
@@ -231,46 +228,6 @@ impl RedisBackend {
         Call::new(&SCRIPTS.latch, name, &keys).owner(id).arg(count)
     }
 
-    /// Returns the call that commits an entry, which is staged or an argument of the script.
-    fn commit_call(
-        &self,
-        claim: &Claim,
-        entry: &Entry,
-        ttl: Option<Duration>,
-        is_staged: bool,
-        has_no_entry: bool,
-    ) -> Call<'static> {
-        let (name, names) = (&claim.name, &self.0.channel_names);
-        let (suffix, staged) = (name.entry_suffix(), staged_suffix(claim.owner));
-        let keys = [keys::LEASE, keys::FENCE, &suffix, self.channel(), keys::FAILURE, &staged];
-        let keys = if is_staged { &keys[..] } else { &keys[..5] };
-        let call = Call::new(&SCRIPTS.commit, name, keys).owner(claim.owner).arg(entry.fence);
-        let call = self
-            .with_entry(call, entry, Entry::STORED_AT.start, ttl, is_staged)
-            .arg(names.start(name))
-            .arg(if has_no_entry { String::new() } else { names.of_tiers(name) });
-        let is_sent = is_staged && ttl.is_some();
-        with_stage(call, name, is_sent.then_some(&*staged), entry)
-    }
-
-    /// Adds an entry to a call: its bytes before `head` and behind its time, unless it is staged;
-    /// its size; its life; and the limit of pushes.
-    fn with_entry<'a>(
-        &self,
-        call: Call<'a>,
-        entry: &Entry,
-        head: usize,
-        ttl: Option<Duration>,
-        is_staged: bool,
-    ) -> Call<'a> {
-        let bytes = if is_staged { Bytes::new() } else { entry.encode() };
-        call.arg(bytes.get(..head).unwrap_or_default())
-            .arg(bytes.get(Entry::STORED_AT.end..).unwrap_or_default())
-            .arg(entry.weight())
-            .arg(ttl.map_or(0, millis))
-            .arg(self.0.config.push_limit)
-    }
-
     async fn read_all(&self, names: &[Name]) -> Result<EntryAnswers, BackendError> {
         let mut get = Cmd::with_capacity(names.len() + 1, names.len() * 64);
         get.arg("MGET");
@@ -307,11 +264,10 @@ impl RedisBackend {
         }
     }
 
-    /// Returns whether an entry with this time to live is staged, and not an argument of its
-    /// script. An entry that is only pushed is no argument either if it is too large for a push.
-    fn is_staged(&self, entry: &Entry, ttl: Option<Duration>) -> bool {
-        let bytes = entry.weight();
-        bytes > STAGE_FROM && (ttl.is_some() || bytes > self.0.config.push_limit)
+    /// Returns the suffix of the key under which an entry is staged that is too large for a push.
+    fn staged(&self, entry: &Entry, writer: Owner) -> Option<String> {
+        let is_large = entry.weight() > self.0.config.push_limit;
+        is_large.then(|| format!("{}{writer}", keys::STAGED))
     }
 }
 
@@ -328,9 +284,20 @@ fn get(name: &Name) -> Cmd {
     get
 }
 
-/// Returns the suffix of the key under which an entry is staged.
-fn staged_suffix(writer: Owner) -> String {
-    format!("{}{writer}", keys::STAGED)
+/// Adds an entry to a call: its bytes before `head` and behind its time, unless it is staged; its
+/// size; and its life.
+fn with_entry<'a>(
+    call: Call<'a>,
+    entry: &Entry,
+    head: usize,
+    ttl: Option<Duration>,
+    is_staged: bool,
+) -> Call<'a> {
+    let bytes = if is_staged { Bytes::new() } else { entry.encode() };
+    call.arg(bytes.get(..head).unwrap_or_default())
+        .arg(bytes.get(Entry::STORED_AT.end..).unwrap_or_default())
+        .arg(entry.weight())
+        .arg(ttl.map_or(0, millis))
 }
 
 /// Adds the command that stages an entry, if it has a key for that, to a call with all its

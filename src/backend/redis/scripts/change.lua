@@ -15,22 +15,8 @@ local text = fence_text(next_fence(fence_at(fence), stored))
 local windows_now = found and string.sub(found, 53, 82)
 if what ~= 'supersede' then tell_tiers(tiers, lease, text) end
 
--- Ends the windows but the last one.
-local function expire()
-  local kept = windows_now and tonumber(string.sub(windows_now, 21), 16) or 0
-  local left = math.min(kept, redis.call('PTTL', entry))
-  -- A full server refuses the first write, and then the entry goes.
-  if left <= 0 or type(redis.pcall('SETRANGE', entry, 4, text)) ~= 'number' then
-    return redis.call('DEL', entry)
-  end
-  local age = math.max(tonumber(time_text()) - tonumber(string.sub(found, 21, 36)), 0)
-  local ended = ('0'):rep(20) .. string.format('%010x', age / 1000 + left)
-  redis.call('SETRANGE', entry, 52, ended)
-  redis.call('PEXPIRE', entry, left)
-end
-
 -- A full server refuses the first write of `put` and `touch`, and so all or none.
-local message, bytes = 'i' .. text, nil
+local bytes = nil
 if what == 'put' then
   local kind, rest, _, ttl_ms = unpack(ARGV, 4)
   if staged and not move_entry(staged, entry, ttl_ms, 4, text .. time_text()) then
@@ -42,26 +28,35 @@ if what == 'put' then
 elseif what == 'touch' then
   local windows, ttl_ms = unpack(ARGV, 4)
   -- The windows that an expiry has ended do not begin anew.
-  local has_expired = windows_now and string.find(windows_now, '^' .. ('0'):rep(20))
-    and not string.find(windows_now, ('0'):rep(10), 21, true)
-  if not windows_now or has_expired then return 0 end
+  local has_expired = '^' .. ('0'):rep(20) .. '.*[^0]'
+  if not found or string.find(windows_now, has_expired) then return 0 end
   redis.call('SETRANGE', entry, 4, text .. time_text())
   redis.call('SETRANGE', entry, 52, windows)
   redis.call('PEXPIRE', entry, ttl_ms)
 elseif what == 'expire' then
-  expire()
+  local kept = windows_now and tonumber(string.sub(windows_now, 21), 16) or 0
+  local left = math.min(kept, redis.call('PTTL', entry))
+  -- A full server refuses the first write, and then the entry goes.
+  if left > 0 and type(redis.pcall('SETRANGE', entry, 4, text)) == 'number' then
+    local age = math.max(now() - tonumber(string.sub(found, 21, 36)), 0)
+    local ended = ('0'):rep(20) .. string.format('%010x', age / 1000 + left)
+    redis.call('SETRANGE', entry, 52, ended)
+    redis.call('PEXPIRE', entry, left)
+  else
+    redis.call('DEL', entry)
+  end
 elseif what == 'invalidate' then
   redis.call('DEL', entry)
-else
-  message = 'w'
 end
 if what ~= 'touch' and what ~= 'supersede' then redis.call('DEL', entry_before, entry_after) end
 redis.call('DEL', failure)
-local registered = burn(lease, fence, text, fence_ms)
+local registered = end_lease(lease)
+-- A full server refuses the write. Without a fence, no commit passes either.
+if not redis.pcall('SET', fence, text, 'PX', fence_ms).ok then redis.call('DEL', fence) end
 
 if what == 'put' then
-  publish_entry(channel, registered, bytes, ARGV[8], { text, ARGV[6], entry })
+  publish_entry(channel, registered, bytes, text, ARGV[6])
 else
-  publish_to_all(channel, registered, message)
+  publish_to_all(channel, registered, what == 'supersede' and 'w' or 'i' .. text)
 end
 return tonumber(text)

@@ -9,15 +9,10 @@ local owner, lease_ms, fence_ms, seen, process = unpack(ARGV)
 
 -- The usual case: there is neither a lease nor an entry, and no load has failed.
 if redis.call('EXISTS', lease, entry, failure) == 0 then
-  local new = clock_fence(fence, fence_ms)
-  if new then
-    set_lease(lease, owner, new, lease_ms)
-    return tonumber(new)
-  end
+  return grant(lease, fence, owner, lease_ms, fence_ms, 0)
 end
 
-local holder, held, left, foreign, value = lease_at(lease)
-if foreign then return foreign end
+local holder, held, left, value = lease_at(lease)
 local wait_ms, failures, message = failure_at(failure)
 if holder == owner then
   renew_lease(lease, fence, lease_ms, fence_ms)

@@ -2,26 +2,24 @@
 -- into shared units, or the only shared units into a sole hold.
 -- Returns the fence if granted, which is 0 for shared units; nil if not; {'again'} if granted, and
 -- the script is to be called again.
--- from_units: the units that are converted; '' for a sole hold
+-- from_units: the units that are converted; '0' for a sole hold
 -- claim: of the new owner, see `read_entry` in `lib/queues.lua`
 local lease, shared, fence, queue = unpack(KEYS)
 local claim, fence_ms, from, from_units = unpack(ARGV)
 
 local to, units, _, lease_ms, label = read_entry(claim)
 local at = now_ms()
-local holder, held, _, foreign = lease_at(lease)
-local out = 0
-if not foreign and (units or from_units ~= '') then out, _, foreign = holds_at(shared, at) end
-if foreign then return foreign end
+local holder, held = lease_at(lease)
+local out = (units or from_units ~= '0') and holds_at(shared, at)
 
 local is_done = holder == to or units and held_until(shared, to, at)
 local is_held = holder == from
-if from_units ~= '' then
+if from_units ~= '0' then
   is_held = not holder and out == tonumber(from_units) and held_until(shared, from, at)
 end
 if not is_done then
   if not is_held then return nil end
-  if from_units ~= '' then redis.call('DEL', shared) end
+  if from_units ~= '0' then redis.call('DEL', shared) end
   -- The new owner may have waited.
   redis.call('ZREM', queue, claim)
 end

@@ -6,7 +6,7 @@
 local lease, channel, failure = unpack(KEYS)
 local owner, message, wait_ms, counted_ms, failures = unpack(ARGV)
 
-if lease_at(lease) ~= owner then return 0 end
+if not is_held_by(lease, owner) then return 0 end
 local registered = end_lease(lease)
 if failure then
   local record = table.concat({ wait_ms, counted_ms, failures, message }, ',')

@@ -3,17 +3,16 @@
 -- the label of its process or '', ms for which the entry backs off, failures, message or ''}.
 -- is_entry: '1' if those that wait are registered in the lease, and not in the queue
 local lease, shared, queue, failure = unpack(KEYS)
-local is_entry = ARGV[1] == '1'
 
 local at = now()
-local owner, fence, left, foreign, value = lease_at(lease)
-local waiters = is_entry and select(2, string.gsub(value or '', ',', ''))
+local owner, fence, left, value = lease_at(lease)
+local waiters = ARGV[1] == '1' and select(2, string.gsub(value or '', ',', ''))
   or read('ZCOUNT', queue, '-inf', '+inf') or 0
 local holders, label = 1, owner and string.match(value, '^%x+:%d+:(.*)$') or ''
-if not owner and not foreign then
-  owner, fence = '', 0
-  holders, left, foreign = holds_at(shared, math.floor(at / 1000))
+if not owner then
+  local at_ms = math.floor(at / 1000)
+  owner, fence, holders = '', 0, holds_at(shared, at_ms)
+  left = (redis.call('ZRANGE', shared, -1, -1, 'WITHSCORES')[2] or at_ms) - at_ms
 end
-if foreign then return foreign end
 local wait_ms, failures, message = failure_at(failure)
 return { owner, fence, left, holders, waiters, at, label, wait_ms, failures, message or '' }

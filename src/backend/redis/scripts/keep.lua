@@ -21,14 +21,11 @@ for index, claim in ipairs(claims) do
   stands[index] = redis.call('ZSCORE', queue, claim) and 1 or 0
 end
 
-local holder, _, left, foreign = lease_at(lease)
-if foreign then return foreign end
+local holder, _, left = lease_at(lease)
 local again, unheard_ms, is_heard = 0
 if not holder then
-  again, unheard_ms, is_heard, foreign = grant_next(at, fence_ms, 0)
-  if foreign then return foreign end
-  local range = { '(' .. at, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES' }
-  local shared_ends = redis.call('ZRANGE', shared, unpack(range))[2] or at
-  left = unheard_ms or math.max(redis.call('PTTL', lease), shared_ends - at, 0)
+  again, unheard_ms, is_heard = grant_next(at, fence_ms, 0)
+  local _, shared_ms = holds_at(shared, at)
+  left = unheard_ms or math.max(redis.call('PTTL', lease), shared_ms)
 end
 return { refused + again, left, has_lapsed, is_heard and 1 or 0, unpack(stands) }

@@ -18,10 +18,11 @@ end
 local fields = read('HMGET', latch, 'left', 'set', 'ttl', id) or {}
 local left, set_by, ttl, told = tonumber(fields[1]), fields[2], tonumber(fields[3]), fields[4]
 local ends = redis.call('PTTL', latch)
-if not left or not set_by or not ttl or ends < 0 then return foreign_data(latch, 'a latch') end
+if not left or not set_by or not ttl or ends < 0 then fail_foreign(latch, 'a latch') end
 if set_ms ~= '' then return set_by == id and 1 or 0 end
-if left > 0 and told then return {'left', tonumber(told), ends, 0} end
-if left == 0 or count == '0' then return {'left', left, ends, 0} end
+if left == 0 or told or count == '0' then
+  return {'left', left > 0 and tonumber(told) or left, ends, 0}
+end
 
 left = math.max(0, left - count)
 -- Needs no memory. A full server lets all writes through in a script that has written.

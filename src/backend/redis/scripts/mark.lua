@@ -10,8 +10,7 @@ local owner, tick, step, life_ms = unpack(ARGV)
 local before = read('GET', mark) or ''
 local last, by = string.match(before, '^(%d+):?(%x*)$')
 local is_same = last == tick and (step == 'done' or by == owner or step == 'again' and by ~= '')
-local is_set = string.find(read('GET', lease) or '', owner, 1, true) == 1
-  and (not last or tick > last or is_same)
+local is_set = is_held_by(lease, owner) and (not last or tick > last or is_same)
 if is_set then
   redis.call('SET', mark, step == 'done' and tick or tick .. ':' .. owner, 'PX', life_ms)
 end

@@ -5,37 +5,31 @@
 -- wakes_all: '1' if there are waiters without a queue, which are woken when it is empty
 local lease, shared, _, queue, deadlines, channel = unpack(KEYS)
 local claim, fence_ms, wakes_all = unpack(ARGV)
-local has_queue = redis.call('EXISTS', queue) == 1
 
 local owner, units = read_entry(claim)
 local was_held, returned = 0, 0
-local value = not units and read('GET', lease)
-if type(value) == 'string' and string.find(value, owner .. ':', 1, true) == 1 then
-  redis.call('DEL', lease)
-  was_held = 1
-  -- The usual case: no claim waits.
-  if not has_queue then
-    redis.call('DEL', deadlines)
-    if wakes_all == '1' then publish(channel, 'w') end
-    return 1 + refused
-  end
-end
-
-local at = now_ms()
 if units then
-  local is_held = held_until(shared, owner, at)
+  local is_held = held_until(shared, owner, now_ms())
   local members = { owner }
   for index = 2, units do members[index] = owner .. ':' .. index end
   returned = redis.call('ZREM', shared, unpack(members))
   was_held = is_held and returned == units and 1 or 0
+elseif is_held_by(lease, owner) then
+  redis.call('DEL', lease)
+  was_held = 1
 end
-if not has_queue then
+
+-- The usual case: no claim waits.
+local is_woken = was_held == 1 and wakes_all == '1'
+if redis.call('EXISTS', queue) == 0 then
   redis.call('DEL', deadlines)
-  return was_held
+  if is_woken then publish(channel, 'w') end
+  return was_held + refused
 end
+
 redis.call('ZREM', queue, claim)
 -- A value that is no lease stays as it is. The next claim reports it.
 if redis.call('EXISTS', lease) == 1 then return was_held end
-local again, _, is_heard = grant_next(at, fence_ms, returned)
-if again == 0 and not is_heard and was_held == 1 and wakes_all == '1' then publish(channel, 'w') end
+local again, _, is_heard = grant_next(now_ms(), fence_ms, returned)
+if is_woken and not is_heard and again == 0 then publish(channel, 'w') end
 return was_held + refused + again

@@ -1,22 +1,23 @@
--- Tries the commands that caches and locks need, and returns the names of those that the user may
--- not run. A user that may run none of those for caches alone is held to locks, and the other way
--- round. Leaves nothing behind: where the key stands, it is a string of one second, on which the
--- commands of other types fail.
+-- Tries the commands that caches and locks need, and returns those that the user may not run, as
+-- words. A user that may run none of those for caches alone is held to locks, and the other way
+-- round. Leaves nothing behind: the key is a string of one second, on which most commands fail.
 -- KEYS: none, since the key lies outside of the names that the user may be held to
 -- push: the command of pushes
 local key, push = unpack(ARGV)
 
-local function try(missing, commands, ...)
-  for command in string.gmatch(commands, '%u+') do
-    local reply = redis.pcall(command, ...)
+-- Tries commands, each with the number of its arguments. Returns those that are refused, and
+-- whether another one may be run.
+local function try(commands)
+  local missing, may_some = '', false
+  for command, count in string.gmatch(commands, '(%u+) (%d)') do
+    local reply = redis.pcall(command, unpack({ key, key, '1' }, 1, tonumber(count)))
     local refusal = type(reply) == 'table' and reply.err or ''
-    if string.find(refusal, "can't run this command", 1, true)
-      or string.find(refusal, 'no permissions to run', 1, true) then
-      missing[#missing + 1] = string.lower(command)
-    else
-      missing.has_some = true
-    end
+    local is_refused = string.find(refusal, "can't run this command", 1, true)
+      or string.find(refusal, 'no permissions to run', 1, true)
+    if is_refused then missing = missing .. ' ' .. string.lower(command) end
+    may_some = may_some or not is_refused
   end
+  return missing, may_some
 end
 
 -- An older server does not know the last word.
@@ -24,27 +25,10 @@ local written = redis.pcall('SET', key, '1', 'PX', 1000, 'GET')
 if type(written) == 'table' and string.find(written.err or '', 'syntax error', 1, true) then
   return redis.error_reply('the server is older than Redis 6.2, which is needed')
 end
-local missing, caches, locks = {}, {}, {}
-try(missing, 'SET', key, '1', 'PX', 1000)
-local may_set = #missing == 0
-try(missing, 'GET PTTL EXISTS', key)
-try(missing, 'PEXPIRE', key, 1000)
-try(missing, 'TIME')
-try(missing, push, key, '')
-try(caches, 'GETRANGE', key, 0, 0)
-try(caches, 'SETRANGE', key, 0, '')
-try(caches, 'RENAME', key, key)
-try(caches, 'APPEND', key, '')
-try(locks, 'ZADD', key, 'XX', 1, 'a')
-try(locks, 'ZREM ZSCORE HMGET HDEL', key, 'a')
-try(locks, 'ZRANGE ZCOUNT', key, 0, 0)
--- Without the string, it would leave a hash behind.
-if may_set then try(locks, 'HSET', key, 'a', 1) end
-try(locks, 'UNLINK', key)
-try(missing, 'DEL', key)
-for _, use in ipairs({ caches, locks }) do
-  if use.has_some or not (caches.has_some or locks.has_some) then
-    for _, command in ipairs(use) do missing[#missing + 1] = command end
-  end
-end
-return missing
+local missing = try('SET 3 GET 1 PTTL 1 EXISTS 1 PEXPIRE 2 TIME 0 ' .. push .. ' 2')
+local caches, may_cache = try('GETRANGE 3 SETRANGE 3 RENAME 2 APPEND 2')
+local locks, may_lock =
+  try('ZADD 3 ZREM 2 ZSCORE 2 ZRANGE 3 ZCOUNT 3 HSET 3 HMGET 2 HDEL 2 UNLINK 1')
+if may_cache or not may_lock then missing = missing .. caches end
+if may_lock or not may_cache then missing = missing .. locks end
+return missing .. try('DEL 1')

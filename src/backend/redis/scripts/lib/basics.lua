@@ -9,8 +9,9 @@ local function read(command, ...)
   return nil
 end
 
-local function foreign_data(key, what)
-  return redis.error_reply('FOREIGN ' .. key .. ' holds something that is not ' .. what)
+-- Fails the script, which does not wait for such data and does not overwrite it.
+local function fail_foreign(key, what)
+  error('FOREIGN ' .. key .. ' holds something that is not ' .. what, 0)
 end
 
 -- How soon a claim looks again, in milliseconds, if a full server refused what a push needs.

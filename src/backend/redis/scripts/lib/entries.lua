@@ -21,23 +21,17 @@ local function failure_at(key)
   return math.max(left, 0), tonumber(failures), message
 end
 
--- The greatest number of bytes that one script pushes to processes.
-local PUSHED_AT_ONCE = 1048576
-
--- Pushes an entry to all waiters. One over the limit, or one that many processes wait for, is
+-- Pushes an entry to all waiters. A staged one, or more than 1 MiB for all processes together, is
 -- announced with their number: they fetch it one after another.
--- bytes: the entry, or nil if it was staged; it is read if a waiter is to get it
--- stored: its fence, its size and its key, or nil if it was not stored
-local function publish_entry(channel, registered, bytes, limit, stored)
-  limit = tonumber(limit)
+-- bytes: the entry, or nil if it was staged
+-- fence, size: its fence and its bytes, or nil if it was not stored
+local function publish_entry(channel, registered, bytes, fence, size)
   -- An id has 16 digits. The waiters of a sharded channel are not known.
-  local crowd, is_sharded = #registered / 17, string.find(channel, '}:s', 1, true)
-  if not bytes and stored and tonumber(stored[2]) <= limit and (is_sharded or crowd > 0) then
-    bytes = redis.call('GET', stored[3])
-  end
-  local message = stored and 'a' .. stored[1] .. stored[2] .. ',' .. crowd or 'w'
-  if bytes and #bytes <= limit and (#bytes * crowd <= PUSHED_AT_ONCE or not stored) then
+  local crowd, message = #registered / 17, 'w'
+  if bytes and (#bytes * crowd <= 1048576 or not fence) then
     message = 'e' .. bytes
+  elseif fence then
+    message = 'a' .. fence .. size .. ',' .. crowd
   end
   publish_to_all(channel, registered, message)
 end

@@ -7,15 +7,21 @@ local function held_until(set, owner, at)
   return ends > at and ends or nil
 end
 
--- Returns how many units are out, and the milliseconds until the last one ends; or an error as the
--- third result, for any other key.
+-- Returns how many units are out, and the milliseconds until the first of them ends, or 0.
 local function holds_at(set, at)
   local count = read('ZCOUNT', set, '(' .. at, '+inf')
   if not count or redis.call('PTTL', set) == -1 then
-    return nil, nil, foreign_data(set, 'a set of permits or readers')
+    fail_foreign(set, 'a set of permits or readers')
   end
   if count == 0 then return 0, 0 end
-  return count, redis.call('ZRANGE', set, -1, -1, 'WITHSCORES')[2] - at
+  local first = redis.call('ZRANGE', set, '(' .. at, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+  return count, first[2] - at
+end
+
+-- Returns whether a claim fits beside the units that are out. Its need is units or, if that is nil,
+-- a sole hold.
+local function fits(out, units, limit)
+  return (units and out + units - limit or out) <= 0
 end
 
 -- Writes all members of a hold with one score, after these options of ZADD. Returns its reply.
@@ -38,16 +44,14 @@ local function hold(set, owner, count, at, life_ms)
   if ended[1] then redis.call('ZREM', set, unpack(ended)) end
 end
 
--- Makes a hold last its full time from now. Returns whether it stands. A hold without all of its
--- members does not stand, and none of them is revived.
+-- Makes a hold last its full time from now. Returns whether it stands with all of its members, of
+-- which none is revived.
 local function extend_hold(set, owner, count, at, life_ms)
-  local ends, score = held_until(set, owner, at), at + life_ms
+  local ends = held_until(set, owner, at)
   if not ends then return false end
-  -- A member that has this score already would not count as changed.
-  if score == ends then score = score + 1 end
   -- Needs no memory. A full server lets all writes through in a script that has written.
   redis.call('PEXPIRE', set, math.max(life_ms, redis.call('PTTL', set)))
-  if write_hold(set, owner, count, score, 'XX', 'CH') == count then return true end
-  write_hold(set, owner, count, ends, 'XX')
-  return false
+  -- A member that has this score already would not count as changed.
+  local score = math.max(at + life_ms, ends + 1)
+  return write_hold(set, owner, count, score, 'XX', 'CH') == count
 end

@@ -1,15 +1,20 @@
 -- The lease of one holder: `owner:fence`, and behind it a label, or what `registered_at` says.
 
--- Returns the owner of a lease, the fence, the milliseconds left, nil, and the value; or nil if it
--- is free. Any other value is an error, the fourth result: no script waits for it or overwrites it.
+-- Returns the owner of a lease, the fence, the milliseconds left, and the value; or nil if it is
+-- free.
 local function lease_at(key)
   local value = read('GET', key)
   if value == false then return nil end
   local owner, fence
   if value then owner, fence = string.match(value, '^(%x+):(%d+)%f[:,%z]') end
   local left = owner and redis.call('PTTL', key) or -1
-  if left < 0 then return nil, nil, nil, foreign_data(key, 'a lease') end
-  return owner, tonumber(fence), left, nil, value
+  if left < 0 then fail_foreign(key, 'a lease') end
+  return owner, tonumber(fence), left, value
+end
+
+-- Returns whether an owner has a lease, whatever else the key may hold.
+local function is_held_by(lease, owner)
+  return string.find(read('GET', lease) or '', owner .. ':', 1, true) == 1
 end
 
 -- Writes a lease, with the label of its process if there is one. The fence is text.

@@ -17,22 +17,17 @@ local function deadline_in(deadlines, claim, at)
   return (redis.call('ZSCORE', deadlines, string.sub(claim, 1, 16)) or 0) - at
 end
 
--- Returns a function that gives the claims at the head of a queue with their tickets, by index.
--- Usually only the first is needed, and the others are read together.
-local function heads_of(queue)
-  local heads = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
-  return function(index)
-    if index == 2 then heads = redis.call('ZRANGE', queue, 0, BATCH - 1, 'WITHSCORES') end
-    return heads[2 * index - 1], heads[2 * index]
-  end
+-- Returns the claim at a place of a queue, and its ticket.
+local function claim_at(queue, index)
+  return unpack(redis.call('ZRANGE', queue, index - 1, index - 1, 'WITHSCORES'))
 end
 
 -- Returns the first claim in a queue whose process is alive, and in how many milliseconds that is
 -- taken for dead; or nil. Removes the entries before it. Returns AGAIN after a batch of dead ones.
 local function first_alive(queue, deadlines, at)
-  local head, dead = heads_of(queue), {}
+  local dead = {}
   for index = 1, BATCH do
-    local claim = head(index)
+    local claim = claim_at(queue, index)
     local left = claim and deadline_in(deadlines, claim, at)
     if not claim or left > 0 then
       if dead[1] then redis.call('ZREM', queue, unpack(dead)) end
@@ -54,19 +49,16 @@ local UNITS = 500
 -- its ticket and the end of its lease. A claim whose process does not hear of that keeps its place,
 -- or is dropped: `read_entry`. The claims of dead processes are dropped.
 -- Returns AGAIN or 0; the milliseconds until a claim that fits and does not hear of it is dropped,
--- or nil; whether a claim hears; and an error if the key does not hold units.
+-- or nil; and whether a claim hears.
 -- KEYS: the lease, the shared units, the fence, the queue, the deadlines, and the channel
 -- returned: the units that the script has taken back
 local function grant_next(at, fence_ms, returned)
   local lease, shared, fence, queue, deadlines, channel = unpack(KEYS)
-  local out, _, foreign = holds_at(shared, at)
-  if foreign then return 0, nil, false, foreign end
-
+  local out = holds_at(shared, at)
   local gone, moved, again = {}, returned, 0
   local is_heard, unheard_ms, stamp = false, nil, nil
-  local head = heads_of(queue)
   for index = 1, BATCH do
-    local claim, ticket = head(index)
+    local claim, ticket = claim_at(queue, index)
     if not claim then
       if not is_heard and #gone == index - 1 then redis.call('DEL', deadlines) end
       break
@@ -75,7 +67,7 @@ local function grant_next(at, fence_ms, returned)
     local left, life = deadline_in(deadlines, claim, at), math.min(HANDOVER_MS, lease_ms)
     if left <= 0 then
       gone[#gone + 1] = claim
-    elseif (units and out + units - limit or out) > 0 then
+    elseif not fits(out, units, limit) then
       break
     elseif units and moved > 0 and moved + units > UNITS then
       again = AGAIN
