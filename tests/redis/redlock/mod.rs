@@ -1,6 +1,7 @@
-//! A lock over a majority of real servers that are killed, suspended and restarted.
-//! `tests/memory/redlock` has the other promises.
+//! A lock over a majority of real servers that are killed, suspended and restarted. In `process`
+//! the holders die. `tests/memory/redlock` has the other promises.
 
+mod process;
 mod servers;
 
 use bellwether::Redlock;
@@ -28,4 +29,9 @@ async fn unlock(guard: MutexGuard) {
     if let Err(error) = guard.unlock().await {
         assert_eq!(error.kind(), ErrorKind::Backend);
     }
+}
+
+#[test]
+fn worker() {
+    process::work();
 }
