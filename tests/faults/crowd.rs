@@ -115,8 +115,8 @@ async fn a_burst_of_locks_fails_nowhere_and_leaves_a_cache_alone() {
 /// The renewals do not share one time-out, and a short lease bounds no other one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_held_leases_are_kept_beside_a_busy_cache() {
-    const HELD: usize = 20_000;
-    const LEASE: Duration = Duration::from_secs(6);
+    const HELD: usize = 12_000;
+    const LEASE: Duration = Duration::from_secs(4);
     let _turn = turn_alone().await;
     play(async |server| {
         let backend = RedisBackend::open(&server.url())?;

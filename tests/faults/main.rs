@@ -13,7 +13,7 @@
 //! | the clock of a process is set | `holder` |
 //! | the clock of the server is set | `clock` |
 //! | runtimes and caches end in the middle of a load | `ends` |
-//! | a hundred thousand keys | `burst` |
+//! | thousands of keys | `burst` |
 //! | many locks of one process | `crowd` |
 //! | a server is killed every few seconds, under load | `steady` |
 //!

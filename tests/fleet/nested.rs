@@ -10,7 +10,7 @@ use super::{
 };
 
 /// A number of loads far above the limit on concurrent loads of a process.
-const MANY: usize = 10_000;
+const MANY: usize = 4_000;
 /// The limit on the waits of so many loads. Those of a busy machine end long before it.
 const WAIT: Duration = Duration::from_secs(55);
 
@@ -53,7 +53,7 @@ async fn assert_all_land(fleet: &mut Fleet, round: Round, keys: usize) {
 }
 
 #[tokio::test]
-async fn ten_thousand_loaders_in_each_of_two_processes_can_load_other_keys() {
+async fn thousands_of_loaders_in_each_of_two_processes_can_load_other_keys() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 2, WAIT).await;
     let load = ask(5, "inner-#", Load::Value { ms: 5 });
@@ -61,7 +61,7 @@ async fn ten_thousand_loaders_in_each_of_two_processes_can_load_other_keys() {
 }
 
 #[tokio::test]
-async fn ten_thousand_loaders_can_load_the_same_key() {
+async fn thousands_of_loaders_can_load_the_same_key() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 1, WAIT).await;
     let load = ask(5, "common", Load::Value { ms: 50 });

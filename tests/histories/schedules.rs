@@ -1,6 +1,6 @@
 //! Random schedules of several processes over one backend in memory, under paused time.
 //!
-//! A schedule takes milliseconds, so thousands of them try orders that real processes rarely meet.
+//! A schedule takes milliseconds, so hundreds of them try orders that real processes rarely meet.
 //! The calls and the checker are those of the histories of real processes.
 
 use std::{
@@ -199,7 +199,7 @@ fn found(missing: Missing, by: &[Rule]) -> Option<u64> {
 #[test]
 fn random_schedules_keep_the_promises() {
     super::worker::quiet_planned_panics();
-    let count = variable("BELLWETHER_SCHEDULES").unwrap_or(2_000);
+    let count = variable("BELLWETHER_SCHEDULES").unwrap_or(800);
     let first = first_seed();
     println!("BELLWETHER_SEED={first}");
     let threads = 2;

@@ -34,7 +34,7 @@ where
 
 #[tokio::test(start_paused = true)]
 async fn a_float_is_stored_to_its_last_place() {
-    for price in (1..=1000).map(|cents| f64::from(cents) / 100.0 * 1.19) {
+    for price in (1..=300).map(|cents| f64::from(cents) / 100.0 * 1.19) {
         let served = served(Json, &price).await;
         assert!(served.iter().all(|it| it.to_bits() == price.to_bits()), "{price}: {served:?}");
     }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::prelude::*;
 
-const LIMIT: usize = 4 << 20;
+const LIMIT: usize = 2 << 20;
 const TTL: Duration = Duration::from_secs(600);
 const MEASURED: &str = "BELLWETHER_MEASURED";
 
@@ -42,7 +42,7 @@ async fn outage_memory_process() {
     let cache =
         Cache::<u32>::builder(faulty, "bellwether").ttl(TTL).outage_memory(LIMIT).build().unwrap();
     let mut before = 0;
-    for at in 0..25_000 {
+    for at in 0..12_500 {
         if at == 100 {
             before = resident();
         }
@@ -58,7 +58,7 @@ async fn memory_backend_process() {
     }
     let backend = MemoryBackend::with_weight(LIMIT);
     let mut before = 0;
-    for at in 0..75_000 {
+    for at in 0..37_500 {
         if at == 100 {
             before = resident();
         }

@@ -292,40 +292,27 @@ async fn play(seed: u64, planted: Planted, has_tier: bool) -> (usize, u64) {
     (too_old, caches.iter().map(|cache| cache.stats().local).sum())
 }
 
-/// Runs under paused time, without I/O. Its driver would make a system call for each timer, which
-/// takes half of the time.
-fn run(test: impl Future<Output = ()>) {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_time().start_paused(true).build().unwrap().block_on(test);
-}
-
-#[test]
-fn no_value_is_older_than_the_bound() {
-    run(play_all());
-}
-
-async fn play_all() {
+#[tokio::test(start_paused = true)]
+async fn no_value_is_older_than_the_bound() {
     let wanted = std::env::var("BELLWETHER_LOCAL_SCHEDULES").ok();
-    let schedules = wanted.map_or(25, |text| text.parse().unwrap());
+    let schedules = wanted.map_or(10, |text| text.parse().unwrap());
     let (mut local, all) = (0, 400 * schedules);
     for seed in 0..schedules {
         let (too_old, served) = play(seed, Planted::Nothing, true).await;
         assert_eq!(too_old, 0, "seed {seed}");
         local += served;
-        let (too_old, _) = play(seed, Planted::Nothing, false).await;
-        assert_eq!(too_old, 0, "seed {seed} without a tier");
+        if seed % 3 == 0 {
+            let (too_old, _) = play(seed, Planted::Nothing, false).await;
+            assert_eq!(too_old, 0, "seed {seed} without a tier");
+        }
     }
     println!("{local} of {all} reads were of a copy");
     assert!(local > all / 3, "{local}");
 }
 
 /// What the test above finds, if it is there.
-#[test]
-fn a_server_that_breaks_its_rules_is_found() {
-    run(play_each_planted());
-}
-
-async fn play_each_planted() {
+#[tokio::test(start_paused = true)]
+async fn a_server_that_breaks_its_rules_is_found() {
     for (planted, has_tier) in [
         (Planted::LostPush, true),
         (Planted::Pong, true),

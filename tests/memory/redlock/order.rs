@@ -16,8 +16,8 @@ const LONGEST_WAIT: f64 = 6.0;
 /// How often the processes hold the lock in a sample, each, and the most samples that are counted.
 /// The order is left to chance in part, and two processes may keep uneven turns for some hundred
 /// holds. So an uneven sample goes on: chance evens out, and a process that is favoured stays so.
-const HOLDS: usize = 400;
-const SAMPLES: usize = 12;
+const HOLDS: usize = 120;
+const SAMPLES: usize = 40;
 
 /// The holds that the tasks of all processes have seen.
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! The same faults on a cluster of three masters. The other names of a set are on any of the
 //! masters.
 
-use testkit::primitives::{Asked, Pair};
+use testkit::primitives::{Asked, PAIRS, Pair};
 
 use super::faults::{ANSWER, LEASE, Scene, nothing_is_left, scene};
 use crate::prelude::*;
@@ -24,13 +24,17 @@ async fn nothing_is_left_anywhere(cluster: &Cluster) {
 
 /// A part in braces decides about the slot of a key. Braces of a name must not, and an empty or
 /// open pair must not separate the keys of the name.
-pub async fn primitives_accept_names_with_braces(pair: Pair) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn primitives_accept_names_with_braces() {
     let (cluster, a, b) = cluster("").await;
-    for name in ["{a}b", "{}", "b{a", "}{", "{k}:l", "{{k}}"] {
-        let named = |asked: &Asked| Asked { name: name.to_owned(), ..asked.clone() };
-        let scene = scene(pair, &cluster.nodes, &named(&a), &named(&b)).await;
-        // The rival gets it by a push, not at the end of the lease.
-        scene.handed_over(LEASE / 2).await;
+    for (what, pair) in PAIRS {
+        for name in ["{a}b", "{}", "b{a", "}{", "{k}:l", "{{k}}"] {
+            println!("{what} of {name}");
+            let named = |asked: &Asked| Asked { name: name.to_owned(), ..asked.clone() };
+            let scene = scene(pair, &cluster.nodes, &named(&a), &named(&b)).await;
+            // The rival gets it by a push, not at the end of the lease.
+            scene.handed_over(LEASE / 2).await;
+        }
     }
     nothing_is_left_anywhere(&cluster).await;
 }
@@ -50,22 +54,29 @@ pub async fn primitives_survive_a_node_that_hangs_beyond_the_lease(pair: Pair) {
 }
 
 /// The lock stays held, and the waiter gets it from the new node of the slot.
-pub async fn primitives_survive_a_slot_that_moves(pair: Pair) {
-    let (cluster, a, b) = cluster("k").await;
-    // Permits with an id are not renewed during the move.
-    let [a, b] = [a, b].map(|asked| Asked { lease: 4 * LEASE, ..asked });
-    let scene = scene(pair, &cluster.nodes, &a, &b).await;
-    let from = cluster.owner("{k}").await;
-    let to = (from + 1) % 3;
-    cluster.begin_to_move("{k}", from, to).await;
-    assert!(cluster.move_keys("{k}", from, to).await >= 1);
-    // The old node redirects what it has no longer, and later all.
-    let mut source = cluster.nodes[from].raw().await;
-    scene.held.renew().await.unwrap();
-    assert!(source.errors("ASK").await >= 1, "no renewal is redirected");
-    cluster.end_move("{k}", from, to).await;
-    scene.held.renew().await.unwrap();
-    assert!(source.errors("MOVED").await >= 1, "the backend did not notice the move");
-    scene.handed_over(LEASE).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn primitives_survive_a_slot_that_moves() {
+    let (cluster, a, b) = cluster("").await;
+    for (what, pair) in PAIRS {
+        println!("{what}");
+        // Permits with an id are not renewed during the move.
+        let lease = 4 * LEASE;
+        let named = |asked: &Asked| Asked { name: what.to_owned(), lease, ..asked.clone() };
+        let scene = scene(pair, &cluster.nodes, &named(&a), &named(&b)).await;
+        let key = format!("{{{what}}}");
+        let from = cluster.owner(&key).await;
+        let to = (from + 1) % 3;
+        let mut source = cluster.nodes[from].raw().await;
+        let (asks, moves) = (source.errors("ASK").await, source.errors("MOVED").await);
+        cluster.begin_to_move(&key, from, to).await;
+        assert!(cluster.move_keys(&key, from, to).await >= 1);
+        // The old node redirects what it has no longer, and later all.
+        scene.held.renew().await.unwrap();
+        assert!(source.errors("ASK").await > asks, "no renewal is redirected");
+        cluster.end_move(&key, from, to).await;
+        scene.held.renew().await.unwrap();
+        assert!(source.errors("MOVED").await > moves, "the backend did not notice the move");
+        scene.handed_over(LEASE).await;
+    }
     nothing_is_left_anywhere(&cluster).await;
 }

@@ -108,25 +108,25 @@ async fn many_tasks_go_on_without_a_minority() {
     for (count, away) in [(3, 1), (5, 2)] {
         let mut servers = start(count).await;
         let contenders = Contenders::start(&servers, 3, 3).await;
-        contenders.takes(50).await;
+        contenders.takes(30).await;
         for server in &mut servers[..away] {
             server.kill();
         }
-        contenders.takes(100).await;
+        contenders.takes(60).await;
         // The server stays away for a lease, because it has forgotten its grants.
         sleep(LEASE).await;
         for server in &mut servers[..away] {
             server.start_again().await;
         }
-        contenders.takes(100).await;
+        contenders.takes(60).await;
         for server in &servers[count - away..] {
             server.stop_signal();
         }
-        contenders.takes(50).await;
+        contenders.takes(30).await;
         for server in &servers[count - away..] {
             server.resume();
         }
-        contenders.takes(100).await;
+        contenders.takes(60).await;
         contenders.end().await;
         // Commands that were on their way to the hanging servers arrived when these ran again.
         assert!(eventually(2 * LEASE + LIMIT / 4, || nothing_held(&servers)).await);
