@@ -61,6 +61,10 @@
 mod http;
 mod values;
 
+#[cfg(feature = "http")]
+#[doc = include_str!("../../docs/http.md")]
+pub mod sharing {}
+
 #[cfg(all(feature = "http", any(fuzzing, test)))]
 pub(crate) use self::http::check_any_lines;
 #[cfg(feature = "http")]

@@ -17,7 +17,7 @@ use http::StatusCode;
 /// | `private` or `no-cache` for fields | not shared | shared if it has none of these fields |
 /// | `Pragma` in a response | not shared | does not matter |
 ///
-/// Both follow the rest of the [list](crate::BellwetherLayer::http), such as for `Set-Cookie`,
+/// Both follow the rest of the [list](crate::layer::sharing#what-is-shared), such as for `Set-Cookie`,
 /// `Content-Encoding` and responses that are open to one origin. A redirect to its own place may
 /// differ in the scheme, or in parts of the query that are not in the key.
 ///
@@ -35,7 +35,7 @@ use http::StatusCode;
 /// ```
 ///
 /// [ignored]: crate::BellwetherLayer::ignore_cookies
-/// [headers like credentials]: crate::BellwetherLayer::http
+/// [headers like credentials]: crate::layer::sharing#headers-that-forbid-sharing
 /// [default one]: crate::BellwetherLayer::default_lifetime
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
