@@ -13,7 +13,6 @@ use http::{
     request::Parts,
     uri::PathAndQuery,
 };
-use http_body::Body;
 use sfv::{BareItem, Item, List, ListEntry, Parser};
 use tracing::{Instrument, debug};
 
@@ -115,7 +114,7 @@ impl Http {
     }
 
     /// Answers a `PURGE` of this.
-    pub(super) async fn purge<B: Body>(&self, purged: Outdated) -> Response<ResponseBody<B>> {
+    pub(super) async fn purge(&self, purged: Outdated) -> Response<ResponseBody> {
         let mut response = match end_all(&self.0.cache, purged).await {
             Ok(()) => Response::new(Bytes::new()),
             Err(error) => (self.0.on_error)(&error),
