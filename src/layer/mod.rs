@@ -52,10 +52,10 @@
 //!
 //! # One layer, two modes
 //!
-//! [`BellwetherLayer`] and [`Bellwether`] are one type each. In the mode [`Values`], the response
-//! *is* the cached value, and errors are [`Error`](crate::Error)s. In `Http`, the whole request
-//! decides whether it takes part. Its response may turn out to be uncacheable at its headers or in
-//! the middle of its body. Errors of the inner service stay as they are.
+//! In the mode [`Values`], the response *is* the cached value, and errors are
+//! [`Error`](crate::Error)s. In `Http`, the whole request decides whether it takes part. Its
+//! response may turn out to be uncacheable at its headers or in the middle of its body. Errors of
+//! the inner service stay as they are.
 
 #[cfg(feature = "http")]
 mod http;
@@ -84,10 +84,9 @@ use std::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// Wraps services so that equal requests share one response.
+/// Wraps services so that equal requests share one response. The [module](self) has an example.
 ///
-/// All clones of a layer, and all services that they make, share one cache. The mode `M` decides
-/// what is shared and how: [`Values`] or `Http`. The [module](self) has an example.
+/// The mode `M` decides what is shared and how: [`Values`] or `Http`.
 #[derive(Clone, Debug)]
 pub struct BellwetherLayer<M> {
     mode: M,
@@ -95,8 +94,7 @@ pub struct BellwetherLayer<M> {
 
 /// Shares the responses of an inner service. A [`BellwetherLayer`] makes it.
 ///
-/// It is always ready; [readiness](self#readiness) says what that means for the layers around it.
-/// Clones share one cache. Each clone has its own clone of `S`.
+/// It is always [ready](self#readiness). Each clone has its own clone of `S`.
 #[derive(Clone, Debug)]
 pub struct Bellwether<S, M> {
     /// Never called itself, only cloned. So this service holds no readiness of the inner service.

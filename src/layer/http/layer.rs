@@ -94,38 +94,11 @@ impl BellwetherLayer<Http> {
     ///
     /// - The name of a header. All its lines count. A header that looks like a credential may then
     ///   be in a request, and only a digest of it becomes part of the key. A request in which the
-    ///   header is not text takes no part. Headers that always exclude a
-    ///   request, such as `Authorization`, still do.
+    ///   header is not text takes no part. Headers that always exclude a request, such as
+    ///   `Authorization`, still do.
     /// - A function that returns a text, such as the user that an outer layer has authenticated. If
-    ///   it returns an `Option`, `None` sends the request to the inner service.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    /// use http::request::Parts;
-    ///
-    /// /// An outer layer sets this extension.
-    /// #[derive(Clone)]
-    /// struct User {
-    ///     plan: &'static str,
-    ///     is_admin: bool,
-    /// }
-    ///
-    /// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
-    /// let layer = BellwetherLayer::http(cache)
-    ///     .vary_by("x-tenant")
-    ///     // Phones get smaller pictures.
-    ///     .vary_by(|parts: &Parts| match parts.headers.get("sec-ch-ua-mobile") {
-    ///         Some(mobile) if mobile == "?1" => "phone".to_owned(),
-    ///         _ => String::new(),
-    ///     })
-    ///     .vary_by(|parts: &Parts| match parts.extensions.get::<User>() {
-    ///         None => Some("anonymous".to_owned()),
-    ///         Some(user) if user.is_admin => None,
-    ///         Some(user) => Some(format!("plan {}", user.plan)),
-    ///     });
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
+    ///   it returns an `Option`, `None` sends the request to the inner service. The guide has [a
+    ///   page for each user](crate::guide#a-page-for-each-user).
     ///
     /// A hit costs one more read, of the marker by which an invalidation ends the responses with
     /// all values of the parts. Where each user changes what is theirs alone, give it a path or a
@@ -238,7 +211,7 @@ impl BellwetherLayer<Http> {
     /// Returns the key under which the response to a request with these parts is shared.
     ///
     /// Use it to [invalidate](Cache::invalidate) that response. A `PUT` that outdates the response
-    /// to a `GET` has the same key.
+    /// to a `GET` has the same key, if its target has the same form.
     ///
     /// If the response has a `Vary`, or if the layer adds [parts](Self::vary_by) to the key, the
     /// cache holds a marker under this key: a response with the status 100. All responses below it
@@ -248,21 +221,6 @@ impl BellwetherLayer<Http> {
     /// Returns `None` if the host is not clear, or if the request has no path. With
     /// [`coalesce_only`](super::Policy::coalesce_only), the parts are in the key, and may exclude a
     /// request.
-    ///
-    /// ```
-    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-    /// # runtime.unwrap().block_on(async {
-    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
-    /// use http::Request;
-    ///
-    /// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
-    /// let layer = BellwetherLayer::http(cache.clone());
-    /// let put = Request::put("http://shop.example/products/42").body(()).unwrap();
-    /// if let Some(key) = layer.key(&put.into_parts().0) {
-    ///     cache.invalidate(key).await?;
-    /// }
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn key(&self, parts: &Parts) -> Option<Key> {
         self.mode.key(parts)
     }

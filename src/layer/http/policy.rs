@@ -21,19 +21,6 @@ use http::StatusCode;
 /// `Content-Encoding` and responses that are open to one origin. A redirect to its own place may
 /// differ in the scheme, or in parts of the query that are not in the key.
 ///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Policy};
-/// use http::StatusCode;
-///
-/// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
-/// let layer = BellwetherLayer::http(cache).policy(
-///     Policy::default().status_lifetime(StatusCode::NOT_FOUND, Duration::from_secs(5)),
-/// );
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
-///
 /// [ignored]: crate::BellwetherLayer::ignore_cookies
 /// [headers like credentials]: crate::layer::sharing#headers-that-forbid-sharing
 /// [default one]: crate::BellwetherLayer::default_lifetime
