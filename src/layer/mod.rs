@@ -74,12 +74,7 @@ pub use self::http::{
 };
 pub use self::values::Values;
 
-use std::{
-    fmt,
-    future::poll_fn,
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::future::poll_fn;
 
 use tower_layer::Layer;
 use tower_service::Service;
@@ -107,32 +102,6 @@ impl<S, M: Clone> Layer<S> for BellwetherLayer<M> {
 
     fn layer(&self, inner: S) -> Self::Service {
         Bellwether { inner, mode: self.mode.clone() }
-    }
-}
-
-/// Resolves to the response of a [`Bellwether`] service.
-///
-/// Dropping it never affects another caller.
-#[must_use = "futures do nothing unless they are polled"]
-pub struct ResponseFuture<Res, E>(Pin<Box<dyn Future<Output = Result<Res, E>> + Send>>);
-
-impl<Res, E> ResponseFuture<Res, E> {
-    fn new(response: impl Future<Output = Result<Res, E>> + Send + 'static) -> Self {
-        Self(Box::pin(response))
-    }
-}
-
-impl<Res, E> Future for ResponseFuture<Res, E> {
-    type Output = Result<Res, E>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(context)
-    }
-}
-
-impl<Res, E> fmt::Debug for ResponseFuture<Res, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResponseFuture").finish_non_exhaustive()
     }
 }
 

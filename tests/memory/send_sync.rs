@@ -23,7 +23,7 @@ use bellwether::{
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
-    layer::{Bellwether, CachedResponse, Http, ResponseBody, ResponseFuture, Values},
+    layer::{Bellwether, CachedResponse, Http, ResponseBody, Values},
     lease::{Lease, Retry, RetryStrategy},
     lock::{
         Candidate, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard,
@@ -124,7 +124,6 @@ types! {
     Http => yes yes yes yes;
     CachedResponse => yes yes yes yes;
     ResponseBody => yes no yes no;
-    ResponseFuture<String, Infallible> => yes no yes no;
 
     ListedLock => yes yes yes yes;
     Key => yes yes yes yes;

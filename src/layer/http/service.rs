@@ -6,6 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::{
     HeaderValue, Request, Response, StatusCode,
     header::{CACHE_CONTROL, RETRY_AFTER},
@@ -30,7 +31,7 @@ use crate::{
     cache::{self, Alone, FlightResult, Head, Loaded, OnFull, Sharing, Source},
     error::{BoxError, Error, ErrorKind},
     key::Key,
-    layer::{Bellwether, ResponseFuture},
+    layer::Bellwether,
     sync::lock,
 };
 
@@ -44,7 +45,7 @@ where
 {
     type Response = Response<ResponseBody>;
     type Error = S::Error;
-    type Future = ResponseFuture<Self::Response, S::Error>;
+    type Future = BoxFuture<'static, CallResult<S::Error>>;
 
     /// Always returns ready. Each call makes its own clone of the inner service ready.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
@@ -56,14 +57,13 @@ where
         let (head, body) = request.into_parts();
         let question = Arc::new(Question::new(head));
         match http.admit(&question.head, &body) {
-            Ok(place) => ResponseFuture::new(share(http, place, question, body, inner)),
-            Err(why) => match http.purged(&question.head) {
-                Some(purged) => ResponseFuture::new(async move { Ok(http.purge(purged).await) }),
-                None => {
-                    let passed = async move { http.pass(None, question, body, inner, why).await };
-                    ResponseFuture::new(passed)
+            Ok(place) => Box::pin(share(http, place, question, body, inner)),
+            Err(why) => Box::pin(async move {
+                match http.purged(&question.head) {
+                    Some(purged) => Ok(http.purge(purged).await),
+                    None => http.pass(None, question, body, inner, why).await,
                 }
-            },
+            }),
         }
     }
 }
