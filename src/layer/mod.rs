@@ -41,7 +41,7 @@
 //! [`Values`], loads beyond it queue. In `Http` they pass through, or are refused at once. To bound
 //! those that pass through, put a `ConcurrencyLimit` or a `LoadShed` *inside* of this layer.
 //!
-//! # What is shared
+//! # What clones share
 //!
 //! All clones of a layer, and all services that they make, share the cache of that layer and
 //! nothing else. So a layer may be applied route by route. Two layers over one cache must derive
@@ -49,13 +49,6 @@
 //!
 //! A request that leads runs in a task of its own, in the tracing span of its caller. The
 //! cancellation of this caller does not reach it, and neither do the caller's task-local values.
-//!
-//! # One layer, two modes
-//!
-//! In the mode [`Values`], the response *is* the cached value, and errors are
-//! [`Error`](crate::Error)s. In `Http`, the whole request decides whether it takes part. Its
-//! response may turn out to be uncacheable at its headers or in the middle of its body. Errors of
-//! the inner service stay as they are.
 
 #[cfg(feature = "http")]
 mod http;

@@ -615,19 +615,14 @@ mod tests {
         fn each_spelling_has_the_form_of_the_others(
             bytes in prop::collection::vec((any::<u8>(), any::<bool>(), any::<bool>()), 0..40),
         ) {
-            let spell = |keeps: &dyn Fn(bool, bool) -> (bool, bool)| {
-                bytes.iter().fold(String::from("/"), |mut text, (byte, encode, lower)| {
-                    let (encode, lower) = keeps(*encode, *lower);
-                    match (is_unreserved(*byte) && !encode, lower) {
-                        (true, _) => text.push(char::from(*byte)),
-                        (false, true) => text.push_str(&format!("%{byte:02x}")),
-                        (false, false) => text.push_str(&format!("%{byte:02X}")),
-                    }
-                    text
-                })
-            };
-            let form = spell(&|_, _| (false, false));
-            let spelled = spell(&|encode, lower| (encode, lower));
+            let (mut spelled, mut form) = (String::from("/"), String::from("/"));
+            for (byte, encodes, is_small) in bytes {
+                let [small, capital] = [format!("%{byte:02x}"), format!("%{byte:02X}")];
+                let plain = is_unreserved(byte).then(|| char::from(byte).to_string());
+                form.push_str(plain.as_ref().unwrap_or(&capital));
+                let encoded = if is_small { &small } else { &capital };
+                spelled.push_str(plain.as_ref().filter(|_| !encodes).unwrap_or(encoded));
+            }
             prop_assert_eq!(normal(&spelled), &*form);
             prop_assert_eq!(normal(&form), &*form);
         }
