@@ -1,5 +1,5 @@
-//! Stands for `sync::checked` of the crate: the primitives of `std` and `tokio`, as the model checker
-//! has them.
+//! Stands for `sync::checked` of the crate: the primitives of `std` and `tokio`, as the model
+//! checker has them.
 
 use std::{pin::Pin, sync::atomic::Ordering};
 

@@ -136,7 +136,7 @@ impl Body for ResponseBody {
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             BodySource::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            BodySource::Single(_, hint) => hint.clone(),
+            BodySource::Single(_, hint) => *hint,
             BodySource::Shared(reader) => reader.size_hint(),
         }
     }

@@ -123,8 +123,9 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Declares headers harmless that [look like
-    /// credentials](crate::layer::sharing#headers-that-forbid-sharing): no response depends on them.
+    /// Declares headers harmless that look like
+    /// [credentials](crate::layer::sharing#headers-that-forbid-sharing): no response depends on
+    /// them.
     ///
     /// It has no effect on `Authorization`, `Cookie` and other headers that always exclude a
     /// request.

@@ -16,10 +16,11 @@ use http::StatusCode;
 /// | `no-store` beside `must-understand` | not shared | shared if the status is understood |
 /// | `Pragma` in a response | not shared | does not matter |
 ///
-/// Both follow the rest of the [list](crate::layer::sharing#what-is-shared), such as for `Set-Cookie`,
+/// Both follow the rest of the [list], such as for `Set-Cookie`,
 /// `Content-Encoding` and responses that are open to one origin. A redirect to its own place may
 /// differ in the scheme, or in parts of the query that are not in the key.
 ///
+/// [list]: crate::layer::sharing#what-is-shared
 /// [ignored]: crate::BellwetherLayer::ignore_cookies
 /// [headers like credentials]: crate::layer::sharing#headers-that-forbid-sharing
 /// [default one]: crate::BellwetherLayer::default_lifetime
