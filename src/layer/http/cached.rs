@@ -273,6 +273,24 @@ mod tests {
             prop_assert_eq!(ResponseCodec.is_for_loader_only(&bytes), response.only_validates());
             prop_assert_eq!(ResponseCodec.decode(bytes).unwrap(), response);
         }
+
+        #[test]
+        fn damaged_bytes_are_a_response_or_an_error(
+            response in response(),
+            cut in any::<prop::sample::Index>(),
+            at in any::<prop::sample::Index>(),
+            byte in any::<u8>(),
+        ) {
+            let bytes = ResponseCodec.encode(&response).unwrap();
+            let _ = ResponseCodec.decode(bytes.slice(..cut.index(bytes.len())));
+            let mut damaged = bytes.to_vec();
+            let at = at.index(damaged.len());
+            damaged[at] = byte;
+            if let Ok(response) = ResponseCodec.decode(damaged.into()) {
+                // A decoded response can be sent to a client.
+                let _ = response.head.as_ref().clone().with_age((), Some(1));
+            }
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use http_body::Body;
 
 use super::{
     CachedResponse, Http, ResponseBody,
-    fields::{Directives, connection, content_length, date, pragma, seconds, vary},
+    fields::{Directives, Scope, connection, content_length, date, pragma, seconds, vary},
     key::{self, Located, Query},
     layer::HttpSettings,
     request::Question,
@@ -175,7 +175,10 @@ impl Judged<'_> {
             true if policy.is_rfc9111 => false,
             _ => it.no_store,
         };
-        let is_private = it.private || it.no_cache || (it.malformed && !policy.is_rfc9111);
+        let is_private = match policy.is_rfc9111 {
+            true => it.no_cache.covers(headers) || it.private.covers(headers),
+            false => it.malformed || it.no_cache != Scope::Nothing || it.private != Scope::Nothing,
+        };
         if forbids_storing || is_private { Err("cache-control") } else { Ok(()) }
     }
 
