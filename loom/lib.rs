@@ -4,6 +4,7 @@
 
 #[path = "../src/flight/mod.rs"]
 mod flight;
+mod modelled;
 #[path = "../src/sync.rs"]
 mod sync;
 

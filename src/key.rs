@@ -38,7 +38,7 @@ impl From<String> for Key {
 
 impl From<&String> for Key {
     fn from(text: &String) -> Self {
-        Self(text.as_str().into())
+        Self::from(text.as_str())
     }
 }
 
@@ -158,10 +158,8 @@ impl Namespace {
         if (1..=64).contains(&word.len()) && word.bytes().all(fits) {
             return Ok(Self(word.into()));
         }
-        let words = format!(
-            "invalid namespace {word:?}: use 1 to 64 ASCII letters, digits, '.', '_' or '-'"
-        );
-        Err(Error::new(ErrorKind::InvalidConfig, words))
+        let right = "use 1 to 64 ASCII letters, digits, '.', '_' or '-'";
+        Err(Error::new(ErrorKind::InvalidConfig, format!("invalid namespace {word:?}: {right}")))
     }
 }
 
@@ -179,6 +177,18 @@ pub enum Family {
     Redlock,
     /// The tags of a namespace.
     Tags,
+}
+
+impl Family {
+    /// Returns the part of a prefix between the namespace and the key.
+    fn tag(self) -> &'static str {
+        match self {
+            Self::Cache => ":c:",
+            Self::Lock => ":l:",
+            Self::Redlock => ":r:",
+            Self::Tags => ":t:",
+        }
+    }
 }
 
 /// Identifies an entry or a lock to a backend: a [`Key`] within a [`Namespace`] and a [`Family`].
@@ -207,17 +217,8 @@ impl Name {
         limit: usize,
     ) -> Result<Self, Error> {
         Self::check(family, key, limit)?;
-        let family_tag = match family {
-            Family::Cache => ":c:{",
-            Family::Lock => ":l:{",
-            Family::Redlock => ":r:{",
-            Family::Tags => ":t:{",
-        };
-        let mut prefix = String::with_capacity(namespace.0.len() + key.0.len() + 6);
-        prefix.extend([&*namespace.0, family_tag]);
-        push_escaped(&mut prefix, &key.0);
-        prefix.push_str("}:");
-        Ok(Self { prefix: prefix.into(), schema: 0, family })
+        let prefix = prefix([&namespace.0, family.tag()], &key.0).into();
+        Ok(Self { prefix, schema: 0, family })
     }
 
     /// Returns the name with this prefix, if it is one of this namespace and family.
@@ -229,16 +230,13 @@ impl Name {
 
     /// Returns the name under which a namespace keeps its tags.
     pub(crate) fn of_tags(namespace: &Namespace) -> Self {
-        let prefix = format!("{}:t:{{tags}}:", namespace.0);
-        Self { prefix: prefix.into(), schema: 0, family: Family::Tags }
+        let family = Family::Tags;
+        Self { prefix: prefix([&namespace.0, family.tag()], "tags").into(), schema: 0, family }
     }
 
     /// Returns the prefix of the name of another key, in the same namespace and family.
     pub(crate) fn prefix_of_sibling(&self, key: &str) -> String {
-        let mut prefix = format!("{}{{", self.scope());
-        push_escaped(&mut prefix, key);
-        prefix.push_str("}:");
-        prefix
+        prefix([self.scope(), ""], key)
     }
 
     /// Returns the namespace and the family, as the prefix begins.
@@ -309,19 +307,13 @@ impl Name {
     }
 }
 
-/// Appends the text of a key, without braces. `%` is escaped too, so the mapping is one to one.
-fn push_escaped(prefix: &mut String, text: &str) {
-    let mut rest = text;
-    while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'%' | b'{' | b'}')) {
-        prefix.push_str(&rest[..at]);
-        prefix.push_str(match rest.as_bytes()[at] {
-            b'%' => "%25",
-            b'{' => "%7B",
-            _ => "%7D",
-        });
-        rest = &rest[at + 1..];
-    }
-    prefix.push_str(rest);
+/// Returns the start of the Redis keys of a key. `%` is escaped too, so the mapping is one to one.
+fn prefix([namespace, family]: [&str; 2], key: &str) -> String {
+    let escaped: Cow<'_, str> = match key.contains(['%', '{', '}']) {
+        true => key.replace('%', "%25").replace('{', "%7B").replace('}', "%7D").into(),
+        false => key.into(),
+    };
+    [namespace, family, "{", &escaped, "}:"].concat()
 }
 
 /// Returns the key of a name whose prefix ends with this, behind its first brace.

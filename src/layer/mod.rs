@@ -41,7 +41,7 @@
 //! [`Values`], loads beyond it queue. In `Http` they pass through, or are refused at once. To bound
 //! those that pass through, put a `ConcurrencyLimit` or a `LoadShed` *inside* of this layer.
 //!
-//! # What is shared
+//! # What clones share
 //!
 //! All clones of a layer, and all services that they make, share the cache of that layer and
 //! nothing else. So a layer may be applied route by route. Two layers over one cache must derive
@@ -49,17 +49,14 @@
 //!
 //! A request that leads runs in a task of its own, in the tracing span of its caller. The
 //! cancellation of this caller does not reach it, and neither do the caller's task-local values.
-//!
-//! # One layer, two modes
-//!
-//! [`BellwetherLayer`] and [`Bellwether`] are one type each. In the mode [`Values`], the response
-//! *is* the cached value, and errors are [`Error`](crate::Error)s. In `Http`, the whole request
-//! decides whether it takes part. Its response may turn out to be uncacheable at its headers or in
-//! the middle of its body. Errors of the inner service stay as they are.
 
 #[cfg(feature = "http")]
 mod http;
 mod values;
+
+#[cfg(feature = "http")]
+#[doc = include_str!("../../docs/http.md")]
+pub mod sharing {}
 
 #[cfg(all(feature = "http", any(fuzzing, test)))]
 pub(crate) use self::http::check_any_lines;
@@ -70,20 +67,14 @@ pub use self::http::{
 };
 pub use self::values::Values;
 
-use std::{
-    fmt,
-    future::poll_fn,
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::future::poll_fn;
 
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// Wraps services so that equal requests share one response.
+/// Wraps services so that equal requests share one response. The [module](self) has an example.
 ///
-/// All clones of a layer, and all services that they make, share one cache. The mode `M` decides
-/// what is shared and how: [`Values`] or `Http`. The [module](self) has an example.
+/// The mode `M` decides what is shared and how: [`Values`] or `Http`.
 #[derive(Clone, Debug)]
 pub struct BellwetherLayer<M> {
     mode: M,
@@ -91,8 +82,7 @@ pub struct BellwetherLayer<M> {
 
 /// Shares the responses of an inner service. A [`BellwetherLayer`] makes it.
 ///
-/// It is always ready; [readiness](self#readiness) says what that means for the layers around it.
-/// Clones share one cache. Each clone has its own clone of `S`.
+/// It is always [ready](self#readiness). Each clone has its own clone of `S`.
 #[derive(Clone, Debug)]
 pub struct Bellwether<S, M> {
     /// Never called itself, only cloned. So this service holds no readiness of the inner service.
@@ -105,32 +95,6 @@ impl<S, M: Clone> Layer<S> for BellwetherLayer<M> {
 
     fn layer(&self, inner: S) -> Self::Service {
         Bellwether { inner, mode: self.mode.clone() }
-    }
-}
-
-/// Resolves to the response of a [`Bellwether`] service.
-///
-/// Dropping it never affects another caller.
-#[must_use = "futures do nothing unless they are polled"]
-pub struct ResponseFuture<Res, E>(Pin<Box<dyn Future<Output = Result<Res, E>> + Send>>);
-
-impl<Res, E> ResponseFuture<Res, E> {
-    fn new(response: impl Future<Output = Result<Res, E>> + Send + 'static) -> Self {
-        Self(Box::pin(response))
-    }
-}
-
-impl<Res, E> Future for ResponseFuture<Res, E> {
-    type Output = Result<Res, E>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(context)
-    }
-}
-
-impl<Res, E> fmt::Debug for ResponseFuture<Res, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResponseFuture").finish_non_exhaustive()
     }
 }
 

@@ -3,9 +3,10 @@ use std::{
     task::{Context, Poll},
 };
 
+use futures_util::future::BoxFuture;
 use tower_service::Service;
 
-use super::{Bellwether, BellwetherLayer, ResponseFuture, oneshot};
+use super::{Bellwether, BellwetherLayer, oneshot};
 use crate::{
     cache::Cache,
     error::{BoxError, Error},
@@ -63,7 +64,7 @@ where
 {
     type Response = V;
     type Error = Error;
-    type Future = ResponseFuture<V, Error>;
+    type Future = BoxFuture<'static, Result<V, Error>>;
 
     /// Always returns ready. Each call makes its own clone of the inner service ready.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
@@ -76,11 +77,9 @@ where
             Some(key) => {
                 let cached = self.mode.cache.request(key);
                 let loaded = cached.load(move |_lead| oneshot(inner, request));
-                ResponseFuture::new(async { Ok(loaded.await?.value) })
+                Box::pin(async { Ok(loaded.await?.value) })
             }
-            None => {
-                ResponseFuture::new(async { oneshot(inner, request).await.map_err(Error::load) })
-            }
+            None => Box::pin(async { oneshot(inner, request).await.map_err(Error::load) }),
         }
     }
 }

@@ -23,7 +23,7 @@ use bellwether::{
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
-    layer::{Bellwether, CachedResponse, Http, ResponseBody, ResponseFuture, Values},
+    layer::{Bellwether, CachedResponse, Http, ResponseBody, Values},
     lease::{Lease, Retry, RetryStrategy},
     lock::{
         Candidate, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard,
@@ -32,8 +32,6 @@ use bellwether::{
     },
     testing::{Answer, Fault, Faults, Faulty, Interceptor, Op, Operation},
 };
-use bytes::Bytes;
-use http_body_util::Full;
 
 /// Evaluates to `true` if a type implements a trait. The inherent constant, which exists only with
 /// the trait, shadows the constant of the fallback.
@@ -125,8 +123,7 @@ types! {
     Bellwether<(), Http> => yes yes yes yes;
     Http => yes yes yes yes;
     CachedResponse => yes yes yes yes;
-    ResponseBody<Full<Bytes>> => yes yes yes no;
-    ResponseFuture<String, Infallible> => yes no yes no;
+    ResponseBody => yes no yes no;
 
     ListedLock => yes yes yes yes;
     Key => yes yes yes yes;

@@ -30,7 +30,7 @@ impl Calls {
     }
 }
 
-type Answer = Response<ResponseBody<Body>>;
+type Answer = Response<ResponseBody>;
 type App = BoxCloneSyncService<Request<Body>, Answer, Infallible>;
 
 /// Returns a process of a service: a layer over a backend of its own.

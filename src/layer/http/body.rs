@@ -17,7 +17,7 @@ use std::{
     panic::AssertUnwindSafe,
     pin::{Pin, pin},
     sync::{Arc, Mutex},
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -26,7 +26,6 @@ use futures_util::FutureExt;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
-use pin_project_lite::pin_project;
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -40,123 +39,110 @@ use crate::{
     time::after,
 };
 
-pin_project! {
-    /// The body of a response: stored bytes, or the body of the inner service.
-    ///
-    /// The callers of a process may read one body of the inner service together, each at its own
-    /// pace. If it breaks off, all of them get its [error](BodyError).
-    pub struct ResponseBody<B: Body> {
-        #[pin]
-        source: BodySource<B>,
-    }
+/// The body of a response: stored bytes, or the body of the inner service.
+///
+/// The callers of a process may read one body of the inner service together, each at its own pace.
+/// If it breaks off, all of them get its [error](BodyError).
+pub struct ResponseBody(BodySource);
+
+enum BodySource {
+    /// All bytes are here.
+    Whole(Bytes),
+    /// The inner body, for one caller. Its size hint is kept until it is read.
+    Single(UnsyncBoxBody<Bytes, BodyError>, SizeHint),
+    /// The inner body, which others may read too.
+    Shared(Reader),
 }
 
-pin_project! {
-    #[project = BodySourceProjection]
-    enum BodySource<B: Body> {
-        /// All bytes are here.
-        Whole { bytes: Option<Bytes> },
-        /// The inner body, of which nothing was read.
-        Untouched {
-            #[pin]
-            body: B,
-        },
-        /// The inner body, which others may read too.
-        Shared { reader: Reader },
-    }
-}
-
-impl<B: Body> ResponseBody<B> {
+impl ResponseBody {
     pub(super) fn whole(bytes: Bytes) -> Self {
-        Self { source: BodySource::Whole { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) } }
+        Self(BodySource::Whole(bytes))
     }
 
-    pub(super) fn untouched(body: B) -> Self {
-        Self { source: BodySource::Untouched { body } }
+    pub(super) fn single<B>(body: B) -> Self
+    where
+        B: Body<Error: Into<BoxError>> + Send + 'static,
+    {
+        let hint = body.size_hint();
+        let body = body.map_err(BodyError::service).map_frame(in_bytes).boxed_unsync();
+        Self(BodySource::Single(body, hint))
     }
 
     pub(super) fn shared(reader: Reader) -> Self {
-        Self { source: BodySource::Shared { reader } }
+        Self(BodySource::Shared(reader))
     }
 
     /// Returns the length of a body that is the same for all callers, if it is known.
     pub(super) fn length(&self) -> Option<usize> {
-        match &self.source {
-            BodySource::Whole { bytes } => Some(bytes.as_ref().map_or(0, Bytes::len)),
-            BodySource::Untouched { .. } => None,
-            BodySource::Shared { reader } => reader.size_hint().exact()?.try_into().ok(),
+        match &self.0 {
+            BodySource::Single(..) => None,
+            _ => self.size_hint().exact()?.try_into().ok(),
         }
     }
 
     pub(super) fn is_whole(&self) -> bool {
-        matches!(self.source, BodySource::Whole { .. })
+        matches!(self.0, BodySource::Whole(_))
     }
 
     /// Returns a part of a whole body. Any other body is nothing or all of it.
     pub(super) fn part(self, range: Range<usize>) -> Self {
-        match self.source {
+        match self.0 {
             _ if range.is_empty() => Self::default(),
-            BodySource::Whole { bytes } => {
-                let bytes = bytes.unwrap_or_default();
+            BodySource::Whole(bytes) => {
                 let end = range.end.min(bytes.len());
                 Self::whole(bytes.slice(range.start.min(end)..end))
             }
-            source => Self { source },
+            source => Self(source),
         }
     }
 }
 
 /// Returns an empty body, which middlewares such as CORS answer with.
-impl<B: Body> Default for ResponseBody<B> {
+impl Default for ResponseBody {
     fn default() -> Self {
         Self::whole(Bytes::new())
     }
 }
 
-impl<B> Body for ResponseBody<B>
-where
-    B: Body,
-    B::Error: Into<BoxError>,
-{
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = BodyError;
 
     fn poll_frame(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.project().source.project() {
-            BodySourceProjection::Whole { bytes } => {
-                Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+        match &mut self.0 {
+            BodySource::Whole(bytes) => {
+                let bytes = Some(mem::take(bytes)).filter(|bytes| !bytes.is_empty());
+                Poll::Ready(bytes.map(|bytes| Ok(Frame::data(bytes))))
             }
-            BodySourceProjection::Untouched { body } => {
-                let frame = ready!(body.poll_frame(context));
-                Poll::Ready(frame.map(|frame| frame.map(in_bytes).map_err(BodyError::service)))
+            BodySource::Single(body, hint) => {
+                *hint = SizeHint::default();
+                Pin::new(body).poll_frame(context)
             }
-            BodySourceProjection::Shared { reader } => reader.poll_frame(context),
+            BodySource::Shared(reader) => reader.poll_frame(context),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.source {
-            BodySource::Whole { bytes } => bytes.is_none(),
-            BodySource::Untouched { body } => body.is_end_stream(),
-            BodySource::Shared { reader } => reader.is_end_stream(),
+        match &self.0 {
+            BodySource::Whole(bytes) => bytes.is_empty(),
+            BodySource::Single(body, _) => body.is_end_stream(),
+            BodySource::Shared(reader) => reader.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.source {
-            BodySource::Whole { bytes } => {
-                SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64)
-            }
-            BodySource::Untouched { body } => body.size_hint(),
-            BodySource::Shared { reader } => reader.size_hint(),
+        match &self.0 {
+            BodySource::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            BodySource::Single(_, hint) => *hint,
+            BodySource::Shared(reader) => reader.size_hint(),
         }
     }
 }
 
-impl<B: Body> fmt::Debug for ResponseBody<B> {
+impl fmt::Debug for ResponseBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseBody").finish_non_exhaustive()
     }
@@ -287,29 +273,24 @@ struct Reading {
 pub(super) struct Collector {
     body: Arc<SharedBody>,
     /// The body of the inner service, until its end.
-    source: Option<UnsyncBoxBody<Bytes, BodyError>>,
+    source: Option<ResponseBody>,
 }
 
 impl SharedBody {
     /// Shares a body, whose headers may announce a length.
-    pub(super) fn new<B>(
-        body: B,
+    pub(super) fn new(
+        source: ResponseBody,
         announced: Option<u64>,
         limits: BodyLimits,
-    ) -> (Arc<Self>, Collector)
-    where
-        B: Body + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
-        let announced = announced.or_else(|| body.size_hint().exact());
-        let is_empty = body.is_end_stream();
-        let source = body.map_err(BodyError::service).map_frame(in_bytes).boxed_unsync();
+    ) -> (Arc<Self>, Collector) {
+        let announced = announced.or_else(|| source.size_hint().exact());
+        let is_empty = source.is_end_stream();
         let (state, moved) = (Mutex::default(), Notify::new());
-        let shared = Arc::new(Self { limits, announced, state, moved });
+        let body = Arc::new(Self { limits, announced, state, moved });
         if is_empty {
-            shared.receive(Bytes::new(), Some(Ok(None)));
+            body.receive(Bytes::new(), Some(Ok(None)));
         }
-        (shared.clone(), Collector { body: shared, source: Some(source) })
+        (body.clone(), Collector { body, source: Some(source) })
     }
 
     /// Returns a reader from the start on, unless the first bytes are gone or the body broke off.
@@ -666,7 +647,7 @@ mod tests {
     async fn a_body_that_contradicts_its_hint_is_broken() {
         for (length, until) in [(7, 1), (9, 0)] {
             let hinted = Hinted(Full::from(vec![7; length]));
-            let (body, collector) = SharedBody::new(hinted, None, LIMITS);
+            let (body, collector) = SharedBody::new(ResponseBody::single(hinted), None, LIMITS);
             let mut reader = body.reader(false).unwrap();
             assert!(matches!(collector.collect().await, Err(NotCollected::Broken(_))), "{length}");
             let cx = &mut Context::from_waker(Waker::noop());

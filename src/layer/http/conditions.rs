@@ -14,7 +14,6 @@ use http::{
     },
     response,
 };
-use http_body::Body;
 
 use super::{
     Question, ResponseBody,
@@ -33,10 +32,7 @@ const ALL: Range<usize> = 0..usize::MAX;
 
 impl Question {
     /// Returns the answer that a response gives. The body is not copied.
-    pub(super) fn answer<B: Body>(
-        &self,
-        response: Response<ResponseBody<B>>,
-    ) -> Response<ResponseBody<B>> {
+    pub(super) fn answer(&self, response: Response<ResponseBody>) -> Response<ResponseBody> {
         if !self.is_head() && !self.head.headers.keys().any(|name| TERMS.contains(name)) {
             return response;
         }
@@ -225,7 +221,6 @@ fn position(text: &str) -> Option<Option<usize>> {
 mod tests {
     use bytes::Bytes;
     use http::Request;
-    use http_body_util::Empty;
 
     use super::*;
     use crate::layer::http::headers;
@@ -237,7 +232,7 @@ mod tests {
         {
             let mut response = Response::new(Bytes::new());
             *response.status_mut() = status;
-            let answer = question.answer(response.map(ResponseBody::<Empty<Bytes>>::whole));
+            let answer = question.answer(response.map(ResponseBody::whole));
             let found = answer.headers().get(CONTENT_LENGTH).map(|length| length.to_str().unwrap());
             assert_eq!(found, length, "{status}");
         }

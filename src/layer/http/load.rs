@@ -17,7 +17,7 @@ use tracing::debug;
 
 use super::{
     CachedResponse, Http, ResponseBody,
-    body::{BodyLimits, Collector, NotCollected, Reader, SharedBody},
+    body::{BodyLimits, Collector, NotCollected, SharedBody},
     cached::{ResponseHead, encoded_head_len},
     fields::content_length,
     request::Question,
@@ -35,17 +35,11 @@ use crate::{
 };
 
 /// An HTTP service that the layer can wrap.
-pub(super) trait InnerHttp<B>:
-    Service<
-        Request<B>,
-        Response = Response<<Self as InnerHttp<B>>::Body>,
-        Error: Send + 'static,
-        Future: Send + 'static,
-    > + Clone
-    + Send
-    + 'static
-{
-    type Body: Body<Error: Into<BoxError>> + Send + 'static;
+pub(super) trait InnerHttp<B>: Clone + Send + 'static {
+    type Error: Send + 'static;
+
+    /// Sends a request to the service, once that is ready.
+    fn send(self, request: Request<B>) -> impl Future<Output = CallResult<Self::Error>> + Send;
 }
 
 impl<S, B, ResBody> InnerHttp<B> for S
@@ -53,51 +47,32 @@ where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
     S::Error: Send + 'static,
     S::Future: Send + 'static,
+    B: Send + 'static,
     ResBody: Body<Error: Into<BoxError>> + Send + 'static,
 {
-    type Body = ResBody;
+    type Error = S::Error;
+
+    async fn send(self, request: Request<B>) -> CallResult<S::Error> {
+        Ok(layer::oneshot(self, request).await?.map(ResponseBody::single))
+    }
 }
 
 /// The result that a caller of the layer receives.
-pub(super) type CallResult<S, B> =
-    Result<Response<ResponseBody<<S as InnerHttp<B>>::Body>>, <S as Service<Request<B>>>::Error>;
+pub(super) type CallResult<E> = Result<Response<ResponseBody>, E>;
 
-/// An exchange of one caller with the flight that it may lead.
-///
-/// It holds the body of the request until that runs, then the answer if it is for this caller. The
-/// body can be taken only once, so the request runs at most once. An answer that the flight leaves
-/// here reaches the caller however the flight ends. It is dropped with the caller.
-pub(super) struct Exchange<B, A> {
-    body: Arc<Mutex<Option<B>>>,
-    /// The caller has the receiver, and the flight has the sender.
-    pub(super) answer: A,
-}
-
-impl<B, R> Exchange<B, oneshot::Receiver<R>> {
-    /// Returns the side of the caller, and the side of the flight.
-    pub(super) fn new(body: B) -> (Self, Exchange<B, oneshot::Sender<R>>) {
-        let body = Arc::new(Mutex::new(Some(body)));
-        let (sender, receiver) = oneshot::channel();
-        (Self { body: body.clone(), answer: receiver }, Exchange { body, answer: sender })
-    }
-}
-
-impl<B, A> Exchange<B, A> {
-    pub(super) fn take_body(&self) -> Option<B> {
-        lock(&self.body).take()
-    }
-}
-
-/// Where the flight leaves the answer for the caller that leads it. It may have gone away.
-type AnswerSender<S, B> = oneshot::Sender<CallResult<S, B>>;
+/// The request body of a caller, until the request runs. It can be taken only once, so the request
+/// runs at most once.
+pub(super) type RequestBody<B> = Arc<Mutex<Option<B>>>;
 
 /// Calls the inner service for the leader, and decides whether its response may be shared.
+///
+/// An answer for the caller that leads reaches it however the flight ends. The caller may have gone
+/// away.
 pub(super) async fn load<S, B>(
-    http: Http,
-    place: Place,
-    question: Arc<Question>,
+    (http, place, question): (Http, Place, Arc<Question>),
     inner: S,
-    exchange: Exchange<B, AnswerSender<S, B>>,
+    body: RequestBody<B>,
+    answer: oneshot::Sender<CallResult<S::Error>>,
     lead: Lead<CachedResponse>,
 ) -> Result<Produced<CachedResponse>, Error>
 where
@@ -106,19 +81,19 @@ where
     if let Some(marker) = http.renewed_marker(&lead) {
         return Ok(Produced::Value(marker.into()));
     }
-    let body = exchange
-        .take_body()
-        .ok_or_else(|| Error::new(ErrorKind::Cancelled, "the request has run already"))?;
+    let body = lock(&body).take();
+    let body =
+        body.ok_or_else(|| Error::new(ErrorKind::Cancelled, "the request has run already"))?;
     let mut request = question.for_all(body);
     let stale = add_validators(&lead, request.headers_mut());
     let load = ResponseLoad { http, place, question, begun: Instant::now(), lead };
-    match layer::oneshot(inner, request).await {
+    match inner.send(request).await {
         Ok(response) => {
             let response = load.validated(stale, response).await?;
-            load.land::<S, B>(response, exchange.answer).await
+            load.land(response, answer).await
         }
         Err(error) => {
-            drop(exchange.answer.send(Err(error)));
+            drop(answer.send(Err(error)));
             Err(Error::new(ErrorKind::Load, "the inner service returned an error"))
         }
     }
@@ -135,15 +110,13 @@ struct ResponseLoad {
 
 impl ResponseLoad {
     /// Returns the response that an answer stands for: itself, or the stale one with a new head.
-    async fn validated<B: Body>(
+    async fn validated(
         &self,
         stale: Option<CachedResponse>,
-        answer: Response<B>,
-    ) -> Result<Response<ResponseBody<B>>, Error> {
+        answer: Response<ResponseBody>,
+    ) -> Result<Response<ResponseBody>, Error> {
         let is_validated = answer.status() == StatusCode::NOT_MODIFIED;
-        let Some(stale) = stale.filter(|_| is_validated) else {
-            return Ok(answer.map(ResponseBody::untouched));
-        };
+        let Some(stale) = stale.filter(|_| is_validated) else { return Ok(answer) };
         if let Some(renewed) = renewed(&stale, answer.headers()) {
             return Ok(renewed.map(ResponseBody::whole));
         }
@@ -154,10 +127,10 @@ impl ResponseLoad {
     }
 
     /// Returns what the flight lands with. Its caller has the response at once.
-    async fn land<S: InnerHttp<B>, B>(
+    async fn land<E>(
         self,
-        response: Response<ResponseBody<S::Body>>,
-        answer: AnswerSender<S, B>,
+        response: Response<ResponseBody>,
+        answer: oneshot::Sender<CallResult<E>>,
     ) -> Result<Produced<CachedResponse>, Error> {
         let (parts, body) = response.into_parts();
         let (request, limit) = (&self.question.head.headers, self.http.0.cache.settings().max_key);
@@ -169,21 +142,20 @@ impl ResponseLoad {
         };
         match (class, variant) {
             (ResponseClass::Shareable(freshness), Some(variant)) => {
-                let (streamed, collector) =
-                    self.announce::<S, B>(parts, body, freshness, variant, answer);
+                let (streamed, collector) = self.announce(parts, body, freshness, variant, answer);
                 self.collect(&streamed, collector).await
             }
-            (class, _) => Ok(self.land_alone::<S, B>(class, parts, body, answer).await),
+            (class, _) => Ok(self.land_alone(class, parts, body, answer).await),
         }
     }
 
     /// Returns what the flight lands with if its response is for the caller alone.
-    async fn land_alone<S: InnerHttp<B>, B>(
+    async fn land_alone<E>(
         &self,
         class: ResponseClass,
         parts: Parts,
-        body: ResponseBody<S::Body>,
-        answer: AnswerSender<S, B>,
+        body: ResponseBody,
+        answer: oneshot::Sender<CallResult<E>>,
     ) -> Produced<CachedResponse> {
         self.end_stored(parts.status).await;
         let (forward, produced) = match class {
@@ -216,13 +188,13 @@ impl ResponseLoad {
     }
 
     /// Shares a response while its body arrives, with the caller that leads and with others.
-    fn announce<S: InnerHttp<B>, B>(
+    fn announce<E>(
         &self,
         parts: Parts,
-        body: ResponseBody<S::Body>,
+        body: ResponseBody,
         freshness: Freshness,
         variant: Option<Variant>,
-        answer: AnswerSender<S, B>,
+        answer: oneshot::Sender<CallResult<E>>,
     ) -> (Arc<StreamedResponse>, Collector) {
         let (settings, lead) = (&self.http.0, &self.lead);
         // The longest lifetime begins with the head, as the response's own does.
@@ -243,7 +215,6 @@ impl ResponseLoad {
             let is_stored = lead.fence().is_some() && !freshness.lifetime.is_zero();
             let ttl = is_stored.then(|| i64::try_from(freshness.lifetime.as_secs()).ok());
             let (source, forward) = (lead.source(), &streamed.forward);
-            let response = response.map(ResponseBody::shared);
             let response = self.http.with_source(response, source, ttl.flatten(), forward);
             drop(answer.send(Ok(response)));
         }
@@ -328,13 +299,14 @@ pub(super) struct StreamedResponse {
 impl StreamedResponse {
     /// Returns the response for a caller, unless the body broke off. It is never too late for the
     /// caller whose request it answers, which has the trailers, too.
-    pub(super) fn response(&self, is_own: bool) -> Option<Response<Reader>> {
+    pub(super) fn response(&self, is_own: bool) -> Option<Response<ResponseBody>> {
         if !is_own && self.late().is_some() {
             return None;
         }
         let age = self.freshness.age.saturating_add(self.received.elapsed().as_secs());
         let age = Some(age).filter(|age| *age > 0);
-        Some(self.head.clone().with_age(self.body.reader(is_own)?, age))
+        let reader = ResponseBody::shared(self.body.reader(is_own)?);
+        Some(self.head.clone().with_age(reader, age))
     }
 
     /// Returns whether the body broke off in time, so that its load has failed.

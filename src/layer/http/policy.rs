@@ -17,25 +17,13 @@ use http::StatusCode;
 /// | `private` or `no-cache` for fields | not shared | shared if it has none of these fields |
 /// | `Pragma` in a response | not shared | does not matter |
 ///
-/// Both follow the rest of the [list](crate::BellwetherLayer::http), such as for `Set-Cookie`,
+/// Both follow the rest of the [list], such as for `Set-Cookie`,
 /// `Content-Encoding` and responses that are open to one origin. A redirect to its own place may
 /// differ in the scheme, or in parts of the query that are not in the key.
 ///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Policy};
-/// use http::StatusCode;
-///
-/// let cache = http_cache(MemoryBackend::new(), "pages").build()?;
-/// let layer = BellwetherLayer::http(cache).policy(
-///     Policy::default().status_lifetime(StatusCode::NOT_FOUND, Duration::from_secs(5)),
-/// );
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
-///
+/// [list]: crate::layer::sharing#what-is-shared
 /// [ignored]: crate::BellwetherLayer::ignore_cookies
-/// [headers like credentials]: crate::BellwetherLayer::http
+/// [headers like credentials]: crate::layer::sharing#headers-that-forbid-sharing
 /// [default one]: crate::BellwetherLayer::default_lifetime
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {

@@ -20,9 +20,10 @@ use http::{
 use http_body::Body;
 
 use super::{
-    CachedResponse, Http,
+    CachedResponse, Http, ResponseBody,
     fields::{Directives, Scope, connection, content_length, date, pragma, seconds, vary},
     key::{self, Located, Query},
+    layer::HttpSettings,
     request::Question,
     validation::has_validator,
 };
@@ -71,7 +72,7 @@ const PERSONAL: [HeaderName; 5] = [
 ];
 
 /// A property of a response, or why it must not be shared: mostly the name of a header.
-type Judged<T> = Result<T, &'static str>;
+type Verdict<T> = Result<T, &'static str>;
 
 impl Http {
     /// Classifies the response to a request, which `took` so long.
@@ -80,7 +81,7 @@ impl Http {
         question: &Question,
         took: Duration,
         parts: &Parts,
-        body: &impl Body,
+        body: &ResponseBody,
     ) -> ResponseClass {
         let is_error = parts.status.is_client_error() || parts.status.is_server_error();
         match self.judge(question, took, parts, body) {
@@ -95,23 +96,22 @@ impl Http {
         question: &Question,
         took: Duration,
         parts: &Parts,
-        body: &impl Body,
-    ) -> Judged<ResponseClass> {
+        body: &ResponseBody,
+    ) -> Verdict<ResponseClass> {
         self.judge_framing(&parts.headers, body)?;
         self.judge_fields(&parts.headers)?;
-        let it = Directives::of_response(&parts.headers).ok_or("cache-control")?;
-        self.judge_storable(question, parts, &it)?;
-        let freshness = self.freshness(took, parts, &it)?;
-        // A response may be for the credentials of its request alone (RFC 9111, section 3.5).
-        let permits = it.public || it.must_revalidate || it.s_maxage.is_some();
-        Ok(match permits || !question.is_authorized() {
+        let directives = Directives::of_response(&parts.headers).ok_or("cache-control")?;
+        let it = Judged { settings: &self.0, parts, directives, received: SystemTime::now() };
+        it.judge_storable(question)?;
+        let freshness = it.freshness(took)?;
+        Ok(match it.is_for_all() || !question.is_authorized() {
             true => ResponseClass::Shareable(freshness),
             false => ResponseClass::Reserved,
         })
     }
 
     /// Judges whether the body of a response may be kept.
-    fn judge_framing(&self, headers: &HeaderMap, body: &impl Body) -> Judged<()> {
+    fn judge_framing(&self, headers: &HeaderMap, body: &ResponseBody) -> Verdict<()> {
         let most = self.most_of_body(headers);
         let announced = content_length(headers).ok_or("content-length")?.unwrap_or_default();
         let is_empty = body.is_end_stream() || body.size_hint().exact() == Some(0);
@@ -126,7 +126,7 @@ impl Http {
     }
 
     /// Judges whether no field of a response ties it to its caller.
-    fn judge_fields(&self, headers: &HeaderMap) -> Judged<()> {
+    fn judge_fields(&self, headers: &HeaderMap) -> Verdict<()> {
         let is_careful = !self.0.policy.is_rfc9111;
         // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
         let names = vary(headers).ok_or("vary")?;
@@ -144,122 +144,103 @@ impl Http {
             _ => Ok(()),
         }
     }
+}
 
-    /// Returns how long a response may be shared: by those that wait for it, and beyond.
-    fn freshness(
-        &self,
-        took: Duration,
-        parts: &Parts,
-        directives: &Directives,
-    ) -> Judged<Freshness> {
-        let received = SystemTime::now();
-        let age = age(&parts.headers, received, took);
-        let lifetime = self.lifetime(parts, directives, received);
-        if self.0.policy.coalesces {
-            // Requests to a careful layer have nothing of their users.
-            let is_shared = !self.0.policy.is_rfc9111 || lifetime.is_some();
-            return if is_shared {
-                Ok(Freshness::new(Duration::ZERO, age))
-            } else {
-                Err("lifetime")
-            };
-        }
-        let left = lifetime.and_then(|lifetime| lifetime.checked_sub(Duration::from_secs(age)));
-        let left = left.filter(|left| !left.is_zero()).ok_or("lifetime")?;
-        Ok(self.windows(parts, directives, Freshness::new(left, age)))
-    }
+/// A response whose fields permit to share it.
+struct Judged<'a> {
+    settings: &'a HttpSettings,
+    parts: &'a Parts,
+    directives: Directives,
+    received: SystemTime,
+}
 
-    /// Judges whether a response may be stored at all (RFC 9111, section 3).
-    fn judge_storable(
-        &self,
-        question: &Question,
-        parts: &Parts,
-        directives: &Directives,
-    ) -> Judged<()> {
-        let (headers, policy) = (&parts.headers, &self.0.policy);
-        let is_shared = policy.is_rfc9111
-            || parts.status == StatusCode::OK
-            || policy.lifetime_of(parts.status).is_some();
-        if !is_shared || matches!(parts.status.as_u16(), ..200 | 206 | 304) {
+impl Judged<'_> {
+    /// Judges whether the response may be stored at all (RFC 9111, section 3).
+    fn judge_storable(&self, question: &Question) -> Verdict<()> {
+        let (Parts { status, headers, .. }, it) = (self.parts, &self.directives);
+        let policy = &self.settings.policy;
+        let is_shared =
+            policy.is_rfc9111 || *status == StatusCode::OK || policy.lifetime_of(*status).is_some();
+        if !is_shared || matches!(status.as_u16(), ..200 | 206 | 304) {
             return Err("status");
         }
-        if parts.status.is_redirection()
-            && redirects_to_itself(&question.head, headers, &self.0.query)
-        {
+        let query = &self.settings.query;
+        if status.is_redirection() && redirects_to_itself(&question.head, headers, query) {
             return Err("location");
         }
-        let (no_cache, private) = (&directives.no_cache, &directives.private);
-        let is_permitted = match policy.is_rfc9111 {
-            true => !no_cache.covers(headers) && !private.covers(headers),
-            false => {
-                !directives.malformed && *no_cache == Scope::Nothing && *private == Scope::Nothing
-            }
+        // Where the status is understood, `must-understand` takes the place of `no-store`, which is
+        // for caches that know only that one (RFC 9111, section 5.2.2.3).
+        let forbids_storing = match it.must_understand {
+            true if !is_understood(*status) => true,
+            true if policy.is_rfc9111 => false,
+            _ => it.no_store,
         };
-        match is_permitted && !self.forbids_storing(directives, parts.status) {
-            true => Ok(()),
-            false => Err("cache-control"),
-        }
+        let is_private = match policy.is_rfc9111 {
+            true => it.no_cache.covers(headers) || it.private.covers(headers),
+            false => it.malformed || it.no_cache != Scope::Nothing || it.private != Scope::Nothing,
+        };
+        if forbids_storing || is_private { Err("cache-control") } else { Ok(()) }
     }
 
-    /// Returns whether `no-store` or `must-understand` forbids storing (RFC 9111, section 5.2.2.3).
-    /// Where the status is understood, the latter takes the place of the former, which is for
-    /// caches that know only that one.
-    fn forbids_storing(&self, directives: &Directives, status: StatusCode) -> bool {
-        match directives.must_understand {
-            true if !is_understood(status) => true,
-            true if self.0.policy.is_rfc9111 => false,
-            _ => directives.no_store,
-        }
+    /// Returns whether the response is not for the credentials of its request alone (RFC 9111,
+    /// section 3.5).
+    fn is_for_all(&self) -> bool {
+        let it = &self.directives;
+        it.public || it.must_revalidate || it.s_maxage.is_some()
     }
 
-    /// Returns how long a response is fresh from its origin on.
-    fn lifetime(
-        &self,
-        parts: &Parts,
-        directives: &Directives,
-        received: SystemTime,
-    ) -> Option<Duration> {
-        let is_careful = !self.0.policy.is_rfc9111;
-        if is_careful && directives.max_age == Some(0) {
+    /// Returns how long the response may be shared: by those that wait for it, and beyond.
+    fn freshness(&self, took: Duration) -> Verdict<Freshness> {
+        let age = age(&self.parts.headers, self.received, took);
+        let (lifetime, policy) = (self.lifetime(), &self.settings.policy);
+        // Requests to a careful layer have nothing of their users.
+        if policy.coalesces && (!policy.is_rfc9111 || lifetime.is_some()) {
+            return Ok(Freshness::new(Duration::ZERO, age));
+        }
+        let left = lifetime.and_then(|lifetime| lifetime.checked_sub(Duration::from_secs(age)));
+        let left = left.filter(|left| !left.is_zero() && !policy.coalesces).ok_or("lifetime")?;
+        Ok(self.windows(Freshness::new(left, age)))
+    }
+
+    /// Returns how long the response is fresh from its origin on.
+    fn lifetime(&self) -> Option<Duration> {
+        let is_careful = !self.settings.policy.is_rfc9111;
+        if is_careful && self.directives.max_age == Some(0) {
             // It forbids sharing, even next to a larger `s-maxage`.
             return None;
         }
         // The clock of this process may be wrong.
-        named(directives, &parts.headers, Some(received).filter(|_| !is_careful))
-            .or_else(|| self.unnamed_lifetime(parts, directives, received))
+        let received = Some(self.received).filter(|_| !is_careful);
+        named(&self.directives, &self.parts.headers, received).or_else(|| self.unnamed_lifetime())
     }
 
-    fn unnamed_lifetime(
-        &self,
-        parts: &Parts,
-        directives: &Directives,
-        received: SystemTime,
-    ) -> Option<Duration> {
-        let default = self.0.default_lifetime.filter(|_| parts.status == StatusCode::OK);
-        let set = self.0.policy.lifetime_of(parts.status).or(default);
-        let is_heuristic = self.0.policy.is_rfc9111
-            && (is_heuristically_cacheable(parts.status) || directives.public);
-        let lifetime = set.or_else(|| heuristic(&parts.headers, received).filter(|_| is_heuristic));
+    fn unnamed_lifetime(&self) -> Option<Duration> {
+        let (status, policy) = (self.parts.status, &self.settings.policy);
+        let default = self.settings.default_lifetime.filter(|_| status == StatusCode::OK);
+        let is_heuristic =
+            policy.is_rfc9111 && (is_heuristically_cacheable(status) || self.directives.public);
+        let heuristic = || heuristic(&self.parts.headers, self.received).filter(|_| is_heuristic);
+        let lifetime = policy.lifetime_of(status).or(default).or_else(heuristic);
         lifetime.filter(|lifetime| !lifetime.is_zero())
     }
 
-    /// Adds what a response with these directives is good for when it is no longer fresh.
-    fn windows(&self, parts: &Parts, directives: &Directives, fresh: Freshness) -> Freshness {
-        let (options, limit) = (&self.0.cache.settings().options, self.0.max_stale);
+    /// Adds what the response is good for when it is no longer fresh.
+    fn windows(&self, fresh: Freshness) -> Freshness {
+        let (it, limit) = (&self.directives, self.settings.max_stale);
+        let options = &self.settings.cache.settings().options;
         let window = |named: Option<u64>, setting: Duration| match named {
-            _ if directives.revalidates() => Duration::ZERO,
+            _ if it.revalidates() => Duration::ZERO,
             Some(seconds) => Duration::from_secs(seconds).min(limit),
             // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
-            None if directives.s_maxage.is_some() => Duration::ZERO,
+            None if it.s_maxage.is_some() => Duration::ZERO,
             None => setting.min(limit),
         };
-        let while_revalidate =
-            window(directives.stale_while_revalidate, options.stale_while_revalidate);
-        let if_error = window(directives.stale_if_error, options.stale_if_error);
-        let validation = self.0.kept_for_validation;
+        let while_revalidate = window(it.stale_while_revalidate, options.stale_while_revalidate);
+        let if_error = window(it.stale_if_error, options.stale_if_error);
+        let validation = self.settings.kept_for_validation;
         let only_validates = while_revalidate.max(if_error).is_zero()
             && !validation.is_zero()
-            && has_validator(parts);
+            && has_validator(self.parts);
         let kept = if only_validates { validation } else { if_error };
         Freshness { while_revalidate, kept, only_validates, ..fresh }
     }

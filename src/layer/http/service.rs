@@ -1,11 +1,12 @@
 //! The service: the way of each request, with the cache and without it.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex},
     task::{Context, Poll},
 };
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::{
     HeaderValue, Request, Response, StatusCode,
     header::{CACHE_CONTROL, RETRY_AFTER},
@@ -20,7 +21,7 @@ use tower_service::Service;
 
 use super::{
     CachedResponse, Http, InnerServiceError, ResponseBody, key,
-    load::{CallResult, Exchange, InnerHttp, StreamedResponse, load},
+    load::{CallResult, InnerHttp, RequestBody, StreamedResponse, load},
     request::Question,
     response::ResponseClass,
     status::Forward,
@@ -30,7 +31,8 @@ use crate::{
     cache::{self, Alone, FlightResult, Head, Loaded, OnFull, Sharing, Source},
     error::{BoxError, Error, ErrorKind},
     key::Key,
-    layer::{self, Bellwether, ResponseFuture},
+    layer::Bellwether,
+    sync::lock,
 };
 
 impl<S, B, ResBody> Service<Request<B>> for Bellwether<S, Http>
@@ -39,12 +41,11 @@ where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
     S::Error: Send + 'static,
     S::Future: Send + 'static,
-    ResBody: Body + Send + 'static,
-    ResBody::Error: Into<BoxError>,
+    ResBody: Body<Error: Into<BoxError>> + Send + 'static,
 {
-    type Response = Response<ResponseBody<ResBody>>;
+    type Response = Response<ResponseBody>;
     type Error = S::Error;
-    type Future = ResponseFuture<Self::Response, S::Error>;
+    type Future = BoxFuture<'static, CallResult<S::Error>>;
 
     /// Always returns ready. Each call makes its own clone of the inner service ready.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
@@ -56,15 +57,13 @@ where
         let (head, body) = request.into_parts();
         let question = Arc::new(Question::new(head));
         match http.admit(&question.head, &body) {
-            Ok(place) => ResponseFuture::new(share(http, place, question, body, inner)),
-            Err(why) => match http.purged(&question.head) {
-                Some(purged) => ResponseFuture::new(async move { Ok(http.purge(purged).await) }),
-                None => {
-                    ResponseFuture::new(
-                        async move { http.pass(None, question, body, inner, why).await },
-                    )
+            Ok(place) => Box::pin(share(http, place, question, body, inner)),
+            Err(why) => Box::pin(async move {
+                match http.purged(&question.head) {
+                    Some(purged) => Ok(http.purge(purged).await),
+                    None => http.pass(None, question, body, inner, why).await,
                 }
-            },
+            }),
         }
     }
 }
@@ -92,7 +91,7 @@ impl Http {
         body: B,
         inner: S,
         why: Forward,
-    ) -> CallResult<S, B>
+    ) -> CallResult<S::Error>
     where
         S: InnerHttp<B>,
     {
@@ -101,7 +100,7 @@ impl Http {
         let kept = is_kept.then(|| question.clone());
         let begun = Instant::now();
         let request = Request::from_parts(Arc::unwrap_or_clone(question).head, body);
-        let (parts, body) = layer::oneshot(inner, request).await?.into_parts();
+        let (parts, body) = inner.send(request).await?.into_parts();
         if let Some(question) = kept {
             let class = || self.classify(&question, begun.elapsed(), &parts, &body);
             match place {
@@ -112,8 +111,7 @@ impl Http {
                 Some(_) => {}
             }
         }
-        let response = Response::from_parts(parts, ResponseBody::untouched(body));
-        Ok(self.explained(response, || why))
+        Ok(self.explained(Response::from_parts(parts, body), || why))
     }
 
     fn count(&self, why: &Forward) {
@@ -132,9 +130,9 @@ impl Http {
 const TRIES: u8 = 4;
 
 /// How a flight ended for one caller.
-enum Settled<S: InnerHttp<B>, B> {
+enum Settled<B, E> {
     /// With a response.
-    Done(CallResult<S, B>),
+    Done(CallResult<E>),
     /// The request selects a response below this marker.
     Varies(B, Marker),
     /// It may share the response of the next flight. If it cannot, it goes on alone.
@@ -154,10 +152,10 @@ async fn share<S, B>(
     question: Arc<Question>,
     body: B,
     inner: S,
-) -> CallResult<S, B>
+) -> CallResult<S::Error>
 where
     S: InnerHttp<B>,
-    B: Body + Send + 'static,
+    B: Send + 'static,
 {
     // Boxes hold the futures that a hit does not need, so its own future stays small.
     let mut settled = fly(&http, &place, &question, body, inner.clone()).await;
@@ -200,10 +198,10 @@ async fn fly<S, B>(
     question: &Arc<Question>,
     body: B,
     inner: S,
-) -> Settled<S, B>
+) -> Settled<B, S::Error>
 where
     S: InnerHttp<B>,
-    B: Body + Send + 'static,
+    B: Send + 'static,
 {
     let settings = &http.0;
     let on_uncacheable =
@@ -223,44 +221,47 @@ where
         is_local: place.is_local,
     };
     let cached = http.request(&place.key).sharing(sharing).max_stale(settings.max_stale);
-    let (exchange, led) = Exchange::new(body);
-    let (own, of, asked) = (http.clone(), place.clone(), question.clone());
-    match cached.fly(move |lead| load(own, of, asked, inner, led, lead)).await {
-        // The exchange is left alone then. Its request may belong to a refresh that has begun,
-        // and a stale response stands in for the answer of an origin that fails.
+    let body = Arc::new(Mutex::new(Some(body)));
+    let (led, own) = oneshot::channel();
+    let (request, asked) = (body.clone(), (http.clone(), place.clone(), question.clone()));
+    match cached.fly(move |lead| load(asked, inner, request, led, lead)).await {
+        // The body is left alone then. Its request may belong to a refresh that has begun, and a
+        // stale response stands in for the answer of an origin that fails.
         Ok(FlightResult::Loaded(loaded))
             if !Marker::is(&loaded.value)
                 && CachedResponse::is_in_time(&loaded, || question.waited()) =>
         {
             Settled::Done(Ok(http.replay(place, loaded)))
         }
-        ended => Box::pin(http.settle(question, exchange, ended)).await,
+        ended => Box::pin(http.settle(question, &body, own, ended)).await,
     }
 }
 
 impl Http {
     /// Returns how a flight ended for a caller that is not served the value of the flight.
-    async fn settle<S: InnerHttp<B>, B>(
+    async fn settle<B, E>(
         &self,
         question: &Question,
-        mut exchange: Exchange<B, oneshot::Receiver<CallResult<S, B>>>,
+        body: &RequestBody<B>,
+        mut own: oneshot::Receiver<CallResult<E>>,
         ended: Result<FlightResult<CachedResponse>, Error>,
-    ) -> Settled<S, B> {
+    ) -> Settled<B, E> {
         let source = match &ended {
             Ok(FlightResult::Loaded(loaded)) => Some(loaded.source()),
             Ok(FlightResult::Head(_, source)) => Some(*source),
             Ok(FlightResult::Alone(_)) | Err(_) => None,
         };
-        let own = exchange.answer.try_recv();
-        let (ended, body) = match (ended, exchange.take_body()) {
-            (Err(error), _) if own.is_err() => return Settled::Failed(error),
+        let answer = own.try_recv();
+        let body = lock(body).take();
+        let (ended, body) = match (ended, body) {
+            (Err(error), _) if answer.is_err() => return Settled::Failed(error),
             (Ok(ended), Some(body)) => (ended, body),
             // The caller has led. Its answer is there, or the flight goes on without the caller.
             _ => {
                 source.into_iter().for_each(|source| self.served(source));
-                let answer = match own {
-                    Err(TryRecvError::Empty) => exchange.answer.await.ok(),
-                    own => own.ok(),
+                let answer = match answer {
+                    Err(TryRecvError::Empty) => own.await.ok(),
+                    answer => answer.ok(),
                 };
                 let words = "the task that ran the request was cancelled";
                 let cancelled = || Settled::Failed(Error::new(ErrorKind::Cancelled, words));
@@ -283,13 +284,13 @@ impl Http {
     }
 
     /// Lets a caller read the response of another one, while it arrives.
-    fn follow<S: InnerHttp<B>, B>(
+    fn follow<B, E>(
         &self,
         question: &Question,
         head: &Head,
         source: Source,
         body: B,
-    ) -> Settled<S, B> {
+    ) -> Settled<B, E> {
         let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else {
             return Settled::Alone(body, Forward::Uncacheable(None));
         };
@@ -300,7 +301,6 @@ impl Http {
         match streamed.response(false) {
             Some(response) => {
                 self.served(source);
-                let response = response.map(ResponseBody::shared);
                 let forward = &streamed.forward;
                 Settled::Done(Ok(self.with_source(response, Source::Followed, None, forward)))
             }
@@ -315,11 +315,7 @@ impl Http {
     }
 
     /// Returns the answer that a stored response gives.
-    fn replay<B: Body>(
-        &self,
-        place: &Place,
-        loaded: Loaded<CachedResponse>,
-    ) -> Response<ResponseBody<B>> {
+    fn replay(&self, place: &Place, loaded: Loaded<CachedResponse>) -> Response<ResponseBody> {
         let source = loaded.source();
         self.served(source);
         let ttl = if self.0.tells_status { super::status::ttl(&loaded) } else { None };
@@ -328,7 +324,7 @@ impl Http {
     }
 
     /// Returns the answer to a caller whose load failed. A `HEAD` has no body.
-    fn failed<B: Body>(&self, question: &Question, error: &Error) -> Response<ResponseBody<B>> {
+    fn failed(&self, question: &Question, error: &Error) -> Response<ResponseBody> {
         let response = (self.0.on_error)(error).map(|body| match question.is_head() {
             true => ResponseBody::default(),
             false => ResponseBody::whole(body),

@@ -69,25 +69,6 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 /// [`load_ref`](crate::Error::load_ref) returns it in every process, because the cache of
 /// [`http_cache`](crate::http_cache) has an [error codec](crate::cache::Builder::error_codec) for
 /// it. It has nothing but the status, because the response may be for one user only.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{
-///     BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache, layer::InnerServiceError,
-/// };
-/// use http::StatusCode;
-///
-/// let cache = http_cache(MemoryBackend::new(), "pages")
-///     .after_failure(|error| match error.load_ref::<InnerServiceError>()?.status() {
-///         // The service has a pool of connections that fills once a second.
-///         StatusCode::BAD_GATEWAY => Some(AfterFailure::RetryAfter(Duration::from_secs(1))),
-///         _ => None,
-///     })
-///     .build()?;
-/// let layer = BellwetherLayer::http(cache);
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("the inner service answered {status}")]
 pub struct InnerServiceError {

@@ -74,13 +74,7 @@ fn update(stored: &HeaderMap, newer: &HeaderMap) -> HeaderMap {
     {
         *date = now;
     }
-    let names: Vec<HeaderName> = newer.keys().cloned().collect();
-    for name in names {
-        headers.remove(&name);
-        for value in newer.get_all(&name) {
-            headers.append(&name, value.clone());
-        }
-    }
+    headers.extend(newer);
     headers
 }
 

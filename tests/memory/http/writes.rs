@@ -47,6 +47,11 @@ async fn a_write_ends_its_locations_on_the_same_host_whatever_their_scheme() {
     for (name, location, ends) in [
         ("location", "/b", true),
         ("content-location", "http://shop/b#x", true),
+        ("location", "http://user@shop/b", true),
+        ("location", "../b", true),
+        ("location", "https://shop:443/b", true),
+        ("location", "http://shop:8080/b", false),
+        ("location", "//shop:8080/b", false),
         ("location", "b", true),
         ("location", "http://shop:80/c/../b", true),
         ("location", "http://shop/b", true),
