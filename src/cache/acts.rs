@@ -1,6 +1,6 @@
 //! Acts on an entry or on all values of a tag without a load, and looks at an entry.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
@@ -12,7 +12,7 @@ use super::{
     settings::GREATEST_STALENESS,
 };
 use crate::{
-    backend::{Edit, Entry, EntryKind, Holding, SemaphoreKind, TagEnd, Windows, answered_by},
+    backend::{Edit, Entry, EntryKind, Holding, SemaphoreKind, TagEnd, Windows},
     error::Error,
     key::Key,
 };
@@ -68,27 +68,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// As with [`invalidate`](Self::invalidate).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BoxError, Cache, MemoryBackend, cache::{EntryState, Source}};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
-    ///     .stale_if_error(Duration::from_secs(600))
-    ///     .build()?;
-    /// cache.insert("stock:42", &17).await?;
-    /// cache.expire("stock:42").await?;
-    /// assert_eq!(cache.explain("stock:42").await?.state, EntryState::Fallback);
-    /// assert_eq!(cache.get("stock:42").await?, None);
-    /// let load = |_lead| async { Err::<u64, _>(BoxError::from("the database is down")) };
-    /// let loaded = cache.request("stock:42").load(load).await?;
-    /// assert_eq!((loaded.value, loaded.source()), (17, Source::Stale));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn expire(&self, key: impl Into<Key>) -> Result<u64, Error> {
         self.end(key.into(), Edit::Expire).await
     }
@@ -105,8 +84,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// greatest [staleness](super::LocalTier::max_staleness) of a local tier, which is 2 s.
     ///
     /// It counts what a [local tier](super::Builder::local) counts, and promises nothing in a
-    /// cluster. No process is asked: each keeps the bound by itself (C. Gray and D. Cheriton,
-    /// "Leases", SOSP 1989).
+    /// cluster. Each process keeps the bound by itself (Gray and Cheriton, "Leases", SOSP 1989).
     ///
     /// # Cancel safety
     ///
@@ -163,16 +141,16 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
 /// Acts on all values of a tag.
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
-    /// Removes all values that carry a tag, with one command, whatever their number.
+    /// Removes all values that carry a tag, with one command, whatever their number. The
+    /// [guide](crate::guide) has an example.
     ///
     /// A caller that asks after this returned is served nothing that was read before, in the whole
-    /// fleet. The value of a load that is under way is served to its earlier callers. Another
-    /// process with a [local tier](super::Builder::local) may serve its copies for as long as its
-    /// bound allows, as after [`invalidate`](Self::invalidate).
+    /// fleet. The value of a load that is under way is served to its earlier callers. What
+    /// [`invalidate`](Self::invalidate) says of local tiers holds, and while the backend is away
+    /// what [`Degraded`](super::Source::Degraded) says.
     ///
     /// Nothing is deleted: the values end by their time to live, or are replaced. A value that was
-    /// read before this call, and is [inserted](Self::insert) after it, counts as new. While the
-    /// backend is away, [`Degraded`](super::Source::Degraded) says what another process may serve.
+    /// read before this call, and is [inserted](Self::insert) after it, counts as new.
     ///
     /// # Errors
     ///
@@ -186,43 +164,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the values may or may not be removed.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BoxError, Cache, MemoryBackend, cache::Lead};
-    ///
-    /// let orders: Cache<u64> = Cache::builder(MemoryBackend::new(), "orders")
-    ///     .tags()
-    ///     .stale_if_error(Duration::from_secs(600))
-    ///     .build()?;
-    /// orders.request("1").tag("customer:7").insert(&16).await?;
-    /// let load = |lead: Lead<u64>| async move {
-    ///     lead.tag("customer:7");
-    ///     Ok::<_, BoxError>(17)
-    /// };
-    /// orders.get_or_load("2", load).await?;
-    ///
-    /// orders.expire_tag("customer:7").await?;
-    /// let fails = |_lead| async { Err::<u64, _>(BoxError::from("the database is down")) };
-    /// assert_eq!(orders.get_or_load("2", fails).await?, 17);
-    ///
-    /// orders.invalidate_tag("customer:7").await?;
-    /// assert!(orders.get_or_load("2", fails).await.is_err());
-    /// orders.clear().await?;
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn invalidate_tag(&self, tag: impl AsRef<str>) -> Result<(), Error> {
-        self.core.tags.check(&[tag.as_ref().into()])?;
-        self.core.end_tag(tag.as_ref(), TagEnd::Invalidated).await
+        self.core.end_tag(Some(tag.as_ref()), TagEnd::Invalidated).await
     }
 
     /// Makes all values that carry a tag stale, with one command, as [`expire`](Self::expire) does
-    /// with one value. Everything else is as for [`invalidate_tag`](Self::invalidate_tag), which
-    /// also has an example.
+    /// with one value. Everything else is as for [`invalidate_tag`](Self::invalidate_tag).
     ///
     /// # Errors
     ///
@@ -232,13 +179,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// If the future is dropped, the values may or may not be stale.
     pub async fn expire_tag(&self, tag: impl AsRef<str>) -> Result<(), Error> {
-        self.core.tags.check(&[tag.as_ref().into()])?;
-        self.core.end_tag(tag.as_ref(), TagEnd::Expired).await
+        self.core.end_tag(Some(tag.as_ref()), TagEnd::Expired).await
     }
 
     /// Removes all values of the namespace, with one command: those that a cache with
     /// [`tags`](super::Builder::tags) has stored. Everything else is as for
-    /// [`invalidate_tag`](Self::invalidate_tag), which also has an example.
+    /// [`invalidate_tag`](Self::invalidate_tag).
     ///
     /// # Errors
     ///
@@ -248,17 +194,16 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// If the future is dropped, the values may or may not be removed.
     pub async fn clear(&self) -> Result<(), Error> {
-        self.core.tags.check(&[])?;
-        self.core.end_tag("", TagEnd::Invalidated).await
+        self.core.end_tag(None, TagEnd::Invalidated).await
     }
 }
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
-    /// Gives a tag its next number.
-    async fn end_tag(&self, tag: &str, end: TagEnd) -> Result<(), Error> {
-        let (backend, limit) = (self.engine.backend().as_ref(), self.try_limit);
-        let ended = self.store.end_tag(&self.tags.name, tag, end);
-        let ended = self.counted(answered_by(backend, limit, ended).await);
+    /// Gives a tag its next number, or the tag of all values.
+    async fn end_tag(&self, tag: Option<&str>, end: TagEnd) -> Result<(), Error> {
+        self.tags.check(tag.map(Arc::from).as_slice())?;
+        let tag = tag.unwrap_or_default();
+        let ended = self.in_time(self.store.end_tag(&self.tags.name, tag, end)).await;
         match &ended {
             Ok(number) => self.tags.note(tag, *number),
             // It may have ended. So nothing is kept that may have the tag.

@@ -116,7 +116,6 @@ pub(super) fn whole_millis(wait: Duration) -> Option<Duration> {
     (millis > 0).then(|| Duration::from_millis(millis))
 }
 
-/// The failures of the loads of a cache, and the settings for them.
 pub(super) struct Failures {
     /// Decides what follows an error, or leaves it to the default.
     pub(super) policy: Option<Box<FailurePolicy>>,
@@ -133,7 +132,6 @@ pub(super) type FailurePolicy = dyn Fn(&Error) -> Option<AfterFailure> + Send + 
 struct FailedHere {
     error: Error,
     back_off: BackOff,
-    /// Until when the key backs off.
     until: Instant,
 }
 
@@ -155,7 +153,6 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// Returns what follows this error by the policy of the cache.
     pub(super) fn policy(&self, error: &Error) -> Option<AfterFailure> {
         self.policy.as_ref().and_then(|policy| policy(error))
     }
@@ -185,7 +182,6 @@ impl Failures {
         }
     }
 
-    /// Forgets the failures of a key without a lease.
     pub(super) fn forget(&self, key: &Key) {
         self.here().pop(key);
     }

@@ -7,23 +7,8 @@ use crate::backend::{Entry, Windows};
 
 /// When an entry is refreshed before its fresh window ends, so that a hot one never becomes stale.
 ///
-/// The refresh runs in the background, under the lease. While it runs, all callers are served the
-/// entry. One process of the fleet refreshes, whatever the number of processes. No refresh begins
-/// in the first half of the fresh window.
-///
-/// That window may be shorter than the [`ttl`](super::Builder::ttl) of the cache, such as by
-/// [`negative_ttl`](super::Builder::negative_ttl).
-///
-/// ```
-/// use std::time::Duration;
-/// use bellwether::{Cache, MemoryBackend, cache::EarlyRefresh};
-///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
-///     .ttl(Duration::from_secs(60))
-///     .early_refresh(EarlyRefresh::LastPart(0.2))
-///     .build()?;
-/// # Ok::<_, bellwether::Error>(())
-/// ```
+/// One process of the fleet refreshes in the background, and all callers are served the entry
+/// meanwhile. No refresh begins in the first half of the fresh window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum EarlyRefresh {
@@ -109,10 +94,9 @@ const STEPS: f64 = 7.0;
 
 /// The part of the longest delay that a process waits for its turn to refresh an entry.
 ///
-/// The process that stored the entry does not wait, because it is likely to be asked for it again.
-/// The number of processes whose turn has come grows by `e` in each step. So few of them claim
-/// before the first load ends, whatever their number (Nonnenmacher and Biersack, "Scalable Feedback
-/// for Large Multicast Groups", 1999).
+/// The process that stored the entry does not wait. The number of processes whose turn has come
+/// grows by `e` in each step, so few of them claim before the first load ends (Nonnenmacher and
+/// Biersack, "Scalable Feedback for Large Multicast Groups", 1999).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RefreshDelay(f64);
 

@@ -16,7 +16,6 @@
 
 mod activity;
 mod acts;
-mod begin;
 mod breaker;
 mod builder;
 mod codec;
@@ -32,7 +31,6 @@ mod member;
 mod notes;
 mod outcome;
 mod read;
-mod refresh;
 mod request;
 mod run;
 mod settings;
@@ -71,15 +69,12 @@ pub(crate) use self::{
     settings::{OnFull, OnUncacheable, Sharing, UNCACHEABLE_LIFE},
 };
 
-#[cfg(feature = "http")]
-use self::settings::Settings;
-use self::{core::Core, read::Decision};
-#[cfg(feature = "http")]
-use crate::observe::Counters;
+use self::{core::Core, read::Decision, settings::Settings};
 use crate::{
     backend::Store,
     error::{BoxError, Error},
     key::{IntoKey, Key},
+    observe::Counters,
 };
 
 /// A cache whose entries are loaded by one caller in the whole fleet.
@@ -151,11 +146,11 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// The loader runs only if this caller is the one that leads. It runs in a task of its own, in
     /// the tracing span of this caller, and must not block its thread. So it owns what it uses:
-    /// clone that, and write `move |_lead| async move { … }`. Where a `?` leaves the type of the
-    /// error open, end with `Ok::<_, MyError>(value)`.
+    /// `move |_lead| async move { … }`. Where a `?` leaves the type of the error open, end with
+    /// `Ok::<_, MyError>(value)`.
     ///
-    /// It runs for its caller alone, and ends with it, after a [shutdown](Self::shutdown) and where
-    /// a loader asks for the key that it loads.
+    /// In two cases it runs for its caller alone and is cancelled with it: after a
+    /// [shutdown](Self::shutdown), and in a loader that asks for its own key.
     ///
     /// # Errors
     ///
@@ -243,14 +238,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// clone. A second name for the same cache has no effect. docs/metrics.md lists the metrics,
     /// and what to do when one moves.
     ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// # let cache = bellwether::Cache::<u64>::new(bellwether::MemoryBackend::new(), "shop")?;
-    /// tokio::spawn(cache.publish_metrics("stock"));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    ///
     /// # Cancel safety
     ///
     /// If the future is dropped, counters stay as they were published, and times are still
@@ -267,12 +254,11 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Shuts this cache and its clones down, so that a deploy costs the fleet no lease.
     ///
-    /// No new flight starts. A later caller of a load does not read the cache. It loads for itself
-    /// without a lease, and gets [`Degraded`](Source::Degraded). [`get`](Self::get) and the acts on
-    /// an entry still work. Loads that are under way may end until
-    /// `deadline` has passed. Then they are cancelled and fail as
-    /// [`ShutDown`](crate::ErrorKind::ShutDown). Their leases are released, so that the next
-    /// process begins at once. Refreshes in the background are cancelled without waiting.
+    /// A later caller of a load does not read the cache: it loads for itself without a lease, and
+    /// gets [`Degraded`](Source::Degraded). [`get`](Self::get) and the acts on an entry still work.
+    /// Loads that are under way may end until `deadline` has passed. Then they are cancelled, fail
+    /// as [`ShutDown`](crate::ErrorKind::ShutDown), and release their leases. Refreshes in the
+    /// background are cancelled at once.
     ///
     /// # Cancel safety
     ///
@@ -293,8 +279,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     }
 }
 
-/// For the layers.
-#[cfg(feature = "http")]
 impl<V> Cache<V> {
     pub(crate) fn settings(&self) -> &Settings {
         &self.core.settings

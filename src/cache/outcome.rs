@@ -7,7 +7,6 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use bytes::Bytes;
 use tokio::time::Instant;
 use tracing::Span;
 
@@ -60,22 +59,8 @@ impl Record {
         Some(Self { fence: Some(NonZeroU64::new(fence)?), stored: Some(ended), fresh })
     }
 
-    /// Returns the time since it was stored.
     pub(super) fn age(&self) -> Option<Duration> {
         Some(self.stored?.elapsed())
-    }
-}
-
-/// A value that was loaded.
-pub(crate) struct Made<V> {
-    pub(super) value: V,
-    /// Its bytes, or why it has none. `None` if it is encoded when it is stored.
-    pub(super) payload: Option<Result<Bytes, Error>>,
-}
-
-impl<V> From<V> for Made<V> {
-    fn from(value: V) -> Self {
-        Self { value, payload: None }
     }
 }
 
@@ -107,9 +92,9 @@ pub enum Source {
     /// It is also so for a caller that asked after the load had begun, if the backend did not
     /// answer the commit, or a look behind it.
     ///
-    /// The value may come from a load that was under way in this process when the caller asked. A
-    /// value that was remembered is older. So either may be older than an invalidation in another
-    /// process that had returned by then, of its key or of a tag.
+    /// The value may come from a load that was under way in this process when the caller asked, or
+    /// from before. So it may be older than an invalidation in another process that had returned by
+    /// then, of its key or of a tag.
     Degraded,
 }
 
@@ -134,7 +119,6 @@ fn age(entry: &Entry) -> Option<Duration> {
 }
 
 impl<V> Loaded<V> {
-    /// A value that was loaded without a lease.
     pub(super) fn degraded(value: V) -> Self {
         Self { value, source: Source::Degraded, record: None }
     }
@@ -151,14 +135,12 @@ impl<V> Loaded<V> {
         Some(self.record?.fence?.get())
     }
 
-    /// Returns the time since the load of the value ended.
+    /// Returns the time since the load of the value ended. Returns `None` if it was loaded without
+    /// a lease, for the callers at that moment.
     ///
-    /// If the value has windows in which it is stale, the age is by the clock of the server. It is
+    /// If the value has windows in which it is stale, the age is by the clock of the server, and
     /// too large by a round trip at most. Otherwise it is as exact as the clocks of the server and
-    /// of this process agree, and nothing in the cache depends on it.
-    ///
-    /// Returns `None` if it was loaded without a lease, for the callers at that moment. A value
-    /// that the process [remembered](super::Builder::outage_memory) has an age.
+    /// of this process agree.
     pub fn age(&self) -> Option<Duration> {
         self.record?.age()
     }
@@ -171,10 +153,7 @@ impl<V> Loaded<V> {
         let record = self.record?;
         Some(record.fresh?.saturating_sub(record.age()?))
     }
-}
 
-#[cfg(feature = "http")]
-impl<V> Loaded<V> {
     /// Returns for how long the value has not been fresh. `None` if it is fresh, or not stored.
     pub(crate) fn lateness(&self) -> Option<Duration> {
         let record = self.record?;
@@ -243,7 +222,6 @@ pub(super) fn result<V>(outcome: &Outcome<V>, leads: bool) -> &'static str {
     }
 }
 
-/// Notes in a span that it ended so.
 pub(super) fn end_span<V>(span: &Span, outcome: &Outcome<V>, leads: bool) {
     spans::ended(span, result(outcome, leads), outcome.as_ref().err());
 }

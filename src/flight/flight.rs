@@ -57,17 +57,14 @@ pub(crate) struct Flights<T> {
     cancels_abandoned: bool,
 }
 
-/// How many callers may wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) per_flight: usize,
     pub(crate) in_all: usize,
 }
 
-/// Why a caller cannot join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// No flight begins any more.
     Closed,
     /// So many callers wait in this flight already.
     FlightFull(usize),
@@ -168,7 +165,6 @@ impl<T> Flights<T> {
         self.all().iter().for_each(|flight| self.detach(&flight.key));
     }
 
-    /// Returns how many flights are under way.
     pub(crate) fn len(&self) -> usize {
         self.stripes.iter().map(|stripe| read(&stripe.0).len()).sum()
     }
@@ -180,12 +176,10 @@ impl<T> Flights<T> {
         self.all().iter().for_each(|flight| flight.detach());
     }
 
-    /// Returns whether no flight begins any more.
     pub(crate) fn is_closed(&self) -> bool {
         self.leaders.is_closed()
     }
 
-    /// Removes a flight, if it is there.
     fn remove(
         &self,
         hash: u64,
@@ -199,7 +193,6 @@ impl<T> Flights<T> {
         Some(flight)
     }
 
-    /// Returns the flights that are there now.
     fn all(&self) -> Vec<Arc<Flight<T>>> {
         let flights = |stripe: &Stripe<T>| read(&stripe.0).iter().cloned().collect::<Vec<_>>();
         self.stripes.iter().flat_map(flights).collect()
@@ -271,7 +264,6 @@ struct Landing<T> {
 /// A moment in a flight. An outcome that belongs to it may go to the callers that joined before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Epoch {
-    /// How many callers had joined.
     pub(super) joined: u64,
 }
 
@@ -292,7 +284,6 @@ pub(crate) enum Notice {
 }
 
 impl<T> Flight<T> {
-    /// Begins a flight, which its first caller has joined.
     fn begin(id: u64, flights: Arc<Flights<T>>, key: Key, hash: u64) -> Arc<Self> {
         let state = Mutex::new(State { joined: 1, present: 1, ..State::default() });
         flights.waiting.fetch_add(1, Ordering::Relaxed);
@@ -444,7 +435,6 @@ impl<T> Leader<T> {
         .await;
     }
 
-    /// Completes when a follower gives this notice.
     pub(crate) async fn told(&self, notice: Notice) {
         poll_fn(|cx| self.flight.poll_notice(notice, cx)).await;
     }
@@ -486,7 +476,6 @@ impl<T> Leader<T> {
         *has_late
     }
 
-    /// Returns the outcome with which the flight has landed.
     pub(crate) fn landed(&self) -> Option<&T> {
         self.flight.landing.get()?.outcome.as_ref()
     }
@@ -526,7 +515,6 @@ pub(crate) struct Follower<T> {
 enum Stage {
     /// It polls the leader's work, until a task does.
     Carrying,
-    /// It waits for an outcome.
     Waiting,
     /// It has what it waited for.
     Served,

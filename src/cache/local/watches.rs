@@ -25,7 +25,6 @@ impl Watches {
         read(&self.0).is_empty()
     }
 
-    /// Tells of an act of this process.
     pub(in crate::cache) fn tell_act(&self, key: &Key, name: &Name) {
         let tell = |watch: &WatchedOrder| {
             watch.order.forget(name, || watch.tell(Some(key.as_str())));

@@ -245,7 +245,7 @@ impl Http {
 
     /// Adds what a response with these directives is good for when it is no longer fresh.
     fn windows(&self, parts: &Parts, directives: &Directives, fresh: Freshness) -> Freshness {
-        let (options, limit) = (&self.0.cache.settings().options, self.0.max_stale);
+        let (windows, limit) = (self.0.cache.settings().options.windows, self.0.max_stale);
         let window = |named: Option<u64>, setting: Duration| match named {
             _ if directives.revalidates() => Duration::ZERO,
             Some(seconds) => Duration::from_secs(seconds).min(limit),
@@ -253,9 +253,8 @@ impl Http {
             None if directives.s_maxage.is_some() => Duration::ZERO,
             None => setting.min(limit),
         };
-        let while_revalidate =
-            window(directives.stale_while_revalidate, options.stale_while_revalidate);
-        let if_error = window(directives.stale_if_error, options.stale_if_error);
+        let while_revalidate = window(directives.stale_while_revalidate, windows.stale);
+        let if_error = window(directives.stale_if_error, windows.error);
         let validation = self.0.kept_for_validation;
         let only_validates = while_revalidate.max(if_error).is_zero()
             && !validation.is_zero()
