@@ -7,12 +7,12 @@ use tokio::time::sleep;
 use super::{
     Cache, Loaded,
     core::Core,
-    freshness::{self, RefreshDelay, Rules, Window},
+    freshness::{self, Rules, Window},
     read::Decision,
     settings::GREATEST_STALENESS,
 };
 use crate::{
-    backend::{Edit, Entry, EntryKind, Holding, SemaphoreKind, TagEnd, Windows},
+    backend::{Edit, Entry, EntryKind, Holding, SemaphoreKind, TagEnd, Tap, Windows},
     error::Error,
     key::Key,
 };
@@ -25,10 +25,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// - [`Codec`](crate::ErrorKind::Codec) if the value cannot be encoded, or is too large.
-    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
-    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused. The value
-    ///   may or may not be stored.
+    /// As with [`invalidate`](Self::invalidate), and [`Codec`](crate::ErrorKind::Codec) if the
+    /// value cannot be encoded, or is too large.
     ///
     /// # Cancel safety
     ///
@@ -46,8 +44,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), or [`Backend`](crate::ErrorKind::Backend) if
-    /// the backend did not answer. The value may then be removed or not.
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long, or
+    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused. The act may
+    /// then have happened or not.
     ///
     /// # Cancel safety
     ///
@@ -76,8 +75,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let core = &self.core;
         let name = core.name(&key)?;
         core.invalidations.count(&key);
-        let burnt = core.store.edit(&name, &edit, core.settings.fence_life());
-        Ok(core.change(&key, burnt).await?)
+        core.edit(&key, &name, &edit).await
     }
 
     /// Completes when no process of the fleet serves what was stored before this call: after the
@@ -141,8 +139,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
 /// Acts on all values of a tag.
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
-    /// Removes all values that carry a tag, with one command, whatever their number. The
-    /// [guide](crate::guide) has an example.
+    /// Removes all values that carry a tag, with one command, whatever their number.
     ///
     /// A caller that asks after this returned is served nothing that was read before, in the whole
     /// fleet. The value of a load that is under way is served to its earlier callers. What
@@ -154,12 +151,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the cache was built without
-    ///   [`tags`](super::Builder::tags).
-    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the tag is empty, or longer than 512
-    ///   bytes.
-    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The values may then
-    ///   be removed or not.
+    /// As with [`invalidate`](Self::invalidate), and
+    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the cache was built without
+    /// [`tags`](super::Builder::tags).
     ///
     /// # Cancel safety
     ///
@@ -212,7 +206,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             }
         }
         self.flights.detach_all();
-        self.watches.tell_loss();
+        self.watches.each(Tap::lost);
         Ok(ended.map(drop)?)
     }
 }
@@ -259,7 +253,7 @@ fn state(entry: &Entry) -> (EntryState, Option<Duration>) {
         let (windows, age) = entry.windows.zip(entry.age)?;
         Some(end(windows).saturating_sub(age))
     };
-    match (entry.kind, freshness::decide(entry, &Rules::ALL, || RefreshDelay::NONE)) {
+    match (entry.kind, freshness::decide(entry, &Rules::ALL, |_| Duration::ZERO)) {
         (EntryKind::Ended, _) | (_, Window::Over) => (EntryState::Ended, None),
         (EntryKind::Uncacheable, _) => (EntryState::Uncacheable, left(|it| it.fresh)),
         (_, Window::Fresh | Window::Early) => (EntryState::Fresh, left(|it| it.fresh)),

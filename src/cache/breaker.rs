@@ -173,15 +173,7 @@ impl Breaker {
         let (now, degraded) = (Instant::now(), counters.degraded.get());
         let mut state = lock(&self.trouble);
         let is_new = state.is_none();
-        let trouble = state.get_or_insert_with(|| Trouble {
-            outage: Outage::next(false),
-            silences: 0,
-            open_until: None,
-            unconfirmed_until: None,
-            since: now,
-            told: now,
-            degraded,
-        });
+        let trouble = state.get_or_insert_with(|| Trouble::begin(now, degraded));
         self.troubled.store(true, Ordering::Release);
         if is_silent {
             trouble.silences += 1;
@@ -209,6 +201,20 @@ impl Breaker {
             warn!(error = %Chain(&error), "{what}");
         } else if is_due {
             warn!(?away, degraded, error = %Chain(&error), "still degraded");
+        }
+    }
+}
+
+impl Trouble {
+    fn begin(now: Instant, degraded: u64) -> Self {
+        Self {
+            outage: Outage::next(false),
+            silences: 0,
+            open_until: None,
+            unconfirmed_until: None,
+            since: now,
+            told: now,
+            degraded,
         }
     }
 }

@@ -328,10 +328,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self.settings.options.rules.early = early;
         self
     }
-}
 
-/// Loads that fail, or find nothing.
-impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets what follows a failed load, by its error. By default, and for `None`, a key [backs
     /// off](AfterFailure::BACK_OFF) while a stale value stands in for the load. Without such a
     /// value the next caller loads. [`AfterFailure`] has an example.

@@ -18,13 +18,13 @@ use super::{
     lead::Keeping,
     local::{Fill, LocalStore, Watches},
     member::{self, Permit},
-    notes::{Invalidations, Refreshes},
+    notes::{EntryNote, Invalidations, Refreshes},
     outcome::Outcome,
     settings::{IsNegative, OnFull, Options, Settings},
     tags::Tags,
 };
 use crate::{
-    backend::{Entry, Store, Tagged, Windows, answered_by},
+    backend::{Edit, Entry, Store, Tagged, Tap, Windows, answered_by},
     error::{BackendError, Error, ErrorKind},
     flight::Flights,
     key::{Family, Key, Name},
@@ -126,7 +126,7 @@ impl<V> Core<V> {
         }
         if let Ok(name) = self.name(key) {
             self.copies.iter().for_each(|copies| copies.forget(key, &name));
-            self.watches.tell_act(key, &name);
+            self.watches.each(|watch| watch.acted(key, &name));
         }
     }
 }
@@ -187,15 +187,17 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.counted(answered_by(backend, self.try_limit, operation).await)
     }
 
-    pub(super) async fn change<T>(
-        &self,
-        key: &Key,
-        change: impl Future<Output = Result<T, BackendError>>,
-    ) -> Result<T, BackendError> {
+    /// Changes what is stored. Returns the fence of the change, or 0 if there was none.
+    pub(super) async fn edit(&self, key: &Key, name: &Name, edit: &Edit) -> Result<u64, Error> {
         let _changed = Changed { core: self, key };
         // Its outcome may stay unknown.
         self.forget_local(key);
-        self.in_time(change).await
+        let life = self.settings.fence_life();
+        let fence = self.in_time(self.store.edit(name, edit, life)).await?;
+        if fence > 0 && matches!(edit, Edit::Put(..) | Edit::Touch(_)) {
+            self.refreshes.note(EntryNote::Stored, name, fence, Duration::MAX);
+        }
+        Ok(fence)
     }
 
     /// Lets go of what the copies in this process have from before a commit under this fence.
@@ -203,7 +205,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if let Some(copies) = &self.copies {
             copies.drop_older(name.prefix(), fence);
         }
-        self.watches.tell_commit(name, fence);
+        self.watches.each(|watch| watch.changed(name.prefix(), fence));
     }
 
     pub(super) fn mark(&self, name: &Name) -> Option<Fill> {
@@ -239,6 +241,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Returns whether no tag of a value has ended since its number.
     pub(super) async fn are_current(&self, tagged: &Tagged) -> bool {
+        if !self.tags.is_on {
+            return true;
+        }
         let which: Vec<_> = tagged.all().collect();
         let ends = self.counted(self.store.tag_ends(&self.tags.name, &which).await);
         ends.is_ok_and(|ends| tagged.end(&mut ends.into_iter()).is_none())

@@ -6,7 +6,7 @@
 
 use std::{
     error::Error as StdError,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -135,13 +135,6 @@ struct FailedHere {
     until: Instant,
 }
 
-impl FailedHere {
-    /// Returns whether it is forgotten: the key may load, and the next failure is the first.
-    fn is_over(&self) -> bool {
-        Instant::now() >= after(self.until, self.back_off.remembered())
-    }
-}
-
 /// The number of keys whose failures without a lease are remembered.
 const KEYS: usize = 1024;
 
@@ -159,7 +152,7 @@ impl Failures {
 
     /// Returns the error of the last load without a lease, while the key backs off after it.
     pub(super) fn backs_off_here(&self, key: &Key) -> Option<Error> {
-        let mut here = self.here();
+        let mut here = lock(&self.here);
         let failed = here.get(key)?;
         let left = failed.until.checked_duration_since(Instant::now())?;
         (!left.is_zero()).then(|| failed.error.again_after(left))
@@ -167,15 +160,15 @@ impl Failures {
 
     /// Returns how many loads of a key have failed in a row without a lease.
     pub(super) fn failed_here(&self, key: &Key) -> u32 {
-        let mut here = self.here();
-        let failed = here.get(key).filter(|failed| !failed.is_over());
-        failed.map_or(0, |failed| failed.back_off.failures)
+        let mut here = lock(&self.here);
+        let lasts = |it: &&FailedHere| Instant::now() < after(it.until, it.back_off.remembered());
+        here.get(key).filter(lasts).map_or(0, |failed| failed.back_off.failures)
     }
 
     /// Notes a load that failed without a lease, or whose failure the backend may not know of.
     pub(super) fn fail_here(&self, key: &Key, error: &Error, back_off: BackOff) {
         let until = after(Instant::now(), back_off.wait);
-        let mut here = self.here();
+        let mut here = lock(&self.here);
         here.put(key.clone(), FailedHere { error: error.clone(), back_off, until });
         if here.len() > KEYS {
             here.pop_lru();
@@ -183,17 +176,7 @@ impl Failures {
     }
 
     pub(super) fn forget(&self, key: &Key) {
-        self.here().pop(key);
-    }
-
-    /// Returns the failures without a lease. Those that were over before they were used again are
-    /// forgotten.
-    fn here(&self) -> MutexGuard<'_, LruCache<Key, FailedHere>> {
-        let mut here = lock(&self.here);
-        while here.peek_lru().is_some_and(|(_, failed)| failed.is_over()) {
-            here.pop_lru();
-        }
-        here
+        lock(&self.here).pop(key);
     }
 
     /// Returns the failure of a load, as other processes are told of it.

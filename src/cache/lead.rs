@@ -82,6 +82,10 @@ impl<V> Lead<V> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing. The method can be called again.
+    ///
+    /// # Examples
+    ///
+    /// [`Load`](super::Load) has one.
     pub async fn lost(&self) {
         match &self.0.lease {
             Some(lease) => lease.lost().await,
@@ -124,7 +128,7 @@ impl<V> Lead<V> {
     /// ```
     pub fn stale(&self) -> Option<Loaded<V>>
     where
-        V: Clone + 'static,
+        V: Clone,
     {
         Some(self.previous()?.loaded.clone())
     }
@@ -161,18 +165,12 @@ impl<V> Lead<V> {
     }
 
     /// Returns whether a stale value is served if this load fails now.
-    pub(crate) fn has_stand_in(&self) -> bool
-    where
-        V: Clone + 'static,
-    {
+    pub(crate) fn has_stand_in(&self) -> bool {
         !self.0.wants_new && self.fallback_for().is_some()
     }
 
     /// Returns for how much longer a stale value is kept for the case that this load fails.
-    pub(super) fn fallback_for(&self) -> Option<Duration>
-    where
-        V: Clone + 'static,
-    {
+    pub(super) fn fallback_for(&self) -> Option<Duration> {
         self.previous()?.left_on_error()
     }
 
@@ -271,7 +269,7 @@ pub(super) struct Previous<V> {
     on_error_until: Instant,
 }
 
-impl<V: Clone> Previous<V> {
+impl<V> Previous<V> {
     pub(super) fn new(entry: &Entry, rules: &Rules, value: V, source: Source) -> Arc<Self> {
         let left = freshness::left_on_error(entry, rules).unwrap_or_default();
         let loaded = Loaded { value, source, record: Record::of(entry) };
@@ -280,7 +278,10 @@ impl<V: Clone> Previous<V> {
     }
 
     /// Returns the value, if it may stand in for a failure now.
-    pub(super) fn fallback(&self) -> Option<Loaded<V>> {
+    pub(super) fn fallback(&self) -> Option<Loaded<V>>
+    where
+        V: Clone,
+    {
         self.left_on_error().map(|_| self.loaded.clone())
     }
 

@@ -3,8 +3,9 @@
 //! While the backend is away, a copy is served as its windows allow it. With a local tier, a copy
 //! is also served without a question, while its entry is fresh and the tier is trusted.
 //!
-//! - **Fill.** A fill notes what was told before it asks. It is dropped if this process acted since,
-//!   or if a name of its stripe was told with a greater fence. Check and change hold one lock.
+//! - **Fill.** A fill notes what was told before it asks. It is dropped if this process acted
+//!   since, or if a name of its stripe was told with a greater fence. Check and change hold one
+//!   lock.
 //! - **Trust.** At intervals the tier learns that it [was told all](Tap::complete_until) up to a
 //!   moment. A copy is served until that moment, or its own question if later, is too long ago.
 //! - **Generation.** When changes may have been missed, no copy from before is trusted.
@@ -36,7 +37,7 @@ use self::order::nanos;
 use super::{
     EarlyRefresh,
     breaker::Outage,
-    freshness::{self, RefreshDelay, Rules, Window},
+    freshness::{self, Rules, Window},
     outcome::Record,
     settings::{LocalTier, Settings},
     tags::Tags,
@@ -74,7 +75,7 @@ pub(super) struct LocalStore<V> {
 
 pub(super) struct LocalRow<V> {
     pub(super) value: V,
-    pub(super) record: Option<Record>,
+    pub(super) record: Record,
     /// The entry without its payload and tags, as it was when the backend was asked.
     entry: Entry,
     weight: usize,
@@ -159,7 +160,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         &self,
         key: &str,
         rules: &Rules,
-        delay: impl FnOnce(u64) -> RefreshDelay,
+        delay: impl FnOnce(u64, Duration) -> Duration,
     ) -> Option<Arc<LocalRow<V>>> {
         let tier = self.tier?;
         // Before the row is read: all changes up to then have removed theirs.
@@ -178,7 +179,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         if matches!(rules.early, EarlyRefresh::Off) {
             return Some(row);
         }
-        let delay = || delay(row.entry.fence);
+        let delay = |window| delay(row.entry.fence, window);
         let window = freshness::decide_at(self.age(&row)?, row.entry.windows?, rules, delay);
         (window == Window::Fresh).then_some(row)
     }

@@ -45,8 +45,7 @@ const AT_ONCE: usize = 128;
 const DECISION_LIMIT: Duration = Duration::from_millis(50);
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
-    /// Returns the values of many keys, and loads those that are missing together. The
-    /// [guide](crate::guide) has an example.
+    /// Returns the values of many keys, and loads those that are missing together.
     ///
     /// `key_of` returns the key of an id. 128 keys are looked up in one round trip. The loader is
     /// called once for the ids that this process leads, with one of the [permits to
@@ -69,6 +68,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// As [`get_or_load`](Self::get_or_load), for each key.
+    ///
+    /// # Examples
+    ///
+    /// The [guide](crate::guide) has one.
     pub fn get_or_load_many<I, K, L, Fut, R, E>(
         &self,
         ids: impl IntoIterator<Item = I>,

@@ -86,31 +86,37 @@ use crate::{
 /// # let mut builder = tokio::runtime::Builder::new_current_thread();
 /// # builder.enable_time().start_paused(true).build().unwrap().block_on(async {
 /// use std::time::Duration;
-/// use bellwether::{BoxError, Cache, MemoryBackend};
+/// use bellwether::{BoxError, Cache, MemoryBackend, cache::EntryState};
 ///
-/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
-///     .ttl(Duration::from_secs(60))
-///     .build()?;
+/// let builder = Cache::builder(MemoryBackend::new(), "shop").ttl(Duration::from_secs(60));
+/// let cache: Cache<u64> = builder.tags().build()?;
+/// tokio::spawn(cache.answer_top());
+/// # #[cfg(feature = "metrics")]
+/// tokio::spawn(cache.publish_metrics("stock"));
+///
 /// let load = |_lead| async { Ok::<_, BoxError>(17) };
 /// assert_eq!(cache.get_or_load("stock:42", load).await?, 17);
-///
 /// // The load of one request has options of its own, and tells more.
 /// let loaded = cache.request("stock:43").ttl(Duration::from_secs(5)).load(load).await?;
-/// assert_eq!(loaded.value, 17);
 /// assert!(loaded.age().unwrap() < Duration::from_secs(5));
 ///
 /// cache.insert("stock:44", &18).await?;
 /// assert_eq!(cache.get("stock:44").await?, Some(18));
-/// let stored = cache.peek("stock:44").await?.unwrap();
-/// assert!(stored.expires_in() > Some(Duration::from_secs(50)));
-/// assert!(cache.request("stock:44").touch().await?);
-///
-/// cache.invalidate("stock:44").await?;
-/// assert_eq!(cache.get("stock:44").await?, None);
+/// assert!(cache.peek("stock:44").await?.unwrap().expires_in().is_some());
+/// cache.expire("stock:44").await?;
+/// assert_eq!(cache.explain("stock:44").await?.state, EntryState::Missing);
+/// cache.invalidate("stock:43").await?;
 /// cache.settled().await;
-/// // Now no process serves the old value.
+/// // Now no process serves the old values.
 ///
-/// assert_eq!(cache.stats().loads, 2);
+/// cache.insert_many([("stock:45", 19)]).await.remove(0)?;
+/// assert_eq!(cache.get_many(["stock:45"]).await.remove(0)?, Some(19));
+/// cache.invalidate_many(["stock:45"]).await.remove(0)?;
+///
+/// cache.request("stock:46").tag("shelf:7").insert(&20).await?;
+/// cache.expire_tag("shelf:7").await?;
+/// cache.invalidate_tag("shelf:7").await?;
+/// cache.clear().await?;
 /// cache.shutdown(Duration::from_secs(5)).await;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
@@ -155,8 +161,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Errors
     ///
     /// - [`Load`](crate::ErrorKind::Load), [`Panicked`](crate::ErrorKind::Panicked) or
-    ///   [`LoadTimeout`](crate::ErrorKind::LoadTimeout) if the one load failed. All its waiters get
-    ///   the same error.
+    ///   [`LoadTimeout`](crate::ErrorKind::LoadTimeout), for all waiters, if the one load failed.
     /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
     /// - [`Overloaded`](crate::ErrorKind::Overloaded) if too many [loads](Builder::max_loads) are
     ///   under way, or too many callers wait [in all](Builder::max_waiters) or [for this

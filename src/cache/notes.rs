@@ -15,7 +15,7 @@ use hashbrown::DefaultHashBuilder;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::freshness::RefreshDelay;
+use super::freshness::refresh_delay;
 use crate::{backend::stripe_of, key::Key};
 
 pub(super) struct Refreshes {
@@ -97,13 +97,14 @@ impl Refreshes {
         self.stands(notes[hash as usize % NOTES].load(Ordering::Relaxed), hash)
     }
 
-    /// Returns the delay of this process for an entry. It is the same each time.
-    pub(super) fn delay(&self, key: &impl Hash, fence: u64) -> RefreshDelay {
+    /// Returns the delay of this process for an entry within a window. It is the same each time.
+    /// The process that stored the entry does not wait.
+    pub(super) fn delay(&self, key: &impl Hash, fence: u64, window: Duration) -> Duration {
         if self.knows(EntryNote::Stored, key, fence) {
-            return RefreshDelay::NONE;
+            return Duration::ZERO;
         }
         let hash = self.hasher.hash_one((self.seed, key, fence));
-        RefreshDelay::random(Rng::with_seed(hash).f64())
+        refresh_delay(window, Rng::with_seed(hash).f64())
     }
 }
 
@@ -131,7 +132,6 @@ impl Invalidations {
         self.of(key).fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns a number that each invalidation of the key makes greater.
     pub(super) fn so_far(&self, key: &Key) -> u64 {
         self.of(key).load(Ordering::Acquire)
     }

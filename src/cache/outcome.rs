@@ -23,11 +23,11 @@ pub struct Loaded<V> {
     /// The value.
     pub value: V,
     pub(super) source: Source,
-    pub(super) record: Option<Record>,
+    pub(super) record: Record,
 }
 
 /// The facts of an entry beside its value. It is small, because each caller gets a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     /// `None` if it was loaded without a lease.
     fence: Option<NonZeroU64>,
@@ -38,29 +38,19 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Returns the record of an entry, or `None` if neither its fence nor its age is known.
-    pub(super) fn of(entry: &Entry) -> Option<Self> {
+    pub(super) fn of(entry: &Entry) -> Self {
         let fence = NonZeroU64::new(entry.fence);
         let stored = age(entry).and_then(|age| Instant::now().checked_sub(age));
         // Without a fence, it is not stored.
         let fresh = fence.and(entry.windows).map(|windows| windows.fresh);
-        (fence.is_some() || stored.is_some()).then_some(Self { fence, stored, fresh })
+        Self { fence, stored, fresh }
     }
 
     /// Returns the record of an entry whose load ended at this time. It has no time to live if it
     /// is not stored.
-    pub(super) fn written(
-        fence: u64,
-        entry: &Entry,
-        ended: Instant,
-        is_stored: bool,
-    ) -> Option<Self> {
+    pub(super) fn written(fence: u64, entry: &Entry, ended: Instant, is_stored: bool) -> Self {
         let fresh = entry.windows.filter(|_| is_stored).map(|windows| windows.fresh);
-        Some(Self { fence: Some(NonZeroU64::new(fence)?), stored: Some(ended), fresh })
-    }
-
-    pub(super) fn age(&self) -> Option<Duration> {
-        Some(self.stored?.elapsed())
+        Self { fence: NonZeroU64::new(fence), stored: Some(ended), fresh }
     }
 }
 
@@ -120,7 +110,7 @@ fn age(entry: &Entry) -> Option<Duration> {
 
 impl<V> Loaded<V> {
     pub(super) fn degraded(value: V) -> Self {
-        Self { value, source: Source::Degraded, record: None }
+        Self { value, source: Source::Degraded, record: Record::default() }
     }
 
     /// Returns where the value came from.
@@ -132,7 +122,7 @@ impl<V> Loaded<V> {
     ///
     /// Returns `None` if it was loaded without a lease. [`Source::Degraded`] lists the reasons.
     pub fn fence(&self) -> Option<u64> {
-        Some(self.record?.fence?.get())
+        self.record.fence.map(NonZeroU64::get)
     }
 
     /// Returns the time since the load of the value ended. Returns `None` if it was loaded without
@@ -142,7 +132,7 @@ impl<V> Loaded<V> {
     /// too large by a round trip at most. Otherwise it is as exact as the clocks of the server and
     /// of this process agree.
     pub fn age(&self) -> Option<Duration> {
-        self.record?.age()
+        Some(self.record.stored?.elapsed())
     }
 
     /// Returns the time for which the value is still fresh, as exact as the [age](Self::age) is.
@@ -150,14 +140,12 @@ impl<V> Loaded<V> {
     ///
     /// Returns `None` if the value is not stored. A later invalidation is not known here.
     pub fn expires_in(&self) -> Option<Duration> {
-        let record = self.record?;
-        Some(record.fresh?.saturating_sub(record.age()?))
+        Some(self.record.fresh?.saturating_sub(self.age()?))
     }
 
     /// Returns for how long the value has not been fresh. `None` if it is fresh, or not stored.
     pub(crate) fn lateness(&self) -> Option<Duration> {
-        let record = self.record?;
-        record.age()?.checked_sub(record.fresh?)
+        self.age()?.checked_sub(self.record.fresh?)
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     EarlyRefresh, Loaded, Source,
     breaker::Outage,
     core::Core,
-    freshness::{self, RefreshDelay, Rules, Window},
+    freshness::{self, Rules, Window},
     lead::Previous,
     local::Fill,
     outcome::Record,
@@ -76,9 +76,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     #[inline]
     pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
         let copies = self.copies.as_ref()?;
-        let delay = |fence| match self.name(&key.into()) {
-            Ok(name) => self.refreshes.delay(&name, fence),
-            Err(_) => RefreshDelay::NONE,
+        let delay = |fence, window| {
+            let name = self.name(&key.into());
+            name.map_or(window, |name| self.refreshes.delay(&name, fence, window))
         };
         let row = copies.get(key, &options.rules, delay)?;
         if row.fence() < options.least_fence {
@@ -186,7 +186,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         outage: Outage,
     ) -> Option<Decision<V>> {
         let (row, entry) = self.copies.as_ref()?.recall(key, outage)?;
-        let (value, delay) = (row.value.clone(), || self.refreshes.delay(name, entry.fence));
+        let (value, fence) = (row.value.clone(), entry.fence);
+        let delay = |window| self.refreshes.delay(name, fence, window);
         let source = Source::Degraded;
         Some(match freshness::decide(&entry, rules, delay) {
             Window::OnError | Window::Over => {
@@ -245,7 +246,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let is_for_loader_only =
             entry.tag == self.tag && self.codec.is_for_loader_only(&entry.payload);
         let rules = if is_for_loader_only { &rules.without_stale() } else { rules };
-        let delay = || self.refreshes.delay(name, entry.fence);
+        let delay = |window| self.refreshes.delay(name, entry.fence, window);
         let window = freshness::decide(&entry, rules, delay);
         let Some(value) = self.decoded(name, &mut entry) else {
             return Decision::Miss { seen: entry.fence };

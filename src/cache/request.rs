@@ -12,13 +12,12 @@ use super::{
     freshness::Rules,
     lead::Keeping,
     loader::{self, Produced, Work},
-    notes::EntryNote,
     outcome::{Alone, FlightResult, Outcome, cut_off, end_span, ended},
     run::{AskedKey, Begun, Run, RunStart},
     settings::{OnUncacheable, Options, Sharing},
 };
 use crate::{
-    backend::{Edit, Entry, Tagged},
+    backend::{Edit, Tagged},
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused},
     key::{Family, Key, Name},
@@ -36,10 +35,13 @@ use crate::{
 ///
 /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
 /// let hour = Duration::from_secs(3600);
+/// let load = |_lead| async { Ok::<_, BoxError>(17) };
+/// assert_eq!(cache.request("stock:42").refresh(load).await?.value, 17);
+/// assert!(cache.request("stock:42").ttl(hour).touch().await?);
 /// let fence = cache.request("stock:43").ttl(hour).insert(&16).await?;
 /// // In another process, which was sent the fence:
 /// let request = cache.request("stock:43").not_older_than(fence);
-/// assert_eq!(request.load(|_lead| async { Ok::<_, BoxError>(17) }).await?.value, 16);
+/// assert_eq!(request.load(load).await?.value, 16);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[must_use = "a request does nothing until it is loaded"]
@@ -64,15 +66,13 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn insert(self, value: &V) -> Result<u64, Error> {
         let Self { core, key, own } = self;
         let options = core.options(own.as_deref());
-        let (name, life) = (core.name(&key)?, core.settings.fence_life());
+        let name = core.name(&key)?;
         let tagged = core.begin_tags(options).await;
         let (value, entry) = core.entry(value, Duration::ZERO, tagged)?;
         let found = own.is_none().then_some(&value);
         let windows = core.windows(options, found, &Keeping::default()).in_range();
         let put = Edit::Put(entry.with_windows(windows), windows.kept());
-        let fence = core.change(&key, core.store.edit(&name, &put, life)).await?;
-        core.refreshes.note(EntryNote::Stored, &name, fence, Duration::MAX);
-        Ok(fence)
+        core.edit(&key, &name, &put).await
     }
 
     /// Starts the windows of the stored value anew, with the settings of this request, such as when
@@ -90,25 +90,17 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// If the future is dropped, the windows may or may not have begun anew.
     pub async fn touch(self) -> Result<bool, Error> {
         let Self { core, key, own } = self;
-        let (name, life) = (core.name(&key)?, core.settings.fence_life());
+        let name = core.name(&key)?;
         let windows = core.windows(core.options(own.as_deref()), None, &Keeping::default());
-        let touch = async {
-            // The end of a tag may be forgotten before the windows would end.
-            if core.tags.is_on {
-                let mut stored = core.store.get(&name).await;
-                core.judge(&key, &mut stored).await;
-                let is_current = |entry: &Entry| !entry.has_ended();
-                if !stored?.as_ref().is_some_and(is_current) {
-                    return Ok(0);
-                }
+        // The end of a tag may be forgotten before the windows would end.
+        if core.tags.is_on {
+            let mut stored = core.in_time(core.store.get(&name)).await;
+            core.judge(&key, &mut stored).await;
+            if stored?.is_none_or(|entry| entry.has_ended()) {
+                return Ok(false);
             }
-            core.store.edit(&name, &Edit::Touch(windows), life).await
-        };
-        let fence = core.change(&key, touch).await?;
-        if fence > 0 {
-            core.refreshes.note(EntryNote::Stored, &name, fence, Duration::MAX);
         }
-        Ok(fence > 0)
+        Ok(core.edit(&key, &name, &Edit::Touch(windows)).await? > 0)
     }
 
     /// Returns the value of the key and its source, as
@@ -185,37 +177,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{Cache, MemoryBackend, cache::Begun};
-    ///
-    /// /// Stands for an origin that is asked by hand.
-    /// async fn fetch() -> Result<u64, std::io::Error> {
-    ///     Ok(17)
-    /// }
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// let stock = match cache.request("stock:42").begin().await? {
-    ///     Begun::Ready(loaded) | Begun::Stale(loaded, _) => loaded.value,
-    ///     Begun::Load(load) => {
-    ///         let fetched = tokio::select! {
-    ///             fetched = load.scope(fetch()) => fetched,
-    ///             () = load.lost() => Err(std::io::Error::other("the lease was lost")),
-    ///         };
-    ///         // Asks whether the lease is still held, such as before a step that costs much.
-    ///         load.confirm().await?;
-    ///         match fetched {
-    ///             Ok(stock) => load.commit(stock).await.value,
-    ///             Err(error) => return Err(load.fail(error).await),
-    ///         }
-    ///     }
-    ///     Begun::Alone => fetch().await.unwrap(),
-    /// };
-    /// assert_eq!(stock, 17);
-    /// assert_eq!(cache.get("stock:42").await?, Some(17));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
+    /// [`Load`](crate::cache::Load) has one.
     pub async fn begin(mut self) -> Result<Begun<V>, Error> {
         self.options_mut().sharing.on_uncacheable = OnUncacheable::Pass;
         let Self { core, key, own } = self;
@@ -235,9 +197,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         // The entry to replace is read also if it is fresh.
         self.options_mut().rules.replaces = true;
         let Self { core, key, own } = self;
-        let (name, life) = (core.name(&key)?, core.settings.fence_life());
         // First, so that each load that began before this call is beaten.
-        let burnt = core.change(&key, core.store.edit(&name, &Edit::Supersede, life)).await?;
+        let burnt = core.edit(&key, &core.name(&key)?, &Edit::Supersede).await?;
         // A shutdown that begins from here on waits for the load.
         let _begun = core.begun.token();
         if core.flights.is_closed() {

@@ -146,7 +146,10 @@ impl<T> Flights<T> {
     /// Completes a join after the lock of the map is released.
     fn followed(joined: Result<Follower<T>, Refused>) -> Result<Joined<T>, Refused> {
         let follower = joined?;
-        follower.depend();
+        // The second caller depends on the work. The later ones find it so.
+        if follower.number == 1 {
+            follower.flight.detach();
+        }
         Ok(Joined { follower, leader: None })
     }
 
@@ -310,11 +313,6 @@ impl<T> Flight<T> {
     fn detach(&self) {
         let parked = lock(&self.state).detach();
         parked.into_iter().for_each(Parked::spawn);
-    }
-
-    fn tell(&self, notice: Notice) {
-        let leader = lock(&self.state).tell(notice);
-        leader.into_iter().for_each(Waker::wake);
     }
 
     /// Polls for a notice, on behalf of the leader's one task.
@@ -525,20 +523,13 @@ impl<T> Follower<T> {
         Self { flight, number, stage: Stage::Waiting, registration: None }
     }
 
-    /// Makes the leader's work independent of its caller, if this is the second caller. The later
-    /// ones find it so. To be called without the lock of the map.
-    fn depend(&self) {
-        if self.number == 1 {
-            self.flight.detach();
-        }
-    }
-
     pub(crate) fn flight_id(&self) -> u64 {
         self.flight.id
     }
 
     pub(crate) fn tell(&self, notice: Notice) {
-        self.flight.tell(notice);
+        let leader = lock(&self.flight.state).tell(notice);
+        leader.into_iter().for_each(Waker::wake);
     }
 
     /// Brings the leader's work from a runtime. This follower polls it while it

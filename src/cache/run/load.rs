@@ -35,6 +35,38 @@ use crate::{
 /// [load limit](crate::cache::Builder::load_limit). Until it ends it holds one of the
 /// [permits](crate::cache::Builder::max_loads).
 ///
+/// ```
+/// # let mut builder = tokio::runtime::Builder::new_current_thread();
+/// # builder.enable_time().build().unwrap().block_on(async {
+/// use bellwether::{Cache, MemoryBackend, cache::Begun};
+///
+/// /// Stands for an origin that is asked by hand.
+/// async fn fetch() -> Result<u64, std::io::Error> {
+///     Ok(17)
+/// }
+///
+/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
+/// let stock = match cache.request("stock:42").begin().await? {
+///     Begun::Ready(loaded) | Begun::Stale(loaded, _) => loaded.value,
+///     Begun::Load(load) => {
+///         let fetched = tokio::select! {
+///             fetched = load.scope(fetch()) => fetched,
+///             () = load.lost() => Err(std::io::Error::other("the lease was lost")),
+///         };
+///         // Asks whether the lease is still held, such as before a step that costs much.
+///         load.confirm().await?;
+///         match fetched {
+///             Ok(stock) => load.commit(stock).await.value,
+///             Err(error) => return Err(load.fail(error).await),
+///         }
+///     }
+///     Begun::Alone => fetch().await.unwrap(),
+/// };
+/// assert_eq!(stock, 17);
+/// assert_eq!(cache.get("stock:42").await?, Some(17));
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+///
 /// [`Request::begin`]: crate::cache::Request::begin
 #[must_use = "a load that is dropped lets the next process load"]
 pub struct Load<V> {
@@ -45,10 +77,7 @@ pub struct Load<V> {
     granted: Epoch,
     /// The number of its flight, or its own.
     number: u64,
-    /// How many loads have failed in a row before this one.
-    failures: u32,
-    /// There was no entry when the lease was granted.
-    has_no_entry: bool,
+    grant: Grant,
     begun: LoadBegun,
     /// Held to the end of the load.
     _permit: Option<Permit>,
@@ -85,7 +114,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     pub(super) fn new(
         asked: AskedKey<V>,
         guard: LeaseGuard,
-        (grant, granted): (&Grant, Epoch),
+        (grant, granted): (Grant, Epoch),
         held: &mut Held<V>,
         run: &Run<V>,
     ) -> Self {
@@ -96,8 +125,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             guard,
             granted,
             number: run.number(),
-            failures: grant.failures(),
-            has_no_entry: grant.has_no_entry,
+            grant,
             begun: asked.begin_load(),
             _permit: held.permit.take(),
             _token: run.leader.is_none().then(|| asked.core.begun.token()),
@@ -121,9 +149,9 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Load<V> {
-    /// Completes when the lease is lost, at the [load limit](crate::cache::Builder::load_limit), or when a
-    /// shutdown ends the loads. Another process may then load, and this value is most likely not
-    /// stored.
+    /// Completes when the lease is lost, at the [load
+    /// limit](crate::cache::Builder::load_limit), or when a shutdown ends the loads. Another
+    /// process may then load, and this value is most likely not stored.
     ///
     /// # Cancel safety
     ///
@@ -354,7 +382,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             match held {
                 Err(error) if error.kind() == ErrorKind::Lost => break,
                 // The end of a tag takes no lease away.
-                Ok(()) if !is_silent && !Box::pin(asked.are_current(lead)).await => break,
+                Ok(()) if !is_silent && !Box::pin(asked.core.are_current(&lead.tagged())).await => {
+                    break;
+                }
                 // Without an answer, they are served as all callers are without a lease.
                 Ok(()) | Err(_) => leader.admit(epoch),
             }
@@ -421,165 +451,6 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         }
     }
 
-    /// Returns whether no tag of the value has ended since its load began.
-    async fn are_current(&self, lead: &Lead<V>) -> bool {
-        !self.core.tags.is_on || self.core.are_current(&lead.tagged()).await
-    }
-}
-
-impl<V: Clone + Send + Sync + 'static> Load<V> {
-    /// Commits a value that was loaded. Returns it for its callers. Callers that joined after the
-    /// lease was granted may have to be served in another way.
-    async fn commit_value(self, value: V) -> (Loaded<V>, Option<ForLate>) {
-        let ended = Instant::now();
-        let Self { asked, lead, guard, begun, .. } = &self;
-        let (value, entry, ttl) = asked.made(value, *begun, lead);
-        let (core, fence) = (&asked.core, guard.fence());
-        if entry.kind == EntryKind::Uncacheable {
-            core.counters.unstorable.add();
-        }
-        let mark = core.mark(&asked.name);
-        let (answer, are_current) =
-            tokio::join!(self.commit_entry(&entry, ttl), asked.are_current(lead));
-        self.keep_copy(mark.filter(|_| are_current), &entry, &value, &answer);
-        let is_stored = matches!(answer, Ok(Committed::Stored)) && are_current;
-        let is_stored = is_stored && entry.kind == EntryKind::Value;
-        let record = Record::written(fence, &entry, ended, is_stored);
-        let led = |value| Loaded { value, source: Source::Led, record };
-        // They may know of what has ended the value.
-        let current = if are_current { None } else { Some(ForLate::Look) };
-        match answer {
-            Ok(Committed::Stored) => {
-                core.counters.stored.add();
-                if lead.keeping().is_unchanged {
-                    core.counters.unchanged.add();
-                }
-                self.guard.settled();
-                (led(value), current)
-            }
-            Ok(Committed::Pushed) => {
-                ttl.iter().for_each(|_| core.counters.unstored.add());
-                self.guard.settled();
-                (led(value), current)
-            }
-            Ok(Committed::Newer(entry)) => match self.newer(entry).await {
-                Some(newer) => (newer, current),
-                None => (led(value), Some(ForLate::Look)),
-            },
-            Ok(Committed::Refused) => {
-                core.counters.refused.add();
-                debug!("commit refused: the key was invalidated, or the lease lost");
-                (led(value), Some(ForLate::Look))
-            }
-            Err(error) => {
-                core.counters.unstored.add();
-                asked.shard.breaker.failed(&error, &core.counters);
-                asked.remember(&value, entry, *begun, lead, asked.shard.breaker.outage());
-                (led(value), Some(ForLate::Degraded))
-            }
-        }
-    }
-
-    /// Keeps a copy of what was stored, or drops the copy that it replaces.
-    fn keep_copy(
-        &self,
-        mark: Option<Fill>,
-        entry: &Entry,
-        value: &V,
-        answer: &Result<Committed, BackendError>,
-    ) {
-        let AskedKey { core, key, .. } = &self.asked;
-        let Some(copies) = &core.copies else { return };
-        match (answer, mark) {
-            (Ok(Committed::Stored), Some(mark)) => {
-                let entry = entry.clone().with_fence(self.guard.fence());
-                let seen = core.seen(&Entry { age: Some(Duration::ZERO), ..entry });
-                let rules = &self.asked.options().rules;
-                copies.note(mark, key, seen, value, false, rules);
-            }
-            (Ok(_), _) => core.drop_copy(key),
-            (Err(_), _) => {}
-        }
-    }
-
-    /// Returns the value of the newer entry that a commit has found, if it may be served.
-    async fn newer(&self, entry: Entry) -> Option<Loaded<V>> {
-        let AskedKey { core, key, name, .. } = &self.asked;
-        core.counters.refused.add();
-        debug!(fence = entry.fence, "commit refused: a newer entry is stored");
-        let mut answer = Ok(Some(entry));
-        core.judge(key, &mut answer).await;
-        let newer = core.decide(name, &self.asked.options().rules, answer);
-        Some(Loaded { source: Source::Received, ..newer.value()? })
-    }
-
-    /// Commits that the load cannot be shared, and remembers it for a while.
-    async fn commit_uncacheable(self) {
-        let entry = Entry::uncacheable(self.begun.at.elapsed());
-        let is_stored = !self.lead.keeping().do_not_store;
-        let answer = self.commit_entry(&entry, is_stored.then_some(UNCACHEABLE_LIFE)).await;
-        if let Ok(Committed::Stored | Committed::Pushed) = answer {
-            self.guard.settled();
-        }
-    }
-
-    async fn commit_entry(
-        &self,
-        entry: &Entry,
-        ttl: Option<Duration>,
-    ) -> Result<Committed, BackendError> {
-        self.guard.closing();
-        let (AskedKey { core, shard, name, .. }, fence) = (&self.asked, self.guard.fence());
-        let mut grant = Grant::new(fence);
-        grant.has_no_entry = self.has_no_entry;
-        let backend = core.engine.backend().as_ref();
-        let commit = async |limit| {
-            let committed = core.store.commit(self.guard.claim(), &grant, entry, ttl);
-            core.counted(answered_by(backend, limit, committed).await)
-        };
-        let first = Instant::now();
-        let mut answer = commit(core.try_limit).await;
-        if let Some(limit) = self.asked.second_try(first, &answer) {
-            answer = tokio::select! {
-                biased;
-                answer = commit(limit) => answer,
-                () = shard.breaker.opened() => Err(silence()),
-            };
-        }
-        core.committed_local(name, fence);
-        if let Ok(committed) = &answer {
-            let is_made = matches!(committed, Committed::Stored | Committed::Pushed);
-            shard.breaker.answered(is_made, &core.counters);
-            if matches!(committed, Committed::Stored) {
-                core.refreshes.note(EntryNote::Stored, name, fence, Duration::MAX);
-            }
-        }
-        answer
-    }
-
-    /// Ends a lease whose load failed. Tells the processes that wait, and lets the key back off.
-    /// Returns the error for the callers.
-    async fn fail_with(self, error: Error) -> Error {
-        self.guard.closing();
-        let Self { asked, lead, guard, failures, .. } = self;
-        let core = &asked.core;
-        let back_off = asked.back_off(&error, &lead, failures);
-        let failure = core.failures.told(guard.fence(), &error, back_off);
-        let told = core.store.fail(guard.claim(), &failure, back_off);
-        let Ok(Ok(is_of_key)) = timeout(core.try_limit, told).await else {
-            return asked.fails_alone(error, back_off, &lead);
-        };
-        guard.settled();
-        // A failure whose lease was lost says nothing of the key.
-        if !is_of_key {
-            return error;
-        }
-        core.failures.forget(&asked.key);
-        asked.backing_off(error, back_off, &lead)
-    }
-}
-
-impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// Notes a load that failed without a lease, or whose failure the backend may not know of.
     /// Returns the error for the callers.
     fn fails_alone(&self, error: Error, back_off: Option<BackOff>, lead: &Lead<V>) -> Error {
@@ -631,5 +502,163 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         for what in [EntryNote::BacksOff, EntryNote::Refreshed] {
             self.core.refreshes.note(what, &self.key, fence, wait);
         }
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> Load<V> {
+    /// Commits a value that was loaded. Returns it for its callers. Callers that joined after the
+    /// lease was granted may have to be served in another way.
+    async fn commit_value(self, value: V) -> (Loaded<V>, Option<ForLate>) {
+        let ended = Instant::now();
+        let Self { asked, lead, guard, begun, .. } = &self;
+        let core = &asked.core;
+        let (value, entry, ttl) = asked.made(value, *begun, lead);
+        let (mark, tagged) = (core.mark(&asked.name), lead.tagged());
+        let (answer, are_current) =
+            tokio::join!(self.commit_entry(&entry, ttl), core.are_current(&tagged));
+        self.count_commit(&answer, &entry, ttl);
+        self.keep_copy(mark.filter(|_| are_current), &entry, &value, &answer);
+        let is_stored = matches!(answer, Ok(Committed::Stored)) && are_current;
+        let is_stored = is_stored && entry.kind == EntryKind::Value;
+        let record = Record::written(guard.fence(), &entry, ended, is_stored);
+        let led = |value| Loaded { value, source: Source::Led, record };
+        // They may know of what has ended the value.
+        let current = if are_current { None } else { Some(ForLate::Look) };
+        match answer {
+            Ok(Committed::Stored | Committed::Pushed) => {
+                self.guard.settled();
+                (led(value), current)
+            }
+            Ok(Committed::Newer(entry)) => match self.newer(entry).await {
+                Some(newer) => (newer, current),
+                None => (led(value), Some(ForLate::Look)),
+            },
+            Ok(Committed::Refused) => (led(value), Some(ForLate::Look)),
+            Err(error) => {
+                asked.shard.breaker.failed(&error, &core.counters);
+                asked.remember(&value, entry, *begun, lead, asked.shard.breaker.outage());
+                (led(value), Some(ForLate::Degraded))
+            }
+        }
+    }
+
+    fn count_commit(
+        &self,
+        answer: &Result<Committed, BackendError>,
+        entry: &Entry,
+        ttl: Option<Duration>,
+    ) {
+        let counters = &self.asked.core.counters;
+        if entry.kind == EntryKind::Uncacheable {
+            counters.unstorable.add();
+        }
+        match answer {
+            Ok(Committed::Stored) => {
+                counters.stored.add();
+                if self.lead.keeping().is_unchanged {
+                    counters.unchanged.add();
+                }
+            }
+            Ok(Committed::Pushed) if ttl.is_none() => {}
+            Ok(Committed::Pushed) | Err(_) => counters.unstored.add(),
+            Ok(Committed::Newer(_) | Committed::Refused) => {
+                debug!("commit refused: the lease was lost, or the key invalidated or replaced");
+                counters.refused.add();
+            }
+        }
+    }
+
+    /// Keeps a copy of what was stored, or drops the copy that it replaces.
+    fn keep_copy(
+        &self,
+        mark: Option<Fill>,
+        entry: &Entry,
+        value: &V,
+        answer: &Result<Committed, BackendError>,
+    ) {
+        let AskedKey { core, key, .. } = &self.asked;
+        let Some(copies) = &core.copies else { return };
+        match (answer, mark) {
+            (Ok(Committed::Stored), Some(mark)) => {
+                let entry = entry.clone().with_fence(self.guard.fence());
+                let seen = core.seen(&Entry { age: Some(Duration::ZERO), ..entry });
+                let rules = &self.asked.options().rules;
+                copies.note(mark, key, seen, value, false, rules);
+            }
+            (Ok(_), _) => core.drop_copy(key),
+            (Err(_), _) => {}
+        }
+    }
+
+    /// Returns the value of the newer entry that a commit has found, if it may be served.
+    async fn newer(&self, entry: Entry) -> Option<Loaded<V>> {
+        let AskedKey { core, key, name, .. } = &self.asked;
+        let mut answer = Ok(Some(entry));
+        core.judge(key, &mut answer).await;
+        let newer = core.decide(name, &self.asked.options().rules, answer);
+        Some(Loaded { source: Source::Received, ..newer.value()? })
+    }
+
+    /// Commits that the load cannot be shared, and remembers it for a while.
+    async fn commit_uncacheable(self) {
+        let entry = Entry::uncacheable(self.begun.at.elapsed());
+        let is_stored = !self.lead.keeping().do_not_store;
+        let answer = self.commit_entry(&entry, is_stored.then_some(UNCACHEABLE_LIFE)).await;
+        if let Ok(Committed::Stored | Committed::Pushed) = answer {
+            self.guard.settled();
+        }
+    }
+
+    async fn commit_entry(
+        &self,
+        entry: &Entry,
+        ttl: Option<Duration>,
+    ) -> Result<Committed, BackendError> {
+        self.guard.closing();
+        let (AskedKey { core, shard, name, .. }, fence) = (&self.asked, self.guard.fence());
+        let backend = core.engine.backend().as_ref();
+        let commit = async |limit| {
+            let committed = core.store.commit(self.guard.claim(), &self.grant, entry, ttl);
+            core.counted(answered_by(backend, limit, committed).await)
+        };
+        let first = Instant::now();
+        let mut answer = commit(core.try_limit).await;
+        if let Some(limit) = self.asked.second_try(first, &answer) {
+            answer = tokio::select! {
+                biased;
+                answer = commit(limit) => answer,
+                () = shard.breaker.opened() => Err(silence()),
+            };
+        }
+        core.committed_local(name, fence);
+        if let Ok(committed) = &answer {
+            let is_made = matches!(committed, Committed::Stored | Committed::Pushed);
+            shard.breaker.answered(is_made, &core.counters);
+            if matches!(committed, Committed::Stored) {
+                core.refreshes.note(EntryNote::Stored, name, fence, Duration::MAX);
+            }
+        }
+        answer
+    }
+
+    /// Ends a lease whose load failed. Tells the processes that wait, and lets the key back off.
+    /// Returns the error for the callers.
+    async fn fail_with(self, error: Error) -> Error {
+        self.guard.closing();
+        let Self { asked, lead, guard, grant, .. } = self;
+        let core = &asked.core;
+        let back_off = asked.back_off(&error, &lead, grant.failures());
+        let failure = core.failures.told(guard.fence(), &error, back_off);
+        let told = core.store.fail(guard.claim(), &failure, back_off);
+        let Ok(Ok(is_of_key)) = timeout(core.try_limit, told).await else {
+            return asked.fails_alone(error, back_off, &lead);
+        };
+        guard.settled();
+        // A failure whose lease was lost says nothing of the key.
+        if !is_of_key {
+            return error;
+        }
+        core.failures.forget(&asked.key);
+        asked.backing_off(error, back_off, &lead)
     }
 }

@@ -189,7 +189,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let answer = self.ask_backend().await;
         drop(turn);
         match answer {
-            Ok((Claimed::Granted(grant), sent)) => Break(self.granted(&grant, sent)),
+            Ok((Claimed::Granted(grant), sent)) => Break(self.granted(grant, sent)),
             Ok((Claimed::BacksOff(back_off, failure), _)) => {
                 Break(self.backs_off(back_off, &failure))
             }
@@ -316,7 +316,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         FlightEnd { epoch: self.epoch, ..FlightEnd::failed(error) }.into()
     }
 
-    fn granted(&mut self, grant: &Grant, sent: Instant) -> Step<V> {
+    fn granted(&mut self, grant: Grant, sent: Instant) -> Step<V> {
         let (asked, fence) = (&self.run.asked, grant.fence());
         debug!(fence, "lease taken");
         let upkeep = asked.core.settings.upkeep(asked.options());

@@ -261,7 +261,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         mut work: Option<Work<V>>,
     ) -> Outcome<V> {
         let run = Self::new(core, key, own, None, RunStart::Look)?;
-        let end = run.load_unleased(&mut work, &mut Held::default()).await;
+        let end = caught(run.load_unleased(&mut work, &mut Held::default())).await;
         ended(&core.counters, end.outcome, true)
     }
 
@@ -427,7 +427,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                     Step::Land(end, _) => Some(end.outcome),
                     step if work.is_some() => {
                         let rest = Box::pin(self.beyond(step, held, &mut work));
-                        let outcome = self.unless_cancelled(rest).await.outcome;
+                        let outcome = caught(self.unless_cancelled(rest)).await.outcome;
                         // It could not run, so each of them begins anew.
                         let is_cancelled = |error: &Error| error.kind() == ErrorKind::Cancelled;
                         let is_of_use = !matches!(&outcome, Err(error) if is_cancelled(error));
@@ -510,8 +510,8 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         decision
     }
 
-    /// Returns the limit of a second try that began `first`, if its first one had no answer: perhaps
-    /// only the answer was lost. The backend recognises the repetition.
+    /// Returns the limit of a second try, if the first one had no answer: perhaps only the answer
+    /// was lost. The backend recognises the repetition.
     ///
     /// The limit includes what the first try left of its own, because a connection that breaks ends
     /// it early.
