@@ -166,12 +166,7 @@ impl<V> Lead<V> {
 
     /// Returns whether a stale value is served if this load fails now.
     pub(crate) fn has_stand_in(&self) -> bool {
-        !self.0.wants_new && self.fallback_for().is_some()
-    }
-
-    /// Returns for how much longer a stale value is kept for the case that this load fails.
-    pub(super) fn fallback_for(&self) -> Option<Duration> {
-        self.previous()?.left_on_error()
+        !self.0.wants_new && self.previous().is_some_and(|it| it.left_on_error().is_some())
     }
 
     /// Declares that a failure of this load concerns all callers, although its answer is for one.
@@ -286,7 +281,7 @@ impl<V> Previous<V> {
     }
 
     /// Returns for how much longer the value may stand in for a failure.
-    fn left_on_error(&self) -> Option<Duration> {
+    pub(super) fn left_on_error(&self) -> Option<Duration> {
         let left = self.on_error_until.checked_duration_since(Instant::now())?;
         (!left.is_zero()).then_some(left)
     }

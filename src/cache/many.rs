@@ -208,7 +208,9 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
     let options = &core.settings.options;
     let mut answers: Vec<_> = keys.iter().map(|_| None).collect();
     for (keys, answers) in keys.chunks(AT_ONCE).zip(answers.chunks_mut(AT_ONCE)) {
-        let (mut places, mut asked, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        let most = keys.len();
+        let (mut places, mut asked, mut names) =
+            (Vec::with_capacity(most), Vec::with_capacity(most), Vec::with_capacity(most));
         for (key, answer) in keys.iter().zip(answers) {
             if let Some(copy) = core.local(key.as_str(), options) {
                 *answer = Some(Decision::Served(copy));
@@ -244,8 +246,11 @@ impl<I> ManyIds<I> {
         given: impl IntoIterator<Item = I>,
         key_of: impl Fn(&I) -> K,
     ) -> Result<Self, Error> {
-        let (mut ids, mut keys, mut places) = (Vec::new(), Vec::new(), Vec::new());
-        let mut known = HashMap::new();
+        let given = given.into_iter();
+        let some = given.size_hint().0.min(MOST_KEYS);
+        let (mut ids, mut keys, mut places) =
+            (Vec::with_capacity(some), Vec::with_capacity(some), Vec::with_capacity(some));
+        let mut known = HashMap::with_capacity(some);
         for id in given {
             let place = known.entry(key_of(&id).into()).or_insert_with_key(|key: &Key| {
                 keys.push(key.clone());

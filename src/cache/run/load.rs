@@ -15,6 +15,7 @@ use crate::{
         AfterFailure, Lead, Loaded, Source,
         breaker::Outage,
         failures::whole_millis,
+        lead::Previous,
         loader::{self, Produced, Work},
         local::Fill,
         member::Permit,
@@ -469,7 +470,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let keeping = lead.keeping();
         let wait = match keeping.after_failure.or_else(|| self.core.failures.policy(error)) {
             Some(rule) => rule.wait(failures, random),
-            None => match lead.fallback_for() {
+            None => match lead.previous().and_then(Previous::left_on_error) {
                 Some(left) => AfterFailure::BACK_OFF
                     .wait(failures, random)
                     .and_then(|wait| whole_millis(wait.min(left))),
