@@ -22,16 +22,14 @@ use crate::{
     sync::lock,
 };
 
-/// The key whose channel has the questions.
 const QUESTIONS: &str = "bellwether-top";
 /// Keys are counted for so long after a question, which comes each second. The end of the cache is
 /// noticed as late, and a subscription that was refused is tried again as often.
 const FRESH: Duration = Duration::from_secs(3);
-/// One of so many requests is counted.
 const SAMPLED: u32 = 16;
-/// So many keys are counted at most. One of more than a 256th of the requests is always among them.
-const MOST_KEYS: usize = 256;
-/// So many are in an answer.
+/// So many keys are counted between two questions. One of more than a 256th of the requests is
+/// almost always among them.
+const MOST_KEYS: usize = 1024;
 const ANSWERED: usize = 20;
 
 /// How often keys were asked for, while a `top` asks.
@@ -42,26 +40,18 @@ pub(super) struct Activity {
 }
 
 impl Activity {
-    /// Notes a request for a key.
     pub(super) fn note(&self, key: impl Into<Key>) {
         if self.is_asked.load(Ordering::Relaxed) && fastrand::u32(..SAMPLED) == 0 {
             self.count(key.into());
         }
     }
 
-    /// Counts a key. If there are too many, each count falls by one, after Misra and Gries,
-    /// "Finding repeated elements", 1982.
     #[cold]
     fn count(&self, key: Key) {
         let mut sampled = lock(&self.sampled);
         if sampled.len() < MOST_KEYS || sampled.contains_key(&key) {
             *sampled.entry(key).or_default() += 1;
-            return;
         }
-        sampled.retain(|_, count| {
-            *count -= 1;
-            *count > 0
-        });
     }
 
     /// Returns the busiest keys since the last question, with the requests for each.
@@ -82,14 +72,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// every 16th request, and answers once a second by one `PUBLISH`. Otherwise no key is counted.
     ///
     /// Each client that may subscribe in the namespace sees the keys.
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// # let cache = bellwether::Cache::<u64>::new(bellwether::MemoryBackend::new(), "shop")?;
-    /// tokio::spawn(cache.answer_top());
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     ///
     /// # Cancel safety
     ///

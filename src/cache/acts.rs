@@ -1,18 +1,18 @@
 //! Acts on an entry or on all values of a tag without a load, and looks at an entry.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
 use super::{
     Cache, Loaded,
     core::Core,
-    freshness::{self, RefreshDelay, Rules, Window},
+    freshness::{self, Rules, Window},
     read::Decision,
     settings::GREATEST_STALENESS,
 };
 use crate::{
-    backend::{Edit, Entry, EntryKind, Holding, SemaphoreKind, TagEnd, Windows, answered_by},
+    backend::{Edit, Entry, EntryKind, Holding, SemaphoreKind, TagEnd, Tap, Windows},
     error::Error,
     key::Key,
 };
@@ -25,10 +25,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// - [`Codec`](crate::ErrorKind::Codec) if the value cannot be encoded, or is too large.
-    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
-    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused. The value
-    ///   may or may not be stored.
+    /// As with [`invalidate`](Self::invalidate), and [`Codec`](crate::ErrorKind::Codec) if the
+    /// value cannot be encoded, or is too large.
     ///
     /// # Cancel safety
     ///
@@ -46,8 +44,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), or [`Backend`](crate::ErrorKind::Backend) if
-    /// the backend did not answer. The value may then be removed or not.
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long, or
+    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused. The act may
+    /// then have happened or not.
     ///
     /// # Cancel safety
     ///
@@ -68,27 +67,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// As with [`invalidate`](Self::invalidate).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BoxError, Cache, MemoryBackend, cache::{EntryState, Source}};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
-    ///     .stale_if_error(Duration::from_secs(600))
-    ///     .build()?;
-    /// cache.insert("stock:42", &17).await?;
-    /// cache.expire("stock:42").await?;
-    /// assert_eq!(cache.explain("stock:42").await?.state, EntryState::Fallback);
-    /// assert_eq!(cache.get("stock:42").await?, None);
-    /// let load = |_lead| async { Err::<u64, _>(BoxError::from("the database is down")) };
-    /// let loaded = cache.request("stock:42").load(load).await?;
-    /// assert_eq!((loaded.value, loaded.source()), (17, Source::Stale));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn expire(&self, key: impl Into<Key>) -> Result<u64, Error> {
         self.end(key.into(), Edit::Expire).await
     }
@@ -97,16 +75,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let core = &self.core;
         let name = core.name(&key)?;
         core.invalidations.count(&key);
-        let burnt = core.store.edit(&name, &edit, core.settings.fence_life());
-        Ok(core.change(&key, burnt).await?)
+        core.edit(&key, &name, &edit).await
     }
 
     /// Completes when no process of the fleet serves what was stored before this call: after the
     /// greatest [staleness](super::LocalTier::max_staleness) of a local tier, which is 2 s.
     ///
     /// It counts what a [local tier](super::Builder::local) counts, and promises nothing in a
-    /// cluster. No process is asked: each keeps the bound by itself (C. Gray and D. Cheriton,
-    /// "Leases", SOSP 1989).
+    /// cluster. Each process keeps the bound by itself (Gray and Cheriton, "Leases", SOSP 1989).
     ///
     /// # Cancel safety
     ///
@@ -166,63 +142,28 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Removes all values that carry a tag, with one command, whatever their number.
     ///
     /// A caller that asks after this returned is served nothing that was read before, in the whole
-    /// fleet. The value of a load that is under way is served to its earlier callers. Another
-    /// process with a [local tier](super::Builder::local) may serve its copies for as long as its
-    /// bound allows, as after [`invalidate`](Self::invalidate).
+    /// fleet. The value of a load that is under way is served to its earlier callers. What
+    /// [`invalidate`](Self::invalidate) says of local tiers holds, and while the backend is away
+    /// what [`Degraded`](super::Source::Degraded) says.
     ///
     /// Nothing is deleted: the values end by their time to live, or are replaced. A value that was
-    /// read before this call, and is [inserted](Self::insert) after it, counts as new. While the
-    /// backend is away, [`Degraded`](super::Source::Degraded) says what another process may serve.
+    /// read before this call, and is [inserted](Self::insert) after it, counts as new.
     ///
     /// # Errors
     ///
-    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the cache was built without
-    ///   [`tags`](super::Builder::tags).
-    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the tag is empty, or longer than 512
-    ///   bytes.
-    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The values may then
-    ///   be removed or not.
+    /// As with [`invalidate`](Self::invalidate), and
+    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if the cache was built without
+    /// [`tags`](super::Builder::tags).
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the values may or may not be removed.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::time::Duration;
-    /// use bellwether::{BoxError, Cache, MemoryBackend, cache::Lead};
-    ///
-    /// let orders: Cache<u64> = Cache::builder(MemoryBackend::new(), "orders")
-    ///     .tags()
-    ///     .stale_if_error(Duration::from_secs(600))
-    ///     .build()?;
-    /// orders.request("1").tag("customer:7").insert(&16).await?;
-    /// let load = |lead: Lead<u64>| async move {
-    ///     lead.tag("customer:7");
-    ///     Ok::<_, BoxError>(17)
-    /// };
-    /// orders.get_or_load("2", load).await?;
-    ///
-    /// orders.expire_tag("customer:7").await?;
-    /// let fails = |_lead| async { Err::<u64, _>(BoxError::from("the database is down")) };
-    /// assert_eq!(orders.get_or_load("2", fails).await?, 17);
-    ///
-    /// orders.invalidate_tag("customer:7").await?;
-    /// assert!(orders.get_or_load("2", fails).await.is_err());
-    /// orders.clear().await?;
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn invalidate_tag(&self, tag: impl AsRef<str>) -> Result<(), Error> {
-        self.core.tags.check(&[tag.as_ref().into()])?;
-        self.core.end_tag(tag.as_ref(), TagEnd::Invalidated).await
+        self.core.end_tag(Some(tag.as_ref()), TagEnd::Invalidated).await
     }
 
     /// Makes all values that carry a tag stale, with one command, as [`expire`](Self::expire) does
-    /// with one value. Everything else is as for [`invalidate_tag`](Self::invalidate_tag), which
-    /// also has an example.
+    /// with one value. Everything else is as for [`invalidate_tag`](Self::invalidate_tag).
     ///
     /// # Errors
     ///
@@ -232,13 +173,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// If the future is dropped, the values may or may not be stale.
     pub async fn expire_tag(&self, tag: impl AsRef<str>) -> Result<(), Error> {
-        self.core.tags.check(&[tag.as_ref().into()])?;
-        self.core.end_tag(tag.as_ref(), TagEnd::Expired).await
+        self.core.end_tag(Some(tag.as_ref()), TagEnd::Expired).await
     }
 
     /// Removes all values of the namespace, with one command: those that a cache with
     /// [`tags`](super::Builder::tags) has stored. Everything else is as for
-    /// [`invalidate_tag`](Self::invalidate_tag), which also has an example.
+    /// [`invalidate_tag`](Self::invalidate_tag).
     ///
     /// # Errors
     ///
@@ -248,17 +188,16 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// If the future is dropped, the values may or may not be removed.
     pub async fn clear(&self) -> Result<(), Error> {
-        self.core.tags.check(&[])?;
-        self.core.end_tag("", TagEnd::Invalidated).await
+        self.core.end_tag(None, TagEnd::Invalidated).await
     }
 }
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
-    /// Gives a tag its next number.
-    async fn end_tag(&self, tag: &str, end: TagEnd) -> Result<(), Error> {
-        let (backend, limit) = (self.engine.backend().as_ref(), self.try_limit);
-        let ended = self.store.end_tag(&self.tags.name, tag, end);
-        let ended = self.counted(answered_by(backend, limit, ended).await);
+    /// Gives a tag its next number, or the tag of all values.
+    async fn end_tag(&self, tag: Option<&str>, end: TagEnd) -> Result<(), Error> {
+        self.tags.check(tag.map(Arc::from).as_slice())?;
+        let tag = tag.unwrap_or_default();
+        let ended = self.in_time(self.store.end_tag(&self.tags.name, tag, end)).await;
         match &ended {
             Ok(number) => self.tags.note(tag, *number),
             // It may have ended. So nothing is kept that may have the tag.
@@ -267,7 +206,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             }
         }
         self.flights.detach_all();
-        self.watches.tell_loss();
+        self.watches.each(Tap::lost);
         Ok(ended.map(drop)?)
     }
 }
@@ -314,7 +253,7 @@ fn state(entry: &Entry) -> (EntryState, Option<Duration>) {
         let (windows, age) = entry.windows.zip(entry.age)?;
         Some(end(windows).saturating_sub(age))
     };
-    match (entry.kind, freshness::decide(entry, &Rules::ALL, || RefreshDelay::NONE)) {
+    match (entry.kind, freshness::decide(entry, &Rules::ALL, |_| Duration::ZERO)) {
         (EntryKind::Ended, _) | (_, Window::Over) => (EntryState::Ended, None),
         (EntryKind::Uncacheable, _) => (EntryState::Uncacheable, left(|it| it.fresh)),
         (_, Window::Fresh | Window::Early) => (EntryState::Fresh, left(|it| it.fresh)),

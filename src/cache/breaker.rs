@@ -2,9 +2,9 @@
 //! server or a node of a cluster. So a broken server slows down no request after the first few (M.
 //! Nygard, "Release It!", 2007).
 //!
-//! Only silence opens the breaker: a server that answers with an error costs a round trip and no
-//! time-out. While it is open, each flight loads for its process alone, and waits for no other
-//! process, because nothing can be pushed. After [`PAUSE`] one flight asks as a probe.
+//! Only silence opens the breaker, because it costs a time-out. While it is open, each flight loads
+//! for its process alone, and waits for no other process, because nothing can be pushed. After
+//! [`PAUSE`] one flight asks as a probe.
 //!
 //! A grant that too few replicas confirmed costs their time. So after the first one a flight claims
 //! now and then, as a probe, and the others load for their process alone. Reads go on.
@@ -41,7 +41,6 @@ pub(super) struct Breaker {
     trouble: Mutex<Option<Trouble>>,
     /// Whether there is trouble. Otherwise no flight needs the lock, which all share.
     troubled: AtomicBool,
-    /// Notified when the breaker opens.
     opened: Notify,
 }
 
@@ -89,12 +88,10 @@ fn admits(until: &mut Option<Instant>) -> bool {
 }
 
 impl Breaker {
-    /// Returns whether this flight may ask the backend.
     pub(super) fn admits(&self) -> bool {
         self.in_trouble(|it| admits(&mut it.open_until)).unwrap_or(true)
     }
 
-    /// Returns whether this flight may claim a lease.
     pub(super) fn admits_claim(&self) -> bool {
         let admits =
             |it: &mut Trouble| it.open_until.is_none() && admits(&mut it.unconfirmed_until);
@@ -111,7 +108,6 @@ impl Breaker {
         self.in_trouble(|it| it.silences > 0).unwrap_or(false)
     }
 
-    /// Returns the outage that lasts now.
     pub(super) fn outage(&self) -> Option<Outage> {
         self.in_trouble(|it| it.outage)
     }
@@ -223,9 +219,8 @@ impl Trouble {
     }
 }
 
-/// How many flights may ask a shard at once, while the others queue. They are enough to keep a
-/// connection busy, and few enough for an answer well within the time-out. Otherwise ten thousand
-/// cold keys at once would look like a server that is down.
+/// How many flights may ask a shard at once, while the others queue. Otherwise ten thousand cold
+/// keys at once would look like a server that is down.
 const TURNS: usize = 128;
 
 pub(super) struct Shard {

@@ -35,26 +35,13 @@ use crate::{
 ///
 /// ```
 /// use std::time::Duration;
-/// use bellwether::{Cache, MemoryBackend, cache::Json, lease::Retry};
+/// use bellwether::{Cache, MemoryBackend};
 ///
 /// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
-///     .schema(2)
-///     .codec(Json)
 ///     .ttl(Duration::from_secs(60))
-///     .ttl_jitter(0.1)
 ///     .stale_while_revalidate(Duration::from_secs(60))
 ///     .stale_if_error(Duration::from_secs(600))
 ///     .serve_stale_after(Duration::from_millis(200))
-///     .lease(Duration::from_secs(5))
-///     .load_limit(Duration::from_secs(30))
-///     .wait_limit(Duration::from_secs(10))
-///     .retry(Retry::on_demand())
-///     .max_loads(100)
-///     .max_waiters(10_000)
-///     .max_waiters_per_key(1_000)
-///     .max_key(256)
-///     .max_value(1 << 20)
-///     .cancel_abandoned()
 ///     .build()?;
 /// # Ok::<_, bellwether::Error>(())
 /// ```
@@ -85,28 +72,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how the errors of loaders become bytes. Defaults to none.
     ///
     /// With it, [`load_ref`](Error::load_ref) finds an `E` in every process that waited for the
-    /// load. Without it, for errors of other types, and for more than 16 KiB of bytes, the other
-    /// processes get the text alone.
-    ///
-    /// ```
-    /// use bellwether::{Cache, MemoryBackend, cache::Json};
-    /// use serde::{Deserialize, Serialize};
-    ///
-    /// #[derive(Debug, Serialize, Deserialize)]
-    /// struct SoldOut;
-    ///
-    /// impl std::fmt::Display for SoldOut {
-    ///     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-    ///         f.write_str("sold out")
-    ///     }
-    /// }
-    ///
-    /// impl std::error::Error for SoldOut {}
-    ///
-    /// let cache: Cache<String> =
-    ///     Cache::builder(MemoryBackend::new(), "shop").error_codec::<SoldOut>(Json).build()?;
-    /// # Ok::<_, bellwether::Error>(())
-    /// ```
+    /// load. Otherwise, and for more than 16 KiB of bytes, the other processes get the text alone.
     pub fn error_codec<E>(mut self, codec: impl Codec<E>) -> Self
     where
         E: std::error::Error + Send + Sync + 'static,
@@ -136,8 +102,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
     /// Sets how long one load may take. Defaults to 30 s; at least 1 ms.
     ///
-    /// A load that takes longer is cancelled and fails. Otherwise a loader that hangs would block
-    /// its key in the whole fleet.
+    /// A load that takes longer is cancelled and fails.
     pub fn load_limit(mut self, limit: Duration) -> Self {
         self.settings.load_limit = limit;
         self
@@ -173,8 +138,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how many callers may wait at once in this process, for all keys of this cache. Defaults
     /// to 100,000.
     ///
-    /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once. Each caller that
-    /// waits keeps a request and its connection open.
+    /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once.
     pub fn max_waiters(mut self, callers: usize) -> Self {
         self.settings.max_waiters = callers;
         self
@@ -183,8 +147,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how many callers may wait at once in this process for the load of one key. Defaults to
     /// 10,000.
     ///
-    /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once. So one key whose load
-    /// hangs does not use up the limit for [all keys](Self::max_waiters).
+    /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once.
     pub fn max_waiters_per_key(mut self, callers: usize) -> Self {
         self.settings.max_waiters_per_key = callers;
         self
@@ -207,19 +170,18 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     }
 
     /// Keeps copies of entries in this process, and serves those while they are fresh. Off by
-    /// default. [`LocalTier`] has an example.
+    /// default.
     ///
     /// Over one server that keeps its data, a call returns nothing older than what that server held
     /// [`max_staleness`](LocalTier::max_staleness) before the call. This counts the changes by this
     /// crate, from processes that may publish. All other changes are bounded by the
-    /// [age](LocalTier::max_age) of a copy, and in a cluster that is the only bound. After an act
-    /// of this cache or its clones has returned, they serve nothing older.
+    /// [age](LocalTier::max_age) of a copy, as are all in a cluster. After an act of this cache or
+    /// its clones has returned, they serve nothing older.
     ///
     /// The bound does not hold while there are two masters, for writes that a failover loses, and
     /// for a machine that was suspended and whose monotonic clock stood still.
     ///
-    /// A copy is a clone of the value, so let `V` be cheap to clone, such as an `Arc` (with serde's
-    /// feature `rc`). Callers that are served one count as [`Source::Local`](super::Source::Local).
+    /// A copy is a clone of the value, so let `V` be cheap to clone, such as an `Arc`.
     pub fn local(mut self, tier: LocalTier) -> Self {
         self.settings.local = Some(tier);
         self
@@ -234,14 +196,10 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// otherwise not stored. A tag belongs to the namespace, and each cache of the namespace must
     /// be built with tags.
     ///
-    /// Without a [local tier](Self::local), a hit asks for the ends of its tags with one `MGET`
-    /// more. A load costs a `GET` more, and an `MGET` beside its commit. A tag that ended is
-    /// remembered for 31 days, in about 150 bytes of the backend. A value with tags is kept no
-    /// longer than that.
-    ///
-    /// Redis must not evict the keys of tags: a tag whose key is gone counts as never ended. Set
-    /// `maxmemory-policy noeviction`. In a cluster, one node has all tags of a namespace. While it
-    /// is away, values with tags are loaded as if the whole cluster were.
+    /// A tag that ended is remembered for 31 days, and a value with tags is kept no longer. Redis
+    /// must not evict the keys of tags: set `maxmemory-policy noeviction`. In a cluster, one node
+    /// has all tags of a namespace. While it is away, values with tags are loaded as if the whole
+    /// cluster were. The [guide](crate::guide) tells what tags cost.
     pub fn tags(mut self) -> Self {
         self.settings.has_tags = true;
         self
@@ -255,10 +213,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// it loads while the backend is away. Callers are served such a value as
     /// [`Degraded`](super::Source::Degraded), as its windows allow it. It may be older than an
     /// invalidation in another process, by its windows at most. The next answer about the key ends
-    /// it, and so does each act of this process.
-    ///
-    /// The memory shares one store with a [local tier](Self::local), and adds to its weight. A
-    /// value that takes more than a quarter of the store is not remembered.
+    /// it, and so does each act of this process. A value that takes more than a quarter of the
+    /// memory is not remembered.
     pub fn outage_memory(mut self, bytes: usize) -> Self {
         self.settings.outage_memory = Some(bytes);
         self
@@ -323,7 +279,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how long a value is kept. Defaults to 60 s; at least 1 ms.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.settings.options.ttl = ttl;
+        self.settings.options.windows.fresh = ttl;
         self
     }
 
@@ -339,21 +295,20 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how long a value is still served after its [`ttl`](Self::ttl), while it is refreshed in
     /// the background. Defaults to zero.
     ///
-    /// In this window no caller waits for a load. The loader of one caller in the fleet refreshes
-    /// the value, and all are served the stale one, as [`Source::Stale`](super::Source::Stale).
+    /// The loader of one caller in the fleet refreshes the value, and all are served the stale one,
+    /// as [`Source::Stale`](super::Source::Stale).
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
-        self.settings.options.stale_while_revalidate = window;
+        self.settings.options.windows.stale = window;
         self
     }
 
     /// Sets how long a value is kept after its [`ttl`](Self::ttl) for the case that its load fails.
     /// Defaults to zero.
     ///
-    /// If the load fails, panics or takes too long, its callers are served the old value, as
-    /// [`Source::Stale`](super::Source::Stale). The window runs beside the one of
-    /// [`stale_while_revalidate`](Self::stale_while_revalidate).
+    /// Its callers are then served the old value, as [`Source::Stale`](super::Source::Stale). The
+    /// window runs beside the one of [`stale_while_revalidate`](Self::stale_while_revalidate).
     pub fn stale_if_error(mut self, window: Duration) -> Self {
-        self.settings.options.stale_if_error = window;
+        self.settings.options.windows.error = window;
         self
     }
 
@@ -373,17 +328,13 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self.settings.options.rules.early = early;
         self
     }
-}
 
-/// Loads that fail, or find nothing.
-impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets what follows a failed load, by its error. By default, and for `None`, a key [backs
     /// off](AfterFailure::BACK_OFF) while a stale value stands in for the load. Without such a
     /// value the next caller loads. [`AfterFailure`] has an example.
     ///
-    /// The policy may be asked twice for one error. An error that is the mistake of one caller
-    /// should [load again](AfterFailure::LoadAgain), so that it does not block the others. A loader
-    /// may overrule the policy by [`Lead::after_failure`](super::Lead::after_failure).
+    /// The policy may be asked twice for one error. A loader may overrule it by
+    /// [`Lead::after_failure`](super::Lead::after_failure).
     ///
     /// While a key backs off without a stale value, callers get the failure of the last load: with
     /// its type by an [error codec](Self::error_codec), otherwise as
@@ -400,17 +351,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// `None`, or a page that is not found. Defaults to the [`ttl`](Self::ttl).
     ///
     /// Such a value is never served stale. A loader may set other times by its
-    /// [`Lead`](super::Lead). A request that inserts a value with settings of its own keeps those.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let stock: Cache<Option<u64>> = Cache::builder(MemoryBackend::new(), "shop")
-    ///     .negative_ttl(Duration::from_secs(5), Option::is_none)
-    ///     .build()?;
-    /// # Ok::<_, bellwether::Error>(())
-    /// ```
+    /// [`Lead`](super::Lead), and so may a request with settings of its own that inserts it.
     pub fn negative_ttl(
         mut self,
         ttl: Duration,

@@ -8,8 +8,7 @@ use crate::error::BoxError;
 /// Turns values into the bytes that are stored, and back.
 ///
 /// A loaded value is decoded from its bytes at once, and all its callers get the decoded one. So
-/// the leader, its followers and each hit get equal values, also if the codec is not exact. A value
-/// that was marked as [unchanged](super::Lead::unchanged) was decoded before.
+/// the leader, its followers and each hit get equal values, also if the codec is not exact.
 ///
 /// Two processes that share a namespace must agree on the codec. If they do not, the tag tells
 /// their entries apart, and each counts the entries of the other as missing.

@@ -18,13 +18,13 @@ use super::{
     lead::Keeping,
     local::{Fill, LocalStore, Watches},
     member::{self, Permit},
-    notes::{Invalidations, Refreshes},
-    outcome::{Made, Outcome},
+    notes::{EntryNote, Invalidations, Refreshes},
+    outcome::Outcome,
     settings::{IsNegative, OnFull, Options, Settings},
     tags::Tags,
 };
 use crate::{
-    backend::{Entry, Store, Tagged, Windows, answered_by},
+    backend::{Edit, Entry, Store, Tagged, Tap, Windows, answered_by},
     error::{BackendError, Error, ErrorKind},
     flight::Flights,
     key::{Family, Key, Name},
@@ -48,7 +48,6 @@ pub(super) struct Core<V> {
     pub(super) abort: CancellationToken,
     /// The flights, refreshes and loads that are under way.
     pub(super) begun: TaskTracker,
-    /// The permits of loads under way.
     pub(super) loads: Arc<Semaphore>,
     pub(super) counters: Arc<Counters>,
     pub(super) meter: Meter,
@@ -69,8 +68,7 @@ pub(super) struct Core<V> {
     pub(super) short_lived: Once,
 }
 
-/// Lets go of what this process has of a key, when a change of it ends. Also after an error or if
-/// the caller goes away, because the change may have happened.
+/// Lets go of what this process has of a key, when a change of it ends, however it does.
 struct Changed<'a, V> {
     core: &'a Core<V>,
     key: &'a Key,
@@ -112,7 +110,6 @@ impl<V> Core<V> {
         self.counters.snapshot(self.flights.len())
     }
 
-    /// Returns the options of a request: its own, or the cache's.
     pub(super) fn options<'a>(&'a self, own: Option<&'a Options>) -> &'a Options {
         own.unwrap_or(&self.settings.options)
     }
@@ -129,56 +126,35 @@ impl<V> Core<V> {
         }
         if let Ok(name) = self.name(key) {
             self.copies.iter().for_each(|copies| copies.forget(key, &name));
-            self.watches.tell_act(key, &name);
+            self.watches.each(|watch| watch.acted(key, &name));
         }
     }
 }
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
-    /// Returns the part of the backend that keeps a name.
     pub(super) fn shard(&self, name: &Name) -> Arc<Shard> {
         self.shards.of(self.store.shard(name))
     }
 
-    /// Returns a loaded value as a hit gets it. One without an encoding stays as it is.
-    pub(super) fn made(&self, value: V) -> Made<V> {
-        match self.round_trip(&value) {
-            Ok((value, payload)) => Made { value, payload: Some(Ok(payload)) },
-            Err(error) => Made { value, payload: Some(Err(error)) },
-        }
-    }
-
-    /// Returns a value as a hit gets it, and its bytes.
-    pub(super) fn round_trip(&self, value: &V) -> Result<(V, Bytes), Error> {
-        let payload = self.payload(value)?;
-        let decoded = self.codec.decode(payload.clone()).map_err(|error| {
-            let words = "the codec could not decode the value that it had encoded";
-            Error::with_source(ErrorKind::Codec, words, error)
-        })?;
-        Ok((decoded, payload))
-    }
-
+    /// Returns a value as a hit gets it, and its entry.
     pub(super) fn entry(
         &self,
-        made: &Made<V>,
+        value: &V,
         cost: Duration,
-        tagged: Tagged,
-    ) -> Result<Entry, Error> {
-        let payload = made.payload.clone().unwrap_or_else(|| self.payload(&made.value))?;
-        self.tagged(Entry::value(self.tag, cost, payload), tagged)
-    }
-
-    pub(super) fn tagged(&self, entry: Entry, mut tagged: Tagged) -> Result<Entry, Error> {
+        mut tagged: Tagged,
+    ) -> Result<(V, Entry), Error> {
+        let (value, payload) = self.round_trip(value)?;
+        let entry = Entry::value(self.tag, cost, payload);
         if !self.tags.is_on && tagged.tags.is_empty() {
-            return Ok(entry);
+            return Ok((value, entry));
         }
         tagged.tags.sort_unstable();
         tagged.tags.dedup();
         self.tags.check(&tagged.tags)?;
-        Ok(entry.with_tags(tagged))
+        Ok((value, entry.with_tags(tagged)))
     }
 
-    fn payload(&self, value: &V) -> Result<Bytes, Error> {
+    fn round_trip(&self, value: &V) -> Result<(V, Bytes), Error> {
         let payload = self.codec.encode(value).map_err(|error| {
             Error::with_source(ErrorKind::Codec, "the codec could not encode the value", error)
         })?;
@@ -188,10 +164,13 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
                 format!("value of {size} bytes: shorten it, or raise the limit of {limit} bytes");
             return Err(Error::new(ErrorKind::Codec, words));
         }
-        Ok(payload)
+        let decoded = self.codec.decode(payload.clone()).map_err(|error| {
+            let words = "the codec could not decode the value that it had encoded";
+            Error::with_source(ErrorKind::Codec, words, error)
+        })?;
+        Ok((decoded, payload))
     }
 
-    /// Counts an answer of the backend that is an error.
     pub(super) fn counted<T>(&self, answer: Result<T, BackendError>) -> Result<T, BackendError> {
         if answer.is_err() {
             self.counters.backend_errors.add();
@@ -199,17 +178,26 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         answer
     }
 
-    /// Awaits a change of what is stored, no longer than one try may take.
-    pub(super) async fn change<T>(
+    /// Awaits an operation of the backend, no longer than one try may take.
+    pub(super) async fn in_time<T>(
         &self,
-        key: &Key,
-        change: impl Future<Output = Result<T, BackendError>>,
+        operation: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<T, BackendError> {
-        let (backend, limit) = (self.engine.backend().as_ref(), self.try_limit);
+        let backend = self.engine.backend().as_ref();
+        self.counted(answered_by(backend, self.try_limit, operation).await)
+    }
+
+    /// Changes what is stored. Returns the fence of the change, or 0 if there was none.
+    pub(super) async fn edit(&self, key: &Key, name: &Name, edit: &Edit) -> Result<u64, Error> {
         let _changed = Changed { core: self, key };
         // Its outcome may stay unknown.
         self.forget_local(key);
-        self.counted(answered_by(backend, limit, change).await)
+        let life = self.settings.fence_life();
+        let fence = self.in_time(self.store.edit(name, edit, life)).await?;
+        if fence > 0 && matches!(edit, Edit::Put(..) | Edit::Touch(_)) {
+            self.refreshes.note(EntryNote::Stored, name, fence, Duration::MAX);
+        }
+        Ok(fence)
     }
 
     /// Lets go of what the copies in this process have from before a commit under this fence.
@@ -217,26 +205,45 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if let Some(copies) = &self.copies {
             copies.drop_older(name.prefix(), fence);
         }
-        self.watches.tell_commit(name, fence);
+        self.watches.each(|watch| watch.changed(name.prefix(), fence));
     }
 
-    /// Notes what this process was told of a name before a load or a commit.
     pub(super) fn mark(&self, name: &Name) -> Option<Fill> {
         self.copies.as_ref().map(|copies| copies.mark(name))
     }
 
-    /// Returns the windows of a value with these options, that its loader wants to be kept so.
+    /// Returns the windows of a value with these options, that its loader wants to be kept so. A
+    /// `found` value that says that there is none may have its own.
     pub(super) fn windows(
         &self,
         options: &Options,
-        own: Option<Windows>,
+        found: Option<&V>,
         keeping: &Keeping,
     ) -> Windows {
-        self.tags.limit(self.settings.windows(options, own, keeping))
+        let (settings, jitter) = (&self.settings, self.settings.ttl_jitter);
+        let is_negative = self.is_negative.as_ref().zip(found).is_some_and(|(it, value)| it(value));
+        let windows = match is_negative {
+            true => Windows::fresh(settings.negative_ttl),
+            false => options.windows,
+        };
+        let ttl = keeping.ttl.unwrap_or(windows.fresh);
+        let shortened = || {
+            let seconds = ttl.as_secs_f64() * (1.0 - jitter * fastrand::f64());
+            // The longest time is rounded up beyond itself.
+            Duration::try_from_secs_f64(seconds).map_or(ttl, |shorter| shorter.min(ttl))
+        };
+        self.tags.limit(Windows {
+            fresh: if jitter > 0.0 { shortened() } else { ttl },
+            stale: keeping.stale_while_revalidate.unwrap_or(windows.stale),
+            error: keeping.stale_if_error.unwrap_or(windows.error),
+        })
     }
 
     /// Returns whether no tag of a value has ended since its number.
     pub(super) async fn are_current(&self, tagged: &Tagged) -> bool {
+        if !self.tags.is_on {
+            return true;
+        }
         let which: Vec<_> = tagged.all().collect();
         let ends = self.counted(self.store.tag_ends(&self.tags.name, &which).await);
         ends.is_ok_and(|ends| tagged.end(&mut ends.into_iter()).is_none())
@@ -251,11 +258,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             tagged.number = self.counted(asked.await).unwrap_or_default();
         }
         tagged
-    }
-
-    pub(super) fn negative_windows(&self, value: &V) -> Option<Windows> {
-        let is_negative = self.is_negative.as_ref()?;
-        is_negative(value).then(|| Windows::fresh(self.settings.negative_ttl))
     }
 
     /// Waits for a permit to load in this process, as long as the options allow it.

@@ -6,7 +6,7 @@
 
 use std::{
     error::Error as StdError,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -116,7 +116,6 @@ pub(super) fn whole_millis(wait: Duration) -> Option<Duration> {
     (millis > 0).then(|| Duration::from_millis(millis))
 }
 
-/// The failures of the loads of a cache, and the settings for them.
 pub(super) struct Failures {
     /// Decides what follows an error, or leaves it to the default.
     pub(super) policy: Option<Box<FailurePolicy>>,
@@ -133,15 +132,7 @@ pub(super) type FailurePolicy = dyn Fn(&Error) -> Option<AfterFailure> + Send + 
 struct FailedHere {
     error: Error,
     back_off: BackOff,
-    /// Until when the key backs off.
     until: Instant,
-}
-
-impl FailedHere {
-    /// Returns whether it is forgotten: the key may load, and the next failure is the first.
-    fn is_over(&self) -> bool {
-        Instant::now() >= after(self.until, self.back_off.remembered())
-    }
 }
 
 /// The number of keys whose failures without a lease are remembered.
@@ -155,14 +146,13 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// Returns what follows this error by the policy of the cache.
     pub(super) fn policy(&self, error: &Error) -> Option<AfterFailure> {
         self.policy.as_ref().and_then(|policy| policy(error))
     }
 
     /// Returns the error of the last load without a lease, while the key backs off after it.
     pub(super) fn backs_off_here(&self, key: &Key) -> Option<Error> {
-        let mut here = self.here();
+        let mut here = lock(&self.here);
         let failed = here.get(key)?;
         let left = failed.until.checked_duration_since(Instant::now())?;
         (!left.is_zero()).then(|| failed.error.again_after(left))
@@ -170,34 +160,23 @@ impl Failures {
 
     /// Returns how many loads of a key have failed in a row without a lease.
     pub(super) fn failed_here(&self, key: &Key) -> u32 {
-        let mut here = self.here();
-        let failed = here.get(key).filter(|failed| !failed.is_over());
-        failed.map_or(0, |failed| failed.back_off.failures)
+        let mut here = lock(&self.here);
+        let lasts = |it: &&FailedHere| Instant::now() < after(it.until, it.back_off.remembered());
+        here.get(key).filter(lasts).map_or(0, |failed| failed.back_off.failures)
     }
 
     /// Notes a load that failed without a lease, or whose failure the backend may not know of.
     pub(super) fn fail_here(&self, key: &Key, error: &Error, back_off: BackOff) {
         let until = after(Instant::now(), back_off.wait);
-        let mut here = self.here();
+        let mut here = lock(&self.here);
         here.put(key.clone(), FailedHere { error: error.clone(), back_off, until });
         if here.len() > KEYS {
             here.pop_lru();
         }
     }
 
-    /// Forgets the failures of a key without a lease.
     pub(super) fn forget(&self, key: &Key) {
-        self.here().pop(key);
-    }
-
-    /// Returns the failures without a lease. Those that were over before they were used again are
-    /// forgotten.
-    fn here(&self) -> MutexGuard<'_, LruCache<Key, FailedHere>> {
-        let mut here = lock(&self.here);
-        while here.peek_lru().is_some_and(|(_, failed)| failed.is_over()) {
-            here.pop_lru();
-        }
-        here
+        lock(&self.here).pop(key);
     }
 
     /// Returns the failure of a load, as other processes are told of it.

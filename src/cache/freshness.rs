@@ -7,23 +7,8 @@ use crate::backend::{Entry, Windows};
 
 /// When an entry is refreshed before its fresh window ends, so that a hot one never becomes stale.
 ///
-/// The refresh runs in the background, under the lease. While it runs, all callers are served the
-/// entry. One process of the fleet refreshes, whatever the number of processes. No refresh begins
-/// in the first half of the fresh window.
-///
-/// That window may be shorter than the [`ttl`](super::Builder::ttl) of the cache, such as by
-/// [`negative_ttl`](super::Builder::negative_ttl).
-///
-/// ```
-/// use std::time::Duration;
-/// use bellwether::{Cache, MemoryBackend, cache::EarlyRefresh};
-///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
-///     .ttl(Duration::from_secs(60))
-///     .early_refresh(EarlyRefresh::LastPart(0.2))
-///     .build()?;
-/// # Ok::<_, bellwether::Error>(())
-/// ```
+/// One process of the fleet refreshes in the background, and all callers are served the entry
+/// meanwhile. No refresh begins in the first half of the fresh window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum EarlyRefresh {
@@ -107,34 +92,25 @@ const LONGEST_DELAY: Duration = Duration::from_millis(700);
 /// thousand.
 const STEPS: f64 = 7.0;
 
-/// The part of the longest delay that a process waits for its turn to refresh an entry.
+/// Returns how long a process waits within a window for its turn to refresh an entry, for a number
+/// that is random from 0 to 1. At most half of the window, so that the load has the other half.
 ///
-/// The process that stored the entry does not wait, because it is likely to be asked for it again.
-/// The number of processes whose turn has come grows by `e` in each step. So few of them claim
-/// before the first load ends, whatever their number (Nonnenmacher and Biersack, "Scalable Feedback
-/// for Large Multicast Groups", 1999).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct RefreshDelay(f64);
-
-impl RefreshDelay {
-    pub(super) const NONE: Self = Self(0.0);
-
-    /// Returns the delay for a number that is random from 0 to 1.
-    pub(super) fn random(uniform: f64) -> Self {
-        let uniform = uniform.clamp(f64::MIN_POSITIVE, 1.0);
-        Self((1.0 + uniform.ln() / STEPS).max(0.0))
-    }
-
-    /// Returns the delay within a window: at most half of it, so that the load has the other half.
-    fn within(self, window: Duration) -> Duration {
-        LONGEST_DELAY.min(window / 2).mul_f64(self.0)
-    }
+/// The number of processes whose turn has come grows by `e` in each step, so few of them claim
+/// before the first load ends (Nonnenmacher and Biersack, "Scalable Feedback for Large Multicast
+/// Groups", 1999).
+pub(super) fn refresh_delay(window: Duration, uniform: f64) -> Duration {
+    let uniform = uniform.clamp(f64::MIN_POSITIVE, 1.0);
+    LONGEST_DELAY.min(window / 2).mul_f64((1.0 + uniform.ln() / STEPS).max(0.0))
 }
 
-/// Decides what may be done with an entry. The delay is drawn if it matters.
+/// Decides what may be done with an entry. The delay within a window is drawn if it matters.
 ///
 /// An entry of unknown age or without windows is fresh, for the backend drops it at its end.
-pub(super) fn decide(entry: &Entry, rules: &Rules, delay: impl FnOnce() -> RefreshDelay) -> Window {
+pub(super) fn decide(
+    entry: &Entry,
+    rules: &Rules,
+    delay: impl FnOnce(Duration) -> Duration,
+) -> Window {
     let (Some(age), Some(windows)) = (entry.age, entry.windows) else { return Window::Fresh };
     decide_at(age, windows, rules, delay)
 }
@@ -144,7 +120,7 @@ pub(super) fn decide_at(
     age: Duration,
     windows: Windows,
     rules: &Rules,
-    delay: impl FnOnce() -> RefreshDelay,
+    delay: impl FnOnce(Duration) -> Duration,
 ) -> Window {
     let (stale, is_fresh) = (windows.stale.min(rules.stale), age < windows.fresh);
     let over = age.saturating_sub(windows.fresh);
@@ -158,7 +134,7 @@ pub(super) fn decide_at(
     let before = rules.early.before(windows.fresh);
     // For how long a refresh may have begun.
     let since = age.saturating_add(before).checked_sub(windows.fresh);
-    let is_due = since.is_some_and(|since| since >= delay().within(before.saturating_add(stale)));
+    let is_due = since.is_some_and(|since| since >= delay(before.saturating_add(stale)));
     match (is_fresh, is_due) {
         (true, true) => Window::Early,
         (true, false) => Window::Fresh,
@@ -198,7 +174,7 @@ mod tests {
 
     /// Returns how many processes claim before the load of the first one is over, after 50 ms.
     fn claims(processes: usize, random: &mut fastrand::Rng) -> usize {
-        let mut delay = |_| RefreshDelay::random(random.f64()).within(1000 * MS);
+        let mut delay = |_| refresh_delay(1000 * MS, random.f64());
         let delays: Vec<_> = (0..processes).map(&mut delay).collect();
         let end = delays.iter().min().map_or(MS, |first| *first + 50 * MS);
         delays.iter().filter(|delay| **delay < end).count()

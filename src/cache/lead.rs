@@ -6,12 +6,10 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use tokio::time::Instant;
-use tracing::debug;
 
 use super::{
-    AfterFailure, Codec, Loaded, Source,
+    AfterFailure, Loaded, Source,
     freshness::{self, Rules},
     outcome::{Head, Record},
 };
@@ -26,35 +24,14 @@ use crate::{
 /// The lease that a loader runs under, the value that it replaces, and how its value is kept.
 ///
 /// Clones are the same lead. Dropping one has no effect.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{BoxError, Cache, MemoryBackend};
-///
-/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-/// let load = cache.get_or_load("stock:42", |lead| async move {
-///     tokio::select! {
-///         stock = async { 0 } => {
-///             lead.do_not_store();
-///             Ok(stock)
-///         }
-///         () = lead.lost() => Err(BoxError::from("the lease was lost")),
-///     }
-/// });
-/// assert_eq!(load.await?, 0);
-/// assert_eq!(cache.get("stock:42").await?, None);
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 pub struct Lead<V>(Arc<LeadInner<V>>);
 
 struct LeadInner<V> {
     lease: Option<Arc<Lease>>,
     previous: Option<Arc<Previous<V>>>,
-    source: Source,
     /// No old value is good enough, so none stands in.
     wants_new: bool,
-    /// In a box, which most loads do not need.
-    keeping: Mutex<Option<Box<Keeping>>>,
+    keeping: Mutex<Keeping>,
     tagged: Mutex<Tagged>,
     head: OnceLock<Head>,
     announced: Signal,
@@ -77,13 +54,11 @@ impl<V> Lead<V> {
     pub(super) fn new(
         lease: Option<Arc<Lease>>,
         previous: Option<Arc<Previous<V>>>,
-        source: Source,
         wants_new: bool,
     ) -> Self {
         Self(Arc::new(LeadInner {
             lease,
             previous,
-            source,
             wants_new,
             keeping: Mutex::default(),
             tagged: Mutex::default(),
@@ -93,9 +68,6 @@ impl<V> Lead<V> {
     }
 
     /// Returns the fence of this load. It is greater than in each earlier load of this key.
-    ///
-    /// A system that refuses each fence smaller than the greatest one it has seen is safe from a
-    /// loader that was suspended and goes on late.
     ///
     /// Returns `None` if the load runs without a lease.
     /// [`Source::Degraded`](super::Source::Degraded) lists the reasons.
@@ -110,6 +82,10 @@ impl<V> Lead<V> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing. The method can be called again.
+    ///
+    /// # Examples
+    ///
+    /// [`Load`](super::Load) has one.
     pub async fn lost(&self) {
         match &self.0.lease {
             Some(lease) => lease.lost().await,
@@ -123,7 +99,6 @@ impl<V> Lead<V> {
     ///
     /// A loader that asks for changes only, such as with an `ETag`, keeps what it needs for that in
     /// the value. If nothing has changed, it returns that value as [unchanged](Self::unchanged).
-    /// This decodes what was read before the load began.
     ///
     /// Returns `None` if nothing is stored, or if the backend did not answer.
     ///
@@ -153,9 +128,9 @@ impl<V> Lead<V> {
     /// ```
     pub fn stale(&self) -> Option<Loaded<V>>
     where
-        V: Clone + 'static,
+        V: Clone,
     {
-        self.previous()?.loaded()
+        Some(self.previous()?.loaded.clone())
     }
 
     /// Marks the stored value as unchanged, and returns it for the loader. Its windows begin anew,
@@ -190,26 +165,12 @@ impl<V> Lead<V> {
     }
 
     /// Returns whether a stale value is served if this load fails now.
-    pub(crate) fn has_stand_in(&self) -> bool
-    where
-        V: Clone + 'static,
-    {
-        !self.0.wants_new && self.fallback_for().is_some()
-    }
-
-    /// Returns for how much longer a stale value is kept for the case that this load fails.
-    pub(super) fn fallback_for(&self) -> Option<Duration>
-    where
-        V: Clone + 'static,
-    {
-        let previous = self.previous()?;
-        previous.value()?;
-        previous.left_on_error()
+    pub(crate) fn has_stand_in(&self) -> bool {
+        !self.0.wants_new && self.previous().is_some_and(|it| it.left_on_error().is_some())
     }
 
     /// Declares that a failure of this load concerns all callers, although its answer is for one.
     /// The rule follows it if there is no other one, and no value that stands in.
-    #[cfg(feature = "http")]
     pub(crate) fn after_common_failure(&self, rule: AfterFailure) {
         self.keep(|keeping| keeping.after_common_failure = Some(rule));
     }
@@ -235,24 +196,21 @@ impl<V> Lead<V> {
     }
 
     /// Takes the tags away from the value, which keeps its number.
-    #[cfg(feature = "http")]
     pub(crate) fn take_tags(&self) -> Tagged {
         let mut tagged = lock(&self.0.tagged);
         Tagged { number: tagged.number, tags: std::mem::take(&mut tagged.tags) }
     }
 
-    /// Returns the tags of the value so far.
     pub(super) fn tagged(&self) -> Tagged {
         lock(&self.0.tagged).clone()
     }
 
     /// Returns the source of the value for the caller that leads.
     pub(crate) fn source(&self) -> Source {
-        self.0.source
+        if self.0.lease.is_some() { Source::Led } else { Source::Degraded }
     }
 
     /// Returns whether the load is to replace a stored value.
-    #[cfg(feature = "http")]
     pub(crate) fn replaces(&self) -> bool {
         self.0.previous.is_some()
     }
@@ -264,25 +222,22 @@ impl<V> Lead<V> {
         self.0.announced.give();
     }
 
-    /// Returns the head, if it was announced.
     pub(super) fn head(&self) -> Option<&Head> {
         self.0.head.get()
     }
 
-    /// Completes when the head is announced.
     pub(super) async fn announced(&self) {
         self.0.announced.given().await;
     }
 
     pub(super) fn keeping(&self) -> Keeping {
-        lock(&self.0.keeping).as_deref().copied().unwrap_or_default()
+        *lock(&self.0.keeping)
     }
 
     fn keep(&self, change: impl FnOnce(&mut Keeping)) {
-        change(lock(&self.0.keeping).get_or_insert_default());
+        change(&mut lock(&self.0.keeping));
     }
 
-    /// Returns the entry that the load is to replace.
     pub(super) fn previous(&self) -> Option<&Previous<V>> {
         self.0.previous.as_deref()
     }
@@ -300,70 +255,34 @@ impl<V> fmt::Debug for Lead<V> {
     }
 }
 
-/// The entry that a load is to replace. Its value is decoded when it is needed.
+/// The entry that a load is to replace.
 pub(super) struct Previous<V> {
-    record: Option<Record>,
     pub(super) fence: u64,
-    /// The source of the value, if it stands in for a failure.
-    source: Source,
-    /// Until when the value may stand in for a failure.
+    /// The value, as it stands in for a failure.
+    pub(super) loaded: Loaded<V>,
+    /// Until when it may do so.
     on_error_until: Instant,
-    codec: Arc<dyn Codec<V>>,
-    /// Empty if the value was decoded before.
-    payload: Bytes,
-    value: OnceLock<Option<V>>,
 }
 
-impl<V: Clone + 'static> Previous<V> {
-    /// Of an entry that is not served, the value is decoded only if the load asks for it or fails.
-    pub(super) fn new(
-        entry: Entry,
-        rules: &Rules,
-        codec: &Arc<dyn Codec<V>>,
-        decoded: Option<V>,
-        source: Source,
-    ) -> Self {
-        let left = freshness::left_on_error(&entry, rules).unwrap_or_default();
-        Self {
-            record: Record::of(&entry),
-            fence: entry.fence,
-            source,
-            on_error_until: after(Instant::now(), left),
-            codec: Arc::clone(codec),
-            payload: entry.payload,
-            value: decoded.map_or_else(OnceLock::new, |value| OnceLock::from(Some(value))),
-        }
-    }
-
-    /// Returns the value, or `None` if it cannot be decoded.
-    pub(super) fn value(&self) -> Option<V> {
-        let decode = || {
-            let decoded = self.codec.decode(self.payload.clone());
-            decoded.inspect_err(|error| debug!(%error, "a stale value cannot be decoded")).ok()
-        };
-        self.value.get_or_init(decode).clone()
+impl<V> Previous<V> {
+    pub(super) fn new(entry: &Entry, rules: &Rules, value: V, source: Source) -> Arc<Self> {
+        let left = freshness::left_on_error(entry, rules).unwrap_or_default();
+        let loaded = Loaded { value, source, record: Record::of(entry) };
+        let on_error_until = after(Instant::now(), left);
+        Arc::new(Self { fence: entry.fence, loaded, on_error_until })
     }
 
     /// Returns the value, if it may stand in for a failure now.
-    pub(super) fn fallback(&self) -> Option<Loaded<V>> {
-        self.left_on_error()?;
-        self.loaded()
-    }
-
-    /// Returns the value, whether it may be served or not.
-    fn loaded(&self) -> Option<Loaded<V>> {
-        Some(Loaded { value: self.value()?, source: self.source, record: self.record })
+    pub(super) fn fallback(&self) -> Option<Loaded<V>>
+    where
+        V: Clone,
+    {
+        self.left_on_error().map(|_| self.loaded.clone())
     }
 
     /// Returns for how much longer the value may stand in for a failure.
     pub(super) fn left_on_error(&self) -> Option<Duration> {
         let left = self.on_error_until.checked_duration_since(Instant::now())?;
         (!left.is_zero()).then_some(left)
-    }
-}
-
-impl<V> fmt::Debug for Previous<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Previous").field("fence", &self.fence).finish_non_exhaustive()
     }
 }

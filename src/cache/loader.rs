@@ -1,22 +1,20 @@
 //! Running a loader: its panic, its time limit and its cancellation are outcomes.
 
-use std::{any::Any, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::time::{Instant, sleep};
 use tracing::debug;
 
-use super::{Lead, core::Core, outcome::Made};
+use super::{Lead, core::Core};
 use crate::{
     error::{BoxError, Error, ErrorKind, words_of},
     flight,
-    meter::Meter,
 };
 
-/// The outcome of a loader.
 pub(crate) enum Produced<V> {
     /// A value to share.
-    Value(Made<V>),
+    Value(V),
     /// An answer for its caller alone, which has it already. The name is marked as uncacheable.
     Uncacheable,
     /// An answer for its caller alone, which has it already. It depends on this request, so the
@@ -40,40 +38,21 @@ where
     Box::new(move |lead| work(lead).boxed())
 }
 
-/// Awaits a user's loader, and returns its outcome. Callers get the value as a hit decodes it.
-pub(super) async fn of_user<V, E, Fut>(
-    core: Arc<Core<V>>,
-    lead: Lead<V>,
-    loader: Fut,
-) -> Result<Produced<V>, Error>
-where
-    V: Clone + Send + Sync + 'static,
-    Fut: Future<Output = Result<V, E>>,
-    E: Into<BoxError>,
-{
-    let value = loader.await.map_err(Error::load)?;
-    Ok(Produced::Value(made(&core, &lead, value)))
-}
-
-/// Returns a value that was loaded, as its callers get it.
-pub(super) fn made<V>(core: &Core<V>, lead: &Lead<V>, value: V) -> Made<V>
-where
-    V: Clone + Send + Sync + 'static,
-{
-    // An unchanged value was decoded before.
-    let is_unchanged = lead.keeping().is_unchanged;
-    if is_unchanged { value.into() } else { core.made(value) }
+pub(super) async fn of_user<V, E: Into<BoxError>>(
+    loader: impl Future<Output = Result<V, E>>,
+) -> Result<Produced<V>, Error> {
+    loader.await.map(Produced::Value).map_err(Error::load)
 }
 
 /// Runs a loader until its limit, for the flight or load of this number. The limit no longer
 /// counts once the head of the value is announced.
 pub(super) async fn run<V>(
+    core: &Core<V>,
     work: Work<V>,
     lead: Lead<V>,
-    limit: Duration,
-    (number, meter): (u64, &Meter),
+    number: u64,
 ) -> Result<Produced<V>, Error> {
-    let begun = Instant::now();
+    let (begun, limit) = (Instant::now(), core.settings.load_limit);
     let ended = flight::within(number, limited(work, lead, limit)).await;
     let produced = match ended {
         Some(Ok(produced)) => produced,
@@ -87,7 +66,8 @@ pub(super) async fn run<V>(
         Ok(Produced::Failing(error)) | Err(error) => Some(error),
         Ok(_) => None,
     };
-    meter.ended("bellwether_load_seconds", begun, if error.is_some() { "error" } else { "value" });
+    let result = if error.is_some() { "error" } else { "value" };
+    core.meter.ended("bellwether_load_seconds", begun, result);
     let words = || error.map_or_else(|| "a value".to_owned(), |error| format!("{error:#}"));
     debug!(took = ?begun.elapsed(), outcome = %words(), "a load has ended");
     produced

@@ -3,15 +3,12 @@
 //! While the backend is away, a copy is served as its windows allow it. With a local tier, a copy
 //! is also served without a question, while its entry is fresh and the tier is trusted.
 //!
-//! - **Fill.** The entry may change between the answer of a server and its copy. So a fill notes
-//!   what was told before it asks. It is dropped if this process acted since. It is also dropped
-//!   if a name of its stripe was told with a greater fence. Check and change hold one lock.
-//! - **Trust.** The tier is told of changes, and of the ends of tags, in the order of the server.
-//!   At intervals it learns that it [was told all](Tap::complete_until) up to a moment. A copy is
-//!   as good as that moment or its own question, and is served until the later is too long ago.
+//! - **Fill.** A fill notes what was told before it asks. It is dropped if this process acted
+//!   since, or if a name of its stripe was told with a greater fence. Check and change hold one
+//!   lock.
+//! - **Trust.** At intervals the tier learns that it [was told all](Tap::complete_until) up to a
+//!   moment. A copy is served until that moment, or its own question if later, is too long ago.
 //! - **Generation.** When changes may have been missed, no copy from before is trusted.
-//!
-//! No time of a server is compared with one of this process, and fences of one name only.
 
 mod order;
 mod watches;
@@ -40,7 +37,7 @@ use self::order::nanos;
 use super::{
     EarlyRefresh,
     breaker::Outage,
-    freshness::{self, RefreshDelay, Rules, Window},
+    freshness::{self, Rules, Window},
     outcome::Record,
     settings::{LocalTier, Settings},
     tags::Tags,
@@ -55,10 +52,9 @@ use crate::{
 const ROW: usize = 470;
 /// The weight of all rows for outages, if it is not set.
 const MEMORY: usize = 4 << 20;
-/// The stripes without a tier, which need not be the channels of the backend. With fewer, an act
-/// more often drops an answer of another key.
+/// The stripes without a tier, which need not be the channels of the backend.
 const FEW_STRIPES: usize = 64;
-/// The weight of a row that the store makes ready for. It matters little.
+/// The weight of a row that the store makes ready for.
 const USUAL_ROW: usize = 1024;
 
 /// The copies of entries that a process keeps: for its local tier, and for the time in which the
@@ -71,17 +67,15 @@ pub(super) struct LocalStore<V> {
     /// `None` if no copy is served while the backend answers. Its staleness has no limit if changes
     /// are not told.
     tier: Option<LocalTier>,
-    /// Copies are served while the backend is away.
     remembers: bool,
     counters: Arc<Counters>,
     /// Until when the time without trust was counted.
     counted_until: AtomicU64,
 }
 
-/// A copy of an entry.
 pub(super) struct LocalRow<V> {
     pub(super) value: V,
-    pub(super) record: Option<Record>,
+    pub(super) record: Record,
     /// The entry without its payload and tags, as it was when the backend was asked.
     entry: Entry,
     weight: usize,
@@ -92,8 +86,6 @@ pub(super) struct LocalRow<V> {
     asked: u64,
     /// When its trust ends. It has none if it is for outages only.
     until: u64,
-    /// Whether it is served while the backend is away. Its user expects an older value then.
-    is_remembered: bool,
     /// The outage in which it was loaded without a lease, after which it is of no use. `None` if
     /// the backend has returned or stored it.
     outage: Option<Outage>,
@@ -159,7 +151,6 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         }))
     }
 
-    /// Returns whether copies are served while the backend answers.
     pub(super) fn is_tier(&self) -> bool {
         self.tier.is_some()
     }
@@ -169,7 +160,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         &self,
         key: &str,
         rules: &Rules,
-        delay: impl FnOnce(u64) -> RefreshDelay,
+        delay: impl FnOnce(u64, Duration) -> Duration,
     ) -> Option<Arc<LocalRow<V>>> {
         let tier = self.tier?;
         // Before the row is read: all changes up to then have removed theirs.
@@ -188,7 +179,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         if matches!(rules.early, EarlyRefresh::Off) {
             return Some(row);
         }
-        let delay = || delay(row.entry.fence);
+        let delay = |window| delay(row.entry.fence, window);
         let window = freshness::decide_at(self.age(&row)?, row.entry.windows?, rules, delay);
         (window == Window::Fresh).then_some(row)
     }
@@ -199,7 +190,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         let age = self.age(&row)?;
         let is_kept = row.entry.windows.is_some_and(|windows| age < windows.kept());
         if !is_kept
-            || !row.is_remembered
+            || !self.is_remembered(&row.entry) && row.outage.is_none()
             || row.outage.is_some_and(|of| of != outage)
             || self.order.tags.have_ended(row.stripes.iter().copied(), row.checked)
         {
@@ -207,6 +198,12 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         }
         let entry = Entry { age: Some(age), ..row.entry.clone() };
         Some((row, entry))
+    }
+
+    /// Returns whether this entry is served while the backend is away. Its user expects an older
+    /// value then.
+    fn is_remembered(&self, entry: &Entry) -> bool {
+        self.remembers && entry.windows.is_some_and(|windows| !windows.is_fresh_only())
     }
 
     fn age(&self, row: &LocalRow<V>) -> Option<Duration> {
@@ -218,7 +215,6 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         Duration::from_nanos(self.order.now().saturating_sub(row.asked))
     }
 
-    /// Begins a question to the backend.
     pub(super) fn begin(&self, store: &dyn Store, name: &Name, now: Instant) -> Fill {
         match self.tier {
             Some(_) => self.order.begin(store, name, now, false),
@@ -239,12 +235,11 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         fill: Fill,
         key: &Key,
         (entry, size): (Entry, usize),
-        value: impl FnOnce() -> Option<V>,
+        value: &V,
         is_hit: bool,
         rules: &Rules,
     ) {
-        let may_be_stale = entry.windows.is_some_and(|windows| !windows.is_fresh_only());
-        let is_remembered = self.remembers && may_be_stale;
+        let is_remembered = self.is_remembered(&entry);
         let until = match (self.tier, entry.age.zip(entry.windows)) {
             (Some(tier), Some((age, windows))) if is_hit && fill.is_heard => {
                 let fresh = windows.fresh.saturating_sub(age);
@@ -271,13 +266,11 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             return;
         }
         let is_same = |row: &Arc<LocalRow<V>>| row.entry.fence == fence && row.outage.is_none();
-        if until == 0 && last.is_some_and(|row| is_same(&row) && row.is_remembered) {
+        if until == 0 && last.is_some_and(|row| is_same(&row)) {
             return;
         }
-        if let Some(value) = value() {
-            let row = LocalRow { until, is_remembered, ..LocalRow::new(fill, entry, size, value) };
-            self.keep(fill, fence, key, row);
-        }
+        let row = LocalRow { until, ..LocalRow::new(fill, entry, size, value.clone()) };
+        self.keep(fill, fence, key, row);
     }
 
     /// Notes a value whose load began then, without a lease or a commit that was answered. Its
@@ -294,7 +287,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             let entry = Entry { age: Some(Duration::ZERO), ..entry };
             let now = Fill { asked: self.order.now(), ..begun };
             let row = LocalRow::new(now, entry, size, value);
-            let row = LocalRow { is_remembered: true, outage: Some(outage), ..row };
+            let row = LocalRow { outage: Some(outage), ..row };
             self.keep(begun, u64::MAX, key, row);
         }
     }
@@ -340,7 +333,6 @@ impl<V> LocalStore<V> {
         self.rows.remove_if(key, is_gone);
     }
 
-    /// Lets go of a key, because there is a newer entry.
     pub(super) fn remove(&self, key: &Key) {
         self.rows.remove(key);
     }
@@ -371,7 +363,6 @@ impl<V> LocalRow<V> {
             checked: tagged.map_or(fill.ended, |tagged| tagged.number.max(fill.ended)),
             asked: fill.asked,
             until: 0,
-            is_remembered: false,
             outage: None,
             entry,
         }
@@ -433,7 +424,7 @@ mod tests {
         ] {
             let entry = Entry::value(0, Duration::ZERO, Bytes::new()).with_fence(fence);
             let entry = Entry { age: Some(Duration::ZERO), ..entry.with_windows(windows) };
-            store.note(store.mark(&name), &key, (entry, 1), || Some(fence), true, &Rules::ALL);
+            store.note(store.mark(&name), &key, (entry, 1), &fence, true, &Rules::ALL);
             assert_eq!(store.recall(&key, outage).map(|(row, _)| row.value), expected);
         }
     }

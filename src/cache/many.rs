@@ -2,9 +2,8 @@
 //! gathered into calls of one loader.
 //!
 //! Each key has a flight, a lease and a commit of its own, and only the loader is shared. It is
-//! called as soon as each key of the call is decided: loaded here, or waited for, or done. So own
-//! keys load before the call waits for others, and calls that overlap cannot wait for each other.
-//! A key that is led later, such as when another process dies, is loaded then.
+//! called as soon as each key of the call is decided: loaded here, or waited for, or done. So calls
+//! that overlap cannot wait for each other.
 
 use std::{
     fmt,
@@ -19,7 +18,7 @@ use futures_util::{
     future::{BoxFuture, join_all},
     stream,
 };
-use hashbrown::{HashMap, hash_map::Entry};
+use hashbrown::HashMap;
 use tokio::{sync::oneshot, time::timeout};
 use tracing::Instrument;
 
@@ -38,7 +37,6 @@ use crate::{
     sync::lock,
 };
 
-/// How many keys a call takes.
 const MOST_KEYS: usize = 10_000;
 /// How many keys of a call are asked for, written or invalidated at once.
 const AT_ONCE: usize = 128;
@@ -51,13 +49,11 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// `key_of` returns the key of an id. 128 keys are looked up in one round trip. The loader is
     /// called once for the ids that this process leads, with one of the [permits to
-    /// load](super::Builder::max_loads). It is called again for a key that is to be loaded here
-    /// after all, such as when another process died. So clone what it uses inside the closure:
-    /// `move |batch| { let db = db.clone(); async move { … } }`.
+    /// load](super::Builder::max_loads), and again for a key whose other process died. So clone
+    /// what it uses inside the closure: `move |batch| { let db = db.clone(); async move { … } }`.
     ///
-    /// Each key has its own flight, lease, windows and back-off, as with
-    /// [`get_or_load`](Self::get_or_load). So it shares its load with single calls and with batches
-    /// that overlap, which never wait for each other in a circle.
+    /// Each key has its own flight, lease, windows and back-off, so it shares its load with single
+    /// calls and with batches that overlap.
     ///
     /// The answers have the order of the ids, and the values of the loader need none. An id to
     /// which the loader returns no value has failed. If there may be none, make `V` an `Option`.
@@ -66,9 +62,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Errors
     ///
     /// [`Overloaded`](ErrorKind::Overloaded) if there are more than 10,000 ids. Each answer has an
-    /// error of its own, as [`get_or_load`](Self::get_or_load) returns it. A loader that returns an
-    /// error, panics or takes too long fails all the ids that it was called for. By
-    /// [`Batch::fail`] it fails some of them.
+    /// error of its own, as [`get_or_load`](Self::get_or_load) returns it. A loader that fails does
+    /// so for all the ids that it was called for. By [`Batch::fail`] it fails some of them.
     ///
     /// # Cancel safety
     ///
@@ -76,29 +71,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::collections::HashMap;
-    /// use bellwether::{BoxError, Cache, MemoryBackend, cache::{Batch, Source}};
-    ///
-    /// /// Stands for `SELECT id, stock FROM products WHERE id = ANY($1)`.
-    /// async fn query(ids: Vec<u64>) -> Result<HashMap<u64, u64>, BoxError> {
-    ///     Ok(ids.into_iter().map(|id| (id, id % 10)).collect())
-    /// }
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// cache.insert_many([("stock:41", 7)]).await.remove(0)?;
-    /// let load = |batch: Batch<u64, u64>| query(batch.ids().to_vec());
-    /// let stocks = cache.get_or_load_many([42, 41, 43], |id| format!("stock:{id}"), load).await?;
-    /// let stocks = stocks.into_iter().collect::<Result<Vec<_>, _>>()?;
-    /// assert_eq!(stocks.iter().map(|stock| stock.value).collect::<Vec<_>>(), [2, 7, 3]);
-    /// assert_eq!(stocks[1].source(), Source::Hit);
-    ///
-    /// cache.invalidate_many(["stock:41", "stock:43"]).await;
-    /// assert_eq!(cache.get_many(["stock:42"]).await.remove(0)?, Some(2));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
+    /// The [guide](crate::guide) has one.
     pub fn get_or_load_many<I, K, L, Fut, R, E>(
         &self,
         ids: impl IntoIterator<Item = I>,
@@ -260,7 +233,6 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
     answers
 }
 
-/// The ids of a call.
 struct ManyIds<I> {
     /// The first id of each key.
     ids: Vec<I>,
@@ -280,16 +252,12 @@ impl<I> ManyIds<I> {
             (Vec::with_capacity(some), Vec::with_capacity(some), Vec::with_capacity(some));
         let mut known = HashMap::with_capacity(some);
         for id in given {
-            let key = key_of(&id).into();
-            let place = match known.entry(key) {
-                Entry::Occupied(known) => *known.get(),
-                Entry::Vacant(new) => {
-                    keys.push(new.key().clone());
-                    ids.push(id);
-                    *new.insert(keys.len() - 1)
-                }
-            };
-            places.push(place);
+            let place = known.entry(key_of(&id).into()).or_insert_with_key(|key: &Key| {
+                keys.push(key.clone());
+                ids.push(id);
+                keys.len() - 1
+            });
+            places.push(*place);
             if places.len() > MOST_KEYS {
                 let words = format!("more than {MOST_KEYS} ids in one call: ask for fewer at once");
                 return Err(Error::new(ErrorKind::Overloaded, words));
@@ -299,9 +267,7 @@ impl<I> ManyIds<I> {
     }
 }
 
-/// The ids that a loader of many is called for.
-///
-/// [`Cache::get_or_load_many`](super::Cache::get_or_load_many) has an example.
+/// The ids that a loader of [many](Cache::get_or_load_many) is called for.
 pub struct Batch<I, V> {
     ids: Vec<I>,
     leads: Vec<Lead<V>>,
@@ -335,14 +301,12 @@ impl<I: fmt::Debug, V> fmt::Debug for Batch<I, V> {
 type BatchValues<I, V> = BoxFuture<'static, Result<Vec<(I, V)>, Error>>;
 type Loader<I, V> = dyn Fn(Batch<I, V>) -> BatchValues<I, V> + Send + Sync;
 
-/// Gathers the ids that are to be loaded.
 pub(super) struct Gathering<I, V> {
     core: Arc<Core<V>>,
     loader: Box<Loader<I, V>>,
     waiting: Mutex<Vec<WaitingId<I, V>>>,
 }
 
-/// An id that waits for its load.
 struct WaitingId<I, V> {
     id: I,
     lead: Lead<V>,
@@ -379,7 +343,7 @@ where
         member: Arc<Member>,
     ) -> Result<Produced<V>, Error> {
         let (reply, value) = oneshot::channel();
-        let waits = WaitingId { id, lead: lead.clone(), flight: flight::current(), reply };
+        let waits = WaitingId { id, lead, flight: flight::current(), reply };
         let is_first = {
             let mut waiting = lock(&self.waiting);
             waiting.push(waits);
@@ -391,8 +355,7 @@ where
             let all = member.all.clone();
             tokio::spawn(self.clone().load_together(all).in_current_span());
         }
-        let value = value.await.unwrap_or_else(|_| Err(cut_off()))?;
-        Ok(Produced::Value(loader::made(&self.core, &lead, value)))
+        value.await.unwrap_or_else(|_| Err(cut_off())).map(Produced::Value)
     }
 
     /// Loads the ids that wait when all keys of the call are decided.
@@ -434,7 +397,6 @@ where
         (Batch { ids, leads, failures: Arc::default() }, replies, edges)
     }
 
-    /// Gives each id its value, or its failure.
     fn answer(
         &self,
         mut replies: Replies<I, V>,

@@ -10,18 +10,15 @@ use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit};
 /// A permit to load, which the keys of one call share.
 pub(super) type Permit = Arc<OwnedSemaphorePermit>;
 
-/// The state that the keys of one call share.
 pub(super) struct Shared {
     /// The number of keys that are neither loaded here, nor waited for, nor done.
     pub(super) undecided: AtomicUsize,
-    /// Notified when a key is decided.
     pub(super) decided: Notify,
     /// The permit that the keys share while one of them has it.
     permit: AsyncMutex<Weak<OwnedSemaphorePermit>>,
 }
 
 impl Shared {
-    /// Returns what a call for so many keys shares.
     pub(super) fn of(keys: usize) -> Arc<Self> {
         let (undecided, decided) = (AtomicUsize::new(keys), Notify::new());
         Arc::new(Self { undecided, decided, permit: AsyncMutex::default() })

@@ -16,7 +16,6 @@
 
 mod activity;
 mod acts;
-mod begin;
 mod breaker;
 mod builder;
 mod codec;
@@ -32,7 +31,6 @@ mod member;
 mod notes;
 mod outcome;
 mod read;
-mod refresh;
 mod request;
 mod run;
 mod settings;
@@ -71,15 +69,12 @@ pub(crate) use self::{
     settings::{OnFull, OnUncacheable, Sharing, UNCACHEABLE_LIFE},
 };
 
-#[cfg(feature = "http")]
-use self::settings::Settings;
-use self::{core::Core, read::Decision};
-#[cfg(feature = "http")]
-use crate::observe::Counters;
+use self::{core::Core, read::Decision, settings::Settings};
 use crate::{
     backend::Store,
     error::{BoxError, Error},
     key::{IntoKey, Key},
+    observe::Counters,
 };
 
 /// A cache whose entries are loaded by one caller in the whole fleet.
@@ -91,31 +86,37 @@ use crate::{
 /// # let mut builder = tokio::runtime::Builder::new_current_thread();
 /// # builder.enable_time().start_paused(true).build().unwrap().block_on(async {
 /// use std::time::Duration;
-/// use bellwether::{BoxError, Cache, MemoryBackend};
+/// use bellwether::{BoxError, Cache, MemoryBackend, cache::EntryState};
 ///
-/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
-///     .ttl(Duration::from_secs(60))
-///     .build()?;
+/// let builder = Cache::builder(MemoryBackend::new(), "shop").ttl(Duration::from_secs(60));
+/// let cache: Cache<u64> = builder.tags().build()?;
+/// tokio::spawn(cache.answer_top());
+/// # #[cfg(feature = "metrics")]
+/// tokio::spawn(cache.publish_metrics("stock"));
+///
 /// let load = |_lead| async { Ok::<_, BoxError>(17) };
 /// assert_eq!(cache.get_or_load("stock:42", load).await?, 17);
-///
 /// // The load of one request has options of its own, and tells more.
 /// let loaded = cache.request("stock:43").ttl(Duration::from_secs(5)).load(load).await?;
-/// assert_eq!(loaded.value, 17);
 /// assert!(loaded.age().unwrap() < Duration::from_secs(5));
 ///
 /// cache.insert("stock:44", &18).await?;
 /// assert_eq!(cache.get("stock:44").await?, Some(18));
-/// let stored = cache.peek("stock:44").await?.unwrap();
-/// assert!(stored.expires_in() > Some(Duration::from_secs(50)));
-/// assert!(cache.request("stock:44").touch().await?);
-///
-/// cache.invalidate("stock:44").await?;
-/// assert_eq!(cache.get("stock:44").await?, None);
+/// assert!(cache.peek("stock:44").await?.unwrap().expires_in().is_some());
+/// cache.expire("stock:44").await?;
+/// assert_eq!(cache.explain("stock:44").await?.state, EntryState::Missing);
+/// cache.invalidate("stock:43").await?;
 /// cache.settled().await;
-/// // Now no process serves the old value.
+/// // Now no process serves the old values.
 ///
-/// assert_eq!(cache.stats().loads, 2);
+/// cache.insert_many([("stock:45", 19)]).await.remove(0)?;
+/// assert_eq!(cache.get_many(["stock:45"]).await.remove(0)?, Some(19));
+/// cache.invalidate_many(["stock:45"]).await.remove(0)?;
+///
+/// cache.request("stock:46").tag("shelf:7").insert(&20).await?;
+/// cache.expire_tag("shelf:7").await?;
+/// cache.invalidate_tag("shelf:7").await?;
+/// cache.clear().await?;
 /// cache.shutdown(Duration::from_secs(5)).await;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
@@ -151,17 +152,16 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// The loader runs only if this caller is the one that leads. It runs in a task of its own, in
     /// the tracing span of this caller, and must not block its thread. So it owns what it uses:
-    /// clone that, and write `move |_lead| async move { … }`. Where a `?` leaves the type of the
-    /// error open, end with `Ok::<_, MyError>(value)`.
+    /// `move |_lead| async move { … }`. Where a `?` leaves the type of the error open, end with
+    /// `Ok::<_, MyError>(value)`.
     ///
-    /// It runs for its caller alone, and ends with it, after a [shutdown](Self::shutdown) and where
-    /// a loader asks for the key that it loads.
+    /// In two cases it runs for its caller alone and is cancelled with it: after a
+    /// [shutdown](Self::shutdown), and in a loader that asks for its own key.
     ///
     /// # Errors
     ///
     /// - [`Load`](crate::ErrorKind::Load), [`Panicked`](crate::ErrorKind::Panicked) or
-    ///   [`LoadTimeout`](crate::ErrorKind::LoadTimeout) if the one load failed. All its waiters get
-    ///   the same error.
+    ///   [`LoadTimeout`](crate::ErrorKind::LoadTimeout), for all waiters, if the one load failed.
     /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
     /// - [`Overloaded`](crate::ErrorKind::Overloaded) if too many [loads](Builder::max_loads) are
     ///   under way, or too many callers wait [in all](Builder::max_waiters) or [for this
@@ -243,14 +243,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// clone. A second name for the same cache has no effect. docs/metrics.md lists the metrics,
     /// and what to do when one moves.
     ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// # let cache = bellwether::Cache::<u64>::new(bellwether::MemoryBackend::new(), "shop")?;
-    /// tokio::spawn(cache.publish_metrics("stock"));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
-    ///
     /// # Cancel safety
     ///
     /// If the future is dropped, counters stay as they were published, and times are still
@@ -267,12 +259,11 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Shuts this cache and its clones down, so that a deploy costs the fleet no lease.
     ///
-    /// No new flight starts. A later caller of a load does not read the cache. It loads for itself
-    /// without a lease, and gets [`Degraded`](Source::Degraded). [`get`](Self::get) and the acts on
-    /// an entry still work. Loads that are under way may end until
-    /// `deadline` has passed. Then they are cancelled and fail as
-    /// [`ShutDown`](crate::ErrorKind::ShutDown). Their leases are released, so that the next
-    /// process begins at once. Refreshes in the background are cancelled without waiting.
+    /// A later caller of a load does not read the cache: it loads for itself without a lease, and
+    /// gets [`Degraded`](Source::Degraded). [`get`](Self::get) and the acts on an entry still work.
+    /// Loads that are under way may end until `deadline` has passed. Then they are cancelled, fail
+    /// as [`ShutDown`](crate::ErrorKind::ShutDown), and release their leases. Refreshes in the
+    /// background are cancelled at once.
     ///
     /// # Cancel safety
     ///
@@ -293,8 +284,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     }
 }
 
-/// For the layers.
-#[cfg(feature = "http")]
 impl<V> Cache<V> {
     pub(crate) fn settings(&self) -> &Settings {
         &self.core.settings

@@ -15,7 +15,7 @@ use hashbrown::DefaultHashBuilder;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::freshness::RefreshDelay;
+use super::freshness::refresh_delay;
 use crate::{backend::stripe_of, key::Key};
 
 pub(super) struct Refreshes {
@@ -66,7 +66,6 @@ impl Refreshes {
         !self.stop.is_cancelled() && !self.stands(before, note) && is_first()
     }
 
-    /// Notes something of the entry with this fence for a time.
     pub(super) fn note(&self, what: EntryNote, key: &impl Hash, fence: u64, time: Duration) {
         let (place, note) = self.at(what, key, fence, time);
         place.store(note, Ordering::Relaxed);
@@ -98,22 +97,22 @@ impl Refreshes {
         self.stands(notes[hash as usize % NOTES].load(Ordering::Relaxed), hash)
     }
 
-    /// Returns the delay of this process for an entry. It is the same each time.
-    pub(super) fn delay(&self, key: &impl Hash, fence: u64) -> RefreshDelay {
+    /// Returns the delay of this process for an entry within a window. It is the same each time.
+    /// The process that stored the entry does not wait.
+    pub(super) fn delay(&self, key: &impl Hash, fence: u64, window: Duration) -> Duration {
         if self.knows(EntryNote::Stored, key, fence) {
-            return RefreshDelay::NONE;
+            return Duration::ZERO;
         }
         let hash = self.hasher.hash_one((self.seed, key, fence));
-        RefreshDelay::random(Rng::with_seed(hash).f64())
+        refresh_delay(window, Rng::with_seed(hash).f64())
     }
 }
 
 /// How long a process does not refresh an entry after it began a refresh of it in vain, and the key
-/// does not back off. A shorter time costs more claims of refreshes that make nothing.
+/// does not back off.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
 /// 32 KiB. With fewer notes, more of them are lost to other keys.
 const NOTES: usize = 4096;
-/// The lower half of a word.
 const TICKS: u64 = u32::MAX as u64;
 
 /// Returns a time in ticks of 16 ms. Half a word holds them for two years. After that no entry is
@@ -122,22 +121,17 @@ fn ticks(time: Duration) -> u64 {
     u64::try_from(time.as_millis() / 16).unwrap_or(u64::MAX)
 }
 
-/// How many invalidations of this process there were, for groups of keys. More groups separate
-/// fewer loads without a reason.
-///
-/// A load of another key may depend on an invalidated one. It puts the number into its own key, so
-/// that no later caller joins it.
+/// How many invalidations of this process there were, for groups of keys. A load of another key
+/// that depends on an invalidated one has the number in its own key, so no later caller joins it.
 #[derive(Default)]
 pub(super) struct Invalidations([AtomicU64; 32]);
 
 impl Invalidations {
-    /// Counts an invalidation of a key, when it begins. A load that begins afterwards has what the
-    /// invalidation is for.
+    /// Counts an invalidation of a key, when it begins.
     pub(super) fn count(&self, key: &Key) {
         self.of(key).fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns a number that each invalidation of the key makes greater.
     pub(super) fn so_far(&self, key: &Key) -> u64 {
         self.of(key).load(Ordering::Acquire)
     }

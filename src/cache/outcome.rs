@@ -7,7 +7,6 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use bytes::Bytes;
 use tokio::time::Instant;
 use tracing::Span;
 
@@ -24,11 +23,11 @@ pub struct Loaded<V> {
     /// The value.
     pub value: V,
     pub(super) source: Source,
-    pub(super) record: Option<Record>,
+    pub(super) record: Record,
 }
 
 /// The facts of an entry beside its value. It is small, because each caller gets a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     /// `None` if it was loaded without a lease.
     fence: Option<NonZeroU64>,
@@ -39,43 +38,19 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Returns the record of an entry, or `None` if neither its fence nor its age is known.
-    pub(super) fn of(entry: &Entry) -> Option<Self> {
+    pub(super) fn of(entry: &Entry) -> Self {
         let fence = NonZeroU64::new(entry.fence);
         let stored = age(entry).and_then(|age| Instant::now().checked_sub(age));
         // Without a fence, it is not stored.
         let fresh = fence.and(entry.windows).map(|windows| windows.fresh);
-        (fence.is_some() || stored.is_some()).then_some(Self { fence, stored, fresh })
+        Self { fence, stored, fresh }
     }
 
     /// Returns the record of an entry whose load ended at this time. It has no time to live if it
     /// is not stored.
-    pub(super) fn written(
-        fence: u64,
-        entry: &Entry,
-        ended: Instant,
-        is_stored: bool,
-    ) -> Option<Self> {
+    pub(super) fn written(fence: u64, entry: &Entry, ended: Instant, is_stored: bool) -> Self {
         let fresh = entry.windows.filter(|_| is_stored).map(|windows| windows.fresh);
-        Some(Self { fence: Some(NonZeroU64::new(fence)?), stored: Some(ended), fresh })
-    }
-
-    /// Returns the time since it was stored.
-    pub(super) fn age(&self) -> Option<Duration> {
-        Some(self.stored?.elapsed())
-    }
-}
-
-/// A value that was loaded.
-pub(crate) struct Made<V> {
-    pub(super) value: V,
-    /// Its bytes, or why it has none. `None` if it is encoded when it is stored.
-    pub(super) payload: Option<Result<Bytes, Error>>,
-}
-
-impl<V> From<V> for Made<V> {
-    fn from(value: V) -> Self {
-        Self { value, payload: None }
+        Self { fence: NonZeroU64::new(fence), stored: Some(ended), fresh }
     }
 }
 
@@ -107,9 +82,9 @@ pub enum Source {
     /// It is also so for a caller that asked after the load had begun, if the backend did not
     /// answer the commit, or a look behind it.
     ///
-    /// The value may come from a load that was under way in this process when the caller asked. A
-    /// value that was remembered is older. So either may be older than an invalidation in another
-    /// process that had returned by then, of its key or of a tag.
+    /// The value may come from a load that was under way in this process when the caller asked, or
+    /// from before. So it may be older than an invalidation in another process that had returned by
+    /// then, of its key or of a tag.
     Degraded,
 }
 
@@ -134,9 +109,8 @@ fn age(entry: &Entry) -> Option<Duration> {
 }
 
 impl<V> Loaded<V> {
-    /// A value that was loaded without a lease.
     pub(super) fn degraded(value: V) -> Self {
-        Self { value, source: Source::Degraded, record: None }
+        Self { value, source: Source::Degraded, record: Record::default() }
     }
 
     /// Returns where the value came from.
@@ -148,19 +122,17 @@ impl<V> Loaded<V> {
     ///
     /// Returns `None` if it was loaded without a lease. [`Source::Degraded`] lists the reasons.
     pub fn fence(&self) -> Option<u64> {
-        Some(self.record?.fence?.get())
+        self.record.fence.map(NonZeroU64::get)
     }
 
-    /// Returns the time since the load of the value ended.
+    /// Returns the time since the load of the value ended. Returns `None` if it was loaded without
+    /// a lease, for the callers at that moment.
     ///
-    /// If the value has windows in which it is stale, the age is by the clock of the server. It is
+    /// If the value has windows in which it is stale, the age is by the clock of the server, and
     /// too large by a round trip at most. Otherwise it is as exact as the clocks of the server and
-    /// of this process agree, and nothing in the cache depends on it.
-    ///
-    /// Returns `None` if it was loaded without a lease, for the callers at that moment. A value
-    /// that the process [remembered](super::Builder::outage_memory) has an age.
+    /// of this process agree.
     pub fn age(&self) -> Option<Duration> {
-        self.record?.age()
+        Some(self.record.stored?.elapsed())
     }
 
     /// Returns the time for which the value is still fresh, as exact as the [age](Self::age) is.
@@ -168,17 +140,12 @@ impl<V> Loaded<V> {
     ///
     /// Returns `None` if the value is not stored. A later invalidation is not known here.
     pub fn expires_in(&self) -> Option<Duration> {
-        let record = self.record?;
-        Some(record.fresh?.saturating_sub(record.age()?))
+        Some(self.record.fresh?.saturating_sub(self.age()?))
     }
-}
 
-#[cfg(feature = "http")]
-impl<V> Loaded<V> {
     /// Returns for how long the value has not been fresh. `None` if it is fresh, or not stored.
     pub(crate) fn lateness(&self) -> Option<Duration> {
-        let record = self.record?;
-        record.age()?.checked_sub(record.fresh?)
+        self.age()?.checked_sub(self.record.fresh?)
     }
 }
 
@@ -243,7 +210,6 @@ pub(super) fn result<V>(outcome: &Outcome<V>, leads: bool) -> &'static str {
     }
 }
 
-/// Notes in a span that it ended so.
 pub(super) fn end_span<V>(span: &Span, outcome: &Outcome<V>, leads: bool) {
     spans::ended(span, result(outcome, leads), outcome.as_ref().err());
 }

@@ -12,7 +12,7 @@ use super::{
     EarlyRefresh, Loaded, Source,
     breaker::Outage,
     core::Core,
-    freshness::{self, RefreshDelay, Rules, Window},
+    freshness::{self, Rules, Window},
     lead::Previous,
     local::Fill,
     outcome::Record,
@@ -24,10 +24,8 @@ use crate::{
     key::{Key, Name},
 };
 
-/// An answer of the backend.
 pub(super) type Answered = Result<Option<Entry>, BackendError>;
 
-/// Returns the tags of the entry, if it has any.
 fn tags_of(answer: &Answered) -> Option<&Tagged> {
     answer.as_ref().ok()?.as_ref()?.tagged.as_deref()
 }
@@ -42,10 +40,13 @@ pub(super) enum Decision<V> {
     Old(Arc<Previous<V>>),
     /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the
     /// fence of the entry, or 0 if there is none.
-    Miss { seen: u64 },
+    Miss {
+        seen: u64,
+    },
     /// The load cannot be shared, so no caller waits for another. `seen` is the fence of the mark.
-    Uncacheable { seen: u64 },
-    /// There is no answer.
+    Uncacheable {
+        seen: u64,
+    },
     Unanswered(BackendError),
 }
 
@@ -75,9 +76,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     #[inline]
     pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
         let copies = self.copies.as_ref()?;
-        let delay = |fence| match self.name(&key.into()) {
-            Ok(name) => self.refreshes.delay(&name, fence),
-            Err(_) => RefreshDelay::NONE,
+        let delay = |fence, window| {
+            let name = self.name(&key.into());
+            name.map_or(window, |name| self.refreshes.delay(&name, fence, window))
         };
         let row = copies.get(key, &options.rules, delay)?;
         if row.fence() < options.least_fence {
@@ -151,19 +152,16 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         };
         let seen = answer.as_ref().ok().and_then(Option::as_ref).map(|entry| self.seen(entry));
         let decision = self.decide(name, rules, answer);
-        match (seen, &decision) {
-            (Some(seen), Decision::Served(loaded)) => {
-                let is_hit = loaded.source == Source::Hit;
-                copies.note(asked, key, seen, || Some(loaded.value.clone()), is_hit, rules);
-            }
-            (Some(seen), Decision::Refresh(loaded, _)) => {
-                copies.note(asked, key, seen, || Some(loaded.value.clone()), false, rules);
-            }
-            (Some(seen), Decision::Old(previous)) => {
-                copies.note(asked, key, seen, || previous.value(), false, rules);
-            }
-            (Some(_), _) => self.drop_copy(key),
-            (None, Decision::Unanswered(_)) => {}
+        let value = match &decision {
+            Decision::Served(loaded) | Decision::Refresh(loaded, _) => Some(&loaded.value),
+            Decision::Old(previous) => Some(&previous.loaded.value),
+            _ => None,
+        };
+        let is_hit = matches!(&decision, Decision::Served(loaded) if loaded.source == Source::Hit);
+        match (seen, value) {
+            (Some(seen), Some(value)) => copies.note(asked, key, seen, value, is_hit, rules),
+            (Some(_), None) => self.drop_copy(key),
+            (None, _) if matches!(decision, Decision::Unanswered(_)) => {}
             (None, _) => copies.missed(key),
         }
         decision
@@ -188,12 +186,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         outage: Outage,
     ) -> Option<Decision<V>> {
         let (row, entry) = self.copies.as_ref()?.recall(key, outage)?;
-        let (value, delay) = (row.value.clone(), || self.refreshes.delay(name, entry.fence));
+        let (value, fence) = (row.value.clone(), entry.fence);
+        let delay = |window| self.refreshes.delay(name, fence, window);
         let source = Source::Degraded;
         Some(match freshness::decide(&entry, rules, delay) {
             Window::OnError | Window::Over => {
-                let old = Previous::new(entry, rules, &self.codec, Some(value), source);
-                Decision::Old(Arc::new(old))
+                Decision::Old(Previous::new(&entry, rules, value, source))
             }
             _ => Decision::Served(Loaded { value, source, record: Record::of(&entry) }),
         })
@@ -245,27 +243,25 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             EntryKind::Uncacheable => return Decision::Uncacheable { seen: entry.fence },
             EntryKind::Ended => return Decision::Miss { seen: entry.fence },
         }
-        let is_ours = entry.tag == self.tag;
-        let is_for_loader_only = is_ours && self.codec.is_for_loader_only(&entry.payload);
+        let is_for_loader_only =
+            entry.tag == self.tag && self.codec.is_for_loader_only(&entry.payload);
         let rules = if is_for_loader_only { &rules.without_stale() } else { rules };
-        let delay = || self.refreshes.delay(name, entry.fence);
+        let delay = |window| self.refreshes.delay(name, entry.fence, window);
         let window = freshness::decide(&entry, rules, delay);
-        if is_ours && matches!(window, Window::OnError | Window::Over) {
-            let previous = Previous::new(entry, rules, &self.codec, None, Source::Stale);
-            return Decision::Old(Arc::new(previous));
-        }
-        if let Some(value) = self.decoded(name, &mut entry) {
-            let is_stale = matches!(window, Window::Stale | Window::Deferred);
-            let source = if is_stale { Source::Stale } else { Source::Hit };
-            let loaded = Loaded { value, source, record: Record::of(&entry) };
-            if !matches!(window, Window::Early | Window::Stale) {
-                return Decision::Served(loaded);
+        let Some(value) = self.decoded(name, &mut entry) else {
+            return Decision::Miss { seen: entry.fence };
+        };
+        let is_stale = matches!(window, Window::Stale | Window::Deferred);
+        let source = if is_stale { Source::Stale } else { Source::Hit };
+        let loaded = |value| Loaded { value, source, record: Record::of(&entry) };
+        let previous = |value| Previous::new(&entry, rules, value, Source::Stale);
+        match window {
+            Window::Fresh | Window::Deferred => Decision::Served(loaded(value)),
+            Window::Early | Window::Stale => {
+                Decision::Refresh(loaded(value.clone()), previous(value))
             }
-            let value = Some(loaded.value.clone());
-            let previous = Previous::new(entry, rules, &self.codec, value, Source::Stale);
-            return Decision::Refresh(loaded, Arc::new(previous));
+            Window::OnError | Window::Over => Decision::Old(previous(value)),
         }
-        Decision::Miss { seen: entry.fence }
     }
 
     /// Takes the value out of an entry. Returns `None` if it cannot be decoded.

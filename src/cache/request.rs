@@ -4,23 +4,20 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::Either};
 use tokio::time::{Instant, timeout_at};
-use tracing::Span;
+use tracing::{Instrument, Span};
 
 use super::{
     Lead, Loaded,
     core::Core,
     freshness::Rules,
     lead::Keeping,
-    loader::{self, Produced},
-    notes::EntryNote,
+    loader::{self, Produced, Work},
     outcome::{Alone, FlightResult, Outcome, cut_off, end_span, ended},
-    run::{AskedKey, Run, RunStart},
-    settings::Options,
+    run::{AskedKey, Begun, Run, RunStart},
+    settings::{OnUncacheable, Options, Sharing},
 };
-#[cfg(feature = "http")]
-use crate::backend::Tagged;
 use crate::{
-    backend::{Edit, Entry},
+    backend::{Edit, Tagged},
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused},
     key::{Family, Key, Name},
@@ -34,23 +31,17 @@ use crate::{
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
 /// use std::time::Duration;
-/// use bellwether::{BoxError, Cache, MemoryBackend, cache::Source};
+/// use bellwether::{BoxError, Cache, MemoryBackend};
 ///
 /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-/// let loaded = cache
-///     .request("stock:42")
-///     .ttl(Duration::from_secs(5))
-///     .wait_limit(Duration::from_secs(1))
-///     .load(|_lead| async { Ok::<_, BoxError>(17) })
-///     .await?;
-/// assert_eq!((loaded.value, loaded.source()), (17, Source::Led));
-///
 /// let hour = Duration::from_secs(3600);
+/// let load = |_lead| async { Ok::<_, BoxError>(17) };
+/// assert_eq!(cache.request("stock:42").refresh(load).await?.value, 17);
 /// assert!(cache.request("stock:42").ttl(hour).touch().await?);
 /// let fence = cache.request("stock:43").ttl(hour).insert(&16).await?;
 /// // In another process, which was sent the fence:
 /// let request = cache.request("stock:43").not_older_than(fence);
-/// assert_eq!(request.load(|_lead| async { Ok::<_, BoxError>(17) }).await?.value, 16);
+/// assert_eq!(request.load(load).await?.value, 16);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[must_use = "a request does nothing until it is loaded"]
@@ -74,17 +65,14 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// If the future is dropped, the value may or may not be stored.
     pub async fn insert(self, value: &V) -> Result<u64, Error> {
         let Self { core, key, own } = self;
-        let (value, payload) = core.round_trip(value)?;
-        let negative = own.is_none().then(|| core.negative_windows(&value)).flatten();
         let options = core.options(own.as_deref());
-        let windows = core.windows(options, negative, &Keeping::default()).in_range();
-        let (name, life) = (core.name(&key)?, core.settings.fence_life());
-        let entry = Entry::value(core.tag, Duration::ZERO, payload).with_windows(windows);
-        let entry = core.tagged(entry, core.begin_tags(options).await)?;
-        let put = Edit::Put(entry, windows.kept());
-        let fence = core.change(&key, core.store.edit(&name, &put, life)).await?;
-        core.refreshes.note(EntryNote::Stored, &name, fence, Duration::MAX);
-        Ok(fence)
+        let name = core.name(&key)?;
+        let tagged = core.begin_tags(options).await;
+        let (value, entry) = core.entry(value, Duration::ZERO, tagged)?;
+        let found = own.is_none().then_some(&value);
+        let windows = core.windows(options, found, &Keeping::default()).in_range();
+        let put = Edit::Put(entry.with_windows(windows), windows.kept());
+        core.edit(&key, &name, &put).await
     }
 
     /// Starts the windows of the stored value anew, with the settings of this request, such as when
@@ -102,25 +90,17 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// If the future is dropped, the windows may or may not have begun anew.
     pub async fn touch(self) -> Result<bool, Error> {
         let Self { core, key, own } = self;
-        let (name, life) = (core.name(&key)?, core.settings.fence_life());
+        let name = core.name(&key)?;
         let windows = core.windows(core.options(own.as_deref()), None, &Keeping::default());
-        let touch = async {
-            // The end of a tag may be forgotten before the windows would end.
-            if core.tags.is_on {
-                let mut stored = core.store.get(&name).await;
-                core.judge(&key, &mut stored).await;
-                let is_current = |entry: &Entry| !entry.has_ended();
-                if !stored?.as_ref().is_some_and(is_current) {
-                    return Ok(0);
-                }
+        // The end of a tag may be forgotten before the windows would end.
+        if core.tags.is_on {
+            let mut stored = core.in_time(core.store.get(&name)).await;
+            core.judge(&key, &mut stored).await;
+            if stored?.is_none_or(|entry| entry.has_ended()) {
+                return Ok(false);
             }
-            core.store.edit(&name, &Edit::Touch(windows), life).await
-        };
-        let fence = core.change(&key, touch).await?;
-        if fence > 0 {
-            core.refreshes.note(EntryNote::Stored, &name, fence, Duration::MAX);
         }
-        Ok(fence > 0)
+        Ok(core.edit(&key, &name, &Edit::Touch(windows)).await? > 0)
     }
 
     /// Returns the value of the key and its source, as
@@ -144,9 +124,94 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     {
         // Not an async function, whose future would hold a copy of what it passes on.
         let core = self.core.clone();
-        let shared = core.clone();
-        let work = move |lead: Lead<V>| loader::of_user(shared, lead.clone(), loader(lead));
+        let work = move |lead| loader::of_user(loader(lead));
         self.fly(work).map(move |flown| flown?.shared(&core.counters))
+    }
+
+    /// Loads the value anew, and stores it. All other callers are served the old value meanwhile,
+    /// if there is one that may be served.
+    ///
+    /// The value of each load that began before is not stored, in the whole fleet. If another load
+    /// begins during this call, its value is returned, and this loader may not run. So many
+    /// refreshes at once are few loads. A load that fails leaves the old value as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::get_or_load`](super::Cache::get_or_load), and
+    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused before the
+    /// load began. [`ShutDown`](crate::ErrorKind::ShutDown) if the cache is shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after the load began, the load goes on in the background.
+    pub fn refresh<F, Fut, E>(
+        self,
+        loader: F,
+    ) -> impl Future<Output = Result<Loaded<V>, Error>> + Send + 'static
+    where
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<V, E>> + Send + 'static,
+        E: Into<BoxError> + 'static,
+    {
+        let core = self.core.clone();
+        let work = move |lead| loader::of_user(loader(lead));
+        self.refresh_by(loader::boxed(work)).map(move |flown| flown?.shared(&core.counters))
+    }
+
+    /// Returns the stored value, or a load under the lease of its key.
+    ///
+    /// This is how to load by something else than a closure, such as by a stream that is read
+    /// elsewhere. Two calls of `begin` in one process meet at the lease as two processes do: the
+    /// second one waits for the value of the first.
+    ///
+    /// # Errors
+    ///
+    /// - The failure of the load that this call waited for, or after which the key backs off.
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
+    /// - [`Overloaded`](crate::ErrorKind::Overloaded) if too many
+    ///   [loads](super::Builder::max_loads) are under way.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, a lease that it was granted is released.
+    ///
+    /// # Examples
+    ///
+    /// [`Load`](crate::cache::Load) has one.
+    pub async fn begin(mut self) -> Result<Begun<V>, Error> {
+        self.options_mut().sharing.on_uncacheable = OnUncacheable::Pass;
+        let Self { core, key, own } = self;
+        Name::check(Family::Cache, &key, core.settings.max_key)?;
+        if let Some(loaded) = core.local(key.as_str(), core.options(own.as_deref())) {
+            core.counters.served(loaded.source());
+            return Ok(Begun::Ready(loaded));
+        }
+        if core.flights.is_closed() {
+            return Ok(Begun::Alone);
+        }
+        let run = Run::new(&core, &key, own, None, RunStart::Look)?;
+        Box::pin(run.begin()).await
+    }
+
+    async fn refresh_by(mut self, work: Work<V>) -> Outcome<V> {
+        // The entry to replace is read also if it is fresh.
+        self.options_mut().rules.replaces = true;
+        let Self { core, key, own } = self;
+        // First, so that each load that began before this call is beaten.
+        let burnt = core.edit(&key, &core.name(&key)?, &Edit::Supersede).await?;
+        // A shutdown that begins from here on waits for the load.
+        let _begun = core.begun.token();
+        if core.flights.is_closed() {
+            return Err(Error::shut_down());
+        }
+        let run = Run::new(&core, &key, own, None, RunStart::Supersede(burnt))?;
+        let load = run.load(work).in_current_span();
+        // A loader that asks for a refresh is the one that loads.
+        let load = match flight::current() {
+            Some(number) => core.begun.spawn(flight::within(number, load)),
+            None => core.begun.spawn(load),
+        };
+        ended(&core.counters, load.await.map_err(|_| cut_off())?, true)
     }
 
     /// As [`load`](Self::load), for work that may make an answer for its caller alone.
@@ -180,7 +245,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 match leader {
                     Some(leader) => {
                         let run = Run::new(&core, &key, own.take(), Some(leader), RunStart::Look)?;
-                        follower.bring(Box::pin(run.run(work.take().ok_or_else(cut_off)?)));
+                        let work = work.take().ok_or_else(cut_off)?;
+                        follower.bring(Box::pin(run.run(loader::boxed(work))));
                     }
                     None => core.options(own.as_deref()).will_wait(),
                 }
@@ -204,7 +270,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// Sets how long the value is kept, if this caller is the one that loads it. Zero keeps it for
     /// 1 ms at most, and [`Lead::do_not_store`](crate::cache::Lead::do_not_store) stores nothing.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options_mut().ttl = ttl;
+        self.options_mut().windows.fresh = ttl;
         self
     }
 
@@ -215,21 +281,20 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Sets how long the value is served stale while it is refreshed, if this caller is the one
-    /// that loads it. A stored value is then served stale to this caller for no longer either. Zero
-    /// asks for a fresh value. Everything else is as for
-    /// [`Builder::stale_while_revalidate`](crate::cache::Builder::stale_while_revalidate).
+    /// Sets how long the value is [served
+    /// stale](crate::cache::Builder::stale_while_revalidate), if this caller is the one that loads
+    /// it. The limit also applies to a value that is already stored. Zero asks for a fresh value.
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
-        self.options_mut().stale_while_revalidate = window;
+        self.options_mut().windows.stale = window;
         self.options_mut().rules.stale = window;
         self
     }
 
-    /// Sets how long the value is kept for the case that its load fails, if this caller is the one
-    /// that loads it. A stored value stands in for a failure for no longer either. Everything else
-    /// is as for [`Builder::stale_if_error`](crate::cache::Builder::stale_if_error).
+    /// Sets how long the value is [kept for failures](crate::cache::Builder::stale_if_error), if
+    /// this caller is the one that loads it. The limit also applies to a value that is already
+    /// stored.
     pub fn stale_if_error(mut self, window: Duration) -> Self {
-        self.options_mut().stale_if_error = window;
+        self.options_mut().windows.error = window;
         self.options_mut().rules.error = window;
         self
     }
@@ -248,15 +313,13 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     /// Gives the value tags, with the tag number from before it was read.
-    #[cfg(feature = "http")]
     pub(crate) fn tagged(mut self, tagged: Tagged) -> Self {
         self.options_mut().tagged = tagged;
         self
     }
 
     /// Accepts no copy of the [local tier](crate::cache::Builder::local) that is older than this,
-    /// and keeps the copy that this call makes for no longer. So the value has two lives: this one
-    /// in the process, and its [`ttl`](Self::ttl) in the fleet. It only shortens
+    /// and keeps the copy that this call makes for no longer. It only shortens
     /// [`max_age`](crate::cache::LocalTier::max_age). Zero asks the backend.
     pub fn max_local_age(mut self, age: Duration) -> Self {
         self.options_mut().rules.copy = age;
@@ -265,15 +328,13 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 
     /// Accepts no copy of the [local tier](crate::cache::Builder::local) with a smaller
     /// [fence](crate::cache::Loaded::fence) than this, which an act of any process has returned. So
-    /// a process reads at once what another one has written. An answer of the backend needs no
-    /// such check.
+    /// a process reads at once what another one has written.
     pub fn not_older_than(mut self, fence: u64) -> Self {
         self.options_mut().least_fence = fence;
         self
     }
 
     /// Accepts a stale value for this long after its time to live, whatever it is stale for.
-    #[cfg(feature = "http")]
     pub(crate) fn max_stale(mut self, limit: Duration) -> Self {
         let rules = &mut self.options_mut().rules;
         (rules.stale, rules.error) = (limit, limit);
@@ -281,14 +342,13 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     /// Sets how long the load may go on after it has announced the head of its value.
-    #[cfg(feature = "http")]
     pub(crate) fn rest_limit(mut self, limit: Duration) -> Self {
         self.options_mut().rest_limit = limit;
         self
     }
 
-    #[cfg(feature = "http")]
-    pub(crate) fn sharing(mut self, sharing: crate::cache::Sharing) -> Self {
+    /// Sets how the callers share the load.
+    pub(crate) fn sharing(mut self, sharing: Sharing) -> Self {
         self.options_mut().sharing = sharing;
         self
     }
@@ -314,22 +374,21 @@ fn wait<V: Clone + Send + Sync + 'static>(
     leads: bool,
 ) -> impl Future<Output = Option<Outcome<V>>> {
     let span = if leads { Span::none() } else { spans::load(key) };
-    let waited = match patience {
-        None => Either::Left(follower.wait(takes_heads)),
-        // In a box, which most callers do not need.
-        Some(patience) => {
-            Either::Right(Box::pin(wait_until(patience, core, key, follower, takes_heads)))
+    if patience.is_none() && span.is_disabled() {
+        return Either::Left(follower.wait(takes_heads));
+    }
+    // In a box, which most callers do not need.
+    let waited = async move {
+        match patience {
+            None => follower.wait(takes_heads).await,
+            Some(patience) => wait_until(patience, core, key, follower, takes_heads).await,
         }
     };
-    if span.is_disabled() {
-        return Either::Left(waited);
-    }
     let ends = |waited: &Option<Outcome<V>>, span: &Span| {
         if let Some(outcome) = waited {
             end_span(span, outcome, false);
         }
     };
-    // In a box, which callers need only where spans are collected.
     Either::Right(Box::pin(spans::within(span, waited, ends)))
 }
 

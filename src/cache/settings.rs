@@ -1,10 +1,10 @@
 //! The settings of a cache and of its requests: their defaults and their ranges.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, ops::RangeBounds, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use super::{freshness::Rules, lead::Keeping, member::Member};
+use super::{freshness::Rules, member::Member};
 use crate::{
     backend::{Tagged, Windows},
     error::{Error, ErrorKind},
@@ -21,9 +21,7 @@ pub(super) const GREATEST_STALENESS: Duration = Duration::from_secs(2);
 /// The settings that a request may change.
 #[derive(Clone)]
 pub(crate) struct Options {
-    pub(crate) ttl: Duration,
-    pub(crate) stale_while_revalidate: Duration,
-    pub(crate) stale_if_error: Duration,
+    pub(crate) windows: Windows,
     pub(super) rules: Rules,
     pub(super) serve_stale_after: Option<Duration>,
     /// How long a load may go on after it has announced the head of its value.
@@ -115,9 +113,7 @@ pub(crate) struct Settings {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            ttl: Duration::from_secs(60),
-            stale_while_revalidate: Duration::ZERO,
-            stale_if_error: Duration::ZERO,
+            windows: Windows::fresh(Duration::from_secs(60)),
             rules: Rules::ALL,
             serve_stale_after: None,
             rest_limit: Duration::ZERO,
@@ -172,30 +168,6 @@ impl Settings {
         self.lease * 2 + Duration::from_secs(5)
     }
 
-    /// Returns the windows of a value with these options, that its loader wants to be kept so. It
-    /// may have `own` windows, in place of those of the options.
-    pub(super) fn windows(
-        &self,
-        options: &Options,
-        own: Option<Windows>,
-        keeping: &Keeping,
-    ) -> Windows {
-        let windows = own.unwrap_or(
-            Windows::fresh(options.ttl)
-                .stale(options.stale_while_revalidate)
-                .error(options.stale_if_error),
-        );
-        let ttl = keeping.ttl.unwrap_or(windows.fresh);
-        let shortened = || {
-            let seconds = ttl.as_secs_f64() * (1.0 - self.ttl_jitter * fastrand::f64());
-            // The longest time is rounded up beyond itself.
-            Duration::try_from_secs_f64(seconds).map_or(ttl, |shorter| shorter.min(ttl))
-        };
-        Windows::fresh(if self.ttl_jitter > 0.0 { shortened() } else { ttl })
-            .stale(keeping.stale_while_revalidate.unwrap_or(windows.stale))
-            .error(keeping.stale_if_error.unwrap_or(windows.error))
-    }
-
     /// Returns how the lease of a load with these options is kept. Two renewals may fail before it
     /// is lost.
     pub(super) fn upkeep(&self, options: &Options) -> Upkeep {
@@ -206,44 +178,22 @@ impl Settings {
 
     /// Checks that each setting is in its range.
     pub(super) fn check(&self) -> Result<(), Error> {
-        at_least("ttl", self.options.ttl, MILLISECOND)?;
-        let jitter = self.ttl_jitter;
-        if !(0.0..=1.0).contains(&jitter) {
-            return Err(outside("ttl_jitter", jitter, format_args!("from 0 to 1")));
-        }
-        at_least("negative_ttl", self.negative_ttl, MILLISECOND)?;
-        at_least("lease", self.lease, 20 * MILLISECOND)?;
-        at_most("lease", self.lease, DAY)?;
-        at_least("load_limit", self.load_limit, MILLISECOND)?;
-        at_least("max_loads", self.max_loads, 1)?;
-        at_most("max_loads", self.max_loads, Semaphore::MAX_PERMITS)?;
-        at_least("max_waiters", self.max_waiters, 1)?;
-        at_least("max_waiters_per_key", self.max_waiters_per_key, 1)?;
+        in_range("ttl", self.options.windows.fresh, MILLISECOND..)?;
+        in_range("ttl_jitter", self.ttl_jitter, 0.0..=1.0)?;
+        in_range("negative_ttl", self.negative_ttl, MILLISECOND..)?;
+        in_range("lease", self.lease, 20 * MILLISECOND..=DAY)?;
+        in_range("load_limit", self.load_limit, MILLISECOND..)?;
+        in_range("max_loads", self.max_loads, 1..=Semaphore::MAX_PERMITS)?;
+        in_range("max_waiters", self.max_waiters, 1..)?;
+        in_range("max_waiters_per_key", self.max_waiters_per_key, 1..)?;
         self.local.iter().try_for_each(LocalTier::check)?;
-        at_least("max_key", self.max_key, 1)?;
-        at_least("max_value", self.max_value, 1)
+        in_range("max_key", self.max_key, 1..)?;
+        in_range("max_value", self.max_value, 1..)
     }
 }
 
 /// The settings of a [local tier](super::Builder::local): how much it keeps, and how far it may be
-/// behind the backend.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{BoxError, Cache, MemoryBackend, cache::LocalTier};
-///
-/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop")
-///     .local(LocalTier::weight(16 << 20).max_staleness(Duration::from_millis(500)))
-///     .build()?;
-/// for _ in 0..3 {
-///     cache.get_or_load("stock:42", |_lead| async { Ok::<_, BoxError>(17) }).await?;
-/// }
-/// assert_eq!(cache.get_local("stock:42"), Some(17));
-/// // Of four callers one loaded, one asked the backend, and two were served the copy.
-/// assert_eq!((cache.stats().led, cache.stats().hits, cache.stats().local), (1, 1, 2));
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
+/// behind the backend. The [guide](crate::guide) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalTier {
     pub(super) weight: usize,
@@ -286,28 +236,22 @@ impl LocalTier {
     }
 
     fn check(&self) -> Result<(), Error> {
-        at_least("local.weight", self.weight, 1)?;
-        at_least("local.max_age", self.max_age, Duration::from_millis(1))?;
-        at_least("local.max_staleness", self.max_staleness, Duration::from_millis(100))?;
-        at_most("local.max_staleness", self.max_staleness, GREATEST_STALENESS)
+        in_range("local.weight", self.weight, 1..)?;
+        in_range("local.max_age", self.max_age, MILLISECOND..)?;
+        let staleness = 100 * MILLISECOND..=GREATEST_STALENESS;
+        in_range("local.max_staleness", self.max_staleness, staleness)
     }
 }
 
-fn at_least<T: PartialOrd + fmt::Debug>(setting: &str, given: T, least: T) -> Result<(), Error> {
-    if given >= least {
+/// Checks a setting.
+fn in_range<T: PartialOrd + fmt::Debug>(
+    setting: &str,
+    given: T,
+    range: impl RangeBounds<T> + fmt::Debug,
+) -> Result<(), Error> {
+    if range.contains(&given) {
         return Ok(());
     }
-    Err(outside(setting, given, format_args!("at least {least:?}")))
-}
-
-fn at_most<T: PartialOrd + fmt::Debug>(setting: &str, given: T, most: T) -> Result<(), Error> {
-    if given <= most {
-        return Ok(());
-    }
-    Err(outside(setting, given, format_args!("at most {most:?}")))
-}
-
-fn outside(setting: &str, given: impl fmt::Debug, expected: fmt::Arguments<'_>) -> Error {
-    let words = format!("`{setting}` is {given:?}; set {expected}");
-    Error::new(ErrorKind::InvalidConfig, words)
+    let words = format!("`{setting}` is {given:?}; set one of {range:?}");
+    Err(Error::new(ErrorKind::InvalidConfig, words))
 }

@@ -1,7 +1,5 @@
-//! Tags of a cache.
-//!
-//! An entry that the backend returns is checked against the ends of its tags, which are asked for
-//! after its callers have asked. A copy in this process is checked against the ends that were told.
+//! Tags of a cache. An entry of the backend is checked against the ends of its tags in the backend,
+//! and a copy in this process against the ends that were told.
 
 use std::sync::{
     Arc,

@@ -13,7 +13,6 @@ use std::{
 
 use crate::sync::lock;
 
-/// The flights that each flight waits for.
 type WaitGraph = HashMap<u64, Vec<u64>>;
 
 static WAITS: LazyLock<Mutex<WaitGraph>> = LazyLock::new(Mutex::default);
@@ -23,7 +22,6 @@ tokio::task_local! {
     static CURRENT: u64;
 }
 
-/// Returns the flight whose loader is running here, if any.
 pub(crate) fn current() -> Option<u64> {
     CURRENT.try_with(|flight| *flight).ok()
 }

@@ -57,17 +57,14 @@ pub(crate) struct Flights<T> {
     cancels_abandoned: bool,
 }
 
-/// How many callers may wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) per_flight: usize,
     pub(crate) in_all: usize,
 }
 
-/// Why a caller cannot join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// No flight begins any more.
     Closed,
     /// So many callers wait in this flight already.
     FlightFull(usize),
@@ -149,7 +146,10 @@ impl<T> Flights<T> {
     /// Completes a join after the lock of the map is released.
     fn followed(joined: Result<Follower<T>, Refused>) -> Result<Joined<T>, Refused> {
         let follower = joined?;
-        follower.depend();
+        // The second caller depends on the work. The later ones find it so.
+        if follower.number == 1 {
+            follower.flight.detach();
+        }
         Ok(Joined { follower, leader: None })
     }
 
@@ -168,7 +168,6 @@ impl<T> Flights<T> {
         self.all().iter().for_each(|flight| self.detach(&flight.key));
     }
 
-    /// Returns how many flights are under way.
     pub(crate) fn len(&self) -> usize {
         self.stripes.iter().map(|stripe| read(&stripe.0).len()).sum()
     }
@@ -180,12 +179,10 @@ impl<T> Flights<T> {
         self.all().iter().for_each(|flight| flight.detach());
     }
 
-    /// Returns whether no flight begins any more.
     pub(crate) fn is_closed(&self) -> bool {
         self.leaders.is_closed()
     }
 
-    /// Removes a flight, if it is there.
     fn remove(
         &self,
         hash: u64,
@@ -199,7 +196,6 @@ impl<T> Flights<T> {
         Some(flight)
     }
 
-    /// Returns the flights that are there now.
     fn all(&self) -> Vec<Arc<Flight<T>>> {
         let flights = |stripe: &Stripe<T>| read(&stripe.0).iter().cloned().collect::<Vec<_>>();
         self.stripes.iter().flat_map(flights).collect()
@@ -271,7 +267,6 @@ struct Landing<T> {
 /// A moment in a flight. An outcome that belongs to it may go to the callers that joined before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Epoch {
-    /// How many callers had joined.
     pub(super) joined: u64,
 }
 
@@ -292,7 +287,6 @@ pub(crate) enum Notice {
 }
 
 impl<T> Flight<T> {
-    /// Begins a flight, which its first caller has joined.
     fn begin(id: u64, flights: Arc<Flights<T>>, key: Key, hash: u64) -> Arc<Self> {
         let state = Mutex::new(State { joined: 1, present: 1, ..State::default() });
         flights.waiting.fetch_add(1, Ordering::Relaxed);
@@ -319,11 +313,6 @@ impl<T> Flight<T> {
     fn detach(&self) {
         let parked = lock(&self.state).detach();
         parked.into_iter().for_each(Parked::spawn);
-    }
-
-    fn tell(&self, notice: Notice) {
-        let leader = lock(&self.state).tell(notice);
-        leader.into_iter().for_each(Waker::wake);
     }
 
     /// Polls for a notice, on behalf of the leader's one task.
@@ -444,7 +433,6 @@ impl<T> Leader<T> {
         .await;
     }
 
-    /// Completes when a follower gives this notice.
     pub(crate) async fn told(&self, notice: Notice) {
         poll_fn(|cx| self.flight.poll_notice(notice, cx)).await;
     }
@@ -486,7 +474,6 @@ impl<T> Leader<T> {
         *has_late
     }
 
-    /// Returns the outcome with which the flight has landed.
     pub(crate) fn landed(&self) -> Option<&T> {
         self.flight.landing.get()?.outcome.as_ref()
     }
@@ -526,7 +513,6 @@ pub(crate) struct Follower<T> {
 enum Stage {
     /// It polls the leader's work, until a task does.
     Carrying,
-    /// It waits for an outcome.
     Waiting,
     /// It has what it waited for.
     Served,
@@ -537,20 +523,13 @@ impl<T> Follower<T> {
         Self { flight, number, stage: Stage::Waiting, registration: None }
     }
 
-    /// Makes the leader's work independent of its caller, if this is the second caller. The later
-    /// ones find it so. To be called without the lock of the map.
-    fn depend(&self) {
-        if self.number == 1 {
-            self.flight.detach();
-        }
-    }
-
     pub(crate) fn flight_id(&self) -> u64 {
         self.flight.id
     }
 
     pub(crate) fn tell(&self, notice: Notice) {
-        self.flight.tell(notice);
+        let leader = lock(&self.flight.state).tell(notice);
+        leader.into_iter().for_each(Waker::wake);
     }
 
     /// Brings the leader's work from a runtime. This follower polls it while it

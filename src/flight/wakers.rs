@@ -55,7 +55,6 @@ impl Wakers {
         self.places.get_mut(at as usize)?.take()
     }
 
-    /// Takes all wakers out.
     pub(super) fn take(&mut self) -> Taken {
         self.woken = self.woken.wrapping_add(1);
         self.free.clear();

@@ -805,6 +805,10 @@ async fn a_panic_of_a_codec_is_an_outcome_for_all_callers() {
         assert_eq!(answer.unwrap_err().kind(), ErrorKind::Panicked);
     }
     assert_eq!(begun.load(Ordering::SeqCst), 1);
+    // Nor does it reach a caller without a flight.
+    cache.shutdown(SECOND).await;
+    let alone = cache.request("k").load(|_| async { Ok::<_, BoxError>(Hostile) }).await;
+    assert_eq!(alone.unwrap_err().kind(), ErrorKind::Panicked);
 }
 
 /// A server that swallows everything would add its time-out to every request.

@@ -21,9 +21,7 @@ use crate::{
 /// The changes of the names of one namespace. Times are in nanoseconds since it was created.
 pub(in crate::cache) struct Order {
     stripes: Box<[Mutex<ToldStripe>]>,
-    /// How the prefixes of the names begin.
     scope: String,
-    /// How the prefixes of tags begin.
     scope_of_tags: String,
     pub(super) tags: Arc<Tags>,
     origin: Instant,
@@ -43,7 +41,6 @@ struct ToldStripe {
     last_act: u64,
     /// The generation in which changes were known to be heard.
     heard_in: Option<u64>,
-    /// There was a miss.
     is_missed: bool,
 }
 

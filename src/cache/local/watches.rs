@@ -25,25 +25,7 @@ impl Watches {
         read(&self.0).is_empty()
     }
 
-    /// Tells of an act of this process.
-    pub(in crate::cache) fn tell_act(&self, key: &Key, name: &Name) {
-        let tell = |watch: &WatchedOrder| {
-            watch.order.forget(name, || watch.tell(Some(key.as_str())));
-        };
-        self.each(tell);
-    }
-
-    /// Tells of a commit of this process under this fence.
-    pub(in crate::cache) fn tell_commit(&self, name: &Name, fence: u64) {
-        self.each(|watch| watch.changed(name.prefix(), fence));
-    }
-
-    /// Tells that each value may have changed.
-    pub(in crate::cache) fn tell_loss(&self) {
-        self.each(Tap::lost);
-    }
-
-    fn each(&self, tell: impl Fn(&WatchedOrder)) {
+    pub(in crate::cache) fn each(&self, tell: impl Fn(&WatchedOrder)) {
         read(&self.0).iter().filter_map(Weak::upgrade).for_each(|watch| tell(&watch));
     }
 }
@@ -55,6 +37,11 @@ pub(in crate::cache) struct WatchedOrder {
 }
 
 impl WatchedOrder {
+    /// Tells of an act of this process.
+    pub(in crate::cache) fn acted(&self, key: &Key, name: &Name) {
+        self.order.forget(name, || self.tell(Some(key.as_str())));
+    }
+
     fn tell(&self, key: Option<&str>) {
         // It runs in the task of a connection, which must go on.
         if catch_unwind(AssertUnwindSafe(|| (self.listener)(key))).is_err() {

@@ -1,13 +1,13 @@
 //! The load: the loader runs, under the lease or without one. Its value is committed, or its
 //! failure. Either ends the lease.
 
-use std::{convert::Infallible, future::pending, time::Duration};
+use std::{convert::Infallible, fmt, future::pending, ops::Deref, time::Duration};
 
 use tokio::time::{Instant, timeout};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{debug, warn};
 
-use super::{AskedKey, FlightEnd, ForLate, Held, Run, second_try, silence};
+use super::{AskedKey, FlightEnd, ForLate, Held, Run, silence};
 use crate::{
     advice,
     backend::{BackOff, Committed, Entry, EntryKind, Grant, Tagged, Windows, answered_by},
@@ -15,16 +15,16 @@ use crate::{
         AfterFailure, Lead, Loaded, Source,
         breaker::Outage,
         failures::whole_millis,
-        lead::Keeping,
+        lead::Previous,
         loader::{self, Produced, Work},
         local::Fill,
         member::Permit,
         notes::EntryNote,
-        outcome::{Alone, FlightResult, Head, Made, Record, cut_off},
+        outcome::{Alone, FlightResult, Head, Record, cut_off},
         settings::UNCACHEABLE_LIFE,
     },
-    error::{BackendError, Chain, Error, ErrorKind},
-    flight::Epoch,
+    error::{BackendError, BoxError, Chain, Error, ErrorKind},
+    flight::{self, Epoch},
     lease::LeaseGuard,
 };
 
@@ -36,19 +36,50 @@ use crate::{
 /// [load limit](crate::cache::Builder::load_limit). Until it ends it holds one of the
 /// [permits](crate::cache::Builder::max_loads).
 ///
+/// ```
+/// # let mut builder = tokio::runtime::Builder::new_current_thread();
+/// # builder.enable_time().build().unwrap().block_on(async {
+/// use bellwether::{Cache, MemoryBackend, cache::Begun};
+///
+/// /// Stands for an origin that is asked by hand.
+/// async fn fetch() -> Result<u64, std::io::Error> {
+///     Ok(17)
+/// }
+///
+/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
+/// let stock = match cache.request("stock:42").begin().await? {
+///     Begun::Ready(loaded) | Begun::Stale(loaded, _) => loaded.value,
+///     Begun::Load(load) => {
+///         let fetched = tokio::select! {
+///             fetched = load.scope(fetch()) => fetched,
+///             () = load.lost() => Err(std::io::Error::other("the lease was lost")),
+///         };
+///         // Asks whether the lease is still held, such as before a step that costs much.
+///         load.confirm().await?;
+///         match fetched {
+///             Ok(stock) => load.commit(stock).await.value,
+///             Err(error) => return Err(load.fail(error).await),
+///         }
+///     }
+///     Begun::Alone => fetch().await.unwrap(),
+/// };
+/// assert_eq!(stock, 17);
+/// assert_eq!(cache.get("stock:42").await?, Some(17));
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+///
 /// [`Request::begin`]: crate::cache::Request::begin
 #[must_use = "a load that is dropped lets the next process load"]
 pub struct Load<V> {
-    pub(in crate::cache) asked: AskedKey<V>,
-    pub(in crate::cache) lead: Lead<V>,
-    pub(in crate::cache) guard: LeaseGuard,
+    asked: AskedKey<V>,
+    lead: Lead<V>,
+    guard: LeaseGuard,
+    /// The epoch in which the lease was granted.
+    granted: Epoch,
     /// The number of its flight, or its own.
-    pub(in crate::cache) number: u64,
-    /// How many loads have failed in a row before this one.
-    pub(super) failures: u32,
-    /// There was no entry when the lease was granted.
-    pub(super) has_no_entry: bool,
-    pub(super) begun: LoadBegun,
+    number: u64,
+    grant: Grant,
+    begun: LoadBegun,
     /// Held to the end of the load.
     _permit: Option<Permit>,
     /// Lets a shutdown wait for a load that belongs to no flight.
@@ -75,27 +106,27 @@ pub enum Begun<V> {
 
 /// When a load began, by the clock and by the acts of this process.
 #[derive(Clone, Copy)]
-pub(super) struct LoadBegun {
-    pub(super) at: Instant,
-    pub(super) mark: Option<Fill>,
+struct LoadBegun {
+    at: Instant,
+    mark: Option<Fill>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Load<V> {
     pub(super) fn new(
         asked: AskedKey<V>,
         guard: LeaseGuard,
-        grant: &Grant,
+        (grant, granted): (Grant, Epoch),
         held: &mut Held<V>,
         run: &Run<V>,
     ) -> Self {
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
         let lease = Some(guard.record.clone());
         Self {
-            lead: Lead::new(lease, previous, Source::Led, run.wants_new()),
+            lead: Lead::new(lease, previous, run.wants_new()),
             guard,
+            granted,
             number: run.number(),
-            failures: grant.failures(),
-            has_no_entry: grant.has_no_entry,
+            grant,
             begun: asked.begin_load(),
             _permit: held.permit.take(),
             _token: run.leader.is_none().then(|| asked.core.begun.token()),
@@ -104,31 +135,121 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     }
 
     /// Begins the load: a tag that ends from here on ends its value.
-    pub(super) async fn begin_tags(&mut self) {
+    async fn begin_tags(&mut self) {
         let AskedKey { core, .. } = &self.asked;
         self.lead.begin_tags(core.begin_tags(self.asked.options()).await);
         self.begun = self.asked.begin_load();
     }
+
+    /// Begins the load, for a caller that makes the value itself.
+    pub(super) async fn begun_by_caller(mut self: Box<Self>) -> Self {
+        self.begin_tags().await;
+        self.asked.core.counters.loads.add();
+        *self
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> Load<V> {
+    /// Completes when the lease is lost, at the [load
+    /// limit](crate::cache::Builder::load_limit), or when a shutdown ends the loads. Another
+    /// process may then load, and this value is most likely not stored.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing. The method can be called again.
+    pub async fn lost(&self) {
+        tokio::select! {
+            () = self.guard.lost() => {}
+            () = self.asked.core.abort.cancelled() => {}
+        }
+    }
+
+    /// Renews the lease now, and so asks whether it is still held. Each act that changes the value
+    /// ends the lease. So a caller that asked before this call may be given what the load has made
+    /// so far.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost) if the lease is lost, or
+    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn confirm(&self) -> Result<(), Error> {
+        self.guard.renew().await
+    }
+
+    /// Runs a future as a part of this load: loads that it asks for need no
+    /// [permit](crate::cache::Builder::max_loads), so loads cannot wait for each other's permits.
+    pub fn scope<F: Future>(&self, part: F) -> impl Future<Output = F::Output> {
+        flight::within(self.number, part)
+    }
+
+    /// Stores the value, ends the lease, and pushes the value to the processes that wait. Returns
+    /// what a caller of [`get_or_load`](crate::Cache::get_or_load) would get: if a newer value was
+    /// stored meanwhile, that one.
+    ///
+    /// A value that is not stored is returned as well. Then it has [no time to
+    /// live](Loaded::expires_in).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the value may or may not be stored.
+    pub async fn commit(self, value: V) -> Loaded<V> {
+        let core = self.asked.core.clone();
+        core.failures.forget(&self.asked.key);
+        let (loaded, _) = Box::pin(self.commit_value(value)).await;
+        core.counters.served(loaded.source());
+        loaded
+    }
+
+    /// Ends the lease with a failure, and tells the processes that wait. Returns the error for the
+    /// callers, with the time for which the key [backs off](crate::cache::Builder::after_failure).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the lease is released, and the others may not be told.
+    pub async fn fail(self, error: impl Into<BoxError>) -> Error {
+        let core = self.asked.core.clone();
+        core.counters.failures.add();
+        core.counters.failed.add();
+        Box::pin(self.fail_with(Error::load(error))).await
+    }
+}
+
+impl<V> Deref for Load<V> {
+    type Target = Lead<V>;
+
+    fn deref(&self) -> &Lead<V> {
+        &self.lead
+    }
+}
+
+impl<V> fmt::Debug for Load<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Load").field("key", &self.asked.key).finish_non_exhaustive()
+    }
 }
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
-    /// Loads under the lease that was granted in this epoch, and commits.
-    pub(super) async fn load(
+    /// Loads under the lease, and commits.
+    pub(super) async fn load_leased(
         &self,
         work: &mut Option<Work<V>>,
         mut load: Box<Load<V>>,
-        granted: Epoch,
     ) -> FlightEnd<V> {
         load.begin_tags().await;
+        let granted = load.granted;
         let produced = self.produce(work, &load.lead, Some(&load.guard), granted).await;
         // Before `closing` stops the renewals: the lease is renewed until this turn has come.
         let _turn = self.turn().await;
         // In boxes, which do not stay during the load.
         match produced {
-            Ok(Produced::Value(made)) => {
+            Ok(Produced::Value(value)) => {
                 // Callers that join from here on get a look of their own.
                 let committed = self.begin_epoch();
-                let (loaded, late) = Box::pin(load.commit_value(made)).await;
+                let (loaded, late) = Box::pin(load.commit_value(value)).await;
                 let (epoch, late) = match late {
                     None => (committed, ForLate::Look),
                     Some(late) => (granted, late),
@@ -140,7 +261,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 FlightEnd::alone(Alone::Uncacheable)
             }
             Ok(Produced::Reserved) => {
-                Box::pin(load.release()).await;
+                // The next process leads. Without an answer, the lease is released late.
+                let _ = Box::pin(load.guard.release()).await;
                 FlightEnd::alone(Alone::Reserved)
             }
             Err(error) => FlightEnd::failed(Box::pin(load.fail_with(error)).await),
@@ -148,14 +270,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Loads without a lease, for all callers of this process that wait, or for one without a
-    /// flight.
+    /// flight. In an outage, the value is remembered until its end.
     pub(super) async fn load_unleased(
         &self,
         work: &mut Option<Work<V>>,
-        outage: Option<Outage>,
         held: &mut Held<V>,
     ) -> FlightEnd<V> {
-        let AskedKey { core, key, .. } = &self.asked;
+        let AskedKey { core, key, shard, .. } = &self.asked;
+        let outage = shard.breaker.outage();
         if let Some(error) = core.failures.backs_off_here(key) {
             core.counters.backed_off.add();
             return FlightEnd::failed(error);
@@ -164,21 +286,25 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             return self.full(error);
         }
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
-        let lead = Lead::new(None, previous, Source::Degraded, self.wants_new());
+        let lead = Lead::new(None, previous, self.wants_new());
         let begun = self.asked.begin_load();
         let (number, tagged) = (core.tags.greatest(), self.asked.options().tagged.clone());
         lead.begin_tags(Tagged { number, ..tagged });
         let produced = self.produce(work, &lead, None, Epoch::END).await;
         match produced {
-            Ok(Produced::Value(made)) => {
-                self.asked.remember(&made, begun, &lead, outage);
-                FlightEnd::for_all(Ok(FlightResult::Loaded(Loaded::degraded(made.value))))
+            Ok(Produced::Value(value)) => {
+                let (value, entry, _) = self.asked.made(value, begun, &lead);
+                self.asked.remember(&value, entry, begun, &lead, outage);
+                FlightEnd::for_all(Ok(FlightResult::Loaded(Loaded::degraded(value))))
             }
             Ok(Produced::Reserved) => FlightEnd::alone(Alone::Reserved),
             Ok(Produced::Uncacheable | Produced::Failing(_)) => {
                 FlightEnd::alone(Alone::Uncacheable)
             }
-            Err(error) => FlightEnd::failed(self.asked.fail_alone(error, &lead)),
+            Err(error) => {
+                let back_off = self.asked.back_off(&error, &lead, 0);
+                FlightEnd::failed(self.asked.fails_alone(error, back_off, &lead))
+            }
         }
     }
 
@@ -195,10 +321,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let work = work.take().ok_or_else(cut_off)?;
         core.counters.loads.add();
         let number = self.number();
-        let limit = core.settings.load_limit;
         let produced = tokio::select! {
             biased;
-            produced = loader::run(work, lead.clone(), limit, (number, &core.meter)) => {
+            produced = loader::run(core, work, lead.clone(), number) => {
                 // The value may be whole at once. Its callers do not wait for the commit.
                 if let (Ok(Produced::Value(_)), Some(head)) = (&produced, lead.head()) {
                     self.land_head(head, lead, epoch);
@@ -228,7 +353,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         produced
     }
 
-    /// Lands the head of the value for the callers that joined before the epoch of its load.
     fn land_head(&self, head: &Head, lead: &Lead<V>, epoch: Epoch) {
         if let Some(leader) = &self.leader {
             leader.land_head(Ok(FlightResult::Head(head.clone(), lead.source())), epoch);
@@ -259,7 +383,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             match held {
                 Err(error) if error.kind() == ErrorKind::Lost => break,
                 // The end of a tag takes no lease away.
-                Ok(()) if !is_silent && !Box::pin(asked.are_current(lead)).await => break,
+                Ok(()) if !is_silent && !Box::pin(asked.core.are_current(&lead.tagged())).await => {
+                    break;
+                }
                 // Without an answer, they are served as all callers are without a lease.
                 Ok(()) | Err(_) => leader.admit(epoch),
             }
@@ -277,114 +403,168 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
 
     /// Returns whether a failure that answers its caller counts as a failed load for the others.
     fn shares_failure(&self, error: &Error, lead: &Lead<V>) -> bool {
-        let rule = self.rule_after(error).or(lead.keeping().after_common_failure);
+        let rule = self.core.failures.policy(error).or(lead.keeping().after_common_failure);
         lead.has_stand_in() || rule.is_some_and(|rule| rule != AfterFailure::LoadAgain)
     }
 
-    /// Returns the entry of a value, and how long it is kept. `None` stores nothing.
-    pub(super) fn entry(
-        &self,
-        made: &Made<V>,
-        begun: LoadBegun,
-        lead: &Lead<V>,
-    ) -> (Entry, Option<Duration>) {
+    /// Returns a loaded value as a hit gets it, its entry, and how long that is kept. `None` stores
+    /// nothing. A value without an encoding stays as it is.
+    fn made(&self, value: V, begun: LoadBegun, lead: &Lead<V>) -> (V, Entry, Option<Duration>) {
         let (core, keeping, cost) = (&self.core, &lead.keeping(), begun.at.elapsed());
-        let (entry, windows) = match core.entry(made, cost, lead.tagged()) {
-            Ok(entry) => (entry, self.windows(&made.value, keeping)),
+        let (value, entry, windows) = match core.entry(&value, cost, lead.tagged()) {
+            Ok((value, entry)) => {
+                let windows = core.windows(self.options(), Some(&value), keeping);
+                (value, entry, windows)
+            }
             Err(error) => {
                 let words = "a value is returned and not stored";
                 match core.unstorable.first() {
                     true => warn!(error = %Chain(&error), "{words}"),
                     false => debug!(error = %Chain(&error), "{words}"),
                 }
-                core.counters.unstorable.add();
-                (Entry::uncacheable(cost), Windows::fresh(UNCACHEABLE_LIFE))
+                (value, Entry::uncacheable(cost), Windows::fresh(UNCACHEABLE_LIFE))
             }
         };
         let served = windows.fresh.saturating_add(windows.stale);
         advice::loaded(&core.short_lived, &core.settings.namespace, cost, served);
         let ttl = (!keeping.do_not_store).then(|| windows.kept());
-        (entry.with_windows(windows), ttl)
-    }
-
-    /// Returns the windows of a value. One that says that there is none may have its own.
-    fn windows(&self, value: &V, keeping: &Keeping) -> Windows {
-        self.core.windows(self.options(), self.core.negative_windows(value), keeping)
+        (value, entry.with_windows(windows), ttl)
     }
 
     /// Remembers a value for the later callers of this process, if the outage has not ended since
     /// its load began.
-    pub(super) fn remember(
+    fn remember(
         &self,
-        made: &Made<V>,
+        value: &V,
+        entry: Entry,
         begun: LoadBegun,
         lead: &Lead<V>,
         outage: Option<Outage>,
     ) {
-        let (core, keeping) = (&self.core, lead.keeping());
-        let lasts = |outage: &Outage| self.shard.breaker.outage() == Some(*outage);
-        let outage = outage.filter(|it| !keeping.do_not_store && lasts(it));
-        let (Some(outage), Some((copies, mark))) = (outage, core.copies.as_ref().zip(begun.mark))
-        else {
-            return;
-        };
-        if let Ok(entry) = core.entry(made, begun.at.elapsed(), lead.tagged()) {
-            let entry = entry.with_windows(self.windows(&made.value, &keeping));
+        let is_kept = entry.kind == EntryKind::Value && !lead.keeping().do_not_store;
+        let lasts = |outage: &Outage| is_kept && self.shard.breaker.outage() == Some(*outage);
+        let copies = self.core.copies.as_ref().zip(begun.mark);
+        if let Some((outage, (copies, mark))) = outage.filter(lasts).zip(copies) {
             // It replaces the stored one.
             let entry = entry.with_fence(lead.previous().map_or(0, |previous| previous.fence));
-            copies.note_loaded(mark, &self.key, outage, core.seen(&entry), made.value.clone());
+            let seen = self.core.seen(&entry);
+            copies.note_loaded(mark, &self.key, outage, seen, value.clone());
         }
     }
 
-    /// Returns whether no tag of the value has ended since its load began.
-    pub(super) async fn are_current(&self, lead: &Lead<V>) -> bool {
-        !self.core.tags.is_on || self.core.are_current(&lead.tagged()).await
+    /// Notes a load that failed without a lease, or whose failure the backend may not know of.
+    /// Returns the error for the callers.
+    fn fails_alone(&self, error: Error, back_off: Option<BackOff>, lead: &Lead<V>) -> Error {
+        let error = self.backing_off(error, back_off, lead);
+        if let Some(back_off) = back_off {
+            self.core.failures.fail_here(&self.key, &error, back_off);
+        }
+        error
+    }
+
+    /// Returns how the key backs off after one more failure, if it does. An outage may have hidden
+    /// the failures of this process from the others.
+    fn back_off(&self, error: &Error, lead: &Lead<V>, failed: u32) -> Option<BackOff> {
+        let failed = failed.max(self.core.failures.failed_here(&self.key));
+        let (failures, random) = (failed.saturating_add(1), fastrand::f64());
+        let keeping = lead.keeping();
+        let wait = match keeping.after_failure.or_else(|| self.core.failures.policy(error)) {
+            Some(rule) => rule.wait(failures, random),
+            None => match lead.previous().and_then(Previous::left_on_error) {
+                Some(left) => AfterFailure::BACK_OFF
+                    .wait(failures, random)
+                    .and_then(|wait| whole_millis(wait.min(left))),
+                // Without a rule or an old value, later callers do not get this failure.
+                None => keeping.after_common_failure?.wait(failures, random),
+            },
+        }?;
+        Some(BackOff { wait, failures })
+    }
+
+    /// Notes that the key backs off after this error, if it does, and returns the error with that.
+    fn backing_off(&self, error: Error, back_off: Option<BackOff>, lead: &Lead<V>) -> Error {
+        let Some(BackOff { wait, failures }) = back_off.filter(|it| !it.wait.is_zero()) else {
+            return error;
+        };
+        if let Some(previous) = lead.previous() {
+            self.leave_alone(previous.fence, wait);
+        }
+        let (name, words) = (&self.name, "a load failed, and its key backs off");
+        match self.core.failures.warned.first() {
+            true => warn!(?name, ?wait, failures, error = %Chain(&error), "{words}"),
+            false => debug!(?name, ?wait, failures, error = %Chain(&error), "{words}"),
+        }
+        error.with_retry_after(wait)
+    }
+
+    /// Lets this process serve the entry with this fence in place of a load for a time, without
+    /// asking for it.
+    pub(super) fn leave_alone(&self, fence: u64, wait: Duration) {
+        for what in [EntryNote::BacksOff, EntryNote::Refreshed] {
+            self.core.refreshes.note(what, &self.key, fence, wait);
+        }
     }
 }
 
 impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// Commits a value that was loaded. Returns it for its callers. Callers that joined after the
     /// lease was granted may have to be served in another way.
-    pub(in crate::cache) async fn commit_value(
-        self,
-        made: Made<V>,
-    ) -> (Loaded<V>, Option<ForLate>) {
-        self.guard.closing();
+    async fn commit_value(self, value: V) -> (Loaded<V>, Option<ForLate>) {
         let ended = Instant::now();
         let Self { asked, lead, guard, begun, .. } = &self;
-        let (core, fence) = (&asked.core, guard.fence());
-        let mark = core.mark(&asked.name);
-        let (entry, ttl) = asked.entry(&made, *begun, lead);
+        let core = &asked.core;
+        let (value, entry, ttl) = asked.made(value, *begun, lead);
+        let (mark, tagged) = (core.mark(&asked.name), lead.tagged());
         let (answer, are_current) =
-            tokio::join!(self.try_commit(&entry, ttl), asked.are_current(lead));
-        core.committed_local(&asked.name, fence);
-        self.keep_copy(mark.filter(|_| are_current), &entry, &made.value, &answer);
-        let is_stored = matches!(answer, Ok(Committed::Stored));
-        let has_value = is_stored && are_current && entry.kind == EntryKind::Value;
-        let record = Record::written(fence, &entry, ended, has_value);
+            tokio::join!(self.commit_entry(&entry, ttl), core.are_current(&tagged));
+        self.count_commit(&answer, &entry, ttl);
+        self.keep_copy(mark.filter(|_| are_current), &entry, &value, &answer);
+        let is_stored = matches!(answer, Ok(Committed::Stored)) && are_current;
+        let is_stored = is_stored && entry.kind == EntryKind::Value;
+        let record = Record::written(guard.fence(), &entry, ended, is_stored);
         let led = |value| Loaded { value, source: Source::Led, record };
         // They may know of what has ended the value.
         let current = if are_current { None } else { Some(ForLate::Look) };
         match answer {
             Ok(Committed::Stored | Committed::Pushed) => {
-                self.count_commit(is_stored, ttl);
                 self.guard.settled();
-                (led(made.value), current)
+                (led(value), current)
             }
             Ok(Committed::Newer(entry)) => match self.newer(entry).await {
                 Some(newer) => (newer, current),
-                None => (led(made.value), Some(ForLate::Look)),
+                None => (led(value), Some(ForLate::Look)),
             },
-            Ok(Committed::Refused) => {
-                core.counters.refused.add();
-                debug!("commit refused: the key was invalidated, or the lease lost");
-                (led(made.value), Some(ForLate::Look))
-            }
+            Ok(Committed::Refused) => (led(value), Some(ForLate::Look)),
             Err(error) => {
-                core.counters.unstored.add();
                 asked.shard.breaker.failed(&error, &core.counters);
-                asked.remember(&made, *begun, lead, asked.shard.breaker.outage());
-                (led(made.value), Some(ForLate::Degraded))
+                asked.remember(&value, entry, *begun, lead, asked.shard.breaker.outage());
+                (led(value), Some(ForLate::Degraded))
+            }
+        }
+    }
+
+    fn count_commit(
+        &self,
+        answer: &Result<Committed, BackendError>,
+        entry: &Entry,
+        ttl: Option<Duration>,
+    ) {
+        let counters = &self.asked.core.counters;
+        if entry.kind == EntryKind::Uncacheable {
+            counters.unstorable.add();
+        }
+        match answer {
+            Ok(Committed::Stored) => {
+                counters.stored.add();
+                if self.lead.keeping().is_unchanged {
+                    counters.unchanged.add();
+                }
+            }
+            Ok(Committed::Pushed) if ttl.is_none() => {}
+            Ok(Committed::Pushed) | Err(_) => counters.unstored.add(),
+            Ok(Committed::Newer(_) | Committed::Refused) => {
+                debug!("commit refused: the lease was lost, or the key invalidated or replaced");
+                counters.refused.add();
             }
         }
     }
@@ -404,7 +584,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
                 let entry = entry.clone().with_fence(self.guard.fence());
                 let seen = core.seen(&Entry { age: Some(Duration::ZERO), ..entry });
                 let rules = &self.asked.options().rules;
-                copies.note(mark, key, seen, || Some(value.clone()), false, rules);
+                copies.note(mark, key, seen, value, false, rules);
             }
             (Ok(_), _) => core.drop_copy(key),
             (Err(_), _) => {}
@@ -414,164 +594,72 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// Returns the value of the newer entry that a commit has found, if it may be served.
     async fn newer(&self, entry: Entry) -> Option<Loaded<V>> {
         let AskedKey { core, key, name, .. } = &self.asked;
-        core.counters.refused.add();
-        debug!(fence = entry.fence, "commit refused: a newer entry is stored");
         let mut answer = Ok(Some(entry));
         core.judge(key, &mut answer).await;
         let newer = core.decide(name, &self.asked.options().rules, answer);
         Some(Loaded { source: Source::Received, ..newer.value()? })
     }
 
-    fn count_commit(&self, is_stored: bool, ttl: Option<Duration>) {
-        let AskedKey { core, name, .. } = &self.asked;
-        if is_stored {
-            core.counters.stored.add();
-            if self.lead.keeping().is_unchanged {
-                core.counters.unchanged.add();
-            }
-            core.refreshes.note(EntryNote::Stored, name, self.guard.fence(), Duration::MAX);
-        } else if ttl.is_some() {
-            core.counters.unstored.add();
-        }
-    }
-
     /// Commits that the load cannot be shared, and remembers it for a while.
-    pub(super) async fn commit_uncacheable(self) {
-        self.guard.closing();
-        let AskedKey { core, name, .. } = &self.asked;
+    async fn commit_uncacheable(self) {
         let entry = Entry::uncacheable(self.begun.at.elapsed());
         let is_stored = !self.lead.keeping().do_not_store;
-        let ttl = is_stored.then_some(UNCACHEABLE_LIFE);
-        let answer = self.try_commit(&entry, ttl).await;
-        core.committed_local(name, self.guard.fence());
+        let answer = self.commit_entry(&entry, is_stored.then_some(UNCACHEABLE_LIFE)).await;
         if let Ok(Committed::Stored | Committed::Pushed) = answer {
             self.guard.settled();
         }
     }
 
-    /// Ends the lease without a word, so that the next process leads.
-    pub(in crate::cache) async fn release(self) {
-        if let Err(error) = self.guard.release().await {
-            debug!(%error, "the lease of a load is released late, or was lost");
-        }
-    }
-
-    async fn try_commit(
+    async fn commit_entry(
         &self,
         entry: &Entry,
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
-        let AskedKey { core, shard, .. } = &self.asked;
-        let mut grant = Grant::new(self.guard.fence());
-        grant.has_no_entry = self.has_no_entry;
+        self.guard.closing();
+        let (AskedKey { core, shard, name, .. }, fence) = (&self.asked, self.guard.fence());
         let backend = core.engine.backend().as_ref();
         let commit = async |limit| {
-            let committed = core.store.commit(self.guard.claim(), &grant, entry, ttl);
-            let answer = answered_by(backend, limit, committed).await;
-            if let Ok(committed) = &answer {
-                let is_made = matches!(committed, Committed::Stored | Committed::Pushed);
-                shard.breaker.answered(is_made, &core.counters);
-            }
-            core.counted(answer)
+            let committed = core.store.commit(self.guard.claim(), &self.grant, entry, ttl);
+            core.counted(answered_by(backend, limit, committed).await)
         };
-        let (first, limit) = (Instant::now(), core.try_limit);
-        let answer = commit(limit).await;
-        let Some(limit) = second_try(shard, limit, first, &answer) else { return answer };
-        tokio::select! {
-            biased;
-            answer = commit(limit) => answer,
-            () = shard.breaker.opened() => Err(silence()),
+        let first = Instant::now();
+        let mut answer = commit(core.try_limit).await;
+        if let Some(limit) = self.asked.second_try(first, &answer) {
+            answer = tokio::select! {
+                biased;
+                answer = commit(limit) => answer,
+                () = shard.breaker.opened() => Err(silence()),
+            };
         }
+        core.committed_local(name, fence);
+        if let Ok(committed) = &answer {
+            let is_made = matches!(committed, Committed::Stored | Committed::Pushed);
+            shard.breaker.answered(is_made, &core.counters);
+            if matches!(committed, Committed::Stored) {
+                core.refreshes.note(EntryNote::Stored, name, fence, Duration::MAX);
+            }
+        }
+        answer
     }
 
     /// Ends a lease whose load failed. Tells the processes that wait, and lets the key back off.
     /// Returns the error for the callers.
-    pub(in crate::cache) async fn fail_with(self, error: Error) -> Error {
+    async fn fail_with(self, error: Error) -> Error {
         self.guard.closing();
-        let Self { asked, lead, guard, failures, .. } = self;
-        let AskedKey { core, key, .. } = &asked;
-        // An outage may have hidden the failures of this process from the others.
-        let failed = failures.max(core.failures.failed_here(key));
-        let back_off = asked.back_off(&error, &lead, failed);
+        let Self { asked, lead, guard, grant, .. } = self;
+        let core = &asked.core;
+        let back_off = asked.back_off(&error, &lead, grant.failures());
         let failure = core.failures.told(guard.fence(), &error, back_off);
         let told = core.store.fail(guard.claim(), &failure, back_off);
-        let told = timeout(core.try_limit, told).await;
-        if let Ok(Ok(_)) = told {
-            guard.settled();
-        }
-        match (told, back_off) {
-            // The lease was lost, so this failure says nothing of the key.
-            (Ok(Ok(false)), _) | (_, None) => error,
-            (Ok(Ok(true)), Some(back_off)) => {
-                core.failures.forget(key);
-                asked.backing_off(error, back_off, &lead)
-            }
-            (Ok(Err(_)) | Err(_), Some(back_off)) => asked.fails_alone(error, back_off, &lead),
-        }
-    }
-}
-
-impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
-    /// Notes a load that failed without a lease. Returns the error for the callers.
-    pub(super) fn fail_alone(&self, error: Error, lead: &Lead<V>) -> Error {
-        let failed = self.core.failures.failed_here(&self.key);
-        match self.back_off(&error, lead, failed) {
-            Some(back_off) => self.fails_alone(error, back_off, lead),
-            None => error,
-        }
-    }
-
-    fn fails_alone(&self, error: Error, back_off: BackOff, lead: &Lead<V>) -> Error {
-        let error = self.backing_off(error, back_off, lead);
-        self.core.failures.fail_here(&self.key, &error, back_off);
-        error
-    }
-
-    /// Returns how the key backs off after one more failure, if it does.
-    fn back_off(&self, error: &Error, lead: &Lead<V>, failed: u32) -> Option<BackOff> {
-        let (failures, random) = (failed.saturating_add(1), fastrand::f64());
-        let keeping = lead.keeping();
-        let wait = match keeping.after_failure.or_else(|| self.rule_after(error)) {
-            Some(rule) => rule.wait(failures, random),
-            None => match lead.fallback_for() {
-                Some(left) => AfterFailure::BACK_OFF
-                    .wait(failures, random)
-                    .and_then(|wait| whole_millis(wait.min(left))),
-                // Without a rule or an old value, later callers do not get this failure.
-                None => keeping.after_common_failure?.wait(failures, random),
-            },
-        }?;
-        Some(BackOff { wait, failures })
-    }
-
-    /// Returns what follows an error by the settings of the cache.
-    pub(super) fn rule_after(&self, error: &Error) -> Option<AfterFailure> {
-        self.core.failures.policy(error)
-    }
-
-    /// Notes that the key backs off after this error, if it does, and returns the error with that.
-    fn backing_off(&self, error: Error, back_off: BackOff, lead: &Lead<V>) -> Error {
-        if back_off.wait.is_zero() {
+        let Ok(Ok(is_of_key)) = timeout(core.try_limit, told).await else {
+            return asked.fails_alone(error, back_off, &lead);
+        };
+        guard.settled();
+        // A failure whose lease was lost says nothing of the key.
+        if !is_of_key {
             return error;
         }
-        if let Some(previous) = lead.previous() {
-            self.leave_alone(previous.fence, back_off.wait);
-        }
-        let (name, wait, failures) = (&self.name, back_off.wait, back_off.failures);
-        let words =
-            "a load failed, and its key backs off; further ones are not logged for a minute";
-        match self.core.failures.warned.first() {
-            true => warn!(?name, ?wait, failures, error = %Chain(&error), "{words}"),
-            false => debug!(?name, ?wait, failures, error = %Chain(&error), "the key backs off"),
-        }
-        error.with_retry_after(wait)
-    }
-
-    /// Lets this process serve the entry with this fence in place of a load for a time, without
-    /// asking for it.
-    pub(super) fn leave_alone(&self, fence: u64, wait: Duration) {
-        for what in [EntryNote::BacksOff, EntryNote::Refreshed] {
-            self.core.refreshes.note(what, &self.key, fence, wait);
-        }
+        core.failures.forget(&asked.key);
+        asked.backing_off(error, back_off, &lead)
     }
 }

@@ -13,7 +13,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{AskedKey, FlightEnd, Held, Load, Run, RunStart, Step, second_try, silence};
+use super::{AskedKey, FlightEnd, Held, Load, Run, RunStart, Step, silence};
 use crate::{
     backend::{
         Announcement, BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode,
@@ -61,14 +61,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Waits for a turn to ask the shard, in a task. A caller that polls the work may stop, and
-    /// would block the queue for all. So it asks without a turn.
+    /// Waits for a turn to ask the shard, in the task of a flight. Another run asks without a turn:
+    /// the caller that polls it may stop, and would block the queue for all.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        match &self.leader {
-            Some(leader) => leader.own_task().await,
-            None if self.is_task => {}
-            None => return None,
-        }
+        self.leader.as_ref()?.own_task().await;
         self.asked.shard.turn().await
     }
 
@@ -93,7 +89,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Decision::Miss { seen } => Step::Claim { seen },
             Decision::Unanswered(_) => self.away(held),
             Decision::Uncacheable { seen } => match self.asked.options().sharing.on_uncacheable {
-                OnUncacheable::Coalesce => Step::LoadUnleased(None),
+                OnUncacheable::Coalesce => Step::LoadUnleased,
                 OnUncacheable::Pass => FlightEnd::alone(Alone::Uncacheable).into(),
                 OnUncacheable::Claim => Step::Claim { seen },
             },
@@ -105,34 +101,16 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) fn away(&self, held: &mut Held<V>) -> Step<V> {
         let AskedKey { core, key, name, shard, .. } = &self.asked;
         // A refresh does not want an old value.
-        if self.start != RunStart::Look {
-            return Step::LoadUnleased(None);
-        }
-        let Some(outage) = shard.breaker.outage() else { return Step::LoadUnleased(None) };
-        let epoch = self.begin_epoch();
-        match core.recall(key, name, &self.asked.options().rules, outage) {
+        let outage = shard.breaker.outage().filter(|_| self.start == RunStart::Look);
+        let (epoch, rules) = (self.begin_epoch(), &self.asked.options().rules);
+        match outage.and_then(|outage| core.recall(key, name, rules, outage)) {
             Some(Decision::Old(previous)) => {
                 held.previous.get_or_insert((previous, epoch));
             }
             Some(Decision::Served(loaded)) => return FlightEnd::found(loaded, epoch).into(),
             _ => {}
         }
-        Step::LoadUnleased(Some(outage))
-    }
-
-    /// Looks once more, where this process may not load: another process may have loaded meanwhile.
-    async fn look_instead(&self, error: Error) -> FlightEnd<V> {
-        let _turn = self.turn().await;
-        let epoch = self.begin_epoch();
-        let decision = self.asked.stored(&self.asked.options().rules).await;
-        match decision.value() {
-            Some(loaded) => {
-                let is_hit = loaded.source == Source::Hit;
-                let source = if is_hit { Source::Received } else { loaded.source };
-                FlightEnd::found(Loaded { source, ..loaded }, epoch)
-            }
-            None => self.full(error),
-        }
+        Step::LoadUnleased
     }
 
     /// Claims the lease, or waits for what its holder makes. `seen` is the fence of the last entry
@@ -157,7 +135,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 }
 
-/// The claim of one leader.
 struct Claiming<'a, V> {
     run: &'a Run<V>,
     held: &'a mut Held<V>,
@@ -200,9 +177,9 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     /// Asks once. Returns for how long another holder is in the way, unless it can ask again at
     /// once.
     async fn ask(&mut self, is_last: bool) -> ClaimFlow<V, Option<Duration>> {
-        let (run, core, shard) = (self.run, &self.run.asked.core, &self.run.asked.shard);
+        let (run, shard) = (self.run, &self.run.asked.shard);
         if let Err(error) = run.permit(self.held).await {
-            return Break(run.look_instead(error).await.into());
+            return Break(self.look_instead(error).await);
         }
         let turn = run.turn().await;
         if !shard.breaker.admits_claim() {
@@ -212,7 +189,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let answer = self.ask_backend().await;
         drop(turn);
         match answer {
-            Ok((Claimed::Granted(grant), sent)) => Break(self.granted(&grant, sent)),
+            Ok((Claimed::Granted(grant), sent)) => Break(self.granted(grant, sent)),
             Ok((Claimed::BacksOff(back_off, failure), _)) => {
                 Break(self.backs_off(back_off, &failure))
             }
@@ -223,18 +200,29 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             Err(error) => {
                 // A request that an open breaker has cut short says nothing.
                 if !shard.breaker.is_open() {
-                    shard.breaker.failed(&error, &core.counters);
+                    shard.breaker.failed(&error, &run.asked.core.counters);
                 }
                 Break(run.away(self.held))
             }
         }
     }
 
+    /// Looks once more, where this process may not load: another one may have loaded meanwhile.
+    async fn look_instead(&mut self, error: Error) -> Step<V> {
+        let _turn = self.run.turn().await;
+        let epoch = self.run.begin_epoch();
+        let decision = self.run.asked.stored(&self.run.asked.options().rules).await;
+        match self.run.decided(decision, epoch, self.held) {
+            step @ Step::Land(..) => step,
+            _ => self.run.full(error).into(),
+        }
+    }
+
     async fn ask_backend(&mut self) -> Result<(Claimed, Instant), BackendError> {
         let AskedKey { core, shard, .. } = &self.run.asked;
-        let (first, limit) = (Instant::now(), core.try_limit);
-        let mut answer = self.ask_once(limit).await;
-        if let Some(limit) = second_try(shard, limit, first, &answer) {
+        let first = Instant::now();
+        let mut answer = self.ask_once(core.try_limit).await;
+        if let Some(limit) = self.run.asked.second_try(first, &answer) {
             answer = self.ask_once(limit).await;
         }
         if let Ok((claimed, _)) = &answer {
@@ -245,17 +233,15 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     }
 
     async fn ask_once(&mut self, limit: Duration) -> Result<(Claimed, Instant), BackendError> {
-        let (AskedKey { core, shard, .. }, seen) = (&self.run.asked, self.seen);
-        let claim = |_, claim| async move {
-            tokio::select! {
-                biased;
-                answer = core.store.claim(claim, seen) => answer,
-                // Others have waited for a time-out already.
-                () = shard.breaker.opened() => Err(silence()),
-            }
-        };
+        let AskedKey { core, shard, .. } = &self.run.asked;
         self.acquisition.listen();
-        core.counted(self.acquisition.ask(limit, claim).await)
+        let claimed = self.acquisition.ask(limit, |_, claim| core.store.claim(claim, self.seen));
+        core.counted(tokio::select! {
+            biased;
+            answer = claimed => answer,
+            // Others have waited for a time-out already.
+            () = shard.breaker.opened() => Err(silence()),
+        })
     }
 
     /// Breaks with the step that a push settles. Otherwise the leader asks again.
@@ -279,9 +265,6 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
 
     /// Fetches an entry that is too large to be pushed, when it is this process's turn, within half
     /// of the time `left`. If it is gone or of no use, the process claims the lease.
-    ///
-    /// All processes hear of the entry at once. If all fetched it at once, their requests would
-    /// wait for each other beyond their time-outs, and each process would load by itself.
     async fn fetch(&mut self, announced: &Announcement, left: Duration) -> ClaimFlow<V, ()> {
         let (run, AskedKey { core, name, shard, .. }) = (self.run, &self.run.asked);
         tokio::select! {
@@ -333,14 +316,14 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         FlightEnd { epoch: self.epoch, ..FlightEnd::failed(error) }.into()
     }
 
-    fn granted(&mut self, grant: &Grant, sent: Instant) -> Step<V> {
+    fn granted(&mut self, grant: Grant, sent: Instant) -> Step<V> {
         let (asked, fence) = (&self.run.asked, grant.fence());
         debug!(fence, "lease taken");
         let upkeep = asked.core.settings.upkeep(asked.options());
         let granted = Granted { upkeep, fence, since: sent, until: None };
         let guard = asked.core.engine.hold(&mut self.acquisition, granted, None);
-        let load = Load::new(asked.clone(), guard, grant, self.held, self.run);
-        Step::Load(Box::new(load), self.epoch)
+        let granted = (grant, self.epoch);
+        Step::Load(Box::new(Load::new(asked.clone(), guard, granted, self.held, self.run)))
     }
 
     /// Returns for how long another holder is in the way, if the leader waits for it.
@@ -354,30 +337,28 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if self.run.start == RunStart::Behind {
             debug!("another process refreshes");
             core.refreshes.note(EntryNote::Refreshed, key, self.seen, remaining);
-            return Break(Step::LoadUnleased(None));
+            return Break(Step::LoadUnleased);
         }
         let before = std::mem::replace(&mut self.met, fence);
         let is_next = before != 0 && before != fence;
         if is_last || (is_next && options.sharing.waits_once) {
             debug!("the wait for another process is over");
-            return Break(Step::LoadUnleased(None));
+            return Break(Step::LoadUnleased);
         }
         debug!(fence, ?remaining, "another process loads");
         Continue(remaining)
     }
 }
 
-/// For how long each process has the server to itself: 4 ms for an entry of 1 MiB. With more, the
-/// fetches would outlast their time-outs.
-const BYTES_PER_MS: u32 = 256 << 10;
 /// The turns that processes choose from if the backend does not know their number.
 const TURNS: u32 = 64;
 
 /// Returns how long a process waits for its turn to fetch an entry: a random one of as many as
-/// there are processes.
+/// there are processes. A turn takes 4 ms for 1 MiB. In more turns, fetches would outlast their
+/// time-outs.
 fn turn_to_fetch(announced: &Announcement) -> Duration {
     let turns = if announced.crowd == 0 { TURNS } else { announced.crowd };
-    let turn = fastrand::u32(0..turns);
     let bytes = u32::try_from(announced.bytes).unwrap_or(u32::MAX);
-    Duration::from_millis(1).mul_f64(f64::from(bytes) / f64::from(BYTES_PER_MS)) * turn
+    Duration::from_millis(4).mul_f64(f64::from(bytes) / f64::from(1 << 20))
+        * fastrand::u32(0..turns)
 }

@@ -19,12 +19,12 @@ use tracing::{Instrument, Span, debug};
 
 pub use self::load::{Begun, Load};
 use super::{
-    Lead, Loaded, Source,
-    breaker::{Outage, Shard},
+    Loaded, Source,
+    breaker::Shard,
     core::Core,
     freshness::Rules,
     lead::Previous,
-    loader::{self, Produced, Work},
+    loader::{self, Work},
     member::Permit,
     notes::{EntryNote, PAUSE},
     outcome::{Alone, FlightResult, Outcome, end_span, ended, result},
@@ -75,14 +75,11 @@ pub(super) struct Run<V> {
     asked: AskedKey<V>,
     leader: Option<Leader<Outcome<V>>>,
     start: RunStart,
-    /// It has no leader, and is a task from its beginning.
-    is_task: bool,
 }
 
 /// How a run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunStart {
-    /// With a look.
     Look,
     /// With a look for the entry to replace. This fence was burnt for the run, so an older entry is
     /// not good enough.
@@ -91,7 +88,6 @@ pub(super) enum RunStart {
     Behind,
 }
 
-/// How a flight ends.
 pub(super) struct FlightEnd<V> {
     outcome: Outcome<V>,
     /// The outcome is for the callers that joined before it.
@@ -137,11 +133,11 @@ enum Step<V> {
     /// Land the flight, and refresh this entry in the background.
     Land(FlightEnd<V>, Option<Arc<Previous<V>>>),
     /// Claim the lease. `seen` is the fence of the last entry that was not good enough.
-    Claim { seen: u64 },
-    /// Load under a lease that was granted in this epoch.
-    Load(Box<Load<V>>, Epoch),
-    /// Load without a lease. In an outage, the value is remembered until its end.
-    LoadUnleased(Option<Outage>),
+    Claim {
+        seen: u64,
+    },
+    Load(Box<Load<V>>),
+    LoadUnleased,
 }
 
 impl<V> From<FlightEnd<V>> for Step<V> {
@@ -182,39 +178,29 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         leader: Option<Leader<Outcome<V>>>,
         start: RunStart,
     ) -> Result<Self, Error> {
-        Ok(Self { asked: AskedKey::new(core, key, own)?, leader, start, is_task: false })
+        Ok(Self { asked: AskedKey::new(core, key, own)?, leader, start })
     }
 
     /// Runs to the end, and lands the flight.
-    pub(super) async fn run<F, Fut>(self, work: F)
-    where
-        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
-    {
-        // Boxed once it is clear that a load may begin.
-        let (mut work, mut boxed) = (Some(work), None);
+    pub(super) async fn run(mut self, work: Work<V>) {
+        let mut work = Some(work);
         let end = {
-            let end = pin!(caught(self.end(&mut work, &mut boxed)));
+            let end = pin!(caught(self.end(&mut work)));
             spans::within_caller(end).await
         };
-        let Self { asked, leader: Some(mut leader), .. } = self else { return };
-        if leader.land(end.outcome, end.epoch) {
+        let leader = self.leader.as_mut();
+        if leader.is_some_and(|leader| leader.land(end.outcome, end.epoch)) {
             // In a box, which a flight without late joiners does not need.
-            Box::pin(asked.land_late(leader, end.late, work.map(loader::boxed).or(boxed))).await;
+            Box::pin(self.land_late(end.late, work)).await;
         }
     }
 
     /// Runs to the end, for the one caller of a refresh.
-    pub(super) async fn load_in_task(mut self, work: Work<V>) -> Outcome<V> {
-        self.is_task = true;
-        caught(self.end(&mut Some(work), &mut None)).await.outcome
+    pub(super) async fn load(self, work: Work<V>) -> Outcome<V> {
+        caught(self.end(&mut Some(work))).await.outcome
     }
 
-    async fn end<F, Fut>(&self, work: &mut Option<F>, boxed: &mut Option<Work<V>>) -> FlightEnd<V>
-    where
-        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
-    {
+    async fn end(&self, work: &mut Option<Work<V>>) -> FlightEnd<V> {
         let mut held = Held::default();
         match self.look(&mut held).await {
             Step::Land(end, None) => end,
@@ -223,11 +209,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 end
             }
             // In boxes of their own, so that the future of a hit stays small.
-            step => {
-                *boxed = work.take().map(loader::boxed);
-                let rest = Box::pin(self.beyond(step, held, boxed));
-                Box::pin(self.traced(rest)).await
-            }
+            step => Box::pin(self.traced(Box::pin(self.beyond(step, held, work)))).await,
         }
     }
 
@@ -263,11 +245,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         // for another one.
         let end = match Box::pin(self.claimed(step, &mut held)).await {
             Step::Land(end, _) => end,
-            Step::Load(load, granted) => Box::pin(self.load(work, load, granted)).await,
-            Step::LoadUnleased(outage) => {
-                Box::pin(self.load_unleased(work, outage, &mut held)).await
+            Step::Load(load) => Box::pin(self.load_leased(work, load)).await,
+            Step::Claim { .. } | Step::LoadUnleased => {
+                Box::pin(self.load_unleased(work, &mut held)).await
             }
-            Step::Claim { .. } => Box::pin(self.load_unleased(work, None, &mut held)).await,
         };
         self.or_fallback(end, &held)
     }
@@ -280,14 +261,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         mut work: Option<Work<V>>,
     ) -> Outcome<V> {
         let run = Self::new(core, key, own, None, RunStart::Look)?;
-        let end = run.load_unleased(&mut work, None, &mut Held::default()).await;
+        let end = caught(run.load_unleased(&mut work, &mut Held::default())).await;
         ended(&core.counters, end.outcome, true)
     }
 
     /// Claims the lease, if that is the next step. Returns the step that follows.
     async fn claimed(&self, step: Step<V>, held: &mut Held<V>) -> Step<V> {
         match step {
-            Step::Claim { .. } if self.asked.options().sharing.is_local => Step::LoadUnleased(None),
+            Step::Claim { .. } if self.asked.options().sharing.is_local => Step::LoadUnleased,
             Step::Claim { seen } => self.claim(seen, held).await,
             step => step,
         }
@@ -334,13 +315,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let mut held = Held::default();
         let step = self.look(&mut held).await;
         let (end, old) = match self.claimed(step, &mut held).await {
-            Step::Load(mut load, _) => {
-                load.begin_tags().await;
-                core.counters.loads.add();
-                return Ok(Begun::Load(*load));
-            }
+            Step::Load(load) => return Ok(Begun::Load(load.begun_by_caller().await)),
             Step::Land(end, old) => (self.or_fallback(end, &held), old),
-            Step::Claim { .. } | Step::LoadUnleased(_) => return Ok(Begun::Alone),
+            Step::Claim { .. } | Step::LoadUnleased => return Ok(Begun::Alone),
         };
         let FlightResult::Loaded(loaded) = ended(&core.counters, end.outcome, true)? else {
             return Ok(Begun::Alone);
@@ -360,41 +337,32 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if core.refreshes.knows(EntryNote::Refreshed, key, old.fence) {
             return None;
         }
-        let refresh = self.behind(false);
-        let (mut load, _) = refresh.begin_behind(old).await?;
-        load.begin_tags().await;
-        core.counters.loads.add();
-        Some(*load)
+        Some(self.behind().begin_behind(old).await?.begun_by_caller().await)
     }
 
     /// Begins to refresh an entry, unless that is under way or not to be tried now.
-    fn begin_refresh<F, Fut>(&self, work: &mut Option<F>, previous: Arc<Previous<V>>)
-    where
-        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
-    {
+    fn begin_refresh(&self, work: &mut Option<Work<V>>, previous: Arc<Previous<V>>) {
         let AskedKey { core, key, .. } = &self.asked;
         if !core.refreshes.begin(key, previous.fence) {
             return;
         }
         let Some(work) = work.take() else { return };
-        let refresh = self.behind(true);
         let span = spans::refresh_behind(key);
-        let refreshed = refresh.refresh(loader::boxed(work), previous, span.clone());
+        let refreshed = self.behind().refresh(work, previous, span.clone());
         core.begun.spawn(refreshed.instrument(span));
     }
 
-    fn behind(&self, is_task: bool) -> Self {
-        Self { asked: self.asked.clone(), leader: None, start: RunStart::Behind, is_task }
+    fn behind(&self) -> Self {
+        Self { asked: self.asked.clone(), leader: None, start: RunStart::Behind }
     }
 
     /// Refreshes an entry under the lease, if the process gets the lease and a permit at once.
     async fn refresh(self, work: Work<V>, previous: Arc<Previous<V>>, span: Span) {
         let (AskedKey { core, key, .. }, seen) = (&self.asked, previous.fence);
         let refreshed = async {
-            let (load, granted) = self.begin_behind(previous).await?;
+            let load = self.begin_behind(previous).await?;
             core.refreshes.note(EntryNote::Refreshed, key, seen, core.settings.lease);
-            Some(self.load(&mut Some(work), load, granted).await.outcome)
+            Some(self.load_leased(&mut Some(work), load).await.outcome)
         };
         let outcome = tokio::select! {
             biased;
@@ -419,7 +387,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns a load that refreshes an entry, if the process gets the lease and a permit at once.
-    async fn begin_behind(&self, previous: Arc<Previous<V>>) -> Option<(Box<Load<V>>, Epoch)> {
+    async fn begin_behind(&self, previous: Arc<Previous<V>>) -> Option<Box<Load<V>>> {
         let (AskedKey { core, key, .. }, seen) = (&self.asked, previous.fence);
         let Some(permit) = core.try_permit(self.asked.options()) else {
             debug!("no refresh: too many loads are under way");
@@ -428,12 +396,54 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let mut held = Held { permit: Some(permit), previous: Some((previous, Epoch::END)) };
         match self.claim(seen, &mut held).await {
-            Step::Load(load, granted) => {
+            Step::Load(load) => {
                 core.counters.refreshes.add();
-                Some((load, granted))
+                Some(load)
             }
             _ => None,
         }
+    }
+
+    /// Looks for the callers that joined too late for the outcome, and lands for them. Without an
+    /// answer, they get the value that was loaded. If none was, it is loaded now, so that they do
+    /// not wait for another time-out.
+    async fn land_late(&self, late: ForLate, mut work: Option<Work<V>>) {
+        let Some(leader) = &self.leader else { return };
+        let loaded = match leader.landed() {
+            Some(Ok(FlightResult::Loaded(loaded))) if loaded.source == Source::Led => {
+                Some(loaded.clone())
+            }
+            _ => None,
+        };
+        let is_fresh = |it: &Loaded<V>| it.expires_in().is_some_and(|left| !left.is_zero());
+        let degraded = |loaded: Loaded<V>| Ok(FlightResult::Loaded(Loaded::degraded(loaded.value)));
+        if late == ForLate::Degraded {
+            return leader.land_late(loaded.map(degraded));
+        }
+        let outcome = match self.asked.stored(&self.asked.options().rules).await {
+            Decision::Unanswered(_) => {
+                let mut held = Held::default();
+                match self.away(&mut held) {
+                    Step::Land(end, _) => Some(end.outcome),
+                    step if work.is_some() => {
+                        let rest = Box::pin(self.beyond(step, held, &mut work));
+                        let outcome = caught(self.unless_cancelled(rest)).await.outcome;
+                        // It could not run, so each of them begins anew.
+                        let is_cancelled = |error: &Error| error.kind() == ErrorKind::Cancelled;
+                        let is_of_use = !matches!(&outcome, Err(error) if is_cancelled(error));
+                        is_of_use.then_some(outcome)
+                    }
+                    // They may know of the act for which a value was refused. The answer to its
+                    // commit may have come after its windows.
+                    _ => loaded.filter(is_fresh).map(degraded),
+                }
+            }
+            Decision::Old(previous) if late == ForLate::Fallback => {
+                previous.fallback().map(FlightResult::Loaded).map(Ok)
+            }
+            decision => decision.value().map(FlightResult::Loaded).map(Ok),
+        };
+        leader.land_late(outcome);
     }
 
     /// Waits for a permit to load in this process. A load that a loader waits for needs none, or
@@ -450,7 +460,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Ok(())
     }
 
-    /// Returns the end of a flight that has no permit to load.
     fn full(&self, error: Error) -> FlightEnd<V> {
         match self.asked.options().sharing.on_full {
             OnFull::Pass => FlightEnd::alone(Alone::Full),
@@ -471,7 +480,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         self.leader.as_ref().map_or(Epoch::END, Leader::begin_epoch)
     }
 
-    /// Completes when a follower gives this notice.
     async fn told(&self, notice: Notice) {
         match &self.leader {
             Some(leader) => leader.told(notice).await,
@@ -487,51 +495,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
-    /// Looks for the callers that joined too late for the outcome, and lands for them. Without an
-    /// answer, they get the value that was loaded. If none was, it is loaded now, so that they do
-    /// not wait for another time-out.
-    async fn land_late(self, leader: Leader<Outcome<V>>, late: ForLate, mut work: Option<Work<V>>) {
-        let loaded = match leader.landed() {
-            Some(Ok(FlightResult::Loaded(loaded))) if loaded.source == Source::Led => {
-                Some(loaded.clone())
-            }
-            _ => None,
-        };
-        let is_fresh = |it: &Loaded<V>| it.expires_in().is_some_and(|left| !left.is_zero());
-        let degraded = |loaded: Loaded<V>| Ok(FlightResult::Loaded(Loaded::degraded(loaded.value)));
-        if late == ForLate::Degraded {
-            return leader.land_late(loaded.map(degraded));
-        }
-        let leader = Some(leader);
-        let run = Run { asked: self, leader, start: RunStart::Look, is_task: false };
-        let outcome = match run.asked.stored(&run.asked.options().rules).await {
-            Decision::Unanswered(_) => {
-                let mut held = Held::default();
-                match run.away(&mut held) {
-                    Step::Land(end, _) => Some(end.outcome),
-                    step if work.is_some() => {
-                        let rest = Box::pin(run.beyond(step, held, &mut work));
-                        let outcome = run.unless_cancelled(rest).await.outcome;
-                        // It could not run, so each of them begins anew.
-                        let is_cancelled = |error: &Error| error.kind() == ErrorKind::Cancelled;
-                        let is_of_use = !matches!(&outcome, Err(error) if is_cancelled(error));
-                        is_of_use.then_some(outcome)
-                    }
-                    // They may know of the act for which a value was refused. The answer to its
-                    // commit may have come after its windows.
-                    _ => loaded.filter(is_fresh).map(degraded),
-                }
-            }
-            Decision::Old(previous) if late == ForLate::Fallback => {
-                previous.fallback().map(FlightResult::Loaded).map(Ok)
-            }
-            decision => decision.value().map(FlightResult::Loaded).map(Ok),
-        };
-        if let Some(leader) = run.leader {
-            leader.land_late(outcome);
-        }
-    }
-
     /// Asks the backend for the entry, unless it has not answered lately.
     pub(super) async fn stored(&self, rules: &Rules) -> Decision<V> {
         let (core, breaker) = (&self.core, &self.shard.breaker);
@@ -545,6 +508,18 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
             _ => {}
         }
         decision
+    }
+
+    /// Returns the limit of a second try, if the first one had no answer: perhaps only the answer
+    /// was lost. The backend recognises the repetition.
+    ///
+    /// The limit includes what the first try left of its own, because a connection that breaks ends
+    /// it early.
+    fn second_try<T>(&self, first: Instant, answer: &Result<T, BackendError>) -> Option<Duration> {
+        let is_lost = |error: &BackendError| error.kind() == BackendErrorKind::Unknown;
+        let is_sent_again = answer.as_ref().is_err_and(is_lost) && !self.shard.breaker.is_open();
+        let left = || self.core.try_limit.saturating_sub(first.elapsed());
+        is_sent_again.then(|| left().saturating_add(SECOND_TRY))
     }
 
     /// Reads the value that may be served in place of a load that is too slow for its caller.
@@ -570,22 +545,6 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
 /// How much longer the second try of a claim or a commit may take, after the first had no answer.
 /// It is enough for a new connection and a round trip.
 const SECOND_TRY: Duration = Duration::from_millis(150);
-
-/// Returns the limit of a second try, if the first had no answer: perhaps only the answer was lost.
-/// The backend recognises the repetition.
-///
-/// The limit includes what the first try left of its own, because a connection that breaks ends it
-/// early.
-fn second_try<T>(
-    shard: &Shard,
-    limit: Duration,
-    first: Instant,
-    answer: &Result<T, BackendError>,
-) -> Option<Duration> {
-    let is_lost = |error: &BackendError| error.kind() == BackendErrorKind::Unknown;
-    let is_sent_again = answer.as_ref().is_err_and(is_lost) && !shard.breaker.is_open();
-    is_sent_again.then(|| limit.saturating_sub(first.elapsed()).saturating_add(SECOND_TRY))
-}
 
 /// Returns the error of a try that ended because the breaker opened.
 fn silence() -> BackendError {

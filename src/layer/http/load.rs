@@ -79,7 +79,7 @@ where
     S: InnerHttp<B>,
 {
     if let Some(marker) = http.renewed_marker(&lead) {
-        return Ok(Produced::Value(marker.into()));
+        return Ok(Produced::Value(marker));
     }
     let body = lock(&body).take();
     let body =
@@ -198,7 +198,7 @@ impl ResponseLoad {
     ) -> (Arc<StreamedResponse>, Collector) {
         let (settings, lead) = (&self.http.0, &self.lead);
         // The longest lifetime begins with the head, as the response's own does.
-        let freshness = freshness.capped(settings.cache.settings().options.ttl);
+        let freshness = freshness.capped(settings.cache.settings().options.windows.fresh);
         let announced = content_length(&parts.headers).unwrap_or_default();
         let limits = BodyLimits {
             size: self.http.most_of_body(&parts.headers),
@@ -238,7 +238,7 @@ impl ResponseLoad {
                 match &streamed.variant {
                     None => {
                         freshness.keep(lead);
-                        Ok(Produced::Value(response.into()))
+                        Ok(Produced::Value(response))
                     }
                     // In a box, which most loads do not need.
                     Some(variant) => {

@@ -227,7 +227,7 @@ impl Judged<'_> {
     /// Adds what the response is good for when it is no longer fresh.
     fn windows(&self, fresh: Freshness) -> Freshness {
         let (it, limit) = (&self.directives, self.settings.max_stale);
-        let options = &self.settings.cache.settings().options;
+        let windows = self.settings.cache.settings().options.windows;
         let window = |named: Option<u64>, setting: Duration| match named {
             _ if it.revalidates() => Duration::ZERO,
             Some(seconds) => Duration::from_secs(seconds).min(limit),
@@ -235,8 +235,8 @@ impl Judged<'_> {
             None if it.s_maxage.is_some() => Duration::ZERO,
             None => setting.min(limit),
         };
-        let while_revalidate = window(it.stale_while_revalidate, options.stale_while_revalidate);
-        let if_error = window(it.stale_if_error, options.stale_if_error);
+        let while_revalidate = window(it.stale_while_revalidate, windows.stale);
+        let if_error = window(it.stale_if_error, windows.error);
         let validation = self.settings.kept_for_validation;
         let only_validates = while_revalidate.max(if_error).is_zero()
             && !validation.is_zero()

@@ -218,7 +218,7 @@ impl Http {
                 (None, None) => without_lease.entry(),
             };
             http.keep_marker(&lead);
-            Ok(marker.map_or(Produced::Uncacheable, |marker| Produced::Value(marker.into())))
+            Ok(marker.map_or(Produced::Uncacheable, Produced::Value))
         });
         match flown.await {
             Ok(FlightResult::Loaded(loaded)) => Marker::of(&loaded.value).unwrap_or(local),
@@ -249,7 +249,7 @@ impl Http {
             }
         }
         self.keep_marker(lead);
-        Produced::Value(entry.into())
+        Produced::Value(entry)
     }
 
     /// Renews a marker that is refreshed early, without a call of the service.
@@ -263,7 +263,7 @@ impl Http {
     /// Sets how long a marker is kept: longer than what is stored below it. A process remembers it
     /// for an outage, because it has a window for failures.
     fn keep_marker(&self, lead: &Lead<CachedResponse>) {
-        let kept = self.0.cache.settings().options.ttl.saturating_add(self.0.max_stale);
+        let kept = self.0.cache.settings().options.windows.fresh.saturating_add(self.0.max_stale);
         lead.expire_after(MARKER_LIFE.max(kept));
         lead.stale_while_revalidate(Duration::ZERO);
         lead.stale_if_error(Duration::from_secs(1));
