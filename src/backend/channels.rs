@@ -414,8 +414,8 @@ mod tests {
         changes.next().now_or_never()
     }
 
-    /// A grant reaches the waiters that it is for and those without an owner. The many others of the
-    /// process sleep.
+    /// A grant reaches the waiters that it is for and those without an owner. The many others of
+    /// the process sleep.
     #[test]
     fn a_push_for_one_owner_wakes_no_waiter_with_another_one() {
         let (channels, topic) = (Channels::default(), Arc::from("t"));

@@ -2,7 +2,7 @@
 //!
 //! A read is a `GET`. Where the age matters, a `TIME` goes before it in the same write, and the
 //! time that the answer takes counts as age. A writer stages an entry that is too large for a push:
-//! it sends a plain `SET` to a key of its own, and the script behind it moves the entry to its place.
+//! it sends a plain `SET` to a key of its own, and the script behind it moves that to its place.
 
 use std::{
     io::Write,
