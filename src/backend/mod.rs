@@ -42,6 +42,7 @@ mod tap;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 use tokio::{sync::watch, time::timeout};
 
 #[cfg(doc)]
@@ -169,7 +170,7 @@ pub trait Leases: Send + Sync + 'static {
     /// Subscribes to all changes of a name. Returns when the server has confirmed the subscription.
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
         let mut changes = self.listen(name, None);
-        changes.confirmed().await;
+        in_time(ANSWER_LIMIT, changes.confirmed().map(Ok)).await?;
         Ok(changes)
     }
 

@@ -170,7 +170,8 @@ impl Failures {
         let until = after(Instant::now(), back_off.wait);
         let mut here = lock(&self.here);
         here.put(key.clone(), FailedHere { error: error.clone(), back_off, until });
-        if here.len() > KEYS {
+        let is_over = |it: &FailedHere| Instant::now() >= after(it.until, it.back_off.remembered());
+        while here.len() > KEYS || here.peek_lru().is_some_and(|(_, oldest)| is_over(oldest)) {
             here.pop_lru();
         }
     }

@@ -2,7 +2,9 @@
 
 use std::{
     error::Error as StdError,
-    mem, slice,
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+    slice,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -14,6 +16,7 @@ use super::{
     core::Core,
     freshness::{self, Rules, Window},
     lead::Previous,
+    loader,
     local::Fill,
     outcome::Record,
     settings::Options,
@@ -266,8 +269,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Takes the value out of an entry. Returns `None` if it cannot be decoded.
     fn decoded(&self, name: &Name, entry: &mut Entry) -> Option<V> {
+        let payload = mem::take(&mut entry.payload);
+        let decode = || self.codec.decode(payload);
         let decoded = match entry.tag == self.tag {
-            true => self.codec.decode(mem::take(&mut entry.payload)),
+            // Otherwise an entry that panics would be in the way of its own reload.
+            true => catch_unwind(AssertUnwindSafe(decode))
+                .unwrap_or_else(|panic| Err(loader::panicked(panic.as_ref()).into())),
             false => Err("it has another schema or codec; give each type its own namespace".into()),
         };
         let warn = |error: &BoxError| {

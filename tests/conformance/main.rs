@@ -125,6 +125,7 @@ rules! {
             readers_and_writers_are_served_in_their_order,
             a_writer_that_leaves_lets_readers_pass,
             one_dead_holder_of_several_ends_with_its_lease,
+            a_lock_whose_last_holder_died_is_seen_as_free,
             the_only_reader_becomes_the_writer,
             a_writer_becomes_a_reader,
             an_ended_lease_does_not_pass,;

@@ -140,6 +140,21 @@ pub async fn an_ended_lease_does_not_pass<H: FullHarness>(h: &H) {
     assert_eq!(backend.pass(&second, &reader(&name)).await.unwrap(), None);
 }
 
+/// One holder has died, and another one that would have lasted longer has left.
+pub async fn a_lock_whose_last_holder_died_is_seen_as_free<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    for mode in [Mode::Read, Mode::Permit { limit: 2, count: 1 }] {
+        let name = name(&format!("{mode:?}"));
+        let [dead, mut left] = claims(mode, &name);
+        left.lease = 3 * LEASE;
+        granted(&backend, &dead).await;
+        granted(&backend, &left).await;
+        assert!(backend.release(&left).await.unwrap());
+        h.pass(2 * LEASE).await;
+        assert_eq!(testkit::holder(&backend, &name, mode).await.unwrap(), None);
+    }
+}
+
 pub async fn one_dead_holder_of_several_ends_with_its_lease<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let [one, both] = [1, 2].map(|count| Mode::Permit { limit: 2, count });

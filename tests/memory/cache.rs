@@ -788,15 +788,17 @@ impl serde::Serialize for Hostile {
     }
 }
 
-/// The panic came outside the loader. If it ended only the task of the leader, each follower would
-/// lead in turn, and panic in turn.
+/// The panic comes outside the loader. If it ended only the task of the leader, or was not told to
+/// the other process, each follower would lead in turn, and panic in turn.
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_a_codec_is_an_outcome_for_all_callers() {
-    let cache: Cache<Hostile> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
+    let backend = MemoryBackend::new();
+    let caches =
+        [(); 2].map(|()| Cache::<Hostile>::builder(backend.clone(), "bellwether").build().unwrap());
     let begun = Arc::new(AtomicUsize::new(0));
-    let asked = (0..10).map(|_| {
+    let asked = (0..10).map(|at| {
         let begun = begun.clone();
-        spawn(cache.request("k").load(move |_| {
+        spawn(caches[at % 2].request("k").load(move |_| {
             begun.fetch_add(1, Ordering::SeqCst);
             sleep(MS).map(|()| Ok::<_, BoxError>(Hostile))
         }))
@@ -805,6 +807,8 @@ async fn a_panic_of_a_codec_is_an_outcome_for_all_callers() {
         assert_eq!(answer.unwrap_err().kind(), ErrorKind::Panicked);
     }
     assert_eq!(begun.load(Ordering::SeqCst), 1);
+    let [cache, other] = &caches;
+    assert_eq!(cache.stats().failures + other.stats().failures, 1);
     // Nor does it reach a caller without a flight.
     cache.shutdown(SECOND).await;
     let alone = cache.request("k").load(|_| async { Ok::<_, BoxError>(Hostile) }).await;

@@ -168,10 +168,13 @@ impl StoredSemaphore {
 
     /// Returns what is in the way of a need, whatever waits.
     pub(super) fn in_the_way(&self, need: Need, now: Instant) -> Option<Occupied> {
-        let (fence, holders) = self.sole().map_or((0, self.out()), |(_, sole)| (sole.fence, 1));
+        let sole = self.sole();
+        let (fence, holders) = sole.map_or((0, self.out()), |(_, sole)| (sole.fence, 1));
         let fits = match need {
             Need::Sole => self.holds.is_empty(),
-            Need::Units { count, limit } => fence == 0 && holders.saturating_add(count) <= limit,
+            Need::Units { count, limit } => {
+                sole.is_none() && holders.saturating_add(count) <= limit
+            }
         };
         let first = self.hold_ends().min().map_or(Duration::ZERO, |ends| ends - now);
         (!fits).then_some(Occupied { fence, remaining: first, holders })

@@ -101,7 +101,8 @@ impl RedisBackendBuilder {
 
     /// Sets the size in bytes of the largest entry that is pushed to the waiters.
     ///
-    /// Waiters fetch a larger entry. Defaults to 64 KiB: a push goes to each process that waits.
+    /// Waiters fetch a larger entry, and two commands write it. Defaults to 64 KiB: a push goes to
+    /// each process that waits.
     pub fn push_limit(mut self, bytes: usize) -> Self {
         self.config.push_limit = bytes;
         self

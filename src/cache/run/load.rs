@@ -1,7 +1,14 @@
 //! The load: the loader runs, under the lease or without one. Its value is committed, or its
 //! failure. Either ends the lease.
 
-use std::{convert::Infallible, fmt, future::pending, ops::Deref, time::Duration};
+use std::{
+    convert::Infallible,
+    fmt,
+    future::pending,
+    ops::Deref,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
 
 use tokio::time::{Instant, timeout};
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -199,7 +206,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     pub async fn commit(self, value: V) -> Loaded<V> {
         let core = self.asked.core.clone();
         core.failures.forget(&self.asked.key);
-        let (loaded, _) = Box::pin(self.commit_value(value)).await;
+        let made = self.asked.made(value, self.begun, &self.lead);
+        let (loaded, _) = Box::pin(self.commit_value(made)).await;
         core.counters.served(loaded.source());
         loaded
     }
@@ -232,6 +240,17 @@ impl<V> fmt::Debug for Load<V> {
     }
 }
 
+/// A loaded value as a hit gets it, its entry, and how long that is kept. `None` stores nothing.
+type MadeValue<V> = (V, Entry, Option<Duration>);
+
+/// What a load has made.
+enum Made<V> {
+    Value(MadeValue<V>),
+    Uncacheable,
+    /// The next process is to load.
+    Reserved,
+}
+
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Loads under the lease, and commits.
     pub(super) async fn load_leased(
@@ -241,26 +260,26 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     ) -> FlightEnd<V> {
         load.begin_tags().await;
         let granted = load.granted;
-        let produced = self.produce(work, &load.lead, Some(&load.guard), granted).await;
+        let produced = self.produce(work, load.begun, &load.lead, Some(&load.guard), granted).await;
         // Before `closing` stops the renewals: the lease is renewed until this turn has come.
         let _turn = self.turn().await;
         // In boxes, which do not stay during the load.
         match produced {
-            Ok(Produced::Value(value)) => {
+            Ok(Made::Value(made)) => {
                 // Callers that join from here on get a look of their own.
                 let committed = self.begin_epoch();
-                let (loaded, late) = Box::pin(load.commit_value(value)).await;
+                let (loaded, late) = Box::pin(load.commit_value(made)).await;
                 let (epoch, late) = match late {
                     None => (committed, ForLate::Look),
                     Some(late) => (granted, late),
                 };
                 FlightEnd { outcome: Ok(FlightResult::Loaded(loaded)), epoch, late }
             }
-            Ok(Produced::Uncacheable | Produced::Failing(_)) => {
+            Ok(Made::Uncacheable) => {
                 Box::pin(load.commit_uncacheable()).await;
                 FlightEnd::alone(Alone::Uncacheable)
             }
-            Ok(Produced::Reserved) => {
+            Ok(Made::Reserved) => {
                 // The next process leads. Without an answer, the lease is released late.
                 let _ = Box::pin(load.guard.release()).await;
                 FlightEnd::alone(Alone::Reserved)
@@ -274,10 +293,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) async fn load_unleased(
         &self,
         work: &mut Option<Work<V>>,
+        outage: Option<Outage>,
         held: &mut Held<V>,
     ) -> FlightEnd<V> {
-        let AskedKey { core, key, shard, .. } = &self.asked;
-        let outage = shard.breaker.outage();
+        let AskedKey { core, key, .. } = &self.asked;
         if let Some(error) = core.failures.backs_off_here(key) {
             core.counters.backed_off.add();
             return FlightEnd::failed(error);
@@ -290,17 +309,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let begun = self.asked.begin_load();
         let (number, tagged) = (core.tags.greatest(), self.asked.options().tagged.clone());
         lead.begin_tags(Tagged { number, ..tagged });
-        let produced = self.produce(work, &lead, None, Epoch::END).await;
+        let produced = self.produce(work, begun, &lead, None, Epoch::END).await;
         match produced {
-            Ok(Produced::Value(value)) => {
-                let (value, entry, _) = self.asked.made(value, begun, &lead);
+            Ok(Made::Value((value, entry, _))) => {
                 self.asked.remember(&value, entry, begun, &lead, outage);
                 FlightEnd::for_all(Ok(FlightResult::Loaded(Loaded::degraded(value))))
             }
-            Ok(Produced::Reserved) => FlightEnd::alone(Alone::Reserved),
-            Ok(Produced::Uncacheable | Produced::Failing(_)) => {
-                FlightEnd::alone(Alone::Uncacheable)
-            }
+            Ok(Made::Reserved) => FlightEnd::alone(Alone::Reserved),
+            Ok(Made::Uncacheable) => FlightEnd::alone(Alone::Uncacheable),
             Err(error) => {
                 let back_off = self.asked.back_off(&error, &lead, 0);
                 FlightEnd::failed(self.asked.fails_alone(error, back_off, &lead))
@@ -313,10 +329,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     async fn produce(
         &self,
         work: &mut Option<Work<V>>,
+        begun: LoadBegun,
         lead: &Lead<V>,
         guard: Option<&LeaseGuard>,
         epoch: Epoch,
-    ) -> Result<Produced<V>, Error> {
+    ) -> Result<Made<V>, Error> {
         let AskedKey { core, key, .. } = &self.asked;
         let work = work.take().ok_or_else(cut_off)?;
         core.counters.loads.add();
@@ -333,14 +350,21 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             // In a box, so that the future of a load stays small.
             never = Box::pin(self.serve_head(lead, guard, epoch)) => match never {},
         };
-        let produced = match produced {
+        let made = match produced {
+            // A codec that panics fails the load.
+            Ok(Produced::Value(value)) => {
+                let made = AssertUnwindSafe(|| Made::Value(self.asked.made(value, begun, lead)));
+                catch_unwind(made).map_err(|panic| loader::panicked(panic.as_ref()))
+            }
             // Other processes hear of the failure, and have the same stale value and setting.
             Ok(Produced::Failing(error)) if self.asked.shares_failure(&error, lead) => Err(error),
-            produced => produced,
+            Ok(Produced::Uncacheable | Produced::Failing(_)) => Ok(Made::Uncacheable),
+            Ok(Produced::Reserved) => Ok(Made::Reserved),
+            Err(error) => Err(error),
         };
-        match &produced {
+        match &made {
             // It says nothing to others.
-            Ok(Produced::Reserved) => {}
+            Ok(Made::Reserved) => {}
             Ok(_) => core.failures.forget(key),
             Err(_) => {
                 core.counters.failures.add();
@@ -350,7 +374,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 }
             }
         }
-        produced
+        made
     }
 
     fn land_head(&self, head: &Head, lead: &Lead<V>, epoch: Epoch) {
@@ -407,9 +431,8 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         lead.has_stand_in() || rule.is_some_and(|rule| rule != AfterFailure::LoadAgain)
     }
 
-    /// Returns a loaded value as a hit gets it, its entry, and how long that is kept. `None` stores
-    /// nothing. A value without an encoding stays as it is.
-    fn made(&self, value: V, begun: LoadBegun, lead: &Lead<V>) -> (V, Entry, Option<Duration>) {
+    /// Makes the entry of a loaded value. A value without an encoding stays as it is.
+    fn made(&self, value: V, begun: LoadBegun, lead: &Lead<V>) -> MadeValue<V> {
         let (core, keeping, cost) = (&self.core, &lead.keeping(), begun.at.elapsed());
         let (value, entry, windows) = match core.entry(&value, cost, lead.tagged()) {
             Ok((value, entry)) => {
@@ -509,11 +532,11 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
 impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// Commits a value that was loaded. Returns it for its callers. Callers that joined after the
     /// lease was granted may have to be served in another way.
-    async fn commit_value(self, value: V) -> (Loaded<V>, Option<ForLate>) {
+    async fn commit_value(self, made: MadeValue<V>) -> (Loaded<V>, Option<ForLate>) {
         let ended = Instant::now();
         let Self { asked, lead, guard, begun, .. } = &self;
         let core = &asked.core;
-        let (value, entry, ttl) = asked.made(value, *begun, lead);
+        let (value, entry, ttl) = made;
         let (mark, tagged) = (core.mark(&asked.name), lead.tagged());
         let (answer, are_current) =
             tokio::join!(self.commit_entry(&entry, ttl), core.are_current(&tagged));

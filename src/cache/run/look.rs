@@ -61,10 +61,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Waits for a turn to ask the shard, in the task of a flight. Another run asks without a turn:
-    /// the caller that polls it may stop, and would block the queue for all.
+    /// Waits for a turn to ask the shard, in a task. A run that its caller polls asks without one:
+    /// the caller may stop, and would block the queue for all.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        self.leader.as_ref()?.own_task().await;
+        match &self.leader {
+            Some(leader) => leader.own_task().await,
+            None if self.is_task => {}
+            None => return None,
+        }
         self.asked.shard.turn().await
     }
 
@@ -89,7 +93,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Decision::Miss { seen } => Step::Claim { seen },
             Decision::Unanswered(_) => self.away(held),
             Decision::Uncacheable { seen } => match self.asked.options().sharing.on_uncacheable {
-                OnUncacheable::Coalesce => Step::LoadUnleased,
+                OnUncacheable::Coalesce => Step::LoadUnleased(None),
                 OnUncacheable::Pass => FlightEnd::alone(Alone::Uncacheable).into(),
                 OnUncacheable::Claim => Step::Claim { seen },
             },
@@ -110,7 +114,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Some(Decision::Served(loaded)) => return FlightEnd::found(loaded, epoch).into(),
             _ => {}
         }
-        Step::LoadUnleased
+        Step::LoadUnleased(outage)
     }
 
     /// Claims the lease, or waits for what its holder makes. `seen` is the fence of the last entry
@@ -209,6 +213,10 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
 
     /// Looks once more, where this process may not load: another one may have loaded meanwhile.
     async fn look_instead(&mut self, error: Error) -> Step<V> {
+        // A refresh does not want an old value.
+        if self.run.wants_new() {
+            return self.run.full(error).into();
+        }
         let _turn = self.run.turn().await;
         let epoch = self.run.begin_epoch();
         let decision = self.run.asked.stored(&self.run.asked.options().rules).await;
@@ -337,13 +345,13 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if self.run.start == RunStart::Behind {
             debug!("another process refreshes");
             core.refreshes.note(EntryNote::Refreshed, key, self.seen, remaining);
-            return Break(Step::LoadUnleased);
+            return Break(Step::LoadUnleased(None));
         }
         let before = std::mem::replace(&mut self.met, fence);
         let is_next = before != 0 && before != fence;
         if is_last || (is_next && options.sharing.waits_once) {
             debug!("the wait for another process is over");
-            return Break(Step::LoadUnleased);
+            return Break(Step::LoadUnleased(None));
         }
         debug!(fence, ?remaining, "another process loads");
         Continue(remaining)

@@ -20,7 +20,7 @@ use tracing::{Instrument, Span, debug};
 pub use self::load::{Begun, Load};
 use super::{
     Loaded, Source,
-    breaker::Shard,
+    breaker::{Outage, Shard},
     core::Core,
     freshness::Rules,
     lead::Previous,
@@ -75,6 +75,8 @@ pub(super) struct Run<V> {
     asked: AskedKey<V>,
     leader: Option<Leader<Outcome<V>>>,
     start: RunStart,
+    /// A task polls the run, and no caller that may stop.
+    is_task: bool,
 }
 
 /// How a run begins.
@@ -137,7 +139,8 @@ enum Step<V> {
         seen: u64,
     },
     Load(Box<Load<V>>),
-    LoadUnleased,
+    /// Load without a lease. In this outage, the value is remembered.
+    LoadUnleased(Option<Outage>),
 }
 
 impl<V> From<FlightEnd<V>> for Step<V> {
@@ -178,7 +181,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         leader: Option<Leader<Outcome<V>>>,
         start: RunStart,
     ) -> Result<Self, Error> {
-        Ok(Self { asked: AskedKey::new(core, key, own)?, leader, start })
+        Ok(Self { asked: AskedKey::new(core, key, own)?, leader, start, is_task: false })
     }
 
     /// Runs to the end, and lands the flight.
@@ -196,7 +199,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Runs to the end, for the one caller of a refresh.
-    pub(super) async fn load(self, work: Work<V>) -> Outcome<V> {
+    pub(super) async fn load(mut self, work: Work<V>) -> Outcome<V> {
+        self.is_task = true;
         caught(self.end(&mut Some(work))).await.outcome
     }
 
@@ -246,9 +250,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let end = match Box::pin(self.claimed(step, &mut held)).await {
             Step::Land(end, _) => end,
             Step::Load(load) => Box::pin(self.load_leased(work, load)).await,
-            Step::Claim { .. } | Step::LoadUnleased => {
-                Box::pin(self.load_unleased(work, &mut held)).await
+            Step::LoadUnleased(outage) => {
+                Box::pin(self.load_unleased(work, outage, &mut held)).await
             }
+            Step::Claim { .. } => Box::pin(self.load_unleased(work, None, &mut held)).await,
         };
         self.or_fallback(end, &held)
     }
@@ -261,14 +266,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         mut work: Option<Work<V>>,
     ) -> Outcome<V> {
         let run = Self::new(core, key, own, None, RunStart::Look)?;
-        let end = caught(run.load_unleased(&mut work, &mut Held::default())).await;
+        let end = caught(run.load_unleased(&mut work, None, &mut Held::default())).await;
         ended(&core.counters, end.outcome, true)
     }
 
     /// Claims the lease, if that is the next step. Returns the step that follows.
     async fn claimed(&self, step: Step<V>, held: &mut Held<V>) -> Step<V> {
         match step {
-            Step::Claim { .. } if self.asked.options().sharing.is_local => Step::LoadUnleased,
+            Step::Claim { .. } if self.asked.options().sharing.is_local => Step::LoadUnleased(None),
             Step::Claim { seen } => self.claim(seen, held).await,
             step => step,
         }
@@ -317,7 +322,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let (end, old) = match self.claimed(step, &mut held).await {
             Step::Load(load) => return Ok(Begun::Load(load.begun_by_caller().await)),
             Step::Land(end, old) => (self.or_fallback(end, &held), old),
-            Step::Claim { .. } | Step::LoadUnleased => return Ok(Begun::Alone),
+            Step::Claim { .. } | Step::LoadUnleased(_) => return Ok(Begun::Alone),
         };
         let FlightResult::Loaded(loaded) = ended(&core.counters, end.outcome, true)? else {
             return Ok(Begun::Alone);
@@ -337,7 +342,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if core.refreshes.knows(EntryNote::Refreshed, key, old.fence) {
             return None;
         }
-        Some(self.behind().begin_behind(old).await?.begun_by_caller().await)
+        Some(self.behind(false).begin_behind(old).await?.begun_by_caller().await)
     }
 
     /// Begins to refresh an entry, unless that is under way or not to be tried now.
@@ -348,12 +353,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
         let Some(work) = work.take() else { return };
         let span = spans::refresh_behind(key);
-        let refreshed = self.behind().refresh(work, previous, span.clone());
+        let refreshed = self.behind(true).refresh(work, previous, span.clone());
         core.begun.spawn(refreshed.instrument(span));
     }
 
-    fn behind(&self) -> Self {
-        Self { asked: self.asked.clone(), leader: None, start: RunStart::Behind }
+    fn behind(&self, is_task: bool) -> Self {
+        Self { asked: self.asked.clone(), leader: None, start: RunStart::Behind, is_task }
     }
 
     /// Refreshes an entry under the lease, if the process gets the lease and a permit at once.

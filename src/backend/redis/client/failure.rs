@@ -101,8 +101,12 @@ fn code(error: &RedisError) -> Option<&str> {
         if text.starts_with("FOREIGN ") {
             return Some("FOREIGN");
         }
-        let (_, said) = text.strip_prefix("Error running script")?.split_once("@user_script:")?;
-        let said = said.trim_start_matches(|c: char| c.is_ascii_digit() || " :-".contains(c));
+        // Some refusals have the place twice.
+        let (_, mut said) = text.strip_prefix("Error running script")?.split_once("@user")?;
+        while let Some(behind) = said.strip_prefix("_script:") {
+            said = behind.trim_start_matches(|c: char| c.is_ascii_digit() || " :-".contains(c));
+            said = said.strip_prefix("@user").unwrap_or(said);
+        }
         said.split(' ').next()
     });
     Some(inner.unwrap_or(code))
@@ -127,8 +131,8 @@ mod tests {
             ("TRYAGAIN Multiple keys request during rehashing", "TRYAGAIN", false),
             (&format!("{of_script}86: WRONGTYPE Operation against"), "WRONGTYPE", true),
             (&format!("{of_script}12: @user_script: 12: -READONLY You"), "READONLY", false),
-            (&format!("{of_script}8: FOREIGN k holds"), "FOREIGN", false),
-            ("ERR FOREIGN k holds something script: 3f, on @user_script:8.", "FOREIGN", false),
+            (&format!("{of_script}8: FOREIGN @user_script: holds"), "FOREIGN", true),
+            ("ERR FOREIGN k holds something script: 3f, on @user_script:8.", "FOREIGN", true),
         ] {
             let line = format!("-{said}\r\n");
             let reply = redis::parse_redis_value(line.as_bytes()).and_then(Value::extract_error);

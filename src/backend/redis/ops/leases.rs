@@ -45,7 +45,8 @@ impl Leases for RedisBackend {
         // In a cluster, two leases rarely share a slot, and one that moves would block the others.
         let budget = if self.0.servers.is_single() { RENEWAL_BATCH } else { 1 };
         let batches = renewal_batches(claims, budget);
-        let calls: Vec<_> = batches.iter().copied().map(renewal).collect();
+        let with_fences = self.0.servers.is_single();
+        let calls: Vec<_> = batches.iter().map(|batch| renewal(batch, with_fences)).collect();
         let replies = join_all(calls.iter().map(|call| self.0.servers.grant(call))).await;
         let mut renewed = Vec::with_capacity(claims.len());
         let mut failure = None;
@@ -307,12 +308,19 @@ fn renewal_batches(claims: &[Claim], budget: usize) -> Vec<&[Claim]> {
     claims.chunk_by(fits).collect()
 }
 
-/// Returns the call that renews a batch of leases.
-fn renewal(batch: &[Claim]) -> Call<'static> {
+/// Returns the call that renews a batch of leases, with the fences or without.
+///
+/// A call of two keys must wait while the slot of both is on its way to another node of a cluster,
+/// longer than a lease lasts. So no fence is extended there. It lasts its time from the grant on,
+/// and then the clock stands in for it.
+fn renewal(batch: &[Claim], with_fences: bool) -> Call<'static> {
     let keys = batch.iter().flat_map(|claim| {
         let [sole, shared, ..] = keys::semaphore(claim.mode.into());
-        // A hold has no fence. Its own key stands in, so that no other one of a slot is missing.
-        let keys = if claim.mode.is_fenced() { [sole, keys::FENCE] } else { [shared; 2] };
+        let keys = match claim.mode.is_fenced() {
+            true if with_fences => [sole, keys::FENCE],
+            true => [sole; 2],
+            false => [shared; 2],
+        };
         keys.map(|key| (&claim.name, key))
     });
     let keys: Vec<_> = keys.collect();

@@ -12,7 +12,7 @@ local holders, label = 1, owner and string.match(value, '^%x+:%d+:(.*)$') or ''
 if not owner then
   local at_ms = math.floor(at / 1000)
   owner, fence, holders = '', 0, holds_at(shared, at_ms)
-  left = (redis.call('ZRANGE', shared, -1, -1, 'WITHSCORES')[2] or at_ms) - at_ms
+  left = math.max((redis.call('ZRANGE', shared, -1, -1, 'WITHSCORES')[2] or 0) - at_ms, 0)
 end
 local wait_ms, failures, message = failure_at(failure)
 return { owner, fence, left, holders, waiters, at, label, wait_ms, failures, message or '' }

@@ -1,8 +1,7 @@
 -- Makes leases and holds last their full times from now, and the fences of leases too. Returns
 -- for each 1 if renewed, or 0 if the owner does not have it.
--- KEYS: for each the lease and the fence, or the set of holds twice
--- ARGV: for each its owner, its milliseconds, those of the fence, and the number of members of a
---   hold, or 0 for a lease
+-- KEYS: for each the lease and the fence; the lease or the set of holds twice for no fence
+-- ARGV: for each its owner, its milliseconds, those of the fence, and its members; 0 for a lease
 local renewed, at = {}, nil
 for one = 1, #KEYS / 2 do
   local key, fence = KEYS[2 * one - 1], KEYS[2 * one]

@@ -31,4 +31,5 @@ local locks, may_lock =
   try('ZADD 3 ZREM 2 ZSCORE 2 ZRANGE 3 ZCOUNT 3 HSET 3 HMGET 2 HDEL 2 UNLINK 1')
 if may_cache or not may_lock then missing = missing .. caches end
 if may_lock or not may_cache then missing = missing .. locks end
+redis.pcall('PEXPIRE', key, 1000)
 return missing .. try('DEL 1')

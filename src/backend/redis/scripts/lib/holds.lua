@@ -52,6 +52,6 @@ local function extend_hold(set, owner, count, at, life_ms)
   -- Needs no memory. A full server lets all writes through in a script that has written.
   redis.call('PEXPIRE', set, math.max(life_ms, redis.call('PTTL', set)))
   -- A member that has this score already would not count as changed.
-  local score = math.max(at + life_ms, ends + 1)
+  local score = at + life_ms == ends and ends + 1 or at + life_ms
   return write_hold(set, owner, count, score, 'XX', 'CH') == count
 end

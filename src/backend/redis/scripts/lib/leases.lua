@@ -24,10 +24,10 @@ local function set_lease(key, owner, fence, lease_ms, label)
   return redis.call('SET', key, value, 'PX', lease_ms)
 end
 
--- Makes a lease and the fence last their full times from now. A full server lets both through.
+-- Makes the fence, then a lease last their full times from now. A full server lets both through.
 local function renew_lease(lease, fence_key, lease_ms, fence_ms)
-  redis.call('PEXPIRE', lease, lease_ms)
   redis.call('PEXPIRE', fence_key, fence_ms)
+  redis.call('PEXPIRE', lease, lease_ms)
 end
 
 -- Grants a lease with a new fence, greater than `stored`, and returns that. A full server refuses
