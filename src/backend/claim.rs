@@ -126,8 +126,8 @@ pub struct Claim {
     pub mode: Mode,
     /// How long the lease lasts unless it is renewed.
     pub lease: Duration,
-    /// How long the last fence of the name is remembered after the grant, and after each renewal
-    /// unless the server is a cluster. After a handover, the time of the former holder counts.
+    /// How long the last fence of the name is remembered after the grant, and after each renewal.
+    /// After a handover, the time of the former holder counts.
     pub fence_life: Duration,
     /// Whether it enters the queue, where the mode has one and the claim is not granted at once.
     pub waits: bool,

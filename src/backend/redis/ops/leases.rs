@@ -45,9 +45,13 @@ impl Leases for RedisBackend {
         // In a cluster, two leases rarely share a slot, and one that moves would block the others.
         let budget = if self.0.servers.is_single() { RENEWAL_BATCH } else { 1 };
         let batches = renewal_batches(claims, budget);
-        let with_fences = self.0.servers.is_single();
-        let calls: Vec<_> = batches.iter().map(|batch| renewal(batch, with_fences)).collect();
-        let replies = join_all(calls.iter().map(|call| self.0.servers.grant(call))).await;
+        let is_single = self.0.servers.is_single();
+        let calls: Vec<_> = batches.iter().map(|batch| renewal(batch, is_single)).collect();
+        let apart = claims.iter().filter(|claim| !is_single && claim.mode.is_fenced());
+        let (replies, _) = tokio::join!(
+            join_all(calls.iter().map(|call| self.0.servers.grant(call))),
+            join_all(apart.map(|claim| self.extend_fence(claim))),
+        );
         let mut renewed = Vec::with_capacity(claims.len());
         let mut failure = None;
         for (batch, reply) in batches.into_iter().zip(replies) {
@@ -240,6 +244,14 @@ impl RedisBackend {
         self.released(&call).await
     }
 
+    /// Makes a fence last its full time. If that fails, the next renewal tries again.
+    async fn extend_fence(&self, claim: &Claim) {
+        let key = claim.name.suffixed(keys::FENCE);
+        let mut extend = redis::cmd("PEXPIRE");
+        extend.arg(&key).arg(millis(claim.fence_life));
+        let _ = self.0.servers.run(&extend, &key).await;
+    }
+
     /// Runs a script that releases. One that has more to do than it may is called again. If this
     /// process ends before that, the next script of any waiter goes on.
     async fn released(&self, call: &Call<'_>) -> Result<bool, BackendError> {
@@ -310,9 +322,8 @@ fn renewal_batches(claims: &[Claim], budget: usize) -> Vec<&[Claim]> {
 
 /// Returns the call that renews a batch of leases, with the fences or without.
 ///
-/// A call of two keys must wait while the slot of both is on its way to another node of a cluster,
-/// longer than a lease lasts. So no fence is extended there. It lasts its time from the grant on,
-/// and then the clock stands in for it.
+/// While a slot is on its way to another node of a cluster, a call of two keys must wait, maybe for
+/// longer than a lease lasts. So a fence is extended apart there.
 fn renewal(batch: &[Claim], with_fences: bool) -> Call<'static> {
     let keys = batch.iter().flat_map(|claim| {
         let [sole, shared, ..] = keys::semaphore(claim.mode.into());
