@@ -47,7 +47,7 @@ pub enum ErrorKind {
     NotAcquired,
     /// The latch does not exist: it was never set, its time is over, or it was cleared.
     NotSet,
-    /// The latch was not counted down to zero before the wait limit ended.
+    /// What was waited for had not come, such as the zero of a latch, when the wait limit ended.
     NotDone,
     /// The lease was lost before this call. Another holder may have the lock.
     Lost,

@@ -2,10 +2,11 @@ use std::time::Duration;
 
 use super::Owner;
 
-/// The last tick of a name whose turn was begun. [`Leases::mark`](super::Leases::mark) sets it.
+/// The last tick of a name whose turn was begun. A tick is a number that only grows, in at most 16
+/// digits: for jobs, microseconds since 1970. [`Leases::mark`](super::Leases::mark) sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The tick: microseconds since 1970, in at most 16 digits.
+    /// The tick.
     pub tick: u64,
     /// The owner of its turn, until the turn is done.
     pub begun_by: Option<Owner>,
@@ -14,7 +15,7 @@ pub struct Mark {
 /// A question to [`Leases::mark`](super::Leases::mark): a step of a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tick {
-    /// The tick: microseconds since 1970, in at most 16 digits.
+    /// The tick.
     pub at: u64,
     /// The step to take.
     pub step: TickStep,

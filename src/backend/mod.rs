@@ -132,9 +132,9 @@ pub trait Leases: Send + Sync + 'static {
     /// Sets the [mark](Mark) of a name to a tick, if the claim has the mutex of the name and the
     /// tick [is possible](Tick::is_possible). Returns the mark before, in any case.
     ///
-    /// Only [jobs](crate::Locks::once) need it. The default refuses.
+    /// Fronts without it, such as the locks, work over any backend. The default refuses.
     async fn mark(&self, _claim: &Claim, _tick: Tick) -> Result<Marked, BackendError> {
-        Err(BackendError::refused("the backend keeps no marks, which jobs need"))
+        Err(BackendError::refused("the backend keeps no marks"))
     }
 
     /// Returns who holds a lock, or loads an entry, and how many wait. A load has the kind
