@@ -71,7 +71,7 @@ async fn a_break_of_a_connection_far_away_fails_no_later_command() {
 async fn outlives_a_break() -> Result<(), Error> {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
-    proxy.lengthen_round_trip(USUAL * 4 / 5);
+    proxy.lengthen_round_trip(USUAL * 3 / 5);
     let backend = RedisBackend::open(&proxy.url())?;
     backend.ping().await?;
     let connections = || proxy.counters().connections.load(Ordering::SeqCst);
