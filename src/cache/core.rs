@@ -69,7 +69,7 @@ pub(super) struct Core<V> {
 }
 
 /// Lets go of what this process has of a key, when a change of it ends, however it does.
-struct Changed<'a, V> {
+pub(super) struct Changed<'a, V> {
     core: &'a Core<V>,
     key: &'a Key,
 }
@@ -187,11 +187,16 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.counted(answered_by(backend, self.try_limit, operation).await)
     }
 
-    /// Changes what is stored. Returns the fence of the change, or 0 if there was none.
-    pub(super) async fn edit(&self, key: &Key, name: &Name, edit: &Edit) -> Result<u64, Error> {
-        let _changed = Changed { core: self, key };
+    /// Begins a change of a key.
+    pub(super) fn changing<'a>(&'a self, key: &'a Key) -> Changed<'a, V> {
         // Its outcome may stay unknown.
         self.forget_local(key);
+        Changed { core: self, key }
+    }
+
+    /// Changes what is stored. Returns the fence of the change, or 0 if there was none.
+    pub(super) async fn edit(&self, key: &Key, name: &Name, edit: &Edit) -> Result<u64, Error> {
+        let _changed = self.changing(key);
         let life = self.settings.fence_life();
         let fence = self.in_time(self.store.edit(name, edit, life)).await?;
         if fence > 0 && matches!(edit, Edit::Put(..) | Edit::Touch(_)) {

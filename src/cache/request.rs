@@ -92,6 +92,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let Self { core, key, own } = self;
         let name = core.name(&key)?;
         let windows = core.windows(core.options(own.as_deref()), None, &Keeping::default());
+        // Also if there is nothing to touch.
+        let _changed = core.changing(&key);
         // The end of a tag may be forgotten before the windows would end.
         if core.tags.is_on {
             let mut stored = core.in_time(core.store.get(&name)).await;
