@@ -262,7 +262,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             if takes_heads {
                 return Ok(FlightResult::Alone(Alone::Uncacheable));
             }
-            Box::pin(Run::load_for_caller(&core, &key, own, work.map(loader::boxed))).await
+            let work = loader::boxed(work.take().ok_or_else(cut_off)?);
+            Box::pin(Run::load_for_caller(&core, &key, own, work)).await
         }
     }
 }

@@ -547,18 +547,18 @@ async fn a_backend_out_of_order_costs_one_load_for_each_process() {
     }
 }
 
-/// Late joiners of a flight were sent to the next one after their own look was not answered, and
-/// waited for its time-out as well. The leader now loads for them.
+/// The look for the late joiners of a flight is not answered. They join the next flight, so that the
+/// process runs one load. They wait for two time-outs at most, and those who come later for one.
 #[tokio::test(start_paused = true)]
-async fn a_caller_never_waits_for_two_time_outs() {
+async fn late_joiners_that_are_not_answered_share_the_next_load() {
     // A single caller polls its flight itself until another one joins. Three callers have a task
     // already.
-    for callers in [1, 3] {
-        check_one_time_out(callers).await;
+    for callers in [0, 1, 3] {
+        check_next_load(callers).await;
     }
 }
 
-async fn check_one_time_out(callers: usize) {
+async fn check_next_load(callers: usize) {
     let faulty = Faulty::new(|_| None);
     let [cache, _] = two_over(&faulty);
     cache.insert("k", &"stored".to_owned()).await.unwrap();
@@ -581,16 +581,15 @@ async fn check_one_time_out(callers: usize) {
     sleep(200 * MS).await;
     let next: Vec<_> = (0..callers).map(|_| timed(ask(&cache, &origin, 20 * MS))).collect();
     let (source, took) = late.await;
-    assert_eq!((source, origin.loads()), (Source::Degraded, 1));
-    // One time-out and the load.
-    assert!(took <= 285 * MS, "{took:?}");
+    assert_eq!(source, Source::Degraded);
+    assert!(took <= 550 * MS, "{took:?}");
     for next in next {
         let (source, took) = next.await;
         assert_eq!(source, Source::Degraded);
+        // One time-out and the load.
         assert!(took <= 285 * MS, "{took:?}");
     }
-    // This backend has no memory for outages, so the next flight loads as well.
-    assert_eq!(origin.loads(), 2);
+    assert_eq!(origin.loads(), 1);
 }
 
 /// Another process had the lease, and the server began to hang. The waiter for the lease looked

@@ -27,7 +27,7 @@ use crate::{
         local::Fill,
         member::Permit,
         notes::EntryNote,
-        outcome::{Alone, FlightResult, Head, Record, cut_off},
+        outcome::{Alone, FlightResult, Head, Record},
         settings::UNCACHEABLE_LIFE,
     },
     error::{BackendError, BoxError, Chain, Error, ErrorKind},
@@ -253,11 +253,7 @@ enum Made<V> {
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Loads under the lease, and commits.
-    pub(super) async fn load_leased(
-        &self,
-        work: &mut Option<Work<V>>,
-        mut load: Box<Load<V>>,
-    ) -> FlightEnd<V> {
+    pub(super) async fn load_leased(&self, work: Work<V>, mut load: Box<Load<V>>) -> FlightEnd<V> {
         load.begin_tags().await;
         let granted = load.granted;
         let produced = self.produce(work, load.begun, &load.lead, Some(&load.guard), granted).await;
@@ -292,7 +288,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// flight. In an outage, the value is remembered until its end.
     pub(super) async fn load_unleased(
         &self,
-        work: &mut Option<Work<V>>,
+        work: Work<V>,
         outage: Option<Outage>,
         held: &mut Held<V>,
     ) -> FlightEnd<V> {
@@ -328,14 +324,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// joined before the epoch.
     async fn produce(
         &self,
-        work: &mut Option<Work<V>>,
+        work: Work<V>,
         begun: LoadBegun,
         lead: &Lead<V>,
         guard: Option<&LeaseGuard>,
         epoch: Epoch,
     ) -> Result<Made<V>, Error> {
         let AskedKey { core, key, .. } = &self.asked;
-        let work = work.take().ok_or_else(cut_off)?;
         core.counters.loads.add();
         let number = self.number();
         let produced = tokio::select! {

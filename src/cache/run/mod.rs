@@ -186,25 +186,24 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Runs to the end, and lands the flight.
     pub(super) async fn run(mut self, work: Work<V>) {
-        let mut work = Some(work);
         let end = {
-            let end = pin!(caught(self.end(&mut work)));
+            let end = pin!(caught(self.end(work)));
             spans::within_caller(end).await
         };
         let leader = self.leader.as_mut();
         if leader.is_some_and(|leader| leader.land(end.outcome, end.epoch)) {
             // In a box, which a flight without late joiners does not need.
-            Box::pin(self.land_late(end.late, work)).await;
+            Box::pin(self.land_late(end.late)).await;
         }
     }
 
     /// Runs to the end, for the one caller of a refresh.
     pub(super) async fn load(mut self, work: Work<V>) -> Outcome<V> {
         self.is_task = true;
-        caught(self.end(&mut Some(work))).await.outcome
+        caught(self.end(work)).await.outcome
     }
 
-    async fn end(&self, work: &mut Option<Work<V>>) -> FlightEnd<V> {
+    async fn end(&self, work: Work<V>) -> FlightEnd<V> {
         let mut held = Held::default();
         match self.look(&mut held).await {
             Step::Land(end, None) => end,
@@ -236,12 +235,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Runs the steps that follow the look.
-    async fn beyond(
-        &self,
-        step: Step<V>,
-        mut held: Held<V>,
-        work: &mut Option<Work<V>>,
-    ) -> FlightEnd<V> {
+    async fn beyond(&self, step: Step<V>, mut held: Held<V>, work: Work<V>) -> FlightEnd<V> {
         if let Some(leader) = &self.leader {
             leader.own_task().await;
         }
@@ -263,10 +257,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         core: &Arc<Core<V>>,
         key: &Key,
         own: Option<Box<Options>>,
-        mut work: Option<Work<V>>,
+        work: Work<V>,
     ) -> Outcome<V> {
         let run = Self::new(core, key, own, None, RunStart::Look)?;
-        let end = caught(run.load_unleased(&mut work, None, &mut Held::default())).await;
+        let end = caught(run.load_unleased(work, None, &mut Held::default())).await;
         ended(&core.counters, end.outcome, true)
     }
 
@@ -346,12 +340,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Begins to refresh an entry, unless that is under way or not to be tried now.
-    fn begin_refresh(&self, work: &mut Option<Work<V>>, previous: Arc<Previous<V>>) {
+    fn begin_refresh(&self, work: Work<V>, previous: Arc<Previous<V>>) {
         let AskedKey { core, key, .. } = &self.asked;
         if !core.refreshes.begin(key, previous.fence) {
             return;
         }
-        let Some(work) = work.take() else { return };
         let span = spans::refresh_behind(key);
         let refreshed = self.behind(true).refresh(work, previous, span.clone());
         core.begun.spawn(refreshed.instrument(span));
@@ -367,7 +360,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let refreshed = async {
             let load = self.begin_behind(previous).await?;
             core.refreshes.note(EntryNote::Refreshed, key, seen, core.settings.lease);
-            Some(self.load_leased(&mut Some(work), load).await.outcome)
+            Some(self.load_leased(work, load).await.outcome)
         };
         let outcome = tokio::select! {
             biased;
@@ -410,9 +403,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Looks for the callers that joined too late for the outcome, and lands for them. Without an
-    /// answer, they get the value that was loaded. If none was, it is loaded now, so that they do
-    /// not wait for another time-out.
-    async fn land_late(&self, late: ForLate, mut work: Option<Work<V>>) {
+    /// answer, they get the value that was loaded, or join anew: the key may have a new flight.
+    async fn land_late(&self, late: ForLate) {
         let Some(leader) = &self.leader else { return };
         let loaded = match leader.landed() {
             Some(Ok(FlightResult::Loaded(loaded))) if loaded.source == Source::Led => {
@@ -427,17 +419,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
         let outcome = match self.asked.stored(&self.asked.options().rules).await {
             Decision::Unanswered(_) => {
-                let mut held = Held::default();
-                match self.away(&mut held) {
+                match self.away(&mut Held::default()) {
                     Step::Land(end, _) => Some(end.outcome),
-                    step if work.is_some() => {
-                        let rest = Box::pin(self.beyond(step, held, &mut work));
-                        let outcome = caught(self.unless_cancelled(rest)).await.outcome;
-                        // It could not run, so each of them begins anew.
-                        let is_cancelled = |error: &Error| error.kind() == ErrorKind::Cancelled;
-                        let is_of_use = !matches!(&outcome, Err(error) if is_cancelled(error));
-                        is_of_use.then_some(outcome)
-                    }
                     // They may know of the act for which a value was refused. The answer to its
                     // commit may have come after its windows.
                     _ => loaded.filter(is_fresh).map(degraded),
