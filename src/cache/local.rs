@@ -270,7 +270,10 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             return;
         }
         let row = LocalRow { until, ..LocalRow::new(fill, entry, size, value.clone()) };
-        self.keep(fill, fence, key, row);
+        if !self.keep(fill, fence, key, row) {
+            // What was served is not followed by what is older.
+            self.rows.remove_if(key, |row| row.entry.fence < fence);
+        }
     }
 
     /// Notes a value whose load began then, without a lease or a commit that was answered. Its
@@ -292,10 +295,11 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         }
     }
 
-    fn keep(&self, fill: Fill, fence: u64, key: &Key, row: LocalRow<V>) {
-        if ROW + key.as_str().len() + row.weight <= self.heaviest {
-            self.order.keep(fill, fence, || self.rows.insert(key.clone(), Arc::new(row)));
-        }
+    /// Keeps a row in place of the last one, if it is not too heavy and nothing newer has come.
+    /// Returns whether it was kept.
+    fn keep(&self, fill: Fill, fence: u64, key: &Key, row: LocalRow<V>) -> bool {
+        ROW + key.as_str().len() + row.weight <= self.heaviest
+            && self.order.keep(fill, fence, || self.rows.insert(key.clone(), Arc::new(row)))
     }
 }
 
@@ -406,14 +410,41 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    struct Scene {
+        store: Arc<LocalStore<u64>>,
+        key: Key,
+        name: Name,
+        outage: Outage,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let settings = Settings { outage_memory: Some(1 << 20), ..Settings::default() };
+            let (tags, counters) = (Arc::new(Tags::new(&settings)), Arc::default());
+            let store = LocalStore::of(&settings, &MemoryBackend::new(), &tags, &counters);
+            let (store, key, outage) = (store.unwrap(), Key::from("k"), Outage::next(false));
+            let name = Name::new(&Namespace::standard(), Family::Cache, &key, 512).unwrap();
+            Self { store, key, name, outage }
+        }
+
+        fn seen(fence: u64, windows: Windows) -> (Entry, usize) {
+            let entry = Entry::value(0, Duration::ZERO, Bytes::new()).with_fence(fence);
+            (Entry { age: Some(Duration::ZERO), ..entry.with_windows(windows) }, 1)
+        }
+
+        fn note(&self, asked: Fill, fence: u64, windows: Windows) {
+            let seen = Self::seen(fence, windows);
+            self.store.note(asked, &self.key, seen, &fence, true, &Rules::ALL);
+        }
+
+        fn recalled(&self) -> Option<u64> {
+            self.store.recall(&self.key, self.outage).map(|(row, _)| row.value)
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_older_answer_and_one_without_windows_end_no_newer_value() {
-        let settings = Settings { outage_memory: Some(1 << 20), ..Settings::default() };
-        let (tags, counters) = (Arc::new(Tags::new(&settings)), Arc::default());
-        let store: Arc<LocalStore<u64>> =
-            LocalStore::of(&settings, &MemoryBackend::new(), &tags, &counters).unwrap();
-        let (key, outage) = (Key::from("k"), Outage::next(false));
-        let name = Name::new(&Namespace::standard(), Family::Cache, &key, 512).unwrap();
+        let scene = Scene::new();
         let (plain, kept) = (Windows::fresh(SECOND), Windows::fresh(SECOND).error(SECOND));
         for (fence, windows, expected) in [
             (5, kept, Some(5)),
@@ -422,10 +453,21 @@ mod tests {
             (6, plain, Some(7)),
             (8, plain, None),
         ] {
-            let entry = Entry::value(0, Duration::ZERO, Bytes::new()).with_fence(fence);
-            let entry = Entry { age: Some(Duration::ZERO), ..entry.with_windows(windows) };
-            store.note(store.mark(&name), &key, (entry, 1), &fence, true, &Rules::ALL);
-            assert_eq!(store.recall(&key, outage).map(|(row, _)| row.value), expected);
+            scene.note(scene.store.mark(&scene.name), fence, windows);
+            assert_eq!(scene.recalled(), expected);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_comes_too_late_to_be_kept_ends_an_older_value() {
+        let (scene, kept) = (Scene::new(), Windows::fresh(SECOND).error(SECOND));
+        let (store, key) = (&scene.store, &scene.key);
+        let asked = store.mark(&scene.name);
+        store.forget(key, &scene.name);
+        store.note_loaded(store.mark(&scene.name), key, scene.outage, Scene::seen(5, kept), 50);
+        scene.note(asked, 4, kept);
+        assert_eq!(scene.recalled(), Some(50));
+        scene.note(asked, 6, kept);
+        assert_eq!(scene.recalled(), None);
     }
 }

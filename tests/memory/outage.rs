@@ -88,8 +88,11 @@ const ACTS: usize = 5;
 #[tokio::test(start_paused = true)]
 async fn no_act_is_undone() {
     for act in 0..ACTS {
-        for was_seen in [false, true] {
-            let scene = Scene::with(stale);
+        for (was_seen, has_tags) in [(false, false), (true, false), (true, true)] {
+            let scene = Scene::with(|builder| match has_tags {
+                true => stale(builder).tags(),
+                false => stale(builder),
+            });
             if was_seen {
                 assert_eq!(scene.ask("k").await, (1, Source::Led));
             }
@@ -97,7 +100,8 @@ async fn no_act_is_undone() {
             assert_eq!(scene.ask("k").await, (1, Source::Degraded));
             scene.act(act).await;
             for _ in 0..2 {
-                assert_eq!(scene.ask("k").await, (2, Source::Degraded), "act {act}, {was_seen}");
+                let then = scene.ask("k").await;
+                assert_eq!(then, (2, Source::Degraded), "{act}, {was_seen}, {has_tags}");
             }
         }
     }
