@@ -547,8 +547,8 @@ async fn a_backend_out_of_order_costs_one_load_for_each_process() {
     }
 }
 
-/// The look for the late joiners of a flight is not answered. They join the next flight, so that the
-/// process runs one load. They wait for two time-outs at most, and those who come later for one.
+/// The look for the late joiners of a flight is not answered. They join the next flight, so that
+/// the process runs one load. They wait for two time-outs at most, and later callers for one.
 #[tokio::test(start_paused = true)]
 async fn late_joiners_that_are_not_answered_share_the_next_load() {
     // A single caller polls its flight itself until another one joins. Three callers have a task
