@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 
 use crate::{
     backend::{Entry, Owner},
@@ -185,10 +185,7 @@ impl Change {
                 (format!("g{fence:016}{owner}{}", ends.as_millis()), Bytes::new())
             }
         };
-        let mut bytes = BytesMut::with_capacity(head.len() + rest.len());
-        bytes.put_slice(head.as_bytes());
-        bytes.put_slice(&rest);
-        bytes.freeze()
+        [head.as_bytes(), &rest].concat().into()
     }
 
     /// Reads a message. Bytes that cannot be read mean: look again.

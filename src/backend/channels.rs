@@ -398,51 +398,13 @@ impl Inbox {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::backend::Handover;
-
-    fn granted(owner: Owner) -> Change {
-        Change::Granted(Handover { owner, fence: 1, ends: Duration::ZERO })
-    }
 
     /// Returns the next change, if there is one.
     fn poll(changes: &mut Changes) -> Option<Change> {
         changes.next().now_or_never()
-    }
-
-    /// A grant reaches the waiters that it is for and those without an owner. The many others of
-    /// the process sleep.
-    #[test]
-    fn a_push_for_one_owner_wakes_no_waiter_with_another_one() {
-        let (channels, topic) = (Channels::default(), Arc::from("t"));
-        let mine = Owner::fresh();
-        let others = std::iter::repeat_with(|| Some(Owner::fresh())).take(3000);
-        let owners = [Some(mine), Some(mine), None].into_iter().chain(others);
-        let mut waiters: Vec<_> = owners.map(|owner| channels.listen(&topic, owner)).collect();
-        channels.push(&topic, granted(mine));
-        channels.push("t2", Change::Wake);
-        let told: Vec<_> = waiters.iter_mut().map(poll).collect();
-        assert!(told[..3].iter().all(|told| *told == Some(granted(mine))));
-        assert_eq!(told.iter().flatten().count(), 3);
-        channels.push(&topic, Change::Wake);
-        assert!(waiters.iter_mut().all(|waiter| poll(waiter) == Some(Change::Wake)));
-        drop(waiters);
-        assert!(!channels.has_listeners(&topic));
-    }
-
-    #[test]
-    fn a_slow_waiter_looks_again() {
-        let (channels, topic) = (Channels::default(), Arc::from("t"));
-        let mut changes = channels.listen(&topic, None);
-        for fence in 0..17 {
-            channels.push(&topic, Change::Invalidated(fence));
-        }
-        assert_eq!(poll(&mut changes), Some(Change::Wake));
-        assert_eq!(poll(&mut changes), None);
     }
 
     /// A claim is sent while the channel of the process is not confirmed, or was lost meanwhile.

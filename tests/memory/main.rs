@@ -6,6 +6,7 @@ mod all_settings;
 mod begin;
 mod bytes;
 mod cache;
+mod channels;
 mod claims;
 mod codecs;
 mod failures;

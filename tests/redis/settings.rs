@@ -61,23 +61,89 @@ async fn any_time_out_of_a_backend_works_or_is_refused() {
     }
 }
 
+const URL: &str = "redis://127.0.0.1:1";
+
 #[test]
-fn wrong_servers_and_replicas_are_refused_at_once() {
-    let (none, limit) = ([""; 0], Duration::from_millis(250));
-    let one = || RedisBackend::builder().server("redis://127.0.0.1:1");
-    let builder = RedisBackend::builder;
-    for (what, builder) in [
-        ("no node", builder().cluster(none)),
-        ("a database of a cluster", builder().cluster(["redis://127.0.0.1:1/3"])),
-        ("no URL of a node", builder().cluster(["redis://127.0.0.1:1", "http://x"])),
-        ("TLS at one node", builder().cluster(["redis://127.0.0.1:1", "rediss://127.0.0.1:1"])),
-        ("no sentinel", builder().sentinels(none, "flock")),
-        ("no URL of a sentinel", builder().sentinels(["redis://127.0.0.1:1", "http://x"], "flock")),
-        ("no replica", one().replicas(0, limit / 2)),
-        ("a limit as long as that of a command", one().replicas(1, limit)),
-        ("no time for replicas", one().replicas(1, Duration::ZERO)),
+fn a_wrong_setting_is_refused_at_once_with_what_was_given_and_what_to_do() {
+    let (none, second) = ([""; 0], Duration::from_secs(1));
+    let (builder, one) = (RedisBackend::builder, || RedisBackend::builder().server(URL));
+    for (builder, said) in [
+        (builder(), "call `server`, `sentinels` or `cluster`"),
+        (one().command_timeout(Duration::ZERO), "`command_timeout` is 0"),
+        (one().connect_timeout(Duration::ZERO), "`connect_timeout` is 0"),
+        (one().command_timeout(Duration::MAX), "`command_timeout` is 18446744073709551615"),
+        (one().connect_timeout(Duration::MAX), "at most 24 h"),
+        (one().replicas(0, second / 8), "give 1 or more"),
+        (one().replicas(1, second / 4), "250ms to confirm"),
+        (one().replicas(1, Duration::ZERO), "0ns to confirm"),
+        (builder().sentinels(none, "m"), "no sentinel was given"),
+        (builder().sentinels([URL], ""), "the name or URL of the master"),
+        (builder().sentinels([URL], "redis+unix:///m"), "a socket file"),
+        (builder().sentinels([URL, "http://x"], "m"), "URL 2 of 2"),
+        (builder().cluster(none), "no node of the cluster was given"),
+        (builder().cluster(["redis://127.0.0.1:1/3"]), "without a database"),
+        (builder().cluster(["redis+unix:///tmp/s"]), "host and port"),
+        (builder().cluster([URL, "http://x"]), "URL 2 of 2"),
+        (builder().cluster([URL, "rediss://127.0.0.1:1"]), "all with `rediss://`"),
     ] {
         let error = builder.build().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{what}: {error}");
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+#[test]
+fn neither_builder_nor_backend_shows_a_password() {
+    let builder = RedisBackend::builder().server("redis://:secret@127.0.0.1:1");
+    let text = format!("{builder:?} {:?}", builder.clone().build().unwrap());
+    assert!(text.contains("command_timeout") && !text.contains("secret"), "{text}");
+}
+
+/// Reads a configuration file.
+fn read(text: &str) -> Result<RedisBackendBuilder, String> {
+    serde_json::from_str(text).map_err(|error| error.to_string())
+}
+
+#[test]
+fn each_setting_of_a_file_can_be_read() {
+    for text in [
+        r#"{"server": "redis://127.0.0.1:1"}"#,
+        r#"{"cluster": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"], "push_limit": 10}"#,
+        r#"{"sentinels": ["redis://127.0.0.1:1"], "master": "redis://m/3"}"#,
+    ] {
+        read(text).unwrap().build().unwrap();
+    }
+    let text = r#"{"server": "redis://127.0.0.1:1", "command_timeout": "2s",
+        "connect_timeout": "5m", "replicas": {"count": 2, "within": "250ms"}}"#;
+    let shown = format!("{:?}", read(text).unwrap());
+    let expected = ["command_timeout: 2s", "connect_timeout: Some(300s)", "count: 2", "250ms"];
+    assert!(expected.iter().all(|expected| shown.contains(expected)), "{shown}");
+}
+
+#[test]
+fn a_mistake_in_a_file_is_told_without_a_password() {
+    for (text, said) in [
+        ("{}", "give one of"),
+        (r#"{"server": "redis://:8675309@a", "cluster": ["redis://b"]}"#, "give one of"),
+        (r#"{"server": "redis://:8675309@a", "comand_timeout": "2s"}"#, "`comand_timeout`"),
+        (r#"{"server": "redis://:8675309@a", "command_timeout": 250}"#, "\"250ms\""),
+        (r#"{"sentinels": [], "mister": "8675309"}"#, "`mister`"),
+        (r#"{"sentinels": ["redis://:8675309@a"]}"#, "`master`"),
+        (r#"{"server": "redis://:8675309@a", "master": "8675309"}"#, "`master`"),
+        (r#"{"server": "redis://a", "server": "redis://:8675309@a"}"#, "`server`"),
+        (r#""redis://:8675309@a""#, "a map of settings"),
+        (r#"{"sentinels": "redis://:8675309@a", "master": "m"}"#, "a list of texts"),
+        (r#"{"cluster": "redis://:8675309@a"}"#, "a list of texts"),
+        (r#"{"cluster": ["redis://a", ["redis://:8675309@a"]]}"#, "a list of texts"),
+        (r#"{"server": ["redis://:8675309@a"]}"#, "a text in quotes"),
+        (r#"{"sentinels": [], "master": 8675309}"#, "in quotes"),
+    ] {
+        let told = read(text).unwrap_err();
+        assert!(told.contains(said) && !told.contains("8675309"), "{text}: {told}");
+    }
+    for time in ["", "5", "s", "-5s", "1.5s", "5 s", "5S", "5s3", "99999999999999999h"] {
+        let text = format!(r#"{{"server": "redis://:8675309@a", "command_timeout": "{time}"}}"#);
+        let told = read(&text).unwrap_err();
+        assert!(told.contains("\"250ms\"") && !told.contains("8675309"), "{time}: {told}");
     }
 }
