@@ -4,8 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 
-/// An event that happens once.
-///
 /// A `CancellationToken` does the same and more, in an allocation of its own.
 #[derive(Default)]
 pub(crate) struct Signal {
@@ -14,7 +12,7 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// Gives the signal. Returns whether it was not given before.
+    /// Gives the signal. Returns `true` the first time.
     pub(crate) fn give(&self) -> bool {
         let first = !self.given.swap(true, Ordering::AcqRel);
         self.listeners.notify_waiters();

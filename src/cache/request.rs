@@ -188,6 +188,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             core.counters.served(loaded.source());
             return Ok(Begun::Ready(loaded));
         }
+        // A shutdown that begins from here on waits for the load.
+        let _begun = core.begun.token();
         if core.flights.is_closed() {
             return Ok(Begun::Alone);
         }
@@ -199,13 +201,13 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         // The entry to replace is read also if it is fresh.
         self.options_mut().rules.replaces = true;
         let Self { core, key, own } = self;
-        // First, so that each load that began before this call is beaten.
-        let burnt = core.edit(&key, &core.name(&key)?, &Edit::Supersede).await?;
         // A shutdown that begins from here on waits for the load.
         let _begun = core.begun.token();
         if core.flights.is_closed() {
             return Err(Error::shut_down());
         }
+        // First, so that each load that began before this call is beaten.
+        let burnt = core.edit(&key, &core.name(&key)?, &Edit::Supersede).await?;
         let run = Run::new(&core, &key, own, None, RunStart::Supersede(burnt))?;
         let load = run.load(work).in_current_span();
         // A loader that asks for a refresh is the one that loads.

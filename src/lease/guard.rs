@@ -1,3 +1,5 @@
+//! The guard of a lease that is held. It gives the lease back once, whatever its caller drops.
+
 use std::{fmt, ops::Deref, sync::Arc};
 
 use tokio::time::Instant;
@@ -42,9 +44,8 @@ impl LeaseGuard {
         let given_back = self.give_back();
         match self.engine.janitor.finish(given_back).await {
             // A reported loss stays a loss, even if the server still has the lease.
-            Ok(was_held) if lost || !was_held => Err(self.lost_error()),
-            Err(_) if lost => Err(self.lost_error()),
-            released => Ok(released.map(drop)?),
+            answer if lost || matches!(answer, Ok(false)) => Err(self.lost_error()),
+            answer => Ok(answer.map(drop)?),
         }
     }
 
@@ -80,6 +81,8 @@ impl LeaseGuard {
         let to = Claim { owner: Owner::fresh(), mode, ..from.clone() };
         let mut acquisition = Acquisition::new(&self.engine.janitor, to);
         let since = Instant::now();
+        // A renewal behind the pass would be taken for a loss.
+        self.record.times().renewing = true;
         let mut answer = acquisition.ask(limit, |backend, to| backend.pass(from, to)).await;
         if answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
             // The first try may have begun the lease, and the second one only tells of it.
@@ -93,6 +96,7 @@ impl LeaseGuard {
             return Ok(Ok(passed_on));
         }
         // Other holders are in the way, or the lease is lost. A renewal finds out which.
+        self.record.times().renewing = false;
         self.renew().await.map(|()| Err(self))
     }
 
@@ -109,8 +113,8 @@ impl LeaseGuard {
 
     fn give_back(&mut self) -> impl Future<Output = Result<bool, BackendError>> + Send + use<> {
         self.end();
-        // Work under the lease learns that it ends, before another holder has it.
-        self.record.end();
+        // Work that still runs under the lease learns that it ends. It is no loss.
+        self.record.lost.give();
         give_back(self.engine.clone(), self.record.release.clone(), self.record.take_slot())
     }
 }

@@ -47,7 +47,7 @@ pub struct Lease {
     pub(super) granted: Granted,
     /// When the total hold ends.
     pub(super) ends: Instant,
-    lost: Signal,
+    pub(super) lost: Signal,
     counters: Arc<LockCounters>,
     times: Mutex<Times>,
     /// The holder's slot in the local queue. A loss gives it up, so that a stuck holder does not
@@ -182,11 +182,6 @@ impl Lease {
             self.counters.lost.add();
         }
         drop(self.take_slot());
-    }
-
-    /// Tells the work that still runs under the lease that it ends without a loss.
-    pub(super) fn end(&self) {
-        self.lost.give();
     }
 
     pub(super) fn take_slot(&self) -> Option<Slot> {

@@ -1,7 +1,7 @@
 //! Releases, which happen whatever becomes of their callers.
 //!
 //! One that does not end at once goes on in a task. If the runtime of that task is gone, the lease
-//! ends by itself.
+//! ends by itself. `docs/decisions/renewal-and-release.md` explains the order of the steps.
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,7 +35,7 @@ const LATE: [(u32, Duration); 4] = [
     (1, Duration::from_secs(60)),
 ];
 
-/// How long a server that does not answer may still run an acquisition.
+/// How long a server that does not answer may still run an acquisition: it may be suspended.
 const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
 
 /// The releases of one backend.

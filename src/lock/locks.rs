@@ -34,7 +34,7 @@ pub struct Locks<Servers = OneServer> {
     pub(super) servers: Servers,
 }
 
-/// The locks over one backend, with the kinds that a [`Redlock`](super::Redlock) lacks.
+/// The part of [`Locks`] over one backend, with the kinds that a [`Redlock`](super::Redlock) lacks.
 #[derive(Clone)]
 pub struct OneServer {
     pub(super) latches: Arc<dyn Store>,
@@ -59,6 +59,23 @@ impl Locks {
     pub fn owner(mut self, label: impl Into<String>) -> Self {
         self.space.label = Some(label.into().into());
         self
+    }
+}
+
+impl<Servers> Locks<Servers> {
+    /// Sets the longest name, in bytes. Defaults to 512.
+    ///
+    /// A longer name is [`InvalidKey`](crate::ErrorKind::InvalidKey).
+    pub fn max_name(mut self, bytes: usize) -> Self {
+        self.space.max_name = bytes;
+        self
+    }
+
+    /// Returns the counters of these locks and their clones, and the number of leases held now.
+    ///
+    /// A future that is dropped before its end is counted nowhere.
+    pub fn stats(&self) -> LockStats {
+        self.space.engine.stats()
     }
 
     /// Publishes the [counters](Self::stats) of these locks and their clones, and the times of
@@ -87,23 +104,6 @@ impl Locks {
         crate::meter::publish(&engine.meter, "locks", name.into(), engine, |engine| {
             engine.reading()
         })
-    }
-}
-
-impl<Servers> Locks<Servers> {
-    /// Sets the longest name, in bytes. Defaults to 512.
-    ///
-    /// A longer name is [`InvalidKey`](crate::ErrorKind::InvalidKey).
-    pub fn max_name(mut self, bytes: usize) -> Self {
-        self.space.max_name = bytes;
-        self
-    }
-
-    /// Returns the counters of these locks and their clones, and the number of leases held now.
-    ///
-    /// A future that is dropped before its end is counted nowhere.
-    pub fn stats(&self) -> LockStats {
-        self.space.engine.stats()
     }
 
     /// Shuts these locks and their clones down.

@@ -42,7 +42,7 @@ use crate::{
 /// of its own: a replica that is promoted has not seen the last grants. All processes must name the
 /// same servers. No two of the names may lead to the same server, which cannot be detected here.
 ///
-/// Each server has 50 ms for an answer. With round trips above 10 ms, set [another
+/// Each server has 50 ms for an answer. With round trips above 12 ms, set [another
 /// limit](Self::with_answer_limit); [`ready`](Self::ready) says so. One server that is far away or
 /// hangs costs each acquisition and each unlock the limit, and no more.
 ///
@@ -51,14 +51,14 @@ use crate::{
 /// Redlock as published has no [fencing token](super::MutexGuard::fence), since each server counts
 /// for itself. Here the token is the greatest that a server has granted. It is written to a
 /// majority before the guard is returned, which costs one more round trip. The next holder's
-/// majority shares a server with that one, which grants a greater token. So tokens grow while every
-/// majority has a server that kept its data for a day.
+/// majority shares a server with that one, which grants a greater token. So tokens grow as long as
+/// no majority consists of servers that lost their data within a day.
 ///
 /// # A server that lost its data
 ///
-/// A server that comes back empty may grant its last grants again. With one more server that makes
-/// a second majority, and the order of the tokens can break. So start it again only after the
-/// longest lease in use has passed, or set `appendfsync always`.
+/// A server that comes back empty may grant its last grants again. Together with a server that had
+/// not granted, it can form a second majority, and the order of the tokens can break. So start it
+/// again only after the longest lease in use has passed, or set `appendfsync always`.
 ///
 /// A lock that the other servers hold goes on, and its next renewal takes it at that server too. So
 /// a lock survives servers that restart one after another, with a renewal in between.
@@ -97,6 +97,10 @@ impl Redlock {
     /// short against the lease, because a late answer is spent from it. A
     /// [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy must leave room
     /// for four answers, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// As for [`over`](Self::over), and if the limit is zero.
     pub fn with_answer_limit<B: Leases>(
         servers: impl IntoIterator<Item = B>,
         namespace: impl Into<String>,
@@ -110,8 +114,8 @@ impl Redlock {
     /// Connects to the servers, and checks that a majority answers in a quarter of the [answer
     /// limit](Self::with_answer_limit).
     ///
-    /// Without it, the first request may fail because its connections are not made yet; `lock` asks
-    /// again. Wrong passwords and missing rights are reported by
+    /// Without this call, the first request may fail because its connections are not made yet;
+    /// `lock` asks again. Wrong passwords and missing rights are reported by
     /// [`ready`](crate::RedisBackend::ready) of each server.
     ///
     /// # Errors and cancel safety

@@ -189,3 +189,15 @@ async fn a_load_holds_its_permit_and_its_parts_need_none() {
     load.commit(7).await;
     assert_eq!(at_once(&cache).await, (7, Source::Hit));
 }
+
+/// A claim is under way when the shutdown begins. It counts, and its load is told of the end.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_a_load_that_is_about_to_begin() {
+    let faulty = Faulty::new(|op| (op == Op::Claim).then_some(Fault::Late(100 * MS)));
+    let cache: Cache<u64> = Cache::builder(faulty, "bellwether").build().unwrap();
+    let beginning = spawn(cache.request("k").begin());
+    settle().await;
+    cache.shutdown(50 * MS).await;
+    let Begun::Load(load) = beginning.await.unwrap().unwrap() else { panic!("no load") };
+    timeout(SECOND, load.lost()).await.unwrap();
+}

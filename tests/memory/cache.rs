@@ -406,6 +406,26 @@ async fn the_limit_on_loads_holds_and_refuses_with_a_kind() {
     assert_eq!((origin.most(), refused.len()), (3, 3));
 }
 
+/// All permits are taken when the process is to ask again whether the other one still loads.
+#[tokio::test(start_paused = true)]
+async fn a_process_without_a_permit_gets_the_value_of_another_one_at_once() {
+    let backend = MemoryBackend::new();
+    let build = |loads| {
+        let builder = Cache::<String>::builder(backend.clone(), "bellwether");
+        builder.max_loads(loads).build().unwrap()
+    };
+    let (there, here, origin) = (build(10), build(1), Origin::default());
+    let theirs = ask(&there, &origin, 8 * SECOND);
+    settle().await;
+    let waiting = timed(ask(&here, &origin, 8 * SECOND));
+    settle().await;
+    let other = spawn(here.request("other").load(origin.loader(20 * SECOND)));
+    let (source, took) = waiting.await;
+    assert_eq!(source, Source::Shared);
+    assert!(took < 9 * SECOND, "{took:?}");
+    assert!(all([theirs, other]).await.iter().all(Result::is_ok));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_lets_running_loads_end() {
     let caches: [_; 1] = fleet();

@@ -86,8 +86,9 @@ impl Majority {
     ) -> Result<Self, Error> {
         let servers: Arc<[_]> =
             servers.into_iter().map(|server| Janitor::new(Arc::new(server))).collect();
-        if servers.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidConfig, "a majority needs at least 1 server"));
+        if servers.is_empty() || limit.is_zero() {
+            let why = "a majority needs at least 1 server, and a time for its answer";
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
         Ok(Self { servers, limit, held: Arc::default(), contention: Arc::default() })
     }

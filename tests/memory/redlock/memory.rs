@@ -188,6 +188,8 @@ async fn bad_settings_bad_names_and_shutdown_are_errors() {
         kind(Redlock::over(Vec::<MemoryBackend>::new(), "bellwether")),
         ErrorKind::InvalidConfig
     );
+    let none = Redlock::with_answer_limit([MemoryBackend::new()], "bellwether", Duration::ZERO);
+    assert_eq!(kind(none), ErrorKind::InvalidConfig);
     let servers: [_; 3] = servers();
     let redlock = majority(&servers);
     assert_eq!(kind(redlock.mutex("").lock().await), ErrorKind::InvalidKey);
