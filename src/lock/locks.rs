@@ -99,7 +99,10 @@ impl<Servers> Locks<Servers> {
     pub fn publish_metrics<N: Into<String>>(
         &self,
         name: N,
-    ) -> impl Future<Output = ()> + Send + 'static + use<N> {
+    ) -> impl Future<Output = ()> + Send + 'static + use<N, Servers>
+    where
+        Servers: 'static,
+    {
         let engine = &self.space.engine;
         crate::meter::publish(&engine.meter, "locks", name.into(), engine, |engine| {
             engine.reading()
