@@ -337,19 +337,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Accepts a stale value for this long after its time to live, whatever it is stale for.
-    pub(crate) fn max_stale(mut self, limit: Duration) -> Self {
-        let rules = &mut self.options_mut().rules;
-        (rules.stale, rules.error) = (limit, limit);
-        self
-    }
-
-    /// Sets how long the load may go on after it has announced the head of its value.
-    pub(crate) fn rest_limit(mut self, limit: Duration) -> Self {
-        self.options_mut().rest_limit = limit;
-        self
-    }
-
     /// Sets how the callers share the load.
     pub(crate) fn sharing(mut self, sharing: Sharing) -> Self {
         self.options_mut().sharing = sharing;
