@@ -34,20 +34,7 @@ use crate::{
 };
 
 /// Builds a [`Cache`]. Every setting has a default, and [`build`](Self::build) checks them
-/// together.
-///
-/// ```
-/// use std::time::Duration;
-/// use bellwether::{Cache, MemoryBackend};
-///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
-///     .ttl(Duration::from_secs(60))
-///     .stale_while_revalidate(Duration::from_secs(60))
-///     .stale_if_error(Duration::from_secs(600))
-///     .serve_stale_after(Duration::from_millis(200))
-///     .build()?;
-/// # Ok::<_, bellwether::Error>(())
-/// ```
+/// together. The [guide](crate::guide#6-a-database-that-fails) has an example.
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder<V, C = Json> {
     store: Arc<dyn Store>,

@@ -411,7 +411,7 @@ async fn wait_until<V: Clone + Send + Sync + 'static>(
 
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.
 /// A caller that is no loader enters nothing. Returns `None` if the two would wait for each other.
-pub(super) fn nest<T>(from: Option<u64>, follower: &Follower<T>) -> Option<Option<Edge>> {
+fn nest<T>(from: Option<u64>, follower: &Follower<T>) -> Option<Option<Edge>> {
     let Some(from) = from else { return Some(None) };
     let Some(edge) = flight::nested(from, follower.flight_id()) else {
         tracing::debug!("a loader asked for a key that waits for it");
