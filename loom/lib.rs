@@ -1,4 +1,4 @@
-//! The modules of the crate that the model checker runs. Their tests are in `src/flight/loom.rs`.
+//! The modules of the crate that the model checker runs. Their tests are in `flight.rs`.
 #![forbid(unsafe_code)]
 #![allow(dead_code, unused_imports)]
 

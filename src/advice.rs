@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        LazyLock, Mutex,
+        LazyLock, Mutex, Once,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -14,7 +14,7 @@ use std::{
 
 use tracing::warn;
 
-use crate::{backend::Claim, key::Namespace, observe::Once, sync::lock};
+use crate::{backend::Claim, key::Namespace, sync::lock};
 
 /// The target of all advice.
 pub(crate) const TARGET: &str = "bellwether::advice";
@@ -37,13 +37,16 @@ pub(crate) fn fixed_lease_ended(others: &AtomicU32, claim: &Claim) {
 
 /// A load took this long, and its value is served for this long, fresh or stale.
 pub(crate) fn loaded(told: &Once, namespace: &Namespace, load: Duration, served: Duration) {
-    if load > served && told.first() {
+    if load <= served {
+        return;
+    }
+    told.call_once_force(|_| {
         warn!(
             target: TARGET, namespace = namespace.as_str(), ?load, ?served,
             "a value takes longer to load than it is served, so nearly each caller waits for a \
              load; lengthen the time to live"
         );
-    }
+    });
 }
 
 /// The types of the values of each namespace and schema.

@@ -64,22 +64,18 @@ mod tests {
     fn drive(name: &str, target: fn(&[u8])) {
         let seeds = seeds(name);
         let mut random = Rng::with_seed(0x0be1_13e7);
-        for seed in &seeds {
-            check(name, target, seed);
-        }
-        for _ in 0..ROUNDS {
+        let mutated = std::iter::repeat_with(|| {
             let mut input = random.choice(&seeds).cloned().unwrap_or_default();
             for _ in 0..random.usize(1..=4) {
                 mutate(&mut input, &seeds, &mut random);
             }
             input.truncate(LONGEST);
-            check(name, target, &input);
+            input
+        });
+        for input in seeds.iter().cloned().chain(mutated.take(ROUNDS)) {
+            let outcome = panic::catch_unwind(|| target(&input));
+            assert!(outcome.is_ok(), "{name} fails for b\"{}\"", input.escape_ascii());
         }
-    }
-
-    fn check(name: &str, target: fn(&[u8]), input: &[u8]) {
-        let outcome = panic::catch_unwind(|| target(input));
-        assert!(outcome.is_ok(), "{name} fails for b\"{}\"", input.escape_ascii());
     }
 
     /// Reads the seeds. The packaged crate has none, and its tests begin with empty input.

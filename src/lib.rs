@@ -80,7 +80,6 @@ pub mod lock;
 mod meter;
 mod observe;
 mod shards;
-mod signal;
 mod spans;
 mod sync;
 #[cfg(feature = "test-util")]

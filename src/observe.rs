@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -168,17 +168,6 @@ impl TimeCounter {
 
     pub(crate) fn get(&self) -> u64 {
         Duration::from_nanos(self.0.load(Ordering::Relaxed)).as_secs()
-    }
-}
-
-/// An event that is worth one warning in the log, not one for each request.
-#[derive(Default)]
-pub(crate) struct Once(AtomicBool);
-
-impl Once {
-    /// Returns whether this is the first time.
-    pub(crate) fn first(&self) -> bool {
-        !self.0.swap(true, Ordering::Relaxed)
     }
 }
 

@@ -25,7 +25,7 @@ use tracing::{info, warn};
 
 use crate::{
     error::{BackendError, BackendErrorKind, Chain},
-    observe::Counters,
+    observe::{Counters, Rarely},
     sync::lock,
 };
 
@@ -33,8 +33,6 @@ const FAILURES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(250);
 /// After this time a probe counts as lost, because its flight was cancelled.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
-/// How often the log tells that trouble lasts.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 pub(super) struct Breaker {
@@ -54,8 +52,7 @@ struct Trouble {
     /// While replicas confirm no grants, the time of the next probe.
     unconfirmed_until: Option<Instant>,
     since: Instant,
-    /// When the log told of it last.
-    told: Instant,
+    told: Rarely,
     /// How many callers had been served without the backend before.
     degraded: u64,
 }
@@ -172,8 +169,15 @@ impl Breaker {
         };
         let (now, degraded) = (Instant::now(), counters.degraded.get());
         let mut state = lock(&self.trouble);
-        let is_new = state.is_none();
-        let trouble = state.get_or_insert_with(|| Trouble::begin(now, degraded));
+        let trouble = state.get_or_insert_with(|| Trouble {
+            outage: Outage::next(false),
+            silences: 0,
+            open_until: None,
+            unconfirmed_until: None,
+            since: now,
+            told: Rarely::default(),
+            degraded,
+        });
         self.troubled.store(true, Ordering::Release);
         if is_silent {
             trouble.silences += 1;
@@ -189,32 +193,12 @@ impl Breaker {
         if error.kind() == BackendErrorKind::Unreplicated {
             trouble.unconfirmed_until = Some(now + PAUSE);
         }
-        let away = now.duration_since(trouble.since);
-        let is_due = now.duration_since(trouble.told) >= TOLD_EVERY;
-        if is_due {
-            trouble.told = now;
-        }
+        let (away, is_due) = (now.duration_since(trouble.since), trouble.told.first());
         let degraded = degraded.saturating_sub(trouble.degraded);
         drop(state);
-        if is_new {
+        if is_due {
             let what = "degraded: one load for each process and key, and nothing is stored";
-            warn!(error = %Chain(&error), "{what}");
-        } else if is_due {
-            warn!(?away, degraded, error = %Chain(&error), "still degraded");
-        }
-    }
-}
-
-impl Trouble {
-    fn begin(now: Instant, degraded: u64) -> Self {
-        Self {
-            outage: Outage::next(false),
-            silences: 0,
-            open_until: None,
-            unconfirmed_until: None,
-            since: now,
-            told: now,
-            degraded,
+            warn!(?away, degraded, error = %Chain(&error), "{what}");
         }
     }
 }

@@ -1,7 +1,10 @@
 //! The builder of a cache.
 
 use std::{
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc, Once,
+        atomic::{AtomicBool, AtomicU64},
+    },
     time::Duration,
 };
 
@@ -14,7 +17,7 @@ use super::{
     core::Core,
     failures::{AfterFailure, ErrorCodec, Failures},
     local::{LocalStore, Watches},
-    notes::{Invalidations, Refreshes},
+    notes::Refreshes,
     settings::{IsNegative, Settings},
     tags::Tags,
 };
@@ -26,25 +29,12 @@ use crate::{
     key::Namespace,
     lease::{Engine, RetryStrategy, try_limit},
     meter::Meter,
-    observe::{Counters, Once},
+    observe::{Counters, Rarely},
     shards::Shards,
 };
 
 /// Builds a [`Cache`]. Every setting has a default, and [`build`](Self::build) checks them
-/// together.
-///
-/// ```
-/// use std::time::Duration;
-/// use bellwether::{Cache, MemoryBackend};
-///
-/// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
-///     .ttl(Duration::from_secs(60))
-///     .stale_while_revalidate(Duration::from_secs(60))
-///     .stale_if_error(Duration::from_secs(600))
-///     .serve_stale_after(Duration::from_millis(200))
-///     .build()?;
-/// # Ok::<_, bellwether::Error>(())
-/// ```
+/// together. The [guide](crate::guide#6-a-database-that-fails) has an example.
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder<V, C = Json> {
     store: Arc<dyn Store>,
@@ -140,7 +130,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once.
     pub fn max_waiters(mut self, callers: usize) -> Self {
-        self.settings.max_waiters = callers;
+        self.settings.max_waiters.in_all = callers;
         self
     }
 
@@ -149,7 +139,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once.
     pub fn max_waiters_per_key(mut self, callers: usize) -> Self {
-        self.settings.max_waiters_per_key = callers;
+        self.settings.max_waiters.per_flight = callers;
         self
     }
 
@@ -205,16 +195,11 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// Sets how much memory this process may use for values that it serves while the backend is
-    /// away, in bytes. Defaults to 4 MiB over a backend that other processes share, else to 0.
+    /// Sets how much memory this process may use for values that it serves [while the backend is
+    /// away](super::windows#while-the-backend-is-away), in bytes. Defaults to 4 MiB over a backend
+    /// that other processes share, else to 0.
     ///
-    /// The process remembers what it saw, if that has a [stale
-    /// window](Self::stale_while_revalidate) or one for [failures](Self::stale_if_error), and what
-    /// it loads while the backend is away. Callers are served such a value as
-    /// [`Degraded`](super::Source::Degraded), as its windows allow it. It may be older than an
-    /// invalidation in another process, by its windows at most. The next answer about the key ends
-    /// it, and so does each act of this process. A value that takes more than a quarter of the
-    /// memory is not remembered.
+    /// A value that takes more than a quarter of it is not remembered.
     pub fn outage_memory(mut self, bytes: usize) -> Self {
         self.settings.outage_memory = Some(bytes);
         self
@@ -252,7 +237,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             store: self.store,
             tag: u32::from(settings.schema) << 16 | u32::from(self.codec.tag()),
             codec: Arc::new(self.codec),
-            flights: Flights::new(settings.cancels_abandoned, settings.limits(), begun.clone()),
+            flights: Flights::new(settings.cancels_abandoned, settings.max_waiters, begun.clone()),
             abort: CancellationToken::new(),
             begun,
             loads: Arc::new(Semaphore::new(settings.max_loads)),
@@ -261,13 +246,13 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             activity: Activity::default(),
             shards: Shards::default(),
             has_windows: AtomicBool::new(false),
-            undecodable: Once::default(),
-            unstorable: Once::default(),
-            short_lived: Once::default(),
+            undecodable: Rarely::default(),
+            unstorable: Rarely::default(),
+            short_lived: Once::new(),
             refreshes: Refreshes::default(),
             failures: self.failures,
             watches: Watches::default(),
-            invalidations: Invalidations::default(),
+            invalidations: AtomicU64::new(0),
             is_negative: self.is_negative,
             settings,
         };
@@ -329,16 +314,12 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// Sets what follows a failed load, by its error. By default, and for `None`, a key [backs
-    /// off](AfterFailure::BACK_OFF) while a stale value stands in for the load. Without such a
-    /// value the next caller loads. [`AfterFailure`] has an example.
+    /// Sets what follows a failed load, by its error. By default, and for `None`, the key [backs
+    /// off](AfterFailure::BACK_OFF) while a stale value is served in place of the load. Without
+    /// such a value the next caller loads. [`AfterFailure`] has an example.
     ///
     /// The policy may be asked twice for one error. A loader may overrule it by
     /// [`Lead::after_failure`](super::Lead::after_failure).
-    ///
-    /// While a key backs off without a stale value, callers get the failure of the last load: with
-    /// its type by an [error codec](Self::error_codec), otherwise as
-    /// [`BackingOff`](crate::ErrorKind::BackingOff).
     pub fn after_failure(
         mut self,
         policy: impl Fn(&Error) -> Option<AfterFailure> + Send + Sync + 'static,

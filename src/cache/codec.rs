@@ -13,26 +13,7 @@ use crate::error::BoxError;
 /// Two processes that share a namespace must agree on the codec. If they do not, the tag tells
 /// their entries apart, and each counts the entries of the other as missing.
 ///
-/// ```
-/// use bellwether::{BoxError, cache::Codec};
-/// use bytes::Bytes;
-///
-/// struct Utf8;
-///
-/// impl Codec<String> for Utf8 {
-///     fn tag(&self) -> u16 {
-///         256
-///     }
-///
-///     fn encode(&self, value: &String) -> Result<Bytes, BoxError> {
-///         Ok(value.clone().into())
-///     }
-///
-///     fn decode(&self, bytes: Bytes) -> Result<String, BoxError> {
-///         Ok(String::from_utf8(bytes.into())?)
-///     }
-/// }
-/// ```
+/// The [guide](crate::guide#compressed-values) has an example.
 pub trait Codec<V>: Send + Sync + 'static {
     /// Returns the number of the codec, which is part of each entry. It must always be the same.
     /// Numbers under 256 are reserved for this crate.

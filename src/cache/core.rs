@@ -1,7 +1,10 @@
 //! The parts that the clones of a cache share.
 
 use std::{
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc, Once,
+        atomic::{AtomicBool, AtomicU64},
+    },
     time::Duration,
 };
 
@@ -18,7 +21,7 @@ use super::{
     lead::Keeping,
     local::{Fill, LocalStore, Watches},
     member::{self, Permit},
-    notes::{EntryNote, Invalidations, Refreshes},
+    notes::{EntryNote, Refreshes},
     outcome::Outcome,
     settings::{IsNegative, OnFull, Options, Settings},
     tags::Tags,
@@ -30,7 +33,7 @@ use crate::{
     key::{Family, Key, Name},
     lease::Engine,
     meter::Meter,
-    observe::{Counters, Once, Stats},
+    observe::{Counters, Rarely, Stats},
     shards::Shards,
 };
 
@@ -58,13 +61,14 @@ pub(super) struct Core<V> {
     pub(super) copies: Option<Arc<LocalStore<V>>>,
     pub(super) tags: Arc<Tags>,
     pub(super) watches: Watches,
-    pub(super) invalidations: Invalidations,
+    /// How many invalidations this process has begun.
+    pub(super) invalidations: AtomicU64,
     pub(super) is_negative: Option<Box<IsNegative<V>>>,
     /// An entry with windows was read, so reads ask for the age.
     pub(super) has_windows: AtomicBool,
-    /// Warned of once, and counted from then on.
-    pub(super) undecodable: Once,
-    pub(super) unstorable: Once,
+    /// Counted, and warned of now and then.
+    pub(super) undecodable: Rarely,
+    pub(super) unstorable: Rarely,
     pub(super) short_lived: Once,
 }
 

@@ -28,7 +28,8 @@ use crate::{
 ///
 /// While a key backs off, no process of the fleet loads it. Its callers are served the [stale
 /// value](super::Builder::stale_if_error) if there is one, and otherwise get the failure, both at
-/// once. When the time is over, one process loads.
+/// once: with its type by an [error codec](super::Builder::error_codec), otherwise as
+/// [`BackingOff`](ErrorKind::BackingOff). When the time is over, one process loads.
 ///
 /// ```
 /// use std::time::Duration;
@@ -245,38 +246,5 @@ impl ErrorCodec {
             Some(codec.decode(bytes).ok()?.into())
         };
         Self { encode: Box::new(encode), decode: Box::new(decode) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MS: Duration = MILLISECOND;
-
-    #[test]
-    fn waits_double_up_to_the_longest_and_half_of_each_is_random() {
-        let waits = [1, 2, 3, 6, 7, u32::MAX].map(|failures| {
-            let wait = |random| AfterFailure::BACK_OFF.wait(failures, random).unwrap();
-            (wait(0.0).as_millis(), wait(1.0).as_millis())
-        });
-        let expected =
-            [(50, 100), (100, 200), (200, 400), (1600, 3200), (2500, 5000), (2500, 5000)];
-        assert_eq!(waits, expected);
-        let rule = AfterFailure::BackOffFromSecond { first: 100 * MS, longest: 300 * MS };
-        let waits = [1, 2, 3, 4, u32::MAX].map(|failures| rule.wait(failures, 1.0));
-        assert_eq!(waits, [0, 100, 200, 300, 300].map(|wait| Some(wait * MS)));
-        let longest = AfterFailure::BackOff { first: Duration::MAX, longest: Duration::MAX };
-        assert!(longest.wait(u32::MAX, 1.0).is_some());
-    }
-
-    #[test]
-    fn a_retry_after_is_kept_to_the_millisecond_and_no_longer_than_an_hour() {
-        let wait = |time| AfterFailure::RetryAfter(time).wait(9, 0.5);
-        assert_eq!(wait(1234 * MS), Some(1234 * MS));
-        assert_eq!(wait(Duration::MAX), Some(LONGEST_RETRY_AFTER));
-        assert_eq!(wait(MS + NANOSECOND), Some(2 * MS));
-        assert_eq!(wait(Duration::ZERO), None);
-        assert_eq!(AfterFailure::LoadAgain.wait(9, 0.5), None);
     }
 }

@@ -36,7 +36,6 @@ impl<V> ValueTable<V> {
 
 /// The bytes of a value: its number. They keep the value alive.
 struct ValueBytes<V> {
-    number: u64,
     bytes: [u8; 8],
     _value: Arc<V>,
     table: Arc<ValueTable<V>>,
@@ -50,7 +49,8 @@ impl<V> AsRef<[u8]> for ValueBytes<V> {
 
 impl<V> Drop for ValueBytes<V> {
     fn drop(&mut self) {
-        lock(self.table.stripe(self.number)).remove(&self.number);
+        let number = u64::from_le_bytes(self.bytes);
+        lock(self.table.stripe(number)).remove(&number);
     }
 }
 
@@ -63,8 +63,7 @@ impl<V: Clone + Send + Sync + 'static> Codec<V> for Unencoded<V> {
         let table = self.0.clone();
         let (number, value) = (table.next.fetch_add(1, Ordering::Relaxed), Arc::new(value.clone()));
         lock(table.stripe(number)).insert(number, Arc::downgrade(&value));
-        let bytes = number.to_le_bytes();
-        Ok(Bytes::from_owner(ValueBytes { number, bytes, _value: value, table }))
+        Ok(Bytes::from_owner(ValueBytes { bytes: number.to_le_bytes(), _value: value, table }))
     }
 
     fn decode(&self, bytes: Bytes) -> Result<V, BoxError> {

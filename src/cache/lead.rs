@@ -2,11 +2,11 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::SetOnce, time::Instant};
 
 use super::{
     AfterFailure, Loaded, Source,
@@ -16,7 +16,6 @@ use super::{
 use crate::{
     backend::{Entry, Tagged},
     lease::Lease,
-    signal::Signal,
     sync::lock,
     time::after,
 };
@@ -33,8 +32,7 @@ struct LeadInner<V> {
     wants_new: bool,
     keeping: Mutex<Keeping>,
     tagged: Mutex<Tagged>,
-    head: OnceLock<Head>,
-    announced: Signal,
+    head: SetOnce<Head>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -62,8 +60,7 @@ impl<V> Lead<V> {
             wants_new,
             keeping: Mutex::default(),
             tagged: Mutex::default(),
-            head: OnceLock::new(),
-            announced: Signal::default(),
+            head: SetOnce::new(),
         }))
     }
 
@@ -219,15 +216,14 @@ impl<V> Lead<V> {
     /// once. From then on the load has no time limit but its loader's own.
     pub(crate) fn announce(&self, head: Head) {
         let _ = self.0.head.set(head);
-        self.0.announced.give();
     }
 
     pub(super) fn head(&self) -> Option<&Head> {
         self.0.head.get()
     }
 
-    pub(super) async fn announced(&self) {
-        self.0.announced.given().await;
+    pub(super) async fn announced(&self) -> &Head {
+        self.0.head.wait().await
     }
 
     pub(super) fn keeping(&self) -> Keeping {

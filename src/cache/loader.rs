@@ -1,12 +1,12 @@
 //! Running a loader: its panic, its time limit and its cancellation are outcomes.
 
-use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
+use std::{any::Any, panic::AssertUnwindSafe};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::time::{Instant, sleep};
 use tracing::debug;
 
-use super::{Lead, core::Core};
+use super::{Lead, core::Core, outcome::Alone};
 use crate::{
     error::{BoxError, Error, ErrorKind, words_of},
     flight,
@@ -15,13 +15,10 @@ use crate::{
 pub(crate) enum Produced<V> {
     /// A value to share.
     Value(V),
-    /// An answer for its caller alone, which has it already. The name is marked as uncacheable.
-    Uncacheable,
-    /// An answer for its caller alone, which has it already. It depends on this request, so the
-    /// name is not marked.
-    Reserved,
-    /// An answer for its caller alone, which says that the origin fails with this error. It is a
-    /// failed load if there is a stale value for this case, or a rule of what follows.
+    /// An answer for its caller alone, which has it already.
+    Alone(Alone),
+    /// As [`Alone::Uncacheable`], and the answer says that the origin fails with this error. It is
+    /// a failed load if there is a stale value for this case, or a rule of what follows.
     Failing(Error),
 }
 
@@ -52,12 +49,21 @@ pub(super) async fn run<V>(
     lead: Lead<V>,
     number: u64,
 ) -> Result<Produced<V>, Error> {
-    let (begun, limit) = (Instant::now(), core.settings.load_limit);
-    let ended = flight::within(number, limited(work, lead, limit)).await;
-    let produced = match ended {
-        Some(Ok(produced)) => produced,
-        Some(Err(panic)) => Err(panicked(panic.as_ref())),
-        None => {
+    let (begun, limit, for_loader) = (Instant::now(), core.settings.load_limit, lead.clone());
+    // The loader may also panic before it returns its future.
+    let loader = AssertUnwindSafe(async move { work(for_loader).await }).catch_unwind();
+    let without_head = async {
+        sleep(limit).await;
+        if lead.head().is_some() {
+            std::future::pending().await
+        }
+    };
+    let produced = tokio::select! {
+        biased;
+        ended = flight::within(number, loader) => {
+            ended.unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
+        }
+        () = without_head => {
             let words = format!("the load took longer than its `load_limit` of {limit:?}");
             Err(Error::new(ErrorKind::LoadTimeout, words))
         }
@@ -71,28 +77,6 @@ pub(super) async fn run<V>(
     let words = || error.map_or_else(|| "a value".to_owned(), |error| format!("{error:#}"));
     debug!(took = ?begun.elapsed(), outcome = %words(), "a load has ended");
     produced
-}
-
-/// Returns what the loader made, its panic, or `None` at the limit.
-async fn limited<V>(
-    work: Work<V>,
-    lead: Lead<V>,
-    limit: Duration,
-) -> Option<Result<Result<Produced<V>, Error>, Box<dyn Any + Send>>> {
-    let for_loader = lead.clone();
-    // The loader may also panic before it returns its future.
-    let loader = AssertUnwindSafe(async move { work(for_loader).await }).catch_unwind();
-    let without_head = async {
-        sleep(limit).await;
-        if lead.head().is_some() {
-            std::future::pending().await
-        }
-    };
-    tokio::select! {
-        biased;
-        ended = loader => Some(ended),
-        () = without_head => None,
-    }
 }
 
 /// Returns the error that a panic is to the waiters.

@@ -11,7 +11,6 @@
 //! - **Generation.** When changes may have been missed, no copy from before is trusted.
 
 mod order;
-mod watches;
 
 use std::{
     sync::{
@@ -28,10 +27,7 @@ use quick_cache::{
 };
 use tokio::time::Instant;
 
-pub(super) use self::{
-    order::{Fill, Order},
-    watches::{WatchedOrder, Watches},
-};
+pub(super) use self::order::{Fill, Order, WatchedOrder, Watches};
 
 use self::order::nanos;
 use super::{

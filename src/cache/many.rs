@@ -87,9 +87,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         E: Into<BoxError> + 'static,
     {
         let cache = self.clone();
-        let asked = ManyIds::new(ids, key_of);
+        let with_key = |id| (key_of(&id).into(), id);
+        let asked: Vec<(Key, I)> = ids.into_iter().take(MOST_KEYS + 1).map(with_key).collect();
         async move {
-            let ManyIds { ids, keys, places } = asked?;
+            if asked.len() > MOST_KEYS {
+                let words = format!("more than {MOST_KEYS} ids in one call: ask for fewer at once");
+                return Err(Error::new(ErrorKind::Overloaded, words));
+            }
+            let (keys, ids): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
             let looks = match cache.core.flights.is_closed() {
                 false => read_many(&cache.core, &keys).await,
                 true => keys.iter().map(|_| None).collect(),
@@ -114,12 +119,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
                 let (core, flown) = (&cache.core, request.fly(work));
                 async move { flown.await?.shared(&core.counters) }
             };
-            let answers = fill_gaps(answers, load).await;
-            // No answer is copied, unless an id occurs twice.
-            if answers.len() == places.len() {
-                return Ok(answers);
-            }
-            Ok(places.into_iter().map(|at| answers[at].clone()).collect())
+            Ok(fill_gaps(answers, load).await)
         }
     }
 
@@ -233,40 +233,6 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
     answers
 }
 
-struct ManyIds<I> {
-    /// The first id of each key.
-    ids: Vec<I>,
-    keys: Vec<Key>,
-    /// The place of the answer of each id that was given.
-    places: Vec<usize>,
-}
-
-impl<I> ManyIds<I> {
-    fn new<K: Into<Key>>(
-        given: impl IntoIterator<Item = I>,
-        key_of: impl Fn(&I) -> K,
-    ) -> Result<Self, Error> {
-        let given = given.into_iter();
-        let some = given.size_hint().0.min(MOST_KEYS);
-        let (mut ids, mut keys, mut places) =
-            (Vec::with_capacity(some), Vec::with_capacity(some), Vec::with_capacity(some));
-        let mut known = HashMap::with_capacity(some);
-        for id in given {
-            let place = known.entry(key_of(&id).into()).or_insert_with_key(|key: &Key| {
-                keys.push(key.clone());
-                ids.push(id);
-                keys.len() - 1
-            });
-            places.push(*place);
-            if places.len() > MOST_KEYS {
-                let words = format!("more than {MOST_KEYS} ids in one call: ask for fewer at once");
-                return Err(Error::new(ErrorKind::Overloaded, words));
-            }
-        }
-        Ok(Self { ids, keys, places })
-    }
-}
-
 /// The ids that a loader of [many](Cache::get_or_load_many) is called for.
 pub struct Batch<I, V> {
     ids: Vec<I>,
@@ -370,7 +336,7 @@ where
         // It may also panic before it returns its future.
         let made = AssertUnwindSafe(async { (self.loader)(batch).await }).catch_unwind();
         let unwanted = async {
-            for reply in replies.values_mut() {
+            for reply in replies.values_mut().flatten() {
                 reply.closed().await;
             }
         };
@@ -390,9 +356,13 @@ where
         let mut edges = Vec::new();
         for WaitingId { id, lead, flight, reply } in std::mem::take(&mut *lock(&self.waiting)) {
             edges.extend(flight.and_then(|flight| flight::nested(flight, number)));
-            ids.push(id.clone());
-            leads.push(lead);
-            replies.insert(id, reply);
+            let same: &mut Vec<_> = replies.entry(id.clone()).or_default();
+            // Without flights, an id that was given twice is loaded twice.
+            if same.is_empty() {
+                ids.push(id);
+                leads.push(lead);
+            }
+            same.push(reply);
         }
         (Batch { ids, leads, failures: Arc::default() }, replies, edges)
     }
@@ -410,14 +380,16 @@ where
         };
         for (id, value) in made {
             match replies.remove(&id) {
-                Some(reply) => drop(reply.send(Ok(value))),
+                Some(same) => same.into_iter().for_each(|it| drop(it.send(Ok(value.clone())))),
                 None => self.core.counters.unasked.add(),
             }
         }
-        for (id, reply) in replies {
-            let _ = reply.send(Err(failures.remove(&id).unwrap_or_else(|| failed.clone())));
+        for (id, same) in replies {
+            let error = failures.remove(&id).unwrap_or_else(|| failed.clone());
+            same.into_iter().for_each(|it| drop(it.send(Err(error.clone()))));
         }
     }
 }
 
-type Replies<I, V> = HashMap<I, oneshot::Sender<Result<V, Error>>>;
+/// Those that wait for each id.
+type Replies<I, V> = HashMap<I, Vec<oneshot::Sender<Result<V, Error>>>>;

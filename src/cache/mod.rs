@@ -1,9 +1,7 @@
 //! A cache that loads each missing entry once in the whole fleet.
 //!
-//! [`Cache::get_or_load`] is the entry point. A [`Request`] joins the flight of its key in this
-//! process. The leader of the flight looks into the backend, claims the lease, runs the loader and
-//! commits. If another process has the lease, the leader waits for it. The loader is given a
-//! [`Lead`]. A [`Codec`] turns values into bytes.
+//! [`Cache::get_or_load`] is the entry point, and a [`Request`] has options of its own. The loader
+//! is given a [`Lead`]. A [`Codec`] turns values into bytes.
 //!
 //! [`Cache::stats`] counts what happened to the callers and the loads of this process. Outages,
 //! refused writes and entries that cannot be decoded are logged by `tracing`, each at most once a
@@ -40,7 +38,11 @@ mod watch;
 #[doc = include_str!("../../docs/freshness.md")]
 pub mod windows {}
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::time::timeout;
 
@@ -289,9 +291,9 @@ impl<V> Cache<V> {
         &self.core.settings
     }
 
-    /// Returns a number that each invalidation of the key by this process makes greater.
-    pub(crate) fn invalidations(&self, key: &Key) -> u64 {
-        self.core.invalidations.so_far(key)
+    /// Returns a number that each invalidation by this process makes greater.
+    pub(crate) fn invalidations(&self) -> u64 {
+        self.core.invalidations.load(Ordering::Acquire)
     }
 
     pub(crate) fn counters(&self) -> &Counters {

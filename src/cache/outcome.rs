@@ -155,9 +155,9 @@ pub(crate) type Head = Arc<dyn Any + Send + Sync>;
 /// Why each caller loads for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Alone {
-    /// The load cannot be shared.
+    /// The load cannot be shared, and the name is marked as uncacheable.
     Uncacheable,
-    /// The load was for its caller alone. The load of another caller may be shared.
+    /// The load depended on its request. The load of another caller may be shared.
     Reserved,
     /// Too many loads are under way.
     Full,

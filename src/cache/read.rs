@@ -293,7 +293,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Decision::Miss { seen: 0 }
     }
 
-    /// Counts stored bytes that are of no use. The first time, the log warns of them.
+    /// Counts stored bytes that are of no use.
     fn undecodable(&self, name: &Name, error: &(dyn StdError + 'static), words: &str) {
         let error = Chain(error);
         match self.undecodable.first() {

@@ -339,19 +339,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Accepts a stale value for this long after its time to live, whatever it is stale for.
-    pub(crate) fn max_stale(mut self, limit: Duration) -> Self {
-        let rules = &mut self.options_mut().rules;
-        (rules.stale, rules.error) = (limit, limit);
-        self
-    }
-
-    /// Sets how long the load may go on after it has announced the head of its value.
-    pub(crate) fn rest_limit(mut self, limit: Duration) -> Self {
-        self.options_mut().rest_limit = limit;
-        self
-    }
-
     /// Sets how the callers share the load.
     pub(crate) fn sharing(mut self, sharing: Sharing) -> Self {
         self.options_mut().sharing = sharing;
@@ -426,7 +413,7 @@ async fn wait_until<V: Clone + Send + Sync + 'static>(
 
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.
 /// A caller that is no loader enters nothing. Returns `None` if the two would wait for each other.
-pub(super) fn nest<T>(from: Option<u64>, follower: &Follower<T>) -> Option<Option<Edge>> {
+fn nest<T>(from: Option<u64>, follower: &Follower<T>) -> Option<Option<Edge>> {
     let Some(from) = from else { return Some(None) };
     let Some(edge) = flight::nested(from, follower.flight_id()) else {
         tracing::debug!("a loader asked for a key that waits for it");

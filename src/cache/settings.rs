@@ -24,8 +24,6 @@ pub(crate) struct Options {
     pub(crate) windows: Windows,
     pub(super) rules: Rules,
     pub(super) serve_stale_after: Option<Duration>,
-    /// How long a load may go on after it has announced the head of its value.
-    pub(super) rest_limit: Duration,
     pub(super) wait_limit: Duration,
     pub(super) sharing: Sharing,
     /// Set if the key is one of many that a call asks for.
@@ -49,7 +47,7 @@ impl Options {
 pub(crate) const UNCACHEABLE_LIFE: Duration = Duration::from_secs(10);
 
 /// How the callers of a flight share its load. A layer may differ from the defaults of a cache.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sharing {
     pub(crate) on_uncacheable: OnUncacheable,
     pub(crate) on_full: OnFull,
@@ -62,9 +60,10 @@ pub(crate) struct Sharing {
 }
 
 /// The behaviour for a key that is remembered as uncacheable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OnUncacheable {
     /// The callers of this process share one load.
+    #[default]
     Coalesce,
     /// Each caller loads for itself.
     Pass,
@@ -73,9 +72,10 @@ pub(crate) enum OnUncacheable {
 }
 
 /// The behaviour for a load beyond the cap on loads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OnFull {
     /// It queues for as long as the wait limit.
+    #[default]
     Queue,
     /// Each caller loads for itself, without a flight.
     Pass,
@@ -98,8 +98,7 @@ pub(crate) struct Settings {
     pub(super) lease: Duration,
     pub(super) retry: Arc<dyn RetryStrategy>,
     pub(super) max_loads: usize,
-    pub(super) max_waiters: usize,
-    pub(super) max_waiters_per_key: usize,
+    pub(super) max_waiters: Limits,
     pub(crate) max_key: usize,
     pub(crate) max_value: usize,
     /// A load ends when its last caller leaves.
@@ -116,15 +115,8 @@ impl Default for Options {
             windows: Windows::fresh(Duration::from_secs(60)),
             rules: Rules::ALL,
             serve_stale_after: None,
-            rest_limit: Duration::ZERO,
             wait_limit: Duration::from_secs(30),
-            sharing: Sharing {
-                on_uncacheable: OnUncacheable::Coalesce,
-                on_full: OnFull::Queue,
-                waits_once: false,
-                takes_heads: false,
-                is_local: false,
-            },
+            sharing: Sharing::default(),
             batch: None,
             least_fence: 0,
             tagged: Tagged::default(),
@@ -144,8 +136,7 @@ impl Default for Settings {
             lease: Duration::from_secs(5),
             retry: Arc::new(Retry::on_demand()),
             max_loads: 1024,
-            max_waiters: 100_000,
-            max_waiters_per_key: 10_000,
+            max_waiters: Limits { per_flight: 10_000, in_all: 100_000 },
             max_key: 512,
             max_value: 8 << 20,
             cancels_abandoned: false,
@@ -157,11 +148,6 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Returns the limits on callers that wait.
-    pub(super) fn limits(&self) -> Limits {
-        Limits { per_flight: self.max_waiters_per_key, in_all: self.max_waiters }
-    }
-
     /// Returns how long a fence is kept. It outlives the lease by a grace: a load whose lease ended
     /// unnoticed may still be committed in it, if no other load began.
     pub(super) fn fence_life(&self) -> Duration {
@@ -171,9 +157,13 @@ impl Settings {
     /// Returns how the lease of a load with these options is kept. Two renewals may fail before it
     /// is lost.
     pub(super) fn upkeep(&self, options: &Options) -> Upkeep {
-        // The commit comes after the load.
-        let load = self.load_limit.saturating_add(options.rest_limit);
-        Upkeep { renew_every: Some(self.lease / 3), max_hold: load.saturating_add(self.lease) }
+        let max_hold = match options.sharing.takes_heads {
+            // The rest of a value has a limit of its own.
+            true => Duration::MAX,
+            // The commit comes after the load.
+            false => self.load_limit.saturating_add(self.lease),
+        };
+        Upkeep { renew_every: Some(self.lease / 3), max_hold }
     }
 
     /// Checks that each setting is in its range.
@@ -184,8 +174,8 @@ impl Settings {
         in_range("lease", self.lease, 20 * MILLISECOND..=DAY)?;
         in_range("load_limit", self.load_limit, MILLISECOND..)?;
         in_range("max_loads", self.max_loads, 1..=Semaphore::MAX_PERMITS)?;
-        in_range("max_waiters", self.max_waiters, 1..)?;
-        in_range("max_waiters_per_key", self.max_waiters_per_key, 1..)?;
+        in_range("max_waiters", self.max_waiters.in_all, 1..)?;
+        in_range("max_waiters_per_key", self.max_waiters.per_flight, 1..)?;
         self.local.iter().try_for_each(LocalTier::check)?;
         in_range("max_key", self.max_key, 1..)?;
         in_range("max_value", self.max_value, 1..)

@@ -18,6 +18,7 @@ mod cycle;
 #[allow(clippy::module_inception)]
 mod flight;
 #[cfg(all(test, loom))]
+#[path = "../../loom/flight.rs"]
 mod loom;
 mod wakers;
 

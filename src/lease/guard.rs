@@ -114,7 +114,7 @@ impl LeaseGuard {
     fn give_back(&mut self) -> impl Future<Output = Result<bool, BackendError>> + Send + use<> {
         self.end();
         // Work that still runs under the lease learns that it ends. It is no loss.
-        self.record.lost.give();
+        let _ = self.record.lost.set(());
         give_back(self.engine.clone(), self.record.release.clone(), self.record.take_slot())
     }
 }

@@ -4,14 +4,16 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::{
+    sync::SetOnce,
+    time::{Instant, sleep_until, timeout},
+};
 
 use super::{Release, Upkeep, queue::Slot, trusted};
 use crate::{
     backend::{Claim, Renewal},
     error::Error,
     observe::LockCounters,
-    signal::Signal,
     sync::lock,
     time::after,
 };
@@ -47,7 +49,7 @@ pub struct Lease {
     pub(super) granted: Granted,
     /// When the total hold ends.
     pub(super) ends: Instant,
-    pub(super) lost: Signal,
+    pub(super) lost: SetOnce<()>,
     counters: Arc<LockCounters>,
     times: Mutex<Times>,
     /// The holder's slot in the local queue. A loss gives it up, so that a stuck holder does not
@@ -86,7 +88,7 @@ impl Lease {
         loop {
             let deadline = self.deadline();
             tokio::select! {
-                () = self.lost.given() => return,
+                _ = self.lost.wait() => return,
                 () = sleep_until(deadline) => if self.is_lost() { return },
             }
         }
@@ -94,7 +96,7 @@ impl Lease {
 
     /// Returns `true` if the lease is lost or released.
     pub fn is_lost(&self) -> bool {
-        self.lost.is_given() || self.deadline() <= Instant::now()
+        self.lost.initialized() || self.deadline() <= Instant::now()
     }
 
     /// Returns how long the lease is certain to last if no renewal succeeds. Zero if it is lost.
@@ -161,7 +163,7 @@ impl Lease {
         let times = Times { deadline: deadline.min(ends), timer: since, renewing: false };
         let slot = slot.filter(|_| upkeep.renew_every.is_some());
         let (times, slot) = (Mutex::new(times), Mutex::new(slot));
-        Self { release, granted, ends, lost: Signal::default(), counters, times, slot }
+        Self { release, granted, ends, lost: SetOnce::new(), counters, times, slot }
     }
 
     pub(crate) fn claim(&self) -> &Claim {
@@ -178,7 +180,7 @@ impl Lease {
     }
 
     pub(super) fn tell_lost(&self) {
-        if self.lost.give() {
+        if self.lost.set(()).is_ok() {
             self.counters.lost.add();
         }
         drop(self.take_slot());

@@ -1,9 +1,10 @@
-//! The changes that this process was told of, in their order.
+//! The changes that this process was told of, in their order, and the watches that hear them.
 
 use std::{
     borrow::Cow,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, RwLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -12,10 +13,10 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    backend::{Store, stripe_of},
+    backend::{Store, Tap, stripe_of},
     cache::tags::Tags,
-    key::{Name, Namespace, key_of},
-    sync::lock,
+    key::{Key, Name, Namespace, key_of},
+    sync::{lock, read},
 };
 
 /// The changes of the names of one namespace. Times are in nanoseconds since it was created.
@@ -184,4 +185,60 @@ impl Order {
 
 pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+type WatchListener = dyn Fn(Option<&str>) + Send + Sync;
+
+/// The watches of a cache, each with an order of its own.
+#[derive(Default)]
+pub(in crate::cache) struct Watches(pub(in crate::cache) RwLock<Vec<Weak<WatchedOrder>>>);
+
+impl Watches {
+    pub(in crate::cache) fn are_none(&self) -> bool {
+        read(&self.0).is_empty()
+    }
+
+    pub(in crate::cache) fn each(&self, tell: impl Fn(&WatchedOrder)) {
+        read(&self.0).iter().filter_map(Weak::upgrade).for_each(|watch| tell(&watch));
+    }
+}
+
+/// The changes of one watch.
+pub(in crate::cache) struct WatchedOrder {
+    pub(in crate::cache) order: Order,
+    pub(in crate::cache) listener: Box<WatchListener>,
+}
+
+impl WatchedOrder {
+    /// Tells of an act of this process.
+    pub(in crate::cache) fn acted(&self, key: &Key, name: &Name) {
+        self.order.forget(name, || self.tell(Some(key.as_str())));
+    }
+
+    fn tell(&self, key: Option<&str>) {
+        // It runs in the task of a connection, which must go on.
+        if catch_unwind(AssertUnwindSafe(|| (self.listener)(key))).is_err() {
+            tracing::error!("the listener of a watch panicked, and missed a change");
+        }
+    }
+}
+
+impl Tap for WatchedOrder {
+    fn changed(&self, prefix: &str, fence: u64) {
+        if self.order.tag_of(prefix).is_some() {
+            return self.lost();
+        }
+        self.order.changed(prefix, fence, |key| self.tell(Some(key)));
+    }
+
+    fn lost(&self) {
+        self.order.lost();
+        // Otherwise an insert under way would put an old value back, after the listener was told.
+        self.order.settle();
+        self.tell(None);
+    }
+
+    fn complete_until(&self, asked: Instant) {
+        self.order.note_complete(asked);
+    }
 }

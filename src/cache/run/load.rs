@@ -111,11 +111,12 @@ pub enum Begun<V> {
     Alone,
 }
 
-/// When a load began, by the clock and by the acts of this process.
+/// When a load began, by the clock and by the acts of this process, and in which outage.
 #[derive(Clone, Copy)]
 struct LoadBegun {
     at: Instant,
     mark: Option<Fill>,
+    outage: Option<Outage>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Load<V> {
@@ -243,13 +244,8 @@ impl<V> fmt::Debug for Load<V> {
 /// A loaded value as a hit gets it, its entry, and how long that is kept. `None` stores nothing.
 type MadeValue<V> = (V, Entry, Option<Duration>);
 
-/// What a load has made.
-enum Made<V> {
-    Value(MadeValue<V>),
-    Uncacheable,
-    /// The next process is to load.
-    Reserved,
-}
+/// What a load has made, if others may have it.
+type Made<V> = Result<MadeValue<V>, Alone>;
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Loads under the lease, and commits.
@@ -261,7 +257,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let _turn = self.turn().await;
         // In boxes, which do not stay during the load.
         match produced {
-            Ok(Made::Value(made)) => {
+            Ok(Ok(made)) => {
                 // Callers that join from here on get a look of their own.
                 let committed = self.begin_epoch();
                 let (loaded, late) = Box::pin(load.commit_value(made)).await;
@@ -271,14 +267,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 };
                 FlightEnd { outcome: Ok(FlightResult::Loaded(loaded)), epoch, late }
             }
-            Ok(Made::Uncacheable) => {
-                Box::pin(load.commit_uncacheable()).await;
-                FlightEnd::alone(Alone::Uncacheable)
-            }
-            Ok(Made::Reserved) => {
-                // The next process leads. Without an answer, the lease is released late.
-                let _ = Box::pin(load.guard.release()).await;
-                FlightEnd::alone(Alone::Reserved)
+            Ok(Err(why)) => {
+                Box::pin(load.end_alone(why)).await;
+                FlightEnd::alone(why)
             }
             Err(error) => FlightEnd::failed(Box::pin(load.fail_with(error)).await),
         }
@@ -286,12 +277,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Loads without a lease, for all callers of this process that wait, or for one without a
     /// flight. In an outage, the value is remembered until its end.
-    pub(super) async fn load_unleased(
-        &self,
-        work: Work<V>,
-        outage: Option<Outage>,
-        held: &mut Held<V>,
-    ) -> FlightEnd<V> {
+    pub(super) async fn load_unleased(&self, work: Work<V>, held: &mut Held<V>) -> FlightEnd<V> {
         let AskedKey { core, key, .. } = &self.asked;
         if let Some(error) = core.failures.backs_off_here(key) {
             core.counters.backed_off.add();
@@ -307,12 +293,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         lead.begin_tags(Tagged { number, ..tagged });
         let produced = self.produce(work, begun, &lead, None, Epoch::END).await;
         match produced {
-            Ok(Made::Value((value, entry, _))) => {
-                self.asked.remember(&value, entry, begun, &lead, outage);
+            Ok(Ok((value, entry, _))) => {
+                self.asked.remember(&value, entry, begun, &lead, begun.outage);
                 FlightEnd::for_all(Ok(FlightResult::Loaded(Loaded::degraded(value))))
             }
-            Ok(Made::Reserved) => FlightEnd::alone(Alone::Reserved),
-            Ok(Made::Uncacheable) => FlightEnd::alone(Alone::Uncacheable),
+            Ok(Err(why)) => FlightEnd::alone(why),
             Err(error) => {
                 let back_off = self.asked.back_off(&error, &lead, 0);
                 FlightEnd::failed(self.asked.fails_alone(error, back_off, &lead))
@@ -348,18 +333,18 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let made = match produced {
             // A codec that panics fails the load.
             Ok(Produced::Value(value)) => {
-                let made = AssertUnwindSafe(|| Made::Value(self.asked.made(value, begun, lead)));
+                let made = AssertUnwindSafe(|| Ok(self.asked.made(value, begun, lead)));
                 catch_unwind(made).map_err(|panic| loader::panicked(panic.as_ref()))
             }
             // Other processes hear of the failure, and have the same stale value and setting.
             Ok(Produced::Failing(error)) if self.asked.shares_failure(&error, lead) => Err(error),
-            Ok(Produced::Uncacheable | Produced::Failing(_)) => Ok(Made::Uncacheable),
-            Ok(Produced::Reserved) => Ok(Made::Reserved),
+            Ok(Produced::Failing(_)) => Ok(Err(Alone::Uncacheable)),
+            Ok(Produced::Alone(why)) => Ok(Err(why)),
             Err(error) => Err(error),
         };
         match &made {
             // It says nothing to others.
-            Ok(Made::Reserved) => {}
+            Ok(Err(Alone::Reserved)) => {}
             Ok(_) => core.failures.forget(key),
             Err(_) => {
                 core.counters.failures.add();
@@ -388,10 +373,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         guard: Option<&LeaseGuard>,
         epoch: Epoch,
     ) -> Infallible {
-        lead.announced().await;
-        if let Some(head) = lead.head() {
-            self.land_head(head, lead, epoch);
-        }
+        self.land_head(lead.announced().await, lead, epoch);
         let (Some(guard), Some(leader)) = (guard, &self.leader) else { return pending().await };
         let asked = &self.asked;
         loop {
@@ -417,7 +399,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     fn begin_load(&self) -> LoadBegun {
-        LoadBegun { at: Instant::now(), mark: self.core.mark(&self.name) }
+        let (at, mark) = (Instant::now(), self.core.mark(&self.name));
+        LoadBegun { at, mark, outage: self.shard.breaker.outage() }
     }
 
     /// Returns whether a failure that answers its caller counts as a failed load for the others.
@@ -618,8 +601,14 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         Some(Loaded { source: Source::Received, ..newer.value()? })
     }
 
-    /// Commits that the load cannot be shared, and remembers it for a while.
-    async fn commit_uncacheable(self) {
+    /// Ends the lease of a load that cannot be shared. The next process leads, or the mark of an
+    /// uncacheable name is committed.
+    async fn end_alone(self, why: Alone) {
+        if why != Alone::Uncacheable {
+            // Without an answer, the lease is released late.
+            let _ = self.guard.release().await;
+            return;
+        }
         let entry = Entry::uncacheable(self.begun.at.elapsed());
         let is_stored = !self.lead.keeping().do_not_store;
         let answer = self.commit_entry(&entry, is_stored.then_some(UNCACHEABLE_LIFE)).await;

@@ -93,7 +93,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Decision::Miss { seen } => Step::Claim { seen },
             Decision::Unanswered(_) => self.away(held),
             Decision::Uncacheable { seen } => match self.asked.options().sharing.on_uncacheable {
-                OnUncacheable::Coalesce => Step::LoadUnleased(None),
+                OnUncacheable::Coalesce => Step::LoadUnleased,
                 OnUncacheable::Pass => FlightEnd::alone(Alone::Uncacheable).into(),
                 OnUncacheable::Claim => Step::Claim { seen },
             },
@@ -114,7 +114,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Some(Decision::Served(loaded)) => return FlightEnd::found(loaded, epoch).into(),
             _ => {}
         }
-        Step::LoadUnleased(outage)
+        Step::LoadUnleased
     }
 
     /// Claims the lease, or waits for what its holder makes. `seen` is the fence of the last entry
@@ -354,13 +354,13 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if self.run.start == RunStart::Behind {
             debug!("another process refreshes");
             core.refreshes.note(EntryNote::Refreshed, key, self.seen, remaining);
-            return Break(Step::LoadUnleased(None));
+            return Break(Step::LoadUnleased);
         }
         let before = std::mem::replace(&mut self.met, fence);
         let is_next = before != 0 && before != fence;
         if is_last || (is_next && options.sharing.waits_once) {
             debug!("the wait for another process is over");
-            return Break(Step::LoadUnleased(None));
+            return Break(Step::LoadUnleased);
         }
         debug!(fence, ?remaining, "another process loads");
         Continue(remaining)

@@ -20,7 +20,7 @@ use tracing::{Instrument, Span, debug};
 pub use self::load::{Begun, Load};
 use super::{
     Loaded, Source,
-    breaker::{Outage, Shard},
+    breaker::Shard,
     core::Core,
     freshness::Rules,
     lead::Previous,
@@ -139,8 +139,7 @@ enum Step<V> {
         seen: u64,
     },
     Load(Box<Load<V>>),
-    /// Load without a lease. In this outage, the value is remembered.
-    LoadUnleased(Option<Outage>),
+    LoadUnleased,
 }
 
 impl<V> From<FlightEnd<V>> for Step<V> {
@@ -244,10 +243,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let end = match Box::pin(self.claimed(step, &mut held)).await {
             Step::Land(end, _) => end,
             Step::Load(load) => Box::pin(self.load_leased(work, load)).await,
-            Step::LoadUnleased(outage) => {
-                Box::pin(self.load_unleased(work, outage, &mut held)).await
+            Step::Claim { .. } | Step::LoadUnleased => {
+                Box::pin(self.load_unleased(work, &mut held)).await
             }
-            Step::Claim { .. } => Box::pin(self.load_unleased(work, None, &mut held)).await,
         };
         self.or_fallback(end, &held)
     }
@@ -260,14 +258,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         work: Work<V>,
     ) -> Outcome<V> {
         let run = Self::new(core, key, own, None, RunStart::Look)?;
-        let end = caught(run.load_unleased(work, None, &mut Held::default())).await;
+        let end = caught(run.load_unleased(work, &mut Held::default())).await;
         ended(&core.counters, end.outcome, true)
     }
 
     /// Claims the lease, if that is the next step. Returns the step that follows.
     async fn claimed(&self, step: Step<V>, held: &mut Held<V>) -> Step<V> {
         match step {
-            Step::Claim { .. } if self.asked.options().sharing.is_local => Step::LoadUnleased(None),
+            Step::Claim { .. } if self.asked.options().sharing.is_local => Step::LoadUnleased,
             Step::Claim { seen } => self.claim(seen, held).await,
             step => step,
         }
@@ -316,7 +314,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let (end, old) = match self.claimed(step, &mut held).await {
             Step::Load(load) => return Ok(Begun::Load(load.begun_by_caller().await)),
             Step::Land(end, old) => (self.or_fallback(end, &held), old),
-            Step::Claim { .. } | Step::LoadUnleased(_) => return Ok(Begun::Alone),
+            Step::Claim { .. } | Step::LoadUnleased => return Ok(Begun::Alone),
         };
         let FlightResult::Loaded(loaded) = ended(&core.counters, end.outcome, true)? else {
             return Ok(Begun::Alone);
@@ -375,13 +373,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
         };
         end_span(&span, &outcome, true);
-        let pause = match &outcome {
-            Ok(FlightResult::Loaded(_)) => Duration::ZERO,
-            // The key backs off.
-            Err(error) if error.retry_after().is_some() => return,
-            _ => PAUSE,
-        };
-        core.refreshes.note(EntryNote::Refreshed, key, seen, pause);
+        let backs_off = outcome.is_err_and(|error| error.retry_after().is_some());
+        if !backs_off {
+            core.refreshes.note(EntryNote::Refreshed, key, seen, PAUSE);
+        }
     }
 
     /// Returns a load that refreshes an entry, if the process gets the lease and a permit at once.

@@ -28,7 +28,7 @@ use super::{
     variants::{Place, Variant},
 };
 use crate::{
-    cache::{Lead, Produced},
+    cache::{Alone, Lead, Produced},
     error::{BoxError, Error, ErrorKind},
     layer,
     sync::lock,
@@ -165,16 +165,16 @@ impl ResponseLoad {
             }
             ResponseClass::Reserved => {
                 self.mark(true);
-                (Forward::Uncacheable(Some("authorization")), Produced::Reserved)
+                (Forward::Uncacheable(Some("authorization")), Produced::Alone(Alone::Reserved))
             }
             ResponseClass::Uncacheable(why) => {
                 self.mark(false);
-                (Forward::Uncacheable(Some(why)), Produced::Uncacheable)
+                (Forward::Uncacheable(Some(why)), Produced::Alone(Alone::Uncacheable))
             }
             // Its `Vary` has no end.
             ResponseClass::Shareable(_) => {
                 self.mark(false);
-                (Forward::Uncacheable(Some("vary")), Produced::Uncacheable)
+                (Forward::Uncacheable(Some("vary")), Produced::Alone(Alone::Uncacheable))
             }
         };
         let response = Response::from_parts(parts, body);
@@ -249,9 +249,9 @@ impl ResponseLoad {
             Err(NotCollected::Unfit) => {
                 self.end_stored(streamed.head.status).await;
                 self.mark(false);
-                Ok(Produced::Uncacheable)
+                Ok(Produced::Alone(Alone::Uncacheable))
             }
-            Err(NotCollected::Unread) => Ok(Produced::Reserved),
+            Err(NotCollected::Unread) => Ok(Produced::Alone(Alone::Reserved)),
             Err(NotCollected::Broken(error)) => {
                 let words = "the response body ended with an error";
                 Err(Error::with_source(ErrorKind::Load, words, error))

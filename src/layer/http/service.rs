@@ -28,9 +28,8 @@ use super::{
     variants::{KEY_LENGTH, Marker, Place},
 };
 use crate::{
-    cache::{self, Alone, FlightResult, Head, Loaded, OnFull, Sharing, Source},
+    cache::{Alone, FlightResult, Head, Loaded, OnFull, Sharing, Source},
     error::{BoxError, Error, ErrorKind},
-    key::Key,
     layer::Bellwether,
     sync::lock,
 };
@@ -220,7 +219,8 @@ where
         takes_heads: true,
         is_local: place.is_local,
     };
-    let cached = http.request(&place.key).sharing(sharing).max_stale(settings.max_stale);
+    let (request, stale) = (settings.cache.request(&place.key), settings.max_stale);
+    let cached = request.sharing(sharing).stale_while_revalidate(stale).stale_if_error(stale);
     let body = Arc::new(Mutex::new(Some(body)));
     let (led, own) = oneshot::channel();
     let (request, asked) = (body.clone(), (http.clone(), place.clone(), question.clone()));
@@ -333,11 +333,6 @@ impl Http {
             Some(_) => self.explained(response, || Forward::BackingOff),
             None => response,
         }
-    }
-
-    /// Returns a request to the cache, with the limit of the layer.
-    pub(super) fn request(&self, key: &Key) -> cache::Request<CachedResponse> {
-        self.0.cache.request(key).rest_limit(self.0.body_limit)
     }
 }
 

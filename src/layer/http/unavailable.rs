@@ -14,7 +14,7 @@ use super::{
     fields::{date, seconds, sole},
 };
 use crate::{
-    cache::{AfterFailure, Codec, Lead, Produced},
+    cache::{AfterFailure, Alone, Codec, Lead, Produced},
     error::{BoxError, Error, ErrorKind},
 };
 
@@ -36,7 +36,7 @@ pub(super) fn failing(
     lead.do_not_store();
     let status = parts.status;
     if !is_failure(status) {
-        return Produced::Uncacheable;
+        return Produced::Alone(Alone::Uncacheable);
     }
     if !question.is_authorized() {
         if let (StatusCode::SERVICE_UNAVAILABLE, Some(time)) = (status, retry_after(&parts.headers))
@@ -48,7 +48,7 @@ pub(super) fn failing(
             lead.after_common_failure(UNAVAILABLE);
         }
     } else if !lead.has_stand_in() {
-        return Produced::Reserved;
+        return Produced::Alone(Alone::Reserved);
     }
     let words = "the inner service failed";
     let failure = InnerServiceError::new(status);

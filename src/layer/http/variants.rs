@@ -31,7 +31,7 @@ use super::{
     response::Freshness,
 };
 use crate::{
-    cache::{FlightResult, Lead, OnFull, OnUncacheable, Produced, Sharing},
+    cache::{Alone, FlightResult, Lead, OnFull, Produced, Sharing},
     key::Key,
 };
 
@@ -46,15 +46,6 @@ pub(super) const KEY_LENGTH: usize = "VARY ".len() + 32 + " ".len() + 64;
 
 /// How many markers may lead to a response. One more is not shared.
 const MOST_MARKERS: u8 = 4;
-
-/// The load of a marker makes no call, so its callers share it as those of any cache do.
-const SHARING: Sharing = Sharing {
-    on_uncacheable: OnUncacheable::Coalesce,
-    on_full: OnFull::Refuse,
-    waits_once: false,
-    takes_heads: false,
-    is_local: false,
-};
 
 /// The generations of one process begin with it, and those in the backend with a hexadecimal digit.
 const LOCAL: &str = "local ";
@@ -207,18 +198,21 @@ impl Variant {
 impl Http {
     /// Returns the marker of a resource with parts.
     pub(super) async fn generation(&self, place: &Place) -> Marker {
-        // It is of this process alone, until the process invalidates the resource.
-        let generation = format!("{LOCAL}{}", self.0.cache.invalidations(&place.key));
+        // It is of this process alone, until the process invalidates a resource.
+        let generation = format!("{LOCAL}{}", self.0.cache.invalidations());
         let local = Marker { generation, names: Vec::new() };
         let (http, without_lease) = (self.clone(), local.clone());
-        let flown = self.request(&place.key).sharing(SHARING).fly(move |lead| async move {
+        // The load of a marker makes no call, so its callers share it as those of any cache do.
+        let sharing = Sharing { on_full: OnFull::Refuse, ..Sharing::default() };
+        let request = self.0.cache.request(&place.key).sharing(sharing);
+        let flown = request.fly(move |lead| async move {
             let marker = match (http.renewed_marker(&lead), lead.fence()) {
                 (Some(renewed), _) => Some(renewed),
                 (None, Some(_)) => Marker::new(Vec::new()).entry(),
                 (None, None) => without_lease.entry(),
             };
             http.keep_marker(&lead);
-            Ok(marker.map_or(Produced::Uncacheable, Produced::Value))
+            Ok(marker.map_or(Produced::Alone(Alone::Uncacheable), Produced::Value))
         });
         match flown.await {
             Ok(FlightResult::Loaded(loaded)) => Marker::of(&loaded.value).unwrap_or(local),
@@ -238,7 +232,7 @@ impl Http {
         lead: &Lead<CachedResponse>,
     ) -> Produced<CachedResponse> {
         let Variant { marker, place, .. } = variant;
-        let Some(entry) = marker.entry() else { return Produced::Uncacheable };
+        let Some(entry) = marker.entry() else { return Produced::Alone(Alone::Uncacheable) };
         // The marker is of all responses below it, and each may be of other groups.
         let tagged = lead.take_tags();
         // Without a lease, the marker is not stored.
