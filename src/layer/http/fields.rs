@@ -113,10 +113,10 @@ fn cdn(headers: &HeaderMap) -> Option<Directives> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Directives {
     pub(super) no_store: bool,
-    pub(super) no_cache: Scope,
-    pub(super) private: Scope,
+    /// Also if it names fields. A cache may take it for one without (sections 5.2.2.4 and 5.2.2.7).
+    pub(super) no_cache: bool,
+    pub(super) private: bool,
     pub(super) public: bool,
-    pub(super) must_understand: bool,
     pub(super) must_revalidate: bool,
     pub(super) proxy_revalidate: bool,
     /// Seconds. An invalid one is zero: the response is stale (section 4.2.1).
@@ -131,44 +131,6 @@ pub(super) struct Directives {
     pub(super) malformed: bool,
     /// They come from the targeted field, so `Cache-Control` and `Expires` do not count.
     pub(super) is_targeted: bool,
-}
-
-/// The scope of a `no-cache` or a `private`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Scope {
-    #[default]
-    Nothing,
-    /// These fields of the response, in lower case.
-    Fields(Vec<String>),
-    /// The whole response.
-    All,
-}
-
-impl Scope {
-    /// Returns whether a response with these headers has something that the directive applies to.
-    pub(super) fn covers(&self, headers: &HeaderMap) -> bool {
-        match self {
-            Self::Nothing => false,
-            Self::Fields(names) => names.iter().any(|name| headers.contains_key(name.as_str())),
-            Self::All => true,
-        }
-    }
-
-    /// Widens the scope by a directive with this value.
-    fn widen(&mut self, fields: Option<&str>) {
-        let named = fields.unwrap_or_default().split(',').map(str::trim);
-        let names = named.filter(|name| !name.is_empty()).map(str::to_ascii_lowercase);
-        let mut names: Vec<String> = names.collect();
-        if names.is_empty() || names.iter().any(|name| !name.chars().all(is_token)) {
-            *self = Self::All;
-            return;
-        }
-        match self {
-            Self::All => {}
-            Self::Nothing => *self = Self::Fields(names),
-            Self::Fields(known) => known.append(&mut names),
-        }
-    }
 }
 
 impl Directives {
@@ -190,10 +152,8 @@ impl Directives {
             None => {
                 let mut directives = Self::parse(headers)?;
                 let it = Self::parse_lines(headers, &SURROGATE_CONTROL)?;
-                // Neither `must-understand` nor a policy makes this shareable.
-                if it.restricts() || it.max_age == Some(0) || it.s_maxage == Some(0) {
-                    directives.private = Scope::All;
-                }
+                directives.private |=
+                    it.restricts() || it.max_age == Some(0) || it.s_maxage == Some(0);
                 directives
             }
         };
@@ -262,18 +222,15 @@ impl Directives {
     fn of_members(members: &Dictionary) -> Self {
         let mut directives = Self::default();
         for (name, member) in members {
-            let name = name.as_str();
-            let names_fields = matches!(name, "private" | "no-cache");
             let value = match member {
                 ListEntry::Item(item) => match &item.bare_item {
                     BareItem::Boolean(false) => continue,
-                    BareItem::Integer(number) if !names_fields => Some(number.to_string()),
-                    BareItem::String(fields) if names_fields => Some(fields.as_str().to_owned()),
+                    BareItem::Integer(number) => Some(number.to_string()),
                     _ => None,
                 },
                 ListEntry::InnerList(_) => None,
             };
-            directives.set(name, value.as_deref(), true);
+            directives.set(name.as_str(), value.as_deref(), true);
         }
         directives
     }
@@ -282,11 +239,11 @@ impl Directives {
     fn set(&mut self, name: &str, value: Option<&str>, is_clean: bool) {
         let number = value.filter(|_| is_clean).and_then(seconds);
         match name.to_ascii_lowercase().as_str() {
-            "no-store" | "no-store-remote" => self.no_store = true,
-            "no-cache" => self.no_cache.widen(value),
-            "private" => self.private.widen(value),
+            // `must-understand` comes with `no-store` (section 5.2.2.3).
+            "no-store" | "no-store-remote" | "must-understand" => self.no_store = true,
+            "no-cache" => self.no_cache = true,
+            "private" => self.private = true,
             "public" => self.public = true,
-            "must-understand" => self.must_understand = true,
             "must-revalidate" => self.must_revalidate = true,
             "proxy-revalidate" => self.proxy_revalidate = true,
             "max-age" => self.malformed |= set_lifetime(&mut self.max_age, number),
@@ -306,8 +263,8 @@ impl Directives {
     }
 
     /// Returns whether any directive restricts the sharing of the response.
-    fn restricts(&self) -> bool {
-        self.no_store || self.no_cache != Scope::Nothing || self.private != Scope::Nothing
+    pub(super) fn restricts(&self) -> bool {
+        self.no_store || self.no_cache || self.private
     }
 
     pub(super) fn revalidates(&self) -> bool {
@@ -431,32 +388,10 @@ mod tests {
         let both = Directives { max_age: Some(60), s_maxage: Some(5), ..Directives::default() };
         assert_eq!(found, Some(both));
         assert!(parse(&["max-age=1", "No-Store"]).unwrap().no_store);
-        assert!(parse(&["Must-Understand, PUBLIC"]).unwrap().must_understand);
+        assert!(parse(&["Must-Understand, PUBLIC"]).unwrap().no_store);
         assert_eq!(parse(&["max-age=99999999999999999999"]).unwrap().max_age, Some(u64::MAX));
         assert_eq!(parse(&["max-age=5, max-age=5"]).unwrap().max_age, Some(5));
         assert!(!parse(&["max-age=5, max-age=5"]).unwrap().malformed);
-    }
-
-    /// RFC 9111, sections 5.2.2.4 and 5.2.2.7.
-    #[test]
-    fn a_directive_with_fields_covers_a_response_that_has_one() {
-        let headers = headers(&[("x-user", "1")]);
-        for (line, covers) in [
-            ("private", true),
-            ("private=\"X-User, y\"", true),
-            ("private=x-user", true),
-            ("private=\"y\", private=\"x-user\"", true),
-            ("private=\"\"", true),
-            ("private=\"y, a b\"", true),
-            ("private=\"y\", private", true),
-            ("private=\"set-cookie, y\"", false),
-            ("private=y", false),
-            ("public", false),
-        ] {
-            assert_eq!(parse(&[line]).unwrap().private.covers(&headers), covers, "{line}");
-            let line = line.replace("private", "no-cache");
-            assert_eq!(parse(&[&line]).unwrap().no_cache.covers(&headers), covers, "{line}");
-        }
     }
 
     #[test]
@@ -518,8 +453,8 @@ mod tests {
                 let directives = |behind| parse(&[&format!("{line}{behind}")]).unwrap();
                 assert!(directives("private").malformed, "{line}");
                 assert!(directives("no-store").no_store, "{line}");
-                assert_eq!(directives("private").private, Scope::All, "{line}");
-                assert_eq!(directives("no-cache").no_cache, Scope::All, "{line}");
+                assert!(directives("private").private, "{line}");
+                assert!(directives("no-cache").no_cache, "{line}");
                 assert!(directives("must-revalidate").must_revalidate, "{line}");
             }
         }
@@ -598,7 +533,7 @@ mod tests {
         }
         for restricting in ["no-store", "max-age=3, private", "no-store;other", "max-age=0"] {
             let found = of_response(&[general, ("surrogate-control", restricting)]);
-            assert_eq!(found.unwrap().private, Scope::All, "{restricting}");
+            assert!(found.unwrap().private, "{restricting}");
         }
         assert_eq!(of_response(&[general, ("surrogate-control", "x=\"")]), None);
     }
@@ -610,8 +545,7 @@ mod tests {
             "private=\"x-user\", no-cache, must-revalidate, s-maxage=4, stale-if-error=5",
         )]);
         let directives = found.unwrap();
-        assert_eq!(directives.private, Scope::Fields(vec!["x-user".to_owned()]));
-        assert_eq!((directives.no_cache, directives.must_revalidate), (Scope::All, true));
+        assert!(directives.private && directives.no_cache && directives.must_revalidate);
         assert_eq!((directives.s_maxage, directives.stale_if_error), (Some(4), Some(5)));
     }
 
