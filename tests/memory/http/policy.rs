@@ -212,6 +212,10 @@ async fn a_redirect_to_its_own_key_is_not_shared() {
         ("/a?c=1&b=2", "/a?b=2&c=1", 2),
         ("/a?c=1&b=2", "?b=2&c=1", 2),
         ("/a?c=1&b=2", "/a?b=2", 1),
+        ("/a", "/b/../%61", 2),
+        ("/a", "/../../b", 1),
+        // What is not read may lead anywhere.
+        ("/a", "b", 2),
     ] {
         let (inner, calls) = origin(move |_, _| reply(301, &[("location", location)], ""));
         let day = 86_400 * SECOND;
