@@ -31,37 +31,8 @@ use super::{
 };
 use crate::key::Key;
 
-/// A part of the key of a request. [`BellwetherLayer::vary_by`] adds it.
-///
-/// It is implemented for names of headers, and for functions from [`&Parts`](Parts) to a `String`
-/// or an `Option<String>`. `None` sends the request to the inner service.
-///
-/// [`BellwetherLayer::vary_by`]: crate::BellwetherLayer::vary_by
-pub trait VaryBy {
-    #[doc(hidden)]
-    fn part(self) -> KeyPart;
-}
-
-type PartOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
-
-/// A part of the key, ready to be asked for.
-#[derive(Clone)]
-pub struct KeyPart {
-    /// The header that it is, in lower case.
-    pub(super) header: Option<String>,
-    /// Returns `None` if the request takes no part.
-    text: Arc<PartOf>,
-}
-
-impl<F, T> VaryBy for F
-where
-    F: Fn(&Parts) -> T + Send + Sync + 'static,
-    T: Into<Option<String>>,
-{
-    fn part(self) -> KeyPart {
-        KeyPart { header: None, text: Arc::new(move |parts| self(parts).into()) }
-    }
-}
+/// A part of the key of a request, or `None` if the request takes no part.
+pub(super) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 impl Http {
     /// Returns the key of the resource of a request. It is the same for all values of the parts.
@@ -101,7 +72,7 @@ impl Http {
 pub(super) fn texts(parts: &Parts, key_parts: &[KeyPart]) -> Option<String> {
     let mut text = String::new();
     for part in key_parts {
-        let value = (part.text)(parts)?;
+        let value = part(parts)?;
         write!(text, " {}:{value}", value.len()).ok()?;
     }
     Some(text)
@@ -113,27 +84,23 @@ fn digest(text: &str) -> String {
     format!("sha256:{}", hex(Sha256::digest(text)))
 }
 
-/// The lines of a header, each after its own length. The key contains only a digest of a header
-/// that looks like a credential.
+/// Returns the part that a header is, whose name is in lower case: its lines, each after its own
+/// length. The key contains only a digest of a header that looks like a credential.
 ///
 /// The part excludes requests in which the header is not text. Two of these could look the same.
-impl VaryBy for &str {
-    fn part(self) -> KeyPart {
-        let header = self.to_ascii_lowercase();
-        let is_secret = classify(&header) == HeaderClass::Credential;
-        let name = HeaderName::from_bytes(header.as_bytes()).ok();
-        let text = move |parts: &Parts| {
-            let lines = name.iter().flat_map(|name| parts.headers.get_all(name));
-            let mut text = String::new();
-            for line in lines {
-                let line = line.to_str().ok()?;
-                write!(text, "{}:{line}", line.len()).ok()?;
-            }
-            let is_digest = is_secret && !text.is_empty();
-            Some(if is_digest { digest(&text) } else { text })
-        };
-        KeyPart { header: Some(header), text: Arc::new(text) }
-    }
+pub(super) fn header_part(header: &str) -> KeyPart {
+    let is_secret = classify(header) == HeaderClass::Credential;
+    let name = HeaderName::from_bytes(header.as_bytes()).ok();
+    Arc::new(move |parts: &Parts| {
+        let lines = name.iter().flat_map(|name| parts.headers.get_all(name));
+        let mut text = String::new();
+        for line in lines {
+            let line = line.to_str().ok()?;
+            write!(text, "{}:{line}", line.len()).ok()?;
+        }
+        let is_digest = is_secret && !text.is_empty();
+        Some(if is_digest { digest(&text) } else { text })
+    })
 }
 
 /// Returns the path before `Router::nest` removed a prefix, for `/a/items` and `/b/items` differ.

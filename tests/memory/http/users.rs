@@ -96,7 +96,7 @@ async fn an_ignored_cookie_selects_if_the_answer_says_so() {
 
 #[tokio::test(start_paused = true)]
 async fn all_lines_of_a_header_are_in_the_key() {
-    let (service, calls) = by_headers(layer().vary_by("x-tenant"));
+    let (service, calls) = by_headers(layer().vary_by_header("x-tenant"));
     let requests: [&[(&str, &str)]; 6] = [
         &[],
         &[("x-tenant", "")],
@@ -123,7 +123,7 @@ async fn all_lines_of_a_header_are_in_the_key() {
 /// Without variants, the parts are in the key itself.
 #[test]
 fn the_key_has_only_a_digest_of_a_secret() {
-    let layer = layer().vary_by("x-api-key").vary_by("accept-language");
+    let layer = layer().vary_by_header("x-api-key").vary_by_header("accept-language");
     let request = get_with(&[("x-api-key", "s3cret"), ("accept-language", "en")]);
     let parts = request.into_parts().0;
     let key = layer.key(&parts).unwrap();
@@ -160,7 +160,8 @@ async fn a_request_that_overrides_its_method_or_path_reaches_the_service() {
         ("x-forwarded-uri", "/admin"),
         ("x-envoy-original-path", "/admin"),
     ] {
-        let (service, calls) = by_headers(layer().vary_by(name).ignore_headers([name.to_owned()]));
+        let (service, calls) =
+            by_headers(layer().vary_by_header(name).ignore_headers([name.to_owned()]));
         ask(&service, get("/")).await;
         for call in 2..4 {
             let request = get_with(&[(name, value)]);
