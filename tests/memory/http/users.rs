@@ -178,7 +178,15 @@ async fn a_request_that_overrides_its_method_or_path_reaches_the_service() {
 async fn only_ignored_cookies_take_part() {
     let layer = layer().ignore_cookies(["_ga", "_ga_*", "theme"]);
     let (service, calls) = by_headers(layer);
-    for cookies in ["_ga=1; _ga_X=2", "theme=dark", "theme=light; _ga=3"] {
+    for cookies in [
+        "_ga=1; _ga_X=2",
+        "theme=dark",
+        "theme=light; _ga=3",
+        "_ga_ABC=x=y",
+        " theme = \u{e4};;",
+        "_ga=a.b-c_d~e:f/g@h!i*j+k=l",
+        "_ga=",
+    ] {
         ask(&service, get_with(&[("cookie", cookies)])).await;
     }
     ask(&service, get("/")).await;
@@ -193,4 +201,41 @@ async fn only_ignored_cookies_take_part() {
     // The session may be in a line of its own.
     let request = || get_with(&[("cookie", "_ga=1"), ("cookie", "session=a")]);
     assert_eq!(ask(&service, request()).await.text(), said(request().headers()));
+    // A service may read another cookie in each of these.
+    for (at, cookie) in [
+        "_GA=1",
+        "_gat=1",
+        "theme",
+        "=1",
+        "_ga=1;session=1",
+        "_ga=\"1; session=1\"",
+        "_ga=1, session=1",
+        "_ga=1,session=1",
+        "_ga=1 session=1",
+        "_ga=1\tsession=1",
+        "_ga=1&session=1",
+        "_ga=1#session=1",
+        "_ga=1?session=1",
+        "_ga=1%3Bsession=1",
+        "_ga=1%2c%20session=1",
+        "_ga=1%0d%0asession=1",
+        "_ga=1%00session=1",
+        "_ga=1%253Bsession=1",
+        "_ga=\"1\\073 session=1\"",
+        "_ga_%3Bsession=1",
+        "_ga_,session=1",
+        "_ga session=1",
+        "_ga_x session=1",
+        "_ga=1%",
+        "_ga=1%4",
+        "_ga=1%zz",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let request = get_with(&[("cookie", cookie)]);
+        let expected = said(request.headers());
+        assert_eq!(ask(&service, request).await.text(), expected);
+        assert_eq!(calls.count(), 27 + at, "{cookie}");
+    }
 }
