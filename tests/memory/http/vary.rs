@@ -206,11 +206,15 @@ async fn encodings_in_another_order_share() {
     for (accepted, expected, count) in [
         ("gzip, br", "gzip, br", 1),
         ("br,gzip", "gzip, br", 1),
-        ("BR , GZIP", "gzip, br", 1),
+        ("BR , GZIP,,", "gzip, br", 1),
         ("gzip", "gzip", 2),
         ("gzip;q=0.5, br", "gzip;q=0.5, br", 3),
+        ("br, gzip; q=0.5", "gzip;q=0.5, br", 3),
         ("br", "br", 4),
         ("", "", 5),
+        ("gzip;q=0", "gzip;q=0", 6),
+        ("*", "*", 7),
+        ("identity", "identity", 8),
     ] {
         let answer = ask(&service, get_with(&[("accept-encoding", accepted)])).await;
         assert_eq!((answer.text(), calls.count()), (expected, count));
