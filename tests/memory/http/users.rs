@@ -5,7 +5,7 @@ use super::prelude::*;
 const USERS: [&str; 2] = ["alice", "bob"];
 
 /// Returns all that the headers say about the user.
-fn said(headers: &HeaderMap) -> String {
+pub(super) fn said(headers: &HeaderMap) -> String {
     let lines = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
     let lines: Vec<_> =
         lines.map(|(name, value)| format!("{name}={}", value.escape_ascii())).collect();
