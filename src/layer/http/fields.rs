@@ -110,10 +110,10 @@ fn cdn(headers: &HeaderMap) -> Option<Directives> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Directives {
     pub(super) no_store: bool,
-    /// Also if it names fields. A cache may take it for one without (sections 5.2.2.4 and 5.2.2.7).
-    pub(super) no_cache: bool,
-    pub(super) private: bool,
+    pub(super) no_cache: Scope,
+    pub(super) private: Scope,
     pub(super) public: bool,
+    pub(super) must_understand: bool,
     pub(super) must_revalidate: bool,
     pub(super) proxy_revalidate: bool,
     /// Seconds. An invalid one is zero: the response is stale (section 4.2.1).
@@ -128,6 +128,44 @@ pub(super) struct Directives {
     pub(super) malformed: bool,
     /// They come from the targeted field, so `Cache-Control` and `Expires` do not count.
     pub(super) is_targeted: bool,
+}
+
+/// The scope of a `no-cache` or a `private`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Scope {
+    #[default]
+    Nothing,
+    /// These fields of the response, in lower case.
+    Fields(Vec<String>),
+    /// The whole response.
+    All,
+}
+
+impl Scope {
+    /// Returns whether a response with these headers has something that the directive applies to.
+    pub(super) fn covers(&self, headers: &HeaderMap) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Fields(names) => names.iter().any(|name| headers.contains_key(name.as_str())),
+            Self::All => true,
+        }
+    }
+
+    /// Widens the scope by a directive with this value.
+    fn widen(&mut self, fields: Option<&str>) {
+        let named = fields.unwrap_or_default().split(',').map(str::trim);
+        let names = named.filter(|name| !name.is_empty()).map(str::to_ascii_lowercase);
+        let mut names: Vec<String> = names.collect();
+        if names.is_empty() || names.iter().any(|name| !name.chars().all(is_token)) {
+            *self = Self::All;
+            return;
+        }
+        match self {
+            Self::All => {}
+            Self::Nothing => *self = Self::Fields(names),
+            Self::Fields(known) => known.append(&mut names),
+        }
+    }
 }
 
 impl Directives {
@@ -149,8 +187,10 @@ impl Directives {
             None => {
                 let mut directives = Self::parse(headers)?;
                 let it = Self::parse_lines(headers, &SURROGATE_CONTROL)?;
-                directives.private |=
-                    it.restricts() || it.max_age == Some(0) || it.s_maxage == Some(0);
+                // Neither `must-understand` nor a policy makes this shareable.
+                if it.restricts() || it.max_age == Some(0) || it.s_maxage == Some(0) {
+                    directives.private = Scope::All;
+                }
                 directives
             }
         };
@@ -219,15 +259,18 @@ impl Directives {
     fn of_members(members: &Dictionary) -> Self {
         let mut directives = Self::default();
         for (name, member) in members {
+            let name = name.as_str();
+            let names_fields = matches!(name, "private" | "no-cache");
             let value = match member {
                 ListEntry::Item(item) => match &item.bare_item {
                     BareItem::Boolean(false) => continue,
-                    BareItem::Integer(number) => Some(number.to_string()),
+                    BareItem::Integer(number) if !names_fields => Some(number.to_string()),
+                    BareItem::String(fields) if names_fields => Some(fields.as_str().to_owned()),
                     _ => None,
                 },
                 ListEntry::InnerList(_) => None,
             };
-            directives.set(name.as_str(), value.as_deref(), true);
+            directives.set(name, value.as_deref(), true);
         }
         directives
     }
@@ -236,11 +279,11 @@ impl Directives {
     fn set(&mut self, name: &str, value: Option<&str>, is_clean: bool) {
         let number = value.filter(|_| is_clean).and_then(seconds);
         match name.to_ascii_lowercase().as_str() {
-            // `must-understand` comes with `no-store` (section 5.2.2.3).
-            "no-store" | "no-store-remote" | "must-understand" => self.no_store = true,
-            "no-cache" => self.no_cache = true,
-            "private" => self.private = true,
+            "no-store" | "no-store-remote" => self.no_store = true,
+            "no-cache" => self.no_cache.widen(value),
+            "private" => self.private.widen(value),
             "public" => self.public = true,
+            "must-understand" => self.must_understand = true,
             "must-revalidate" => self.must_revalidate = true,
             "proxy-revalidate" => self.proxy_revalidate = true,
             "max-age" => self.malformed |= set_lifetime(&mut self.max_age, number),
@@ -260,8 +303,8 @@ impl Directives {
     }
 
     /// Returns whether any directive restricts the sharing of the response.
-    pub(super) fn restricts(&self) -> bool {
-        self.no_store || self.no_cache || self.private
+    fn restricts(&self) -> bool {
+        self.no_store || self.no_cache != Scope::Nothing || self.private != Scope::Nothing
     }
 
     pub(super) fn revalidates(&self) -> bool {
@@ -377,6 +420,28 @@ mod tests {
         Directives::parse(&headers(&lines))
     }
 
+    /// RFC 9111, sections 5.2.2.4 and 5.2.2.7.
+    #[test]
+    fn a_directive_with_fields_covers_a_response_that_has_one() {
+        let headers = headers(&[("x-user", "1")]);
+        for (line, covers) in [
+            ("private", true),
+            ("private=\"X-User, y\"", true),
+            ("private=x-user", true),
+            ("private=\"y\", private=\"x-user\"", true),
+            ("private=\"\"", true),
+            ("private=\"y, a b\"", true),
+            ("private=\"y\", private", true),
+            ("private=\"set-cookie, y\"", false),
+            ("private=y", false),
+            ("public", false),
+        ] {
+            assert_eq!(parse(&[line]).unwrap().private.covers(&headers), covers, "{line}");
+            let line = line.replace("private", "no-cache");
+            assert_eq!(parse(&[&line]).unwrap().no_cache.covers(&headers), covers, "{line}");
+        }
+    }
+
     /// `max-age=60;private` was a lifetime with a parameter, and the response to one user went to
     /// another.
     #[test]
@@ -387,8 +452,8 @@ mod tests {
                 let directives = |behind| parse(&[&format!("{line}{behind}")]).unwrap();
                 assert!(directives("private").malformed, "{line}");
                 assert!(directives("no-store").no_store, "{line}");
-                assert!(directives("private").private, "{line}");
-                assert!(directives("no-cache").no_cache, "{line}");
+                assert_eq!(directives("private").private, Scope::All, "{line}");
+                assert_eq!(directives("no-cache").no_cache, Scope::All, "{line}");
                 assert!(directives("must-revalidate").must_revalidate, "{line}");
             }
         }

@@ -13,6 +13,8 @@ use http::StatusCode;
 /// | no lifetime | the [default one] | that, or a heuristic |
 /// | `Expires` | beside a `Date` | always |
 /// | a malformed `Cache-Control` | not shared | counts as stale |
+/// | `no-store` beside `must-understand` | not shared | shared if the status is understood |
+/// | `private` or `no-cache` for fields | not shared | shared if it has none of these fields |
 /// | `Pragma` in a response | not shared | does not matter |
 ///
 /// Both follow the rest of the [list], such as for `Set-Cookie`,

@@ -10,7 +10,7 @@ use http_body::Body;
 use super::{
     Http,
     conditions::TERMS,
-    fields::{Directives, names_no_field, pragma},
+    fields::{Directives, Scope, names_no_field, pragma},
     header_names::{HeaderClass, classify},
     key::{is_named, may_hold_another},
     status::Forward,
@@ -78,7 +78,7 @@ impl Http {
             CONNECTION => names_no_field(headers),
             CACHE_CONTROL => Directives::parse(headers).is_some_and(|wanted| {
                 let is_refused = wanted.no_store || (is_careful && wanted.malformed);
-                !is_refused && (accepts_no_cache || !wanted.no_cache)
+                !is_refused && (accepts_no_cache || wanted.no_cache == Scope::Nothing)
             }),
             // Section 5.4: it does not count beside `Cache-Control`.
             PRAGMA if !is_careful && headers.contains_key(CACHE_CONTROL) => true,

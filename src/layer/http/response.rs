@@ -21,7 +21,7 @@ use http_body::Body;
 
 use super::{
     CachedResponse, Http, ResponseBody,
-    fields::{Directives, connection, content_length, date, pragma, seconds, vary},
+    fields::{Directives, Scope, connection, content_length, date, pragma, seconds, vary},
     key::{self, Located, Query},
     layer::HttpSettings,
     request::Question,
@@ -163,8 +163,18 @@ impl Judged<'_> {
         if status.is_redirection() && redirects_to_itself(&question.head, headers, query) {
             return Err("location");
         }
-        let is_refused = it.restricts() || (it.malformed && !policy.is_rfc9111);
-        if is_refused { Err("cache-control") } else { Ok(()) }
+        // Where the status is understood, `must-understand` takes the place of `no-store`, which is
+        // for caches that know only that one (RFC 9111, section 5.2.2.3).
+        let forbids_storing = match it.must_understand {
+            true if !is_understood(*status) => true,
+            true if policy.is_rfc9111 => false,
+            _ => it.no_store,
+        };
+        let is_private = match policy.is_rfc9111 {
+            true => it.no_cache.covers(headers) || it.private.covers(headers),
+            false => it.malformed || it.no_cache != Scope::Nothing || it.private != Scope::Nothing,
+        };
+        if forbids_storing || is_private { Err("cache-control") } else { Ok(()) }
     }
 
     /// Returns whether the response is not for the credentials of its request alone (RFC 9111,
@@ -229,6 +239,12 @@ impl Judged<'_> {
         let kept = if only_validates { validation } else { if_error };
         Freshness { while_revalidate, kept, only_validates, ..fresh }
     }
+}
+
+/// Returns whether the rules of a status are known here (RFC 9111, section 3). The rules of `206`
+/// and `304` are not.
+fn is_understood(status: StatusCode) -> bool {
+    is_heuristically_cacheable(status) || matches!(status.as_u16(), 302 | 303 | 307)
 }
 
 /// RFC 9110, section 15.1.

@@ -160,9 +160,9 @@ async fn an_answer_for_one_caller_is_never_shared() {
         (&[("cache-control", "max-age=60, no-store")], [false, false]),
         (&[("cache-control", "max-age=60, private")], [false, false]),
         (&[("cache-control", "max-age=60, no-cache")], [false, false]),
-        (&[("cache-control", "max-age=60, private=\"x-user\"")], [false, false]),
-        (&[("cache-control", "max-age=60, no-cache=\"x-user\"")], [false, false]),
-        (&[("cache-control", "max-age=60, must-understand")], [false, false]),
+        (&[("cache-control", "max-age=60, private=\"x-user\"")], [false, true]),
+        (&[("cache-control", "max-age=60, private=\"x-user\""), ("x-user", "1")], [false, false]),
+        (&[("cache-control", "max-age=60, no-cache=\"x-user\""), ("x-user", "1")], [false, false]),
         (&[fresh, ("set-cookie", "session=1")], [false, false]),
         (&[fresh, ("set-cookie2", "session=1")], [false, false]),
         (&[fresh, ("authentication-info", "nextnonce=1")], [false, false]),
@@ -186,6 +186,7 @@ async fn a_targeted_field_takes_the_place_of_cache_control() {
     let fresh = ("cache-control", "max-age=60");
     let fresh_here = ("cdn-cache-control", "max-age=60");
     let old = ("age", "30");
+    let understood = ("cache-control", "must-understand, no-store, max-age=60");
     assert_shared(&[
         (&[fresh_here], [true, true]),
         (&[fresh_here, ("cache-control", "no-store")], [true, true]),
@@ -218,7 +219,7 @@ async fn a_targeted_field_takes_the_place_of_cache_control() {
         (&[("surrogate-control", "max-age=60"), ("cache-control", "no-store")], [false, false]),
         (&[("surrogate-control", "no-store"), fresh], [false, false]),
         (&[("surrogate-control", "max-age=0"), fresh], [false, false]),
-        (&[("surrogate-control", "private"), fresh], [false, false]),
+        (&[("surrogate-control", "private"), understood], [false, false]),
         // One that cannot be parsed forbids to share.
         (&[fresh, ("cdn-cache-control", "No-Store")], [false, false]),
         (&[fresh, ("cdn-cache-control", "private, max-age = 0")], [false, false]),
@@ -229,11 +230,13 @@ async fn a_targeted_field_takes_the_place_of_cache_control() {
     .await;
 }
 
-/// RFC 9110, section 15.1, and RFC 9111, section 3.
+/// RFC 9110, section 15.1, and RFC 9111, sections 3 and 5.2.2.3.
 #[tokio::test(start_paused = true)]
 async fn statuses_are_shared_by_policy() {
     let (fresh, changed) = ([("cache-control", "max-age=60")], [("last-modified", "@-6000")]);
     let public = [("last-modified", "@-6000"), ("cache-control", "public")];
+    let understood = [("cache-control", "max-age=60, must-understand")];
+    let no_store = [("cache-control", "max-age=60, no-store, must-understand")];
     let by_heuristic = [200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501];
     // All that have a meaning, and some beside them.
     let statuses = [200..210, 226..228, 300..310, 400..432, 451..453, 499..512];
@@ -242,9 +245,14 @@ async fn statuses_are_shared_by_policy() {
         let careful = calls(status, &fresh, &[], Policy::default()).await;
         assert_eq!(careful, shared(status == 200), "{status}");
         let is_heuristic = by_heuristic.contains(&status);
-        for (headers, expected) in
-            [(&fresh[..], status != 206), (&changed, is_heuristic), (&public, status != 206)]
-        {
+        let is_understood = is_heuristic || [302, 303, 307].contains(&status);
+        for (headers, expected) in [
+            (&fresh[..], status != 206),
+            (&changed, is_heuristic),
+            (&public, status != 206),
+            (&understood, is_understood),
+            (&no_store, is_understood),
+        ] {
             let found = calls(status, headers, &[], Policy::rfc9111()).await;
             assert_eq!(found, shared(expected), "{status} {headers:?}");
         }
