@@ -10,10 +10,12 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     error::Error as StdError,
-    fmt, mem,
+    fmt,
+    future::pending,
+    mem,
     ops::Range,
     panic::AssertUnwindSafe,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, Mutex},
     task::{Context, Poll, Waker},
     time::Duration,
@@ -21,13 +23,14 @@ use std::{
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures_util::FutureExt;
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use tokio::{
     runtime::Handle,
     sync::Notify,
     task::{coop::consume_budget, yield_now},
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use crate::{
@@ -207,6 +210,9 @@ const JOINED: usize = 8 << 10;
 const IDLE: Duration = Duration::from_secs(10);
 /// How much of a body that is always ready is collected before its readers have a turn.
 const TURN: u64 = 64 << 10;
+/// How long a body is without a reader before it counts as unread. The callers that wait for it
+/// have their turns meanwhile.
+const UNREAD: Duration = Duration::from_millis(50);
 
 /// When a body is no longer collected.
 #[derive(Clone, Copy, Debug)]
@@ -215,18 +221,22 @@ pub(super) struct BodyLimits {
     /// slow ones.
     pub(super) size: u64,
     pub(super) total: Duration,
+    /// Whether a body that has no reader is collected to its end.
+    pub(super) finish_unread: bool,
 }
 
 /// Why a body is not collected to its end.
 pub(super) enum NotCollected {
-    /// The body is too large or too slow. Its readers go on.
+    /// The body is too large or too slow, or it has trailers. Its readers go on.
     Unfit,
+    /// The body has no reader, and is not to be finished.
+    Unread,
     /// The body broke off, for all its readers.
     Broken(BodyError),
 }
 
-/// Whether a body is whole, or why it broke off. It ends before its trailers, which nobody gets.
-type BodyEnd = Result<(), BodyError>;
+/// The trailers of a body that is whole, or why it broke off.
+type BodyEnd = Result<Option<HeaderMap>, BodyError>;
 
 /// The state that the readers of a body share.
 pub(super) struct SharedBody {
@@ -246,6 +256,7 @@ struct State {
     /// The readers, by the numbers in which they have joined.
     readers: BTreeMap<u64, Reading>,
     joined: u64,
+    is_read: bool,
     /// The body is no longer collected, and what all have read is freed.
     is_left: bool,
     end: Option<BodyEnd>,
@@ -277,15 +288,19 @@ impl SharedBody {
         let (state, moved) = (Mutex::default(), Notify::new());
         let body = Arc::new(Self { limits, announced, state, moved });
         if is_empty {
-            body.receive(Bytes::new(), Some(Ok(())));
+            body.receive(Bytes::new(), Some(Ok(None)));
         }
         (body.clone(), Collector { body, source: Some(source) })
     }
 
     /// Returns a reader from the start on, unless the first bytes are gone or the body broke off.
-    pub(super) fn reader(self: &Arc<Self>) -> Option<Reader> {
+    pub(super) fn reader(self: &Arc<Self>, takes_trailers: bool) -> Option<Reader> {
         let number = lock(&self.state).join()?;
-        Some(Reader { body: Arc::clone(self), number, is_done: false })
+        Some(Reader { body: Arc::clone(self), number, takes_trailers, is_done: false })
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        matches!(lock(&self.state).end, Some(Err(_)))
     }
 
     /// Adds data of the body and its end, and wakes the readers that wait. Returns whether the body
@@ -320,6 +335,26 @@ impl SharedBody {
         }
         state.pieces.front().map(|(_, piece)| piece.clone()).unwrap_or_default()
     }
+
+    /// Completes when the body has no reader any more, and is not to be finished. A body that none
+    /// has begun to read is loaded for later callers, such as that of a refresh.
+    async fn unread(&self) {
+        if self.limits.finish_unread {
+            return pending().await;
+        }
+        let mut readers = None;
+        loop {
+            let left = {
+                let state = lock(&self.state);
+                (state.is_read && state.readers.is_empty()).then_some(state.joined)
+            };
+            match left {
+                None => self.moved.notified().await,
+                left if mem::replace(&mut readers, left) == left => return,
+                _ => sleep(UNREAD).await,
+            }
+        }
+    }
 }
 
 impl Collector {
@@ -327,6 +362,7 @@ impl Collector {
     pub(super) async fn collect(mut self) -> Result<Bytes, NotCollected> {
         let (body, limits) = (self.body.clone(), self.body.limits);
         let last = after(Instant::now(), limits.total);
+        let mut unread = pin!(body.unread());
         let mut next_turn = TURN;
         loop {
             let (received, end) = {
@@ -334,9 +370,10 @@ impl Collector {
                 (state.received, state.end.clone())
             };
             match end {
+                Some(Ok(Some(_trailers))) => return Err(NotCollected::Unfit),
                 Some(Err(error)) => return Err(NotCollected::Broken(error)),
                 _ if received > limits.size => return Err(NotCollected::Unfit),
-                Some(Ok(())) => return Ok(body.whole()),
+                Some(Ok(None)) => return Ok(body.whole()),
                 None => {}
             }
             // A body that is always ready lets its readers read it meanwhile. The first turn is
@@ -347,7 +384,11 @@ impl Collector {
             }
             consume_budget().await;
             let until = after(Instant::now(), IDLE).min(last);
-            timeout_at(until, self.advance()).await.map_err(|_| NotCollected::Unfit)?;
+            tokio::select! {
+                biased;
+                more = timeout_at(until, self.advance()) => more.map_err(|_| NotCollected::Unfit)?,
+                () = &mut unread => return Err(NotCollected::Unread),
+            }
         }
     }
 
@@ -391,10 +432,10 @@ impl Collector {
             .await
             .unwrap_or_else(|_panic| (Some(Err(BodyError::Panicked)), true));
         let (data, end) = match frame.map(|frame| frame.map(Frame::into_data)) {
-            Some(Ok(Ok(data))) => (data, is_end.then_some(Ok(()))),
+            Some(Ok(Ok(data))) => (data, is_end.then_some(Ok(None))),
+            Some(Ok(Err(frame))) => (Bytes::new(), Some(Ok(frame.into_trailers().ok()))),
             Some(Err(error)) => (Bytes::new(), Some(Err(error))),
-            // Trailers, or nothing.
-            Some(Ok(Err(_))) | None => (Bytes::new(), Some(Ok(()))),
+            None => (Bytes::new(), Some(Ok(None))),
         };
         if self.body.receive(data, end) {
             // Last, because it is the code of the service, and may panic.
@@ -462,6 +503,7 @@ impl State {
 
     /// Returns the next data for a reader, or the end of the body. `None` if it has to wait.
     fn next(&mut self, number: u64, waker: &Waker) -> Option<Result<Bytes, BodyEnd>> {
+        self.is_read = true;
         let place = self.place(number);
         if place < self.start() {
             return Some(Err(Err(BodyError::Slow)));
@@ -510,6 +552,8 @@ impl State {
 pub(super) struct Reader {
     body: Arc<SharedBody>,
     number: u64,
+    /// Whether it gets the trailers, because the body is the answer to its request.
+    takes_trailers: bool,
     is_done: bool,
 }
 
@@ -528,7 +572,8 @@ impl Reader {
             Some(Ok(data)) => Poll::Ready(Some(Ok(Frame::data(data)))),
             Some(Err(end)) => {
                 self.is_done = true;
-                Poll::Ready(end.err().map(Err))
+                let trailers = |trailers: Option<_>| trailers.filter(|_| self.takes_trailers);
+                Poll::Ready(end.map(trailers).transpose().map(|end| end.map(Frame::trailers)))
             }
         }
     }
@@ -536,13 +581,17 @@ impl Reader {
     fn is_end_stream(&self) -> bool {
         let state = lock(&self.body.state);
         let is_read = state.place(self.number) == state.received;
-        self.is_done || (is_read && matches!(state.end, Some(Ok(()))))
+        self.is_done
+            || match &state.end {
+                Some(Ok(trailers)) => is_read && !(self.takes_trailers && trailers.is_some()),
+                _ => false,
+            }
     }
 
     fn size_hint(&self) -> SizeHint {
         let state = lock(&self.body.state);
         let length = match &state.end {
-            Some(Ok(())) => Some(state.received),
+            Some(Ok(_)) => Some(state.received),
             _ => self.body.announced,
         };
         let left = length.map(|length| length.saturating_sub(state.place(self.number)));
@@ -592,14 +641,14 @@ mod tests {
         }
     }
 
-    const LIMITS: BodyLimits = BodyLimits { size: 100, total: Duration::MAX };
+    const LIMITS: BodyLimits = BodyLimits { size: 100, total: Duration::MAX, finish_unread: true };
 
     #[tokio::test]
     async fn a_body_that_contradicts_its_hint_is_broken() {
         for (length, until) in [(7, 1), (9, 0)] {
             let hinted = Hinted(Full::from(vec![7; length]));
             let (body, collector) = SharedBody::new(ResponseBody::single(hinted), None, LIMITS);
-            let mut reader = body.reader().unwrap();
+            let mut reader = body.reader(false).unwrap();
             assert!(matches!(collector.collect().await, Err(NotCollected::Broken(_))), "{length}");
             let cx = &mut Context::from_waker(Waker::noop());
             for _ in 0..until {

@@ -33,6 +33,8 @@ pub(super) struct ResponseHead {
     age: u64,
     /// Once it is no longer fresh, it may only be validated.
     only_validates: bool,
+    /// For how long it had not been fresh any more when it was complete, in milliseconds.
+    late: u32,
 }
 
 impl ResponseHead {
@@ -40,12 +42,14 @@ impl ResponseHead {
         let mut headers = parts.headers.clone();
         strip(&mut headers);
         headers.remove(AGE);
-        Self { status: parts.status, headers, age, only_validates }
+        Self { status: parts.status, headers, age, only_validates, late: 0 }
     }
 
-    /// Returns the head of a response whose body took this long.
-    pub(super) fn later(&self, took: Duration) -> Self {
-        Self { age: self.age.saturating_add(took.as_secs()), ..self.clone() }
+    /// Returns the head of a response whose body took this long, and that had not been fresh for
+    /// so long then.
+    pub(super) fn later(&self, took: Duration, late: Duration) -> Self {
+        let age = self.age.saturating_add(took.as_secs());
+        Self { age, late: late.as_millis().try_into().unwrap_or(u32::MAX), ..self.clone() }
     }
 
     /// Builds a response of this age, if it has one.
@@ -74,6 +78,13 @@ impl CachedResponse {
     /// Returns the whole body.
     pub fn body(&self) -> &Bytes {
         &self.body
+    }
+
+    /// Returns whether a response is stored, or was fresh when a caller came that has waited so
+    /// long for it.
+    pub(super) fn is_in_time(loaded: &Loaded<Self>, waited: impl FnOnce() -> Duration) -> bool {
+        let late = loaded.value.head.late;
+        late == 0 || was_stored(loaded) || u128::from(late) <= waited().as_millis()
     }
 
     pub(super) fn only_validates(&self) -> bool {
@@ -142,6 +153,7 @@ pub fn http_cache<B: Store>(
 /// | whether it may only be validated once it is no longer fresh | `u8`, 0 or 1 |
 /// | status | `u16` |
 /// | age on arrival, in seconds | `u64` |
+/// | time from the end of its lifetime to its arrival, in milliseconds | `u32` |
 /// | number of headers | `u32` |
 /// | each header: length of its name, the name, length of its value, the value | `u16`, `u32` |
 /// | body | the remaining bytes |
@@ -149,7 +161,7 @@ pub fn http_cache<B: Store>(
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseCodec;
 
-const VERSION: u8 = 5;
+const VERSION: u8 = 4;
 
 /// The bytes of a header with a name of one byte and no value.
 const SHORTEST_HEADER: usize = 7;
@@ -159,7 +171,7 @@ const UNREADABLE: &str = "the bytes are not an HTTP response in a format that th
 /// Returns how many bytes of an encoded response are not its body.
 pub(super) fn encoded_head_len(headers: &HeaderMap) -> usize {
     let len = |(name, value): (&HeaderName, &HeaderValue)| 6 + name.as_str().len() + value.len();
-    16 + headers.iter().map(len).sum::<usize>()
+    20 + headers.iter().map(len).sum::<usize>()
 }
 
 impl Codec<CachedResponse> for ResponseCodec {
@@ -174,6 +186,7 @@ impl Codec<CachedResponse> for ResponseCodec {
         bytes.put_u8(stored.only_validates.into());
         bytes.put_u16(stored.status.as_u16());
         bytes.put_u64(stored.age);
+        bytes.put_u32(stored.late);
         bytes.put_u32(u32::try_from(stored.headers.len())?);
         for (name, value) in &stored.headers {
             bytes.put_u16(u16::try_from(name.as_str().len())?);
@@ -196,6 +209,7 @@ impl Codec<CachedResponse> for ResponseCodec {
         };
         let status = StatusCode::from_u16(rest.try_get_u16()?)?;
         let age = rest.try_get_u64()?;
+        let late = rest.try_get_u32()?;
         let count = usize::try_from(rest.try_get_u32()?)?;
         if count > rest.len() / SHORTEST_HEADER {
             return Err(UNREADABLE.into());
@@ -213,7 +227,7 @@ impl Codec<CachedResponse> for ResponseCodec {
             let value = HeaderValue::from_maybe_shared(rest.split_to(length))?;
             headers.try_append(name, value)?;
         }
-        let head = ResponseHead { status, headers, age, only_validates };
+        let head = ResponseHead { status, headers, age, only_validates, late };
         Ok(CachedResponse::new(head, rest))
     }
 
@@ -229,7 +243,7 @@ mod tests {
     #[test]
     fn an_excessive_header_count_is_an_error() {
         let mut bytes = BytesMut::from(&[VERSION, 0, 0, 200][..]);
-        bytes.put_bytes(0, 8);
+        bytes.put_bytes(0, 12);
         bytes.put_u32(u32::MAX);
         for _ in 0..40_000 {
             bytes.put_slice(b"\0\x01a\0\0\0\0");

@@ -200,11 +200,10 @@ impl ResponseLoad {
         // The longest lifetime begins with the head, as the response's own does.
         let freshness = freshness.capped(settings.cache.settings().options.windows.fresh);
         let announced = content_length(&parts.headers).unwrap_or_default();
-        // One that takes longer than it is fresh is of no use to later callers.
-        let lifetime = Some(freshness.lifetime).filter(|lifetime| !lifetime.is_zero());
         let limits = BodyLimits {
             size: self.http.most_of_body(&parts.headers),
-            total: settings.body_limit.min(lifetime.unwrap_or(Duration::MAX)),
+            total: settings.body_limit,
+            finish_unread: !settings.cache.settings().cancels_abandoned,
         };
         let (body, collector) = SharedBody::new(body, announced, limits);
         let forward = Forward::of(self.place.is_variant(), lead.replaces());
@@ -212,7 +211,7 @@ impl ResponseLoad {
         let received = Instant::now();
         let streamed =
             Arc::new(StreamedResponse { head, body, variant, forward, received, freshness });
-        if let Some(response) = streamed.response() {
+        if let Some(response) = streamed.response(true) {
             let is_stored = lead.fence().is_some() && !freshness.lifetime.is_zero();
             let ttl = is_stored.then(|| i64::try_from(freshness.lifetime.as_secs()).ok());
             let (source, forward) = (lead.source(), &streamed.forward);
@@ -234,7 +233,7 @@ impl ResponseLoad {
     ) -> Result<Produced<CachedResponse>, Error> {
         let (http, lead) = (&self.http, &self.lead);
         match collector.collect().await {
-            Ok(bytes) if !streamed.is_late() => {
+            Ok(bytes) => {
                 let (response, freshness) = streamed.complete(bytes);
                 match &streamed.variant {
                     None => {
@@ -247,11 +246,12 @@ impl ResponseLoad {
                     }
                 }
             }
-            Ok(_) | Err(NotCollected::Unfit) => {
+            Err(NotCollected::Unfit) => {
                 self.end_stored(streamed.head.status).await;
                 self.mark(false);
                 Ok(Produced::Uncacheable)
             }
+            Err(NotCollected::Unread) => Ok(Produced::Reserved),
             Err(NotCollected::Broken(error)) => {
                 let words = "the response body ended with an error";
                 Err(Error::with_source(ErrorKind::Load, words, error))
@@ -297,25 +297,34 @@ pub(super) struct StreamedResponse {
 }
 
 impl StreamedResponse {
-    /// Returns the response for a caller, unless the body broke off or is left to its readers.
-    pub(super) fn response(&self) -> Option<Response<ResponseBody>> {
+    /// Returns the response for a caller, unless the body broke off. It is never too late for the
+    /// caller whose request it answers, which has the trailers, too.
+    pub(super) fn response(&self, is_own: bool) -> Option<Response<ResponseBody>> {
+        if !is_own && self.late().is_some() {
+            return None;
+        }
         let age = self.freshness.age.saturating_add(self.received.elapsed().as_secs());
         let age = Some(age).filter(|age| *age > 0);
-        let reader = ResponseBody::shared(self.body.reader()?);
+        let reader = ResponseBody::shared(self.body.reader(is_own)?);
         Some(self.head.clone().with_age(reader, age))
     }
 
-    /// Returns whether the response is no longer fresh. It always is if it is for those only that
-    /// ask meanwhile.
-    pub(super) fn is_late(&self) -> bool {
-        let lifetime = self.freshness.lifetime;
-        !lifetime.is_zero() && self.received.elapsed() >= lifetime
+    /// Returns whether the body broke off in time, so that its load has failed.
+    pub(super) fn is_broken(&self) -> bool {
+        self.late().is_none() && self.body.is_broken()
+    }
+
+    /// Returns for how long the response is no longer fresh. It always is if it is for those only
+    /// that ask meanwhile.
+    fn late(&self) -> Option<Duration> {
+        let lifetime = Some(self.freshness.lifetime).filter(|lifetime| !lifetime.is_zero())?;
+        self.received.elapsed().checked_sub(lifetime)
     }
 
     /// Returns the whole response, and its freshness. Its lifetime began with its head.
     fn complete(&self, body: Bytes) -> (CachedResponse, Freshness) {
-        let took = self.received.elapsed();
-        let response = CachedResponse::new(self.head.later(took), body);
+        let (took, late) = (self.received.elapsed(), self.late().unwrap_or_default());
+        let response = CachedResponse::new(self.head.later(took, late), body);
         (response, self.freshness.capped(self.freshness.lifetime.saturating_sub(took)))
     }
 }

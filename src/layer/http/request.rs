@@ -1,11 +1,14 @@
 //! What a request asks of the layer, and whether it takes part, by an allow-list.
 
+use std::time::Duration;
+
 use http::{
     HeaderMap, HeaderName, Method, Request,
     header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA},
     request,
 };
 use http_body::Body;
+use tokio::time::Instant;
 
 use super::{
     Http,
@@ -20,11 +23,13 @@ use super::{
 #[derive(Clone)]
 pub(super) struct Question {
     pub(super) head: request::Parts,
+    /// When it came.
+    since: Instant,
 }
 
 impl Question {
     pub(super) fn new(head: request::Parts) -> Self {
-        Self { head }
+        Self { head, since: Instant::now() }
     }
 
     /// Returns the request for the whole response, which answers all that is asked.
@@ -43,6 +48,11 @@ impl Question {
 
     pub(super) fn is_authorized(&self) -> bool {
         self.head.headers.contains_key(AUTHORIZATION)
+    }
+
+    /// Returns how long it has waited for its answer.
+    pub(super) fn waited(&self) -> Duration {
+        self.since.elapsed()
     }
 }
 

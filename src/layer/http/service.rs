@@ -137,6 +137,8 @@ enum Settled<B, E> {
     Varies(B, Marker),
     /// It may share the response of the next flight. If it cannot, it goes on alone.
     Retry(B),
+    /// The response that it came to broke off. It tries again, and fails in the end.
+    Broken(B),
     /// It goes on alone.
     Alone(B, Forward),
     /// Its load has failed.
@@ -165,11 +167,16 @@ where
                 place = place.below(&marker, &question.head.headers);
                 (body, None)
             }
-            Settled::Retry(body) if tries > 0 => {
+            Settled::Retry(body) | Settled::Broken(body) if tries > 0 => {
                 tries -= 1;
                 // A load that has failed without a lease is in the way for a moment more.
                 tokio::task::yield_now().await;
                 (body, None)
+            }
+            Settled::Broken(_) => {
+                http.0.cache.counters().failed.add();
+                let error = Error::new(ErrorKind::Load, "the body of the response broke off");
+                return Ok(http.failed(&question, &error));
             }
             Settled::Failed(error) => return Ok(http.failed(&question, &error)),
             Settled::Retry(body) => (body, Some(Forward::Uncacheable(None))),
@@ -220,7 +227,10 @@ where
     match cached.fly(move |lead| load(asked, inner, request, led, lead)).await {
         // The body is left alone then. Its request may belong to a refresh that has begun, and a
         // stale response stands in for the answer of an origin that fails.
-        Ok(FlightResult::Loaded(loaded)) if !Marker::is(&loaded.value) => {
+        Ok(FlightResult::Loaded(loaded))
+            if !Marker::is(&loaded.value)
+                && CachedResponse::is_in_time(&loaded, || question.waited()) =>
+        {
             Settled::Done(Ok(http.replay(place, loaded)))
         }
         ended => Box::pin(http.settle(question, &body, own, ended)).await,
@@ -261,6 +271,7 @@ impl Http {
         match ended {
             FlightResult::Loaded(loaded) => match Marker::of(&loaded.value) {
                 Some(marker) => Settled::Varies(body, marker),
+                // It was no longer fresh when the caller came. The next load begins after that.
                 None => Settled::Retry(body),
             },
             FlightResult::Head(head, source) => self.follow(question, &head, source, body),
@@ -287,13 +298,14 @@ impl Http {
         if let Some(marker) = variant.and_then(|it| it.misses(&question.head.headers)) {
             return Settled::Varies(body, marker.clone());
         }
-        match streamed.response().filter(|_| !streamed.is_late()) {
+        match streamed.response(false) {
             Some(response) => {
                 self.served(source);
                 let forward = &streamed.forward;
                 Settled::Done(Ok(self.with_source(response, Source::Followed, None, forward)))
             }
-            None => Settled::Retry(body),
+            None if streamed.is_broken() => Settled::Broken(body),
+            None => Settled::Alone(body, Forward::Uncacheable(None)),
         }
     }
 

@@ -18,14 +18,54 @@ fn slow(control: &'static str, pieces: usize, pause: Duration) -> (Inner, Calls)
     })
 }
 
+fn cancelling_at(backend: &MemoryBackend, inner: &Inner) -> Layered {
+    let builder = http_cache(backend.clone(), "bellwether").cancel_abandoned();
+    BellwetherLayer::http(builder.build().unwrap()).layer(inner.clone())
+}
+
+/// The only reader was the leader. It left, or needed no body, before the callers that waited for
+/// the headers had their turns. So each of them sent its own request.
+#[tokio::test(start_paused = true)]
+async fn callers_that_wait_for_headers_keep_a_body_that_its_leader_does_not_read() {
+    for method in ["GET", "HEAD"] {
+        let (inner, calls) = slow("max-age=60", 3, DELAY);
+        let service = cancelling_at(&MemoryBackend::new(), &inner);
+        let leader = spawn(service.clone().oneshot(request(method, "/", &[])));
+        sleep(DELAY / 5).await;
+        let asked = spawn(async move { crowd(&service, 50).await });
+        sleep(DELAY / 5).await;
+        if method == "GET" {
+            leader.abort();
+        }
+        assert!(asked.await.unwrap().iter().all(|answer| answer.text() == "111"));
+        assert_eq!(calls.count(), 1, "{method}");
+    }
+}
+
+/// All callers of the body had left. The callers in another process were told that it is
+/// uncacheable, so each of them sent its own request.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_waits_for_an_unread_body_loads_itself() {
+    let (inner, calls) = slow("max-age=60", 3, DELAY);
+    let backend = MemoryBackend::new();
+    let [here, there] = [(), ()].map(|()| cancelling_at(&backend, &inner));
+    let leader = asking(&here, get("/"));
+    sleep(DELAY / 5).await;
+    let asked = spawn(async move { crowd(&there, 50).await });
+    sleep(2 * DELAY).await;
+    leader.abort();
+    assert!(asked.await.unwrap().iter().all(|answer| answer.text() == "222"));
+    assert_eq!(calls.count(), 2);
+}
+
 /// A process that came after the lifetime was handed the body that had taken longer than that. As
-/// a variant, it was stored for a moment.
+/// a variant, it was stored for a moment. Callers with credentials then sent a request each.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_outlives_its_lifetime_is_not_for_later_callers_of_other_processes() {
     const NONE: Lines<'_> = &[];
     let authorized: Lines<'_> = &[("authorization", "Basic YTpi")];
     for (vary, headers) in [(false, NONE), (true, NONE), (false, authorized)] {
-        let (inner, _) = origin(move |call, _| {
+        let (inner, calls) = origin(move |call, _| {
             let body = futures_util::stream::once(async move {
                 sleep(5 * SECOND).await;
                 Ok::<_, io::Error>(call.to_string())
@@ -37,10 +77,23 @@ async fn a_body_that_outlives_its_lifetime_is_not_for_later_callers_of_other_pro
         let first = asking(&here, get_with(headers));
         sleep(3 * SECOND).await;
         for answer in ask_all(&[there], (0..20).map(|_| get_with(headers))).await {
-            assert_ne!(answer.text(), "1", "{vary} {headers:?}: {:?}", answer.headers);
+            assert_eq!(answer.text(), "2", "{vary} {headers:?}: {:?}", answer.headers);
         }
-        assert_eq!(first.await.unwrap().text(), "1", "{vary} {headers:?}");
+        let first = first.await.unwrap();
+        assert_eq!((first.text(), calls.count()), ("1", 2), "{vary} {headers:?}");
     }
+}
+
+/// Each process in turn loaded a body of its own, although all came while the first one was fresh.
+#[tokio::test(start_paused = true)]
+async fn the_processes_that_came_in_time_share_a_body_that_outlives_its_lifetime() {
+    let (inner, calls) = slow("max-age=2", 3, SECOND);
+    let services: [_; 8] = processes(&inner, |layer| layer);
+    let begun = Instant::now();
+    for answer in ask_all(&services, (0..80).map(|_| get("/"))).await {
+        assert_eq!(answer.text(), "111");
+    }
+    assert_eq!((calls.count(), begun.elapsed()), (1, 3 * SECOND + DELAY));
 }
 
 #[tokio::test(start_paused = true)]
@@ -60,6 +113,27 @@ async fn no_process_waits_for_more_than_two_bodies() {
     }
     for waited in all(asked).await {
         assert!(waited <= 2 * (3 * SECOND + DELAY), "{waited:?}");
+    }
+}
+
+/// The marker was not stored, so requests for different variants waited for each other.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_outlives_its_lifetime_leaves_the_marker_of_its_variants() {
+    let (inner, _) = origin(|_, _| {
+        let body = futures_util::stream::once(async {
+            sleep(3 * SECOND).await;
+            Ok::<_, io::Error>("whole")
+        });
+        let headers = [("cache-control", "max-age=2"), ("vary", "accept-language")];
+        reply(200, &headers, Body::from_stream(body))
+    });
+    let services: [_; 6] = processes(&inner, |layer| layer);
+    let languages: Vec<_> = (0..6).map(|at| format!("x-{at}")).collect();
+    for waited in [2 * (3 * SECOND + DELAY), 3 * SECOND + DELAY] {
+        let begun = Instant::now();
+        let requests = languages.iter().map(|it| get_with(&[("accept-language", it)]));
+        ask_all(&services, requests).await;
+        assert_eq!(begun.elapsed(), waited);
     }
 }
 
@@ -112,10 +186,24 @@ async fn a_body_that_no_caller_is_to_read_is_not_cancelled() {
 #[tokio::test(start_paused = true)]
 async fn requests_without_a_body_store_one() {
     let (inner, calls) = slow("max-age=600", 3, DELAY * 2);
-    let service = layer_of(builder().cancel_abandoned()).layer(inner);
+    let service = cancelling_at(&MemoryBackend::new(), &inner);
     for _ in 0..5 {
         ask(&service, request("HEAD", "/", &[])).await;
         sleep(SECOND).await;
     }
     assert_eq!(calls.count(), 1);
+}
+
+/// The last reader had left before the time was over that the first one had begun.
+#[tokio::test(start_paused = true)]
+async fn each_reader_that_leaves_gives_the_next_one_time() {
+    let (inner, calls) = slow("max-age=600", 20, DELAY / 5);
+    let service = cancelling_at(&MemoryBackend::new(), &inner);
+    for reads in [DELAY + DELAY / 10, DELAY / 10, DELAY / 10, DELAY / 10] {
+        let reader = asking(&service, get("/"));
+        sleep(reads).await;
+        reader.abort();
+        sleep(DELAY * 7 / 10).await;
+    }
+    assert_eq!((ask(&service, get("/")).await.text(), calls.count()), ("1".repeat(20).as_str(), 1));
 }

@@ -143,22 +143,23 @@ async fn a_body_that_contradicts_its_length_is_broken() {
     }
 }
 
-/// No rule has judged them, and they may be for one caller.
+/// No trailer of one caller reaches another one, and none is lost for its own caller.
 #[tokio::test(start_paused = true)]
-async fn a_shared_body_ends_before_its_trailers() {
+async fn trailers_go_to_the_caller_whose_request_ran() {
     let (inner, mut feeds) = fed(&[]);
     let service = layered(&inner);
-    let bodies = open_all(&service, 2).await;
+    let own = open(&service, get("/")).await;
+    let other = open(&service, get("/")).await;
     let feed = feeds.recv().await.unwrap();
     let trailers = HeaderMap::from_iter([(http::header::ETAG, "1".parse().unwrap())]);
     feed.send(data("one")).unwrap();
-    feed.send(Ok(Frame::trailers(trailers))).unwrap();
+    feed.send(Ok(Frame::trailers(trailers.clone()))).unwrap();
     drop(feed);
-    for body in bodies.into_iter().chain([open(&service, get("/")).await]) {
-        let whole = body.collect().await.unwrap();
-        assert!(whole.trailers().is_none() && whole.to_bytes() == "one");
-    }
-    assert!(feeds.try_recv().is_err(), "a second call");
+    let (own, other) = (own.collect().await.unwrap(), other.collect().await.unwrap());
+    assert_eq!((own.trailers(), other.trailers()), (Some(&trailers), None));
+    assert_eq!((own.to_bytes(), other.to_bytes()), (Bytes::from("one"), Bytes::from("one")));
+    let _again = open(&service, get("/")).await;
+    assert!(feeds.recv().await.is_some(), "it was stored");
 }
 
 #[tokio::test(start_paused = true)]
@@ -222,20 +223,40 @@ async fn a_slow_reader_holds_up_no_other_for_long() {
 /// A client that goes away takes nothing from the others, nor from the store.
 #[tokio::test(start_paused = true)]
 async fn a_body_without_readers_is_finished_and_stored() {
-    for builder in [builder(), builder().cancel_abandoned()] {
-        let (inner, mut feeds) = fed(&[]);
-        let service = layer_of(builder).layer(inner);
-        drop(open_all(&service, 3).await);
-        let feed = feeds.recv().await.unwrap();
-        for piece in ["one", "two"] {
-            feed.send(data(piece)).unwrap();
-            sleep(SECOND).await;
-        }
-        drop(feed);
-        sleep(DELAY).await;
-        assert_eq!(rest(open(&service, get("/")).await).await, "onetwo");
-        assert!(feeds.try_recv().is_err());
+    let (inner, mut feeds) = fed(&[]);
+    let service = layered(&inner);
+    drop(open_all(&service, 3).await);
+    let feed = feeds.recv().await.unwrap();
+    for piece in ["one", "two"] {
+        feed.send(data(piece)).unwrap();
+        sleep(SECOND).await;
     }
+    drop(feed);
+    sleep(DELAY).await;
+    assert_eq!(rest(open(&service, get("/")).await).await, "onetwo");
+    assert!(feeds.try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_without_readers_is_cancelled_by_option() {
+    let (inner, mut feeds) = fed(&[]);
+    let service = layer_of(builder().cancel_abandoned()).layer(inner);
+    let mut bodies = open_all(&service, 3).await;
+    let feed = feeds.recv().await.unwrap();
+    feed.send(data("one")).unwrap();
+    bodies.truncate(1);
+    sleep(DELAY).await;
+    assert_eq!(next(&mut bodies[0]).await, "one");
+    // The next reader comes in time.
+    let late = open(&service, get("/")).await;
+    bodies.clear();
+    sleep(DELAY).await;
+    assert!(!feed.is_closed());
+    drop(late);
+    feed.closed().await;
+    let again = open(&service, get("/")).await;
+    feeds.recv().await.unwrap().send(data("two")).unwrap();
+    assert_eq!(rest(again).await, "two");
 }
 
 /// A body whose limits are over goes on for its readers, and later callers call for themselves.
