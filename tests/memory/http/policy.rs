@@ -201,7 +201,8 @@ async fn a_targeted_field_takes_the_place_of_cache_control() {
         ),
         (&[fresh, ("cdn-cache-control", "max-age=\"60\"")], [false, false]),
         (&[fresh, ("cdn-cache-control", "max-age=-60")], [false, false]),
-        (&[fresh, ("cdn-cache-control", "max-age=60, private=\"x-user\"")], [false, false]),
+        (&[fresh, ("cdn-cache-control", "max-age=60, private=\"x-user\"")], [false, true]),
+        (&[("cdn-cache-control", "max-age=60, private=\"x-user\""), ("x-user", "1")], [false; 2]),
         (&[fresh, ("cdn-cache-control", "max-age=60, no-cache")], [false, false]),
         // What says nothing that is known leaves `Cache-Control`.
         (&[fresh, ("cdn-cache-control", "no-store=?0")], [true, true]),
