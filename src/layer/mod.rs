@@ -63,7 +63,7 @@ pub(crate) use self::http::check_any_lines;
 #[cfg(feature = "http")]
 pub use self::http::{
     BodyError, CachedResponse, Http, InnerServiceError, Policy, Query, ResponseBody, ResponseCodec,
-    VaryBy, http_cache,
+    http_cache,
 };
 pub use self::values::Values;
 

@@ -147,7 +147,7 @@ async fn a_hit_of_a_variant_is_two_commands() {
         let calls: Arc<Calls> = Arc::default();
         let select = |layer: BellwetherLayer<Http>| {
             let layer = layer.default_lifetime(Duration::from_secs(60));
-            if is_part { layer.vary_by(NAME) } else { layer }
+            if is_part { layer.vary_by_header(NAME) } else { layer }
         };
         let app = process(&server, select, &calls, move |_, request| {
             let answer = Response::builder();

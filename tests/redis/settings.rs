@@ -69,6 +69,10 @@ fn a_wrong_setting_is_refused_at_once_with_what_was_given_and_what_to_do() {
     let (builder, one) = (RedisBackend::builder, || RedisBackend::builder().server(URL));
     for (builder, said) in [
         (builder(), "call `server`, `sentinels` or `cluster`"),
+        (builder().server("http://user:secret@host"), "`http:`"),
+        (builder().server("redis://user:secret@host:port"), "`redis:`"),
+        (builder().server("user:secret@host"), "`:`"),
+        (builder().server("rediss://user:secret@host#insecure"), "name the file of your CA"),
         (one().command_timeout(Duration::ZERO), "`command_timeout` is 0"),
         (one().connect_timeout(Duration::ZERO), "`connect_timeout` is 0"),
         (one().command_timeout(Duration::MAX), "`command_timeout` is 18446744073709551615"),
@@ -79,7 +83,7 @@ fn a_wrong_setting_is_refused_at_once_with_what_was_given_and_what_to_do() {
         (builder().sentinels(none, "m"), "no sentinel was given"),
         (builder().sentinels([URL], ""), "the name or URL of the master"),
         (builder().sentinels([URL], "redis+unix:///m"), "a socket file"),
-        (builder().sentinels([URL, "http://x"], "m"), "URL 2 of 2"),
+        (builder().sentinels([URL, "http://user:secret@b"], "m"), "Redis URL 2 of 2,"),
         (builder().cluster(none), "no node of the cluster was given"),
         (builder().cluster(["redis://127.0.0.1:1/3"]), "without a database"),
         (builder().cluster(["redis+unix:///tmp/s"]), "host and port"),
@@ -89,6 +93,8 @@ fn a_wrong_setting_is_refused_at_once_with_what_was_given_and_what_to_do() {
         let error = builder.build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
         assert!(error.to_string().contains(said), "{error}");
+        let text = format!("{error:#} {error:?}");
+        assert!(!text.contains("secret"), "{text}");
     }
 }
 

@@ -232,7 +232,7 @@ impl Scenario {
             true => layer.vary_by(|parts: &Parts| Some(known(&parts.extensions).to_owned())),
             false => layer,
         };
-        pair.keyed.split_whitespace().fold(layer, |layer, name| layer.vary_by(name))
+        pair.keyed.split_whitespace().fold(layer, |layer, name| layer.vary_by_header(name))
     }
 
     fn origin(&self, count: tokio::sync::mpsc::UnboundedSender<()>) -> Inner {

@@ -238,60 +238,7 @@ impl Codec<CachedResponse> for ResponseCodec {
 
 #[cfg(test)]
 mod tests {
-    use proptest::{collection::vec, prelude::*};
-
     use super::*;
-
-    fn headers() -> impl Strategy<Value = HeaderMap> {
-        // Values are any bytes that a header may have. The short names make some headers repeat.
-        let value = vec(prop_oneof![Just(b'\t'), 32..127_u8, 128..=255_u8], 0..40);
-        vec(("[a-c]|[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20}", value), 0..12).prop_map(|headers| {
-            let mut map = HeaderMap::new();
-            for (name, value) in headers {
-                let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
-                map.append(name, HeaderValue::from_bytes(&value).unwrap());
-            }
-            map
-        })
-    }
-
-    fn response() -> impl Strategy<Value = CachedResponse> {
-        let body = vec(any::<u8>(), 0..200);
-        let terms = (any::<u64>(), any::<bool>(), any::<u32>());
-        let fields = (100..1000_u16, headers(), body, terms);
-        fields.prop_map(|(status, headers, body, (age, only_validates, late))| {
-            let status = StatusCode::from_u16(status).unwrap();
-            let head = ResponseHead { status, headers, age, only_validates, late };
-            CachedResponse::new(head, body.into())
-        })
-    }
-
-    proptest! {
-        #[test]
-        fn an_encoded_response_is_decoded(response in response()) {
-            let bytes = ResponseCodec.encode(&response).unwrap();
-            prop_assert_eq!(ResponseCodec.is_for_loader_only(&bytes), response.only_validates());
-            prop_assert_eq!(ResponseCodec.decode(bytes).unwrap(), response);
-        }
-
-        #[test]
-        fn damaged_bytes_are_a_response_or_an_error(
-            response in response(),
-            cut in any::<prop::sample::Index>(),
-            at in any::<prop::sample::Index>(),
-            byte in any::<u8>(),
-        ) {
-            let bytes = ResponseCodec.encode(&response).unwrap();
-            let _ = ResponseCodec.decode(bytes.slice(..cut.index(bytes.len())));
-            let mut damaged = bytes.to_vec();
-            let at = at.index(damaged.len());
-            damaged[at] = byte;
-            if let Ok(response) = ResponseCodec.decode(damaged.into()) {
-                // A decoded response can be sent to a client.
-                let _ = response.head.as_ref().clone().with_age((), Some(1));
-            }
-        }
-    }
 
     #[test]
     fn an_excessive_header_count_is_an_error() {

@@ -44,9 +44,8 @@ impl Outdated {
 /// Returns the request for a location on the host of a request. Its path is replaced before and
 /// after the routers that removed a prefix.
 fn located(parts: &Parts, location: &str) -> Option<Parts> {
-    let located = Located::resolve(location, original(parts)?)?;
     // The scheme may be that of a terminator of TLS in front. The keys are those of each scheme.
-    let located = located.is_on_host(parts, true).then_some(located.path)?;
+    let located = Located::read(location).filter(|located| located.is_on_host(parts))?.path;
     let mut parts = parts.clone();
     let path = located.as_str();
     #[cfg(feature = "axum")]

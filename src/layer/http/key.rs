@@ -20,7 +20,7 @@ use http::{
     HeaderName, Uri, Version,
     header::HOST,
     request::Parts,
-    uri::{Authority, PathAndQuery, Scheme},
+    uri::{Authority, PathAndQuery},
 };
 use sha2::{Digest, Sha256};
 
@@ -31,37 +31,8 @@ use super::{
 };
 use crate::key::Key;
 
-/// A part of the key of a request. [`BellwetherLayer::vary_by`] adds it.
-///
-/// It is implemented for names of headers, and for functions from [`&Parts`](Parts) to a `String`
-/// or an `Option<String>`. `None` sends the request to the inner service.
-///
-/// [`BellwetherLayer::vary_by`]: crate::BellwetherLayer::vary_by
-pub trait VaryBy {
-    #[doc(hidden)]
-    fn part(self) -> KeyPart;
-}
-
-type PartOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
-
-/// A part of the key, ready to be asked for.
-#[derive(Clone)]
-pub struct KeyPart {
-    /// The header that it is, in lower case.
-    pub(super) header: Option<String>,
-    /// Returns `None` if the request takes no part.
-    text: Arc<PartOf>,
-}
-
-impl<F, T> VaryBy for F
-where
-    F: Fn(&Parts) -> T + Send + Sync + 'static,
-    T: Into<Option<String>>,
-{
-    fn part(self) -> KeyPart {
-        KeyPart { header: None, text: Arc::new(move |parts| self(parts).into()) }
-    }
-}
+/// A part of the key of a request, or `None` if the request takes no part.
+pub(super) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 impl Http {
     /// Returns the key of the resource of a request. It is the same for all values of the parts.
@@ -101,7 +72,7 @@ impl Http {
 pub(super) fn texts(parts: &Parts, key_parts: &[KeyPart]) -> Option<String> {
     let mut text = String::new();
     for part in key_parts {
-        let value = (part.text)(parts)?;
+        let value = part(parts)?;
         write!(text, " {}:{value}", value.len()).ok()?;
     }
     Some(text)
@@ -113,27 +84,23 @@ fn digest(text: &str) -> String {
     format!("sha256:{}", hex(Sha256::digest(text)))
 }
 
-/// The lines of a header, each after its own length. The key contains only a digest of a header
-/// that looks like a credential.
+/// Returns the part that a header is, whose name is in lower case: its lines, each after its own
+/// length. The key contains only a digest of a header that looks like a credential.
 ///
 /// The part excludes requests in which the header is not text. Two of these could look the same.
-impl VaryBy for &str {
-    fn part(self) -> KeyPart {
-        let header = self.to_ascii_lowercase();
-        let is_secret = classify(&header) == HeaderClass::Credential;
-        let name = HeaderName::from_bytes(header.as_bytes()).ok();
-        let text = move |parts: &Parts| {
-            let lines = name.iter().flat_map(|name| parts.headers.get_all(name));
-            let mut text = String::new();
-            for line in lines {
-                let line = line.to_str().ok()?;
-                write!(text, "{}:{line}", line.len()).ok()?;
-            }
-            let is_digest = is_secret && !text.is_empty();
-            Some(if is_digest { digest(&text) } else { text })
-        };
-        KeyPart { header: Some(header), text: Arc::new(text) }
-    }
+pub(super) fn header_part(header: &str) -> KeyPart {
+    let is_secret = classify(header) == HeaderClass::Credential;
+    let name = HeaderName::from_bytes(header.as_bytes()).ok();
+    Arc::new(move |parts: &Parts| {
+        let lines = name.iter().flat_map(|name| parts.headers.get_all(name));
+        let mut text = String::new();
+        for line in lines {
+            let line = line.to_str().ok()?;
+            write!(text, "{}:{line}", line.len()).ok()?;
+        }
+        let is_digest = is_secret && !text.is_empty();
+        Some(if is_digest { digest(&text) } else { text })
+    })
 }
 
 /// Returns the path before `Router::nest` removed a prefix, for `/a/items` and `/b/items` differ.
@@ -381,65 +348,35 @@ pub(super) fn is_respelled(path: &PathAndQuery) -> bool {
 }
 
 /// The place that a location names.
-#[derive(Debug)]
 pub(super) struct Located {
-    /// The scheme, if it is named, and the host. `None` if it is on the host of its request.
-    host: Option<(Option<Scheme>, Authority)>,
+    /// `None` if it is that of its request.
+    host: Option<Authority>,
     pub(super) path: PathAndQuery,
 }
 
 impl Located {
-    /// Resolves a location in the answer to a request for this path (RFC 3986, section 5.2), and
-    /// brings it into normal form. Returns `None` if it is no place of HTTP.
-    pub(super) fn resolve(location: &str, base: &PathAndQuery) -> Option<Self> {
+    /// Reads a path or a URL, and brings it into normal form. A reference that is relative to the
+    /// path of its request is rare, and is `None`.
+    pub(super) fn read(location: &str) -> Option<Self> {
         let location = normal(location.split('#').next()?);
-        let first = location.split(['/', '?']).next()?;
-        if let Some(rest) = location.strip_prefix("//") {
-            // The request has the scheme, which may not be known here.
-            Self::absolute(&format!("http://{rest}"), false)
-        } else if first.contains(':') {
-            Self::absolute(&location, true)
-        } else {
-            Some(Self { host: None, path: merged(base, &location).parse().ok()? })
+        if location.starts_with('/') && !location.starts_with("//") {
+            return Some(Self { host: None, path: without_dots(&location).parse().ok()? });
         }
-    }
-
-    fn absolute(location: &str, names_scheme: bool) -> Option<Self> {
-        let parts = location.parse::<Uri>().ok()?.into_parts();
-        let scheme = parts.scheme?;
+        // The request has the scheme, which may not be known here.
+        let scheme = if location.starts_with("//") { "http:" } else { "" };
+        let parts = format!("{scheme}{location}").parse::<Uri>().ok()?.into_parts();
         let path = parts.path_and_query.as_ref().map_or("/", PathAndQuery::as_str);
-        let path = without_dots(path).parse().ok()?;
-        let host = (Some(scheme).filter(|_| names_scheme), parts.authority?);
-        Some(Self { host: Some(host), path })
+        let host = parts.scheme.and(parts.authority)?;
+        Some(Self { host: Some(host), path: without_dots(path).parse().ok()? })
     }
 
-    /// Returns whether the place is on the host of a request, if that has one. A port that is not
-    /// told is that of the scheme.
-    pub(super) fn is_on_host(&self, parts: &Parts, with_port: bool) -> bool {
-        let Some((scheme, host)) = &self.host else { return true };
-        let named = || sole(&parts.headers, HOST)?.to_str().ok()?.parse().ok();
-        let Some(own) = parts.uri.authority().cloned().or_else(named) else { return !with_port };
-        let scheme = scheme.as_ref().map_or("", Scheme::as_str);
-        let place = |of: &Authority| match with_port {
-            true => {
-                let host = of.as_str().rsplit('@').next().unwrap_or_default();
-                normal_host(host, scheme).to_ascii_lowercase()
-            }
-            false => of.host().to_ascii_lowercase(),
-        };
-        place(host) == place(&own)
-    }
-}
-
-fn merged(base: &PathAndQuery, reference: &str) -> String {
-    let is_query = reference.starts_with('?');
-    match reference.starts_with('/') {
-        true => without_dots(reference),
-        false if reference.is_empty() => base.as_str().to_owned(),
-        false if is_query => format!("{}{reference}", base.path()),
-        false => {
-            let folder = base.path().rsplit_once('/').map_or("", |(folder, _)| folder);
-            without_dots(&format!("{folder}/{reference}"))
+    /// Returns whether the place may be on the host of a request. Ports differ with the scheme, so
+    /// they do not count.
+    pub(super) fn is_on_host(&self, parts: &Parts) -> bool {
+        let named = || sole(&parts.headers, HOST)?.to_str().ok()?.parse::<Authority>().ok();
+        match (&self.host, parts.uri.authority().cloned().or_else(named)) {
+            (Some(host), Some(own)) => host.host().eq_ignore_ascii_case(own.host()),
+            _ => true,
         }
     }
 }
@@ -464,207 +401,4 @@ fn without_dots(path_and_query: &str) -> String {
         }
     }
     format!("/{}{query}", kept.join("/"))
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn rules(sorts: bool, ignored: &[&str]) -> Query {
-        let ignored = ignored.iter().map(|name| (*name).to_owned()).collect();
-        Query { sorts, hashes: false, ignored }
-    }
-
-    #[test]
-    fn a_query_is_what_the_rules_leave_of_it() {
-        for (rules, query, expected) in [
-            (rules(false, &[]), "/a?b=1&a=2&&", "/a?b=1&a=2&&"),
-            (rules(false, &[]), "/a?", "/a?"),
-            (rules(true, &[]), "/a", "/a"),
-            (rules(true, &[]), "/a?", "/a"),
-            (rules(true, &[]), "/a?b=1&a=2&&", "/a?a=2&b=1"),
-            (rules(true, &[]), "/a?b=2&a&b=1", "/a?a&b=2&b=1"),
-            (rules(false, &["x", "utm_*"]), "/a?b=1&x=2&a=3&utm_id=4&xy=5", "/a?b=1&a=3&xy=5"),
-            (rules(false, &["x"]), "/a?x", "/a"),
-            (rules(true, &["x"]), "/a?x=1&b=?x&a", "/a?a&b=?x"),
-            (rules(false, &["x"]), "/a?x=caf%C3%A9+a.b/c:d|e&%78=2", "/a"),
-            // What may be sorted in two ways stays as it is.
-            (rules(true, &[]), "/a?b=2;a=3&a=1", "/a?b=2;a=3&a=1"),
-            (rules(true, &[]), "/a?x[]=1&x%5B%5D=2", "/a?x[]=1&x%5B%5D=2"),
-        ] {
-            assert_eq!(rules.apply(query), expected, "{query}");
-        }
-    }
-
-    /// `?utm_source=x;u=A` had the key of the URL without a query.
-    #[test]
-    fn an_ignored_parameter_hides_no_other_one() {
-        let rules = rules(true, &["x", "utm_*"]);
-        for name in ["x", "utm_source", "utm_"] {
-            for separator in [";", ",", "?", "%26", "%3b", "%2C", "%20", "%0a", "%00", "+", "%2526"]
-            {
-                for query in [
-                    format!("{name}=1{separator}u=A"),
-                    format!("{name}=1{separator}u%3dA"),
-                    format!("{name}{separator}u=A"),
-                    format!("{name}={separator}u=A"),
-                    format!("b=1&{name}=1{separator}u=A"),
-                ] {
-                    // In a value, `+` is no separator.
-                    let kept = rules.counting(&query).contains(name);
-                    let is_cloaked = separator == "+" && query.ends_with("u%3dA");
-                    assert_eq!(kept, !is_cloaked, "{query}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_hashed_query_does_not_show() {
-        let hashes = Query { hashes: true, ..rules(true, &["x"]) };
-        let hashed = hashes.apply("/a?token=secret&b=1");
-        assert!(hashed.starts_with("/a?#") && hashed.len() == 4 + 64, "{hashed}");
-        assert_eq!(hashes.apply("/a?b=1&x=2&token=secret"), hashed);
-        assert_ne!(hashes.apply("/a?b=1&token=other"), hashed);
-        assert_eq!(hashes.apply("/a?x=1"), "/a");
-        let long = format!("/a?{}", "b".repeat(LONGEST + 1));
-        assert!(Query::default().apply(&long).starts_with("/a?#"));
-        let longest = format!("/a?{}", "b".repeat(LONGEST));
-        assert_eq!(Query::default().apply(&longest), longest);
-    }
-
-    /// The examples of RFC 3986, section 6.2.2, among others.
-    #[test]
-    fn equivalent_texts_have_one_normal_form() {
-        for (from, to) in [
-            ("/a", "/a"),
-            ("/%7Esmith/%41%5a%2d%2E%5F?%71=%30", "/~smith/AZ-._?q=0"),
-            ("/caf%c3%a9?a%2fb", "/caf%C3%A9?a%2Fb"),
-            ("/%2541", "/%2541"),
-            ("/a%20b+c%3Bd", "/a%20b+c%3Bd"),
-            ("/%", "/%"),
-            ("/%4", "/%4"),
-            ("/%+1/%61", "/%+1/%61"),
-            ("/%%36%31", "/%%36%31"),
-        ] {
-            assert_eq!(normal(from), to, "{from}");
-        }
-    }
-
-    #[test]
-    fn a_default_port_is_that_of_the_scheme() {
-        for (from, scheme, to) in [
-            ("a", "", "a"),
-            ("a:80", "", "a"),
-            ("a:443", "", "a"),
-            ("a:", "", "a"),
-            ("a:8080", "", "a:8080"),
-            ("a:80", "http", "a"),
-            ("a:443", "http", "a:443"),
-            ("a:80", "https", "a:80"),
-            ("a:443", "https", "a"),
-            ("[::1]:80", "", "[::1]"),
-            ("[::80]", "", "[::80]"),
-            ("[::]", "", "[::]"),
-            ("::80", "", "::80"),
-            (":80", "", ":80"),
-        ] {
-            assert_eq!(normal_host(from, scheme), to, "{from} {scheme}");
-        }
-    }
-
-    #[test]
-    fn what_a_service_may_take_for_another_path_is_respelled() {
-        for (path, expected) in [
-            ("/a?b=c", false),
-            ("/%C3%a9", false),
-            ("/a.b/..c/...?x=/../", false),
-            ("/%61", true),
-            ("/a?%61", true),
-            ("/a/../b", true),
-            ("/.", true),
-            ("/a/%2E%2e/b", true),
-        ] {
-            assert_eq!(is_respelled(&PathAndQuery::from_static(path)), expected, "{path}");
-        }
-    }
-
-    #[test]
-    fn a_separator_may_begin_another_parameter_or_cookie() {
-        for text in ["", "a", "a.b-c_d~e:f/g@h!i*j+k=l", "caf%C3%A9", "caf\u{e9}", "a%2Fb%7Cc"] {
-            assert!(!may_hold_another(text.as_bytes()), "{text}");
-        }
-        for separator in ["&", ";", ",", "?", "#", " ", "\t", "\r\n", "\0", "\"", "\\", "%"] {
-            let encoded: String = separator.bytes().map(|byte| format!("%{byte:02x}")).collect();
-            for separator in [separator, &encoded, &encoded.to_uppercase()] {
-                for text in [format!("a{separator}b=c"), format!("%41{separator}")] {
-                    assert!(may_hold_another(text.as_bytes()), "{text}");
-                }
-            }
-        }
-        for text in ["a%", "a%4", "a%zz", "a%253Bb", "%"] {
-            assert!(may_hold_another(text.as_bytes()), "{text}");
-        }
-    }
-
-    proptest! {
-        /// Any text of plain characters, encoded here and there in either case.
-        #[test]
-        fn each_spelling_has_the_form_of_the_others(
-            bytes in prop::collection::vec((any::<u8>(), any::<bool>(), any::<bool>()), 0..40),
-        ) {
-            let (mut spelled, mut form) = (String::from("/"), String::from("/"));
-            for (byte, encodes, is_small) in bytes {
-                let [small, capital] = [format!("%{byte:02x}"), format!("%{byte:02X}")];
-                let plain = is_unreserved(byte).then(|| char::from(byte).to_string());
-                form.push_str(plain.as_ref().unwrap_or(&capital));
-                let encoded = if is_small { &small } else { &capital };
-                spelled.push_str(plain.as_ref().filter(|_| !encodes).unwrap_or(encoded));
-            }
-            prop_assert_eq!(normal(&spelled), &*form);
-            prop_assert_eq!(normal(&form), &*form);
-        }
-
-        #[test]
-        fn the_form_of_any_text_is_its_own_form(any in "[/%0-9a-fA-F.~?&=-]{0,20}") {
-            let form = normal(&any).into_owned();
-            prop_assert_eq!(normal(&form), &*form);
-        }
-    }
-
-    /// Examples of RFC 3986, section 5.4.
-    #[test]
-    fn references_are_resolved_as_in_the_examples_of_the_rfc() {
-        let base = PathAndQuery::from_static("/b/c/d;p?q");
-        for (reference, expected) in [
-            ("g", "/b/c/g"),
-            ("./g", "/b/c/g"),
-            ("/g", "/g"),
-            ("?y", "/b/c/d;p?y"),
-            ("#s", "/b/c/d;p?q"),
-            (";x", "/b/c/;x"),
-            ("", "/b/c/d;p?q"),
-            (".", "/b/c/"),
-            ("..", "/b/"),
-            ("../g", "/b/g"),
-            ("../..", "/"),
-            ("../../../../g", "/g"),
-            ("/./g", "/g"),
-            ("..g", "/b/c/..g"),
-            ("g/../h", "/b/c/h"),
-            ("g?y/../x", "/b/c/g?y/../x"),
-            ("g?a:b", "/b/c/g?a:b"),
-            // Section 6.2.2.
-            ("/%67%2f", "/g%2F"),
-            ("%2E%2e/g", "/b/g"),
-        ] {
-            let located = Located::resolve(reference, &base).unwrap();
-            assert_eq!((located.path.as_str(), located.host.is_none()), (expected, true));
-        }
-        for no_place in ["mailto:a@b", "urn:x", "http:g", "https:///a", "http://a b/"] {
-            assert!(Located::resolve(no_place, &base).is_none(), "{no_place}");
-        }
-    }
 }

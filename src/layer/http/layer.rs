@@ -6,7 +6,9 @@ use bytes::Bytes;
 use http::{Response, request::Parts};
 
 use super::{
-    BellwetherLayer, CachedResponse, Http, Policy, Query, VaryBy, key::KeyPart, marks::Marks,
+    BellwetherLayer, CachedResponse, Http, Policy, Query,
+    key::{KeyPart, header_part},
+    marks::Marks,
     service::error_response,
 };
 use crate::{cache::Cache, error::Error, key::Key};
@@ -88,17 +90,12 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Adds a part to the key: anything that the response depends on beside host, path and query.
+    /// Adds a part to the key: anything that the response depends on beside host, path and query,
+    /// such as the user that an outer layer has authenticated.
     ///
-    /// Without it, one caller receives the response of another. Each call adds one part:
-    ///
-    /// - The name of a header. All its lines count. A header that looks like a credential may then
-    ///   be in a request, and only a digest of it becomes part of the key. A request in which the
-    ///   header is not text takes no part. Headers that always exclude a request, such as
-    ///   `Authorization`, still do.
-    /// - A function that returns a text, such as the user that an outer layer has authenticated. If
-    ///   it returns an `Option`, `None` sends the request to the inner service. The guide has [a
-    ///   page for each user](crate::guide#a-page-for-each-user).
+    /// Without it, one caller receives the response of another. The part is a text. If it is an
+    /// `Option`, `None` sends the request to the inner service. The guide has [a page for each
+    /// user](crate::guide#a-page-for-each-user). Each call adds one more part.
     ///
     /// A hit costs one more read, of the marker by which an invalidation ends the responses with
     /// all values of the parts. Where each user changes what is theirs alone, give it a path or a
@@ -110,10 +107,23 @@ impl BellwetherLayer<Http> {
     /// A request with credentials in its headers still takes no part. If an outer layer has checked
     /// a cookie or a header, and a part stands for it, add [`ignore_cookies`](Self::ignore_cookies)
     /// or [`ignore_headers`](Self::ignore_headers).
-    pub fn vary_by(mut self, part: impl VaryBy) -> Self {
-        let (part, settings) = (part.part(), self.settings());
-        settings.known_headers.extend(part.header.clone());
-        settings.key_parts.push(part);
+    pub fn vary_by<T: Into<Option<String>>>(
+        mut self,
+        part: impl Fn(&Parts) -> T + Send + Sync + 'static,
+    ) -> Self {
+        self.settings().key_parts.push(Arc::new(move |parts: &Parts| part(parts).into()));
+        self
+    }
+
+    /// Adds all lines of a header to the key, as [`vary_by`](Self::vary_by) does a text.
+    ///
+    /// A header that looks like a credential may then be in a request, and only a digest of it
+    /// becomes part of the key. A request in which the header is not text takes no part. Headers
+    /// that always exclude a request, such as `Authorization`, still do.
+    pub fn vary_by_header(mut self, name: &str) -> Self {
+        let (name, settings) = (name.to_ascii_lowercase(), self.settings());
+        settings.key_parts.push(header_part(&name));
+        settings.known_headers.push(name);
         self
     }
 

@@ -3,27 +3,21 @@
 //! While a key has a mark, its requests go to the inner service in parallel. The first answer to a
 //! `GET` whose headers allow sharing ends it.
 
-use std::{hash::BuildHasher, sync::RwLock};
-
-use hashbrown::DefaultHashBuilder;
-use lru::LruCache;
+use quick_cache::sync::Cache;
 use tokio::time::Instant;
 
 use crate::{
     cache::{OnUncacheable, UNCACHEABLE_LIFE},
     key::Key,
-    sync::{read, write},
 };
 
-/// How many keys are remembered. Beyond it, the one that was marked least recently is forgotten.
+/// How many keys are remembered. Beyond it, one that few requests ask for is forgotten.
 const MOST_KEYS: usize = 10_000;
 
 pub(super) struct Marks {
-    /// By the hash of the key, and whether it is for requests with an `Authorization` only. Two
-    /// keys with one hash share a mark, which is harmless: it decides which requests wait, never
-    /// what is shared.
-    by_key: RwLock<LruCache<u64, KeyMark>>,
-    hasher: DefaultHashBuilder,
+    of_all: Cache<Key, KeyMark>,
+    /// Those that count for requests with an `Authorization` only.
+    of_authorized: Cache<Key, KeyMark>,
 }
 
 #[derive(Clone, Copy)]
@@ -33,20 +27,27 @@ struct KeyMark {
     is_ended: bool,
 }
 
+impl KeyMark {
+    fn now(is_ended: bool) -> Self {
+        Self { since: Instant::now(), is_ended }
+    }
+
+    fn of(marks: &Cache<Key, Self>, key: &Key) -> Option<Self> {
+        marks.get(key).filter(|mark| mark.since.elapsed() < UNCACHEABLE_LIFE)
+    }
+}
+
 impl Marks {
     pub(super) fn new() -> Self {
-        Self { by_key: RwLock::new(LruCache::unbounded()), hasher: DefaultHashBuilder::default() }
+        Self { of_all: Cache::new(MOST_KEYS), of_authorized: Cache::new(MOST_KEYS) }
     }
 
     /// Returns what becomes of a request if the fleet has a mark for its key. Returns `None` if the
     /// request goes alone, because of a mark of this process.
     pub(super) fn on_uncacheable(&self, key: &Key, is_authorized: bool) -> Option<OnUncacheable> {
-        if read(&self.by_key).is_empty() {
-            return Some(OnUncacheable::Pass);
-        }
-        match self.of(key, false) {
+        match KeyMark::of(&self.of_all, key) {
             Some(KeyMark { is_ended: false, .. }) => None,
-            _ if is_authorized && self.of(key, true).is_some() => None,
+            _ if is_authorized && KeyMark::of(&self.of_authorized, key).is_some() => None,
             Some(KeyMark { is_ended: true, .. }) => Some(OnUncacheable::Claim),
             None => Some(OnUncacheable::Pass),
         }
@@ -55,39 +56,12 @@ impl Marks {
     /// Marks a key for all requests, or for those with an `Authorization`. The answer to one of
     /// them that led belongs to its caller.
     pub(super) fn set(&self, key: &Key, of_authorized: bool) {
-        self.put(key, of_authorized, false);
+        let marks = if of_authorized { &self.of_authorized } else { &self.of_all };
+        marks.insert(key.clone(), KeyMark::now(false));
     }
 
     /// Ends the mark of a key, because an answer could be shared.
     pub(super) fn end(&self, key: &Key) {
-        self.put(key, false, true);
-    }
-
-    fn of(&self, key: &Key, of_authorized: bool) -> Option<KeyMark> {
-        let mark = read(&self.by_key).peek(&self.hasher.hash_one((key, of_authorized))).copied();
-        mark.filter(|mark| mark.since.elapsed() < UNCACHEABLE_LIFE)
-    }
-
-    fn put(&self, key: &Key, of_authorized: bool, is_ended: bool) {
-        let mark = KeyMark { since: Instant::now(), is_ended };
-        let mut by_key = write(&self.by_key);
-        by_key.put(self.hasher.hash_one((key, of_authorized)), mark);
-        if by_key.len() > MOST_KEYS {
-            by_key.pop_lru();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn the_number_of_keys_is_bounded() {
-        let (marks, key) = (Marks::new(), |number: usize| Key::from(number));
-        (0..MOST_KEYS + 10).for_each(|number| marks.set(&key(number), false));
-        assert_eq!(read(&marks.by_key).len(), MOST_KEYS);
-        assert!(marks.on_uncacheable(&key(0), false).is_some());
-        assert!(marks.on_uncacheable(&key(10), false).is_none());
+        self.of_all.insert(key.clone(), KeyMark::now(true));
     }
 }

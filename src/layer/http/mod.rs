@@ -40,7 +40,7 @@ pub(crate) use self::fields::check_any_lines;
 pub use self::{
     body::{BodyError, ResponseBody},
     cached::{CachedResponse, ResponseCodec, http_cache},
-    key::{Query, VaryBy},
+    key::Query,
     policy::Policy,
     unavailable::InnerServiceError,
 };

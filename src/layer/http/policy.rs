@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use http::StatusCode;
 
@@ -29,7 +29,7 @@ use http::StatusCode;
 pub struct Policy {
     pub(super) is_rfc9111: bool,
     /// The statuses that may be shared, with the lifetime of those that name none.
-    pub(super) statuses: Vec<(StatusCode, Duration)>,
+    statuses: HashMap<StatusCode, Duration>,
     /// A response goes only to the callers that wait for it.
     pub(super) coalesces: bool,
 }
@@ -53,8 +53,7 @@ impl Policy {
     ///
     /// It is meant for `301`, `308`, `404` and `410`. It has no effect on `1xx`, `206` and `304`.
     pub fn status_lifetime(mut self, status: StatusCode, lifetime: Duration) -> Self {
-        self.statuses.retain(|(known, _)| *known != status);
-        self.statuses.push((status, lifetime));
+        self.statuses.insert(status, lifetime);
         self
     }
 
@@ -74,6 +73,6 @@ impl Policy {
     }
 
     pub(super) fn lifetime_of(&self, status: StatusCode) -> Option<Duration> {
-        self.statuses.iter().find(|(known, _)| *known == status).map(|(_, lifetime)| *lifetime)
+        self.statuses.get(&status).copied()
     }
 }

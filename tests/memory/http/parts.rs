@@ -49,9 +49,9 @@ pub fn by_user() -> (Inner, Calls) {
 async fn a_write_ends_the_responses_of_all_parts() {
     let added: [(&str, Set); 4] = [
         ("an identity", by_identity),
-        ("a header", |layer| layer.vary_by("x-tenant")),
+        ("a header", |layer| layer.vary_by_header("x-tenant")),
         ("a function", |layer| layer.vary_by(|parts: &Parts| user(parts).unwrap_or_default())),
-        ("two parts", |layer| layer.vary_by("x-tenant").vary_by(|_: &Parts| "b".to_owned())),
+        ("two parts", |layer| layer.vary_by_header("x-tenant").vary_by(|_: &Parts| "b".to_owned())),
     ];
     for (what, add) in added {
         let (inner, calls) = numbered();
@@ -220,7 +220,7 @@ async fn a_vary_and_a_part_select_together() {
         let body = format!("{} {}", text("x-tenant"), text("accept-language"));
         reply(200, &[("vary", "accept-language")], body)
     });
-    let services: [_; 2] = processes(&inner, |layer| shared(layer).vary_by("x-tenant"));
+    let services: [_; 2] = processes(&inner, |layer| shared(layer).vary_by_header("x-tenant"));
     let tenants = ["a", "b", "c"].iter();
     let asked: Vec<_> = tenants.flat_map(|tenant| ["en", "de"].map(|it| (*tenant, it))).collect();
     for _ in 0..2 {

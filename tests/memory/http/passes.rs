@@ -15,9 +15,9 @@ async fn each_caller_is_counted_once() {
     let sets: [(&str, Set); 5] = [
         ("", |layer| layer),
         ("", |layer| layer.vary_by(|_: &Parts| Some("user".to_owned()))),
-        ("", |layer| layer.vary_by("x-tenant")),
+        ("", |layer| layer.vary_by_header("x-tenant")),
         ("accept-language", |layer| layer),
-        ("accept-language", |layer| layer.vary_by(|_: &Parts| String::new()).vary_by("x-a")),
+        ("accept-language", |layer| layer.vary_by(|_: &Parts| String::new()).vary_by_header("x-a")),
     ];
     for (at, (vary, set)) in sets.into_iter().enumerate() {
         let (inner, calls) = origin(move |call, _| {

@@ -135,7 +135,7 @@ fn processes(plan: Plan, backends: &[Faulty]) -> Vec<[Layered; 3]> {
             let layer = BellwetherLayer::http(cache.clone()).ignore_reloads();
             let layer = if plan.is_rfc9111 { layer.policy(Policy::rfc9111()) } else { layer };
             let layer = if parts > 0 { layer.vary_by(user) } else { layer };
-            let layer = if parts > 1 { layer.vary_by("x-unused") } else { layer };
+            let layer = if parts > 1 { layer.vary_by_header("x-unused") } else { layer };
             layer.layer(inner.clone())
         })
     };

@@ -91,6 +91,8 @@ async fn answers_that_belong_to_their_callers_are_not_shared() {
         &[("vary", "accept, *")],
         &[("vary", "*")],
         &[("vary", "accept encoding")],
+        &[("vary", "a,b,c,d,e,f,g,h"), ("vary", "i,j,k,l,m,n,o,p,q")],
+        &[("vary", "\u{e4}")],
         &[("content-range", "bytes 0-0/1")],
         &[("trailer", "x")],
         &[("cache-control", "no-store")],

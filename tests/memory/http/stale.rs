@@ -58,13 +58,16 @@ async fn no_caller_waits_while_one_process_refreshes() {
 async fn the_answer_and_the_cache_decide_how_long_an_answer_is_stale() {
     let of_cache: Set = |layer| layer;
     let capped: Set = |layer| layer.max_stale(3 * SECOND);
-    let table: [(&str, Set, u32); 11] = [
+    let table: [(&str, Set, u32); 14] = [
         ("max-age=5", of_cache, 4),
         ("max-age=5", capped, 3),
         ("max-age=5, stale-while-revalidate=7", of_cache, 7),
         ("max-age=5, stale-while-revalidate=7", capped, 3),
         ("max-age=5, stale-while-revalidate=0", of_cache, 0),
         ("max-age=5, stale-while-revalidate", of_cache, 0),
+        ("max-age=5, stale-while-revalidate=soon, stale-while-revalidate=9", of_cache, 0),
+        ("max-age=5, stale-while-revalidate=7, Stale-While-Revalidate=3", of_cache, 3),
+        ("max-age=5, stale-while-revalidate=\"7\"", of_cache, 7),
         ("max-age=5, stale-while-revalidate=7, must-revalidate", of_cache, 0),
         ("max-age=5, proxy-revalidate", of_cache, 0),
         ("s-maxage=5", of_cache, 0),

@@ -5,7 +5,7 @@ use super::prelude::*;
 const USERS: [&str; 2] = ["alice", "bob"];
 
 /// Returns all that the headers say about the user.
-fn said(headers: &HeaderMap) -> String {
+pub(super) fn said(headers: &HeaderMap) -> String {
     let lines = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
     let lines: Vec<_> =
         lines.map(|(name, value)| format!("{name}={}", value.escape_ascii())).collect();
@@ -96,7 +96,7 @@ async fn an_ignored_cookie_selects_if_the_answer_says_so() {
 
 #[tokio::test(start_paused = true)]
 async fn all_lines_of_a_header_are_in_the_key() {
-    let (service, calls) = by_headers(layer().vary_by("x-tenant"));
+    let (service, calls) = by_headers(layer().vary_by_header("x-tenant"));
     let requests: [&[(&str, &str)]; 6] = [
         &[],
         &[("x-tenant", "")],
@@ -123,7 +123,7 @@ async fn all_lines_of_a_header_are_in_the_key() {
 /// Without variants, the parts are in the key itself.
 #[test]
 fn the_key_has_only_a_digest_of_a_secret() {
-    let layer = layer().vary_by("x-api-key").vary_by("accept-language");
+    let layer = layer().vary_by_header("x-api-key").vary_by_header("accept-language");
     let request = get_with(&[("x-api-key", "s3cret"), ("accept-language", "en")]);
     let parts = request.into_parts().0;
     let key = layer.key(&parts).unwrap();
@@ -160,7 +160,8 @@ async fn a_request_that_overrides_its_method_or_path_reaches_the_service() {
         ("x-forwarded-uri", "/admin"),
         ("x-envoy-original-path", "/admin"),
     ] {
-        let (service, calls) = by_headers(layer().vary_by(name).ignore_headers([name.to_owned()]));
+        let (service, calls) =
+            by_headers(layer().vary_by_header(name).ignore_headers([name.to_owned()]));
         ask(&service, get("/")).await;
         for call in 2..4 {
             let request = get_with(&[(name, value)]);
@@ -177,7 +178,15 @@ async fn a_request_that_overrides_its_method_or_path_reaches_the_service() {
 async fn only_ignored_cookies_take_part() {
     let layer = layer().ignore_cookies(["_ga", "_ga_*", "theme"]);
     let (service, calls) = by_headers(layer);
-    for cookies in ["_ga=1; _ga_X=2", "theme=dark", "theme=light; _ga=3"] {
+    for cookies in [
+        "_ga=1; _ga_X=2",
+        "theme=dark",
+        "theme=light; _ga=3",
+        "_ga_ABC=x=y",
+        " theme = \u{e4};;",
+        "_ga=a.b-c_d~e:f/g@h!i*j+k=l",
+        "_ga=",
+    ] {
         ask(&service, get_with(&[("cookie", cookies)])).await;
     }
     ask(&service, get("/")).await;
@@ -192,4 +201,41 @@ async fn only_ignored_cookies_take_part() {
     // The session may be in a line of its own.
     let request = || get_with(&[("cookie", "_ga=1"), ("cookie", "session=a")]);
     assert_eq!(ask(&service, request()).await.text(), said(request().headers()));
+    // A service may read another cookie in each of these.
+    for (at, cookie) in [
+        "_GA=1",
+        "_gat=1",
+        "theme",
+        "=1",
+        "_ga=1;session=1",
+        "_ga=\"1; session=1\"",
+        "_ga=1, session=1",
+        "_ga=1,session=1",
+        "_ga=1 session=1",
+        "_ga=1\tsession=1",
+        "_ga=1&session=1",
+        "_ga=1#session=1",
+        "_ga=1?session=1",
+        "_ga=1%3Bsession=1",
+        "_ga=1%2c%20session=1",
+        "_ga=1%0d%0asession=1",
+        "_ga=1%00session=1",
+        "_ga=1%253Bsession=1",
+        "_ga=\"1\\073 session=1\"",
+        "_ga_%3Bsession=1",
+        "_ga_,session=1",
+        "_ga session=1",
+        "_ga_x session=1",
+        "_ga=1%",
+        "_ga=1%4",
+        "_ga=1%zz",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let request = get_with(&[("cookie", cookie)]);
+        let expected = said(request.headers());
+        assert_eq!(ask(&service, request).await.text(), expected);
+        assert_eq!(calls.count(), 27 + at, "{cookie}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use tokio::sync::Semaphore;
 
-use super::prelude::*;
+use super::{prelude::*, users::said};
 
 fn line<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
     headers.get(name).map_or("-", |value| value.to_str().unwrap())
@@ -196,6 +196,53 @@ async fn a_resource_that_varies_by_more_than_was_known_shares_by_all_of_it() {
     assert_eq!(calls.count(), before);
 }
 
+/// The resource has a marker of the first name, the variants with that header one of the second
+/// name, and so on.
+#[tokio::test(start_paused = true)]
+async fn a_response_behind_too_many_markers_is_not_shared() {
+    const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+    let (inner, calls) = origin(|call, request| {
+        let known = request.headers().len();
+        reply(200, &[("vary", &*NAMES[..=known].join(","))], call.to_string())
+    });
+    let service = layered(&inner);
+    for known in 0..NAMES.len() {
+        let lines: Vec<_> = NAMES[..known].iter().map(|name| (*name, "1")).collect();
+        let before = calls.count();
+        for _ in 0..3 {
+            ask(&service, get_with(&lines)).await;
+        }
+        let expected = if known < 4 { 1 } else { 3 };
+        assert_eq!(calls.count() - before, expected, "{known}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_difference_in_a_header_selects_another_variant() {
+    let (inner, calls) =
+        origin(|_, request| reply(200, &[("vary", "a, b")], said(request.headers())));
+    let service = layered(&inner);
+    let requests: [Lines<'_>; 10] = [
+        &[],
+        &[("a", "")],
+        &[("b", "")],
+        &[("a", "1")],
+        &[("a", "1"), ("a", "2")],
+        &[("a", "2"), ("a", "1")],
+        &[("a", "1, 2")],
+        &[("a", "1"), ("b", "2")],
+        &[("a", "2"), ("b", "1")],
+        &[("a", "\u{e4}")],
+    ];
+    for lines in requests.into_iter().chain(requests) {
+        let expected = said(get_with(lines).headers());
+        assert_eq!(ask(&service, get_with(lines)).await.text(), expected);
+    }
+    // Another header does not matter.
+    assert_eq!(ask(&service, get_with(&[("c", "3"), ("a", "1")])).await.text(), "a=1");
+    assert_eq!(calls.count(), requests.len());
+}
+
 #[tokio::test(start_paused = true)]
 async fn encodings_in_another_order_share() {
     let (inner, calls) = origin(|_, request| {
@@ -206,11 +253,15 @@ async fn encodings_in_another_order_share() {
     for (accepted, expected, count) in [
         ("gzip, br", "gzip, br", 1),
         ("br,gzip", "gzip, br", 1),
-        ("BR , GZIP", "gzip, br", 1),
+        ("BR , GZIP,,", "gzip, br", 1),
         ("gzip", "gzip", 2),
         ("gzip;q=0.5, br", "gzip;q=0.5, br", 3),
+        ("br, gzip; q=0.5", "gzip;q=0.5, br", 3),
         ("br", "br", 4),
         ("", "", 5),
+        ("gzip;q=0", "gzip;q=0", 6),
+        ("*", "*", 7),
+        ("identity", "identity", 8),
     ] {
         let answer = ask(&service, get_with(&[("accept-encoding", accepted)])).await;
         assert_eq!((answer.text(), calls.count()), (expected, count));

@@ -258,23 +258,3 @@ async fn keep_watching(known: Arc<KnownSentinels>) {
     }));
     let ((), _) = tokio::join!(asks, listens);
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_master_is_a_name_or_a_url_with_the_name_as_its_host() {
-        let scheme = if cfg!(feature = "tls") { "rediss" } else { "redis" };
-        let url = format!("{scheme}://shop:p%40ss@My-master_1.a/3");
-        for (given, user, password, database) in
-            [("My-master_1.a", None, None, 0), (&*url, Some("shop"), Some("p@ss"), 3)]
-        {
-            let (name, info) = read_master(given).unwrap_or_else(|error| panic!("{error}"));
-            let settings = info.redis_settings();
-            assert_eq!(name, "My-master_1.a");
-            assert_eq!((settings.username(), settings.password()), (user, password));
-            assert_eq!(settings.db(), database);
-        }
-    }
-}

@@ -178,28 +178,3 @@ pub(super) fn parse(url: &str, which: &str) -> Result<ConnectionInfo, Error> {
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     Ok(info.set_redis_settings(settings))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_names_the_scheme_and_never_the_password() {
-        let several = parse_all(&["redis://a", "http://user:secret@b"].map(String::from)).err();
-        assert!(several.is_some_and(|error| error.to_string().starts_with("Redis URL 2 of 2,")));
-        for (url, said) in [
-            ("http://user:secret@host", "`http:`"),
-            ("redis://user:secret@host:port", "`redis:`"),
-            ("user:secret@host", "`:`"),
-            (
-                "rediss://user:secret@host#insecure",
-                if cfg!(feature = "tls") { "CA" } else { "tls" },
-            ),
-        ] {
-            let error = parse(url, "the Redis URL").err();
-            let text = error.as_ref().map(|error| format!("{error:#} {error:?}"));
-            let text = text.unwrap_or_default();
-            assert!(text.contains(said) && !text.contains("secret"), "{url}: {text}");
-        }
-    }
-}
