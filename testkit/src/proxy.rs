@@ -470,10 +470,11 @@ impl Connection {
                 if to.write_all(&frame).await.is_err() {
                     return;
                 }
-                if fault == Some(Fault::Double) && !subscribing {
-                    if to.write_all(&frame).await.is_err() {
-                        return;
-                    }
+                if fault == Some(Fault::Double)
+                    && !subscribing
+                    && to.write_all(&frame).await.is_err()
+                {
+                    return;
                 }
             }
             if !self.shared.to_server.read(&mut from, &mut buffer).await {

@@ -219,7 +219,7 @@ async fn a_hot_entry_that_is_refreshed_early_never_becomes_stale() {
         }
         // Each refresh begins at half of the time to live at the earliest.
         let refreshes: u64 = caches.iter().map(|cache| cache.stats().refreshes).sum();
-        assert_eq!(origin.asked() as u64, 1 + refreshes);
+        assert_eq!(origin.asked(), 1 + refreshes);
         assert!((10..=20).contains(&refreshes), "{early:?}: {refreshes}");
     }
 }
