@@ -4,6 +4,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod cluster;
+pub mod leases;
 mod monitor;
 mod nursery;
 mod port;

@@ -119,13 +119,7 @@ pub struct Counters {
     pub refused: AtomicU64,
     /// Connections that were accepted, and stay silent from their beginning.
     pub stalled: AtomicU64,
-    pub replies: AtomicU64,
-    pub pushes: AtomicU64,
     pub pushes_spoilt: AtomicU64,
-    pub swallowed: AtomicU64,
-    pub delayed: AtomicU64,
-    pub doubled: AtomicU64,
-    pub cut: AtomicU64,
 }
 
 struct Shared {
@@ -416,9 +410,7 @@ impl Connection {
         if stalled {
             let (mut from_client, _keep) = client.into_split();
             let mut swallowed = vec![0; 4096];
-            while from_client.read(&mut swallowed).await.is_ok_and(|read| read > 0) {
-                shared.counters.swallowed.fetch_add(1, Ordering::SeqCst);
-            }
+            while from_client.read(&mut swallowed).await.is_ok_and(|read| read > 0) {}
             return;
         }
         let Some(server) = server else { return };
@@ -452,12 +444,10 @@ impl Connection {
                 let request = self.shared.request(&frame);
                 *self.shared.seen.lock().unwrap().entry(request.kind.clone()).or_default() += 1;
                 if self.is_silent() {
-                    self.shared.counters.swallowed.fetch_add(1, Ordering::SeqCst);
                     continue;
                 }
                 let fault = self.shared.fault(&request);
                 if fault == Some(Fault::CutBefore) {
-                    self.shared.counters.cut.fetch_add(1, Ordering::SeqCst);
                     return;
                 }
                 let subscribing = matches!(
@@ -480,11 +470,11 @@ impl Connection {
                 if to.write_all(&frame).await.is_err() {
                     return;
                 }
-                if fault == Some(Fault::Double) && !subscribing {
-                    self.shared.counters.doubled.fetch_add(1, Ordering::SeqCst);
-                    if to.write_all(&frame).await.is_err() {
-                        return;
-                    }
+                if fault == Some(Fault::Double)
+                    && !subscribing
+                    && to.write_all(&frame).await.is_err()
+                {
+                    return;
                 }
             }
             if !self.shared.to_server.read(&mut from, &mut buffer).await {
@@ -514,10 +504,8 @@ impl Connection {
 
     /// Returns `false` if the connection must end.
     async fn answer(&self, frame: Bytes) -> bool {
-        let counters = &self.shared.counters;
         let expected = self.expected.lock().unwrap().pop_front();
         if self.is_silent() {
-            counters.swallowed.fetch_add(1, Ordering::SeqCst);
             return true;
         }
         let fault = match expected {
@@ -525,29 +513,19 @@ impl Connection {
             Some(Expected::Second) => return true,
             None => None,
         };
-        counters.replies.fetch_add(1, Ordering::SeqCst);
         match fault {
             None | Some(Fault::Double | Fault::CutBefore) => self.write(&frame).await,
             Some(Fault::Silence) => {
-                counters.swallowed.fetch_add(1, Ordering::SeqCst);
                 *self.silent.lock().unwrap() = true;
                 true
             }
-            Some(Fault::Swallow) => {
-                counters.swallowed.fetch_add(1, Ordering::SeqCst);
-                true
-            }
+            Some(Fault::Swallow) => true,
             Some(Fault::Delay(time)) => {
-                counters.delayed.fetch_add(1, Ordering::SeqCst);
                 sleep(time).await;
                 self.write(&frame).await
             }
-            Some(Fault::Cut) => {
-                counters.cut.fetch_add(1, Ordering::SeqCst);
-                false
-            }
+            Some(Fault::Cut) => false,
             Some(Fault::CutInHalf) => {
-                counters.cut.fetch_add(1, Ordering::SeqCst);
                 self.write(&frame.slice(..frame.len() / 2)).await;
                 false
             }
@@ -561,14 +539,12 @@ impl Connection {
             self.confirmed();
             return self.is_silent() || self.write(&frame).await;
         }
-        let counters = &self.shared.counters;
-        counters.pushes.fetch_add(1, Ordering::SeqCst);
         if self.is_silent() {
             return true;
         }
         let fault = *self.shared.pushes.lock().unwrap();
         if fault.is_some() {
-            counters.pushes_spoilt.fetch_add(1, Ordering::SeqCst);
+            self.shared.counters.pushes_spoilt.fetch_add(1, Ordering::SeqCst);
         }
         match fault {
             None => self.write(&frame).await,
@@ -654,7 +630,7 @@ impl Shared {
                 let digest = match command.as_str() {
                     "eval" => {
                         self.learn(&text(1));
-                        sha1(text(1).as_bytes())
+                        digest(&text(1))
                     }
                     _ => text(1),
                 };
@@ -685,7 +661,7 @@ impl Shared {
     fn learn(&self, source: &str) {
         let known = self.first_lines.iter().find(|(_, line)| source.contains(line.as_str()));
         if let Some((name, _)) = known {
-            self.scripts.lock().unwrap().insert(sha1(source.as_bytes()), name.clone());
+            self.scripts.lock().unwrap().insert(digest(source), name.clone());
         }
     }
 }
@@ -743,44 +719,7 @@ fn words(frame: &[u8]) -> Vec<Bytes> {
     values.into_iter().map(word).collect()
 }
 
-/// Computes SHA-1 of FIPS 180-4, which identifies a script at the server.
-fn sha1(message: &[u8]) -> String {
-    let mut state: [u32; 5] = [0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476, 0xc3d2e1f0];
-    let mut padded = message.to_vec();
-    padded.push(0x80);
-    while padded.len() % 64 != 56 {
-        padded.push(0);
-    }
-    padded.extend((8 * message.len() as u64).to_be_bytes());
-    for block in padded.chunks_exact(64) {
-        let mut schedule = [0_u32; 80];
-        for (at, word) in block.chunks_exact(4).enumerate() {
-            schedule[at] = u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
-        }
-        for at in 16..80 {
-            schedule[at] =
-                (schedule[at - 3] ^ schedule[at - 8] ^ schedule[at - 14] ^ schedule[at - 16])
-                    .rotate_left(1);
-        }
-        let [mut a, mut b, mut c, mut d, mut e] = state;
-        for (at, word) in schedule.iter().enumerate() {
-            let (mixed, constant) = match at {
-                0..20 => ((b & c) | (!b & d), 0x5a827999),
-                20..40 => (b ^ c ^ d, 0x6ed9eba1),
-                40..60 => ((b & c) | (b & d) | (c & d), 0x8f1bbcdc),
-                _ => (b ^ c ^ d, 0xca62c1d6_u32),
-            };
-            let sum = a
-                .rotate_left(5)
-                .wrapping_add(mixed)
-                .wrapping_add(e)
-                .wrapping_add(constant)
-                .wrapping_add(*word);
-            (e, d, c, b, a) = (d, c, b.rotate_left(30), a, sum);
-        }
-        for (sum, part) in state.iter_mut().zip([a, b, c, d, e]) {
-            *sum = sum.wrapping_add(part);
-        }
-    }
-    state.iter().map(|word| format!("{word:08x}")).collect()
+/// Returns the digest by which a server knows a script.
+fn digest(source: &str) -> String {
+    redis::Script::new(source).get_hash().to_owned()
 }

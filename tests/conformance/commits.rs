@@ -28,28 +28,14 @@ pub async fn a_claim_gets_the_entry_that_it_had_not_seen<H: FullHarness>(h: &H) 
     let granted = backend.claim(&refresh, first).await.unwrap();
     let Claimed::Granted(grant) = granted else { panic!("the claim was not granted: {granted:?}") };
     assert!(grant.fence() > first);
-}
-
-pub async fn the_holder_gets_its_lease_whatever_it_has_seen<H: FullHarness>(h: &H) {
-    let (backend, name) = h.one();
-    let first = stored(&backend, &name, "first").await;
-    let refresh = claim(&name);
-    let grant = begun_over(&backend, &refresh, first).await;
-    // The claim is sent again with less knowledge. The load stays under way.
-    assert_eq!(begun(&backend, &refresh).await.fence(), grant.fence());
-}
-
-pub async fn a_claim_gets_a_newer_entry_though_the_lease_is_held<H: FullHarness>(h: &H) {
-    let (backend, name) = h.one();
-    let first = stored(&backend, &name, "first").await;
-    let refresh = claim(&name);
-    let grant = begun_over(&backend, &refresh, first).await;
-    let newer = backend.claim(&claim(&name), 0).await.unwrap();
-    assert_eq!(newer, Claimed::Newer(value("first").with_fence(first)));
+    // The lease is held now, which changes nothing for the others.
+    assert_eq!(backend.claim(&claim(&name), 0).await.unwrap(), expected);
     let waits = backend.claim(&claim(&name), first).await.unwrap();
     let Claimed::Occupied(occupied) = waits else { panic!("the claim was not refused: {waits:?}") };
     assert_eq!(occupied.fence, grant.fence());
     assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+    // The claim is sent again with less knowledge. The load stays under way.
+    assert_eq!(begun(&backend, &refresh).await.fence(), grant.fence());
 }
 
 /// The answer to a commit is lost, and the commit is sent again.
@@ -127,31 +113,29 @@ pub async fn a_commit_of_a_lost_lease_is_stored_if_no_other_claim_had_it<H: Full
 }
 
 /// A leader stalls for longer than its lease, and another one loads meanwhile. The first value may
-/// be older than the second one. It is not stored, whether the second load is done or not.
+/// be older than the second one. It is neither stored nor pushed, whether the second load is done
+/// or not.
 pub async fn a_commit_of_a_lost_lease_is_refused_after_another_claim<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
-    let (late, newer) = (claim(&name), claim(&name));
+    let [late, newer, last] = claims(Mode::Exclusive, &name);
     let grant = begun(&backend, &late).await;
+    let commit = async || backend.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
     h.pass(LEASE).await;
     let fence = begun(&backend, &newer).await.fence();
-    let refused = backend.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
-    assert_eq!(refused, Committed::Refused);
-    assert_eq!(held(&backend, &claim(&name)).await.fence, fence);
+    assert_eq!(commit().await, Committed::Refused);
+    assert_eq!(held(&backend, &hasty(&name)).await.fence, fence);
     assert!(backend.release(&newer).await.unwrap());
-    let refused = backend.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
-    assert_eq!(refused, Committed::Refused);
+    assert_eq!(commit().await, Committed::Refused);
     assert_eq!(read(&backend, &name).await, None);
-}
-
-pub async fn a_commit_of_a_lost_lease_gets_the_entry_of_its_successor<H: FullHarness>(h: &H) {
-    let (backend, name) = h.one();
-    let late = claim(&name);
-    let grant = begun(&backend, &late).await;
-    h.pass(LEASE).await;
-    let fence = stored(&backend, &name, "newer").await;
-    let outcome = backend.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
-    assert_eq!(outcome, Committed::Newer(value("newer").with_fence(fence)));
+    let mut changes = listen(&backend, &name).await;
+    begun(&backend, &last).await;
+    assert_eq!(commit().await, Committed::Refused);
+    let newer = value("newer").with_fence(put(&backend, &name, "newer").await);
+    assert_eq!(commit().await, Committed::Newer(newer.clone()));
     assert_eq!(read(&backend, &name).await.as_deref(), Some("newer"));
+    let burnt = invalidated(&backend, &name).await;
+    assert_eq!(next(&mut changes).await, Change::Entry(newer));
+    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
 /// Without the fence, the backend cannot tell whether the name was invalidated meanwhile.
@@ -180,21 +164,22 @@ pub async fn a_forgotten_fence_is_not_brought_back_by_its_holder<H: FullHarness>
 
 pub async fn an_entry_ends_with_its_time<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
-    stored(&backend, &name, "v").await;
-    h.pass(TTL - MOMENT).await;
-    assert_eq!(read(&backend, &name).await.as_deref(), Some("v"));
-    h.pass(MOMENT).await;
-    assert_eq!(read(&backend, &name).await, None);
-    begun(&backend, &claim(&name)).await;
-}
-
-pub async fn a_commit_replaces_the_entry_and_its_time<H: FullHarness>(h: &H) {
-    let (backend, name) = h.one();
-    stored(&backend, &name, "first").await;
-    h.pass(TTL - MOMENT).await;
-    stored(&backend, &name, "second").await;
-    h.pass(TTL - MOMENT).await;
-    assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
+    for loads in [true, false] {
+        for text in ["first", "second"] {
+            let write = async || match loads {
+                true => stored(&backend, &name, text).await,
+                false => put(&backend, &name, text).await,
+            };
+            write().await;
+            h.pass(TTL - MOMENT).await;
+            assert_eq!(read(&backend, &name).await.as_deref(), Some(text), "{loads}");
+        }
+        h.pass(MOMENT).await;
+        assert_eq!(read(&backend, &name).await, None, "{loads}");
+        let next = claim(&name);
+        begun(&backend, &next).await;
+        assert!(backend.release(&next).await.unwrap());
+    }
 }
 
 pub async fn an_uncacheable_entry_is_an_entry_too<H: FullHarness>(h: &H) {

@@ -7,7 +7,7 @@ pub use bellwether::{
     ErrorKind, Key, Locks,
     backend::{
         BackOff, Change, Changes, Claim, Claimed, Committed, Edit, Entry, Failure, Grant, Handover,
-        Leases, Mode, Occupied, Renewal, SemaphoreKind, Store, Windows,
+        Leases, Mode, Renewal, SemaphoreKind, Store, Windows,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
@@ -16,7 +16,11 @@ use bellwether::{MemoryBackend, RedisBackend, lock::Majority};
 pub use bytes::Bytes;
 pub use futures_util::future::join_all;
 use testkit::{Cluster, RedisServer, comes_true};
-pub use testkit::{LIMIT, handover_life, queue_entry_life};
+pub use testkit::{
+    LIMIT, handover_life,
+    leases::{begun, begun_over, failure, granted, held, next, value},
+    queue_entry_life,
+};
 pub use tokio::time::timeout;
 
 /// The lease of the claims here. It is long, so that none ends by itself on a busy machine.
@@ -322,35 +326,9 @@ pub async fn pushed(backend: &impl Leases, changes: &mut Changes, of: &Claim) ->
     all
 }
 
-pub fn value(text: &str) -> Entry {
-    Entry::value(7, Duration::from_millis(5), Bytes::copy_from_slice(text.as_bytes()))
-}
-
 /// Returns the text of an entry of [`value`].
 pub fn text(entry: &Entry) -> &str {
     std::str::from_utf8(&entry.payload).expect("the payload is a text")
-}
-
-/// Returns a failure as it arrives from another process.
-pub fn failure(fence: u64, message: &str) -> Failure {
-    match Change::decode(&Bytes::from(format!("f{fence:016}l{:016}{message}", 0))) {
-        Change::Failed(failure) => failure,
-        other => panic!("the bytes were not decoded as a failure: {other:?}"),
-    }
-}
-
-pub async fn granted(backend: &impl Leases, claim: &Claim) -> Grant {
-    match backend.acquire(claim).await {
-        Ok(Claimed::Granted(grant)) => grant,
-        other => panic!("{claim:?} was not granted: {other:?}"),
-    }
-}
-
-pub async fn held(backend: &impl Leases, claim: &Claim) -> Occupied {
-    match backend.acquire(claim).await {
-        Ok(Claimed::Occupied(occupied)) => occupied,
-        other => panic!("{claim:?} was not refused: {other:?}"),
-    }
 }
 
 /// Waits for the handover of the lease to a claim.
@@ -365,19 +343,6 @@ pub async fn handed_over(changes: &mut Changes, to: &Claim) -> Handover {
 pub async fn renewed(backend: &impl Leases, claim: &Claim) -> bool {
     let renewed = backend.renew(std::slice::from_ref(claim)).await.expect("the renewal failed");
     renewed == [Renewal::Held]
-}
-
-/// Claims a load, which must be granted.
-pub async fn begun(backend: &impl Store, claim: &Claim) -> Grant {
-    begun_over(backend, claim, 0).await
-}
-
-/// Claims a load in place of an entry that was seen, which must be granted.
-pub async fn begun_over(backend: &impl Store, claim: &Claim, seen: u64) -> Grant {
-    match backend.claim(claim, seen).await {
-        Ok(Claimed::Granted(grant)) => grant,
-        other => panic!("{claim:?} was not granted: {other:?}"),
-    }
 }
 
 /// Stores a value by a load of its own, and returns its fence.
@@ -410,8 +375,4 @@ pub async fn read(backend: &impl Store, name: &Name) -> Option<String> {
 
 pub async fn listen(backend: &impl Leases, name: &Name) -> Changes {
     backend.changes(name).await.expect("the subscription failed")
-}
-
-pub async fn next(changes: &mut Changes) -> Change {
-    timeout(LIMIT, changes.next()).await.expect("no change was pushed in time")
 }

@@ -81,7 +81,6 @@ rules! {
             a_pass_sent_twice_passes_once,
             a_claim_without_a_lease_passes_nothing,;
         fences:
-            fences_grow_over_releases,
             fences_grow_over_expiries,
             fences_grow_though_the_last_one_is_forgotten,;
         pushes:
@@ -120,7 +119,6 @@ rules! {
             a_release_without_waiters_tells_nothing,
             many_dead_waiters_are_passed_over,;
         read_write:
-            readers_hold_together,
             a_reader_waits_behind_a_writer,
             readers_and_writers_are_served_in_their_order,
             a_writer_that_leaves_lets_readers_pass,
@@ -130,7 +128,6 @@ rules! {
             a_writer_becomes_a_reader,
             an_ended_lease_does_not_pass,;
         permits:
-            no_more_permits_are_granted_than_the_limit,
             a_second_release_by_id_is_no_loss,
             several_permits_are_granted_all_or_none,
             many_permits_are_renewed_and_handed_over,
@@ -157,7 +154,6 @@ rules! {
         fences:
             fences_grow_over_writes,
             fences_grow_past_the_entry_though_the_last_one_is_forgotten,
-            a_burnt_fence_is_greater_than_the_granted_one,
             a_fence_is_remembered_while_its_lease_is_renewed,
             a_holder_can_be_given_a_greater_fence,;
         leases:
@@ -166,19 +162,15 @@ rules! {
         commits:
             an_entry_is_stored_and_the_lease_ended,
             a_claim_gets_the_entry_that_it_had_not_seen,
-            the_holder_gets_its_lease_whatever_it_has_seen,
-            a_claim_gets_a_newer_entry_though_the_lease_is_held,
             a_commit_sent_twice_stores_once,
             a_commit_sent_twice_does_not_restore_an_ended_entry,
             a_commit_sent_twice_does_not_end_the_next_lease,
             a_hand_over_sent_twice_hands_over_once,
             a_commit_of_a_lost_lease_is_stored_if_no_other_claim_had_it,
             a_commit_of_a_lost_lease_is_refused_after_another_claim,
-            a_commit_of_a_lost_lease_gets_the_entry_of_its_successor,
             a_commit_after_its_fence_is_forgotten_is_refused,
             a_forgotten_fence_is_not_brought_back_by_its_holder,
             an_entry_ends_with_its_time,
-            a_commit_replaces_the_entry_and_its_time,
             an_uncacheable_entry_is_an_entry_too,
             a_failure_ends_the_lease_and_stores_nothing,;
         windows:
@@ -215,12 +207,10 @@ rules! {
         writes:
             a_put_writes_and_ends_the_lease,
             a_put_makes_the_commit_under_way_give_way,
-            a_put_ends_with_its_time,
             many_entries_are_answered_in_order_and_as_each_alone,
             a_superseded_load_is_not_stored,
             an_invalidation_removes_and_ends_the_lease,
             an_invalidation_makes_the_commit_under_way_fail,
-            an_invalidation_of_nothing_burns_a_fence,
             schemas_are_stored_side_by_side,
             a_write_clears_the_neighbouring_schemas,;
         large:
@@ -234,7 +224,6 @@ rules! {
             a_claim_that_waits_is_told_how_the_load_ends,
             a_turn_reaches_the_claim_that_it_is_for,
             a_commit_hands_its_entry_over,
-            a_refused_commit_is_silent,
             every_listener_is_told,
             only_listeners_of_the_name_are_told,
             a_new_listener_gets_the_changes_that_follow,

@@ -10,23 +10,6 @@ fn hasty(limit: u32, count: u32, name: &Name) -> Claim {
     hasty_in(Mode::Permit { limit, count }, name)
 }
 
-pub async fn no_more_permits_are_granted_than_the_limit<H: FullHarness>(h: &H) {
-    let (here, there, name) = h.two();
-    let claims: [Claim; 3] = std::array::from_fn(|_| of(3, 1, &name));
-    for claim in &claims {
-        assert_eq!(granted(&here, claim).await.fence(), 0);
-    }
-    let late = of(3, 1, &name);
-    let occupied = held(&there, &late).await;
-    assert_eq!((occupied.fence, occupied.holders), (0, 3));
-    assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT, "{occupied:?}");
-    let mut changes = listen(&there, &name).await;
-    assert!(here.release(&claims[1]).await.unwrap());
-    handed_over(&mut changes, &late).await;
-    granted(&there, &late).await;
-    held(&there, &of(3, 1, &name)).await;
-}
-
 pub async fn several_permits_are_granted_all_or_none<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
     let (some, many) = (of(5, 2, &name), hasty(5, 4, &name));

@@ -106,24 +106,6 @@ pub async fn a_commit_hands_its_entry_over<H: FullHarness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Entry(entry.with_fence(fence)));
 }
 
-pub async fn a_refused_commit_is_silent<H: FullHarness>(h: &H) {
-    let (here, there, name) = h.two();
-    let late = claim(&name);
-    let grant = begun(&here, &late).await;
-    h.pass(LEASE).await;
-    let mut changes = listen(&there, &name).await;
-    let newer = claim(&name);
-    begun(&here, &newer).await;
-    let outcome = here.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
-    assert_eq!(outcome, Committed::Refused);
-    let fence = put(&here, &name, "put").await;
-    let outcome = here.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
-    assert!(matches!(outcome, Committed::Newer(_)), "{outcome:?}");
-    let burnt = invalidated(&here, &name).await;
-    assert_eq!(next(&mut changes).await, Change::Entry(value("put").with_fence(fence)));
-    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
-}
-
 pub async fn every_listener_is_told<H: FullHarness>(h: &H) {
     let (here, there, name) = h.two();
     let mut listeners = Vec::new();

@@ -10,20 +10,6 @@ fn writer(name: &Name) -> Claim {
     claim_in(Mode::Write, name)
 }
 
-pub async fn readers_hold_together<H: FullHarness>(h: &H) {
-    let (here, there, name) = h.two();
-    let (first, second, third) = (reader(&name), reader(&name), writer(&name));
-    assert_eq!(granted(&here, &first).await.fence(), 0);
-    granted(&there, &second).await;
-    let occupied = held(&there, &third).await;
-    assert_eq!((occupied.fence, occupied.holders), (0, 2));
-    assert!(occupied.remaining > LEASE - MOMENT && occupied.remaining <= LEASE, "{occupied:?}");
-    assert!(here.release(&first).await.unwrap());
-    assert_eq!(held(&there, &third).await.holders, 1);
-    assert!(there.release(&second).await.unwrap());
-    granted(&there, &third).await;
-}
-
 pub async fn a_reader_waits_behind_a_writer<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
     let (first, second, late) = (reader(&name), writer(&name), reader(&name));

@@ -26,17 +26,6 @@ pub async fn a_put_makes_the_commit_under_way_give_way<H: FullHarness>(h: &H) {
     assert_eq!(outcome, Committed::Refused);
 }
 
-pub async fn a_put_ends_with_its_time<H: FullHarness>(h: &H) {
-    let (backend, name) = h.one();
-    put(&backend, &name, "first").await;
-    h.pass(TTL - MOMENT).await;
-    put(&backend, &name, "second").await;
-    h.pass(TTL - MOMENT).await;
-    assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
-    h.pass(MOMENT).await;
-    assert_eq!(read(&backend, &name).await, None);
-}
-
 /// Some are missing, and one is large. Those with windows come with their age.
 pub async fn many_entries_are_answered_in_order_and_as_each_alone<H: FullHarness>(h: &H) {
     let backend = h.backend();
@@ -111,14 +100,6 @@ pub async fn an_invalidation_makes_the_commit_under_way_fail<H: FullHarness>(h: 
     let outcome = backend.commit(&claim, &grant, &value("old"), None).await.unwrap();
     assert_eq!(outcome, Committed::Refused);
     assert_eq!(read(&backend, &name).await, None);
-}
-
-pub async fn an_invalidation_of_nothing_burns_a_fence<H: FullHarness>(h: &H) {
-    let (backend, name) = h.one();
-    let first = invalidated(&backend, &name).await;
-    let second = invalidated(&backend, &name).await;
-    assert!(second > first && first > 0);
-    assert!(begun(&backend, &claim(&name)).await.fence() > second);
 }
 
 /// During a rolling deployment two versions of a service keep entries that only they can read.

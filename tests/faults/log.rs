@@ -2,40 +2,30 @@
 
 use std::sync::Once;
 
-use tracing::{Event, Level, Metadata, Subscriber, span};
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::{Layer, layer::Context, prelude::*};
 
 use super::*;
 
 static LINES: AtomicUsize = AtomicUsize::new(0);
-static SPANS: AtomicU64 = AtomicU64::new(1);
 
 /// Returns the number of lines at level info and above that this process has written.
 pub fn lines() -> usize {
     static COUNTING: Once = Once::new();
-    COUNTING.call_once(|| tracing::subscriber::set_global_default(Count).unwrap());
+    COUNTING.call_once(|| {
+        tracing::subscriber::set_global_default(tracing_subscriber::registry().with(Count)).unwrap()
+    });
     LINES.load(Ordering::SeqCst)
 }
 
 struct Count;
 
-impl Subscriber for Count {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+impl<S: Subscriber> Layer<S> for Count {
+    fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
         *metadata.level() <= Level::INFO && metadata.target().starts_with("bellwether")
     }
 
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(SPANS.fetch_add(1, Ordering::SeqCst))
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, _: &Event<'_>) {
+    fn on_event(&self, _: &Event<'_>, _: Context<'_, S>) {
         LINES.fetch_add(1, Ordering::SeqCst);
     }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
 }

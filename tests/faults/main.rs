@@ -12,7 +12,6 @@
 //! | a network swallows, refuses, cuts | `network` |
 //! | the clock of a process is set | `holder` |
 //! | the clock of the server is set | `clock` |
-//! | runtimes and caches end in the middle of a load | `ends` |
 //! | thousands of keys | `burst` |
 //! | many locks of one process | `crowd` |
 //! | a server is killed every few seconds, under load | `steady` |
@@ -24,7 +23,6 @@
 mod burst;
 mod clock;
 mod crowd;
-mod ends;
 mod holder;
 mod load;
 mod log;

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use testkit::{
-    LIMIT, RedisServer, comes_true, handover_life,
+    RedisServer,
     primitives::{self, PAIRS},
 };
 
@@ -175,52 +175,4 @@ async fn unlock(fleet: &mut Fleet, process: usize, name: &str) -> (bool, Option<
             _ => None,
         })
         .await
-}
-
-/// Several processes wait, and stand still with their connections open. A release hands the lock to
-/// the first of them. When that lease has ended, the queue entries of all of them have ended too.
-#[tokio::test]
-async fn processes_that_stand_still_cost_one_handover() {
-    const QUEUES: [(&str, &str); 4] =
-        [("mutex", "q"), ("fair", "q"), ("writers", "rq"), ("semaphore", "pq")];
-    let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
-    let mut fleet = fleet(&server, 5).await;
-    for (pair, queue) in QUEUES {
-        let queue = format!("bellwether:l:{{{pair}}}:{queue}");
-        for process in 0..5 {
-            let name = pair.to_owned();
-            let hold = Command::Hold { pair: name.clone(), name, rival: false, lease_ms: 60_000 };
-            fleet.tell(process, &hold).await;
-            match process {
-                // The name is free, and this process is to be the holder.
-                0 => drop(fleet.wait_for(|_, event| holds(event, pair)).await),
-                _ => {
-                    let waits = async || raw.run::<usize>(&["ZCARD", &queue]).await == process;
-                    assert!(comes_true(LIMIT, waits).await, "process {process} does not wait");
-                }
-            }
-        }
-    }
-    for process in 1..4 {
-        fleet.worker(process).signal("STOP");
-    }
-    let mut released = Vec::new();
-    for (pair, _) in QUEUES {
-        released.push(now());
-        assert_eq!(unlock(&mut fleet, 0, pair).await, (false, None));
-    }
-    let held = held(&mut fleet, 4, QUEUES.len()).await;
-    for ((pair, _), released) in QUEUES.iter().zip(released) {
-        let took = Duration::from_micros(held[*pair].1 - released);
-        println!("{pair}: {took:?} after a release to processes that stand still");
-        assert!(took < 2 * handover_life(), "{pair}: {took:?}");
-    }
-}
-
-fn holds(event: Event, pair: &str) -> Option<u64> {
-    match event {
-        Event::Held { name, at, .. } if name == pair => Some(at),
-        _ => None,
-    }
 }

@@ -60,14 +60,6 @@ async fn thousands_of_loaders_in_each_of_two_processes_can_load_other_keys() {
     assert_all_land(&mut fleet, Round::new("outer-#", MANY, load), 2 * MANY).await;
 }
 
-#[tokio::test]
-async fn thousands_of_loaders_can_load_the_same_key() {
-    let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 1, WAIT).await;
-    let load = ask(5, "common", Load::Value { ms: 50 });
-    assert_all_land(&mut fleet, Round::new("many-#", MANY, load), MANY + 1).await;
-}
-
 /// No process can see a circle through another one. The wait limit ends it.
 #[tokio::test]
 async fn two_processes_that_ask_for_each_other_are_served() {

@@ -1,7 +1,7 @@
 //! The faults of a round and their times, as the seed of the round plans them.
 //!
 //! Two kinds of faults go on side by side, one for the workers and one for the server and its
-//! connections. A proxy between them would be a third [`Fault`] in [`inject_server_faults`]. The
+//! connections. A proxy between them would be a third fault in [`inject_server_faults`]. The
 //! workers get its address in [`Fleet::start`](super::round::Fleet::start).
 
 use std::time::Duration;
@@ -30,21 +30,6 @@ pub struct Faults {
     pub cuts: bool,
 }
 
-#[derive(Clone, Debug)]
-enum Fault {
-    Kill,
-    /// Some suspensions last longer than a lease.
-    Suspend(Duration),
-    Stall(Duration),
-    CutCommands,
-    CutPushes,
-    ForgetScripts,
-    /// The server is full for a while: it answers reads, and refuses writes that need memory.
-    Full(Duration),
-    /// Deletes a key, as an eviction does.
-    Evict(&'static str),
-}
-
 /// The leases that were deleted from outside, each with the times before and after the deletion.
 pub type Evicted = Vec<(Family, String, Time, Time)>;
 
@@ -69,13 +54,14 @@ pub async fn inject_worker_faults(
         }
         sleep(pause).await;
         let process = rng.usize(..);
-        let fault = match rng.u8(0..10) {
-            0..4 => Fault::Kill,
-            4..8 => Fault::Suspend(some(&mut rng, 5, 300)),
-            _ => Fault::Suspend(some(&mut rng, 700, 1_500)),
+        let suspends = match rng.u8(0..10) {
+            0..4 => None,
+            4..8 => Some(some(&mut rng, 5, 300)),
+            // Longer than a lease.
+            _ => Some(some(&mut rng, 700, 1_500)),
         };
-        match fault {
-            Fault::Suspend(time) => {
+        match suspends {
+            Some(time) => {
                 let from = now();
                 let slot = fleet.lock().await.signal(process, "STOP");
                 sleep(time).await;
@@ -83,7 +69,7 @@ pub async fn inject_worker_faults(
                 fleet.signal(process, "CONT");
                 fleet.suspended(slot, from);
             }
-            _ => {
+            None => {
                 let wait = some(&mut rng, 0, 300);
                 fleet.lock().await.kill(process).await;
                 sleep(wait).await;
@@ -115,66 +101,61 @@ pub async fn inject_server_faults(
             return (count, evicted);
         }
         sleep(pause).await;
-        let fault = match rng.u8(0..21) {
-            0..5 => Fault::Evict("l"),
-            5..8 => Fault::Evict("f"),
-            8..11 => Fault::Evict("e"),
-            11..13 => Fault::Stall(some(&mut rng, 10, 200)),
-            13..15 => Fault::Stall(some(&mut rng, 200, 1_000)),
-            15..17 if faults.cuts => Fault::CutCommands,
-            17..19 if faults.cuts => Fault::CutPushes,
-            19 => Fault::Full(some(&mut rng, 10, 500)),
-            _ => Fault::ForgetScripts,
-        };
-        match fault {
-            Fault::Stall(time) => {
-                server.stop_signal();
-                sleep(time).await;
-                server.resume();
-            }
-            Fault::CutCommands => cut(&mut raw, "normal").await,
-            Fault::CutPushes => cut(&mut raw, "pubsub").await,
-            Fault::ForgetScripts => raw.run::<()>(&["SCRIPT", "FLUSH"]).await,
-            Fault::Full(time) => {
+        match rng.u8(0..21) {
+            0..5 => evicted.extend(evict(&mut raw, "l", (keys, locks), &mut rng).await),
+            5..8 => drop(evict(&mut raw, "f", (keys, locks), &mut rng).await),
+            8..11 => drop(evict(&mut raw, "e", (keys, locks), &mut rng).await),
+            11..13 => stall(server, some(&mut rng, 10, 200)).await,
+            13..15 => stall(server, some(&mut rng, 200, 1_000)).await,
+            15..17 if faults.cuts => drop(raw.kill_clients("normal").await),
+            17..19 if faults.cuts => drop(raw.kill_clients("pubsub").await),
+            19 => {
+                // The server is full for a while: it answers reads, and refuses writes that need
+                // memory.
                 raw.config_set("maxmemory", "1").await;
-                sleep(time).await;
+                sleep(some(&mut rng, 10, 500)).await;
                 raw.config_set("maxmemory", "0").await;
             }
-            Fault::Evict(suffix) => {
-                let (family, name, key) = match rng.usize(0..keys + locks + 2) {
-                    shared if shared >= keys + locks => {
-                        let (name, leases): (_, &[_]) = match shared - keys - locks {
-                            0 => ("w0", &["w", "r"]),
-                            _ => ("s0", &["p"]),
-                        };
-                        let holds = leases[rng.usize(0..leases.len())];
-                        let suffix = if suffix == "l" { holds } else { suffix };
-                        let key = format!("bellwether:l:{{{name}}}:{suffix}");
-                        (Family::Lock, name.to_owned(), key)
-                    }
-                    lock if lock >= keys => {
-                        let name = format!("m{}", lock - keys);
-                        let key = format!("bellwether:l:{{{name}}}:{suffix}");
-                        (Family::Lock, name, key)
-                    }
-                    key => {
-                        let name = format!("k{key}");
-                        let key = format!("histories:c:{{{name}}}:{suffix}");
-                        (Family::Cache, name, key)
-                    }
-                };
-                let before = now();
-                raw.run::<()>(&["DEL", &key]).await;
-                if suffix == "l" {
-                    evicted.push((family, name, before, now()));
-                }
-            }
-            Fault::Kill | Fault::Suspend(_) => unreachable!("the server has no such faults"),
+            _ => raw.run::<()>(&["SCRIPT", "FLUSH"]).await,
         }
     }
     unreachable!("the loop has no end")
 }
 
-async fn cut(raw: &mut Raw, of: &str) {
-    raw.kill_clients(of).await;
+async fn stall(server: &RedisServer, time: Duration) {
+    server.stop_signal();
+    sleep(time).await;
+    server.resume();
+}
+
+/// Deletes a key, as an eviction does. Returns the lease of the key if it was one.
+async fn evict(
+    raw: &mut Raw,
+    suffix: &str,
+    (keys, locks): (usize, usize),
+    rng: &mut Rng,
+) -> Option<(Family, String, Time, Time)> {
+    let lock = |name: String, suffix| {
+        let key = format!("bellwether:l:{{{name}}}:{suffix}");
+        (Family::Lock, name, key)
+    };
+    let (family, name, key) = match rng.usize(0..keys + locks + 2) {
+        shared if shared >= keys + locks => {
+            let (name, leases): (_, &[_]) = match shared - keys - locks {
+                0 => ("w0", &["w", "r"]),
+                _ => ("s0", &["p"]),
+            };
+            let holds = leases[rng.usize(0..leases.len())];
+            lock(name.to_owned(), if suffix == "l" { holds } else { suffix })
+        }
+        at if at >= keys => lock(format!("m{}", at - keys), suffix),
+        at => {
+            let name = format!("k{at}");
+            let key = format!("histories:c:{{{name}}}:{suffix}");
+            (Family::Cache, name, key)
+        }
+    };
+    let before = now();
+    raw.run::<()>(&["DEL", &key]).await;
+    (suffix == "l").then(|| (family, name, before, now()))
 }

@@ -3,18 +3,13 @@
 
 use bellwether::cache::{Begun, Load};
 
-use crate::prelude::*;
+use crate::{origin::*, prelude::*};
 
-const TTL: Duration = Duration::from_secs(1);
 const WINDOW: Duration = Duration::from_secs(5);
 const LEASE: Duration = Duration::from_secs(1);
 
-fn fleet(with: impl Fn(Builder<u64>) -> Builder<u64>) -> [Cache<u64>; 2] {
-    let backend = MemoryBackend::new();
-    [(); 2].map(|()| {
-        let builder = Cache::builder(backend.clone(), "bellwether").ttl(TTL).lease(LEASE);
-        with(builder).build().unwrap()
-    })
+fn brief(builder: Builder<u64>) -> Builder<u64> {
+    builder.lease(LEASE)
 }
 
 async fn load(cache: &Cache<u64>) -> Load<u64> {
@@ -22,10 +17,6 @@ async fn load(cache: &Cache<u64>) -> Load<u64> {
         Begun::Load(load) => load,
         other => panic!("{other:?}"),
     }
-}
-
-fn served(loaded: &Loaded<u64>) -> (u64, Source) {
-    (loaded.value, loaded.source())
 }
 
 async fn at_once(cache: &Cache<u64>) -> (u64, Source) {
@@ -37,7 +28,7 @@ async fn at_once(cache: &Cache<u64>) -> (u64, Source) {
 
 #[tokio::test(start_paused = true)]
 async fn a_committed_value_is_ready_in_each_process() {
-    let [cache, other] = fleet(|builder| builder);
+    let [cache, other] = fleet(brief);
     let load = load(&cache).await;
     let fence = load.fence();
     let loaded = load.commit(7).await;
@@ -54,7 +45,7 @@ async fn a_committed_value_is_ready_in_each_process() {
 /// a caller with a closure.
 #[tokio::test(start_paused = true)]
 async fn calls_at_once_wait_for_one_load() {
-    let [cache, other] = fleet(|builder| builder);
+    let [cache, other] = fleet(brief);
     let load = load(&cache).await;
     let waiting = [&cache, &other, &other].map(|cache| {
         let cache = cache.clone();
@@ -69,7 +60,7 @@ async fn calls_at_once_wait_for_one_load() {
 
 #[tokio::test(start_paused = true)]
 async fn a_load_that_ends_without_a_value_lets_the_next_process_load() {
-    let [cache, other] = fleet(|builder| builder);
+    let [cache, other] = fleet(brief);
     let load = load(&cache).await;
     let waiting = spawn(async move { other.request("k").begin().await });
     sleep(10 * MS).await;
@@ -97,7 +88,7 @@ async fn a_call_that_is_dropped_holds_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_failure_is_told_to_those_that_wait_and_the_key_backs_off() {
     let rule = AfterFailure::RetryAfter(TTL);
-    let [cache, other] = fleet(|builder| builder.after_failure(move |_| Some(rule)));
+    let [cache, other] = fleet(|builder| brief(builder).after_failure(move |_| Some(rule)));
     let load = load(&cache).await;
     let theirs = other.clone();
     let waiting = spawn(async move { theirs.request("k").begin().await });
@@ -114,7 +105,7 @@ async fn a_failure_is_told_to_those_that_wait_and_the_key_backs_off() {
 /// One process refreshes, and the others are served the old value without a load.
 #[tokio::test(start_paused = true)]
 async fn a_stale_value_comes_with_one_load_in_the_fleet() {
-    let [cache, other] = fleet(|builder| builder.stale_while_revalidate(WINDOW));
+    let [cache, other] = fleet(|builder| brief(builder).stale_while_revalidate(WINDOW));
     load(&cache).await.commit(7).await;
     sleep(TTL).await;
     let Ok(Begun::Stale(old, Some(load))) = cache.request("k").begin().await else {
@@ -136,7 +127,7 @@ async fn a_stale_value_comes_with_one_load_in_the_fleet() {
 /// The value of a load that began before an act is not stored.
 #[tokio::test(start_paused = true)]
 async fn a_load_learns_of_an_act_when_it_asks() {
-    let [cache, other] = fleet(|builder| builder);
+    let [cache, other] = fleet(brief);
     let load = load(&cache).await;
     load.confirm().await.unwrap();
     other.insert("k", &9).await.unwrap();
@@ -149,7 +140,7 @@ async fn a_load_learns_of_an_act_when_it_asks() {
 
 #[tokio::test(start_paused = true)]
 async fn a_load_is_lost_at_its_limit_and_at_a_shutdown() {
-    let [cache, other] = fleet(|builder| builder.load_limit(3 * TTL));
+    let [cache, other] = fleet(|builder| brief(builder).load_limit(3 * TTL));
     let load = load(&cache).await;
     let begun = Instant::now();
     load.lost().await;
@@ -170,7 +161,7 @@ async fn a_caller_without_a_backend_or_at_its_limit_is_alone() {
     let cache: Cache<u64> = Cache::builder(faulty, "bellwether").build().unwrap();
     let begun = cache.request("k").begin().await.unwrap();
     assert!(matches!(begun, Begun::Alone), "{begun:?}");
-    let [cache, other] = fleet(|builder| builder);
+    let [cache, other] = fleet(brief);
     let _load = load(&cache).await;
     let begun = other.request("k").wait_limit(100 * MS).begin().await.unwrap();
     assert!(matches!(begun, Begun::Alone), "{begun:?}");
@@ -179,7 +170,7 @@ async fn a_caller_without_a_backend_or_at_its_limit_is_alone() {
 /// A part of a load may ask for other loads, though all permits are taken.
 #[tokio::test(start_paused = true)]
 async fn a_load_holds_its_permit_and_its_parts_need_none() {
-    let [cache, _] = fleet(|builder| builder.max_loads(1));
+    let [cache, _] = fleet(|builder| brief(builder).max_loads(1));
     let load = load(&cache).await;
     let request = cache.request("other").wait_limit(100 * MS);
     assert_eq!(request.begin().await.unwrap_err().kind(), ErrorKind::Overloaded);

@@ -9,9 +9,13 @@ use std::{
 };
 
 use bellwether::{backend::Claimed, cache::Raw};
+use futures_util::TryFutureExt;
 use tokio::sync::Notify;
 
-use crate::prelude::*;
+use crate::{
+    origin::{Origin, ShopError},
+    prelude::*,
+};
 
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error("no such product: {0}")]
@@ -19,75 +23,26 @@ struct NoSuchProduct(u32);
 
 type Answer = Result<Loaded<String>, Error>;
 
-/// An origin that counts its loads. Each load takes a time and makes a value with its own number.
-#[derive(Clone, Default)]
-struct Origin {
-    begun: Arc<AtomicUsize>,
-    running: Arc<AtomicUsize>,
-    most: Arc<AtomicUsize>,
-}
-
-impl Origin {
-    fn loads(&self) -> usize {
-        self.begun.load(Ordering::SeqCst)
-    }
-
-    /// Returns the most loads that ran at the same time.
-    fn most(&self) -> usize {
-        self.most.load(Ordering::SeqCst)
-    }
-
-    fn running(&self) -> usize {
-        self.running.load(Ordering::SeqCst)
-    }
-
-    fn loader(
-        &self,
-        takes: Duration,
-    ) -> impl FnOnce(Lead<String>) -> BoxFuture<'static, Result<String, BoxError>> + Send + use<>
-    {
-        let origin = self.clone();
-        move |_lead| {
-            let load = async move {
-                let number = origin.begun.fetch_add(1, Ordering::SeqCst) + 1;
-                let running = Running::new(origin);
-                sleep(takes).await;
-                drop(running);
-                Ok(format!("value {number}"))
-            };
-            load.boxed()
-        }
-    }
-}
-
-struct Running(Origin);
-
-impl Running {
-    fn new(origin: Origin) -> Self {
-        let now = origin.running.fetch_add(1, Ordering::SeqCst) + 1;
-        origin.most.fetch_max(now, Ordering::SeqCst);
-        Self(origin)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-fn build(set: impl Fn(Builder<String>) -> Builder<String>) -> [Cache<String>; 2] {
+fn build<const N: usize>(set: impl Fn(Builder<String>) -> Builder<String>) -> [Cache<String>; N] {
     let backend = MemoryBackend::new();
-    [(); 2].map(|()| set(Cache::builder(backend.clone(), "bellwether")).build().unwrap())
+    [(); N].map(|()| set(Cache::builder(backend.clone(), "bellwether")).build().unwrap())
 }
 
 fn fleet<const N: usize>() -> [Cache<String>; N] {
-    let backend = MemoryBackend::new();
-    [(); N].map(|()| Cache::new(backend.clone(), "bellwether").unwrap())
+    build(|builder| builder)
+}
+
+/// Returns a loader of an origin, which makes a value with the number of its answer.
+fn loader(
+    origin: &Origin,
+    takes: Duration,
+) -> impl FnOnce(Lead<String>) -> BoxFuture<'static, Result<String, ShopError>> + Send + use<> {
+    let answer = origin.clone().answer(takes);
+    |_| answer.map_ok(|number| format!("value {number}")).boxed()
 }
 
 fn ask(cache: &Cache<String>, origin: &Origin, takes: Duration) -> JoinHandle<Answer> {
-    spawn(cache.request("k").load(origin.loader(takes)))
+    spawn(cache.request("k").load(loader(origin, takes)))
 }
 
 /// Lets every runnable task run.
@@ -108,7 +63,7 @@ async fn one_of_a_thousand_callers_in_four_processes_loads() {
     let caches: [_; 4] = fleet();
     let origin = Origin::default();
     let sources = sources((0..1000).map(|n| ask(&caches[n % 4], &origin, 200 * MS))).await;
-    assert_eq!(origin.loads(), 1);
+    assert_eq!(origin.asked(), 1);
     assert_eq!(sources[&Source::Led], 1);
     assert_eq!(sources[&Source::Followed], 249);
     assert!(!sources.contains_key(&Source::Degraded));
@@ -130,7 +85,7 @@ async fn a_leader_whose_caller_leaves_costs_no_second_load() {
     let begun = Instant::now();
     let sources = sources(rest).await;
     assert!(begun.elapsed() < 200 * MS);
-    assert_eq!(origin.loads(), 1);
+    assert_eq!(origin.asked(), 1);
     assert!(!sources.contains_key(&Source::Led) && !sources.contains_key(&Source::Degraded));
 }
 
@@ -148,7 +103,7 @@ async fn a_load_without_callers_is_cancelled_if_configured() {
     callers[0].abort();
     settle().await;
     // The other process takes over at once, not only at the end of the lease.
-    assert_eq!((origin.loads(), origin.running()), (2, 1));
+    assert_eq!((origin.asked(), origin.running()), (2, 1));
     assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Led);
     assert_eq!(here.stats().flights, 0);
 }
@@ -201,13 +156,13 @@ async fn a_panic_is_an_outcome_before_and_after_the_first_await() {
     }
     assert_eq!(caches[0].stats().flights, 0);
     assert_eq!(caches.iter().map(|cache| cache.stats().failed).sum::<u64>(), 20);
-    assert!(caches[0].request("k").load(Origin::default().loader(MS)).await.is_ok());
+    assert!(caches[0].request("k").load(loader(&Origin::default(), MS)).await.is_ok());
 }
 
 /// A loader that hangs under a healthy watchdog would block its key in the whole fleet.
 #[tokio::test(start_paused = true)]
 async fn a_load_that_hangs_ends_at_the_load_limit() {
-    let caches = build(|builder| builder.load_limit(12 * SECOND));
+    let caches: [_; 2] = build(|builder| builder.load_limit(12 * SECOND));
     let begun = Instant::now();
     let asked = [0, 0, 1].map(|at| spawn(caches[at].request("k").load(hangs())));
     for answer in all(asked).await {
@@ -222,7 +177,7 @@ async fn a_load_longer_than_its_lease_keeps_it() {
     let caches: [_; 2] = fleet();
     let origin = Origin::default();
     let sources = sources(caches.map(|cache| ask(&cache, &origin, 25 * SECOND))).await;
-    assert_eq!(origin.loads(), 1);
+    assert_eq!(origin.asked(), 1);
     assert_eq!((sources[&Source::Led], sources[&Source::Received]), (1, 1));
 }
 
@@ -241,7 +196,7 @@ async fn a_caller_after_an_invalidation_is_served_no_older_value() {
         for answer in late {
             assert_eq!(answer.await.unwrap().unwrap().value, "value 2");
         }
-        assert_eq!(origin.loads(), 2);
+        assert_eq!(origin.asked(), 2);
         assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("value 2"));
         assert_eq!(caches[0].stats().refused, 1);
     }
@@ -317,7 +272,7 @@ async fn a_value_over_the_limit_is_returned_without_a_queue() {
     let begun = Instant::now();
     sources(caches.iter().map(|cache| ask(cache, &origin, 100 * MS))).await;
     assert!(begun.elapsed() < 250 * MS, "{:?}", begun.elapsed());
-    assert_eq!(origin.loads(), 5);
+    assert_eq!(origin.asked(), 5);
     assert_eq!(caches[0].get("k").await.unwrap(), None);
     assert_eq!(caches.iter().map(|cache| cache.stats().unstorable).sum::<u64>(), 1);
     let error = caches[0].insert("k", &"too long".to_owned()).await.unwrap_err();
@@ -385,22 +340,22 @@ async fn loads_that_loaders_wait_for_never_queue_behind_them() {
             let (cache, origin) = (cache.clone(), origin.clone());
             spawn(cache.clone().request(format!("outer {n}")).load(move |_| async move {
                 sleep(5 * MS).await;
-                cache.get_or_load("inner", origin.loader(10 * MS)).await
+                cache.get_or_load("inner", loader(&origin, 10 * MS)).await
             }))
         })
         .collect();
     settle().await;
     // The plain caller queues for a permit before any loader needs the key.
-    let plain = spawn(cache.request("inner").load(origin.loader(10 * MS)));
+    let plain = spawn(cache.request("inner").load(loader(&origin, 10 * MS)));
     assert!(all(outer.into_iter().chain([plain])).await.iter().all(Result::is_ok));
-    assert_eq!(origin.loads(), 1);
+    assert_eq!(origin.asked(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_limit_on_loads_holds_and_refuses_with_a_kind() {
     let [cache, _] = build(|builder| builder.max_loads(3).wait_limit(SECOND));
     let origin = Origin::default();
-    let asked = (0..12).map(|n| spawn(cache.request(n).load(origin.loader(400 * MS))));
+    let asked = (0..12).map(|n| spawn(cache.request(n).load(loader(&origin, 400 * MS))));
     let refused: Vec<_> = all(asked).await.into_iter().filter_map(Result::err).collect();
     assert!(refused.iter().all(|error| error.kind() == ErrorKind::Overloaded));
     assert_eq!((origin.most(), refused.len()), (3, 3));
@@ -462,7 +417,7 @@ fn a_runtime_that_goes_away_hands_its_flights_over() {
         Cache::builder(MemoryBackend::new(), "bellwether").lease(200 * MS).build().unwrap();
     let leading = tokio::runtime::Runtime::new().unwrap();
     let origin = Origin::default();
-    let first = leading.spawn(cache.request("k").load(origin.loader(60 * SECOND)));
+    let first = leading.spawn(cache.request("k").load(loader(&origin, 60 * SECOND)));
     // With one thread, a spawned caller has joined the flight after a yield.
     let staying = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let next = Origin::default();
@@ -471,7 +426,7 @@ fn a_runtime_that_goes_away_hands_its_flights_over() {
         while origin.running() == 0 {
             tokio::task::yield_now().await;
         }
-        second = Some(tokio::spawn(cache.request("k").load(next.loader(MS))));
+        second = Some(tokio::spawn(cache.request("k").load(loader(&next, MS))));
         tokio::task::yield_now().await;
     });
     leading.shutdown_background();
@@ -541,7 +496,7 @@ async fn a_claim_or_commit_whose_answer_is_lost_is_recognised_when_it_is_sent_ag
         let caches = two_over(&once(op, fault));
         let origin = Origin::default();
         let sources = sources((0..20).map(|n| ask(&caches[n % 2], &origin, 500 * MS))).await;
-        assert_eq!((origin.loads(), sources[&Source::Led]), (1, 1), "{op:?} {fault:?}");
+        assert_eq!((origin.asked(), sources[&Source::Led]), (1, 1), "{op:?} {fault:?}");
         assert!(!sources.contains_key(&Source::Degraded), "{op:?} {fault:?}");
         assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("value 1"));
         assert_eq!(caches.iter().map(|cache| cache.stats().stored).sum::<u64>(), 1);
@@ -559,7 +514,7 @@ async fn a_backend_out_of_order_costs_one_load_for_each_process() {
         let begun = Instant::now();
         let sources = sources((0..100).map(|n| ask(&caches[n % 2], &origin, 100 * MS))).await;
         assert_eq!(sources, HashMap::from([(Source::Degraded, 100)]));
-        assert_eq!(origin.loads(), 2);
+        assert_eq!(origin.asked(), 2);
         assert!(begun.elapsed() <= 351 * MS, "{:?}", begun.elapsed());
         faulty.plan(|_| None);
         assert_eq!(caches[0].get("k").await.unwrap(), None);
@@ -609,7 +564,7 @@ async fn check_next_load(callers: usize) {
         // One time-out and the load.
         assert!(took <= 285 * MS, "{took:?}");
     }
-    assert_eq!(origin.loads(), 1);
+    assert_eq!(origin.asked(), 1);
 }
 
 /// Another process had the lease, and the server began to hang. The waiter for the lease looked
@@ -626,7 +581,7 @@ async fn a_waiter_does_not_claim_while_the_backend_is_silent() {
     settle().await;
     faulty.plan(|op| [Op::Get, Op::Claim].contains(&op).then_some(Fault::Hang));
     for other in 0..3 {
-        spawn(cache.request(format!("other-{other}")).load(origin.loader(20 * MS)));
+        spawn(cache.request(format!("other-{other}")).load(loader(&origin, 20 * MS)));
     }
     // The lease ends after 100 ms, and its waiter looks within the 90 ms after that.
     let (source, took) = waiting.await;
@@ -643,10 +598,10 @@ async fn a_caller_without_a_permit_is_served_by_another_process() {
     let narrow = narrow.wait_limit(200 * MS).build().unwrap();
     let other: Cache<String> = Cache::new(backend, "bellwether").unwrap();
     let origin = Origin::default();
-    let slow = spawn(narrow.request("slow").load(origin.loader(SECOND)));
+    let slow = spawn(narrow.request("slow").load(loader(&origin, SECOND)));
     settle().await;
     let asked = ask(&narrow, &origin, MS);
-    let refused = spawn(narrow.request("unknown key").load(origin.loader(MS)));
+    let refused = spawn(narrow.request("unknown key").load(loader(&origin, MS)));
     settle().await;
     assert_eq!(ask(&other, &origin, MS).await.unwrap().unwrap().source(), Source::Led);
     assert_eq!(asked.await.unwrap().unwrap().source(), Source::Received);
@@ -706,7 +661,7 @@ async fn a_failed_commit_promises_nothing_to_a_late_joiner() {
     caches[1].invalidate("k").await.unwrap();
     let late = ask(&caches[0], &origin, 100 * MS);
     let sources = [early.await, late.await].map(|answer| answer.unwrap().unwrap().source());
-    assert_eq!((origin.loads(), sources), (1, [Source::Led, Source::Degraded]));
+    assert_eq!((origin.asked(), sources), (1, [Source::Led, Source::Degraded]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -716,7 +671,7 @@ async fn a_waiter_without_pushes_is_served_when_the_lease_ends_or_after_five_sec
     let origin = Origin::default();
     let begun = Instant::now();
     let sources = sources(caches.map(|cache| ask(&cache, &origin, 200 * MS))).await;
-    assert_eq!((origin.loads(), sources[&Source::Received]), (1, 1));
+    assert_eq!((origin.asked(), sources[&Source::Received]), (1, 1));
     assert!(begun.elapsed() <= 5200 * MS, "{:?}", begun.elapsed());
 }
 
@@ -739,7 +694,7 @@ async fn a_claim_that_arrives_after_the_commit_is_undone() {
     let name = entry_name("bellwether", "k");
     assert!(testkit::holder(&faulty.inner, &name, Mode::Exclusive).await.unwrap().is_some());
     let led = ask(&other, &origin, MS).await.unwrap().unwrap();
-    assert_eq!((led.source(), origin.loads()), (Source::Led, 2));
+    assert_eq!((led.source(), origin.asked()), (Source::Led, 2));
     assert!(begun.elapsed() < lease / 8, "{:?}", begun.elapsed());
 }
 
@@ -774,7 +729,7 @@ async fn dropping_a_request_at_any_await_leaves_nothing_behind() {
             };
             let [here, there] = [build(), build()];
             let origin = Origin::default();
-            let mut request = Box::pin(here.request("k").load(origin.loader(20 * MS)));
+            let mut request = Box::pin(here.request("k").load(loader(&origin, 20 * MS)));
             for _ in 0..polls {
                 tokio::select! {
                     biased;
@@ -851,9 +806,9 @@ async fn a_backend_that_stays_silent_costs_nothing_after_the_first_few_requests(
     // The cache recovers without help, and without a stampede.
     faulty.plan(|_| None);
     sleep(300 * MS).await;
-    let loads = origin.loads();
+    let loads = origin.asked();
     let sources = sources((0..100).map(|_| ask(&cache, &origin, 10 * MS))).await;
-    assert_eq!((origin.loads() - loads, sources[&Source::Led]), (1, 1));
+    assert_eq!((origin.asked() - loads, sources[&Source::Led]), (1, 1));
 }
 
 /// A load that hangs would gather callers without end. Each of them keeps a request and a
@@ -873,7 +828,7 @@ async fn callers_beyond_the_limits_are_refused_at_once() {
             assert_eq!(error.kind(), ErrorKind::Overloaded);
             assert!(error.to_string().contains("10 callers"), "{error}");
         }
-        let other = cache.request("other").load(origin.loader(Duration::ZERO)).await;
+        let other = cache.request("other").load(loader(&origin, Duration::ZERO)).await;
         assert_eq!(other.is_err(), other_key_too);
         assert!(begun.elapsed() <= 2 * MS, "{:?}", begun.elapsed());
         // A caller that leaves makes room for another one.
@@ -906,7 +861,7 @@ async fn loads_after_a_shutdown_are_limited() {
     let origin = Origin::default();
     let asked = (0..20).map(|_| ask(&cache, &origin, 100 * MS));
     assert_eq!(sources(asked).await, HashMap::from([(Source::Degraded, 20)]));
-    assert_eq!((origin.loads(), origin.most()), (20, 4));
+    assert_eq!((origin.asked(), origin.most()), (20, 4));
 }
 
 /// A waiter for another process would sleep until the end of its lease. Other callers of its own
@@ -923,7 +878,7 @@ async fn waiters_do_not_sleep_through_an_outage() {
     settle().await;
     faulty.plan(|_| Some(Fault::Refuse));
     for number in 0..3 {
-        there.request(format!("other {number}")).load(own.loader(MS)).await.unwrap();
+        there.request(format!("other {number}")).load(loader(&own, MS)).await.unwrap();
     }
     assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Degraded);
     assert!(begun.elapsed() < 20 * MS, "{:?}", begun.elapsed());

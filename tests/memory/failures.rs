@@ -3,11 +3,9 @@
 //! Caches over one memory backend stand for processes. Time is paused.
 
 use bellwether::cache::Json;
-use serde::{Deserialize, Serialize};
 
-use crate::prelude::*;
+use crate::{origin::*, prelude::*};
 
-const TTL: Duration = Duration::from_secs(1);
 const ERROR: Duration = Duration::from_secs(600);
 const LOAD: Duration = Duration::from_millis(10);
 /// The longest wait after the first failure by default, and the longest of all.
@@ -18,87 +16,33 @@ const TICK: Duration = Duration::from_millis(33);
 /// The pause of callers that ask all the time.
 const PAUSE: Duration = Duration::from_millis(10);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{self:?}")]
-enum ShopError {
-    Down,
-    BadInput,
-    Busy { seconds: u64 },
+fn failing() -> Origin {
+    let origin = Origin::new(LOAD);
+    origin.fails(true);
+    origin
 }
 
-/// An origin that numbers its answers, and may fail.
-#[derive(Clone, Default)]
-struct Origin {
-    asked: Arc<AtomicUsize>,
-    fails: Arc<AtomicBool>,
-    /// When it was asked.
-    at: Arc<Mutex<Vec<Instant>>>,
-}
-
-impl Origin {
-    fn failing() -> Self {
-        let origin = Self::default();
-        origin.fails(true);
-        origin
-    }
-
-    fn fails(&self, fails: bool) {
-        self.fails.store(fails, Ordering::SeqCst);
-    }
-
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
-    }
-
-    async fn load(self) -> Result<usize, ShopError> {
-        let number = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
-        self.at.lock().unwrap().push(Instant::now());
-        sleep(LOAD).await;
-        if self.fails.load(Ordering::SeqCst) { Err(ShopError::Down) } else { Ok(number) }
-    }
-
-    async fn ask(&self, cache: &Cache<usize>) -> Result<Loaded<usize>, Error> {
-        let origin = self.clone();
-        cache.request("k").load(|_| origin.load()).await
-    }
-
-    /// Asks, and checks that the answer comes at once.
-    async fn ask_at_once(&self, cache: &Cache<usize>) -> Result<Loaded<usize>, Error> {
-        let (begun, asked) = (Instant::now(), self.asked());
-        let answer = self.ask(cache).await;
-        assert_eq!((begun.elapsed(), self.asked()), (Duration::ZERO, asked), "{answer:?}");
-        answer
-    }
-}
-
-fn fleet<const N: usize>(with: impl Fn(Builder<usize>) -> Builder<usize>) -> [Cache<usize>; N] {
-    let backend = MemoryBackend::new();
-    [(); N].map(|()| with(Cache::builder(backend.clone(), "bellwether").ttl(TTL)).build().unwrap())
-}
-
-fn with_error_window(builder: Builder<usize>) -> Builder<usize> {
+fn with_error_window(builder: Builder<u64>) -> Builder<u64> {
     builder.stale_if_error(ERROR)
 }
 
-fn always(builder: Builder<usize>) -> Builder<usize> {
+fn always(builder: Builder<u64>) -> Builder<u64> {
     builder.after_failure(|_| Some(AfterFailure::BACK_OFF))
 }
 
 /// Returns caches with a value that is kept for failures, and its origin, which fails now.
-async fn failing_fleet(
-    with: impl Fn(Builder<usize>) -> Builder<usize>,
-) -> ([Cache<usize>; 3], Origin) {
-    let (caches, origin) = (fleet(with), Origin::default());
-    origin.ask(&caches[0]).await.unwrap();
+async fn failing_fleet(with: impl Fn(Builder<u64>) -> Builder<u64>) -> ([Cache<u64>; 3], Origin) {
+    let (caches, origin) = (fleet(with), Origin::new(LOAD));
+    origin.load(&caches[0]).await.unwrap();
     sleep(TTL).await;
     origin.fails(true);
     (caches, origin)
 }
 
 /// Checks that each cache has the error of a key that backs off for up to this time.
-async fn back_off(caches: &[Cache<usize>], origin: &Origin, longest: Duration) {
+async fn back_off(caches: &[Cache<u64>], origin: &Origin, longest: Duration) {
     for cache in caches {
-        let error = origin.ask_at_once(cache).await.unwrap_err();
+        let error = origin.load_at_once(cache).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::BackingOff);
         let wait = error.retry_after().unwrap();
         assert!(wait <= longest && wait >= longest / 2, "{wait:?}");
@@ -109,17 +53,17 @@ async fn back_off(caches: &[Cache<usize>], origin: &Origin, longest: Duration) {
 #[tokio::test(start_paused = true)]
 async fn a_stale_value_stands_in_while_its_key_backs_off() {
     let (caches, origin) = failing_fleet(with_error_window).await;
-    let first = origin.ask(&caches[0]).await.unwrap();
+    let first = origin.load(&caches[0]).await.unwrap();
     assert_eq!((first.value, first.source(), origin.asked()), (1, Source::Stale, 2));
     for _ in 0..10 {
         for cache in &caches {
-            let loaded = origin.ask_at_once(cache).await.unwrap();
+            let loaded = origin.load_at_once(cache).await.unwrap();
             assert_eq!((loaded.value, loaded.source()), (1, Source::Stale));
         }
     }
     assert_eq!(caches[1].stats().backed_off, 10);
     sleep(FIRST + TICK).await;
-    assert_eq!(origin.ask(&caches[2]).await.unwrap().source(), Source::Stale);
+    assert_eq!(origin.load(&caches[2]).await.unwrap().source(), Source::Stale);
     assert_eq!(origin.asked(), 3);
 }
 
@@ -128,16 +72,16 @@ async fn a_stale_value_stands_in_while_its_key_backs_off() {
 async fn a_process_claims_once_for_each_back_off() {
     let backend = Faulty::new(|_| None);
     let caches = [(), ()].map(|()| {
-        let builder = Cache::builder(backend.clone(), "bellwether").ttl(TTL);
+        let builder = builder(backend.clone());
         with_error_window(builder).build().unwrap()
     });
-    let origin = Origin::default();
-    origin.ask(&caches[0]).await.unwrap();
+    let origin = Origin::new(LOAD);
+    origin.load(&caches[0]).await.unwrap();
     sleep(TTL).await;
     origin.fails(true);
     for _ in 0..20 {
         for cache in &caches {
-            origin.ask(cache).await.unwrap();
+            origin.load(cache).await.unwrap();
         }
     }
     assert_eq!((origin.asked(), backend.count(Op::Claim)), (2, 1 + 2));
@@ -145,37 +89,37 @@ async fn a_process_claims_once_for_each_back_off() {
 
 #[tokio::test(start_paused = true)]
 async fn no_failure_is_remembered_without_a_value_that_stands_in() {
-    let (caches, origin): ([_; 2], _) = (fleet(with_error_window), Origin::failing());
-    for number in 1..=4 {
-        let error = origin.ask(&caches[number % 2]).await.unwrap_err();
+    let (caches, origin): ([_; 2], _) = (fleet(with_error_window), failing());
+    for number in 1..=4_usize {
+        let error = origin.load(&caches[number % 2]).await.unwrap_err();
         assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, None));
-        assert_eq!(origin.asked(), number);
+        assert_eq!(origin.asked_at().len(), number);
     }
 }
 
 /// The back-off would have outlasted the value that stood in, and callers got its failure.
 #[tokio::test(start_paused = true)]
 async fn a_back_off_by_default_ends_with_the_value_that_stands_in() {
-    let with = |builder: Builder<usize>| builder.stale_if_error(LOAD + FIRST / 10);
+    let with = |builder: Builder<u64>| builder.stale_if_error(LOAD + FIRST / 10);
     let (caches, origin) = failing_fleet(with).await;
-    assert_eq!(origin.ask(&caches[0]).await.unwrap().source(), Source::Stale);
+    assert_eq!(origin.load(&caches[0]).await.unwrap().source(), Source::Stale);
     sleep(FIRST / 10).await;
-    assert_eq!(origin.ask(&caches[1]).await.unwrap_err().kind(), ErrorKind::Load);
+    assert_eq!(origin.load(&caches[1]).await.unwrap_err().kind(), ErrorKind::Load);
     assert_eq!(origin.asked(), 3);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failure_is_told_at_once_while_the_key_backs_off() {
-    let (caches, origin): ([_; 3], _) = (fleet(always), Origin::failing());
-    let error = origin.ask(&caches[0]).await.unwrap_err();
+    let (caches, origin): ([_; 3], _) = (fleet(always), failing());
+    let error = origin.load(&caches[0]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Load);
     let wait = error.retry_after().unwrap();
     assert!(wait >= FIRST / 2 && wait <= FIRST);
     back_off(&caches, &origin, FIRST).await;
     sleep(wait - MS).await;
-    assert_eq!(origin.ask_at_once(&caches[1]).await.unwrap_err().retry_after(), Some(MS));
+    assert_eq!(origin.load_at_once(&caches[1]).await.unwrap_err().retry_after(), Some(MS));
     sleep(MS).await;
-    assert_eq!(origin.ask(&caches[1]).await.unwrap_err().kind(), ErrorKind::Load);
+    assert_eq!(origin.load(&caches[1]).await.unwrap_err().kind(), ErrorKind::Load);
     back_off(&caches, &origin, 2 * FIRST).await;
     assert_eq!(origin.asked(), 2);
 }
@@ -189,8 +133,8 @@ async fn waiters_of_another_process_are_told_for_how_long_the_key_backs_off() {
             let builder = builder.after_failure(move |_| Some(AfterFailure::RetryAfter(pause)));
             if typed { builder.error_codec::<ShopError>(Json) } else { builder }
         });
-        let origin = Origin::failing();
-        let asked = join_all(caches.iter().map(|cache| origin.ask(cache))).await;
+        let origin = failing();
+        let asked = join_all(caches.iter().map(|cache| origin.load(cache))).await;
         for error in asked.into_iter().map(Result::unwrap_err) {
             assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, Some(pause)));
         }
@@ -201,9 +145,9 @@ async fn waiters_of_another_process_are_told_for_how_long_the_key_backs_off() {
 #[tokio::test(start_paused = true)]
 async fn a_failure_keeps_its_type_while_the_key_backs_off() {
     let caches: [_; 3] = fleet(|builder| always(builder).error_codec::<ShopError>(Json));
-    let origin = Origin::failing();
+    let origin = failing();
     for cache in &caches {
-        let error = origin.ask(cache).await.unwrap_err();
+        let error = origin.load(cache).await.unwrap_err();
         assert_eq!(error.load_ref(), Some(&ShopError::Down));
         assert!(error.retry_after().is_some());
     }
@@ -215,15 +159,15 @@ async fn a_failure_keeps_its_type_while_the_key_backs_off() {
 async fn waits_grow_up_to_the_longest_and_the_first_success_ends_them() {
     for with in [with_error_window, always] {
         let (caches, origin) = failing_fleet(with).await;
-        origin.at.lock().unwrap().clear();
+        let before = origin.asked_at().len();
         let end = Instant::now() + 8 * LONGEST;
         while Instant::now() < end {
             for cache in &caches {
-                let _ = origin.ask(cache).await;
+                let _ = origin.load(cache).await;
             }
             sleep(PAUSE).await;
         }
-        let at = origin.at.lock().unwrap().clone();
+        let at = origin.asked_at().split_off(before);
         assert!(at.len() > 9 && at.len() < 25, "{}", at.len());
         for (number, pair) in at.windows(2).enumerate() {
             let step = (FIRST * (1 << number.min(10))).min(LONGEST);
@@ -234,14 +178,14 @@ async fn waits_grow_up_to_the_longest_and_the_first_success_ends_them() {
         sleep(LONGEST + TICK).await;
         let asked = origin.asked();
         for cache in &caches {
-            assert_eq!(origin.ask(cache).await.unwrap().value, asked + 1);
+            assert_eq!(origin.load(cache).await.unwrap().value, asked + 1);
         }
         // The next failure is the first one again.
         sleep(TTL).await;
         origin.fails(true);
-        let _ = origin.ask(&caches[1]).await;
+        let _ = origin.load(&caches[1]).await;
         sleep(FIRST + TICK).await;
-        let _ = origin.ask(&caches[2]).await;
+        let _ = origin.load(&caches[2]).await;
         assert_eq!(origin.asked(), asked + 3);
     }
 }
@@ -281,7 +225,7 @@ async fn a_refresh_that_fails_backs_off_in_the_whole_fleet() {
     let end = Instant::now() + 2 * LONGEST;
     while Instant::now() < end {
         for cache in &caches {
-            assert_eq!(origin.ask_at_once(cache).await.unwrap().source(), Source::Stale);
+            assert_eq!(origin.load_at_once(cache).await.unwrap().source(), Source::Stale);
         }
         sleep(PAUSE).await;
     }
@@ -289,9 +233,9 @@ async fn a_refresh_that_fails_backs_off_in_the_whole_fleet() {
     assert!((1 + 6..=1 + 9).contains(&origin.asked()), "{}", origin.asked());
     origin.fails(false);
     sleep(LONGEST + TICK).await;
-    origin.ask_at_once(&caches[0]).await.unwrap();
+    origin.load_at_once(&caches[0]).await.unwrap();
     sleep(2 * LOAD).await;
-    assert_eq!(origin.ask_at_once(&caches[1]).await.unwrap().source(), Source::Hit);
+    assert_eq!(origin.load_at_once(&caches[1]).await.unwrap().source(), Source::Hit);
 }
 
 #[tokio::test(start_paused = true)]
@@ -299,7 +243,7 @@ async fn each_act_ends_a_back_off_in_the_whole_fleet() {
     for (act, value) in [("insert", 77), ("invalidate", 3), ("expire", 3), ("touch", 1)] {
         let (caches, origin) = failing_fleet(|it| with_error_window(always(it))).await;
         for cache in &caches {
-            assert_eq!(origin.ask(cache).await.unwrap().source(), Source::Stale);
+            assert_eq!(origin.load(cache).await.unwrap().source(), Source::Stale);
         }
         origin.fails(false);
         match act {
@@ -309,7 +253,7 @@ async fn each_act_ends_a_back_off_in_the_whole_fleet() {
             _ => assert!(caches[1].request("k").touch().await.unwrap()),
         }
         for at in [2, 0, 1] {
-            let loaded = origin.ask(&caches[at]).await.unwrap();
+            let loaded = origin.load(&caches[at]).await.unwrap();
             assert_eq!(loaded.value, value, "{act}");
             assert_ne!(loaded.source(), Source::Stale, "{act}");
         }
@@ -320,12 +264,12 @@ async fn each_act_ends_a_back_off_in_the_whole_fleet() {
 #[tokio::test(start_paused = true)]
 async fn after_a_cancelled_leader_the_next_caller_loads() {
     let caches: [_; 2] = fleet(|builder| always(builder).cancel_abandoned());
-    let origin = Origin::failing();
-    origin.ask(&caches[0]).await.unwrap_err();
+    let origin = failing();
+    origin.load(&caches[0]).await.unwrap_err();
     sleep(FIRST).await;
-    assert!(timeout(LOAD / 2, origin.ask(&caches[0])).await.is_err());
+    assert!(timeout(LOAD / 2, origin.load(&caches[0])).await.is_err());
     sleep(MS).await;
-    assert_eq!(origin.ask(&caches[1]).await.unwrap_err().kind(), ErrorKind::Load);
+    assert_eq!(origin.load(&caches[1]).await.unwrap_err().kind(), ErrorKind::Load);
     assert_eq!(origin.asked(), 3);
     back_off(&caches, &origin, 2 * FIRST).await;
 }
@@ -339,9 +283,8 @@ async fn a_policy_decides_by_the_error() {
             ShopError::Down => Some(AfterFailure::BACK_OFF),
         })
     });
-    let fail = |cache: &Cache<usize>, error: ShopError| {
-        cache.request("k").load(move |_| ready(Err(error)))
-    };
+    let fail =
+        |cache: &Cache<u64>, error: ShopError| cache.request("k").load(move |_| ready(Err(error)));
     for cache in [&caches[0], &caches[1], &caches[0]] {
         let error = fail(cache, ShopError::BadInput).await.unwrap_err();
         assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, None));
@@ -361,17 +304,17 @@ async fn a_policy_decides_by_the_error() {
 async fn a_loader_has_a_rule_of_its_own() {
     let [cache] = &fleet(always);
     let load = |rule: AfterFailure| {
-        cache.request("k").load(move |lead: Lead<usize>| async move {
+        cache.request("k").load(move |lead: Lead<u64>| async move {
             lead.after_failure(rule);
-            Err::<usize, _>(ShopError::Down)
+            Err::<u64, _>(ShopError::Down)
         })
     };
     assert_eq!(load(AfterFailure::LoadAgain).await.unwrap_err().retry_after(), None);
-    let origin = Origin::failing();
+    let origin = failing();
     let minute = 60 * SECOND;
     let error = load(AfterFailure::RetryAfter(minute)).await.unwrap_err();
     assert_eq!(error.retry_after(), Some(minute));
-    assert_eq!(origin.ask(cache).await.unwrap_err().kind(), ErrorKind::BackingOff);
+    assert_eq!(origin.load(cache).await.unwrap_err().kind(), ErrorKind::BackingOff);
 }
 
 /// The backend is away, so each process backs off by itself.
@@ -379,24 +322,24 @@ async fn a_loader_has_a_rule_of_its_own() {
 async fn without_a_backend_each_process_backs_off() {
     let caches = [(), ()].map(|()| {
         let backend = Faulty::new(|_| Some(Fault::Refuse));
-        always(Cache::builder(backend, "bellwether").ttl(TTL)).build().unwrap()
+        always(builder(backend)).build().unwrap()
     });
-    let origin = Origin::failing();
+    let origin = failing();
     for (number, cache) in caches.iter().enumerate() {
-        let error = origin.ask(cache).await.unwrap_err();
-        assert_eq!(origin.asked(), number + 1);
+        let error = origin.load(cache).await.unwrap_err();
+        assert_eq!(origin.asked_at().len(), number + 1);
         sleep(error.retry_after().unwrap() - MS).await;
-        let error = origin.ask_at_once(cache).await.unwrap_err();
+        let error = origin.load_at_once(cache).await.unwrap_err();
         assert_eq!((error.load_ref(), error.retry_after()), (Some(&ShopError::Down), Some(MS)));
     }
     sleep(MS).await;
-    let wait = origin.ask(&caches[0]).await.unwrap_err().retry_after().unwrap();
+    let wait = origin.load(&caches[0]).await.unwrap_err().retry_after().unwrap();
     assert!(wait >= FIRST && wait <= 2 * FIRST, "{wait:?}");
     origin.fails(false);
     sleep(wait).await;
-    assert_eq!(origin.ask(&caches[0]).await.unwrap().source(), Source::Degraded);
+    assert_eq!(origin.load(&caches[0]).await.unwrap().source(), Source::Degraded);
     origin.fails(true);
-    let wait = origin.ask(&caches[0]).await.unwrap_err().retry_after().unwrap();
+    let wait = origin.load(&caches[0]).await.unwrap_err().retry_after().unwrap();
     assert!(wait <= FIRST, "{wait:?}");
 }
 
@@ -405,13 +348,13 @@ async fn without_a_backend_each_process_backs_off() {
 async fn a_failure_without_an_answer_backs_off_once() {
     for fault in [Fault::LoseReply, Fault::Refuse] {
         let backend = once(Op::Fail, fault);
-        let cache = always(Cache::builder(backend.clone(), "bellwether").ttl(TTL)).build().unwrap();
-        let origin = Origin::failing();
-        let error = origin.ask(&cache).await.unwrap_err();
+        let cache = always(builder(backend.clone())).build().unwrap();
+        let origin = failing();
+        let error = origin.load(&cache).await.unwrap_err();
         assert!(error.retry_after().is_some());
         sleep(LONGEST).await;
         // It is the second one, whether the backend knows of the first or not.
-        let wait = origin.ask(&cache).await.unwrap_err().retry_after().unwrap();
+        let wait = origin.load(&cache).await.unwrap_err().retry_after().unwrap();
         assert!(wait <= 2 * FIRST && origin.asked() == 2, "{fault:?}: {wait:?}");
     }
 }

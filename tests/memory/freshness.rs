@@ -2,84 +2,24 @@
 //!
 //! Caches over one memory backend stand for processes. Time is paused, so each edge is exact.
 
-use crate::prelude::*;
+use crate::{origin::*, prelude::*};
 
-const TTL: Duration = Duration::from_secs(1);
 const STALE: Duration = Duration::from_secs(2);
 const ERROR: Duration = Duration::from_secs(5);
 const LOAD: Duration = Duration::from_millis(100);
 
-/// An origin that numbers its answers, takes a while, and may fail.
-#[derive(Clone, Default)]
-struct Origin {
-    asked: Arc<AtomicUsize>,
-    fails: Arc<AtomicBool>,
-    panics: Arc<AtomicBool>,
-}
-
-impl Origin {
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
-    }
-
-    fn loader(
-        &self,
-    ) -> impl FnOnce(Lead<usize>) -> BoxFuture<'static, Result<usize, BoxError>> + Send + use<>
-    {
-        let origin = self.clone();
-        |_| {
-            let load = async move {
-                let number = origin.asked.fetch_add(1, Ordering::SeqCst) + 1;
-                sleep(LOAD).await;
-                assert!(!origin.panics.load(Ordering::SeqCst), "a broken loader");
-                match origin.fails.load(Ordering::SeqCst) {
-                    true => Err("the origin is down".into()),
-                    false => Ok(number),
-                }
-            };
-            load.boxed()
-        }
-    }
-
-    async fn load(&self, cache: &Cache<usize>) -> Result<Loaded<usize>, Error> {
-        cache.request("k").load(self.loader()).await
-    }
-
-    async fn ask(&self, cache: &Cache<usize>) -> (usize, Source) {
-        let loaded = self.load(cache).await.unwrap();
-        (loaded.value, loaded.source())
-    }
-
-    /// Asks, and checks that the answer comes at once.
-    async fn ask_at_once(&self, cache: &Cache<usize>) -> (usize, Source) {
-        let begun = Instant::now();
-        let answer = self.ask(cache).await;
-        assert_eq!(begun.elapsed(), Duration::ZERO, "the caller waited");
-        answer
-    }
-}
-
-fn builder(backend: &MemoryBackend) -> Builder<usize> {
-    Cache::builder(backend.clone(), "bellwether").ttl(TTL)
-}
-
-fn fleet<const N: usize>(with: impl Fn(Builder<usize>) -> Builder<usize>) -> [Cache<usize>; N] {
-    let backend = MemoryBackend::new();
-    [(); N].map(|()| with(builder(&backend)).build().unwrap())
-}
-
 /// Returns two caches, the first of which has just loaded a value.
-async fn loaded() -> ([Cache<usize>; 2], Origin) {
-    let (caches, origin) = (fleet(with_windows), Origin::default());
+async fn loaded() -> ([Cache<u64>; 2], Origin) {
+    let (caches, origin) = (fleet(with_windows), Origin::new(LOAD));
     assert_eq!(origin.ask(&caches[0]).await, (1, Source::Led));
     (caches, origin)
 }
 
-fn with_windows(builder: Builder<usize>) -> Builder<usize> {
+fn with_windows(builder: Builder<u64>) -> Builder<u64> {
     builder.stale_while_revalidate(STALE).stale_if_error(ERROR)
 }
 
-fn early(builder: Builder<usize>) -> Builder<usize> {
+fn early(builder: Builder<u64>) -> Builder<u64> {
     builder.early_refresh(EarlyRefresh::LastPart(0.5))
 }
 
@@ -113,7 +53,7 @@ async fn the_stale_window_ends_at_its_edge() {
 #[tokio::test(start_paused = true)]
 async fn a_window_has_one_refresh_in_the_whole_fleet_and_no_caller_waits() {
     let caches: [_; 8] = fleet(with_windows);
-    let origin = Origin::default();
+    let origin = Origin::new(LOAD);
     origin.ask(&caches[0]).await;
     for window in 1..=5 {
         sleep(TTL).await;
@@ -134,10 +74,9 @@ async fn a_window_has_one_refresh_in_the_whole_fleet_and_no_caller_waits() {
 async fn a_process_claims_once_for_each_refresh() {
     let backend = MemoryBackend::new();
     let faulty = Faulty::over(backend.clone(), |_| None);
-    let observed: Cache<usize> =
-        with_windows(Cache::builder(faulty.clone(), "bellwether").ttl(TTL)).build().unwrap();
-    let other = with_windows(builder(&backend)).build().unwrap();
-    let origin = Origin::default();
+    let observed: Cache<u64> = with_windows(builder(faulty.clone())).build().unwrap();
+    let other = with_windows(builder(backend.clone())).build().unwrap();
+    let origin = Origin::new(LOAD);
     origin.ask(&other).await;
     // The turn of a process that has not stored the value comes later.
     sleep(TTL + STALE / 2).await;
@@ -154,7 +93,7 @@ async fn a_value_is_kept_for_failures_to_the_end_of_its_window() {
     for (age, is_served) in [(TTL + ERROR - LOAD - MS, true), (TTL + ERROR - LOAD, false)] {
         let ([cache, _], origin) = loaded().await;
         sleep(age).await;
-        origin.fails.store(true, Ordering::SeqCst);
+        origin.fails(true);
         match origin.load(&cache).await {
             Ok(loaded) => assert!(is_served && loaded.value == 1, "{age:?}"),
             Err(error) => assert!(!is_served && error.kind() == ErrorKind::Load, "{error}"),
@@ -166,10 +105,10 @@ async fn a_value_is_kept_for_failures_to_the_end_of_its_window() {
 async fn a_panic_and_a_time_limit_are_failures_too() {
     let with = |builder| with_windows(builder).after_failure(|_| Some(AfterFailure::LoadAgain));
     let [cache] = fleet(|builder| with(builder).load_limit(10 * LOAD));
-    let origin = Origin::default();
+    let origin = Origin::new(LOAD);
     origin.ask(&cache).await;
     sleep(TTL + STALE).await;
-    origin.panics.store(true, Ordering::SeqCst);
+    origin.panics(true);
     assert_eq!(origin.ask(&cache).await, (1, Source::Stale));
     let loaded = cache.request("k").load(hangs()).await.unwrap();
     assert_eq!((loaded.value, loaded.source()), (1, Source::Stale));
@@ -179,10 +118,10 @@ async fn a_panic_and_a_time_limit_are_failures_too() {
 /// The waiters of another process learn of the failure by its push.
 #[tokio::test(start_paused = true)]
 async fn every_process_serves_the_value_that_is_kept_for_failures() {
-    let (caches, origin): ([_; 3], _) = (fleet(with_windows), Origin::default());
+    let (caches, origin): ([_; 3], _) = (fleet(with_windows), Origin::new(LOAD));
     origin.ask(&caches[0]).await;
     sleep(TTL + STALE).await;
-    origin.fails.store(true, Ordering::SeqCst);
+    origin.fails(true);
     let asked = caches.map(|cache| spawn(cache.request("k").load(origin.loader())));
     for loaded in all(asked).await {
         let loaded = loaded.unwrap();
@@ -195,8 +134,8 @@ async fn every_process_serves_the_value_that_is_kept_for_failures() {
 async fn a_refresh_that_fails_or_panics_disturbs_no_caller() {
     for panics in [false, true] {
         let (caches, origin) = loaded().await;
-        origin.fails.store(!panics, Ordering::SeqCst);
-        origin.panics.store(panics, Ordering::SeqCst);
+        origin.fails(!panics);
+        origin.panics(panics);
         sleep(TTL).await;
         for _ in 0..10 {
             for cache in &caches {
@@ -210,8 +149,8 @@ async fn a_refresh_that_fails_or_panics_disturbs_no_caller() {
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_no_refresh_and_frees_its_lease() {
     let backend = MemoryBackend::new();
-    let cache = with_windows(builder(&backend)).build().unwrap();
-    let origin = Origin::default();
+    let cache = with_windows(builder(backend.clone())).build().unwrap();
+    let origin = Origin::new(LOAD);
     origin.ask(&cache).await;
     sleep(TTL).await;
     origin.ask_at_once(&cache).await;
@@ -230,8 +169,9 @@ async fn a_shutdown_waits_for_no_refresh_and_frees_its_lease() {
 async fn a_refresh_whose_process_died_is_begun_again_within_its_lease() {
     let lease = SECOND;
     let backend = MemoryBackend::new();
-    let caches = [(); 2].map(|()| with_windows(builder(&backend)).lease(lease).build().unwrap());
-    let origin = Origin::default();
+    let caches =
+        [(); 2].map(|()| with_windows(builder(backend.clone())).lease(lease).build().unwrap());
+    let origin = Origin::new(LOAD);
     origin.ask(&caches[0]).await;
     sleep(TTL).await;
     let name = entry_name("bellwether", "k");
@@ -252,7 +192,7 @@ async fn a_refresh_whose_process_died_is_begun_again_within_its_lease() {
 #[tokio::test(start_paused = true)]
 async fn no_refresh_begins_beyond_the_cap_on_loads() {
     let [cache] = fleet(|builder| with_windows(builder).max_loads(1));
-    let origin = Origin::default();
+    let origin = Origin::new(LOAD);
     origin.ask(&cache).await;
     sleep(TTL).await;
     let other = spawn(cache.request("other").load(origin.loader()));
@@ -269,7 +209,7 @@ async fn no_refresh_begins_beyond_the_cap_on_loads() {
 async fn a_hot_entry_that_is_refreshed_early_never_becomes_stale() {
     for early in [EarlyRefresh::Within(TTL / 4), EarlyRefresh::LastPart(0.3)] {
         let caches: [_; 4] = fleet(|builder| builder.early_refresh(early));
-        let origin = Origin::default();
+        let origin = Origin::new(LOAD);
         origin.ask(&caches[0]).await;
         for _ in 0..1000 {
             for cache in &caches {
@@ -279,7 +219,7 @@ async fn a_hot_entry_that_is_refreshed_early_never_becomes_stale() {
         }
         // Each refresh begins at half of the time to live at the earliest.
         let refreshes: u64 = caches.iter().map(|cache| cache.stats().refreshes).sum();
-        assert_eq!(origin.asked() as u64, 1 + refreshes);
+        assert_eq!(origin.asked(), 1 + refreshes);
         assert!((10..=20).contains(&refreshes), "{early:?}: {refreshes}");
     }
 }
@@ -291,7 +231,7 @@ async fn one_read_in_time_keeps_all_callers_from_waiting() {
     for (before, reader) in
         [(2 * LOAD, 0), (2 * LOAD, 3), (LOAD + 2 * MS, 0), (LOAD + 2 * MS, 3), (LOAD / 2, 3)]
     {
-        let (caches, origin): ([_; 4], _) = (fleet(early), Origin::default());
+        let (caches, origin): ([_; 4], _) = (fleet(early), Origin::new(LOAD));
         origin.ask(&caches[0]).await;
         sleep(TTL - before).await;
         assert_eq!(origin.ask_at_once(&caches[reader]).await, (1, Source::Hit));
@@ -311,7 +251,7 @@ async fn one_read_in_time_keeps_all_callers_from_waiting() {
 #[tokio::test(start_paused = true)]
 async fn an_early_refresh_begins_at_its_edge() {
     let [cache] = fleet(|builder| builder.early_refresh(EarlyRefresh::Within(TTL / 4)));
-    let origin = Origin::default();
+    let origin = Origin::new(LOAD);
     origin.ask(&cache).await;
     sleep(TTL * 3 / 4 - MS).await;
     origin.ask_at_once(&cache).await;
@@ -362,7 +302,7 @@ async fn an_early_refresh_begins_in_the_second_half_of_each_life() {
 #[tokio::test(start_paused = true)]
 async fn a_request_has_windows_of_its_own() {
     let [cache] = fleet(|builder| builder);
-    let origin = Origin::default();
+    let origin = Origin::new(LOAD);
     for (pause, stale, expected) in [
         (Duration::ZERO, STALE, Source::Led),
         // This caller wants nothing stale.
@@ -388,8 +328,8 @@ async fn a_loader_sets_the_windows_of_its_value() {
         Ok::<_, BoxError>(7)
     };
     cache.request("k").load(load).await.unwrap();
-    let origin = Origin::default();
-    origin.fails.store(true, Ordering::SeqCst);
+    let origin = Origin::new(LOAD);
+    origin.fails(true);
     for (pause, source) in [(TTL / 2 - MS, Source::Hit), (MS, Source::Stale)] {
         sleep(pause).await;
         assert_eq!(origin.ask_at_once(&cache).await, (7, source));
@@ -439,9 +379,9 @@ async fn an_expired_value_is_served_only_if_the_load_fails() {
     assert_eq!(caches[0].get("k").await.unwrap(), None);
     let peeked = caches[0].peek("k").await.unwrap();
     assert_eq!(peeked.and_then(|it| it.expires_in()), Some(Duration::ZERO));
-    origin.fails.store(true, Ordering::SeqCst);
+    origin.fails(true);
     assert_eq!(origin.ask(&caches[0]).await, (1, Source::Stale));
-    origin.fails.store(false, Ordering::SeqCst);
+    origin.fails(false);
     // The key backs off for a moment after the failure.
     sleep(TTL).await;
     assert_eq!(origin.ask(&caches[1]).await, (3, Source::Led));
@@ -507,6 +447,6 @@ async fn an_inserted_value_has_the_windows_of_its_request() {
     request.insert(&7).await.unwrap();
     for (pause, source) in [(TTL / 2 - MS, Source::Hit), (MS, Source::Stale)] {
         sleep(pause).await;
-        assert_eq!(Origin::default().ask_at_once(&cache).await, (7, source));
+        assert_eq!(Origin::new(LOAD).ask_at_once(&cache).await, (7, source));
     }
 }

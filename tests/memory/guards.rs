@@ -54,25 +54,24 @@ async fn a_guard_runs_work_until_the_lock_is_lost() {
 
 #[tokio::test(start_paused = true)]
 async fn locks_count_what_becomes_of_their_leases() {
-    let mut refused = 2;
-    let faulty = Faulty::new(move |op| {
-        (op == Op::Renew && refused > 0).then(|| {
-            refused -= 1;
-            Fault::Refuse
-        })
-    });
+    let faulty = first(3, Op::Renew, Fault::Refuse);
     let locks = Locks::new(faulty.clone(), "bellwether");
     let mutex = locks.mutex("m").lease(LEASE);
     let guard = mutex.lock().await.unwrap();
     assert!(mutex.try_lock().await.unwrap().is_none());
     let late = mutex.clone().wait_limit(MS).lock().await.unwrap_err();
     assert_eq!(late.kind(), ErrorKind::NotAcquired);
-    sleep(2 * LEASE).await;
+    // A failed renewal is no loss, and is repeated while the lease lasts.
+    sleep(5 * LEASE).await;
     let stats = locks.stats();
     assert_eq!((stats.acquired, stats.not_acquired, stats.failed), (1, 2, 0), "{stats:?}");
-    assert_eq!((stats.held, stats.lost, stats.unrenewed), (1, 0, 2), "{stats:?}");
-    assert!((5..=6).contains(&stats.renewed), "{stats:?}");
+    assert_eq!((stats.held, stats.lost, stats.unrenewed), (1, 0, 3), "{stats:?}");
+    assert!((14..=16).contains(&stats.renewed), "{stats:?}");
+    assert!(!guard.is_lost());
     guard.unlock().await.unwrap();
+    let renewals = faulty.count(Op::Renew);
+    sleep(5 * LEASE).await;
+    assert_eq!(faulty.count(Op::Renew), renewals, "the renewals outlive the unlock");
 
     // A stranger ends the lock, which the next renewal finds out.
     let guard = mutex.lock().await.unwrap();
@@ -83,8 +82,12 @@ async fn locks_count_what_becomes_of_their_leases() {
     let guard = passed.await.unwrap();
     let stranger = Locks::new(faulty.inner.clone(), "bellwether");
     assert!(stranger.mutex("m").force_unlock().await.unwrap());
-    guard.lost().await;
-    drop(guard);
+    timeout(LEASE / 2, guard.lost()).await.unwrap();
+    let other = stranger.mutex("m").lock().await.unwrap();
+    assert!(other.fence() > guard.fence());
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(!other.is_lost());
+    other.unlock().await.unwrap();
     let stats = locks.stats();
     assert_eq!((stats.acquired, stats.held, stats.lost), (3, 0, 1), "{stats:?}");
 
@@ -98,10 +101,10 @@ async fn locks_count_what_becomes_of_their_leases() {
 async fn a_label_tells_which_process_holds_a_lock() {
     let backend = MemoryBackend::new();
     let plain = Locks::new(backend.clone(), "bellwether");
-    let guard = plain.mutex("m").lock().await.unwrap();
+    let guard = plain.mutex("m").lease(LEASE).lock().await.unwrap();
     let holder = plain.mutex("m").holder().await.unwrap().unwrap();
     assert_eq!((holder.owner, holder.fence), (None, guard.fence()));
-    assert!(holder.expires_in > Duration::ZERO);
+    assert_eq!(holder.expires_in, LEASE);
     guard.unlock().await.unwrap();
     assert_eq!(plain.mutex("m").holder().await.unwrap(), None);
 

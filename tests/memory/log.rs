@@ -11,8 +11,8 @@ use tokio::time::Duration;
 use tracing::{
     Event, Metadata, Subscriber,
     field::{Field, Visit},
-    span,
 };
+use tracing_subscriber::{Layer, layer::Context, prelude::*};
 
 use crate::prelude::*;
 
@@ -36,37 +36,27 @@ impl Visit for Line {
     }
 }
 
-impl Subscriber for Lines {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+impl<S: Subscriber> Layer<S> for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
         metadata.target().starts_with("bellwether")
     }
 
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let metadata = event.metadata();
         let mut line = Line(format!("{} target={}", metadata.level(), metadata.target()));
         event.record(&mut line);
         self.0.lock().unwrap().push(line.0);
     }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
 }
 
 /// Begins to collect the lines of this thread.
 fn collect() -> (Lines, (tracing::Dispatch, tracing::subscriber::DefaultGuard)) {
     let lines = Lines::default();
     // With one dispatcher alone, the first thread that meets an event decides for all threads.
-    let second = tracing::Dispatch::new(lines.clone());
-    (lines.clone(), (second, tracing::subscriber::set_default(lines)))
+    let subscriber = || tracing_subscriber::registry().with(lines.clone());
+    let second = tracing::Dispatch::new(subscriber());
+    let first = tracing::subscriber::set_default(subscriber());
+    (lines, (second, first))
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,10 @@
 
 use tokio::time::advance;
 
-use crate::prelude::*;
+use crate::{
+    origin::{Origin, served},
+    prelude::*,
+};
 
 const TTL: Duration = Duration::from_secs(60);
 const LOAD: Duration = Duration::from_millis(50);
@@ -13,9 +16,8 @@ const LOAD: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 struct Scene {
     faulty: Faulty,
-    cache: Cache<usize>,
-    loads: Arc<AtomicUsize>,
-    fails: Arc<AtomicBool>,
+    cache: Cache<u64>,
+    origin: Origin,
 }
 
 impl Scene {
@@ -23,11 +25,11 @@ impl Scene {
         Self::with(|builder| builder)
     }
 
-    fn with(set: impl Fn(Builder<usize>) -> Builder<usize>) -> Self {
+    fn with(set: impl Fn(Builder<u64>) -> Builder<u64>) -> Self {
         let faulty = Faulty::new(|_| None);
         let builder = Cache::builder(faulty.clone(), "bellwether").ttl(TTL).outage_memory(1 << 20);
         let cache = set(builder).build().unwrap();
-        Self { faulty, cache, loads: Arc::default(), fails: Arc::default() }
+        Self { faulty, cache, origin: Origin::new(LOAD) }
     }
 
     fn away() -> Self {
@@ -44,27 +46,12 @@ impl Scene {
         self.faulty.plan(|_| None);
     }
 
-    async fn load(&self, lead: Lead<usize>) -> Result<usize, BoxError> {
-        let number = self.loads.fetch_add(1, Ordering::SeqCst) + 1;
-        sleep(LOAD).await;
-        if number >= 100 {
-            lead.do_not_store();
-        }
-        match self.fails.load(Ordering::SeqCst) {
-            true => Err("the origin is down".into()),
-            false => Ok(number),
-        }
+    async fn ask(&self, key: &str) -> (u64, Source) {
+        served(&self.cache.request(key).load(self.origin.loader()).await.unwrap())
     }
 
-    async fn ask(&self, key: &str) -> (usize, Source) {
-        let scene = self.clone();
-        let load = |lead| async move { scene.load(lead).await };
-        let loaded = self.cache.request(key).load(load).await.unwrap();
-        (loaded.value, loaded.source())
-    }
-
-    fn loads(&self) -> usize {
-        self.loads.load(Ordering::SeqCst)
+    fn loads(&self) -> u64 {
+        self.origin.asked()
     }
 
     /// Does an act that the backend does not answer.
@@ -193,9 +180,14 @@ async fn a_value_whose_commit_had_no_answer_is_remembered() {
 #[tokio::test(start_paused = true)]
 async fn a_value_that_is_not_to_be_stored_is_not_remembered() {
     let scene = Scene::away();
-    scene.loads.store(99, Ordering::SeqCst);
-    assert_eq!(scene.ask("k").await, (100, Source::Degraded));
-    assert_eq!(scene.ask("k").await, (101, Source::Degraded));
+    let load = |lead: Lead<u64>| async move {
+        lead.do_not_store();
+        Ok::<_, BoxError>(1)
+    };
+    for load_number in 1..3 {
+        let loaded = scene.cache.request("k").load(load).await.unwrap();
+        assert_eq!((loaded.source(), scene.cache.stats().loads), (Source::Degraded, load_number));
+    }
 }
 
 /// Zero switches the memory off, and a value that is too heavy for it costs each caller a load.
@@ -214,7 +206,7 @@ async fn the_memory_may_be_off_or_too_small() {
 /// that.
 const STALE: Duration = Duration::from_secs(30);
 
-fn stale(builder: Builder<usize>) -> Builder<usize> {
+fn stale(builder: Builder<u64>) -> Builder<u64> {
     builder.stale_while_revalidate(STALE)
 }
 
@@ -251,13 +243,13 @@ async fn each_window_of_a_value_that_was_seen_holds() {
     assert_eq!(scene.loads(), 1);
     // For failures.
     advance(MS).await;
-    scene.fails.store(true, Ordering::SeqCst);
+    scene.origin.fails(true);
     assert_eq!(scene.ask("k").await, (1, Source::Degraded));
     assert_eq!(scene.loads(), 2);
     // Gone.
     advance(3 * TTL).await;
     assert!(scene.cache.request("k").load(fails("the origin is down")).await.is_err());
-    scene.fails.store(false, Ordering::SeqCst);
+    scene.origin.fails(false);
     advance(TTL).await;
     assert_eq!(scene.ask("k").await, (3, Source::Degraded));
 }
@@ -274,7 +266,7 @@ async fn a_request_narrows_the_window_of_a_value_that_was_seen() {
 }
 
 /// Another process over the same backend, which is never away for it.
-fn other(scene: &Scene) -> Cache<usize> {
+fn other(scene: &Scene) -> Cache<u64> {
     let backend = scene.faulty.inner.clone();
     stale(Cache::builder(backend, "bellwether").ttl(TTL)).build().unwrap()
 }
@@ -387,7 +379,7 @@ async fn a_loader_is_given_the_value_that_was_seen() {
     assert_eq!(scene.ask("k").await.0, 1);
     advance(TTL).await;
     scene.leave(Fault::Refuse);
-    let load = |lead: Lead<usize>| async move {
+    let load = |lead: Lead<u64>| async move {
         Ok::<_, BoxError>(lead.unchanged(lead.stale().ok_or("no stale value")?))
     };
     let loaded = scene.cache.request("k").load(load).await.unwrap();

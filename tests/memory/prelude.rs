@@ -23,8 +23,21 @@ pub use tokio::{
 
 /// Returns a backend that gives the fault to the first of these operations.
 pub fn once(op: Op, fault: Fault) -> Faulty {
-    let mut fault = Some(fault);
-    Faulty::new(move |asked| if asked == op { fault.take() } else { None })
+    first(1, op, fault)
+}
+
+/// Returns a backend that gives the fault to so many of the first of these operations.
+pub fn first(mut count: usize, op: Op, fault: Fault) -> Faulty {
+    Faulty::new(move |asked| {
+        let is_wrong = asked == op && count > 0;
+        count -= usize::from(is_wrong);
+        is_wrong.then_some(fault)
+    })
+}
+
+/// Returns the kind of the error.
+pub fn kind<T>(result: Result<T, Error>) -> ErrorKind {
+    result.map(drop).unwrap_err().kind()
 }
 
 /// Spawns a task in a box, so that what drives it is compiled once for each output.

@@ -15,10 +15,6 @@ fn locking(holder: &ReentrantMutex) -> JoinHandle<Result<MutexGuard, Error>> {
     spawn(async move { holder.lock().await })
 }
 
-fn kind<T>(result: Result<T, Error>) -> ErrorKind {
-    result.map(drop).unwrap_err().kind()
-}
-
 #[tokio::test(start_paused = true)]
 async fn the_last_guard_releases_the_lease() {
     let faulty = Faulty::new(|_| None);
@@ -49,31 +45,6 @@ async fn the_last_guard_releases_the_lease() {
     let begun = Instant::now();
     drop(locks.mutex("m").lock().await.unwrap());
     assert!(begun.elapsed() < 10 * MS, "a dropped guard did not release at once");
-}
-
-#[tokio::test(start_paused = true)]
-async fn holders_exclude_each_other_and_the_mutex_of_that_name() {
-    let backend = MemoryBackend::new();
-    let (here, there) =
-        (Locks::new(backend.clone(), "bellwether"), Locks::new(backend, "bellwether"));
-    let (one, another) = (here.reentrant_mutex("m"), here.reentrant_mutex("m"));
-    let elsewhere = there.reentrant_mutex("m");
-    let guard = one.lock().await.unwrap();
-    assert!(another.try_lock().await.unwrap().is_none());
-    assert!(elsewhere.try_lock().await.unwrap().is_none());
-    assert!(there.mutex("m").try_lock().await.unwrap().is_none());
-    let fence = guard.fence();
-    let waiting = [locking(&another), locking(&elsewhere)];
-    sleep(MS).await;
-    guard.unlock().await.unwrap();
-    for guard in waiting {
-        let guard = guard.await.unwrap().unwrap();
-        assert!(guard.fence() > fence);
-        guard.unlock().await.unwrap();
-    }
-    let plain = there.mutex("m").lock().await.unwrap();
-    assert!(one.try_lock().await.unwrap().is_none());
-    plain.unlock().await.unwrap();
 }
 
 /// Two tasks of a holder wait behind a stranger, and one more caller behind them. The first of the

@@ -3,61 +3,22 @@
 //!
 //! Caches over one memory backend stand for processes, and time is paused.
 
-use crate::prelude::*;
+use crate::{origin::*, prelude::*};
 
-const TTL: Duration = Duration::from_secs(1);
 const WINDOW: Duration = Duration::from_secs(5);
 const LOAD: Duration = Duration::from_millis(100);
 const LIMIT: Duration = Duration::from_millis(30);
 
-/// An origin that numbers its answers, takes a while, and may fail.
-#[derive(Clone, Default)]
-struct Origin {
-    asked: Arc<AtomicU64>,
-    fails: Arc<AtomicBool>,
-}
-
-impl Origin {
-    fn asked(&self) -> u64 {
-        self.asked.load(Ordering::SeqCst)
-    }
-
-    fn loader(
-        &self,
-    ) -> impl FnOnce(Lead<u64>) -> BoxFuture<'static, Result<u64, BoxError>> + Send + 'static {
-        let origin = self.clone();
-        move |_| {
-            async move {
-                let number = origin.asked.fetch_add(1, Ordering::SeqCst) + 1;
-                sleep(LOAD).await;
-                match origin.fails.load(Ordering::SeqCst) {
-                    true => Err(BoxError::from("the origin is down")),
-                    false => Ok(number),
-                }
-            }
-            .boxed()
-        }
-    }
-}
-
-fn fleet<const N: usize>(with: impl Fn(Builder<u64>) -> Builder<u64>) -> [Cache<u64>; N] {
-    let backend = MemoryBackend::new();
-    [(); N].map(|()| {
-        let builder = Cache::builder(backend.clone(), "bellwether").ttl(TTL).stale_if_error(WINDOW);
-        with(builder).build().unwrap()
-    })
-}
-
-fn served(loaded: &Loaded<u64>) -> (u64, Source) {
-    (loaded.value, loaded.source())
+fn kept(builder: Builder<u64>) -> Builder<u64> {
+    builder.stale_if_error(WINDOW)
 }
 
 // Refreshes
 
 #[tokio::test(start_paused = true)]
 async fn all_others_are_served_the_old_value_during_a_refresh() {
-    let [cache, other] = fleet(|builder| builder);
-    let origin = Origin::default();
+    let [cache, other] = fleet(kept);
+    let origin = Origin::new(LOAD);
     cache.insert("k", &100).await.unwrap();
     let refresh = spawn(cache.request("k").refresh(origin.loader()));
     for _ in 0..9 {
@@ -74,8 +35,8 @@ async fn all_others_are_served_the_old_value_during_a_refresh() {
 /// The load may have read what the caller of the refresh knows to have changed.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_beats_each_load_that_began_before_it() {
-    let [early, waiting, late] = fleet(|builder| builder);
-    let origin = Origin::default();
+    let [early, waiting, late] = fleet(kept);
+    let origin = Origin::new(LOAD);
     let loading = spawn(early.request("k").load(origin.loader()));
     sleep(LOAD / 4).await;
     let waiter = spawn(waiting.request("k").load(origin.loader()));
@@ -92,8 +53,8 @@ async fn a_refresh_beats_each_load_that_began_before_it() {
 /// Also a refresh in the background, and one that another caller has asked for.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_beats_refreshes_that_began_before_it() {
-    let [cache] = fleet(|builder| builder.stale_while_revalidate(WINDOW));
-    let origin = Origin::default();
+    let [cache] = fleet(|builder| kept(builder).stale_while_revalidate(WINDOW));
+    let origin = Origin::new(LOAD);
     cache.insert("k", &100).await.unwrap();
     sleep(TTL).await;
     let stale = cache.request("k").load(origin.loader()).await.unwrap();
@@ -109,8 +70,8 @@ async fn a_refresh_beats_refreshes_that_began_before_it() {
 
 #[tokio::test(start_paused = true)]
 async fn many_refreshes_at_once_are_one_load() {
-    let caches: [_; 4] = fleet(|builder| builder);
-    let origin = Origin::default();
+    let caches: [_; 4] = fleet(kept);
+    let origin = Origin::new(LOAD);
     let refreshes = (0..20).map(|at| spawn(caches[at % 4].request("k").refresh(origin.loader())));
     for refreshed in all(refreshes).await {
         assert_eq!(refreshed.unwrap().value, 1);
@@ -120,10 +81,10 @@ async fn many_refreshes_at_once_are_one_load() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refresh_that_fails_leaves_the_old_value() {
-    let [cache] = fleet(|builder| builder);
-    let origin = Origin::default();
+    let [cache] = fleet(kept);
+    let origin = Origin::new(LOAD);
     cache.insert("k", &100).await.unwrap();
-    origin.fails.store(true, Ordering::SeqCst);
+    origin.fails(true);
     let error = cache.request("k").refresh(origin.loader()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Load);
     assert_eq!(cache.get("k").await.unwrap(), Some(100));
@@ -131,8 +92,8 @@ async fn a_refresh_that_fails_leaves_the_old_value() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refresh_goes_on_without_its_caller() {
-    let [cache] = fleet(|builder| builder.cancel_abandoned());
-    let origin = Origin::default();
+    let [cache] = fleet(|builder| kept(builder).cancel_abandoned());
+    let origin = Origin::new(LOAD);
     cache.insert("k", &100).await.unwrap();
     let refresh = spawn(cache.request("k").refresh(origin.loader()));
     sleep(LOAD / 2).await;
@@ -144,8 +105,8 @@ async fn a_refresh_goes_on_without_its_caller() {
 #[tokio::test(start_paused = true)]
 async fn a_refresh_has_until_the_deadline_of_a_shutdown() {
     for (deadline, expected) in [(LOAD, Ok(1)), (LOAD / 4, Err(ErrorKind::ShutDown))] {
-        let [cache] = fleet(|builder| builder);
-        let origin = Origin::default();
+        let [cache] = fleet(kept);
+        let origin = Origin::new(LOAD);
         let refresh = spawn(cache.request("k").refresh(origin.loader()));
         sleep(LOAD / 2).await;
         cache.shutdown(deadline).await;
@@ -160,15 +121,15 @@ async fn a_refresh_has_until_the_deadline_of_a_shutdown() {
 async fn a_refresh_needs_a_backend_that_answers() {
     let faulty = Faulty::new(|op| (op == Op::Edit).then_some(Fault::Refuse));
     let cache: Cache<u64> = Cache::builder(faulty, "bellwether").build().unwrap();
-    let origin = Origin::default();
+    let origin = Origin::new(LOAD);
     let error = cache.request("k").refresh(origin.loader()).await.unwrap_err();
     assert_eq!((error.kind(), origin.asked()), (ErrorKind::Backend, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_loader_that_refreshes_its_own_key_does_not_wait_for_itself() {
-    let [cache] = fleet(|builder| builder);
-    let origin = Origin::default();
+    let [cache] = fleet(kept);
+    let origin = Origin::new(LOAD);
     let (inner, nested) = (cache.clone(), origin.loader());
     let load =
         |_| async move { inner.request("k").refresh(nested).await.map(|loaded| loaded.value + 10) };
@@ -183,10 +144,10 @@ async fn a_loader_that_refreshes_its_own_key_does_not_wait_for_itself() {
 async fn a_caller_takes_the_stale_value_after_its_limit_and_the_load_goes_on() {
     for cancels in [false, true] {
         let [cache, other] = fleet(|builder| {
-            let builder = builder.serve_stale_after(LIMIT);
+            let builder = kept(builder).serve_stale_after(LIMIT);
             if cancels { builder.cancel_abandoned() } else { builder }
         });
-        let origin = Origin::default();
+        let origin = Origin::new(LOAD);
         cache.insert("k", &100).await.unwrap();
         sleep(TTL).await;
         for cache in [&cache, &other] {
@@ -203,8 +164,8 @@ async fn a_caller_takes_the_stale_value_after_its_limit_and_the_load_goes_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_load_within_the_limit_serves_its_value() {
-    let [cache] = fleet(|builder| builder.serve_stale_after(LOAD + MS));
-    let origin = Origin::default();
+    let [cache] = fleet(|builder| kept(builder).serve_stale_after(LOAD + MS));
+    let origin = Origin::new(LOAD);
     cache.insert("k", &100).await.unwrap();
     sleep(TTL).await;
     let led = cache.request("k").load(origin.loader()).await.unwrap();
@@ -214,8 +175,8 @@ async fn a_load_within_the_limit_serves_its_value() {
 
 #[tokio::test(start_paused = true)]
 async fn each_caller_has_a_limit_of_its_own() {
-    let [cache] = fleet(|builder| builder);
-    let origin = Origin::default();
+    let [cache] = fleet(kept);
+    let origin = Origin::new(LOAD);
     cache.insert("k", &100).await.unwrap();
     sleep(TTL).await;
     let leading = spawn(cache.request("k").load(origin.loader()));
@@ -231,8 +192,8 @@ async fn each_caller_has_a_limit_of_its_own() {
 #[tokio::test(start_paused = true)]
 async fn a_value_that_may_not_be_served_is_not_served_after_the_limit() {
     for act in 0..3 {
-        let [cache, other] = fleet(|builder| builder.serve_stale_after(LIMIT));
-        let origin = Origin::default();
+        let [cache, other] = fleet(|builder| kept(builder).serve_stale_after(LIMIT));
+        let origin = Origin::new(LOAD);
         cache.insert("k", &100).await.unwrap();
         sleep(TTL).await;
         if act == 0 {
@@ -255,9 +216,8 @@ async fn a_value_that_may_not_be_served_is_not_served_after_the_limit() {
 /// Returns an impatient cache with a value that may stand in, and whose reads take a while.
 async fn with_an_old_value() -> (Cache<u64>, Origin) {
     let faulty = Faulty::new(|_| None);
-    let builder = Cache::builder(faulty.clone(), "bellwether").ttl(TTL).stale_if_error(WINDOW);
-    let cache: Cache<u64> = builder.serve_stale_after(LIMIT).build().unwrap();
-    let origin = Origin::default();
+    let cache = kept(builder(faulty.clone())).serve_stale_after(LIMIT).build().unwrap();
+    let origin = Origin::new(LOAD);
     cache.insert("k", &100).await.unwrap();
     sleep(TTL).await;
     faulty.plan(|op| (op == Op::Get).then_some(Fault::Late(MS)));
@@ -278,7 +238,7 @@ async fn an_impatient_caller_is_served_only_what_it_accepts() {
 
 #[tokio::test(start_paused = true)]
 async fn the_time_to_live_is_shortened_by_a_part_of_it() {
-    let [cache] = fleet(|builder| builder.ttl_jitter(0.2));
+    let [cache] = fleet(|builder| kept(builder).ttl_jitter(0.2));
     let mut all = Vec::new();
     for key in 0..200_u64 {
         match key % 3 {
@@ -299,7 +259,7 @@ async fn the_time_to_live_is_shortened_by_a_part_of_it() {
 
 #[tokio::test(start_paused = true)]
 async fn the_jitter_is_a_part_of_any_time_to_live() {
-    let [cache] = fleet(|builder| builder.ttl_jitter(0.5));
+    let [cache] = fleet(|builder| kept(builder).ttl_jitter(0.5));
     let load = |lead: Lead<u64>| async move {
         lead.expire_after(4 * TTL);
         Ok::<_, BoxError>(1)

@@ -5,7 +5,6 @@
 
 use std::{
     convert::Infallible,
-    marker::PhantomData,
     time::{Duration, SystemTime},
 };
 
@@ -33,143 +32,67 @@ use bellwether::{
     testing::{Answer, Fault, Faults, Faulty, Interceptor, Op, Operation},
 };
 
-/// Evaluates to `true` if a type implements a trait. The inherent constant, which exists only with
-/// the trait, shadows the constant of the fallback.
-macro_rules! implements {
-    ($type:ty: $($bound:tt)+) => {{
-        #[allow(dead_code)]
-        trait Fallback {
-            const YES: bool = false;
-        }
-        impl<T: ?Sized> Fallback for T {}
-        #[allow(dead_code)]
-        struct Probe<T: ?Sized>(PhantomData<T>);
-        #[allow(dead_code)]
-        impl<T: ?Sized + $($bound)+> Probe<T> {
-            const YES: bool = true;
-        }
-        Probe::<$type>::YES
-    }};
-}
-
-macro_rules! answer {
-    (yes) => {
-        true
-    };
-    (no) => {
-        false
-    };
-}
-
-macro_rules! check {
-    ($type:ty: $bound:ident, $expected:ident) => {
-        assert!(
-            implements!($type: $bound) == answer!($expected),
-            concat!(stringify!($bound), " of ", stringify!($type), " differs from the table")
-        );
-    };
-}
-
-macro_rules! types {
-    ($($type:ty => $send:ident $sync:ident $unpin:ident $clone:ident;)+) => {$(
+/// Compiles if all these types are `Send`, `Sync`, `Unpin` and `Clone`.
+macro_rules! all_traits {
+    ($($type:ty),+ $(,)?) => {
         const _: () = {
-            check!($type: Send, $send);
-            check!($type: Sync, $sync);
-            check!($type: Unpin, $unpin);
-            check!($type: Clone, $clone);
+            const fn check<T: Send + Sync + Unpin + Clone>() {}
+            $(check::<$type>();)+
         };
-    )+};
+    };
 }
 
-types! {
-    // Send, Sync, Unpin, Clone
-    Locks => yes yes yes yes;
-    Redlock => yes yes yes yes;
-    Majority => yes yes yes yes;
-    Candidate => yes yes yes yes;
-    Ticks => yes yes yes yes;
-    Turn => yes yes yes no;
-    Term => yes yes yes yes;
-    Lease => yes yes yes no;
-    Mutex => yes yes yes yes;
-    MutexGuard => yes yes yes no;
-    ReentrantMutex => yes yes yes yes;
-    RwLock => yes yes yes yes;
-    ReadGuard => yes yes yes yes;
-    WriteGuard => yes yes yes no;
-    Semaphore => yes yes yes yes;
-    SemaphorePermit => yes yes yes no;
-    Permits => yes yes yes yes;
-    PermitId => yes yes yes yes;
-    SeveralGuard => yes yes yes no;
-    Latch => yes yes yes yes;
-
-    Cache<String> => yes yes yes yes;
-    Builder<String> => yes yes yes no;
-    Request<String> => yes yes yes no;
-    Lead<String> => yes yes yes yes;
-    Loaded<String> => yes yes yes yes;
-    Source => yes yes yes yes;
-    Stats => yes yes yes yes;
-    EntryState => yes yes yes yes;
-    Explanation => yes yes yes yes;
-    Json => yes yes yes yes;
-    Postcard => yes yes yes yes;
-    Raw => yes yes yes yes;
-    Box<dyn Codec<String>> => yes yes yes no;
-
-    BellwetherLayer<Http> => yes yes yes yes;
-    BellwetherLayer<Values<String, fn(&String) -> Key>> => yes yes yes yes;
-    Bellwether<(), Http> => yes yes yes yes;
-    Http => yes yes yes yes;
-    CachedResponse => yes yes yes yes;
-    ResponseBody => yes no yes no;
-
-    ListedLock => yes yes yes yes;
-    Key => yes yes yes yes;
-    Name => yes yes yes yes;
-    Namespace => yes yes yes yes;
-    Family => yes yes yes yes;
-    Retry => yes yes yes yes;
-    Box<dyn RetryStrategy> => yes yes yes no;
-    Error => yes yes yes yes;
-    ErrorKind => yes yes yes yes;
-    BoxError => yes yes yes no;
-    BackendError => yes yes yes yes;
-    BackendErrorKind => yes yes yes yes;
-
-    MemoryBackend => yes yes yes yes;
-    RedisBackend => yes yes yes yes;
-    RedisBackendBuilder => yes yes yes yes;
-    Change => yes yes yes yes;
-    Changes => yes yes yes no;
-    Channels => yes yes yes yes;
-    Claim => yes yes yes yes;
-    Claimed => yes yes yes no;
-    Committed => yes yes yes no;
-    Countdown => yes yes yes yes;
-    Entry => yes yes yes yes;
-    EntryKind => yes yes yes yes;
-    Failure => yes yes yes yes;
-    Holding => yes yes yes yes;
-    SemaphoreKind => yes yes yes yes;
-    Grant => yes yes yes no;
-    Handover => yes yes yes yes;
-    Mode => yes yes yes yes;
-    Occupied => yes yes yes yes;
-    Owner => yes yes yes yes;
-    Renewal => yes yes yes yes;
-    Tick => yes yes yes yes;
-    Undecodable => yes yes yes yes;
-
-    Faulty => yes yes yes yes;
-    Faults => yes yes yes yes;
-    Interceptor<RedisBackend, Faults> => yes yes yes yes;
-    Fault => yes yes yes yes;
-    Op => yes yes yes yes;
-    Operation => yes yes yes yes;
-    Answer => yes yes yes no;
+/// Compiles if none of these types has the trait: the call would be ambiguous.
+macro_rules! none_is {
+    ($bound:ident: $($type:ty),+ $(,)?) => {
+        const _: fn() = || {
+            trait Lacks<A> {
+                fn check() {}
+            }
+            impl<T> Lacks<()> for T {}
+            struct Has;
+            impl<T: $bound> Lacks<Has> for T {}
+            $(<$type as Lacks<_>>::check();)+
+        };
+    };
 }
+
+/// Compiles if all these types have the same traits, but for `Clone`.
+macro_rules! all_but_clone {
+    ($($type:ty),+ $(,)?) => {
+        const _: () = {
+            const fn check<T: Send + Sync + Unpin>() {}
+            $(check::<$type>();)+
+        };
+        none_is!(Clone: $($type),+);
+    };
+}
+
+all_traits! {
+    Locks, Redlock, Majority, Candidate, Ticks, Term, Mutex, ReentrantMutex, RwLock, ReadGuard,
+    Semaphore, Permits, PermitId, Latch, Cache<String>, Lead<String>, Loaded<String>, Source, Stats,
+    EntryState, Explanation, Json, Postcard, Raw, BellwetherLayer<Http>,
+    BellwetherLayer<Values<String, fn(&String) -> Key>>, Bellwether<(), Http>, Http, CachedResponse,
+    ListedLock, Key, Name, Namespace, Family, Retry, Error, ErrorKind, BackendError,
+    BackendErrorKind, MemoryBackend, RedisBackend, RedisBackendBuilder, Change, Channels, Claim,
+    Countdown, Entry, EntryKind, Failure, Holding, SemaphoreKind, Handover, Mode, Occupied, Owner,
+    Renewal, Tick, Undecodable, Faulty, Faults, Interceptor<RedisBackend, Faults>, Fault, Op,
+    Operation,
+}
+
+all_but_clone! {
+    Turn, Lease, MutexGuard, WriteGuard, SemaphorePermit, SeveralGuard, Builder<String>,
+    Request<String>, Box<dyn Codec<String>>, Box<dyn RetryStrategy>, BoxError, Changes, Claimed,
+    Committed, Grant, Answer,
+}
+
+// A body is neither `Sync` nor `Clone`.
+const _: () = {
+    const fn check<T: Send + Unpin>() {}
+    check::<ResponseBody>();
+};
+none_is!(Sync: ResponseBody);
+none_is!(Clone: ResponseBody);
 
 const NO_TIME: Duration = Duration::ZERO;
 

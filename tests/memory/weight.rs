@@ -1,10 +1,11 @@
 //! The weight limit of the memory backend. Entries make room, leases and fences never do.
 
 use bellwether::{
-    backend::{Claimed, Committed, Edit, Entry, Grant},
+    backend::{Committed, Edit, Entry},
     error::BackendErrorKind,
 };
 use bytes::Bytes;
+use testkit::leases::{begun_over, held};
 
 use crate::prelude::*;
 
@@ -27,14 +28,6 @@ fn claim(name: &Name) -> Claim {
 async fn put(backend: &MemoryBackend, name: &Name, weight: usize) -> u64 {
     let put = Edit::Put(entry(weight).await, TTL);
     backend.edit(name, &put, FENCE_LIFE).await.unwrap()
-}
-
-/// Claims a name whose entry has this fence.
-async fn begin(backend: &MemoryBackend, claim: &Claim, seen: u64) -> Grant {
-    match backend.claim(claim, seen).await.unwrap() {
-        Claimed::Granted(grant) => grant,
-        other => panic!("{other:?}"),
-    }
 }
 
 async fn is_kept(backend: &MemoryBackend, name: &Name) -> bool {
@@ -70,18 +63,18 @@ async fn the_least_recently_used_entries_make_room() {
 #[tokio::test(start_paused = true)]
 async fn leases_and_fences_make_no_room() {
     let backend = MemoryBackend::with_weight(LIMIT);
-    let mut held = Vec::new();
+    let mut all = Vec::new();
     for at in 0..1000 {
         let claim = claim(&name(&format!("held{at}")));
-        let grant = begin(&backend, &claim, 0).await;
-        held.push((claim, grant));
+        let grant = begun_over(&backend, &claim, 0).await;
+        all.push((claim, grant));
     }
     for at in 0..100 {
         put(&backend, &name(&format!("k{at}")), 9000).await;
     }
-    for (claim, grant) in held {
+    for (claim, grant) in all {
         let stranger = self::claim(&claim.name);
-        assert!(matches!(backend.acquire(&stranger).await, Ok(Claimed::Occupied(_))));
+        held(&backend, &stranger).await;
         let outcome = backend.commit(&claim, &grant, &entry(1000).await, Some(TTL)).await.unwrap();
         assert_eq!(outcome, Committed::Stored);
     }
@@ -95,7 +88,7 @@ async fn a_commit_that_is_too_large_hands_over_and_drops_the_older_entry() {
     let name = name("k");
     let seen = put(&backend, &name, 1000).await;
     let refresh = claim(&name);
-    let grant = begin(&backend, &refresh, seen).await;
+    let grant = begun_over(&backend, &refresh, seen).await;
     for _ in 0..2 {
         let outcome =
             backend.commit(&refresh, &grant, &entry(LIMIT + 1).await, Some(TTL)).await.unwrap();
@@ -112,7 +105,7 @@ async fn a_put_that_is_too_large_fails_and_changes_nothing() {
     let name = name("k");
     let seen = put(&backend, &name, 1000).await;
     let refresh = claim(&name);
-    let grant = begin(&backend, &refresh, seen).await;
+    let grant = begun_over(&backend, &refresh, seen).await;
     let error =
         backend.edit(&name, &Edit::Put(entry(LIMIT + 1).await, TTL), FENCE_LIFE).await.unwrap_err();
     assert_eq!(error.kind(), BackendErrorKind::Refused);
@@ -147,7 +140,7 @@ async fn fences_grow_when_they_are_evicted_with_their_entries() {
         let (name, last) = (name(&format!("k{}", at % 20)), &mut last[at % 20]);
         let fence = put(&backend, &name, 1000).await;
         let claim = claim(&name);
-        let grant = begin(&backend, &claim, fence).await;
+        let grant = begun_over(&backend, &claim, fence).await;
         assert!(fence > *last && grant.fence() > fence, "{last}, {fence}, {grant:?}");
         *last = grant.fence();
         assert!(backend.release(&claim).await.unwrap());
@@ -161,7 +154,7 @@ async fn a_load_whose_fence_was_evicted_is_not_stored() {
     let name = name("k");
     let seen = put(&backend, &name, 1000).await;
     let late = claim(&name);
-    let grant = begin(&backend, &late, seen).await;
+    let grant = begun_over(&backend, &late, seen).await;
     assert!(backend.release(&late).await.unwrap());
     for at in 0..10 {
         put(&backend, &self::name(&format!("k{at}")), 1000).await;

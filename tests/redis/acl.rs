@@ -5,6 +5,7 @@
 use std::{fmt::Debug, slice::from_ref, time::SystemTime};
 
 use bellwether::Redlock;
+use testkit::primitives::{Asked, FAIR, MANY, MUTEX, READER};
 
 use crate::prelude::*;
 
@@ -137,9 +138,22 @@ async fn use_locks(
 ) -> Result<(), Error> {
     one.ping().await?;
     let [one, two] = [one, two].map(locks);
-    use_mutexes(servers, &one, &two, key).await?;
-    use_read_write(servers, &one, &two, key).await?;
-    use_permits(servers, &one, &two, key).await?;
+    for pair in [MUTEX, FAIR, READER, MANY] {
+        let asked = |locks: &Locks| {
+            let (locks, name) = (locks.clone(), key.to_owned());
+            Asked { locks, name, lease: LEASE, wait: LIMIT }
+        };
+        let Some(guard) = (pair.one.attempt)(asked(&one)).await? else {
+            return Err(failed("the free lock was refused"));
+        };
+        guard.renew().await?;
+        let waiting = tokio::spawn((pair.rival.take)(asked(&two)));
+        until_queued(servers, key, &waiting).await;
+        guard.give_back().await?;
+        waiting.await.unwrap()?.give_back().await?;
+    }
+    use_mutexes(&one, &two, key).await?;
+    use_shared_locks(&one, &two, key).await?;
     let job = |locks: &Locks| locks.once(format!("{key}-job"), SystemTime::UNIX_EPOCH);
     let Some(turn) = job(&one).begin().await? else {
         return Err(failed("a tick has no turn"));
@@ -160,29 +174,10 @@ async fn use_locks(
     first.clear().await.map(drop)
 }
 
-async fn use_mutexes(
-    servers: &[RedisServer],
-    one: &Locks,
-    two: &Locks,
-    key: &str,
-) -> Result<(), Error> {
-    for fair in [false, true] {
-        let of = |locks: &Locks| match fair {
-            true => locks.mutex(key).fair().wait_limit(LIMIT),
-            false => locks.mutex(key).wait_limit(LIMIT),
-        };
-        let Some(guard) = of(one).try_lock().await? else {
-            return Err(failed("the free lock was refused"));
-        };
-        guard.renew().await?;
-        check(of(two).holder().await?.is_some(), "the mutex is not reported as locked")?;
-        let waiter = of(two);
-        let waiting = tokio::spawn(async move { waiter.lock().await });
-        until_queued(servers, key, &waiting).await;
-        guard.unlock().await?;
-        waiting.await.unwrap()?.unlock().await?;
-    }
+/// Does with mutexes what is more than to hold them and to wait for them.
+async fn use_mutexes(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
     let forced = one.mutex(key).try_lock().await?;
+    check(two.mutex(key).holder().await?.is_some(), "the mutex is not reported as locked")?;
     two.mutex(key).force_unlock().await?;
     drop(forced);
     let holder = one.reentrant_mutex(format!("{key}-again"));
@@ -193,57 +188,27 @@ async fn use_mutexes(
     several.lock().await?.unlock().await
 }
 
-async fn use_read_write(
-    servers: &[RedisServer],
-    one: &Locks,
-    two: &Locks,
-    key: &str,
-) -> Result<(), Error> {
-    let of = |locks: &Locks| locks.rw_lock(key).wait_limit(LIMIT);
-    let Some(reader) = of(one).try_read().await? else {
-        return Err(failed("the free lock was refused"));
-    };
-    reader.renew().await?;
-    check(
-        of(two).holder().await?.map_or(0, |held| held.holders) == 1,
-        "the reader is not counted",
-    )?;
-    let writer = of(two);
-    let writing = tokio::spawn(async move { writer.write().await });
-    until_queued(servers, key, &writing).await;
-    reader.unlock().await?;
-    let reader = writing.await.unwrap()?.downgrade().await?;
+async fn use_shared_locks(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
+    let [here, there] = [one, two].map(|locks| locks.rw_lock(key).wait_limit(LIMIT));
+    let reader = here.write().await?.downgrade().await?;
+    let readers = there.holder().await?.map_or(0, |held| held.holders);
+    check(readers == 1, "the reader is not counted")?;
     let Ok(writer) = reader.try_upgrade().await? else {
         return Err(failed("the only reader was not upgraded"));
     };
-    check(
-        of(one).holder().await?.is_some_and(|held| held.fence > 0),
-        "the writer is not reported",
-    )?;
+    let is_writer = there.holder().await?.is_some_and(|held| held.fence > 0);
+    check(is_writer, "the writer is not reported")?;
     writer.unlock().await?;
-    of(one).force_unlock().await.map(drop)
-}
-
-async fn use_permits(
-    servers: &[RedisServer],
-    one: &Locks,
-    two: &Locks,
-    key: &str,
-) -> Result<(), Error> {
-    let of = |locks: &Locks| locks.semaphore(key, 2).wait_limit(LIMIT);
-    let Some(permit) = of(one).try_acquire_many(2).await? else { return Err(failed("none")) };
-    permit.renew().await?;
-    check(of(two).available().await? == 0, "a permit is still available")?;
-    let waiter = of(two);
-    let waiting = tokio::spawn(async move { waiter.acquire().await });
-    until_queued(servers, key, &waiting).await;
+    here.force_unlock().await?;
+    let [here, there] = [one, two].map(|locks| locks.semaphore(key, 2).wait_limit(LIMIT));
+    let permit = here.acquire_many(2).await?;
+    check(there.available().await? == 0, "a permit is still available")?;
     permit.release().await?;
-    waiting.await.unwrap()?.release().await?;
     let permits = one.permits(format!("{key}-ids"), 1).wait_limit(LIMIT);
     let id = permits.acquire().await?;
     permits.renew(id).await?;
     assert!(permits.release(id).await?);
-    of(one).force_unlock().await.map(drop)
+    here.force_unlock().await.map(drop)
 }
 
 async fn use_all(server: &RedisServer, user: &str, family: &str, key: &str) -> Result<(), Error> {

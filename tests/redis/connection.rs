@@ -8,9 +8,6 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::prelude::*;
 
-const LEASE: Duration = Duration::from_secs(60);
-const FENCE_LIFE: Duration = Duration::from_secs(600);
-const TTL: Duration = Duration::from_secs(120);
 /// The command time-out of tests that wait for it.
 const TIME_OUT: Duration = Duration::from_millis(250);
 /// The delay that a busy machine adds to a time-out.
@@ -18,18 +15,6 @@ const SLACK: Duration = Duration::from_secs(2);
 /// The time in which a returned server is used again: a second of back-off, an attempt, and the
 /// delay of a busy machine.
 const RECOVERY: Duration = Duration::from_secs(4);
-
-fn claim(name: &Name) -> Claim {
-    Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
-}
-
-fn value(text: &str) -> Entry {
-    Entry::value(7, Duration::ZERO, Bytes::copy_from_slice(text.as_bytes()))
-}
-
-async fn next(changes: &mut Changes) -> Change {
-    timeout(LIMIT, changes.next()).await.expect("no change was pushed in time")
-}
 
 /// Returns a backend with the short command time-out, and with a connect time-out that no call may
 /// take.
@@ -118,7 +103,7 @@ async fn a_killed_server_is_an_error_and_is_used_again_when_it_returns() {
         server.start_again().await;
         assert!(eventually(RECOVERY, || works(&backend)).await, "the server was not used again");
         let held = claim(&name);
-        assert!(matches!(backend.acquire(&held).await, Ok(Claimed::Granted(_))));
+        granted(&backend, &held).await;
         assert!(backend.release(&held).await.unwrap());
         // A listener subscribes again, and was told to look meanwhile.
         assert_eq!(next(&mut changes).await, Change::Wake);

@@ -1,6 +1,6 @@
-//! Connections that end while commands are sent on them.
+//! Connections that end while commands are sent on them, and a runtime that is not driven.
 
-use tokio::sync::watch;
+use tokio::{runtime::Builder, sync::watch};
 
 use crate::prelude::*;
 
@@ -40,4 +40,20 @@ async fn no_command_waits_for_its_time_out_when_its_connection_ends() {
     stop.send_replace(true);
     println!("{ends} connections ended");
     tasks.join_all().await;
+}
+
+/// A runtime of the current thread runs no task outside of `block_on`. The release of a guard that
+/// is dropped there waits until the runtime is driven again.
+#[test]
+fn a_guard_dropped_outside_of_its_runtime_is_released_when_that_is_driven() {
+    let staying = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = staying.block_on(RedisServer::start());
+    let idle = Builder::new_current_thread().enable_all().build().unwrap();
+    let [there, locks] = [(); 2].map(|()| Locks::new(testkit::open(server.url()), "bellwether"));
+    let mutex = locks.mutex("k").lease(Duration::from_secs(600));
+    let guard = idle.block_on(mutex.lock()).unwrap();
+    drop(guard);
+    let next = there.mutex("k").wait_limit(LIMIT);
+    let next = staying.spawn(async move { next.lock().await });
+    drop(idle.block_on(next).unwrap().unwrap());
 }

@@ -7,7 +7,6 @@ use bellwether::{
 };
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use tokio::sync::RwLock;
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use crate::prelude::*;
@@ -20,8 +19,6 @@ struct Calls {
     all: AtomicUsize,
     running: AtomicUsize,
     most_running: AtomicUsize,
-    /// While it is held, no call returns.
-    gate: RwLock<()>,
 }
 
 impl Calls {
@@ -52,7 +49,6 @@ fn process(
             let running = calls.running.fetch_add(1, Ordering::SeqCst) + 1;
             calls.most_running.fetch_max(running, Ordering::SeqCst);
             sleep(DELAY).await;
-            drop(calls.gate.read().await);
             calls.running.fetch_sub(1, Ordering::SeqCst);
             Ok::<_, Infallible>(answer)
         }
@@ -106,36 +102,6 @@ async fn a_large_answer_that_is_coalesced_keeps_no_process_waiting_twice() {
     assert!(answers.iter().all(|answer| answer.len() > 100 << 10));
     assert!(calls.count() <= 6);
     assert!(calls.most_running.load(Ordering::SeqCst) > 1);
-}
-
-/// Returns an answer that is fresh for a minute, and then stale.
-fn stale(call: usize, _: Request<Body>) -> Response<Body> {
-    let answer =
-        Response::builder().header("cache-control", "max-age=60, stale-while-revalidate=600");
-    answer.body(Body::from(call.to_string())).unwrap()
-}
-
-#[tokio::test]
-async fn one_process_refreshes_a_stale_answer_and_no_caller_waits() {
-    let server = RedisServer::start().await;
-    let calls: Arc<Calls> = Arc::default();
-    let as_it_says = |layer| layer;
-    let apps = [(), ()].map(|()| process(&server, as_it_says, &calls, stale));
-    assert_eq!(read(&apps[0], get("/")).await, "1");
-    for window in 1..4 {
-        server.raw().await.age(Duration::from_secs(100)).await;
-        // The origin does not answer, and so no caller can have waited for it.
-        let held = calls.gate.write().await;
-        let answers = read_all(&apps, 20, "/").await;
-        assert!(answers.iter().all(|answer| *answer == window.to_string()), "{answers:?}");
-        let response = apps[1].clone().oneshot(get("/")).await.unwrap();
-        let age: u64 = response.headers()["age"].to_str().unwrap().parse().unwrap();
-        assert!((100..160).contains(&age), "{age}");
-        drop(held);
-        let refreshed = async || read(&apps[1], get("/")).await == (window + 1).to_string();
-        assert!(comes_true(LIMIT, refreshed).await, "the answer is not refreshed");
-        assert_eq!(calls.count(), window + 1);
-    }
 }
 
 /// What selects a variant: the `Vary` of the answer, or a part of the key.

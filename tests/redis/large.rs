@@ -117,17 +117,15 @@ impl Reload {
         let backend = open(&server);
         let (name, raw) = (name("k"), server.raw().await);
         let first = backend.edit(&name, &Edit::Put(sized(1, size), LIMIT), LIMIT).await.unwrap();
-        let (claim, grant) = begun(&backend, &name, first).await;
+        let (claim, grant) = loading(&backend, &name, first).await;
         Self { _server: server, backend, name, raw, first, claim, grant }
     }
 }
 
-async fn begun(backend: &RedisBackend, name: &Name, seen: u64) -> (Claim, Grant) {
+async fn loading(backend: &RedisBackend, name: &Name, seen: u64) -> (Claim, Grant) {
     let claim = Claim::new(name.clone(), Mode::Exclusive, LIMIT, LIMIT);
-    match backend.claim(&claim, seen).await {
-        Ok(Claimed::Granted(grant)) => (claim, grant),
-        other => panic!("{claim:?} was not granted: {other:?}"),
-    }
+    let grant = begun_over(backend, &claim, seen).await;
+    (claim, grant)
 }
 
 /// A script would copy the entry several times, so it moves a key that a plain `SET` wrote.
@@ -145,7 +143,7 @@ async fn a_large_write_is_a_plain_set_and_a_script_and_leaves_nothing_else() {
     let mut monitor = server.monitor().await;
     let first = backend.edit(&name, &Edit::Put(sized(1, MIB), LIMIT), LIMIT).await.unwrap();
     backend.get(&name).await.unwrap();
-    let (claim, grant) = begun(&backend, &name, first).await;
+    let (claim, grant) = loading(&backend, &name, first).await;
     let outcome = backend.commit(&claim, &grant, &sized(2, MIB), Some(LIMIT)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);
     let calls = monitor.calls_from_clients().await;
@@ -204,7 +202,7 @@ async fn a_large_write_that_is_refused_leaves_nothing() {
     let backend = open(&server);
     let (name, mut raw) = (name("k"), server.raw().await);
     for size in [50_000, MIB] {
-        let (claim, grant) = begun(&backend, &name, 0).await;
+        let (claim, grant) = loading(&backend, &name, 0).await;
         backend.edit(&name, &Edit::Invalidate, LIMIT).await.unwrap();
         let outcome = backend.commit(&claim, &grant, &sized(1, size), Some(LIMIT)).await.unwrap();
         assert_eq!(outcome, Committed::Refused);
@@ -224,9 +222,22 @@ async fn a_full_server_refuses_large_writes_as_it_refuses_small_ones() {
         assert!(format!("{error:#}").contains("OOM"), "{error:#}");
         let stands = backend.get(&name).await.unwrap();
         assert!(stands == Some(sized(1, size).with_fence(first)), "the put changed something");
-        let outcome = backend.commit(&claim, &grant, &sized(3, size), Some(LIMIT)).await.unwrap();
-        assert_eq!(outcome, Committed::Pushed);
+        let mut changes = backend.changes(&name).await.unwrap();
+        for _ in 0..2 {
+            let value = sized(3, size);
+            let outcome = backend.commit(&claim, &grant, &value, Some(LIMIT)).await.unwrap();
+            assert_eq!(outcome, Committed::Pushed);
+        }
+        // The older entry and the lease are gone, and the value is handed over once.
         assert_eq!(raw.keys("t:c:*").await, [name.suffixed("f")]);
+        let burnt = backend.edit(&name, &Edit::Invalidate, LIMIT).await.unwrap();
+        if size == 10 {
+            let pushed = sized(3, size).with_fence(grant.fence());
+            assert_eq!(next(&mut changes).await, Change::Entry(pushed));
+        }
+        while next(&mut changes).await != Change::Invalidated(burnt) {
+            assert_ne!(size, 10, "a small value is handed over twice");
+        }
     }
 }
 

@@ -4,8 +4,6 @@ use bellwether::backend::{Owner, Store};
 
 use crate::prelude::*;
 
-const TTL: Duration = Duration::from_secs(120);
-
 fn open(server: &RedisServer) -> RedisBackend {
     testkit::open(server.url())
 }

@@ -1,14 +1,9 @@
-//! One leader over a real server: no two at a time, and no gap between two.
+//! Leaders over a real server, and how soon the next one acts.
 //!
 //! `cargo test --test redis leader:: -- --nocapture` prints how long the handovers took.
 
-use std::future::pending;
-
 use bellwether::lock::Term;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::mpsc::unbounded_channel,
-};
+use tokio::sync::mpsc::unbounded_channel;
 
 use crate::prelude::*;
 
@@ -77,95 +72,4 @@ async fn others_queue(raw: &mut Raw, count: usize) {
     let queue = "bellwether:l:{work}:q";
     let queued = comes_true(LIMIT, async || raw.run::<usize>(&["ZCARD", queue]).await == count);
     assert!(queued.await, "the candidates do not queue");
-}
-
-// Processes
-
-/// The environment variable that makes this process a candidate: the URL of the server.
-const VARIABLE: &str = "BELLWETHER_LEADER";
-/// The lease of a candidate that is a process.
-const LEASE: Duration = Duration::from_secs(1);
-
-/// Returns the time of the clock that all processes share.
-fn now() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Duration::try_from(time).unwrap()
-}
-
-#[test]
-fn worker() {
-    let Ok(url) = std::env::var(VARIABLE) else { return };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let mut told = signal(SignalKind::terminate()).unwrap();
-        let locks = Locks::new(testkit::open(&url), "bellwether");
-        let candidate = locks.leader("work").lease(LEASE);
-        let work = async |_term: Term| {
-            let _act = Act::begin();
-            pending::<()>().await
-        };
-        tokio::select! {
-            led = candidate.run(work) => led.unwrap(),
-            _ = told.recv() => {}
-        }
-        locks.shutdown(LIMIT).await;
-    });
-}
-
-/// What a leader does: it says when it begins, and when its work ends or is dropped.
-struct Act;
-
-impl Act {
-    fn begin() -> Self {
-        println!("\nleads {}", now().as_micros());
-        Self
-    }
-}
-
-impl Drop for Act {
-    fn drop(&mut self) {
-        println!("\nends {}", now().as_micros());
-    }
-}
-
-fn candidate(server: &RedisServer) -> Process {
-    Process::start("leader::worker", [(VARIABLE, server.url())])
-}
-
-/// Waits until a process says that it leads or ends. Returns when.
-async fn says(process: &mut Process, what: &str) -> Duration {
-    Duration::from_micros(process.says(&format!("{what} ")).await.parse().unwrap())
-}
-
-/// Leaders are told to end, and killed, in turns. The queue has the order of their starts.
-#[tokio::test]
-async fn a_process_that_ends_hands_over_and_one_that_is_killed_is_followed_in_its_lease() {
-    let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
-    let mut leader = candidate(&server);
-    says(&mut leader, "leads").await;
-    let (mut handed, mut followed) = (Vec::new(), Vec::new());
-    for round in 0..10 {
-        let mut next = candidate(&server);
-        others_queue(&mut raw, 1).await;
-        let killed = now();
-        match round % 2 {
-            0 => leader.signal("TERM"),
-            _ => leader.kill().await,
-        }
-        let begun = says(&mut next, "leads").await;
-        if round % 2 == 0 {
-            let end = says(&mut leader, "ends").await;
-            assert!(begun >= end, "{begun:?} before {end:?}: two lead at a time");
-            handed.push(begun - end);
-        } else {
-            followed.push(begun - killed);
-        }
-        leader = next;
-    }
-    println!("after the end of a term: {handed:.1?}; after a kill: {followed:.1?}");
-    // A busy machine may be late once. The time of a timer and of a task is on top.
-    let [handed, followed] = [handed, followed].map(all_but_the_longest);
-    assert!(handed.iter().all(|gap| *gap < LEASE / 3), "{handed:?}");
-    assert!(followed.iter().all(|gap| *gap < LEASE + 100 * MS), "{followed:?}");
 }

@@ -10,8 +10,8 @@ use testkit::proxy::Mode;
 use tracing::{
     Event, Level, Metadata, Subscriber,
     field::{Field, Visit},
-    span,
 };
+use tracing_subscriber::{Layer, layer::Context, prelude::*};
 
 use crate::prelude::*;
 
@@ -48,39 +48,34 @@ impl Visit for Line {
     }
 }
 
-impl Subscriber for Lines {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+impl<S: Subscriber> Layer<S> for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
         metadata.is_event() && metadata.target().starts_with("bellwether")
     }
 
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut line = Line::default();
         event.record(&mut line);
         let level = *event.metadata().level();
         self.0.lock().unwrap().push((level, line.message, line.fields));
     }
+}
 
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
+/// Begins to collect the lines of this thread.
+fn collect() -> (Lines, (tracing::Dispatch, tracing::subscriber::DefaultGuard)) {
+    let lines = Lines::default();
+    let subscriber = || tracing_subscriber::registry().with(lines.clone());
+    // With one dispatcher alone, the first thread that meets an event decides for all threads.
+    let second = tracing::Dispatch::new(subscriber());
+    let first = tracing::subscriber::set_default(subscriber());
+    (lines, (second, first))
 }
 
 /// A process with locks alone wrote 62 lines a second of the same cause, and none when the server
 /// was back.
 #[tokio::test]
 async fn an_outage_is_told_once_and_its_attempts_once_a_second() {
-    let lines = Lines::default();
-    // With one dispatcher alone, the first thread that meets an event decides for all threads.
-    let _second = tracing::Dispatch::new(Lines::default());
-    let _logged = tracing::subscriber::set_default(lines.clone());
+    let (lines, _collecting) = collect();
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     let backend = testkit::open(proxy.url());
@@ -131,9 +126,7 @@ async fn an_outage_is_told_once_and_its_attempts_once_a_second() {
 /// allowed made the next refusal worth a line.
 #[tokio::test]
 async fn refused_subscriptions_are_told_once_beside_others_that_are_not() {
-    let lines = Lines::default();
-    let _second = tracing::Dispatch::new(Lines::default());
-    let _logged = tracing::subscriber::set_default(lines.clone());
+    let (lines, _collecting) = collect();
     let server = RedisServer::start().await;
     server.raw().await.set_user("app", &["+@all", "~*", "&may:*"]).await;
     let backend = testkit::open(server.url_of("app:secret", 0));

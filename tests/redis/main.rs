@@ -28,8 +28,6 @@ mod recovery;
 mod redlock;
 mod refusals;
 mod replicas;
-#[path = "../scenarios/mod.rs"]
-mod scenarios;
 mod scripts;
 mod sentinel;
 mod settings;
@@ -37,4 +35,3 @@ mod slow;
 mod tags;
 mod tls;
 mod undo;
-mod users;

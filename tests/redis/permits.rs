@@ -3,7 +3,6 @@
 use super::queues::Scene;
 use crate::prelude::*;
 
-const LEASE: Duration = Duration::from_secs(60);
 const LIMIT_OF_PERMITS: u32 = 100_000;
 
 impl Scene {
@@ -13,15 +12,13 @@ impl Scene {
 
     async fn granted_permits(&self, limit: u32, count: u32) -> Claim {
         let claim = self.permits(limit, count);
-        let answer = self.backend.acquire(&claim).await.unwrap();
-        assert!(matches!(answer, Claimed::Granted(_)), "{answer:?}");
+        granted(&self.backend, &claim).await;
         claim
     }
 
     async fn waiting(&self, limit: u32, count: u32) -> Claim {
         let claim = self.permits(limit, count);
-        let answer = self.backend.acquire(&claim).await.unwrap();
-        assert!(matches!(answer, Claimed::Occupied(_)), "{answer:?}");
+        held(&self.backend, &claim).await;
         claim
     }
 

@@ -26,7 +26,9 @@ pub use bytes::Bytes;
 pub use futures_util::future::join_all;
 use testkit::Call;
 pub use testkit::{
-    Cluster, LIMIT, Process, Raw, RedisServer, comes_true, eventually, open,
+    Cluster, LIMIT, Process, Raw, RedisServer, comes_true, eventually,
+    leases::{begun, begun_over, granted, held, next, value},
+    open,
     proxy::{Fault, Proxy, PushFault},
 };
 pub use tokio::{
@@ -36,10 +38,27 @@ pub use tokio::{
 };
 
 pub const MS: Duration = Duration::from_millis(1);
+/// A lease that no test outlasts.
+pub const LEASE: Duration = Duration::from_secs(60);
+pub const FENCE_LIFE: Duration = Duration::from_secs(600);
+pub const TTL: Duration = Duration::from_secs(120);
 
 /// Returns the name of a cache entry in the namespace `t`.
 pub fn name(key: &str) -> Name {
-    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
+    name_in(Family::Cache, key)
+}
+
+pub fn name_in(family: Family, key: &str) -> Name {
+    Name::new(&Namespace::new("t").unwrap(), family, &Key::from(key), 512).unwrap()
+}
+
+pub fn claim(name: &Name) -> Claim {
+    Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
+}
+
+/// Returns a claim of a mutex.
+pub fn mutex_claim(key: &str) -> Claim {
+    claim(&name_in(Family::Lock, key))
 }
 
 /// Returns the commands of operations, without the commands of connections.

@@ -11,8 +11,6 @@ use tokio::sync::oneshot;
 
 use crate::prelude::*;
 
-const LEASE: Duration = Duration::from_secs(60);
-
 /// Returns a fair mutex if its name ends so.
 fn mutex(locks: &Locks, name: &str) -> Mutex {
     let mutex = locks.mutex(name).lease(LEASE).wait_limit(LIMIT);
@@ -143,10 +141,6 @@ async fn led(
     }));
     begun.await.unwrap();
     (open, async move { loading.await.unwrap().unwrap().source() })
-}
-
-fn name(key: &str) -> Name {
-    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
 }
 
 /// Returns a claim as a leader makes it.

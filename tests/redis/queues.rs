@@ -2,7 +2,6 @@
 
 use crate::prelude::*;
 
-const LEASE: Duration = Duration::from_secs(60);
 const MANY: usize = 10_000;
 /// How many entries one script touches at most, as in `BATCH` in `scripts/lib/basics.lua`.
 const BATCH: usize = 100;
@@ -20,22 +19,11 @@ impl Scene {
         let server = RedisServer::start().await;
         let backend = testkit::open(server.url());
         let raw = server.raw().await;
-        let name = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512);
-        Self { server, backend, raw, name: name.unwrap() }
+        Self { server, backend, raw, name: name_in(Family::Lock, "k") }
     }
 
     fn claim(&self, mode: Mode) -> Claim {
         Claim::new(self.name.clone(), mode, LEASE, 2 * LEASE)
-    }
-
-    async fn granted(&self, claim: &Claim) {
-        let answer = self.backend.acquire(claim).await.unwrap();
-        assert!(matches!(answer, Claimed::Granted(_)), "{answer:?}");
-    }
-
-    async fn held(&self, claim: &Claim) {
-        let answer = self.backend.acquire(claim).await.unwrap();
-        assert!(matches!(answer, Claimed::Occupied(_)), "{answer:?}");
     }
 
     /// Adds many entries to a queue, before all others. Each is of a process of its own, whose
@@ -107,9 +95,9 @@ impl Scene {
 async fn a_claim_for_a_held_lock_does_not_look_at_the_queue() {
     let mut scene = Scene::start().await;
     let [holder, waiting] = [Mode::Exclusive, Mode::Fair].map(|mode| scene.claim(mode));
-    scene.granted(&holder).await;
+    granted(&scene.backend, &holder).await;
     scene.fill("q", "d", ":x:0:60000:", 60_000).await;
-    scene.held(&waiting).await;
+    held(&scene.backend, &waiting).await;
     let (scripts, commands) = scene.called().await;
     assert!(scripts == 1 && commands < 20, "{commands} commands in {scripts} scripts");
 }
@@ -124,11 +112,11 @@ async fn a_release_removes_dead_waiters_in_batches() {
     ] {
         let mut scene = Scene::start().await;
         let (holder, last) = (scene.claim(mode), scene.claim(mode));
-        scene.granted(&holder).await;
+        granted(&scene.backend, &holder).await;
         scene.fill(queue, deadlines, suffix, -1).await;
         assert!(scene.backend.release(&holder).await.unwrap());
         scene.assert_batches().await;
-        scene.granted(&last).await;
+        granted(&scene.backend, &last).await;
         assert!(scene.backend.release(&last).await.unwrap());
         let keys = scene.raw.keys("*").await;
         assert!(keys.iter().all(|key| key.ends_with(":f")), "{keys:?}");
@@ -145,10 +133,10 @@ async fn a_claim_passes_dead_waiters_in_batches() {
         let mut scene = Scene::start().await;
         let claim = scene.claim(mode);
         // The scripts are known to the server after this.
-        scene.granted(&claim).await;
+        granted(&scene.backend, &claim).await;
         assert!(scene.backend.release(&claim).await.unwrap());
         scene.fill(queue, deadlines, suffix, -1).await;
-        scene.granted(&scene.claim(mode)).await;
+        granted(&scene.backend, &scene.claim(mode)).await;
         scene.assert_batches().await;
     }
 }
@@ -158,7 +146,7 @@ async fn a_claim_passes_dead_waiters_in_batches() {
 async fn readers_that_do_not_hear_keep_their_entries() {
     let mut scene = Scene::start().await;
     let holder = scene.claim(Mode::Write);
-    scene.granted(&holder).await;
+    granted(&scene.backend, &holder).await;
     scene.fill("rq", "rd", ":1:2147483648:60000:", 60_000).await;
     assert!(scene.backend.release(&holder).await.unwrap());
     let (scripts, commands) = scene.called().await;
@@ -173,11 +161,11 @@ async fn readers_that_do_not_hear_keep_their_entries() {
 async fn readers_are_granted_in_batches() {
     let mut scene = Scene::start().await;
     let holder = scene.claim(Mode::Write);
-    scene.granted(&holder).await;
+    granted(&scene.backend, &holder).await;
     let mut readers = Vec::new();
     for _ in 0..2 * BATCH + 50 {
         let reader = scene.claim(Mode::Read);
-        scene.held(&reader).await;
+        held(&scene.backend, &reader).await;
         readers.push((testkit::changes_for(&scene.backend, &reader).await.unwrap(), reader));
     }
     scene.raw.reset_stats().await;
@@ -199,11 +187,11 @@ async fn readers_are_granted_in_batches() {
 async fn the_next_look_grants_the_readers_that_a_release_has_left() {
     let mut scene = Scene::start().await;
     let holder = scene.claim(Mode::Write);
-    scene.granted(&holder).await;
+    granted(&scene.backend, &holder).await;
     let mut readers = Vec::new();
     for _ in 0..BATCH + 50 {
         let reader = scene.claim(Mode::Read);
-        scene.held(&reader).await;
+        held(&scene.backend, &reader).await;
         readers.push(reader);
     }
     let _changes = testkit::changes_for(&scene.backend, &readers[0]).await.unwrap();
@@ -223,7 +211,7 @@ async fn a_queue_that_is_cleared_is_freed_after_the_script() {
     ] {
         let mut scene = Scene::start().await;
         let holder = scene.claim(mode);
-        scene.granted(&holder).await;
+        granted(&scene.backend, &holder).await;
         scene.fill(queue, deadlines, suffix, 60_000).await;
         assert!(scene.backend.clear(&scene.name, mode).await.unwrap());
         let info: String = scene.raw.run(&["INFO", "commandstats"]).await;

@@ -6,7 +6,6 @@ use bellwether::backend::Handover;
 
 use crate::prelude::*;
 
-const LEASE: Duration = Duration::from_secs(60);
 /// The delay that a busy machine adds to a time-out.
 const SLACK: Duration = Duration::from_secs(2);
 
@@ -18,12 +17,6 @@ fn builder() -> RedisBackendBuilder {
 /// Builds a backend that soon gives up what is not confirmed.
 fn hasty(replicas: u32) -> RedisBackendBuilder {
     testkit::builder().replicas(replicas, Duration::from_millis(100))
-}
-
-fn claim(key: &str) -> Claim {
-    let namespace = Namespace::new("t").unwrap();
-    let name = Name::new(&namespace, Family::Lock, &Key::from(key), 512).unwrap();
-    Claim::new(name, Mode::Exclusive, LEASE, LEASE)
 }
 
 /// Starts a master and a replica that follows it.
@@ -46,13 +39,12 @@ async fn a_granted_lease_is_on_the_replica() {
     let backend = builder().server(master.url()).build().unwrap();
     let mut raw = replica.raw().await;
     for at in 0..50 {
-        let claim = claim(&format!("k{at}"));
-        assert!(matches!(backend.acquire(&claim).await.unwrap(), Claimed::Granted(_)));
+        let claim = mutex_claim(&format!("k{at}"));
+        granted(&backend, &claim).await;
         let there: bool = raw.run(&["EXISTS", &claim.name.suffixed("l")]).await;
         assert!(there, "lease {at} is not on the replica");
     }
-    let held = claim("k7");
-    assert!(matches!(backend.acquire(&held).await.unwrap(), Claimed::Occupied(_)));
+    held(&backend, &mutex_claim("k7")).await;
 }
 
 #[tokio::test]
@@ -60,31 +52,32 @@ async fn an_unconfirmed_grant_is_released_and_reported() {
     let (master, replica) = pair().await;
     let patient = builder().server(master.url()).build().unwrap();
     let backend = hasty(1).server(master.url()).build().unwrap();
-    let (held, next) = (claim("held"), claim("held"));
-    patient.acquire(&held).await.unwrap();
+    let (holder, next) = (mutex_claim("held"), mutex_claim("held"));
+    patient.acquire(&holder).await.unwrap();
     backend.ping().await.unwrap();
     replica.stop_signal();
     let begun = Instant::now();
-    unreplicated(backend.acquire(&claim("k")).await);
+    unreplicated(backend.acquire(&mutex_claim("k")).await);
     assert!(begun.elapsed() < Duration::from_millis(100) + SLACK);
-    unreplicated(backend.claim(&claim("c"), 0).await);
-    unreplicated(backend.renew(std::slice::from_ref(&held)).await);
-    unreplicated(backend.pass(&held, &next).await);
+    unreplicated(backend.claim(&mutex_claim("c"), 0).await);
+    unreplicated(backend.renew(std::slice::from_ref(&holder)).await);
+    unreplicated(backend.pass(&holder, &next).await);
     let mut raw = master.raw().await;
     assert_eq!(raw.keys("*:l").await, [""; 0], "the lease is still held");
     // Without a grant, no confirmation is needed.
-    let stranger = claim("s");
+    let stranger = mutex_claim("s");
     assert!(!backend.release(&stranger).await.unwrap());
-    raw.run::<()>(&["SET", "t:l:{s}:l", &format!("{}:7", claim("x").owner), "PX", "60000"]).await;
-    assert!(matches!(backend.acquire(&stranger).await.unwrap(), Claimed::Occupied(_)));
+    raw.run::<()>(&["SET", "t:l:{s}:l", &format!("{}:7", mutex_claim("x").owner), "PX", "60000"])
+        .await;
+    held(&backend, &stranger).await;
 
     replica.resume();
-    let again = async || backend.acquire(&claim("again")).await.is_ok();
+    let again = async || backend.acquire(&mutex_claim("again")).await.is_ok();
     assert!(comes_true(LIMIT, again).await, "the lease is not granted again");
     // One of two required replicas is not enough.
     let backend = hasty(2).server(master.url()).build().unwrap();
-    unreplicated(backend.acquire(&claim("k")).await);
-    assert!(!raw.keys("*:l").await.contains(&claim("k").name.suffixed("l")));
+    unreplicated(backend.acquire(&mutex_claim("k")).await);
+    assert!(!raw.keys("*:l").await.contains(&mutex_claim("k").name.suffixed("l")));
 }
 
 /// The wait for a replica uses a connection of its own.
@@ -92,16 +85,16 @@ async fn an_unconfirmed_grant_is_released_and_reported() {
 async fn nothing_else_waits_for_a_replica() {
     let (master, replica) = pair().await;
     let backend = builder().server(master.url()).build().unwrap();
-    backend.acquire(&claim("warm")).await.unwrap();
+    backend.acquire(&mutex_claim("warm")).await.unwrap();
     backend.ping().await.unwrap();
     replica.stop_signal();
-    let (theirs, waited_for) = (backend.clone(), claim("k"));
+    let (theirs, waited_for) = (backend.clone(), mutex_claim("k"));
     let acquiring = tokio::spawn(async move { theirs.acquire(&waited_for).await });
     let mut raw = master.raw().await;
     let granted = async || raw.keys("t:l:{k}:l").await.len() == 1;
     assert!(comes_true(LIMIT, granted).await);
     backend.ping().await.unwrap();
-    assert!(backend.get(&claim("k").name).await.unwrap().is_none());
+    assert!(backend.get(&mutex_claim("k").name).await.unwrap().is_none());
     assert!(!acquiring.is_finished(), "the acquisition did not wait for the replica");
     replica.resume();
     assert!(matches!(acquiring.await.unwrap().unwrap(), Claimed::Granted(_)));
@@ -114,20 +107,20 @@ async fn a_waiter_does_not_trust_a_grant_that_replicas_must_confirm() {
     let (master, _replica) = pair().await;
     let backend = builder().server(master.url()).build().unwrap();
     let fair = || {
-        let mut fair = claim("k");
+        let mut fair = mutex_claim("k");
         fair.mode = Mode::Fair;
         fair
     };
     let (first, second) = (fair(), fair());
-    assert!(matches!(backend.acquire(&first).await.unwrap(), Claimed::Granted(_)));
-    assert!(matches!(backend.acquire(&second).await.unwrap(), Claimed::Occupied(_)));
+    granted(&backend, &first).await;
+    held(&backend, &second).await;
     let mut changes = backend.changes(&first.name).await.unwrap();
     assert!(backend.release(&first).await.unwrap());
     let change = tokio::time::timeout(LIMIT, changes.next()).await.unwrap();
     let is_untrusted = |handover: &Handover| handover.ends.is_zero();
     assert!(matches!(&change, Change::Granted(handover) if is_untrusted(handover)), "{change:?}");
     assert_eq!(change.addressee(), Some(second.owner));
-    assert!(matches!(backend.acquire(&second).await.unwrap(), Claimed::Granted(_)));
+    granted(&backend, &second).await;
 }
 
 #[tokio::test]
@@ -175,11 +168,11 @@ async fn a_user_that_may_not_wait_is_told() {
         assert!(told.contains("refused `WAIT`") && told.contains("no permissions"), "{told}");
         assert!(!told.contains("nothing changed") && !told.contains("in time"), "{told}");
     };
-    let answer = backend.acquire(&claim("k")).await;
+    let answer = backend.acquire(&mutex_claim("k")).await;
     told(answer.as_ref().unwrap_err());
     unreplicated(answer);
     assert_eq!(raw.keys("t:l:*:l").await, [""; 0]);
-    let held = claim("held");
+    let held = mutex_claim("held");
     testkit::open(&url).acquire(&held).await.unwrap();
     let answer = backend.renew(&[held]).await;
     told(answer.as_ref().unwrap_err());
@@ -206,7 +199,7 @@ async fn a_user_that_may_not_wait_is_told() {
 async fn the_replicas_of_a_cluster_node_confirm() {
     let cluster = Cluster::start(1, 1).await;
     let backend = builder().cluster(cluster.urls()).build().unwrap();
-    let held: Vec<_> = (0..20).map(|at| claim(&format!("k{at}"))).collect();
+    let held: Vec<_> = (0..20).map(|at| mutex_claim(&format!("k{at}"))).collect();
     let mut raw = cluster.nodes[1].raw().await;
     for claim in &held {
         backend.acquire(claim).await.unwrap();
@@ -217,7 +210,7 @@ async fn the_replicas_of_a_cluster_node_confirm() {
     backend.ping().await.unwrap();
     cluster.nodes[1].stop_signal();
     unreplicated(backend.renew(&held).await);
-    unreplicated(backend.acquire(&claim("k")).await);
+    unreplicated(backend.acquire(&mutex_claim("k")).await);
 }
 
 /// A renewal that replicas confirm followed no `ASK`, so a slot that moved slowly lost its leases.
@@ -225,7 +218,7 @@ async fn the_replicas_of_a_cluster_node_confirm() {
 async fn confirmed_renewals_follow_a_slot_that_moves() {
     let cluster = Cluster::start(2, 2).await;
     let backend = builder().cluster(cluster.urls()).build().unwrap();
-    let held = claim("k");
+    let held = mutex_claim("k");
     backend.acquire(&held).await.unwrap();
     let from = cluster.owner("{k}").await;
     cluster.begin_to_move("{k}", from, 1 - from).await;
@@ -241,9 +234,9 @@ async fn grants_that_are_ready_share_a_wait() {
     const GRANTS: usize = 100;
     let (master, _replica) = pair().await;
     let backend = builder().server(master.url()).build().unwrap();
-    backend.acquire(&claim("warm")).await.unwrap();
+    backend.acquire(&mutex_claim("warm")).await.unwrap();
     let mut monitor = master.monitor().await;
-    let claims: Vec<_> = (0..GRANTS).map(|at| claim(&format!("k{at}"))).collect();
+    let claims: Vec<_> = (0..GRANTS).map(|at| mutex_claim(&format!("k{at}"))).collect();
     let granted = join_all(claims.iter().map(|claim| backend.acquire(claim))).await;
     assert!(granted.iter().all(|answer| matches!(answer, Ok(Claimed::Granted(_)))));
     assert_eq!(backend.renew(&claims).await.unwrap(), [Renewal::Held; GRANTS]);
@@ -266,14 +259,14 @@ async fn concurrent_grants_without_a_replica_are_unconfirmed_and_not_silent() {
         .replicas(1, limit)
         .build()
         .unwrap();
-    backend.acquire(&claim("warm")).await.unwrap();
+    backend.acquire(&mutex_claim("warm")).await.unwrap();
     backend.ping().await.unwrap();
     let mut raw = master.raw().await;
     replica.stop_signal();
     let connected =
         async |raw: &mut testkit::Raw| raw.number("stats", "total_connections_received:").await;
     let before = connected(&mut raw).await;
-    let claims: Vec<_> = (0..20).map(|at| claim(&format!("k{at}"))).collect();
+    let claims: Vec<_> = (0..20).map(|at| mutex_claim(&format!("k{at}"))).collect();
     let begun = Instant::now();
     for answer in join_all(claims.iter().map(|claim| backend.acquire(claim))).await {
         let error = answer.as_ref().unwrap_err().to_string();

@@ -2,32 +2,9 @@
 
 use std::time::SystemTime;
 
-use bellwether::backend::{Announcement, BackOff, Changes, Grant, Tick, TickStep};
+use bellwether::backend::{Announcement, BackOff, Tick, TickStep};
 
 use crate::prelude::*;
-
-const LEASE: Duration = Duration::from_secs(60);
-const FENCE_LIFE: Duration = Duration::from_secs(600);
-const TTL: Duration = Duration::from_secs(120);
-
-fn claim(name: &Name) -> Claim {
-    Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
-}
-
-fn value(text: &str) -> Entry {
-    Entry::value(7, Duration::ZERO, Bytes::copy_from_slice(text.as_bytes()))
-}
-
-async fn begun(backend: &RedisBackend, claim: &Claim) -> Grant {
-    match backend.claim(claim, 0).await {
-        Ok(Claimed::Granted(grant)) => grant,
-        other => panic!("{claim:?} was not granted: {other:?}"),
-    }
-}
-
-async fn next(changes: &mut Changes) -> Change {
-    timeout(LIMIT, changes.next()).await.expect("no change was pushed in time")
-}
 
 async fn full(raw: &mut Raw) {
     raw.config_set("maxmemory", "1").await;
@@ -299,7 +276,7 @@ async fn fences_grow_though_the_clock_steps_back() {
     let entry = String::from_utf8(value("v").with_fence(ahead).encode().to_vec()).unwrap();
     raw.run::<()>(&["SET", &by_entry.entry(), &entry, "PX", "60000"]).await;
     let first = claim(&by_entry);
-    let Claimed::Granted(grant) = backend.claim(&first, ahead).await.unwrap() else { panic!() };
+    let grant = begun_over(&backend, &first, ahead).await;
     assert_eq!(grant.fence(), ahead + 1);
     assert_eq!(backend.edit(&by_entry, &Edit::Invalidate, FENCE_LIFE).await.unwrap(), ahead + 2);
 }
@@ -366,7 +343,7 @@ async fn a_foreign_lease_is_not_handed_over() {
         let _listening = backend.changes(&name).await.unwrap();
         backend.acquire(&holder).await.unwrap();
         for waiting in [&first, &second] {
-            assert!(matches!(backend.acquire(waiting).await.unwrap(), Claimed::Occupied(_)));
+            held(&backend, waiting).await;
         }
         let key = name.suffixed(suffix);
         for words in [&["SET", &key, "locked"][..], &["HSET", &key, "holder", "1"]] {
@@ -447,7 +424,7 @@ async fn a_large_entry_is_announced_and_not_pushed() {
     let announced = |fence| Change::Announced(Announcement { fence, bytes: 145, crowd: 0 });
     assert_eq!(next(&mut changes).await, announced(fence));
     let refresh = claim(&name);
-    let Claimed::Granted(grant) = backend.claim(&refresh, fence).await.unwrap() else { panic!() };
+    let grant = begun_over(&backend, &refresh, fence).await;
     backend.commit(&refresh, &grant, &large, Some(TTL)).await.unwrap();
     assert_eq!(next(&mut changes).await, announced(grant.fence()));
     assert_eq!(backend.get(&name).await.unwrap(), Some(large.with_fence(grant.fence())));
@@ -463,17 +440,16 @@ async fn acquisitions_of_every_mode_are_refused_on_a_full_server() {
     let mut raw = server.raw().await;
     let permit = Mode::Permit { limit: 2, count: 1 };
     for mode in [Mode::Exclusive, Mode::Fair, Mode::Read, Mode::Write, permit] {
-        let lock = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512);
-        let claim = |lease| Claim::new(lock.clone().unwrap(), mode, lease, FENCE_LIFE);
+        let claim = |lease| Claim::new(name_in(Family::Lock, "k"), mode, lease, FENCE_LIFE);
         let held = claim(LEASE);
-        assert!(matches!(backend.acquire(&held).await, Ok(Claimed::Granted(_))), "{mode:?}");
+        granted(&backend, &held).await;
         raw.age(LEASE / 2).await;
         full(&mut raw).await;
         // A lease that is held is renewed and granted again.
         assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Held]);
         let left = testkit::holder(&backend, &held.name, mode).await.unwrap().unwrap().remaining;
         assert!(left > LEASE * 3 / 4, "{mode:?} was not renewed: {left:?}");
-        assert!(matches!(backend.acquire(&held).await, Ok(Claimed::Granted(_))), "{mode:?}");
+        granted(&backend, &held).await;
         assert!(backend.release(&held).await.unwrap());
         let error = backend.acquire(&claim(LEASE)).await.unwrap_err();
         assert_eq!(error.kind(), BackendErrorKind::Refused, "{mode:?}: {error}");
@@ -483,28 +459,6 @@ async fn acquisitions_of_every_mode_are_refused_on_a_full_server() {
         }
         roomy(&mut raw).await;
     }
-}
-
-#[tokio::test]
-async fn a_commit_on_a_full_server_hands_over_and_drops_the_older_entry() {
-    let server = RedisServer::start().await;
-    let backend = open(server.url());
-    let mut raw = server.raw().await;
-    let name = name("k");
-    let first = backend.edit(&name, &Edit::Put(value("old"), TTL), FENCE_LIFE).await.unwrap();
-    let mut changes = backend.changes(&name).await.unwrap();
-    let refresh = claim(&name);
-    let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else { panic!() };
-    full(&mut raw).await;
-    for _ in 0..2 {
-        let outcome = backend.commit(&refresh, &grant, &value("new"), Some(TTL)).await.unwrap();
-        assert_eq!(outcome, Committed::Pushed);
-    }
-    let burnt = backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Entry(value("new").with_fence(grant.fence())));
-    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
-    assert_eq!(backend.get(&name).await.unwrap(), None);
-    assert_eq!(raw.keys("*:l").await, [""; 0]);
 }
 
 #[tokio::test]
@@ -582,11 +536,7 @@ async fn a_back_off_ends_when_the_clock_is_set_back() {
     let (backend, name) = (open(server.url()), name("k"));
     let load = claim(&name);
     let fence = begun(&backend, &load).await.fence();
-    let failure =
-        match Change::decode(&format!("f{fence:016}l{:016}the database is away", 0).into()) {
-            Change::Failed(failure) => failure,
-            other => panic!("not a failure: {other:?}"),
-        };
+    let failure = testkit::leases::failure(fence, "the database is away");
     let back_off = BackOff { wait: Duration::from_secs(60), failures: 4 };
     assert!(backend.fail(&load, &failure, Some(back_off)).await.unwrap());
     let refused = backend.claim(&claim(&name), 0).await.unwrap();

@@ -14,6 +14,7 @@ use tower_http::{
 
 use super::{
     middlewares::{Stack, boxed},
+    parts::{as_user, of, user, user_of},
     prelude::*,
 };
 
@@ -152,10 +153,6 @@ async fn cors_inside_makes_a_variant_of_each_page() {
     }
 }
 
-/// The session of a request, as an extension.
-#[derive(Clone)]
-struct User(String);
-
 /// Returns a middleware that turns the cookie of a session into an extension, and adds a cookie.
 fn sessions(inner: Stack) -> Stack {
     boxed(service_fn(move |mut request: Request<Body>| {
@@ -163,8 +160,7 @@ fn sessions(inner: Stack) -> Stack {
         async move {
             let cookie = request.headers_mut().remove("cookie");
             let user = cookie.map_or("guest".into(), |cookie| cookie.to_str().unwrap().to_owned());
-            request.extensions_mut().insert(User(user));
-            let mut response = inner.oneshot(request).await?;
+            let mut response = inner.oneshot(as_user(request, &user)).await?;
             response.headers_mut().append("set-cookie", HeaderValue::from_static("user=guest"));
             Ok::<_, BoxError>(response)
         }
@@ -173,17 +169,15 @@ fn sessions(inner: Stack) -> Stack {
 
 /// Returns an origin that answers with the first letter of the user.
 fn plans() -> (Stack, Calls) {
-    let (inner, calls) = super::origin::origin(|_, request| {
-        let user = request.extensions().get::<User>().map_or("anonymous", |user| &user.0);
-        reply(200, &[], user[..1].to_owned())
-    });
+    let (inner, calls) =
+        super::origin::origin(|_, request| reply(200, &[], user_of(request)[..1].to_owned()));
     (boxed(inner), calls)
 }
 
 #[tokio::test(start_paused = true)]
 async fn sessions_outside_share_by_identity_and_keep_their_cookies() {
     let (origin, calls) = plans();
-    let plan = |parts: &Parts| Some(parts.extensions.get::<User>()?.0[..1].to_owned());
+    let plan = |parts: &Parts| Some(user(parts)?[..1].to_owned());
     let shared = boxed(layer().vary_by(plan).layer(origin));
     let stack = sessions(shared.clone());
     for (user, expected) in [("anna", "a"), ("ben", "b"), ("alan", "a"), ("bill", "b")] {
@@ -193,9 +187,7 @@ async fn sessions_outside_share_by_identity_and_keep_their_cookies() {
     }
     assert_eq!(calls.count(), 2);
     // The stored response has no cookie.
-    let mut request = get("/");
-    request.extensions_mut().insert(User("anna".to_owned()));
-    let (parts, _) = send(&shared, request).await;
+    let (parts, _) = send(&shared, of("anna")).await;
     assert!(!parts.headers.contains_key("set-cookie"));
     assert_eq!(calls.count(), 2);
 }

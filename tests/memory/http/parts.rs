@@ -13,7 +13,7 @@ use super::{
 #[derive(Clone)]
 struct User(String);
 
-fn user(parts: &Parts) -> Option<String> {
+pub fn user(parts: &Parts) -> Option<String> {
     parts.extensions.get::<User>().map(|user| user.0.clone())
 }
 
@@ -35,7 +35,7 @@ pub fn of(user: &str) -> Request<Body> {
     as_user(get("/"), user)
 }
 
-fn user_of(request: &Request<Body>) -> String {
+pub fn user_of(request: &Request<Body>) -> String {
     request.extensions().get::<User>().map_or(String::new(), |user| user.0.clone())
 }
 

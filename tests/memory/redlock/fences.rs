@@ -3,7 +3,6 @@
 use tokio::{task::yield_now, time::advance};
 
 use super::{
-    kind,
     played::{LEASE, advance_fence, dead, locking, majority, seen, servers},
     shares,
 };

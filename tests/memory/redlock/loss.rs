@@ -1,7 +1,7 @@
 //! The cases in which a holder is told that the lock is lost.
 
 use super::{
-    kind, name,
+    name,
     played::{LEASE, locking, majority, occupy, seen, servers},
     shares,
 };

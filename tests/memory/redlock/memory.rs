@@ -1,7 +1,6 @@
 use bellwether::{Redlock, lease::Retry};
 
 use super::{
-    kind,
     played::{ANSWER, LEASE, dead, locking, majority, occupy, seen, servers},
     shares,
 };

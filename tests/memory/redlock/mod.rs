@@ -27,7 +27,3 @@ async fn shares(servers: &[impl Leases], key: &str) -> usize {
     }
     held
 }
-
-fn kind<T>(result: Result<T, Error>) -> ErrorKind {
-    result.map(drop).unwrap_err().kind()
-}

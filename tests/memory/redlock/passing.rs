@@ -5,7 +5,6 @@ use bellwether::{Redlock, lock::MutexGuard};
 use tokio::task::yield_now;
 
 use super::{
-    kind,
     played::{LEASE, locking, majority, seen, servers},
     shares,
 };

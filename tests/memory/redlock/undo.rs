@@ -7,7 +7,6 @@ use bellwether::Redlock;
 use tokio::task::yield_now;
 
 use super::{
-    kind,
     played::{ANSWER, LEASE, majority, occupy, seen, servers},
     shares,
     stray::stray,

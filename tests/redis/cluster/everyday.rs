@@ -1,6 +1,6 @@
 //! Several healthy nodes.
 
-use super::{LEASE, backend, claim, locks, name, patient};
+use super::{backend, locks, name, patient};
 use crate::prelude::*;
 
 /// Each node has about twelve names, as many in one backend as in the other, and every push
@@ -12,7 +12,7 @@ async fn pushes_go_only_through_the_node_that_serves_the_name() {
     let mut listeners = Vec::new();
     for at in 0..36 {
         let name = format!("k{at}");
-        let (claim, next) = (claim(&name), claim(&name));
+        let (claim, next) = (mutex_claim(&name), mutex_claim(&name));
         let changes = testkit::changes_for(&there, &next).await.unwrap();
         listeners.push((claim, next, changes));
     }
@@ -28,7 +28,7 @@ async fn pushes_go_only_through_the_node_that_serves_the_name() {
     assert_eq!(all, 2 * 36);
     for (claim, next, changes) in &mut listeners {
         here.acquire(claim).await.unwrap();
-        assert!(matches!(there.acquire(next).await.unwrap(), Claimed::Occupied(_)));
+        held(&there, next).await;
         assert!(here.release(claim).await.unwrap());
         let change = timeout(LIMIT, changes.next()).await.unwrap();
         assert!(matches!(&change, Change::Granted(_)) && change.addressee() == Some(next.owner));
@@ -51,7 +51,7 @@ async fn one_node_is_enough_to_find_the_others_with_its_credentials() {
     let found = async || backend.ping().await.is_ok();
     assert!(comes_true(LIMIT, found).await);
     for key in cluster.key_of_each(2, |at| format!("k{at}")).await {
-        backend.acquire(&claim(&key)).await.unwrap();
+        backend.acquire(&mutex_claim(&key)).await.unwrap();
     }
     assert!(!format!("{backend:?}").contains("secret"));
 }
@@ -66,7 +66,7 @@ async fn nodes_are_found_at_their_announced_addresses() {
         let cluster = Cluster::start_with(2, 0, &[announced, preferred].concat()).await;
         let backend = testkit::builder().cluster([cluster.nodes[0].url()]).build().unwrap();
         let keys = cluster.key_of_each(2, |at| format!("k{at}")).await;
-        let held: Vec<_> = keys.iter().map(|key| claim(key)).collect();
+        let held: Vec<_> = keys.iter().map(|key| mutex_claim(key)).collect();
         for claim in &held {
             // A node learns late how another one announces itself.
             let found = async || backend.acquire(claim).await.is_ok();

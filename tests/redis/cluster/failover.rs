@@ -1,6 +1,6 @@
 //! A master dies, and its replica takes over its slots.
 
-use super::{LEASE, locks};
+use super::locks;
 use crate::prelude::*;
 
 #[tokio::test]

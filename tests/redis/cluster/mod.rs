@@ -10,7 +10,6 @@ mod trouble;
 
 use crate::prelude::*;
 
-const LEASE: Duration = Duration::from_secs(60);
 /// The command time-out, which no busy machine reaches.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -30,9 +29,5 @@ fn locks(cluster: &Cluster) -> Locks {
 }
 
 fn name(key: &str) -> Name {
-    Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from(key), 512).unwrap()
-}
-
-fn claim(key: &str) -> Claim {
-    Claim::new(name(key), Mode::Exclusive, LEASE, LEASE)
+    name_in(Family::Lock, key)
 }

@@ -1,6 +1,6 @@
 //! A slot moves from one node to another while its names are in use.
 
-use super::{LEASE, backend, claim, name, patient};
+use super::{backend, name, patient};
 use crate::prelude::*;
 
 /// Returns `true` if an operation is refused. The operation is tried for the whole command
@@ -20,10 +20,10 @@ async fn refused(error: impl AsyncFn() -> BackendError) -> bool {
 async fn a_command_that_a_moving_slot_cannot_run_is_refused_and_works_afterwards() {
     let cluster = Cluster::start(2, 0).await;
     let backend = backend(&cluster);
-    let (held, entry) = (claim("k"), name("k"));
+    let (held, entry) = (mutex_claim("k"), name("k"));
     let value = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v"));
     backend.edit(&entry, &Edit::Put(value.clone(), LEASE), LEASE).await.unwrap();
-    assert!(matches!(backend.acquire(&held).await.unwrap(), Claimed::Granted(_)));
+    granted(&backend, &held).await;
     let from = cluster.owner("{k}").await;
     let to = 1 - from;
     cluster.begin_to_move("{k}", from, to).await;
@@ -45,11 +45,11 @@ async fn a_command_that_a_moving_slot_cannot_run_is_refused_and_works_afterwards
     cluster.move_keys("{k}", from, to).await;
     assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Held]);
     assert!(backend.get(&entry).await.unwrap().is_some());
-    assert!(refused(async || backend.acquire(&claim("k")).await.unwrap_err()).await);
+    assert!(refused(async || backend.acquire(&mutex_claim("k")).await.unwrap_err()).await);
 
     cluster.end_move("{k}", from, to).await;
     assert!(backend.release(&held).await.unwrap());
-    assert!(matches!(backend.acquire(&claim("k")).await.unwrap(), Claimed::Granted(_)));
+    granted(&backend, &mutex_claim("k")).await;
 }
 
 /// A push that was lost during the move must not be waited for.

@@ -2,7 +2,7 @@
 
 use tokio_util::sync::CancellationToken;
 
-use super::{TIMEOUT, backend, claim, locks, name};
+use super::{TIMEOUT, backend, locks, name};
 use crate::prelude::*;
 
 /// The delay that a busy machine adds to a time-out.
@@ -133,7 +133,7 @@ async fn ask(cache: &Cache<String>, key: &str) -> (Source, Duration) {
 async fn a_cluster_that_is_down_is_an_error_at_once_and_is_used_again() {
     let cluster = Cluster::start(2, 0).await;
     let backend = backend(&cluster);
-    let held = claim("k");
+    let held = mutex_claim("k");
     backend.acquire(&held).await.unwrap();
     for node in &cluster.nodes {
         node.raw().await.config_set("cluster-require-full-coverage", "yes").await;
@@ -145,7 +145,7 @@ async fn a_cluster_that_is_down_is_an_error_at_once_and_is_used_again() {
     // unanswered.
     let down = async || {
         let begun = Instant::now();
-        let Err(error) = backend.acquire(&claim("k")).await else { return false };
+        let Err(error) = backend.acquire(&mutex_claim("k")).await else { return false };
         assert!(begun.elapsed() < TIMEOUT + SLACK, "{:?}", begun.elapsed());
         if error.kind() == BackendErrorKind::Unknown {
             return false;

@@ -254,17 +254,6 @@ pub async fn an_acquisition_with_a_lost_answer_is_recognised(pair: Pair) {
     nothing_is_left(&server).await;
 }
 
-pub async fn an_acquisition_that_arrives_twice_is_granted_once(pair: Pair) {
-    let server = RedisServer::start().await;
-    let proxy = Proxy::start(server.port());
-    let hits = proxy.when(|request| acquires(request) || releases(request), Fault::Double);
-    let (a, b) = (through(&proxy.url(), LEASE), through(&proxy.url(), LEASE));
-    let scene = scene(pair, from_ref(&server), &a, &b).await;
-    scene.handed_over(LEASE).await;
-    assert!(hits.count() >= 3, "{}", hits.count());
-    nothing_is_left(&server).await;
-}
-
 /// The caller is told that the outcome is unknown, and the release happens all the same.
 pub async fn a_release_with_a_lost_answer_still_happens(pair: Pair) {
     let server = RedisServer::start().await;

@@ -46,7 +46,6 @@ each! {
         a_user_that_may_not_subscribe_is_served,
         primitives_survive_a_full_server,
         an_acquisition_with_a_lost_answer_is_recognised,
-        an_acquisition_that_arrives_twice_is_granted_once,
         a_release_with_a_lost_answer_still_happens,
         primitives_survive_connections_that_are_cut_at_each_command,
         a_foreign_key_is_reported_and_left_alone,;

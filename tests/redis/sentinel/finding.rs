@@ -16,12 +16,6 @@ async fn works(backend: &RedisBackend) -> bool {
     backend.ping().await.is_ok()
 }
 
-fn claim(key: &str) -> Claim {
-    let namespace = Namespace::new("t").unwrap();
-    let name = Name::new(&namespace, Family::Lock, &Key::from(key), 512).unwrap();
-    Claim::new(name, Mode::Exclusive, Duration::from_secs(60), Duration::from_secs(60))
-}
-
 /// All are asked at once. The one that knows the master is asked alone while it answers, because
 /// two that disagree would take turns.
 #[tokio::test]
@@ -55,7 +49,7 @@ async fn a_first_sentinel_that_hangs_fails_no_command() {
     let begun = Instant::now();
     backend.ping().await.unwrap();
     assert!(begun.elapsed() < 2 * TIMEOUT, "{:?}", begun.elapsed());
-    assert!(backend.acquire(&claim("k")).await.is_ok());
+    assert!(backend.acquire(&mutex_claim("k")).await.is_ok());
 }
 
 #[tokio::test]
@@ -72,7 +66,7 @@ async fn a_replica_is_refused_and_the_next_sentinel_is_asked() {
     let builder = RedisBackend::builder().sentinels(&[stale.url(), current.url()], "flock");
     let backend = builder.command_timeout(TIMEOUT).build().unwrap();
     assert!(comes_true(LIMIT, || works(&backend)).await, "the backend stays with the replica");
-    assert!(backend.acquire(&claim("k")).await.is_ok());
+    assert!(backend.acquire(&mutex_claim("k")).await.is_ok());
 }
 
 #[tokio::test]
@@ -94,7 +88,7 @@ async fn sentinels_and_master_have_credentials_of_their_own() {
     let url = watched.url_of("watch:dog");
     let master = "redis://default:secret@flock/3";
     let backend = patient().sentinels([&url], master).build().unwrap();
-    backend.acquire(&claim("k")).await.unwrap();
+    backend.acquire(&mutex_claim("k")).await.unwrap();
     let mut raw = server.raw().await;
     raw.run::<()>(&["SELECT", "3"]).await;
     assert_eq!(raw.keys("*").await, ["t:l:{k}:f", "t:l:{k}:l"]);
@@ -114,7 +108,7 @@ async fn a_backend_leaves_a_living_master_that_was_given_up() {
     let (old, new) = (RedisServer::start().await, RedisServer::start().await);
     let fake = Fake::start(Says::Master(old.port())).await;
     let backend = patient().sentinels(&[fake.url()], "flock").build().unwrap();
-    let held = claim("k");
+    let held = mutex_claim("k");
     backend.acquire(&held).await.unwrap();
     let mut changes = backend.changes(&held.name).await.unwrap();
     fake.say(Says::Master(new.port()));
@@ -148,7 +142,7 @@ async fn an_attempt_ends_when_the_sentinels_name_another_master() {
     let builder = RedisBackend::builder().sentinels(&[fake.url()], "flock");
     let builder = builder.command_timeout(TIMEOUT).connect_timeout(10 * LIMIT);
     let backend = builder.build().unwrap();
-    let name = claim("k").name;
+    let name = mutex_claim("k").name;
     let _changes = backend.changes(&name).await.unwrap();
     backend.ping().await.unwrap();
     old.stop_signal();
@@ -186,7 +180,7 @@ async fn a_watch_goes_on_when_its_runtime_has_ended() {
     drop(end);
     other.join().unwrap();
     fake.say(Says::Master(new.port()));
-    let held = claim("k");
+    let held = mutex_claim("k");
     let moved =
         async || second.acquire(&held).await.is_ok() && !new.raw().await.keys("*").await.is_empty();
     assert!(comes_true(LIMIT, moved).await, "the backend stays at the old master");

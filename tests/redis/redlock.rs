@@ -1,12 +1,13 @@
+//! A lock over a majority of real servers that are killed, suspended and restarted.
+//! `tests/memory/redlock` has the other promises.
+
 use bellwether::Redlock;
 
-use super::{MS, kind, try_lock, unlock};
 use crate::prelude::*;
 
 /// A lease that outlasts the delays of a busy machine, and that a test can wait for.
 const LEASE: Duration = Duration::from_millis(1500);
-/// The short answer limit of tests about it. Other tests use a long one, because a busy machine is
-/// no dead server.
+/// The time that one server may take to answer.
 const ANSWER: Duration = Duration::from_millis(200);
 
 async fn start(count: usize) -> Vec<RedisServer> {
@@ -15,18 +16,19 @@ async fn start(count: usize) -> Vec<RedisServer> {
 
 /// Returns a client with connections of its own.
 async fn client(servers: &[RedisServer]) -> Redlock {
-    client_of(&urls(servers), ANSWER).await
-}
-
-fn urls(servers: &[RedisServer]) -> Vec<String> {
-    servers.iter().map(RedisServer::url).collect()
-}
-
-async fn client_of(urls: &[String], answer_limit: Duration) -> Redlock {
-    let backends: Vec<_> = urls.iter().map(|url| RedisBackend::open(url).unwrap()).collect();
+    let backends: Vec<_> =
+        servers.iter().map(|server| RedisBackend::open(&server.url()).unwrap()).collect();
     // Connects to the servers that are there.
     join_all(backends.iter().map(RedisBackend::ping)).await;
-    Redlock::with_answer_limit(backends, "bellwether", answer_limit).unwrap()
+    Redlock::with_answer_limit(backends, "bellwether", ANSWER).unwrap()
+}
+
+/// Releases the lock. Too few servers may answer in time, on a busy machine or if one has just
+/// gone. The release goes on in the background then.
+async fn unlock(guard: MutexGuard) {
+    if let Err(error) = guard.unlock().await {
+        assert_eq!(error.kind(), ErrorKind::Backend);
+    }
 }
 
 async fn lock(redlock: &Redlock, name: &str) -> MutexGuard {
@@ -133,33 +135,6 @@ async fn many_tasks_go_on_without_a_minority() {
     }
 }
 
-/// Each server comes back empty, like a server without persistence after an update.
-#[tokio::test]
-async fn a_held_lock_survives_servers_restarted_one_after_another() {
-    let mut servers = start(3).await;
-    // No server hangs, and even a busy machine must not lose one.
-    let redlock = client_of(&urls(&servers), LIMIT).await;
-    let other = client(&servers).await;
-    let guard = lock(&redlock, "m").await;
-    let everywhere = async |servers: &[RedisServer]| {
-        let there = async || {
-            let raws = join_all(servers.iter().map(RedisServer::raw)).await;
-            let keys = raws.into_iter().map(async |mut raw| raw.keys("*:l").await.len());
-            join_all(keys).await == [1; 3]
-        };
-        assert!(comes_true(LIMIT, there).await, "the lock is not held at all servers");
-    };
-    everywhere(&servers).await;
-    for at in [0, 1, 2, 0] {
-        servers[at].restart().await;
-        everywhere(&servers).await;
-        assert!(try_lock(&other, "m").await.is_none());
-        assert!(!guard.is_lost());
-    }
-    unlock(guard).await;
-    assert!(eventually(LIMIT, || nothing_held(&servers)).await);
-}
-
 /// The majority dies under a holder, and comes back empty after a lease, as operators must ensure.
 /// Another client wants the lock all the while, and gets it after the holder knows of its loss.
 #[tokio::test]
@@ -190,7 +165,7 @@ async fn a_holder_knows_of_its_loss_before_the_next_gets_in() {
         assert!(lost - begun <= LEASE + 500 * MS);
         let (acquired, other) = waiting.await.unwrap();
         assert!(lost < acquired);
-        assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
+        assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
         assert!(!other.is_lost());
         unlock(other).await;
         assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
