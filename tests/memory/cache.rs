@@ -374,7 +374,7 @@ async fn a_process_without_a_permit_gets_the_value_of_another_one_at_once() {
     settle().await;
     let waiting = timed(ask(&here, &origin, 8 * SECOND));
     settle().await;
-    let other = spawn(here.request("other").load(origin.loader(20 * SECOND)));
+    let other = spawn(here.request("other").load(loader(&origin, 20 * SECOND)));
     let (source, took) = waiting.await;
     assert_eq!(source, Source::Received);
     assert!(took < 9 * SECOND, "{took:?}");

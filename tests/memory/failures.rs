@@ -206,9 +206,10 @@ async fn each_rule_has_its_waits() {
         (AfterFailure::LoadAgain, vec![None, None]),
     ] {
         let [cache]: [_; 1] = fleet(|builder| builder.after_failure(move |_| Some(rule)));
-        let origin = Origin::failing();
+        let origin = Origin::default();
+        origin.fails(true);
         for longest in waits {
-            let wait = origin.ask(&cache).await.unwrap_err().retry_after();
+            let wait = origin.load(&cache).await.unwrap_err().retry_after();
             let is_right = match (wait, longest) {
                 (Some(wait), Some(longest)) => (longest / 2..=longest).contains(&wait),
                 (wait, longest) => wait == longest,
