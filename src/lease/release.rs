@@ -175,7 +175,6 @@ impl Release {
     /// Releases, and tries again until this time. Returns whether the backend has answered.
     async fn until(&self, end: Instant) -> bool {
         static SAID: Rarely = Rarely::once_in(1);
-        let name = &self.claim.name;
         let mut connections = self.janitor.backend.new_connections();
         let mut pause = FIRST_PAUSE;
         loop {
@@ -183,7 +182,7 @@ impl Release {
             let is_last = Instant::now() + pause >= end;
             if is_last || SAID.first() {
                 let next = if is_last { "the lease expires" } else { "trying again" };
-                debug!(?name, error = %Chain(&error), "release failed; {next}");
+                debug!(name = ?self.claim.name, error = %Chain(&error), "release failed; {next}");
             }
             if is_last {
                 return false;

@@ -104,9 +104,7 @@ impl<Servers> Locks<Servers> {
         Servers: 'static,
     {
         let engine = &self.space.engine;
-        crate::meter::publish(&engine.meter, "locks", name.into(), engine, |engine| {
-            engine.reading()
-        })
+        crate::meter::publish(&engine.meter, "locks", name.into(), engine, |it| it.reading())
     }
 
     /// Shuts these locks and their clones down.

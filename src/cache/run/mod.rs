@@ -384,7 +384,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let (AskedKey { core, key, .. }, seen) = (&self.asked, previous.fence);
         let Some(permit) = core.try_permit(self.asked.options()) else {
             debug!("no refresh: too many loads are under way");
-            core.refreshes.note(EntryNote::Refreshed, key, seen, Duration::ZERO);
+            // Not at each read.
+            core.refreshes.note(EntryNote::Refreshed, key, seen, PAUSE / 64);
             return None;
         };
         let mut held = Held { permit: Some(permit), previous: Some((previous, Epoch::END)) };

@@ -87,8 +87,7 @@ impl Majority {
         let servers: Arc<[_]> =
             servers.into_iter().map(|server| Janitor::new(Arc::new(server))).collect();
         if servers.is_empty() || limit.is_zero() {
-            let why = "a majority needs at least 1 server, and a time for its answer";
-            return Err(Error::new(ErrorKind::InvalidConfig, why));
+            return Err(Error::new(ErrorKind::InvalidConfig, "give a server and a limit above 0"));
         }
         Ok(Self { servers, limit, held: Arc::default(), contention: Arc::default() })
     }
