@@ -321,8 +321,10 @@ impl Worker {
         let loader = move |batch: Batch<usize, Value>| {
             let (worker, key_of, plans) = (worker.clone(), key_of.clone(), plans.clone());
             async move {
+                // They end together: the failure of one is told when all are made.
+                let takes = batch.ids().iter().map(|id| plans[*id].takes).max().unwrap_or_default();
                 let loads = batch.leads().map(|(id, lead)| {
-                    let plan = plans[*id];
+                    let plan = Plan { takes, ..plans[*id] };
                     // The panic of one would end them all.
                     let end = if let End::Panics = plan.end { End::Fails } else { plan.end };
                     worker.loader(&key_of(id), Plan { end, ..plan })(lead.clone())
