@@ -1,9 +1,6 @@
 //! Acts on an entry or on all values of a tag without a load, and looks at an entry.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
@@ -77,7 +74,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     async fn end(&self, key: Key, edit: Edit) -> Result<u64, Error> {
         let core = &self.core;
         let name = core.name(&key)?;
-        core.invalidations.fetch_add(1, Ordering::AcqRel);
+        core.invalidations.count(&key);
         core.edit(&key, &name, &edit).await
     }
 

@@ -1,10 +1,7 @@
 //! The builder of a cache.
 
 use std::{
-    sync::{
-        Arc, Once,
-        atomic::{AtomicBool, AtomicU64},
-    },
+    sync::{Arc, Once, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -17,7 +14,7 @@ use super::{
     core::Core,
     failures::{AfterFailure, ErrorCodec, Failures},
     local::{LocalStore, Watches},
-    notes::Refreshes,
+    notes::{Invalidations, Refreshes},
     settings::{IsNegative, Settings},
     tags::Tags,
 };
@@ -252,7 +249,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             refreshes: Refreshes::default(),
             failures: self.failures,
             watches: Watches::default(),
-            invalidations: AtomicU64::new(0),
+            invalidations: Invalidations::default(),
             is_negative: self.is_negative,
             settings,
         };

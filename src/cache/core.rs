@@ -1,10 +1,7 @@
 //! The parts that the clones of a cache share.
 
 use std::{
-    sync::{
-        Arc, Once,
-        atomic::{AtomicBool, AtomicU64},
-    },
+    sync::{Arc, Once, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -21,7 +18,7 @@ use super::{
     lead::Keeping,
     local::{Fill, LocalStore, Watches},
     member::{self, Permit},
-    notes::{EntryNote, Refreshes},
+    notes::{EntryNote, Invalidations, Refreshes},
     outcome::Outcome,
     settings::{IsNegative, OnFull, Options, Settings},
     tags::Tags,
@@ -61,8 +58,7 @@ pub(super) struct Core<V> {
     pub(super) copies: Option<Arc<LocalStore<V>>>,
     pub(super) tags: Arc<Tags>,
     pub(super) watches: Watches,
-    /// How many invalidations this process has begun.
-    pub(super) invalidations: AtomicU64,
+    pub(super) invalidations: Invalidations,
     pub(super) is_negative: Option<Box<IsNegative<V>>>,
     /// An entry with windows was read, so reads ask for the age.
     pub(super) has_windows: AtomicBool,

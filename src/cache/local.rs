@@ -287,7 +287,9 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             let now = Fill { asked: self.order.now(), ..begun };
             let row = LocalRow::new(now, entry, size, value);
             let row = LocalRow { outage: Some(outage), ..row };
-            self.keep(begun, u64::MAX, key, row);
+            if !self.keep(begun, u64::MAX, key, row) {
+                self.remove(key);
+            }
         }
     }
 

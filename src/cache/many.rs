@@ -241,7 +241,7 @@ pub struct Batch<I, V> {
 }
 
 impl<I: Eq + Hash, V> Batch<I, V> {
-    /// Returns the ids, at least one. Each has another key.
+    /// Returns the ids, at least one, each once.
     pub fn ids(&self) -> &[I] {
         &self.ids
     }
@@ -380,7 +380,11 @@ where
         };
         for (id, value) in made {
             match replies.remove(&id) {
-                Some(same) => same.into_iter().for_each(|it| drop(it.send(Ok(value.clone())))),
+                Some(mut same) => {
+                    let last = same.pop();
+                    same.into_iter().for_each(|it| drop(it.send(Ok(value.clone()))));
+                    last.map(|it| it.send(Ok(value)));
+                }
                 None => self.core.counters.unasked.add(),
             }
         }

@@ -38,11 +38,7 @@ mod watch;
 #[doc = include_str!("../../docs/freshness.md")]
 pub mod windows {}
 
-use std::{
-    fmt,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 
@@ -291,9 +287,9 @@ impl<V> Cache<V> {
         &self.core.settings
     }
 
-    /// Returns a number that each invalidation by this process makes greater.
-    pub(crate) fn invalidations(&self) -> u64 {
-        self.core.invalidations.load(Ordering::Acquire)
+    /// Returns a number that each invalidation of the key by this process makes greater.
+    pub(crate) fn invalidations(&self, key: &Key) -> u64 {
+        self.core.invalidations.so_far(key)
     }
 
     pub(crate) fn counters(&self) -> &Counters {

@@ -1,8 +1,12 @@
-//! What this process notes of entries, for their refreshes.
+//! What this process notes in tables of a fixed size: of entries, for their refreshes, and how many
+//! invalidations there were.
 
 use std::{
     hash::{BuildHasher, Hash},
-    sync::{Mutex, MutexGuard, OnceLock},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -12,23 +16,19 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::freshness::refresh_delay;
-use crate::{key::Key, sync::lock, time::after};
+use crate::{backend::stripe_of, key::Key};
 
 pub(super) struct Refreshes {
-    /// Notes about entries. Each stands under the fence of its entry, so a new entry has none. A
-    /// note may lose its place to another one, which costs one claim.
-    notes: OnceLock<Box<[Mutex<Option<Note>>]>>,
+    /// Notes about entries. Each stands under the fence of its entry, so a new entry has none. In
+    /// each place are the upper half of a hash, and the tick at which the note ends. A note may
+    /// lose its place to another one, which costs one claim.
+    notes: OnceLock<Box<[AtomicU64]>>,
+    begun: Instant,
     hasher: DefaultHashBuilder,
     /// Differs between processes, so that their delays differ.
     seed: u64,
     /// Cancelled when the cache is shut down.
     pub(super) stop: CancellationToken,
-}
-
-/// A note under a hash, until it ends.
-struct Note {
-    hash: u64,
-    ends: Instant,
 }
 
 /// The notes of this process about an entry, for a while.
@@ -44,8 +44,13 @@ pub(super) enum EntryNote {
 
 impl Default for Refreshes {
     fn default() -> Self {
-        let (notes, hasher) = (OnceLock::new(), DefaultHashBuilder::default());
-        Self { notes, hasher, seed: fastrand::u64(..), stop: CancellationToken::new() }
+        Self {
+            notes: OnceLock::new(),
+            begun: Instant::now(),
+            hasher: DefaultHashBuilder::default(),
+            seed: fastrand::u64(..),
+            stop: CancellationToken::new(),
+        }
     }
 }
 
@@ -53,35 +58,43 @@ impl Refreshes {
     /// Begins a refresh of the entry with this fence, and makes it quiet for a while. Returns false
     /// if it is quiet already, or the cache is shut down.
     pub(super) fn begin(&self, key: &Key, fence: u64) -> bool {
-        let (hash, mut note) = self.at(EntryNote::Refreshed, key, fence);
-        let begins = !self.stop.is_cancelled() && !stands(&note, hash);
-        if begins {
-            *note = Some(Note { hash, ends: after(Instant::now(), PAUSE) });
-        }
-        begins
+        let (place, note) = self.at(EntryNote::Refreshed, key, fence, PAUSE);
+        let before = place.load(Ordering::Relaxed);
+        // Of the callers that come at once, one begins.
+        let is_first =
+            || place.compare_exchange(before, note, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        !self.stop.is_cancelled() && !self.stands(before, note) && is_first()
     }
 
     pub(super) fn note(&self, what: EntryNote, key: &impl Hash, fence: u64, time: Duration) {
-        let (hash, mut note) = self.at(what, key, fence);
-        *note = Some(Note { hash, ends: after(Instant::now(), time) });
+        let (place, note) = self.at(what, key, fence, time);
+        place.store(note, Ordering::Relaxed);
     }
 
-    /// Returns whether something is noted of the entry with this fence.
-    pub(super) fn knows(&self, what: EntryNote, key: &impl Hash, fence: u64) -> bool {
-        let (hash, note) = self.at(what, key, fence);
-        stands(&note, hash)
-    }
-
-    /// Returns the hash of a note, and its place.
+    /// Returns the place of a note, and the note as it stands there.
     fn at(
         &self,
         what: EntryNote,
         key: &impl Hash,
         fence: u64,
-    ) -> (u64, MutexGuard<'_, Option<Note>>) {
-        let notes = self.notes.get_or_init(|| (0..NOTES).map(|_| Mutex::default()).collect());
+        time: Duration,
+    ) -> (&AtomicU64, u64) {
+        let notes = self.notes.get_or_init(|| (0..NOTES).map(|_| AtomicU64::new(0)).collect());
         let hash = self.hasher.hash_one((what, key, fence));
-        (hash, lock(&notes[hash as usize % NOTES]))
+        let ends = ticks(self.begun.elapsed().saturating_add(time)).saturating_add(1);
+        (&notes[hash as usize % NOTES], hash & !TICKS | ends.min(TICKS))
+    }
+
+    /// Returns whether the word in a place is a note with this hash that has not ended.
+    fn stands(&self, word: u64, hash: u64) -> bool {
+        word & !TICKS == hash & !TICKS && ticks(self.begun.elapsed()) < word & TICKS
+    }
+
+    /// Returns whether something is noted of the entry with this fence.
+    pub(super) fn knows(&self, what: EntryNote, key: &impl Hash, fence: u64) -> bool {
+        let Some(notes) = self.notes.get() else { return false };
+        let hash = self.hasher.hash_one((what, key, fence));
+        self.stands(notes[hash as usize % NOTES].load(Ordering::Relaxed), hash)
     }
 
     /// Returns the delay of this process for an entry within a window. It is the same each time.
@@ -95,13 +108,35 @@ impl Refreshes {
     }
 }
 
-/// Returns whether a place has a note with this hash that has not ended.
-fn stands(note: &Option<Note>, hash: u64) -> bool {
-    note.as_ref().is_some_and(|note| note.hash == hash && Instant::now() < note.ends)
-}
-
 /// How long a process does not refresh an entry after it began a refresh of it in vain, and the key
 /// does not back off.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
-/// With fewer notes, more of them are lost to other keys.
+/// 32 KiB. With fewer notes, more of them are lost to other keys.
 const NOTES: usize = 4096;
+const TICKS: u64 = u32::MAX as u64;
+
+/// Returns a time in ticks of 16 ms. Half a word holds them for two years. After that no entry is
+/// quiet any more, which costs claims.
+fn ticks(time: Duration) -> u64 {
+    u64::try_from(time.as_millis() / 16).unwrap_or(u64::MAX)
+}
+
+/// How many invalidations of this process there were, for groups of keys. A load of another key
+/// that depends on an invalidated one has the number in its own key, so no later caller joins it.
+#[derive(Default)]
+pub(super) struct Invalidations([AtomicU64; 32]);
+
+impl Invalidations {
+    /// Counts an invalidation of a key, when it begins.
+    pub(super) fn count(&self, key: &Key) {
+        self.of(key).fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn so_far(&self, key: &Key) -> u64 {
+        self.of(key).load(Ordering::Acquire)
+    }
+
+    fn of(&self, key: &Key) -> &AtomicU64 {
+        &self.0[stripe_of(key.as_str()) % self.0.len()]
+    }
+}

@@ -188,8 +188,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             core.counters.served(loaded.source());
             return Ok(Begun::Ready(loaded));
         }
-        // A shutdown that begins from here on waits for the load.
-        let _begun = core.begun.token();
         if core.flights.is_closed() {
             return Ok(Begun::Alone);
         }
@@ -201,13 +199,16 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         // The entry to replace is read also if it is fresh.
         self.options_mut().rules.replaces = true;
         let Self { core, key, own } = self;
-        // A shutdown that begins from here on waits for the load.
-        let _begun = core.begun.token();
         if core.flights.is_closed() {
             return Err(Error::shut_down());
         }
         // First, so that each load that began before this call is beaten.
         let burnt = core.edit(&key, &core.name(&key)?, &Edit::Supersede).await?;
+        // A shutdown that begins from here on waits for the load.
+        let begun = core.begun.token();
+        if core.flights.is_closed() {
+            return Err(Error::shut_down());
+        }
         let run = Run::new(&core, &key, own, None, RunStart::Supersede(burnt))?;
         let load = run.load(work).in_current_span();
         // A loader that asks for a refresh is the one that loads.
@@ -215,6 +216,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             Some(number) => core.begun.spawn(flight::within(number, load)),
             None => core.begun.spawn(load),
         };
+        // The caller may not be polled any more.
+        drop(begun);
         ended(&core.counters, load.await.map_err(|_| cut_off())?, true)
     }
 

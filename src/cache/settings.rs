@@ -55,6 +55,8 @@ pub(crate) struct Sharing {
     pub(crate) waits_once: bool,
     /// Whether the callers take the head of a value whose rest is on its way.
     pub(crate) takes_heads: bool,
+    /// How long the rest of such a value may take, behind the load.
+    pub(crate) rest_limit: Duration,
     /// Whether the key is of this process alone: its load takes no lease, and stores nothing.
     pub(crate) is_local: bool,
 }
@@ -157,13 +159,9 @@ impl Settings {
     /// Returns how the lease of a load with these options is kept. Two renewals may fail before it
     /// is lost.
     pub(super) fn upkeep(&self, options: &Options) -> Upkeep {
-        let max_hold = match options.sharing.takes_heads {
-            // The rest of a value has a limit of its own.
-            true => Duration::MAX,
-            // The commit comes after the load.
-            false => self.load_limit.saturating_add(self.lease),
-        };
-        Upkeep { renew_every: Some(self.lease / 3), max_hold }
+        // The commit comes after the load.
+        let load = self.load_limit.saturating_add(options.sharing.rest_limit);
+        Upkeep { renew_every: Some(self.lease / 3), max_hold: load.saturating_add(self.lease) }
     }
 
     /// Checks that each setting is in its range.

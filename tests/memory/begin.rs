@@ -181,19 +181,22 @@ async fn a_load_holds_its_permit_and_its_parts_need_none() {
     assert_eq!(at_once(&cache).await, (7, Source::Hit));
 }
 
-/// A claim is under way when the shutdown begins. It counts, and its load is told of the end.
-#[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_a_load_that_is_about_to_begin() {
+async fn a_shutdown_waits_for_no_call_that_is_about_to_begin_a_load() {
     let faulty = Faulty::new(|op| (op == Op::Claim).then_some(Fault::Late(100 * MS)));
-    let cache: Cache<u64> = Cache::builder(faulty, "bellwether").build().unwrap();
-    let beginning = cache.request("k").begin();
-    let ends = spawn(async {
-        let Begun::Load(load) = beginning.await.unwrap() else { panic!("no load") };
-        load.lost().await;
-    });
-    sleep(MS).await;
+    let build = || Cache::<u64>::builder(faulty.clone(), "bellwether").build().unwrap();
+    let (cache, other) = (build(), build());
+    let mut beginning = std::pin::pin!(cache.request("k").begin());
+    let mut refreshing = std::pin::pin!(cache.request("r").refresh(value(7)));
+    for _ in 0..5 {
+        assert!(beginning.as_mut().now_or_never().is_none());
+        assert!(refreshing.as_mut().now_or_never().is_none());
+        tokio::task::yield_now().await;
+    }
     let begun = Instant::now();
-    cache.shutdown(50 * MS).await;
-    assert!(begun.elapsed() >= 90 * MS, "{:?}", begun.elapsed());
-    ends.await.unwrap();
+    cache.shutdown(SECOND).await;
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    let alone = beginning.await.unwrap();
+    assert!(matches!(alone, Begun::Alone), "{alone:?}");
+    // Its lease is released.
+    assert!(matches!(other.request("k").begin().await.unwrap(), Begun::Load(_)));
 }

@@ -283,8 +283,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             core.counters.backed_off.add();
             return FlightEnd::failed(error);
         }
-        if let Err(error) = Box::pin(self.permit(held)).await {
-            return self.full(error);
+        if held.permit.is_none() {
+            match Box::pin(self.permit()).await {
+                Ok(permit) => held.permit = permit,
+                Err(error) => return self.full(error),
+            }
         }
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
         let lead = Lead::new(None, previous, self.wants_new());
@@ -294,7 +297,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let produced = self.produce(work, begun, &lead, None, Epoch::END).await;
         match produced {
             Ok(Ok((value, entry, _))) => {
-                self.asked.remember(&value, entry, begun, &lead, begun.outage);
+                // A load for its caller alone is of no use to others.
+                let outage = begun.outage.filter(|_| self.leader.is_some());
+                self.asked.remember(&value, entry, begun, &lead, outage);
                 FlightEnd::for_all(Ok(FlightResult::Loaded(Loaded::degraded(value))))
             }
             Ok(Err(why)) => FlightEnd::alone(why),

@@ -312,7 +312,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let mut held = Held::default();
         let step = self.look(&mut held).await;
         let (end, old) = match self.claimed(step, &mut held).await {
-            Step::Load(load) => return Ok(Begun::Load(load.begun_by_caller().await)),
+            Step::Load(load) => {
+                let load = load.begun_by_caller().await;
+                // A shutdown waits for a load, and not for a call that begins one.
+                return Ok(match core.flights.is_closed() {
+                    true => Begun::Alone,
+                    false => Begun::Load(load),
+                });
+            }
             Step::Land(end, old) => (self.or_fallback(end, &held), old),
             Step::Claim { .. } | Step::LoadUnleased => return Ok(Begun::Alone),
         };
@@ -331,7 +338,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Begins to refresh an entry, for a caller that loads itself.
     async fn begin_refresh_of(&self, old: Arc<Previous<V>>) -> Option<Load<V>> {
         let AskedKey { core, key, .. } = &self.asked;
-        if core.refreshes.knows(EntryNote::Refreshed, key, old.fence) {
+        if !core.refreshes.begin(key, old.fence) {
             return None;
         }
         Some(self.behind(false).begin_behind(old).await?.begun_by_caller().await)
@@ -384,8 +391,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let (AskedKey { core, key, .. }, seen) = (&self.asked, previous.fence);
         let Some(permit) = core.try_permit(self.asked.options()) else {
             debug!("no refresh: too many loads are under way");
-            // Not at each read.
-            core.refreshes.note(EntryNote::Refreshed, key, seen, PAUSE / 64);
+            core.refreshes.note(EntryNote::Refreshed, key, seen, Duration::ZERO);
             return None;
         };
         let mut held = Held { permit: Some(permit), previous: Some((previous, Epoch::END)) };
@@ -432,16 +438,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Waits for a permit to load in this process. A load that a loader waits for needs none, or
     /// loads could wait for each other.
-    async fn permit(&self, held: &mut Held<V>) -> Result<(), Error> {
-        if held.permit.is_some() {
-            return Ok(());
-        }
+    async fn permit(&self) -> Result<Option<Permit>, Error> {
         tokio::select! {
             biased;
-            () = self.told(Notice::NeededByLoader) => {}
-            granted = self.asked.core.permit(self.asked.options()) => held.permit = Some(granted?),
+            () = self.told(Notice::NeededByLoader) => Ok(None),
+            granted = self.asked.core.permit(self.asked.options()) => granted.map(Some),
         }
-        Ok(())
     }
 
     fn full(&self, error: Error) -> FlightEnd<V> {

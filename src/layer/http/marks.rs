@@ -3,6 +3,9 @@
 //! While a key has a mark, its requests go to the inner service in parallel. The first answer to a
 //! `GET` whose headers allow sharing ends it.
 
+use std::hash::BuildHasher;
+
+use hashbrown::DefaultHashBuilder;
 use quick_cache::sync::Cache;
 use tokio::time::Instant;
 
@@ -15,9 +18,11 @@ use crate::{
 const MOST_KEYS: usize = 10_000;
 
 pub(super) struct Marks {
-    of_all: Cache<Key, KeyMark>,
-    /// Those that count for requests with an `Authorization` only.
-    of_authorized: Cache<Key, KeyMark>,
+    /// By the hash of the key, and whether it is for requests with an `Authorization` only. Two
+    /// keys with one hash share a mark, which is harmless: it decides which requests wait, never
+    /// what is shared.
+    by_key: Cache<u64, KeyMark>,
+    hasher: DefaultHashBuilder,
 }
 
 #[derive(Clone, Copy)]
@@ -27,27 +32,17 @@ struct KeyMark {
     is_ended: bool,
 }
 
-impl KeyMark {
-    fn now(is_ended: bool) -> Self {
-        Self { since: Instant::now(), is_ended }
-    }
-
-    fn of(marks: &Cache<Key, Self>, key: &Key) -> Option<Self> {
-        marks.get(key).filter(|mark| mark.since.elapsed() < UNCACHEABLE_LIFE)
-    }
-}
-
 impl Marks {
     pub(super) fn new() -> Self {
-        Self { of_all: Cache::new(MOST_KEYS), of_authorized: Cache::new(MOST_KEYS) }
+        Self { by_key: Cache::new(MOST_KEYS), hasher: DefaultHashBuilder::default() }
     }
 
     /// Returns what becomes of a request if the fleet has a mark for its key. Returns `None` if the
     /// request goes alone, because of a mark of this process.
     pub(super) fn on_uncacheable(&self, key: &Key, is_authorized: bool) -> Option<OnUncacheable> {
-        match KeyMark::of(&self.of_all, key) {
+        match self.of(key, false) {
             Some(KeyMark { is_ended: false, .. }) => None,
-            _ if is_authorized && KeyMark::of(&self.of_authorized, key).is_some() => None,
+            _ if is_authorized && self.of(key, true).is_some() => None,
             Some(KeyMark { is_ended: true, .. }) => Some(OnUncacheable::Claim),
             None => Some(OnUncacheable::Pass),
         }
@@ -56,12 +51,21 @@ impl Marks {
     /// Marks a key for all requests, or for those with an `Authorization`. The answer to one of
     /// them that led belongs to its caller.
     pub(super) fn set(&self, key: &Key, of_authorized: bool) {
-        let marks = if of_authorized { &self.of_authorized } else { &self.of_all };
-        marks.insert(key.clone(), KeyMark::now(false));
+        self.put(key, of_authorized, false);
     }
 
     /// Ends the mark of a key, because an answer could be shared.
     pub(super) fn end(&self, key: &Key) {
-        self.of_all.insert(key.clone(), KeyMark::now(true));
+        self.put(key, false, true);
+    }
+
+    fn of(&self, key: &Key, of_authorized: bool) -> Option<KeyMark> {
+        let mark = self.by_key.get(&self.hasher.hash_one((key, of_authorized)));
+        mark.filter(|mark| mark.since.elapsed() < UNCACHEABLE_LIFE)
+    }
+
+    fn put(&self, key: &Key, of_authorized: bool, is_ended: bool) {
+        let mark = KeyMark { since: Instant::now(), is_ended };
+        self.by_key.insert(self.hasher.hash_one((key, of_authorized)), mark);
     }
 }

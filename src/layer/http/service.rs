@@ -217,6 +217,7 @@ where
         on_full,
         waits_once: settings.policy.coalesces,
         takes_heads: true,
+        rest_limit: settings.body_limit,
         is_local: place.is_local,
     };
     let (request, stale) = (settings.cache.request(&place.key), settings.max_stale);

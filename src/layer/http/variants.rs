@@ -199,7 +199,7 @@ impl Http {
     /// Returns the marker of a resource with parts.
     pub(super) async fn generation(&self, place: &Place) -> Marker {
         // It is of this process alone, until the process invalidates a resource.
-        let generation = format!("{LOCAL}{}", self.0.cache.invalidations());
+        let generation = format!("{LOCAL}{}", self.0.cache.invalidations(&place.key));
         let local = Marker { generation, names: Vec::new() };
         let (http, without_lease) = (self.clone(), local.clone());
         // The load of a marker makes no call, so its callers share it as those of any cache do.
