@@ -1,7 +1,7 @@
 //! Distributed locks.
 //!
-//! [`Locks`] is the entry point. Each lock type is a kind of [`Lock`] over the engine in
-//! [`lease`](crate::lease), and its guard wraps a [`Lease`](crate::lease::Lease).
+//! [`Locks`] is the entry point. Each lock type but the latch is a kind of [`Lock`] over the engine
+//! in [`lease`](crate::lease), and its guard wraps a [`Lease`](crate::lease::Lease).
 //!
 //! # What a lock promises
 //!
