@@ -203,7 +203,9 @@ fn a_query_is_what_the_rules_leave_of_it() {
 fn an_ignored_parameter_hides_no_other_one() {
     let layer = layer().query(Query::default().sort().ignore(["x", "utm_*"]));
     for name in ["x", "utm_source", "utm_"] {
-        for separator in [";", ",", "?", "%26", "%3b", "%2C", "%20", "%0a", "%00", "+", "%2526"] {
+        for separator in
+            "; , ? \\ %26 %3b %2C %20 %0a %00 %09 %22 %23 %3f %5C %5c %7f %2526 +".split(' ')
+        {
             for query in [
                 format!("{name}=1{separator}u=A"),
                 format!("{name}=1{separator}u%3dA"),
@@ -218,6 +220,24 @@ fn an_ignored_parameter_hides_no_other_one() {
             }
         }
     }
+}
+
+/// The service receives each query as it came.
+#[tokio::test(start_paused = true)]
+async fn queries_share_by_what_counts_of_them() {
+    let (inner, calls) = origin(|_, request| reply(200, &[], request.uri().to_string()));
+    let service = layer().query(Query::default().sort().ignore(["utm_*"]).hash()).layer(inner);
+    for (uri, expected) in [
+        ("/a?y=2&x=1&utm_id=3", "/a?y=2&x=1&utm_id=3"),
+        ("/a?x=1&y=2", "/a?y=2&x=1&utm_id=3"),
+        ("/a?y=1&x=2", "/a?y=1&x=2"),
+        ("/a?utm_id=3;x=1", "/a?utm_id=3;x=1"),
+        ("/a?utm_id=3", "/a?utm_id=3"),
+        ("/a", "/a?utm_id=3"),
+    ] {
+        assert_eq!(ask(&service, get(uri)).await.text(), expected, "{uri}");
+    }
+    assert_eq!(calls.count(), 4);
 }
 
 #[test]

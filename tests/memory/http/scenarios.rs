@@ -13,11 +13,12 @@ fn caches(processes: usize) -> [Cache<CachedResponse>; 2] {
 async fn run(order: Order) {
     let scenarios = scenarios().into_iter().filter(|scenario| scenario.order == order);
     let mut count = 0;
-    for (at, scenario) in scenarios.enumerate() {
-        // Most are within one process, whose callers attach to one flight. The second user of
-        // another process comes to one that knows nothing yet.
-        let often = if order == Order::After { 2 } else { 5 };
-        scenario.run(caches(if at % often == 0 { 2 } else { 1 })).await;
+    for scenario in scenarios {
+        // Callers of one process attach to one flight. The second user of another process comes to
+        // one that knows nothing yet.
+        for processes in [1, 2] {
+            scenario.run(caches(processes)).await;
+        }
         count += 1;
     }
     assert!(count >= 300, "{count} scenarios");
@@ -42,6 +43,9 @@ async fn a_user_that_attaches_to_a_body_gets_what_is_theirs() {
 #[tokio::test(start_paused = true)]
 async fn equal_users_share_in_the_same_scenarios() {
     for (scenario, calls) in shared_scenarios() {
-        assert_eq!(scenario.run(caches(1)).await, calls, "{scenario:#?}");
+        for processes in [1, 2] {
+            let found = scenario.run(caches(processes)).await;
+            assert_eq!(found, calls, "{processes}: {scenario:#?}");
+        }
     }
 }

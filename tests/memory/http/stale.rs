@@ -74,8 +74,16 @@ async fn the_answer_and_the_cache_decide_how_long_an_answer_is_stale() {
         ("s-maxage=5, stale-while-revalidate=7", of_cache, 7),
         ("max-age=5, stale-while-revalidate=7", |layer| layer.max_stale(Duration::ZERO), 0),
     ];
-    for (directives, set, stale) in table {
-        let (inner, calls) = with_headers(&[("cache-control", directives)]);
+    let targeted: [(&str, Set, u32); 4] = [
+        ("max-age=5", of_cache, 4),
+        ("max-age=5, stale-while-revalidate=7", of_cache, 7),
+        ("max-age=5, must-revalidate", of_cache, 0),
+        ("s-maxage=5", of_cache, 0),
+    ];
+    let table = table.map(|row| ("cache-control", row)).into_iter();
+    let table = table.chain(targeted.map(|row| ("cdn-cache-control", row)));
+    for (field, (directives, set, stale)) in table {
+        let (inner, calls) = with_headers(&[(field, directives)]);
         let cache = builder().stale_while_revalidate(4 * SECOND);
         let service = set(BellwetherLayer::http(cache.build().unwrap())).layer(inner);
         for is_at_once in [true, false] {
@@ -84,10 +92,10 @@ async fn the_answer_and_the_cache_decide_how_long_an_answer_is_stale() {
             // The last moment of the window, and its end.
             let left = if is_at_once { DELAY / 5 } else { Duration::ZERO };
             sleep((5 + stale) * SECOND - left).await;
-            assert_eq!(at_once(&service).await, is_at_once, "{directives}");
+            assert_eq!(at_once(&service).await, is_at_once, "{field}: {directives}");
             sleep(2 * DELAY).await;
             let is_loaded = stale > 0 || !is_at_once;
-            assert_eq!(calls.count() > before, is_loaded, "{directives}");
+            assert_eq!(calls.count() > before, is_loaded, "{field}: {directives}");
             sleep(100 * SECOND).await;
         }
     }

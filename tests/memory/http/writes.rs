@@ -85,6 +85,27 @@ async fn a_write_ends_its_locations_on_the_same_host_whatever_their_scheme() {
     }
 }
 
+/// RFC 3986, section 5.2.4.
+#[tokio::test(start_paused = true)]
+async fn a_location_names_a_path_without_dots() {
+    for (location, path) in [
+        ("/c/d/..", "/c/"),
+        ("/c/.", "/c/"),
+        ("/../c", "/c"),
+        ("http://shop/c/./d/../e?x", "/c/e?x"),
+        ("/b?x=/../y", "/b?x=/../y"),
+    ] {
+        let (inner, _) = origin(move |call, request| match request.method().as_str() {
+            "POST" => reply(201, &[("location", location)], ""),
+            _ => reply(200, &[], call.to_string()),
+        });
+        let service = layered(&inner);
+        for (sent, expected) in [(at(path), "1"), (of_shop("POST", "/a"), ""), (at(path), "3")] {
+            assert_eq!(ask(&service, sent).await.text(), expected, "{location}");
+        }
+    }
+}
+
 /// A `PUT` to `shop.test:80` left the response of `shop.test` stored.
 #[tokio::test(start_paused = true)]
 async fn a_write_of_an_equivalent_uri_ends_the_stored_response() {
