@@ -14,7 +14,8 @@
 //!
 //! # async fn query(id: u32) -> Result<String, std::io::Error> { Ok(format!("product {id}")) }
 //! let products: Cache<String> = Cache::new(MemoryBackend::new(), "products")?;
-//! let product = products.get_or_load("42", |_lead| query(42)).await?;
+//! let id = 42;
+//! let product = products.get_or_load(id, move |_lead| query(id)).await?;
 //! assert_eq!(product, "product 42");
 //! # Ok::<_, bellwether::Error>(()) }).unwrap();
 //! ```
