@@ -267,7 +267,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         }
         let row = LocalRow { until, ..LocalRow::new(fill, entry, size, value.clone()) };
         if !self.keep(fill, fence, key, row) {
-            // What was served is not followed by what is older.
+            // Its caller was served it, so nothing older may follow.
             self.rows.remove_if(key, |row| row.entry.fence < fence);
         }
     }

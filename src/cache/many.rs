@@ -395,5 +395,5 @@ where
     }
 }
 
-/// Those that wait for each id.
+/// The callers that wait for each id.
 type Replies<I, V> = HashMap<I, Vec<oneshot::Sender<Result<V, Error>>>>;

@@ -203,3 +203,25 @@ async fn a_shutdown_waits_for_no_call_that_is_about_to_begin_a_load() {
     // Its lease is released.
     assert!(matches!(other.request("k").begin().await.unwrap(), Begun::Load(_)));
 }
+
+/// The first of the calls that find a stale value claims its lease. It is refused.
+#[tokio::test(start_paused = true)]
+async fn stale_calls_claim_once() {
+    let (faulty, claims) = (Faulty::new(|_| None), Arc::new(AtomicUsize::new(0)));
+    let builder = Cache::<u64>::builder(faulty.clone(), "bellwether").ttl(TTL);
+    let cache = builder.stale_while_revalidate(WINDOW).build().unwrap();
+    load(&cache).await.commit(7).await;
+    let counted = claims.clone();
+    faulty.plan(move |op| {
+        (op == Op::Claim).then(|| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Fault::Refuse
+        })
+    });
+    sleep(TTL).await;
+    for _ in 0..10 {
+        let begun = cache.request("k").begin().await.unwrap();
+        assert!(matches!(begun, Begun::Stale(_, None)), "{begun:?}");
+    }
+    assert_eq!(claims.load(Ordering::SeqCst), 1);
+}

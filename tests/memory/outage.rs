@@ -110,6 +110,19 @@ async fn a_load_from_before_an_act_is_not_remembered() {
     }
 }
 
+/// A loader that asks for its own key gets a value of its own, which may be a placeholder.
+#[tokio::test(start_paused = true)]
+async fn a_load_for_one_caller_alone_is_not_remembered() {
+    let scene = Scene::away();
+    let cache = scene.cache.clone();
+    let outer = scene.cache.get_or_load("k", |_| async move {
+        let inner = cache.get_or_load("k", value(50)).await?;
+        Err::<u64, BoxError>(format!("{inner} is a placeholder").into())
+    });
+    assert!(outer.await.is_err());
+    assert_eq!(scene.ask("k").await, (1, Source::Degraded));
+}
+
 /// The caller of an act may have a time-out of its own.
 #[tokio::test(start_paused = true)]
 async fn an_act_whose_caller_went_away_is_not_undone() {
