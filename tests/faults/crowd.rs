@@ -8,6 +8,12 @@ use super::*;
 
 const KEYS: usize = 100;
 
+/// The backend of a scene. What is under way at once takes 0.1 s in a debug build, and several times
+/// that on a busy machine. A burst that the client sent at once would take longer than this.
+fn backend(server: &RedisServer) -> Result<RedisBackend, Error> {
+    RedisBackend::builder().server(server.url()).command_timeout(Duration::from_secs(1)).build()
+}
+
 /// Plays a scene over a server of its own. It may fail if the server did not answer for a while, as
 /// on a busy machine, and is then played again.
 async fn play(scene: impl AsyncFn(&RedisServer) -> Result<(), BoxError>) {
@@ -96,7 +102,7 @@ async fn a_burst_of_locks_fails_nowhere_and_leaves_a_cache_alone() {
     const NAMES: usize = 10_000;
     let _turn = turn_alone().await;
     play(async |server| {
-        let backend = RedisBackend::open(&server.url())?;
+        let backend = backend(server)?;
         until_connected(&backend).await;
         let (locks, busy) =
             (Locks::new(backend.clone(), "bellwether"), BusyCache::start(backend).await?);
@@ -119,7 +125,7 @@ async fn many_held_leases_are_kept_beside_a_busy_cache() {
     const LEASE: Duration = Duration::from_secs(4);
     let _turn = turn_alone().await;
     play(async |server| {
-        let backend = RedisBackend::open(&server.url())?;
+        let backend = backend(server)?;
         until_connected(&backend).await;
         let (locks, busy) =
             (Locks::new(backend.clone(), "bellwether"), BusyCache::start(backend).await?);
