@@ -103,7 +103,7 @@ impl Error {
 
     /// Creates the error of a call that met a shutdown.
     pub(crate) fn shut_down() -> Self {
-        Self::new(ErrorKind::ShutDown, "the locks are shut down")
+        Self::new(ErrorKind::ShutDown, "the cache or the locks are shut down")
     }
 
     /// Wraps the error that a loader returned.

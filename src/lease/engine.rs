@@ -3,7 +3,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::{
     ShardPermits, keeper::Keeper, queue::LocalQueues, release::Janitor, renewals::Renewals,
@@ -14,7 +14,7 @@ use crate::{
     meter::Meter,
     observe::{LockCounters, LockStats},
     shards::Shards,
-    time::after,
+    time::{Pauses, after},
 };
 
 /// The parts that the leases of one `Cache` or one `Locks` share.
@@ -53,9 +53,16 @@ impl Engine {
         &self.janitor.backend
     }
 
-    /// Sets the mark of the name of a claim to a tick, if the claim has the lease.
+    /// Sets the mark of the name of a claim to a tick, if the claim has the lease. After an error it
+    /// asks twice more: the mark may be set, and no other claim may set it again.
     pub(crate) async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, Error> {
-        let backend = self.backend().as_ref();
+        let (backend, mut pauses) = (self.backend().as_ref(), Pauses::default());
+        for _ in 0..2 {
+            if let Ok(marked) = answered(backend, backend.mark(claim, tick)).await {
+                return Ok(marked);
+            }
+            sleep(pauses.next()).await;
+        }
         Ok(answered(backend, backend.mark(claim, tick)).await?)
     }
 

@@ -111,7 +111,8 @@ impl KeptQueue {
     fn enter(&mut self, claim: &Claim, inbox: Arc<Inbox>, remaining: Duration) -> u64 {
         self.last += 1;
         self.waiters.insert(self.last, (claim.clone(), inbox));
-        self.look_after(remaining);
+        // Its claim has set the deadline of the process anew.
+        self.look_after(remaining.min(INTERVAL));
         self.last
     }
 

@@ -46,8 +46,9 @@ impl Locks {
 
     /// Returns a job for an id that has no place in an order, such as the id of an event.
     ///
-    /// The id is remembered for `keep` after its turn. Turns of different ids run beside each
-    /// other: each is the mutex of the name and the id, joined by a colon.
+    /// The id is remembered for `keep` from the beginning of its turn and again from its end, so
+    /// `keep` must be longer than the work. Turns of different ids run beside each other: each is
+    /// the mutex of the name and the id, joined by a colon.
     pub fn once_id(&self, name: impl Into<Key>, id: impl Into<Key>, keep: Duration) -> Job {
         // The first colon ends the name.
         let name = name.into().as_str().replace('%', "%25").replace(':', "%3A");

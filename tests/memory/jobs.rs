@@ -164,16 +164,32 @@ async fn ids_run_beside_each_other_and_are_forgotten_after_their_time() {
     assert!(begins("a", "1").await.is_some());
 }
 
-/// The work may be at another backend, which does not know that the answer was lost.
-#[tokio::test(start_paused = true)]
-async fn a_tick_with_a_lost_answer_is_not_begun_again() {
+/// Returns locks for which these answers to requests for marks are lost.
+fn losing(lost: std::ops::Range<usize>) -> Locks {
     let mut marks = 0;
     let backend = Faulty::new(move |op| {
         marks += usize::from(op == Op::Mark);
-        // The first one only looks.
-        (op == Op::Mark && marks == 2).then_some(Fault::LoseReply)
+        (op == Op::Mark && lost.contains(&marks)).then_some(Fault::LoseReply)
     });
-    let locks = Locks::new(backend.clone(), "bellwether");
+    Locks::new(backend, "bellwether")
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_lost_answer_costs_no_tick() {
+    // The first request only looks, the second one begins, and the fourth one is sent when done.
+    let locks = losing(2..3);
+    begun(&locks, 1).await.done().await.unwrap();
+    let turn = begun(&locks, 2).await;
+    assert_eq!(turn.previous(), Some(Ok(tick(1))));
+    let locks = losing(3..4);
+    begun(&locks, 1).await.done().await.unwrap();
+    assert_eq!(begun(&locks, 2).await.previous(), Some(Ok(tick(1))));
+}
+
+/// The work may be at another backend, which does not know that the answers were lost.
+#[tokio::test(start_paused = true)]
+async fn a_tick_with_lost_answers_is_not_begun_again() {
+    let locks = losing(2..5);
     let error = locks.once("job", tick(1)).begin().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     sleep(MS).await;

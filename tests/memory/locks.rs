@@ -61,6 +61,30 @@ async fn queues_are_kept_in_time_whatever_their_number() {
     }
 }
 
+/// A claim sets the deadline of its process for all of its entries in a queue. With so many names
+/// they are kept less often than such a deadline lasts.
+#[tokio::test(start_paused = true)]
+async fn a_second_claim_costs_the_first_no_place() {
+    const NAMES: usize = 6_000;
+    let faulty = Faulty::new(|_| None);
+    let here = Locks::new(faulty.clone(), "bellwether");
+    let there = Locks::new(faulty.inner.clone(), "bellwether");
+    let (mut held, mut waiting) = (Vec::new(), JoinSet::new());
+    for name in 0..NAMES {
+        held.push(there.mutex(name.to_string()).lock().await.unwrap());
+    }
+    for _ in 0..2 {
+        for name in 0..NAMES {
+            let mutex = here.mutex(name.to_string()).fair();
+            waiting.spawn(async move { drop(mutex.lock().await.unwrap()) });
+        }
+        sleep(LEASE).await;
+    }
+    drop(held);
+    waiting.join_all().await;
+    assert_eq!(faulty.count(Op::Acquire), 2 * NAMES);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_wait_ends_with_its_strategy() {
     let (here, there) = two();

@@ -462,21 +462,29 @@ async fn acquisitions_of_every_mode_are_refused_on_a_full_server() {
 }
 
 #[tokio::test]
-async fn an_invalidation_passes_on_a_full_server() {
+async fn an_invalidation_and_the_end_of_a_turn_pass_on_a_full_server() {
     let server = RedisServer::start().await;
     let backend = open(server.url());
+    let locks = Locks::new(backend.clone(), "bellwether");
+    let job = || locks.once("job", SystemTime::now());
     let mut raw = server.raw().await;
     let (name, other) = (name("k"), name("other"));
     backend.edit(&name, &Edit::Put(value("old"), TTL), FENCE_LIFE).await.unwrap();
     let under_way = claim(&other);
     let grant = begun(&backend, &under_way).await;
+    let turn = job().begin().await.unwrap().unwrap();
     full(&mut raw).await;
     backend.edit(&name, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
     assert_eq!(backend.get(&name).await.unwrap(), None);
     assert!(backend.edit(&other, &Edit::Invalidate, FENCE_LIFE).await.unwrap() > grant.fence());
+    let tagged = Cache::<u8>::builder(backend.clone(), "tagged").tags().build().unwrap();
+    tagged.invalidate_tag("t").await.unwrap();
+    tagged.clear().await.unwrap();
+    turn.done().await.unwrap();
     roomy(&mut raw).await;
     let outcome = backend.commit(&under_way, &grant, &value("old"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Refused);
+    assert!(job().begin().await.unwrap().unwrap().previous().unwrap().is_ok(), "it has crashed");
 }
 
 // Rights

@@ -192,6 +192,7 @@ impl KnownSentinels {
     async fn hear(&self, sentinel: usize, is_trusted: bool) -> Result<(), BackendError> {
         let mut question = redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(&self.name);
+        let before = self.named.known();
         let ask = connect(&self.targets[sentinel], &self.config, None, async |connection| {
             let reply: Option<(String, u16)> = question.query_async(connection).await?;
             let unknown = "a sentinel does not know the master";
@@ -199,7 +200,12 @@ impl KnownSentinels {
         });
         let (_, (host, port)) = ask.await?;
         let address = Address { host: host.into(), port };
-        let is_new = self.named.known().as_ref() != Some(&address);
+        let known = self.named.known();
+        // Another sentinel has announced a switch, of which this one may not know yet.
+        if is_trusted && known != before {
+            return Ok(());
+        }
+        let is_new = known.as_ref() != Some(&address);
         if is_new || !is_trusted {
             let check = async |connection: &mut _| refuse_replica(connection, None).await;
             connect(&self.master.at(&address), &self.config, None, check).await?;

@@ -9,6 +9,7 @@ local life_ms, expires, tiers, message = unpack(ARGV)
 
 local last = fence_at(number)
 if not tag and last > 0 then return last end
+keep(number, life_ms)
 local next_number = math.max(now(), last + 1)
 local text = fence_text(next_number)
 redis.call('SET', number, text, 'PX', life_ms)

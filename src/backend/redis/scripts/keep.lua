@@ -12,10 +12,9 @@ local process = string.sub(claims[1], 1, 16)
 local has_lapsed = deadline_in(deadlines, process, at) <= 0 and 1 or 0
 local dead = redis.call('ZRANGE', deadlines, '-inf', at, 'BYSCORE', 'LIMIT', 0, BATCH)
 if dead[1] then redis.call('ZREM', deadlines, unpack(dead)) end
--- Needs no memory. A full server lets all writes through in a script that has written.
-redis.call('PEXPIRE', queue, entry_ms)
+keep(queue, entry_ms)
 redis.call('ZADD', deadlines, at + entry_ms, process)
-redis.call('PEXPIRE', deadlines, entry_ms)
+keep(deadlines, entry_ms)
 local stands = {}
 for index, claim in ipairs(claims) do
   stands[index] = redis.call('ZSCORE', queue, claim) and 1 or 0

@@ -25,8 +25,7 @@ if left == 0 or told or count == '0' then
 end
 
 left = math.max(0, left - count)
--- Needs no memory. A full server lets all writes through in a script that has written.
-redis.call('HDEL', latch, id)
+keep(latch, ends)
 if left > 0 then
   redis.call('HSET', latch, 'left', left, id, left)
   return {'left', left, ends, 0}

@@ -5,6 +5,7 @@ local lease, fence = unpack(KEYS)
 local owner, lease_ms, fence_ms, given = unpack(ARGV)
 
 if not is_held_by(lease, owner) then return 0 end
+keep(fence, fence_ms)
 set_lease(lease, owner, given, lease_ms)
 redis.call('SET', fence, fence_text(math.max(fence_at(fence), tonumber(given))), 'PX', fence_ms)
 return 1

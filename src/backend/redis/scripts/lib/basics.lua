@@ -6,7 +6,6 @@ local function read(command, ...)
   local reply = redis.pcall(command, ...)
   if type(reply) ~= 'table' or not reply.err then return reply end
   if not string.find(reply.err, 'WRONGTYPE', 1, true) then redis.call(command, ...) end
-  return nil
 end
 
 -- Fails the script, which does not wait for such data and does not overwrite it.
@@ -27,9 +26,10 @@ local function is_full(...)
   redis.call(...)
 end
 
--- Makes a key last at least this long from now.
+-- Makes a key last at least this long from now. This needs no memory, and a full server lets all
+-- writes through in a script that has written.
 local function keep(key, life_ms)
-  if redis.call('PTTL', key) < tonumber(life_ms) then redis.call('PEXPIRE', key, life_ms) end
+  redis.call('PEXPIRE', key, math.max(life_ms, redis.call('PTTL', key)))
 end
 
 -- Returns the server's time in microseconds as text of 16 digits.

@@ -49,8 +49,7 @@ end
 local function extend_hold(set, owner, count, at, life_ms)
   local ends = held_until(set, owner, at)
   if not ends then return false end
-  -- Needs no memory. A full server lets all writes through in a script that has written.
-  redis.call('PEXPIRE', set, math.max(life_ms, redis.call('PTTL', set)))
+  keep(set, life_ms)
   -- A member that has this score already would not count as changed.
   local score = at + life_ms == ends and ends + 1 or at + life_ms
   return write_hold(set, owner, count, score, 'XX', 'CH') == count
