@@ -38,7 +38,8 @@ static PRICE: AtomicU64 = AtomicU64::new(0);
 
 /// Prices in `moka`, in front of the cache of the fleet.
 struct Prices {
-    own: moka::sync::Cache<String, u64>,
+    /// Each with the end of its life, which the watch does not tell.
+    own: moka::sync::Cache<String, (u64, Instant)>,
     fleet: Cache<u64>,
     watch: EntryWatch<u64>,
     /// A single server proves at intervals that it has told all changes.
@@ -59,14 +60,17 @@ impl Prices {
     /// Returns a price, and whether it was in this process.
     async fn get(&self, key: &str) -> Result<(u64, bool), Error> {
         let is_trusted = !self.proves || self.watch.lag() < BOUND;
-        if let Some(price) = self.own.get(key).filter(|_| is_trusted) {
+        if let Some((price, end)) = self.own.get(key).filter(|_| is_trusted)
+            && Instant::now() < end
+        {
             return Ok((price, true));
         }
         let ticket = self.watch.ticket(key)?;
         let load = |_lead| async { Ok::<_, BoxError>(PRICE.load(Ordering::SeqCst)) };
         let loaded = self.fleet.request(key).load(load).await?;
         let price = loaded.value;
-        let keep = || self.own.insert(key.to_owned(), price);
+        let end = Instant::now() + loaded.expires_in().unwrap_or_default();
+        let keep = || self.own.insert(key.to_owned(), (price, end));
         self.watch.insert_if_current(&ticket, &loaded, keep);
         Ok((price, false))
     }

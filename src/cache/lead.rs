@@ -131,9 +131,12 @@ impl<V> Lead<V> {
     }
 
     /// Marks the stored value as unchanged, and returns it for the loader. Its windows begin anew,
-    /// as with each load, and the load counts as [unchanged](super::Stats::unchanged).
+    /// as with each load, its tags are given again, and the load counts as
+    /// [unchanged](super::Stats::unchanged).
     pub fn unchanged(&self, stale: Loaded<V>) -> V {
         self.keep(|keeping| keeping.is_unchanged = true);
+        let tagged = self.previous().and_then(|previous| previous.tagged.as_ref());
+        tagged.into_iter().for_each(|it| lock(&self.0.tagged).tags.extend_from_slice(&it.tags));
         stale.value
     }
 
@@ -256,6 +259,7 @@ pub(super) struct Previous<V> {
     pub(super) fence: u64,
     /// The value, as it stands in for a failure.
     pub(super) loaded: Loaded<V>,
+    tagged: Option<Arc<Tagged>>,
     /// Until when it may do so.
     on_error_until: Instant,
 }
@@ -265,7 +269,8 @@ impl<V> Previous<V> {
         let left = freshness::left_on_error(entry, rules).unwrap_or_default();
         let loaded = Loaded { value, source, record: Record::of(entry) };
         let on_error_until = after(Instant::now(), left);
-        Arc::new(Self { fence: entry.fence, loaded, on_error_until })
+        let tagged = entry.tagged.clone();
+        Arc::new(Self { fence: entry.fence, loaded, tagged, on_error_until })
     }
 
     /// Returns the value, if it may stand in for a failure now.

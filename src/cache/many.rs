@@ -24,6 +24,7 @@ use tracing::Instrument;
 
 use super::{
     Cache, Lead, Loaded,
+    breaker::Shard,
     core::Core,
     loader::{self, Produced},
     member::{Member, Shared},
@@ -223,9 +224,15 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
             }
         }
         let decisions = core.read_many(&asked, &names, &options.rules).await;
+        let mut failed: Vec<Arc<Shard>> = Vec::new();
         for ((answer, decision), name) in places.into_iter().zip(decisions).zip(&names) {
-            if let Decision::Unanswered(error) = &decision {
-                core.shard(name).breaker.failed(error, &core.counters);
+            let shard = core.shard(name);
+            // One silence is one failure, for however many keys.
+            if let Decision::Unanswered(error) = &decision
+                && !failed.iter().any(|it| Arc::ptr_eq(it, &shard))
+            {
+                shard.breaker.failed(error, &core.counters);
+                failed.push(shard);
             }
             *answer = Some(decision);
         }

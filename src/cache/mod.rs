@@ -273,12 +273,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         core.engine.janitor.stop();
         // No caller waits for the refreshes in the background.
         core.refreshes.stop.cancel();
+        let answers = core.try_limit.saturating_mul(2);
         if timeout(deadline, core.begun.wait()).await.is_err() {
             core.abort.cancel();
-            core.begun.wait().await;
+            // The user may hold a load, and not look whether it is lost.
+            let _ = timeout(answers, core.begun.wait()).await;
         }
         // A release that the backend does not answer ends by itself, with its lease.
-        core.engine.shutdown(core.try_limit.saturating_mul(2)).await;
+        core.engine.shutdown(answers).await;
     }
 }
 

@@ -69,8 +69,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let name = core.name(&key)?;
         let tagged = core.begin_tags(options).await;
         let (value, entry) = core.entry(value, Duration::ZERO, tagged)?;
-        let found = own.is_none().then_some(&value);
-        let windows = core.windows(options, found, &Keeping::default()).in_range();
+        let sets_times = options.windows != core.settings.options.windows;
+        let windows =
+            core.windows(options, (!sets_times).then_some(&value), &Keeping::default()).in_range();
         let put = Edit::Put(entry.with_windows(windows), windows.kept());
         core.edit(&key, &name, &put).await
     }

@@ -36,7 +36,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// connection broke and changes may have been missed. [`lag`](EntryWatch::lag) tells for how
     /// long that could have gone unnoticed. What is told is what a [local
     /// tier](super::Builder::local) is told, and the acts of this cache. In a cluster only
-    /// the latter are.
+    /// the latter are. The end of a value's life is not told: keep no value for longer than it
+    /// [expires in](Loaded::expires_in).
     ///
     /// The listener runs where changes are received, one call at a time for a key. So it must be
     /// fast, and must not wait. It must not call this watch.
@@ -98,14 +99,17 @@ impl<V: Clone + Send + Sync + 'static> EntryWatch<V> {
     /// Runs `insert` if the value that was loaded since the ticket is still current. No change is
     /// told while it runs. Returns whether it ran.
     ///
-    /// It does not run until changes of the key are heard: soon after the first ticket.
+    /// It does not run until changes of the key are heard: soon after the first ticket. Nor does it
+    /// for a value that is not stored, of whose changes nothing is told.
     pub fn insert_if_current(
         &self,
         ticket: &Ticket,
         loaded: &Loaded<V>,
         insert: impl FnOnce(),
     ) -> bool {
-        let fence = loaded.fence().unwrap_or_default();
+        let Some(fence) = loaded.fence().filter(|_| loaded.expires_in().is_some()) else {
+            return false;
+        };
         ticket.0.is_some_and(|fill| self.watched.order.keep(fill, fence, insert))
     }
 

@@ -148,8 +148,10 @@ async fn a_load_is_lost_at_its_limit_and_at_a_shutdown() {
     drop(load);
     let load = self::load(&other).await;
     let theirs = other.clone();
-    spawn(async move { theirs.shutdown(Duration::ZERO).await });
+    let shutdown = spawn(async move { theirs.shutdown(Duration::ZERO).await });
     timeout(TTL, load.lost()).await.unwrap();
+    // A caller that does not look whether its load is lost holds no shutdown up.
+    timeout(2 * SECOND, shutdown).await.unwrap().unwrap();
     drop(load);
     let begun = other.request("k").begin().await.unwrap();
     assert!(matches!(begun, Begun::Alone), "{begun:?}");

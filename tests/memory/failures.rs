@@ -375,6 +375,8 @@ async fn none_is_kept_for_a_time_of_its_own() {
         assert_eq!(kept(&key).await, ttl);
         cache.insert(&*key, &value).await.unwrap();
         assert_eq!(kept(&key).await, ttl);
+        cache.request(&*key).wait_limit(TTL).insert(&value).await.unwrap();
+        assert_eq!(kept(&key).await, ttl);
         cache.request(&*key).ttl(3 * TTL).insert(&value).await.unwrap();
         assert_eq!(kept(&key).await, 3 * TTL);
     }

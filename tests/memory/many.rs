@@ -496,3 +496,13 @@ async fn many_values_are_written_read_and_invalidated() {
     let odd = |id: u64| (id % 2 == 1).then_some(id);
     assert_eq!(stored, (0..300).map(odd).collect::<Vec<_>>());
 }
+
+#[tokio::test(start_paused = true)]
+async fn one_silence_for_many_keys_is_one_failure() {
+    let cache = cache(first(100, Op::Get, Fault::Hang));
+    let keys = (0..100).map(|id| key(&id));
+    assert!(cache.get_many(keys).await.iter().all(Result::is_err));
+    assert_eq!(cache.stats().backend_errors, 1);
+    let loaded = cache.request("k").load(value(1)).await.unwrap();
+    assert_eq!(loaded.source(), Source::Led);
+}

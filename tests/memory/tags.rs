@@ -206,8 +206,9 @@ async fn an_unchanged_value_begins_anew() {
     let cache = builder(MemoryBackend::new()).stale_if_error(HOUR).build().unwrap();
     cache.request("k").tag("a").insert(&1).await.unwrap();
     cache.expire_tag("a").await.unwrap();
+    // It keeps its tags.
     let unchanged = |lead: Lead<u64>| async move {
-        lead.tag("a");
+        lead.tag("b");
         Ok::<_, BoxError>(lead.unchanged(lead.stale().unwrap()))
     };
     assert_eq!(cache.get_or_load("k", unchanged).await.unwrap(), 1);

@@ -79,6 +79,14 @@ async fn a_value_from_before_a_change_is_not_kept() {
         assert!(watch.insert_if_current(&ticket, &new, || front.insert("k", 2)));
         assert_eq!(front.get("k"), Some(2));
     }
+    // Of what is not stored nothing is told.
+    let ticket = watch.ticket("other").unwrap();
+    let unstored = |lead: Lead<u64>| async move {
+        lead.do_not_store();
+        Ok::<_, BoxError>(1)
+    };
+    let loaded = here.request("other").load(unstored).await.unwrap();
+    assert!(!watch.insert_if_current(&ticket, &loaded, || unreachable!("it is not stored")));
     assert_eq!(watch.ticket("").unwrap_err().kind(), ErrorKind::InvalidKey);
 }
 
