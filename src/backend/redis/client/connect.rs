@@ -1,6 +1,6 @@
 //! A new connection: for commands or pushes, or for one question.
 
-use std::{io, pin::pin, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use redis::{
     AsyncConnectionConfig, ErrorKind, PushInfo, RedisError, Value,
@@ -31,23 +31,6 @@ pub(super) struct Connection {
     /// How long commands wait for the next connection when this one broke.
     pub(super) reconnect_limit: Duration,
     _driver: AbortOnDropHandle<()>,
-}
-
-impl Connection {
-    /// Sends something, and waits for the reply. Returns `None` if the connection was silent for
-    /// this long before.
-    pub(super) async fn exchange<T, F>(
-        &self,
-        limit: Duration,
-        send: impl FnOnce(MultiplexedConnection) -> F,
-    ) -> Option<Result<T, RedisError>>
-    where
-        F: Future<Output = Result<T, RedisError>>,
-    {
-        // Pinned on the stack, because the future is too large to be moved.
-        let sending = pin!(send(self.commands.clone()));
-        self.progress.reply(sending, limit).await
-    }
 }
 
 /// Takes the pushes of a connection.

@@ -99,7 +99,7 @@ impl Servers {
 
     /// Runs a script.
     pub(super) async fn call(&self, call: &Call<'_>) -> Result<Value, BackendError> {
-        let run = |node: Arc<Node>, asking| async move { node.commands().call(call, asking).await };
+        let run = |node: Arc<Node>, asking| async move { node.commands.call(call, asking).await };
         self.at(call.first_key(), run).await
     }
 
@@ -114,8 +114,7 @@ impl Servers {
 
     /// Runs a command that touches one key.
     pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
-        let run =
-            |node: Arc<Node>, asking| async move { node.commands().run(command, asking).await };
+        let run = |node: Arc<Node>, asking| async move { node.commands.run(command, asking).await };
         self.at(key.as_bytes(), run).await
     }
 
@@ -126,7 +125,7 @@ impl Servers {
         key: &str,
     ) -> Result<Vec<Value>, BackendError> {
         let run = |node: Arc<Node>, asking| async move {
-            node.commands().run_all(commands, asking).await?.into_iter().collect()
+            node.commands.run_all(commands, asking).await?.into_iter().collect()
         };
         self.at(key.as_bytes(), run).await
     }
@@ -194,7 +193,7 @@ impl Servers {
             Nodes::Single(node) => vec![node.clone()],
             Nodes::Cluster(cluster) => cluster.nodes().boxed().await?,
         };
-        try_join_all(nodes.into_iter().map(|node| ask(node.commands().clone()))).await
+        try_join_all(nodes.into_iter().map(|node| ask(node.commands.clone()))).await
     }
 
     /// Replaces the current connections after a reply that does not match its command.

@@ -12,6 +12,7 @@ use std::{
     collections::HashSet,
     convert::Infallible,
     io,
+    pin::pin,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -197,7 +198,8 @@ impl Subscriptions<'_> {
     where
         F: Future<Output = Result<T, RedisError>>,
     {
-        let reply = self.current.exchange(self.limit, send).await;
+        let sending = pin!(send(self.current.commands.clone()));
+        let reply = self.current.progress.reply(sending, self.limit).await;
         reply.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
     }
 }

@@ -93,7 +93,7 @@ impl Grants {
 
     /// Runs a script, and sends its source if the server does not know it.
     pub(super) async fn call(&self, call: &Call<'_>, asking: bool) -> GrantReply {
-        match self.send(call.by_digest().clone(), asking).await {
+        match self.send(call.by_digest.clone(), asking).await {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
                 self.send(call.with_source(), asking).await
             }

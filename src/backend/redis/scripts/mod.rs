@@ -67,10 +67,11 @@ impl Scripts {
 /// One call of a script by its digest.
 pub(super) struct Call<'a> {
     script: &'a Script,
-    by_digest: Cmd,
+    /// The `EVALSHA` command.
+    pub(super) by_digest: Cmd,
     /// Another command, and the script behind it. They are kept together, because a copy of a large
     /// command costs as much as its transfer.
-    with_first: Option<Pipeline>,
+    pub(super) with_first: Option<Pipeline>,
 }
 
 /// Adds a key of a name to a command.
@@ -125,11 +126,6 @@ impl<'a> Call<'a> {
         Self { with_first: Some(both), ..self }
     }
 
-    /// Returns the command that goes before the script, and the script, if there is one.
-    pub(super) fn with_first(&self) -> Option<&Pipeline> {
-        self.with_first.as_ref()
-    }
-
     /// Adds an argument.
     pub(super) fn arg(mut self, argument: impl ToRedisArgs) -> Self {
         self.by_digest.arg(argument);
@@ -148,11 +144,6 @@ impl<'a> Call<'a> {
             Some(Arg::Simple(key)) => key,
             _ => &[],
         }
-    }
-
-    /// Returns the `EVALSHA` command.
-    pub(super) fn by_digest(&self) -> &Cmd {
-        &self.by_digest
     }
 
     /// Returns an `EVAL` command with the source, for a server that does not know the script.
