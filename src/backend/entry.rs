@@ -191,8 +191,8 @@ impl Entry {
         let tagged = Tagged::decode(&bytes[HEADER..payload_at])?.map(Arc::new);
         // A slice of the bytes would cost a reference count.
         bytes.advance(payload_at);
-        let entry = Self::value(tag, cost, bytes);
-        Ok(Self { kind, fence, stored_at, windows, tagged, ..entry })
+        let (age, payload) = (None, bytes);
+        Ok(Self { kind, fence, stored_at, age, tag, cost, windows, tagged, payload })
     }
 }
 

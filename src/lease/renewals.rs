@@ -113,13 +113,13 @@ impl Renewals {
 
 impl Schedule {
     fn look_at(&mut self, at: Instant, record: Arc<Lease>) {
-        record.times().timer = at;
+        lock(&record.times).timer = at;
         self.held.insert((at, record.claim().owner), record);
     }
 
     /// Takes a lease out, if it is still held.
     fn remove(&mut self, record: &Lease) -> Option<Arc<Lease>> {
-        let timer = record.times().timer;
+        let timer = lock(&record.times).timer;
         self.held.remove(&(timer, record.claim().owner))
     }
 
@@ -143,7 +143,7 @@ impl Schedule {
             return false;
         }
         let (renews, deadline) = {
-            let mut times = record.times();
+            let mut times = lock(&record.times);
             let is_renewable = record.granted.upkeep.renew_every.is_some() && now < record.ends;
             let renews = is_renewable && !times.renewing;
             times.renewing |= renews;
@@ -212,7 +212,7 @@ impl Renewals {
         }
         let mut schedule = lock(&self.schedule);
         for (at, record) in chunk.iter().enumerate() {
-            record.times().renewing = false;
+            lock(&record.times).renewing = false;
             let Some(record) = schedule.remove(record) else { continue };
             // An answer with too few parts says of the rest that it is not held.
             let renewal = match &answer {
@@ -281,7 +281,7 @@ impl Drop for RenewalTask {
         }
         let mut schedule = lock(&self.shared.schedule);
         schedule.looks = None;
-        schedule.held.values().for_each(|record| record.times().renewing = false);
+        schedule.held.values().for_each(|record| lock(&record.times).renewing = false);
         schedule.renew_all();
         let runtimes = schedule.held.values().map(|record| record.release.runtime.clone());
         let others: HashMap<_, _> = runtimes.map(|runtime| (runtime.id(), runtime)).collect();

@@ -1,10 +1,16 @@
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 
 use super::{
-    RedisBackend,
-    client::{RedisConfig, Replicas, Servers},
+    RedisBackend, RedisInner,
+    client::{Location, RedisConfig, Replicas, Servers},
+    keys::ChannelNames,
+    ops::Heartbeat,
 };
 use crate::error::{BoxError, Error, ErrorKind};
 
@@ -22,16 +28,6 @@ pub struct RedisBackendBuilder {
 
 /// A longer time-out is a mistake of units.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(86_400);
-
-/// The URLs that were given. `build` reads them.
-#[derive(Clone, Default)]
-enum Location {
-    #[default]
-    Missing,
-    Server(String),
-    Sentinels(Vec<String>, String),
-    Cluster(Vec<String>),
-}
 
 impl RedisBackendBuilder {
     /// Connects to one server: `redis://[user[:password]@]host[:port][/database]`.
@@ -184,18 +180,13 @@ impl RedisBackendBuilder {
     /// - another setting is outside its range.
     pub fn build(self) -> Result<RedisBackend, Error> {
         self.check()?;
-        let Self { location, config } = self;
-        let (servers, database) = match location {
-            Location::Missing => {
-                let why = "no server was given; call `server`, `sentinels` or `cluster`";
-                return Err(Error::new(ErrorKind::InvalidConfig, why));
-            }
-            Location::Server(url) => Servers::single(&url, config.clone())?,
-            Location::Sentinels(urls, master) => Servers::watched(&urls, &master, config.clone())?,
-            // A cluster has no databases.
-            Location::Cluster(urls) => (Servers::cluster(&urls, config.clone())?, None),
-        };
-        Ok(RedisBackend::over(servers, database, config))
+        let (servers, database) = Servers::new(&self.location, self.config)?;
+        Ok(RedisBackend(Arc::new(RedisInner {
+            servers,
+            channel_names: ChannelNames::new(database),
+            publish_refused: AtomicBool::new(false),
+            heartbeat: Heartbeat::default(),
+        })))
     }
 
     fn check(&self) -> Result<(), Error> {

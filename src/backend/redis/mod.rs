@@ -26,10 +26,7 @@ use std::{
 };
 
 pub use self::builder::RedisBackendBuilder;
-use self::{
-    client::{RedisConfig, Servers},
-    ops::Heartbeat,
-};
+use self::{client::Servers, ops::Heartbeat};
 use crate::error::Error;
 
 /// Checks the parsers of replies. The fuzz target `redis_reply` calls it.
@@ -61,7 +58,6 @@ pub struct RedisBackend(Arc<RedisInner>);
 
 struct RedisInner {
     servers: Servers,
-    config: RedisConfig,
     channel_names: keys::ChannelNames,
     /// The server refused to publish for this backend, and the log has said so.
     publish_refused: AtomicBool,
@@ -86,17 +82,6 @@ impl RedisBackend {
     /// Returns a builder, for Sentinel, a cluster, and settings other than the defaults.
     pub fn builder() -> RedisBackendBuilder {
         RedisBackendBuilder::default()
-    }
-
-    /// Creates a backend over these servers. A cluster has no databases.
-    fn over(servers: Servers, database: Option<i64>, config: RedisConfig) -> Self {
-        Self(Arc::new(RedisInner {
-            servers,
-            config,
-            channel_names: keys::ChannelNames::new(database),
-            publish_refused: AtomicBool::new(false),
-            heartbeat: Heartbeat::default(),
-        }))
     }
 
     /// Sends a `PING` to the server, or to each node of a cluster that serves a slot.
@@ -159,6 +144,8 @@ impl RedisBackend {
 
 impl fmt::Debug for RedisBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisBackend").field("config", &self.0.config).finish_non_exhaustive()
+        f.debug_struct("RedisBackend")
+            .field("config", &self.0.servers.config)
+            .finish_non_exhaustive()
     }
 }

@@ -11,10 +11,10 @@ use super::{
 };
 use crate::backend::Channels;
 
-pub(super) struct Events {
-    pub(super) channels: Channels,
+pub(in super::super) struct Events {
+    pub(in super::super) channels: Channels,
     /// Changes with each new connection for commands, and when slots have moved.
-    pub(super) new_connections: watch::Sender<()>,
+    pub(in super::super) new_connections: watch::Sender<()>,
     /// Notified when a slot has moved, or a connection broke.
     pub(super) trouble: Notify,
     /// The slots of a cluster. A map that was known stays, whatever fails.

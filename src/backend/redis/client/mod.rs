@@ -29,36 +29,30 @@ use futures_util::{
     future::{BoxFuture, try_join_all},
 };
 use redis::{Cmd, Pipeline, Value, from_redis_value};
-use tokio::{sync::watch, time::sleep};
+use tokio::time::sleep;
 
 #[cfg(any(fuzzing, test))]
 pub(super) use self::topology::check_any_slots;
 pub(super) use self::{
+    events::Events,
     replicas::Confirmation,
-    settings::{RedisConfig, Replicas},
+    settings::{Location, RedisConfig, Replicas},
     task::OnDemandTask,
 };
 
 use self::{
-    cluster::Cluster,
-    events::{Events, NodeEvents},
-    failure::CommandFailure,
-    link::Link,
-    node::Node,
-    replicas::wait_refused,
-    sentinel::Endpoint,
-    settings::ConnectTarget,
+    cluster::Cluster, events::NodeEvents, failure::CommandFailure, link::Link, node::Node,
+    replicas::wait_refused, sentinel::Endpoint, settings::ConnectTarget,
 };
 use super::scripts::Call;
 use crate::{
-    backend::Channels,
-    error::{BackendError, BackendErrorKind, Error},
+    error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::Name,
 };
 
 pub(super) struct Servers {
-    config: RedisConfig,
-    events: Arc<Events>,
+    pub(super) config: RedisConfig,
+    pub(super) events: Arc<Events>,
     nodes: Nodes,
 }
 
@@ -68,33 +62,31 @@ enum Nodes {
 }
 
 impl Servers {
-    /// Returns one server, and its database.
-    pub(super) fn single(url: &str, config: RedisConfig) -> Result<(Self, Option<i64>), Error> {
-        let info = settings::parse(url, "the Redis URL")?;
-        let target = ConnectTarget { info, access: config.access.clone() };
-        Ok(Self::at_endpoint(&Endpoint::server(target), config))
-    }
-
-    /// Returns the master that sentinels watch, and its database.
-    pub(super) fn watched(
-        urls: &[String],
-        master: &str,
+    /// Returns the servers, and the database. A cluster has no databases.
+    pub(super) fn new(
+        location: &Location,
         config: RedisConfig,
     ) -> Result<(Self, Option<i64>), Error> {
-        Ok(Self::at_endpoint(&Endpoint::watched(urls, master, &config)?, config))
-    }
-
-    fn at_endpoint(endpoint: &Endpoint, config: RedisConfig) -> (Self, Option<i64>) {
         let events = Events::new(&config);
+        let endpoint = match location {
+            Location::Missing => {
+                let why = "no server was given; call `server`, `sentinels` or `cluster`";
+                return Err(Error::new(ErrorKind::InvalidConfig, why));
+            }
+            Location::Server(url) => {
+                let (info, access) =
+                    (settings::parse(url, "the Redis URL")?, config.access.clone());
+                Endpoint::server(ConnectTarget { info, access })
+            }
+            Location::Sentinels(urls, master) => Endpoint::watched(urls, master, &config)?,
+            Location::Cluster(urls) => {
+                let nodes = Nodes::Cluster(Cluster::new(urls, config.clone(), events.clone())?);
+                return Ok((Self { config, events, nodes }, None));
+            }
+        };
         let of_node = NodeEvents { all: events.clone(), node: None };
-        let nodes = Nodes::Single(Arc::new(Node::new(endpoint, &config, &of_node)));
-        (Self { config, events, nodes }, Some(endpoint.database()))
-    }
-
-    pub(super) fn cluster(urls: &[String], config: RedisConfig) -> Result<Self, Error> {
-        let events = Events::new(&config);
-        let nodes = Nodes::Cluster(Cluster::new(urls, config.clone(), events.clone())?);
-        Ok(Self { config, events, nodes })
+        let nodes = Nodes::Single(Arc::new(Node::new(&endpoint, &config, &of_node)));
+        Ok((Self { config, events, nodes }, Some(endpoint.database())))
     }
 
     /// Runs a script.
@@ -204,10 +196,6 @@ impl Servers {
         }
     }
 
-    pub(super) fn channels(&self) -> &Channels {
-        &self.events.channels
-    }
-
     /// Waits for the connection of the subscription to a channel, which must be open. Returns how
     /// long the answer may take.
     pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
@@ -219,11 +207,6 @@ impl Servers {
             Nodes::Single(_) => 0,
             Nodes::Cluster(cluster) => cluster.shard(name),
         }
-    }
-
-    /// Returns a watch that changes with each new connection for commands.
-    pub(super) fn new_connections(&self) -> watch::Receiver<()> {
-        self.events.new_connections.subscribe()
     }
 }
 

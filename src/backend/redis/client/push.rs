@@ -84,7 +84,7 @@ impl Pushes {
         let channels = &self.events.all.channels;
         if let Some(sent) = keys::heartbeat_sent(&message) {
             if !self.end.is_cancelled() {
-                channels.complete_until(sent);
+                channels.tell_taps(|tap| tap.complete_until(sent));
             }
             return;
         }
@@ -166,7 +166,7 @@ impl Subscriptions<'_> {
         }
         // A slot may have moved meanwhile. Its new node answers for its channels.
         let is_here = |channel: &str| self.subscribed.contains(channel) && events.serves(channel);
-        channels.confirmed(is_here);
+        channels.set_confirmed(true, is_here);
         let stays = |channel: &Arc<str>| channels.wants(channel) && events.serves(channel);
         let closed: Vec<_> = self.subscribed.extract_if(|channel| !stays(channel)).collect();
         lock(&self.pushes.leaving).extend(closed.iter().cloned());

@@ -49,6 +49,17 @@ impl RedisConfig {
     }
 }
 
+/// Where the servers are: the URLs that were given.
+#[derive(Clone, Default)]
+pub(in super::super) enum Location {
+    #[default]
+    Missing,
+    Server(String),
+    /// The sentinels, and the name or URL of the master.
+    Sentinels(Vec<String>, String),
+    Cluster(Vec<String>),
+}
+
 /// How many replicas must confirm a grant, and how long they may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Replicas {

@@ -101,7 +101,7 @@ impl Leases for RedisBackend {
         // If this process waits for the name, others are likely to wait as well. They hear first.
         // For a fair mutex each release would be two commands.
         let is_contended = claim.mode == Mode::Exclusive
-            && self.0.servers.channels().has_listeners(claim.name.prefix());
+            && self.0.servers.events.channels.has_listeners(claim.name.prefix());
         self.released(&call.answered_last(is_contended)).await
     }
 
@@ -172,7 +172,7 @@ impl Leases for RedisBackend {
 
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
         let (heard, owner) = (self.heard(name, claim), claim.map(|claim| claim.owner));
-        self.0.servers.channels().register(name.prefix(), heard, owner)
+        self.0.servers.events.channels.register(name.prefix(), heard, owner)
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
@@ -190,8 +190,8 @@ impl Leases for RedisBackend {
 
     /// The scripts of one renewal are sent at once, so that they share one command time-out.
     fn time_limit(&self) -> Option<Duration> {
-        let give_back = u32::from(self.0.config.replicas.is_some());
-        Some(self.0.config.command_timeout.saturating_mul(1 + give_back))
+        let give_back = u32::from(self.0.servers.config.replicas.is_some());
+        Some(self.0.servers.config.command_timeout.saturating_mul(1 + give_back))
     }
 
     fn shard(&self, name: &Name) -> usize {
@@ -199,7 +199,7 @@ impl Leases for RedisBackend {
     }
 
     fn new_connections(&self) -> Option<watch::Receiver<()>> {
-        Some(self.0.servers.new_connections())
+        Some(self.0.servers.events.new_connections.subscribe())
     }
 }
 
@@ -274,7 +274,7 @@ impl RedisBackend {
         let own = if waits { names.queued(name) } else { names.registered(name) };
         let is_enough = claim.is_some_and(|_| waits || name.family() == Family::Cache);
         if is_enough && self.0.servers.is_single() {
-            self.0.servers.channels().open(&own);
+            self.0.servers.events.channels.open(&own);
             return vec![own];
         }
         // The process hears of what is granted to it in the queue.

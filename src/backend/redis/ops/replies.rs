@@ -30,7 +30,7 @@ fn read<T: FromRedisValue>(value: Value) -> Result<T, BackendError> {
 }
 
 /// Returns the word with which a reply begins, if it does so.
-fn word(value: &Value) -> &[u8] {
+pub(super) fn word(value: &Value) -> &[u8] {
     let Value::Array(fields) = value else { return b"" };
     match fields.first() {
         Some(Value::BulkString(word)) => word,
@@ -81,17 +81,11 @@ fn backs_off(
     }
 }
 
-/// Returns whether a script that grants has more to do than it may at once, and is to be called
-/// again.
-pub(super) fn is_again(value: &Value) -> bool {
-    word(value) == b"again"
-}
-
 /// Reads the reply to a pass. Shared units are granted before what is left to do.
 pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
     match value {
         Value::Nil => Ok(None),
-        value if is_again(&value) => Ok(Some(Grant::new(0))),
+        value if word(&value) == b"again" => Ok(Some(Grant::new(0))),
         value => fence(value).map(|fence| Some(Grant::new(fence))),
     }
 }

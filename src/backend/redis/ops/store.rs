@@ -148,7 +148,7 @@ impl Store for RedisBackend {
     }
 
     fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
-        self.0.servers.channels().add_tap(tier);
+        self.0.servers.events.channels.add_tap(tier);
         self.0.heartbeat.shorten(every);
         self.0.servers.is_single()
     }
@@ -266,7 +266,7 @@ impl RedisBackend {
 
     /// Returns the suffix of the key under which an entry is staged that is too large for a push.
     fn staged(&self, entry: &Entry, writer: Owner) -> Option<String> {
-        let is_large = entry.weight() > self.0.config.push_limit;
+        let is_large = entry.weight() > self.0.servers.config.push_limit;
         is_large.then(|| format!("{}{writer}", keys::STAGED))
     }
 }
